@@ -52,6 +52,7 @@ def read_seconds(folder):
     return json.loads((folder / "core_seconds.json").read_text())
 
 
+@pytest.mark.slow
 def test_runs_end_at_their_budget_and_go_on(background, tmp_path):
     assert work(background, tmp_path, [job(background, "a", 0.05), job(background, "b", 0.05)]) == set()
     first = read_seconds(tmp_path)
@@ -65,6 +66,7 @@ def test_runs_end_at_their_budget_and_go_on(background, tmp_path):
     assert starts == sorted(starts)
 
 
+@pytest.mark.slow
 def test_a_run_may_end_by_itself_or_fail(background, tmp_path):
     fails = background.Job("c", lambda: ["-c", "raise SystemExit(3)"])
     assert work(background, tmp_path, [fails, job(background, "a", float("inf"), wanted=0.1)]) == {"c"}

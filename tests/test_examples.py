@@ -61,6 +61,7 @@ def picture_size(path: Path) -> tuple[int, int]:
         return picture.size
 
 
+@pytest.mark.slow
 def test_scripts_train_evaluate_and_restore(tmp_path: Path) -> None:
     photos = tmp_path / "photos"
     for index in range(8):
@@ -98,6 +99,7 @@ def test_scripts_train_evaluate_and_restore(tmp_path: Path) -> None:
     assert picture_size(folder / "curves.png")[0] > 300
 
 
+@pytest.mark.slow
 def test_fine_tunes_are_trained_merged_and_used(tmp_path: Path) -> None:
     base = tiny_bert(tmp_path / "base")
     tweets = load_example("tweets")

@@ -47,8 +47,8 @@ def test_what_is_installed_is_imported_and_what_is_missing_explained():
         ("gradio", ["app"]),
         ("fastapi", ["emr", "serve", "merged"]),
         ("matplotlib", ["mrconv", "plot", "model", "kernels.png"]),
-        ("tensorboard", ["train", "RUN"]),
-        ("matplotlib", ["train", "RUN"]),
+        pytest.param("tensorboard", ["train", "RUN"], marks=pytest.mark.slow),
+        pytest.param("matplotlib", ["train", "RUN"], marks=pytest.mark.slow),
     ],
 )
 def test_a_command_without_its_extra_says_what_to_install(module, words, tmp_path):

@@ -91,6 +91,7 @@ def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Parts:
     return Parts(tmp_path, monkeypatch)
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_says_why_and_the_others_go_on(parts: Parts, capsys: pytest.CaptureFixture[str]):
     parts.plan("bad", first="work", second="fail", third="work")
     parts.plan("good", only="work")

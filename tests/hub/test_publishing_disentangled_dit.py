@@ -64,6 +64,7 @@ def test_stage_writes_a_clean_copy_that_loads_anywhere(tmp_path, snapshot):
     assert stage(out, out, overwrite=True) == out
 
 
+@pytest.mark.slow
 def test_the_check_finds_missing_weights(tmp_path, snapshot):
     out = stage(snapshot, tmp_path / "staged")
     config = out / "transformer" / "config.json"
@@ -120,7 +121,9 @@ PIPELINES = {
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize(
+    "name", [name if name in ("classes", "text") else pytest.param(name, marks=pytest.mark.slow) for name in PIPELINES]
+)
 def test_the_card_says_what_the_pipeline_takes_and_its_snippet_runs(name, tmp_path):
     make, phrase, tag = PIPELINES[name]
     pipeline = make()

@@ -213,6 +213,7 @@ def test_exported_model_takes_any_batch_and_size(fields, tmp_path):
         assert_near(exported(pixel_values=batch).reconstruction, restore(model, batch))
 
 
+@pytest.mark.slow
 @onnx_warnings
 @both_shapes
 def test_onnx_takes_any_batch_and_size(fields, tmp_path):

@@ -95,7 +95,9 @@ def texts_of(task: ListOps, counts: dict[str, int]) -> dict[str, list[str]]:
     return {split: [row[0] for row in itertools.islice(task.examples(split), counts[split])] for split in counts}
 
 
-@pytest.mark.parametrize("limits", [(3, 10), (0, 7), (4, 30), (40, 90)])
+@pytest.mark.parametrize(
+    "limits", [(3, 10), *(pytest.param(limits, marks=pytest.mark.slow) for limits in ((0, 7), (4, 30), (40, 90)))]
+)
 def test_no_text_comes_twice_or_in_two_splits(limits):
     counts = {"train": 600, "validation": 60, "test": 60} if limits[0] < 40 else dict.fromkeys(SPLITS, 30)
     parts = [texts_of(ListOps(seed, *limits), counts) for seed in (0, 1)]
@@ -119,6 +121,7 @@ def test_short_examples_are_functions_of_seed_split_and_index():
     assert list(itertools.islice(task.examples("validation"), 40)) == rows
 
 
+@pytest.mark.slow
 def test_short_texts_are_shared_out_by_their_hash_evenly():
     """What a split holds is a fair sample of all: eight, one and one of ten, with the same labels."""
     texts = texts_of(ListOps(0, 3, 9), {"train": 800, "validation": 100, "test": 100})

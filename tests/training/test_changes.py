@@ -343,6 +343,7 @@ run(TinyTask(), arguments({**source, "path": f"me/rows@{commit}"}))
 """
 
 
+@pytest.mark.slow
 def test_data_of_a_hub_that_moved_on_is_refused_and_its_commit_goes_on(tmp_path, shards, run_client):
     other = write_shards(tmp_path / "other", shards=4, examples=23)
     data = {"train": {"path": str(shards), "streaming": True}, "num_workers": 2}

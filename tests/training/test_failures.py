@@ -251,6 +251,7 @@ sys.exit(main(sys.argv[2:], make_task))
 """
 
 
+@pytest.mark.slow
 def test_interrupting_by_hand_saves_and_leaves_one_line(tmp_path, examples):
     config = write_config(tmp_path, {"train": {"path": str(examples)}, "num_workers": 2}, max_steps=100000)
     command = [sys.executable, "-c", INTERRUPTIBLE, str(tmp_path / "number"), config]
