@@ -31,7 +31,7 @@ class FeatureLoss(torch.nn.Module):
         name, revision = split_revision(pin_revision(source))
         config = AutoConfig.from_pretrained(name, revision=revision)
         ours = config.model_type == "semanir"
-        # Ours as a whole, of which the part without the last layers is taken: nothing is left over that a report names.
+        # Ours as a whole, of which all but the last layers is taken: nothing is left over that a report names.
         kind: Any = SemanIRForImageRestoration if ours else AutoModel
         try:
             loaded = kind.from_pretrained(name, revision=revision, dtype=torch.float32)
