@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 # Longer cards, and more repositories, files and results, are not shown: a page costs little, whoever asks for it.
 _CARD_BYTES, _ROWS, _CELLS = 200_000, 1000, 50_000
+# Of these marks the parser compares each with many before it.
+_MARKS, _MOST_MARKS = "*_[`", 4000
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
     "table{border-collapse:collapse}td,th{border-bottom:1px solid #ddd;padding:.2rem .8rem;text-align:left}"
@@ -137,12 +139,23 @@ def _render(markdown: str, base: str) -> str:
     if sum("|" in line for line in lines) * max((line.count("|") for line in lines), default=0) > _CELLS:
         # A table has as many cells in each row as in its head, written or not.
         return "<p>Its tables are too large to be shown.</p>"
+    if sum(map(markdown.count, _MARKS)) > _MOST_MARKS:
+        return "<p>It has too many links and words in bold to be shown.</p>"
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
-    # Its own rule refuses javascript: and the like, but lets any other scheme and pictures in data: through.
-    parser.validateLink = lambda url: urlsplit(url).scheme in ("", "http", "https", "mailto")  # type: ignore[method-assign]
+    parser.validateLink = _may_lead  # type: ignore[method-assign]
     normalize = parser.normalizeLink
-    parser.normalizeLink = lambda url: normalize(urljoin(base, url))  # type: ignore[method-assign]
+    # What may not lead anywhere is refused afterwards.
+    parser.normalizeLink = lambda url: normalize(urljoin(base, url)) if _may_lead(url) else url  # type: ignore[method-assign]
     return parser.render(markdown)
+
+
+def _may_lead(url: str) -> bool:
+    """Whether a link leads where one may; markdown-it's own rule lets any scheme and pictures in data: through."""
+    try:
+        return urlsplit(url).scheme in ("", "http", "https", "mailto")
+    except ValueError:
+        # Brackets that hold no address, as in http://[x.
+        return False
 
 
 def _read_results(index: Any) -> list[list[_Cell]]:

@@ -161,16 +161,23 @@ def picture_endings() -> frozenset[str]:
     return HEIF_ENDINGS | RAW_ENDINGS | pillows
 
 
+def read_list(name: str) -> list[str]:
+    """The lines of `@FILE`, or for `@-` of standard input, in which something stands."""
+    try:
+        text = sys.stdin.read() if name == "@-" else Path(name[1:]).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} is no list in UTF-8, a line each: {error}.") from error
+    return [line for line in text.splitlines() if line.strip()]
+
+
 def find_files(name: str, out: Path | None, endings: frozenset[str]) -> Iterator[Found]:
     """What an input stands for, each with its place below the folder of results; of a folder what has such endings."""
     if name == "-":
         data = sys.stdin.buffer.read()
         yield Found(data, Path("stdin"), True)
     elif name.startswith("@"):
-        text = sys.stdin.read() if name == "@-" else Path(name[1:]).read_text(encoding="utf-8")
-        for line in text.splitlines():
-            if line.strip():
-                yield from find_files(line.strip(), out, endings)
+        for line in read_list(name):
+            yield from find_files(line.strip(), out, endings)
     elif os.path.isdir(name):
         folder = Path(name)
         results = out.resolve() if out is not None else None

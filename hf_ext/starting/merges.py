@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def write_merge(folder: Path, data: str | None) -> str:
     Raises:
         ValueError: If there is no base, or these cannot be merged.
     """
-    values = {"file": folder / "merge.yaml", "out": folder / "merged"}
+    values = {name: shlex.quote(str(folder / place)) for name, place in (("file", "merge.yaml"), ("out", "merged"))}
     if data is None:
         return _EXAMPLE + _TEXT.format(
             **values,
@@ -71,7 +72,7 @@ def write_merge(folder: Path, data: str | None) -> str:
     return _TEXT.format(
         **values,
         count=len(tasks),
-        base=base,
+        base=" ".join(base.split()),
         base_text=json.dumps(base, ensure_ascii=False),
         tasks="\n".join(
             f"  {json.dumps(n, ensure_ascii=False)}: {json.dumps(s, ensure_ascii=False)}" for n, s in tasks.items()
@@ -99,7 +100,10 @@ def _find_models(place: Path) -> dict[str, str]:
             part.name: str(part) for part in sorted(place.iterdir()) if any(any(part.glob(kind)) for kind in _WEIGHTS)
         }
     elif place.is_file():
-        lines = [line.strip() for line in place.read_text(encoding="utf-8").splitlines()]
+        try:
+            lines = [line.strip() for line in place.read_text(encoding="utf-8").splitlines()]
+        except ValueError as error:
+            raise ValueError(f"{place} is no list of models, a line each: {error}.") from error
         found = {}
         for line in (line for line in lines if line and not line.startswith("#")):
             name, sign, source = line.partition("=")

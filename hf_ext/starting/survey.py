@@ -23,6 +23,8 @@ from ..training.sources import SourceError, find_files, open_source
 _NAMES, _EXAMPLES = 10_000, 64
 # Of each class, or of all, this share is kept back, and at most so many.
 _KEPT, _MOST_KEPT = 0.1, 100
+# A number above this, and above the number of examples, is no class.
+_MOST_CLASSES = 1000
 # More parts than this make a split that nobody can read.
 _MOST_PARTS = 40
 _OTHER_SPLITS = ("validation", "test")
@@ -62,7 +64,16 @@ def look_at(path: str) -> Survey:
     Raises:
         ValueError: If there is no such thing, or nothing in it that our trainings read.
     """
-    found = find_files(path)
+    # One bar is enough of a training; here none is.
+    datasets.disable_progress_bars()
+    try:
+        return _look_at_files(path, find_files(path))
+    finally:
+        datasets.enable_progress_bars()
+
+
+def _look_at_files(path: str, found: list[str]) -> Survey:
+    """Pairs, series, or what a training reads as examples."""
     if not found:
         raise ValueError(
             f"no data at {path}: name a folder or a file of this machine. A data set of the Hub goes into "
@@ -87,7 +98,7 @@ def look_at(path: str) -> Survey:
 
 def _look_at_examples(path: str) -> Survey:
     """Pictures, sounds and texts, as a training reads them."""
-    data = _open_without_bars(path, "train")
+    data = open_source(DataSource(path, split="train"))
     features = data.features
     pictures = [name for name, kind in features.items() if isinstance(kind, datasets.Image) and kind.decode]
     sounds = [name for name, kind in features.items() if isinstance(kind, datasets.Image | datasets.Audio)]
@@ -95,7 +106,7 @@ def _look_at_examples(path: str) -> Survey:
     texts = [name for name in features if name in words]
     labels = _labels(data)
     kept = _keep_back(path, data, labels)
-    survey = Survey("", *kept, count=len(data), about="", classes=_class_names(data, labels))
+    survey = Survey("", *kept, count=len(data), about="", classes=_class_names(data, labels, path))
     chosen = [int(index) for index in np.linspace(0, len(data) - 1, min(_EXAMPLES, len(data)))]
     if pictures:
         _measure_pictures(survey, data, pictures[0], chosen)
@@ -204,11 +215,12 @@ def _name_classes(labels: list[Any], path: str) -> list[str]:
     found = {value for value in labels if value is not None and value not in ("", -100) and value == value}
     if any(isinstance(value, str) for value in found):
         return sorted(map(str, found))
-    values = [value for value in found if not float(value).is_integer() or value < 0]
+    values = [value for value in found if not 0 <= value < max(_MOST_CLASSES, len(labels)) or value % 1]
     if values:
         raise ValueError(
             f"{path}: the column `label` holds {min(values)} and the like, no classes. Classes are names or numbers "
-            "from 0 on; for values start from the recipe of mrconv-regression: hf-ext recipes mrconv/sensors."
+            "from 0 on, each of some use; for values start from the recipe of mrconv-regression: hf-ext recipes "
+            "mrconv/sensors."
         )
     return [str(number) for number in range(int(max(found, default=-1)) + 1)]
 
@@ -229,15 +241,6 @@ def _look_at_pairs(place: Path) -> Survey:
     return survey
 
 
-def _open_without_bars(path: str, split: str) -> Any:
-    # One bar is enough of a training; here none is.
-    datasets.disable_progress_bars()
-    try:
-        return open_source(DataSource(path, split=split))
-    finally:
-        datasets.enable_progress_bars()
-
-
 def _other_split(train: dict[str, Any]) -> dict[str, Any] | None:
     """The part of the data that is for validation, or for the test, where there is one."""
     for split in _OTHER_SPLITS:
@@ -254,15 +257,11 @@ def _labels(data: Any) -> list[Any] | None:
     return list(data["label"]) if "label" in data.features else None
 
 
-def _class_names(data: Any, labels: list[Any] | None) -> list[str]:
-    if labels is None:
+def _class_names(data: Any, labels: list[Any] | None, path: str) -> list[str]:
+    kind = data.features.get("label")
+    if labels is None or not isinstance(kind, datasets.ClassLabel | datasets.Value):
         return []
-    kind = data.features["label"]
-    if isinstance(kind, datasets.ClassLabel):
-        return list(kind.names)
-    if isinstance(labels[0], str):
-        return sorted(set(labels))
-    return [str(number) for number in range(max(map(int, labels)) + 1)]
+    return list(kind.names) if isinstance(kind, datasets.ClassLabel) else _name_classes(labels, path)
 
 
 def _keep_back(path: str, data: Any, labels: list[Any] | None) -> tuple[dict[str, Any], dict[str, Any] | None]:

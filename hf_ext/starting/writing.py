@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from .survey import Survey
 
@@ -36,9 +39,11 @@ def write_recipe(method: str, folder: Path, survey: Survey, gpu: bool) -> str:
     Raises:
         ValueError: If the method does not learn from such data.
     """
-    file, machine = folder / f"{method}.yaml", "a GPU" if gpu else "a CPU"
+    file, machine = shlex.quote(str(folder / f"{method}.yaml")), "a GPU" if gpu else "a CPU"
+    # In one line: a name of a class may have several.
+    about = " ".join(survey.about.split())
     head = [
-        f"# {survey.about[:1].upper()}{survey.about[1:]}.",
+        f"# {about[:1].upper()}{about[1:]}.",
         f"# Written by `hf-ext init {method}`, for {machine}.",
         f"# Look at the data first: hf-ext data check {file}",
         f"# Train, and go on after an interruption: hf-ext train {file}",
@@ -223,6 +228,11 @@ def _series(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
         size = ["  # Rows of the longest file; the rest is cut.", f"  max_length: {max(16, longest)}"]
         return f"mrconv-{'positions' if survey.rows_have_labels else 'series'}", [*columns, *size, *_classes(survey)]
     shortest = min(survey.lengths)
+    least = 25 if survey.count == 1 else 6
+    if shortest < least:
+        raise ValueError(
+            f"a forecast is learned from series of {least} rows or more, and one of these has {shortest}."
+        )
     # Both parts of a file, of which the second is a fifth, must hold a context and what comes after it.
     context = max(4, min(512 if gpu else 192, shortest // (20 if survey.count == 1 else 4)))
     return "mrconv-forecast", [
@@ -325,10 +335,6 @@ def _flow(value: Any) -> str:
 
 
 def _text(value: str) -> str:
-    """A text as YAML has it, whatever is in it."""
-    plain = value.replace("/", "").replace("-", "").replace("_", "").replace(".", "")
-    return (
-        value
-        if plain.isascii() and plain.isalpha() and value[0] not in "-."
-        else json.dumps(value, ensure_ascii=False)
-    )
+    """A text as YAML has it: bare where it is read as itself, as `null` and `1.5` are not."""
+    bare = value.isascii() and value.replace("_", "").replace("/", "").isalpha() and yaml.safe_load(value) == value
+    return value if bare else json.dumps(value, ensure_ascii=False)

@@ -20,7 +20,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from hf_ext.restoration.jobs import find_files, picture_endings
+from hf_ext.restoration.jobs import find_files, picture_endings, read_list
 from hf_ext.training.bad_examples import UNREADABLE
 from hf_ext.training.models import adapter_base, split_revision
 from hf_ext.training.sequence_files import SUFFIXES
@@ -177,7 +177,4 @@ def _read_texts(word: str) -> list[str]:
     """The text of a word itself, of standard input, or those of a list, one a line."""
     if word == "-":
         return [sys.stdin.read().removesuffix("\n")]
-    if not word.startswith("@"):
-        return [word]
-    lines = sys.stdin.read() if word == "@-" else Path(word[1:]).read_text(encoding="utf-8")
-    return [line for line in lines.splitlines() if line.strip()]
+    return read_list(word) if word.startswith("@") else [word]

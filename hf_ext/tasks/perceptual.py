@@ -1,12 +1,13 @@
 """A loss in the features of a network that has learned already: two pictures are near where it sees the same."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoImageProcessor, AutoModel
 
-from hf_ext.hub.released import find_model
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
-from hf_ext.training.models import split_revision
+from hf_ext.training.models import pin_revision, split_revision
 
 
 class FeatureLoss(torch.nn.Module):
@@ -19,7 +20,7 @@ class FeatureLoss(torch.nn.Module):
             released restorer by name, a folder or `org/name[@revision]`.
 
     Raises:
-        ValueError: If the network takes no pictures in colours, or gives no hidden states.
+        ValueError: If the network cannot be loaded, or takes no pictures in colours.
     """
 
     mean: Tensor
@@ -27,14 +28,16 @@ class FeatureLoss(torch.nn.Module):
 
     def __init__(self, source: str):
         super().__init__()
-        name, revision = split_revision(find_model(source))
+        name, revision = split_revision(pin_revision(source))
         config = AutoConfig.from_pretrained(name, revision=revision)
-        ours, network, processor = config.model_type == "semanir", None, None
-        if ours:
-            # As a whole, of which the part without the last layers is taken: nothing is left over that a report names.
-            network = SemanIRForImageRestoration.from_pretrained(name, revision=revision).model
-        else:
-            network = AutoModel.from_pretrained(name, revision=revision)
+        ours = config.model_type == "semanir"
+        # Ours as a whole, of which all but the last layers is taken: nothing is left over that a report names.
+        kind: Any = SemanIRForImageRestoration if ours else AutoModel
+        try:
+            loaded = kind.from_pretrained(name, revision=revision, dtype=torch.float32)
+        except RuntimeError as error:
+            raise ValueError(f"task.perceptual_model {source} cannot be loaded: {error}") from error
+        network = loaded.model if ours else loaded
         if network.main_input_name != "pixel_values" or getattr(config, "num_channels", 3) != 3:
             raise ValueError(
                 f"task.perceptual_model {source} ({type(network).__name__}) takes no pictures of three channels: name "
@@ -42,11 +45,32 @@ class FeatureLoss(torch.nn.Module):
             )
         self.source, self.network = source, network.eval().requires_grad_(False)
         # Ours takes [0, 1] as it is.
-        if not ours:
-            processor = AutoImageProcessor.from_pretrained(name, revision=revision)
-        for kind, usual in (("mean", [0.0] * 3), ("std", [1.0] * 3)):
-            values = getattr(processor, f"image_{kind}", None) or usual
-            self.register_buffer(kind, torch.tensor(values).view(3, 1, 1), persistent=False)
+        processor = None if ours else AutoImageProcessor.from_pretrained(name, revision=revision)
+        normalizes = getattr(processor, "do_normalize", False)
+        for buffer, usual in (("mean", [0.0] * 3), ("std", [1.0] * 3)):
+            values = getattr(processor, f"image_{buffer}") if normalizes else usual
+            self.register_buffer(buffer, torch.tensor(values).view(-1, 1, 1), persistent=False)
+
+    def check(self, side: int) -> None:
+        """
+        Lets the network see a picture.
+
+        Args:
+            side (`int`): Height and width of the pictures of a training.
+
+        Raises:
+            ValueError: If it takes none of that size, or gives no hidden states.
+        """
+        try:
+            with torch.no_grad():
+                self.features(torch.zeros(1, 3, side, side))
+        # Each network has words of its own for a size that it does not take.
+        except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"task.perceptual_model {self.source} ({type(self.network).__name__}) gives no hidden states of "
+                f"pictures of {side} x {side} pixels, as the training has them: {error}. Set task.patch_size, times "
+                "the scale, to a size that it takes, or name another network."
+            ) from error
 
     def forward(self, made: Tensor, wanted: Tensor) -> Tensor:
         """The distance of two batches `[batch, 1 or 3, height, width]` in [0, 1]; its gradient is that of `made`."""
@@ -64,7 +88,5 @@ class FeatureLoss(torch.nn.Module):
         colours = pictures.expand(-1, 3, -1, -1)
         maps = self.network(pixel_values=(colours - self.mean) / self.std, output_hidden_states=True).hidden_states
         if not maps:
-            raise ValueError(
-                f"task.perceptual_model {self.source} ({type(self.network).__name__}) gives no hidden states."
-            )
+            raise ValueError("its output has none")
         return tuple(maps)

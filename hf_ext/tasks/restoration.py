@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
+import datasets
 import numpy as np
 import torch
 from huggingface_hub.dataclasses import strict
@@ -72,7 +73,7 @@ class SemanIRTask(Task):
     presets: ClassVar[dict[str, dict[str, Any]]] = PRESETS
 
     def __post_init__(self) -> None:
-        self.config = SemanIRConfig()
+        self.config, self.feature_loss = SemanIRConfig(), cast(FeatureLoss | None, None)
         self.trained = read_degradations(self.degradation, "task.degradation")
         own = self.eval_degradation is None
         self.evaluated = self.trained if own else read_degradations(self.eval_degradation, "task.eval_degradation")
@@ -122,6 +123,11 @@ class SemanIRTask(Task):
         """Super-resolution leaves out a border of its scale, which makes a mosaic no larger."""
         return self.config.scale if self.config.scale > 1 and not self.config.demosaicks else 0
 
+    def read_data(self, data: datasets.Dataset | datasets.IterableDataset) -> None:
+        """Loads the network of the perceptual loss, which a training needs, and an evaluation does not."""
+        if self.perceptual_model is not None:
+            self.feature_loss = FeatureLoss(self.perceptual_model)
+
     def build_model(self, config: dict[str, Any], init_from: str | None) -> SemanIRForImageRestoration:
         """Builds the model of the `model` section: a preset, a checkpoint's configuration or the defaults, changed."""
         allowed = {item.name for item in fields(SemanIRConfig)} & set(SemanIRConfig.__annotations__)
@@ -136,8 +142,8 @@ class SemanIRTask(Task):
         model = SemanIRForImageRestoration(self.config)
         if init_from:
             initialize_from(model, init_from)
-        if self.perceptual_model is not None:
-            self.feature_loss = FeatureLoss(self.perceptual_model)
+        if self.feature_loss is not None:
+            self.feature_loss.check(self.patch_size * self.config.scale)
         return model
 
     def _check_layout(self) -> None:
@@ -203,7 +209,7 @@ class SemanIRTask(Task):
         top_k = int(np.random.default_rng((4, step)).choice(choices)) if choices else None
         output = model(pixel_values=batch["pixel_values"], labels=batch["labels"], top_k=top_k)
         loss: torch.Tensor = output.loss
-        if self.perceptual_model is not None:
+        if self.feature_loss is not None:
             seen = self.feature_loss.to(loss.device)(output.reconstruction, batch["labels"])
             loss = loss + self.perceptual_weight * seen
         return loss

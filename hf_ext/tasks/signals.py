@@ -230,7 +230,7 @@ def read_recording(value: dict[str, Any], sampling_rate: int) -> np.ndarray:
     """The samples of a sound file, which lies on disk or is given as bytes, at a rate, as one channel."""
     soundfile = import_extra("soundfile")
     try:
-        file = io.BytesIO(value["bytes"]) if value["bytes"] else value["path"]
+        file = value["path"] if value["bytes"] is None else io.BytesIO(value["bytes"])
         samples, rate = soundfile.read(file, dtype="float32")
     except soundfile.SoundFileError as error:
         raise ValueError(f"{value['path'] or 'a recording'} is no sound file that can be read: {error}") from error

@@ -174,6 +174,13 @@ def test_what_cannot_be_read_is_said_and_the_others_go_on(tmp_path):
     assert result.stdout.splitlines()[1].startswith(str(tmp_path / "a.wav"))
 
 
+def test_nothing_in_standard_input_and_lists_that_are_none_are_said(tmp_path):
+    nothing = run("spoken-digits", "-", code=1, given=b"").stderr
+    assert "a recording is no sound file that can be read" in nothing and "1 of 1 could not be classified" in nothing
+    (tmp_path / "list").write_bytes(b"\xff\xfe")
+    assert "list is no list in UTF-8, a line each" in run("spoken-digits", f"@{tmp_path / 'list'}", code=2).stderr
+
+
 def test_other_models_and_inputs_are_refused_in_words(tmp_path):
     small = MRConvConfig(**SMALL, max_position_embeddings=32, input_size=2)
     MRConvForTokenClassification(small).save_pretrained(tmp_path / "positions")

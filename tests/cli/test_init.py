@@ -242,6 +242,42 @@ def test_names_of_any_kind_are_written_so_that_they_are_read_back():
     assert recipe["data"]["train"]["path"] == "a: b's" and recipe["task"]["label_names"] == sorted(names)
 
 
+def test_words_that_yaml_reads_otherwise_are_quoted_and_a_comment_stays_one():
+    write_pictures("null", [""], 3)
+    run("init", "semanir", "yes", "--data", "null")
+    recipe = yaml.safe_load(Path("yes/semanir.yaml").read_text())
+    assert recipe["data"]["train"]["path"] == "null" and recipe["output_dir"] == "yes/run"
+    Path("texts.csv").write_text('text,label\n"hello","a\nseed: 3"\nyou,"b"\n')
+    run("init", "mrconv", "my texts", "--data", "texts.csv")
+    written = Path("my texts/mrconv.yaml").read_text()
+    assert "seed" not in yaml.safe_load(written) and "hf-ext train 'my texts/mrconv.yaml'" in written
+
+
+def test_labels_of_texts_are_classes_as_those_of_series_are(capfd):
+    for labels, classes in (("a,,b,a", ["a", "b"]), ("1,,0,3", ["0", "1", "2", "3"])):
+        Path("texts.csv").write_text("text,label\n" + "".join(f"word,{label}\n" for label in labels.split(",")))
+        assert look_at("texts.csv").classes == classes
+    assert "examples/s" not in capfd.readouterr().err
+    for label in ("1.5", "-3", "99999999", "1e300"):
+        Path("texts.csv").write_text(f"text,label\nhello,0\nyou,{label}\n")
+        assert "and the like, no classes" in run("init", "mrconv", "mine", "--data", "texts.csv", code=2).stderr
+
+
+def test_series_as_short_as_can_be_are_forecast():
+    rows = [f"{number}\n" for number in range(25)]
+    Path("long.csv").write_text("load\n" + "".join(rows[:24]))
+    short = run("init", "mrconv", "mine", "--data", "long.csv", code=2)
+    assert "learned from series of 25 rows or more, and one of these has 24" in short.stderr
+    Path("long.csv").write_text("load\n" + "".join(rows))
+    run("init", "mrconv", "mine", "--data", "long.csv")
+    run("train", "mine/mrconv.yaml", *SHORT)
+    Path("parts").mkdir()
+    for number in range(2):
+        Path("parts", f"{number}.csv").write_text("load\n" + "".join(rows[:6]))
+    run("init", "mrconv", "other", "--data", "parts")
+    run("train", "other/mrconv.yaml", *SHORT)
+
+
 def test_what_cannot_be_learned_from_is_refused_with_what_to_do():
     write_pictures("photos", [""], 3)
     write_sounds("sounds", [""], 2, 8000, 0.1)
@@ -255,6 +291,7 @@ def test_what_cannot_be_learned_from_is_refused_with_what_to_do():
         ("dit", "photos", "these pictures have no classes: put them into a folder for each class (one is enough)"),
         ("emr", "empty", "no model in empty"),
         ("emr", "nowhere", "there is nothing at nowhere"),
+        ("emr", "photos/0.png", "photos/0.png is no list of models, a line each"),
     ):
         assert message in run("init", method, "mine", "--data", data, code=2).stderr
     assert not Path("mine").exists()

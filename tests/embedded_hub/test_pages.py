@@ -47,6 +47,7 @@ ATTACKS = [
     "```html\n</code></pre><script>alert(1)</script>\n```",
     "</article><style>*{display:none}</style><iframe src=//evil.example></iframe>",
     "[r]: javascript:alert(1)\n\n[r]",
+    "[x](http://[x) ![x](//[::1) <http://[x>",
 ]
 
 
@@ -173,3 +174,8 @@ def test_a_table_that_would_fill_the_memory_is_not_shown(url):
     push(url, "# A title\n\n" + "|" * 256 + "\n" + "|-" * 255 + "|\n" + "|\n" * 256)
     page = ask(url, "GET", "/me/model").body.decode()
     assert "tables are too large to be shown" in page and len(page) < 100_000
+
+
+def test_marks_that_would_be_compared_for_minutes_are_not_shown(url):
+    push(url, "# A title\n\n" + "*a_b" * 40_000)
+    assert "too many links and words in bold" in ask(url, "GET", "/me/model").body.decode()

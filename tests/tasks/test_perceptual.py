@@ -1,13 +1,15 @@
 """The perceptual loss: against its definition written out, its gradient, in a training, and what is refused."""
 
+import contextlib
 import json
 
+import datasets
 import numpy as np
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from PIL import Image
-from transformers import BertConfig, BertModel, ConvNextImageProcessor, ResNetConfig, ResNetModel
+from transformers import BertConfig, BertModel, ConvNextImageProcessor, ResNetConfig, ResNetModel, ViTConfig, ViTModel
 
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext.tasks.perceptual import FeatureLoss
@@ -74,6 +76,42 @@ def test_a_network_of_transformers_sees_what_its_processor_makes(classifier):
         maps = [network((one - mean) / std, output_hidden_states=True).hidden_states for one in (made, wanted)]
     told = [float((a - b).abs().sum() / b.abs().sum()) for a, b in zip(*maps, strict=True)]
     assert float(loss(made, wanted)) == pytest.approx(np.mean(told), rel=1e-5)
+
+
+def test_a_network_in_half_precision_computes_in_whole_and_without_normalizing(tmp_path, classifier):
+    network = ResNetModel.from_pretrained(classifier)
+    network.half().save_pretrained(classifier)
+    ConvNextImageProcessor(do_normalize=False).save_pretrained(classifier)
+    made, wanted = pictures(0).requires_grad_(), pictures(1)
+    with torch.no_grad():
+        maps = [network.float().eval()(one, output_hidden_states=True).hidden_states for one in (made, wanted)]
+    told = [float((a - b).abs().sum() / b.abs().sum()) for a, b in zip(*maps, strict=True)]
+    distance = FeatureLoss(str(classifier))(made, wanted)
+    distance.backward()
+    assert distance.item() == pytest.approx(np.mean(told), rel=1e-5)
+    assert made.grad.isfinite().all()
+
+
+def test_an_evaluation_needs_no_network_and_a_training_refuses_one_before_its_first_step(tmp_path, restorer):
+    torch.manual_seed(0)
+    config = ViTConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=32, patch_size=8
+    )
+    ViTModel(config).save_pretrained(tmp_path / "vit")
+    ConvNextImageProcessor().save_pretrained(tmp_path / "vit")
+    data = datasets.Dataset.from_dict({})
+    SemanIRTask(perceptual_model=str(tmp_path / "nothing")).build_model({}, str(restorer))
+    sides = {"patch_size": 16, "degradation": {"kind": "bicubic"}, "perceptual_model": str(tmp_path / "vit")}
+    for scale, words in ((2, None), (3, r"of pictures of 48 x 48 pixels.*Input image size")):
+        task = SemanIRTask(**sides)
+        task.read_data(data)
+        with contextlib.nullcontext() if words is None else pytest.raises(ValueError, match=words):
+            task.build_model({**SMALL, "scale": scale}, None)
+    # A configuration of other sizes than the weights.
+    values = json.loads((restorer / "config.json").read_text())
+    (restorer / "config.json").write_text(json.dumps({**values, "embed_dim": 16}))
+    with pytest.raises(ValueError, match="task.perceptual_model .* cannot be loaded"):
+        FeatureLoss(str(restorer))
 
 
 def test_a_training_lowers_it(tmp_path, restorer):
