@@ -12,7 +12,7 @@ from .errors import Unusable
 from .groups import Group
 from .library import import_undisturbed, import_without_models
 from .output import print_json, print_rows, print_table
-from .sources import Model
+from .sources import Model, find_released
 
 if TYPE_CHECKING:
     from hf_ext.merging.configuration import MergeConfig
@@ -193,9 +193,12 @@ def read_config(file: Path | None, fields: dict[str, Any]) -> "MergeConfig":
 
     given = {name: value for name, value in fields.items() if value is not None and value != ()}
     if "tasks" in given:
-        given["tasks"] = dict(name_and_source(text) for text in given["tasks"])
+        named = (name_and_source(text) for text in given["tasks"])
+        given["tasks"] = {name: find_released(source) for name, source in named}
         if len(given["tasks"]) != len(fields["tasks"]):
             raise click.UsageError("--task: a name is given twice; each task needs a name of its own.")
+    if "base" in given:
+        given["base"] = find_released(given["base"])
     if "statistics" in given:
         given["statistics"] = dict(name_and_source(text) for text in given["statistics"])
     if "exclude" in given:

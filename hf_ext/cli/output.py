@@ -52,7 +52,8 @@ def print_table(
     """
     Prints a table whose first columns are names, the others numbers.
 
-    In a pipe or a file these are the same aligned lines everywhere; on a terminal there are a title and a legend too.
+    In a pipe or a file these are the same aligned lines everywhere; on a terminal there are a title and a legend too,
+    and a table that is too wide is several, below one another.
     """
     terminal = find_terminal()
     if terminal is None:
@@ -61,17 +62,34 @@ def print_table(
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(
-        title=Text(title) if title else None,
-        title_justify="left",
-        caption=Text(legend) if legend else None,
-        caption_justify="left",
-    )
-    for place, name in enumerate(header):
-        table.add_column(Text(name), justify="left" if place < names else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    terminal.print(table)
+    parts = fit_columns(header, rows, names, terminal.width)
+    for number, columns in enumerate(parts):
+        table = Table(
+            title=Text(title) if title and number == 0 else None,
+            title_justify="left",
+            caption=Text(legend) if legend and number == len(parts) - 1 else None,
+            caption_justify="left",
+        )
+        for column in columns:
+            table.add_column(Text(header[column]), justify="left" if column < names else "right", overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(row[column]) for column in columns))
+        terminal.print(table)
+
+
+def fit_columns(header: Sequence[str], rows: Sequence[Sequence[str]], names: int, width: int) -> list[list[int]]:
+    """The columns of each part of a table that is too wide for a terminal; the names stand in every part."""
+    # A column has a blank on both sides and a line after it; the first line is one more.
+    widths = [max(len(row[column]) for row in (header, *rows)) + 3 for column in range(len(header))]
+    titles = list(range(names))
+    parts, used = [list(titles)], sum(widths[:names]) + 1
+    for column in range(names, len(header)):
+        if used + widths[column] > width and len(parts[-1]) > names:
+            parts.append(list(titles))
+            used = sum(widths[:names]) + 1
+        parts[-1].append(column)
+        used += widths[column]
+    return parts
 
 
 def aligned_table(header: Sequence[str], rows: Sequence[Sequence[str]], names: int = 1) -> list[str]:

@@ -1,5 +1,6 @@
 """What a command takes as a model: a folder, org/name[@revision], or the name of a model that travels with hf-ext."""
 
+import difflib
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,20 @@ class ModelFolder(click.Path):
 
 
 def find_released(value: str) -> str:
-    """The folder of a released model where a bare name is given; everything else as it is, without an import."""
+    """
+    The folder of a released model where a bare name is given; everything else as it is, without an import. A name that
+    is nearly one of theirs is refused: a Hub that is asked for it may be slow to say no.
+    """
     if "/" in value or Path(value).exists():
         return value
     import_without_models()
-    from hf_ext.hub.released import find_model
+    from hf_ext.hub.released import find_model, list_released
 
-    return find_model(value)
+    found = find_model(value)
+    names = [model.name for model in list_released()] if found == value else []
+    if value not in names and (close := difflib.get_close_matches(value, names, n=1, cutoff=0.85)):
+        raise click.UsageError(
+            f"no model here is called {value!r}; did you mean {close[0]!r}? `hf-ext models` lists those that "
+            "travel with hf-ext; others are a folder or org/name."
+        )
+    return found

@@ -7,6 +7,7 @@ loads nothing from elsewhere.
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from functools import cache, lru_cache
 from hashlib import sha256
@@ -34,29 +35,36 @@ _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
     "table{border-collapse:collapse}td,th{border-bottom:1px solid #ddd;padding:.2rem .8rem;text-align:left}"
     "pre,code{background:#f4f4f4;font:14px/1.4 ui-monospace,monospace}pre{padding:.8rem;overflow:auto}"
-    "img{max-width:100%}a{color:#05a}.small{color:#666}article{border:1px solid #ddd;padding:0 1.5rem;margin:1rem 0}"
+    "img{max-width:100%}a{color:#05a}.small{color:#666}"
+    "article{border:1px solid #ddd;overflow-x:auto;padding:0 1.5rem;margin:1rem 0}"
 )
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title><style>{{ style }}</style></head><body>
 <p><a href="{{ home }}/">All repositories</a></p><h1>{{ title }}</h1>
-{% for name, rows in tables %}<h2>{{ name }}</h2>{% if rows %}<table>{% for row in rows %}<tr>{% for cell in row %}<td>
+{% for name, heads, rows in tables %}<h2>{{ name }}</h2>{% if rows %}<table>
+{% if heads %}<tr>{% for head in heads %}<th>{{ head }}</th>{% endfor %}</tr>{% endif %}
+{% for row in rows %}<tr>{% for cell in row %}<td>
 {%- if cell is string %}{{ cell }}{% else %}<a href="{{ cell[1] }}">{{ cell[0] }}</a>{% endif %}</td>{% endfor %}</tr>
 {% endfor %}</table>{% else %}<p class="small">None.</p>{% endif %}{% endfor %}
 {% if card is not none %}<h2>Card</h2><article>{{ card }}</article>{% endif %}</body></html>
 """
 # A text, or a text and the address that it leads to.
 _Cell = str | tuple[str, str]
+# A title, what heads the columns, and rows.
+_Table = tuple[str, tuple[str, ...], list[list[_Cell]]]
+# What hf-ext writes above the cards that it makes anew.
+_COMMENT = re.compile(r"\s*<!--.*?-->", re.DOTALL)
 
 
 def show_repositories(request: Request) -> Response:
     """The repositories that the client may see."""
-    tables = []
+    tables: list[_Table] = []
     for kind in KINDS:
         seen = [one for one in request.server.store.repositories(kind) if request.may_read or not one.private]
         rows: list[list[_Cell]] = [
             [(one.id, repository_url(one, request.base_url)), "private" if one.private else ""] for one in seen[:_ROWS]
         ]
-        tables.append((kind.capitalize(), _cut(rows, len(seen))))
+        tables.append((kind.capitalize(), (), _cut(rows, len(seen))))
     return _page(request, "Embedded Hub", tables, None)
 
 
@@ -71,9 +79,13 @@ def show_repository(request: Request, repository: Repository) -> Response:
     rows: list[list[_Cell]] = [
         [(path, f"{base}{quote(path)}"), f"{files[path].size:,} bytes"] for path in sorted(files)[:_ROWS]
     ]
-    tables = [("Evaluation results", _cut(results[:_ROWS], len(results))), ("Files", _cut(rows, len(files)))]
+    tables: list[_Table] = [
+        ("Evaluation results", ("task", "data set", "metric", "value"), _cut(results[:_ROWS], len(results))),
+        ("Files", ("file", "size"), _cut(rows, len(files))),
+    ]
     if entry and card is None:
-        tables.insert(0, ("Card", [[f"README.md has {entry.size:,} bytes: too many to be shown, or no UTF-8."]]))
+        told = f"README.md has {entry.size:,} bytes: too many to be shown, or no UTF-8."
+        tables.insert(0, ("Card", (), [[told]]))
     return _page(request, repository.id, tables, card)
 
 
@@ -82,7 +94,7 @@ def _cut(rows: list[list[_Cell]], count: int) -> list[list[_Cell]]:
     return rows if count <= len(rows) else [*rows, [f"and {count - len(rows):,} more"]]
 
 
-def _page(request: Request, title: str, tables: list[tuple[str, list[list[_Cell]]]], card: str | None) -> Response:
+def _page(request: Request, title: str, tables: list[_Table], card: str | None) -> Response:
     """A page that runs no script: neither of ours, which has none, nor of what it shows."""
     from markupsafe import Markup
 
@@ -130,7 +142,7 @@ def _read_card(path: Path, base: str) -> tuple[str | None, list[list[_Cell]]]:
         results = []
     matter = front_matter(text)
     body = text[text.index(matter) + len(matter) :].partition("---")[2] if matter else text
-    return _render(body, base), results
+    return _render(_COMMENT.sub("", body, 1) if _COMMENT.match(body) else body, base), results
 
 
 def _render(markdown: str, base: str) -> str:
@@ -165,8 +177,13 @@ def _read_results(index: Any) -> list[list[_Cell]]:
         for result in _dictionaries(model.get("results")):
             place = [_name(result.get("task"), "type"), _name(result.get("dataset"), "type")]
             for metric in _dictionaries(result.get("metrics")):
-                rows.append([*place, _name(metric, "type"), str(metric.get("value"))[:100]])
+                rows.append([*place, _name(metric, "type"), _number(metric.get("value"))])
     return rows
+
+
+def _number(value: Any) -> str:
+    """A value as a card shows it."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)[:100]
 
 
 def _dictionaries(value: Any) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from ..files import whole_file
 from .checkpoints import open_checkpoint
 from .diffusers_folders import is_pipeline, read_config, read_headers
 from .load_check import installed_room
+from .published_files import PICTURE
 from .safetensors_headers import read_json_object
 from .tasks import runnable_task
 
@@ -42,6 +43,8 @@ _BUILDERS = {
     "zero-shot-image-classification": "imagefolder",
     "fill-mask": "text",
 }
+# What a page asks a model of texts for an example.
+_PROMPTS = {"text-generation": "The ", "text-classification": "At last!"}
 # Arguments that say where and how often to write, not how the model was trained.
 _NOT_SHOWN = (
     "output_dir",
@@ -133,6 +136,8 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
     if config.get("pipeline_tag") == "unconditional-image-generation":
         # The Hub has no task of its own for pictures of a class.
         fields = {**fields, "tags": [*fields["tags"], "class-conditional"]}
+    if examples := _examples(folder, task, config, arguments):
+        fields = {**fields, "widget": examples}
     front = _metadata(fields, repo_id, license, config, arguments, evaluation["results"])
     body = _environment().from_string(source)
     text = body.render(
@@ -140,6 +145,7 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
         # A model that travels with the package has no repository.
         released=None if "/" in repo_id else training.get("released"),
         task=task,
+        shown=PICTURE if (folder / PICTURE).is_file() else None,
         repo_id=repo_id,
         config=config,
         base_model=_base_model(config, arguments),
@@ -152,6 +158,21 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
         **(card_values(merge, folder, config, repo_id) if merge is not None else {}),
     )
     return f"---\n{front.to_yaml().strip()}\n---\n\n{MARKER}\n\n" + re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def _examples(
+    folder: Path, task: str | None, config: dict[str, Any], arguments: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Examples for the page of a model: a text to ask it, or what it has made of its classes."""
+    if task in _PROMPTS:
+        listops = arguments.get("method") == "mrconv-listops"
+        return [{"text": "[MAX 2 [MIN 4 7 ] 0 ]" if listops else _PROMPTS[task]}]
+    # A table of confusions, the picture of a classifier, is no answer to an input.
+    if (folder / PICTURE).is_file() and (task is None or "image" in task and "classification" not in task):
+        # The Hub's sign for what no text asked for.
+        names = ", ".join(str(name) for name in (config.get("id2label") or {}).values()) if is_pipeline(folder) else ""
+        return [{"text": names or "-", "output": {"url": PICTURE}}]
+    return []
 
 
 def expected_task(folder: Path) -> str | None:

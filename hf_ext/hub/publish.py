@@ -43,7 +43,7 @@ _REPLACED = re.compile(
     r"(model|adapter_model|diffusion_pytorch_model)(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
     rf"|({'|'.join(ROLES)})_\w+\.py"
     r"|config\.json|adapter_config\.json|preprocessor_config\.json|eval\.json|training\.json"
-    r"|emr\.json|emr_loader\.py|report\.(json|png)"
+    r"|emr\.json|emr_loader\.py|report\.(json|png)|before_after\.png"
     r"|\.eval_results/hf_ext\.yaml"
 )
 

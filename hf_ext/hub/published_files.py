@@ -43,6 +43,8 @@ _WEIGHTS = re.compile(
 LICENCES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "NOTICE.md", "COPYING")
 # What describes a run or a merge and its results; the card is made from it.
 REPORTS = ("eval.json", "training.json", "report.json", "report.png")
+# What the model does, for its card; a training writes none: whose pictures may be shown, its owner decides.
+PICTURE = "before_after.png"
 # Folders of version control and the like; nobody means to publish them, so they are not listed either.
 _UNLISTED = frozenset((".git", ".cache", "__pycache__"))
 
@@ -60,8 +62,8 @@ def is_tokenizer(name: str) -> bool:
 
 
 def is_described(name: str) -> bool:
-    """Whether a file of this name tells people about a model: a card, a licence, or a report of hf-ext."""
-    return name == "README.md" or name in LICENCES or name in REPORTS
+    """Whether a file of this name tells people about a model: card, picture, licence, or a report of hf-ext."""
+    return name in ("README.md", PICTURE) or name in LICENCES or name in REPORTS
 
 
 def walk(folder: Path) -> Iterator[tuple[str, Path]]:

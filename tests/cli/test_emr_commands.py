@@ -59,6 +59,13 @@ def artifact(merged, tmp_path) -> Path:
     return Path(shutil.copytree(merged, tmp_path / "artifact"))
 
 
+def test_released_models_are_merged_by_their_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tasks = ["--task", "jpeg=jpeg-color", "--task", "mixed=photo"]
+    planned = run("merge", "--base", "denoise-color", *tasks, "--out", "merged", "--dry-run").output
+    assert "SemanIRForImageRestoration" in planned and "task jpeg" in planned and "task mixed" in planned
+
+
 def test_there_is_an_option_for_each_field_with_the_same_choices():
     """The command line cannot import the configuration for its help, so it repeats it; not the methods."""
     merge = main.get_command(click.Context(main), "merge")

@@ -98,3 +98,19 @@ def test_a_table_of_a_terminal_fits_it(screen):
     print_table(("name", "text"), [("a", "word " * 30)])
     assert max(map(len, read(screen).splitlines())) <= 60
     assert read(screen).count("word") == 30
+
+
+def test_columns_that_do_not_fit_stand_below_one_another_with_the_names(screen):
+    header = ("task", *(f"number {index}" for index in range(7)))
+    print_table(header, [("a task", *map(str, range(7)))], title="Scores", legend="higher is better")
+    shown = read(screen)
+    assert shown.count("a task") == 2 and shown.count("Scores") == shown.count("higher is better") == 1
+    assert all(f"number {index}" in shown for index in range(7))
+    assert max(map(len, shown.splitlines())) <= 60
+
+
+def test_a_released_model_that_is_mistyped_is_named_without_asking_a_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for words in (["info", "spoken-digit"], ["restore", "denoise-colr", ".", "--out", "out"], ["sample", "cifra10"]):
+        result = CliRunner().invoke(main, words)
+        assert result.exit_code == 2 and "did you mean" in result.output, (words, result.output)

@@ -21,9 +21,12 @@ model-index:
   results:
   - task: {type: image-to-image, name: Denoising}
     dataset: {type: bsd68, name: "BSD68 <b>"}
-    metrics: [{type: psnr, name: PSNR, value: 28.61}]
+    metrics: [{type: psnr, name: PSNR, value: 28.610004321}]
   - nonsense
 ---
+
+<!-- Written by a program. -->
+
 # A title
 
 | a | b |
@@ -94,6 +97,7 @@ def test_repositories_are_listed_and_shown(url: str) -> None:
     assert f'<img src="{url}/me/model/resolve/{commit}/figures/a.png" alt="picture" />' in page
     assert f'<a href="{url}/me/b">other</a>' in page
     assert re.search(r"<td>Denoising</td><td>BSD68 &lt;b&gt;</td><td>PSNR</td><td>28.61</td>", page)
+    assert "<th>metric</th><th>value</th>" in page and "Written by" not in page
     assert f"{len(CONTENT):,} bytes" in page
     file = next(
         attributes["href"] for tag, attributes in Tags(page).found if "/resolve/" in (attributes.get("href") or "")

@@ -14,6 +14,7 @@ from PIL import Image, ImageChops
 
 from hf_ext.hub.cards import MARKER, write_card
 from hf_ext.hub.publish import push, stage
+from hf_ext.hub.released import list_released
 from hf_ext.semanir import SemanIRImageProcessor
 
 from .published import EVALUATION, TRAINING, save_bert, save_snapshot, tiny_adapter, tiny_model
@@ -83,6 +84,32 @@ def test_baselines_stand_beside_the_scores(snapshot):
         (snapshot / "eval.json").write_text(json.dumps({"results": results}))
         with pytest.raises(ValueError, match="eval.json: baselines of a result are numbers by their names"):
             write_card(snapshot, repo_id="org/denoiser")
+
+
+def test_a_picture_of_the_folder_travels_and_is_shown_with_the_model(tmp_path, snapshot):
+    plain = write_card(snapshot, repo_id="org/denoiser").read_text()
+    assert "![" not in plain and "widget" not in plain
+    Image.new("RGB", (4, 4)).save(snapshot / "before_after.png")
+    out = stage(snapshot, tmp_path / "out", repo_id="org/denoiser")
+    assert (out / "before_after.png").read_bytes() == (snapshot / "before_after.png").read_bytes()
+    card = ModelCard.load(out / "README.md")
+    assert card.text.index("(before_after.png)") < card.text.index("## How to use it")
+    assert card.data.widget == [{"text": "-", "output": {"url": "before_after.png"}}]
+
+
+def test_every_released_card_shows_its_picture_where_it_is_published(tmp_path):
+    widgets = {}
+    for model in list_released():
+        # The base of the merge lies beside it, where others cannot reach it: it is not published as it is.
+        if not model.folder.joinpath("emr.json").is_file():
+            out = stage(model.folder, tmp_path / model.name, repo_id=f"org/{model.name}")
+            card = ModelCard.load(out / "README.md")
+            assert "![What it does](before_after.png)" in card.text and (out / "before_after.png").is_file()
+            assert "baseline |" in card.text or model.name == "spoken-digits"
+            widgets[model.name] = card.data.to_dict().get("widget")
+    # A sound would have to be given for an example of a classifier of sounds.
+    assert widgets.pop("spoken-digits") is None and all(widgets.values())
+    assert widgets["cifar10"][0]["text"].startswith("airplane, automobile, bird")
 
 
 def test_text_of_a_trained_model(snapshot):
