@@ -64,7 +64,7 @@ class OneStream(DisentangledDiTTransformer2DModel):
             self._block_class(dim, config.num_attention_heads, config.mlp_ratio) for _ in range(config.num_layers)
         )
         sizes = [6] * config.num_layers + [2]
-        self.modulations = nn.ModuleList(self._linear_class(dim, size * dim) for size in sizes)
+        self.modulations = nn.ModuleList(nn.Linear(dim, size * dim) for size in sizes)
         self.modulation_sizes = [size * dim for size in sizes]
         # Scales are 1 + what the layer computes, as in our blocks.
         offset = torch.cat([torch.arange(size) % 3 == 1 for size in sizes]).repeat_interleave(dim)

@@ -149,7 +149,7 @@ def test_every_run_has_valid_settings_and_equal_parameters(load, data, tmp_path)
     for name in study.PEERS:
         assert 0.9 < count(study.peer_values(made, name), name) / ours < 1.1, name
     assert count(study.peer_values(made, "masked")) > 500_000
-    assert count(made.values("32"), study.CLASSIFIER) > 1_000_000
+    assert count(made.values("32"), runs.CLASSIFIER) > 1_000_000
     words = study.text_values(tmp_path / "encoder", "zeros")
     assert "num_classes" not in runs.run_arguments(made.values("captioned", **words)).model
     model = {**read_yaml(STUDY / "study.yaml")["model"], "num_classes": None, "joint_attention_dim": 384}
@@ -196,7 +196,7 @@ def test_the_judge_is_kept_in_16_bits_and_answers_the_same(load, data, tmp_path)
     study, runs, measuring = load("study"), load("runs"), load("measuring")
     made = study.Study(data, tmp_path / "work", 1e-3)
     train, _ = trained_without_training(study, runs)
-    train(tmp_path / "run", {**made.values("32"), "max_steps": 2}, study.CLASSIFIER)
+    train(tmp_path / "run", {**made.values("32"), "max_steps": 2}, runs.CLASSIFIER)
     measuring.keep_judge(tmp_path / "run" / "snapshot", tmp_path / "judge")
     weights = load_file(tmp_path / "judge" / "model.safetensors")
     assert {value.dtype for value in weights.values()} == {torch.float16, torch.int64}
@@ -214,7 +214,7 @@ def test_long_runs_are_judged_at_equal_steps(load, data, tmp_path):
     study, runs, measuring, pair = load("study"), load("runs"), load("measuring"), load("long_pair")
     made = study.Study(data, tmp_path / "work", 1e-3)
     train, _ = trained_without_training(study, runs)
-    train(tmp_path / "run", {**made.values("32"), "max_steps": 2}, study.CLASSIFIER)
+    train(tmp_path / "run", {**made.values("32"), "max_steps": 2}, runs.CLASSIFIER)
     judge = measuring.Judge(tmp_path / "run" / "snapshot", made.sets["32"], 10)
     rows = []
     told = {"attention": {"steps": 90}, "adaln": {"released": {"steps": 90, "core_hours": 1.0}}}
@@ -247,9 +247,7 @@ def shrink(study, runs, measuring, monkeypatch, folder: Path) -> None:
     recipe["model"] |= {"num_layers": 3, "attention_head_dim": 24}
     (folder / "study.yaml").write_text(json.dumps(recipe))
     known = runs.recipe
-    monkeypatch.setattr(
-        runs, "recipe", lambda kind: known(kind) if kind == study.CLASSIFIER else folder / "study.yaml"
-    )
+    monkeypatch.setattr(runs, "recipe", lambda kind: known(kind) if kind == runs.CLASSIFIER else folder / "study.yaml")
     for name, value in (("num_inference_steps", 1), ("guidance_scale", 1.0)):
         monkeypatch.setitem(measuring.SAMPLING, name, value)
 
@@ -263,7 +261,7 @@ def trained_without_training(study, runs):
         arguments = runs.run_arguments(values, kind)
         task = runs.make_task(arguments, kind)
         train_data = open_source(arguments.data_arguments.train_source)
-        if kind != study.CLASSIFIER:
+        if kind != runs.CLASSIFIER:
             task.read_data(train_data)
         torch.manual_seed(0)
         model = task.build_model(arguments.model, arguments.init_from).eval()
