@@ -100,7 +100,7 @@ smoke: build
 	$(PY) tests/smoke_wheel.py dist/*.whl
 
 clean:
-	rm -rf build dist docs/_build quickstart .gpu .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf build dist docs/_build docs/jupyter_execute quickstart .gpu .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
 # A half-made environment (no venv module, an interrupt) must not look like a finished one: pip has to run first.
 $(VENV)/.created:

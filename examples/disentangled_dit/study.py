@@ -8,7 +8,6 @@ stopped, on another machine too. Tables and pictures are written after each part
 DIT_BUDGET_SCALE=0.003 makes every run that much shorter, to try the machinery; its results stay in WORK.
 """
 
-import json
 import os
 import shutil
 import sys
@@ -314,15 +313,12 @@ PARTS_OF_STUDY: dict[str, Callable[[Study], Any]] = {
 
 
 def collect(study: Study) -> dict[str, Any]:
-    """What is measured; of a part that is not, what an earlier version of the study found."""
-    earlier = json.loads((RESULTS / "earlier.json").read_text(encoding="utf-8"))
+    """What is measured."""
     result: dict[str, Any] = {"seconds": study.seconds()}
     for name, part in PARTS_OF_STUDY.items():
         found = study.measured_so_far(partial(part, study))
         if found:
             result[name] = found[0]
-        elif name in earlier:
-            result[name] = {"earlier": earlier[name], "judge": earlier["judge"]["16"]["accuracy"]}
     return result
 
 
@@ -330,7 +326,7 @@ def write(study: Study, report: Path, readme: Path) -> None:
     """The tables and curves of what is measured."""
     result = collect(type(study)(None, study.work, study.scale))
     write_tables(result, readme)
-    if "transfer" in result and "earlier" not in result["transfer"]:
+    if "transfer" in result:
         draw_convergence(result["transfer"], report / "transfer.png")
 
 

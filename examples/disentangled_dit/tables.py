@@ -29,10 +29,6 @@ PEERS = {
     "unet-cross": "UNet that attends (`UNet2DConditionModel`)",
 }
 MEASURES = ["feature distance", "kernel distance", "accuracy"]
-EARLIER = (
-    "Of an earlier version of the study: another judge, which names {share:.0f} % of real test pictures rightly, "
-    "{more}. The study as it is now has not measured it yet."
-)
 
 
 def measured(values: dict[str, float]) -> list[str]:
@@ -141,49 +137,40 @@ def peer_table(rows: dict[str, Any], shares: tuple[str, ...] = ()) -> str:
     """diffusers' networks beside ours; on texts with the shares that obey."""
     lines = []
     for name, row in rows.items():
-        rate = row["arguments"]["learning_rate"] if "arguments" in row else 1e-3
-        pace = 1000 * row.get("seconds_per_step", row["seconds"] / row["steps"])
+        rate, pace = row["arguments"]["learning_rate"], 1000 * row["seconds"] / row["steps"]
         numbers = [f"{row['parameters']:,}", f"{row['steps']:,}", f"{rate:g}", f"{pace:.0f}"]
         obeyed = [f"{100 * row['measured'][share]:.1f} %" for share in shares]
         lines.append([PEERS[name], *measured(row["measured"]), *obeyed, *numbers])
     return table(["16 × 16", *MEASURES, *shares, "parameters", "steps", "learning rate", "ms a step"], lines)
 
 
-# The blocks of each part: its name in the README, what writes it, and of an earlier result what else was different.
-BLOCKS: dict[str, tuple[str, Callable[[Any], str], str]] = {
-    "judge": ("judge", judge_table, ""),
-    "claim": ("claim", claim_table, ""),
-    "sizes": ("claim", size_table, ""),
-    "alpha": ("alpha", lambda rows: control_table("weight of the sizes", rows, ALPHAS), ""),
-    "zero": ("zero", lambda rows: control_table("controls", rows, ZERO), ""),
-    "cuts": ("cuts", cuts_table, ""),
-    "distances": ("distances", distance_table, ""),
-    "transfer": ("transfer", transfer_table, "and twenty minutes of pre-training"),
-    "crops": ("crops", transfer_table, ""),
-    "peers": (
-        "peers",
-        peer_table,
-        "a budget of time, one learning rate for all, and class tokens of the peers that began at a spread of 0.02, "
-        "ours at 1",
-    ),
-    "text": ("text", text_table, "and 500 images"),
-    "text-peers": ("text-peers", lambda rows: peer_table(rows, ("lightness", "colour")), ""),
+# The blocks of each part: its name in the README, and what writes it.
+BLOCKS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "judge": ("judge", judge_table),
+    "claim": ("claim", claim_table),
+    "sizes": ("claim", size_table),
+    "alpha": ("alpha", lambda rows: control_table("weight of the sizes", rows, ALPHAS)),
+    "zero": ("zero", lambda rows: control_table("controls", rows, ZERO)),
+    "cuts": ("cuts", cuts_table),
+    "distances": ("distances", distance_table),
+    "transfer": ("transfer", transfer_table),
+    "crops": ("crops", transfer_table),
+    "peers": ("peers", peer_table),
+    "text": ("text", text_table),
+    "text-peers": ("text-peers", lambda rows: peer_table(rows, ("lightness", "colour"))),
 }
 
 
-def block(part: str, write: Callable[[Any], str], more: str, result: dict[str, Any]) -> str:
+def block(part: str, write: Callable[[Any], str], result: dict[str, Any]) -> str:
     """A part's table, or that it is not measured."""
-    found = result.get(part)
-    if found is None:
+    if part not in result:
         return f"Not measured yet: `python examples/disentangled_dit/study.py DATA WORK {part}`."
-    if "earlier" not in found:
-        return write(found)
-    return f"{write(found['earlier'])}\n\n{EARLIER.format(share=100 * found['judge'], more=more)}"
+    return write(result[part])
 
 
 def blocks(result: dict[str, Any]) -> dict[str, str]:
     """The README's tables by the name of their place."""
-    made = {name: block(part, write, more, result) for name, (part, write, more) in BLOCKS.items()}
+    made = {name: block(part, write, result) for name, (part, write) in BLOCKS.items()}
     if "judge" in result:
         row = result["judge"]
         made["budget"] = f"{row['hardware']}; {result['seconds'] / 60:.0f} min in all, beside other work; "
