@@ -70,6 +70,11 @@ class Steps:
             path.with_suffix(".tmp").replace(path)
         return json.loads(path.read_text(encoding="utf-8"))["result"]
 
+    def read(self, name: str) -> Any:
+        """The result of a step as it is kept, or nothing."""
+        path = self.results / f"{name}.json"
+        return json.loads(path.read_text(encoding="utf-8"))["result"] if path.is_file() else None
+
     def seconds(self) -> int:
         """What all steps took, those of earlier sessions too."""
         steps = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(self.results.glob("*.json"))]

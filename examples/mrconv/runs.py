@@ -177,7 +177,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "Fourier, single resolution": {"model.num_branches": 1, "model.kernel_size": 256},
     "Fourier, branches not normalised": {"model.branch_norm": "none"},
 }
-SEEDS, ABLATION_STEPS = (0, 1, 2), 500
+SEEDS, ABLATION_STEPS = (0, 1, 2), 300
 # Core minutes after which every model of a comparison is looked at, before any goes on. After the first, only the best
 # rate goes on.
 MARKS = {"digits": (3, 8, 15, 30, 60, 120), "scifar": (3, 8, 15, 30, 60, 120), "images": (3, 15, 30)}

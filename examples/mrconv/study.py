@@ -36,12 +36,9 @@ from background import SECONDS_BETWEEN_LOOKS, WORK, Job, end_with_runs, work_thr
 
 # A comparison and the core minutes that all its models reach before the next round begins; and the ablations.
 ROUNDS: list[tuple[str, int]] = [
-    *((name, minutes) for name in ("digits", "scifar") for minutes in (3, 8, 15)),
+    *((name, 3) for name in COMPARISONS),
     ("ablations", 0),
-    *(("images", minutes) for minutes in (3, 15)),
-    *((name, minutes) for minutes in (30, 60) for name in ("digits", "scifar")),
-    ("images", 30),
-    *((name, 120) for name in ("digits", "scifar")),
+    *((name, minutes) for minutes in (8, 15, 30, 60, 120) for name in COMPARISONS if minutes in MARKS[name]),
 ]
 
 

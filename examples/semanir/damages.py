@@ -1,0 +1,244 @@
+"""Deblurring, weather, demosaicking and fourfold enlargement: a short training of each recipe, and what it restores.
+
+python examples/semanir/damages.py DATA WORK   trains what is missing, and writes the table and the picture
+python examples/semanir/damages.py             writes the table again, from results/steps alone
+DATA holds the folders bsds500 (train, test) and set5. Pairs are made by `make_pairs.py`. Trained is on the 200
+photographs of `train`, tested on sixteen of `test` that no released model has trained on. Each run leaves its result
+in examples/semanir/results/steps and is skipped when it is there.
+"""
+
+import os
+import shutil
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from make_pairs import convolve, make_pairs
+from runs import EXAMPLES
+
+from hf_ext.files import whole_folder
+from hf_ext.metrics.psnr import psnr
+from hf_ext.tasks.degradations import matlab_bicubic, unpack_mosaic
+from hf_ext.training import build_task
+from hf_ext.training.arguments import DataSource
+from hf_ext.training.sources import open_source
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from studies import (  # noqa: E402  found through the line above
+    Steps,
+    launch,
+    prepare_process,
+    read_arguments,
+    save_figure,
+    summary,
+    table,
+    write_blocks,
+)
+
+TESTED = 16
+SHORT = {
+    "mixed_precision": "no",
+    "data.num_workers": 0,
+    "per_device_train_batch_size": 4,
+    "task.patch_size": 64,
+    "max_steps": 600,
+    "warmup_steps": 30,
+    "ema_decay": 0.99,
+    "eval_steps": 1_000_000,
+    "save_steps": 200,
+    "seed": 0,
+}
+
+
+class Damage(NamedTuple):
+    """
+    A recipe and how it is shortened.
+
+    Args:
+        recipe (`str`): Its YAML file.
+        train, test (`str`): Folders in WORK/data.
+        values (`dict[str, Any]`): What differs from the recipe beside `SHORT`.
+        shown (`str`): How the damaged picture is shown and scored beside the restored one.
+    """
+
+    recipe: str
+    train: str
+    test: str
+    values: dict[str, Any]
+    shown: str
+
+
+# Where a released model has the network, training starts from it, as a user's would.
+FROM_DENOISER = {"model": {}, "init_from": "denoise-color", "learning_rate": 5e-4}
+DEMOSAICKING = {"preset": "columnar-tiny", "num_channels": 4, "num_channels_out": 3, "scale": 2}
+# The perceptual recipe, and the same steps without its loss.
+PERCEPTUAL = {"task.patch_size": 32, "learning_rate": 2e-4, "max_steps": 400, "model": {}}
+DAMAGES = {
+    "deblurring": Damage("deblur", "train/deblur", "test/deblur", FROM_DENOISER, "blurred"),
+    "weather": Damage("weather", "train/weather", "test/weather", FROM_DENOISER, "rain, snow, drops"),
+    "demosaicking": Damage(
+        "demosaick",
+        "train/photos",
+        "test/photos",
+        {"task.patch_size": 32, "model": DEMOSAICKING, "learning_rate": 1e-3},
+        "bilinear",
+    ),
+    "× 4": Damage(
+        "super_resolution_x4",
+        "train/photos",
+        "set5",
+        {"task.patch_size": 32, "model": {"scale": 4}, "init_from": "super-resolution-x2", "learning_rate": 1e-3},
+        "bicubic",
+    ),
+    "× 2, trained on": Damage(
+        "perceptual", "train/photos", "set5", {**PERCEPTUAL, "task.perceptual_model": None}, "bicubic"
+    ),
+    "× 2, with a perceptual loss": Damage("perceptual", "train/photos", "set5", PERCEPTUAL, "bicubic"),
+}
+
+
+def prepare(source: Path, data: Path) -> None:
+    """Photographs and the pairs made of them, once."""
+    photos = {part: sorted((source / "bsds500" / part).glob("*.jpg")) for part in ("train", "test")}
+    # Every third is kept for tables by examples/released/data.py.
+    photos["test"] = photos["test"][::3][:TESTED]
+    for part, files in photos.items():
+        if not (data / part).is_dir():
+            with whole_folder(data / part) as folder:
+                (folder / "photos").mkdir()
+                for file in files:
+                    shutil.copy(file, folder / "photos")
+                make_pairs(files, folder, seed=("train", "test").index(part))
+    if not (data / "set5").is_dir():
+        with whole_folder(data / "set5") as folder:
+            shutil.copytree(source / "set5", folder, dirs_exist_ok=True)
+
+
+def interpolate_mosaic(packed: np.ndarray) -> np.ndarray:
+    """Bilinear: each colour that a pixel has not is the mean of its neighbours that have it."""
+    raw = unpack_mosaic(packed)
+    rows, columns = np.indices(raw.shape[:2]) % 2
+    seen = np.stack([(rows == 0) & (columns == 0), rows != columns, (rows == 1) & (columns == 1)], axis=-1)
+    kernel = np.outer([1.0, 2.0, 1.0], [1.0, 2.0, 1.0])
+    measured = raw.astype(np.float64)
+    return np.where(seen, measured, convolve(measured * seen, kernel) / convolve(seen.astype(np.float64), kernel))
+
+
+def show_damaged(task: Any, degraded: np.ndarray, scale: int) -> np.ndarray:
+    """What a restored picture is compared with, at its size."""
+    if task.config.demosaicks:
+        return interpolate_mosaic(degraded)
+    return matlab_bicubic(degraded, scale) if scale > 1 else degraded
+
+
+def measure_sharpness(image: np.ndarray) -> float:
+    """How much neighbouring pixels differ: the root mean square over both directions."""
+    return float(np.sqrt(np.mean([np.mean(np.diff(image, axis=axis) ** 2) for axis in (0, 1)])))
+
+
+def restore_pictures(run: Path, values: dict[str, Any], recipe: Path) -> tuple[Any, list[list[np.ndarray]]]:
+    """The run's task, and damaged, restored and clean test pictures."""
+    arguments = read_arguments(recipe, values)
+    task = build_task(arguments)
+    model = task.build_model({}, str(run / "snapshot")).eval()
+    pictures = []
+    for index, example in enumerate(open_source(DataSource(**values["data"]["eval"]))):
+        degraded, clean = task.degraded_example(example, index)
+        pictures.append([show_damaged(task, degraded, task.config.scale), task.restore(model, degraded), clean])
+    return task, pictures
+
+
+def train(run: Path, values: dict[str, Any], recipe: Path) -> dict[str, Any]:
+    """Trains; PSNR and sharpness before and after, and the processor time of it all."""
+    before = os.times()
+    launch(run, [EXAMPLES / "train.py"], recipe, values)
+    after = os.times()
+    task, pictures = restore_pictures(run, values, recipe)
+    channel, border = ("y", task.config.scale) if task.trained[0].kind == "bicubic" else ("rgb", 0)
+    clean = np.mean([measure_sharpness(row[2]) for row in pictures])
+    used = after.children_user + after.children_system - before.children_user - before.children_system
+    found: dict[str, Any] = {"core_minutes": round(used / 60, 1), **{k: summary(run)[k] for k in ("steps", "samples")}}
+    for place, name in enumerate(("damaged", "restored")):
+        scores = [psnr(row[place], row[2], channel=channel, border=border, data_range=1.0) for row in pictures]
+        sharpness = np.mean([measure_sharpness(np.clip(row[place], 0, 1)) for row in pictures]) / clean
+        found[name] = {"psnr": round(float(np.mean(scores)), 3), "sharpness": round(float(sharpness), 3)}
+    return found
+
+
+def find_settings(name: str) -> dict[str, Any]:
+    """What a run is made of, but for the place of its data."""
+    damage = DAMAGES[name]
+    return {"recipe": damage.recipe, "train": damage.train, "test": damage.test, **SHORT, **damage.values}
+
+
+def find_values(name: str, data: Path) -> dict[str, Any]:
+    """What differs from the recipe."""
+    damage = DAMAGES[name]
+    places = {"train": damage.train, "eval": damage.test}
+    sources = {name: {"path": str(data / place), "split": "train"} for name, place in places.items()}
+    return {**SHORT, **damage.values, "data": sources}
+
+
+def compute(steps: Steps, source: Path) -> None:
+    """What is missing, and a row of the picture for each task."""
+    data = steps.work / "data"
+    prepare(source, data)
+    for index, name in enumerate(DAMAGES):
+        values, run, recipe = find_values(name, data), steps.work / "runs" / f"damage-{index}", find_recipe(name)
+        steps.step(f"damage-{index}", find_settings(name), partial(train, run, values, recipe))
+    draw_pictures(steps, data, EXAMPLES / "results" / "damages.png")
+
+
+def find_recipe(name: str) -> Path:
+    """The YAML file of a run."""
+    return EXAMPLES / f"{DAMAGES[name].recipe}.yaml"
+
+
+def draw_pictures(steps: Steps, data: Path, path: Path) -> None:
+    """The middle of the first test picture of each task: damaged, restored, clean."""
+    from matplotlib import pyplot
+
+    names = [name for index, name in enumerate(DAMAGES) if (steps.work / "runs" / f"damage-{index}").is_dir()]
+    figure, axes = pyplot.subplots(len(names), 3, figsize=(10, 3.4 * len(names)), squeeze=False)
+    for line, name in zip(axes, names, strict=True):
+        run = steps.work / "runs" / f"damage-{list(DAMAGES).index(name)}"
+        _, pictures = restore_pictures(run, find_values(name, data), find_recipe(name))
+        top, left = ((side - 200) // 2 for side in pictures[0][2].shape[:2])
+        for axis, title, picture in zip(line, (DAMAGES[name].shown, name, "clean"), pictures[0], strict=True):
+            axis.imshow(np.clip(picture[top : top + 200, left : left + 200], 0, 1))
+            axis.set_title(title, fontsize=10)
+            axis.axis("off")
+    save_figure(figure, path, dpi=80)
+
+
+def make_table(steps: Steps) -> str:
+    """A row for each run that is there."""
+    rows = []
+    for index, (name, damage) in enumerate(DAMAGES.items()):
+        if (row := steps.read(f"damage-{index}")) is not None:
+            scores = [f"{row[part]['psnr']:.2f}" for part in ("damaged", "restored")]
+            sharpness = [f"{100 * row[part]['sharpness']:.0f}" for part in ("damaged", "restored")]
+            begun = f"`{damage.values['init_from']}`" if "init_from" in damage.values else "nothing"
+            if damage.recipe == "perceptual":
+                begun = "`super-resolution-x2`"
+            rows.append([name, begun, damage.shown, *scores, *sharpness, f"{row['core_minutes']:.0f}"])
+    header = ["", "begun from", "damaged", "PSNR, dB", "restored", "sharpness, %", "restored", "core minutes"]
+    return table(header, rows)
+
+
+def main() -> None:
+    if len(sys.argv) not in (1, 3):
+        sys.exit(__doc__)
+    work = Path(sys.argv[2]).resolve() if len(sys.argv) == 3 else Path("unused")
+    steps = Steps(work, results=EXAMPLES / "results" / "steps")
+    if len(sys.argv) == 3:
+        prepare_process()
+        compute(steps, Path(sys.argv[1]).resolve())
+    write_blocks({"damages": make_table(steps)}, EXAMPLES / "README.md")
+
+
+if __name__ == "__main__":
+    main()
