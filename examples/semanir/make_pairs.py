@@ -7,6 +7,7 @@ of them knows this rain, not yours.
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,15 @@ def drops(image: np.ndarray, generator: np.random.Generator) -> np.ndarray:
 MAKERS = {"deblur": (shake,), "weather": (rain, snow, drops)}
 
 
+def read_photo(path: Path) -> np.ndarray:
+    """Pixels of 8 bits and three colours."""
+    try:
+        with Image.open(path) as file:
+            return np.asarray(file.convert("RGB"))
+    except OSError as error:
+        sys.exit(f"{path} is no picture that can be read ({error}): remove it, or give another folder.")
+
+
 def make_pairs(photos: list[Path], out: Path, seed: int) -> None:
     """Writes both sets, each whole or not at all."""
     for kind, (name, makers) in enumerate(MAKERS.items()):
@@ -96,8 +106,7 @@ def make_pairs(photos: list[Path], out: Path, seed: int) -> None:
             for part in ("lq", "hq"):
                 (folder / part).mkdir()
             for index, path in enumerate(tqdm(photos, desc=name, unit=" photos")):
-                with Image.open(path) as file:
-                    clean = np.asarray(file.convert("RGB"))
+                clean = read_photo(path)
                 generator = np.random.default_rng((seed, kind, index))
                 damaged = makers[index % len(makers)](clean / 255, generator)
                 Image.fromarray(clean).save(folder / "hq" / f"{path.stem}.png")

@@ -166,18 +166,19 @@ def _prepare(model: SemanIRForImageRestoration) -> _Network:
                 # Its network of two layers has one result. Left in, half of it would be stored beside the weights.
                 table = layer.position_bias(torch.zeros(1)).contiguous()
                 layer.position_bias = cast(SemanIRPositionBias, _Table(table))
-    return _Network(model)
+    return cast(_Network, _Network(model).eval())
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporter is warned of in its own code."""
+    """Without what the exporter warns itself of; what it says of our code is told."""
     logger = logging.getLogger(_REGISTRATION)
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+            for module in ("torch", "onnx", "onnxscript", "copyreg"):
+                warnings.filterwarnings("ignore", module=rf"{module}(\.|$)")
             yield
     finally:
         logger.setLevel(level)

@@ -1,5 +1,7 @@
 """Restorers as ONNX files: any size, the numbers of the model, and no file where they differ."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -43,7 +45,10 @@ def check_file(path, model) -> None:
 def exported(tmp_path_factory):
     model = make_model(**ONE_STAGE)
     path = tmp_path_factory.mktemp("export") / "model.onnx"
-    return model, path, export_onnx(model, path)
+    with warnings.catch_warnings():
+        # What the exporter warns users of in our code is an error of ours.
+        warnings.simplefilter("error", UserWarning)
+        return model, path, export_onnx(model, path)
 
 
 def test_exported_file_takes_any_size_and_gives_the_numbers_of_the_model(exported):
