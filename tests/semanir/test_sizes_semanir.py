@@ -1,8 +1,11 @@
 """examples/benchmarks/semanir_sizes.py counts what the formulas of attention say."""
 
-import pytest
+import json
 
-from hf_ext.semanir import SemanIRConfig
+import pytest
+import torch
+
+from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from tests.study_testing import EXAMPLES, module_loader
 
 load = module_loader(EXAMPLES / "benchmarks")
@@ -28,3 +31,14 @@ def test_every_recipe_and_released_restorer_is_counted(load):
     assert {"denoise_color", "super_resolution_x4", "released: denoise-color"} <= set(found)
     # As the recipe's own comment says: its preset is the U.
     assert sizes.count(found["denoise_color"])["parameters"] == pytest.approx(25.8e6, rel=0.01)
+
+
+def test_committed_counts_are_those_of_the_recipes_and_releases(load):
+    sizes = load("semanir_sizes")
+    kept = json.loads((EXAMPLES / "benchmarks" / "results" / "semanir_sizes.json").read_text(encoding="utf-8"))
+    for name, config in sizes.configurations().items():
+        with torch.device("meta"):
+            model = SemanIRForImageRestoration(config)
+        assert kept["models"][name]["parameters"] == sum(value.numel() for value in model.parameters()), name
+        assert kept["models"][name]["window"] == config.window_size
+    assert set(kept["models"]) == set(sizes.configurations())
