@@ -168,6 +168,11 @@ def train(run: Path, values: dict[str, Any], recipe: Path) -> dict[str, Any]:
     return found
 
 
+def find_recipe(name: str) -> Path:
+    """The YAML file of a run."""
+    return EXAMPLES / f"{DAMAGES[name].recipe}.yaml"
+
+
 def find_settings(name: str) -> dict[str, Any]:
     """What a run is made of, but for the place of its data."""
     damage = DAMAGES[name]
@@ -190,11 +195,6 @@ def compute(steps: Steps, source: Path) -> None:
         values, run, recipe = find_values(name, data), steps.work / "runs" / f"damage-{index}", find_recipe(name)
         steps.step(f"damage-{index}", find_settings(name), partial(train, run, values, recipe))
     draw_pictures(steps, data, EXAMPLES / "results" / "damages.png")
-
-
-def find_recipe(name: str) -> Path:
-    """The YAML file of a run."""
-    return EXAMPLES / f"{DAMAGES[name].recipe}.yaml"
 
 
 def draw_pictures(steps: Steps, data: Path, path: Path) -> None:
@@ -221,11 +221,9 @@ def make_table(steps: Steps) -> str:
         if (row := steps.read(f"damage-{index}")) is not None:
             scores = [f"{row[part]['psnr']:.2f}" for part in ("damaged", "restored")]
             sharpness = [f"{100 * row[part]['sharpness']:.0f}" for part in ("damaged", "restored")]
-            begun = f"`{damage.values['init_from']}`" if "init_from" in damage.values else "nothing"
-            if damage.recipe == "perceptual":
-                begun = "`super-resolution-x2`"
+            begun = read_arguments(find_recipe(name), damage.values).init_from or "nothing"
             rows.append([name, begun, damage.shown, *scores, *sharpness, f"{row['core_minutes']:.0f}"])
-    header = ["", "begun from", "damaged", "PSNR, dB", "restored", "sharpness, %", "restored", "core minutes"]
+    header = ["", "begun from", "damaged", "its PSNR, dB", "restored", "its sharpness, %", "restored", "core minutes"]
     return table(header, rows)
 
 
