@@ -98,7 +98,7 @@ def main(debug: bool) -> None:
 
     \b
     Exit codes: 0 done; 1 tried and failed (disk, network, refused by the Hub, interrupted);
-    2 what was given cannot be used (options, files, configuration).
+    2 what was given cannot be used (options, files, configuration); 75 a training was stopped, and has saved.
 
     \b
     Completion of commands and options by the shell, for bash (also zsh and fish):
