@@ -157,14 +157,18 @@ def count_parameters(snapshot: Snapshot, blobs: BlobStore) -> dict[str, int]:
 def _parameters_of(path: Path) -> dict[str, int] | None:
     """Parameters in a safetensors file; None for what is none. A blob's name is its content, so one look is enough."""
     # Imported when first needed: it takes longer than all else that the Hub starts with.
-    from huggingface_hub import parse_local_safetensors_file_metadata
-    from huggingface_hub.errors import SafetensorsParsingError
+    from hf_ext.hub.safetensors_headers import DTYPE_NAMES, CheckpointError, header_length, parse_header
 
+    size = path.stat().st_size
+    counts: Counter[str] = Counter()
     try:
-        counts = parse_local_safetensors_file_metadata(path).parameter_count
-        return {str(dtype): count for dtype, count in counts.items()}
-    except (SafetensorsParsingError, ValueError, TypeError, AttributeError, RecursionError):
+        with path.open("rb") as file:
+            tensors, _ = parse_header(file.read(header_length(file.read(8), size, path.name)), size, path.name)
+    except CheckpointError:
         return None
+    for tensor in tensors.values():
+        counts[DTYPE_NAMES[tensor.dtype]] += tensor.numbers
+    return dict(counts)
 
 
 def _card(snapshot: Snapshot, blobs: BlobStore) -> dict[str, Any]:

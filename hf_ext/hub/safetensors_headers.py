@@ -49,6 +49,8 @@ _DTYPES = {
 DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 # Numbers in an element: torch packs two numbers of 4 bits into one, a header counts them one by one.
 _PACKED = {torch.float4_e2m1fn_x2: 2}
+# Sizes in a shape: torch and NumPy have no more, and the product of very many takes minutes.
+_MAX_SIZES = 64
 
 
 class CheckpointError(ValueError):
@@ -200,8 +202,8 @@ def describe_tensor(name: str, dtype: object, shape: object, offset: int, file: 
         )
     if not _are_sizes(shape):
         raise CheckpointError(
-            f"{file}: tensor {name!r} has shape {shape!r:.80}; a list of non-negative integers is allowed: save the "
-            "file again."
+            f"{file}: tensor {name!r} has shape {shape!r:.80}; a list of at most {_MAX_SIZES} non-negative "
+            "integers is allowed: save the file again."
         )
     assert isinstance(shape, list)
     packed = _PACKED.get(kind, 1)
@@ -223,4 +225,6 @@ def header_shape(dtype: torch.dtype, shape: tuple[int, ...]) -> list[int]:
 
 def _are_sizes(value: object) -> bool:
     # bool is an int to Python, but not a size; torch counts in 64-bit integers
-    return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**63 for item in value)
+    if not isinstance(value, list) or len(value) > _MAX_SIZES:
+        return False
+    return all(type(item) is int and 0 <= item < 2**63 for item in value)

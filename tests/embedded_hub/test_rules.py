@@ -216,6 +216,10 @@ def test_parameters_are_counted_where_they_can_be(store: HubStore) -> None:
     header = b'{"w": {"dtype": "F16", "shape": [2, 3], "data_offsets": [0, 12]}}'
     good = len(header).to_bytes(8, "little") + header + bytes(12)
     bad = [b"", b"short", b"\xff" * 20, (2).to_bytes(8, "little") + b"[]", (9).to_bytes(8, "little") + b'{"w": {}}']
+    # The product of such sizes fills the memory, takes minutes or is infinite.
+    for sizes in (["A" * 1000, 300_000], [2**62] * 100_000, [10**4000, 1], [1e308, 1e308], [2.5], [-1], [True], 3):
+        wild = header.replace(b"[2, 3]", json.dumps(sizes).encode())
+        bad.append(len(wild).to_bytes(8, "little") + wild + bytes(12))
     index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
     sharded = {"model.safetensors.index.json": json.dumps(index).encode(), "one.safetensors": good}
 
