@@ -70,7 +70,7 @@ class DisentangledDiTTextEncoderStep(_PipelineBlock):
     def __call__(self, components: Any, state: PipelineState) -> tuple[Any, PipelineState]:
         """Runs the block."""
         block: Any = self.get_block_state(state)
-        if block.prompt is not None or (block.prompt_embeds is not None and block.negative_prompt is not None):
+        if block.prompt is not None or block.prompt_embeds is not None:
             block.prompt_embeds, block.negative_prompt_embeds = self.make_pipeline(components).encode_prompt(
                 block.prompt,
                 do_classifier_free_guidance=block.guidance_scale > 1,

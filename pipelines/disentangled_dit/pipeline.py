@@ -353,9 +353,11 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         dtype = vae.dtype
         if dtype == torch.float16 and vae.config.get("force_upcast"):
             vae.to(torch.float32)
-        yield
-        if vae.dtype != dtype:
-            vae.to(dtype)
+        try:
+            yield
+        finally:
+            if vae.dtype != dtype:
+                vae.to(dtype)
 
     def prepare_image_latents(self, image: PipelineImageInput | Tensor, count: int, height: int, width: int) -> Tensor:
         """Clean latents [count, channels, ., .] to start from, of pictures or latents, one or `count`."""

@@ -57,6 +57,22 @@ def test_blocks_run_apart_with_their_own_components(tmp_path):
     np.testing.assert_allclose(found, expected, **NEAR)
 
 
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+def test_tokens_are_guided_away_from_the_null_text(scale, tmp_path):
+    pipeline = make_text_pipeline()
+    pipeline.save_pretrained(tmp_path)
+    tokens, null = pipeline.encode_prompt("a red hen")
+    options = {"prompt_embeds": tokens, "guidance_scale": scale, "num_inference_steps": 3, "output_type": "np"}
+    expected = pipeline(**options, generator=generator()).images
+    found = load(DisentangledDiTBlocks(), tmp_path)(**options, generator=generator(), output="images")
+    np.testing.assert_allclose(found, expected, **NEAR)
+    # Without a text encoder that is for the other blocks, the tokens of both are needed.
+    given = load(DisentangledDiTBlocks(), tmp_path)
+    given.update_components(text_encoder=None)
+    found = given(**options, negative_prompt_embeds=null, generator=generator(), output="images")
+    np.testing.assert_allclose(found, expected, **NEAR)
+
+
 def test_components_are_replaced_and_blocks_put_between(tmp_path):
     make_pipeline().save_pretrained(tmp_path)
     blocks = DisentangledDiTBlocks()

@@ -97,6 +97,14 @@ def test_a_vae_in_half_precision_is_lifted_where_it_must_be_and_put_back():
     assert vae.config.force_upcast and seen == [torch.float32]
     assert vae.dtype == torch.float16 and image.dtype == torch.float32
 
+    def fail(*_):
+        raise torch.OutOfMemoryError
+
+    vae.decoder.register_forward_pre_hook(fail)
+    with torch.no_grad(), pytest.raises(torch.OutOfMemoryError):
+        make_pipeline(vae=vae).decode_latents(vae, torch.zeros(1, 4, 3, 3))
+    assert vae.dtype == torch.float16
+
 
 @pytest.mark.parametrize("kind", ["epsilon", "flow_prediction"])
 def test_image_to_image_starts_where_the_strength_says(kind):
