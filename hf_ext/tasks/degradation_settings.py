@@ -188,7 +188,8 @@ class Degradation:
         resized, the surroundings are the picture: their size is what is resized, and their pixels are given the noise.
         """
         chosen = self.drawn(generator)
-        clean = _enlarged(images[-1], size * scale)
+        # Those of a pair are enlarged alike.
+        clean = _enlarged(images[-1], size, scale) if chosen.kind == "paired" else _enlarged(images[-1], size * scale)
         top, left = (int(generator.integers(side // scale - size + 1)) for side in clean.shape[:2])
         turns, mirror = int(generator.integers(4)), bool(generator.integers(2))
         target = _turned(_cut(clean, top * scale, left * scale, size * scale), turns, mirror)
@@ -244,12 +245,23 @@ def _read_one(value: Any, where: str) -> Degradation:
         raise error if where in str(error) else SettingsError(f"{where}: {error}") from error
 
 
-def _enlarged(image: np.ndarray, size: int) -> np.ndarray:
-    """At least `size` on each side, reflected at the bottom and right."""
-    height, width = image.shape[:2]
+def _enlarged(image: np.ndarray, size: int, block: int = 1) -> np.ndarray:
+    """At least `size` blocks of pixels on each side, reflected at the bottom and right block by block."""
+    height, width = (side // block for side in image.shape[:2])
     if min(height, width) >= size:
         return image
-    return np.pad(image, ((0, max(0, size - height)), (0, max(0, size - width)), (0, 0)), mode="reflect")
+    rows, columns = (_reflected(count, size, block) for count in (height, width))
+    return image[rows][:, columns]
+
+
+def _reflected(count: int, size: int, block: int) -> np.ndarray:
+    """The places of `count` blocks of pixels and, up to `size` blocks, of those that follow in a mirror."""
+    blocks = np.pad(np.arange(count), (0, max(0, size - count)), mode="reflect")
+    places = blocks[:, None] * block + np.arange(block)
+    # Where it runs backwards, a block is mirrored in itself too.
+    backwards = np.diff(blocks, prepend=-1) < 0
+    places[backwards] = places[backwards, ::-1]
+    return places.reshape(-1)
 
 
 def _cut(image: np.ndarray, top: int, left: int, size: int) -> np.ndarray:

@@ -9,7 +9,7 @@ from skimage import data
 
 from hf_ext.metrics.psnr import psnr
 from hf_ext.settings import build
-from hf_ext.tasks.degradation_settings import Degradation, read_degradations
+from hf_ext.tasks.degradation_settings import Degradation, _enlarged, read_degradations
 from hf_ext.tasks.degradations import (
     blur,
     gaussian_noise,
@@ -315,3 +315,20 @@ def test_matlab_luma_refuses_what_is_no_colour_picture():
         matlab_luma(np.zeros((2, 2, 3), np.float32))
     with pytest.raises(ValueError, match="must have the shape"):
         matlab_luma(np.zeros((2, 2, 1), np.uint8))
+
+
+@pytest.mark.parametrize("scale", [1, 2, 3])
+def test_pairs_smaller_than_a_patch_stay_aligned(scale):
+    lq = photo(8, 5)
+    hq = lq.repeat(scale, 0).repeat(scale, 1)
+    for seed in range(8):
+        small, large = Degradation("paired").patch([lq, hq], scale, 16, np.random.default_rng(seed))
+        np.testing.assert_array_equal(large, small.repeat(scale, 0).repeat(scale, 1))
+
+
+def test_what_is_reflected_runs_backwards_within_its_blocks_too():
+    rows = np.arange(6)[:, None, None].repeat(6, 1)
+    assert _enlarged(rows, 5, 2)[:, 0, 0].tolist() == [0, 1, 2, 3, 4, 5, 3, 2, 1, 0]
+    for size in (1, 6, 7, 11, 30):
+        expected = np.pad(rows, ((0, max(0, size - 6)), (0, max(0, size - 6)), (0, 0)), mode="reflect")
+        np.testing.assert_array_equal(_enlarged(rows, size), expected)
