@@ -183,6 +183,15 @@ def exchange_folders(first: Path, second: Path) -> bool:
     return done == 0
 
 
+def lies_in_cache(folder: Path) -> bool:
+    """Whether a folder is a commit in the cache of huggingface_hub, or lies in one, which nobody changes."""
+    resolved = folder.resolve()
+    return any(
+        commit.parent.name == "snapshots" and commit.parent.parent.name.startswith(_CACHED)
+        for commit in (resolved, *resolved.parents)
+    )
+
+
 def stays_inside(folder: Path, path: Path) -> bool:
     """Whether a path of a folder really lies in it, and is not a link to somewhere else."""
     # The cache of huggingface_hub keeps the files of a repository in `models--org--name/blobs/`, or in a `blobs/` that

@@ -169,6 +169,12 @@ def _parse(record: dict[str, Any], path: Path) -> Manifest:
             raise CheckpointError(f"{path}: `dtype` of {tensor['name']!r} must be one of {known}: fetch it again.")
     if record["method"].get("rescale") not in RESCALES:
         raise CheckpointError(f"{path}: `rescale` must be one of {RESCALES}: fetch the artifact again, or merge.")
+    statistics, merged = record["method"].get("statistics", {}), record["method"].get("merged") or ""
+    texts = [merged, *statistics.values()] if isinstance(statistics, dict) else [None]
+    if not all(isinstance(text, str) for text in texts):
+        raise CheckpointError(
+            f"{path}: `statistics` must be a mapping of tasks to texts, and `merged` a text or null: fetch it again."
+        )
     return Manifest(
         library=record["library"],
         base=_source(record["base"]),

@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from transformers import GenerationConfig
 
+from ..files import lies_in_cache
 from .building import BuiltModel, Place, build_model, relabel, same_network
 from .generating import generate, switch_settings
 from .mixed import Mixer
@@ -228,17 +229,31 @@ class EMRModel:
             return
         config = self.read_config(task)
         if self.fits(task):
-            self._turns.note_change()
-            switch_settings(self, task, self._generation)
-            # Half-way through, the model is of no task.
-            self.current = None
-            self._restore_in_place(task, config)
+            self._switch_in_place(task, config)
         else:
             self._warn_of_another_model(config)
             self._built = self._build(task)
             self._generation.clear()
         self._config = config
         self.current = task
+
+    def _switch_in_place(self, task: str, config: dict[str, Any]) -> None:
+        """Puts a task's weights into the model; where that fails or is interrupted, those of the task before again."""
+        model, previous, before = self._built.model, cast(str, self.current), self._config
+        settings = getattr(model, "generation_config", None)
+        switch_settings(self, task, self._generation)
+        # Half-way through, the model is of no task.
+        self.current = None
+        try:
+            with self._turns.change(model):
+                self._restore_in_place(task, config)
+        except BaseException:
+            if settings is not None:
+                model.generation_config = settings
+            with self._turns.change(model):
+                self._restore_in_place(previous, before)
+            self.current = previous
+            raise
 
     def _warn_of_another_model(self, config: dict[str, Any]) -> None:
         if self._built.complete or self._warned or not same_network(config, self._config):
@@ -279,8 +294,8 @@ class EMRModel:
         """
         with self._turns.hold():
             previous = self.current
-            self._switch(name)
             try:
+                self._switch(name)
                 yield self._built.model
             finally:
                 if previous is not None:
@@ -311,7 +326,8 @@ class EMRModel:
             examples (`Mapping[str, Mapping[str, Any]]`): For each task, a batch of a few of its samples as the model
                 takes them.
             save (`bool`, *optional*, defaults to `True`): Whether to keep it in the artifact, as
-                `router.safetensors`; only of a local folder.
+                `router.safetensors`. An artifact in the cache of the Hub is never changed: there it is kept for this
+                object alone.
 
         Returns:
             [`TaskRouter`]: The router.
@@ -323,7 +339,7 @@ class EMRModel:
         if unknown:
             raise ValueError(f"there are examples of {unknown}; the tasks are {self.tasks}")
         self._router = TaskRouter.fit({task: self.features(batch) for task, batch in examples.items()})
-        if save:
+        if save and not lies_in_cache(self.weights.folder):
             self._router.save(self.weights.folder)
         return self._router
 
@@ -403,9 +419,9 @@ class EMRModel:
         """
         with self._turns.hold():
             arguments = () if inputs is None else (inputs,)
-            if self.current is None:
-                raise ValueError("a switch of tasks has failed: call set_task before generate")
             if task_ids is None:
+                if self.current is None:
+                    raise ValueError("a switch of tasks has failed: call set_task before generate")
                 return cast(Any, self._built.model).generate(*arguments, **options)
             # Weights of other tasks stand in for the model's own while it runs.
             self._turns.note_change()
@@ -489,7 +505,8 @@ class EMRModel:
         return built
 
     def _restore_in_place(self, task: str, config: dict[str, Any]) -> None:
-        if config != self._config and self.weights.manifest.library == "transformers":
+        changed, self._config = config != self._config, config
+        if changed and self.weights.manifest.library == "transformers":
             relabel(self.model, type(self.model.config).from_dict(config))
         held = self.model.state_dict()
         for name, place in self._built.places.items():

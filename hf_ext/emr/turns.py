@@ -4,7 +4,8 @@ One set of weights can be of one task at a time. Whoever needs them for a while 
 of the object itself) holds a re-entrant lock meanwhile, and other threads wait for it. Two things a lock cannot do:
 
 - `set_task` chooses for longer than a block. Were two threads to choose, each would go on with the other's weights. So
-  the choice belongs to the first thread that makes it, for as long as that thread lives; others are refused.
+  the choice belongs to the first thread that makes it, for as long as that thread lives; others are refused. Where
+  none has chosen, it belongs to the last thread that called the plain model: it relies on the task that it found.
 - `em.model(x)` is a plain call of a plain model, which takes no lock. Hooks on the model notice it: before the forward
   they wait until no other thread holds the lock, and after it they compare a number that grows with every change of
   weights in place. If it grew, the output is of mixed weights, and an error takes its place. A lock that is taken in
@@ -34,6 +35,8 @@ class Turns:
         self._changes = 0
         self._seen = threading.local()
         self._watched: weakref.ref[torch.nn.Module] | None = None
+        self._half_changed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._caller: threading.Thread | None = None
 
     @contextmanager
     def hold(self) -> Iterator[bool]:
@@ -56,17 +59,28 @@ class Turns:
     def choose(self) -> None:
         """Makes this thread the one that chooses the task outside of `with` blocks."""
         here = threading.current_thread()
-        if self._chooser is not None and self._chooser is not here and self._chooser.is_alive():
+        other, did = self._chooser, "set_task was called"
+        if other is None or not other.is_alive():
+            other, did = self._caller, "the model was called"
+        if other is not None and other is not here and other.is_alive():
             raise RuntimeError(
-                f"set_task was called in thread {self._chooser.name!r}, so it cannot be called in {here.name!r} too: "
-                "each would run with the other's weights. Use `with em.task(name) as model:` or task_ids=[...], which "
-                "wait for each other, or give each thread an EMRModel of its own"
+                f"{did} in thread {other.name!r}, so set_task cannot be called in {here.name!r} too: each would run "
+                "with the other's weights. Use `with em.task(name) as model:` or task_ids=[...], which wait for each "
+                "other, or give each thread an EMRModel of its own"
             )
         self._chooser = here
 
     def note_change(self) -> None:
         """Tells that weights are about to change in place; for whoever holds the lock."""
         self._changes += 1
+
+    @contextmanager
+    def change(self, model: torch.nn.Module) -> Iterator[None]:
+        """While the weights of a model change in place. Where the block fails, plain calls of the model fail too."""
+        self.note_change()
+        self._half_changed.add(model)
+        yield
+        self._half_changed.discard(model)
 
     def watch(self, model: torch.nn.Module) -> None:
         """Lets plain calls of a model, which take no lock, fail where another thread changed its weights meanwhile."""
@@ -76,6 +90,14 @@ class Turns:
 
     def _begin(self, model: torch.nn.Module) -> None:
         with self._lock:
+            if model in self._half_changed:
+                raise RuntimeError(
+                    "a switch of tasks has failed, so the weights are of no task: call set_task of the EMRModel, and "
+                    "take its `model` anew"
+                )
+            # Nobody holds the lock: a plain call, which relies on the task that it finds.
+            if self._depth == 0:
+                self._caller = threading.current_thread()
             # A model that was replaced by another one is changed by nobody.
             current = self._watched is not None and self._watched() is model
             self._seen.changes = self._changes if current else None

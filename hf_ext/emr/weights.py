@@ -24,7 +24,7 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RevisionResolutionError
 from safetensors import safe_open
 
-from ..files import read_json, replace_folder, whole_folder
+from ..files import read_json, whole_folder
 from ..hub.checkpoints import Checkpoint, open_checkpoint
 from ..hub.file_hashes import file_sha256
 from ..hub.safetensors_headers import CheckpointError, TensorInfo
@@ -214,10 +214,8 @@ class TaskWeights:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ValueError(f"{out}: there is something here already; choose another folder, or delete it first")
         files, entries = self.small_files(task), self.entries(task)
-        partial = out.with_name(f".{out.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        try:
+        # A name of its own: beside it there may be a merge into the same folder that was interrupted.
+        with whole_folder(out) as partial:
             for name, path in files.items():
                 shutil.copyfile(path, partial / name)
             sizes = {name: math.prod(shape) * dtype.itemsize for name, (dtype, shape) in entries.items()}
@@ -229,9 +227,6 @@ class TaskWeights:
             if len(shards) > 1:
                 index = partial / f"{stem}.safetensors.index.json"
                 index.write_text(shard_index(shards, sizes), encoding="utf-8")
-            replace_folder(partial, out)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
         return out
 
     def fetch_all(self) -> None:

@@ -19,23 +19,28 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id  # type: i
 from .published_files import walk
 from .safetensors_headers import read_json_object
 
-# Prefixes of secrets and their shapes. What comes before must not be part of a word, so that `task-…` is none.
+# Prefixes of secrets and their shapes. What comes before must not be part of a word, so that `task-…` is none; the end
+# of an escape of JSON (`\n`, `\u003d`) or of an address (`%3D`) is none, though it ends with a letter or digit.
+_ESCAPE = rb"(?<=\\[bfnrt])|(?<=\\u[0-9A-Fa-f]{4})|(?<=%[0-9A-Fa-f]{2})"
+_START = rb"(?:(?<![A-Za-z0-9])|" + _ESCAPE + rb")"
+_START_OF_NAME = rb"(?:(?<![A-Za-z0-9_])|" + _ESCAPE + rb")"
 _TOKENS = {
-    "a token of Hugging Face": rb"(?<![A-Za-z0-9_])(?:hf_|api_org_)[A-Za-z0-9]{20,}",
-    "a key of OpenAI, Anthropic or the like": rb"(?<![A-Za-z0-9])sk-(?:[A-Za-z0-9]+-){0,3}[A-Za-z0-9_]{16,}",
-    "a key of AWS": rb"(?<![A-Za-z0-9])(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])",
-    "a token of GitHub": rb"(?<![A-Za-z0-9])(?:gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{40,})",
-    "a token of GitLab": rb"(?<![A-Za-z0-9])glpat-[A-Za-z0-9_\-]{20,}",
-    "a token of Slack": rb"(?<![A-Za-z0-9])xox[abeoprs]-[A-Za-z0-9\-]{20,}",
-    "a key of Google": rb"(?<![A-Za-z0-9])AIza[A-Za-z0-9_\-]{35}",
+    "a token of Hugging Face": _START_OF_NAME
+    + rb"(?:hf_(?:oauth_|jwt_)[A-Za-z0-9.\-_]{20,}|(?:hf_|api_org_)[A-Za-z0-9]{20,})",
+    "a key of OpenAI, Anthropic or the like": _START + rb"sk-(?:[A-Za-z0-9]+-){0,3}[A-Za-z0-9_]{16,}",
+    "a key of AWS": _START + rb"(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])",
+    "a token of GitHub": _START + rb"(?:gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{40,})",
+    "a token of GitLab": _START + rb"glpat-[A-Za-z0-9_\-]{20,}",
+    "a token of Slack": _START + rb"xox[abeoprs]-[A-Za-z0-9\-]{20,}",
+    "a key of Google": _START + rb"AIza[A-Za-z0-9_\-]{35}",
     "a private key": rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----",
 }
 _SECRET = re.compile(b"|".join(b"(%b)" % pattern for pattern in _TOKENS.values()))
 _KINDS = tuple(_TOKENS)
 _MAX_HEADER_BYTES = 100_000_000
 
-# An absolute path of POSIX, of a home, of Windows or of a Windows share, as the whole of a text.
-_PATH = re.compile(r"(?:/|~[^/\\]*[/\\]|[A-Za-z]:[\\/]|\\\\|file:).*", re.DOTALL)
+# A path of POSIX, of a home, of Windows or of a Windows share, or one that begins with dots, as the whole of a text.
+_PATH = re.compile(r"(?:/|\.{1,2}[/\\]|~[^/\\]*[/\\]|[A-Za-z]:[\\/]|\\\\|file:).*", re.DOTALL)
 # Where a library notes from where it read; elsewhere such a text may be a label ("/m/09x0r") or a token.
 _ORIGINS = ("_name_or_path", "name_or_path", "special_tokens_map_file", "tokenizer_file", "vocab_file", "merges_file")
 _CONFIGURATIONS = ("config.json", "adapter_config.json", "tokenizer_config.json", "generation_config.json")
@@ -145,11 +150,17 @@ def _keep_known_training(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_path(text: str) -> bool:
-    """Whether a text is an absolute path, of this system or another, or the name of something that is on this disk."""
+    """Whether a text can only be a path, of this system or another, or is the name of something on this disk."""
     return bool(_PATH.fullmatch(text)) or ("/" in text and os.path.lexists(text))
 
 
-def _last_name(text: str) -> str:
+def public_text(text: Any) -> Any:
+    """What may be published of a text or of nothing: of a path its last part."""
+    return _cut_paths(text)
+
+
+def last_name(text: str) -> str:
+    """The last part of a path, of this system or another."""
     return re.split(r"[\\/]+", text.rstrip("\\/"))[-1] or "."
 
 
@@ -158,7 +169,7 @@ def _cut_paths(value: Any) -> Any:
         return {key: _cut_paths(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_cut_paths(item) for item in value]
-    return _last_name(value) if isinstance(value, str) and is_path(value) else value
+    return last_name(value) if isinstance(value, str) and is_path(value) else value
 
 
 def _cut_origins(value: Any) -> Any:
@@ -181,7 +192,7 @@ def _require_public_base(path: Path) -> None:
         local = True
     if local:
         raise ValueError(
-            f"{path.name}: the base of this adapter is {_last_name(str(base))!r}, a folder that others cannot reach. "
+            f"{path.name}: the base of this adapter is {last_name(str(base))!r}, a folder that others cannot reach. "
             'Push the base first, write its org/name as "base_model_name_or_path" into adapter_config.json, and push '
             "the adapter again; or merge the adapter into the base and push the result"
         )

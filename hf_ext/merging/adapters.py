@@ -6,6 +6,7 @@ Among themselves: (IA)³ from a base of ones; LoRA only where all tasks have one
 from __future__ import annotations
 
 import math
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -332,11 +333,30 @@ def lora_modules(adapter: Source) -> dict[str, tuple[str, str]]:
     return found
 
 
+def _check_numbers(adapter: Source) -> None:
+    """Refuses a configuration from which no scale can be computed."""
+    config: dict[str, Any] = adapter.config
+    told: dict[str, Any] = {key: {"": config[key]} for key in ("r", "lora_alpha") if key in config}
+    told |= {key: config.get(key) or {} for key in ("rank_pattern", "alpha_pattern")}
+    for key, values in told.items():
+        if not isinstance(values, dict):
+            raise ValueError(f"{adapter.title}: {key} must be a mapping of names to numbers, got {values!r:.80}.")
+        for name, value in values.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                where = f"{key}[{name!r}]" if name else key
+                raise ValueError(f"{adapter.title}: {where} must be a finite number, got {value!r:.80}.")
+            try:
+                re.compile(name)
+            except re.error as error:
+                raise ValueError(f"{adapter.title}: {key} has {name!r}, which is no pattern ({error}).") from error
+
+
 def refuse_variants(adapter: Source) -> None:
     config = adapter.config
     if config.get("peft_type") != "LORA":
         more = " (adapters: adapter merges (IA)³)" if config.get("peft_type") == "IA3" else ""
         raise ValueError(f"{adapter.title} is {config.get('peft_type')!r}, not LoRA{more}. {_ADVICE}")
+    _check_numbers(adapter)
     for key in _OTHER_VARIANTS:
         if config.get(key):
             raise ValueError(f"{adapter.title} uses {key}, whose weights are not base + s·B·A. {_ADVICE}")
@@ -351,6 +371,8 @@ def find_scaling(config: dict[str, Any], module: str, rank: int) -> float:
     """s of one module, as peft finds it."""
     from peft.utils.other import get_pattern_key
 
+    if rank < 1:
+        raise ValueError(f"{module}: a LoRA of rank {rank} has no scale, and changes nothing: take it out.")
     patterns = config.get("alpha_pattern") or {}
     alpha = patterns.get(get_pattern_key(list(patterns), module), config.get("lora_alpha", 8))
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)

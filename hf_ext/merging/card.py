@@ -12,6 +12,7 @@ import yaml
 from hf_ext.emr.manifest import MANIFEST, Manifest, SourceRecord, TaskRecord
 from hf_ext.emr.report import report_markdown
 
+from ..hub.disclosure import last_name
 from ..hub.safetensors_headers import CheckpointError, parse_json_object
 from .configuration import MergeConfig
 from .methods import METHODS
@@ -120,7 +121,7 @@ def _link(source: SourceRecord) -> str:
 
 def public_name(source: SourceRecord) -> str:
     """What may be published of a source: a Hub's name, or the last part of a path."""
-    return source.source if source.revision else Path(source.source).expanduser().resolve().name
+    return source.source if source.revision else last_name(source.source)
 
 
 def _task_loading(merge: Merge, task: Mapping[str, Any]) -> dict[str, str]:

@@ -25,6 +25,7 @@ from transformers.pytorch_utils import Conv1D
 
 from hf_ext.emr.building import model_class
 from hf_ext.files import whole_folder, write_json
+from hf_ext.hub.disclosure import public_text
 from hf_ext.hub.safetensors_writer import SafetensorsWriter
 
 from .pairs import Pair
@@ -330,8 +331,8 @@ class _Extraction:
             *([f"rank {largest}; at most {_VLLM_RANKS[-1]} is served"] if largest > _VLLM_RANKS[-1] else []),
         ]
         return {
-            "source": self._pair.title,
-            "base": self._pair.base,
+            "source": self._pair.public_name,
+            "base": public_text(self._pair.base),
             "revision": self._pair.revision,
             "rank": largest,
             "bytes": (self._folder / "adapter_model.safetensors").stat().st_size,

@@ -72,7 +72,7 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
             sources=sources,
             base=sources["base"]["files"] if kept is None else kept,
             library=plan.base.library,
-            warnings=plan.warnings,
+            warnings=[_without_places(text, plan.sources) for text in plan.warnings],
             masks=plan.config.with_masks,
             names=[part.name for part in plan.merged_rows],
             elements=elements,
@@ -91,6 +91,14 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
 
     write_card(folder, repo_id=out.name)
     return report
+
+
+def _without_places(text: str, sources: Iterable[Source]) -> str:
+    """A warning as it is kept: sources are named by what they are of the merge, not by where they lay."""
+    for source in sources:
+        if source.repo_id is None:
+            text = text.replace(f" ({source.spec})", "")
+    return text
 
 
 def method_record(config: MergeConfig, given: Source | None, out: Path) -> dict[str, Any]:
@@ -115,10 +123,19 @@ def _record_identity(identity: Mapping[str, Any], out: Path) -> dict[str, Any]:
     return {**identity, "source": source}
 
 
+def _tell_dtype(path: Path, dtype: str) -> None:
+    """Weights are loaded in the type that the configuration tells: the one that they were written in."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config |= {"dtype": dtype} | ({"torch_dtype": dtype} if "torch_dtype" in config else {})
+    path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def _copy_small_files(folder: Path, plan: Plan) -> None:
     """The base's files to the root, every task's configuration and what else is its own to the task."""
     root = plan.base.small_files()
     _copy(root, folder)
+    if plan.config.dtype and plan.base.library == "transformers":
+        _tell_dtype(folder / "config.json", plan.config.dtype)
     if plan.config.include_base:
         _copy(root, folder / "base")
     for task in plan.tasks if plan.config.with_masks else ():

@@ -6,14 +6,13 @@ the base's model is left out. A file is small and read whole.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from hf_ext.hub.safetensors_headers import TensorInfo
+from hf_ext.hub.safetensors_headers import TensorInfo, parse_json_object
 
 from .adapters import PREFIX, VirtualSource
 from .sources import Source
@@ -132,7 +131,8 @@ def _fits(state: Mapping[str, torch.Tensor], base: Source) -> bool:
 
 def _configure(state: Mapping[str, torch.Tensor], file: Source, part: str) -> dict[str, Any]:
     """What the file says of ranks and scales, as diffusers writes it; else a scale of 1."""
-    told = json.loads(file.metadata.get("lora_adapter_metadata") or "{}")
+    text = file.metadata.get("lora_adapter_metadata") or "{}"
+    told = parse_json_object(text.encode(), f"{file.title}, lora_adapter_metadata")
     own = {key.removeprefix(f"{part}."): value for key, value in told.items() if key.startswith(f"{part}.")}
     if own:
         return {**own, "peft_type": "LORA"}

@@ -256,9 +256,12 @@ def _start_beside(function: Callable[[], Any]) -> Future[Any]:
 
 def _identity(plan: Plan) -> dict[str, Any]:
     """What must be the same when the merge goes on."""
+    from .. import __version__
+
     values = plan.config.to_dict() | plan.config.arguments
     config = {key: value for key, value in values.items() if key not in _FREE}
-    return {"config": config, "checkpoints": {source.label: source.fingerprint() for source in plan.sources}}
+    checkpoints = {source.label: source.fingerprint() for source in plan.sources}
+    return {"hf_ext_version": __version__, "config": config, "checkpoints": checkpoints}
 
 
 def _differences(before: Any, now: Any, where: str = "") -> list[str]:

@@ -11,6 +11,7 @@ import torch
 
 from hf_ext.emr.manifest import find_recorded
 from hf_ext.emr.weights import TaskWeights
+from hf_ext.hub.disclosure import public_text
 
 from .fitting import refuse_little_overlap, refuse_quantised
 from .sources import open_weights
@@ -22,6 +23,7 @@ class Pair:
     """A fine-tune beside its base."""
 
     title: str
+    public_name: str  # the same without folders of this machine
     base: str  # where the base is: a folder, or `org/name`
     revision: str | None  # its commit, of a Hub
     files: Mapping[str, Path]  # configuration, tokenizer, processor of the fine-tune
@@ -47,6 +49,7 @@ def open_task(artifact: str, task: str, base: str | None = None, endpoint: str |
     in_base = {name: record.base_name(name) for name in names if record.base_name(name) in held}
     yield Pair(
         f"task {task!r} of {artifact}",
+        f"task {task!r} of {public_text(artifact)}",
         place,
         origin.revision if own else None,
         weights.small_files(task),
@@ -74,6 +77,7 @@ def open_fine_tune(base: str, fine_tune: str, endpoint: str | None = None) -> It
         refuse_little_overlap(first, own, found.pairs, fitting)
         yield Pair(
             fine_tune,
+            public_text(fine_tune),
             first.repo_id or str(Path(base).expanduser().resolve()),
             first.commit,
             own.small_files(),

@@ -102,7 +102,9 @@ def hide_paths(folder: Path) -> None:
         names[merged] = place.name if is_path else merged
     # the longest first: one may begin another
     paths = [
-        (path, names[path]) for path in sorted(names, key=len, reverse=True) if "/" in path and names[path] != path
+        (path, names[path])
+        for path in sorted(names, key=len, reverse=True)
+        if re.search(r"[\\/]", path) and names[path] != path
     ]
     for file in (MANIFEST, "report.json"):
         path = folder / file

@@ -153,8 +153,11 @@ class Source:
         return {"source": self.repo_id or self.spec, "revision": self.commit, "files": files}
 
     def fingerprint(self) -> dict[str, Any]:
-        """What must not change while a merge is interrupted: the identity, with the times of local files."""
+        """What must not change while a merge is interrupted: the identity; of a local folder the times of its weights
+        and what its small files say, such as the factor of an adapter, too."""
         result = self.identity()
+        if self.repo_id is None:
+            result["small_files"] = {name: file_sha256(path) for name, path in self.small_files().items()}
         for name, file in self.checkpoint.files.items():
             if file.path is not None:
                 result["files"][name]["mtime_ns"] = os.stat(file.path).st_mtime_ns

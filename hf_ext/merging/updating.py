@@ -21,7 +21,7 @@ from hf_ext.emr.artifact import STATE, hash_files, mark_root, read_sums, read_to
 from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, find_recorded, recorded_path
 from hf_ext.emr.ops import SUMS
 
-from ..files import recover_folder, replace_folder, sync
+from ..files import lies_in_cache, recover_folder, replace_folder, sync
 from ..hub.cards import write_card
 from ..hub.safetensors_headers import CheckpointError
 from .configuration import MergeConfig
@@ -181,7 +181,7 @@ def source_spec(source: SourceRecord, place: Path) -> str:
 def _open(folder: str | Path) -> tuple[Path, Manifest]:
     place = Path(folder).expanduser().resolve()
     recover_folder(place)
-    if place.parent.name == "snapshots":
+    if lies_in_cache(place):
         raise ValueError(f"{place} lies in the cache of the Hub, which is not changed; download it to another folder")
     return place, Manifest.read(place)
 

@@ -282,16 +282,43 @@ class Failing(TaskWeights):
         super().restore_into(task, name, out)
 
 
-def test_a_switch_that_fails_half_way_is_no_task(bert: Path):
+def test_a_switch_that_fails_half_way_leaves_the_task_before(bert: Path):
     weights = Failing(bert)
     emr = EMRModel(weights, "two", source=str(bert))
-    before, weights.left = copied(emr.model), 7
+    model, before, weights.left = emr.model, copied(emr.model), 7
     with pytest.raises(OSError, match="disk is gone"):
         emr.set_task("five")
+    assert emr.current == "two" and emr.model is model and model.config.num_labels == 2
+    assert equal(copied(model), before)
+    weights.left = 7
+    with pytest.raises(OSError, match="disk is gone"), emr.task("five"):
+        pytest.fail("the block of a task that is not there ran")
+    assert emr.current == "two" and equal(copied(model), before)
+    torch.testing.assert_close(emr(TOKENS).logits, model(TOKENS).logits)
+
+
+def test_a_model_of_no_task_answers_nobody(bert: Path, monkeypatch: pytest.MonkeyPatch):
+    emr = EMRModel.from_pretrained(bert, "two")
+    model, before = emr.model, copied(emr.model)
+
+    def restore(*_: object) -> None:
+        raise OSError("the disk is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TaskWeights, "restore_into", restore)
+        with pytest.raises(OSError, match="disk is gone"):
+            emr.set_task("five")
     assert emr.current is None
-    with pytest.raises(ValueError, match="call set_task first"):
-        emr(TOKENS)
-    assert equal(copied(emr.set_task("two").model), before)
+    for call in (emr, emr.generate):
+        with pytest.raises(ValueError, match="call set_task"):
+            call(TOKENS)
+    with pytest.raises(RuntimeError, match="a switch of tasks has failed"):
+        model(TOKENS)
+    # Who names tasks is answered by a model that is made anew.
+    assert emr(TOKENS, task_ids=["two"] * len(TOKENS)).logits.shape[-1] == 2
+    assert emr.model is not model and equal(copied(emr.set_task("two").model), before)
+    with pytest.raises(RuntimeError, match="take its `model` anew"):
+        model(TOKENS)
 
 
 CODE = """

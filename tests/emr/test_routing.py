@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,13 @@ def test_samples_without_a_task_are_routed(tmp_path: Path):
     torch.testing.assert_close(emr.features(both), (hidden * weights).sum(1) / weights.sum(1))
     with pytest.raises(ValueError, match=r"examples of \['c'\]"):
         emr.fit_router({"c": one})
+    # A commit in the cache of the Hub is not changed, though it is a folder.
+    cached = tmp_path / "models--me--merged" / "snapshots" / "0123"
+    shutil.copytree(tmp_path / "merged", cached)
+    (cached / ROUTER_FILE).unlink()
+    elsewhere = EMRModel.from_pretrained(cached, base=base)
+    elsewhere.fit_router({"a": one, "b": two})
+    assert elsewhere.route(**both) == chosen and not (cached / ROUTER_FILE).exists()
 
 
 def test_images_and_other_libraries(tmp_path: Path):

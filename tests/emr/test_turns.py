@@ -168,7 +168,7 @@ def test_set_task_belongs_to_one_thread(emr: EMRModel):
     # Those threads have ended, so that this one may choose; not even the task that is there may be chosen by another.
     assert is_of(emr.set_task("b").model(TOKENS).logits, "b", right)
     (error,) = run_in_threads(lambda: emr.set_task("b"))
-    assert "so it cannot be called in" in str(error)
+    assert "so set_task cannot be called in" in str(error)
 
     def switch_inside() -> None:
         # In a block of its own a thread may switch as it likes.
@@ -260,3 +260,14 @@ def test_a_compiled_model_is_whole(emr: EMRModel):
         assert is_of(compiled(TOKENS).logits, "a", right)
         emr.set_task("b")
         assert is_of(compiled(TOKENS).logits, "b", right)
+
+
+def test_who_calls_the_plain_model_relies_on_the_task_that_it_finds(emr: EMRModel):
+    right = expected(emr)
+    emr = EMRModel.from_pretrained(emr.weights.folder, "a")
+    assert is_of(emr.model(TOKENS).logits, "a", right)
+    # Nobody has called set_task; yet the thread that called the model goes on with task a.
+    (error,) = run_in_threads(lambda: emr.set_task("b"))
+    assert "the model was called in thread" in str(error)
+    assert is_of(emr.model(TOKENS).logits, "a", right)
+    assert is_of(emr.set_task("b").model(TOKENS).logits, "b", right)

@@ -130,3 +130,11 @@ def test_a_hub_gives_only_what_is_needed(bert: Path, hub, run_client, tmp_path: 
     with exported:
         local = EMRModel.from_pretrained(bert, "five").model.state_dict()
         assert all(torch.equal(exported[name], local[name]) for name in exported)
+
+
+def test_an_export_leaves_an_interrupted_merge_of_the_same_name(bert: Path, tmp_path: Path):
+    kept = tmp_path / ".out.partial" / "journal" / "x.jsonl"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("{}")
+    TaskWeights(bert).export("two", tmp_path / "out")
+    assert kept.is_file() and (tmp_path / "out" / "config.json").is_file()

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is d
 # Made up, in pieces, so that no scanner takes this file for a leak.
 TOKENS = {
     "Hugging Face": "hf" + "_" + "aBcDeFgHiJ" * 3 + "kLmN",
+    "Hugging Face, of an application": "hf" + "_oauth_" + "eyJhbGci.eyJz-dWI_" * 3,
     "OpenAI": "sk" + "-" + "aB3dE6gH9j" * 4,
     "OpenAI, of a project": "sk" + "-proj-" + "aB3dE6gH9j" * 4,
     "Anthropic": "sk" + "-ant-api03-" + "aB3dE6gH9j" * 4,
@@ -67,6 +68,14 @@ def test_every_file_that_goes_up_is_read(name, tmp_path):
         refuse_secrets(tmp_path)
 
 
+@pytest.mark.parametrize("before", [r"run with\n", r"\t", r"HF_TOKEN\u003d", "?token%3D", '"', "="])
+@pytest.mark.parametrize("name", ["Hugging Face", "OpenAI, of a project", "AWS", "GitHub"])
+def test_a_token_after_an_escape_is_seen(name, before, tmp_path):
+    (tmp_path / "config.json").write_text('{"note": "' + before + TOKENS[name] + '"}')
+    with pytest.raises(ValueError, match=r"^config\.json, line 1: a "):
+        refuse_secrets(tmp_path)
+
+
 def test_headers_of_weights_and_texts_of_other_encodings_are_read(tmp_path):
     (tmp_path / "README.md").write_text(TOKENS["Hugging Face"], encoding="utf-16")
     with pytest.raises(ValueError, match=r"README\.md, line 1: a token of Hugging Face"):
@@ -82,6 +91,7 @@ def test_headers_of_weights_and_texts_of_other_encodings_are_read(tmp_path):
 HARMLESS = """
 hf_ext hf_xet hf_hub_download hf_token hf_olmo_hybrid_model_with_a_long_name task-oriented-classification-of-things
 sk-learn ask-me-anything-about-this-model risk-0123456789012345678 AKIAN AKIAabcdefgh12345678 ghp_short xoxb-
+self_hf_abcdefghijklmnopqrstuvwxyz
 -----BEGIN CERTIFICATE----- -----BEGIN PUBLIC KEY----- sk-based-classification-with-a-pipeline AIzashort glpat-short
 """
 
@@ -112,6 +122,8 @@ PATHS = {
     "D:/alice/photos": "photos",
     r"\\server\share\photos": "photos",
     "file:///data/alice/photos": "photos",
+    "../alice/client-acme/photos": "photos",
+    "./alice/photos": "photos",
 }
 
 

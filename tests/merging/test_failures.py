@@ -144,6 +144,12 @@ def test_another_merge_does_not_go_on_from_what_is_left(config, tmp_path, monkey
     os.utime(weights, ns=(1, 1))
     with pytest.raises(ValueError, match=rf"checkpoints.t0.files.{weights.name}.mtime_ns was \d+"):
         merge(config, tmp_path / "merged-out")
+    configuration = tmp_path / "t0" / "config.json"
+    before = configuration.read_text()
+    configuration.write_text(before + "\n")
+    with pytest.raises(ValueError, match=r"checkpoints.t0.*small_files.config.json was '"):
+        merge(config, tmp_path / "merged-out")
+    configuration.write_text(before)
     (partial / "result" / "model.safetensors").unlink()
     shutil.rmtree(tmp_path / "t0")
     write_set(tmp_path)

@@ -127,6 +127,14 @@ def test_files_of_both_kinds_merge_into_one_model(pipeline, tmp_path):
         torch.testing.assert_close(merged[name] - base[name], value, rtol=2e-3, atol=2e-3, msg=name)
 
 
+@pytest.mark.parametrize("told", ["[]", "5", "{", "null"])
+def test_a_header_that_is_no_object_is_refused_by_name(pipeline, tmp_path, told):
+    file = write_diffusers(pipeline, tmp_path / "lora") / "pytorch_lora_weights.safetensors"
+    save_file(load_file(file), file, metadata={"lora_adapter_metadata": told})
+    with pytest.raises(ValueError, match=r"lora_adapter_metadata"):
+        make_plan({"base": str(pipeline / "unet"), "tasks": {"a": str(file)}, "adapters": "delta"})
+
+
 def test_what_does_not_fit_is_refused_in_words(pipeline, tmp_path):
     file = write_kohya(pipeline, tmp_path / "style.safetensors", alpha=3)
     config = {"base": str(pipeline / "unet"), "tasks": {"a": str(file)}}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from diffusers import UNet2DModel
 from peft import LoraConfig, get_peft_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
 from hf_ext.merging.loras import merge_loras
@@ -51,6 +51,8 @@ def merged_in_full(base: Path, adapters: tuple[Path, ...], weights: tuple[float,
 def test_the_sum_of_the_ranks_is_exact(bert, berts, tmp_path):
     weights = (0.7, -0.4)
     report = merge_loras(list(map(str, berts)), tmp_path / "lora", weights=weights)
+    # Who gets the report learns no folder of this machine.
+    assert report["adapters"] == ["a", "b"] and str(bert.parent) not in (tmp_path / "lora" / "report.json").read_text()
     ranks = {
         module.rpartition(".")[2]: found["rank"] for module, found in report["matrices"].items() if "1." in module
     }
@@ -120,7 +122,7 @@ def test_heads_are_averaged_or_refused(bert, tmp_path):
     for name in heads:
         torch.testing.assert_close(parts[2][name], (parts[0][name] + parts[1][name]) / 2)
     report = merge_loras([names[0], names[0]], tmp_path / "twice", weights=(0.25, 0.75))
-    assert report["adapters"] == [names[0], names[0]] and report["weights"] == [0.25, 0.75]
+    assert report["adapters"] == ["1", "1"] and report["weights"] == [0.25, 0.75]
     with pytest.raises(ValueError, match="whole in an adapter .* weights add up to 1.*--adapters delta"):
         merge_loras(names, tmp_path / "sum", weights=(1.0, 1.0))
     for folder, words in zip(adapters, ("<a>", "<b>"), strict=True):
@@ -154,3 +156,34 @@ def test_what_does_not_fit_is_refused_in_words(bert, berts, tmp_path):
     with pytest.raises(ValueError, match="there is something here"):
         merge_loras([first, first], bert)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lora_alpha": None}, "lora_alpha must be a finite number, got None"),
+        ({"lora_alpha": "8"}, "lora_alpha must be a finite number, got '8'"),
+        ({"r": math.inf}, "r must be a finite number, got inf"),
+        ({"alpha_pattern": ["x"]}, r"alpha_pattern must be a mapping of names to numbers, got \['x'\]"),
+        ({"alpha_pattern": {"(": 1}}, r"alpha_pattern has '\(', which is no pattern"),
+        ({"rank_pattern": {"query": True}}, r"rank_pattern\['query'\] must be a finite number, got True"),
+    ],
+)
+def test_a_configuration_without_a_scale_is_refused_by_name(bert, tmp_path, changes, message):
+    broken = tiny_adapter(tmp_path / "broken", bert)
+    path = broken / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(ValueError, match=message):
+        merge_loras([str(broken), str(broken)], tmp_path / "out")
+    with pytest.raises(ValueError, match=message):
+        merge_checkpoints({"base": str(bert), "tasks": {"a": str(broken)}, "adapters": "delta"}, tmp_path / "full")
+    assert not (tmp_path / "out").exists() and not (tmp_path / "full").exists()
+
+
+def test_a_matrix_of_rank_0_is_refused(bert, tmp_path):
+    empty = tiny_adapter(tmp_path / "empty", bert)
+    stored = load_file(empty / "adapter_model.safetensors")
+    cut = {name: value[:0] if "lora_A" in name else value[:, :0].contiguous() for name, value in stored.items()}
+    save_file(cut, empty / "adapter_model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="a LoRA of rank 0"):
+        merge_loras([str(empty), str(empty)], tmp_path / "out")

@@ -13,16 +13,18 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModel
 
 from hf_ext.emr import emr_loader
 from hf_ext.emr.manifest import Manifest, find_recorded, recorded_path
 from hf_ext.emr.weights import TaskWeights
+from hf_ext.files import read_json, write_json
 from hf_ext.merging import add_task, journal, merge_checkpoints, remove_task
 from hf_ext.merging.engine import Engine
 from hf_ext.merging.plan import make_plan
 from hf_ext.merging.plan_table import plan_lines
 from hf_ext.merging.publishing import hide_paths
-from tests.emr.emr_testing import write_weights
+from tests.emr.emr_testing import tiny_bert, write_weights
 
 from .merging import assert_same_files, config, merge, short_segments, write_set
 
@@ -141,6 +143,29 @@ def test_no_path_is_published(project: Path, tmp_path: Path):
     assert changed == {"tasks/t0/config.json"}
 
 
+def test_no_warning_that_is_kept_names_a_place(project: Path):
+    """A warning names a task and where it lies; what is kept and published of it has the task alone."""
+    for name, width in (("base", 4), ("t0", 8)):
+        path = project / "models" / name / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"num_attention_heads": width}))
+    given = relative("t0", "t1")
+    with make_plan(given) as plan:
+        assert any("(models/t0) has num_attention_heads 8" in text for text in plan.warnings)
+    folder = merge(given, Path("out/merged"))
+    assert any("task 't0' has num_attention_heads 8" in text for text in read_json(folder / "report.json")["warnings"])
+    for name in ("report.json", "README.md"):
+        assert "(models/" not in (folder / name).read_text(encoding="utf-8")
+
+
+def test_paths_of_windows_are_not_published(project: Path, tmp_path: Path):
+    folder = merge(relative("t0", "t1", include_base=True), Path("out/merged"))
+    content = read_json(folder / "emr.json")
+    content["tasks"]["t0"]["source"] = r"C:\Users\alice\acme\t0"
+    write_json(folder / "emr.json", content)
+    hide_paths(folder)
+    assert Manifest.read(folder).tasks["t0"].origin.source == "t0" and "alice" not in (folder / "emr.json").read_text()
+
+
 def test_the_two_writers_of_a_report_agree(config: dict[str, Any], tmp_path: Path):
     some = config | {"tasks": {name: config["tasks"][name] for name in ("t0", "t1")}}
     expected = json.loads((merge(some, tmp_path / "two") / "report.json").read_text())
@@ -252,6 +277,18 @@ def test_a_narrower_type_is_warned_of(tmp_path: Path):
     assert set(texts) <= set(json.loads((folder / "report.json").read_text())["warnings"])
     with make_plan(given | {"dtype": "float32"}) as plan:
         assert not [text for text in plan.warnings if "hold all of it" in text]
+
+
+def test_a_merge_is_loaded_in_the_type_that_it_was_written_in(tmp_path: Path):
+    base = tiny_bert(tmp_path / "base")
+    tasks = {name: str(tiny_bert(tmp_path / name, seed, base=base)) for seed, name in enumerate("ab", 1)}
+    given = {"base": str(base), "tasks": tasks, "method": "average"}
+    for dtype in (torch.bfloat16, torch.float32):
+        name = str(dtype).removeprefix("torch.")
+        config = read_json(base / "config.json")
+        write_json(base / "config.json", config | {"dtype": "float32" if name == "bfloat16" else "bfloat16"})
+        folder = merge(given | {"dtype": name}, tmp_path / f"merged-{name}")
+        assert AutoModel.from_pretrained(folder, dtype="auto").dtype == dtype
 
 
 @pytest.mark.parametrize("method", ["emr", "average"])

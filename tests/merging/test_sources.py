@@ -60,6 +60,7 @@ def test_what_tells_the_files_of_a_folder_from_others(bert):
             assert file == {"bytes": len(data), "sha256": None, "header_sha256": sha256(header)}
             assert hashed["files"][name] == file | {"sha256": sha256(data)}
             assert times["files"][name] == file | {"mtime_ns": (bert / name).stat().st_mtime_ns}
+        assert times["small_files"] == {name: sha256(path.read_bytes()) for name, path in source.small_files().items()}
         json.dumps([hashed, times])
 
 
