@@ -138,12 +138,17 @@ def list_classes(source: str) -> list[str]:
     return [str(names.get(str(number), number)) for number in range(pipeline.transformer.config.num_classes or 0)]
 
 
+def list_controls(source: str) -> set[str]:
+    """The controls that a DiT takes."""
+    return set(load_drawer(source).transformer.config.control_alpha)
+
+
 def draw(
     source: str, label: str, size: float, top: float, left: float, flip: bool, steps: int, guidance: float, seed: int
 ) -> Image.Image:
     """
-    Pictures of a class or text with the controls that are usual, and below them, from the same noise, with others.
-    `size`, `top` and `left` are shares of the picture's own size.
+    Pictures of a class or text with the controls that are usual, and below them, from the same noise, with those of
+    the others that the model takes. `size`, `top` and `left` are shares of the picture's own size.
     """
     pipeline = load_drawer(source)
     height, width = pipeline.image_size(None, None)
@@ -152,6 +157,7 @@ def draw(
         "crop": (round(top * height), round(left * width)),
         "flip": flip,
     }
+    controls = {name: value for name, value in controls.items() if name in list_controls(source)}
     classes = list_classes(source)
     wanted: Any = classes.index(label) if label in classes else require_given(label, "class or text")
     options: dict[str, Any] = {"num_inference_steps": int(steps), "guidance_scale": guidance}
@@ -280,10 +286,12 @@ def _draw_tab(model: gr.Dropdown) -> None:
             label = gr.Dropdown(
                 classes, value=(classes or [""])[0], allow_custom_value=True, label="Class, or text of a text model"
             )
-            size = gr.Slider(0.25, 4, 1, step=0.25, label="Size of the original", elem_id="draw-size")
-            top = gr.Slider(0, 1, 0, step=0.125, label="Crop: top")
-            left = gr.Slider(0, 1, 0, step=0.125, label="Crop: left")
-            flip = gr.Checkbox(label="Flip")
+            takes = list_controls(model.value)
+            sized = "original_size" in takes
+            size = gr.Slider(0.25, 4, 1, step=0.25, label="Size of the original", elem_id="draw-size", visible=sized)
+            top = gr.Slider(0, 1, 0, step=0.125, label="Crop: top", visible="crop" in takes)
+            left = gr.Slider(0, 1, 0, step=0.125, label="Crop: left", visible="crop" in takes)
+            flip = gr.Checkbox(label="Flip", visible="flip" in takes)
             with gr.Accordion("More", open=False):
                 steps = gr.Slider(1, 100, 20, step=1, label="Steps")
                 guidance = gr.Slider(1, 8, 3, step=0.5, label="Guidance")
@@ -297,11 +305,12 @@ def _draw_tab(model: gr.Dropdown) -> None:
             )
     button.click(functools.partial(told, draw), [model, label, size, top, left, flip, steps, guidance, seed], result)
 
-    def choose(source: str) -> Any:
-        names = told(list_classes, source)
-        return gr.Dropdown(names, value=(names or [""])[0])
+    def choose(source: str) -> tuple[Any, ...]:
+        names, takes = told(list_classes, source), list_controls(source)
+        sliders = [gr.Slider(visible=name in takes) for name in ("original_size", "crop", "crop")]
+        return gr.Dropdown(names, value=(names or [""])[0]), *sliders, gr.Checkbox(visible="flip" in takes)
 
-    model.input(choose, model, label)
+    model.input(choose, model, [label, size, top, left, flip])
 
 
 def _listen_tab(model: gr.Dropdown) -> None:

@@ -37,10 +37,10 @@ def photo(tmp_path) -> Path:
     return tmp_path / "photo.png"
 
 
-def make_dit(folder: Path) -> str:
+def make_dit(folder: Path, **more) -> str:
     """A Disentangled DiT that was not trained, whose last layer is not zero."""
     torch.manual_seed(0)
-    options = {"num_layers": 1, "num_attention_heads": 2, "attention_head_dim": 8, "num_classes": 3}
+    options = {"num_layers": 1, "num_attention_heads": 2, "attention_head_dim": 8, "num_classes": 3, **more}
     transformer = DisentangledDiTTransformer2DModel(sample_size=8, patch_size=4, in_channels=3, **options)
     with torch.no_grad():
         for parameter in transformer.parameters():
@@ -107,6 +107,25 @@ def test_drawing_varies_the_controls_and_nothing_else(dit):
     assert app.list_classes(dit) == ["cat", "dog", "ship"]
     with pytest.raises(ValueError, match="no class or text yet"):
         app.draw(dit, "", 1, 0, 0, False, 2, 3.0, 0)
+
+
+@pytest.mark.parametrize("known", [(), ("crop",), ("original_size", "flip")])
+def test_a_model_gets_the_controls_that_it_knows(known, tmp_path):
+    source = make_dit(tmp_path / "dit", control_alpha=dict.fromkeys(known, 1.0))
+    given = {"original_size": (16, 16), "crop": (4, 2), "flip": True}
+    pipeline = app.load_drawer(source)
+    rows = []
+    for controls in ({}, {name: given[name] for name in known}):
+        noise = [torch.Generator().manual_seed(column) for column in range(app.COLUMNS)]
+        settings = {"num_inference_steps": 2, "guidance_scale": 3.0, "generator": noise, **controls}
+        rows.append(pipeline(class_labels=["dog"] * app.COLUMNS, **settings).images)
+    drawn = app.draw(source, "dog", 2, 0.5, 0.25, True, 2, 3.0, 0)
+    assert np.array_equal(np.asarray(drawn), np.asarray(draw_grid(rows, ["usual", "yours"], app.SIDE)))
+    page = app.build_app({tab: {"dit": source} if tab == "draw" else {} for tab in app.TABS})
+    shown = {
+        block.label: block.visible for block in page.blocks.values() if isinstance(block, gr.Slider | gr.Checkbox)
+    }
+    assert [shown["Size of the original"], shown["Crop: top"], shown["Flip"]] == [name in known for name in given]
 
 
 def test_a_file_is_heard_while_it_comes_and_as_the_listener_hears_it(tmp_path):
