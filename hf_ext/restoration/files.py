@@ -34,6 +34,10 @@ _ORIENTATION = 0x0112
 # Formats whose frames follow one another in time; in those of the second kind the first picture is the whole (a
 # phone's JPEG of several, the layers of a drawing). Several pictures in any other format are pages.
 _MOVING, _FIRST = ("GIF", "PNG", "WEBP", "AVIF", "FLI"), ("MPO", "JPEG", "PSD")
+# What Pillow's decoders let through of broken files: NotImplementedError (DDS) is a RuntimeError, as AVIF's are.
+_LET_THROUGH = (
+    SyntaxError, EOFError, struct.error, zlib.error, IndexError, OverflowError, RuntimeError, TypeError, KeyError,
+)  # fmt: skip
 # A TIFF's tag.
 _ICC_PROFILE = 34675
 
@@ -81,8 +85,9 @@ def _read(source: Source, max_megapixels: float, several: bool) -> Frames:
             frames = f"{count} frames of " if count > 1 else ""
             raise ValueError(_too_large(name, f"{frames}{width} x {height} pixels", max_megapixels))
 
+    from_camera = not isinstance(source, bytes) and Path(source).suffix.lower() in RAW_ENDINGS
     try:
-        if not isinstance(source, bytes) and Path(source).suffix.lower() in RAW_ENDINGS:
+        if from_camera:
             return _from_camera(read_raw, source, check)
         if is_heif(source):
             return _from_camera(read_heif, source, check)
@@ -107,8 +112,7 @@ def _read(source: Source, max_megapixels: float, several: bool) -> Frames:
         size = len(source) if isinstance(source, bytes) else os.path.getsize(source)
         what = f"is no picture that Pillow knows ({size} bytes)" if size else "is empty"
         raise ValueError(f"{name} {what}.") from error
-    except (SyntaxError, EOFError, struct.error, zlib.error, IndexError, OverflowError) as error:
-        # What Pillow's decoders let through of broken files.
+    except _LET_THROUGH as error:
         raise ValueError(f"{name} is broken: {error}") from error
     except OSError as error:
         # The system's own errors have a number; those of decoders have none.

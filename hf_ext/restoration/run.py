@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from hf_ext.plots.comparison import Comparison, compare_pictures, comparison_sheet
 from hf_ext.ranks import Ranks
@@ -16,7 +15,7 @@ from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 from .encoding import FORMATS, Frames, Picture, encode_frames
 from .files import read_frames, write_frames, write_image
 from .jobs import Job
-from .tiles import restore_image
+from .tiles import lacks_memory, restore_image
 
 # Pictures on the sheet of comparisons.
 _MOST_COMPARED = 8
@@ -68,7 +67,9 @@ def restore_files(
             frames = read_frames(job.source, max_megapixels)
             pictures = _restore_frames(model, frames.pictures, progress, options)
             _write(job, frames._replace(pictures=pictures), overwrite)
-        except (ValueError, OSError, MemoryError, torch.OutOfMemoryError) as error:
+        except (ValueError, OSError, MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not lacks_memory(error):
+                raise
             outcomes[number] = _Outcome(wrong=_message(job, error))
             if say is not None and ranks.count == 1:
                 say(_message(job, error))
@@ -126,10 +127,10 @@ def _write(job: Job, frames: Frames, overwrite: bool) -> None:
     write_frames(job.out, frames, overwrite=overwrite)
 
 
-def _message(job: Job, error: BaseException) -> str:
+def _message(job: Job, error: Exception) -> str:
     """What was wrong, with the picture's name in front."""
     text = str(error) or type(error).__name__
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+    if lacks_memory(error):
         text = "not enough memory; try --tile auto"
     name = "the picture" if isinstance(job.source, bytes) else str(job.source)
     return f"{job.name}: {text.removeprefix(name).strip()}"

@@ -13,6 +13,7 @@ from typing import NamedTuple, cast
 import numpy as np
 import torch
 from accelerate.utils import get_max_memory
+from accelerate.utils.memory import should_reduce_batch_size
 from transformers.utils import logging
 
 from hf_ext.semanir.image_processing_semanir import from_unit, match_picture, to_unit
@@ -109,6 +110,11 @@ def restore_image(
     if strength != 1:
         restored = image + np.float32(strength) * (restored - image)
     return from_unit(restored, given) if whole_numbers else restored
+
+
+def lacks_memory(error: Exception) -> bool:
+    """Whether memory is full: Python's, a GPU's, or a CPU's, of which torch says it by a RuntimeError."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or should_reduce_batch_size(error)
 
 
 def _pack_mosaic(mosaic: np.ndarray) -> np.ndarray:
@@ -210,9 +216,9 @@ class _Work:
                 for restored in turns:
                     total = total + restored
                 return total / np.float32(self.turns) if self.turns > 1 else total
-            except torch.OutOfMemoryError:
+            except RuntimeError as error:
                 smaller = self._tile_below(side or max(image.shape[:2]))
-                if self.tile != "auto" or smaller == side:
+                if not lacks_memory(error) or self.tile != "auto" or smaller == side:
                     raise
                 logger.warning(f"Memory of {self.model.device} is full: going on with tiles of {smaller} pixels.")
                 side, self.done = smaller, done

@@ -1,6 +1,7 @@
 """Picture files: read within a bound, at their depth, with their metadata; written whole; broken ones are named."""
 
 import io
+import struct
 import warnings
 import zlib
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from PIL import Image, ImageCms
 
 from hf_ext.restoration.encoding import FORMATS
-from hf_ext.restoration.files import Frames, Picture, encode_frames, read_image, write_image
+from hf_ext.restoration.files import Frames, Picture, encode_frames, read_frames, read_image, write_image
 
 PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 
@@ -121,7 +122,14 @@ def broken_files() -> dict[str, tuple[bytes, str]]:
     moving = io.BytesIO()
     frames = [Image.new("L", (8, 8), shade) for shade in (0, 255)]
     frames[0].save(moving, "GIF", save_all=True, append_images=frames[1:])
+    avif = bytearray(encode_frames(Frames([Picture(make_pixels(64, 64, 3))]), "AVIF"))
+    # The pictures begin behind this mark.
+    start = avif.index(b"mdat") + 4
+    avif[start : start + 40] = bytes(40)
+    dds = b"DDS " + struct.pack("<7I44x2I4s5I4I4x", 124, 4103, 8, 8, 0, 0, 0, 32, 4, b"WHAT", *[0] * 9)
     return {
+        "damaged AVIF": (bytes(avif), "is broken"),
+        "DDS of an unknown kind": (dds, "is broken: Unimplemented pixel format"),
         "text": (b"not a picture at all\n" * 20, "is no picture that Pillow knows"),
         "empty": (b"", "is empty"),
         "half a PNG": (png[: len(png) // 2], "is broken or cut off"),
@@ -140,6 +148,19 @@ def test_broken_files_are_named(kind, tmp_path):
         read_image(path)
     with pytest.raises(ValueError, match=f"the picture.*{message}"):
         read_image(data)
+
+
+@pytest.mark.parametrize(("tag", "kind", "message"), [(256, 4, "Missing dimensions"), (259, 3, "11")])
+def test_a_tiff_whose_second_page_is_broken_is_named(tag, kind, message):
+    file = io.BytesIO()
+    pages = [Image.new("L", (8, 8), shade) for shade in (0, 255)]
+    pages[0].save(file, "TIFF", save_all=True, append_images=pages[1:])
+    data = bytearray(file.getvalue())
+    place = data.rindex(struct.pack("<HHI", tag, kind, 1))
+    # No width; an unknown compression.
+    data[place : place + 10] = struct.pack("<HHIH", 60000 if tag == 256 else tag, kind, 1, 11)
+    with pytest.raises(ValueError, match=f"the picture is broken: {message}"):
+        read_frames(bytes(data))
 
 
 def test_a_bomb_is_refused_before_it_is_decoded(tmp_path):

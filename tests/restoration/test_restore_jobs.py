@@ -15,6 +15,7 @@ from PIL import Image, ImageCms
 from hf_ext.restoration import jobs
 from hf_ext.restoration.encoding import FORMATS
 from hf_ext.restoration.files import Picture, read_frames, read_image, write_image
+from hf_ext.restoration.run import restore_files
 from hf_ext.restoration.tiles import restore_image
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext_cli.main import main
@@ -271,3 +272,22 @@ def test_standard_output_has_the_format_that_was_asked_for(folder_of_model, phot
         with Image.open(io.BytesIO(shown)) as image:
             assert image.format == wanted
             assert getattr(image, "n_frames", 1) == (3 if given == data.getvalue() else 1)
+
+
+def test_a_picture_that_a_cpus_memory_cannot_hold_stops_no_other(model, photos, tmp_path):
+    def only_the_small_one(module, args, inputs):
+        if inputs["pixel_values"].shape[-1] > 10:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes.")
+
+    names = {"a.png": "a.png", "b.png": "more/b.png"}
+    planned = [jobs.Job(name, photos / place, tmp_path / name, "png") for name, place in names.items()]
+    hook = model.register_forward_pre_hook(only_the_small_one, with_kwargs=True)
+    report = restore_files(model, planned)
+    hook.remove()
+    assert report.restored == [tmp_path / "b.png"]
+    assert report.failed == {"a.png": "a.png: not enough memory; try --tile auto"}
+    # A bug is no picture's fault.
+    hook = model.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(RuntimeError("a bug")))
+    with pytest.raises(RuntimeError, match="a bug"):
+        restore_files(model, planned, overwrite=True)
+    hook.remove()

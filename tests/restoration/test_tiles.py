@@ -118,20 +118,41 @@ def test_automatic_tiles_follow_the_free_memory():
     assert tiled.shape == whole.shape
 
 
-def test_automatic_tiles_shrink_where_they_do_not_fit():
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("full"),
+        # As a CPU says it.
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you"),
+    ],
+)
+def test_automatic_tiles_shrink_where_they_do_not_fit(error):
     model = make_model()
 
     def small_only(module, args, inputs):
         if inputs["pixel_values"].shape[-1] > 40:
-            raise torch.OutOfMemoryError("full")
+            raise error
 
     model.register_forward_pre_hook(small_only, with_kwargs=True)
     image, seen = make_image(30, 70, 3), []
     restored = restore_image(model, image, tile="auto", progress=lambda done, total: seen.append((done, total)))
     assert restored.shape == image.shape
     assert seen[-1] == (2100, 2100)
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(type(error)):
         restore_image(model, image)
+
+
+def test_other_errors_of_a_model_make_no_smaller_tiles():
+    model, calls = make_model(), []
+
+    def fail(module, args, inputs):
+        calls.append(1)
+        raise RuntimeError("a bug")
+
+    model.register_forward_pre_hook(fail, with_kwargs=True)
+    with pytest.raises(RuntimeError, match="a bug"):
+        restore_image(model, make_image(70, 70, 3), tile="auto")
+    assert len(calls) == 1
 
 
 def test_the_ensemble_turns_with_the_image():
