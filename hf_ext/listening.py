@@ -78,8 +78,13 @@ class Stream:
         self.resampler = None if same else import_extra("soxr").ResampleStream(rate, listener.rate, 1, dtype="float32")
 
     def hear(self, sound: np.ndarray, last: bool = False) -> list[tuple[float, str]]:
-        """The words that ended in a piece of samples of full scale 1, and the seconds at which they did."""
-        sound = np.asarray(sound, np.float32)
+        """
+        The words that ended in a piece of samples of full scale 1, or of rows of channels, and the seconds at which
+        they did.
+        """
+        # What is no number would stay in the listener's mean for ever.
+        sound = np.nan_to_num(np.asarray(sound, np.float32), nan=0.0, posinf=0.0, neginf=0.0)
+        sound = sound.mean(1) if sound.ndim == 2 else sound
         if self.resampler is not None:
             sound = self.resampler.resample_chunk(sound, last=last)
         # Silence ends the last word.
