@@ -40,6 +40,8 @@ class Survey:
     count: int
     about: str
     classes: list[str] = field(default_factory=list)
+    # whether the data give the classes' names with their numbers, as folders do
+    named: bool = False
     # of pictures: the shorter sides, the smallest first; whether all have one size; whether they have no colour
     sides: list[int] = field(default_factory=list)
     equal: bool = False
@@ -107,6 +109,7 @@ def _look_at_examples(path: str) -> Survey:
     labels = _labels(data)
     kept = _keep_back(path, data, labels)
     survey = Survey("", *kept, count=len(data), about="", classes=_class_names(data, labels, path))
+    survey.named = isinstance(features.get("label"), datasets.ClassLabel)
     chosen = [int(index) for index in np.linspace(0, len(data) - 1, min(_EXAMPLES, len(data)))]
     if pictures:
         _measure_pictures(survey, data, pictures[0], chosen)

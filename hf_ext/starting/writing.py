@@ -272,7 +272,7 @@ def _dit(survey: Survey, gpu: bool) -> list[list[str]]:
         raise ValueError(f"a Disentangled DiT draws pictures, and these are {survey.kind}: name a folder of pictures.")
     if not survey.classes:
         raise ValueError(
-            "these pictures have no classes: put them into a folder for each class (one is enough), as in "
+            "these pictures have no classes: put them into two folders or more, one for each class, as in "
             "pictures/train/cat/1.png. Recipe disentangled_dit/text_to_image learns from captions."
         )
     side = max(8, min(64 if gpu else 32, _side(survey, 0.0) // 8 * 8))
@@ -307,8 +307,10 @@ def _need_classes(survey: Survey, what: str) -> None:
 
 
 def _classes(survey: Survey) -> list[str]:
-    # A list that nobody would read to its end is left to the data.
-    names = [f"  label_names: {_flow(survey.classes)}"] if len(survey.classes) <= 100 else []
+    # A list that nobody would read to its end is left to the data, unless they have nothing but names.
+    numbers = [str(number) for number in range(len(survey.classes))]
+    short = len(survey.classes) > 100 and (survey.named or survey.classes == numbers)
+    names = [] if short else [f"  label_names: {_flow(survey.classes)}"]
     return [f"  num_labels: {len(survey.classes)}", *names]
 
 

@@ -263,6 +263,19 @@ def test_labels_of_texts_are_classes_as_those_of_series_are(capfd):
         assert "and the like, no classes" in run("init", "mrconv", "mine", "--data", "texts.csv", code=2).stderr
 
 
+def test_names_of_many_classes_are_left_out_only_where_data_give_numbers():
+    names = [f"c{number:03d}" for number in range(101)]
+    for labels, named in ((names, True), (range(101), False)):
+        rows = [f"word,{label}\n" for label in labels]
+        Path("texts.csv").write_text("text,label\n" + "".join(rows))
+        recipe = train("mrconv", "texts.csv") if named else None
+        text = write_recipe("mrconv", Path("other"), look_at("texts.csv"), gpu=False)
+        assert ("label_names" in text) == named and "num_labels: 101" in text
+        assert recipe is None or recipe["task"]["label_names"] == names
+    write_pictures("many", names, 1, size=(9, 9))
+    assert "label_names" not in write_recipe("mrconv", Path("other"), look_at("many"), gpu=False)
+
+
 def test_series_as_short_as_can_be_are_forecast():
     rows = [f"{number}\n" for number in range(25)]
     Path("long.csv").write_text("load\n" + "".join(rows[:24]))
@@ -288,7 +301,7 @@ def test_what_cannot_be_learned_from_is_refused_with_what_to_do():
         ("semanir", "sounds", "SemanIR restores pictures, and these are sounds"),
         ("mrconv", "sounds", "these sounds have no classes: put them into a folder for each class"),
         ("mrconv", "photos", "these pictures have no classes"),
-        ("dit", "photos", "these pictures have no classes: put them into a folder for each class (one is enough)"),
+        ("dit", "photos", "these pictures have no classes: put them into two folders or more"),
         ("emr", "empty", "no model in empty"),
         ("emr", "nowhere", "there is nothing at nowhere"),
         ("emr", "photos/0.png", "photos/0.png is no list of models, a line each"),
