@@ -170,25 +170,29 @@ class ServedTask:
         inputs = self.encode(given)
         if self.reads != "Sequence":
             form: Any = tuple((key, tuple(value.shape), value.dtype) for key, value in sorted(inputs.items()))
-        elif self.reader.pad_token_id is None:
-            form = tuple(inputs), self.vocabulary, len(inputs["input_ids"])
+        elif self._pads_inputs(inputs):
+            form = tuple(inputs), self.vocabulary, "padded", self.reader.pad_token_id
         else:
-            form = tuple(inputs), self.vocabulary, self.reader.pad_token_id, self.reader.padding_side
+            form = tuple(inputs), self.vocabulary, "of length", len(inputs["input_ids"])
         return Job(self, classify, inputs, (classify, form))
+
+    def _pads_inputs(self, inputs: dict[str, Any]) -> bool:
+        """Whether padding changes no answer: masked, after the text, and of the token that the model takes for it."""
+        padding = self.reader.pad_token_id
+        known = padding is not None and padding == getattr(self.config.get_text_config(), "pad_token_id", None)
+        return known and "attention_mask" in inputs and self.reader.padding_side == "right"
 
     def join(self, inputs: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """One batch of several inputs of one form."""
         if self.reads != "Sequence":
             return {key: torch.cat([one[key] for one in inputs]) for key in inputs[0]}
         longest = max(len(one["input_ids"]) for one in inputs)
-        if self.reader.pad_token_id is not None:
-            inputs = [{key: self._pad(key, row, longest) for key, row in one.items()} for one in inputs]
+        inputs = [{key: self._pad(key, row, longest) for key, row in one.items()} for one in inputs]
         return {key: torch.tensor([one[key] for one in inputs]) for key in inputs[0]}
 
     def _pad(self, key: str, row: list[int], length: int) -> list[int]:
         filler = {"input_ids": self.reader.pad_token_id, "token_type_ids": self.reader.pad_token_type_id}.get(key, 0)
-        more = [filler] * (length - len(row))
-        return [*more, *row] if self.reader.padding_side == "left" else [*row, *more]
+        return [*row, *[filler] * (length - len(row))]
 
     def generation_job(self, tokens: list[int], streamer: Any = None, **options: Any) -> Job:
         """A request to generate; prompts of any tasks with the same options go together."""
