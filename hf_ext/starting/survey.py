@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import datasets
 import numpy as np
@@ -128,19 +128,10 @@ def _look_at_examples(path: str) -> Survey:
 
 
 def _measure_pictures(survey: Survey, data: Any, column: str, chosen: list[int]) -> None:
-    sizes, gray = set[tuple[int, int]](), True
-    # Undecoded: the header says the size, and a broken picture is for `hf-ext data check` to find.
-    undecoded = data.select_columns([column]).cast_column(column, datasets.Image(decode=False))
-    for index in chosen:
-        value = undecoded[index][column]
-        try:
-            with Image.open(io.BytesIO(value["bytes"]) if value["bytes"] else value["path"]) as picture:
-                sizes.add(picture.size)
-                gray &= picture.mode in ("1", "L", "LA")
-        except OSError:
-            continue
-    if not sizes:
+    headers = [header for header in _read_headers(data, column, chosen) if header is not None]
+    if not headers:
         raise ValueError(f"none of {len(chosen)} pictures that were looked at can be read: are they pictures?")
+    sizes, gray = {header.size for header in headers}, all(header.gray for header in headers)
     survey.kind, survey.columns, survey.gray = "pictures", [column], gray
     survey.equal, survey.sides = len(sizes) == 1, sorted(min(size) for size in sizes)
     smallest, largest = min(sizes, key=min), max(sizes, key=min)
@@ -148,11 +139,35 @@ def _measure_pictures(survey: Survey, data: Any, column: str, chosen: list[int])
     survey.about = f"{survey.count:,} pictures of {span} pixels{', grey' if gray else ''}"
 
 
+class _Header(NamedTuple):
+    """What a picture says of itself before it is decoded."""
+
+    size: tuple[int, int]
+    gray: bool
+
+
+def _read_headers(data: Any, column: str, chosen: list[int]) -> list[_Header | None]:
+    """Of chosen pictures; None for what is missing, broken or too large, which is for `hf-ext data check` to find."""
+    undecoded = data.select_columns([column]).cast_column(column, datasets.Image(decode=False))
+    headers: list[_Header | None] = []
+    for index in chosen:
+        value = undecoded[index][column]
+        try:
+            with Image.open(io.BytesIO(value["bytes"]) if value["bytes"] else value["path"]) as picture:
+                headers.append(_Header(picture.size, picture.mode in ("1", "L", "LA")))
+        # Pillow's readers raise errors of many kinds.
+        except Exception:
+            headers.append(None)
+    return headers
+
+
 def _measure_sounds(survey: Survey, data: Any, column: str, chosen: list[int]) -> None:
     soundfile = import_extra("soundfile")
     rates, seconds = Counter[int](), list[float]()
     for index in chosen:
         value = data[index][column]
+        if value is None:
+            continue
         try:
             about = soundfile.info(io.BytesIO(value["bytes"]) if value["bytes"] else value["path"])
         except soundfile.SoundFileError:
@@ -231,14 +246,17 @@ def _name_classes(labels: list[Any], path: str) -> list[str]:
 def _look_at_pairs(place: Path) -> Survey:
     """Pictures in `lq/` and, of the same names, in `hq/`."""
     data = open_source(DataSource(str(place)))
-    first = data[0]
+    chosen = [int(index) for index in np.linspace(0, len(data) - 1, min(_EXAMPLES, len(data)))]
+    small, large = (_read_headers(data, column, chosen) for column in ("lq", "hq"))
+    read = [(lq, hq) for lq, hq in zip(small, large, strict=True) if lq is not None and hq is not None]
+    if not read:
+        raise ValueError(f"none of {len(chosen)} pairs that were looked at can be read: are they pictures?")
     beside = [place.parent / name for name in _OTHER_SPLITS] if place.name == "train" else []
     kept = next((part for part in beside if (part / "lq").is_dir() and (part / "hq").is_dir()), None)
     survey = Survey("pairs", {"path": str(place)}, None, count=len(data), about="")
     survey.eval = None if kept is None else {"path": str(kept)}
-    survey.scale = max(1, round(first["hq"].width / first["lq"].width))
-    sides = [min(data[int(i)]["lq"].size) for i in np.linspace(0, len(data) - 1, min(_EXAMPLES, len(data)))]
-    survey.sides, survey.gray = sorted(sides), first["hq"].mode in ("1", "L", "LA")
+    survey.scale = max(1, round(read[0][1].size[0] / read[0][0].size[0]))
+    survey.sides, survey.gray = sorted(min(lq.size) for lq, _ in read), read[0][1].gray
     larger = f", those of hq/ {survey.scale} times as large" if survey.scale > 1 else ""
     survey.about = f"{len(data):,} pairs of pictures, the smallest with {survey.sides[0]} pixels{larger}"
     return survey

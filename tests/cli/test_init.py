@@ -1,6 +1,7 @@
 """hf-ext init: what it writes for each kind of data trains, or merges, as it stands."""
 
 import json
+import shutil
 from pathlib import Path
 
 import datasets
@@ -322,6 +323,26 @@ def test_broken_files_do_not_hide_the_others():
         "none of 1 pictures that were looked at can be read"
         in run("init", "dit", "d", "--data", "broken", code=2).stderr
     )
+
+
+def test_pictures_that_are_missing_or_too_large_do_not_hide_the_others():
+    write_pictures("photos", [""], 3)
+    # Twice as large as Pillow opens.
+    Image.new("1", (20_000, 10_000)).save("photos/panorama.png")
+    assert look_at("photos").about == "4 pictures of 40 x 32 pixels"
+    content = {"bytes": Path("photos/0.png").read_bytes(), "path": None}
+    pictures = datasets.Features({"image": datasets.Image()})
+    for number, values in enumerate(([None, content, None], [None, None])):
+        file = f"{number}.parquet"
+        datasets.Dataset.from_dict({"image": values}, features=pictures).to_parquet(file)
+    assert look_at("0.parquet").about == "3 pictures of 40 x 32 pixels"
+    said = run("init", "semanir", "mine", "--data", "1.parquet", code=2).stderr
+    assert "none of 2 pictures that were looked at can be read" in said
+    for part in ("lq", "hq"):
+        write_pictures("pairs", [part], 2)
+        shutil.copy("photos/panorama.png", f"pairs/{part}/0.png")
+    survey = look_at("pairs")
+    assert (survey.count, survey.sides, survey.scale) == (2, [32], 1)
 
 
 def test_numbers_are_classes_up_to_the_largest(tmp_path):
