@@ -7,6 +7,7 @@
 # No clocks are compared, and an owner that lost its power delays its successor by that time and no more. A process
 # that ends in order, on a signal too, removes `.owner`: a job that is queued again elsewhere waits for nothing.
 
+import errno
 import json
 import logging
 import os
@@ -23,6 +24,8 @@ from ..files import write_json
 logger = logging.getLogger(__name__)
 
 BEAT = 20.0
+# What `flock` says on file systems that do not lock.
+_NO_LOCKS = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 class FolderLock:
@@ -50,6 +53,13 @@ class FolderLock:
             self._lock.acquire()
         except Timeout as error:
             raise self._refusal(self._read_owner()) from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            raise ValueError(
+                f"{self._lock.lock_file} cannot be locked ({error.strerror}): the file system of {self.folder} has no "
+                "locks, as some network disks. Choose another output_dir, on a local disk."
+            ) from error
         try:
             self._watch_other_machine()
             self._since = time.strftime("%Y-%m-%d %H:%M:%S")

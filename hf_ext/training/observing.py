@@ -30,32 +30,33 @@ class Clock:
     """
 
     def __init__(self) -> None:
+        # `time.monotonic` has steps of 15.6 ms on Windows before Python 3.13, and a row may be shorter.
         self._process = psutil.Process()
         self.restart()
 
     def restart(self) -> None:
         """Begins the next row."""
-        self.began = time.monotonic()
+        self.began = time.perf_counter()
         self.spent = {"data": 0.0, "compute": 0.0}
 
     @contextlib.contextmanager
     def count(self, part: str) -> Iterator[None]:
         """Counts what happens within as data or compute."""
-        began = time.monotonic()
+        began = time.perf_counter()
         yield
-        self.spent[part] += time.monotonic() - began
+        self.spent[part] += time.perf_counter() - began
 
     @contextlib.contextmanager
     def stop(self) -> Iterator[None]:
         """Leaves out of the row what happens within, such as an evaluation."""
-        began = time.monotonic()
+        began = time.perf_counter()
         yield
-        self.began += time.monotonic() - began
+        self.began += time.perf_counter() - began
 
     @property
     def seconds(self) -> float:
         """Since the last row."""
-        return time.monotonic() - self.began
+        return time.perf_counter() - self.began
 
     def row(self, samples: int, left: int, device: torch.device) -> dict[str, float]:
         """Speed, where the time went, memory of this process, and the time left."""
@@ -98,7 +99,13 @@ class Profile:
 
 
 def start_trackers(accelerator: Accelerator, arguments: TrainingArguments, folder: Path, step: int) -> None:
-    """Starts the tracker, or goes on with the run of it that this run folder began."""
+    """Starts the tracker, or goes on with the run of it that this run folder began, if the profile can be written."""
+    steps = arguments.profile_steps
+    if steps is not None and steps[1] > arguments.max_steps:
+        raise ValueError(
+            f"profile_steps is {steps}, and the run ends after step {arguments.max_steps} (max_steps): no trace would "
+            "be written. Name steps that it takes."
+        )
     settings = list_tracker_settings(arguments, folder, step) if accelerator.is_main_process else {}
     accelerator.init_trackers(arguments.tracker_project, config=_plain_values(arguments), init_kwargs=settings)
 

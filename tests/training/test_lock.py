@@ -1,5 +1,6 @@
 """One run folder, one training; on one machine and on several that share a disk."""
 
+import errno
 import json
 import os
 import signal
@@ -30,6 +31,23 @@ def test_the_holder_is_named_and_leaves_no_name(tmp_path):
     assert not (tmp_path / ".owner").exists()
     second.acquire()
     second.release()
+
+
+@pytest.mark.parametrize("number", [errno.ENOTSUP, errno.ENOLCK])
+def test_a_disk_without_locks_is_named(tmp_path, monkeypatch, number):
+    holder = FolderLock(tmp_path)
+
+    def fail():
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(holder._lock, "acquire", fail)
+    with pytest.raises(ValueError, match=r"\.lock cannot be locked \(.*\): .*another output_dir, on a local disk"):
+        holder.acquire()
+    assert not holder.is_held
+    # Other errors say themselves what is wrong.
+    number = errno.ENOSPC
+    with pytest.raises(OSError, match="No space left"):
+        holder.acquire()
 
 
 def test_an_owner_on_another_machine_that_beats_is_left_alone(tmp_path):

@@ -1,6 +1,7 @@
 """Weight averages, resume states that are kept, and the rows and pictures of a run."""
 
 import json
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -132,11 +133,15 @@ def test_a_profile_of_some_steps_is_written(tmp_path, examples):
     assert any("conv" in str(event.get("name")) for event in trace["traceEvents"])
     with pytest.raises(ValueError, match=r"profile_steps must be the first and the last step.*got \[4, 3\]"):
         make_arguments(tmp_path / "other", data, profile_steps=[4, 3])
+    # Of a run that ends before, the trace would never be written; epochs say in the end how many steps it has.
+    for length, steps in (({"max_steps": 2}, 2), ({"num_train_epochs": 1}, 3)):
+        with pytest.raises(ValueError, match=rf"profile_steps is \[2, 4\], and the run ends after step {steps} "):
+            run(TinyTask(), make_arguments(tmp_path / f"short-{steps}", data, profile_steps=[2, 4], **length))
 
 
 def test_the_time_between_two_rows_is_data_compute_and_overhead(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("hf_ext.training.observing.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("hf_ext.training.observing.time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     def pass_time(seconds):
         now[0] += seconds
@@ -159,6 +164,12 @@ def test_the_time_between_two_rows_is_data_compute_and_overhead(monkeypatch):
     clock.restart()
     pass_time(1)
     assert clock.seconds == 1 and clock.row(1, 1, torch.device("cpu"))["overhead_share"] == 1
+
+
+def test_a_row_may_be_shorter_than_a_step_of_a_coarse_clock(monkeypatch):
+    # As on Windows before Python 3.13.
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    assert Clock().row(1, 1, torch.device("cpu"))["samples_per_second"] > 0
 
 
 def test_a_run_folder_is_one_run_of_a_tracker(tmp_path):
