@@ -27,13 +27,14 @@ from hf_ext.ranks import Ranks
 from hf_ext.settings import build
 from hf_ext.training.arguments import DataSource
 from hf_ext.training.bad_examples import read_example
+from hf_ext.training.fingerprint import compare_fingerprints, fingerprint
 from hf_ext.training.sources import open_source
 
 from .diffusion_data import Crops, Size, View, bucket_sizes, cut_view, nearest_bucket
 from .diffusion_latents import COLUMNS, SPREAD, encode_posterior, load_autoencoder, to_pixels, write_row
 from .diffusion_texts import ENCODER, NULL, SHAPE, SUFFIX, TextEncoder, read_captions
 
-SETTINGS = "precompute.json"
+SETTINGS, FINGERPRINT = "precompute.json", "fingerprint"
 
 
 @strict
@@ -110,8 +111,8 @@ def precompute(settings: Precompute, out: str | Path, device: str | None = None,
         `Path`: The folder.
 
     Raises:
-        ValueError: If the folder is there already, its unfinished work has other settings, or data and autoencoder do
-            not fit.
+        ValueError: If the folder is there already, its unfinished work has other settings or data, or data and
+            autoencoder do not fit.
     """
     out = Path(out)
     partial = out.with_name(out.name + ".partial")
@@ -153,15 +154,15 @@ def _prepare(settings: Precompute, out: Path, partial: Path, device: str) -> "_W
     work = _Work(settings, data, autoencoder, texts)
     # What cannot be encoded leaves no folder behind, whose settings the next call would have to have.
     partial.mkdir(parents=True, exist_ok=True)
-    _check_settings(partial / SETTINGS, settings, len(data))
+    _check_settings(partial / SETTINGS, settings, data)
     return work
 
 
-def _check_settings(path: Path, settings: Precompute, examples: int) -> None:
-    """Notes the settings, or compares them with those of the work that is continued."""
-    wanted = {**asdict(settings), "examples": examples}
+def _check_settings(path: Path, settings: Precompute, data: datasets.Dataset) -> None:
+    """Notes the settings and what tells the data from others, or compares them with those of the work that goes on."""
+    wanted, now = {**asdict(settings), "examples": len(data)}, fingerprint(data, settings.data)
     if not path.exists():
-        write_json(path, wanted)
+        write_json(path, {**wanted, FINGERPRINT: now})
         return
     found = read_json(path)
     changed = [f"{name}: {found.get(name)!r} → {wanted[name]!r}" for name in wanted if found.get(name) != wanted[name]]
@@ -169,6 +170,12 @@ def _check_settings(path: Path, settings: Precompute, examples: int) -> None:
         raise ValueError(
             f"{path.parent} holds unfinished work with other settings ({'; '.join(changed)}). Continue with the same "
             "settings, remove it, or name another folder."
+        )
+    # Work that an older version began has none.
+    if FINGERPRINT in found and (different := compare_fingerprints(found[FINGERPRINT], now)):
+        raise ValueError(
+            f"{path.parent} holds unfinished work of other data ({'; '.join(different)}), and latents of both would "
+            "be mixed. Put the data back as they were, remove it, or name another folder."
         )
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from pyarrow.parquet import read_table
 
+from hf_ext.files import read_json, write_json
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.settings import build
 from hf_ext.tasks import precompute as module
@@ -146,6 +147,30 @@ def test_work_goes_on_after_a_kill_and_ends_with_the_same_files(tmp_path, pictur
     # What was there is not encoded again.
     assert all((out / name).stat().st_mtime_ns == time for name, time in done.items())
     assert not partial.exists()
+
+
+def test_work_of_exchanged_pictures_does_not_go_on(tmp_path, pictures, vae, monkeypatch):
+    cuts = []
+
+    def kill_in_second_shard(*arguments):
+        cuts.append(arguments)
+        if len(cuts) > 5:
+            raise Killed
+        return cut_view(*arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(module, "cut_view", kill_in_second_shard)
+        precompute(settings(pictures, vae), tmp_path / "out", progress=False)
+    # As many pictures, of other sizes.
+    (pictures / "train.parquet").unlink()
+    pictures.rmdir()
+    write_pictures(pictures, side_column=SIZES[::-1])
+    with pytest.raises(ValueError, match=r"unfinished work of other data \(other contents in the rows .*be mixed"):
+        precompute(settings(pictures, vae), tmp_path / "out", progress=False)
+    # What was begun before fingerprints were noted goes on.
+    noted = tmp_path / "out.partial" / "precompute.json"
+    write_json(noted, {name: value for name, value in read_json(noted).items() if name != "fingerprint"})
+    assert len(rows_of(precompute(settings(pictures, vae), tmp_path / "out", progress=False))) == 7
 
 
 def test_a_whole_pipeline_lends_its_autoencoder(tmp_path, pictures, vae):
