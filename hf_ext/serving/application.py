@@ -12,7 +12,7 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Annotated, Any
 
 import uvicorn
@@ -22,7 +22,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from transformers import TextIteratorStreamer
+from transformers import AsyncTextIteratorStreamer
 
 from hf_ext.emr import EMRModel
 
@@ -35,8 +35,10 @@ _MAX_INPUTS = 256
 # Of one continuation: nobody keeps the one thread for ever.
 _MAX_TOKENS = 8192
 _OWN_NAMES = (b"127.0.0.1", b"localhost", b"[::1]")
-# Of all bodies that are read or wait for their answers.
+# Of all bodies that are read or wait for their answers; what is announced and does not come takes no room.
 _MAX_TOGETHER = 2**30
+# Seconds until the next part of a body has to come.
+_PATIENCE = 60.0
 # The first wrong item ends the check: a message for each of a million would fill the memory.
 _MANY = Field(fail_fast=True)
 # An empty one would end every answer before its first word.
@@ -104,16 +106,23 @@ class _Gate:
         if scope["type"] == "http" and (refusal := self._refusal(dict(scope["headers"]), scope["method"])):
             await _refuse(*refusal)(scope, receive, send)
             return
-        posted = scope["type"] == "http" and scope["method"] == "POST"
-        size = int(dict(scope["headers"]).get(b"content-length", 0)) if posted else 0
-        if size and self._held + size > _MAX_TOGETHER:
-            await _refuse(503, "too many bytes are waiting; try again later")(scope, receive, send)
-            return
-        self._held += size
+        held, more = 0, scope["type"] == "http" and scope["method"] == "POST"
+
+        async def take() -> Any:
+            nonlocal held, more
+            message = await (_receive_soon(receive) if more else receive())
+            size, more = len(message.get("body", b"")), more and message.get("more_body", False)
+            if held + size > _MAX_BYTES:
+                raise HTTPException(413, f"the body has more than {_MAX_BYTES:,} bytes")
+            if self._held + size > _MAX_TOGETHER:
+                raise HTTPException(503, "too many bytes are waiting; try again later")
+            held, self._held = held + size, self._held + size
+            return message
+
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, take, send)
         finally:
-            self._held -= size
+            self._held -= held
 
     def _refusal(self, headers: dict[bytes, bytes], method: str) -> tuple[int, str] | None:
         sent = headers.get(b"authorization", b"")
@@ -124,12 +133,21 @@ class _Gate:
             return 403, f"this server has no token, so it answers to {own} only, and to no web page (Origin)"
         if self._token is not None and not hmac.compare_digest(sent, f"Bearer {self._token}".encode()):
             return 401, "a token is needed: send it as `Authorization: Bearer TOKEN` (`api_key` of OpenAI's client)"
-        length = headers.get(b"content-length", b"0" if b"transfer-encoding" not in headers else b"")
-        if method == "POST" and not length.isdigit():
+        length = headers.get(b"content-length", b"0")
+        # With both headers the chunks count, and the length is ignored.
+        if method == "POST" and (b"transfer-encoding" in headers or not length.isdigit()):
             return 411, "send the body with a Content-Length, not in chunks"
         if method == "POST" and int(length) > _MAX_BYTES:
             return 413, f"the body has {int(length):,} bytes; at most {_MAX_BYTES:,} are taken"
         return None
+
+
+async def _receive_soon(receive: Any) -> Any:
+    """The next part of a body, for which nobody waits for ever."""
+    try:
+        return await asyncio.wait_for(receive(), _PATIENCE)
+    except TimeoutError:
+        raise HTTPException(408, f"nothing of the body came for {_PATIENCE:g} s; send it again") from None
 
 
 def _refuse(status: int, message: str) -> JSONResponse:
@@ -155,20 +173,30 @@ class _Service:
             raise HTTPException(400, f"model {name!r} does {task.kind}, not {kind}; see /v1/models")
         return task
 
-    async def answer(self, jobs: Sequence[Job]) -> list[Any]:
-        """Lets the worker answer."""
+    async def answer(self, request: Request, jobs: Sequence[Job]) -> list[Any]:
+        """Lets the worker answer, unless the client leaves before."""
+        leaving = asyncio.create_task(_wait_until_left(request))
         try:
-            futures = [asyncio.wrap_future(self._worker.submit(job)) for job in jobs]
+            answers = asyncio.gather(*(asyncio.wrap_future(self._worker.submit(job)) for job in jobs))
+            both: list[asyncio.Future[Any]] = [answers, leaving]
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if not answers.done():
+                answers.cancel()
+                raise HTTPException(499, "the client has left")
+            return answers.result()
         except queue.Full:
             raise HTTPException(503, "too many requests are waiting; try again later") from None
-        return list(await asyncio.gather(*futures))
+        finally:
+            leaving.cancel()
+            for job in jobs:
+                job.cancel()
 
     async def models(self) -> dict[str, Any]:
         """The tasks."""
         about = {"object": "model", "created": self._made, "owned_by": "hf-ext"}
         return {"object": "list", "data": [{"id": name, **about, "kind": t.kind} for name, t in self._tasks.items()]}
 
-    async def classify(self, body: ClassifyBody) -> dict[str, Any]:
+    async def classify(self, request: Request, body: ClassifyBody) -> dict[str, Any]:
         """Labels and their probabilities."""
         task = self.find(body.model, "classification")
         several = isinstance(body.input, list) and not (body.input and isinstance(body.input[0], float))
@@ -180,34 +208,34 @@ class _Service:
             jobs = [task.classification_job(sample) for sample in given]
         else:
             jobs = [await run_in_threadpool(task.classification_job, sample) for sample in given]
-        answers = [{"index": index} | answer for index, answer in enumerate(await self.answer(jobs))]
+        answers = [{"index": index} | answer for index, answer in enumerate(await self.answer(request, jobs))]
         return {**_head("classify", "list", body.model), "data": answers}
 
-    async def complete(self, body: CompletionBody) -> Any:
+    async def complete(self, request: Request, body: CompletionBody) -> Any:
         """A continuation of a text."""
         task = self.find(body.model, "generation")
-        return await self._generate(task, body, task.encode_prompt(body.prompt), body.max_tokens, chat=False)
+        return await self._generate(request, task, body, task.encode_prompt(body.prompt), body.max_tokens, chat=False)
 
-    async def chat(self, body: ChatBody) -> Any:
+    async def chat(self, request: Request, body: ChatBody) -> Any:
         """The next message of a conversation."""
         task = self.find(body.model, "generation")
         messages = [message.model_dump() for message in body.messages]
-        return await self._generate(task, body, task.encode_prompt(messages), body.max_tokens, chat=True)
+        return await self._generate(request, task, body, task.encode_prompt(messages), body.max_tokens, chat=True)
 
     async def _generate(
-        self, task: ServedTask, body: _GenerateBody, tokens: list[int], longest: int, chat: bool
+        self, request: Request, task: ServedTask, body: _GenerateBody, tokens: list[int], longest: int, chat: bool
     ) -> Any:
         stop = [body.stop] if isinstance(body.stop, str) else body.stop
         if body.stream and stop:
             raise HTTPException(400, "`stop` does not go with `stream`; leave one out")
         options = {"temperature": body.temperature, "top_p": body.top_p, "stop": stop, "seed": body.seed}
         streamer = (
-            TextIteratorStreamer(task.reader, skip_prompt=True, skip_special_tokens=True) if body.stream else None
+            AsyncTextIteratorStreamer(task.reader, skip_prompt=True, skip_special_tokens=True) if body.stream else None
         )
         job = task.generation_job(tokens, streamer, max_tokens=longest, **options)
         kind = "chat.completion" if chat else "text_completion"
         if streamer is None:
-            (found,) = await self.answer([job])
+            (found,) = await self.answer(request, [job])
             text = {"message": {"role": "assistant", "content": found["text"]}} if chat else {"text": found["text"]}
             choice = {"index": 0, **text, "finish_reason": found["finish_reason"], "logprobs": None}
             prompt, made = found["prompt_tokens"], found["completion_tokens"]
@@ -217,13 +245,13 @@ class _Service:
         job.answer.add_done_callback(lambda _: streamer.end())
         with contextlib.suppress(queue.Full):
             self._worker.submit(job)
-            return StreamingResponse(_events(job, streamer, head, chat), media_type="text/event-stream")
+            return _Stream(job, _events(job, streamer, head, chat))
         raise HTTPException(503, "too many requests are waiting; try again later")
 
     async def restore(self, request: Request, model: str) -> Response:
         """The body is a picture file; a PNG comes back."""
         task = self.find(model, "restoration")
-        (data,) = await self.answer([task.restoration_job(await request.body())])
+        (data,) = await self.answer(request, [task.restoration_job(await request.body())])
         return Response(data, media_type="image/png")
 
 
@@ -231,7 +259,29 @@ def _head(name: str, kind: str, model: str) -> dict[str, Any]:
     return {"id": f"{name}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
 
 
-def _events(job: Job, streamer: TextIteratorStreamer, head: dict[str, Any], chat: bool) -> Iterator[str]:
+async def _wait_until_left(request: Request) -> None:
+    """Ends when the client is gone; the body has to be read before."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class _Stream(StreamingResponse):
+    """Events of a job, which goes when the client goes, before the first of them too."""
+
+    def __init__(self, job: Job, events: AsyncIterator[str]) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self._job = job
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._job.cancel()
+
+
+async def _events(
+    job: Job, streamer: AsyncTextIteratorStreamer, head: dict[str, Any], chat: bool
+) -> AsyncIterator[str]:
     """A continuation as server-sent events, piece by piece."""
 
     def event(text: str | None, why: str | None = None) -> str:
@@ -239,11 +289,11 @@ def _events(job: Job, streamer: TextIteratorStreamer, head: dict[str, Any], chat
         choice = {"index": 0, **piece, "finish_reason": why, "logprobs": None}
         return f"data: {json.dumps({**head, 'choices': [choice]})}\n\n"
 
-    for text in streamer:
+    async for text in streamer:
         if text:
             yield event(text)
     try:
-        yield event(None, job.answer.result()["finish_reason"])
+        yield event(None, (await asyncio.wrap_future(job.answer))["finish_reason"])
     except Exception as error:
         message = str(error) if isinstance(error, ValueError) else "the server failed; see its log"
         yield f"data: {json.dumps({'error': {'message': message, 'type': 'server_error'}})}\n\n"

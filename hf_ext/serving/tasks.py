@@ -265,8 +265,9 @@ def generate(emr: EMRModel, jobs: Sequence[Job]) -> list[dict[str, Any]]:
         how |= {"temperature": options["temperature"], "top_p": options["top_p"], "top_k": 0}
     # An encoder-decoder's begins with the token that starts every one.
     start = 1 if first.config.is_encoder_decoder else tokens.shape[1]
+    how["stopping_criteria"] = StoppingCriteriaList([_Left(jobs)])
     if options["stop"]:
-        how["stopping_criteria"] = StoppingCriteriaList([_Stop(first, options["stop"], start)])
+        how["stopping_criteria"].append(_Stop(first, options["stop"], start))
     with torch.random.fork_rng(enabled=options["seed"] is not None):
         if options["seed"] is not None:
             torch.manual_seed(options["seed"])
@@ -290,6 +291,16 @@ def join_prompts(prompts: Sequence[list[int]], at_the_end: bool, padding: int) -
         rows.append(row + [(token, 0) for token in more] if at_the_end else [(token, 0) for token in more] + row)
     tokens, mask = torch.tensor(rows).unbind(-1)
     return tokens.contiguous(), mask.contiguous()
+
+
+class _Left(StoppingCriteria):
+    """Ends all continuations once nobody waits for any of them."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._jobs = jobs
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> Any:
+        return torch.full(input_ids.shape[:1], all(job.left.is_set() for job in self._jobs), device=input_ids.device)
 
 
 class _Stop(StoppingCriteria):
@@ -323,6 +334,6 @@ def restore(emr: EMRModel, jobs: Sequence[Job]) -> list[bytes]:
     for job in jobs:
         picture = read_image(job.inputs, _MEGAPIXELS)
         with emr.task(job.task.name) as model:
-            pixels = restore_image(model, picture.pixels, tile="auto")
+            pixels = restore_image(model, picture.pixels, tile="auto", progress=job.check)
         answers.append(encode_frames(Frames([picture._replace(pixels=pixels)]), "PNG"))
     return answers

@@ -23,6 +23,17 @@ class Job:
     inputs: Any
     form: Any  # jobs of equal forms can be answered together
     answer: Future[Any] = field(default_factory=Future)
+    left: threading.Event = field(default_factory=threading.Event)  # nobody waits for the answer any more
+
+    def cancel(self) -> None:
+        """Nobody waits: if the worker has not begun it will not, and if it has it may end."""
+        self.left.set()
+        self.answer.cancel()
+
+    def check(self, *_: Any) -> None:
+        """Ends what the worker does for nobody, from a callback of it."""
+        if self.left.is_set():
+            raise ValueError("the client has left")
 
 
 class Worker:
