@@ -6,14 +6,18 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import datasets
-from datasets.data_files import get_data_patterns
+import httpx2
+from datasets.data_files import SPLIT_KEYWORDS, get_data_patterns
 from datasets.packaged_modules.audiofolder.audiofolder import AudioFolder
+from huggingface_hub import HfApi
 
 from .arguments import DataSource, SourcePart
-from .sequence_files import ARRAYS, open_arrays, open_sequences
+from .sequence_files import ARRAYS, open_arrays, open_sequences, slice_split
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp"}
 AUDIO_SUFFIXES = {".wav", ".flac", ".ogg", ".mp3", ".aiff"}
+# All words for a split.
+_SPLITS = {word for words in SPLIT_KEYWORDS.values() for word in words}
 
 AnyDataset: TypeAlias = datasets.Dataset | datasets.IterableDataset
 
@@ -30,8 +34,8 @@ def open_source(source: DataSource, section: str = "data") -> AnyDataset:
         return _keep_audio_files(data)
     except SourceError:
         raise
-    # datasets raises ConnectionError, an OSError, for a Hub that it cannot reach.
-    except (OSError, datasets.exceptions.DatasetsError, ValueError, TypeError) as error:
+    # datasets raises ConnectionError, an OSError, for a Hub that it cannot reach, and RuntimeError for scripts.
+    except (OSError, datasets.exceptions.DatasetsError, ValueError, TypeError, RuntimeError) as error:
         here = bool(parts) or bool(find_files(source.path))
         kind = "" if here else "there is no such folder or file here, and as a data set of the Hub: "
         raise SourceError(
@@ -90,6 +94,11 @@ def _load(source: DataSource, section: str) -> AnyDataset:
                 f"{_advice(section)}"
             )
         name, _, revision = path.partition("@")
+        if "/" not in name and not _is_on_hub(name):
+            raise SourceError(
+                f"no folder or file {path} here, and the Hub confirms no data set of that name: give a folder, a data "
+                f"file, a pattern of files or a Hub data set id, org/name. {_advice(section)}"
+            )
         return datasets.load_dataset(
             name, source.name, split=source.split, streaming=source.streaming, revision=revision or None
         )
@@ -101,7 +110,15 @@ def _load(source: DataSource, section: str) -> AnyDataset:
     if (first / "lq").is_dir() and (first / "hq").is_dir():
         return _paired_folder(first, source)
     # A folder's own files, or those that were named; `data_files` names the split, so that any split is found.
-    files = None if first.is_dir() else {source.split.partition("[")[0]: [str(Path(file).resolve()) for file in found]}
+    files = None
+    if not first.is_dir():
+        # `datasets` takes them for patterns.
+        files = {source.split.partition("[")[0]: [glob.escape(str(Path(file).resolve())) for file in found]}
+    elif "[" in str(first.resolve()):
+        raise ValueError(
+            f"{first.resolve()} has a bracket in its name, which `datasets` takes for a pattern: rename the folder, "
+            "or name its files, with a pattern such as photos?2020?/*.png."
+        )
     # Of a folder of a million pictures the first files tell enough.
     looked_at = islice(first.rglob("*"), 10_000) if files is None else found
     if any(Path(file).suffix.lower() in AUDIO_SUFFIXES for file in looked_at):
@@ -109,6 +126,16 @@ def _load(source: DataSource, section: str) -> AnyDataset:
     # `datasets` names what it reads by the folder: "." has no name.
     folder = str((first if files is None else first.parent).resolve())
     return datasets.load_dataset(folder, source.name, data_files=files, split=source.split, streaming=source.streaming)
+
+
+def _is_on_hub(name: str) -> bool:
+    """Whether a Hub says that it has a data set."""
+    # `datasets` takes anything of that name from its cache, such as an earlier state of a folder that was moved since.
+    try:
+        HfApi().dataset_info(name)
+    except (OSError, ValueError, httpx2.TransportError):
+        return False
+    return True
 
 
 class _RecordingFolder(AudioFolder):
@@ -151,7 +178,12 @@ def _join(data: list[AnyDataset], parts: list[SourcePart]) -> AnyDataset:
             )
         # `.txt` and `.csv` have types of their own for the same text: those of the first part count.
         kinds = datasets.Features({name: data[0].features[name] for name in shared})
-        data = [part.select_columns(shared).cast(kinds) for part in data]
+        data = [part.select_columns(shared) for part in data]
+        for name in shared:
+            data = _agree_on_classes(data, name)
+            if isinstance(kinds[name], datasets.ClassLabel):
+                kinds[name] = data[0].features[name]
+        data = [part.cast(kinds) for part in data]
     weights = [part.weight for part in parts]
     if all(weight is None for weight in weights):
         return datasets.concatenate_datasets(data)
@@ -162,6 +194,65 @@ def _join(data: list[AnyDataset], parts: list[SourcePart]) -> AnyDataset:
         probabilities=[share / sum(shares) for share in shares],
         seed=0,
         stopping_strategy="all_exhausted",
+    )
+
+
+def _agree_on_classes(data: list[AnyDataset], name: str) -> list[AnyDataset]:
+    """Parts whose classes in a column have the same numbers: those of all names, sorted, where the parts differ."""
+    kinds = [part.features[name] for part in data]
+    lists = [kind.names for kind in kinds if isinstance(kind, datasets.ClassLabel)]
+    if all(names == lists[0] for names in lists) and len(lists) in (0, len(kinds)):
+        return data
+    if len(lists) < len(kinds):
+        raise ValueError(
+            f"column {name!r} has named classes in some of the parts and plain values in others: {kinds!s:.300}. "
+            "Bring the parts to one kind, or rename the column in some with rename_columns."
+        )
+    union = sorted({word for names in lists for word in names})
+    if len({word.lower() for word in union}) < len(union):
+        raise ValueError(f"classes of the parts differ only in capitals: {union!s:.300}. Write each in one way.")
+    return [renumber_classes(part, name, union) for part in data]
+
+
+def renumber_classes(data: AnyDataset, column: str, names: list[str]) -> AnyDataset:
+    """The same data, whose classes in a column have the numbers of their names in a list."""
+    assert data.features is not None
+    kind, before = datasets.ClassLabel(names=names), data.features[column].names
+    numbers = {key: names.index(word) for key, word in [*enumerate(before), *zip(before, before, strict=True)]}
+    kinds = datasets.Features({**data.features, column: kind})
+
+    # Streams of folders give names; what has no class, None or -1, stays so.
+    def renumber(label: Any) -> Any:
+        return numbers.get(label, label)
+
+    if isinstance(data, datasets.IterableDataset):
+        # Not decoded on the way, where a broken picture would end the stream: who reads it decodes.
+        raw = data.decode(False)
+        raw_kinds = datasets.Features({**(raw.features or {}), column: kind})
+        return raw.map(lambda row: {column: renumber(row[column])}, features=raw_kinds).cast(kinds)
+    labels = [renumber(label) for label in data.with_format(None)[column][:]]
+    changed = data.remove_columns(column).add_column(column, labels, feature=kind)
+    return changed.select_columns(list(kinds))
+
+
+def match_classes(data: Any, task: Any, training: bool = False) -> Any:
+    """The same data, whose classes have the numbers that a task knows their names by; of other tasks as it is."""
+    known: list[str] | None = getattr(task, "known_classes", None)
+    kind = (data.features or {}).get(task.label_column) if known else None
+    if not known or not isinstance(kind, datasets.ClassLabel) or kind.names == known:
+        return data
+    # ImageNet has two cranes: such names tell nothing.
+    if len({*known}) < len(known):
+        return data
+    strange = [name for name in kind.names if name not in known]
+    if not strange:
+        return renumber_classes(data, task.label_column, known)
+    # Names for people, in the order of the numbers, of folders that are called otherwise.
+    if training or len(strange) == len(kind.names) == len(known):
+        return data
+    raise ValueError(
+        f"the evaluation data has the classes {strange!s:.200} in column {task.label_column!r}, and the model knows "
+        f"{known!s:.200}: evaluate on these, or say in task.label_names how the data calls the model's classes."
     )
 
 
@@ -181,7 +272,13 @@ def _paired_folder(path: Path, source: DataSource) -> AnyDataset:
             f"{path}: lq/ and hq/ must hold the same image names, at least one; "
             f"got {len(names['lq'])} and {len(names['hq'])}, unpaired: {alone[:5]}."
         )
-    columns = {side: [str(path / side / name) for name in names[side]] for side in ("lq", "hq")}
+    name = source.split.partition("[")[0]
+    if name not in _SPLITS:
+        raise ValueError(f"a folder of pairs has no split {name!r}: leave split out, or write a slice, train[:80%].")
+    kept = slice_split(source.split, len(names["lq"]))
+    if not kept:
+        raise ValueError(f"the split {source.split!r} of {len(names['lq'])} pairs is empty: take a larger part.")
+    columns = {side: [str(path / side / names[side][index]) for index in kept] for side in ("lq", "hq")}
     features = datasets.Features({side: datasets.Image() for side in ("lq", "hq")})
     dataset = datasets.Dataset.from_dict(columns, features=features)
     return dataset.to_iterable_dataset(num_shards=min(64, len(dataset))) if source.streaming else dataset

@@ -1,19 +1,24 @@
 """Data as people have them: patterns, lists, mixtures, compressed texts, sound files, data sets in memory."""
 
 import gzip
+import itertools
 import json
 from collections import Counter
+from pathlib import Path
 
 import datasets
 import numpy as np
 import pytest
+from PIL import Image
 
-from hf_ext.tasks.signals import AudioTask, read_recording
+from hf_ext.tasks.signals import AudioTask, PixelTask, read_recording
 from hf_ext.training import DataArguments, DataSource, evaluate
 from hf_ext.training.arguments import build
+from hf_ext.training.bad_examples import BadExamples
+from hf_ext.training.data import TrainingLoader
 from hf_ext.training.sources import open_source
 
-from .tiny import TinyTask, contents, make_arguments, run, run_interrupted, write_images, write_shards
+from .tiny import SIDE, TinyTask, contents, make_arguments, run, run_interrupted, write_images, write_shards
 
 soundfile = pytest.importorskip("soundfile")
 
@@ -192,3 +197,89 @@ def test_several_evaluation_sets_have_names_workers_and_a_batch_size(tmp_path, e
         make_arguments(tmp_path / "other", data, per_device_eval_batch_size=0)
     with pytest.raises(ValueError, match=r"data.eval.streaming must be false"):
         build(DataArguments, {"eval": {"a": {"path": "b", "streaming": True}}})
+
+
+def write_classes(folder, *names):
+    """A folder with one grey picture for each class, as bright as its name is long."""
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        Image.new("L", (SIDE, SIDE), len(name)).save(folder / name / f"{name}.png")
+    return str(folder)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_classes_of_several_folders_go_by_their_names(tmp_path, streaming):
+    folders = [write_classes(tmp_path / "a", "cat", "horse"), write_classes(tmp_path / "b", "crane", "cat")]
+    data = open_source(DataSource(folders, streaming=streaming))
+    names = data.features["label"].names
+    assert names == ["cat", "crane", "horse"] and data.features["image"].decode
+    rows = data.decode(False) if streaming else data.cast_column("image", datasets.Image(decode=False))
+    assert {(names[row["label"]], Path(row["image"]["path"]).stem) for row in rows} == {(name, name) for name in names}
+    # As a training reads them, with a picture that cannot be decoded.
+    (tmp_path / "b" / "crane" / "crane.png").write_bytes(b"no picture")
+    source = DataSource(folders, streaming=streaming)
+    task = PixelTask(image_size=SIDE, num_labels=3, mean=[0.0], std=[1.0])
+    bad = BadExamples(share=1.0, total=4)
+    loader = TrainingLoader(open_source(source), source, task.training_sample, 0, 2, 0, 0, 1, bad=bad)
+    for batch in itertools.islice(loader, 4):
+        brightness = (batch["input_values"][:, 0, 0] * 255).round().int().tolist()
+        assert [len(names[label]) for label in batch["labels"].tolist()] == brightness
+    assert len(bad.found) >= 1
+
+
+def test_classes_of_parts_that_cannot_be_joined_are_named(tmp_path):
+    same = [write_classes(tmp_path / "a", "cat", "dog"), write_classes(tmp_path / "b", "cat", "dog")]
+    assert open_source(DataSource(same))["label"][:] == [0, 1, 0, 1]
+    words = write_lines(tmp_path / "words.jsonl", [{"label": "cat"}])
+    for parts in ([words, same[0]], [same[0], words]):
+        with pytest.raises(
+            ValueError, match=r"'label' has named classes in some of the parts and plain values in oth"
+        ):
+            open_source(DataSource(parts))
+    with pytest.raises(ValueError, match=r"differ only in capitals: \['Cat', 'cat', 'dog'\]"):
+        open_source(DataSource([same[0], write_classes(tmp_path / "c", "Cat", "dog")]))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_slices_of_paired_folders_share_nothing(tmp_path, streaming):
+    for side in ("lq", "hq"):
+        write_images(tmp_path / "pairs" / side, 10)
+
+    def count(split):
+        return len(list(open_source(DataSource(str(tmp_path / "pairs"), split=split, streaming=streaming))))
+
+    assert [count(split) for split in ("train", "test", "train[:80%]", "train[80%:]", "test[:3]")] == [10, 10, 8, 2, 3]
+    whole, *parts = (
+        [row["hq"].tobytes() for row in open_source(DataSource(str(tmp_path / "pairs"), split=split))]
+        for split in ("train", "train[:80%]", "train[80%:]")
+    )
+    assert sum(parts, []) == whole
+    for split, said in (("nonsense", "has no split 'nonsense'"), ("train[:0]", "of 10 pairs is empty")):
+        with pytest.raises(ValueError, match=said):
+            count(split)
+
+
+def test_a_folder_that_is_gone_is_not_read_from_the_cache(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_lines(tmp_path / "words" / "one.jsonl", [{"text": "a"}])
+    assert texts(DataSource("words")) == ["a"]
+    (tmp_path / "words").rename(tmp_path / "moved")
+    with pytest.raises(ValueError, match="^no folder or file words here, and the Hub confirms no data set of that"):
+        open_source(DataSource("words"))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_brackets_in_names_are_no_pattern(tmp_path, streaming):
+    folder = tmp_path / "texts [2020]"
+    file = write_lines(folder / "rows[1].jsonl", [{"text": "a"}])
+    assert texts(DataSource(file, streaming=streaming)) == ["a"]
+    assert texts(DataSource(str(tmp_path / "texts ?2020?" / "*.jsonl"), streaming=streaming)) == ["a"]
+    with pytest.raises(ValueError, match=r"texts \[2020\] has a bracket in its name, .* rename the folder"):
+        open_source(DataSource(str(folder), streaming=streaming))
+
+
+def test_a_script_of_a_data_set_is_refused_in_words(tmp_path):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "old.py").write_text("import datasets\n")
+    with pytest.raises(ValueError, match="Dataset scripts are no longer supported"):
+        open_source(DataSource(str(tmp_path / "old")))
