@@ -10,10 +10,14 @@ import datasets
 from PIL import Image
 from tqdm import tqdm
 
+from ..files import whole_file
+
 # What Pillow makes of broken files; its error for a broken PNG is a SyntaxError, or that of the module struct.
 UNREADABLE = (OSError, SyntaxError, struct.error, Image.DecompressionBombError)
 # What a broken file or value makes of an example.
 UNUSABLE = (*UNREADABLE, ValueError, TypeError)
+# What decoders raise beside that for damaged files: of a TIFF, an AVIF, a sound.
+_UNDECODABLE = (*UNUSABLE, RuntimeError, LookupError, ArithmeticError, AttributeError, EOFError)
 # Of a stream, whose length is not known, the share is taken of what was read so far, as if it were this at least.
 _LEAST_COUNT = 1000
 
@@ -32,9 +36,13 @@ class BadExamples:
         self.file = file
         self.found: set[str] = set()
         if file is not None and file.exists():
-            lines = file.read_text(encoding="utf-8").splitlines()
-            # A last line that a crash cut off is met again.
-            self.found = {json.loads(line)["example"] for line in lines if line.endswith("}")}
+            content = file.read_bytes()
+            # A last line that a crash cut off is met again, and begins a line of its own.
+            whole = content[: content.rfind(b"\n") + 1]
+            if whole != content:
+                with whole_file(file) as mended:
+                    mended.write(whole)
+            self.found = {json.loads(line)["example"] for line in whole.decode().split("\n")[:-1]}
 
     def count_allowed(self, read: int) -> int:
         """How many examples may be bad once so many were read."""
@@ -79,12 +87,22 @@ def read_example(source: datasets.Dataset, index: int) -> dict[str, Any]:
     """One example; a file that vanished or cannot be decoded is named."""
     try:
         return source[index]
-    except UNREADABLE as error:
+    except _UNDECODABLE as error:
         row = name_bad(str(index), find_example_file(source, index), error)
         raise OSError(
             f"{describe_bad(row)} Restore the file or remove it from the data; of training data, "
             "data.max_bad_examples is the share that may be left out."
         ) from error
+
+
+def decode_row(features: datasets.Features | None, row: dict[str, Any]) -> dict[str, Any]:
+    """The example of a row that was not decoded; whatever a decoder raises is an `OSError` or among `UNUSABLE`."""
+    try:
+        return row if features is None else features.decode_example(row)
+    except UNUSABLE:
+        raise
+    except _UNDECODABLE as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error
 
 
 def find_example_file(source: datasets.Dataset, index: int) -> str:

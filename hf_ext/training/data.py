@@ -22,7 +22,16 @@ from datasets.distributed import split_dataset_by_node
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate, get_worker_info
 
 from .arguments import DataSource
-from .bad_examples import UNUSABLE, BadExamples, describe_bad, find_example_file, find_row_file, name_bad, read_example
+from .bad_examples import (
+    UNUSABLE,
+    BadExamples,
+    decode_row,
+    describe_bad,
+    find_example_file,
+    find_row_file,
+    name_bad,
+    read_example,
+)
 from .stopping import ignore_signals
 
 # (example, generator) → tensors of one training sample.
@@ -191,8 +200,7 @@ class StreamBatches(IterableDataset):
             # One generator for each sample, distinct over ranks, workers and time, so that resuming restores it.
             generator = np.random.default_rng((self.seed, 2, self.rank, identity, state["samples"]))
             try:
-                decoded = example if self.features is None else self.features.decode_example(example)
-                batch.append(self.transform(decoded, generator))
+                batch.append(self.transform(decode_row(self.features, example), generator))
             except UNUSABLE as error:
                 place = f"{state['consumed']} of epoch {state['epoch']}, process {self.rank}, worker {identity}"
                 bad.append(name_bad(place, find_row_file(example), error))

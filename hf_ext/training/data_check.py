@@ -7,7 +7,7 @@ import numpy as np
 from tqdm import tqdm
 
 from .arguments import TrainingArguments
-from .bad_examples import UNUSABLE, describe_bad, find_row_file, name_bad
+from .bad_examples import UNUSABLE, decode_row, describe_bad, find_row_file, name_bad
 from .models import build_model, pin_revision
 from .sources import open_source
 from .task import Task
@@ -42,8 +42,7 @@ def check_data(task: Task, arguments: TrainingArguments, progress: bool = True) 
         features, raw = stream.features, stream if stream.features is None else stream.decode(False)
         for row in tqdm(raw, section, total=total, disable=not progress):
             try:
-                example = row if features is None else features.decode_example(row)
-                task.training_sample(example, np.random.default_rng(count))
+                task.training_sample(decode_row(features, row), np.random.default_rng(count))
             except UNUSABLE as error:
                 bad.append(name_bad(str(count), find_row_file(row), error))
             count += 1

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from hf_ext.training import DataSource
+from hf_ext.training.bad_examples import BadExamples, name_bad, read_example
 from hf_ext.training.data import IndexedSamples
+from hf_ext.training.sources import open_source
 from hf_ext_cli.main import main
 
 from .tiny import TinyTask, contents, make_arguments, run, run_interrupted, write_images
@@ -140,3 +143,35 @@ def test_data_check_reads_everything_once_and_tells(tmp_path, broken, streaming)
     words.remove("--json")
     said = CliRunner().invoke(main, [*words, "--data.eval", "null"]).stdout
     assert "12 examples of" in said and "2 cannot be used. example 4" in said
+
+
+def test_a_list_that_was_cut_off_is_mended(tmp_path):
+    file, rows = tmp_path / "bad_examples.jsonl", [name_bad(str(row), "", ValueError("broken")) for row in range(3)]
+    bad = BadExamples(1.0, 10, file)
+    bad.add(rows[:2], 0)
+    # As a crash leaves it, with half of a letter at the end.
+    file.write_bytes(file.read_bytes()[:-20] + "é".encode()[:1])
+    for _ in range(2):
+        bad = BadExamples(1.0, 10, file)
+        bad.add(rows, 0)
+        assert [row["example"] for row in listed(tmp_path)] == ["0", "1", "2"] and bad.found == {"0", "1", "2"}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("kind", [RuntimeError, KeyError, TypeError])
+def test_whatever_a_decoder_raises_is_a_bad_example(tmp_path, monkeypatch, kind, streaming):
+    photos = write_images(tmp_path / "photos", 12)
+    decode = datasets.Image.decode_example
+
+    def fail(self, value, token_per_repo_id=None):
+        if str(value["path"]).endswith("004.png"):
+            raise kind("damaged")
+        return decode(self, value, token_per_repo_id)
+
+    monkeypatch.setattr(datasets.Image, "decode_example", fail)
+    share = 0.02 if streaming else 0.25
+    run(TinyTask(), arguments(tmp_path / "run", photos, share=share, streaming=streaming))
+    rows = listed(tmp_path / "run")
+    assert rows and all("damaged" in row["reason"] and row["file"].endswith("004.png") for row in rows)
+    with pytest.raises(OSError, match="^example 4 .*004.png.* cannot be read: .*damaged"):
+        read_example(open_source(DataSource(str(photos))), 4)
