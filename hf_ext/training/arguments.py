@@ -366,6 +366,15 @@ class TrainingArguments:
     def validate_data(self) -> None:
         _ = self.data_arguments
 
+    def check_accumulation(self, launched: int) -> None:
+        """Refuses a launcher that was told another number of passes, which would go before the recipe's."""
+        if launched != self.gradient_accumulation_steps:
+            raise ValueError(
+                f"gradient_accumulation_steps is {self.gradient_accumulation_steps} in the recipe and {launched} in "
+                "the configuration of accelerate (ACCELERATE_GRADIENT_ACCUMULATION_STEPS): take it out there, or say "
+                "the same number."
+            )
+
 
 def _require(condition: bool, name: str, value: Any, allowed: str) -> None:
     if not condition:
@@ -386,14 +395,16 @@ def apply_overrides(mapping: dict[str, Any], flags: list[str]) -> dict[str, Any]
         name, sign, value = word[2:].partition("=")
         if not sign:
             value = words.pop(0) if words and not words[0].startswith("--") else "true"
-        *sections, key = name.replace("-", "_").split(".")
+        *sections, last = name.split(".")
         target = result
         for section in sections:
+            section = _find_key(target, section)
             if target.get(section) is None:
                 target[section] = {}
             target = target[section]
             if not isinstance(target, dict):
                 raise ValueError(f"--{name}: {section!r} is a value, not a section.")
+        key = _find_key(target, last)
         try:
             target[key] = parse_yaml(value)
         except SettingsError as error:
@@ -401,6 +412,11 @@ def apply_overrides(mapping: dict[str, Any], flags: list[str]) -> dict[str, Any]
         if target[key] is None:
             del target[key]
     return result
+
+
+def _find_key(section: dict[str, Any], word: str) -> str:
+    """The key that a word of a flag means: `-` is `_`, but in names that the file has, such as those of tasks."""
+    return word if word in section else word.replace("-", "_")
 
 
 def _copy_sections(value: Any) -> Any:

@@ -52,16 +52,8 @@ from .processes import (
     weigh_batches,
 )
 from .provenance import provenance
-from .sources import describe_memory, name_sets, open_source
-from .state import (
-    Progress,
-    RunFolder,
-    WeightAverage,
-    clear_write_errors,
-    load_state,
-    save_state,
-    use_plain_names,
-)
+from .sources import describe_memory, match_classes, name_sets, open_source
+from .state import Progress, RunFolder, WeightAverage, clear_write_errors, load_state, save_state, use_plain_names
 from .stopping import Stopping
 from .task import Task
 
@@ -137,8 +129,9 @@ class _Training:
             mixed_precision=arguments.mixed_precision,
             gradient_accumulation_steps=arguments.gradient_accumulation_steps,
             log_with=None if arguments.report_to == "none" else arguments.report_to,
-            project_config=ProjectConfiguration(arguments.output_dir, str(self.folder.path / "tensorboard")),
+            project_config=ProjectConfiguration(str(self.folder.path), str(self.folder.path / "tensorboard")),
         )
+        arguments.check_accumulation(self.accelerator.gradient_accumulation_steps)
         check_supported(arguments, self.accelerator)
         publisher = [] if arguments.hub_model_id is None else [PushBest(arguments)]
         self.callbacks = [*callbacks, *publisher] if self.accelerator.is_main_process else []
@@ -197,12 +190,14 @@ class _Training:
         """Model, optimizer, schedule and average; equal on all processes, as the seed is."""
         arguments = self.arguments
         set_seed(arguments.seed)
+        self.train_data = match_classes(self.train_data, self.task, training=True)
         self.groups = self.task.read_data(self.train_data)
         if self.arguments.num_train_epochs is not None:
             steps = count_steps(self.arguments, self.train_data, self._batch_size, self.groups)
             arguments = self.arguments = replace(arguments, max_steps=steps)
         init_from = None if arguments.init_from is None else pin_revision(arguments.init_from)
         module = build_model(self.task, arguments.model, init_from)
+        self.eval_data = {name: match_classes(data, self.task) for name, data in self.eval_data.items()}
         if arguments.peft is not None and init_from is not None:
             module = add_adapter(module, arguments.peft, init_from)
         if arguments.activation_checkpointing:

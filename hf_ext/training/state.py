@@ -142,7 +142,7 @@ class RunFolder:
     # test_damage.py damages states; both compare what the runs leave.
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
+        self.path = Path(path).expanduser()
         self.arguments = self.path / "args.json"
         self.metrics = self.path / "metrics.jsonl"
         self.states = self.path / "state"

@@ -173,6 +173,13 @@ def test_null_takes_a_key_out():
     assert values["model"]["num_classes"] == 10
 
 
+def test_flags_keep_the_names_of_the_file_and_write_fields_with_underscores():
+    values = {"tasks": {"sun-397": {"data": {"path": "old"}}}}
+    flags = ["--tasks.sun-397.data.path", "new", "--max-steps", "3", "--task.patch-size=8"]
+    changed = apply_overrides(values, flags)
+    assert changed == {"tasks": {"sun-397": {"data": {"path": "new"}}}, "max_steps": 3, "task": {"patch_size": 8}}
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
