@@ -24,6 +24,7 @@ from hf_ext.training.models import adapter_base, load_adapter, split_revision
 from hf_ext.training.provenance import published_name
 from hf_ext.training.task import Task
 
+from .pictures import require_picture
 from .sequences import column
 
 
@@ -202,7 +203,8 @@ class ImageClassification(LabelledTask):
         self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]
     ) -> list[dict[str, float]]:
         """Whether each picture is recognised."""
-        pictures = [column(example, self.image_column, "image_column").convert("RGB") for example in examples]
+        values = [column(example, self.image_column, "image_column") for example in examples]
+        pictures = [require_picture(value, self.image_column).convert("RGB") for value in values]
         first = next(model.parameters())
         pixels = self.reader(pictures, return_tensors="pt")["pixel_values"].to(first.device, first.dtype)
         logits = self.classify(model, pixels).float()

@@ -43,6 +43,7 @@ from .diffusion_noise import (
 )
 from .diffusion_texts import Captions, weigh_columns
 from .diffusion_transfer import Transfer, open_pipeline, options_of, settings_of, transfer
+from .pictures import require_picture
 
 # The pictures that a run draws of itself show the first classes.
 _CLASSES_SHOWN = 10
@@ -156,6 +157,12 @@ class DisentangledDiTTask(Task):
         """The one score of an evaluation."""
         of = f"{self.objective}, {self.eval_timesteps} fixed timesteps and noises of each image"
         return {"loss": f"denoising loss ({of})"}
+
+    @property
+    def known_classes(self) -> list[str] | None:
+        """The names by which evaluation data are matched, in the order of the numbers."""
+        names = {} if self.text_encoder is not None else self.id2label or {}
+        return [names[number] for number in sorted(names)] if sorted(names) == [*range(len(names))] else None
 
     def read_data(self, data: datasets.Dataset | datasets.IterableDataset) -> np.ndarray | None:
         """Names of the classes, states of no text; what has different sizes is kept apart."""
@@ -299,7 +306,7 @@ class DisentangledDiTTask(Task):
         else:
             autoencoder = self.autoencoder
             channels = (self.config if autoencoder is None else autoencoder.config)["in_channels"]
-            image = self._column(example, "image_column")
+            image = require_picture(self._column(example, "image_column"), self.image_column)
             size = nearest_bucket((image.height, image.width), self.sizes)
             view = cut_view(image, size, channels, self.cut, generator)
             sample, controls = {"pixels": to_pixels([view])[0]}, view.controls

@@ -24,6 +24,7 @@ from hf_ext.training.task import Task
 from .degradation_settings import Degradation, read_degradations
 from .degradations import matlab_luma, unpack_mosaic
 from .perceptual import FeatureLoss
+from .pictures import require_picture
 
 logger = logging.getLogger(__name__)
 
@@ -310,7 +311,8 @@ class SemanIRTask(Task):
                 f"the data has no column {missing[0]!r}; it has {sorted(example)}. Set task.image_column, or "
                 "task.degradation: {kind: paired} for folders lq/ and hq/."
             )
-        images = [self._pixels(example[column], degradation.kind) for column in columns]
+        pictures = [require_picture(example[column], column) for column in columns]
+        images = [self._pixels(picture, degradation.kind) for picture in pictures]
         (height, width), clean = images[0].shape[:2], images[-1].shape[:2]
         if paired and clean != (height * self.config.scale, width * self.config.scale):
             raise ValueError(

@@ -3,11 +3,13 @@
 The tasks themselves are in `texts` and `signals`.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
+import datasets
 import numpy as np
 import peft
 import torch
@@ -210,6 +212,8 @@ class ClassificationTask(MRConvTask):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.confusion: np.ndarray | None = None
+        # The names by which data whose classes have names are matched, in the order of the numbers.
+        self.known_classes: list[str] = list(self.label_names)
 
     def validate_labels(self) -> None:
         if self.num_labels < 2:
@@ -227,6 +231,21 @@ class ClassificationTask(MRConvTask):
             "id2label": dict(enumerate(self.label_names)),
             "label2id": {name: index for index, name in enumerate(self.label_names)},
         }
+
+    def read_data(self, data: datasets.Dataset | datasets.IterableDataset) -> np.ndarray | None:
+        """Names of the classes, where the data has them: evaluation data may have other numbers for them."""
+        kind = (data.features or {}).get(self.label_column)
+        if isinstance(kind, datasets.ClassLabel):
+            self.known_classes = kind.names
+        return super().read_data(data)
+
+    def build_model(self, config: dict[str, Any], init_from: str | None) -> PreTrainedModel:
+        """As [`MRConvTask`] does; the classes of a checkpoint count where neither task nor data name any."""
+        model = super().build_model(config, init_from)
+        names = list((getattr(model.config, "id2label", None) or {}).values())
+        if not self.known_classes and not any(re.fullmatch(r"LABEL_\d+", str(name)) for name in names):
+            self.known_classes = names
+        return model
 
     def label(self, example: dict[str, Any]) -> torch.Tensor:
         """The number of an example's class."""

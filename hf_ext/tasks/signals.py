@@ -23,6 +23,7 @@ from hf_ext.mrconv.modeling_mrconv import (
 )
 from hf_ext.mrconv.modeling_mrconvnext import MRConvNextForImageClassification
 
+from .pictures import require_picture
 from .sequences import Batch, ClassificationTask, column
 
 
@@ -63,7 +64,8 @@ class PixelTask(ClassificationTask):
 
     def encode(self, example: dict[str, Any]) -> Batch:
         """Normalised pixels [pixels, channels] and the class."""
-        image = column(example, self.image_column, "image_column").convert("L" if len(self.mean) == 1 else "RGB")
+        picture = require_picture(column(example, self.image_column, "image_column"), self.image_column)
+        image = picture.convert("L" if len(self.mean) == 1 else "RGB")
         if image.size != (self.image_size, self.image_size):
             raise ValueError(
                 f"an image has {image.size[0]} x {image.size[1]} pixels, task.image_size says {self.image_size}: set "
@@ -215,8 +217,7 @@ class ImageTask(ClassificationTask):
         return self._pixels(self._processor(square, do_resize=False, return_tensors="pt"), example)
 
     def _image(self, example: dict[str, Any]) -> Image.Image:
-        image: Image.Image = column(example, self.image_column, "image_column")
-        return image.convert("RGB")
+        return require_picture(column(example, self.image_column, "image_column"), self.image_column).convert("RGB")
 
     def _pixels(self, inputs: Any, example: dict[str, Any]) -> Batch:
         return {"pixel_values": inputs["pixel_values"][0], "labels": self.label(example)}

@@ -144,12 +144,13 @@ def evaluate_checkpoint(
 
     from .evaluation import evaluate_sets, write_results
     from .models import load_trained, pin_revision
-    from .sources import open_source
+    from .sources import match_classes, open_source
 
     pinned = ranks.ask_first(lambda: pin_revision(source))
     with ranks.first_before_others(), task_checkpoint(pinned, merged_task) as checkpoint:
         model = load_trained(task, checkpoint).to(ranks.own_device())
-        data = {name: open_source(source, "data.eval") for name, source in sources.items()}
+        opened = {name: open_source(source, "data.eval") for name, source in sources.items()}
+        data = {name: match_classes(rows, task) for name, rows in opened.items()}
     options = {"batch_size": arguments.per_device_eval_batch_size, "num_workers": arguments.data_arguments.num_workers}
     metrics = evaluate_sets(task, model, data, **options)
     revision = None if Path(source).expanduser().exists() else pinned.partition("@")[2]

@@ -16,9 +16,10 @@ from hf_ext.tasks.diffusion_texts import NULL, Captions, TextEncoder
 from hf_ext.tasks.precompute import Precompute, precompute
 from hf_ext.training import loop
 from hf_ext.training.data import IndexedSamples, TrainingLoader
+from hf_ext.training.sources import match_classes
 from tests.disentangled_dit.pipeline_testing import make_text_pipeline, make_vae
 
-from .diffusion_testing import MODEL, contents, losses, make_arguments, run, write_pictures
+from .diffusion_testing import CLASSES, MODEL, contents, losses, make_arguments, run, write_pictures
 
 # Tall, square and wide, several of each.
 SIZES = [(24, 12), (16, 16), (12, 24), (30, 15), (20, 20), (16, 32), (18, 18), (24, 13), (17, 16)]
@@ -368,3 +369,19 @@ def test_buckets_are_refused_where_they_cannot_be(tmp_path, pictures, vae):
     ):
         with pytest.raises(ValueError, match=words):
             build(DisentangledDiTTask, task, "task")
+
+
+def test_classes_of_an_evaluation_go_by_their_names_and_rows_need_pictures(tmp_path, pictures):
+    kinds = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["emu", "cat"])}
+    columns = {"image": [Image.new("RGB", (16, 16))] * 3, "label": [0, 1, 0]}
+    other = datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
+    task = build(DisentangledDiTTask, {"image_size": 16}, "task")
+    task.read_data(rows_of(pictures))
+    assert task.known_classes == CLASSES
+    matched = match_classes(other, task)
+    assert [CLASSES[label] for label in matched["label"]] == ["emu", "cat", "emu"]
+    with pytest.raises(ValueError, match=r"has the classes \['bird'\]"):
+        match_classes(other.cast_column("label", datasets.ClassLabel(names=["cat", "bird"])), task)
+    task.build_model(MODEL, None)
+    with pytest.raises(ValueError, match=r"column 'image' holds no picture\."):
+        task.training_sample({"image": None, "label": 0}, np.random.default_rng(0))

@@ -244,6 +244,8 @@ def test_the_data_must_have_the_columns(tmp_path):
     picture = Image.new("RGB", (9, 9))
     with pytest.raises(ValueError, match="no column 'photo'; it has \\['image'\\]"):
         SemanIRTask(image_column="photo").training_sample({"image": picture}, np.random.default_rng(0))
+    with pytest.raises(ValueError, match=r"column 'image' holds no picture\."):
+        SemanIRTask().training_sample({"image": None}, np.random.default_rng(0))
     with pytest.raises(ValueError, match="differs in size"):
         pair = {"lq": picture, "hq": Image.new("RGB", (9, 8))}
         SemanIRTask({"kind": "paired"}).training_sample(pair, np.random.default_rng(0))

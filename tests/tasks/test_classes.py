@@ -1,0 +1,80 @@
+"""Classes of an evaluation go by their names, and rows need pictures."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hf_ext.tasks.signals import ImageTask, PixelTask
+from hf_ext.training import TrainingArguments, train
+from hf_ext.training.arguments import build
+from hf_ext.training.launch import evaluate_checkpoint
+from tests.process_state import forget_accelerate
+
+TINY = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}
+
+
+def write_classes(folder: Path, *names: str) -> str:
+    """A folder with one grey picture of 4 x 4 for each class, as bright as its name is long."""
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        Image.new("L", (4, 4), len(name)).save(folder / name / "one.png")
+    return str(folder)
+
+
+class Noted(PixelTask):
+    """Notes the classes that are evaluated: the length of each name, by its brightness, and its number."""
+
+    def evaluate_batch(self, model, examples, indices):
+        rows = super().evaluate_batch(model, examples, indices)
+        brightness = [int(np.asarray(example["image"])[0, 0]) for example in examples]
+        self.noted = list(zip(brightness, [int(row["label"]) for row in rows], strict=True))
+        return rows
+
+
+def run_classes(folder: Path, train_path: str, eval_path: str, **options) -> Noted:
+    values = {
+        "method": "mrconv-pixels",
+        "output_dir": str(folder),
+        "data": {"train": {"path": train_path}, "eval": {"path": eval_path}},
+        "model": TINY,
+        "max_steps": 1,
+        "per_device_train_batch_size": 2,
+        "report_to": "none",
+    }
+    forget_accelerate()
+    task = Noted(image_size=4, num_labels=3, **options)
+    train(task, build(TrainingArguments, values))
+    return task
+
+
+def test_evaluation_data_are_scored_by_the_names_of_their_classes(tmp_path):
+    trained = write_classes(tmp_path / "t", "a", "bb", "ccc")
+    fewer, other = write_classes(tmp_path / "v", "a", "ccc"), write_classes(tmp_path / "w", "a", "dddd")
+    assert run_classes(tmp_path / "run", trained, fewer).noted == [(1, 0), (3, 2)]
+    with pytest.raises(ValueError, match=r"the evaluation data has the classes \['dddd'\] in column 'label', and the"):
+        run_classes(tmp_path / "other", trained, other)
+    # Names of the task are those of the classes, in training too; where they are other words, numbers count.
+    task = run_classes(tmp_path / "order", trained, fewer, label_names=["ccc", "a", "bb"])
+    assert task.noted == [(1, 1), (3, 0)]
+    task = run_classes(tmp_path / "words", trained, fewer, label_names=["one", "two", "three"])
+    assert task.noted == [(1, 0), (3, 2)]
+    # The evaluation of a checkpoint goes by the recipe's names, or the checkpoint's own.
+    recipe = tmp_path / "run.yaml"
+    for names in (["ccc", "a", "bb"], []):
+        values = {"method": "mrconv-pixels", "data": {"eval": {"path": fewer}}}
+        recipe.write_text(json.dumps({**values, "task": {"image_size": 4, "num_labels": 3, "label_names": names}}))
+        found = evaluate_checkpoint(str(tmp_path / "order" / "snapshot"), recipe)
+        scores = {row["metric"]: row["value"] for row in found["results"]}
+        expected = json.loads((tmp_path / "order" / "snapshot" / "eval.json").read_text())["results"]
+        assert scores["loss"] == pytest.approx(next(row["value"] for row in expected if row["metric"] == "loss"))
+
+
+@pytest.mark.parametrize("kind", [PixelTask, ImageTask])
+def test_a_row_without_a_picture_is_refused_in_words(kind):
+    task = kind(image_size=8, num_labels=2)
+    for value, said in ((None, "column 'image' holds no picture."), ("a.png", "no picture, but a value of type str")):
+        with pytest.raises(ValueError, match=said):
+            task.training_sample({"image": value, "label": 0}, np.random.default_rng(0))
