@@ -245,13 +245,11 @@ class EMRModel:
         # Half-way through, the model is of no task.
         self.current = None
         try:
-            with self._turns.change(model):
-                self._restore_in_place(task, config)
+            self._restore_in_place(task, config)
         except BaseException:
             if settings is not None:
                 model.generation_config = settings
-            with self._turns.change(model):
-                self._restore_in_place(previous, before)
+            self._restore_in_place(previous, before)
             self.current = previous
             raise
 
@@ -326,8 +324,7 @@ class EMRModel:
             examples (`Mapping[str, Mapping[str, Any]]`): For each task, a batch of a few of its samples as the model
                 takes them.
             save (`bool`, *optional*, defaults to `True`): Whether to keep it in the artifact, as
-                `router.safetensors`. An artifact in the cache of the Hub is never changed: there it is kept for this
-                object alone.
+                `router.safetensors`; not in one that lies in the cache of the Hub, which is never changed.
 
         Returns:
             [`TaskRouter`]: The router.
@@ -381,9 +378,7 @@ class EMRModel:
         with self._turns.hold():
             if task_ids is None:
                 if self.current is None:
-                    raise ValueError(
-                        "a switch of tasks has failed, so the weights are of no task: call set_task first"
-                    )
+                    raise ValueError("a switch of tasks has failed, so the weights are of no task: call set_task")
                 return self._built.model(*arguments, **batch)
             if task_ids == "auto":
                 task_ids = self.route(**batch)
@@ -421,9 +416,8 @@ class EMRModel:
             arguments = () if inputs is None else (inputs,)
             if task_ids is None:
                 if self.current is None:
-                    raise ValueError("a switch of tasks has failed: call set_task before generate")
+                    raise ValueError("a switch of tasks has failed, so the weights are of no task: call set_task")
                 return cast(Any, self._built.model).generate(*arguments, **options)
-            # Weights of other tasks stand in for the model's own while it runs.
             self._turns.note_change()
             return generate(self, task_ids, arguments, options)
 
@@ -464,18 +458,9 @@ class EMRModel:
         Raises:
             ValueError: A library other than transformers.
         """
-        library = self.weights.manifest.library
-        if library != "transformers":
-            raise ValueError(
-                f"the router needs a transformers model, this is one of {library}: name the tasks instead"
-            )
         if self._base_features is None:
             self._base_features = BaseFeatures(
-                self.weights.folder,
-                self.weights.base_tensors(),
-                trust_remote_code=self._trust_remote_code,
-                device=self._device,
-                dtype=self._dtype,
+                self.weights, trust_remote_code=self._trust_remote_code, device=self._device, dtype=self._dtype
             )
         return self._base_features(batch)
 
@@ -505,10 +490,11 @@ class EMRModel:
         return built
 
     def _restore_in_place(self, task: str, config: dict[str, Any]) -> None:
-        changed, self._config = config != self._config, config
-        if changed and self.weights.manifest.library == "transformers":
-            relabel(self.model, type(self.model.config).from_dict(config))
-        held = self.model.state_dict()
-        for name, place in self._built.places.items():
-            self.weights.restore_into(task, name, place.of(held))
-        self.mixer.layers.note_restored(self.model)
+        with self._turns.change(self._built.model):
+            changed, self._config = config != self._config, config
+            if changed and self.weights.manifest.library == "transformers":
+                relabel(self.model, type(self.model.config).from_dict(config))
+            held = self.model.state_dict()
+            for name, place in self._built.places.items():
+                self.weights.restore_into(task, name, place.of(held))
+            self.mixer.layers.note_restored(self.model)

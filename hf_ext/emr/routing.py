@@ -13,6 +13,7 @@ from safetensors.torch import save
 from transformers import AutoConfig, AutoModel
 
 from ..files import whole_file
+from .weights import TaskWeights
 
 ROUTER_FILE = "router.safetensors"
 
@@ -85,17 +86,20 @@ class BaseFeatures:
 
     def __init__(
         self,
-        folder: Path,
-        weights: Mapping[str, torch.Tensor],
+        weights: TaskWeights,
         *,
         trust_remote_code: bool,
         device: torch.device,
         dtype: torch.dtype | None,
     ) -> None:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        if (library := weights.manifest.library) != "transformers":
+            raise ValueError(
+                f"the router needs a transformers model, this is one of {library}: name the tasks instead"
+            )
+        config = AutoConfig.from_pretrained(weights.folder, trust_remote_code=trust_remote_code)
         with torch.device("meta"):
             kind = type(AutoModel.from_config(config, trust_remote_code=trust_remote_code))
-        state = {name: tensor.clone() for name, tensor in weights.items()}
+        state = {name: tensor.clone() for name, tensor in weights.base_tensors().items()}
         model = kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype or "auto")
         self._model: Any = model.to(device).eval()
 
