@@ -60,9 +60,10 @@ class SeriesTask(MRConvTask):
         """Channels of the model's input."""
         return len(self.columns) if self.num_channels is None else self.num_channels
 
-    def read_data(self, data: datasets.Dataset | datasets.IterableDataset) -> None:
+    def read_data(self, data: datasets.Dataset | datasets.IterableDataset) -> np.ndarray | None:
         """Measures mean and spread of each channel."""
         self.learned = measure("input", self.read_values, data)
+        return super().read_data(data)
 
     def read_values(self, example: dict[str, Any]) -> np.ndarray:
         """The numbers of an example, float64 `[length, channels]`; all finite."""

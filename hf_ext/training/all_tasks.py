@@ -129,7 +129,7 @@ def evaluate_all(
     entries = {name: recipe.entries[name] for name in chosen}
     from .evaluation import evaluate, write_results
     from .provenance import published_name
-    from .sources import open_source
+    from .sources import match_classes, open_source
 
     with ranks.first_before_others():
         tasks = {name: _build_evaluation(name, entry) for name, entry in entries.items()}
@@ -143,7 +143,7 @@ def evaluate_all(
         with _naming(name):
             with ranks.first_before_others():
                 model = _load(task, checkpoint, merged_task).to(ranks.own_device())
-            scores = evaluate(task, model, data[name], **options)
+            scores = evaluate(task, model, match_classes(data[name], task), **options)
             if metric not in scores:
                 raise ValueError(f"this model gives {', '.join(scores)}, not {metric}: set another metric.")
         # The next one needs its memory.

@@ -3,14 +3,17 @@
 import json
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 from PIL import Image
 
+from hf_ext.tasks.series import SeriesClassificationTask
 from hf_ext.tasks.signals import ImageTask, PixelTask
 from hf_ext.training import TrainingArguments, train
 from hf_ext.training.arguments import build
 from hf_ext.training.launch import evaluate_checkpoint
+from hf_ext.training.sources import match_classes
 from tests.process_state import forget_accelerate
 
 TINY = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}
@@ -78,3 +81,19 @@ def test_a_row_without_a_picture_is_refused_in_words(kind):
     for value, said in ((None, "column 'image' holds no picture."), ("a.png", "no picture, but a value of type str")):
         with pytest.raises(ValueError, match=said):
             task.training_sample({"image": value, "label": 0}, np.random.default_rng(0))
+
+
+def test_a_task_of_series_learns_the_names_of_the_classes(tmp_path):
+    names = ["left", "right"]
+    features = datasets.Features(
+        {"x": datasets.List(datasets.Value("float32")), "label": datasets.ClassLabel(names=names)}
+    )
+    rows = datasets.Dataset.from_list(
+        [{"x": [0.0, 1.0], "label": 0}, {"x": [2.0, 3.0], "label": 1}], features=features
+    )
+    task = SeriesClassificationTask(columns=["x"], num_labels=2, max_length=4)
+    task.read_data(rows)
+    assert task.known_classes == names
+    fewer = features | {"label": datasets.ClassLabel(names=["right"])}
+    evaluated = datasets.Dataset.from_list([{"x": [4.0, 5.0], "label": 0}], features=datasets.Features(fewer))
+    assert match_classes(evaluated, task)["label"][:] == [1]
