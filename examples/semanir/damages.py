@@ -44,8 +44,8 @@ SHORT = {
     "data.num_workers": 0,
     "per_device_train_batch_size": 4,
     "task.patch_size": 64,
-    "max_steps": 600,
-    "warmup_steps": 30,
+    "max_steps": 250,
+    "warmup_steps": 20,
     "ema_decay": 0.99,
     "eval_steps": 1_000_000,
     "save_steps": 200,
@@ -75,7 +75,7 @@ class Damage(NamedTuple):
 FROM_DENOISER = {"model": {}, "init_from": "denoise-color", "learning_rate": 5e-4}
 DEMOSAICKING = {"preset": "columnar-tiny", "num_channels": 4, "num_channels_out": 3, "scale": 2}
 # The perceptual recipe, and the same steps without its loss.
-PERCEPTUAL = {"task.patch_size": 32, "learning_rate": 2e-4, "max_steps": 400, "model": {}}
+PERCEPTUAL = {"task.patch_size": 32, "learning_rate": 2e-4, "max_steps": 200, "model": {}}
 DAMAGES = {
     "deblurring": Damage("deblur", "train/deblur", "test/deblur", FROM_DENOISER, "blurred"),
     "weather": Damage("weather", "train/weather", "test/weather", FROM_DENOISER, "rain, snow, drops"),
@@ -83,7 +83,8 @@ DAMAGES = {
         "demosaick",
         "train/photos",
         "test/photos",
-        {"task.patch_size": 32, "model": DEMOSAICKING, "learning_rate": 1e-3},
+        # From nothing: longer than the others.
+        {"task.patch_size": 32, "model": DEMOSAICKING, "learning_rate": 1e-3, "max_steps": 1500},
         "bilinear",
     ),
     "× 4": Damage(

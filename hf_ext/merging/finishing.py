@@ -134,7 +134,7 @@ def _copy_small_files(folder: Path, plan: Plan) -> None:
     """The base's files to the root, every task's configuration and what else is its own to the task."""
     root = plan.base.small_files()
     _copy(root, folder)
-    if plan.config.dtype and plan.base.library == "transformers":
+    if plan.config.dtype and plan.base.library == "transformers" and "config.json" in root:
         _tell_dtype(folder / "config.json", plan.config.dtype)
     if plan.config.include_base:
         _copy(root, folder / "base")

@@ -38,8 +38,9 @@ def test_the_folder_of_the_results_is_made_first(load, monkeypatch, tmp_path):
 
 
 def answering(text: str, status: int = 0) -> subprocess.Popen:
-    """A process that says something and ends."""
-    command = [sys.executable, "-S", "-c", f"import sys; print({text!r}, end=''); sys.exit({status})"]
+    """A process that is asked something, answers and ends."""
+    # It reads first: one that ended before it was asked would break the pipe.
+    command = [sys.executable, "-S", "-c", f"import sys; input(); print({text!r}, end=''); sys.exit({status})"]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
