@@ -57,7 +57,7 @@ def clean(folder: Path) -> None:
         if name in ("training.json", "eval.json"):
             content = read_json_object(path)
             kept = _keep_known_training(content) if name == "training.json" else content
-            _rewrite(path, content, _cut_paths(kept))
+            _rewrite(path, content, cut_paths(kept))
         elif file in _CONFIGURATIONS:
             if file == "adapter_config.json":
                 _require_public_base(path)
@@ -154,21 +154,17 @@ def is_path(text: str) -> bool:
     return bool(_PATH.fullmatch(text)) or ("/" in text and os.path.lexists(text))
 
 
-def public_text(text: Any) -> Any:
-    """What may be published of a text or of nothing: of a path its last part."""
-    return _cut_paths(text)
-
-
 def last_name(text: str) -> str:
     """The last part of a path, of this system or another."""
     return re.split(r"[\\/]+", text.rstrip("\\/"))[-1] or "."
 
 
-def _cut_paths(value: Any) -> Any:
+def cut_paths(value: Any) -> Any:
+    """What may be published of a value of JSON: of each text that is a path its last part."""
     if isinstance(value, dict):
-        return {key: _cut_paths(item) for key, item in value.items()}
+        return {key: cut_paths(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_cut_paths(item) for item in value]
+        return [cut_paths(item) for item in value]
     return last_name(value) if isinstance(value, str) and is_path(value) else value
 
 
@@ -177,7 +173,7 @@ def _cut_origins(value: Any) -> Any:
         return [_cut_origins(item) for item in value]
     if not isinstance(value, dict):
         return value
-    return {key: _cut_paths(item) if key in _ORIGINS else _cut_origins(item) for key, item in value.items()}
+    return {key: cut_paths(item) if key in _ORIGINS else _cut_origins(item) for key, item in value.items()}
 
 
 def _require_public_base(path: Path) -> None:

@@ -25,7 +25,7 @@ from transformers.pytorch_utils import Conv1D
 
 from hf_ext.emr.building import model_class
 from hf_ext.files import whole_folder, write_json
-from hf_ext.hub.disclosure import public_text
+from hf_ext.hub.disclosure import cut_paths
 from hf_ext.hub.safetensors_writer import SafetensorsWriter
 
 from .pairs import Pair
@@ -332,7 +332,7 @@ class _Extraction:
         ]
         return {
             "source": self._pair.public_name,
-            "base": public_text(self._pair.base),
+            "base": cut_paths(self._pair.base),
             "revision": self._pair.revision,
             "rank": largest,
             "bytes": (self._folder / "adapter_model.safetensors").stat().st_size,

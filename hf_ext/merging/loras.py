@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from hf_ext.files import whole_folder, write_json
-from hf_ext.hub.disclosure import last_name, public_text
+from hf_ext.hub.disclosure import cut_paths, last_name
 
 from .adapters import BIAS, find_scaling, is_adapter_part, lora_modules, refuse_variants
 from .extracting import cut_matrix, describe_lora
@@ -213,7 +213,7 @@ def _make_report(
     adapters: Sequence[str], weights: Sequence[float], opened: Sequence[Source], matrices: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
     bases = {source.config.get("base_model_name_or_path") for source in opened}
-    names = ", ".join(sorted(str(public_text(base)) for base in bases))
+    names = ", ".join(sorted(str(cut_paths(base)) for base in bases))
     warnings = [f"the adapters name different bases: {names}"] if len(bases) > 1 else []
     lost, square = (sum(found[key] for found in matrices.values()) for key in ("lost", "square"))
     return {
@@ -222,7 +222,7 @@ def _make_report(
             spec if source.repo_id else last_name(spec) for spec, source in zip(adapters, opened, strict=True)
         ],
         "weights": list(weights),
-        "base": public_text(opened[0].config.get("base_model_name_or_path")),
+        "base": cut_paths(opened[0].config.get("base_model_name_or_path")),
         "rank": max(found["rank"] for found in matrices.values()),
         "error": _share(lost, square),
         "matrices": {

@@ -11,7 +11,7 @@ import torch
 
 from hf_ext.emr.manifest import find_recorded
 from hf_ext.emr.weights import TaskWeights
-from hf_ext.hub.disclosure import public_text
+from hf_ext.hub.disclosure import cut_paths
 
 from .fitting import refuse_little_overlap, refuse_quantised
 from .sources import open_weights
@@ -49,7 +49,7 @@ def open_task(artifact: str, task: str, base: str | None = None, endpoint: str |
     in_base = {name: record.base_name(name) for name in names if record.base_name(name) in held}
     yield Pair(
         f"task {task!r} of {artifact}",
-        f"task {task!r} of {public_text(artifact)}",
+        f"task {task!r} of {cut_paths(artifact)}",
         place,
         origin.revision if own else None,
         weights.small_files(task),
@@ -77,7 +77,7 @@ def open_fine_tune(base: str, fine_tune: str, endpoint: str | None = None) -> It
         refuse_little_overlap(first, own, found.pairs, fitting)
         yield Pair(
             fine_tune,
-            public_text(fine_tune),
+            cut_paths(fine_tune),
             first.repo_id or str(Path(base).expanduser().resolve()),
             first.commit,
             own.small_files(),

@@ -16,6 +16,7 @@ from PIL import Image
 from hf_ext.extras import import_extra
 
 from ..training.arguments import DataSource
+from ..training.bad_examples import UNDECODABLE
 from ..training.sequence_files import SUFFIXES, read_file
 from ..training.sources import SourceError, find_files, open_source
 
@@ -155,8 +156,7 @@ def _read_headers(data: Any, column: str, chosen: list[int]) -> list[_Header | N
         try:
             with Image.open(io.BytesIO(value["bytes"]) if value["bytes"] else value["path"]) as picture:
                 headers.append(_Header(picture.size, picture.mode in ("1", "L", "LA")))
-        # Pillow's readers raise errors of many kinds.
-        except Exception:
+        except UNDECODABLE:
             headers.append(None)
     return headers
 

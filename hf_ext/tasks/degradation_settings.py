@@ -189,7 +189,7 @@ class Degradation:
         """
         chosen = self.drawn(generator)
         # Those of a pair are enlarged alike.
-        clean = _enlarged(images[-1], size, scale) if chosen.kind == "paired" else _enlarged(images[-1], size * scale)
+        clean = _enlarge(images[-1], size, scale) if chosen.kind == "paired" else _enlarge(images[-1], size * scale)
         top, left = (int(generator.integers(side // scale - size + 1)) for side in clean.shape[:2])
         turns, mirror = int(generator.integers(4)), bool(generator.integers(2))
         target = _turned(_cut(clean, top * scale, left * scale, size * scale), turns, mirror)
@@ -197,7 +197,7 @@ class Degradation:
             # After turning, which would change the order of a mosaic's colours.
             degraded = chosen.of(target, scale, generator)
         elif chosen.kind == "paired":
-            degraded = _turned(_cut(_enlarged(images[0], size), top, left, size), turns, mirror)
+            degraded = _turned(_cut(_enlarge(images[0], size), top, left, size), turns, mirror)
         else:
             degraded = _turned(chosen._surrounded(clean, scale, top, left, size, generator), turns, mirror)
         return [unit_range(degraded), unit_range(target)]
@@ -245,16 +245,16 @@ def _read_one(value: Any, where: str) -> Degradation:
         raise error if where in str(error) else SettingsError(f"{where}: {error}") from error
 
 
-def _enlarged(image: np.ndarray, size: int, block: int = 1) -> np.ndarray:
+def _enlarge(image: np.ndarray, size: int, block: int = 1) -> np.ndarray:
     """At least `size` blocks of pixels on each side, reflected at the bottom and right block by block."""
     height, width = (side // block for side in image.shape[:2])
     if min(height, width) >= size:
         return image
-    rows, columns = (_reflected(count, size, block) for count in (height, width))
+    rows, columns = (_find_mirrored(count, size, block) for count in (height, width))
     return image[rows][:, columns]
 
 
-def _reflected(count: int, size: int, block: int) -> np.ndarray:
+def _find_mirrored(count: int, size: int, block: int) -> np.ndarray:
     """The places of `count` blocks of pixels and, up to `size` blocks, of those that follow in a mirror."""
     blocks = np.pad(np.arange(count), (0, max(0, size - count)), mode="reflect")
     places = blocks[:, None] * block + np.arange(block)

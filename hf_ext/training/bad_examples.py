@@ -17,7 +17,7 @@ UNREADABLE = (OSError, SyntaxError, struct.error, Image.DecompressionBombError)
 # What a broken file or value makes of an example.
 UNUSABLE = (*UNREADABLE, ValueError, TypeError)
 # What decoders raise beside that for damaged files: of a TIFF, an AVIF, a sound.
-_UNDECODABLE = (*UNUSABLE, RuntimeError, LookupError, ArithmeticError, AttributeError, EOFError)
+UNDECODABLE = (*UNUSABLE, RuntimeError, LookupError, ArithmeticError, AttributeError, EOFError)
 # Of a stream, whose length is not known, the share is taken of what was read so far, as if it were this at least.
 _LEAST_COUNT = 1000
 
@@ -87,7 +87,7 @@ def read_example(source: datasets.Dataset, index: int) -> dict[str, Any]:
     """One example; a file that vanished or cannot be decoded is named."""
     try:
         return source[index]
-    except _UNDECODABLE as error:
+    except UNDECODABLE as error:
         row = name_bad(str(index), find_example_file(source, index), error)
         raise OSError(
             f"{describe_bad(row)} Restore the file or remove it from the data; of training data, "
@@ -101,7 +101,7 @@ def decode_row(features: datasets.Features | None, row: dict[str, Any]) -> dict[
         return row if features is None else features.decode_example(row)
     except UNUSABLE:
         raise
-    except _UNDECODABLE as error:
+    except UNDECODABLE as error:
         raise OSError(f"{type(error).__name__}: {error}") from error
 
 

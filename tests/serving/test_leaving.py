@@ -22,9 +22,7 @@ from tests.emr.use_testing import merge
 from tests.serving.test_serving import picture
 
 uvicorn = pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
-pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
-
-from hf_ext.serving import application  # noqa: E402
+application = pytest.importorskip("hf_ext.serving.application", reason="the extra `serve` is not installed")
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from skimage import data
 
 from hf_ext.metrics.psnr import psnr
 from hf_ext.settings import build
-from hf_ext.tasks.degradation_settings import Degradation, _enlarged, read_degradations
+from hf_ext.tasks.degradation_settings import Degradation, _enlarge, read_degradations
 from hf_ext.tasks.degradations import (
     blur,
     gaussian_noise,
@@ -328,7 +328,7 @@ def test_pairs_smaller_than_a_patch_stay_aligned(scale):
 
 def test_what_is_reflected_runs_backwards_within_its_blocks_too():
     rows = np.arange(6)[:, None, None].repeat(6, 1)
-    assert _enlarged(rows, 5, 2)[:, 0, 0].tolist() == [0, 1, 2, 3, 4, 5, 3, 2, 1, 0]
+    assert _enlarge(rows, 5, 2)[:, 0, 0].tolist() == [0, 1, 2, 3, 4, 5, 3, 2, 1, 0]
     for size in (1, 6, 7, 11, 30):
         expected = np.pad(rows, ((0, max(0, size - 6)), (0, max(0, size - 6)), (0, 0)), mode="reflect")
-        np.testing.assert_array_equal(_enlarged(rows, size), expected)
+        np.testing.assert_array_equal(_enlarge(rows, size), expected)
