@@ -41,6 +41,7 @@ class Listener:
 
     def hear(self, sound: np.ndarray) -> int | None:
         """The class of a word that has ended with these samples, or None."""
+        sound = read_samples(sound)
         loudness = float(np.sqrt(np.mean(sound**2)))
         self.loudest = max(self.loudest * 0.5 ** (len(sound) / self.rate / HALVED), loudness)
         loud = loudness > max(QUIET * self.loudest, FLOOR)
@@ -69,6 +70,13 @@ class Listener:
         return int(self.model.classifier(self.total / self.positions).argmax())
 
 
+def read_samples(sound: np.ndarray) -> np.ndarray:
+    """One channel of numbers: rows of channels are averaged, and what is no number is silence."""
+    # It would stay in the listener's mean for ever.
+    numbers = np.nan_to_num(np.asarray(sound, np.float32), nan=0.0, posinf=0.0, neginf=0.0)
+    return numbers.mean(1) if numbers.ndim == 2 else numbers
+
+
 class Stream:
     """Pieces of sound of any length, at any rate, for a [`Listener`]: it gets steps of its own length and rate."""
 
@@ -82,9 +90,7 @@ class Stream:
         The words that ended in a piece of samples of full scale 1, or of rows of channels, and the seconds at which
         they did.
         """
-        # What is no number would stay in the listener's mean for ever.
-        sound = np.nan_to_num(np.asarray(sound, np.float32), nan=0.0, posinf=0.0, neginf=0.0)
-        sound = sound.mean(1) if sound.ndim == 2 else sound
+        sound = read_samples(sound)
         if self.resampler is not None:
             sound = self.resampler.resample_chunk(sound, last=last)
         # Silence ends the last word.

@@ -41,3 +41,14 @@ def test_samples_that_are_no_numbers_are_silence(source, value):
     stream = Stream(Listener(source), 8000)
     assert stream.hear(broken) == Stream(Listener(source), 8000).hear(silent)
     assert np.isfinite(stream.listener.power) and np.isfinite(stream.listener.loudest)
+
+
+def test_a_listener_that_is_given_steps_outlives_such_samples_too(source):
+    """As `examples/mrconv/listen.py` gives them."""
+    sound, heard = make_words(), []
+    for value in (0.0, np.nan):
+        listener, broken = Listener(source), sound.copy()
+        broken[5000] = value
+        heard.append([listener.hear(step) for step in broken[: len(broken) // 80 * 80].reshape(-1, 80)])
+        assert np.isfinite(listener.power)
+    assert heard[0] == heard[1] and any(word is not None for word in heard[0])
