@@ -123,7 +123,10 @@ class SemanIRConfig(PreTrainedConfig):
         upsampler (`str`, *optional*, defaults to `"pixelshuffle"`):
             Head for `scale` above 1: `"pixelshuffle"` (64 channels, steps of 2 or 3) or one `"direct"` step.
         image_mean (`list[float]`, *optional*):
-            Mean of each input channel, subtracted from the input and added to the output; zero when not given.
+            Mean of each input channel, subtracted from the input, and added to the output that corrects nothing else;
+            zero when not given.
+        interpolated_base (`bool`, *optional*, defaults to `False`): Whether super-resolution corrects the input as
+            bicubic interpolation enlarges it. If not, as in the paper, it corrects `image_mean`: all else is learned.
         reconstruction_loss (`str`, *optional*, defaults to `"l1"`):
             Loss of [`SemanIRForImageRestoration`] when labels are given: `"l1"` or `"charbonnier"` (epsilon 1e-3).
         initializer_range (`float`, *optional*, defaults to 0.02):
@@ -152,6 +155,7 @@ class SemanIRConfig(PreTrainedConfig):
     scale: int = 1
     upsampler: str = "pixelshuffle"
     image_mean: list[float] | tuple[float, ...] | None = None
+    interpolated_base: bool = False
     reconstruction_loss: str = "l1"
     initializer_range: float = 0.02
 
@@ -257,4 +261,13 @@ class SemanIRConfig(PreTrainedConfig):
             raise ValueError(
                 f"`image_mean` needs as many output as input channels, got {self.num_channels_out} and "
                 f"{self.num_channels}; leave it out."
+            )
+
+    def validate_interpolated_base(self) -> None:
+        """Check that there is an enlarged input to correct."""
+        if self.interpolated_base and (self.scale == 1 or self.num_channels_out != self.num_channels):
+            raise ValueError(
+                f"`interpolated_base` is set with scale {self.scale}, {self.num_channels} input and "
+                f"{self.num_channels_out} output channels; it needs scale 2, 3 or 4, and as many output as input "
+                "channels."
             )

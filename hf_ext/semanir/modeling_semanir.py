@@ -247,7 +247,7 @@ class SemanIRReconstruction(nn.Sequential):
 
     def __init__(self, config: SemanIRConfig, dim: int):
         scale, channels = config.scale, config.num_channels_out or config.num_channels
-        last = SemanIRCorrection if scale == 1 or config.demosaicks else nn.Conv2d
+        last = SemanIRCorrection if scale == 1 or config.demosaicks or config.interpolated_base else nn.Conv2d
         modules: list[nn.Module]
         if scale == 1:
             modules = [last(dim, channels, 3, padding=1)]
@@ -498,6 +498,8 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
             return None
         if self.config.scale == 1:
             return pixel_values
+        if self.config.interpolated_base:
+            return F.interpolate(pixel_values, scale_factor=float(self.config.scale), mode="bicubic")
         # Made anew: the buffer is the model's, which may have given its memory back.
         return self.model.image_mean_tensor().to(pixel_values.device, self.dtype)
 
