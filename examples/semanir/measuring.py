@@ -12,7 +12,6 @@ from skimage.restoration import denoise_tv_chambolle
 
 from hf_ext.metrics.psnr import psnr
 from hf_ext.semanir import SemanIRForImageRestoration
-from hf_ext.tasks.degradations import matlab_bicubic
 from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training import build_task, evaluate
 from hf_ext.training.arguments import DataSource
@@ -87,24 +86,11 @@ def total_variation(values: dict[str, Any], train: str, tests: dict[str, dict[st
 
 
 def input_psnr(settings: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """PSNR of what the models are given; a small picture is enlarged as MATLAB's bicubic does."""
-    result = {}
-    for name, values in settings.items():
-        task, data = (
-            build_task(run_arguments(values)),
-            open_source(run_arguments(values).data_arguments.eval_sources[""]),
-        )
-        scale = task.build_model(run_arguments(values).model, None).config.scale
-        scores = []
-        for index, example in enumerate(data):
-            degraded, clean = task.degraded_example(example, index)
-            if scale == 1:
-                scores.append(gray_psnr(degraded, clean))
-            else:
-                enlarged = matlab_bicubic(degraded, scale)
-                scores.append(psnr(enlarged, clean, channel="y", border=scale, data_range=1.0))
-        result[name] = float(np.mean(scores))
-    return result
+    """PSNR of what the models are given."""
+    return {
+        name: float(np.mean([gray_psnr(*pair) for pair in pairs(values, values["data"]["eval"])]))
+        for name, values in settings.items()
+    }
 
 
 def draw_pictures(snapshot: Path, values: dict[str, Any], weight: float, indices: list[int], path: Path) -> None:

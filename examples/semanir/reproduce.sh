@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The whole study on one thread, a bit under two hours; the same command continues where it stopped.
 #   examples/semanir/reproduce.sh DATA [WORK]
-# DATA: folder with bsds500/train, bsds500/test, set12, bsd68 and set5, each with images.
+# DATA: folder with bsds500/train, bsds500/test, set12 and bsd68, each with images.
 # SEMANIR_BUDGET_SCALE=0.003 tries the machinery in some minutes; README.md is then left as it is.
 set -euo pipefail
 if [ $# -lt 1 ]; then

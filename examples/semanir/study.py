@@ -1,7 +1,7 @@
-"""The study of SemanIR on real images: denoising, super-resolution, other blocks, the number of keys, mixed training.
+"""The study of SemanIR on real images: denoising, other blocks, the number of keys, mixed training.
 
 python examples/semanir/study.py DATA WORK
-DATA holds the folders bsds500 (train, test), set12, bsd68 and set5. Each step leaves its result in WORK/results and is
+DATA holds the folders bsds500 (train, test), set12 and bsd68. Each step leaves its result in WORK/results and is
 skipped when it is there with the same settings, so an interrupted study continues. At the end
 examples/semanir/results/study.json, the curves, pictures and tables in README.md are written.
 SEMANIR_BUDGET_SCALE=0.003 makes every run that much shorter, to try the machinery; its results stay in WORK/report.
@@ -27,7 +27,7 @@ SEED = 0
 # Seconds of one core for each run. The samples of a comparison are what SemanIR does in its seconds; a peer that would
 # need more than the longest gets what it does in that.
 CANDIDATE_SECONDS, HEADLINE_SECONDS = 150, 1800
-DENOISING_SECONDS, RESOLUTION_SECONDS, LONGEST_SECONDS = 100, 110, 160
+DENOISING_SECONDS, LONGEST_SECONDS = 100, 160
 NOISE, JPEG = {"kind": "gaussian_noise", "sigma": 25}, {"kind": "jpeg", "quality": 10}
 COLUMNAR = {
     "model.architecture": "columnar",
@@ -48,22 +48,6 @@ CANDIDATES: dict[str, dict[str, Any]] = {
         "model.num_heads": [2, 2],
         "learning_rate": 2.0e-3,
     },
-}
-# Super-resolution is columnar, as in the paper, with the head of one step.
-RESOLUTION: dict[str, Any] = {
-    "task.degradation": {"kind": "bicubic"},
-    "task.patch_size": 32,
-    "model.architecture": "columnar",
-    "model.num_channels": 3,
-    "model.embed_dim": 48,
-    "model.depths": [3, 3, 3],
-    "model.num_heads": [3, 3, 3],
-    "model.refinement_depth": 0,
-    "model.scale": 4,
-    "model.upsampler": "direct",
-    "model.image_mean": [0.4488, 0.4371, 0.4040],
-    "model.reconstruction_loss": "l1",
-    "per_device_train_batch_size": 8,
 }
 MODELS = ("semanir", "dense", "swin2sr")
 # Pictures of Set12 to show: a house, a parrot, Barbara.
@@ -209,9 +193,7 @@ def compute(study: Study) -> dict[str, Any]:
     }
     result["sweep"] = sweep_keys(study, denoising)
     result["mixed"] = mix(study, denoising, result["denoising"]["semanir"]["time"])
-    resolution = study.values(study.source("set5"), **RESOLUTION)
-    result["resolution"] = compare(study, "resolution", resolution, RESOLUTION_SECONDS)
-    inputs = {"noise": denoising, "jpeg": {**denoising, "task.degradation": JPEG}, "resolution": resolution}
+    inputs = {"noise": denoising, "jpeg": {**denoising, "task.degradation": JPEG}}
     return {**result, "inputs": study.step("inputs", inputs, partial(input_psnr, inputs))}
 
 

@@ -96,9 +96,8 @@ def all_runs(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Every training by its name."""
     runs = {f"candidate, {name}": row for name, row in result["candidates"]["rows"].items()}
     runs["headline"] = result["headline"]
-    for name in ("denoising", "resolution"):
-        for model, row in result[name].items():
-            runs |= {f"{name}, {model}, {kind}": row[kind] for kind in ("time", "samples")}
+    for model, row in result["denoising"].items():
+        runs |= {f"denoising, {model}, {kind}": row[kind] for kind in ("time", "samples")}
     runs["k drawn at random"] = result["sweep"]["run"]
     return runs | {f"model for {name}": row for name, row in result["mixed"].items() if name != "noise"}
 
@@ -118,18 +117,17 @@ def draw_curves(result: dict[str, Any], path: Path) -> None:
     """The headline's PSNR on Set12, and the training loss of the comparisons' runs of equal time."""
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 3, figsize=(15, 4))
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4))
     samples, values = zip(*result["headline"]["psnr"], strict=True)
     axes[0].plot(samples, values, marker="o", label="SemanIR")
     axes[0].axhline(result["total_variation"]["set12"], color="gray", linestyle=":", label="best total variation")
     for (name, published), style in zip(YARDSTICKS.items(), ("--", "-.", "-"), strict=True):
         axes[0].axhline(published[0], color="gray", linestyle=style, linewidth=1, label=f"{name}, published")
     axes[0].set(title="Headline, Set12, σ = 25", xlabel="patches", ylabel="PSNR, dB")
-    for axis, name in zip(axes[1:], ("denoising", "resolution"), strict=True):
-        for model, row in result[name].items():
-            samples, losses = zip(*row["time"]["losses"], strict=True)
-            axis.plot(samples, losses, label=NAMES[model], linewidth=1)
-        axis.set(title=f"{name}, equal time", xlabel="patches", ylabel="training loss", yscale="log")
+    for model, row in result["denoising"].items():
+        samples, losses = zip(*row["time"]["losses"], strict=True)
+        axes[1].plot(samples, losses, label=NAMES[model], linewidth=1)
+    axes[1].set(title="Other blocks, equal time", xlabel="patches", ylabel="training loss", yscale="log")
     for axis in axes:
         axis.legend(fontsize=7)
     save_figure(figure, path)
@@ -155,13 +153,11 @@ def draw_sweep(result: dict[str, Any], path: Path) -> None:
 def blocks(result: dict[str, Any]) -> dict[str, str]:
     """The README's tables by the name of their place."""
     versions = version_list(result)
-    bicubic = f"\n\nBicubic: {result['inputs']['resolution']:.2f} dB."
     return {
         "budget": f"{result['device']}; {result['seconds'] / 60:.0f} min in all; seed {result['seed']}; {versions}.",
         "candidates": candidate_table(result["candidates"]),
         "headline": headline_table(result),
         "denoising": block_table(result["denoising"]),
-        "resolution": block_table(result["resolution"]) + bicubic,
         "sweep": sweep_table(result["sweep"]),
         "mixed": mixed_table(result),
         "runs": run_table(result),

@@ -46,7 +46,6 @@ def every_setting(study) -> dict[str, dict]:
     mixed = {"task.degradation": [study.NOISE, study.JPEG], "task.eval_degradation": [study.NOISE, study.JPEG]}
     named = {f"candidate {index}": values for index, values in enumerate(denoising)}
     return named | {
-        "resolution": made.values(made.source("set5", "train"), **study.RESOLUTION),
         "mixed": {**denoising[0], **mixed},
         "random": {**denoising[0], "model.train_top_k": [4, 8]},
     }
@@ -97,8 +96,7 @@ def test_scores_against_k_and_classical_results(load, photos, tmp_path):
     assert [row["top_k"] for row in rows] == [2, 16]
     whole = measuring.score(tmp_path / "snapshot", {**values, "task.top_k": 16}, photos["eval"])
     assert rows[1]["psnr"] == pytest.approx(whole["psnr"])
-    inputs = measuring.input_psnr({"noise": values, "resolution": {**values, **study.RESOLUTION, "data": photos}})
-    assert inputs["noise"] == pytest.approx(20.2, abs=1) and 5 < inputs["resolution"] < 15
+    assert measuring.input_psnr({"noise": values}) == {"noise": pytest.approx(20.2, abs=1)}
     pairs = measuring.pairs(values, photos["eval"], 20)
     assert pairs[0][0].shape == (20, 20, 1)
     assert measuring.gray_psnr(*pairs[0]) < measuring.gray_psnr(measuring.smooth(pairs[0][0], 0.01), pairs[0][1]) + 1
@@ -122,8 +120,7 @@ def made_up_result(load) -> dict:
         "denoising": blocks,
         "sweep": {"tokens": 64, "drawn": [4, 8], "run": run, "curves": {"fixed": curve, "random": curve}},
         "mixed": dict.fromkeys(("noise", "jpeg", "both", "both, twice the time"), run),
-        "resolution": blocks,
-        "inputs": {"noise": 20.17, "jpeg": 27.5, "resolution": 28.42},
+        "inputs": {"noise": 20.17, "jpeg": 27.5},
     }
 
 
@@ -133,8 +130,8 @@ def test_tables_and_curves_of_a_result(load, tmp_path):
     assert "| SemanIR, 0.12 M, 0 min of one core | **29.25** / 0.8125 | **29.25** / 0.8125 |" in text
     assert "-0.72 and +0.68 dB from BM3D, +1.25 dB from total variation on Set12; 4,000 patches." in text
     assert "| SemanIR, k = N/2 | 777 | 29.25 | 0.8125 | 4,000 | 12 | 29.25 | 0.8125 | 4,000 | 12 |" in text
-    assert "| model for both, twice the time | 28.50 | 27.25 | 12 |" in text and "Bicubic: 28.42 dB." in text
-    assert len(tables.all_runs(result)) == len(result["candidates"]["rows"]) + 1 + 12 + 1 + 3
+    assert "| model for both, twice the time | 28.50 | 27.25 | 12 |" in text
+    assert len(tables.all_runs(result)) == len(result["candidates"]["rows"]) + 1 + 6 + 1 + 3
     for draw in (tables.draw_curves, tables.draw_sweep):
         draw(result, tmp_path / "curves.png")
         assert (tmp_path / "curves.png").stat().st_size > 10_000
@@ -144,7 +141,7 @@ def test_tables_and_curves_of_a_result(load, tmp_path):
 def test_all_steps_fit_each_other(load, tmp_path, monkeypatch):
     """The whole study on tiny pictures and networks, with models that are saved as they are initialised."""
     study, runs, measuring, tables = (load(name) for name in ("study", "runs", "measuring", "tables"))
-    for folder, count in (("bsds500/train", 2), ("bsds500/test", 11), ("set12", 2), ("bsd68", 2), ("set5", 2)):
+    for folder, count in (("bsds500/train", 2), ("bsds500/test", 11), ("set12", 2), ("bsd68", 2)):
         (tmp_path / "data" / folder).mkdir(parents=True)
         for index in range(count):
             pixels = np.random.default_rng(index).integers(0, 256, (28, 36, 3), dtype=np.uint8)
@@ -161,13 +158,11 @@ def test_all_steps_fit_each_other(load, tmp_path, monkeypatch):
 
     monkeypatch.setattr(study, "train", train)
     monkeypatch.setattr(study, "CANDIDATES", {"tiny": TINY})
-    small = {"model.embed_dim": 8, "model.depths": [2], "model.num_heads": [1], "task.patch_size": 8}
-    monkeypatch.setattr(study, "RESOLUTION", {**study.RESOLUTION, **small})
     monkeypatch.setattr(measuring, "TUNING_PHOTOS", 2)
     result = study.compute(study.Study(tmp_path / "data", tmp_path / "work", 1e-6))
     # At so small a scale every budget is two steps, so that equal time and equal samples are one run.
     names = ["candidate-0", "headline", *(f"denoising-{model}-time" for model in study.MODELS), "random-k", "jpeg"]
-    names += ["mixed", "mixed-long", *(f"resolution-{model}-time" for model in study.MODELS)]
+    names += ["mixed", "mixed-long"]
     assert trained == [(name, 2) for name in names]
     assert [row["top_k"] for row in result["sweep"]["curves"]["random"]] == [1, 2, 4, 8, 16]
     assert result["total_variation"]["weight"] in measuring.WEIGHTS
