@@ -109,7 +109,7 @@ def work_through(
     """
     hours = CoreHours(work / "core_seconds.json")
     running: dict[str, tuple[Job, subprocess.Popen[bytes]]] = {}
-    failed: set[str] = set()
+    asked, failed = set[int](), set[str]()
     paused = False
     try:
         while True:
@@ -122,7 +122,8 @@ def work_through(
                     if code not in (0, *([EXIT_CODE, -signal.SIGTERM] if is_spent else [])):
                         failed.add(name)
                     tell(f"{name} ended with {code}")
-                elif is_spent and not paused:
+                elif is_spent and not paused and process.pid not in asked:
+                    asked.add(process.pid)
                     process.terminate()
             if paused != pause.exists():
                 paused = not paused

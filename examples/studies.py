@@ -3,11 +3,13 @@
 Their scripts are run by path, so each puts this folder on `sys.path` before it imports from here.
 """
 
+import contextlib
 import json
 import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import psutil
 import torch
 from transformers.utils import logging
 
@@ -98,7 +101,8 @@ class Steps:
 
 
 def prepare_process() -> None:
-    """One thread, and no bars or advice between the names of the steps."""
+    """One thread, and no bars or advice between the names of the steps. SIGTERM ends it as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     torch.set_num_threads(1)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -135,6 +139,25 @@ def is_complete(run: Path, arguments: TrainingArguments) -> bool:
     return content["arguments"] == public_arguments(arguments) and content["steps"] == arguments.max_steps
 
 
+def run_family(command: list[str], environment: dict[str, str]) -> None:
+    """
+    Runs a program. Interrupted, it ends what that program began, too, and waits: a training saves its state first, and
+    would refuse the same command's next start while it goes on.
+    """
+    process = subprocess.Popen(command, env=environment)
+    try:
+        code = process.wait()
+    except BaseException:
+        family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+        for member in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.terminate()
+        psutil.wait_procs(family)
+        raise
+    if code:
+        raise subprocess.CalledProcessError(code, command)
+
+
 def launch(run: Path, script: list[str | Path], recipe: Path, values: dict[str, Any]) -> None:
     """
     Trains or continues a run through `accelerate launch` on one thread, unless it is complete.
@@ -153,7 +176,7 @@ def launch(run: Path, script: list[str | Path], recipe: Path, values: dict[str, 
         command = [sys.executable, "-m", "accelerate.commands.launch", *LAUNCH, "--num_cpu_threads_per_process", "1"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         words = [*map(str, script), str(recipe), *flags({**values, "output_dir": run})]
-        subprocess.run([*command, *words], check=True, env=environment)
+        run_family([*command, *words], environment)
     for name in ("state", "best"):
         shutil.rmtree(run / name, ignore_errors=True)
 

@@ -1,9 +1,13 @@
 """What the studies share: no step is computed twice, no run trained twice, tables stand in their places."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
 
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 
@@ -155,3 +159,38 @@ def test_blocks_stand_between_their_markers(studies, tmp_path):
     assert readme.read_text() == "before\n<!-- a -->\n|  | s |\n|---|---:|\n| a \\1 | 2 |\n<!-- /a -->\nafter\n"
     with pytest.raises(ValueError, match="no place for the table 'b': add <!-- b -->"):
         studies.write_blocks({"b": block}, readme)
+
+
+# A study, whose program's child saves when it is asked to end.
+STUDY = """
+import os, sys
+sys.path.insert(0, {examples!r})
+import studies
+studies.prepare_process()
+launcher = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+studies.run_family([sys.executable, "-c", launcher, {training!r}], dict(os.environ))
+"""
+TRAINING = """
+import pathlib, signal, sys, time
+def save(*_):
+    pathlib.Path({saved!r}).write_text("saved")
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+print("trains", flush=True)
+while True:
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows ends a process without asking it.")
+def test_a_study_that_is_ended_waits_until_its_training_has_saved(tmp_path):
+    training = TRAINING.format(saved=str(tmp_path / "saved.txt"))
+    study = STUDY.format(examples=str(EXAMPLES), training=training)
+    process = subprocess.Popen([sys.executable, "-c", study], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout.readline() == b"trains\n"
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) == 2
+    process.send_signal(signal.SIGTERM)
+    process.communicate()
+    assert process.returncode != 0 and (tmp_path / "saved.txt").read_text() == "saved"
+    assert not any(member.is_running() for member in family)
