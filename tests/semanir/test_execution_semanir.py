@@ -15,6 +15,9 @@ from hf_ext.semanir.modeling_semanir import bilinear_demosaick
 from hf_ext.semanir.ops_semanir import partition_windows, unpack_keys
 from tests.semanir.test_whole_image_semanir import COLUMNAR, DEMOSAICKING, UNSHUFFLED, make_images, make_model
 
+WITH_MEAN = {**COLUMNAR, "scale": 2, "image_mean": [0.4, 0.5, 0.6]}
+INTERPOLATED = {**WITH_MEAN, "interpolated_base": True}
+
 
 @torch.no_grad()
 def restore(model, images, **options) -> torch.Tensor:
@@ -79,6 +82,32 @@ def test_untrained_demosaicking_is_nearly_bilinear(upsampler):
     assert 0 < (restored - bilinear_demosaick(mosaic)).abs().mean() < 0.05
 
 
+def enlarge_line(line: np.ndarray, scale: int) -> np.ndarray:
+    """Bicubic interpolation in one dimension, by Keys' kernel of a = -0.75, as torch has it: sample by sample."""
+
+    def kernel(x: float) -> float:
+        a, x = -0.75, abs(x)
+        return (a + 2) * x**3 - (a + 3) * x**2 + 1 if x <= 1 else a * (x**3 - 5 * x**2 + 8 * x - 4) if x < 2 else 0.0
+
+    places = (np.arange(len(line) * scale) + 0.5) / scale - 0.5
+    near = np.floor(places).astype(int)[:, None] + np.arange(-1, 3)
+    weights = np.array([[kernel(place - tap) for tap in taps] for place, taps in zip(places, near, strict=True)])
+    return (weights * line[near.clip(0, len(line) - 1)]).sum(axis=1)
+
+
+@pytest.mark.parametrize("upsampler", ["direct", "pixelshuffle"])
+def test_untrained_enlargement_is_nearly_bicubic_where_that_is_its_base(upsampler):
+    torch.manual_seed(0)
+    model = SemanIRForImageRestoration(SemanIRConfig(**{**INTERPOLATED, "upsampler": upsampler})).eval()
+    images = make_images(2, 3, 7, 9)
+    wide = np.apply_along_axis(enlarge_line, 3, images.double().numpy(), 2)
+    wanted = torch.from_numpy(np.apply_along_axis(enlarge_line, 2, wide, 2)).float()
+    assert 0 < (restore(model, images) - wanted).abs().mean() < 0.02
+    (last,) = (part for part in model.reconstruction if isinstance(part, modeling_semanir.SemanIRCorrection))
+    torch.nn.init.zeros_(last.weight)
+    torch.testing.assert_close(restore(model, images), wanted)
+
+
 def test_bfloat16_deviates_by_rounding_and_by_keys_that_are_nearly_as_similar():
     """Rounding swaps some keys at the border of the selection, which random weights answer with another image. With
     the same keys bfloat16 is near float32."""
@@ -109,12 +138,13 @@ def test_bfloat16_deviates_by_rounding_and_by_keys_that_are_nearly_as_similar():
     assert 0 < max(swapped) < 0.05
 
 
-WITH_MEAN = {**COLUMNAR, "scale": 2, "image_mean": [0.4, 0.5, 0.6]}
 ONE_STAGE = {**COLUMNAR, "depths": [2], "num_heads": [2]}
 
 
 @pytest.mark.parametrize("memory_budget", [None, 1])
-@pytest.mark.parametrize("fields", [COLUMNAR, UNSHUFFLED, WITH_MEAN], ids=["columnar", "u-shaped", "mean"])
+@pytest.mark.parametrize(
+    "fields", [COLUMNAR, UNSHUFFLED, WITH_MEAN, INTERPOLATED], ids=["columnar", "u", "mean", "x2"]
+)
 def test_weights_may_lie_elsewhere_until_their_layer_runs(fields, memory_budget):
     model, images = make_model(**fields), make_images(1, 3, 24, 20)
     expected = restore(model, images)
@@ -176,6 +206,7 @@ both_shapes = pytest.mark.parametrize(
     [
         pytest.param(ONE_STAGE, id="columnar"),
         pytest.param(WITH_MEAN, id="mean", marks=pytest.mark.slow),
+        pytest.param(INTERPOLATED, id="interpolated", marks=pytest.mark.slow),
         pytest.param(UNSHUFFLED, id="u-shaped", marks=pytest.mark.slow),
         pytest.param(DEMOSAICKING, id="mosaic", marks=pytest.mark.slow),
     ],

@@ -57,11 +57,12 @@ def restore(model, images, memory_budget, **options) -> torch.Tensor:
         {**COLUMNAR, "scale": 3},
         {**COLUMNAR, "scale": 4, "shift_policy": "stage"},
         {**COLUMNAR, "scale": 4, "upsampler": "direct", "shift_policy": "none"},
+        {**COLUMNAR, "scale": 3, "interpolated_base": True},
         STRIDED,
         UNSHUFFLED,
         DEMOSAICKING,
     ],
-    ids=["same-size", "x2", "x3", "x4", "direct", "strided", "unshuffled", "demosaicking"],
+    ids=["same-size", "x2", "x3", "x4", "direct", "interpolated", "strided", "unshuffled", "demosaicking"],
 )
 def test_parts_of_an_image_make_the_same_image(fields):
     model = make_model(**fields)
