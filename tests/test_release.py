@@ -145,10 +145,10 @@ def test_another_machine_goes_on_with_the_weights_that_were_committed(load_copy,
     assert stretches.count_steps(other, "denoise-color") == 3
     assert stretches.count_core_hours(other, "denoise-color") == 2.0
     # A run that goes on from another begins with that one's weights, and counts its own steps.
-    assert stretches.begin_stretch(tmp_path_factory.mktemp("third"), "jpeg-color") == [
-        str(stretches.RECIPES / "jpeg-color.yaml"),
-        "--init_from=starts/jpeg-color/denoise-color",
-        f"--max_steps={stretches.wanted_steps('jpeg-color')}",
+    assert stretches.begin_stretch(tmp_path_factory.mktemp("third"), "photo") == [
+        str(stretches.RECIPES / "photo.yaml"),
+        "--init_from=starts/photo/denoise-color",
+        f"--max_steps={stretches.wanted_steps('photo')}",
     ]
 
 
