@@ -62,6 +62,8 @@ def make_files(stage: Path) -> None:
     (stage / "photos").mkdir()
     for seed in range(3):
         draw_picture(seed).save(stage / "photos" / f"{seed}.png")
+    (stage / "test-photos").mkdir()
+    draw_picture(4).save(stage / "test-photos" / "0.png")
     draw_picture(9, 128).save(stage / "photo.jpg")
     write_tone(stage / "digit.wav", 0.4)
     write_tone(stage / "digits.wav", 0.4)
