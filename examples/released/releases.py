@@ -135,7 +135,7 @@ RELEASES = {
         (0,),
     ),
     "cifar10": Release(
-        "draws pictures of 32 × 32 pixels of ten classes, with size, crop and flip as controls",
+        "draws pictures of 32 × 32 pixels of ten classes; its controls change nothing that is seen: it knew one size",
         "CIFAR-10, 50,000 pictures (its authors state no licence)",
         "research, as CIFAR-10",
         caption="Eight pictures of each class, from the first noises, none chosen",
