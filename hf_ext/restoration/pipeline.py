@@ -44,11 +44,11 @@ class ImageRestorationPipeline(PlainPipeline):
         return super().__call__(inputs, **kwargs)
 
     # What reads files and restores in tiles is imported when it is needed: `import hf_ext` imports this file.
-    def read_file(self, path: str, max_megapixels: float = 200.0) -> np.ndarray:
-        """Pixels of a picture file, with all its bits."""
+    def read_file(self, source: str | bytes, max_megapixels: float = 200.0) -> np.ndarray:
+        """Pixels of a picture file, or of what is in one, with all its bits."""
         from .files import read_image
 
-        return read_image(path, max_megapixels).pixels
+        return read_image(source, max_megapixels).pixels
 
     def _forward(self, model_inputs: dict[str, np.ndarray], **options: Any) -> dict[str, np.ndarray]:
         from .tiles import restore_image

@@ -90,6 +90,10 @@ def restore_image(
         raise ValueError(f"`strength` is {strength}; it goes from 0, the image as it is, to 1, the model's result.")
     if strength != 1 and config.scale != 1:
         raise ValueError(f"`strength` {strength} is for models that keep an image's size; this one enlarges it.")
+    if self_ensemble and config.demosaicks:
+        raise ValueError(
+            "`self_ensemble` turns the picture, which changes the order of a mosaic's colours: leave it out."
+        )
     given, image = image.dtype, to_unit(image) if whole_numbers else image.astype(np.float32, copy=False)
     work = _Work(model, tile, self_ensemble, top_k, progress, image.shape[0] * image.shape[1])
     # An odd one out is alpha.

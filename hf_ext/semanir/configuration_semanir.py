@@ -123,10 +123,9 @@ class SemanIRConfig(PreTrainedConfig):
         upsampler (`str`, *optional*, defaults to `"pixelshuffle"`):
             Head for `scale` above 1: `"pixelshuffle"` (64 channels, steps of 2 or 3) or one `"direct"` step.
         image_mean (`list[float]`, *optional*):
-            Mean of each input channel, subtracted from the input, and added to the output that corrects nothing else;
-            zero when not given.
+            Mean of each input channel, subtracted from the input and added to the output; zero when not given.
         interpolated_base (`bool`, *optional*, defaults to `False`): Whether super-resolution corrects the input as
-            bicubic interpolation enlarges it. If not, as in the paper, it corrects `image_mean`: all else is learned.
+            bicubic interpolation enlarges it. If not, as in the paper, it adds to `image_mean`: all else is learned.
         reconstruction_loss (`str`, *optional*, defaults to `"l1"`):
             Loss of [`SemanIRForImageRestoration`] when labels are given: `"l1"` or `"charbonnier"` (epsilon 1e-3).
         initializer_range (`float`, *optional*, defaults to 0.02):
@@ -249,25 +248,20 @@ class SemanIRConfig(PreTrainedConfig):
         if self.architecture == "u-shaped" and self.embed_dim % 2:
             raise ValueError(f"`embed_dim` is {self.embed_dim}; a u-shaped model needs an even width.")
 
-    def validate_image_mean(self) -> None:
-        """Check that the mean fits the input and that it can be added to the output."""
-        if self.image_mean is None:
-            return
-        if len(self.image_mean) != self.num_channels:
+    def validate_base(self) -> None:
+        """Check that the mean fits the input, and that what the model corrects has the channels of its output."""
+        same = self.num_channels_out == self.num_channels
+        if self.image_mean is not None and len(self.image_mean) != self.num_channels:
             raise ValueError(
                 f"`image_mean` has {len(self.image_mean)} values; give one for each of {self.num_channels} channels."
             )
-        if self.num_channels_out != self.num_channels:
+        if self.image_mean is not None and not same:
             raise ValueError(
                 f"`image_mean` needs as many output as input channels, got {self.num_channels_out} and "
                 f"{self.num_channels}; leave it out."
             )
-
-    def validate_interpolated_base(self) -> None:
-        """Check that there is an enlarged input to correct."""
-        if self.interpolated_base and (self.scale == 1 or self.num_channels_out != self.num_channels):
+        if self.interpolated_base and (self.scale == 1 or not same):
             raise ValueError(
-                f"`interpolated_base` is set with scale {self.scale}, {self.num_channels} input and "
-                f"{self.num_channels_out} output channels; it needs scale 2, 3 or 4, and as many output as input "
-                "channels."
+                f"`interpolated_base` needs a `scale` above 1 and as many output as input channels, got {self.scale}, "
+                f"{self.num_channels_out} and {self.num_channels}; leave it out."
             )

@@ -3,14 +3,15 @@
 # transformers' base class annotates its hooks more narrowly than its own pipelines use them.
 # mypy: disable-error-code="assignment,override"
 
+import io
 import os
+import urllib.request
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch.nn import functional as F
-from transformers.image_utils import load_image
 from transformers.pipelines.base import Pipeline
 
 from .image_processing_semanir import from_unit, image_to_pixels, match_picture, pixels_to_image, to_unit
@@ -84,16 +85,18 @@ class ImageRestorationPipeline(Pipeline):
         if isinstance(image, Image.Image):
             return {"pixels": image_to_pixels(image)}
         if isinstance(image, str) and image.startswith(("http://", "https://", "data:")):
-            return {"pixels": image_to_pixels(load_image(image))}
+            # Not by transformers' `load_image`: it makes RGB of 8 bits of everything.
+            with urllib.request.urlopen(urllib.request.Request(image, headers={"User-Agent": "hf-ext"})) as answer:
+                return {"pixels": self.read_file(answer.read(), **options)}
         if not isinstance(image, (str, os.PathLike)):
             raise TypeError(
                 f"a picture is a {type(image).__name__}; give a file, an address, a PIL image or an array."
             )
         return {"pixels": self.read_file(os.fspath(image), **options)}
 
-    def read_file(self, path: str) -> np.ndarray:
-        """Pixels of a picture file that Pillow reads."""
-        with Image.open(path) as image:
+    def read_file(self, source: str | bytes) -> np.ndarray:
+        """Pixels of a picture file, or of what is in one, that Pillow reads."""
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
             return image_to_pixels(image)
 
     def _forward(self, model_inputs: dict[str, np.ndarray], top_k: int | None = None) -> dict[str, np.ndarray]:

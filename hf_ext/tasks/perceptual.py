@@ -1,5 +1,6 @@
 """A loss in the features of a network that has learned already: two pictures are near where it sees the same."""
 
+import logging
 from typing import Any
 
 import torch
@@ -8,6 +9,8 @@ from transformers import AutoConfig, AutoImageProcessor, AutoModel
 
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 from hf_ext.training.models import pin_revision, split_revision
+
+logger = logging.getLogger(__name__)
 
 
 class FeatureLoss(torch.nn.Module):
@@ -28,7 +31,12 @@ class FeatureLoss(torch.nn.Module):
 
     def __init__(self, source: str):
         super().__init__()
-        name, revision = split_revision(pin_revision(source))
+        pinned = pin_revision(source)
+        if pinned.startswith(f"{source}@"):
+            logger.warning(
+                "task.perceptual_model is %s today; a recipe that names it so has the same loss later.", pinned
+            )
+        name, revision = split_revision(pinned)
         config = AutoConfig.from_pretrained(name, revision=revision)
         ours = config.model_type == "semanir"
         # Ours as a whole, of which all but the last layers is taken: nothing is left over that a report names.

@@ -169,6 +169,14 @@ def test_the_ensemble_turns_with_the_image():
     assert enlarged.shape == (18, 28, 3)
 
 
+def test_the_ensemble_does_not_turn_a_mosaic():
+    model = make_model(num_channels=4, num_channels_out=3, scale=2)
+    for mosaic in (make_image(9, 14, 1), make_image(5, 7, 4)):
+        assert restore_image(model, mosaic).shape[-1] == 3
+        with pytest.raises(ValueError, match="changes the order of a mosaic's colours: leave it out"):
+            restore_image(model, mosaic, self_ensemble=True)
+
+
 @pytest.mark.parametrize(("channels", "taken"), [(1, 3), (2, 3), (4, 3), (1, 1), (2, 1), (3, 1), (4, 1)])
 @pytest.mark.parametrize("scale", [1, 2])
 def test_colours_are_matched_and_alpha_is_carried_through(channels, taken, scale):

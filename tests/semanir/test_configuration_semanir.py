@@ -55,8 +55,8 @@ class TestSemanIRConfig(ConfigTesterMixin):
         ({"architecture": "u-shaped", "embed_dim": 9, "depths": [1, 1], "num_heads": [3, 3]}, "even width"),
         ({"image_mean": [0.5]}, "`image_mean` has 1 values"),
         ({"image_mean": [0.4, 0.4, 0.4], "num_channels_out": 1}, "as many output as input channels"),
-        ({"interpolated_base": True}, "`interpolated_base` is set with scale 1"),
-        ({"interpolated_base": True, "scale": 2, "num_channels": 4, "num_channels_out": 3}, "4 input and 3 output"),
+        ({"interpolated_base": True}, "`interpolated_base` needs a `scale` above 1"),
+        ({"interpolated_base": True, "scale": 2, "num_channels": 4, "num_channels_out": 3}, "got 2, 3 and 4"),
     ]
 
     def test_image_mean_survives_saving(self, tmp_path):

@@ -1,6 +1,10 @@
 """pipeline("image-restoration"): folders and Hub ids, files, PIL images and arrays, one or many."""
 
+import base64
+import functools
+import http.server
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -57,6 +61,35 @@ def test_grey_and_alpha_are_kept(restore, channels, mode):
     picture = Image.fromarray(COLOUR).convert(mode)
     restored = restore(picture)
     assert (restored.mode, restored.size) == (mode, (26, 18))
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.mark.parametrize("kind", ["plain", "hf_ext"])
+def test_an_address_brings_what_its_file_does(restore, kind, tmp_path):
+    if kind == "plain":
+        restore = pipeline_semanir.ImageRestorationPipeline(model=make_model(), device="cpu", task="image-restoration")
+    pictures = {mode: Image.fromarray(COLOUR).convert(mode) for mode in ("L", "LA", "RGBA")}
+    pictures["deep"] = Image.fromarray(COLOUR[..., 0].astype(np.uint16) * 100)
+    handler = functools.partial(QuietHandler, directory=tmp_path)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for name, picture in pictures.items():
+            path = tmp_path / f"{name}.png"
+            picture.save(path)
+            wanted = restore(path, output_type="np")
+            assert wanted.dtype == (np.uint16 if name == "deep" else np.uint8)
+            held = base64.b64encode(path.read_bytes()).decode()
+            for address in (f"data:image/png;base64,{held}", f"http://127.0.0.1:{server.server_port}/{path.name}"):
+                found = restore(address, output_type="np")
+                assert found.dtype == wanted.dtype and np.array_equal(found, wanted)
+        server.shutdown()
+    if kind == "hf_ext":
+        with pytest.raises(ValueError, match="at most 1e-06 megapixels are decoded"):
+            restore(f"data:image/png;base64,{held}", max_megapixels=1e-6)
 
 
 def test_16_bits_come_out_as_an_array(restore):

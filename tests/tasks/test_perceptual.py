@@ -12,6 +12,7 @@ from PIL import Image
 from transformers import BertConfig, BertModel, ConvNextImageProcessor, ResNetConfig, ResNetModel, ViTConfig, ViTModel
 
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
+from hf_ext.tasks import perceptual
 from hf_ext.tasks.perceptual import FeatureLoss
 from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training import TrainingArguments, train
@@ -151,3 +152,12 @@ def test_what_cannot_be_is_refused_in_words(tmp_path):
     for weight in (0, -1, float("nan"), float("inf")):
         with pytest.raises(StrictDataclassError, match="perceptual_weight must be a number above 0"):
             SemanIRTask(perceptual_weight=float(weight))
+
+
+def test_a_name_without_a_commit_is_told_its_commit(restorer, monkeypatch, caplog):
+    FeatureLoss(str(restorer))
+    assert not caplog.records
+    monkeypatch.setattr(perceptual, "pin_revision", lambda source: f"{source}@5c9e")
+    monkeypatch.setattr(perceptual, "split_revision", lambda pinned: (str(restorer), None))
+    FeatureLoss("org/sees")
+    assert "task.perceptual_model is org/sees@5c9e today" in caplog.text
