@@ -141,6 +141,11 @@ def draw_curves(result: dict[str, Any], path: Path) -> None:
             points = [(mark["core_minutes"], 100 * mark["accuracy"]) for mark in row["marks"].values()]
             axis.plot(*zip(*points, strict=True), marker="o", label=NAMES[model])
         axis.set(title=TITLES[name], xlabel="core minutes", ylabel="test accuracy, %", xscale="log")
+        # The marks in plain numbers; those of a logarithmic axis would be powers.
+        marks = sorted({round(mark["core_minutes"]) for row in rows.values() for mark in row["marks"].values()})
+        axis.set(xlim=(0.7 * marks[0], 1.4 * marks[-1]))
+        axis.set_xticks(marks, [str(mark) for mark in marks])
+        axis.minorticks_off()
         axis.legend(fontsize=8)
     save_figure(figure, path)
 
