@@ -22,6 +22,16 @@ MAX_DEPTH = 50
 _MAX_DIGITS = 1000
 # PyYAML looks at each of these again for every one of the next thousand characters.
 _NESTED = re.compile(rf"(?:[\[{{]\s*){{{MAX_DEPTH + 1}}}")
+# Fields of models' configurations that matter in training alone, beside those that are called dropout or the like.
+_OF_TRAINING = (
+    *("reconstruction_loss", "train_top_k", "norm_momentum", "sync_batch_norm"),
+    *("initializer_range", "layer_scale_init_value"),
+)
+
+
+def matters_in_use(field: str) -> bool:
+    """Whether a field of a configuration says what a trained model computes, and not only how it is trained."""
+    return field not in _OF_TRAINING and "drop" not in field
 
 
 class SettingsError(ValueError):

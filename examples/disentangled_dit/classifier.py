@@ -28,6 +28,7 @@ from transformers.modeling_outputs import (
     ImageClassifierOutputWithNoAttention,
 )
 
+from hf_ext.tasks.pictures import in_colours
 from hf_ext.tasks.sequences import Batch, ClassificationTask, column
 from hf_ext.training import TrainingArguments, main
 from hf_ext.training.arguments import build
@@ -192,7 +193,7 @@ class ClassifierTask(ClassificationTask):
         return {"pixel_values": _scale(part), "labels": self.label(example)}
 
     def _square(self, example: dict[str, Any]) -> np.ndarray:
-        image: Image.Image = column(example, self.image_column, "image_column").convert("RGB")
+        image = in_colours(column(example, self.image_column, "image_column"), "RGB")
         if image.size != (self.image_size, self.image_size):
             image = image.resize((self.image_size, self.image_size), Image.Resampling.BICUBIC)
         return np.asarray(image)

@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 
 from hf_ext.files import whole_folder
 from hf_ext.tasks.degradations import blur
+from hf_ext.tasks.pictures import in_colours
 
 # Pictures are brightened for the eye by about this power; light adds up before it.
 GAMMA = 2.2
@@ -94,8 +95,8 @@ def read_photo(path: Path) -> np.ndarray:
     """Pixels of 8 bits and three colours."""
     try:
         with Image.open(path) as file:
-            return np.asarray(file.convert("RGB"))
-    except OSError as error:
+            return np.asarray(in_colours(file, "RGB"))
+    except (OSError, ValueError) as error:
         sys.exit(f"{path} is no picture that can be read ({error}): remove it, or give another folder.")
 
 

@@ -161,7 +161,9 @@ def _write(path: Path, arrays: Mapping[str, np.ndarray], columns: Sequence[str])
     writer.close(sync=False)
 
 
-_NOT_NAMED = (MANIFEST, "README.md", "report.json", "report.png", "router.safetensors")
+# Written by whoever fits a router: no part of the merge.
+ROUTER_FILE = "router.safetensors"
+_NOT_NAMED = (MANIFEST, "README.md", "report.json", "report.png", ROUTER_FILE)
 _WEIGHTS = ".safetensors"
 # What earlier versions kept to add tasks; nothing reads it any more.
 STATE = "state.safetensors"

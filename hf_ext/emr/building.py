@@ -88,10 +88,14 @@ def build_model(
 
 def same_network(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     """Whether two configurations describe one network, which may have heads for other labels."""
-    kept = [
-        {key: value for key, value in one.items() if key not in _LABEL_KEYS + _ORIGIN_KEYS} for one in (first, second)
-    ]
-    return kept[0] == kept[1]
+    return not differing_keys(first, second)
+
+
+def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """Keys in which two configurations differ, but for those of labels and origin."""
+    absent = object()
+    keys = [key for key in dict.fromkeys([*first, *second]) if key not in _LABEL_KEYS + _ORIGIN_KEYS]
+    return [key for key in keys if first.get(key, absent) != second.get(key, absent)]
 
 
 def relabel(model: torch.nn.Module, config: PreTrainedConfig) -> None:

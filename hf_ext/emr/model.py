@@ -172,13 +172,13 @@ class EMRModel:
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> EMRModel:
         """Moves the model, or gives its weights another type; tasks that are set later follow."""
-        if isinstance(device, torch.dtype):
-            device, dtype = None, device
+        device, dtype = (None, device) if isinstance(device, torch.dtype) else (device, dtype)
         with self._turns.hold():
             self._turns.note_change()
             self._device = self._device if device is None else torch.device(device)
             self._dtype = dtype or self._dtype
             self._built.model.to(device=device, dtype=dtype)
+            self._base_features = None  # made anew, as the model is now, when they are next asked for
         return self
 
     @property
@@ -330,11 +330,11 @@ class EMRModel:
             [`TaskRouter`]: The router.
 
         Raises:
-            ValueError: An unknown task, or a library other than transformers (diffusers, peft).
+            ValueError: An unknown task; one without examples, where it is saved; a library other than transformers.
         """
-        unknown = sorted(set(examples) - set(self.tasks))
-        if unknown:
-            raise ValueError(f"there are examples of {unknown}; the tasks are {self.tasks}")
+        asked, known = set(examples), set(self.tasks)
+        if asked - known or (save and known - asked):
+            raise ValueError(f"there are examples of {[*examples]}; to be saved, a router needs some of {self.tasks}")
         self._router = TaskRouter.fit({task: self.features(batch) for task, batch in examples.items()})
         if save and not lies_in_cache(self.weights.folder):
             self._router.save(self.weights.folder)
@@ -351,10 +351,10 @@ class EMRModel:
             `list[str]`: Names of the tasks, for `task_ids`.
 
         Raises:
-            ValueError: There is no router: fit one, or name the tasks.
+            ValueError: There is no router, or one of other tasks: fit one, or name the tasks.
         """
         if self._router is None:
-            self._router = TaskRouter.load(self.weights.folder)
+            self._router = TaskRouter.load(self.weights.folder).require_tasks(self.tasks)
         return self._router.predict(self.features(batch))
 
     def __call__(self, *arguments: Any, task_ids: Sequence[str] | None = None, **batch: Any) -> Any:

@@ -13,9 +13,8 @@ from safetensors.torch import save
 from transformers import AutoConfig, AutoModel
 
 from ..files import whole_file
+from .artifact import ROUTER_FILE
 from .weights import TaskWeights
-
-ROUTER_FILE = "router.safetensors"
 
 
 class TaskRouter:
@@ -61,6 +60,12 @@ class TaskRouter:
         with whole_file(path) as file:
             file.write(save(tensors, metadata={"format": "pt", "tasks": json.dumps(self.tasks)}))
         return path
+
+    def require_tasks(self, tasks: list[str]) -> TaskRouter:
+        """Refuses to tell apart other tasks than there are: it would never answer some, or name one that is gone."""
+        if set(self.tasks) != set(tasks):
+            raise ValueError(f"the router tells apart {self.tasks}, the artifact has {tasks}: call fit_router again")
+        return self
 
     @classmethod
     def load(cls, folder: str | Path) -> TaskRouter:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -23,13 +23,14 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.pytorch_utils import Conv1D
 
-from hf_ext.emr.building import model_class
+from hf_ext.emr.building import differing_keys, model_class
 from hf_ext.files import whole_folder, write_json
 from hf_ext.hub.disclosure import cut_paths
 from hf_ext.hub.safetensors_writer import SafetensorsWriter
+from hf_ext.settings import matters_in_use
 
 from .pairs import Pair
-from .sources import size_text
+from .sources import read_json, size_text
 
 _PREFIX = "base_model.model."
 # Subclasses may do something else with their weights.
@@ -39,6 +40,8 @@ _LARGE = 1024
 _RANKS = tuple(2**power for power in range(18))
 # Names that are printed; report.json has all.
 _SHOWN = 5
+# Keys of a configuration that change no answer.
+_IDLE = ("architectures", "auto_map", "custom_pipelines", "dtype", "torch_dtype", "use_cache")
 # What vLLM's --max-lora-rank may be.
 _VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
@@ -339,6 +342,7 @@ class _Extraction:
             "bytes_of_fine_tune": self._bytes,
             "error_of_matrices": _share(self._lost_of_matrices, self._of_matrices),
             "error": _share(self._lost_of_all, self._of_all),
+            "warnings": _warn_of_settings(self._pair, self._model),
             "by_rank": self._curve.rows(),
             "matrices": self._matrices,
             "biases": sorted(self._biases),
@@ -362,6 +366,36 @@ def _build_outline(pair: Pair) -> nn.Module:
     config = AutoConfig.from_pretrained(pair.files["config.json"])
     with torch.device("meta"):
         return model_class(config, pair.files["config.json"].parent, False)(config)
+
+
+def _warn_of_settings(pair: Pair, model: nn.Module) -> list[str]:
+    """Tells of settings in which a fine-tune is another model than its base, so that its weights are not all of it."""
+    kind, base = type(cast(PreTrainedModel, model).config), pair.base_config
+    # Of a base of several parts, such as CLIP, one may have been fine-tuned.
+    parts = [base, *(part for part in base.values() if isinstance(part, Mapping))]
+    own = next((dict(part) for part in parts if part.get("model_type") == kind.model_type), None)
+    if own is None:
+        return []
+    # What one of the files does not say has its default.
+    told = [kind.from_dict(one).to_dict() for one in (read_json(pair.files["config.json"], pair.title), own)]
+    if not (different := sorted(_differences(*told))):
+        return []
+    return [
+        f"{pair.public_name} has other values of {', '.join(different)} than the base, which peft loads the adapter "
+        "on as that is: load the base with the config.json that lies beside the adapter"
+    ]
+
+
+def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[str]:
+    """Keys of both configurations, and of those inside of them, that let them answer otherwise."""
+    for key in differing_keys(first, second):
+        if key not in first or key not in second or key in _IDLE or not matters_in_use(key):
+            continue
+        parts = [one[key] for one in (first, second)]
+        if all(isinstance(part, dict) and "model_type" in part for part in parts):
+            yield from (f"{key}.{inner}" for inner in _differences(*parts))
+        else:
+            yield key
 
 
 def _take_names_of(model: nn.Module, pair: Pair) -> Pair:
@@ -408,6 +442,7 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
     lines = [f"{'rank':>10}  {'error':>8}  size of the factors"]
     for row in report["by_rank"]:
         lines.append(f"{row['rank']:>10}  {row['error']:>8.4f}  {size_text(row['bytes'])}")
+    lines += [f"warning: {text}" for text in report["warnings"]]
     lines.append(
         f"written: {len(ranks)} matrices of rank {chosen}, error {report['error_of_matrices']:.4f} of their "
         f"differences; with all other tensors {report['error']:.4f}; {size_text(report['bytes'])}"

@@ -28,6 +28,12 @@ _QUANTISED_PARTS = (
     "weight_zero_point",
 )
 _WARNED_SETTINGS = ("num_attention_heads", "num_key_value_heads", "hidden_act", "rope_theta", "n_head", "num_heads")
+# Of SemanIR; of what it did not have at first, with what a configuration means that lacks it.
+_SEMANIR_SETTINGS: dict[str, Any] = {
+    **dict.fromkeys(("num_channels", "num_channels_out", "scale", "image_mean"), None),
+    **dict.fromkeys(("window_size", "shift_policy", "similarity", "include_self", "top_k"), None),
+    "interpolated_base": False,
+}
 
 
 def refuse_quantised(source: Source) -> None:
@@ -127,9 +133,15 @@ def provenance_warnings(base: Source, task: Source) -> list[str]:
     known = {base.repo_id, base.spec, base.spec.partition("@")[0], base.config.get("_name_or_path")}
     if isinstance(origin, str) and origin and base.repo_id and origin not in known and not Path(origin).is_absolute():
         warnings.append(f"{task.title} says that it comes from {origin!r}, not from {base.repo_id!r}: check it")
-    for key in _WARNED_SETTINGS:
-        expected, found = base.config.get(key), task.config.get(key)
-        if expected is not None and found is not None and expected != found:
+    settings = {key: (base.config.get(key), task.config.get(key)) for key in _WARNED_SETTINGS}
+    settings = {key: pair for key, pair in settings.items() if None not in pair}
+    if base.config.get("model_type") == task.config.get("model_type") == "semanir":
+        settings |= {
+            key: (base.config.get(key, default), task.config.get(key, default))
+            for key, default in _SEMANIR_SETTINGS.items()
+        }
+    for key, (expected, found) in settings.items():
+        if expected != found:
             warnings.append(f"{task.title} has {key} {found!r}, the base {expected!r}: the elected model mixes them")
     return warnings
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,8 +14,8 @@ from hf_ext.emr.manifest import find_recorded
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.hub.disclosure import cut_paths
 
-from .fitting import refuse_little_overlap, refuse_quantised
-from .sources import open_weights
+from .fitting import refuse_little_overlap, refuse_other_model, refuse_quantised
+from .sources import open_weights, read_json
 from .tensors import Names
 
 
@@ -26,6 +27,7 @@ class Pair:
     public_name: str  # the same without folders of this machine
     base: str  # where the base is: a folder, or `org/name`
     revision: str | None  # its commit, of a Hub
+    base_config: Mapping[str, Any]  # configuration of the base, as far as it is known
     files: Mapping[str, Path]  # configuration, tokenizer, processor of the fine-tune
     names: tuple[str, ...]  # tensors of the fine-tune
     base_shapes: Mapping[str, tuple[int, ...]]  # shapes of the base's tensors, by the fine-tune's names
@@ -52,6 +54,7 @@ def open_task(artifact: str, task: str, base: str | None = None, endpoint: str |
         f"task {task!r} of {cut_paths(artifact)}",
         place,
         origin.revision if own else None,
+        read_json(weights.folder / "config.json", artifact),
         weights.small_files(task),
         names,
         {name: tuple(held[other].shape) for name, other in in_base.items()},
@@ -75,11 +78,13 @@ def open_fine_tune(base: str, fine_tune: str, endpoint: str | None = None) -> It
         in_base = {name: found.in_base(name) for name in own.tensors if found.in_base(name) in first.tensors}
         fitting = [other for name, other in in_base.items() if first.tensors[other].shape == own.tensors[name].shape]
         refuse_little_overlap(first, own, found.pairs, fitting)
+        refuse_other_model(first, own)
         yield Pair(
             fine_tune,
             cut_paths(fine_tune),
             first.repo_id or str(Path(base).expanduser().resolve()),
             first.commit,
+            first.config,
             own.small_files(),
             tuple(own.tensors),
             {name: first.tensors[other].shape for name, other in in_base.items()},

@@ -7,6 +7,7 @@ the unified weights stay. Removing a task leaves the unified weights and the oth
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import re
 import shutil
@@ -17,7 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from hf_ext.emr.artifact import STATE, hash_files, mark_root, read_sums, read_totals, write_sums, write_totals
+from hf_ext.emr.artifact import (
+    ROUTER_FILE,
+    STATE,
+    hash_files,
+    mark_root,
+    read_sums,
+    read_totals,
+    write_sums,
+    write_totals,
+)
 from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, find_recorded, recorded_path
 from hf_ext.emr.ops import SUMS
 
@@ -31,6 +41,7 @@ from .merge import merge_checkpoints
 from .methods import METHODS, MethodError
 from .plan import Plan, make_plan
 
+_LOGGER = logging.getLogger(__name__)
 # In the manifest's method: the tasks that voted, once they are not simply all tasks.
 VOTED = "elected_from"
 # Options of the merge that decide what happens to a frozen task's tensors and to its scale.
@@ -76,10 +87,9 @@ def add_task(
     if base is None:
         inside = manifest.base.folder
         base = source_spec(manifest.base, place) if inside is None else str(place / inside)
-    if frozen:
-        _add_frozen(place, manifest, name, source, base, {"token": token, "endpoint": endpoint})
-    else:
-        _merge_again(place, manifest, name, source, base, {"token": token, "endpoint": endpoint})
+    add = _add_frozen if frozen else _merge_again
+    with _leaving_router(place):
+        add(place, manifest, name, source, base, {"token": token, "endpoint": endpoint})
     record = Manifest.read(place).tasks[name]
     how = "frozen" if frozen else "merged again"
     return {"task": name, "how": how, "scale": record.scale, "density": record.density, "path": str(place)}
@@ -162,7 +172,7 @@ def remove_task(folder: str | Path, name: str) -> dict[str, Any]:
         raise ValueError(f"{name!r} is the last task of {place}; delete the folder instead")
     tasks = {task: record for task, record in manifest.tasks.items() if task != name}
     left = [row for row, task in enumerate(manifest.tasks) if task != name]
-    with _rewrite(place) as work:
+    with _leaving_router(place), _rewrite(place) as work:
         totals, gram = read_totals(work, manifest)
         write_totals(work, totals, gram[np.ix_(left, left)])
         shutil.rmtree(work / "tasks" / name)
@@ -225,12 +235,23 @@ def _rewrite(place: Path) -> Iterator[Path]:
     # what an update that was killed left
     shutil.rmtree(work, ignore_errors=True)
     try:
-        shutil.copytree(place, work, copy_function=_link, ignore=shutil.ignore_patterns(STATE))
+        shutil.copytree(place, work, copy_function=_link, ignore=shutil.ignore_patterns(STATE, ROUTER_FILE))
         yield work
         sync(work)
         replace_folder(work, place)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def _leaving_router(place: Path) -> Iterator[None]:
+    """Says in the end that the router is gone, which told apart the tasks as they were: no update takes it along."""
+    there = (place / ROUTER_FILE).is_file()
+    yield
+    if there:
+        _LOGGER.warning(
+            "%s: the tasks are others than those of %s, which is gone: call fit_router again", place, ROUTER_FILE
+        )
 
 
 def _link(source: str, target: str) -> None:

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""Colours of 16 bits out of PNG and TIFF: Pillow's images have 8 bits in several channels."""
+"""16 bits out of PNG and TIFF: Pillow's images have 8 bits in several channels, and grey as it lies in the file."""
 
 import re
 import sys
@@ -36,6 +36,18 @@ def read_deep(image: ImageFile.ImageFile, source: Source, page: int) -> np.ndarr
         return _both_halves(source, page)
     logger.warning(f"{image.format} of 16 bits in several channels ({kind[0]}): Pillow reads the upper 8 of them.")
     return None
+
+
+def spread_grey(pixels: np.ndarray, image: Image.Image) -> np.ndarray:
+    """Grey of 16 bits from black, 0, to white, 65535; Pillow gives that of a TIFF as it lies in the file."""
+    if not isinstance(image, TiffImageFile) or not image.mode.startswith("I;16"):
+        return pixels
+    # 12 bits come as 0 to 4095, and only of 8 bits Pillow turns white that is 0.
+    top, white_is_zero = 2 ** image.tag_v2.get(_BITS, (16,))[0] - 1, image.tag_v2.get(_PHOTOMETRIC) == 0
+    if top == 65535 and not white_is_zero:
+        return pixels
+    spread = np.rint(np.arange(top + 1) * (65535 / top)).astype(np.uint16)
+    return (65535 - spread if white_is_zero else spread)[pixels]
 
 
 def _raw_mode(image: ImageFile.ImageFile) -> str:

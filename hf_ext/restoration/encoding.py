@@ -41,6 +41,8 @@ _METADATA = ("PNG", "JPEG", "WEBP", "TIFF")
 
 # Folders of tags, and those of size inside the first: the size may have changed.
 _EXIF_FOLDER, _GPS_FOLDER, _EXIF_WIDTH, _EXIF_HEIGHT = 0x8769, 0x8825, 0xA002, 0xA003
+# What the camera's maker put there, in a form of their own; in RAW files it may be long.
+_MAKER_NOTE = 0x927C
 # An offset inside the file that it was read from.
 _INTEROPERABILITY = 0xA005
 _XMP = 700
@@ -48,6 +50,9 @@ _XMP = 700
 # ratings, copyright, IPTC, and title, comment, author, keywords and subject as Windows has them. All others say how
 # the pixels lay in the file that was read (in a TIFF these are in the same directory) and would spoil another.
 _DESCRIPTIVE = (269, 270, 271, 272, 285, 305, 306, 315, 316, _XMP, 18246, 18249, 33432, 33723, *range(40091, 40096))
+
+# Bytes that one marker of a JPEG holds, with the six that stand before the tags.
+_LONGEST_EXIF = 65533
 
 # Types of TIFF entries, and about how many bytes of pixels make a strip.
 _SHORT, _LONG, _UNDEFINED = 3, 4, 7
@@ -88,7 +93,7 @@ def image_format(path: Path) -> str:
 def encode_frames(frames: Frames, format: str) -> bytes:
     """
     The bytes of a file with all frames or pages. Still PNGs and TIFFs keep 16 bits, all else has 8. JPEG and BMP lose
-    alpha, GIF has 256 colours.
+    alpha, GIF has 256 colours. Of EXIF data that are too long for a JPEG, the maker's note, XMP or all are left out.
     """
     first, count = frames.pictures[0], len(frames.pictures)
     if count > 1 and frames.durations is None and format != "TIFF":
@@ -111,11 +116,14 @@ def encode_frames(frames: Frames, format: str) -> bytes:
         raise ValueError(f"{format} cannot hold a picture of {width} x {height} pixels: {error}") from error
 
 
+def to_8_bits(pixels: np.ndarray) -> np.ndarray:
+    """Pixels of uint8; those of uint16 are scaled and rounded."""
+    return np.rint(pixels / np.float32(257)).astype(np.uint8) if pixels.dtype == np.uint16 else pixels
+
+
 def _shallow_image(picture: Picture, format: str) -> Image.Image:
     """The picture with 8 bits, and without the alpha that a format does not have."""
-    pixels = picture.pixels
-    if pixels.dtype == np.uint16:
-        pixels = np.rint(pixels / np.float32(257)).astype(np.uint8)
+    pixels = to_8_bits(picture.pixels)
     return pixels_to_image(pixels[..., :-1] if pixels.shape[-1] % 2 == 0 and format in ("JPEG", "BMP") else pixels)
 
 
@@ -124,6 +132,8 @@ def _metadata_options(picture: Picture, format: str) -> dict[str, Any]:
     if format not in _METADATA:
         return {"dpi": picture.dpi} if picture.dpi else {}
     exif = _tags_to_write(picture)
+    if exif is not None and format == "JPEG":
+        exif = _fitting_tags(exif)
     if picture.dpi and format == "WEBP":
         # It has no other place for the resolution.
         exif = Image.Exif() if exif is None else exif
@@ -200,6 +210,29 @@ def _tags_to_write(picture: Picture) -> Image.Exif | None:
     if exif is not None:
         for tag, value in exif.items():
             exif[tag] = value.encode("latin-1", "replace") if isinstance(value, str) else value
+    return exif
+
+
+def _fitting_tags(exif: Image.Exif) -> Image.Exif | None:
+    """As many of the tags as a JPEG holds: without the maker's note, XMP or both where they are too long, or none."""
+    size = len(exif.tobytes())
+    if size <= _LONGEST_EXIF:
+        return exif
+    folder = exif.get_ifd(_EXIF_FOLDER) if _EXIF_FOLDER in exif else {}
+    places: dict[str, tuple[Any, int]] = {"XMP": (exif, _XMP), "the maker's note": (folder, _MAKER_NOTE)}
+    long = {name: tags.pop(tag) for name, (tags, tag) in places.items() if tag in tags}
+    if len(exif.tobytes()) > _LONGEST_EXIF:
+        logger.warning(f"a JPEG holds {_LONGEST_EXIF:,} bytes of EXIF data, not {size:,}: all were left out")
+        return None
+    left_out = []
+    for name, value in long.items():
+        tags, tag = places[name]
+        tags[tag] = value
+        if len(exif.tobytes()) > _LONGEST_EXIF:
+            del tags[tag]
+            left_out.append(name)
+    what = " and ".join(left_out)
+    logger.warning(f"a JPEG holds {_LONGEST_EXIF:,} bytes of EXIF data, not {size:,}: left out {what}")
     return exif
 
 

@@ -27,7 +27,7 @@ from .camera import (
     read_raw,
     seekable,
 )
-from .deep import read_deep
+from .deep import read_deep, spread_grey
 from .encoding import Frames, Picture, descriptive_tags, encode_frames, image_format
 
 _ORIENTATION = 0x0112
@@ -188,6 +188,10 @@ def _alike(pictures: list[Picture]) -> list[Picture]:
 
 
 def _picture(image: ImageFile.ImageFile, source: Source, page: int) -> Picture:
+    if image.mode in ("I", "F"):
+        raise UnreadableError(
+            f"has PIL mode {image.mode!r}, whose range is unknown: convert it to 8 bits, or to PNG or TIFF of 16."
+        )
     grey = image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I;16")
     # A profile of other colours, such as CMYK, says nothing about the RGB that comes out.
     fits = grey or image.mode in ("RGB", "RGBA", "RGBX", "P", "PA")
@@ -199,7 +203,7 @@ def _picture(image: ImageFile.ImageFile, source: Source, page: int) -> Picture:
     # First: to look for EXIF data behind its pixels, Pillow decodes a PNG.
     deep = read_deep(image, source, page)
     exif = image.getexif()
-    pixels = image_to_pixels(image) if deep is None else deep
+    pixels = spread_grey(image_to_pixels(image), image) if deep is None else deep
     return Picture(pixels, _without_orientation(exif), icc_profile if fits else None, dpi)
 
 

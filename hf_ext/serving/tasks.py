@@ -26,7 +26,7 @@ from transformers import (
 
 from hf_ext.emr import EMRModel
 from hf_ext.emr.building import model_class
-from hf_ext.restoration.encoding import Frames, encode_frames
+from hf_ext.restoration.encoding import Frames, encode_frames, to_8_bits
 from hf_ext.restoration.files import read_image
 from hf_ext.restoration.tiles import restore_image
 from hf_ext.semanir.image_processing_semanir import pixels_to_image
@@ -221,12 +221,12 @@ def check_unicode(text: str) -> None:
 
 
 def decode_picture(text: str) -> Image.Image:
-    """A picture in base64, with or without `data:…,` before it."""
+    """A picture of 8 bits from base64, with or without `data:…,` before it."""
     try:
         data = base64.b64decode(text.partition(",")[2] if text.startswith("data:") else text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise ValueError(f"`input` is no base64 of a picture file ({error})") from error
-    return pixels_to_image(read_image(data, _MEGAPIXELS).pixels)
+    return pixels_to_image(to_8_bits(read_image(data, _MEGAPIXELS).pixels))
 
 
 @torch.no_grad()

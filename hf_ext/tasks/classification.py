@@ -24,7 +24,7 @@ from hf_ext.training.models import adapter_base, load_adapter, split_revision
 from hf_ext.training.provenance import published_name
 from hf_ext.training.task import Task
 
-from .pictures import require_picture
+from .pictures import in_colours, require_picture
 from .sequences import column
 
 
@@ -204,7 +204,7 @@ class ImageClassification(LabelledTask):
     ) -> list[dict[str, float]]:
         """Whether each picture is recognised."""
         values = [column(example, self.image_column, "image_column") for example in examples]
-        pictures = [require_picture(value, self.image_column).convert("RGB") for value in values]
+        pictures = [in_colours(require_picture(value, self.image_column), "RGB") for value in values]
         first = next(model.parameters())
         pixels = self.reader(pictures, return_tensors="pt")["pixel_values"].to(first.device, first.dtype)
         logits = self.classify(model, pixels).float()

@@ -26,6 +26,7 @@ from hf_ext.training.models import adapter_base, split_revision
 from hf_ext.training.sequence_files import SUFFIXES
 
 from .classification import load_head, load_reader
+from .pictures import in_colours
 from .predicting import read_channels
 from .signals import read_recording
 
@@ -161,7 +162,8 @@ def read_picture(value: str | Path | bytes) -> Image.Image:
     try:
         with Image.open(io.BytesIO(value) if isinstance(value, bytes) else value) as picture:
             # As a camera was held, as `datasets` turns the pictures of a training.
-            return ImageOps.exif_transpose(picture).convert("RGB")
+            ImageOps.exif_transpose(picture, in_place=True)
+            return in_colours(picture, "RGB")
     except UNREADABLE as error:
         name = "standard input" if isinstance(value, bytes) else value
         raise ValueError(f"{name} is no picture that can be read: {error}") from error

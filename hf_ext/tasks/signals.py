@@ -23,7 +23,7 @@ from hf_ext.mrconv.modeling_mrconv import (
 )
 from hf_ext.mrconv.modeling_mrconvnext import MRConvNextForImageClassification
 
-from .pictures import require_picture
+from .pictures import in_colours, require_picture
 from .sequences import Batch, ClassificationTask, column
 
 
@@ -65,7 +65,7 @@ class PixelTask(ClassificationTask):
     def encode(self, example: dict[str, Any]) -> Batch:
         """Normalised pixels [pixels, channels] and the class."""
         picture = require_picture(column(example, self.image_column, "image_column"), self.image_column)
-        image = picture.convert("L" if len(self.mean) == 1 else "RGB")
+        image = in_colours(picture, "L" if len(self.mean) == 1 else "RGB")
         if image.size != (self.image_size, self.image_size):
             raise ValueError(
                 f"an image has {image.size[0]} x {image.size[1]} pixels, task.image_size says {self.image_size}: set "
@@ -217,7 +217,8 @@ class ImageTask(ClassificationTask):
         return self._pixels(self._processor(square, do_resize=False, return_tensors="pt"), example)
 
     def _image(self, example: dict[str, Any]) -> Image.Image:
-        return require_picture(column(example, self.image_column, "image_column"), self.image_column).convert("RGB")
+        picture = require_picture(column(example, self.image_column, "image_column"), self.image_column)
+        return in_colours(picture, "RGB")
 
     def _pixels(self, inputs: Any, example: dict[str, Any]) -> Batch:
         return {"pixel_values": inputs["pixel_values"][0], "labels": self.label(example)}

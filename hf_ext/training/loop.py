@@ -37,7 +37,7 @@ from .changes import describe_run
 from .data import TrainingLoader, describe_small_groups
 from .evaluation import evaluate_sets, write_results
 from .fingerprint import fingerprint
-from .models import add_adapter, build_model, enable_activation_checkpointing, pin_revision
+from .models import add_adapter, build_model, enable_activation_checkpointing, pin_revision, refuse_lost_fields
 from .observing import Clock, Profile, show_picture, start_trackers
 from .optimizing import build_optimizer, build_schedule, clear_gradients, clip_gradients, count_steps
 from .processes import (
@@ -199,6 +199,7 @@ class _Training:
         module = build_model(self.task, arguments.model, init_from)
         self.eval_data = {name: match_classes(data, self.task) for name, data in self.eval_data.items()}
         if arguments.peft is not None and init_from is not None:
+            refuse_lost_fields(module, arguments.model, init_from)
             module = add_adapter(module, arguments.peft, init_from)
         if arguments.activation_checkpointing:
             enable_activation_checkpointing(module)

@@ -12,9 +12,10 @@ from huggingface_hub import file_exists, hf_hub_download
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedModel
 
+from hf_ext.files import read_json
 from hf_ext.hub.checkpoints import open_checkpoint
 from hf_ext.hub.released import find_model
-from hf_ext.settings import SettingsError, explain
+from hf_ext.settings import SettingsError, explain, matters_in_use
 
 from .sections import check_model_keys
 
@@ -128,6 +129,52 @@ def _is_of_head(model: torch.nn.Module, name: str) -> bool:
     """Whether a tensor of a transformers model lies outside the part that all its tasks share."""
     prefix = getattr(model, "base_model_prefix", "")
     return bool(prefix) and hasattr(model, prefix) and not name.startswith(f"{prefix}.")
+
+
+def refuse_lost_fields(model: torch.nn.Module, section: dict[str, Any], base: str) -> None:
+    """Refuses what the `model` section changes of the base, and an adapter does not save: it would be lost."""
+    config: Any = getattr(model, "config", None)
+    given = [name for name in section if matters_in_use(name) and hasattr(config, name)]
+    stored: Any = _read_config(model, base) if given else None
+    changed = [
+        f"{name} ({getattr(stored, name)} → {getattr(config, name)})"
+        for name in given
+        if hasattr(stored, name) and _plain(getattr(stored, name)) != _plain(getattr(config, name))
+    ]
+    if changed:
+        raise ValueError(
+            f"section 'model' changes {', '.join(sorted(changed))} of {base}. An adapter does not save that, and is "
+            "loaded on its base as that is: leave it out, or train the whole model, without section 'peft'."
+        )
+
+
+def _read_config(model: torch.nn.Module, source: str) -> Any:
+    """The configuration of the checkpoint that a model started from; `None` where that has none."""
+    name, revision = split_revision(source)
+    kind: Any = type(model)
+    try:
+        if isinstance(model, PreTrainedModel):
+            config: Any = type(model.config)
+            # A folder without the file has an empty one, and all defaults.
+            known = "model_type" in config.get_config_dict(name, revision=revision)[0]
+            return config.from_pretrained(name, revision=revision) if known else None
+        if not hasattr(kind, "load_config"):
+            return None
+        index = pipeline_index(source)
+        parts = {} if index is None else read_json(index)
+        part = next((key for key, about in parts.items() if isinstance(about, list) and kind.__name__ in about), None)
+        with torch.device("meta"):
+            # A model of diffusers: with the defaults of what its file does not say.
+            return kind.from_config(kind.load_config(name, subfolder=part, revision=revision)).config
+    # A task of somebody's own may start from weights alone.
+    except OSError:
+        return None
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it; a side stands for height and width."""
+    value = list(value) if isinstance(value, tuple) else value
+    return [value, value] if type(value) is int else value
 
 
 def add_adapter(model: torch.nn.Module, configuration: dict[str, Any], base: str) -> peft.PeftModel:

@@ -103,6 +103,16 @@ def test_samples_without_a_task_are_routed(tmp_path: Path):
     torch.testing.assert_close(emr.features(both), (hidden * weights).sum(1) / weights.sum(1))
     with pytest.raises(ValueError, match=r"examples of \['c'\]"):
         emr.fit_router({"c": one})
+    with pytest.raises(ValueError, match=r"examples of \['a'\]; to be saved, a router needs some of \['a', 'b'\]"):
+        emr.fit_router({"a": one})
+    assert emr.fit_router({"a": one}, save=False).tasks == emr.route(**one)[:1] == ["a"]
+    # Of tasks that were added or removed since.
+    for tasks in ("a", "abc", "ac"):
+        other = tmp_path / f"tasks-{tasks}"
+        shutil.copytree(tmp_path / "merged", other)
+        TaskRouter(list(tasks), torch.zeros(len(tasks), 16), torch.ones(16)).save(other)
+        with pytest.raises(ValueError, match=r"tells apart .*, the artifact has \['a', 'b'\]: call fit_router again"):
+            EMRModel.from_pretrained(other, base=base)(**both, task_ids="auto")
     # A commit in the cache of the Hub is not changed, though it is a folder.
     cached = tmp_path / "models--me--merged" / "snapshots" / "0123"
     shutil.copytree(tmp_path / "merged", cached)
@@ -122,6 +132,12 @@ def test_images_and_other_libraries(tmp_path: Path):
     assert not (tmp_path / "merged" / ROUTER_FILE).exists()
     assert emr.route(pixel_values=torch.full((1, 3, 8, 8), 0.1)) == ["a"]
     assert emr.route(pixel_values=torch.full((1, 3, 8, 8), 0.9)) == ["b"]
+    # The base follows the model; "meta" stands for another device.
+    emr.to(torch.float64)
+    assert emr.route(pixel_values=torch.full((1, 3, 8, 8), 0.9, dtype=torch.float64)) == ["b"]
+    emr.to("meta")
+    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
+        emr.features({"pixel_values": light.double().to("meta")})
     base = tiny_unet(tmp_path / "unet")
     config = {"base": str(base), "tasks": {"a": str(tiny_unet(tmp_path / "unet-a", 1, base=base))}}
     unet = EMRModel.from_pretrained(merge_checkpoints(config, tmp_path / "unets", progress=False).path)

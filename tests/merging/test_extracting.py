@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -98,7 +99,7 @@ def test_at_full_rank_the_adapter_answers_as_the_task(make: Callable[..., Any], 
         wanted = EMRModel.from_pretrained(merged, "a").model(**inputs).logits
         found = load_adapter(plain, tmp_path / "lora")(**inputs).logits
     assert (found - wanted).abs().max() < 1e-4 < 1e-3 < (before - wanted).abs().max()
-    assert report["left_out"] == [] and report["error"] < 1e-5
+    assert report["left_out"] == report["warnings"] == [] and report["error"] < 1e-5
     # At full rank it is no gain.
     assert report["bytes"] > report["bytes_of_fine_tune"]
     assert any("the fine-tune itself is not larger" in line for line in report_lines(report))
@@ -224,6 +225,34 @@ def test_a_fine_tune_of_biases_alone(berts: Path, tmp_path: Path):
         wanted = model.eval()(input_ids=TOKENS).logits
         base = BertForSequenceClassification.from_pretrained(berts / "a")
         assert (load_adapter(base, tmp_path / "lora")(input_ids=TOKENS).logits - wanted).abs().max() < 1e-5
+
+
+def test_a_fine_tune_that_computes_otherwise_than_its_base_is_warned_of(berts: Path, tmp_path: Path):
+    config = json.loads((berts / "a" / "config.json").read_text())
+    shutil.copytree(berts / "a", tmp_path / "a")
+    changes = {"hidden_act": "relu", "hidden_dropout_prob": 0.3, "use_cache": False}
+    (tmp_path / "a" / "config.json").write_text(json.dumps(config | changes))
+    merged = merge(berts / "base", {"a": tmp_path / "a"}, tmp_path / "merged")
+    for index, opened in enumerate(
+        [open_fine_tune(str(berts / "base"), str(tmp_path / "a")), open_task(str(merged), "a")]
+    ):
+        with opened as pair:
+            report = extract_lora(pair, tmp_path / f"lora{index}", rank=2)
+        (warning,) = report["warnings"]
+        assert "has other values of hidden_act than the base" in warning and "config.json" in warning
+        assert f"warning: {warning}" in report_lines(report)
+        assert json.loads((tmp_path / f"lora{index}" / "report.json").read_text())["warnings"] == [warning]
+    # Another head and other labels are no other model, and a key that one file lacks has its default.
+    del config["hidden_act"], config["layer_norm_eps"]
+    (tmp_path / "a" / "config.json").write_text(json.dumps(config))
+    with open_fine_tune(str(berts / "base"), str(tmp_path / "a")) as pair:
+        assert extract_lora(pair, tmp_path / "same", rank=2)["warnings"] == []
+    (tmp_path / "a" / "config.json").write_text(json.dumps(config | {"model_type": "roberta"}))
+    with (
+        pytest.raises(ValueError, match="has model_type 'roberta', .* has 'bert'"),
+        open_fine_tune(str(berts / "base"), str(tmp_path / "a")),
+    ):
+        pass
 
 
 def test_random_projections_are_near_the_best_and_the_same_every_time():

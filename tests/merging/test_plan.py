@@ -314,6 +314,40 @@ def test_every_source_is_closed_when_one_cannot_be_opened(tmp_path, recwarn):
     assert not [warning for warning in recwarn if warning.category is ResourceWarning]
 
 
+def test_restorers_that_compute_otherwise_are_warned_of(tmp_path):
+    base = tiny_semanir(tmp_path / "base")
+    config = json.loads((base / "config.json").read_text())
+    # As versions before wrote it.
+    del config["interpolated_base"]
+    (base / "config.json").write_text(json.dumps(config))
+    changes = {
+        "same": {"interpolated_base": False, "train_top_k": [2]},
+        "mean": {"image_mean": [0.5, 0.5, 0.5]},
+        "other": {"interpolated_base": True, "shift_policy": "none", "similarity": "cosine", "window_size": 8},
+        "mosaic": {"num_channels": 4, "num_channels_out": 3, "scale": 2, "include_self": False, "top_k": 2},
+    }
+    for seed, (name, values) in enumerate(changes.items(), 1):
+        tiny_semanir(tmp_path / name, seed, base=base)
+        (tmp_path / name / "config.json").write_text(json.dumps({**config, **values}))
+    given = {"base": str(base), "tasks": {name: str(tmp_path / name) for name in changes}, "method": "average"}
+    merged = merge_checkpoints(given, tmp_path / "merged", progress=False).path
+    warnings = json.loads((merged / "report.json").read_text())["warnings"]
+    told = {text.partition(":")[0] for text in warnings if text.endswith("mixes them")}
+    assert told == {
+        f"task {name!r} has {key} {value!r}, the base {config.get(key, False)!r}"
+        for name in ("mean", "other", "mosaic")
+        for key, value in changes[name].items()
+        if value != config.get(key, False)
+    }
+    # Keys of one method mean nothing to another.
+    bert = tiny_bert(tmp_path / "bert")
+    tiny_bert(tmp_path / "tuned", 1, base=bert)
+    path = tmp_path / "tuned" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"image_mean": [0.5]}))
+    with make_plan({"base": str(bert), "tasks": {"a": str(path.parent)}}) as plan:
+        assert not [text for text in plan.warnings if "image_mean" in text]
+
+
 def test_a_class_that_cannot_be_built_is_warned_of(tmp_path):
     base = tiny_gpt2(tmp_path / "base")
     config = json.loads((base / "config.json").read_text()) | {"n_head": 0}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
-from hf_ext.restoration.encoding import FORMATS
+from hf_ext.restoration.encoding import FORMATS, descriptive_tags
 from hf_ext.restoration.files import Frames, Picture, encode_frames, read_frames, read_image, write_image
 
 PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
@@ -115,6 +115,75 @@ def test_jpeg_takes_what_it_can(tmp_path):
             assert Image.open(io.BytesIO(data)).mode == ("L" if channels <= 2 else "RGB")
     with pytest.raises(ValueError, match="JPEG cannot hold a picture of 70000 x 1 pixels"):
         encode_frames(Frames([Picture(np.zeros((1, 70000, 3), np.uint8))]), "JPEG")
+
+
+def described(note: int, xmp: int, artist: int = 6) -> Image.Exif:
+    """EXIF data with a maker's note, XMP and an artist's name of so many bytes; 0 is none."""
+    exif = exif_with(width=20)
+    exif[0x013B] = "a" * artist
+    if xmp:
+        exif[700] = b"x" * xmp
+    if note:
+        exif.get_ifd(0x8769)[0x927C] = b"n" * note
+    exif[0x8769] = 0
+    return exif
+
+
+def kept(data: bytes) -> tuple[int, int, str | None]:
+    """How long note and XMP of a file are, and what its maker is called."""
+    with Image.open(io.BytesIO(data)) as image:
+        image.load()
+        exif = image.getexif()
+        return len(exif.get_ifd(0x8769).get(0x927C, b"")), len(exif.get(700, b"")), exif.get(0x010F)
+
+
+@pytest.mark.parametrize(
+    ("note", "xmp", "artist", "left_out"),
+    [
+        (0, 70_000, 6, "XMP"),
+        (70_000, 0, 6, "the maker's note"),
+        (70_000, 900, 6, "the maker's note"),
+        (900, 70_000, 6, "XMP"),
+        (40_000, 40_000, 6, "the maker's note"),
+        (70_000, 70_000, 6, "XMP and the maker's note"),
+        (70_000, 900, 70_000, "all"),
+        (0, 0, 70_000, "all"),
+    ],
+)
+def test_what_is_too_long_for_a_jpeg_is_left_out(note, xmp, artist, left_out, caplog):
+    picture = Picture(make_pixels(16, 24, 3), described(note, xmp, artist), PROFILE)
+    data = encode_frames(Frames([picture]), "JPEG")
+    (message,) = caplog.messages
+    assert message.startswith("a JPEG holds 65,533 bytes of EXIF data, not ")
+    if left_out == "all":
+        assert message.endswith(": all were left out") and kept(data) == (0, 0, None)
+    else:
+        assert message.endswith(f": left out {left_out}")
+        assert kept(data) == (0 if "note" in left_out else note, 0 if "XMP" in left_out else xmp, "maker")
+    with Image.open(io.BytesIO(data)) as image:
+        assert image.info["icc_profile"] == PROFILE
+    assert (0x927C in picture.exif.get_ifd(0x8769), 700 in picture.exif) == (note > 0, xmp > 0), "given tags stay"
+    # The others hold them all.
+    for format in ("PNG", "WEBP", "TIFF"):
+        assert kept(encode_frames(Frames([picture]), format)) == (note, xmp, "maker")
+    deep = picture._replace(pixels=make_pixels(16, 24, 3, dtype=np.uint16))
+    assert kept(encode_frames(Frames([deep]), "PNG")) == (note, xmp, "maker")
+    assert len(caplog.messages) == 1
+
+
+def test_a_jpeg_is_filled_with_tags_to_the_last_byte(caplog):
+    """Tags lie at even places: the first length that is too long is by two larger than the last that is not."""
+    room = 65_532 - len(described(900, 0).tobytes()) + 900
+    for note in (room, room + 2):
+        picture = Picture(make_pixels(16, 24, 3), described(note, 0))
+        assert len(descriptive_tags(picture).tobytes()) == 65_532 - room + note
+        assert kept(encode_frames(Frames([picture]), "JPEG")) == (note if note == room else 0, 0, "maker")
+        assert len(caplog.messages) == (note > room)
+    # Pillow writes no more, whatever we think.
+    file = io.BytesIO()
+    Image.new("L", (8, 8)).save(file, "JPEG", exif=b"Exif\0\0" + bytes(65_527))
+    with pytest.raises(ValueError, match="EXIF data is too long"):
+        Image.new("L", (8, 8)).save(io.BytesIO(), "JPEG", exif=b"Exif\0\0" + bytes(65_528))
 
 
 def broken_files() -> dict[str, tuple[bytes, str]]:

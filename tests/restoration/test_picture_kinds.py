@@ -10,7 +10,8 @@ import tifffile
 from PIL import Image, ImageCms, ImageOps
 
 from hf_ext.restoration.camera import MissingLibraryError
-from hf_ext.restoration.files import Picture, read_image, write_image
+from hf_ext.restoration.files import Picture, read_frames, read_image, write_image
+from tests.restoration.tiff_testing import grey_tiff
 
 MODES = ["1", "L", "P", "PA", "LA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I", "F"]
 MODES += ["I;16", "I;16B"]
@@ -115,7 +116,7 @@ def test_every_mode_in_every_container(mode, tmp_path):
             )
             wanted = colours_of(opened if shallow or opened.size != image.size else image)
         if inside in ("I", "F"):
-            with pytest.raises(ValueError, match="range is unknown"):
+            with pytest.raises(ValueError, match=f"has PIL mode '{inside}', whose range is unknown: convert it to 8"):
                 read_image(data)
             continue
         containers.append(container)
@@ -239,6 +240,35 @@ def test_other_colours_of_16_bits_are_read_with_8_and_it_is_said(caplog):
     file = io.BytesIO(b"BM" + struct.pack("<IIIIiiHHIIiiII", 62, 0, 54, 40, 2, 1, 1, 16, 0, 8, 0, 0, 0, 0) + b"\0" * 8)
     assert read_image(file.getvalue()).pixels.shape == (1, 2, 3)
     assert len(caplog.messages) == 1
+
+
+# How grey of more than 8 bits can lie in a TIFF that Pillow reads: bits, photometric interpretation, order of bytes.
+@pytest.mark.parametrize(("bits", "photometric", "order"), [(12, 1, "<"), (16, 0, "<"), (16, 1, "<"), (16, 1, ">")])
+@pytest.mark.parametrize("compression", [1, 8])
+def test_grey_of_a_tiff_goes_from_black_to_white(compression, bits, photometric, order, tmp_path):
+    top = 2**bits - 1
+    values = np.random.default_rng(0).integers(0, top + 1, (2, 5, 7))
+    values[:, 0, :2] = 0, top
+    wanted = np.rint(values * (65535 / top))
+    wanted = 65535 - wanted if photometric == 0 else wanted
+    form = {"bits": bits, "photometric": photometric, "order": order, "compression": compression}
+    for count in (1, 2):
+        pictures = read_frames(grey_tiff(*values[:count], **form)).pictures
+        np.testing.assert_array_equal([picture.pixels[..., 0] for picture in pictures], wanted[:count])
+    assert_writes(pictures[1], tmp_path, "")
+    # Both are the white of the file.
+    assert pictures[0].pixels[0, :2, 0].tolist() == ([65535, 0] if photometric == 0 else [0, 65535])
+
+
+def test_pages_of_a_tiff_are_read_as_each_says():
+    values = np.array([[0, 1, 2048, 4095]])
+    file = bytearray(grey_tiff(values, values, bits=16, photometric=0))
+    # The fifth entry of the first directory; of the first page black is 0.
+    struct.pack_into("<I", file, struct.unpack_from("<I", file, 4)[0] + 2 + 4 * 12 + 8, 1)
+    pages = read_frames(bytes(file)).pictures
+    np.testing.assert_array_equal([page.pixels[..., 0] for page in pages], [values, 65535 - values])
+    shallow = read_image(grey_tiff(values, bits=12, photometric=1))
+    np.testing.assert_array_equal(shallow.pixels[..., 0], [[0, 16, 32776, 65535]])
 
 
 # Tags that say how pixels lie in the file they were read from, and one that nobody knows.

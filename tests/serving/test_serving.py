@@ -32,6 +32,7 @@ from transformers import (
 from hf_ext.emr import EMRModel
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.mrconv import MRConvConfig, MRConvFeatureExtractor, MRConvForAudioClassification
+from hf_ext.restoration.encoding import Frames, Picture, encode_frames
 from hf_ext.restoration.tiles import restore_image
 from tests.emr.emr_testing import perturb, tiny_bert, tiny_gpt2, tiny_semanir, tiny_unet, write_tokenizer
 from tests.emr.use_testing import merge, merge_berts
@@ -377,7 +378,9 @@ def test_pictures_are_classified(tmp_path: Path, channels: int):
         right = EMRModel.from_pretrained(merged, "a").model(**inputs).logits[0].softmax(-1)
     with client_of(merged) as client:
         text = base64.b64encode(picture()).decode()
-        for given in (text, f"data:image/png;base64,{text}"):
+        deep = Picture(np.asarray(Image.open(io.BytesIO(picture()))).astype(np.uint16) * 257)
+        deep_text = base64.b64encode(encode_frames(Frames([deep]), "PNG")).decode()
+        for given in (text, f"data:image/png;base64,{text}", deep_text):
             found = client.post("/v1/classify", json={"model": "a", "input": given}).json()["data"][0]
             np.testing.assert_allclose(found["probs"], right, atol=1e-5)
         for given, message in (("a!", "is no base64"), ("aGVsbG8=", "no picture that Pillow knows")):

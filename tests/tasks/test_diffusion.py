@@ -22,6 +22,7 @@ from hf_ext.settings import build
 from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.tasks.diffusion_noise import make_scheduler, noisy_samples, objective_of, random_keep_indices
 from hf_ext.training import build_task, evaluate_checkpoint
+from hf_ext.training.models import refuse_lost_fields
 from tests.disentangled_dit.pipeline_testing import make_text_pipeline, make_vae
 
 from .diffusion_testing import CLASSES, MODEL, contents, losses, make_arguments, run, write_pictures
@@ -281,6 +282,16 @@ def test_an_adapter_loads_into_the_pipeline(tmp_path, pictures):
     def picture():
         generator = torch.Generator().manual_seed(0)
         return pipeline(class_labels=1, num_inference_steps=2, output_type="pt", generator=generator).images
+
+    changes = {"condition_dropout": 0.3, "sample_size": 8}
+    task = build(DisentangledDiTTask, SMALL, "task")
+    kept = DisentangledDiTTask.model_class.CONTROL_ALPHA
+    for section in ({}, MODEL, {**changes, "control_alpha": kept}):
+        refuse_lost_fields(task.build_model(section, str(base)), section, str(base))
+    # Of the same tensors, with other exponents.
+    changes["control_alpha"] = {**kept, "crop": 2.0}
+    with pytest.raises(ValueError, match="section 'model' changes control_alpha .*'crop': 0.0.*→.*'crop': 2.0.* of "):
+        refuse_lost_fields(task.build_model(changes, str(base)), changes, str(base))
 
     before = picture()
     pipeline.load_lora_weights(tmp_path / "run" / "snapshot", adapter_name="ours")

@@ -12,11 +12,11 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from hf_ext.embedded_hub.server import EmbeddedHub
-from hf_ext.semanir import SemanIRForImageRestoration, SemanIRImageProcessor
+from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor
 from hf_ext.tasks.degradations import jpeg, matlab_luma
 from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training import TrainingArguments, train
-from hf_ext.training.models import initialize_from
+from hf_ext.training.models import initialize_from, refuse_lost_fields
 from tests import warm_python
 from tests.process_state import forget_accelerate
 from tests.testing import assert_same_answers, assert_same_weights
@@ -130,6 +130,33 @@ def test_wrong_adapter_sections_are_refused(tmp_path, photos):
         run(tmp_path, photos, "b", peft={"peft_type": "LORA", "rank": 2}, **start)
     with pytest.raises(ValueError, match="nothing_like_it"):
         run(tmp_path, photos, "c", peft={"peft_type": "LORA", "target_modules": ["nothing_like_it"]}, **start)
+
+
+def test_an_adapter_changes_no_field_of_its_base_that_it_does_not_save(tmp_path, photos):
+    run(tmp_path, photos, "base")
+    base = str(tmp_path / "base" / "snapshot")
+    peft = {"peft_type": "LORA", "r": 2, "target_modules": ["query_key_value"]}
+    changes = {"top_k": 4, "image_mean": [0.5, 0.5, 0.5], "embed_dim": 8, "train_top_k": [2, 4]}
+    with pytest.raises(ValueError, match=r"image_mean .None → \[0.5, 0.5, 0.5\]., top_k .8 → 4. of .*base as that is"):
+        run(tmp_path, photos, "changed", init_from=base, peft=peft, model=changes)
+    assert not (tmp_path / "changed").exists()
+    # As the base has them, or for the training alone.
+    kept = {**MODEL, "train_top_k": [2, 4], "reconstruction_loss": "charbonnier", "interpolated_base": False}
+    refuse_lost_fields(SemanIRTask(patch_size=8).build_model(kept, base), kept, base)
+    # Without an adapter all of it is saved.
+    model = SemanIRTask(patch_size=8).build_model(changes, base)
+    assert (model.config.top_k, list(model.config.image_mean)) == (4, [0.5, 0.5, 0.5])
+
+
+def test_a_field_that_an_older_base_lacks_has_its_default(tmp_path):
+    base, changes = tmp_path / "base", {"interpolated_base": True}
+    SemanIRForImageRestoration(SemanIRConfig(**MODEL, scale=2)).save_pretrained(base)
+    config = json.loads((base / "config.json").read_text())
+    assert config.pop("interpolated_base") is False
+    (base / "config.json").write_text(json.dumps(config))
+    model = SemanIRTask(degradation={"kind": "bicubic"}, patch_size=8).build_model(changes, str(base))
+    with pytest.raises(ValueError, match=r"section 'model' changes interpolated_base .False → True. of"):
+        refuse_lost_fields(model, changes, str(base))
 
 
 def test_weights_come_from_a_folder(tmp_path, photos, caplog):

@@ -12,6 +12,7 @@ import torch
 import yaml
 from PIL import Image
 
+from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification
 from hf_ext.settings import MAX_VALUES, SettingsError, build, parse_yaml
 from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training import DataSource, TrainingArguments
@@ -19,7 +20,7 @@ from hf_ext.training.arguments import apply_overrides
 from hf_ext.training.bad_examples import read_example
 from hf_ext.training.data import TrainingLoader
 from hf_ext.training.launch import main
-from hf_ext.training.models import STARTED_ANEW, add_adapter, initialize_from
+from hf_ext.training.models import STARTED_ANEW, add_adapter, initialize_from, refuse_lost_fields
 from hf_ext.training.sources import open_source
 from tests.process_state import forget_accelerate
 
@@ -291,6 +292,22 @@ def test_an_adapter_is_not_put_on_what_the_base_does_not_have(tmp_path, caplog):
     initialize_from(model, str(tmp_path / "base"))
     adapted = add_adapter(model, {**section, "modules_to_save": ["norm"]}, str(tmp_path / "base"))
     assert any(parameter.requires_grad and "norm" in name for name, parameter in adapted.named_parameters())
+
+
+def test_fields_of_the_training_alone_go_with_an_adapter(tmp_path):
+    def check(**section) -> None:
+        model = MRConvForSequenceClassification(MRConvConfig(**{**sizes, **section}))
+        refuse_lost_fields(model, section, str(tmp_path / "base"))
+
+    sizes = {**TEXT, "vocab_size": 20, "max_position_embeddings": 16, "num_labels": 3}
+    MRConvForSequenceClassification(MRConvConfig(**sizes)).save_pretrained(tmp_path / "base")
+    check(dropout=0.3, tied_dropout=False, norm_momentum=0.5, sync_batch_norm=False, initializer_range=0.1, **TEXT)
+    with pytest.raises(ValueError, match=r"changes norm_eps .1e-05 → 0.001., prenorm .True → False. of .*base"):
+        check(prenorm=False, norm_eps=1e-3, dropout=0.3)
+    # Weights alone, from which a task of one's own may start, say nothing.
+    (tmp_path / "base" / "config.json").unlink()
+    check(norm_eps=1e-3)
+    refuse_lost_fields(torch.nn.Linear(2, 2), {"norm_eps": 1e-3}, str(tmp_path / "base"))
 
 
 def test_a_head_for_other_classes_starts_anew(tmp_path):
