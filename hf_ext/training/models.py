@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 # Attribute of a model: names of its tensors that no checkpoint provided.
 STARTED_ANEW = "hf_ext_started_anew"
+# Fields of configurations that a task takes from its data, where the base has none.
+_MEASURED = dict.fromkeys(("input_mean", "input_std", "target_mean", "target_std"))
 
 
 def split_revision(source: str) -> tuple[str, str]:
@@ -132,9 +134,9 @@ def _is_of_head(model: torch.nn.Module, name: str) -> bool:
 
 
 def refuse_lost_fields(model: torch.nn.Module, section: dict[str, Any], base: str) -> None:
-    """Refuses what the `model` section changes of the base, and an adapter does not save: it would be lost."""
+    """Refuses what the `model` section or the data change of the base: an adapter does not save it."""
     config: Any = getattr(model, "config", None)
-    given = [name for name in section if matters_in_use(name) and hasattr(config, name)]
+    given = [name for name in {**section, **_MEASURED} if matters_in_use(name) and hasattr(config, name)]
     stored: Any = _read_config(model, base) if given else None
     changed = [
         f"{name} ({getattr(stored, name)} → {getattr(config, name)})"
@@ -143,8 +145,8 @@ def refuse_lost_fields(model: torch.nn.Module, section: dict[str, Any], base: st
     ]
     if changed:
         raise ValueError(
-            f"section 'model' changes {', '.join(sorted(changed))} of {base}. An adapter does not save that, and is "
-            "loaded on its base as that is: leave it out, or train the whole model, without section 'peft'."
+            f"section 'model' or the data change {', '.join(sorted(changed))} of {base}. An adapter does not save "
+            "that, and is loaded on its base as that is: leave it out, or train the whole model without 'peft'."
         )
 
 

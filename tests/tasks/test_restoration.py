@@ -155,7 +155,7 @@ def test_a_field_that_an_older_base_lacks_has_its_default(tmp_path):
     assert config.pop("interpolated_base") is False
     (base / "config.json").write_text(json.dumps(config))
     model = SemanIRTask(degradation={"kind": "bicubic"}, patch_size=8).build_model(changes, str(base))
-    with pytest.raises(ValueError, match=r"section 'model' changes interpolated_base .False → True. of"):
+    with pytest.raises(ValueError, match=r"section 'model' or the data change interpolated_base .False → True. of"):
         refuse_lost_fields(model, changes, str(base))
 
 

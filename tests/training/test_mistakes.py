@@ -302,8 +302,13 @@ def test_fields_of_the_training_alone_go_with_an_adapter(tmp_path):
     sizes = {**TEXT, "vocab_size": 20, "max_position_embeddings": 16, "num_labels": 3}
     MRConvForSequenceClassification(MRConvConfig(**sizes)).save_pretrained(tmp_path / "base")
     check(dropout=0.3, tied_dropout=False, norm_momentum=0.5, sync_batch_norm=False, initializer_range=0.1, **TEXT)
-    with pytest.raises(ValueError, match=r"changes norm_eps .1e-05 → 0.001., prenorm .True → False. of .*base"):
+    with pytest.raises(ValueError, match=r"change norm_eps .1e-05 → 0.001., prenorm .True → False. of .*base"):
         check(prenorm=False, norm_eps=1e-3, dropout=0.3)
+    # What a task has taken from its data.
+    measured = MRConvForSequenceClassification(MRConvConfig(**sizes))
+    measured.config.target_mean = [2.0]
+    with pytest.raises(ValueError, match=r"the data change target_mean .None → \[2.0\]. of .*base"):
+        refuse_lost_fields(measured, {}, str(tmp_path / "base"))
     # Weights alone, from which a task of one's own may start, say nothing.
     (tmp_path / "base" / "config.json").unlink()
     check(norm_eps=1e-3)
