@@ -66,6 +66,7 @@ def listops() -> dict[str, list]:
 # Recipe: a slice of data like its own, overrides that make it tiny, and the class that loads the result.
 SLICES = {
     "listops": (listops, ["--task.max_length=32"], AutoModelForSequenceClassification),
+    "listops_small": (listops, ["--task.max_length=32"], AutoModelForSequenceClassification),
     "text": (
         lambda: {"text": TEXTS, "label": [1, 0, 1, 0]},
         ["--task.max_length=16"],
