@@ -31,7 +31,7 @@ QUEUE: dict[str, tuple[str, ...]] = {
     "spoken-digits": (),
     "cifar10-16": (),
     "denoise-color": (),
-    "jpeg-color": (),
+    "jpeg-color": ("denoise-color",),
     "denoise-gray": (),
     "super-resolution-x2": (),
     **{f"restore-tasks-{task}": ("denoise-color",) for task in RESTORE_TASKS},
