@@ -68,8 +68,8 @@ def make_files(stage: Path) -> None:
     write_tone(stage / "digit.wav", 0.4)
     write_tone(stage / "digits.wav", 0.4)
     for label in range(10):
-        (stage / "cifar10" / f"class{label}").mkdir(parents=True)
-        draw_picture(label, 32).save(stage / "cifar10" / f"class{label}" / "0.png")
+        (stage / "data" / "cifar10" / f"class{label}").mkdir(parents=True)
+        draw_picture(label, 32).save(stage / "data" / "cifar10" / f"class{label}" / "0.png")
     for path in ROOT.glob("examples/**/*"):
         target = stage / path.relative_to(ROOT)
         if path.suffix in (".py", ".yaml") and "benchmarks" not in path.parts:
