@@ -15,7 +15,7 @@ from ..files import lies_in_cache
 from .building import BuiltModel, Place, build_model, relabel, same_network
 from .generating import generate, switch_settings
 from .mixed import Mixer
-from .routing import BaseFeatures, TaskRouter
+from .routing import BaseFeatures, TaskRouter, check_examples
 from .turns import Turns
 from .weights import TaskWeights
 
@@ -332,9 +332,7 @@ class EMRModel:
         Raises:
             ValueError: An unknown task; one without examples, where it is saved; a library other than transformers.
         """
-        asked, known = set(examples), set(self.tasks)
-        if asked - known or (save and known - asked):
-            raise ValueError(f"there are examples of {[*examples]}; to be saved, a router needs some of {self.tasks}")
+        check_examples(examples, self.tasks, save)
         self._router = TaskRouter.fit({task: self.features(batch) for task, batch in examples.items()})
         if save and not lies_in_cache(self.weights.folder):
             self._router.save(self.weights.folder)

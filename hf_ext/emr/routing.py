@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,17 @@ from transformers import AutoConfig, AutoModel
 from ..files import whole_file
 from .artifact import ROUTER_FILE
 from .weights import TaskWeights
+
+
+def check_examples(examples: Collection[str], tasks: list[str], is_saved: bool) -> None:
+    """Refuses examples of unknown tasks, and a router to be saved that would not know all."""
+    if unknown := sorted(set(examples) - set(tasks)):
+        raise ValueError(f"there are examples of {unknown}; the tasks are {tasks}")
+    if is_saved and (missing := sorted(set(tasks) - set(examples))):
+        raise ValueError(
+            f"there are no examples of {missing}; a router that is saved needs some of {tasks}: give them, or set "
+            "save=False."
+        )
 
 
 class TaskRouter:

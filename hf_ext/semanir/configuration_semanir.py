@@ -250,18 +250,15 @@ class SemanIRConfig(PreTrainedConfig):
 
     def validate_base(self) -> None:
         """Check that the mean fits the input, and that what the model corrects has the channels of its output."""
-        same = self.num_channels_out == self.num_channels
         if self.image_mean is not None and len(self.image_mean) != self.num_channels:
             raise ValueError(
                 f"`image_mean` has {len(self.image_mean)} values; give one for each of {self.num_channels} channels."
             )
-        if self.image_mean is not None and not same:
-            raise ValueError(
-                f"`image_mean` needs as many output as input channels, got {self.num_channels_out} and "
-                f"{self.num_channels}; leave it out."
-            )
-        if self.interpolated_base and (self.scale == 1 or not same):
-            raise ValueError(
-                f"`interpolated_base` needs a `scale` above 1 and as many output as input channels, got {self.scale}, "
-                f"{self.num_channels_out} and {self.num_channels}; leave it out."
-            )
+        for name in ("image_mean", "interpolated_base"):
+            if getattr(self, name) and self.num_channels_out != self.num_channels:
+                raise ValueError(
+                    f"`{name}` needs as many output as input channels, got {self.num_channels_out} and "
+                    f"{self.num_channels}; leave it out."
+                )
+        if self.interpolated_base and self.scale == 1:
+            raise ValueError("`interpolated_base` needs a `scale` above 1, got 1; leave it out.")

@@ -157,12 +157,10 @@ class SemanIRImageProcessor(PilBackend):
             [`BatchFeature`]: `pixel_values` of shape `(batch_size, num_channels, height, width)`, values in [0, 1].
         """
         if not isinstance(images, (list, tuple)):
-            images = _with_channels(images)
-        elif images:
-            images = [_with_channels(image) for image in images]
-        else:
+            return super().preprocess(_with_channels(images), **kwargs)
+        if not images:
             raise ValueError("`images` is empty; give at least one image.")
-        return super().preprocess(images, **kwargs)
+        return super().preprocess([_with_channels(image) for image in images], **kwargs)
 
     def process_image(self, image: Any, do_convert_rgb: bool | None = None, *args: Any, **kwargs: Any) -> np.ndarray:
         """Turn one image into an array of channels, height, width. See [`~SemanIRImageProcessor.preprocess`]."""

@@ -41,7 +41,6 @@ logger = logging.get_logger(__name__)
 
 _CHARBONNIER_EPSILON = 1e-3
 _HEAD_CHANNELS = 64
-_MEMORY_BUDGET = 512 * 2**20
 
 
 class SemanIRPositionBias(nn.Module):
@@ -275,7 +274,7 @@ class SemanIRPreTrainedModel(PreTrainedModel):
     # Where gradient checkpointing with adapters starts the graph.
     _input_embed_layer = "extractor"
     _can_record_outputs = {"hidden_states": OutputRecorder(SemanIRStage)}
-    _memory_budget: int | None = _MEMORY_BUDGET
+    _memory_budget: int | None = 512 * 2**20
 
     @property
     def memory_budget(self) -> int | None:
@@ -318,11 +317,10 @@ class SemanIRPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear):
             init.trunc_normal_(module.weight, std=self.config.initializer_range)
+        elif isinstance(module, SemanIRCorrection):
+            init.trunc_normal_(module.weight, std=self.config.initializer_range / 10)
         elif isinstance(module, nn.Conv2d):
-            if isinstance(module, SemanIRCorrection):
-                init.trunc_normal_(module.weight, std=self.config.initializer_range / 10)
-            else:
-                init.kaiming_uniform_(module.weight, a=math.sqrt(5))
+            init.kaiming_uniform_(module.weight, a=math.sqrt(5))
         elif isinstance(module, nn.LayerNorm):
             init.ones_(module.weight)
         elif isinstance(module, SemanIRAttention):
@@ -533,10 +531,8 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
         """
         outputs = self.model(pixel_values, top_k, **kwargs)
         features = outputs.last_hidden_state
-        if (runner := self.model.runner(features, outputs.hidden_states is not None)) is not None:
-            reconstruction = runner.reconstruct(self, features)
-        else:
-            reconstruction = self.reconstruction(features)
+        runner = self.model.runner(features, outputs.hidden_states is not None)
+        reconstruction = self.reconstruction(features) if runner is None else runner.reconstruct(self, features)
         height, width = (side * self.config.scale for side in pixel_values.shape[-2:])
         reconstruction = _cut(reconstruction, height, width)
         if (base := self._base(pixel_values)) is not None:

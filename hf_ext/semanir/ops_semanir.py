@@ -149,10 +149,8 @@ def semantic_keys(
     Without gradient, in float32. Of equally similar keys the first are taken. Regions are those of [`key_regions`];
     where a region has fewer than k tokens, all of it is chosen. With `include_self` a token is always its own key.
     """
-    windows, count = tokens.shape[:2]
-    if regions is not None:
-        regions = regions.repeat(windows // regions.shape[0], 1)
-    return STEPS["choose_keys"](tokens, regions, min(top_k, count), similarity == "cosine", include_self)
+    all_regions = None if regions is None else regions.repeat(tokens.shape[0] // regions.shape[0], 1)
+    return STEPS["choose_keys"](tokens, all_regions, min(top_k, tokens.shape[1]), similarity == "cosine", include_self)
 
 
 def _best_keys(scores: Tensor, regions: Tensor | None, top_k: int, include_self: bool) -> Tensor:

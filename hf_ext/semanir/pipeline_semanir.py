@@ -5,8 +5,8 @@
 
 import io
 import os
-import urllib.request
 from typing import Any
+from urllib.request import Request, urlopen
 
 import numpy as np
 import torch
@@ -86,12 +86,10 @@ class ImageRestorationPipeline(Pipeline):
             return {"pixels": image_to_pixels(image)}
         if isinstance(image, str) and image.startswith(("http://", "https://", "data:")):
             # Not by transformers' `load_image`: it makes RGB of 8 bits of everything.
-            with urllib.request.urlopen(urllib.request.Request(image, headers={"User-Agent": "hf-ext"})) as answer:
+            with urlopen(Request(image, headers={"User-Agent": "hf-ext"}), timeout=60) as answer:
                 return {"pixels": self.read_file(answer.read(), **options)}
         if not isinstance(image, (str, os.PathLike)):
-            raise TypeError(
-                f"a picture is a {type(image).__name__}; give a file, an address, a PIL image or an array."
-            )
+            raise TypeError(f"a picture is a {type(image).__name__}; give a file, address, PIL image or array.")
         return {"pixels": self.read_file(os.fspath(image), **options)}
 
     def read_file(self, source: str | bytes) -> np.ndarray:
