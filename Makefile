@@ -15,13 +15,15 @@ TEST_ENVIRONMENT := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
 TEST_PROCESSES := -n auto --maxprocesses 4 --dist loadfile
 # An environment of the oldest versions, and what else their tests need.
 OLDEST := .venv-oldest
+# An environment of the newest versions that pyproject.toml allows.
+NEWEST := .venv-newest
 # An environment with gradio.
 APP := .venv-app
 TEST_TOOLS := pytest pytest-xdist pytest-timeout hypothesis parameterized scikit-image scikit-learn
 # Options for pytest, for instance `make test PYTEST="tests/cli -x"`, or `PYTEST="-n 0"` for a single process.
 PYTEST ?=
 
-.PHONY: help quickstart test slow docs released oldest test-app conformance gpu gpu-bundle lint format typecheck build smoke clean
+.PHONY: help quickstart test slow docs released oldest newest test-app conformance gpu gpu-bundle lint format typecheck build smoke clean
 .DELETE_ON_ERROR:
 
 help:
@@ -31,6 +33,7 @@ help:
 	@echo "make conformance   only transformers' own test suite"
 	@echo "make test-app      the tests of hf-ext app, in an environment of its own, and in Chromium if there is one"
 	@echo "make oldest        the test suite with the oldest versions that pyproject.toml allows (KEEP=torch: but for torch)"
+	@echo "make newest        the test suite with the newest versions that pyproject.toml allows (KEEP=torch: but for torch)"
 	@echo "make released      trains the released models, or goes on: DATA=folder (hours; may be stopped at any time)"
 	@echo "make gpu           measures what a GPU is asked about (PART=name, RESULTS=folder; DEVICE=cpu: tiny sizes on the CPU)"
 	@echo "make gpu-bundle    writes .gpu/, what a machine with a GPU and no network lacks (DATA=folder)"
@@ -70,6 +73,14 @@ oldest:
 	$(if $(KEEP),$(OLDEST)/bin/python -m pip install -c constraints.txt $(KEEP))
 	$(OLDEST)/bin/python -m pip install -c $(OLDEST)/oldest.txt -e '.[all]' $(TEST_TOOLS)
 	$(TEST_ENVIRONMENT) $(OLDEST)/bin/python -m pytest $(TEST_PROCESSES) $(PYTEST)
+
+# The upper bounds of pyproject.toml: no constraints. KEEP=torch takes that of constraints.txt.
+newest:
+	$(PYTHON) -m venv --clear $(NEWEST)
+	$(if $(KEEP),$(NEWEST)/bin/python -m pip install -c constraints.txt $(KEEP))
+	$(NEWEST)/bin/python -m pip install -e '.[all]' $(TEST_TOOLS)
+	$(NEWEST)/bin/python -m pip list --format freeze > $(NEWEST)/newest.txt
+	$(TEST_ENVIRONMENT) $(NEWEST)/bin/python -m pytest $(TEST_PROCESSES) $(PYTEST)
 
 # The app wants an older Pillow than the rest. In its browser tests, Chromium that is installed.
 test-app:

@@ -2,7 +2,11 @@
 
 import re
 from importlib.metadata import version as installed
+from pathlib import Path
 from typing import Any
+
+from hf_ext.merging import reference as merge_methods
+from hf_ext.training import reference as options
 
 project = "hf-ext"
 author = "The hf-ext authors"
@@ -31,6 +35,11 @@ def read_docstring(app: Any, what: str, name: str, thing: Any, options: Any, lin
     lines[:] = [line for line in lines if not line.strip().startswith("```")]
     text = re.sub(r"\[(`~?[^`]+`)\]", r"\1", "\n".join(lines))
     lines[:] = re.sub(r"(?<!`)`~?([^`]+)`(?!`)", r"``\1``", text).replace(" **", r" \**").split("\n")
+
+
+# Pages that the code writes: every build makes them anew, and git does not keep them.
+for page, module in (("options", options), ("merge_methods", merge_methods)):
+    Path(__file__).with_name(f"{page}.md").write_text(module.write_reference(), encoding="utf-8")
 
 
 def setup(app: Any) -> None:

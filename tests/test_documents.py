@@ -14,10 +14,12 @@ from hf_ext_cli.main import main
 from tests.document_stage import ROOT, make_stage
 from tests.hub_testing import client_environment
 
-GENERATED = {"options.md", "merge_methods.md", "benchmark_tables.md"}
+# `make docs` writes the first two.
+GENERATED = {"options.md", "merge_methods.md"}
+TABLES = "benchmark_tables.md"
 PAGES = [
     "README.md",
-    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md") if path.name not in GENERATED),
+    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md") if path.name not in {*GENERATED, TABLES}),
 ]
 BLOCK = re.compile(r"(?:<!-- not run: (?P<why>.+?) -->\n)?```(?P<language>bash|python)\n(?P<text>.*?)```", re.DOTALL)
 # Commands that take fields of a YAML file as flags.
@@ -77,11 +79,11 @@ def test_python_compiles_and_says_why_a_block_is_not_run(page):
         assert block.why is None or len(block.why) > 10
 
 
-@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", *(f"docs/{name}" for name in sorted(GENERATED))])
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", f"docs/{TABLES}"])
 def test_links_lead_somewhere(page):
     path = ROOT / page
     for target in re.findall(r"\]\(([^)#\s]+)", path.read_text(encoding="utf-8")):
-        if not target.startswith("http"):
+        if not target.startswith("http") and Path(target).name not in GENERATED:
             assert (path.parent / target).exists(), f"{page}: {target}"
 
 

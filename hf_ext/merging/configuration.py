@@ -35,7 +35,7 @@ class MergeConfig:
             The fine-tunes by name, each a folder or `org/name[@revision]`. The order matters only to the last bit of
             sums. A name has up to 64 letters, digits, `.`, `_` and `-`; `base` and `merged` are taken.
         method (`str`, defaults to `"emr"`):
-            How to merge: a file of `hf_ext.merging.methods` each, listed with their options in docs/merge_methods.md.
+            How to merge: a file of `hf_ext.merging.methods` each, listed with their options on the site.
         options (`dict`):
             Options of the method; in YAML and mappings they stand beside the other keys. A number may be given for
             each task (`{a: 0.5, b: 0.2}`), by layer (`[0.2, 0.8]`: from the first to the last) or by a text in the

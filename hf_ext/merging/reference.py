@@ -1,4 +1,4 @@
-"""docs/merge_methods.md: every merge method with its options, from the functions that are registered."""
+"""The page of merge methods, which `make docs` writes: every merge method with its options, from the functions that are registered."""
 
 import inspect
 
@@ -6,8 +6,7 @@ from .methods import METHODS, Method
 
 _HEAD = """# Merge methods
 
-`hf-ext merge --method NAME`, or `method: NAME` in YAML. This page is written by
-`python -m hf_ext.merging.reference > docs/merge_methods.md`.
+`hf-ext merge --method NAME`, or `method: NAME` in YAML.
 
 An option is one number, `weight: 0.3`; or by layer, `weight: [0.2, 0.8]`, from the first layer to the last with the
 values between them (outside of layers it is the first); or by a text in the names of tensors, the first that fits,
@@ -32,7 +31,7 @@ Methods of whole tensors hold one tensor of every model in memory at a time; the
 
 
 def write_reference() -> str:
-    """The text of docs/merge_methods.md."""
+    """Markdown of the page `merge_methods` of the site."""
     return "\n".join([_HEAD, *(_describe(method) for method in METHODS.values())])
 
 
@@ -53,7 +52,3 @@ def _describe(method: Method) -> str:
         )
         lines.append(f"| `{name}` | `{default}` | {option.allowed_values}{each} | {option.help} |")
     return "\n".join([*lines, ""])
-
-
-if __name__ == "__main__":
-    print(write_reference(), end="")  # noqa: T201

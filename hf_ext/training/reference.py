@@ -84,7 +84,7 @@ def show_fields(method: str | None) -> str:
 
 def write_reference() -> str:
     """The fields of all methods, and of recipes of tasks, as Markdown."""
-    lines = ["# Fields of a training's YAML file", "", "Written by `python -m hf_ext.training.reference`.", ""]
+    lines = ["# Fields of a training's YAML file", ""]
     sections = list(list_sections(None).values())
     for method in TASKS:
         sections += list(list_sections(method).values())[len(list_sections(None)) :]
@@ -104,7 +104,3 @@ def write_reference() -> str:
             lines.append(f"- **{', '.join(entry.names)}** ({entry.kind}): {meaning}")
         lines.append("")
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    print(write_reference(), end="")  # noqa: T201

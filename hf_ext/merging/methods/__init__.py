@@ -7,7 +7,7 @@
 Its keyword-only arguments are its options: `Annotated[float, Option(...)]`, `Annotated[bool, Option(...)]` or
 `Annotated[Literal[...], Option(...)]` with a default; `Annotated[list[float], Option(..., default=1.0)]` has a value
 for each task. YAML keys, options of the command line with their help, checks, card and report follow from that, and
-docs/merge_methods.md: `python -m hf_ext.merging.reference > docs/merge_methods.md`. A new file in this folder is found
+the page of merge methods that `make docs` writes. A new file in this folder is found
 by itself; so is a function elsewhere that is imported before a merge.
 
 The help of the command line imports these files, so none of them imports torch or numpy before it is called.
