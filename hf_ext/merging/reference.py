@@ -1,4 +1,4 @@
-"""The page of merge methods, which `make docs` writes: every merge method with its options, from the functions that are registered."""
+"""The site's page of merge methods, from the functions that are registered."""
 
 import inspect
 
