@@ -99,7 +99,7 @@ def _stream(model: MRConvForTokenClassification, series: torch.Tensor) -> Iterat
         return
     cache = MRConvCache(model.config)
     for part in series.split(_ROWS, 1):
-        yield model(input_values=part, past_key_values=cache).logits.float()
+        yield model(input_values=part, cache=cache).logits.float()
 
 
 def _name_classes(model: PreTrainedModel, shares: np.ndarray) -> pd.DataFrame:

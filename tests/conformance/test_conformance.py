@@ -29,6 +29,8 @@ EXPLAINED = re.compile(
             r".*(not support attentions|not (support output_|output )attentions|does not support SDPA).*",
             r"This model does not support setting its attention dynamically",
             r"Parts of this model don't support sdpa|This model is not composite",
+            # From transformers 5.24 on: its test of the cache's earlier name asks for its own classes of caches.
+            r"Do not take a cache as input to forward|Not returning cache or non standard Cache",
             # What the classes do not declare: parallel plans, float32 modules, conversions of older checkpoints.
             r"Model does not have a TP plan\.|No conversion found for .*|.*_keep_in_fp32_modules.*|No subconfigs .*",
             # Image processing without torchvision, without resizing, by one backend.

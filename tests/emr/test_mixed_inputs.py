@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from transformers import (
     T5ForConditionalGeneration,
     Wav2Vec2ForCTC,
 )
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from hf_ext.emr import EMRModel, mixed
 from hf_ext.emr.losses import count_targets
@@ -28,6 +30,8 @@ from tests.emr.test_mixed import BERT, DIFFERENT, GPT2, SAME, TASKS, make_family
 
 T5 = T5Config(vocab_size=30, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, decoder_start_token_id=0)
 NUMBER = torch.Generator().manual_seed(1)
+# `past_key_values` up to transformers 5.23, which warns of that name since then, and takes `cache`.
+CACHE = fields(CausalLMOutputWithPast)[2].name
 CLASSES = torch.tensor([0, 1, 1, 2, 0, 1])
 TOKEN_CLASSES = torch.randint(0, 2, (6, 6), generator=NUMBER)
 TOKEN_CLASSES[0, 4:] = TOKEN_CLASSES[3, 3:] = -100
@@ -135,8 +139,8 @@ def steps(run: Any, tokens: torch.Tensor, key: str, **given: torch.Tensor) -> li
     found, cache = [], None
     for start, stop in ((0, 2), (2, 3), (3, 4), (4, 5), (5, 7)):
         mask = given if key == "decoder_input_ids" else {"attention_mask": given["attention_mask"][:, :stop]}
-        output = run(**{key: tokens[:, start:stop]}, **mask, past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
+        output = run(**{key: tokens[:, start:stop], CACHE: cache}, **mask, use_cache=True)
+        cache = output[CACHE]
         assert cache.get_seq_length() == stop
         found.append(output.logits)
     return found
@@ -174,8 +178,8 @@ def test_a_cache_that_cannot_be_divided_is_refused(gpt2: EMRModel):
 
 def test_a_cache_is_as_before_after_an_error(gpt2: EMRModel, monkeypatch: pytest.MonkeyPatch):
     tokens, cache = text()["input_ids"], DynamicCache(config=gpt2.config)
-    gpt2(input_ids=tokens[:, :3], past_key_values=cache, task_ids=TASKS)
-    expected = gpt2(input_ids=tokens[:, 3:4], past_key_values=copy.deepcopy(cache), task_ids=TASKS).logits
+    gpt2(input_ids=tokens[:, :3], task_ids=TASKS, **{CACHE: cache})
+    expected = gpt2(input_ids=tokens[:, 3:4], task_ids=TASKS, **{CACHE: copy.deepcopy(cache)}).logits
     run = mixed.TaskLayers.run
 
     def fail(self: Any, kind: str, layer: Any, *rest: Any) -> Any:
@@ -185,7 +189,7 @@ def test_a_cache_is_as_before_after_an_error(gpt2: EMRModel, monkeypatch: pytest
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(mixed.TaskLayers, "run", fail)
-        gpt2(input_ids=tokens[:, 3:4], past_key_values=cache, task_ids=TASKS)
+        gpt2(input_ids=tokens[:, 3:4], task_ids=TASKS, **{CACHE: cache})
     assert cache.get_seq_length() == 3
-    found = gpt2(input_ids=tokens[:, 3:4], past_key_values=cache, task_ids=TASKS).logits
+    found = gpt2(input_ids=tokens[:, 3:4], task_ids=TASKS, **{CACHE: cache}).logits
     torch.testing.assert_close(found, expected)
