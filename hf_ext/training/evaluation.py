@@ -8,9 +8,9 @@ from typing import Any
 import datasets
 import torch
 from accelerate import Accelerator, PartialState
-from tqdm import tqdm
 
 from ..files import write_json
+from ..progress import progress
 from ..ranks import Ranks
 from .arguments import DataSource
 from .loader_processes import read_batches
@@ -58,7 +58,7 @@ def evaluate(
     scores: list[tuple[int, dict[str, float]]] = []
     with torch.no_grad():
         batches = list(share_batches(len(data), batch_size or task.eval_batch_size, ranks.index, ranks.count))
-        bar = tqdm(batches, "evaluating", leave=False, disable=ranks.index > 0)
+        bar = progress(batches, "evaluating", leave=False, shown=ranks.index == 0)
         read = read_batches(data, [indices for indices, _ in batches], num_workers)
         for (indices, is_repeat), examples in zip(bar, read, strict=True):
             rows = task.evaluate_batch(model, examples, indices)
