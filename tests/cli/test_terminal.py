@@ -68,7 +68,9 @@ def odd_files(tmp_path, monkeypatch, offline):
     monkeypatch.chdir(tmp_path)
     for ending in ("", ".png", ".wav", ".csv", ".onnx"):
         Path(f"{NAME}{ending}").write_bytes(b"nothing")
-    Path(f"{NAME}.yaml").write_text(json.dumps({"method": NAME, "output_dir": "run"}))
+    Path(f"{NAME}.yaml").write_text(
+        json.dumps({"method": NAME, "output_dir": "run", "data": {"train": {"path": "./x"}}})
+    )
     Path(f"merge{NAME}.yaml").write_text(json.dumps({"base": NAME, "tasks": {"a": NAME}}))
     Path(f"folder{NAME}").mkdir()
     Path(f"folder{NAME}", "config.json").write_text(json.dumps({"model_type": NAME, "architectures": [NAME]}))
