@@ -18,15 +18,15 @@ def _wants_models() -> bool:
 
     Two thirds of the time of an import go into transformers, which registration needs. HF_EXT_REGISTER_MODELS=0 leaves
     it out, for a Hub or a merge; each name above still imports what it needs, and a method is registered when its task
-    is imported. `python -m hf_ext.training` cannot set it in time: Python imports this package, to find the program,
-    before any line of the program runs. While it looks, it has put "-m" in place of the program's path, and only then;
-    what follows "-m" on the command line is the module that is being looked for.
+    is imported. `python -m hf_ext` and `python -m hf_ext.training` cannot set it in time: Python imports this package,
+    to find the program, before any line of the program runs. While it looks, it has put "-m" in place of the program's
+    path, and only then; what follows "-m" on the command line is the module that is being looked for.
     """
     if os.environ.get("HF_EXT_REGISTER_MODELS", "1") == "0":
         return False
     words = sys.orig_argv
     looks_for = words[words.index("-m") + 1 :][:1] if sys.argv[:1] == ["-m"] and "-m" in words else []
-    return looks_for != ["hf_ext.training"]
+    return looks_for not in (["hf_ext"], ["hf_ext.training"])
 
 
 if _wants_models():

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,6 @@ def dit() -> None:
     "--max-text-length", type=click.IntRange(min=1), default=77, show_default=True, help="Tokens of a caption."
 )
 @click.option("--device", help="cpu, cuda, cuda:1, ...; the GPU if there is one.")
-@click.option("--progress/--no-progress", default=True, help="Show a bar.")
 def precompute(
     data: str,
     out: Path,
@@ -58,7 +58,6 @@ def precompute(
     centre: bool,
     text_column: tuple[str, ...],
     device: str | None,
-    progress: bool,
     **settings: Any,
 ) -> None:
     """Encode the pictures of DATA, a folder, file or Hub id, into the new folder OUT of parquet files.
@@ -87,7 +86,7 @@ def precompute(
     settings["crops"] = {"random": not centre, "flip": flip, "local_prob": local_prob, "local_size": local_size}
     # One bar is enough: those of every shard would tear it.
     datasets.disable_progress_bars()
-    folder = encode(build(Precompute, settings, "precompute"), out, device, progress)
+    folder = encode(build(Precompute, settings, "precompute"), out, device)
     if Ranks().index == 0:
         click.echo(folder)
 
@@ -124,7 +123,6 @@ def precompute(
     help="Of the weights and the work.",
 )
 @click.option("--device", help="cpu, cuda, cuda:1, ...; the GPU if there is one.")
-@click.option("--progress/--no-progress", default=True, help="Show a bar.")
 def sample(
     source: str,
     out: Path,
@@ -147,7 +145,6 @@ def sample(
     batch_size: int | None,
     dtype: str,
     device: str | None,
-    progress: bool,
 ) -> None:
     """Draw pictures of MODEL, a folder or org/name[@revision], into one labelled grid.
 
@@ -162,6 +159,7 @@ def sample(
     from accelerate.utils.memory import should_reduce_batch_size
 
     from hf_ext.plots.grids import draw_grid, sample_rows, write_picture
+    from hf_ext.progress import progress
     from hf_ext.tasks.classifying import read_picture
 
     if out.suffix.lower() != ".png":
@@ -170,7 +168,7 @@ def sample(
     if strength is not None and image is None:
         raise click.UsageError("--strength says how much of --image is made anew: give --image too, or leave it out.")
     pipeline = load_pipeline(source, device, dtype)
-    pipeline.set_progress_bar_config(disable=not progress)
+    pipeline.progress_bar = partial(progress, unit=" steps")
     if scheduler is not None:
         pipeline.scheduler = _other_scheduler(pipeline.scheduler, scheduler)
     conditions, names = _conditions(pipeline, class_labels, prompts)

@@ -13,6 +13,7 @@ from .groups import Group
 from .library import import_undisturbed, import_without_models
 from .output import print_json, print_rows, print_table
 from .sources import Model, find_released
+from .terminal import is_quiet, note
 
 if TYPE_CHECKING:
     from hf_ext.merging.configuration import MergeConfig
@@ -169,7 +170,8 @@ def merge(
 
     def show(plan: Plan) -> None:
         if not as_json:
-            click.echo("\n".join(plan_lines(plan)))
+            if dry_run or not is_quiet():
+                click.echo("\n".join(plan_lines(plan)))
         elif dry_run:
             print_json({"plan": plan_values(plan)})
 
@@ -183,6 +185,8 @@ def merge(
     result = merge_checkpoints(config, target, endpoint=endpoint, overwrite=overwrite, progress=speaks, show=show)
     if speaks and as_json:
         print_json({"path": str(result.path), "report": result.report})
+    elif speaks and is_quiet():
+        click.echo(result.path)
     elif speaks:
         show_report(result.path, result.report)
 
@@ -253,7 +257,7 @@ def show_report(path: Path, report: dict[str, Any]) -> None:
 def show_warnings(found: Mapping[str, Any]) -> None:
     """What to look at, a line each."""
     for text in found["warnings"]:
-        click.echo(f"warning: {text}")
+        note(f"warning: {text}")
 
 
 def show_result(result: dict[str, Any], as_json: bool) -> None:

@@ -5,9 +5,15 @@ from collections.abc import Iterator
 
 import click
 
+from .terminal import add_loudness
+
 
 class Group(click.Group):
-    """A group that names the command that was meant, in whatever group it is."""
+    """A group that names the command that was meant, in whatever group it is; its commands have -q and -v."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        command = super().get_command(ctx, cmd_name)
+        return command if command is None or isinstance(command, click.Group) else add_loudness(command)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from .library import import_without_models
+from .terminal import note
 
 
 @click.command()
@@ -52,8 +53,9 @@ def init(method: str, folder: Path, data: str | None) -> None:
         survey = PLACEHOLDERS[method] if data is None else look_at(data)
         text = write_recipe(method, folder, survey, torch.cuda.is_available())
         following = ["hf-ext", *(["train"] if data else ["data", "check"]), str(file)]
-        click.echo(survey.about if data else "no data named: placeholders are written")
+        note(survey.about if data else "no data named: placeholders are written")
     folder.mkdir(parents=True, exist_ok=True)
     with whole_file(file, "w", encoding="utf-8") as written:
         written.write(text)
-    click.echo(f"{file}\nnext: {shlex.join(following)}")
+    click.echo(file)
+    note(f"next: {shlex.join(following)}")

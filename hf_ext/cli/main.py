@@ -5,13 +5,14 @@ neither hf_ext nor torch nor transformers.
 """
 
 import importlib
-import os
+import traceback
 from typing import Any
 
 import click
 
 from .errors import classify
 from .groups import Group
+from .terminal import add_loudness, guarded_streams, is_verbose, kept_settings
 
 # Heading of the help: command: the module of this package that defines a function of that name.
 COMMANDS = {
@@ -53,7 +54,7 @@ class Commands(Group):
         if cmd_name not in MODULES:
             return None
         command: click.Command = getattr(importlib.import_module(f".{MODULES[cmd_name]}", __package__), cmd_name)
-        return command
+        return command if isinstance(command, click.Group) else add_loudness(command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = formatter.width - max(map(len, MODULES)) - 6
@@ -62,11 +63,11 @@ class Commands(Group):
             with formatter.section(heading):
                 formatter.write_dl([(name, one.get_short_help_str(width)) for name, one in found.items() if one])
 
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        with guarded_streams(), kept_settings():
+            return super().main(*arguments, **options)
+
     def invoke(self, ctx: click.Context) -> Any:
-        if ctx.params["debug"]:
-            # The training loop, which runs in other processes too, asks for it there.
-            os.environ["HF_EXT_DEBUG"] = "1"
-            return super().invoke(ctx)
         try:
             return super().invoke(ctx)
         # Click's own errors carry their exit code; a closed pipe (`hf-ext info x | head`) is no error of ours.
@@ -76,15 +77,15 @@ class Commands(Group):
             shown = classify(error)
             if shown is None:
                 raise
+            if is_verbose():
+                click.echo(traceback.format_exc(), err=True)
             raise shown from error
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--debug", is_flag=True, envvar="HF_EXT_DEBUG", help="Show the traceback of an error (or HF_EXT_DEBUG=1)."
-)
+# With `color` click leaves escapes in what it prints, which our streams show; it would cut them out in a pipe.
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "color": True})
 @click.version_option(package_name="hf-ext", prog_name="hf-ext")
-def main(debug: bool) -> None:
+def main() -> None:
     """NeurIPS 2024 methods as Hugging Face plugins: use, train, evaluate, merge and publish their models.
 
     \b
@@ -95,6 +96,8 @@ def main(debug: bool) -> None:
       hf-ext merge --base org/base --task a=org/a --task b=org/b --out merged
       hf-ext push runs/denoise/snapshot org/name --private
       hf-ext COMMAND --help
+
+    Every command takes -q (errors and results only) and -v (more, and the traceback of an error).
 
     \b
     Exit codes: 0 done; 1 tried and failed (disk, network, refused by the Hub, interrupted);

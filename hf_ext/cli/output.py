@@ -1,5 +1,6 @@
 """What commands print: a JSON document for a program, plain lines for a pipe, tables on a terminal."""
 
+import codecs
 import json
 import math
 import sys
@@ -7,6 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+
+from .terminal import escape
 
 
 def finite(value: Any) -> Any:
@@ -22,7 +25,9 @@ def finite(value: Any) -> Any:
 
 def print_json(value: Any) -> None:
     """Prints one JSON document on standard output."""
-    click.echo(json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False))
+    # JSON has escapes of its own for letters that an encoding lacks.
+    escapes = codecs.lookup(sys.stdout.encoding or "utf-8").name != "utf-8"
+    click.echo(json.dumps(finite(value), indent=2, ensure_ascii=escapes, allow_nan=False))
 
 
 def print_rows(rows: list[tuple[str, Any]], to_stderr: bool = False, title: str | None = None) -> None:
@@ -37,12 +42,12 @@ def print_rows(rows: list[tuple[str, Any]], to_stderr: bool = False, title: str 
     from rich.text import Text
 
     table = Table(
-        title=Text(title) if title else None, title_justify="left", show_header=False, box=None, pad_edge=False
+        title=Text(escape(title)) if title else None, title_justify="left", show_header=False, box=None, pad_edge=False
     )
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(Text(name), Text(str(value)))
+        table.add_row(Text(escape(name)), Text(escape(str(value))))
     terminal.print(table)
 
 
@@ -65,15 +70,17 @@ def print_table(
     parts = fit_columns(header, rows, names, terminal.width)
     for number, columns in enumerate(parts):
         table = Table(
-            title=Text(title) if title and number == 0 else None,
+            title=Text(escape(title)) if title and number == 0 else None,
             title_justify="left",
-            caption=Text(legend) if legend and number == len(parts) - 1 else None,
+            caption=Text(escape(legend)) if legend and number == len(parts) - 1 else None,
             caption_justify="left",
         )
         for column in columns:
-            table.add_column(Text(header[column]), justify="left" if column < names else "right", overflow="fold")
+            table.add_column(
+                Text(escape(header[column])), justify="left" if column < names else "right", overflow="fold"
+            )
         for row in rows:
-            table.add_row(*(Text(row[column]) for column in columns))
+            table.add_row(*(Text(escape(row[column])) for column in columns))
         terminal.print(table)
 
 
@@ -111,7 +118,8 @@ def find_terminal(to_stderr: bool = False) -> Any:
         return None
     from rich.console import Console
 
-    return Console(file=stream, highlight=False)
+    # Its styles are ours; every text that it gets is escaped here.
+    return Console(file=getattr(stream, "within", stream), highlight=False)
 
 
 def task_table(result: dict[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

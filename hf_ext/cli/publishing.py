@@ -9,6 +9,7 @@ import click
 from .information import read_card, read_results
 from .output import print_json, print_rows
 from .sources import ModelFolder
+from .terminal import is_quiet
 
 if TYPE_CHECKING:
     from hf_ext.hub.published_files import Listing
@@ -53,7 +54,8 @@ def push(folder: Path, repo_id: str, check: bool, dry_run: bool, as_json: bool, 
 
         def announce(listing: "Listing") -> None:
             announced.append(listing)
-            print_listing(listing, to_stderr=as_json)
+            if not is_quiet():
+                print_listing(listing, to_stderr=as_json)
 
         # The options are called as the function's arguments.
         commit = run(folder, repo_id, check=check, announce=announce, **options)

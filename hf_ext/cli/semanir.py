@@ -1,7 +1,6 @@
 """hf-ext restore and hf-ext semanir: pictures through SemanIR models."""
 
 import math
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from .errors import Failed, Unusable, loads
 from .groups import Group
 from .library import import_without_models
 from .sources import Model
+from .terminal import is_quiet
 
 FORMATS = ("png", "jpg", "webp", "tif", "gif")
 
@@ -158,7 +158,7 @@ def restore(
     if plan.skipped:
         parts.append(f"{len(plan.skipped)} skipped, which need a library")
     if folder is not None:
-        click.echo("; ".join(parts))
+        click.echo(out if is_quiet() else "; ".join(parts))
     if failed:
         raise Failed(f"{failed} of {len(plan.jobs) + len(plan.refused)} could not be restored.")
 
@@ -210,19 +210,18 @@ def _restore(
 
 
 class _Bar:
-    """Megapixels done, on a terminal; messages above it. Of several processes the first has one."""
+    """Megapixels done, with messages above them. Of several processes the first has one."""
 
     def __init__(self, jobs: list[Any], ranks: Any):
-        from tqdm import tqdm
-
+        from hf_ext.progress import progress
         from hf_ext.restoration.jobs import megapixels_of
 
-        # On standard error, and only where somebody watches: to know the sizes, all files are opened.
-        hidden = ranks.index > 0 or not sys.stderr.isatty()
+        # To know the sizes, all files are opened.
+        shown = ranks.index == 0 and not is_quiet()
         # The other processes are as fast as this one.
         self.count = ranks.count
-        total = 0.0 if hidden else self.count * sum(map(megapixels_of, ranks.share(jobs)))
-        self.bar = tqdm(total=round(total, 6), unit="MP", disable=hidden, bar_format=_FORMAT, smoothing=0.1)
+        total = self.count * sum(map(megapixels_of, ranks.share(jobs))) if shown else 0.0
+        self.bar = progress(total=round(total, 6), unit="MP", shown=shown, bar_format=_FORMAT, smoothing=0.1)
 
     def __enter__(self) -> "_Bar":
         return self

@@ -9,6 +9,7 @@ import click
 
 from .groups import Group
 from .library import import_without_models
+from .terminal import note
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -74,8 +75,8 @@ def serve(root: Path, **options: Any) -> None:
     from hf_ext.embedded_hub.server import EmbeddedHub
 
     def announce(server: EmbeddedHub) -> None:
-        click.echo(f"Serving {root} at {server.url}; Ctrl-C stops it. Set this for clients:")
-        click.echo(f"  export HF_ENDPOINT={options['public_url'] or server.url} HF_HUB_DISABLE_XET=1")
+        note(f"Serving {root} at {server.url}; Ctrl-C stops it. Set this for clients:")
+        note(f"  export HF_ENDPOINT={options['public_url'] or server.url} HF_HUB_DISABLE_XET=1")
 
     # A service manager stops a process with SIGTERM: let requests end, as after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

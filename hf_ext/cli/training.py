@@ -124,12 +124,11 @@ def data() -> None:
 
 
 @data.command(name="check", context_settings={"allow_interspersed_args": False})
-@click.option("--progress/--no-progress", default=True, help="Show a bar.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
 @click.argument("config", metavar="FILE.yaml", type=CONFIG_FILE)
 @click.argument("overrides", metavar="[--field VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
-def check(context: click.Context, config: Path, overrides: tuple[str, ...], progress: bool, as_json: bool) -> None:
+def check(context: click.Context, config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Read all data of FILE.yaml once, decode and prepare every example, and tell which cannot be used.
 
     Values after the file replace those in it, as for `hf-ext train`. Nothing is written. Exit code 1 where training
@@ -151,7 +150,7 @@ def check(context: click.Context, config: Path, overrides: tuple[str, ...], prog
 
     # One bar is enough.
     datasets.disable_progress_bars()
-    found = check_data(build_task(arguments), arguments, progress)
+    found = check_data(build_task(arguments), arguments)
     if as_json:
         print_json(found)
     else:

@@ -18,9 +18,9 @@ from accelerate import Accelerator
 from torch import nn
 from torch.func import functional_call
 from torch.utils.data import default_collate
-from tqdm import trange
 
 from ..files import whole_file
+from ..progress import progress
 from .configuration import MergeConfig, load_config
 from .measuring import name_as_saved
 from .plan import Plan, make_plan
@@ -138,7 +138,7 @@ def learn_weights(
         merge = WeightedMerge(plan, models).place(accelerator.device)
     batches = [draw_batches(*parts[name], batch_size, accelerator.process_index) for name in config.tasks]
     model, optimizer = accelerator.prepare(merge, torch.optim.Adam(merge.parameters(), lr=learning_rate))
-    for step in trange(steps, desc="learning", leave=False, disable=None if accelerator.is_main_process else True):
+    for step in progress(range(steps), "learning", leave=False, shown=accelerator.is_main_process):
         given = [{name: values.to(accelerator.device) for name, values in next(part).items()} for part in batches]
         entropy = model(given)
         accelerator.backward(entropy)

@@ -14,12 +14,12 @@ from accelerate.utils import send_to_device
 from safetensors.torch import save
 from torch import nn
 from torch.utils.data import default_collate
-from tqdm import tqdm
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.pytorch_utils import Conv1D
 
 from ..files import whole_file
+from ..progress import progress
 from ..ranks import Ranks
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def save_statistics(
         raise ValueError(f"{source} is an adapter; statistics are of full weights: merge it into its base first.")
     model = build_model(task, {}, pinned).to(Ranks().own_device())
     samples = read_samples(task, data, examples)
-    found, count = measure(task, model, tqdm(samples, "measuring", total=examples, leave=False, disable=None), kind)
+    found, count = measure(task, model, progress(samples, "measuring", total=examples, leave=False), kind)
     conv = {f"{name}.weight": module.weight for name, module in model.named_modules() if isinstance(module, Conv1D)}
     found, transposed = name_as_saved(model, found), [*name_as_saved(model, conv)]
     metadata = {"kind": kind, "examples": str(count), "inputs_first": json.dumps(transposed if kind == "gram" else [])}

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from ..files import read_json, remove_leftovers, replace_folder, sync, write_json
 from ..hub.system_calls import count_cores
+from ..progress import progress
 from ..ranks import Ranks
 from .configuration import MergeConfig, load_config
 from .engine import Engine, NotFiniteError, Unit, add_up, make_units
@@ -186,9 +186,7 @@ class _Run:
         lock = threading.Lock()
         with (
             _flush_beside(self.outputs, self.journal),
-            tqdm(
-                total=total, initial=total - left, unit="B", unit_scale=True, disable=None if self.progress else True
-            ) as bar,
+            progress(total=total, initial=total - left, unit="B", unit_scale=True, shown=self.progress) as bar,
         ):
 
             def done(number: int, sums: np.ndarray) -> None:

@@ -19,10 +19,10 @@ import torch
 from diffusers import ModelMixin
 from huggingface_hub.dataclasses import strict
 from PIL import Image
-from tqdm import tqdm
 
 from hf_ext.files import read_json, remove_leftovers, whole_file, write_json
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
+from hf_ext.progress import progress
 from hf_ext.ranks import Ranks
 from hf_ext.settings import build
 from hf_ext.training.arguments import DataSource
@@ -95,7 +95,7 @@ class Precompute:
             raise ValueError("seed must be 0 or more, and data.streaming false: rows are found by their number.")
 
 
-def precompute(settings: Precompute, out: str | Path, device: str | None = None, progress: bool = True) -> Path:
+def precompute(settings: Precompute, out: str | Path, device: str | None = None) -> Path:
     """
     Encodes a data set into a folder of parquet files that the training and `datasets.load_dataset` read. Processes of
     `accelerate launch` share the work.
@@ -105,7 +105,6 @@ def precompute(settings: Precompute, out: str | Path, device: str | None = None,
         out (`str` or `Path`): The folder; it appears when it is complete. Until then the work lies in `OUT.partial`,
             from which the same call goes on.
         device (`str`, *optional*): Where to encode; the GPU if there is one.
-        progress (`bool`, defaults to `True`): Show a bar.
 
     Returns:
         `Path`: The folder.
@@ -121,8 +120,8 @@ def precompute(settings: Precompute, out: str | Path, device: str | None = None,
         work = _prepare(settings, out, partial, ranks.own_device(device))
     missing = ranks.ask_first(lambda: work.clear(partial))
     done = work.rows - sum(len(work.examples(part)) * len(views) for part, views in missing)
-    shown = progress and ranks.index == 0
-    with tqdm(total=work.rows, initial=done, unit=" images", disable=not shown, smoothing=0.05) as bar:
+    shown = ranks.index == 0
+    with progress(total=work.rows, initial=done, unit=" images", shown=shown, smoothing=0.05) as bar:
 
         def advance(count: int) -> None:
             # The other processes are as fast as this one.

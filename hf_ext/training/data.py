@@ -11,8 +11,7 @@ its state back.
 import contextlib
 import copy
 import os
-import re
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import datasets
@@ -32,7 +31,7 @@ from .bad_examples import (
     name_bad,
     read_example,
 )
-from .stopping import ignore_signals
+from .loader_processes import ignore_signals, read_all
 
 # (example, generator) → tensors of one training sample.
 Transform = Callable[[dict[str, Any], np.random.Generator], dict[str, Any]]
@@ -312,26 +311,6 @@ class TrainingLoader:
                 self.samples_read += self.batch_size
                 self.bad.add(bad, self.samples_read)
                 yield batch
-
-
-def read_all(loader: DataLoader) -> Generator[Any, None, None]:
-    """What a loader yields; an error in one of its processes is said as if it had happened here."""
-    try:
-        yield from loader
-    except (OSError, ValueError, TypeError) as error:
-        # From a loader process it comes with the traceback there as its text, of which the last line is ours.
-        if "in DataLoader worker process" not in str(error):
-            raise
-        kind, _, text = str(error).strip().splitlines()[-1].partition(": ")
-        # Its frames hold torch's iterator, which would keep the other loader processes alive.
-        raise (OSError if isinstance(error, OSError) else ValueError)(text or kind) from error.with_traceback(None)
-    except RuntimeError as error:
-        if not re.match(r"DataLoader worker .*(exited unexpectedly|is killed by signal)", str(error)):
-            raise
-        raise OSError(
-            f"a loader process died ({error}), most often because memory or shared memory ran out: use fewer than "
-            f"{loader.num_workers} data.num_workers, or smaller batches."
-        ) from error
 
 
 class _QuietLoader(DataLoader):

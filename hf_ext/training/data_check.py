@@ -4,8 +4,8 @@ from typing import Any
 
 import datasets
 import numpy as np
-from tqdm import tqdm
 
+from ..progress import progress
 from .arguments import TrainingArguments
 from .bad_examples import UNUSABLE, decode_row, describe_bad, find_row_file, name_bad
 from .models import build_model, pin_revision
@@ -13,14 +13,13 @@ from .sources import open_source
 from .task import Task
 
 
-def check_data(task: Task, arguments: TrainingArguments, progress: bool = True) -> list[dict[str, Any]]:
+def check_data(task: Task, arguments: TrainingArguments) -> list[dict[str, Any]]:
     """
     Reads, decodes and prepares every example of a run's training and evaluation data.
 
     Args:
         task ([`Task`]): Makes a training sample of each example; samples are not kept.
         arguments ([`TrainingArguments`]): The run.
-        progress (`bool`, defaults to `True`): Show a bar.
 
     Returns:
         `list[dict[str, Any]]`: For each data set its `section`, `path`, `split`, `examples`, `columns`, `bad` (as the
@@ -40,7 +39,7 @@ def check_data(task: Task, arguments: TrainingArguments, progress: bool = True) 
         stream = rows if isinstance(rows, datasets.IterableDataset) else rows.to_iterable_dataset()
         # Decoded one by one, as a picture that cannot be decoded would end the reading.
         features, raw = stream.features, stream if stream.features is None else stream.decode(False)
-        for row in tqdm(raw, section, total=total, disable=not progress):
+        for row in progress(raw, section, total=total):
             try:
                 task.training_sample(decode_row(features, row), np.random.default_rng(count))
             except UNUSABLE as error:

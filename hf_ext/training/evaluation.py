@@ -8,16 +8,13 @@ from typing import Any
 import datasets
 import torch
 from accelerate import Accelerator, PartialState
-from torch.utils.data import DataLoader, Dataset
-from tqdm import tqdm
 
 from ..files import write_json
+from ..progress import progress
 from ..ranks import Ranks
 from .arguments import DataSource
-from .bad_examples import read_example
-from .data import read_all
+from .loader_processes import read_batches
 from .provenance import published_name
-from .stopping import ignore_signals
 from .task import Task
 
 
@@ -61,7 +58,7 @@ def evaluate(
     scores: list[tuple[int, dict[str, float]]] = []
     with torch.no_grad():
         batches = list(share_batches(len(data), batch_size or task.eval_batch_size, ranks.index, ranks.count))
-        bar = tqdm(batches, "evaluating", leave=False, disable=ranks.index > 0)
+        bar = progress(batches, "evaluating", leave=False, shown=ranks.index == 0)
         read = read_batches(data, [indices for indices, _ in batches], num_workers)
         for (indices, is_repeat), examples in zip(bar, read, strict=True):
             rows = task.evaluate_batch(model, examples, indices)
@@ -70,34 +67,6 @@ def evaluate(
     model.train(was_training)
     gathered = sorted((score for part in ranks.gather(scores) for score in part), key=lambda item: item[0])
     return task.summarize([row for _, row in gathered])
-
-
-class _Examples(Dataset):
-    """Lists of examples by their numbers."""
-
-    def __init__(self, data: datasets.Dataset):
-        self.data = data
-
-    def __getitem__(self, indices: list[int]) -> list[dict[str, Any]]:
-        return [read_example(self.data, index) for index in indices]
-
-
-def read_batches(data: datasets.Dataset, batches: list[list[int]], num_workers: int) -> Iterator[list[dict[str, Any]]]:
-    """The examples of each batch, read and decoded by loader processes."""
-    loader: DataLoader = DataLoader(
-        _Examples(data),
-        batch_size=None,
-        sampler=batches,  # type: ignore[arg-type]
-        collate_fn=keep_as_is,
-        num_workers=min(num_workers, len(batches)),
-        worker_init_fn=ignore_signals,
-    )
-    return read_all(loader)
-
-
-def keep_as_is(examples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Examples stay pictures and texts: the task makes tensors of them."""
-    return examples
 
 
 def evaluate_sets(

@@ -3,12 +3,14 @@
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_ext_cli.errors import classify
 from hf_ext_cli.library import import_undisturbed
+from hf_ext_cli.terminal import guarded_streams, is_verbose
 
 from ..ranks import Ranks
 
@@ -157,6 +159,7 @@ def evaluate_checkpoint(
     return write_results(output if ranks.index == 0 else None, task, metrics, sources, revision)
 
 
+@guarded_streams()
 def main(
     argv: list[str] | None = None, make_task: Callable[[TrainingArguments], "Task"] | None = None, usage: str = USAGE
 ) -> int:
@@ -233,7 +236,9 @@ def _run(task: "Task", arguments: TrainingArguments) -> None:
 def _fail(error: Exception) -> int:
     """One clear line for what is no bug of ours; the traceback where it is one, or is asked for."""
     shown = classify(error)
-    if shown is None or os.environ.get("HF_EXT_DEBUG"):
+    if shown is None:
         raise error
-    sys.stderr.write(f"error: {shown.message.strip()}\n")
+    if is_verbose():
+        sys.stderr.write("".join(traceback.format_exception(error)))
+    sys.stderr.write(f"Error: {shown.message.strip()}\n")
     return shown.exit_code

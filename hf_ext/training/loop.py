@@ -30,6 +30,7 @@ from hf_ext.extras import check_installed
 from hf_ext.plots.curves import plot_curves
 
 from ..files import whole_folder, write_json
+from ..progress import is_quiet, progress
 from .arguments import TrainingArguments
 from .bad_examples import BadExamples
 from .callbacks import Callback, PushBest
@@ -482,15 +483,14 @@ class _Training:
             write_results(folder / "eval.json", self.task, self.metrics, self.eval_sources)
 
     def _bar(self) -> tqdm:
-        return tqdm(
+        return progress(
             total=self.arguments.max_steps * self._batch_size,
             initial=self.progress.samples,
             unit=" samples",
-            # A log file gets a line now and then, a terminal a moving bar.
-            mininterval=0.5 if sys.stderr.isatty() else 20.0,
-            disable=not self.accelerator.is_main_process,
+            mininterval=0.5,
+            shown=self.accelerator.is_main_process,
         )
 
     def _say(self, text: str) -> None:
-        if self.accelerator.is_main_process:
+        if self.accelerator.is_main_process and not is_quiet():
             tqdm.write(text, file=sys.stderr)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-# A laboratory's scheduler, a terminal that closes, Ctrl-C; SLURM's `--signal=USR1@120`. Windows has the first two.
-SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1") if hasattr(signal, name)]
+from .loader_processes import SIGNALS
+
 # What a process ends with that was stopped and has saved: "try again" in the list of BSD.
 EXIT_CODE = 75
 # What processes tell each other; a larger number outweighs a smaller one, and a signal is its number more than these.
@@ -19,12 +19,6 @@ _GO_ON, _SAVE, _DEADLINE = 0, 1, 2
 
 class RunStopped(KeyboardInterrupt):
     """A run ended before its last step, and goes on with the same command. The message is empty but in one process."""
-
-
-def ignore_signals(worker: int = 0) -> None:
-    """In a loader process: the training process alone decides when to end."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
 
 
 class Stopping:

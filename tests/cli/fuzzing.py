@@ -232,7 +232,7 @@ def write_samples(place: Path) -> Path:
     return place
 
 
-SAMPLE_PICTURES = "sample --class-labels 1 --count 1 --steps 2 --device cpu --no-progress"
+SAMPLE_PICTURES = "sample --class-labels 1 --count 1 --steps 2 --device cpu"
 # How often, what is changed, and the command; {x} is the folder of the changed copy, {all} that of all samples.
 COMMANDS: list[tuple[int, str, str]] = [
     (30, "snapshot", "info {x}"),

@@ -207,16 +207,6 @@ def test_an_expected_error_is_a_message_with_its_exit_code(error, exit_code):
     assert "Traceback" not in result.output
 
 
-@pytest.mark.parametrize("how", ["option", "variable"])
-def test_debug_lets_the_exception_through(monkeypatch, how):
-    monkeypatch.setenv("HF_EXT_DEBUG", "1" if how == "variable" else "0")
-    result = run(*(["--debug"] if how == "option" else []), "info", "/nowhere/at/all")
-    assert isinstance(result.exception, ValueError)
-    assert os.environ["HF_EXT_DEBUG"] == "1"
-    monkeypatch.setenv("HF_EXT_DEBUG", "0")
-    assert isinstance(run("info", "/nowhere/at/all").exception, SystemExit)
-
-
 @pytest.mark.parametrize("error", [ZeroDivisionError(), KeyError("x"), ModuleNotFoundError("no x", name="x")])
 def test_our_own_mistakes_keep_their_traceback(error):
     assert run_failing(error).exception is error

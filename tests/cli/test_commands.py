@@ -288,11 +288,11 @@ def test_what_training_refuses_ends_with_2(snapshot, configuration):
 def test_train_passes_everything_after_the_file_on(configuration):
     words = ["train", configuration, "--output_dir", "run", "--max_steps", "3"]
     result = run(*words, "--hello", "-1", code=2)
-    assert result.stderr.startswith("error: unknown key 'hello'.")
+    assert result.stderr.startswith("Error: unknown key 'hello'.")
     result = run(*words, "--seed", "-1", code=2)
     assert "seed must be 0 or more; got -1" in result.stderr
     result = run(*words, "--data.train.path", "./x y", code=2)
-    assert result.stderr.startswith("error: no data at ./x y")
+    assert result.stderr.startswith("Error: no data at ./x y")
 
 
 def test_hub_serve_serves_until_it_is_told_to_stop(tmp_path):

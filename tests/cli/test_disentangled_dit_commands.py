@@ -49,7 +49,7 @@ def test_classes_are_drawn_into_one_grid(tmp_path):
         first = picture.convert("RGB")
     # Two rows of three pictures of 6 x 10 pixels, each pixel enlarged 7 times.
     assert first.height == 2 * (42 + 2)
-    run(*words, "--class-labels", "1,brambling", "--out", tmp_path / "same.png", "--no-progress")
+    run(*words, "--class-labels", "1,brambling", "--out", tmp_path / "same.png")
     with Image.open(tmp_path / "same.png") as picture:
         np.testing.assert_allclose(np.asarray(picture.convert("RGB"), int), np.asarray(first, int), atol=1)
     run(*words, "--class-labels", "1,4", "--out", tmp_path / "other.png", "--seed", 1)
@@ -121,7 +121,7 @@ def test_texts_and_posterior_are_written_as_asked(tmp_path):
     made.text_encoder.save_pretrained(tmp_path / "encoder")
     made.tokenizer.save_pretrained(tmp_path / "encoder")
     words = ["dit", "precompute", data, tmp_path / "out", "--vae", tmp_path / "vae", "--size", 8, "--posterior"]
-    words += ["--device", "cpu", "--no-progress", "--text-encoder", tmp_path / "encoder", "--max-text-length", 8]
+    words += ["--device", "cpu", "--text-encoder", tmp_path / "encoder", "--max-text-length", 8]
     run(*words, "--text-column", "text")
     rows = datasets.load_dataset(str(tmp_path / "out"), split="train")
     assert {"latent_spread", "text_states", "states_shape", "null_states"} < {*rows.column_names}

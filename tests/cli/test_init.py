@@ -81,7 +81,7 @@ def train(method: str, data: str, *words: str | Path) -> dict:
     assert f"hf-ext train {file}" in text and text.count("#") > 8
     recipe = yaml.safe_load(text)
     assert Path(recipe["data"]["train"]["path"]).exists()
-    run("data", "check", "--no-progress", file, "--data.num_workers", "0")
+    run("data", "check", file, "--data.num_workers", "0")
     run("train", file, *SHORT, *words)
     assert Path("mine/run/snapshot").is_dir()
     if "eval" in recipe["data"]:

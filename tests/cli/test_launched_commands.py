@@ -64,7 +64,7 @@ def restore_words(root: Path, out: str, *more: str) -> list[str]:
 
 
 def precompute_words(root: Path, out: str, *more: str) -> list[str]:
-    sizes = ["--size", "16", "--shard-size", "2", "--batch-size", "2", "--no-progress", "--views", "2", "--posterior"]
+    sizes = ["--size", "16", "--shard-size", "2", "--batch-size", "2", "--views", "2", "--posterior"]
     return ["dit", "precompute", str(root / "pictures"), str(root / out), "--vae", str(root / "vae"), *sizes, *more]
 
 

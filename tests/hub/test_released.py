@@ -100,7 +100,7 @@ def test_data_are_checked_for_a_run_that_begins_with_a_released_model(tmp_path):
     Image.new("RGB", (16, 16)).save(tmp_path / "photos" / "a.png")
     fields = {"method": "semanir", "init_from": "denoise-tiny", "data": {"train": {"path": "photos"}}}
     (tmp_path / "run.yaml").write_text(json.dumps(fields | {"task": {"patch_size": 8}}))
-    result = CliRunner().invoke(main, ["data", "check", "--no-progress", "run.yaml"])
+    result = CliRunner().invoke(main, ["data", "check", "run.yaml"])
     assert result.exit_code == 0 and "1 example" in result.stdout, result.output
 
 

@@ -53,7 +53,7 @@ def no_curves(monkeypatch):
 
 def encode(pictures, vae, out, **changes):
     values = {"data": {"path": str(pictures)}, "vae": str(vae), "image_size": 16, "shard_size": 4, "batch_size": 2}
-    return precompute(build(Precompute, {**values, **changes}, "precompute"), out, progress=False)
+    return precompute(build(Precompute, {**values, **changes}, "precompute"), out)
 
 
 def rows_of(folder):

@@ -46,7 +46,7 @@ def rows_of(folder):
 def test_rows_are_the_encoded_parts_with_their_controls(tmp_path, pictures, vae, monkeypatch):
     decoded, plain = [], module.read_example
     monkeypatch.setattr(module, "read_example", lambda data, number: decoded.append(number) or plain(data, number))
-    out = precompute(settings(pictures, vae, views=2), tmp_path / "out", progress=False)
+    out = precompute(settings(pictures, vae, views=2), tmp_path / "out")
     assert sorted(path.name for path in out.glob("*.parquet")) == [
         f"train-{shard:05d}-of-00004.parquet" for shard in range(4)
     ]
@@ -68,7 +68,7 @@ def test_rows_are_the_encoded_parts_with_their_controls(tmp_path, pictures, vae,
 
 def test_buckets_follow_the_pictures_and_batches_do_not_mix_them(tmp_path, pictures, vae):
     chosen = settings(pictures, vae, max_ratio=2.0, bucket_step=4)
-    out = precompute(chosen, tmp_path / "out", progress=False)
+    out = precompute(chosen, tmp_path / "out")
     rows = rows_of(out)
     for row, (height, width) in zip(rows, SIZES, strict=True):
         assert np.sign(row["target_size"][0] - row["target_size"][1]) == np.sign(height - width)
@@ -85,11 +85,11 @@ def test_buckets_follow_the_pictures_and_batches_do_not_mix_them(tmp_path, pictu
 
 
 def test_buckets_need_latents_that_are_not_streamed(tmp_path, pictures, vae):
-    out = precompute(settings(pictures, vae, max_ratio=2.0, bucket_step=4), tmp_path / "latents", progress=False)
+    out = precompute(settings(pictures, vae, max_ratio=2.0, bucket_step=4), tmp_path / "latents")
     task = {"image_size": 16, "vae": str(vae)}
     with pytest.raises(ValueError, match=r"in a stream, whose sizes cannot be kept apart; the model has \[8, 8\]"):
         run(make_arguments(tmp_path / "run", out, True, task=task))
-    one = precompute(settings(pictures, vae), tmp_path / "one", progress=False)
+    one = precompute(settings(pictures, vae), tmp_path / "one")
     run(make_arguments(tmp_path / "square", one, True, task=task))
     assert len(losses(tmp_path / "square")) == 2
 
@@ -108,7 +108,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("moment", ["in a shard", "before a rename"])
 def test_work_goes_on_after_a_kill_and_ends_with_the_same_files(tmp_path, pictures, vae, monkeypatch, moment):
-    whole = precompute(settings(pictures, vae), tmp_path / "whole", progress=False)
+    whole = precompute(settings(pictures, vae), tmp_path / "whole")
     calls = []
 
     def killing(function, after):
@@ -126,13 +126,13 @@ def test_work_goes_on_after_a_kill_and_ends_with_the_same_files(tmp_path, pictur
         else:
             patch.setattr(module.os, "replace", killing(module.os.replace, 2))
         with pytest.raises(Killed):
-            precompute(settings(pictures, vae), tmp_path / "killed", progress=False)
+            precompute(settings(pictures, vae), tmp_path / "killed")
     partial = tmp_path / "killed.partial"
     assert not (tmp_path / "killed").exists() and len([*partial.glob("*.parquet")]) == 1
     done = {path.name: path.stat().st_mtime_ns for path in partial.glob("*.parquet")}
     with pytest.raises(ValueError, match=r"unfinished work with other settings \(seed: 0 → 1\)"):
-        precompute(settings(pictures, vae, seed=1), tmp_path / "killed", progress=False)
-    out = precompute(settings(pictures, vae), tmp_path / "killed", progress=False)
+        precompute(settings(pictures, vae, seed=1), tmp_path / "killed")
+    out = precompute(settings(pictures, vae), tmp_path / "killed")
     assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in whole.iterdir())
     for path in whole.iterdir():
         if path.suffix != ".parquet":
@@ -160,17 +160,17 @@ def test_work_of_exchanged_pictures_does_not_go_on(tmp_path, pictures, vae, monk
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(module, "cut_view", kill_in_second_shard)
-        precompute(settings(pictures, vae), tmp_path / "out", progress=False)
+        precompute(settings(pictures, vae), tmp_path / "out")
     # As many pictures, of other sizes.
     (pictures / "train.parquet").unlink()
     pictures.rmdir()
     write_pictures(pictures, side_column=SIZES[::-1])
     with pytest.raises(ValueError, match=r"unfinished work of other data \(other contents in the rows .*be mixed"):
-        precompute(settings(pictures, vae), tmp_path / "out", progress=False)
+        precompute(settings(pictures, vae), tmp_path / "out")
     # What was begun before fingerprints were noted goes on.
     noted = tmp_path / "out.partial" / "precompute.json"
     write_json(noted, {name: value for name, value in read_json(noted).items() if name != "fingerprint"})
-    assert len(rows_of(precompute(settings(pictures, vae), tmp_path / "out", progress=False))) == 7
+    assert len(rows_of(precompute(settings(pictures, vae), tmp_path / "out"))) == 7
 
 
 def test_a_whole_pipeline_lends_its_autoencoder(tmp_path, pictures, vae):
@@ -182,13 +182,13 @@ def test_a_whole_pipeline_lends_its_autoencoder(tmp_path, pictures, vae):
 def test_what_does_not_fit_is_refused(tmp_path, pictures, vae):
     (tmp_path / "there").mkdir()
     with pytest.raises(ValueError, match="exists: name another folder"):
-        precompute(settings(pictures, vae), tmp_path / "there", progress=False)
+        precompute(settings(pictures, vae), tmp_path / "there")
     with pytest.raises(ValueError, match="15 x 15 pixels do not fit the autoencoder, which needs multiples of 2"):
-        precompute(settings(pictures, vae, image_size=15), tmp_path / "a", progress=False)
+        precompute(settings(pictures, vae, image_size=15), tmp_path / "a")
     with pytest.raises(ValueError, match="no column 'photo'; it has \\['image', 'label', 'text'\\]"):
-        precompute(settings(pictures, vae, image_column="photo"), tmp_path / "b", progress=False)
+        precompute(settings(pictures, vae, image_column="photo"), tmp_path / "b")
     with pytest.raises(ValueError, match="views must be at least 1"):
         settings(pictures, vae, views=0)
     with pytest.raises(ValueError, match="latents of 4 channels, the model takes 3"):
-        out = precompute(settings(pictures, vae), tmp_path / "c", progress=False)
+        out = precompute(settings(pictures, vae), tmp_path / "c")
         run(make_arguments(tmp_path / "run", out, task={"image_size": 16}, model=MODEL))

@@ -123,7 +123,7 @@ def prepare(name: str, folder: Path) -> tuple[Path, list[str]]:
         # The buckets of the recipe's own command.
         command = (RECIPES / f"{name}.yaml").read_text(encoding="utf-8")
         values |= {"max_ratio": 2.0, "bucket_step": 4} if "--max-ratio 2" in command else {}
-        data = precompute(build(Precompute, values), folder / "latents", progress=False)
+        data = precompute(build(Precompute, values), folder / "latents")
         more.append(f"--task.vae={vae['vae']}")
     if name in LARGER:
         half = {"image_size": 8, **LARGER[name], **vae, **texts}

@@ -130,7 +130,7 @@ def test_data_check_reads_everything_once_and_tells(tmp_path, broken, streaming)
             }
         )
     )
-    words = ["data", "check", "--no-progress", "--json", str(tmp_path / "run.yaml"), "--data.max_bad_examples", "0.2"]
+    words = ["data", "check", "--json", str(tmp_path / "run.yaml"), "--data.max_bad_examples", "0.2"]
     result = CliRunner().invoke(main, words)
     train, evaluation = json.loads(result.stdout)
     assert (train["section"], train["examples"], train["allowed"]) == ("data.train", 12, 2)

@@ -47,7 +47,7 @@ def fails(capsys, code, *words, make_task=make_task):
     assert main(list(words), make_task) == code
     error = capsys.readouterr().err
     assert "Traceback" not in error
-    return next(line for line in error.splitlines() if line.startswith("error: "))
+    return next(line for line in error.splitlines() if line.startswith("Error: "))
 
 
 def test_help_and_missing_words(capsys):
@@ -231,7 +231,7 @@ def test_a_full_disk_keeps_the_last_good_state(tmp_path, capsys, examples):
     assert main([config, "--max_steps", "2"], make_task) == 0
     with small_files(2000):
         message = fails(capsys, 1, config)
-    assert message.startswith("error: cannot write") and "the last good state is step 2" in message
+    assert message.startswith("Error: cannot write") and "the last good state is step 2" in message
     assert RunFolder(tmp_path / "run").saved_steps() == [2]
     forget_accelerate()
     assert main([config], make_task) == 0
@@ -277,7 +277,7 @@ def test_no_process_waits_for_one_that_failed(tmp_path, examples):
     config = write_config(tmp_path, {"train": {"path": str(examples)}}, method="semanir")
     text = launch_two("hf_ext.training", config, code=1)
     # Both processes know the reason; none is cut off in the middle of waiting.
-    assert text.count("error: ") == text.count("no args.json") == 2, text
+    assert text.count("Error: ") == text.count("no args.json") == 2, text
     assert "Connection" not in text
 
 

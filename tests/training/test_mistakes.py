@@ -44,7 +44,7 @@ def message(capsys, *words: str, code: int = 2) -> str:
     assert main(list(words), make_task) == code
     found = capsys.readouterr().err
     assert "Traceback" not in found
-    return found[found.index("error: ") :]
+    return found[found.index("Error: ") :]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def message(capsys, *words: str, code: int = 2) -> str:
 def test_a_wrong_value_of_a_semanir_model_is_said_and_leaves_no_folder(tmp_path, capsys, images, words, said):
     config = write_file(tmp_path, method="semanir", data={"train": {"path": str(images)}}, model=SEMANIR)
     found = message(capsys, config, *words)
-    assert found.startswith("error: bad value in section 'model': ") and said in found
+    assert found.startswith("Error: bad value in section 'model': ") and said in found
     assert not (tmp_path / "run").exists()
 
 
@@ -79,7 +79,7 @@ def test_a_wrong_value_of_an_mrconv_model_is_said_and_leaves_no_folder(tmp_path,
     data = {"train": {"path": str(tmp_path / "texts.jsonl")}}
     config = write_file(tmp_path, method="mrconv-text", data=data, model=TEXT, task={"max_length": 8, "num_labels": 2})
     found = message(capsys, config, *words)
-    assert found.startswith("error: bad value in section 'model': ") and said in found
+    assert found.startswith("Error: bad value in section 'model': ") and said in found
     assert not (tmp_path / "run").exists()
 
 

@@ -1,0 +1,226 @@
+"""What reaches the terminal: any encoding, no commands of others, and what -q and -v change."""
+
+import io
+import json
+import logging
+import os
+import re
+import sys
+import warnings
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from hf_ext_cli.main import MODULES, main
+from hf_ext_cli.output import print_rows, print_table
+from hf_ext_cli.terminal import escape, guarded_streams
+
+# A title, a colour, a place in the line, a C1 control and a mark that turns the direction of writing.
+NAME = "\x1b]0;title\x07\x1b[31m\r\x9b2J\u202egnp"
+SETTINGS = ("HF_EXT_QUIET", "HF_EXT_DEBUG", "TRANSFORMERS_VERBOSITY")
+ESCAPED = r"\u001b]0;title\u0007\u001b[31m\u000d\u009b2J\u202egnp"
+
+
+def run(*words, **options):
+    return CliRunner().invoke(main, [str(word) for word in words], **options)
+
+
+def bytes_of(monkeypatch, encoding, *words):
+    """What a command writes to a standard output of an encoding, as Python opens it: strict."""
+    raw = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding=encoding))
+    with pytest.raises(SystemExit) as ended:
+        main([*words])
+    sys.stdout.flush()
+    assert ended.value.code == 0
+    return raw.getvalue()
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1", "cp437", "cp949", "ascii", "utf-8", "utf-16"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["models"],
+        ["models", "--json"],
+        ["recipes"],
+        ["recipes", "--json"],
+        ["recipes", "semanir/denoise_color"],
+        ["train", "--help", "semanir/denoise_color"],
+        ["--help"],
+    ],
+    ids=" ".join,
+)
+def test_every_encoding_gets_all_that_is_said(monkeypatch, encoding, words):
+    found = bytes_of(monkeypatch, encoding, *words).decode(encoding)
+    expected = bytes_of(monkeypatch, "utf-8", *words).decode()
+    if "--json" in words:
+        assert json.loads(found) == json.loads(expected)
+    else:
+        assert found == expected.encode(encoding, "backslashreplace").decode(encoding)
+
+
+@pytest.fixture
+def odd_files(tmp_path, monkeypatch, offline):
+    """Files of such a name that are not what they should be, and one picture."""
+    monkeypatch.chdir(tmp_path)
+    for ending in ("", ".png", ".wav", ".csv", ".onnx"):
+        Path(f"{NAME}{ending}").write_bytes(b"nothing")
+    Path(f"{NAME}.yaml").write_text(
+        json.dumps({"method": NAME, "output_dir": "run", "data": {"train": {"path": "./x"}}})
+    )
+    Path(f"merge{NAME}.yaml").write_text(json.dumps({"base": NAME, "tasks": {"a": NAME}}))
+    Path(f"folder{NAME}").mkdir()
+    Path(f"folder{NAME}", "config.json").write_text(json.dumps({"model_type": NAME, "architectures": [NAME]}))
+    Path("run.yaml").write_text(
+        json.dumps({"method": "mrconv-text", "output_dir": "run", "data": {"train": {"path": f"./{NAME}"}}})
+    )
+    Image.new("RGB", (8, 8)).save("a.png")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such names there")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["info", "{}"],
+        ["info", "--json", "folder{}"],
+        ["info", "folder{}"],
+        ["info", "{}.wav"],
+        ["card", "folder{}"],
+        ["push", "folder{}", "org/name"],
+        ["restore", "denoise-color", "{}.png", "--out", "out"],
+        ["restore", "denoise-color", "a.png", "--out", "{}"],
+        ["restore", "folder{}", "a.png", "--out", "out"],
+        ["classify", "spoken-digits", "{}.wav"],
+        ["classify", "folder{}", "{}.wav"],
+        ["generate", "folder{}", "text"],
+        ["sample", "folder{}", "--class-labels", "1", "--out", "a.png"],
+        ["train", "{}.yaml"],
+        ["train", "run.yaml"],
+        ["evaluate", "folder{}", "--config", "{}.yaml"],
+        ["data", "check", "{}.yaml"],
+        ["merge", "merge{}.yaml", "out"],
+        ["merge", "--base", "{}", "--task", "a=folder{}", "--out", "out"],
+        ["init", "semanir", "out", "--data", "{}"],
+        ["init", "mrconv", "out", "--data", "{}.csv"],
+        ["recipes", "{}"],
+        ["recipes", "semanir/denoise_color", "--out", "new{}"],
+        ["export", "folder{}", "--onnx", "{}.onnx"],
+        ["semanir", "explain", "folder{}", "a.png", "b.png"],
+        ["mrconv", "plot", "folder{}", "b.png"],
+        ["emr", "verify", "folder{}"],
+        ["{}"],
+        ["emr", "{}"],
+    ],
+    ids=" ".join,
+)
+def test_no_name_commands_the_terminal(odd_files, words):
+    result = run(*(word.format(NAME) for word in words))
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    # Bars of libraries that other tests imported return to the beginning of their line.
+    assert not {*"\x1b\x07\x9b\u202e"} & {*result.output} and "31m\r" not in result.output
+    # Some are escaped by Python, as the text of a path in quotes.
+    assert re.search(r"(u00|x)1b", result.output)
+
+
+def test_a_name_reads_as_it_is_where_tables_have_styles(monkeypatch):
+    screen = io.StringIO()
+    screen.isatty = lambda: True
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TERM", "xterm")
+    with guarded_streams():
+        print_rows([("name", NAME)], title=NAME)
+        print_table(("name", NAME), [(NAME, "1")], title=NAME, legend=NAME)
+    written = screen.getvalue()
+    assert "\x1b[1m" in written and written.count(ESCAPED) >= 5
+    assert not {"\x1b]", "\x1b[31m", "\x07", "\u202e"} & {written[place : place + size] for size in (1, 2, 5)
+                                                         for place in range(len(written))}  # fmt: skip
+
+
+def test_json_stays_json(monkeypatch):
+    assert json.loads(escape(json.dumps({"a": NAME}, ensure_ascii=False))) == {"a": NAME}
+
+
+def test_bars_move_and_words_between_do_not():
+    stream = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stderr", stream)
+        with guarded_streams():
+            for text in ("\r 50%|", "\x1b[A\x1b[A", "\r", "\x1b[A and more", "a\tb\n"):
+                sys.stderr.write(text)
+    assert stream.getvalue() == "\r 50%|\x1b[A\x1b[A\r\\u001b[A and morea\tb\n"
+
+
+def test_streams_are_as_they_were():
+    before = sys.stdout, sys.stderr, sys.stdout.errors
+    with guarded_streams(), guarded_streams():
+        click.echo("a")
+    assert (sys.stdout, sys.stderr, sys.stdout.errors) == before
+
+
+def leaves(group, path=()):
+    """Every command, with its words."""
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(main), name)
+        yield from leaves(command, (*path, name)) if isinstance(command, click.Group) else [((*path, name), command)]
+
+
+def test_every_command_has_both_options():
+    found = dict(leaves(main))
+    assert len(found) > len(MODULES)
+    for path, command in found.items():
+        words = [word for option in command.params for word in option.opts]
+        assert all(words.count(word) == 1 for word in ("-q", "--quiet", "-v", "--verbose")), path
+        assert len(set(words)) == len(words), path
+
+
+@pytest.fixture
+def loudness(monkeypatch):
+    """A command that tells what it finds set."""
+    seen = {}
+
+    def look():
+        seen.update({name: os.environ.get(name) for name in SETTINGS})
+        seen["level"] = logging.getLogger("hf_ext").getEffectiveLevel()
+        warnings.warn("careful", stacklevel=1)
+        logging.getLogger("hf_ext.somewhere").info("a detail")
+        return []
+
+    monkeypatch.setattr("hf_ext.hub.released.list_released", look)
+    return seen
+
+
+@pytest.mark.filterwarnings("default::UserWarning")
+@pytest.mark.parametrize(
+    "words, quiet, verbose, verbosity",
+    [([], None, None, None), (["-q"], "1", None, "error"), (["-v"], None, "1", "info")],
+)
+def test_what_both_options_set_lasts_for_one_command(loudness, monkeypatch, words, quiet, verbose, verbosity):
+    for name in SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    before = dict(os.environ), logging.getLogger("hf_ext").level, list(logging.getLogger("hf_ext").handlers)
+    result = run("models", "--json", *words)
+    assert result.exit_code == 0 and json.loads(result.stdout) == []
+    assert loudness["HF_EXT_QUIET"] == quiet and loudness["HF_EXT_DEBUG"] == verbose
+    assert loudness["TRANSFORMERS_VERBOSITY"] == verbosity
+    assert ("a detail" in result.stderr) == (words == ["-v"])
+    after = dict(os.environ), logging.getLogger("hf_ext").level, list(logging.getLogger("hf_ext").handlers)
+    assert after == before
+
+
+def test_both_options_contradict_each_other():
+    assert run("models", "-q", "-v").exit_code == run("models", "--verbose", "--quiet").exit_code == 2
+
+
+def test_quiet_commands_print_results_only(tmp_path):
+    assert run("init", "semanir", tmp_path / "loud").stdout.count("\n") == 3
+    assert run("init", "semanir", tmp_path / "mine", "-q").stdout == f"{tmp_path / 'mine' / 'semanir.yaml'}\n"
+
+
+def test_verbose_errors_have_a_traceback_and_the_same_end():
+    result = run("info", "/nowhere/at/all", "-v")
+    assert result.exit_code == 2 and "Traceback" in result.stderr
+    assert result.stderr.splitlines()[-1] == run("info", "/nowhere/at/all").stderr.splitlines()[-1]

@@ -1,0 +1,91 @@
+"""Loader processes where each is a new interpreter, as on macOS and Windows: results, imports, signals."""
+
+import multiprocessing
+import os
+import signal
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hf_ext.tasks.restoration import SemanIRTask
+from hf_ext.tasks.series import SeriesRegressionTask
+from hf_ext.tasks.texts import TextTask
+from hf_ext.training import DataSource
+from hf_ext.training.evaluation import evaluate
+from hf_ext.training.loader_processes import SIGNALS, read_batches, start
+from hf_ext.training.sources import open_source
+
+from .worker_modules import list_modules
+
+TINY = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}
+SMALL = {"embed_dim": 8, "depths": [2], "num_heads": [2], "window_size": 4, "top_k": 8, "train_top_k": []}
+
+
+@pytest.fixture
+def spawn():
+    """Processes are new interpreters, not forks."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("spawn", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
+def text(folder):
+    (folder / "texts.csv").write_text("text,label\n" + "".join(f"word {index},{index % 2}\n" for index in range(5)))
+    task = TextTask(max_length=16, num_labels=2)
+    return task, task.build_model(TINY, None), open_source(DataSource(str(folder / "texts.csv")))
+
+
+def picture(folder):
+    for index, pixels in enumerate(np.random.default_rng(0).integers(256, size=(3, 20, 24, 3))):
+        Image.fromarray(np.uint8(pixels)).save(folder / f"{index}.png")
+    task = SemanIRTask({"kind": "gaussian_noise", "sigma": 25}, patch_size=8)
+    return task, task.build_model(SMALL, None), open_source(DataSource(str(folder)))
+
+
+def series(folder):
+    values = np.random.default_rng(0).normal(size=(5, 12))
+    data = datasets.Dataset.from_list([{"x": row.tolist(), "strength": float(row.std())} for row in values])
+    task = SeriesRegressionTask(columns=["x"], max_length=12, target_columns=["strength"])
+    task.read_data(data)
+    return task, task.build_model(TINY, None), data
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "kind, workers",
+    [
+        (series, 1),
+        pytest.param(series, 2, marks=SLOW),
+        *(pytest.param(kind, workers, marks=SLOW) for kind in (text, picture) for workers in (1, 2)),
+    ],
+)
+def test_an_evaluation_is_the_same_with_loader_processes(kind, workers, tmp_path, spawn):
+    torch.manual_seed(0)
+    task, model, data = kind(tmp_path)
+    alone, shared = (evaluate(task, model, data, batch_size=2, num_workers=count) for count in (0, workers))
+    assert alone == shared
+
+
+def test_a_loader_process_imports_what_a_dataset_needs(spawn):
+    data = datasets.Dataset.from_dict({"index": [0]}).with_transform(list_modules)
+    ((row,),) = read_batches(data, [[0]], 1)
+    assert not {"transformers", "accelerate", "diffusers", "peft", "hf_ext.mrconv"} & {*row["modules"]}
+    assert "hf_ext.training.loader_processes" in row["modules"] and "HF_EXT_REGISTER_MODELS" not in os.environ
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="Windows cannot hold signals back")
+def test_a_signal_to_the_group_does_not_end_a_loader_process_that_starts(spawn):
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    loader = torch.utils.data.DataLoader([1, 2], num_workers=1)
+    batches = start(loader, needs_models=True)
+    (worker,) = batches._workers
+    for number in SIGNALS:
+        os.kill(worker.pid, number)
+    assert [int(batch) for batch in batches] == [1, 2]
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
