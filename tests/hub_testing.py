@@ -158,9 +158,12 @@ def request_lfs_upload(url: str, repository_id: str, sha256: str, size: int) -> 
 
 
 def raw(url: str, data: bytes) -> bytes:
-    """Send bytes as they are and return all that the server says until it closes the connection."""
+    """
+    Send bytes as they are and return all that the server says until it closes the connection.
+
+    A connection is kept after a request that is whole: such a one asks for `Connection: close`.
+    """
     split = urlsplit(url)
     with socket.create_connection((split.hostname, split.port), timeout=30) as connection:
         connection.sendall(data)
-        connection.shutdown(socket.SHUT_WR)
         return b"".join(iter(lambda: connection.recv(65536), b""))

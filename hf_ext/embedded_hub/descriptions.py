@@ -10,6 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from hf_ext.hub.header_format import CheckpointError, header_length, parse_entries
+
 from .front_matter import read_front_matter
 from .objects import OWNER, Commit, Snapshot, hub_time
 from .repository import Repository
@@ -156,18 +158,15 @@ def count_parameters(snapshot: Snapshot, blobs: BlobStore) -> dict[str, int]:
 @lru_cache(maxsize=1024)
 def _parameters_of(path: Path) -> dict[str, int] | None:
     """Parameters in a safetensors file; None for what is none. A blob's name is its content, so one look is enough."""
-    # Imported when first needed: it takes longer than all else that the Hub starts with.
-    from hf_ext.hub.safetensors_headers import DTYPE_NAMES, CheckpointError, header_length, parse_header
-
     size = path.stat().st_size
     counts: Counter[str] = Counter()
     try:
         with path.open("rb") as file:
-            tensors, _ = parse_header(file.read(header_length(file.read(8), size, path.name)), size, path.name)
+            tensors, _ = parse_entries(file.read(header_length(file.read(8), size, path.name)), size, path.name)
     except CheckpointError:
         return None
     for tensor in tensors.values():
-        counts[DTYPE_NAMES[tensor.dtype]] += tensor.numbers
+        counts[tensor.dtype] += tensor.numbers
     return dict(counts)
 
 
