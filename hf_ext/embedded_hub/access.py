@@ -1,4 +1,4 @@
-"""Who may ask the embedded Hub for what: names of the server, origins of web pages, and the two tokens."""
+"""Rights on the embedded Hub: names of the server, origins of web pages, the two tokens, and tickets for uploads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TICKET_SECONDS = 6 * 3600
 
 
 class Access:
-    """Who may ask one server for what; without a token everybody for everything."""
+    """Rights on one server; without a token everybody may do everything."""
 
     def __init__(
         self, token: str | None, read_token: str | None, allowed_hosts: Iterable[str], public_url: str | None
@@ -66,7 +66,7 @@ class Access:
         return self.public_url or f"http://{sent[0]}"
 
     def permissions(self, headers: Headers) -> tuple[bool, bool]:
-        """Whether the client may read what is private, and write; a wrong token is an error."""
+        """Rights of a client: to read what is private, and to write. A wrong token is an error."""
         sent = headers.getlist("Authorization")
         if self.token is None:
             return True, True

@@ -21,7 +21,7 @@ _STRANGERS_CARD_CHARACTERS = 64 << 10
 
 
 def whoami(request: Request) -> Response:
-    """Who holds the token."""
+    """Name and role of a token."""
     if not request.may_read:
         raise HubError(401, "Invalid username or password.")
     role = "write" if request.may_write else "read"
@@ -127,8 +127,8 @@ def list_repositories(request: Request, kind: str) -> Response:
         owner = identifier.partition("/")[0]
         if identifier <= after or part not in identifier.lower() or author not in ("", owner):
             continue
-        repository = request.store.repository(kind, identifier)
-        if repository is None or (repository.private and not request.may_read):
+        repository = _see(request, kind, identifier)
+        if repository is None:
             continue
         if len(page) == limit:
             # There is one more than asked for.
@@ -174,8 +174,8 @@ def update_settings(request: Request, repository: Repository) -> Response:
 
 def find_repository(request: Request, kind: str, repository_id: str) -> Repository:
     """The repository, if it exists and the client may see it; the refusal is the same for both."""
-    repository = request.store.repository(kind, _full_id(repository_id))
-    if repository is None or (repository.private and not request.may_read):
+    repository = _see(request, kind, _full_id(repository_id))
+    if repository is None:
         raise HubError(404 if request.may_read else 401, f"Repository not found: {repository_id!r}", "RepoNotFound")
     return repository
 
@@ -183,10 +183,13 @@ def find_repository(request: Request, kind: str, repository_id: str) -> Reposito
 def find_moved(request: Request, kind: str, repository_id: str) -> str | None:
     """The new id of a repository that was moved, if the client may see it there."""
     moved = request.store.moved(kind, _full_id(repository_id))
-    repository = None if moved is None else request.store.repository(kind, moved)
-    if repository is None or (repository.private and not request.may_read):
-        return None
-    return moved
+    return moved if moved is not None and _see(request, kind, moved) else None
+
+
+def _see(request: Request, kind: str, repository_id: str) -> Repository | None:
+    """The repository, or None where there is none for this client."""
+    repository = request.store.repository(kind, repository_id)
+    return None if repository is None or (repository.private and not request.may_read) else repository
 
 
 def _full_id(repository_id: str) -> str:

@@ -1,4 +1,4 @@
-"""What the embedded Hub tells about repositories, as the Hub's JSON: files, cards, refs, commits, pull requests."""
+"""Descriptions of repositories in the Hub's JSON: files, cards, refs, commits, pull requests."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _TAGGED_FIELDS = {"license": "license:", "language": "", "datasets": "dataset:",
 
 
 def repository_url(repository: Repository, base_url: str = "") -> str:
-    """Where a browser would find a repository."""
+    """Address of a repository for a browser."""
     prefix = "" if repository.kind == "model" else f"{repository.kind}s/"
     return f"{base_url}/{prefix}{repository.id}"
 
 
 def repository_api_url(repository: Repository, base_url: str) -> str:
-    """Where the API endpoints of a repository are."""
+    """Address of a repository in the API."""
     return f"{base_url}/api/{repository.kind}s/{repository.id}"
 
 

@@ -71,7 +71,7 @@ def _send(request: Request, entry: Entry, span: range, status: int, headers: dic
     """An answer with some bytes of a stored file."""
     blobs = request.store.blobs
     if blobs.size(entry.sha256) != entry.size:
-        raise HubError(500, f"the stored content {entry.sha256} is damaged: run HubStore.verify")
+        raise HubError(500, f"the stored content {entry.sha256} is damaged: restore it from a copy of the folder")
     headers["Content-Length"] = str(len(span))
     if request.method == "HEAD":
         return Response(status_code=status, headers=headers)

@@ -1,4 +1,4 @@
-"""Which files of an upload a `.gitignore` leaves out: the patterns are `pathspec`'s, the order of search is git's."""
+"""Rules of a `.gitignore`, by which uploads leave out files: patterns by `pathspec`, searched in the order of git."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def _render(markdown: str, base: str) -> str:
 
 
 def _may_lead(url: str) -> bool:
-    """Whether a link leads where one may; markdown-it's own rule lets any scheme and pictures in data: through."""
+    """Tell if a link leads where one may; markdown-it's own rule lets any scheme and pictures in data: through."""
     try:
         return urlsplit(url).scheme in ("", "http", "https", "mailto")
     except ValueError:

@@ -37,7 +37,7 @@ _SHORT_COMMIT = re.compile(r"[0-9a-f]{7,39}")
 
 @dataclass(frozen=True)
 class Change:
-    """What a client asks to commit; `parent` is the commit that it believes to be the latest."""
+    """Content of a commit to be made; `parent` is the commit that it believes to be the latest."""
 
     title: str
     description: str
@@ -91,7 +91,7 @@ class Repository:
 
     @property
     def private(self) -> bool:
-        """Whether reading needs a token."""
+        """Reading needs a token."""
         return bool(self._state["private"])
 
     @property

@@ -23,7 +23,7 @@ _NO_XET = "this Hub has no Xet storage: set HF_HUB_DISABLE_XET=1 for the client"
 
 
 def repository_info(request: Request, repository: Repository, revision: str = "main") -> Response:
-    """What a repository holds at a revision."""
+    """Describe a repository at a revision."""
     commit = repository.resolve(revision)
     blobs = request.store.blobs
     return json_response(descriptions.describe_repository(repository, commit, blobs, request.flag("blobs")))

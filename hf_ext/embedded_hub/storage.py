@@ -109,7 +109,7 @@ class BlobStore:
         self.incoming = incoming
 
     def path(self, sha256: str) -> Path:
-        """Where the blob of that hash is, or would be."""
+        """Path of the blob of that hash, there or not."""
         return inside(self.folder, sha256[:2], sha256)
 
     def size(self, sha256: str) -> int | None:
@@ -152,16 +152,6 @@ class BlobStore:
     def batch(self) -> BlobBatch:
         """Store many small files, which become durable together."""
         return BlobBatch(self)
-
-    def fault(self, blob: Blob) -> str | None:
-        """What is wrong with a stored blob after reading all of it, or None."""
-        if self.size(blob.sha256) != blob.size:
-            return f"blob {blob.sha256} has {self.size(blob.sha256)} bytes, not {blob.size}"
-        digest = hashlib.sha256()
-        with self.open(blob.sha256) as file:
-            while chunk := file.read(CHUNK_BYTES):
-                digest.update(chunk)
-        return None if digest.hexdigest() == blob.sha256 else f"blob {blob.sha256} has other content"
 
 
 class BlobBatch:

@@ -15,7 +15,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -27,7 +27,7 @@ from .errors import HubError
 from .names import check_repository_id
 from .objects import Operation
 from .repository import Repository
-from .storage import BlobStore, git_oid, inside, make_directory, write_atomically
+from .storage import BlobStore, inside, make_directory, write_atomically
 
 KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
 _MARKER = "hub-format-1"
@@ -158,30 +158,6 @@ class HubStore:
         found = (self.repository(kind, identifier) for identifier in self.identifiers(kind))
         return [repository for repository in found if repository is not None]
 
-    def verify(self) -> list[str]:
-        """Read everything that a ref can reach and recompute every hash."""
-        repositories = [each for kind in KINDS for each in self.repositories(kind)]
-        return [fault for repository in repositories for fault in self._faults(repository)]
-
-    def _faults(self, repository: Repository) -> Iterator[str]:
-        """What is wrong in one repository."""
-        for ref, head in repository.refs.items():
-            try:
-                for commit in repository.history(head):
-                    where = f"{repository.kind} {repository.id}, {ref}, commit {commit.oid}"
-                    snapshot = repository.snapshot(commit.oid)
-                    if snapshot.folders[""] != commit.tree:
-                        yield f"{where}: the snapshot is not {commit.tree}"
-                    for path, entry in snapshot.files.items():
-                        fault = self.blobs.fault(entry.blob)
-                        if fault is None and not entry.lfs:
-                            with self.blobs.open(entry.sha256) as file:
-                                fault = None if git_oid("blob", file.read()) == entry.oid else "other git id"
-                        if fault:
-                            yield f"{where}, {path}: {fault}"
-            except (HubError, OSError) as error:
-                yield f"{repository.kind} {repository.id}, {ref}: {error}"
-
     def _folder(self, kind: str, repository_id: str) -> Path:
-        """Where a repository of a checked id is."""
+        """Folder of a repository of a checked id."""
         return inside(self.root, kind, *repository_id.split("/"))

@@ -1,4 +1,4 @@
-"""What a route of the embedded Hub sees of a request, its body, answers in JSON, and checked fields of JSON."""
+"""Requests as routes of the embedded Hub see them, their bodies, answers in JSON, and checked fields of JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import Receive
+from starlette.types import Message, Receive
 
 from .access import UploadTickets
 from .errors import HubError
@@ -67,7 +67,7 @@ class Body(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """Fill a buffer with what has arrived, without waiting for more than one piece; `read` goes through it."""
         while not self._pending and self._more:
-            message = asyncio.run_coroutine_threadsafe(self._receive(), self._loop).result()
+            message = asyncio.run_coroutine_threadsafe(self._next_message(), self._loop).result()
             if message["type"] != "http.request":
                 raise ClientDisconnect
             self._pending, self._more = memoryview(message["body"]), message["more_body"]
@@ -78,6 +78,9 @@ class Body(io.RawIOBase):
         self._pending = self._pending[count:]
         return count
 
+    async def _next_message(self) -> Message:
+        return await self._receive()
+
     def _check_length(self, length: int) -> None:
         if length > self.limit:
             raise HubError(413, "the request body is larger than this server allows")
@@ -85,7 +88,7 @@ class Body(io.RawIOBase):
 
 @dataclass
 class Request:
-    """What a route sees of a request."""
+    """A request as its route sees it."""
 
     method: str
     # as it was sent, still quoted

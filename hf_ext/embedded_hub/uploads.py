@@ -1,4 +1,4 @@
-"""What the embedded Hub decides about an upload: regular file or LFS, ignored or not, and who may send a large file.
+"""Decisions about an upload to the embedded Hub: regular file or LFS, ignored or not, and where to send it.
 
 The rules are those of `.gitattributes` (only `filter=lfs`) and `.gitignore`.
 """
@@ -135,7 +135,7 @@ def plan_uploads(payload: dict[str, Any], snapshot: Snapshot, blobs: BlobStore) 
 
 
 def _is_binary(sample: str) -> bool:
-    """Whether the first bytes of a file, in base64, look binary to git: it has a NUL."""
+    """Tell if the first bytes of a file, in base64, look binary to git: it has a NUL."""
     try:
         return b"\0" in base64.b64decode(sample, validate=True)
     except (binascii.Error, ValueError) as error:

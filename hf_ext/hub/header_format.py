@@ -57,7 +57,7 @@ class Entry:
 
     @property
     def numbers(self) -> int:
-        """How many numbers the tensor holds."""
+        """Count of numbers in the tensor."""
         return math.prod(self.shape)
 
     @property

@@ -93,7 +93,7 @@ class TensorInfo:
 
     @property
     def numbers(self) -> int:
-        """How many numbers the tensor holds; of `torch.float4_e2m1fn_x2` two in each element."""
+        """Count of numbers in the tensor; of `torch.float4_e2m1fn_x2` two in each element."""
         return math.prod(self.shape) * _PACKED.get(self.dtype, 1)
 
 
@@ -138,6 +138,6 @@ def _with_dtype(entry: Entry, file: str) -> TensorInfo:
 
 
 def header_shape(dtype: torch.dtype, shape: tuple[int, ...]) -> list[int]:
-    """How a header writes the shape of a tensor."""
+    """Shape of a tensor as a header writes it."""
     packed = _PACKED.get(dtype, 1)
     return list(shape) if packed == 1 else [*shape[:-1], shape[-1] * packed]
