@@ -8,7 +8,6 @@ from types import ModuleType
 EXTRAS = {
     "fastapi": "serve",
     "gradio": "app",
-    "h11": "hub",
     "markdown_it": "hub",
     "matplotlib": "plots",
     "numba": "fast",
@@ -20,9 +19,10 @@ EXTRAS = {
     "rawpy": "images",
     "soundfile": "audio",
     "soxr": "audio",
+    "starlette": "hub",
     "tensorboard": "train",
     "tifffile": "images",
-    "uvicorn": "serve",
+    "uvicorn": "hub",
     "zstandard": "archive",
 }
 

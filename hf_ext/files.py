@@ -53,6 +53,7 @@ def whole_file(path: str | os.PathLike[str], mode: str = "wb", **options: Any) -
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        sync_directory(path.parent)
     finally:
         # Gone after the rename; after an error the part that was written.
         temporary.unlink(missing_ok=True)

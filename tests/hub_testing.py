@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import http.client
 import json
 import os
@@ -16,8 +17,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from hf_ext.embedded_hub.errors import HubError
 from hf_ext.embedded_hub.objects import Entry
-from hf_ext.embedded_hub.storage import BlobStore
+from hf_ext.embedded_hub.storage import BlobStore, git_oid
+from hf_ext.embedded_hub.store import KINDS, HubStore
 from hf_ext.embedded_hub.uploads import store_regular
 from tests import warm_python
 
@@ -158,9 +161,38 @@ def request_lfs_upload(url: str, repository_id: str, sha256: str, size: int) -> 
 
 
 def raw(url: str, data: bytes) -> bytes:
-    """Send bytes as they are and return all that the server says until it closes the connection."""
+    """
+    Send bytes as they are and return all that the server says until it closes the connection.
+
+    A connection is kept after a request that is whole: such a one asks for `Connection: close`.
+    """
     split = urlsplit(url)
     with socket.create_connection((split.hostname, split.port), timeout=30) as connection:
         connection.sendall(data)
-        connection.shutdown(socket.SHUT_WR)
         return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def find_damage(store: HubStore) -> list[str]:
+    """Read everything that a ref of any repository can reach, recompute every hash, and name what differs."""
+    found = []
+    for repository in (each for kind in KINDS for each in store.repositories(kind)):
+        for ref, head in repository.refs.items():
+            where = f"{repository.kind} {repository.id}, {ref}"
+            try:
+                for commit in repository.history(head):
+                    snapshot = repository.snapshot(commit.oid)
+                    if snapshot.folders[""] != commit.tree:
+                        found.append(f"{where}, commit {commit.oid}: the snapshot is not {commit.tree}")
+                    damaged = [path for path, entry in snapshot.files.items() if not is_whole(store.blobs, entry)]
+                    found += [f"{where}, commit {commit.oid}: {path}" for path in damaged]
+            except (HubError, OSError) as error:
+                found.append(f"{where}: {error}")
+    return found
+
+
+def is_whole(blobs: BlobStore, entry: Entry) -> bool:
+    """Whether the stored content of a file has its length and hashes."""
+    with blobs.open(entry.sha256) as file:
+        data = file.read()
+    same = (len(data), hashlib.sha256(data).hexdigest()) == (entry.size, entry.sha256)
+    return same and (entry.lfs or git_oid("blob", data) == entry.oid)

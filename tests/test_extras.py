@@ -41,7 +41,8 @@ def test_what_is_installed_is_imported_and_what_is_missing_explained():
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        ("h11", ["hub", "serve", "--root", "hub"]),
+        ("starlette", ["hub", "serve", "--root", "hub"]),
+        ("uvicorn", ["hub", "serve", "--root", "hub"]),
         ("pathspec", ["hub", "serve", "--root", "hub"]),
         ("markdown_it", ["hub", "serve", "--root", "hub"]),
         ("gradio", ["app"]),

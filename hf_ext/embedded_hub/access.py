@@ -1,21 +1,26 @@
-"""Who may ask the embedded Hub for what: names of the server, origins of web pages, and the two tokens."""
+"""Rights on the embedded Hub: names of the server, origins of web pages, the two tokens, and tickets for uploads."""
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import re
+import time
 from collections.abc import Iterable
 from typing import Any
 from urllib.parse import urlsplit
-from wsgiref.headers import Headers
+
+from starlette.datastructures import Headers
 
 from .errors import HubError
+from .storage import Blob
 
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[0-9a-z_](?:[0-9a-z_.-]*[0-9a-z_.])?)(?::(?P<port>[0-9]{1,5}))?")
+_TICKET_SECONDS = 6 * 3600
 
 
 class Access:
-    """Who may ask one server for what; without a token everybody for everything."""
+    """Rights on one server; without a token everybody may do everything."""
 
     def __init__(
         self, token: str | None, read_token: str | None, allowed_hosts: Iterable[str], public_url: str | None
@@ -50,7 +55,7 @@ class Access:
 
     def base_url(self, headers: Headers, local: Any) -> str:
         """Refuse other hosts (DNS rebinding) and pages of other origins; returns the server as clients reach it."""
-        sent = headers.get_all("Host")
+        sent = headers.getlist("Host")
         match = _HOST.fullmatch(sent[0].lower()) if len(sent) == 1 else None
         if match is None or (
             match["name"] not in self._names and match[0] not in {*self._authorities, _name_end(local)}
@@ -61,8 +66,8 @@ class Access:
         return self.public_url or f"http://{sent[0]}"
 
     def permissions(self, headers: Headers) -> tuple[bool, bool]:
-        """Whether the client may read what is private, and write; a wrong token is an error."""
-        sent = headers.get_all("Authorization")
+        """Rights of a client: to read what is private, and to write. A wrong token is an error."""
+        sent = headers.getlist("Authorization")
         if self.token is None:
             return True, True
         if not sent:
@@ -72,6 +77,32 @@ class Access:
             if token is not None and len(sent) == 1 and hmac.compare_digest(sent[0].encode("latin-1"), wanted):
                 return True, may_write
         raise HubError(401, "Invalid credentials in Authorization header")
+
+
+class UploadTickets:
+    """Signed permissions to send one file. The client sends LFS content without its token, so the URL carries them."""
+
+    # A ticket is a message authentication code of hash, length and time of expiry, under a key that this process made.
+    # Whoever sees the URL can send that one content until then, which is stored only if it has that hash and length;
+    # nothing else follows from it. The server keeps no list: a restart makes a new key, and clients ask again.
+
+    def __init__(self, key: bytes):
+        self._key = key
+
+    def issue(self, blob: Blob) -> dict[str, str]:
+        """Query parameters that allow to upload this content, for some hours."""
+        expires = str(int(time.time()) + _TICKET_SECONDS)
+        return {"size": str(blob.size), "expires": expires, "signature": self._sign(blob, expires)}
+
+    def check(self, blob: Blob, expires: str, signature: str) -> None:
+        """Refuse a ticket that is not ours or too old, with status 403."""
+        valid = hmac.compare_digest(self._sign(blob, expires).encode(), signature.encode("utf-8", "replace"))
+        if not valid or int(expires) < time.time():
+            raise HubError(403, "the upload URL is not valid any more: ask the LFS batch endpoint for a new one")
+
+    def _sign(self, blob: Blob, expires: str) -> str:
+        message = f"{blob.sha256}:{blob.size}:{expires}".encode("utf-8", "replace")
+        return hmac.new(self._key, message, hashlib.sha256).hexdigest()
 
 
 def _name_end(address: Any) -> str:

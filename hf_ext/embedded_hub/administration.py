@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlencode
 
+from starlette.responses import Response
+
 from . import descriptions, uploads
 from .errors import HubError
 from .front_matter import front_matter, read_front_matter
@@ -12,14 +14,14 @@ from .objects import OWNER, Operation, hub_time
 from .repository import Repository
 from .rewriting import list_large_files, remove_large_files, squash_history
 from .store import KINDS
-from .transport import Request, Response, json_response, text
+from .transport import Request, json_response, text
 
 _REPOSITORIES_PAGE = 1000
 _STRANGERS_CARD_CHARACTERS = 64 << 10
 
 
 def whoami(request: Request) -> Response:
-    """Who holds the token."""
+    """Name and role of a token."""
     if not request.may_read:
         raise HubError(401, "Invalid username or password.")
     role = "write" if request.may_write else "read"
@@ -49,7 +51,7 @@ def create_repository(request: Request) -> Response:
     payload = request.json()
     kind, repository_id = _named_repository(payload)
     private = payload.get("visibility") == "private" or payload.get("private") is True
-    store = request.server.store
+    store = request.store
     with store.blobs.batch() as batch:
         attributes = uploads.store_regular(uploads.DEFAULT_GITATTRIBUTES.encode(), batch)
     first = [Operation(".gitattributes", attributes)]
@@ -67,7 +69,7 @@ def create_repository(request: Request) -> Response:
 def delete_repository(request: Request) -> Response:
     """Delete a repository."""
     kind, repository_id = _named_repository(request.json())
-    request.server.store.delete(kind, find_repository(request, kind, repository_id))
+    request.store.delete(kind, find_repository(request, kind, repository_id))
     return json_response({})
 
 
@@ -76,7 +78,7 @@ def move_repository(request: Request) -> Response:
     payload = request.json()
     kind = _kind(payload)
     repository = find_repository(request, kind, text(payload, "fromRepo"))
-    request.server.store.move(kind, repository, text(payload, "toRepo"))
+    request.store.move(kind, repository, text(payload, "toRepo"))
     return json_response({})
 
 
@@ -121,12 +123,12 @@ def list_repositories(request: Request, kind: str) -> Response:
     limit, after = request.number("limit", _REPOSITORIES_PAGE, _REPOSITORIES_PAGE), request.parameter("cursor")
     page: list[dict[str, Any]] = []
     headers = {}
-    for identifier in request.server.store.identifiers(kind):
+    for identifier in request.store.identifiers(kind):
         owner = identifier.partition("/")[0]
         if identifier <= after or part not in identifier.lower() or author not in ("", owner):
             continue
-        repository = request.server.store.repository(kind, identifier)
-        if repository is None or (repository.private and not request.may_read):
+        repository = _see(request, kind, identifier)
+        if repository is None:
             continue
         if len(page) == limit:
             # There is one more than asked for.
@@ -143,7 +145,7 @@ def list_own_repositories(request: Request, owner: str = "") -> Response:
         raise HubError(401, "Invalid username or password.")
     listed = []
     for kind in KINDS:
-        for repository in request.server.store.repositories(kind):
+        for repository in request.store.repositories(kind):
             if owner not in ("", repository.id.partition("/")[0]):
                 continue
             heads = [repository.commit(oid) for oid in set(repository.refs.values())]
@@ -172,12 +174,27 @@ def update_settings(request: Request, repository: Repository) -> Response:
 
 def find_repository(request: Request, kind: str, repository_id: str) -> Repository:
     """The repository, if it exists and the client may see it; the refusal is the same for both."""
-    # An id of one part is of our only user, as it is for who creates a repository by it.
-    full_id = repository_id if "/" in repository_id else f"{OWNER}/{repository_id}"
-    repository = request.server.store.repository(kind, full_id)
-    if repository is None or (repository.private and not request.may_read):
+    repository = _see(request, kind, _full_id(repository_id))
+    if repository is None:
         raise HubError(404 if request.may_read else 401, f"Repository not found: {repository_id!r}", "RepoNotFound")
     return repository
+
+
+def find_moved(request: Request, kind: str, repository_id: str) -> str | None:
+    """The new id of a repository that was moved, if the client may see it there."""
+    moved = request.store.moved(kind, _full_id(repository_id))
+    return moved if moved is not None and _see(request, kind, moved) else None
+
+
+def _see(request: Request, kind: str, repository_id: str) -> Repository | None:
+    """The repository, or None where there is none for this client."""
+    repository = request.store.repository(kind, repository_id)
+    return None if repository is None or (repository.private and not request.may_read) else repository
+
+
+def _full_id(repository_id: str) -> str:
+    """`owner/name`: an id of one part is of our only user, as it is for who creates a repository by it."""
+    return repository_id if "/" in repository_id else f"{OWNER}/{repository_id}"
 
 
 def _named_repository(payload: dict[str, Any]) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""What the embedded Hub tells about repositories, as the Hub's JSON: files, cards, refs, commits, pull requests."""
+"""Descriptions of repositories in the Hub's JSON: files, cards, refs, commits, pull requests."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from hf_ext.hub.header_format import CheckpointError, header_length, parse_entries
 
 from .front_matter import read_front_matter
 from .objects import OWNER, Commit, Snapshot, hub_time
@@ -22,13 +24,13 @@ _TAGGED_FIELDS = {"license": "license:", "language": "", "datasets": "dataset:",
 
 
 def repository_url(repository: Repository, base_url: str = "") -> str:
-    """Where a browser would find a repository."""
+    """Address of a repository for a browser."""
     prefix = "" if repository.kind == "model" else f"{repository.kind}s/"
     return f"{base_url}/{prefix}{repository.id}"
 
 
 def repository_api_url(repository: Repository, base_url: str) -> str:
-    """Where the API endpoints of a repository are."""
+    """Address of a repository in the API."""
     return f"{base_url}/api/{repository.kind}s/{repository.id}"
 
 
@@ -156,18 +158,15 @@ def count_parameters(snapshot: Snapshot, blobs: BlobStore) -> dict[str, int]:
 @lru_cache(maxsize=1024)
 def _parameters_of(path: Path) -> dict[str, int] | None:
     """Parameters in a safetensors file; None for what is none. A blob's name is its content, so one look is enough."""
-    # Imported when first needed: it takes longer than all else that the Hub starts with.
-    from hf_ext.hub.safetensors_headers import DTYPE_NAMES, CheckpointError, header_length, parse_header
-
     size = path.stat().st_size
     counts: Counter[str] = Counter()
     try:
         with path.open("rb") as file:
-            tensors, _ = parse_header(file.read(header_length(file.read(8), size, path.name)), size, path.name)
+            tensors, _ = parse_entries(file.read(header_length(file.read(8), size, path.name)), size, path.name)
     except CheckpointError:
         return None
     for tensor in tensors.values():
-        counts[DTYPE_NAMES[tensor.dtype]] += tensor.numbers
+        counts[tensor.dtype] += tensor.numbers
     return dict(counts)
 
 

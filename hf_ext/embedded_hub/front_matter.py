@@ -82,7 +82,7 @@ def _check_cost(text: str) -> None:
 
 
 def as_json(value: Any) -> Any:
-    """What YAML can say in the types of JSON: dates and binaries are text, keys too, other numbers floats or null."""
+    """Values of YAML in the types of JSON: dates and binaries are text, keys too, other numbers floats or null."""
     if isinstance(value, dict):
         return {_as_key(key): as_json(each) for key, each in value.items()}
     if isinstance(value, (list, tuple, set)):

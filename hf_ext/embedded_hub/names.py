@@ -1,4 +1,4 @@
-"""Which names the embedded Hub accepts: repositories, files, branches and tags."""
+"""Names that the embedded Hub accepts: repositories, files, branches and tags."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_file_path(path: str) -> str:
 
 
 def _fault_of_path(path: str) -> str | None:
-    """Why a file path is refused, or None."""
+    """The reason to refuse a file path, or None."""
     if _CONTROL.search(path) or "\\" in path:
         return "control characters and backslashes are forbidden"
     try:
@@ -78,7 +78,7 @@ def check_ref_name(name: str) -> str:
 
 
 def is_commit(revision: str) -> bool:
-    """Whether the revision is spelled as a full commit hash."""
+    """Tell if the revision is spelled as a full commit hash."""
     return _COMMIT.fullmatch(revision) is not None
 
 

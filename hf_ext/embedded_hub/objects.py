@@ -31,7 +31,7 @@ class Entry:
 
     @property
     def etag(self) -> str:
-        """What clients compare to know whether a file has changed."""
+        """Tag that clients compare to see if a file has changed."""
         return self.sha256 if self.lfs else self.oid
 
     @property

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urljoin, urlsplit
 
 from markdown_it import MarkdownIt
+from starlette.responses import Response
 
 from .descriptions import repository_url
 from .front_matter import front_matter, read_front_matter
 from .store import KINDS
-from .transport import Request, Response
+from .transport import Request
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -60,7 +61,7 @@ def show_repositories(request: Request) -> Response:
     """The repositories that the client may see."""
     tables: list[_Table] = []
     for kind in KINDS:
-        seen = [one for one in request.server.store.repositories(kind) if request.may_read or not one.private]
+        seen = [one for one in request.store.repositories(kind) if request.may_read or not one.private]
         rows: list[list[_Cell]] = [
             [(one.id, repository_url(one, request.base_url)), "private" if one.private else ""] for one in seen[:_ROWS]
         ]
@@ -73,7 +74,7 @@ def show_repository(request: Request, repository: Repository) -> Response:
     commit = repository.resolve("main")
     files, url = repository.snapshot(commit).files, repository_url(repository, request.base_url)
     entry = files.get("README.md")
-    blobs = request.server.store.blobs
+    blobs = request.store.blobs
     base = f"{url}/resolve/{commit}/"
     card, results = _read_card(blobs.path(entry.sha256), base) if entry and entry.size <= _CARD_BYTES else (None, [])
     rows: list[list[_Cell]] = [
@@ -118,7 +119,7 @@ def _page(request: Request, title: str, tables: list[_Table], card: str | None) 
         # What is private stays in no cache, and a push is seen at once.
         "Cache-Control": "no-store",
     }
-    return Response(200, body.encode(), headers)
+    return Response(body, headers=headers)
 
 
 @cache
@@ -162,7 +163,7 @@ def _render(markdown: str, base: str) -> str:
 
 
 def _may_lead(url: str) -> bool:
-    """Whether a link leads where one may; markdown-it's own rule lets any scheme and pictures in data: through."""
+    """Tell if a link leads where one may; markdown-it's own rule lets any scheme and pictures in data: through."""
     try:
         return urlsplit(url).scheme in ("", "http", "https", "mailto")
     except ValueError:

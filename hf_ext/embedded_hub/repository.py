@@ -22,6 +22,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from hf_ext.files import remove_leftovers
 from hf_ext.hub.system_calls import sync_directory
 
 from .errors import HubError, revision_not_found
@@ -36,7 +37,7 @@ _SHORT_COMMIT = re.compile(r"[0-9a-f]{7,39}")
 
 @dataclass(frozen=True)
 class Change:
-    """What a client asks to commit; `parent` is the commit that it believes to be the latest."""
+    """Content of a commit to be made; `parent` is the commit that it believes to be the latest."""
 
     title: str
     description: str
@@ -53,9 +54,10 @@ class Repository:
     # the old state, and commits that no ref reaches: nobody can name them. tests/embedded_hub/test_crash.py kills the
     # Hub at each step.
 
-    def __init__(self, folder: Path, incoming: Path):
+    def __init__(self, folder: Path):
         self.folder = folder
-        self._incoming = incoming
+        for place in (folder, folder / "commits", folder / "trees"):
+            remove_leftovers(place)
         self._lock = threading.RLock()
         self._state: dict[str, Any] = json.loads(inside(folder, _STATE).read_bytes())
         self._deleted = False
@@ -64,15 +66,13 @@ class Repository:
         self._visible = self._reachable()
 
     @classmethod
-    def initialise(
-        cls, folder: Path, incoming: Path, identity: dict[str, Any], operations: Sequence[Operation]
-    ) -> None:
+    def initialise(cls, folder: Path, identity: dict[str, Any], operations: Sequence[Operation]) -> None:
         """Fill an empty folder: the state `identity` and a first commit on `main`."""
         for name in ("commits", "trees"):
             (folder / name).mkdir()
         state = {**identity, "created": hub_time(datetime.now(UTC)), "refs": {}, "kept": [], "pulls": []}
-        write_atomically(folder / _STATE, json.dumps(state).encode(), incoming)
-        repository = cls(folder, incoming)
+        write_atomically(folder / _STATE, json.dumps(state).encode())
+        repository = cls(folder)
         with repository.change_state() as draft:
             first = repository.write_commit(Snapshot({}).apply(operations), (), "initial commit", "")
             draft["refs"]["refs/heads/main"] = first.oid
@@ -91,7 +91,7 @@ class Repository:
 
     @property
     def private(self) -> bool:
-        """Whether reading needs a token."""
+        """Reading needs a token."""
         return bool(self._state["private"])
 
     @property
@@ -276,7 +276,7 @@ class Repository:
             self._check_present()
             draft = copy.deepcopy(self._state)
             yield draft
-            write_atomically(inside(self.folder, _STATE), json.dumps(draft).encode(), self._incoming)
+            write_atomically(inside(self.folder, _STATE), json.dumps(draft).encode())
             self._state = draft
             self._visible.update(draft["refs"].values())
 
@@ -318,8 +318,8 @@ class Repository:
         tree = snapshot.folders[""]
         data = Commit.encode(tree, parents, title, description, date or datetime.now(UTC))
         commit = Commit.decode(data)
-        write_atomically(inside(self.folder, "trees", f"{tree}.json"), snapshot.dump(), self._incoming)
-        write_atomically(inside(self.folder, "commits", commit.oid), data, self._incoming)
+        write_atomically(inside(self.folder, "trees", f"{tree}.json"), snapshot.dump())
+        write_atomically(inside(self.folder, "commits", commit.oid), data)
         return commit
 
     def _reachable(self) -> set[str]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import parse_qs, quote
+from urllib.parse import parse_qs, quote, urlencode, urlsplit
+
+from starlette.responses import Response
 
 from . import administration, descriptions, downloads, pages, uploads
 from .errors import HubError, entry_not_found
 from .names import check_file_path, check_sha256
 from .repository import Repository
 from .storage import Blob
-from .transport import Request, Response, json_response, parse_object, text, unquote_part
+from .transport import Request, json_response, parse_object, text, unquote_part
 
 _TREE_PAGE, _EXPANDED_TREE_PAGE, _COMMITS_PAGE = 1000, 50, 100
 _PULLS_PAGE = 10
@@ -21,9 +23,9 @@ _NO_XET = "this Hub has no Xet storage: set HF_HUB_DISABLE_XET=1 for the client"
 
 
 def repository_info(request: Request, repository: Repository, revision: str = "main") -> Response:
-    """What a repository holds at a revision."""
+    """Describe a repository at a revision."""
     commit = repository.resolve(revision)
-    blobs = request.server.store.blobs
+    blobs = request.store.blobs
     return json_response(descriptions.describe_repository(repository, commit, blobs, request.flag("blobs")))
 
 
@@ -121,33 +123,31 @@ def delete_tag(request: Request, repository: Repository, name: str) -> Response:
 def preupload(request: Request, repository: Repository, revision: str) -> Response:
     """Say how each file of a coming commit is to be sent."""
     snapshot = repository.snapshot(repository.resolve(revision))
-    return json_response({"files": uploads.plan_uploads(request.json(), snapshot, request.server.store.blobs)})
+    return json_response({"files": uploads.plan_uploads(request.json(), snapshot, request.store.blobs)})
 
 
 def lfs_batch(request: Request, repository: Repository) -> Response:
     """Say where to send large files that are not there yet."""
-    server = request.server
     href = f"{request.base_url}/lfs/upload"
-    plan = uploads.plan_lfs(request.json(), server.store.blobs, server.tickets, href, server.max_file_bytes)
+    plan = uploads.plan_lfs(request.json(), request.store.blobs, request.tickets, href, request.max_file_bytes)
     return json_response(plan, headers={"Content-Type": "application/vnd.git-lfs+json"})
 
 
 def lfs_upload(request: Request, oid: str) -> Response:
     """Receive a large file; the signature in the URL is the permission."""
     blob = Blob(check_sha256(oid), request.number("size", 0, 10**18))
-    request.server.tickets.check(blob, request.parameter("expires"), request.parameter("signature"))
-    request.body.trust_sender()
-    request.body.set_limit(min(blob.size, request.server.max_file_bytes))
-    request.server.store.blobs.receive(request.body, blob)
+    request.tickets.check(blob, request.parameter("expires"), request.parameter("signature"))
+    request.body.set_limit(min(blob.size, request.max_file_bytes))
+    request.store.blobs.receive(request.body, blob)
     return Response()
 
 
 def commit(request: Request, repository: Repository, revision: str) -> Response:
     """Commit to a branch or pull request, or open a pull request with the commit."""
     # The whole of a commit is bounded as one file is; each regular file in it is bounded by its line.
-    request.body.set_limit(request.server.max_file_bytes)
+    request.body.set_limit(request.max_file_bytes)
     repository.resolve(revision)
-    change = uploads.read_change(request.body, request.server.store.blobs)
+    change = uploads.read_change(request.body, request.store.blobs)
     url = descriptions.repository_url(repository, request.base_url)
     answer: dict[str, Any] = {"success": True, "hookOutput": ""}
     if request.flag("create_pr"):
@@ -246,6 +246,7 @@ _TABLE: list[tuple[str, str, Callable[..., Response], bool]] = [
     ("POST", rf"{_WEB}\.git/info/lfs/objects/batch", lfs_batch, True),
     ("PUT", "/lfs/upload/(?P<oid>[^/]+)", lfs_upload, False),
     ("GET", f"{_WEB}/resolve/{_REVISION}/(?P<path>.+)", downloads.resolve, False),
+    ("GET", f"{_WEB}/raw/{_REVISION}/(?P<path>.+)", downloads.show_text, False),
     ("GET", "/", pages.show_repositories, False),
     ("GET", f"(?!/(?:api|lfs)/){_WEB}", pages.show_repository, False),
 ]
@@ -257,7 +258,7 @@ _EXPANDED += [
 ROUTES = [(method, re.compile(path), function, guarded) for method, path, function, guarded in _EXPANDED]
 
 
-def dispatch(method: str, request: Request) -> Response:
+def dispatch(request: Request) -> Response:
     """Find the route of a request, check who asks, and answer."""
     known = False
     refusal: HubError | None = None
@@ -266,7 +267,7 @@ def dispatch(method: str, request: Request) -> Response:
         if match is None:
             continue
         known = True
-        if method != allowed and (method, allowed) != ("HEAD", "GET"):
+        if request.method != allowed and (request.method, allowed) != ("HEAD", "GET"):
             continue
         if guarded and not request.may_write:
             if request.may_read:
@@ -277,11 +278,24 @@ def dispatch(method: str, request: Request) -> Response:
             return function(request, **values)
         # Models have no prefix in the URLs of files.
         kind, parts = values.pop("kind", "models"), (values.pop("owner", None), values.pop("repository"))
+        repository_id = "/".join(part for part in parts if part)
         try:
-            repository = administration.find_repository(request, kind, "/".join(part for part in parts if part))
+            repository = administration.find_repository(request, kind, repository_id)
         except HubError as error:
+            moved = administration.find_moved(request, kind, repository_id)
+            if moved is not None:
+                start = match.start("owner" if parts[0] else "repository")
+                raise _redirect(request, start, match.end("repository"), moved) from error
             if refusal is None or error.code:
                 refusal = error
             continue
         return function(request, repository, **values)
-    raise refusal or HubError(405 if known else 404, f"this Hub has no {method} {request.path}")
+    raise refusal or HubError(405 if known else 404, f"this Hub has no {request.method} {request.path}")
+
+
+def _redirect(request: Request, start: int, end: int, repository_id: str) -> HubError:
+    """The answer for a repository that has another id now, which stands between two places of the path."""
+    # Clients follow an address without a server; a proxy may have a path of its own before ours.
+    place = f"{urlsplit(request.base_url).path}{request.path[:start]}{repository_id}{request.path[end:]}"
+    query = f"?{urlencode(request.query, doseq=True)}" if request.query else ""
+    return HubError(307, f"this repository is called {repository_id} now", headers={"Location": place + query})

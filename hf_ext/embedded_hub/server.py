@@ -7,15 +7,26 @@ no Xet storage, discussions, collections or inference. Blobs of deleted reposito
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import logging
 import socket
 import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import uvicorn
+
 from .access import Access, url_host
-from .listener import HubListener
+from .asgi import HubApplication
 from .store import HubStore
+
+# A kept connection may be silent for so long between two requests.
+_IDLE_SECONDS = 60
+# Answers that run when the server stops have so long to end.
+_GRACE_SECONDS = 10
+_MAXIMUM_HEADER_BYTES = 64 << 10
 
 
 class EmbeddedHub:
@@ -48,7 +59,7 @@ class EmbeddedHub:
             Where clients reach a proxy before the server. All links that they are given start with it, those that
             large files are sent to among them; its name is an allowed host.
         max_connections (`int`, *optional*, defaults to 256):
-            How many connections may be open. Each is a thread, and one or two file descriptors.
+            How many connections are answered at a time; on further ones requests get status 503.
 
     Raises:
         ValueError: when the host is not loopback and there is no token, a token is empty, a name or URL is
@@ -81,32 +92,42 @@ class EmbeddedHub:
         self.root = Path(root)
         self._host = host
         self._port = port
-        self._limits = (max_file_bytes, max_connections)
+        self._max_file_bytes, self._max_connections = max_file_bytes, max_connections
         self._family, self._address = _resolve(host, port)
         if token is None and not ipaddress.ip_address(self._address).is_loopback:
             raise ValueError(f"host {host!r} is not loopback: set a token, or listen on 127.0.0.1")
-        self._server: HubListener | None = None
+        self._store: HubStore | None = None
+        self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
 
     @property
     def url(self) -> str:
         """`str`: What to set `HF_ENDPOINT` to; known once the Hub has started."""
-        if self._server is None:
+        if self._store is None:
             raise ValueError("the Hub has no URL before start()")
         host = "127.0.0.1" if ipaddress.ip_address(self._address).is_unspecified else self._host
-        return f"http://{url_host(host)}:{self._server.port}"
+        return f"http://{url_host(host)}:{self._listening_port}"
 
     @property
     def store(self) -> HubStore:
         """[`HubStore`]: The folder while it is served."""
-        if self._server is None:
+        if self._store is None:
             raise ValueError("the Hub has no store before start()")
-        return self._server.store
+        return self._store
 
     def start(self) -> EmbeddedHub:
         """Serve in a background thread."""
-        server = self._bind()
-        self._thread = threading.Thread(target=server.serve_forever, args=(0.05,), name="embedded-hub", daemon=True)
+        if self._store is not None:
+            raise ValueError("the Hub is already started")
+        store = HubStore(self.root)
+        try:
+            listening = self._listen()
+        except BaseException:
+            store.close()
+            raise
+        self._store = store
+        self._server = uvicorn.Server(self._configure(HubApplication(store, self._access, self._max_file_bytes)))
+        self._thread = threading.Thread(target=asyncio.run, args=(self._serve(self._server, listening),), daemon=True)
         self._thread.start()
         return self
 
@@ -121,16 +142,12 @@ class EmbeddedHub:
 
     def stop(self) -> None:
         """End all connections, wait for requests that are being answered, and release the folder."""
-        if self._server is None:
+        if self._store is None or self._server is None or self._thread is None:
             return
-        server, self._server = self._server, None
-        if self._thread is not None:
-            server.shutdown()
-            self._thread.join()
-            self._thread = None
-        server.end_connections()
-        server.server_close()
-        server.store.close()
+        self._server.should_exit = True
+        self._thread.join()
+        self._store.close()
+        self._store = self._server = self._thread = None
 
     def __enter__(self) -> EmbeddedHub:
         return self.start()
@@ -138,19 +155,42 @@ class EmbeddedHub:
     def __exit__(self, *failure: object) -> None:
         self.stop()
 
-    def _bind(self) -> HubListener:
-        """Open the folder and the socket."""
-        if self._server is not None:
-            raise ValueError("the Hub is already started")
-        store = HubStore(self.root)
-        try:
-            server = HubListener((self._address, self._port), self._family, store, self._access, *self._limits)
-        except BaseException:
-            store.close()
-            raise
-        self._access.add_own_names(self._host, server.port)
-        self._server = server
-        return server
+    def _listen(self) -> socket.socket:
+        """Open the socket, and answer to its name."""
+        both = self._family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        address = (self._address, self._port)
+        listening = socket.create_server(address, family=self._family, dualstack_ipv6=both)
+        self._listening_port = int(listening.getsockname()[1])
+        self._access.add_own_names(self._host, self._listening_port)
+        return listening
+
+    def _configure(self, application: HubApplication) -> uvicorn.Config:
+        """The settings of uvicorn: its own HTTP parser, none of its logs but errors, and our limits."""
+        return uvicorn.Config(
+            application,
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level=logging.ERROR,
+            access_log=False,
+            # Behind a proxy links are made from the public_url alone.
+            proxy_headers=False,
+            headers=[("Server", "hf-ext-hub")],
+            # It refuses from this number on.
+            limit_concurrency=self._max_connections + 1,
+            timeout_keep_alive=_IDLE_SECONDS,
+            timeout_graceful_shutdown=_GRACE_SECONDS,
+            h11_max_incomplete_event_size=_MAXIMUM_HEADER_BYTES,
+        )
+
+    async def _serve(self, server: uvicorn.Server, listening: socket.socket) -> None:
+        """Run uvicorn until it is told to stop, then wait for the threads of routes: a commit that has begun ends."""
+        # A thread for each connection: clients that are silent in the middle of a body keep no other one waiting.
+        threads = ThreadPoolExecutor(self._max_connections, "embedded-hub")
+        # Whoever runs the loop waits for the threads of its default executor before it closes the loop.
+        asyncio.get_running_loop().set_default_executor(threads)
+        await server.serve(sockets=[listening])
 
 
 def _resolve(host: str, port: int) -> tuple[int, str]:

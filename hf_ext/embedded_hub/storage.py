@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
+from hf_ext.files import whole_file
 from hf_ext.hub.system_calls import NO_LINK, open_descriptor, sync_directory, sync_file
 
 from .errors import HubError
@@ -91,23 +92,13 @@ def make_directory(folder: Path) -> None:
         sync_directory(folder.parent)
 
 
-def write_atomically(path: Path, data: bytes, incoming: Path) -> None:
+def write_atomically(path: Path, data: bytes) -> None:
     """Replace a file in one step: readers, and a restart after a crash, see the old or the new content."""
-    # The order makes it so: write under another name, wait for the disk, rename, wait for the folder. Without the
-    # first wait the rename may reach the disk before the bytes, and after a loss of power the name belongs to an empty
-    # file; without the second a client may be told of a commit that is gone. What was not renamed lies in `incoming`,
-    # which the next start empties. tests/embedded_hub/test_crash.py records the order, and kills the Hub in between.
-    descriptor, temporary = tempfile.mkstemp(dir=incoming)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
+    # It waits for the disk before the rename and after it. Without the first wait the rename may reach the disk before
+    # the bytes, and after a loss of power the name belongs to an empty file; without the second a client may be told
+    # of a commit that is gone. tests/embedded_hub/test_crash.py records the order, and kills the Hub in between.
+    with whole_file(path) as file:
+        file.write(data)
 
 
 class BlobStore:
@@ -118,7 +109,7 @@ class BlobStore:
         self.incoming = incoming
 
     def path(self, sha256: str) -> Path:
-        """Where the blob of that hash is, or would be."""
+        """Path of the blob of that hash, there or not."""
         return inside(self.folder, sha256[:2], sha256)
 
     def size(self, sha256: str) -> int | None:
@@ -161,16 +152,6 @@ class BlobStore:
     def batch(self) -> BlobBatch:
         """Store many small files, which become durable together."""
         return BlobBatch(self)
-
-    def fault(self, blob: Blob) -> str | None:
-        """What is wrong with a stored blob after reading all of it, or None."""
-        if self.size(blob.sha256) != blob.size:
-            return f"blob {blob.sha256} has {self.size(blob.sha256)} bytes, not {blob.size}"
-        digest = hashlib.sha256()
-        with self.open(blob.sha256) as file:
-            while chunk := file.read(CHUNK_BYTES):
-                digest.update(chunk)
-        return None if digest.hexdigest() == blob.sha256 else f"blob {blob.sha256} has other content"
 
 
 class BlobBatch:

@@ -2,6 +2,7 @@
 
 hub-format-1                    marks the folder as ours
 serving.lock                    locked while a process serves it
+moved.json                      new ids of repositories that were moved, by kind and old id
 incoming/                       what is being written; emptied on start
 blobs/ab/<sha256>               contents of all files
 models|datasets|spaces/owner/name/     one folder per repository, see `repository.py`
@@ -9,27 +10,30 @@ models|datasets|spaces/owner/name/     one folder per repository, see `repositor
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from hf_ext.files import remove_leftovers
 from hf_ext.hub.system_calls import NO_LINK, open_descriptor, sync_directory
 
 from .errors import HubError
 from .names import check_repository_id
 from .objects import Operation
 from .repository import Repository
-from .storage import BlobStore, git_oid, inside, make_directory
+from .storage import BlobStore, inside, make_directory, write_atomically
 
 KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
 _MARKER = "hub-format-1"
 # Not the marker: where a system has no locks of its own, the lock is that the file exists.
 _LOCK = "serving.lock"
+_MOVED = "moved.json"
 
 
 class HubStore:
@@ -40,7 +44,8 @@ class HubStore:
     # so that no commit is written into a folder that is about to go.
 
     def __init__(self, root: str | Path):
-        Path(root).mkdir(parents=True, exist_ok=True)
+        # What is private stays so for other users of the machine, too.
+        Path(root).mkdir(mode=0o700, parents=True, exist_ok=True)
         self.root = Path(os.path.realpath(root))
         present = set(os.listdir(self.root))
         if present and _MARKER not in present:
@@ -56,6 +61,7 @@ class HubStore:
         except Timeout as error:
             raise ValueError(f"{self.root} is served by another process: stop it or give another folder") from error
         sync_directory(self.root)
+        remove_leftovers(self.root)
         for name in ("incoming", "blobs", *KINDS):
             make_directory(inside(self.root, name))
         self.incoming = self.root / "incoming"
@@ -65,6 +71,8 @@ class HubStore:
         self.blobs = BlobStore(self.root / "blobs", self.incoming)
         self._lock = threading.Lock()
         self._open: dict[tuple[str, str], Repository] = {}
+        moved = inside(self.root, _MOVED)
+        self._moved: dict[str, str] = json.loads(moved.read_bytes()) if moved.exists() else {}
 
     def close(self) -> None:
         """Let another process open the folder."""
@@ -78,8 +86,12 @@ class HubStore:
                 folder = self._folder(*key)
                 if not folder.is_dir():
                     return None
-                self._open[key] = Repository(folder, self.incoming)
+                self._open[key] = Repository(folder)
             return self._open[key]
+
+    def moved(self, kind: str, repository_id: str) -> str | None:
+        """The id that a repository was moved to, or None; an id may be given to another repository meanwhile."""
+        return self._moved.get(f"{kind}/{repository_id}")
 
     def create(self, kind: str, repository_id: str, private: bool, operations: Sequence[Operation]) -> Repository:
         """Create a repository whose first commit makes the operations."""
@@ -88,14 +100,15 @@ class HubStore:
             identity = {"kind": KINDS[kind], "private": private}
             draft = Path(temporary, "repository")
             draft.mkdir()
-            Repository.initialise(draft, self.incoming, identity, operations)
+            Repository.initialise(draft, identity, operations)
             make_directory(folder.parent)
             with self._lock:
                 if folder.exists():
                     raise HubError(409, f"You already created this {KINDS[kind]} repo: {repository_id}")
+                self._record_move(kind, repository_id, None)
                 os.rename(draft, folder)
                 sync_directory(folder.parent)
-                self._open[kind, repository_id] = Repository(folder, self.incoming)
+                self._open[kind, repository_id] = Repository(folder)
                 return self._open[kind, repository_id]
 
     def delete(self, kind: str, repository: Repository) -> None:
@@ -106,16 +119,35 @@ class HubStore:
             del self._open[kind, repository.id]
 
     def move(self, kind: str, repository: Repository, repository_id: str) -> None:
-        """Give a repository another id, in one step. The old id names nothing then."""
+        """Give a repository another id, in one step. Who asks for the old one is sent to the new one."""
         target = self._folder(kind, check_repository_id(repository_id))
         make_directory(target.parent)
         with repository.retire(), self._lock:
             if target.exists():
                 raise HubError(409, f"A {KINDS[kind]} repository called {repository_id} already exists")
+            # First: after a crash between the two the old id still names the repository, which goes before.
+            self._record_move(kind, repository.id, repository_id)
             os.rename(repository.folder, target)
             sync_directory(target.parent)
             sync_directory(repository.folder.parent)
             del self._open[kind, repository.id]
+
+    def _record_move(self, kind: str, old_id: str, new_id: str | None) -> None:
+        """Note where a repository goes, or that its id is free for another one."""
+        old, moved = f"{kind}/{old_id}", dict(self._moved)
+        if new_id is not None:
+            # Of a repository that moves again, each earlier id leads to the last one.
+            moved = {
+                key: new_id if key.startswith(f"{kind}/") and value == old_id else value
+                for key, value in moved.items()
+            }
+            moved[old] = new_id
+            moved.pop(f"{kind}/{new_id}", None)
+        else:
+            moved.pop(old, None)
+        if moved != self._moved:
+            write_atomically(inside(self.root, _MOVED), json.dumps(moved).encode())
+            self._moved = moved
 
     def identifiers(self, kind: str) -> list[str]:
         """The ids of all repositories of a kind, sorted."""
@@ -126,30 +158,6 @@ class HubStore:
         found = (self.repository(kind, identifier) for identifier in self.identifiers(kind))
         return [repository for repository in found if repository is not None]
 
-    def verify(self) -> list[str]:
-        """Read everything that a ref can reach and recompute every hash."""
-        repositories = [each for kind in KINDS for each in self.repositories(kind)]
-        return [fault for repository in repositories for fault in self._faults(repository)]
-
-    def _faults(self, repository: Repository) -> Iterator[str]:
-        """What is wrong in one repository."""
-        for ref, head in repository.refs.items():
-            try:
-                for commit in repository.history(head):
-                    where = f"{repository.kind} {repository.id}, {ref}, commit {commit.oid}"
-                    snapshot = repository.snapshot(commit.oid)
-                    if snapshot.folders[""] != commit.tree:
-                        yield f"{where}: the snapshot is not {commit.tree}"
-                    for path, entry in snapshot.files.items():
-                        fault = self.blobs.fault(entry.blob)
-                        if fault is None and not entry.lfs:
-                            with self.blobs.open(entry.sha256) as file:
-                                fault = None if git_oid("blob", file.read()) == entry.oid else "other git id"
-                        if fault:
-                            yield f"{where}, {path}: {fault}"
-            except (HubError, OSError) as error:
-                yield f"{repository.kind} {repository.id}, {ref}: {error}"
-
     def _folder(self, kind: str, repository_id: str) -> Path:
-        """Where a repository of a checked id is."""
+        """Folder of a repository of a checked id."""
         return inside(self.root, kind, *repository_id.split("/"))

@@ -1,20 +1,23 @@
-"""What a route of the embedded Hub sees of a request, what it answers with, and how it reads what clients sent."""
+"""Requests as routes of the embedded Hub see them, their bodies, answers in JSON, and checked fields of JSON."""
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
-import os
 import re
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, BinaryIO
+from dataclasses import dataclass
+from typing import Any
 from urllib.parse import unquote
-from wsgiref.headers import Headers
 
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Message, Receive
+
+from .access import UploadTickets
 from .errors import HubError
-
-if TYPE_CHECKING:
-    from .connections import BodyReader
-    from .listener import HubListener
+from .store import HubStore
 
 MAXIMUM_JSON_BYTES = 16 << 20
 # Without the token: a card with its text. Parsing 16 MiB of JSON would cost ten times the memory.
@@ -23,22 +26,11 @@ _TRUE = frozenset({"1", "true", "True"})
 _LENGTH = re.compile(r"[0-9]{1,18}")
 
 
-@dataclass
-class Response:
-    """An answer: bytes, or `length` bytes of an open file from `offset`."""
-
-    status: int = 200
-    body: bytes = b""
-    headers: dict[str, str] = field(default_factory=dict)
-    file: BinaryIO | None = None
-    offset: int = 0
-    length: int = 0
-
-
 def json_response(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """An answer that is JSON; what JSON cannot say (NaN, other types) is a mistake of the route."""
+    # Starlette's own would not write the halves of a character that a card may have.
     body = json.dumps(data, allow_nan=False).encode()
-    return Response(status, body, {"Content-Type": "application/json", **(headers or {})})
+    return Response(body, status, {"Content-Type": "application/json", **(headers or {})})
 
 
 def error_response(error: HubError) -> Response:
@@ -51,21 +43,67 @@ def error_response(error: HubError) -> Response:
     return json_response({"error": error.message}, error.status, headers)
 
 
+class Body(io.RawIOBase):
+    """The body of a request: read by the thread of a route, received by the loop, and never more than its limit."""
+
+    def __init__(self, receive: Receive, headers: Headers):
+        self._receive, self._loop = receive, asyncio.get_running_loop()
+        # h11 has checked that it is one number.
+        self._announced = int(headers.get("Content-Length", "0"))
+        self._pending = memoryview(b"")
+        self._received = 0
+        self._more = True
+        self.limit = MAXIMUM_JSON_BYTES
+
+    def readable(self) -> bool:
+        """Reading is what it is for."""
+        return True
+
+    def set_limit(self, limit: int) -> None:
+        """Allow bodies up to `limit` bytes; a longer `Content-Length` is refused before anything is read."""
+        self.limit = limit
+        self._check_length(self._announced)
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer with what has arrived, without waiting for more than one piece; `read` goes through it."""
+        while not self._pending and self._more:
+            message = asyncio.run_coroutine_threadsafe(self._next_message(), self._loop).result()
+            if message["type"] != "http.request":
+                raise ClientDisconnect
+            self._pending, self._more = memoryview(message["body"]), message["more_body"]
+            self._received += len(self._pending)
+            self._check_length(self._received)
+        count = min(len(buffer), len(self._pending))
+        buffer[:count] = self._pending[:count]
+        self._pending = self._pending[count:]
+        return count
+
+    async def _next_message(self) -> Message:
+        return await self._receive()
+
+    def _check_length(self, length: int) -> None:
+        if length > self.limit:
+            raise HubError(413, "the request body is larger than this server allows")
+
+
 @dataclass
 class Request:
-    """What a route sees of a request."""
+    """A request as its route sees it."""
 
+    method: str
     # as it was sent, still quoted
     path: str
     query: dict[str, list[str]]
     headers: Headers
     # not read yet
-    body: BodyReader
+    body: Body
     # of the server, as clients reach it
     base_url: str
     may_read: bool
     may_write: bool
-    server: HubListener
+    store: HubStore
+    tickets: UploadTickets
+    max_file_bytes: int
 
     def parameter(self, name: str, default: str = "") -> str:
         """The first value of a query parameter."""
@@ -131,8 +169,3 @@ def unquote_part(value: str) -> str:
         return unquote(value, errors="strict")
     except UnicodeDecodeError as error:
         raise HubError(400, "the path is not valid UTF-8") from error
-
-
-def file_size(file: BinaryIO) -> int:
-    """Length in bytes of an open file."""
-    return os.fstat(file.fileno()).st_size

@@ -1,4 +1,4 @@
-"""What the embedded Hub decides about an upload: regular file or LFS, ignored or not, and who may send a large file.
+"""Decisions about an upload to the embedded Hub: regular file or LFS, ignored or not, and where to send it.
 
 The rules are those of `.gitattributes` (only `filter=lfs`) and `.gitignore`.
 """
@@ -7,24 +7,20 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
-import hmac
 import io
 import time
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from .access import UploadTickets
 from .errors import HubError
 from .ignore_rules import IgnoreRules
 from .names import check_file_path, check_sha256
 from .objects import Entry, Operation, Snapshot
 from .repository import Change
 from .storage import Blob, BlobBatch, BlobStore, git_oid
-from .transport import parse_object, text, whole_number
-
-if TYPE_CHECKING:
-    from .connections import BodyReader
+from .transport import Body, parse_object, text, whole_number
 
 # Larger files always go through LFS, as on the Hub.
 MAXIMUM_REGULAR_BYTES = 10 << 20
@@ -33,7 +29,6 @@ _MAXIMUM_LINE_BYTES = MAXIMUM_REGULAR_BYTES * 4 // 3 + (64 << 10)
 _MAXIMUM_OPERATIONS = 100_000
 _MAXIMUM_RULES_BYTES = 1 << 20
 _MAXIMUM_PLAN_SECONDS = 10.0
-_TICKET_SECONDS = 6 * 3600
 
 DEFAULT_GITATTRIBUTES = "".join(
     f"*.{suffix} filter=lfs diff=lfs merge=lfs -text\n"
@@ -42,33 +37,7 @@ DEFAULT_GITATTRIBUTES = "".join(
 )
 
 
-class UploadTickets:
-    """Signed permissions to send one file. The client sends LFS content without its token, so the URL carries them."""
-
-    # A ticket is a message authentication code of hash, length and time of expiry, under a key that this process made.
-    # Whoever sees the URL can send that one content until then, which is stored only if it has that hash and length;
-    # nothing else follows from it. The server keeps no list: a restart makes a new key, and clients ask again.
-
-    def __init__(self, key: bytes):
-        self._key = key
-
-    def issue(self, blob: Blob) -> dict[str, str]:
-        """Query parameters that allow to upload this content, for some hours."""
-        expires = str(int(time.time()) + _TICKET_SECONDS)
-        return {"size": str(blob.size), "expires": expires, "signature": self._sign(blob, expires)}
-
-    def check(self, blob: Blob, expires: str, signature: str) -> None:
-        """Refuse a ticket that is not ours or too old, with status 403."""
-        valid = hmac.compare_digest(self._sign(blob, expires).encode(), signature.encode("utf-8", "replace"))
-        if not valid or int(expires) < time.time():
-            raise HubError(403, "the upload URL is not valid any more: ask the LFS batch endpoint for a new one")
-
-    def _sign(self, blob: Blob, expires: str) -> str:
-        message = f"{blob.sha256}:{blob.size}:{expires}".encode("utf-8", "replace")
-        return hmac.new(self._key, message, hashlib.sha256).hexdigest()
-
-
-def read_change(body: BodyReader, blobs: BlobStore) -> Change:
+def read_change(body: Body, blobs: BlobStore) -> Change:
     """Read a commit, a JSON object a line, and store the regular files in it as they come."""
     # What no commit names in the end stays invisible: the contents of a commit that is refused are not served.
     header: dict[str, Any] | None = None
@@ -95,7 +64,7 @@ def read_change(body: BodyReader, blobs: BlobStore) -> Change:
     return Change(title.strip(), description, operations, text(header, "parentCommit", "") or None)
 
 
-def _lines(body: BodyReader) -> Iterator[bytes]:
+def _lines(body: Body) -> Iterator[bytes]:
     """Lines of a body that are not empty, each of bounded length."""
     reader = io.BufferedReader(body, 1 << 16)
     while line := reader.readline(_MAXIMUM_LINE_BYTES):
@@ -166,7 +135,7 @@ def plan_uploads(payload: dict[str, Any], snapshot: Snapshot, blobs: BlobStore) 
 
 
 def _is_binary(sample: str) -> bool:
-    """Whether the first bytes of a file, in base64, look binary to git: it has a NUL."""
+    """Tell if the first bytes of a file, in base64, look binary to git: it has a NUL."""
     try:
         return b"\0" in base64.b64decode(sample, validate=True)
     except (binascii.Error, ValueError) as error:

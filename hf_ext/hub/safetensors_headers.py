@@ -1,4 +1,4 @@
-"""Headers of safetensors files: what a file says it holds, believed only after every number has been checked.
+"""Headers of safetensors files with torch's types: what a file says it holds.
 
 A file on this disk is parsed by the safetensors library, several times faster and in less memory. It takes whole files
 only, so the header of a file on a Hub, of which nothing else is fetched, is parsed here.
@@ -6,20 +6,41 @@ only, so the header of a file on a Hub, of which nothing else is fetched, is par
 
 from __future__ import annotations
 
-import json
 import math
 import os
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-# What huggingface_hub allows too. The format itself allows 100 MB, which are 1.7 million tensors: to parse that takes
-# over a gigabyte of memory. A checkpoint of this world has thousands of tensors in a file, and 100 bytes for each.
-MAX_HEADER_BYTES = 25_000_000
+from .header_format import (
+    BITS,
+    MAX_HEADER_BYTES,
+    CheckpointError,
+    Entry,
+    describe_entry,
+    header_length,
+    in_order,
+    parse_entries,
+    parse_json_object,
+    read_json_object,
+)
+
+__all__ = [
+    "DTYPE_NAMES",
+    "MAX_HEADER_BYTES",
+    "MAX_INDEX_BYTES",
+    "CheckpointError",
+    "TensorInfo",
+    "header_length",
+    "header_shape",
+    "parse_header",
+    "parse_json_object",
+    "read_header",
+    "read_json_object",
+]
+
 # Of an index of shards, whose entries are plain strings: that of a trillion parameters has 20 MB.
 MAX_INDEX_BYTES = 50_000_000
 
@@ -48,13 +69,7 @@ _DTYPES = {
 # How a header names each type.
 DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 # Numbers in an element: torch packs two numbers of 4 bits into one, a header counts them one by one.
-_PACKED = {torch.float4_e2m1fn_x2: 2}
-# Sizes in a shape: torch and NumPy have no more, and the product of very many takes minutes.
-_MAX_SIZES = 64
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be read: the message names the file, what is wrong with it and what to do."""
+_PACKED = {dtype: 8 // BITS[name] for name, dtype in _DTYPES.items() if BITS[name] < 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,89 +93,14 @@ class TensorInfo:
 
     @property
     def numbers(self) -> int:
-        """How many numbers the tensor holds; of `torch.float4_e2m1fn_x2` two in each element."""
+        """Count of numbers in the tensor; of `torch.float4_e2m1fn_x2` two in each element."""
         return math.prod(self.shape) * _PACKED.get(self.dtype, 1)
-
-
-def parse_json_object(data: bytes | bytearray, file: str) -> dict[str, Any]:
-    """Parses bytes that must hold one JSON object in which no key comes twice."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        counts = Counter(key for key, _ in pairs)
-        if len(counts) != len(pairs):
-            twice = [key for key, count in counts.most_common(3) if count > 1]
-            raise CheckpointError(f"{file}: the JSON repeats {twice}; the file is malformed: fetch or save it again.")
-        return dict(pairs)
-
-    try:
-        value = json.loads(bytes(data).decode("utf-8"), object_pairs_hook=unique)
-    except CheckpointError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file}: not valid JSON ({error}); fetch or save the file again.") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{file}: expected a JSON object, got {type(value).__name__}; fetch or save it again.")
-    return value
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Reads a file that must hold one JSON object in which no key comes twice."""
-    return parse_json_object(path.read_bytes(), str(path))
-
-
-def header_length(prefix: bytes | bytearray, file_size: int, file: str) -> int:
-    """Reads the first eight bytes of a safetensors file: the length of its header."""
-    if file_size < 8:
-        raise CheckpointError(f"{file}: {file_size} bytes are too few for a safetensors file; fetch or save it again.")
-    length = int.from_bytes(prefix, "little")
-    if length > MAX_HEADER_BYTES:
-        raise CheckpointError(
-            f"{file}: the header claims {length} bytes, at most {MAX_HEADER_BYTES} are allowed; this is not a "
-            "safetensors file, or it is damaged (fetch it again), or it has too many tensors (save it in shards)."
-        )
-    if 8 + length > file_size:
-        raise CheckpointError(
-            f"{file}: the header claims {length} bytes but the file has only {file_size}; it was cut: fetch it again."
-        )
-    return length
 
 
 def parse_header(data: bytes | bytearray, file_size: int, file: str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     """Parses the JSON header of a safetensors file, whose tensors must tile the file without gap or overlap."""
-    entries = parse_json_object(data, file)
-    metadata = entries.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise CheckpointError(
-            f"{file}: `__metadata__` must map strings to strings, got {metadata!r:.80}; save it again."
-        )
-    for name, entry in entries.items():
-        complete = isinstance(entry, dict) and set(entry) == {"dtype", "shape", "data_offsets"}
-        if not complete or not _are_sizes(entry["data_offsets"]) or len(entry["data_offsets"]) != 2:
-            raise CheckpointError(
-                f"{file}: tensor {name!r} must have dtype, shape and data_offsets, two non-negative integers; got "
-                f"{entry!r:.80}: save the file again."
-            )
-    start = position = 8 + len(data)
-    tensors = _in_order(
-        {
-            name: describe_tensor(name, entry["dtype"], entry["shape"], start + entry["data_offsets"][0], file)
-            for name, entry in entries.items()
-        }
-    )
-    for name, info in tensors.items():
-        found, needed = entries[name]["data_offsets"], [position - start, position - start + info.nbytes]
-        if found != needed:
-            raise CheckpointError(
-                f"{file}: tensor {name!r} has data_offsets {found}; its dtype and shape, after the tensor before it, "
-                f"need {needed}: the file is malformed, fetch or save it again."
-            )
-        position += info.nbytes
-    if position != file_size:
-        raise CheckpointError(
-            f"{file}: the header describes {position} bytes but the file has {file_size}; "
-            "it was cut or changed: fetch it again."
-        )
-    return tensors, metadata
+    entries, metadata = parse_entries(data, file_size, file)
+    return {name: _with_dtype(entry, file) for name, entry in entries.items()}, metadata
 
 
 def read_header(
@@ -177,54 +117,27 @@ def read_header(
             position = 8 + header_bytes
             for name in opened.offset_keys():
                 described = opened.get_slice(name)
-                info = describe_tensor(name, described.get_dtype(), described.get_shape(), position, file)
-                tensors[name] = info
-                position += info.nbytes
+                entry = describe_entry(name, described.get_dtype(), described.get_shape(), position, file)
+                tensors[name] = entry
+                position += entry.nbytes
     except SafetensorError as error:
         raise CheckpointError(f"{file}: not a safetensors file ({error}); fetch or save it again.") from error
     # The library opens the file by its name, and the bytes are read from the descriptor.
     if not os.path.samestat(os.fstat(descriptor), os.stat(path)):
         raise CheckpointError(f"{file}: it was replaced while it was being opened; open it again.")
-    return _in_order(tensors), metadata
+    return {name: _with_dtype(entry, file) for name, entry in in_order(tensors).items()}, metadata
 
 
-def _in_order(tensors: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
-    """As they lie in the file, those without bytes by their names: the same order for every reader."""
-    return dict(sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes, item[0])))
-
-
-def describe_tensor(name: str, dtype: object, shape: object, offset: int, file: str) -> TensorInfo:
-    """Describes a tensor as torch has it, by what a header says of it."""
-    kind = _DTYPES.get(dtype) if isinstance(dtype, str) else None
-    if kind is None:
-        raise CheckpointError(
-            f"{file}: tensor {name!r} has dtype {dtype!r:.80}; allowed are {sorted(_DTYPES)}: convert it."
-        )
-    if not _are_sizes(shape):
-        raise CheckpointError(
-            f"{file}: tensor {name!r} has shape {shape!r:.80}; a list of at most {_MAX_SIZES} non-negative "
-            "integers is allowed: save the file again."
-        )
-    assert isinstance(shape, list)
-    packed = _PACKED.get(kind, 1)
+def _with_dtype(entry: Entry, file: str) -> TensorInfo:
+    """A tensor as torch has it."""
+    dtype, shape = _DTYPES[entry.dtype], entry.shape
+    packed = _PACKED.get(dtype, 1)
     if packed > 1:
-        if not shape or shape[-1] % packed:
-            raise CheckpointError(
-                f"{file}: tensor {name!r} of dtype {dtype} has shape {shape!r:.80}; its last size must be a multiple "
-                f"of {packed}: save the file again."
-            )
-        shape = [*shape[:-1], shape[-1] // packed]
-    return TensorInfo(kind, tuple(shape), math.prod(shape) * kind.itemsize, file, offset)
+        shape = (*shape[:-1], shape[-1] // packed)
+    return TensorInfo(dtype, shape, entry.nbytes, file, entry.offset)
 
 
 def header_shape(dtype: torch.dtype, shape: tuple[int, ...]) -> list[int]:
-    """How a header writes the shape of a tensor."""
+    """Shape of a tensor as a header writes it."""
     packed = _PACKED.get(dtype, 1)
     return list(shape) if packed == 1 else [*shape[:-1], shape[-1] * packed]
-
-
-def _are_sizes(value: object) -> bool:
-    # bool is an int to Python, but not a size; torch counts in 64-bit integers
-    if not isinstance(value, list) or len(value) > _MAX_SIZES:
-        return False
-    return all(type(item) is int and 0 <= item < 2**63 for item in value)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hf_ext.embedded_hub.server import EmbeddedHub
-from tests.hub_testing import run_python
+from tests.hub_testing import find_damage, run_python
 
 HUGGINGFACE_HUB = """
 import json, os, sys
@@ -171,7 +171,7 @@ print("passed")
 
 def test_huggingface_hub(hub: EmbeddedHub, run_client: Callable[..., str]) -> None:
     assert run_client(HUGGINGFACE_HUB).endswith("passed\n")
-    assert hub.store.verify() == []
+    assert find_damage(hub.store) == []
 
 
 TRANSFORMERS = """
@@ -274,7 +274,7 @@ print("passed")
 @pytest.mark.parametrize("script", [TRANSFORMERS, DIFFUSERS, DATASETS], ids=["transformers", "diffusers", "datasets"])
 def test_libraries(hub: EmbeddedHub, run_client: Callable[..., str], script: str) -> None:
     assert run_client(script).endswith("passed\n")
-    assert hub.store.verify() == []
+    assert find_damage(hub.store) == []
 
 
 TOKEN = """
@@ -314,4 +314,4 @@ print("passed")
 def test_the_token(tmp_path: Path) -> None:
     with EmbeddedHub(tmp_path / "hub", token="hf_secret") as hub:
         assert run_python(TOKEN, hub.url, tmp_path / "home", token="hf_secret").endswith("passed\n")
-        assert hub.store.verify() == []
+        assert find_damage(hub.store) == []

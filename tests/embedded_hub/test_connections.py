@@ -6,16 +6,15 @@ import contextlib
 import json
 import logging
 import socket
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-from hf_ext.embedded_hub import connections
+from hf_ext.embedded_hub import server
 from hf_ext.embedded_hub.server import EmbeddedHub
+from hf_ext.embedded_hub.store import HubStore
 from tests.hub_testing import CONTENT, ask, commit_body, create_repository, raw
 
 COMMIT = "/api/models/me/model/commit/main"
@@ -28,19 +27,11 @@ def connect(url: str) -> socket.socket:
     return socket.create_connection((split.hostname, split.port), timeout=30)
 
 
-def read_all(connection: socket.socket) -> bytes:
-    """What the server says until it closes the connection."""
-    with contextlib.suppress(ConnectionResetError):
-        return b"".join(iter(lambda: connection.recv(65536), b""))
-    return b""
-
-
-def answer_of(received: bytes) -> tuple[int, dict[str, object]]:
-    """Status and JSON body of the only answer in some bytes."""
+def status_of(received: bytes) -> int:
+    """Status of the only answer in some bytes, after which the connection ends."""
     assert received.count(b"HTTP/1.1 ") == 1, received
-    head, _, body = received.partition(b"\r\n\r\n")
-    assert b"\r\ncontent-type: application/json" in head.lower() and b"\r\nconnection: close" in head.lower()
-    return int(head.split()[1]), json.loads(body)
+    assert b"\r\nconnection: close" in received.partition(b"\r\n\r\n")[0].lower()
+    return int(received.split()[1])
 
 
 SECOND = b"GET /me/model/resolve/main/file.bin HTTP/1.1\r\nHost: %s\r\n\r\n"
@@ -52,7 +43,7 @@ SECOND = b"GET /me/model/resolve/main/file.bin HTTP/1.1\r\nHost: %s\r\n\r\n"
         b"Content-Length : %d",
         b"Broken line\r\nContent-Length: %d",
         b": empty\r\nContent-Length: %d",
-        b" Leading: x\r\nContent-Length: %d",
+        b" Leading: x\r\nConnection: close\r\nContent-Length: %d",
         b"X: a\0b\r\nContent-Length: %d",
         b"X: a\rContent-Length: %d",
         b"X\x0b: a\r\nContent-Length: %d",
@@ -71,32 +62,41 @@ def test_no_second_request_in_what_is_malformed(url: str, header: bytes) -> None
     host = urlsplit(url).netloc.encode()
     second = SECOND % host
     head = b"GET /api/models HTTP/1.1\r\nHost: " + host + b"\r\n" + header % len(second) + b"\r\n\r\n"
-    status, body = answer_of(raw(url, head + second))
     # A line that begins with a space continues the one before, which is `Host`.
-    assert status == (403 if header.startswith(b" ") else 400) and "error" in body
+    assert status_of(raw(url, head + second)) == (403 if header.startswith(b" ") else 400)
+
+
+def test_two_lengths_are_refused_also_where_the_body_is_right(url: str) -> None:
+    body = b"f\r\n" + b'{"content": ""}' + b"\r\n0\r\n\r\n"
+    head = b"POST /api/validate-yaml HTTP/1.1\r\nHost: %s\r\nTransfer-Encoding: chunked\r\nContent-Length: %d\r\n\r\n"
+    host = urlsplit(url).netloc.encode()
+    assert status_of(raw(url, head % (host, len(body)) + body + SECOND % host)) == 400
 
 
 @pytest.mark.parametrize(
-    ("request_", "status"),
+    "request_",
     [
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
-        (b"GET /api/models\r\n\r\n", 400),
-        (b"GET /api/models HTTP/1.1\r\nHost: x", 400),
-        (b"GET /" + b"a" * (100 << 10) + b" HTTP/1.1\r\n\r\n", 431),
-        (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 20_000 + b"\r\n", 431),
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET /api/models\r\n\r\n",
+        b"GET /caf\xe9 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /" + b"a" * (100 << 10) + b" HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 20_000 + b"\r\n",
     ],
 )
-def test_what_is_no_request_gets_an_answer_in_json(url: str, request_: bytes, status: int) -> None:
-    found, body = answer_of(raw(url, request_))
-    assert found == status and ("malformed request" in str(body["error"]) or status == 505)
+def test_what_is_no_request_is_refused(url: str, request_: bytes) -> None:
+    assert status_of(raw(url, request_)) == 400
+
+
+def test_other_versions_of_http_are_refused(url: str) -> None:
+    assert status_of(raw(url, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")) == 505
 
 
 def test_several_requests_in_one_piece_are_answered_in_order(url: str) -> None:
     host = urlsplit(url).netloc.encode()
     one = b"GET /api/models HTTP/1.1\r\nHost: %s\r\n\r\n" % host
     post = b"POST /api/validate-yaml HTTP/1.1\r\nHost: %s\r\nContent-Length: 15\r\n\r\n" % host + b'{"content": ""}'
-    received = raw(url, one + SECOND % host + post + one)
+    last = one.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    received = raw(url, one + SECOND % host + post + last)
     assert received.count(b"HTTP/1.1 200 ") == 4
     assert received.index(b'"id": "me/model"') < received.index(CONTENT) < received.index(b'"errors"')
 
@@ -124,86 +124,54 @@ def test_whatever_fails_is_an_answer_and_in_the_log(tmp_path: Path, caplog: pyte
         assert ask(hub.url, "GET", "/api/models/me/other").status == 200
 
 
-# Slow clients.
+# Slow clients, and many of them.
+
+HELD = {
+    "silent": b"",
+    "half a head": b"GET /api/models HTTP/1.1\r\nHo",
+    "half a body": b"POST /api/validate-yaml HTTP/1.1\r\nHost: %s\r\nContent-Length: 100\r\n\r\n{",
+    "refused": b"BROKEN\r\n\r\n",
+}
 
 
-@pytest.fixture
-def wait_only(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """`wait_only(STALL_SECONDS=0.3)`: the Hub waits for so long and no longer."""
-
-    def change(**seconds: float) -> None:
-        for name, value in seconds.items():
-            monkeypatch.setattr(connections, name, value)
-
-    return change
-
-
-def test_a_head_that_drips_is_cut_off(url: str, wait_only: Callable[..., None]) -> None:
-    wait_only(HEADER_SECONDS=0.6)
-    with connect(url) as connection:
-        started = time.monotonic()
-        connection.settimeout(0.1)
-        received = b""
-        while not received and time.monotonic() < started + 30:
-            # A byte each tenth of a second: no wait of the server is long.
-            with contextlib.suppress(BrokenPipeError):
-                connection.sendall(b"G")
-            with contextlib.suppress(TimeoutError):
-                received = connection.recv(65536)
-        connection.settimeout(30)
-        status, body = answer_of(received + read_all(connection))
-    assert status == 408 and "0.6 seconds" in str(body["error"])
+@pytest.mark.parametrize("held", HELD)
+def test_clients_that_are_silent_keep_nobody_waiting(url: str, held: str) -> None:
+    # More of them than anything but the limit of connections has places.
+    with contextlib.ExitStack() as stack:
+        for _ in range(100):
+            connection = stack.enter_context(connect(url))
+            connection.sendall(HELD[held].replace(b"%s", urlsplit(url).netloc.encode()))
+        for _ in range(10):
+            assert ask(url, "GET", "/me/model/resolve/main/file.bin").body == CONTENT
+            assert ask(url, "POST", COMMIT, commit_body({"beside.txt": b"x"})).status == 200
 
 
-def test_a_silent_connection_is_closed(url: str, wait_only: Callable[..., None]) -> None:
-    wait_only(IDLE_SECONDS=0.3)
-    with connect(url) as connection:
-        assert read_all(connection) == b""
+def test_clients_that_do_not_read_keep_nobody_waiting(url: str) -> None:
+    assert ask(url, "POST", COMMIT, commit_body({"0.txt": bytes(10 << 20)})).status == 200
+    question = SECOND.replace(b"file.bin", b"0.txt") % urlsplit(url).netloc.encode()
+    with contextlib.ExitStack() as stack:
+        for _ in range(100):
+            connection = stack.enter_context(connect(url))
+            connection.sendall(question)
+        for _ in range(10):
+            assert ask(url, "GET", "/me/model/resolve/main/file.bin").body == CONTENT
 
 
-def test_a_body_that_drips_is_cut_off(url: str, hub: EmbeddedHub, wait_only: Callable[..., None]) -> None:
-    wait_only(STALL_SECONDS=0.6)
-    head = f"POST {COMMIT} HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\nContent-Length: 1000000\r\n\r\n"
-    with connect(url) as connection:
-        connection.sendall(head.encode())
-        connection.settimeout(0.1)
-        started, received = time.monotonic(), b""
-        while not received and time.monotonic() < started + 30:
-            with contextlib.suppress(BrokenPipeError):
-                connection.sendall(b" ")
-            with contextlib.suppress(TimeoutError):
-                received = connection.recv(65536)
-        connection.settimeout(30)
-        status, body = answer_of(received + read_all(connection))
-    assert status == 408 and "too slowly" in str(body["error"])
-    assert list(hub.store.incoming.iterdir()) == []
-
-
-def test_a_client_that_does_not_read_is_cut_off(url: str, wait_only: Callable[..., None]) -> None:
-    assert ask(url, "POST", COMMIT, commit_body({f"{i}.txt": bytes(10 << 20) for i in range(1)})).status == 200
-    wait_only(STALL_SECONDS=0.3)
-    with connect(url) as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        question = SECOND.replace(b"file.bin", b"0.txt") % urlsplit(url).netloc.encode()
-        connection.sendall(question * 8)
-        wait_until(lambda: count_served() == 1)
-        wait_until(lambda: count_served() == 0)
-
-
-# Many clients.
-
-
-def count_served() -> int:
-    """How many connections the Hub of this process has: each is a thread."""
-    return sum("process_request_thread" in thread.name for thread in threading.enumerate())
-
-
-def wait_until(condition) -> None:
-    """Wait for something that other threads do."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def test_a_client_that_is_silent_does_not_keep_the_server_from_stopping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_GRACE_SECONDS", 1)
+    with EmbeddedHub(tmp_path) as hub, connect(hub.url) as silent:
+        url = hub.url
+        head = f"POST /api/validate-yaml HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\nContent-Length: 100\r\n\r\n{{"
+        silent.sendall(head.encode())
+        # Its request is in a thread when the next one is answered.
+        assert ask(url, "GET", "/api/models").status == 200
+        hub.stop()
+        # Nobody has the folder open.
+        HubStore(hub.root).close()
+        with pytest.raises(ConnectionRefusedError):
+            connect(url)
 
 
 @pytest.fixture
@@ -217,39 +185,7 @@ def crowded(tmp_path: Path) -> Iterator[EmbeddedHub]:
         yield hub
 
 
-HELD = {
-    "silent": b"",
-    "half a head": b"GET /api/models HTTP/1.1\r\nHo",
-    "half a body": b"POST /api/validate-yaml HTTP/1.1\r\nHost: %s\r\nContent-Length: 100\r\n\r\n{",
-    "refused": b"BROKEN\r\n\r\n",
-}
-
-
-@pytest.mark.parametrize("held", HELD)
-def test_who_holds_many_connections_keeps_nobody_out(crowded: EmbeddedHub, held: str) -> None:
-    host = urlsplit(crowded.url).netloc.encode()
-    with contextlib.ExitStack() as stack:
-        for _ in range(40):
-            connection = stack.enter_context(connect(crowded.url))
-            with contextlib.suppress(OSError):
-                connection.sendall(HELD[held].replace(b"%s", host))
-        for _ in range(10):
-            assert ask(crowded.url, "GET", "/me/model/resolve/main/file.bin").body == CONTENT
-        wait_until(lambda: count_served() <= 8)
-
-
-def test_an_address_of_the_network_has_half_of_the_connections(
-    crowded: EmbeddedHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hf_ext.embedded_hub.listener.is_loopback", lambda host: False)
-    with contextlib.ExitStack() as stack:
-        for _ in range(20):
-            stack.enter_context(connect(crowded.url))
-        assert ask(crowded.url, "GET", "/me/model/resolve/main/file.bin").body == CONTENT
-        wait_until(lambda: count_served() <= 4)
-
-
-def test_who_has_shown_the_token_is_not_cut_off(crowded: EmbeddedHub) -> None:
+def test_more_connections_than_allowed_are_refused_and_the_others_go_on(crowded: EmbeddedHub) -> None:
     body = commit_body({"slow.txt": b"x" * 1000})
     head = f"POST {COMMIT} HTTP/1.1\r\nHost: {urlsplit(crowded.url).netloc}\r\nAuthorization: Bearer secret\r\n"
     with contextlib.ExitStack() as stack:
@@ -259,12 +195,11 @@ def test_who_has_shown_the_token_is_not_cut_off(crowded: EmbeddedHub) -> None:
             # It goes on after the token was looked at.
             assert upload.recv(65536).startswith(b"HTTP/1.1 100 ")
             upload.sendall(body[:10])
-        with connect(crowded.url) as late:
-            status, told = answer_of(read_all(late))
-        assert status == 503 and "try again" in str(told["error"])
+        assert ask(crowded.url, "GET", "/api/models").status == 503
         for upload in uploads:
             upload.sendall(body[10:])
             assert upload.recv(65536).startswith(b"HTTP/1.1 200 ")
+    assert ask(crowded.url, "GET", "/api/models").status == 200
 
 
 # Requests that cost more than they weigh.
@@ -273,17 +208,10 @@ def test_who_has_shown_the_token_is_not_cut_off(crowded: EmbeddedHub) -> None:
 @pytest.mark.parametrize(
     ("rules", "path"),
     [
-        ("*a" * 8 + "b", "a" * 60),
-        ("*a" * 40 + "b", "a" * 200),
-        ("?*" * 10 + "b", "a" * 60),
-        ("*[a]" * 8 + "b", "a" * 60),
-        ("a/" + "**/a/" * 9 + "b", "/".join("a" * 200)),
-        ("*" * 30 + "b", "a" * 200),
         ("[z-a]", "a"),
         ("ok\n\n[z-a]\n", "a"),
         ("!", "a"),
         ("a\\", "a"),
-        ("x" * 5000, "a"),
         ("x\n" * 200_000, "a"),
     ],
 )

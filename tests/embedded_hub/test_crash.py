@@ -21,12 +21,21 @@ import pytest
 
 from hf_ext.embedded_hub import storage
 from hf_ext.embedded_hub.errors import HubError
-from hf_ext.embedded_hub.objects import Operation
+from hf_ext.embedded_hub.objects import Entry, Operation
 from hf_ext.embedded_hub.repository import Change
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.embedded_hub.store import HubStore
 from hf_ext.embedded_hub.uploads import store_regular
-from tests.hub_testing import ask, client_environment, commit_body, create_repository, request_lfs_upload, store_now
+from tests.hub_testing import (
+    ask,
+    client_environment,
+    commit_body,
+    create_repository,
+    find_damage,
+    is_whole,
+    request_lfs_upload,
+    store_now,
+)
 from tests.testing import file_limit
 
 COMMIT = "/api/models/me/model/commit/main"
@@ -91,7 +100,7 @@ def test_killed_in_the_middle_of_an_upload(tmp_path: Path) -> None:
     with EmbeddedHub(root) as hub:
         assert list((root / "incoming").iterdir()) == []
         assert hub.store.blobs.size(sha256) is None
-        assert hub.store.verify() == []
+        assert find_damage(hub.store) == []
         assert ask(hub.url, "GET", f"/me/model/resolve/{commit}/kept.txt").body == b"kept"
         # The same upload can be made again.
         path = request_lfs_upload(hub.url, "me/model", sha256, 20 << 20)
@@ -130,7 +139,7 @@ def test_killed_while_many_commit(tmp_path: Path) -> None:
                 thread.join()
         found = HubStore(root)
         try:
-            assert found.verify() == []
+            assert find_damage(found) == []
             repository = found.repository("models", "me/model")
             assert repository is not None
             files = repository.snapshot(repository.resolve("main")).files
@@ -181,7 +190,7 @@ def test_a_crash_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
                 pass
         before.close()
         after = HubStore(root)
-        assert after.verify() == []
+        assert find_damage(after) == []
         survivor = after.repository("models", "me/old")
         assert survivor is not None
         found = set(survivor.snapshot(survivor.resolve("main")).files)
@@ -197,7 +206,7 @@ def test_a_crash_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
             with pytest.raises(HubError, match="Invalid rev id"):
                 survivor.resolve(oid)
         survivor.append("main", Change("third", "", [Operation("third.txt", store_now(b"3", after.blobs))]))
-        assert after.verify() == []
+        assert find_damage(after) == []
         after.close()
         if reached_the_end:
             break
@@ -212,7 +221,7 @@ def digest(path: str) -> str:
 def survivor_is_whole(store: HubStore, sha256: str) -> bool:
     """Whether a blob is either not there or right."""
     size = store.blobs.size(sha256)
-    return size is None or store.blobs.fault(storage.Blob(sha256, size)) is None
+    return size is None or is_whole(store.blobs, Entry.of_lfs(storage.Blob(sha256, size)))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the names of open files where Linux shows them")
@@ -260,7 +269,7 @@ def test_a_disk_that_takes_no_more(hub: EmbeddedHub) -> None:
     assert answer.status == 507 and "Is a directory" in answer.headers["X-Error-Message"]
     blob.rmdir()
     assert list(hub.store.incoming.iterdir()) == []
-    assert hub.store.verify() == []
+    assert find_damage(hub.store) == []
     assert ask(hub.url, "POST", COMMIT, body).status == 200
 
 
@@ -272,9 +281,9 @@ def test_damage_is_found(hub: EmbeddedHub) -> None:
     for path, change in ((blob, b"CONTENT"), (blob, b"short"), (commit, commit.read_bytes() + b"x")):
         kept = path.read_bytes()
         path.write_bytes(change)
-        assert len(hub.store.verify()) == 1
+        assert len(find_damage(hub.store)) == 1
         path.write_bytes(kept)
-        assert hub.store.verify() == []
+        assert find_damage(hub.store) == []
     blob.write_bytes(b"short")
     assert ask(hub.url, "GET", "/me/model/resolve/main/a.txt").status == 500
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hf_ext.embedded_hub.server import EmbeddedHub
-from tests.hub_testing import CONTENT, Answer, ask, commit_body, create_repository, request_lfs_upload
+from tests.hub_testing import CONTENT, Answer, ask, commit_body, create_repository, find_damage, request_lfs_upload
 
 COMMIT = "/api/models/me/model/commit/main"
 
@@ -163,15 +164,73 @@ def test_moving(url: str, hub: EmbeddedHub) -> None:
         assert post(url, "/api/repos/move", fromRepo="me/model", toRepo=wrong).status == status, wrong
     assert post(url, "/api/repos/move", fromRepo="me/none", toRepo="me/x").status == 404
     assert post(url, "/api/repos/move", fromRepo="me/model", toRepo="new/place", type="model").status == 200
-    assert ask(url, "GET", "/me/model/resolve/main/file.bin").headers["X-Error-Code"] == "RepoNotFound"
     assert ask(url, "GET", "/new/place/resolve/main/file.bin").body == CONTENT
     described = ask(url, "GET", "/api/models/new/place").json()
     assert (described["id"], described["sha"]) == ("new/place", head)
     assert ask(url, "POST", "/api/models/new/place/commit/main", commit_body({"later": b"x"})).status == 200
     hub.stop()
     with EmbeddedHub(hub.root) as again:
-        assert again.store.verify() == []
+        assert find_damage(again.store) == []
         assert again.store.identifiers("models") == ["me/taken", "new/place"]
+        assert ask(again.url, "GET", "/api/models/me/model").headers["Location"] == "/api/models/new/place"
+
+
+def test_old_ids_lead_to_the_new_ones(url: str, hub: EmbeddedHub) -> None:
+    def place(path: str, method: str = "GET") -> str | None:
+        answer = ask(url, method, path)
+        return answer.headers["Location"] if answer.status == 307 else None
+
+    assert post(url, "/api/repos/move", fromRepo="me/model", toRepo="new/place").status == 200
+    assert post(url, "/api/repos/move", fromRepo="new/place", toRepo="local/last").status == 200
+    assert place("/me/model/resolve/main/a%2Fb.bin", "HEAD") == "/local/last/resolve/main/a%2Fb.bin"
+    assert place("/api/models/me/model/tree/main?recursive=True&x=a%26b") == (
+        "/api/models/local/last/tree/main?recursive=True&x=a%26b"
+    )
+    assert place("/api/models/new/place/commit/main", "POST") == "/api/models/local/last/commit/main"
+    assert place("/me/model") == "/local/last"
+    # What is not there, of another kind, or has the name again is no move.
+    for path in ("/me/none", "/datasets/me/model", "/api/datasets/me/model", "/local/last"):
+        assert place(path) is None
+    assert create_repository(url, "me/model").status == 200
+    assert place("/api/models/me/model") is None and ask(url, "GET", "/api/models/me/model").status == 200
+    assert ask(url, "DELETE", "/api/repos/delete", b'{"organization": "me", "name": "model"}').status == 200
+    assert ask(url, "GET", "/api/models/me/model").status == 404
+    # Back again, and by a name of one part.
+    assert post(url, "/api/repos/move", fromRepo="local/last", toRepo="new/place").status == 200
+    assert place("/last/resolve/main/file.bin") == "/new/place/resolve/main/file.bin"
+    assert place("/new/place") is None and ask(url, "GET", "/new/place/resolve/main/file.bin").body == CONTENT
+
+
+def test_an_old_id_tells_nothing_of_what_is_private(tmp_path: Path) -> None:
+    bearer = {"Authorization": "Bearer secret"}
+    with EmbeddedHub(tmp_path, token="secret", public_url="https://hub.lab/mirror/") as hub:
+        body = json.dumps({"organization": "me", "name": "old", "private": True}).encode()
+        assert ask(hub.url, "POST", "/api/repos/create", body, bearer).status == 200
+        body = json.dumps({"fromRepo": "me/old", "toRepo": "me/new"}).encode()
+        assert ask(hub.url, "POST", "/api/repos/move", body, bearer).status == 200
+        refused, missing = (ask(hub.url, "GET", f"/api/models/me/{name}") for name in ("old", "none"))
+        assert refused.status == missing.status == 401 and refused.headers["Location"] is None
+        assert refused.body.replace(b"old", b"none") == missing.body
+        # A proxy has a path of its own before that of the server.
+        seen = ask(hub.url, "GET", "/api/models/me/old", headers=bearer)
+        assert (seen.status, seen.headers["Location"]) == (307, "/mirror/api/models/me/new")
+
+
+def test_files_as_text(url: str) -> None:
+    data = b"large" * 1000
+    commit_large(url, {"w.bin": data})
+    assert ask(url, "POST", COMMIT, commit_body({"a b.txt": "\u00e9t\u00e9 <b>".encode()})).status == 200
+    answer = ask(url, "GET", "/me/model/raw/main/a%20b.txt")
+    assert (answer.body.decode(), answer.headers["Content-Type"]) == ("\u00e9t\u00e9 <b>", "text/plain; charset=utf-8")
+    assert (
+        answer.headers["X-Content-Type-Options"] == "nosniff"
+        and "sandbox" in answer.headers["Content-Security-Policy"]
+    )
+    pointer = ask(url, "GET", "/me/model/raw/main/w.bin").body.decode().splitlines()
+    assert pointer[1:] == [f"oid sha256:{hashlib.sha256(data).hexdigest()}", "size 5000"]
+    head = ask(url, "HEAD", "/me/model/raw/main/a%20b.txt")
+    assert (head.body, head.headers["Content-Length"]) == (b"", str(len("\u00e9t\u00e9 <b>".encode())))
+    assert ask(url, "GET", "/me/model/raw/main/none").headers["X-Error-Code"] == "EntryNotFound"
 
 
 # History.
@@ -195,7 +254,7 @@ def test_squashing(url: str, hub: EmbeddedHub) -> None:
     assert post(url, "/api/models/me/model/tag/main", tag="v1").status == 200
     for revision, message, status in (("v1", "x", 400), ("none", "x", 404), ("main", " ", 400)):
         assert post(url, f"/api/models/me/model/super-squash/{revision}", message=message).status == status
-    assert hub.store.verify() == []
+    assert find_damage(hub.store) == []
 
 
 def test_revisions_by_their_first_digits(url: str) -> None:
@@ -241,7 +300,7 @@ def test_large_files_of_all_refs_can_be_taken_out(url: str, hub: EmbeddedHub) ->
     commits = [commit["id"] for commit in ask(url, "GET", "/api/models/me/model/commits/main").json()]
     assert commits[len(commits) - 2] == initial, "a commit that never had them keeps its hash"
     assert ask(url, "GET", f"/api/models/me/model/discussions/{pull}").status == 200
-    assert hub.store.verify() == []
+    assert find_damage(hub.store) == []
 
 
 def test_a_folder_may_be_deleted_after_its_files(url: str) -> None:

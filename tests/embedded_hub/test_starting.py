@@ -42,24 +42,34 @@ def serving(folder: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen
             process.stdout.close()
 
 
+def peak_memory(process: subprocess.Popen[str]) -> int:
+    """Largest resident size of a process so far, in bytes."""
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
+
+
 @pytest.mark.skipif(
     not Path("/proc/self/status").exists(), reason="reads the memory of a process where Linux shows it"
 )
 def test_serving_takes_little_memory_and_time(tmp_path: Path) -> None:
     with serving(tmp_path) as (url, process):
-        status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
         fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
         # Processor time, of which transformers alone would take eight times as much on the same machine.
         seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        memory = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
+        memory = peak_memory(process)
         assert create_repository(url, "me/model").status == 200
-        body = commit_body({"README.md": b"---\nlicense: mit\n---\n", ".gitignore": b"*.tmp\n"})
+        header = b'{"w": {"dtype": "F16", "shape": [2, 3], "data_offsets": [0, 12]}}'
+        weights = len(header).to_bytes(8, "little") + header + bytes(12)
+        files = {"README.md": b"---\nlicense: mit\n---\n", ".gitignore": b"*.tmp\n", "model.safetensors": weights}
+        body = commit_body(files)
         assert ask(url, "POST", "/api/models/me/model/commit/main", body).status == 200
-        assert ask(url, "GET", "/api/models/me/model").json()["cardData"] == {"license": "mit"}
+        described = ask(url, "GET", "/api/models/me/model").json()
+        assert described["cardData"] == {"license": "mit"} and described["safetensors"]["total"] == 6
+        later = peak_memory(process)
         process.send_signal(signal.SIGTERM)
         told, _ = process.communicate(timeout=60)
     assert process.returncode == 0 and told.endswith("heavy: []\n"), told
-    assert memory < 60 << 20, f"{memory >> 20} MiB"
+    assert memory < 60 << 20 and later < 80 << 20, f"{memory >> 20} MiB, {later >> 20} MiB with a model"
     assert seconds < 2, "0.2 s on the machine of the developers; the bound leaves room for ten times slower ones"
 
 

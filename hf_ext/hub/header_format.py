@@ -1,0 +1,180 @@
+"""Format of safetensors headers, in plain Python: what a file says it holds, believed only after it was checked.
+
+A server that counts parameters reads headers with this module alone; `safetensors_headers` adds the types of torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# What huggingface_hub allows too. The format itself allows 100 MB, which are 1.7 million tensors: to parse that takes
+# over a gigabyte of memory. A checkpoint of this world has thousands of tensors in a file, and 100 bytes for each.
+MAX_HEADER_BYTES = 25_000_000
+
+# Bits of a number of each type.
+BITS = {
+    "F64": 64,
+    "F32": 32,
+    "F16": 16,
+    "BF16": 16,
+    "F8_E4M3": 8,
+    "F8_E4M3FNUZ": 8,
+    "F8_E5M2": 8,
+    "F8_E5M2FNUZ": 8,
+    "F8_E8M0": 8,
+    "F4": 4,
+    "C64": 64,
+    "I64": 64,
+    "I32": 32,
+    "I16": 16,
+    "I8": 8,
+    "U64": 64,
+    "U32": 32,
+    "U16": 16,
+    "U8": 8,
+    "BOOL": 8,
+}
+# Sizes in a shape: torch and NumPy have no more, and the product of very many takes minutes.
+_MAX_SIZES = 64
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be read: the message names the file, what is wrong with it and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor as a header describes it: the shape counts numbers, also those that share a byte."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def numbers(self) -> int:
+        """Count of numbers in the tensor."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Length in bytes."""
+        return self.numbers * BITS[self.dtype] // 8
+
+
+def parse_json_object(data: bytes | bytearray, file: str) -> dict[str, Any]:
+    """Parses bytes that must hold one JSON object in which no key comes twice."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        counts = Counter(key for key, _ in pairs)
+        if len(counts) != len(pairs):
+            twice = [key for key, count in counts.most_common(3) if count > 1]
+            raise CheckpointError(f"{file}: the JSON repeats {twice}; the file is malformed: fetch or save it again.")
+        return dict(pairs)
+
+    try:
+        value = json.loads(bytes(data).decode("utf-8"), object_pairs_hook=unique)
+    except CheckpointError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file}: not valid JSON ({error}); fetch or save the file again.") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file}: expected a JSON object, got {type(value).__name__}; fetch or save it again.")
+    return value
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Reads a file that must hold one JSON object in which no key comes twice."""
+    return parse_json_object(path.read_bytes(), str(path))
+
+
+def header_length(prefix: bytes | bytearray, file_size: int, file: str) -> int:
+    """Reads the first eight bytes of a safetensors file: the length of its header."""
+    if file_size < 8:
+        raise CheckpointError(f"{file}: {file_size} bytes are too few for a safetensors file; fetch or save it again.")
+    length = int.from_bytes(prefix, "little")
+    if length > MAX_HEADER_BYTES:
+        raise CheckpointError(
+            f"{file}: the header claims {length} bytes, at most {MAX_HEADER_BYTES} are allowed; this is not a "
+            "safetensors file, or it is damaged (fetch it again), or it has too many tensors (save it in shards)."
+        )
+    if 8 + length > file_size:
+        raise CheckpointError(
+            f"{file}: the header claims {length} bytes but the file has only {file_size}; it was cut: fetch it again."
+        )
+    return length
+
+
+def parse_entries(data: bytes | bytearray, file_size: int, file: str) -> tuple[dict[str, Entry], dict[str, str]]:
+    """Parses the JSON header of a safetensors file, whose tensors must tile the file without gap or overlap."""
+    entries = parse_json_object(data, file)
+    metadata = entries.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise CheckpointError(
+            f"{file}: `__metadata__` must map strings to strings, got {metadata!r:.80}; save it again."
+        )
+    for name, entry in entries.items():
+        complete = isinstance(entry, dict) and set(entry) == {"dtype", "shape", "data_offsets"}
+        if not complete or not _are_sizes(entry["data_offsets"]) or len(entry["data_offsets"]) != 2:
+            raise CheckpointError(
+                f"{file}: tensor {name!r} must have dtype, shape and data_offsets, two non-negative integers; got "
+                f"{entry!r:.80}: save the file again."
+            )
+    start = position = 8 + len(data)
+    tensors = in_order(
+        {
+            name: describe_entry(name, entry["dtype"], entry["shape"], start + entry["data_offsets"][0], file)
+            for name, entry in entries.items()
+        }
+    )
+    for name, info in tensors.items():
+        found, needed = entries[name]["data_offsets"], [position - start, position - start + info.nbytes]
+        if found != needed:
+            raise CheckpointError(
+                f"{file}: tensor {name!r} has data_offsets {found}; its dtype and shape, after the tensor before it, "
+                f"need {needed}: the file is malformed, fetch or save it again."
+            )
+        position += info.nbytes
+    if position != file_size:
+        raise CheckpointError(
+            f"{file}: the header describes {position} bytes but the file has {file_size}; "
+            "it was cut or changed: fetch it again."
+        )
+    return tensors, metadata
+
+
+def in_order(tensors: dict[str, Entry]) -> dict[str, Entry]:
+    """As they lie in the file, those without bytes by their names: the same order for every reader."""
+    return dict(sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes, item[0])))
+
+
+def describe_entry(name: str, dtype: object, shape: object, offset: int, file: str) -> Entry:
+    """Describes a tensor by what a header says of it, or refuses what cannot be."""
+    if not isinstance(dtype, str) or dtype not in BITS:
+        raise CheckpointError(
+            f"{file}: tensor {name!r} has dtype {dtype!r:.80}; allowed are {sorted(BITS)}: convert it."
+        )
+    if not _are_sizes(shape):
+        raise CheckpointError(
+            f"{file}: tensor {name!r} has shape {shape!r:.80}; a list of at most {_MAX_SIZES} non-negative "
+            "integers is allowed: save the file again."
+        )
+    assert isinstance(shape, list)
+    packed = max(8 // BITS[dtype], 1)
+    if packed > 1 and (not shape or shape[-1] % packed):
+        raise CheckpointError(
+            f"{file}: tensor {name!r} of dtype {dtype} has shape {shape!r:.80}; its last size must be a multiple "
+            f"of {packed}: save the file again."
+        )
+    return Entry(dtype, tuple(shape), offset)
+
+
+def _are_sizes(value: object) -> bool:
+    # bool is an int to Python, but not a size; torch counts in 64-bit integers
+    if not isinstance(value, list) or len(value) > _MAX_SIZES:
+        return False
+    return all(type(item) is int and 0 <= item < 2**63 for item in value)
