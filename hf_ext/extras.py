@@ -21,7 +21,6 @@ EXTRAS = {
     "soundfile": "audio",
     "soxr": "audio",
     "tensorboard": "train",
-    "tifffile": "images",
     "uvicorn": "serve",
     "zstandard": "archive",
 }

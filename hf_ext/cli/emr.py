@@ -10,7 +10,7 @@ import click
 from .emr_serving import extract_lora, merge_loras, serve
 from .errors import Unusable
 from .groups import Group
-from .library import import_undisturbed, import_without_models
+from .library import import_without_models
 from .output import print_json, print_rows, print_table
 from .sources import Model, find_released
 
@@ -155,6 +155,8 @@ def merge(
       accelerate launch --config_file examples/accelerate/ddp_2_cpu.yaml -m hf_ext_cli.main merge FILE.yaml OUT
     """
     import_without_models()
+    from hf_ext.system import import_undisturbed
+
     with import_undisturbed():
         config = read_config(file, fields)
     if dump_yaml:

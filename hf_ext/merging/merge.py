@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from ..distributed import Ranks
 from ..files import read_json, remove_leftovers, replace_folder, sync, write_json
-from ..hub.system_calls import count_cores
-from ..ranks import Ranks
+from ..system import count_cores
 from .configuration import MergeConfig, load_config
 from .engine import Engine, NotFiniteError, Unit, add_up, make_units
 from .finishing import finish

@@ -11,8 +11,8 @@ from accelerate import Accelerator, PartialState
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
+from ..distributed import Ranks
 from ..files import write_json
-from ..ranks import Ranks
 from .arguments import DataSource
 from .bad_examples import read_example
 from .data import read_all

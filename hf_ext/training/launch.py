@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_ext_cli.errors import classify
-from hf_ext_cli.library import import_undisturbed
-
-from ..ranks import Ranks
+from ..distributed import Ranks
+from ..errors import DONE, classify
+from ..system import import_undisturbed
 
 # The libraries and the loop are imported where they are needed, which is after everything was read and checked.
 from .arguments import TrainingArguments, apply_overrides, build, read_yaml
@@ -235,5 +234,6 @@ def _fail(error: Exception) -> int:
     shown = classify(error)
     if shown is None or os.environ.get("HF_EXT_DEBUG"):
         raise error
-    sys.stderr.write(f"error: {shown.message.strip()}\n")
+    if shown.exit_code != DONE:
+        sys.stderr.write(f"error: {shown.message.strip()}\n")
     return shown.exit_code
