@@ -69,7 +69,7 @@ def _classify_library(error: BaseException) -> Ending | None:
 
 
 def _blames_the_path(error: OSError) -> bool:
-    """Whether there is no such file, folder, repository or revision, or it may not be used."""
+    """Tells whether the file, folder, repository or revision is not there or may not be used."""
     from huggingface_hub.errors import (
         EntryNotFoundError,
         LocalEntryNotFoundError,
@@ -94,7 +94,7 @@ def _blames_the_path(error: OSError) -> bool:
 
 
 def message(error: BaseException) -> str:
-    """What to show of an exception: its text, or its name where it has none; of a failed request the address too."""
+    """The text of an exception, or its name where it has none; of a failed request with the address."""
     import httpx2
 
     text = str(error) or type(error).__name__

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def can_draw(what: str) -> bool:
-    """Whether matplotlib is installed; where it is not, a warning names the picture that is left out."""
+    """Looks for matplotlib; where it is missing, a warning names the picture that is left out."""
     if find_spec("matplotlib") is not None:
         return True
     logger.warning("%s is not drawn: %s", what, explain_missing("matplotlib"))

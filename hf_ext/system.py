@@ -31,7 +31,7 @@ def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o666)
 
 
 def has_positions() -> bool:
-    """Whether the system reads and writes at a place of a file: compiled code and threads may do it at once."""
+    """Tells whether the system reads and writes at a place of a file: compiled code and threads may do it at once."""
     return hasattr(os, "pread") and hasattr(os, "pwrite")
 
 
@@ -97,12 +97,12 @@ def sync_file(path: str | os.PathLike[str]) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """How much may be written to the disk of a folder."""
+    """The bytes that may be written to the disk of a folder."""
     return shutil.disk_usage(folder).free
 
 
 def count_cores() -> int:
-    """How many cores this process may use."""
+    """The number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Pictures of MRConv: what the branches weigh by depth and resolution, kernels before and after merging."""
+"""Pictures of MRConv: weights of the branches by depth and resolution, kernels before and after merging."""
 
 from importlib import import_module
 from pathlib import Path
@@ -32,7 +32,7 @@ def load_model(source: str) -> MRConvPreTrainedModel:
 
 
 def branch_weights(model: MRConvPreTrainedModel) -> np.ndarray:
-    """How much each resolution counts in each layer: ‖alpha‖² / D, the mean of alpha² over the D channels."""
+    """The weight of each resolution in each layer: ‖alpha‖² / D, the mean of alpha² over the D channels."""
     if model.config.reparameterized:
         raise ValueError(
             "the model is merged, its branches are gone: plot a checkpoint from before `reparameterize()`."

@@ -18,7 +18,7 @@ class FolderLock:
 
     @property
     def is_held(self) -> bool:
-        """Whether this object has the lock."""
+        """True while this object has the lock."""
         return self._lock.is_locked
 
     def acquire(self) -> None:
