@@ -18,17 +18,18 @@ from PIL import Image
 from transformers import AutoConfig
 
 from hf_ext import EMRModel, SemanIRForImageRestoration, restore_image
+from hf_ext.audio_stream import Listener, Stream
 from hf_ext.emr.artifact import read_tasks
+from hf_ext.hub.checkpoints import split_revision
 from hf_ext.hub.released import list_released
-from hf_ext.listening import Listener, Stream
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
-from hf_ext.plots.attention import show_colours
-from hf_ext.plots.grids import draw_grid, sample_rows
-from hf_ext.plots.kernels import draw_merged, load_model
+from hf_ext.restoration.comparison import show_colours
 from hf_ext.restoration.files import read_image
 from hf_ext.serving.tasks import ServedTask
+from hf_ext.tasks.diffusion_grids import draw_grid, sample_rows
+from hf_ext.tasks.kernel_plots import draw_merged, load_model
 from hf_ext.tasks.signals import read_recording
-from hf_ext.training.models import pipeline_index, split_revision
+from hf_ext.training.models import pipeline_index
 
 TABS = ("restore", "draw", "listen", "merge")
 MEGAPIXELS = 50.0

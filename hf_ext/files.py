@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from .hub.system_calls import sync_directory, sync_file
+from .system import sync_directory, sync_file
 
 # Of linux/fcntl.h and linux/fs.h.
 _AT_FDCWD = -100

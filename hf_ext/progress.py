@@ -1,11 +1,12 @@
 """Progress of long work: a moving bar on a terminal, and a line now and then in a log or a pipe."""
 
-import os
 import sys
 from collections.abc import Iterable
 from typing import Any
 
 from tqdm import tqdm
+
+from .terminal import is_quiet
 
 # Seconds between the lines of what is no terminal.
 _PAUSE = 30.0
@@ -28,11 +29,6 @@ def progress(items: Iterable[Any] | None = None, description: str = "", *, shown
     if hidden or sys.stderr.isatty():
         return tqdm(items, name, disable=hidden, **options)
     return _Lines(items, name, **{**options, "mininterval": _PAUSE, "miniters": 0})
-
-
-def is_quiet() -> bool:
-    """True where only errors and results are shown, here and in processes that this one starts."""
-    return os.environ.get("HF_EXT_QUIET", "0") == "1"
 
 
 class _Lines(tqdm):

@@ -46,7 +46,7 @@ def without_pictures() -> Iterator[None]:
     """Curves of runs and reports of merges have tests of their own, and drawing takes longer than all else there."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hf_ext.training.loop.plot_curves", lambda run: None)
-        patch.setattr("hf_ext.plots.merges.draw_report", lambda report, path: path.write_bytes(b"picture"))
+        patch.setattr("hf_ext.merging.report_picture.draw_report", lambda report, path: path.write_bytes(b"picture"))
         yield
 
 

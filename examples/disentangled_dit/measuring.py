@@ -18,7 +18,7 @@ from sets import resized
 from hf_ext.files import whole_folder
 from hf_ext.metrics import ClassifierFeatures, frechet_distance, high_frequency_energy
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
-from hf_ext.plots.grids import GAP, LEAST, draw_grid, sample_rows, write_picture
+from hf_ext.tasks.diffusion_grids import GAP, LEAST, draw_grid, sample_rows, write_picture
 
 CLASSES = 10
 # Generated images: steps of DDIM and guidance.

@@ -13,7 +13,7 @@ from typing import Any
 from PIL import Image
 
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
-from hf_ext.plots.grids import draw_grid, sample_rows, write_picture
+from hf_ext.tasks.diffusion_grids import draw_grid, sample_rows, write_picture
 
 # Sides of the pictures as they are shown, at least.
 SHOWN, COLUMNS, CLASSES = 128, 8, 10

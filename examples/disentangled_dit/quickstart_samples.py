@@ -32,7 +32,7 @@ from pull_and_sample import draw  # noqa: E402
 
 from hf_ext.embedded_hub.server import EmbeddedHub  # noqa: E402
 from hf_ext.hub.publish import push  # noqa: E402
-from hf_ext.plots.grids import draw_grid, write_picture  # noqa: E402
+from hf_ext.tasks.diffusion_grids import draw_grid, write_picture  # noqa: E402
 
 COLUMNS = 10
 REPOSITORY = "quickstart/dit-digits"

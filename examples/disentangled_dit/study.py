@@ -32,7 +32,7 @@ from runs import EXAMPLES, OURS
 from steps import MEASURED, RESULTS, NotMeasured, Study, make_judge
 from tables import draw_convergence, write_tables
 
-from hf_ext.plots.grids import write_picture
+from hf_ext.tasks.diffusion_grids import write_picture
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 

@@ -10,8 +10,8 @@ from huggingface_hub.dataclasses import strict
 from sklearn.metrics import accuracy_score, f1_score
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
+from hf_ext.hub.checkpoints import split_revision
 from hf_ext.training import Task
-from hf_ext.training.models import split_revision
 
 
 @strict

@@ -20,7 +20,7 @@ from infer import read_wave
 from matplotlib.figure import Figure
 
 import hf_ext
-from hf_ext.listening import PAUSE, STEP, Listener
+from hf_ext.audio_stream import PAUSE, STEP, Listener
 
 
 def cut(samples: np.ndarray, rate: int) -> Iterator[np.ndarray]:

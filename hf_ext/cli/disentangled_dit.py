@@ -75,7 +75,7 @@ def precompute(
     """
     import datasets
 
-    from hf_ext.ranks import Ranks
+    from hf_ext.distributed import Ranks
     from hf_ext.settings import build
     from hf_ext.tasks.precompute import Precompute
     from hf_ext.tasks.precompute import precompute as encode
@@ -158,9 +158,9 @@ def sample(
     """
     from accelerate.utils.memory import should_reduce_batch_size
 
-    from hf_ext.plots.grids import draw_grid, sample_rows, write_picture
     from hf_ext.progress import progress
     from hf_ext.tasks.classifying import read_picture
+    from hf_ext.tasks.diffusion_grids import draw_grid, sample_rows, write_picture
 
     if out.suffix.lower() != ".png":
         raise click.BadParameter(f"{out} does not end with .png.", param_hint="--out")
@@ -199,8 +199,9 @@ def load_pipeline(source: str, device: str | None, dtype: str) -> Any:
     import torch
     from diffusers import DiffusionPipeline
 
+    from hf_ext.hub.checkpoints import split_revision
     from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
-    from hf_ext.training.models import pipeline_index, split_revision
+    from hf_ext.training.models import pipeline_index
 
     if pipeline_index(source) is None:
         raise Unusable(f"{source} holds no diffusers pipeline (no model_index.json).")

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hf_ext.terminal import is_quiet
+
 from .emr_serving import extract_lora, merge_loras, serve
 from .errors import Unusable
 from .groups import Group
-from .library import import_undisturbed, import_without_models
+from .library import import_without_models
 from .output import print_json, print_rows, print_table
 from .sources import Model, find_released
-from .terminal import is_quiet, note
+from .terminal import note
 
 if TYPE_CHECKING:
     from hf_ext.merging.configuration import MergeConfig
@@ -156,6 +158,8 @@ def merge(
       accelerate launch --config_file examples/accelerate/ddp_2_cpu.yaml -m hf_ext_cli.main merge FILE.yaml OUT
     """
     import_without_models()
+    from hf_ext.system import import_undisturbed
+
     with import_undisturbed():
         config = read_config(file, fields)
     if dump_yaml:

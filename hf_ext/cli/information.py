@@ -1,6 +1,5 @@
 """hf-ext info: what a checkpoint is, from its headers, configuration and card; no tensor is read."""
 
-import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ DESCRIPTIONS = ["config.json", "model_index.json", "adapter_config.json", "eval.
 # Largest of them that is read, but for emr.json, which lists every tensor.
 MAX_DESCRIPTION_BYTES = 10_000_000
 CARD_FIELDS = ("license", "library_name", "pipeline_tag", "base_model", "datasets")
-FRONT_MATTER = re.compile(r"\s*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", re.DOTALL)
 
 
 def describe(source: str) -> dict[str, Any]:
@@ -107,19 +105,15 @@ def read_results(path: Path) -> list[dict[str, Any]]:
 
 def read_card(path: Path) -> dict[str, Any] | None:
     """What a model card says in its metadata, or None if there is no card."""
-    from hf_ext.settings import SettingsError, parse_yaml
+    from hf_ext.embedded_hub.front_matter import read_front_matter
 
     if not path.is_file():
         return None
-    # A line end of Windows is left as it is: huggingface_hub allows it too.
-    found = FRONT_MATTER.match(read_small(path).decode("utf-8", "replace").removeprefix("\ufeff"))
     try:
-        metadata = parse_yaml(found[1]) if found else None
-    except SettingsError as error:
-        raise ValueError(f"{path}: the metadata at its head is not usable YAML: {error}") from error
-    if not isinstance(metadata, dict | None):
-        raise ValueError(f"{path}: the metadata at its head must be `key: value` lines, got {metadata!r:.80}.")
-    return {name: metadata[name] for name in CARD_FIELDS if metadata and metadata.get(name) is not None}
+        metadata = read_front_matter(read_small(path).decode("utf-8", "replace"))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return {name: metadata[name] for name in CARD_FIELDS if metadata.get(name) is not None}
 
 
 def read_merge(folder: Path) -> dict[str, Any] | None:

@@ -1,11 +1,7 @@
 """How commands import hf_ext and torch."""
 
-import contextlib
-import gc
 import importlib
 import os
-import sys
-from collections.abc import Iterator
 
 # Read by hf_ext/__init__.py.
 _SETTING = "HF_EXT_REGISTER_MODELS"
@@ -27,20 +23,3 @@ def register_models() -> None:
     """Registers the package's models with transformers, for a command that builds whatever a checkpoint names."""
     for room in ("mrconv", "semanir"):
         importlib.import_module(f"hf_ext.{room}")
-
-
-@contextlib.contextmanager
-def import_undisturbed() -> Iterator[None]:
-    """Keeps Python from looking for garbage while a new process imports torch and transformers."""
-    # They make a million objects that stay, and Python looks through all of them time and again: a fifth of the
-    # imports' processor time. Frozen, they are left out of every later look too, and loader processes share their
-    # memory. A program that has already imported torch may have garbage of its own: there, nothing is changed.
-    if "torch" in sys.modules or not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()

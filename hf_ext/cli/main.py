@@ -10,9 +10,11 @@ from typing import Any
 
 import click
 
+from hf_ext.terminal import guarded_streams, is_verbose
+
 from .errors import classify
 from .groups import Group
-from .terminal import add_loudness, guarded_streams, is_verbose, kept_settings
+from .terminal import add_loudness, kept_settings
 
 # Heading of the help: command: the module of this package that defines a function of that name.
 COMMANDS = {

@@ -140,7 +140,7 @@ def predict(source: str, file: Path, columns: str | None, out: Path | None) -> N
       hf-ext mrconv predict runs/mrconv-forecast/snapshot load.csv --columns load,temperature --out next.csv
     """
     from hf_ext.files import whole_file
-    from hf_ext.plots.kernels import load_model
+    from hf_ext.tasks.kernel_plots import load_model
     from hf_ext.tasks.predicting import predict_file
 
     model = loads(load_model)(source)
@@ -168,7 +168,7 @@ def plot(source: str, out: Path, channel: int) -> None:
       hf-ext mrconv plot runs/digits/snapshot kernels.png
       hf-ext mrconv plot org/digits@v1 kernels.png --channel 3
     """
-    from hf_ext.plots.kernels import load_model, plot_kernels
+    from hf_ext.tasks.kernel_plots import load_model, plot_kernels
 
     if out.suffix.lower() != ".png":
         raise click.BadParameter(f"{out} does not end with .png.", param_hint="OUT.png")

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from .terminal import escape
+from hf_ext.terminal import escape
 
 
 def finite(value: Any) -> Any:

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hf_ext.terminal import is_quiet
+
 from .information import read_card, read_results
 from .output import print_json, print_rows
 from .sources import ModelFolder
-from .terminal import is_quiet
 
 if TYPE_CHECKING:
     from hf_ext.hub.published_files import Listing

@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
+from hf_ext.terminal import is_quiet
+
 from .errors import Failed, Unusable, loads
 from .groups import Group
 from .library import import_without_models
 from .sources import Model
-from .terminal import is_quiet
 
 FORMATS = ("png", "jpg", "webp", "tif", "gif")
 
@@ -121,7 +122,7 @@ def restore(
     """
     # Where nothing is left to do no model is needed.
     import_without_models()
-    from hf_ext.ranks import Ranks
+    from hf_ext.distributed import Ranks
 
     folder = _folder_of_results(out, compare)
     if math.isnan(strength):
@@ -265,7 +266,7 @@ def explain(source: str, image: Path, out: Path, at: list[int] | None, stage: in
     """
     import numpy as np
 
-    from hf_ext.plots.attention import explain as draw
+    from hf_ext.restoration.attention import explain as draw
     from hf_ext.restoration.files import Picture, read_image, write_image
 
     if at is not None and len(at) != 2:

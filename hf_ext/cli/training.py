@@ -92,7 +92,7 @@ def evaluate(
         raise click.UsageError(f"MODEL comes before the values that replace those of the file, got {source} first.")
     # A mistake in the file is found before torch is imported.
     import_without_models()
-    from hf_ext.ranks import Ranks
+    from hf_ext.distributed import Ranks
     from hf_ext.training import evaluate_all, evaluate_checkpoint
 
     if against is not None and not all_tasks:

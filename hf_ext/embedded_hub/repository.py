@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_ext.files import remove_leftovers
-from hf_ext.hub.system_calls import sync_directory
+from hf_ext.system import sync_directory
 
 from .errors import HubError, revision_not_found
 from .names import check_ref_name

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
 from hf_ext.files import whole_file
-from hf_ext.hub.system_calls import NO_LINK, open_descriptor, sync_directory, sync_file
+from hf_ext.system import NO_LINK, open_descriptor, sync_directory, sync_file
 
 from .errors import HubError
 

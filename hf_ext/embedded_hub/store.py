@@ -21,7 +21,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from hf_ext.files import remove_leftovers
-from hf_ext.hub.system_calls import NO_LINK, open_descriptor, sync_directory
+from hf_ext.system import NO_LINK, open_descriptor, sync_directory
 
 from .errors import HubError
 from .names import check_repository_id

@@ -21,9 +21,9 @@ from ..files import whole_file
 from .checkpoints import open_checkpoint
 from .diffusers_folders import is_pipeline, read_config, read_headers
 from .load_check import installed_room
+from .pipeline_tags import runnable_task
 from .published_files import PICTURE
 from .safetensors_headers import read_json_object
-from .tasks import runnable_task
 
 # In every card that this module writes; an author who edits the card removes it, and then the card is kept.
 MARKER = "<!-- Written by hf-ext. Remove this line to keep your edits. -->"

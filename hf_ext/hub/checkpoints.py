@@ -43,6 +43,14 @@ _INDEX_SUFFIX = ".safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
+def split_revision(source: str) -> tuple[str, str]:
+    """Splits `org/name@revision`, as `from_pretrained` wants it."""
+    if Path(source).expanduser().exists():
+        return str(Path(source).expanduser()), "main"
+    name, _, revision = source.partition("@")
+    return name, revision or "main"
+
+
 class Checkpoint(Mapping[str, torch.Tensor]):
     """
     A lazy, read-only mapping from tensor name to `torch.Tensor`. Made by [`open_checkpoint`].

@@ -16,8 +16,8 @@ from huggingface_hub import constants, get_session, hf_hub_url
 from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
+from ..system import read_at
 from .safetensors_headers import CheckpointError
-from .system_calls import read_at
 
 # A range is asked for at most this often; each retry resumes at the byte that was reached.
 _ATTEMPTS = 5

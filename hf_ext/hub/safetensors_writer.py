@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
+from ..system import free_bytes, open_descriptor, reserve, sync_data, write_at
 from .safetensors_headers import DTYPE_NAMES, MAX_HEADER_BYTES, header_shape
-from .system_calls import free_bytes, open_descriptor, reserve, sync_data, write_at
 
 # Data starts at a multiple of this, so that every tensor is aligned for a memory map and for vector instructions.
 _ALIGNMENT = 64

@@ -34,7 +34,7 @@ from hf_ext.emr.artifact import mask_bytes
 from hf_ext.emr.deltas import pack_directions
 from hf_ext.emr.ops import SEGMENT, SUB_BLOCK, SUMS, TOTALS, Sums, mask_block, merge_block
 
-from ..hub.system_calls import has_positions
+from ..system import has_positions
 from .methods import Block, MethodError
 from .methods.options import find_depths
 from .outputs import Copy, Outputs

@@ -28,7 +28,9 @@ from hf_ext.emr.artifact import (
 from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord, recorded_path
 from hf_ext.emr.ops import SUMS
 from hf_ext.emr.report import make_report
+from hf_ext.figures import can_draw
 
+from . import report_picture
 from .card import read_report
 from .configuration import MergeConfig
 from .engine import TensorSums
@@ -277,8 +279,6 @@ def write_report(
 ) -> dict[str, Any]:
     """Writes `report.json` and `report.png`; sizes and names of files are those that lie in the folder. Files of
     those names are replaced by new ones, since they may be shared with the artifact that is being replaced."""
-    from hf_ext.plots.merges import draw_report
-
     tasks = sources["tasks"]
     sizes = _measure_sizes(folder, base, [source["files"] for source in tasks.values()])
     report = make_report(tasks=list(tasks), sizes=sizes, masks=masks, **numbers)
@@ -290,7 +290,8 @@ def write_report(
         (folder / file).unlink(missing_ok=True)
     text = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False)
     (folder / "report.json").write_text(text + "\n", encoding="utf-8")
-    draw_report(report, folder / "report.png")
+    if can_draw("report.png"):
+        report_picture.draw_report(report, folder / "report.png")
     return report
 
 

@@ -33,7 +33,7 @@ from filelock import FileLock, Timeout
 from hf_ext.emr.manifest import FORMAT, MANIFEST
 
 from ..files import read_json, recover_folder
-from ..hub.system_calls import free_bytes, open_descriptor, sync_data
+from ..system import free_bytes, open_descriptor, sync_data
 from .plan import Plan
 
 PASSES = "passes.json"

@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.pytorch_utils import Conv1D
 
+from ..distributed import Ranks
 from ..files import whole_file
 from ..progress import progress
-from ..ranks import Ranks
 
 if TYPE_CHECKING:
     from ..training.task import Task

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from ..distributed import Ranks
 from ..files import read_json, remove_leftovers, replace_folder, sync, write_json
-from ..hub.system_calls import count_cores
 from ..progress import progress
-from ..ranks import Ranks
+from ..system import count_cores
 from .configuration import MergeConfig, load_config
 from .engine import Engine, NotFiniteError, Unit, add_up, make_units
 from .finishing import finish

@@ -16,6 +16,8 @@ import torch
 from huggingface_hub import hf_hub_download
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
+from hf_ext.hub.checkpoints import split_revision
+
 from .images import check_images
 
 INCEPTION_DIMENSIONS = 2048
@@ -48,14 +50,6 @@ def _batches(images: list[np.ndarray], batch_size: int) -> Iterator[list[np.ndar
     return (images[start : start + batch_size] for start in range(0, len(images), batch_size))
 
 
-def _split_revision(source: str) -> tuple[str, str | None]:
-    """A folder or file as it is; `org/name@revision` in two parts."""
-    if Path(source).expanduser().exists():
-        return str(Path(source).expanduser()), None
-    name, _, revision = source.partition("@")
-    return name, revision or None
-
-
 class ClassifierFeatures:
     """
     An image classifier of transformers, with what it sees before its last layer.
@@ -67,10 +61,9 @@ class ClassifierFeatures:
     """
 
     def __init__(self, source: str, device: str = "cpu", batch_size: int = 64):
-        name, revision = _split_revision(source)
-        options = {} if revision is None else {"revision": revision}
-        self.model = AutoModelForImageClassification.from_pretrained(name, **options).to(device).eval()
-        self.processor = AutoImageProcessor.from_pretrained(name, **options)
+        name, revision = split_revision(source)
+        self.model = AutoModelForImageClassification.from_pretrained(name, revision=revision).to(device).eval()
+        self.processor = AutoImageProcessor.from_pretrained(name, revision=revision)
         self.batch_size = batch_size
         self._pooled: torch.Tensor | None = None
         if self.model.base_model is self.model:
@@ -114,7 +107,7 @@ class InceptionFeatures:
     """
 
     def __init__(self, source: str, device: str = "cpu", batch_size: int = 64):
-        path, revision = _split_revision(source)
+        path, revision = split_revision(source)
         if not Path(path).is_file():
             parts = path.split("/", 2)
             if len(parts) != 3 or Path(path).is_absolute():

@@ -4,13 +4,13 @@ Dowson and Landau, "The Fréchet distance between multivariate normal distributi
 12(3), 1982. With the features of one particular Inception network it is called FID: that is `fid`.
 """
 
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from hf_ext.files import whole_file
 
 
 def as_features(features: Any, name: str) -> np.ndarray:
@@ -73,14 +73,8 @@ class FeatureStatistics:
     def save(self, path: str | Path) -> None:
         """Writes what [`~FeatureStatistics.load`] reads."""
         known: dict[str, Any] = {} if self.count is None else {"count": np.int64(self.count)}
-        handle, temporary = tempfile.mkstemp(suffix=".npz", dir=Path(path).parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                np.savez(file, mu=self.mean, sigma=self.covariance, **known)
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        with whole_file(path) as file:
+            np.savez(file, mu=self.mean, sigma=self.covariance, **known)
 
 
 def frechet_distance(

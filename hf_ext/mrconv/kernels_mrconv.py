@@ -16,8 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
-from transformers.conversion_mapping import register_checkpoint_conversion_mapping
-from transformers.core_model_loading import ConversionOps, WeightConverter
 
 from .configuration_mrconv import MRConvConfig, changed_lengths
 from .ops_mrconv import convolution_size, dilated_kernel, fourier_kernel, kernel_spectrum, sparse_kernel
@@ -95,8 +93,7 @@ class MRConvFourierKernel(MRConvKernel):
     The m lowest modes of a kernel of l_i samples (eq. 9): k_i = irfft(modes, l_i).
 
     `weight`, of shape (channels, sum of the counts), holds them branch by branch as X_0, Re X_1, Im X_1, Re X_2, ...;
-    each starts as a normal number, scaled so that the kernel has norm 1. Checkpoints of before, whose `weight` has the
-    shape (N, channels, m, 2), are read: see [`from_pairs`].
+    each starts as a normal number, scaled so that the kernel has norm 1.
     """
 
     # A real kernel has a real constant and, where l_i is even, a real highest mode: an imaginary part there is no
@@ -127,22 +124,6 @@ class MRConvFourierKernel(MRConvKernel):
             turn = torch.polar(torch.ones_like(frequency), 2 * math.pi * shift / self.branches[index][1] * frequency)
             modes = torch.view_as_real(torch.view_as_complex(modes) * turn)
         return fourier_kernel(modes, length)
-
-    def from_pairs(self, pairs: Tensor) -> Tensor:
-        """The parameter, of pairs [N, channels, m, 2] as checkpoints of before have them."""
-        flat = torch.cat([pairs[:, :, :1, 0], pairs[:, :, 1:].flatten(2)], dim=2)  # [N, channels, 2 m - 1]
-        return torch.cat([branch[:, :count] for branch, count in zip(flat, self.counts, strict=True)], dim=1)
-
-    def reads_pairs(self, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor of this shape is a parameter as [`from_pairs`] takes it."""
-        return tuple(shape) == (len(self.branches), self.channels, self.modes, 2)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        name = f"{prefix}weight"
-        if name in state_dict and self.reads_pairs(state_dict[name].shape):
-            # load_state_dict works on a copy of what it was given.
-            state_dict[name] = self.from_pairs(state_dict[name])
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
 class MRConvSparseKernel(MRConvKernel):
@@ -233,37 +214,6 @@ KERNELS: dict[str, type[nn.Module]] = {
     "fourier_sparse": MRConvFourierSparseKernel,
     "implicit": MRConvImplicitKernel,
 }
-
-
-class PairsToNumbers(ConversionOps):
-    """
-    What `from_pretrained` does with Fourier kernels of earlier versions, pairs of real and imaginary parts. All else,
-    and what is saved, passes unchanged.
-    """
-
-    def convert(
-        self, input_dict: dict[str, Any], *args: Any, full_layer_name: str = "", model: Any = None, **kwargs: Any
-    ) -> dict[str, Any]:
-        ((name, (weight,)),) = input_dict.items()
-        kernel = model.get_submodule(full_layer_name.rpartition(".")[0])
-        # By its methods, not its class: code that came with a checkpoint has classes of its own.
-        if isinstance(weight, Tensor) and hasattr(kernel, "reads_pairs") and kernel.reads_pairs(weight.shape):
-            weight = kernel.from_pairs(weight)
-        return {name: [weight]}
-
-    @property
-    def reverse_op(self) -> ConversionOps:
-        return self
-
-
-def register_conversion(model_type: str) -> None:
-    """Make `from_pretrained` read earlier checkpoints of a model type."""
-    # Other kernels than Fourier's have the first of these names too.
-    names = ("kernel.weight", "kernel.fourier.weight")
-    converters: list[Any] = [WeightConverter(name, name, [PairsToNumbers()]) for name in names]
-    # Again where code that came with a checkpoint is imported beside this package: both do the same.
-    register_checkpoint_conversion_mapping(model_type, converters, overwrite=True)
-
 
 # Positions that are computed one by one, and block of the first level of a stream.
 TILE = 32

@@ -32,7 +32,6 @@ from .kernels_mrconv import (
     StreamingKernel,
     keeps_state,
     precise,
-    register_conversion,
     whole_parameters,
 )
 from .ops_mrconv import (
@@ -515,9 +514,6 @@ class MRConvBlock(GradientCheckpointingLayer):
         mixed = drop(F.gelu(mixed), self.dropout, self.training)
         hidden = hidden + F.glu(self.pointwise(mixed.transpose(1, 2)), dim=-1)
         return hidden if self.prenorm else self.norm(hidden, valid)
-
-
-register_conversion("mrconv")
 
 
 class MRConvPreTrainedModel(PreTrainedModel):

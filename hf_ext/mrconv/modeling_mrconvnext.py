@@ -21,10 +21,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_mrconv import MRConvConfig
 from .configuration_mrconvnext import MRConvNextConfig
-from .kernels_mrconv import register_conversion
 from .modeling_layers_mrconv import MRConvLayer, MRConvPreTrainedModel
-
-register_conversion("mrconvnext")
 
 
 class MRConvNextChannelNorm(nn.LayerNorm):

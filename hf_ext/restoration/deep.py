@@ -6,13 +6,14 @@ import sys
 from typing import Any
 
 import numpy as np
+import tifffile
 from PIL import Image, ImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from transformers.utils import logging
 
 from hf_ext.semanir.image_processing_semanir import image_to_pixels
 
-from .camera import EXTRA, MissingLibraryError, Source, UnreadableError, seekable
+from .camera import Source, UnreadableError, seekable
 
 logger = logging.get_logger(__name__)
 
@@ -94,10 +95,6 @@ def _upright_planes(image: TiffImageFile, source: Source, page: int) -> np.ndarr
     """The pixels of a TIFF page whose colours lie in planes of 16 bits, by tifffile."""
     if image.tag_v2.get(_PHOTOMETRIC) != 2:
         raise UnreadableError("has 16 bits in planes that are no RGB; save it with its channels interleaved.")
-    try:
-        import tifffile
-    except ImportError as error:
-        raise MissingLibraryError(f"has 16 bits in planes, which needs {EXTRA} (tifffile)") from error
     try:
         with tifffile.TiffFile(seekable(source)) as file:
             planes = file.pages[page].asarray()

@@ -1,19 +1,21 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """The bytes of picture files: still pictures, animations and pages, with the tags that describe them.
 
-Pillow writes all but two kinds: colour PNGs of 16 bits, of which it would drop eight, and TIFFs. Of those it writes
-neither 16 bits in colour nor compressed pixels beside a folder of EXIF data; its directory writer serves for all.
+Pillow writes all but two kinds. numpngw writes PNGs of 16 bits, of which Pillow would drop eight in colour; tifffile
+writes TIFFs, of which Pillow writes no 16 bits in colour.
 """
 
 import io
 import re
 import struct
-import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import tifffile
+from numpngw import write_png
 from PIL import Image
+from PIL.PngImagePlugin import putchunk
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 from transformers.utils import logging
 
@@ -41,6 +43,9 @@ _METADATA = ("PNG", "JPEG", "WEBP", "TIFF")
 
 # Folders of tags, and those of size inside the first: the size may have changed.
 _EXIF_FOLDER, _GPS_FOLDER, _EXIF_WIDTH, _EXIF_HEIGHT = 0x8769, 0x8825, 0xA002, 0xA003
+_FOLDERS = (_EXIF_FOLDER, _GPS_FOLDER)
+# Types of entries of a TIFF.
+_LONG, _FRACTIONS, _DOUBLE = 4, (5, 10), 12
 # What the camera's maker put there, in a form of their own; in RAW files it may be long.
 _MAKER_NOTE = 0x927C
 # An offset inside the file that it was read from.
@@ -53,10 +58,6 @@ _DESCRIPTIVE = (269, 270, 271, 272, 285, 305, 306, 315, 316, _XMP, 18246, 18249,
 
 # Bytes that one marker of a JPEG holds, with the six that stand before the tags.
 _LONGEST_EXIF = 65533
-
-# Types of TIFF entries, and about how many bytes of pixels make a strip.
-_SHORT, _LONG, _UNDEFINED = 3, 4, 7
-_STRIP = 2**18
 
 
 class Picture(NamedTuple):
@@ -182,7 +183,7 @@ def descriptive_tags(picture: Picture) -> Image.Exif | None:
             # The pixels stand upright by now.
             kept[_XMP] = re.sub(rb"(tiff:Orientation(?:=\"|>))\d", rb"\g<1>1", kept[_XMP])
         sides = {_EXIF_WIDTH: picture.pixels.shape[1], _EXIF_HEIGHT: picture.pixels.shape[0]}
-        for folder in (_EXIF_FOLDER, _GPS_FOLDER):
+        for folder in _FOLDERS:
             tags = dict(picture.exif.get_ifd(folder))
             tags.pop(_INTEROPERABILITY, None)
             tags.update({tag: side for tag, side in sides.items() if tag in tags})
@@ -195,7 +196,7 @@ def descriptive_tags(picture: Picture) -> Image.Exif | None:
         SyntaxError,
         TypeError,
         ValueError,
-        KeyError,
+        LookupError,
         AttributeError,
         OverflowError,
         OSError,
@@ -205,11 +206,15 @@ def descriptive_tags(picture: Picture) -> Image.Exif | None:
 
 
 def _tags_to_write(picture: Picture) -> Image.Exif | None:
-    """The descriptive tags with text as bytes, which Pillow reads as Latin-1 but writes as ASCII."""
+    """The descriptive tags, ready to be written."""
     exif = descriptive_tags(picture)
-    if exif is not None:
-        for tag, value in exif.items():
-            exif[tag] = value.encode("latin-1", "replace") if isinstance(value, str) else value
+    return None if exif is None else _with_bytes(exif)
+
+
+def _with_bytes(exif: Image.Exif) -> Image.Exif:
+    """Tags with text as bytes, which Pillow reads as Latin-1 but writes as ASCII."""
+    for tag, value in exif.items():
+        exif[tag] = value.encode("latin-1", "replace") if isinstance(value, str) else value
     return exif
 
 
@@ -237,83 +242,81 @@ def _fitting_tags(exif: Image.Exif) -> Image.Exif | None:
 
 
 def _tiff(pictures: list[Picture]) -> bytes:
-    """A TIFF of one page or several, each as a directory and its strips."""
-    file = bytearray(b"II*\0\0\0\0\0")
-    # Where the place of the next directory is to be written.
-    link = 4
-    for picture in pictures:
-        file += b"\0" * (len(file) % 2)
-        tags, strips = _tiff_page(picture)
-        struct.pack_into("<I", file, link, len(file))
-        # A count of two bytes, entries of twelve, then the link.
-        link = len(file) + 2 + 12 * len(tags)
-        file += tags.tobytes(len(file))
-        for strip in strips:
-            file += strip
-    return bytes(file)
+    """A TIFF of one page or several, with compressed pixels."""
+    file, exifs = io.BytesIO(), [_tags_to_write(picture) for picture in pictures]
+    with tifffile.TiffWriter(file, byteorder="<") as writer:
+        for picture, exif in zip(pictures, exifs, strict=True):
+            channels = picture.pixels.shape[-1]
+            writer.write(
+                picture.pixels if channels > 1 else picture.pixels[..., 0],
+                photometric="minisblack" if channels <= 2 else "rgb",
+                planarconfig="contig" if channels > 1 else None,
+                # Alpha that colours were not multiplied with.
+                extrasamples=["unassalpha"] if channels % 2 == 0 else None,
+                compression="zlib",
+                # Each value as its difference to the pixel before, which halves the size of photographs.
+                predictor=True,
+                resolution=picture.dpi,
+                resolutionunit="inch" if picture.dpi else None,
+                iccprofile=picture.icc_profile,
+                extratags=[] if exif is None else _tiff_tags(exif),
+                metadata=None,
+                software=False,
+            )
+    for number, exif in enumerate(exifs):
+        for folder in _FOLDERS:
+            if exif is not None and folder in exif:
+                _add_folder(file, number, folder, exif.get_ifd(folder))
+    return file.getvalue()
 
 
-def _tiff_page(picture: Picture) -> tuple[ImageFileDirectory_v2, list[bytes]]:
-    """Tags and compressed strips of a page; the writer adds the strips' place to their offsets."""
-    height, width, channels = picture.pixels.shape
-    values = picture.pixels.astype(picture.pixels.dtype.newbyteorder("<"))
-    # Each value as its difference to the pixel before (TIFF's predictor 2), which halves the size of photographs.
-    values[:, 1:] -= picture.pixels[:, :-1]
-    rows = max(1, _STRIP // max(1, values[0].nbytes))
-    strips = [zlib.compress(values[top : top + rows].tobytes(), 6) for top in range(0, height, rows)]
-    sizes = [len(strip) for strip in strips]
-    tags = ImageFileDirectory_v2()
-    exif = _tags_to_write(picture)
-    for tag, value in ({} if exif is None else dict(exif)).items():
-        tags[tag] = exif.get_ifd(tag) if exif is not None and tag in (_EXIF_FOLDER, _GPS_FOLDER) else value
-    layout = {
-        256: (_LONG, width),
-        257: (_LONG, height),
-        258: (_SHORT, (8 * values.itemsize,) * channels),
-        # Deflate; black is 0, or RGB.
-        259: (_SHORT, 8),
-        262: (_SHORT, 1 if channels <= 2 else 2),
-        273: (_LONG, tuple(sum(sizes[:number]) for number in range(len(sizes)))),
-        277: (_SHORT, channels),
-        278: (_LONG, rows),
-        279: (_LONG, tuple(sizes)),
-        # Colours of a pixel beside one another, as differences.
-        284: (_SHORT, 1),
-        317: (_SHORT, 2),
-    }
-    if channels % 2 == 0:
-        # Alpha that colours were not multiplied with.
-        layout[338] = (_SHORT, 2)
-    if picture.icc_profile:
-        tags.tagtype[34675] = _UNDEFINED
-        tags[34675] = picture.icc_profile
-    for tag, value in _resolution(picture.dpi).items() if picture.dpi else ():
-        tags[tag] = value
-    for tag, (kind, entry) in layout.items():
-        tags.tagtype[tag] = kind
-        tags[tag] = entry
-    return tags, strips
+def _tiff_tags(exif: Image.Exif) -> list[tuple[int, int, int, Any, bool]]:
+    """Descriptive tags as tifffile takes them, of the types that Pillow gives them; see `_add_folder`."""
+    # Pillow converts a value that does not fit its tag, such as a number for a text; tifffile refuses it.
+    fitting, found = Image.Exif(), []
+    fitting.load(exif.tobytes())
+    for tag, value in _with_bytes(fitting).items():
+        directory = ImageFileDirectory_v2()
+        directory[tag] = value
+        kind, values = directory.tagtype[tag], value if isinstance(value, bytes | tuple) else (value,)
+        if kind in _FRACTIONS:
+            kind, values = _DOUBLE, tuple(map(float, values))
+        found.append((tag - 1, _LONG, 1, 0, False) if tag in _FOLDERS else (tag, kind, len(values), values, False))
+    return found
+
+
+def _add_folder(file: io.BytesIO, number: int, folder: int, tags: dict[int, Any]) -> None:
+    """Writes a folder of tags behind the pages of a TIFF, and its place into its page."""
+    # tifffile writes no such folders and refuses their tags. So the page has an entry of the number below, which no
+    # descriptive tag has and which keeps the order of the entries; here it gets its own number and its value. An entry
+    # is the tag, the type, the count and the value, in 2, 2, 4 and 4 bytes.
+    file.seek(0)
+    with tifffile.TiffFile(file) as written:
+        entry = written.pages[number].aspage().tags[folder - 1].offset
+    directory = ImageFileDirectory_v2()
+    directory.update(tags)
+    place = file.seek(0, io.SEEK_END)
+    place += file.write(b"\0" * (place % 2))
+    file.write(directory.tobytes(place))
+    file.seek(entry)
+    file.write(struct.pack("<HHII", folder, _LONG, 1, place))
 
 
 def _deep_png(picture: Picture) -> bytes:
     """A PNG of 16 bits, which Pillow does not write of several channels."""
-    height, width, channels = picture.pixels.shape
-    rows = np.ascontiguousarray(picture.pixels.astype(">u2")).view(np.uint8).reshape(height, -1)
-    # Each byte as its difference to that of the pixel before, PNG's filter 1, which halves the size of photographs.
-    lines = np.ones((height, 1 + rows.shape[1]), np.uint8)
-    lines[:, 1:] = rows
-    lines[:, 1 + 2 * channels :] -= rows[:, : -2 * channels]
-    colours = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
-    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 16, colours, 0, 0, 0))]
-    if picture.icc_profile:
-        chunks.append((b"iCCP", b"ICC profile\0\0" + zlib.compress(picture.icc_profile)))
-    if picture.dpi:
-        chunks.append((b"pHYs", struct.pack(">IIB", *(round(value / 0.0254) for value in picture.dpi), 1)))
-    exif = _tags_to_write(picture)
-    if exif is not None:
-        chunks.append((b"eXIf", exif.tobytes().removeprefix(b"Exif\0\0")))
-    chunks += [(b"IDAT", zlib.compress(lines.tobytes(), 6)), (b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in chunks
+    file = io.BytesIO()
+    write_png(
+        file,
+        picture.pixels,
+        # Each value as its difference to the pixel before, which halves the size of photographs.
+        filter_type=1,
+        phys=(*(round(value / 0.0254) for value in picture.dpi), 1) if picture.dpi else None,
+        iccp=("ICC profile", picture.icc_profile) if picture.icc_profile else None,
     )
+    exif, data = _tags_to_write(picture), file.getvalue()
+    if exif is None:
+        return data
+    # numpngw writes no EXIF data: they go behind the signature of 8 bytes and the header of 25.
+    chunk = io.BytesIO()
+    putchunk(chunk, b"eXIf", exif.tobytes().removeprefix(b"Exif\0\0"))
+    return data[:33] + chunk.getvalue() + data[33:]

@@ -156,7 +156,10 @@ def _frames(image: ImageFile.ImageFile, source: Source, count: int) -> Frames:
         return Frames([_picture(image, source, 0)])
     pictures, durations = [], []
     for number in range(count):
-        image.seek(number)
+        if number:
+            # Pillow would keep that of the page before where this one has none.
+            image.info.pop("dpi", None)
+            image.seek(number)
         picture = _picture(image, source, number)
         # Pillow's tags are those of the page where the file is.
         pictures.append(picture._replace(exif=descriptive_tags(picture)))

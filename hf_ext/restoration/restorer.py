@@ -10,9 +10,10 @@ from transformers import AutoConfig
 # So that the configuration of another model is known for what it is.
 import hf_ext.mrconv  # noqa: F401
 from hf_ext.emr.weights import task_checkpoint
+from hf_ext.hub.checkpoints import split_revision
 from hf_ext.hub.released import find_model
 from hf_ext.semanir import SemanIRForImageRestoration
-from hf_ext.training.models import adapter_base, load_adapter, split_revision
+from hf_ext.training.models import adapter_base, load_adapter
 
 
 class SizeRequirements(NamedTuple):

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hf_ext.plots.comparison import Comparison, compare_pictures, comparison_sheet
-from hf_ext.ranks import Ranks
+from hf_ext.distributed import Ranks
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 
+from .comparison import Comparison, compare_pictures, comparison_sheet
 from .encoding import FORMATS, Frames, Picture, encode_frames
 from .files import read_frames, write_frames, write_image
 from .jobs import Job

@@ -8,9 +8,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from ..embedded_hub.front_matter import read_front_matter
 from ..merging.plan import Plan, make_plan
 from ..merging.sources import size_text
-from ..settings import SettingsError, parse_yaml
 
 # What says where a fine-tune came from: a file of its folder, and the key in it.
 _ORIGINS = (("adapter_config.json", "base_model_name_or_path"), ("training.json", "init_from"))
@@ -142,11 +142,9 @@ def _origin(folder: Path) -> str | None:
         if isinstance(value, str):
             return value
     try:
-        front = (folder / "README.md").read_text(encoding="utf-8").split("---")[1]
-        card = parse_yaml(front)
-    except (OSError, ValueError, IndexError, SettingsError):
+        base = read_front_matter((folder / "README.md").read_text(encoding="utf-8")).get("base_model")
+    except (OSError, ValueError):
         return None
-    base = card.get("base_model") if isinstance(card, dict) else None
     return base[0] if isinstance(base, list) and base else base if isinstance(base, str) else None
 
 

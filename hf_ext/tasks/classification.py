@@ -19,8 +19,9 @@ from transformers import (
     CLIPVisionModel,
 )
 
+from hf_ext.hub.checkpoints import split_revision
 from hf_ext.metrics.agreement import accuracy, matthews, pearson, spearman
-from hf_ext.training.models import adapter_base, load_adapter, split_revision
+from hf_ext.training.models import adapter_base, load_adapter
 from hf_ext.training.provenance import published_name
 from hf_ext.training.task import Task
 

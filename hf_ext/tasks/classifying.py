@@ -20,9 +20,10 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from hf_ext.hub.checkpoints import split_revision
 from hf_ext.restoration.jobs import find_files, picture_endings, read_list
 from hf_ext.training.bad_examples import UNREADABLE
-from hf_ext.training.models import adapter_base, split_revision
+from hf_ext.training.models import adapter_base
 from hf_ext.training.sequence_files import SUFFIXES
 
 from .classification import load_head, load_reader

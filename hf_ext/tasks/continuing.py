@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TextStreamer, set_seed
 
-from hf_ext.training.models import adapter_base, split_revision
+from hf_ext.hub.checkpoints import split_revision
+from hf_ext.training.models import adapter_base
 
 from .classification import load_head, load_reader
 

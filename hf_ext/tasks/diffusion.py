@@ -24,8 +24,8 @@ from torch.utils.data import default_collate
 
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import DisentangledDiTTransformer2DModel
-from hf_ext.plots.grids import draw_grid, sample_rows
 from hf_ext.settings import build
+from hf_ext.tasks.diffusion_grids import draw_grid, sample_rows
 from hf_ext.training.models import initialize_from, read_model_section
 from hf_ext.training.task import Task
 

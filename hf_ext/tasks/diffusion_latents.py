@@ -12,8 +12,8 @@ import torch
 from diffusers import AutoModel, ModelMixin
 from torch import Tensor
 
+from hf_ext.hub.checkpoints import split_revision
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
-from hf_ext.training.models import split_revision
 
 from .diffusion_data import View, controls
 

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForTextEncoding, AutoTokenizer, PreTrainedTokenizerBase
 
+from hf_ext.hub.checkpoints import split_revision
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
-from hf_ext.training.models import pipeline_index, split_revision
+from hf_ext.training.models import pipeline_index
 
 # Columns of a row with states, and what the name of a column of captions gets for that of its own.
 SHAPE, NULL, ENCODER, SUFFIX = "states_shape", "null_states", "states_encoder", "_states"

@@ -19,9 +19,10 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.dataclasses import strict
 
 from hf_ext.files import read_json
+from hf_ext.hub.checkpoints import split_revision
 from hf_ext.pipelines.disentangled_dit.scheduling import rescale_noise_schedule
 from hf_ext.settings import build
-from hf_ext.training.models import pipeline_index, split_revision
+from hf_ext.training.models import pipeline_index
 
 from .diffusion_data import Crops, Size
 from .diffusion_noise import check_signal

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.modeling_outputs import BaseModelOutput
 
-from hf_ext.training.models import split_revision
+from hf_ext.hub.checkpoints import split_revision
 
 from .classification import LabelledTask, load_reader, load_whole
 

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoImageProcessor, AutoModel
 
+from hf_ext.hub.checkpoints import split_revision
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
-from hf_ext.training.models import pin_revision, split_revision
+from hf_ext.training.models import pin_revision
 
 logger = logging.getLogger(__name__)
 

@@ -20,10 +20,10 @@ from diffusers import ModelMixin
 from huggingface_hub.dataclasses import strict
 from PIL import Image
 
+from hf_ext.distributed import Ranks
 from hf_ext.files import read_json, remove_leftovers, whole_file, write_json
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from hf_ext.progress import progress
-from hf_ext.ranks import Ranks
 from hf_ext.settings import build
 from hf_ext.training.arguments import DataSource
 from hf_ext.training.bad_examples import read_example
@@ -170,8 +170,7 @@ def _check_settings(path: Path, settings: Precompute, data: datasets.Dataset) ->
             f"{path.parent} holds unfinished work with other settings ({'; '.join(changed)}). Continue with the same "
             "settings, remove it, or name another folder."
         )
-    # Work that an older version began has none.
-    if FINGERPRINT in found and (different := compare_fingerprints(found[FINGERPRINT], now)):
+    if different := compare_fingerprints(found[FINGERPRINT], now):
         raise ValueError(
             f"{path.parent} holds unfinished work of other data ({'; '.join(different)}), and latents of both would "
             "be mixed. Put the data back as they were, remove it, or name another folder."

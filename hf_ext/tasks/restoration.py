@@ -14,11 +14,12 @@ from huggingface_hub.dataclasses import strict
 from PIL import Image
 from transformers import PreTrainedModel
 
+from hf_ext.hub.checkpoints import split_revision
 from hf_ext.restoration.tiles import restore_image
 from hf_ext.semanir.configuration_semanir import PRESETS, SemanIRConfig
 from hf_ext.semanir.image_processing_semanir import SemanIRImageProcessor
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
-from hf_ext.training.models import initialize_from, read_model_section, split_revision
+from hf_ext.training.models import initialize_from, read_model_section
 from hf_ext.training.task import Task
 
 from .degradation_settings import Degradation, read_degradations

@@ -21,12 +21,11 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils.data import default_collate
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from hf_ext.hub.checkpoints import open_checkpoint
+from hf_ext.figures import new_figure, picture_of
+from hf_ext.hub.checkpoints import split_revision
 from hf_ext.mrconv.configuration_mrconv import MRConvConfig
-from hf_ext.mrconv.kernels_mrconv import MRConvFourierKernel
 from hf_ext.mrconv.modeling_mrconv import MRConvForSequenceClassification, MRConvPreTrainedModel
-from hf_ext.plots.kernels import draw_confusion
-from hf_ext.training.models import initialize_from, read_model_section, split_revision
+from hf_ext.training.models import initialize_from, read_model_section
 from hf_ext.training.task import Task
 
 Batch = dict[str, torch.Tensor]
@@ -93,7 +92,7 @@ class MRConvTask(Task):
                 f"{ {key: decided[key] for key in different} }. Change the section, or choose another checkpoint."
             )
         model = self.model_class(settings)
-        _initialize(model, init_from)
+        initialize_from(model, init_from)
         return model
 
     def _fit_units(self, settings: PreTrainedConfig, other_answer: bool) -> None:
@@ -159,20 +158,6 @@ class MRConvTask(Task):
         """The options of the task that change what a score means."""
         options = super().describe()
         return {name: options[name] for name in options if name not in ("kernel_learning_rate", "label_names")}
-
-
-def _initialize(model: nn.Module, source: str) -> None:
-    """[`initialize_from`], of checkpoints too whose Fourier kernels are pairs of real and imaginary parts."""
-    kernels = {name: module for name, module in model.named_modules() if isinstance(module, MRConvFourierKernel)}
-    with open_checkpoint(source) as checkpoint:
-        names = {name: f"{name}.weight" for name in kernels if f"{name}.weight" in checkpoint}
-        shapes = {name: tuple(checkpoint.info(weight).shape) for name, weight in names.items()}
-    paired = [(kernels[name], shape) for name, shape in shapes.items() if kernels[name].reads_pairs(shape)]
-    for kernel, shape in paired:
-        kernel.weight = nn.Parameter(torch.zeros(shape))
-    initialize_from(model, source)
-    for kernel, _ in paired:
-        kernel.weight = nn.Parameter(kernel.from_pairs(kernel.weight.detach()))
 
 
 def cut_padding(batch: Batch) -> Batch:
@@ -300,3 +285,23 @@ def column(example: dict[str, Any], name: str, option: str) -> Any:
     if name not in example:
         raise ValueError(f"the data has no column {name!r}; it has {sorted(example)}. Set task.{option}.")
     return example[name]
+
+
+def draw_confusion(confusion: np.ndarray, names: list[str]) -> Image.Image:
+    """Draws how often each class was taken for each."""
+    count = len(confusion)
+    side = min(9.0, 2.5 + 0.45 * count)
+    figure = new_figure(side, side)
+    axis = figure.subplots()
+    shares = confusion / np.maximum(1, confusion.sum(1, keepdims=True))
+    axis.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    axis.set(xlabel="predicted", ylabel="true")
+    if count <= 40:
+        labels = names or [str(index) for index in range(count)]
+        axis.set_xticks(range(count), labels, rotation=90, fontsize=8)
+        axis.set_yticks(range(count), labels, fontsize=8)
+    if count <= 20:
+        for row, column in zip(*np.nonzero(confusion), strict=True):
+            shade = "white" if shares[row, column] > 0.5 else "black"
+            axis.text(column, row, confusion[row, column], ha="center", va="center", color=shade, fontsize=7)
+    return picture_of(figure)

@@ -1,15 +1,16 @@
 """Every task of a merge evaluated by one command: a recipe says on what and how, and one table comes out."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
 
+from ..distributed import Ranks
+from ..figures import can_draw, new_figure, save_figure
 from ..files import read_json, write_json
-from ..ranks import Ranks
 from ..settings import SettingsError, build, read_yaml
 
 # The libraries are imported where they are needed, which is after everything was read and checked.
@@ -157,9 +158,9 @@ def evaluate_all(
         if output is not None and ranks.index == 0:
             write_json(output, result)
     if output is not None and against is not None and ranks.index == 0:
-        from ..plots.scores import draw_scores
-
-        draw_scores(result, output.with_suffix(".png"))
+        picture = output.with_suffix(".png")
+        if can_draw(picture.name):
+            _draw_scores(result, picture)
     return result
 
 
@@ -280,3 +281,23 @@ def _identify(name: str, source: DataSource) -> dict[str, str | None]:
 
 def _commit(checkpoint: str) -> str | None:
     return None if Path(checkpoint).expanduser().exists() else checkpoint.partition("@")[2] or None
+
+
+def _draw_scores(result: Mapping[str, Any], path: Path) -> None:
+    """Draws the scores as shares of the individual models' scores: a bar for each task and one for their mean."""
+    mean = {"of_individual": result["mean"].get("of_individual"), "value": result["mean"]["value"]}
+    rows = {**result["tasks"], "mean": mean}
+    known = [row.get("of_individual") for row in rows.values()]
+    # Below zero, as a correlation may be, there is no bar.
+    shares = [max(share or 0.0, 0.0) for share in known]
+    told = ["no share" if share is None else f"{share:.1%}" for share in known]
+    told = [f"{share}  ({row['value']:.4f})" for share, row in zip(told, rows.values(), strict=True)]
+    figure = new_figure(7, 0.9 + 0.27 * len(rows))
+    axis = figure.subplots()
+    bars = axis.barh(range(len(rows)), shares, color=["#0072b2"] * len(result["tasks"]) + ["#e69f00"])
+    axis.bar_label(bars, told, padding=3, fontsize=8)
+    axis.axvline(1, color="#d55e00", linewidth=0.8)
+    axis.set_yticks(range(len(rows)), [name.replace("$", r"\$") for name in rows], fontsize=8)
+    axis.set(xlim=(0, 1.35 * max(1.0, *shares)), title="score, as a share of the individual model's")
+    axis.invert_yaxis()
+    save_figure(figure, path)

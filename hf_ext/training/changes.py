@@ -69,9 +69,6 @@ def describe_run(arguments: TrainingArguments, processes: int, is_sharded: bool)
 
 def compare_settings(before: dict[str, Any], now: dict[str, Any], folder: Path) -> Changes:
     """Says what differs in arguments, processes and versions; refuses what makes another run."""
-    is_old = "versions" not in before
-    if is_old:
-        before = {**before, "is_sharded": now["is_sharded"]}
     old, new = _list_settings(before), _list_settings(now)
     different = [name for name in {**new, **old} if old.get(name) != new.get(name)]
     verdicts = [
@@ -80,7 +77,7 @@ def compare_settings(before: dict[str, Any], now: dict[str, Any], folder: Path) 
         if name not in (*BATCHING, "allow_other_data")
     ]
     if set(BATCHING) & {*different}:
-        verdicts.append((_batching_text(old, new), *_judge_batching(old, new, is_old)))
+        verdicts.append((_batching_text(old, new), *_judge_batching(old, new)))
     refused = [f"{text} ({reason})" if reason else text for text, is_allowed, reason in verdicts if not is_allowed]
     if refused:
         raise ValueError(
@@ -89,7 +86,7 @@ def compare_settings(before: dict[str, Any], now: dict[str, Any], folder: Path) 
         )
     versions = [
         f"{name} {then} → {now['versions'].get(name)}: perhaps {OTHER}"
-        for name, then in before.get("versions", {}).items()
+        for name, then in before["versions"].items()
         if then != now["versions"].get(name)
     ]
     return Changes(
@@ -103,13 +100,6 @@ def compare_settings(before: dict[str, Any], now: dict[str, Any], folder: Path) 
 def compare_data(before: dict[str, Any], now: dict[str, Any], folder: Path, changes: Changes) -> None:
     """Adds to the changes whether the training data is what it was; refuses other data that was not allowed."""
     old, new = (find_places(about["arguments"]["data"].get("train")) for about in (before, now))
-    if before.get("data") is None:
-        if old != new:
-            raise ValueError(
-                f"{folder} goes on from a state of an earlier version, which does not tell its data from other data: "
-                f"data.train.path must stay {', '.join(old)}."
-            )
-        return
     differences = compare_fingerprints(before["data"], now["data"])
     if differences and not now["arguments"]["allow_other_data"]:
         raise ValueError(
@@ -182,7 +172,7 @@ def _batching_text(old: dict[str, Any], new: dict[str, Any]) -> str:
     return f"processes × batch × accumulation: {before} → {now}"
 
 
-def _judge_batching(old: dict[str, Any], new: dict[str, Any], is_old: bool) -> tuple[bool, str]:
+def _judge_batching(old: dict[str, Any], new: dict[str, Any]) -> tuple[bool, str]:
     before, now = (math.prod(settings[name] for name in BATCHING) for settings in (old, new))
     if before != now:
         return False, (
@@ -190,9 +180,8 @@ def _judge_batching(old: dict[str, Any], new: dict[str, Any], is_old: bool) -> t
             "gradient_accumulation_steps so that the product stays"
         )
     other_processes = old["processes"] != new["processes"]
-    if other_processes and (is_old or old["is_sharded"] or new["is_sharded"]):
-        kind = "of an earlier version" if is_old else "of sharded weights"
-        return False, f"a state {kind} can only be continued by as many processes"
+    if other_processes and (old["is_sharded"] or new["is_sharded"]):
+        return False, "a state of sharded weights can only be continued by as many processes"
     other_batch = old["per_device_train_batch_size"] != new["per_device_train_batch_size"]
     if new.get("data.train.streaming") and (other_processes or (other_batch and _workers(new) > 1)):
         return False, "a stream is shared out to the processes and their workers, whose number decides its order"

@@ -9,9 +9,9 @@ import datasets
 import torch
 from accelerate import Accelerator, PartialState
 
+from ..distributed import Ranks
 from ..files import write_json
 from ..progress import progress
-from ..ranks import Ranks
 from .arguments import DataSource
 from .loader_processes import read_batches
 from .provenance import published_name

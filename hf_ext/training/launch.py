@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_ext_cli.errors import classify
-from hf_ext_cli.library import import_undisturbed
-from hf_ext_cli.terminal import guarded_streams, is_verbose
-
-from ..ranks import Ranks
+from ..distributed import Ranks
+from ..errors import DONE, classify
+from ..system import import_undisturbed
+from ..terminal import guarded_streams, is_verbose
 
 # The libraries and the loop are imported where they are needed, which is after everything was read and checked.
 from .arguments import TrainingArguments, apply_overrides, build, read_yaml
@@ -240,5 +239,6 @@ def _fail(error: Exception) -> int:
         raise error
     if is_verbose():
         sys.stderr.write("".join(traceback.format_exception(error)))
-    sys.stderr.write(f"Error: {shown.message.strip()}\n")
+    if shown.exit_code != DONE:
+        sys.stderr.write(f"Error: {shown.message.strip()}\n")
     return shown.exit_code

@@ -26,11 +26,12 @@ from accelerate.utils import (
 )
 from tqdm import tqdm
 
+from hf_ext.distributed import Ranks
 from hf_ext.extras import check_installed
-from hf_ext.plots.curves import plot_curves
 
 from ..files import whole_folder, write_json
-from ..progress import is_quiet, progress
+from ..progress import progress
+from ..terminal import is_quiet
 from .arguments import TrainingArguments
 from .bad_examples import BadExamples
 from .callbacks import Callback, PushBest
@@ -39,7 +40,7 @@ from .data import TrainingLoader, describe_small_groups
 from .evaluation import evaluate_sets, write_results
 from .fingerprint import fingerprint
 from .models import add_adapter, build_model, enable_activation_checkpointing, pin_revision, refuse_lost_fields
-from .observing import Clock, Profile, show_picture, start_trackers
+from .observing import Clock, Profile, plot_curves, show_picture, start_trackers
 from .optimizing import build_optimizer, build_schedule, clear_gradients, clip_gradients, count_steps
 from .processes import (
     check_supported,
@@ -48,7 +49,6 @@ from .processes import (
     gather_weights,
     plain_class,
     prepare_sharding,
-    run_main_first,
     seed_step,
     weigh_batches,
 )
@@ -137,10 +137,13 @@ class _Training:
         publisher = [] if arguments.hub_model_id is None else [PushBest(arguments)]
         self.callbacks = [*callbacks, *publisher] if self.accelerator.is_main_process else []
         self.train_data, self.eval_data = train_dataset, name_sets(eval_dataset)
-        run_main_first(self.accelerator, self._open)
+        ranks = Ranks(self.accelerator)
+        with ranks.first_before_others():
+            self._open()
         self._build()
         # Only now: what cannot be trained leaves no folder behind.
-        run_main_first(self.accelerator, self._prepare)
+        with ranks.first_before_others():
+            self._prepare()
         self._warn()
 
     def _open(self) -> None:

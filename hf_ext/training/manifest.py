@@ -3,8 +3,7 @@
 # A state is a folder of files that libraries read without asking whether they are whole: a flipped bit of a weight is
 # loaded in silence. So the last thing written into a state is its manifest: length and SHA-256 of every other file,
 # what the run was when it was saved (`changes` compares it with what it is now), and a SHA-256 of all this text. The
-# folder gets its name only after that. A state without a manifest was therefore damaged later, or it was written by an
-# earlier version of hf_ext, whose states have a file that ours never have.
+# folder gets its name only after that. A state without a manifest was therefore damaged later.
 #
 # Hashing takes a processor for 0.6 to 1 s a gigabyte, partly while the disk syncs: on two busy cores a state of 55 MiB
 # (3.6 M parameters with Adam and average) was saved in 0.15 in place of 0.13 s, one of 458 MiB in 0.9 in place of
@@ -52,11 +51,9 @@ def _hash_content(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a state whose files are all whole; `None` of a state that an earlier version wrote."""
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a state whose files are all whole."""
     if not (folder / NAME).is_file():
-        if (folder / RANDOM_STATES.format(rank=0)).is_file():
-            return None
         raise DamagedState(f"{NAME} is missing")
     try:
         content = read_json(folder / NAME)

@@ -13,7 +13,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedModel
 
 from hf_ext.files import read_json
-from hf_ext.hub.checkpoints import open_checkpoint
+from hf_ext.hub.checkpoints import open_checkpoint, split_revision
 from hf_ext.hub.released import find_model
 from hf_ext.settings import SettingsError, explain, matters_in_use
 
@@ -28,14 +28,6 @@ logger = logging.getLogger(__name__)
 STARTED_ANEW = "hf_ext_started_anew"
 # Fields of configurations that a task takes from its data, where the base has none.
 _MEASURED = dict.fromkeys(("input_mean", "input_std", "target_mean", "target_std"))
-
-
-def split_revision(source: str) -> tuple[str, str]:
-    """Splits `org/name@revision`, as `from_pretrained` wants it."""
-    if Path(source).expanduser().exists():
-        return str(Path(source).expanduser()), "main"
-    name, _, revision = source.partition("@")
-    return name, revision or "main"
 
 
 def pin_revision(source: str) -> str:

@@ -13,8 +13,10 @@ import torch
 from accelerate import Accelerator
 from PIL import Image
 
+from ..figures import new_figure, save_figure
 from ..files import read_json, write_json
 from .arguments import TrainingArguments
+from .state import RunFolder
 
 # What `Clock.row` says: of two equal runs these differ.
 TIMINGS = ("samples_per_second", "data_share", "compute_share", "overhead_share", "memory_gb", "minutes_left")
@@ -140,3 +142,17 @@ def _plain_values(arguments: TrainingArguments) -> dict[str, Any]:
     return {
         name: value if isinstance(value, (bool, int, float, str)) else str(value) for name, value in values.items()
     }
+
+
+def plot_curves(run: RunFolder) -> None:
+    """Draws `curves.png` from `metrics.jsonl`: the training loss, and one panel for each evaluation metric."""
+    rows = run.read_metrics()
+    names = ["loss", *sorted({name for row in rows for name in row if name.startswith("eval_")})]
+    figure = new_figure(5 * len(names), 3.6)
+    for axis, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        points = [row for row in rows if name in row]
+        steps, values = [row["step"] for row in points], [row[name] for row in points]
+        axis.plot(steps, values, marker="" if name == "loss" else "o", color="tab:blue")
+        axis.set(xlabel="step", title=name)
+        axis.grid(alpha=0.3)
+    save_figure(figure, run.path / "curves.png")

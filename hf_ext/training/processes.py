@@ -2,13 +2,13 @@
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
-from accelerate.utils import DistributedType, broadcast_object_list, convert_outputs_to_fp32
+from accelerate.utils import DistributedType, convert_outputs_to_fp32
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from .arguments import TrainingArguments
@@ -43,22 +43,6 @@ def check_supported(arguments: TrainingArguments, accelerator: Accelerator) -> N
                 f"DeepSpeed with mixed_precision {arguments.mixed_precision} has no weights in 32 bits to average: "
                 "set ema_decay to 0 or mixed_precision to 'no', or use FSDP2."
             )
-
-
-def run_main_first(accelerator: Accelerator, function: Callable[[], None]) -> None:
-    """Calls a function on the main process, then on the others; where it fails there, it fails everywhere."""
-    failure: list[str | None] = [None]
-    if accelerator.is_main_process:
-        try:
-            function()
-        except (ValueError, TypeError, OSError) as error:
-            broadcast_object_list([str(error)])
-            raise
-    broadcast_object_list(failure)
-    if failure[0] is not None:
-        raise ValueError(failure[0])
-    if not accelerator.is_main_process:
-        function()
 
 
 def prepare_sharding(module: torch.nn.Module, accelerator: Accelerator) -> None:

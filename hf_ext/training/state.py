@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from ..files import read_json, recover_folder, remove_leftovers, sync, whole_file, write_json
-from ..hub.system_calls import sync_directory
+from ..system import sync_directory
 from .arguments import TrainingArguments
 from .changes import Changes, compare_data, compare_settings
 from .lock import FolderLock
@@ -132,7 +132,7 @@ class RunFolder:
     # metrics.jsonl    a row for each log and each evaluation
     # state/step-N/    resume states of all processes: whole, or absent; `manifest` tells whether they still are
     # snapshot/, best/ loadable models: the last saved and the best evaluated
-    # .lock, .owner    one process trains here (`lock`)
+    # .lock            one process trains here (`lock`)
     #
     # How a run resumes. A state is written under a temporary name, synced, and renamed when it is complete, after
     # everything else of its step: the newest state therefore never promises what is not on disk. Whatever was written
@@ -176,8 +176,7 @@ class RunFolder:
             # Before anything is read that another process may be writing.
             self.lock.acquire()
             self._find_start()
-            if self.start is not None:
-                self.before = self.before or found
+            if self.before is not None:
                 self.changes = compare_settings(self.before, about, self.path)
             return
         if self.path.exists() and not self.path.is_dir():
@@ -212,8 +211,6 @@ class RunFolder:
                 self.damaged.append(step)
                 self.warnings.append(f"{self.state(step)} is damaged: {error}")
                 continue
-            if self.before is None:
-                self.warnings.append(f"{self.state(step)} is of an earlier version and cannot be checked for damage")
             self.start = step
             return
         if self.damaged:
@@ -382,11 +379,7 @@ def use_plain_names(accelerator: Accelerator) -> None:
         weights[:] = [accelerator.get_state_dict(model) for model in models[: len(weights)]]
 
     def before_loading(models: list[torch.nn.Module], folder: str) -> None:
-        for place, model in enumerate(models):
-            with safe_open(Path(folder) / "model.safetensors", "pt") as file:
-                # States of an earlier version have the names of the wrapped model.
-                is_wrapped = set(file.keys()) <= model.state_dict().keys()
-            models[place] = model if is_wrapped else accelerator.unwrap_model(model)
+        models[:] = [accelerator.unwrap_model(model) for model in models]
 
     accelerator.register_save_state_pre_hook(before_saving)
     accelerator.register_load_state_pre_hook(before_loading)

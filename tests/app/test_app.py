@@ -18,10 +18,10 @@ from PIL import Image
 
 import hf_ext
 from hf_ext import EMRModel, SemanIRForImageRestoration, app, restore_image
+from hf_ext.audio_stream import Listener, Stream
 from hf_ext.hub.released import list_released
-from hf_ext.listening import Listener, Stream
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
-from hf_ext.plots.grids import draw_grid
+from hf_ext.tasks.diffusion_grids import draw_grid
 from hf_ext_cli.main import main
 
 

@@ -121,9 +121,10 @@ ALIASES = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
         ("config.json", "[" * 5000, "config.json: not valid JSON"),
         ("eval.json", '{"results": [{"metric": "psnr", "dataset": "x"}]}', "a result needs metric and dataset"),
         ("eval.json", '{"results": 3}', "eval.json: `results` must be a list"),
-        ("README.md", f"---\n{ALIASES}datasets: *i\n---\n", "more than 100,000 values, aliases written out"),
-        ("README.md", f"---\n{'[' * 5000}\n---\n", "nested deeper than 50"),
-        ("README.md", "---\n- a\n---\n", "must be `key: value` lines"),
+        ("README.md", f"---\n{ALIASES}datasets: *i\n---\n", "uses YAML aliases"),
+        ("README.md", f"---\n{'[' * 60}{']' * 60}\n---\n", "nested deeper than 50"),
+        ("README.md", f"---\n{'[' * 5000}\n---\n", "the metadata of the card is"),
+        ("README.md", "---\n- a\n---\n", "must be a mapping"),
         ("eval.json", " " * 10_000_001, "at most 10,000,000 are read"),
     ],
 )

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from PIL import Image
 from pyarrow.parquet import read_table
 
-from hf_ext.ranks import Ranks
+from hf_ext.distributed import Ranks
 from hf_ext.restoration.files import read_image
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext.tasks.diffusion_latents import SPREAD

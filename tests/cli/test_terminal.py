@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
+from hf_ext.terminal import escape, guarded_streams
 from hf_ext_cli.main import MODULES, main
 from hf_ext_cli.output import print_rows, print_table
-from hf_ext_cli.terminal import escape, guarded_streams
 
 # A title, a colour, a place in the line, a C1 control and a mark that turns the direction of writing.
 NAME = "\x1b]0;title\x07\x1b[31m\r\x9b2J\u202egnp"

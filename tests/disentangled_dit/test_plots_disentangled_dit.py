@@ -9,7 +9,7 @@ from diffusers import DDPMScheduler
 from PIL import Image
 
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
-from hf_ext.plots import grids as plots
+from hf_ext.tasks import diffusion_grids as plots
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae
 
 

@@ -17,7 +17,7 @@ from transformers import BertConfig, BertModel
 
 from hf_ext.metrics import ClassifierFeatures
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
-from hf_ext.plots.grids import draw_grid
+from hf_ext.tasks.diffusion_grids import draw_grid
 from hf_ext.training import evaluate
 from hf_ext.training.arguments import DataSource, read_yaml
 from hf_ext.training.sources import open_source

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from hf_ext.hub.checkpoints import open_checkpoint
 from hf_ext.hub.safetensors_headers import DTYPE_NAMES, MAX_HEADER_BYTES
 from hf_ext.hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
-from hf_ext.hub.system_calls import reserve
+from hf_ext.system import reserve
 from tests.testing import file_limit
 
 from .checkpoint_files import assert_same, some_tensors

@@ -19,7 +19,7 @@ MEASURE = """
     import matplotlib.backends.backend_agg, matplotlib.figure
     from hf_ext.emr import arithmetic, ops
     from hf_ext.merging.merge import merge_checkpoints
-    import hf_ext.hub.cards, hf_ext.merging.card, hf_ext.plots.merges
+    import hf_ext.hub.cards, hf_ext.merging.card, hf_ext.merging.report_picture
 
     place = Path(sys.argv[1])
 
@@ -41,7 +41,7 @@ MEASURE = """
         if not os.fork():
             try:
                 if not picture:
-                    hf_ext.plots.merges.draw_report = lambda report, path: None
+                    hf_ext.merging.report_picture.draw_report = lambda report, path: None
                 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
                 config = {"base": base, "tasks": named, "workers": 2} | options
                 merge_checkpoints(config, place / f"merged-{tasks}-{rows}", progress=False, overwrite=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_ext.hub import system_calls
+from hf_ext import system
 
 from .merging import write_set
 
@@ -32,7 +32,7 @@ SCRIPT = """
     for name in missing:
         assert hasattr(os, name), name
         delattr(os, name)
-    import hf_ext.plots.merges as pictures
+    import hf_ext.merging.report_picture as pictures
     pictures.draw_report = lambda report, path: path.write_bytes(b"picture")
     from hf_ext import files
     # No exchange of two folders in one step.
@@ -105,20 +105,20 @@ def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 @pytest.mark.parametrize("missing", [(), ("preadv",), ("preadv", "pread", "pwrite")])
 def test_bytes_at_a_place_of_a_file(missing: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     without(monkeypatch, *missing)
-    assert system_calls.has_positions() == ("pwrite" not in missing)
+    assert system.has_positions() == ("pwrite" not in missing)
     path = tmp_path / "file"
-    descriptor = system_calls.open_descriptor(path, os.O_RDWR | os.O_CREAT)
+    descriptor = system.open_descriptor(path, os.O_RDWR | os.O_CREAT)
     try:
-        system_calls.reserve(descriptor, 100, path)
+        system.reserve(descriptor, 100, path)
         assert path.stat().st_size == 100
-        assert system_calls.write_at(descriptor, memoryview(b"abc"), 7) == 3
-        assert system_calls.write_at(descriptor, memoryview(b"xyz"), 50) == 3
-        system_calls.sync_data(descriptor)
+        assert system.write_at(descriptor, memoryview(b"abc"), 7) == 3
+        assert system.write_at(descriptor, memoryview(b"xyz"), 50) == 3
+        system.sync_data(descriptor)
         buffer = bytearray(5)
-        assert system_calls.read_at(descriptor, memoryview(buffer), 6) == 5
+        assert system.read_at(descriptor, memoryview(buffer), 6) == 5
         assert bytes(buffer) == b"\0abc\0"
-        assert system_calls.read_at(descriptor, memoryview(buffer), 98) == 2
-        assert system_calls.read_at(descriptor, memoryview(buffer), 100) == 0
+        assert system.read_at(descriptor, memoryview(buffer), 98) == 2
+        assert system.read_at(descriptor, memoryview(buffer), 100) == 0
         # The file is still open, and its bytes are where they were put.
         assert path.read_bytes()[50:53] == b"xyz"
     finally:
@@ -128,15 +128,15 @@ def test_bytes_at_a_place_of_a_file(missing: tuple[str, ...], tmp_path: Path, mo
 def test_a_full_disk_is_noticed_where_nothing_can_be_reserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     without(monkeypatch, "posix_fallocate")
     # More than is free; as a hole it takes no room.
-    size = system_calls.free_bytes(tmp_path) + 2**30
-    descriptor = system_calls.open_descriptor(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    size = system.free_bytes(tmp_path) + 2**30
+    descriptor = system.open_descriptor(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     try:
-        system_calls.reserve(descriptor, 1000, tmp_path / "file")
+        system.reserve(descriptor, 1000, tmp_path / "file")
         # What the file has already is not needed again.
         os.truncate(descriptor, size)
-        system_calls.reserve(descriptor, size + 1000, tmp_path / "file")
+        system.reserve(descriptor, size + 1000, tmp_path / "file")
         with pytest.raises(OSError) as caught:
-            system_calls.reserve(descriptor, 2 * size + 1000, tmp_path / "file")
+            system.reserve(descriptor, 2 * size + 1000, tmp_path / "file")
         assert caught.value.errno == errno.ENOSPC
     finally:
         os.close(descriptor)
@@ -146,7 +146,7 @@ def test_a_full_disk_is_noticed_where_nothing_can_be_reserved(tmp_path: Path, mo
 def test_cores_where_the_system_does_not_tell_which(told, cores, monkeypatch: pytest.MonkeyPatch):
     without(monkeypatch, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: told)
-    assert system_calls.count_cores() == cores
+    assert system.count_cores() == cores
 
 
 def test_threads_write_at_once_where_a_file_has_one_position(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -71,7 +71,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def without_pictures():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hf_ext.plots.merges.draw_report", draw)
+        patch.setattr("hf_ext.merging.report_picture.draw_report", draw)
         yield
 
 

@@ -6,7 +6,6 @@ import torch
 
 from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification, MRConvLayer
 from hf_ext.mrconv.configuration_mrconv import KERNEL_TYPES
-from hf_ext.mrconv.kernels_mrconv import MRConvFourierKernel
 from tests.testing import ModelTesterMixin
 
 # The shortest kernel does not divide the longest, and no length is a power of two.
@@ -55,21 +54,3 @@ def make_layer(layer_index: int = 0, **fields) -> MRConvLayer:
 
 def make_signal(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     return torch.randn(shape, generator=generator(), dtype=torch.float64).to(dtype)
-
-
-def earlier_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """
-    The state of a model as earlier versions had it: Fourier kernels as pairs of real and imaginary parts, with random
-    numbers where a pair has no effect.
-    """
-    state = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    for name, kernel in model.named_modules():
-        if not isinstance(kernel, MRConvFourierKernel):
-            continue
-        branches = []
-        for numbers in state[f"{name}.weight"].split(kernel.counts, dim=1):
-            rest = torch.randn(kernel.channels, 2 * kernel.modes, generator=generator(1)).to(numbers.dtype)
-            rest[:, 0], rest[:, 2 : numbers.shape[1] + 1] = numbers[:, 0], numbers[:, 1:]
-            branches.append(rest.unflatten(1, (kernel.modes, 2)))
-        state[f"{name}.weight"] = torch.stack(branches)
-    return state

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tifffile
 from PIL import Image, ImageCms, ImageOps
+from PIL.TiffImagePlugin import IFDRational
 
-from hf_ext.restoration.camera import MissingLibraryError
 from hf_ext.restoration.files import Picture, read_frames, read_image, write_image
 from tests.restoration.tiff_testing import grey_tiff
 
@@ -214,16 +214,6 @@ def test_pixels_of_16_bits_are_turned_upright(orientation):
         assert 0x0112 not in picture.exif
 
 
-def test_planes_of_16_bits_need_a_library_and_are_never_misread(hide_library):
-    """Pillow reads bytes of one value as two pixels where nothing is compressed."""
-    data = tiff(make_pixels(9, 7, 3, dtype=np.uint16), planar=True)
-    hide_library("tifffile")
-    with pytest.raises(
-        MissingLibraryError, match=r'the picture has 16 bits in planes, which needs .*"hf-ext\[images\]"'
-    ):
-        read_image(data)
-
-
 def test_planes_of_other_colours_are_refused():
     file = io.BytesIO()
     tifffile.imwrite(file, make_pixels(4, 9, 7, dtype=np.uint16), photometric="separated", planarconfig="separate")
@@ -339,3 +329,22 @@ def test_damaged_exif_data_are_left_out(tmp_path, caplog):
         path = write_image(tmp_path / f"a{ending}", Picture(make_pixels(4, 4, 3), exif))
         assert read_image(path).pixels.shape == (4, 4, 3)
     assert len(caplog.messages) == 3 and "are damaged and were left out" in caplog.messages[0]
+
+
+# Values that a damaged or careless file may have in place of a text, of bytes or of a number.
+ODD = (3, -3, 70000, 2**40, 1.5, IFDRational(1, 3), IFDRational(0, 0), "text", "", b"", b"x", (1, 2), (1.5, 2.0))
+
+
+@pytest.mark.filterwarnings("ignore:Metadata Warning")
+@pytest.mark.parametrize("value", [*ODD, ("a", "b"), (b"a", b"b"), (), float("nan")], ids=repr)
+@pytest.mark.parametrize("tag", [306, 700, 18246, 33723, 40091])
+def test_a_tag_of_another_kind_never_costs_the_picture(tag, value, tmp_path):
+    exif = Image.Exif()
+    exif[tag] = value
+    pixels = make_pixels(4, 5, 3)
+    tags = []
+    for ending in (".tif", ".png"):
+        read = read_image(write_image(tmp_path / f"a{ending}", Picture(pixels, exif)))
+        np.testing.assert_array_equal(read.pixels, pixels)
+        tags.append(repr(read.exif.get(tag)))
+    assert tags[0] == tags[1]

@@ -235,24 +235,6 @@ def test_states_of_sharded_weights_fit_as_many_processes_only(tmp_path, examples
         compare_settings(before, describe_run(two, 2, False), tmp_path)
 
 
-def test_states_of_an_earlier_version_allow_less(tmp_path, examples):
-    data = {"train": {"path": str(examples)}}
-    arguments = make_arguments(tmp_path / "run", data)
-    run_interrupted(arguments, 5)
-    for state in (tmp_path / "run" / "state").iterdir():
-        (state / "manifest.json").unlink()
-        (state / "random_states_0.pkl").touch()
-    shutil.copytree(examples, tmp_path / "moved")
-    with pytest.raises(ValueError, match="which does not tell its data from other data: data.train.path must stay"):
-        run(TinyTask(), make_arguments(tmp_path / "run", {"train": {"path": str(tmp_path / "moved")}}))
-    one = make_arguments(tmp_path / "run", data, per_device_train_batch_size=1)
-    with (
-        RunFolder(tmp_path / "run") as folder,
-        pytest.raises(ValueError, match="a state of an earlier version can only"),
-    ):
-        folder.check(one, describe_run(one, 2, False))
-
-
 def test_versions_are_said(tmp_path, capsys, examples):
     data = {"train": {"path": str(examples)}}
     run_interrupted(make_arguments(tmp_path / "run", data), 5)

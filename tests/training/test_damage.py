@@ -110,19 +110,6 @@ def test_without_a_whole_state_nothing_is_begun_anew(runs, tmp_path):
     assert contents(output) == contents(runs / "whole")
 
 
-def test_a_state_of_an_earlier_version_is_accepted_and_said(runs, tmp_path, capsys):
-    output = tmp_path / "run"
-    shutil.copytree(runs / "interrupted", output)
-    for step in (3, 4, 6):
-        (output / "state" / f"step-{step}" / "manifest.json").unlink()
-        (output / "state" / f"step-{step}" / "random_states_0.pkl").touch()
-    run(TinyTask(), arguments(runs, output))
-    for leftover in output.glob("state/*/random_states_0.pkl"):
-        leftover.unlink()
-    assert "step-6 is of an earlier version and cannot be checked for damage" in capsys.readouterr().err
-    assert contents(output) == contents(runs / "whole")
-
-
 def test_a_state_holds_nothing_that_is_not_read(runs):
     names = {path.name for path in (runs / "whole" / "state" / "step-7").iterdir()}
     checkpoints = {f"custom_checkpoint_{number}.pkl" for number in range(3)}

@@ -13,7 +13,7 @@ import yaml
 from PIL import Image
 
 from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification
-from hf_ext.settings import MAX_VALUES, SettingsError, build, parse_yaml
+from hf_ext.settings import SettingsError, build, parse_yaml
 from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training import DataSource, TrainingArguments
 from hf_ext.training.arguments import apply_overrides
@@ -134,7 +134,7 @@ def test_garbage_is_looked_for_again_after_the_imports_of_a_new_process(tmp_path
 import gc, sys
 from hf_ext_cli.library import import_without_models
 import_without_models()
-from hf_ext_cli.library import import_undisturbed
+from hf_ext.system import import_undisturbed
 for module in ("torch", "torch.nn"):
     frozen = gc.get_freeze_count()
     try:
@@ -185,37 +185,29 @@ def test_flags_keep_the_names_of_the_file_and_write_fields_with_underscores():
     ("text", "said"),
     [
         ("a: 1\nb:\n  c: 1\n\n  c: 2\n", "repeated key 'c' in line 5"),
-        ("[" * 5000, "nested deeper than 50"),
-        ("a: " + "[" * 60 + "]" * 60, "nested deeper than 50"),
-        ("a: &a [*a]", "holds it"),
+        ("[" * 5000, "nested too deeply"),
+        ("a: &a [*a]", "recursive"),
+        ("a: &a {b: *a}", "recursive"),
         ("!!int x", "invalid literal"),
         ("!!timestamp x", "does not fit its tag"),
         ("? [a]\n: b", "unhashable"),
         ("!!python/object/apply:os.system ['true']", "could not determine a constructor"),
-        ("a: 0x" + "f" * 5000, "a number of 5,002 digits"),
         ("x" * 200_001, "at most 200,000"),
     ],
 )
-def test_yaml_of_a_stranger_is_refused_in_words(text, said):
+def test_yaml_that_cannot_be_used_is_refused_in_words(text, said):
     with pytest.raises(SettingsError, match=said):
         parse_yaml(text)
     with pytest.raises(SettingsError, match="cannot be read as a YAML value"):
         apply_overrides({}, ["--x", text])
 
 
-def test_aliases_are_read_and_counted_as_if_they_were_written_out():
+def test_aliases_stand_for_what_they_name():
     assert parse_yaml("x: &x {a: 1}\ny: *x\nz: {<<: *x, b: 2}") == {
         "x": {"a": 1},
         "y": {"a": 1},
         "z": {"a": 1, "b": 2},
     }
-    names = "abcdef"
-    lines = [
-        f"{name}: &{name} [{','.join(['*' + before] * 10)}]" for before, name in zip(names, names[1:], strict=False)
-    ]
-    text = "a: &a [1, 2]\n" + "\n".join(lines)
-    with pytest.raises(SettingsError, match=f"more than {MAX_VALUES:,} values"):
-        parse_yaml(text)
 
 
 def test_missing_data_name_the_flag_and_the_inner_cause(tmp_path):

@@ -9,8 +9,7 @@ import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hf_ext.plots.curves import plot_curves
-from hf_ext.training.observing import TIMINGS, Clock, list_tracker_settings
+from hf_ext.training.observing import TIMINGS, Clock, list_tracker_settings, plot_curves
 from hf_ext.training.state import RunFolder, WeightAverage
 
 from .tiny import TinyConfig, TinyModel, TinyTask, make_arguments, run

@@ -8,11 +8,10 @@ def test_a_notebook_of_another_environment_names_a_backend_that_is_not_here(tmp_
         """
         import os
         os.environ["MPLBACKEND"] = "module://backend_of_a_notebook.inline"
-        import hf_ext.plots.curves
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        print("drawn")
+        from hf_ext.figures import new_figure, picture_of
+        print(picture_of(new_figure(2, 1)).size)
         """,
         "http://127.0.0.1:9",
         tmp_path,
     )
-    assert "drawn" in told
+    assert "(200, 100)" in told

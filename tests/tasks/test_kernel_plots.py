@@ -8,7 +8,8 @@ from PIL import Image
 
 from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification, MRConvNextConfig
 from hf_ext.mrconv.modeling_mrconvnext import MRConvNextForImageClassification
-from hf_ext.plots.kernels import branch_weights, contributions, draw_confusion, load_model, plot_kernels
+from hf_ext.tasks.kernel_plots import branch_weights, contributions, load_model, plot_kernels
+from hf_ext.tasks.sequences import draw_confusion
 from hf_ext_cli.main import main
 
 

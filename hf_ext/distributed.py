@@ -46,11 +46,11 @@ class Ranks:
             self.local_index = state.local_process_index
 
     def share(self, items: list[Value]) -> list[Value]:
-        """What of a list, which all processes have, this process does."""
+        """The share of this process in a list that all processes have."""
         return items[self.index :: self.count]
 
     def own_device(self, device: str | None = None) -> str:
-        """Where this process computes: on its own GPU if there is one, unless another device is named."""
+        """The device of this process: its own GPU if there is one, unless another device is named."""
         import torch
 
         if device not in (None, "cuda") or not torch.cuda.is_available():
@@ -82,7 +82,7 @@ class Ranks:
         return found[0]
 
     def ask_first(self, function: Callable[[], Value]) -> Value:
-        """What a function returns in the first process, which alone calls it."""
+        """Calls a function in the first process alone, and gives all processes its result."""
         found: Any = None
         with self.together():
             if self.index == 0:
@@ -148,7 +148,7 @@ def _hide_bars() -> None:
 
 @contextlib.contextmanager
 def _explain_lost_process() -> Iterator[None]:
-    """What gloo says of a process that was killed, in our words."""
+    """Explains the error that gloo raises where another process was killed."""
     try:
         yield
     except RuntimeError as error:

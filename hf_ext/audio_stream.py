@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from transformers import AutoModelForAudioClassification
 
+from hf_ext.hub.checkpoints import split_revision
+
 from .extras import import_extra
 from .mrconv import MRConvCache
-from .training.models import split_revision
 
 STEP = 0.01
 # A word is louder than this share of the loudest step, and ends with so many seconds that are not.

@@ -6,7 +6,8 @@ import resource
 import pytest
 from PIL import Image
 
-from hf_ext.plots.merges import Paper, draw_report
+from hf_ext import figures
+from hf_ext.merging.report_picture import draw_report
 from tests.merging.merged_sums import Merge, fine_tunes
 
 
@@ -66,11 +67,23 @@ def test_pictures_of_one_task_of_many_and_of_odd_names(tmp_path):
         assert large.height > small.height
 
 
-@pytest.mark.parametrize("pixels", [0.4, 0.5, 0.7, 1.0, 1.4, 3.2])
-def test_a_bar_of_any_width_is_drawn(pixels):
+def test_a_part_of_no_bytes_and_errors_of_any_size_are_drawn(report, tmp_path):
     """Heads of tiny tasks are less than a pixel wide, and a merge had failed for its picture."""
-    paper = Paper(2, 2)
-    paper.box((0.5, 0.5, pixels / paper.scale, 0.5), fill="black")
-    paper.box((0.5, 1.5, 0.5, pixels / paper.scale), fill="black")
-    dark = {color: count for count, color in paper.image.getcolors()}.get((0, 0, 0), 0)
-    assert (dark > 0) == (pixels >= 0.5)
+    odd = json.loads(json.dumps(report))
+    odd["sizes"] = dict.fromkeys(odd["sizes"], 0) | {"extras": 1}
+    for entry, value in zip(odd["tasks"], (None, 0.0, 1e9), strict=False):
+        entry["error"] = dict.fromkeys(entry["error"], value)
+    odd["cosines"] = [[None for _ in row] for row in odd["cosines"]]
+    for layer in odd["layers"]:
+        layer["conflict"] = [None for _ in layer["conflict"]]
+    draw_report(odd, tmp_path / "odd.png")
+    with Image.open(tmp_path / "odd.png") as image:
+        assert image.width >= 1200
+
+
+def test_without_matplotlib_a_warning_names_what_is_not_drawn(monkeypatch, caplog):
+    assert figures.can_draw("report.png") and not caplog.records
+    monkeypatch.setattr(figures, "find_spec", lambda name: None)
+    assert not figures.can_draw("report.png")
+    (record,) = caplog.records
+    assert "report.png" in record.getMessage() and "hf-ext[plots]" in record.getMessage()

@@ -1,4 +1,4 @@
-"""Pictures of MRConv: what the branches weigh by depth and resolution, kernels before and after merging."""
+"""Pictures of MRConv: weights of the branches by depth and resolution, kernels before and after merging."""
 
 from importlib import import_module
 from pathlib import Path
@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 from transformers import AutoConfig
 
-from hf_ext.files import whole_file
+from hf_ext.figures import new_figure, picture_of, save_figure
+from hf_ext.hub.checkpoints import split_revision
 from hf_ext.mrconv.modeling_mrconv import MRConvPreTrainedModel
-from hf_ext.training.models import split_revision
 
 # More kernels than this do not fit side by side.
 _MOST_LAYERS = 6
@@ -32,7 +32,7 @@ def load_model(source: str) -> MRConvPreTrainedModel:
 
 
 def branch_weights(model: MRConvPreTrainedModel) -> np.ndarray:
-    """How much each resolution counts in each layer: ‖alpha‖² / D, the mean of alpha² over the D channels."""
+    """The weight of each resolution in each layer: ‖alpha‖² / D, the mean of alpha² over the D channels."""
     if model.config.reparameterized:
         raise ValueError(
             "the model is merged, its branches are gone: plot a checkpoint from before `reparameterize()`."
@@ -49,18 +49,13 @@ def plot_kernels(model: MRConvPreTrainedModel, path: str | Path, channel: int = 
     Draws a PNG: ‖alpha‖² / D of each layer and resolution, and of up to six layers one channel's kernels, as each
     branch contributes to the layer (alpha_i s_i k_i), with their sum, the merged kernel.
     """
-    # Imported here: matplotlib takes half a second.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     weights = branch_weights(model)
     layers = model.convolutions()
     shown = sorted({round(index) for index in np.linspace(0, len(layers) - 1, _MOST_LAYERS)})
     channels = min(len(layers[index].alpha[0]) for index in shown)
     if not 0 <= channel < channels:
         raise ValueError(f"there is no channel {channel}: the layers have {channels}, counted from 0.")
-    figure = Figure(figsize=(3.1 * max(2, len(shown)), 8.4), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(3.1 * max(2, len(shown)), 8.4)
     parts: Any = figure.subfigures(2, 1, height_ratios=(1, 2))
     top, bottom = parts
     _draw_weights(top, weights)
@@ -69,9 +64,7 @@ def plot_kernels(model: MRConvPreTrainedModel, path: str | Path, channel: int = 
     with torch.no_grad():
         for column, index in enumerate(shown):
             _draw_layer(axes[:, column], layers[index], index, channel)
-    with whole_file(path) as file:
-        figure.savefig(file, format="png", dpi=110)
-    return Path(path)
+    return save_figure(figure, path)
 
 
 def _draw_weights(figure: Any, weights: np.ndarray) -> None:
@@ -114,13 +107,9 @@ def _draw_layer(axes: Any, layer: Any, index: int, channel: int) -> None:
 
 def draw_merged(model: MRConvPreTrainedModel, channels: int = 4) -> Image.Image:
     """Draws merged kernels: of up to six layers the first few channels, of models that are merged and others."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     layers = model.convolutions()
     shown = sorted({round(index) for index in np.linspace(0, len(layers) - 1, _MOST_LAYERS)})
-    figure = Figure(figsize=(3.1 * max(2, len(shown)), 3), layout="constrained")
-    canvas = FigureCanvasAgg(figure)
+    figure = new_figure(3.1 * max(2, len(shown)), 3)
     for axis, index in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         with torch.no_grad():
             kernel, ahead, _ = layers[index].merged()
@@ -130,8 +119,7 @@ def draw_merged(model: MRConvPreTrainedModel, channels: int = 4) -> Image.Image:
         axis.set_xscale("symlog", linthresh=16)
         axis.set_xlabel("lag in samples")
         axis.grid(alpha=0.3)
-    canvas.draw()
-    return Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3].copy())
+    return picture_of(figure)
 
 
 def contributions(
@@ -156,28 +144,3 @@ def _two_sided(kernel: torch.Tensor, ahead: torch.Tensor | None) -> tuple[np.nda
         return np.arange(len(values)), values
     wing = ahead.detach().float().cpu().numpy()[::-1]
     return np.arange(-len(wing), len(values)), np.concatenate([wing, values])
-
-
-def draw_confusion(confusion: np.ndarray, names: list[str]) -> Image.Image:
-    """Draws how often each class was taken for each."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    count = len(confusion)
-    side = min(9.0, 2.5 + 0.45 * count)
-    figure = Figure(figsize=(side, side), layout="constrained")
-    canvas = FigureCanvasAgg(figure)
-    axis = figure.subplots()
-    shares = confusion / np.maximum(1, confusion.sum(1, keepdims=True))
-    axis.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    axis.set(xlabel="predicted", ylabel="true")
-    if count <= 40:
-        labels = names or [str(index) for index in range(count)]
-        axis.set_xticks(range(count), labels, rotation=90, fontsize=8)
-        axis.set_yticks(range(count), labels, fontsize=8)
-    if count <= 20:
-        for row, column in zip(*np.nonzero(confusion), strict=True):
-            shade = "white" if shares[row, column] > 0.5 else "black"
-            axis.text(column, row, confusion[row, column], ha="center", va="center", color=shade, fontsize=7)
-    canvas.draw()
-    return Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3].copy())

@@ -1,16 +1,20 @@
 """Calls that only some systems have, and what stands in for them elsewhere: macOS lacks `posix_fallocate`, `fdatasync`
 and `sched_getaffinity`, Windows also reads and writes at a place of an open file.
 
-Each is looked for when it is used, so that a test can take it away.
+Each is looked for when it is used, so that a test can take it away. The garbage collector of Python is here too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import gc
 import io
 import os
 import shutil
+import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 # Windows opens files as text unless told otherwise, and lets child processes have them or not by another way.
@@ -27,7 +31,7 @@ def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o666)
 
 
 def has_positions() -> bool:
-    """Whether the system reads and writes at a place of a file: compiled code and threads may do it at once."""
+    """Tells whether the system reads and writes at a place of a file: compiled code and threads may do it at once."""
     return hasattr(os, "pread") and hasattr(os, "pwrite")
 
 
@@ -93,12 +97,29 @@ def sync_file(path: str | os.PathLike[str]) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """How much may be written to the disk of a folder."""
+    """The bytes that may be written to the disk of a folder."""
     return shutil.disk_usage(folder).free
 
 
 def count_cores() -> int:
-    """How many cores this process may use."""
+    """The number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def import_undisturbed() -> Iterator[None]:
+    """Keeps Python from looking for garbage while a new process imports torch and transformers."""
+    # They make a million objects that stay, and Python looks through all of them time and again: a fifth of the
+    # imports' processor time. Frozen, they are left out of every later look too, and loader processes share their
+    # memory. A program that has already imported torch may have garbage of its own: there, nothing is changed.
+    if "torch" in sys.modules or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

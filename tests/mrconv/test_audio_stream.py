@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import hf_ext
-from hf_ext.listening import Listener, Stream
+from hf_ext.audio_stream import Listener, Stream
 
 
 @pytest.fixture(scope="module")

@@ -5,35 +5,17 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from hf_ext.semanir.image_processing_semanir import to_unit
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration, SemanIRStage
 from hf_ext.semanir.ops_semanir import Dictionary, build_dictionary, partition_windows
 
-PANEL, GAP, TITLE = 320, 16, 26
-_INK, PAPER = (25, 25, 25), (255, 255, 255)
-WINDOW, PATCH, _KEYS = (255, 200, 0), (255, 40, 40), (0, 215, 255)
+from .comparison import GAP, PANEL, PAPER, PATCH, TITLE, WINDOW, show_colours, write_line
+
+_KEYS = (0, 215, 255)
 # The network sees at most this much of the picture around the patch.
 _LARGEST = 768
-
-
-def show_colours(pixels: np.ndarray) -> np.ndarray:
-    """Pixels as a screen shows them: uint8 RGB, what is transparent is white."""
-    unit = to_unit(pixels)
-    if unit.shape[-1] % 2 == 0:
-        alpha = unit[..., -1:]
-        unit = unit[..., :-1] * alpha + (1 - alpha)
-    unit = np.repeat(unit, 3, axis=-1) if unit.shape[-1] == 1 else unit[..., :3]
-    return np.rint(unit.clip(0, 1) * 255).astype(np.uint8)
-
-
-def write_line(draw: ImageDraw.ImageDraw, place: tuple[float, float], text: str, size: int = 16) -> None:
-    """Write a line of text that ends where the panel does."""
-    font = ImageFont.load_default(size)
-    while len(text) > 4 and draw.textlength(text, font) > PANEL:
-        text = text[:-4] + "..."
-    draw.text(place, text, _INK, font)
 
 
 class Neighbours(NamedTuple):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from hf_ext.plots.attention import explain, find_neighbours
-from hf_ext.plots.comparison import compare_pictures, comparison_sheet
+from hf_ext.restoration.attention import explain, find_neighbours
+from hf_ext.restoration.comparison import compare_pictures, comparison_sheet
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 
 SIZES = {"embed_dim": 8, "depths": [2, 2], "num_heads": [2, 2], "window_size": 4, "top_k": 6}

@@ -1,0 +1,107 @@
+"""The exit code and the message of an exception, for `hf-ext` and for `python -m hf_ext.training`.
+
+0: done. 1: it was tried and failed (disk, network, the Hub refused, interrupted). 2: what was given cannot be used:
+options, files, folders, names. A bug of ours keeps its traceback.
+"""
+
+import errno
+from typing import NamedTuple
+
+from .distributed import FailedElsewhereError
+from .extras import explain_missing
+
+DONE, FAILED, UNUSABLE = 0, 1, 2
+# What the system says of a path that the user chose; other numbers are of the disk or of the machine.
+_OF_THE_PATH = {
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ENOTEMPTY,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+}
+
+
+class Ending(NamedTuple):
+    """The end of a program that met an exception."""
+
+    exit_code: int
+    message: str
+
+
+def classify(error: BaseException) -> Ending | None:
+    """The exit code and the message of an exception; `None` where it is a bug of ours."""
+    if isinstance(error, FailedElsewhereError):
+        # With another number the launcher might end the process that says why before it has spoken.
+        return Ending(DONE, message(error))
+    if isinstance(error, OSError):
+        return Ending(UNUSABLE if _blames_the_path(error) else FAILED, message(error))
+    if isinstance(error, ImportError):
+        # Ours have no name and say what to install; one of Python's is a bug, if no extra brings the module.
+        install = explain_missing(error.name)
+        return Ending(FAILED, install or message(error)) if install or error.name is None else None
+    if isinstance(error, FloatingPointError | MemoryError):
+        return Ending(FAILED, message(error))
+    if isinstance(error, ValueError | TypeError):
+        return Ending(UNUSABLE, message(error))
+    return _classify_library(error)
+
+
+def _classify_library(error: BaseException) -> Ending | None:
+    """Exceptions of libraries that derive from none of Python's; the libraries are imported only when this happens."""
+    import httpx2
+    from huggingface_hub.errors import StrictDataclassError
+    from safetensors import SafetensorError
+
+    if isinstance(error, StrictDataclassError):
+        # The configuration of a model, in a YAML file or in a config.json.
+        return Ending(UNUSABLE, str(error.__cause__ or error))
+    if isinstance(error, SafetensorError):
+        # A file that is none, or is damaged, is a wrong one to give; one that could not be written is not.
+        return Ending(FAILED if "I/O" in str(error) else UNUSABLE, message(error))
+    if isinstance(error, httpx2.HTTPError):
+        return Ending(FAILED, message(error))
+    return None
+
+
+def _blames_the_path(error: OSError) -> bool:
+    """Tells whether the file, folder, repository or revision is not there or may not be used."""
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    found: BaseException | None = error
+    # transformers wraps what huggingface_hub says.
+    while found is not None:
+        if isinstance(found, LocalEntryNotFoundError):
+            # Not in the cache, and the Hub could not be asked.
+            return False
+        if isinstance(found, EntryNotFoundError | RepositoryNotFoundError | RevisionNotFoundError):
+            return True
+        found = found.__cause__
+    if error.errno is not None:
+        return error.errno in _OF_THE_PATH
+    # Without a number and a cause it is the word of a library on what it was given: Pillow's of a file that is no
+    # picture, transformers' of a folder without config.json. Ours, of what failed, tell the cause.
+    return error.__cause__ is None and not isinstance(error, ConnectionError | TimeoutError | InterruptedError)
+
+
+def message(error: BaseException) -> str:
+    """The text of an exception, or its name where it has none; of a failed request with the address."""
+    import httpx2
+
+    text = str(error) or type(error).__name__
+    if not isinstance(error, httpx2.RequestError):
+        return text
+    try:
+        return f"{text} ({error.request.url})"
+    except RuntimeError:
+        # httpx2 raises it where the error belongs to no request.
+        return text
