@@ -15,6 +15,7 @@ import secrets
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -26,6 +27,8 @@ _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 # How the cache of huggingface_hub calls the folders of repositories.
 _CACHED = ("models--", "datasets--", "spaces--")
+# Of a description that a library or a person wrote; a report of a merge of many tensors is the largest.
+MAX_JSON_BYTES = 100_000_000
 # What marks the name of an unfinished file or folder.
 _MARK = ".tmp-"
 
@@ -96,6 +99,37 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         return json.loads(Path(path).read_bytes())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not valid JSON ({error}): restore the file, or remove it.") from error
+
+
+def read_json_object(path: str | os.PathLike[str], *, optional: bool = False) -> dict[str, Any]:
+    """Reads a small file that must hold one JSON object; an optional one that is absent is an empty object."""
+    path = Path(path)
+    if optional and not path.is_file():
+        return {}
+    size = path.stat().st_size
+    if size > MAX_JSON_BYTES:
+        raise ValueError(f"{path}: {size:,} bytes, at most {MAX_JSON_BYTES:,} are read; is it the right file?")
+    return parse_json_object(path.read_bytes(), str(path))
+
+
+def parse_json_object(data: bytes | bytearray, name: str, error: type[ValueError] = ValueError) -> dict[str, Any]:
+    """Parses bytes that must hold one JSON object in which no key comes twice."""
+    repeated: list[str] = []
+
+    def note_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        counts = Counter(key for key, _ in pairs)
+        repeated.extend(key for key, count in counts.items() if count > 1)
+        return dict(pairs)
+
+    try:
+        value = json.loads(bytes(data).decode("utf-8"), object_pairs_hook=note_repeated)
+    except (ValueError, RecursionError) as cause:
+        raise error(f"{name}: not valid JSON ({cause}); fetch or save the file again.") from cause
+    if repeated:
+        raise error(f"{name}: the JSON repeats {repeated[:3]}; the file is malformed: fetch or save it again.")
+    if not isinstance(value, dict):
+        raise error(f"{name}: expected a JSON object, got {type(value).__name__}; fetch or save it again.")
+    return value
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -17,12 +17,11 @@ import jinja2
 import yaml
 from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData, eval_result_entries_to_yaml
 
-from ..files import whole_file
+from ..files import read_json_object, whole_file
 from .checkpoints import open_checkpoint
 from .diffusers_folders import is_pipeline, read_config, read_headers
 from .load_check import installed_room
 from .published_files import PICTURE
-from .safetensors_headers import read_json_object
 from .tasks import runnable_task
 
 # In every card that this module writes; an author who edits the card removes it, and then the card is kept.
@@ -242,7 +241,7 @@ def _read_config(folder: Path, is_merge: bool) -> tuple[dict[str, Any], str]:
 
 
 def _read_optional(path: Path) -> dict[str, Any]:
-    return read_json_object(path) if path.is_file() else {}
+    return read_json_object(path, optional=True)
 
 
 def check_results(results: object, path: Path) -> list[dict[str, Any]]:

@@ -18,10 +18,9 @@ from typing import Any
 
 from huggingface_hub import snapshot_download
 
-from ..files import read_json
+from ..files import read_json, read_json_object
 from .diffusers_folders import is_pipeline, pipeline_code
 from .published_files import walk
-from .safetensors_headers import read_json_object
 from .shipped import shipped_files
 
 # What restores a task of an artifact of EMR-Merging where hf_ext is not installed.
@@ -54,7 +53,7 @@ def room_of(folder: Path) -> ModuleType | None:
             return sys.modules.get(library.rpartition(".")[0])
         # peft leaves that entry out where the configuration has a task_type; our own runs name their method.
         training = folder / "training.json"
-        arguments = read_json_object(training).get("arguments") if training.is_file() else None
+        arguments = read_json_object(training, optional=True).get("arguments")
         return installed_room(str(arguments.get("method"))) if isinstance(arguments, dict) else None
     return installed_room(str(read_json_object(config).get("model_type"))) if config.is_file() else None
 

@@ -29,7 +29,6 @@ from .cards import write_card
 from .diffusers_folders import INDEX
 from .disclosure import clean, find_machine_paths, refuse_secrets
 from .load_check import check_loads, verify_code
-from .modelspec import describe_weights
 from .published_files import Listing, list_files
 from .shipped import ROLES
 from .staging import MANIFEST, Processor, Source, write_source
@@ -97,16 +96,14 @@ def stage(
     # What may leave this machine is decided in this order, and nothing is added after it was looked at. Models of ours
     # are saved anew by installed classes; of all else only files of known names are copied, and no link is followed
     # out of the folder. Paths are cut where libraries and runs note them. Then all code is compared with the installed
-    # package's, byte for byte: only then may the load check run it. The card is written from what is left, and the
-    # headers of our weights from the card. Last of all every file, the card too, is searched for tokens. A step that
-    # refuses raises, and the folder never appears.
+    # package's, byte for byte: only then may the load check run it. The card is written from what is left. Last of all
+    # every file, the card too, is searched for tokens. A step that refuses raises, and the folder never appears.
     with whole_folder(out) as folder:
         write_source(source, folder, processor)
         hide_paths(folder)
         clean(folder)
         verify_code(folder)
         write_card(folder, repo_id=repo_id or out.name, license=license)
-        describe_weights(folder, repo_id or out.name)
         refuse_secrets(folder)
     return out
 

@@ -13,11 +13,11 @@ from transformers import FeatureExtractionMixin, PreTrainedModel
 from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.image_processing_base import ImageProcessingMixin
 
+from ..files import read_json_object
 from .checkpoints import PICKLES, open_checkpoint
 from .diffusers_folders import INDEX, is_pipeline, load_pipeline, read_index, save_pipeline
 from .load_check import code_references, installed_room, refuse_kernels, room_code, room_of
 from .published_files import copy_files, is_described, is_loaded, is_tokenizer, refuse_links, walk
-from .safetensors_headers import read_json_object
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -75,7 +75,7 @@ def _add_code(out: Path, room: ModuleType) -> None:
     """The files of every class that is named, and what they import; transformers copies those of the saved class."""
     code = room_code(room)
     for path in (out / "config.json", out / "preprocessor_config.json"):
-        content = read_json_object(path) if path.is_file() else {}
+        content = read_json_object(path, optional=True)
         for reference in code_references(content):
             # what else is named is refused by the check of the folder
             first = code.get(f"{reference.partition('.')[0]}.py")

@@ -12,8 +12,9 @@ import yaml
 from hf_ext.emr.manifest import MANIFEST, Manifest, SourceRecord, TaskRecord
 from hf_ext.emr.report import report_markdown
 
+from ..files import read_json_object
 from ..hub.disclosure import last_name
-from ..hub.safetensors_headers import CheckpointError, parse_json_object
+from ..hub.safetensors_headers import CheckpointError
 from .configuration import MergeConfig
 from .methods import METHODS
 
@@ -54,7 +55,7 @@ def read_merge(folder: Path) -> Merge | None:
 def read_report(folder: Path) -> dict[str, Any]:
     """Reads `report.json`."""
     path = folder / "report.json"
-    return parse_json_object(path.read_bytes(), str(path)) if path.is_file() else {}
+    return read_json_object(path, optional=True)
 
 
 def _source(record: Mapping[str, Any]) -> SourceRecord:

@@ -304,14 +304,6 @@ def rewrite_report(folder: Path, manifest: Manifest, warnings: Sequence[str]) ->
         participates[:, index] = [tensor.name in named for tensor in merged]
     totals, gram = read_totals(folder, manifest)
     sums = np.stack([read_sums(folder, manifest, task) for task in tasks], axis=1)
-    # Earlier versions added tasks without the checkpoints of the older ones.
-    unknown = [task for task, own in zip(tasks, sums.sum(axis=0), strict=True) if np.isnan(own).any()]
-    if unknown:
-        warnings = [
-            *warnings,
-            f"distances and errors of {', '.join(unknown)} are not known: an earlier version added a task without "
-            "their checkpoints.",
-        ]
     origins = {
         task: {"source": record.origin.source, "revision": record.origin.revision, "files": record.origin.files}
         for task, record in tasks.items()

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from ..files import read_json, remove_leftovers, replace_folder, sync, write_json
 from ..hub.system_calls import count_cores
 from ..ranks import Ranks
-from .configuration import MergeConfig, load_config
+from .configuration import MergeConfig
 from .engine import Engine, NotFiniteError, Unit, add_up, make_units
 from .finishing import finish
 from .journal import PASSES, Journal, explain_full_disk, lock_partial, read_passes, require_free
@@ -82,7 +82,6 @@ def merge_checkpoints(
             the interruption; the message says what to do.
         OSError: The disk is full; the merge can go on when there is room.
     """
-    config = load_config(config)
     out = Path(os.path.abspath(Path(out).expanduser()))
     ranks = Ranks()
     report: Any = None

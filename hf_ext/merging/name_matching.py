@@ -1,33 +1,29 @@
-"""Whether checkpoints fit together: quantised ones, other models, tied weights, other tokens; and what to warn of."""
+"""Which tensor of a task is which of the base, and whether the two fit together at all.
+
+Plan and table of a merge, adapters and the extraction of a LoRA ask here; nobody else compares names.
+"""
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .sources import Source
+from hf_ext.hub.safetensors_headers import TensorInfo
 
-# What quantised checkpoints keep beside their packed weights.
-_QUANTISED_PARTS = (
-    "SCB",
-    "absmax",
-    "g_idx",
-    "nested_absmax",
-    "nested_quant_map",
-    "qweight",
-    "qzeros",
-    "quant_map",
-    "weight_packed",
-    "weight_scale",
-    "weight_scale_inv",
-    "weight_zero_point",
+from .sources import Source
+from .tokens import has_rows_of_tokens
+
+# A prefix that fewer names have is a layer, not a wrapper.
+_PREFIX_SHARE = 1 / 3
+_WARNED_SETTINGS = (
+    *("num_attention_heads", "num_key_value_heads", "n_head", "num_heads", "hidden_act"),
+    *("rope_theta", "rope_parameters", "sliding_window", "layer_types"),
 )
-_WARNED_SETTINGS = ("num_attention_heads", "num_key_value_heads", "hidden_act", "rope_theta", "n_head", "num_heads")
 # Of SemanIR; of what it did not have at first, with what a configuration means that lacks it.
 _SEMANIR_SETTINGS: dict[str, Any] = {
     **dict.fromkeys(("num_channels", "num_channels_out", "scale", "image_mean"), None),
@@ -36,28 +32,64 @@ _SEMANIR_SETTINGS: dict[str, Any] = {
 }
 
 
-def refuse_quantised(source: Source) -> None:
-    """Refuses a checkpoint whose numbers are codes of something else."""
-    reason = None
-    if source.config.get("quantization_config"):
-        method = source.config["quantization_config"]
-        name = method.get("quant_method") if isinstance(method, dict) else method
-        reason = f"its configuration has a quantization_config ({name})"
-    for name, info in source.tensors.items():
-        last = name.rpartition(".")[2]
-        if info.dtype.itemsize == 1 and info.dtype.is_floating_point:
-            reason = f"tensor {name!r} is {info.dtype}"
-        elif last in _QUANTISED_PARTS or ".quant_state." in name:
-            reason = f"tensor {name!r} belongs to a quantised weight"
-        elif info.dtype in (torch.int8, torch.uint8) and last == "weight":
-            reason = f"weight {name!r} is {info.dtype}"
-        if reason is not None:
-            break
-    if reason is not None:
-        raise ValueError(
-            f"{source.title} is quantised: {reason}. Its differences from the base would be meaningless; merge "
-            "the checkpoint that it was made from, or dequantise it: model.dequantize(), model.save_pretrained(…)."
-        )
+class Names:
+    """
+    The names of a task's tensors, or of an adapter's targets, beside the base's.
+
+    By what they differ is found out: a base saved without its head is `encoder.…` where its fine-tune is
+    `bert.encoder.…`.
+    """
+
+    def __init__(self, base: Mapping[str, TensorInfo], task: Collection[str]) -> None:
+        pairs = [(first, second) for first in _wrappers(base) for second in _wrappers(task)]
+
+        def agreement(pair: tuple[str, str]) -> tuple[int, int]:
+            return sum(pair[0] + name.removeprefix(pair[1]) in base for name in task), -len(pair[0]) - len(pair[1])
+
+        self.base_prefix, self.task_prefix = max(pairs, key=agreement)
+        found: dict[str, str] = {}
+        # a name that has the prefix goes before one that happens to fit without
+        for name in sorted(task, key=lambda item: not item.startswith(self.task_prefix)):
+            found.setdefault(self.in_base(name), name)
+        self.pairs = {name: found[name] for name in base if name in found}
+
+    def in_base(self, name: str) -> str:
+        """The name that a tensor of the task has in the base."""
+        return self.base_prefix + name.removeprefix(self.task_prefix)
+
+    def in_task(self, name: str) -> str:
+        """The name that a tensor of the base has in the task, or would have."""
+        return self.task_prefix + name.removeprefix(self.base_prefix)
+
+
+def _wrappers(names: Collection[str]) -> list[str]:
+    """Prefixes that many of the names have, and none."""
+    counts: Counter[str] = Counter()
+    for name in names:
+        parts = name.split(".")
+        counts.update(".".join(parts[:depth]) + "." for depth in range(1, min(len(parts), 4)))
+    return ["", *(prefix for prefix, count in counts.items() if count >= _PREFIX_SHARE * len(names))]
+
+
+@dataclass(frozen=True)
+class Matching:
+    """The names of all tasks beside the base's."""
+
+    names: tuple[Names, ...]  # of each task
+    aliases: dict[str, str]  # other names of tensors of the base, by the class or by its file
+    warnings: list[str]  # what speaks against a task's being a fine-tune of the base
+
+
+def match_names(base: Source, tasks: Sequence[Source]) -> Matching:
+    """Finds the names of the tasks' tensors, and refuses a task that is no fine-tune of the base."""
+    for task in tasks:
+        refuse_other_model(base, task)
+    warnings = [warning for task in tasks for warning in provenance_warnings(base, task)]
+    aliases = _find_tied_names(base, tasks, warnings)
+    names = tuple(Names(base.tensors, task.tensors) for task in tasks)
+    for task, own in zip(tasks, names, strict=True):
+        refuse_little_overlap(base, task, own)
+    return Matching(names, aliases, warnings)
 
 
 def meta_model(config: Mapping[str, Any]) -> torch.nn.Module | None:
@@ -78,7 +110,7 @@ def meta_model(config: Mapping[str, Any]) -> torch.nn.Module | None:
         raise ValueError(f"{name} cannot be built from its configuration ({type(error).__name__}: {error})") from error
 
 
-def tied_names(base: Source, tasks: Sequence[Source], warnings: list[str]) -> dict[str, str]:
+def _find_tied_names(base: Source, tasks: Sequence[Source], warnings: list[str]) -> dict[str, str]:
     """Tensors that are one and the same in the model: as the file says, and as the class of transformers ties
     them. The class is asked only where a checkpoint holds two tensors that it could tie."""
     # what huggingface_hub and transformers write for a tensor that was left out: its name and the one that was kept
@@ -146,78 +178,29 @@ def provenance_warnings(base: Source, task: Source) -> list[str]:
     return warnings
 
 
-def refuse_little_overlap(base: Source, task: Source, pairs: Mapping[str, str], fitting: Collection[str]) -> None:
+def refuse_little_overlap(base: Source, task: Source, names: Names) -> None:
     """Refuses a task that shares too few tensors with the base to be a fine-tune of it."""
     counts = [sum(info.dtype.is_floating_point for info in source.tensors.values()) for source in (base, task)]
-    if 2 * len(fitting) >= min(counts) and fitting:
+    numbers = {name: own for name, own in names.pairs.items() if base.tensors[name].dtype.is_floating_point}
+    others = [
+        (name, own)
+        for name, own in numbers.items()
+        if base.tensors[name].shape != task.tensors[own].shape and not has_rows_of_tokens(base, name, task, own)
+    ]
+    fitting = len(numbers) - len(others)
+    if 2 * fitting >= min(counts) and fitting:
         return
     message = (
         f"{task.title} is no fine-tune of {base.title}: of {counts[1]} floating-point tensors (base: "
-        f"{counts[0]}) only {len(fitting)} have the same name and shape."
+        f"{counts[0]}) only {fitting} have the same name and shape."
     )
-    other_shapes = [name for name in pairs if name not in fitting and base.tensors[name].dtype.is_floating_point]
-    if other_shapes:
-        name = other_shapes[0]
-        shapes = list(base.tensors[name].shape), list(task.tensors[pairs[name]].shape)
+    if others:
+        name, own = others[0]
         message += (
-            f" {len(other_shapes)} have another shape, for instance {name!r}: base {shapes[0]}, task {shapes[1]}."
+            f" {len(others)} have another shape, for instance {name!r}: base {list(base.tensors[name].shape)}, task "
+            f"{list(task.tensors[own].shape)}."
         )
-    absent = [name for name in task.tensors if name not in set(pairs.values())]
+    absent = [name for name in task.tensors if name not in set(names.pairs.values())]
     if absent:
         message += f" {len(absent)} are not in the base, for instance {absent[:3]}."
     raise ValueError(message + " Give the model that the task was fine-tuned from as base, or leave the task out.")
-
-
-def vocabulary_size(config: Mapping[str, Any]) -> int | None:
-    """The `vocab_size` of a configuration, of its text model if it has several."""
-    for part in (config, config.get("text_config")):
-        if isinstance(part, Mapping) and isinstance(part.get("vocab_size"), int):
-            return int(part["vocab_size"])
-    return None
-
-
-def refuse_other_tokens(base: Source, task: Source, count: int, name: str) -> None:
-    """Refuses to merge leading rows of a resized vocabulary if they do not mean the same tokens."""
-    advice = "Use shape_policy: extra, which keeps the whole tensor with the task."
-    tokens = []
-    for source in (base, task):
-        found = tokens_by_id(source)
-        if not found:
-            raise ValueError(
-                f"{name!r}: {source.title} has no tokenizer.json, vocab.json or vocab.txt, so that nobody can "
-                f"tell which rows of the vocabularies belong together. {advice}"
-            )
-        tokens.append({index: token for index, token in found.items() if index < count})
-    if tokens[0] != tokens[1]:
-        both = tokens[0].keys() | tokens[1].keys()
-        index = min(index for index in both if tokens[0].get(index) != tokens[1].get(index))
-        raise ValueError(
-            f"{name!r}: token {index} is {tokens[0].get(index)!r} in the base and {tokens[1].get(index)!r} in "
-            f"{task.title}: the rows do not belong together. {advice}"
-        )
-
-
-def tokens_by_id(source: Source) -> dict[int, str]:
-    """The vocabulary of a source's tokenizer, read from its files."""
-    files = source.small_files(("tokenizer.json", "vocab.json", "vocab.txt"))
-    try:
-        if "tokenizer.json" in files:
-            return _tokens_of(json.loads(files["tokenizer.json"].read_text(encoding="utf-8")))
-        if "vocab.json" in files:
-            found = json.loads(files["vocab.json"].read_text(encoding="utf-8"))
-            return {index: token for token, index in found.items()}
-        if "vocab.txt" in files:
-            return dict(enumerate(files["vocab.txt"].read_text(encoding="utf-8").split("\n")))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{source.title}: {next(iter(files))} is malformed ({error}); fetch it again.") from error
-    return {}
-
-
-def _tokens_of(tokenizer: dict[str, Any]) -> dict[int, str]:
-    vocabulary = tokenizer["model"]["vocab"]
-    # a unigram model lists [token, score]; the others map token to id
-    if isinstance(vocabulary, list):
-        tokens = {index: item[0] for index, item in enumerate(vocabulary)}
-    else:
-        tokens = {index: token for token, index in vocabulary.items()}
-    return tokens | {item["id"]: item["content"] for item in tokenizer.get("added_tokens", ())}
