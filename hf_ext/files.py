@@ -16,7 +16,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -65,7 +65,7 @@ def whole_file(path: str | os.PathLike[str], mode: str = "wb", **options: Any) -
 def whole_folder(path: str | os.PathLike[str], replace: bool = True) -> Iterator[Path]:
     """
     Gives a new folder to fill, which takes its place when the block ends without an error. Where it may not replace
-    another one, it is a `ValueError` that the path exists, at the beginning or meanwhile.
+    another one, it is a [`TakenError`] that the path exists, at the beginning or meanwhile.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -182,10 +182,30 @@ def replace_folder(new: Path, out: Path) -> None:
         shutil.rmtree(aside)
 
 
+class TakenError(FileExistsError, ValueError):
+    """Something is in the place where a file or a folder was to be written. `path` is the place."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        super().__init__(text)
+        self.path = path
+
+
 def require_new(path: Path) -> None:
-    """Check that nothing has the name of a path, be it a link to nowhere."""
+    """Refuses a path that is there, be it a link to nowhere."""
     if os.path.lexists(path):
-        raise ValueError(f"{path} exists: name another folder, or remove it first.")
+        raise TakenError(path, f"{path} exists: name another folder, or remove it first.")
+
+
+def require_free(
+    out: Path, overwrite: bool = False, *, kind: str = "", is_kind: Callable[[Path], bool] | None = None
+) -> None:
+    """Refuses a folder that holds something, unless it may be overwritten and is of the kind that is written there."""
+    if not os.path.lexists(out) or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not overwrite:
+        raise TakenError(out, f"{out} exists and is not empty: choose another place, or remove it first.")
+    if is_kind is not None and not is_kind(out):
+        raise TakenError(out, f"{out} exists and is no {kind}, so it is not replaced: choose another place.")
 
 
 def place_folder(new: Path, out: Path) -> None:

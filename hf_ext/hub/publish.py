@@ -24,7 +24,7 @@ from huggingface_hub import (
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers, validate_repo_id  # type: ignore[attr-defined]
 
-from ..files import whole_folder
+from ..files import require_free, whole_folder
 from .cards import write_card
 from .diffusers_folders import INDEX
 from .disclosure import clean, find_machine_paths, refuse_secrets
@@ -83,7 +83,7 @@ def stage(
         `Path`: `out`.
 
     Raises:
-        FileExistsError: `out` holds something, and `overwrite` is off or it is no checkpoint.
+        TakenError: `out` holds something, and `overwrite` is off or it is no checkpoint.
         ValueError: The source is not of a supported kind, holds code or pickles, or does not load completely; a file
             that is loaded is a link that leaves the folder; a file holds a token or a private key; an adapter's base
             is a folder.
@@ -92,7 +92,7 @@ def stage(
     from ..merging.publishing import hide_paths
 
     out = Path(out)
-    _require_free(out, overwrite)
+    require_free(out, overwrite, kind="checkpoint", is_kind=_is_checkpoint)
     # What may leave this machine is decided in this order, and nothing is added after it was looked at. Models of ours
     # are saved anew by installed classes; of all else only files of known names are copied, and no link is followed
     # out of the folder. Paths are cut where libraries and runs note them. Then all code is compared with the installed
@@ -182,13 +182,8 @@ def rehearse(
     return list_files(source, out, find_machine_paths(out))
 
 
-def _require_free(out: Path, overwrite: bool) -> None:
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    if not overwrite:
-        raise FileExistsError(f"{out} exists and is not empty; choose another place, or pass overwrite=True")
-    if not any((out / name).is_file() for name in ("config.json", "adapter_config.json", INDEX)):
-        raise FileExistsError(f"{out} exists and is no checkpoint, so it is not replaced; choose another place")
+def _is_checkpoint(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("config.json", "adapter_config.json", INDEX))
 
 
 def _create(api: HfApi, repo_id: str, branch: str, private: bool | None) -> None:

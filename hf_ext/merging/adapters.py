@@ -19,7 +19,7 @@ import torch
 from hf_ext.emr.ops import lora_rows
 from hf_ext.hub.safetensors_headers import TensorInfo
 
-from .name_matching import Names, provenance_warnings
+from .name_matching import Names
 from .sources import CONFIGURATION_FILES, SMALL_FILES, Library, Source, size_text
 
 # How names in LoRA files of diffusers and of kohya's scripts end.
@@ -28,7 +28,7 @@ _LORA_FILE_ENDS = (".lora_down.weight", "lora.down.weight", "lora_linear_layer.d
 _COMMON = ("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out")
 
 
-def read_adapters(how: str, base: Source, tasks: Sequence[Source]) -> tuple[Source, tuple[Source, ...], list[str]]:
+def read_adapters(how: str, base: Source, tasks: Sequence[Source]) -> tuple[Source, tuple[Source, ...]]:
     """Base and tasks with what is merged for adapters in their place, as `adapters` of a configuration says."""
     if base.library == "peft":
         raise ValueError(f"{base.title} is an adapter; give the model that it belongs to as base.")
@@ -36,16 +36,15 @@ def read_adapters(how: str, base: Source, tasks: Sequence[Source]) -> tuple[Sour
         _refuse_lora_file(task)
     adapters = [task for task in tasks if task.library == "peft"]
     if not adapters:
-        return base, tuple(tasks), []
+        return base, tuple(tasks)
     if how == "refuse":
         raise ValueError(_advice(adapters))
-    warnings = [warning for task in adapters for warning in provenance_warnings(base, task)]
     if how == "delta":
-        return base, tuple(DeltaSource(task, base) if task.library == "peft" else task for task in tasks), warnings
+        return base, tuple(DeltaSource(task, base) if task.library == "peft" else task for task in tasks)
     if len(adapters) < len(tasks):
         others = [task.label for task in tasks if task.library != "peft"]
         raise ValueError(f"adapters: adapter merges adapters only, and {others} are none; use adapters: delta.")
-    return _common_base(base, tuple(tasks)), tuple(tasks), warnings
+    return _common_base(base, tuple(tasks)), tuple(tasks)
 
 
 def _refuse_lora_file(task: Source) -> None:
@@ -77,6 +76,7 @@ class BaseAdapter(VirtualSource):
     def __init__(self, base: Source, tasks: tuple[Source, ...]) -> None:
         first = tasks[0]
         super().__init__("base", base.spec, first.checkpoint, first.place)
+        self.repo_id, self.commit = base.repo_id, base.commit
         self._holders = {name: task for task in reversed(tasks) for name in task.tensors if is_adapter_part(name)}
         self.tensors = {
             name: self._holders[name].tensors[name] for task in tasks for name in task.tensors if name in self._holders

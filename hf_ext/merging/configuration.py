@@ -291,10 +291,10 @@ def load_config(config: MergeConfig | Mapping[str, Any] | str | Path) -> MergeCo
     """The configuration that any of its written forms means."""
     if isinstance(config, MergeConfig):
         return config
-    if isinstance(config, Mapping):
-        return MergeConfig.from_dict(config)
     if isinstance(config, (str, Path)):
         return MergeConfig.from_yaml(config)
+    if isinstance(config, Mapping):
+        return MergeConfig.from_dict(config)
     raise TypeError(f"a merge is described by a MergeConfig, a mapping or a YAML file; got {type(config).__name__}.")
 
 

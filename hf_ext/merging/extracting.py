@@ -24,7 +24,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.pytorch_utils import Conv1D
 
 from hf_ext.emr.building import differing_keys, model_class
-from hf_ext.files import read_json_object, whole_folder, write_json
+from hf_ext.files import read_json_object, require_free, whole_folder, write_json
 from hf_ext.hub.disclosure import cut_paths
 from hf_ext.hub.safetensors_writer import SafetensorsWriter
 from hf_ext.settings import matters_in_use
@@ -66,13 +66,13 @@ def extract_lora(
         `dict[str, Any]`: The report.
 
     Raises:
-        ValueError: Not one of `rank` and `error`, there is something at `out`, or no matrix differs.
+        TakenError: `out` holds something.
+        ValueError: Not one of `rank` and `error`, or no matrix differs.
     """
     out = Path(out).expanduser()
     if (rank is None) == (error is None):
         raise ValueError("give either a rank or an error, and not both")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out}: there is something here already; choose another folder, or delete it first")
+    require_free(out)
     with whole_folder(out) as folder:
         extraction = _Extraction(pair, folder, lora_only)
         report = extraction.run(rank, error)

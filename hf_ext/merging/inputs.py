@@ -23,7 +23,6 @@ class Inputs:
     tasks: tuple[Source, ...]  # in the order of the configuration
     merged_model: Source | None  # the one of method `"given"`
     statistics: tuple[Source, ...]  # of the tasks' data, where the method wants them
-    warnings: list[str]
 
 
 def open_inputs(config: MergeConfig, token: str | bool | None, endpoint: str | None) -> Inputs:
@@ -33,9 +32,9 @@ def open_inputs(config: MergeConfig, token: str | bool | None, endpoint: str | N
         specs["merged"] = config.merged
     specs |= {STATISTICS + task: config.statistics[task] for task in config.tasks if config.statistics}
     with _open_all(specs, token, endpoint) as opened:
-        base, tasks, warnings = read_adapters(config.adapters, opened["base"], [opened[task] for task in config.tasks])
+        base, tasks = read_adapters(config.adapters, opened["base"], [opened[task] for task in config.tasks])
         statistics = tuple(source for label, source in opened.items() if label.startswith(STATISTICS))
-        return Inputs(base, tasks, opened.get("merged"), statistics, warnings)
+        return Inputs(base, tasks, opened.get("merged"), statistics)
 
 
 @contextmanager

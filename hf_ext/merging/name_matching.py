@@ -5,6 +5,7 @@ Plan and table of a merge, adapters and the extraction of a LoRA ask here; nobod
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,10 @@ import torch
 from hf_ext.hub.safetensors_headers import TensorInfo
 
 from .sources import Source
-from .tokens import has_rows_of_tokens
+from .tokens import TOKENIZERS, compare_tokens
 
+# Buffers that a model computes from its configuration; newer versions do not save them.
+_COMPUTED_BUFFERS = ("position_ids", "inv_freq", "original_inv_freq", "masked_bias", "relative_position_index")
 # A prefix that fewer names have is a layer, not a wrapper.
 _PREFIX_SHARE = 1 / 3
 _WARNED_SETTINGS = (
@@ -72,27 +75,124 @@ def _wrappers(names: Collection[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
+class Vocabulary:
+    """The rows of tokens of a task beside the base's."""
+
+    tensors: frozenset[str]  # tensors with a row for each token, by their names in the base
+    resized: bool  # whether there are more rows or fewer than in the base
+    difference: str  # which tokens, or how many, are not the base's; empty if the rows may be merged
+
+
+@dataclass(frozen=True)
 class Matching:
-    """The names of all tasks beside the base's."""
+    """Base and tasks side by side: all that the table of a merge asks of names."""
 
     names: tuple[Names, ...]  # of each task
+    vocabularies: tuple[Vocabulary, ...]  # of each task
+    unsaved: tuple[frozenset[str], ...]  # of each task: buffers of its file that its class no longer saves
+    computed: frozenset[str]  # buffers of the base that follow from its configuration
     aliases: dict[str, str]  # other names of tensors of the base, by the class or by its file
+    given: dict[str, str]  # names in the model of method `"given"`, where it has the tensor in the same form
     warnings: list[str]  # what speaks against a task's being a fine-tune of the base
 
 
-def match_names(base: Source, tasks: Sequence[Source]) -> Matching:
-    """Finds the names of the tasks' tensors, and refuses a task that is no fine-tune of the base."""
-    for task in tasks:
-        refuse_other_model(base, task)
-    warnings = [warning for task in tasks for warning in provenance_warnings(base, task)]
+def match_names(
+    base: Source, tasks: Sequence[Source], *, given: Source | None = None, overlap: bool = False
+) -> Matching:
+    """
+    Finds which tensor of a task is which of the base, and refuses a task that is no fine-tune of it.
+
+    Args:
+        base ([`Source`]): The base.
+        tasks (`Sequence[Source]`): The tasks.
+        given ([`Source`], *optional*): The merged model of method `"given"`.
+        overlap (`bool`, *optional*, defaults to `False`):
+            Whether the leading rows of a resized vocabulary are to be merged.
+
+    Returns:
+        [`Matching`]: Names, vocabularies and what to warn of.
+    """
+    names = tuple(match_fine_tune(base, task) for task in tasks)
+    warnings = [warning for task in tasks for warning in _provenance_warnings(base, task)]
     aliases = _find_tied_names(base, tasks, warnings)
-    names = tuple(Names(base.tensors, task.tensors) for task in tasks)
-    for task, own in zip(tasks, names, strict=True):
-        refuse_little_overlap(base, task, own)
-    return Matching(names, aliases, warnings)
+    both = list(zip(tasks, names, strict=True))
+    return Matching(
+        names,
+        tuple(_compare_vocabularies(base, task, own, overlap) for task, own in both),
+        tuple(_find_unsaved(task, own) for task, own in both),
+        frozenset(name for name, info in base.tensors.items() if _is_computed(name, info)),
+        aliases,
+        {} if given is None else _match_given(base, given),
+        warnings,
+    )
 
 
-def meta_model(config: Mapping[str, Any]) -> torch.nn.Module | None:
+def match_fine_tune(base: Source, task: Source) -> Names:
+    """The names of a task that is a fine-tune of the base; any other is refused."""
+    _refuse_other_model(base, task)
+    names = Names(base.tensors, task.tensors)
+    _refuse_little_overlap(base, task, names)
+    return names
+
+
+def _match_given(base: Source, model: Source) -> dict[str, str]:
+    """The names in a merged model of the tensors that it has in the base's shape."""
+    _refuse_other_model(base, model)
+    pairs = Names(base.tensors, model.tensors).pairs
+    return {
+        name: own
+        for name, own in pairs.items()
+        if model.tensors[own].shape == base.tensors[name].shape and model.tensors[own].dtype.is_floating_point
+    }
+
+
+def _compare_vocabularies(base: Source, task: Source, names: Names, overlap: bool) -> Vocabulary:
+    tensors = frozenset(name for name, own in names.pairs.items() if _has_rows_of_tokens(base, name, task, own))
+    ours, theirs = _vocabulary_size(base.config), _vocabulary_size(task.config)
+    difference = ""
+    if tensors and ours is not None and theirs is not None:
+        if ours != theirs and not overlap:
+            difference = f"{theirs} tokens, the base {ours}"
+        else:
+            first, second = (source.small_files(TOKENIZERS) for source in (base, task))
+            difference = compare_tokens(first, second, None if ours == theirs else min(ours, theirs))
+    return Vocabulary(tensors, ours != theirs, difference)
+
+
+def _has_rows_of_tokens(base: Source, name: str, task: Source, own: str) -> bool:
+    """Whether a tensor has one row for each token, in the base and in a task, and equally many columns."""
+    ours, theirs = base.tensors[name].shape, task.tensors[own].shape
+    if not ours or not theirs or ours[1:] != theirs[1:]:
+        return False
+    return (_vocabulary_size(base.config), _vocabulary_size(task.config)) == (ours[0], theirs[0])
+
+
+def _vocabulary_size(config: Mapping[str, Any]) -> int | None:
+    """The `vocab_size` of a configuration, of its text model if it has several."""
+    for part in (config, config.get("text_config")):
+        if isinstance(part, Mapping) and isinstance(part.get("vocab_size"), int):
+            return int(part["vocab_size"])
+    return None
+
+
+def _is_computed(name: str, info: TensorInfo) -> bool:
+    """Whether a buffer follows from the configuration: positions, rotary frequencies, causal masks."""
+    causal_mask = name.endswith("attn.bias") and len(info.shape) == 4
+    return name.rpartition(".")[2] in _COMPUTED_BUFFERS or causal_mask
+
+
+def _find_unsaved(task: Source, names: Names) -> frozenset[str]:
+    """Computed buffers of a task's file that the base does not have, and the task's class no place for."""
+    known = set(names.pairs.values())
+    found = {name for name, info in task.tensors.items() if name not in known and _is_computed(name, info)}
+    model = None
+    if found:
+        with contextlib.suppress(ValueError):
+            model = _meta_model(task.config)
+    return frozenset() if model is None else frozenset(found - set(model.state_dict()))
+
+
+def _meta_model(config: Mapping[str, Any]) -> torch.nn.Module | None:
     """The model of a configuration without its weights."""
     import transformers
 
@@ -118,7 +218,7 @@ def _find_tied_names(base: Source, tasks: Sequence[Source], warnings: list[str])
     model = None
     if base.library == "transformers" and any(_has_vocabulary_twice(source, base.config) for source in (base, *tasks)):
         try:
-            model = meta_model(base.config)
+            model = _meta_model(base.config)
         except ValueError as error:
             warnings.append(f"{base.title}: {error}; only what its file says about tied tensors is known")
     if model is not None:
@@ -143,7 +243,7 @@ def _has_vocabulary_twice(source: Source, config: Mapping[str, Any]) -> bool:
     return len(set(shapes)) < len(shapes)
 
 
-def refuse_other_model(base: Source, task: Source) -> None:
+def _refuse_other_model(base: Source, task: Source) -> None:
     """Refuses a task whose configuration says that it is another kind of model than the base."""
     if base.config and task.config and base.library != task.library:
         raise ValueError(f"{task.title} is a {task.library} model, {base.title} a {base.library} model.")
@@ -158,12 +258,12 @@ def refuse_other_model(base: Source, task: Source) -> None:
             )
 
 
-def provenance_warnings(base: Source, task: Source) -> list[str]:
+def _provenance_warnings(base: Source, task: Source) -> list[str]:
     """What in a task's configuration speaks against its being a fine-tune of the base."""
     warnings = []
-    origin = task.config.get("base_model_name_or_path") or task.config.get("_name_or_path")
+    origin = task.came_from
     known = {base.repo_id, base.spec, base.spec.partition("@")[0], base.config.get("_name_or_path")}
-    if isinstance(origin, str) and origin and base.repo_id and origin not in known and not Path(origin).is_absolute():
+    if origin and base.repo_id and origin not in known and not Path(origin).is_absolute():
         warnings.append(f"{task.title} says that it comes from {origin!r}, not from {base.repo_id!r}: check it")
     settings = {key: (base.config.get(key), task.config.get(key)) for key in _WARNED_SETTINGS}
     settings = {key: pair for key, pair in settings.items() if None not in pair}
@@ -178,14 +278,14 @@ def provenance_warnings(base: Source, task: Source) -> list[str]:
     return warnings
 
 
-def refuse_little_overlap(base: Source, task: Source, names: Names) -> None:
+def _refuse_little_overlap(base: Source, task: Source, names: Names) -> None:
     """Refuses a task that shares too few tensors with the base to be a fine-tune of it."""
     counts = [sum(info.dtype.is_floating_point for info in source.tensors.values()) for source in (base, task)]
     numbers = {name: own for name, own in names.pairs.items() if base.tensors[name].dtype.is_floating_point}
     others = [
         (name, own)
         for name, own in numbers.items()
-        if base.tensors[name].shape != task.tensors[own].shape and not has_rows_of_tokens(base, name, task, own)
+        if base.tensors[name].shape != task.tensors[own].shape and not _has_rows_of_tokens(base, name, task, own)
     ]
     fitting = len(numbers) - len(others)
     if 2 * fitting >= min(counts) and fitting:

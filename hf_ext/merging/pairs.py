@@ -15,7 +15,7 @@ from hf_ext.emr.weights import TaskWeights
 from hf_ext.files import read_json_object
 from hf_ext.hub.disclosure import cut_paths
 
-from .name_matching import match_names
+from .name_matching import match_fine_tune
 from .sources import open_weights
 
 
@@ -73,7 +73,7 @@ def open_fine_tune(base: str, fine_tune: str, endpoint: str | None = None) -> It
         for source in (first, own):
             if source.library != "transformers":
                 raise ValueError(f"{source.spec} is of {source.library}; a LoRA is made of two models of transformers")
-        (found,) = match_names(first, [own]).names
+        found = match_fine_tune(first, own)
         in_base = {name: found.in_base(name) for name in own.tensors if found.in_base(name) in first.tensors}
         yield Pair(
             fine_tune,

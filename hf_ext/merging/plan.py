@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from hf_ext.emr.artifact import mask_bytes
 
 from .configuration import MergeConfig, load_config
 from .inputs import Inputs, open_inputs
-from .name_matching import Names, match_names, refuse_other_model
+from .name_matching import Names, match_names
 from .sources import Source, size_text
 from .statistics import check_statistics
 from .tensors import COMPARED, KEPT, SHARED, SKIPPED, TIED, Own, Row, Table, find_narrowing
@@ -149,13 +149,16 @@ class Plan:
 
 
 def make_plan(
-    config: MergeConfig | dict[str, Any] | str | Path, *, token: str | bool | None = None, endpoint: str | None = None
+    config: MergeConfig | Mapping[str, Any] | str | Path,
+    *,
+    token: str | bool | None = None,
+    endpoint: str | None = None,
 ) -> Plan:
     """
     Opens the checkpoints of a merge by their headers and decides what happens to each tensor.
 
     Args:
-        config ([`MergeConfig`], `dict`, `str` or `Path`): The configuration, or the path of its YAML file.
+        config ([`MergeConfig`], `Mapping`, `str` or `Path`): The configuration, or the path of its YAML file.
         token (`str` or `bool`, *optional*): Token of the Hub, as in `huggingface_hub`.
         endpoint (`str`, *optional*): Address of the Hub. Defaults to `HF_ENDPOINT`.
 
@@ -166,9 +169,9 @@ def make_plan(
         ValueError: Something cannot be read or does not fit together; the message says what to do.
     """
     config = load_config(config)
-    find_device(config)
     inputs = open_inputs(config, token, endpoint)
     try:
+        find_device(config)
         return _plan(config, inputs)
     except BaseException:
         for source in (inputs.base, *inputs.tasks, *filter(None, [inputs.merged_model]), *inputs.statistics):
@@ -192,15 +195,19 @@ def _plan(config: MergeConfig, inputs: Inputs) -> Plan:
     if base.library == "peft":
         # nobody else has the base of adapters
         config = dataclasses.replace(config, include_base=config.with_masks)
-    matching = match_names(base, tasks)
+    matching = match_names(base, tasks, given=model, overlap=config.shape_policy == "overlap")
     table = Table(config, base, tasks, matching)
     merged = [row for row in table.rows if row.task_names]
-    named = {} if model is None else _names_in(model, base, merged)
+    lacking = [row for row in merged if model is not None and row.name not in matching.given]
+    if model is not None and lacking:
+        raise ValueError(
+            f"{model.title} has no floating-point {lacking[0].name!r} of shape {list(lacking[0].shape)}; give a model "
+            "that was merged from these tasks, or exclude the tensor."
+        )
     if inputs.statistics:
         check_statistics(config.merge_method, merged, tasks, inputs.statistics)
     doubles = [source.title for source in (base, *tasks) if source.has_float64]
     warnings = [
-        *inputs.warnings,
         *matching.warnings,
         *(f"{title} holds float64, which is treated as float32" for title in doubles),
         *find_narrowing(tasks, merged),
@@ -215,7 +222,7 @@ def _plan(config: MergeConfig, inputs: Inputs) -> Plan:
         matching.names,
         matching.aliases,
         model,
-        named,
+        {row.name: matching.given[row.name] for row in merged if model is not None},
         inputs.statistics,
         warnings,
     )
@@ -235,21 +242,6 @@ def _size_warnings(plan: Plan) -> list[str]:
         f"the artifact and the base, from which its tasks are restored, take {size_text(size)}, the "
         f"checkpoints themselves {size_text(models)}: nothing is saved.{advice}"
     ]
-
-
-def _names_in(model: Source, base: Source, merged: Sequence[Row]) -> dict[str, str]:
-    """Names of the merged tensors in the model of method `"given"`."""
-    refuse_other_model(base, model)
-    names = Names(base.tensors, model.tensors)
-    for row in merged:
-        info = model.tensors.get(names.in_task(row.name))
-        if info is None or info.shape != row.shape or not info.dtype.is_floating_point:
-            found = "missing" if info is None else f"{info.dtype} {list(info.shape)}"
-            raise ValueError(
-                f"{model.title}: {row.name!r} must be floating-point {list(row.shape)} and is {found}; give a "
-                "model that was merged from these tasks, or exclude the tensor."
-            )
-    return {row.name: names.in_task(row.name) for row in merged}
 
 
 def resolve_plan(plan: Plan) -> Plan:

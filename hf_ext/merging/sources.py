@@ -84,9 +84,16 @@ class Source:
         self.place = place
         self._stored = {name: checkpoint.info(name) for name in checkpoint}
         self.tensors: Mapping[str, TensorInfo] = {name: _as_single(info) for name, info in self._stored.items()}
-        self.library, self.config = _read_configuration(
+        self.library, self.stated = _read_configuration(
             place.fetch(CONFIGURATION_FILES) if isinstance(place, RepositoryFiles) else place
         )
+        self.config = self.stated
+
+    @property
+    def came_from(self) -> str | None:
+        """The model that its configuration says it was made from."""
+        told = self.stated.get("base_model_name_or_path") or self.stated.get("_name_or_path")
+        return told if isinstance(told, str) else None
 
     @property
     def title(self) -> str:

@@ -18,17 +18,14 @@ import torch
 from hf_ext.hub.safetensors_headers import TensorInfo
 
 from .configuration import MergeConfig
-from .name_matching import Matching, Names, meta_model
+from .name_matching import Matching, Names, Vocabulary
 from .sources import Source
-from .tokens import find_other_token, has_rows_of_tokens, require_same_tokens
 
 # What happens to a tensor of a task that is not merged as a whole.
 KEPT, SHARED, COMPARED, SKIPPED = "kept", "the base's", "kept if not the base's", "skipped"
 TIED = "tied to another tensor in the base"
 _EXCLUDED, _SMALL, _OTHER_TOKENS = "excluded", "one-dimensional", "another vocabulary"
 _SHOWN_NAMES = 3
-# Buffers that a model computes from its configuration; newer versions do not save them.
-_COMPUTED_BUFFERS = ("position_ids", "inv_freq", "original_inv_freq", "masked_bias", "relative_position_index")
 
 
 @dataclass(frozen=True)
@@ -72,12 +69,10 @@ class Table:
 
     def __init__(self, config: MergeConfig, base: Source, tasks: Sequence[Source], matching: Matching) -> None:
         self._config, self._base, self._tasks = config, base, tasks
-        self._names, self._aliases = matching.names, matching.aliases
+        self._names, self._aliases, self._matching = matching.names, matching.aliases, matching
         self.rows: list[Row] = []
         self.own: list[Own] = []
         self._excluded = [re.compile(pattern) for pattern in config.exclude]
-        self._same_tokens: set[tuple[int, int]] = set()
-        self._other_tokens: dict[int, str] = {}
         for name, info in base.tensors.items():
             if name not in self._aliases:
                 self.rows.append(self._decide(name, info))
@@ -147,7 +142,7 @@ class Table:
         # no vote may change it
         if last.startswith("running_") or last == "num_batches_tracked":
             return "running statistic", False
-        if _is_computed(name, info):
+        if name in self._matching.computed:
             return "computed buffer", True
         if 0 in info.shape:
             return "empty", True
@@ -158,28 +153,23 @@ class Table:
     def _takes_part(self, index: int, name: str, own: str) -> bool:
         """Whether a task's tensor is merged; if not, it is kept."""
         ours, task = self._base.tensors[name], self._tasks[index]
-        info, tokens = task.tensors[own], has_rows_of_tokens(self._base, name, task, own)
+        info, vocabulary = task.tensors[own], self._matching.vocabularies[index]
+        tokens, fits = name in vocabulary.tensors, info.shape == ours.shape
         if self._is_excluded(own):
             reason = _EXCLUDED
         elif not info.dtype.is_floating_point:
             reason = f"{info.dtype} in the task"
-        elif info.shape == ours.shape and not (tokens and self._find_other_token(index)):
+        elif fits and not (tokens and vocabulary.difference):
             return True
-        elif info.shape == ours.shape:
-            reason = self._keep_vocabulary(index, name, self._find_other_token(index))
-        elif self._config.shape_policy == "error":
+        elif not fits and self._config.shape_policy == "error":
             raise ValueError(
                 f"{name!r} is {list(ours.shape)} in the base and {list(info.shape)} in "
                 f"{task.title}. Exclude it, or use shape_policy: extra, which keeps it per task."
             )
-        elif self._config.shape_policy == "overlap" and tokens:
-            count = min(ours.shape[0], info.shape[0])
-            if (index, count) not in self._same_tokens:
-                require_same_tokens(self._base, task, count, name)
-                self._same_tokens.add((index, count))
+        elif tokens and not vocabulary.difference:
             return True
         elif tokens:
-            reason = self._keep_vocabulary(index, name, f"{info.shape[0]} tokens, the base {ours.shape[0]}")
+            reason = self._keep_vocabulary(task, name, vocabulary)
         else:
             reason = f"shape {list(info.shape)}, in the base {list(ours.shape)}"
         self._keep(index, own, KEPT, reason)
@@ -197,18 +187,13 @@ class Table:
 
     def _decide_rest(self, index: int, names: Names) -> None:
         """Decides on the tensors of a task that the base does not have, or has under another name."""
-        task = self._tasks[index]
-        computed: set[str] | None = None
-        for own, info in task.tensors.items():
+        for own in self._tasks[index].tensors:
             name = names.in_base(own)
             if name in self._aliases:
                 self._keep(index, own, COMPARED, TIED)
+            elif own in self._matching.unsaved[index]:
+                self._keep(index, own, SKIPPED, "computed by the model, which no longer saves it")
             elif names.pairs.get(name) != own:
-                if _is_computed(own, info):
-                    computed = _unsaved_names(task) if computed is None else computed
-                    if own in computed:
-                        self._keep(index, own, SKIPPED, "computed by the model, which no longer saves it")
-                        continue
                 self._keep(index, own, KEPT, "not in the base")
 
     def _keep(self, index: int, name: str, rule: str, reason: str, start: int = 0) -> None:
@@ -220,42 +205,25 @@ class Table:
     def _is_excluded(self, name: str) -> bool:
         return any(pattern.match(name) for pattern in self._excluded)
 
-    def _find_other_token(self, index: int) -> str:
-        if index not in self._other_tokens:
-            self._other_tokens[index] = find_other_token(self._base, self._tasks[index])
-        return self._other_tokens[index]
-
-    def _keep_vocabulary(self, index: int, name: str, difference: str) -> str:
-        """The reason to keep rows of other tokens than the base's; in one model there is no place for them."""
+    def _keep_vocabulary(self, task: Source, name: str, vocabulary: Vocabulary) -> str:
+        """The reason to keep rows of other tokens than the base's; where there is no place for them they are
+        refused."""
+        told = f"{name!r}: {task.title} has another vocabulary ({vocabulary.difference})"
+        if vocabulary.resized and self._config.shape_policy == "overlap":
+            raise ValueError(f"{told}. Use shape_policy: extra, which keeps the whole tensor with the task.")
         if not self._config.with_masks:
             raise ValueError(
-                f"{name!r}: {self._tasks[index].title} has another vocabulary ({difference}), and method "
-                f"{self._config.method!r} makes one model, which has the base's tokenizer. Choose a method with "
-                "masks, where each task keeps its own; or shape_policy: overlap, which merges the first rows if they "
-                "mean the same tokens; or exclude the tensor, of which the base's is then taken."
+                f"{told}, and method {self._config.method!r} makes one model, which has the base's tokenizer. Choose "
+                "a method with masks, where each task keeps its own; or shape_policy: overlap, which merges the first "
+                "rows if they mean the same tokens; or exclude the tensor, of which the base's is then taken."
             )
-        return f"{_OTHER_TOKENS} ({difference})"
+        return f"{_OTHER_TOKENS} ({vocabulary.difference})"
 
 
 def name_some(names: Sequence[str]) -> str:
     """A few of the names, and how many there are."""
     more = f" and {len(names) - _SHOWN_NAMES} more tensors" if len(names) > _SHOWN_NAMES else ""
     return ", ".join(names[:_SHOWN_NAMES]) + more
-
-
-def _is_computed(name: str, info: TensorInfo) -> bool:
-    """Whether a buffer follows from the configuration: positions, rotary frequencies, causal masks."""
-    causal_mask = name.endswith("attn.bias") and len(info.shape) == 4
-    return name.rpartition(".")[2] in _COMPUTED_BUFFERS or causal_mask
-
-
-def _unsaved_names(task: Source) -> set[str]:
-    """Buffers of a task's file that its class has no place for."""
-    try:
-        model = meta_model(task.config)
-    except ValueError:
-        return set()
-    return set() if model is None else set(task.tensors) - set(model.state_dict())
 
 
 def find_narrowing(tasks: Sequence[Source], merged: Iterable[Row]) -> list[str]:

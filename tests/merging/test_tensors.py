@@ -222,11 +222,11 @@ def test_rows_of_other_tokens_are_refused_with_the_token(tmp_path, kind):
             text = json.dumps(vocabulary) if kind == "vocab.json" else "\n".join(vocabulary)
             (folder / kind).write_text(text)
     config = {"base": str(base), "tasks": {"a": str(task)}, "shape_policy": "overlap"}
-    with pytest.raises(ValueError, match=r"token 7 is 'd' in the base and 'changed' in task 'a'.*shape_policy: extra"):
+    with pytest.raises(ValueError, match=r"'a' .*token 7 is 'd' in the base and 'changed'.*shape_policy: extra"):
         make_plan(config)
     for path in task.glob(kind):
         path.unlink()
-    with pytest.raises(ValueError, match=r"task 'a' .*has no tokenizer.json, vocab.json or vocab.txt"):
+    with pytest.raises(ValueError, match=r"task 'a' .*the task has no tokenizer.json"):
         make_plan(config)
 
 
@@ -234,7 +234,7 @@ def test_a_malformed_tokenizer_is_named(tmp_path):
     base = tiny_bert(tmp_path / "base")
     task = resized(tmp_path / "task", base, (*WORDS, "new"), 1)
     (task / "tokenizer.json").write_text('{"model": {"vocab": 3}}')
-    with pytest.raises(ValueError, match=r"task 'a' .*tokenizer.json is malformed"):
+    with pytest.raises(ValueError, match=r"task.tokenizer.json: malformed"):
         make_plan({"base": str(base), "tasks": {"a": str(task)}, "shape_policy": "overlap"})
 
 
