@@ -24,7 +24,7 @@ from .published_files import walk
 from .shipped import shipped_files
 
 # What restores a task of an artifact of EMR-Merging where hf_ext is not installed.
-_LOADER = Path(__file__).parents[1] / "emr" / "emr_loader.py"
+LOADER = Path(__file__).parents[1] / "emr" / "emr_loader.py"
 TIMEOUT_SECONDS = 3600
 # Of the repository that the check makes up.
 _COMMIT = "0" * 40
@@ -74,7 +74,7 @@ def verify_code(folder: Path) -> None:
         room = room_of(folder)
         allowed = {} if room is None else room_code(room)
     if (folder / "emr.json").is_file():
-        allowed[_LOADER.name] = _LOADER
+        allowed[LOADER.name] = LOADER
     shipped = set()
     for path in sorted(folder.rglob("*.py")):
         name = path.relative_to(folder).as_posix()

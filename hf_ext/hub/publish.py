@@ -28,6 +28,7 @@ from ..files import require_free, whole_folder
 from .cards import write_card
 from .diffusers_folders import INDEX
 from .disclosure import clean, find_machine_paths, refuse_secrets
+from .folder_kinds import known_kinds
 from .load_check import check_loads, verify_code
 from .published_files import Listing, list_files
 from .shipped import ROLES
@@ -88,9 +89,6 @@ def stage(
             that is loaded is a link that leaves the folder; a file holds a token or a private key; an adapter's base
             is a folder.
     """
-    # The room of EMR-Merging reads and writes checkpoints, so it needs this one.
-    from ..merging.publishing import hide_paths
-
     out = Path(out)
     require_free(out, overwrite, kind="checkpoint", is_kind=_is_checkpoint)
     # What may leave this machine is decided in this order, and nothing is added after it was looked at. Models of ours
@@ -100,7 +98,8 @@ def stage(
     # every file, the card too, is searched for tokens. A step that refuses raises, and the folder never appears.
     with whole_folder(out) as folder:
         write_source(source, folder, processor)
-        hide_paths(folder)
+        for kind in known_kinds():
+            kind.hide_paths(folder)
         clean(folder)
         verify_code(folder)
         write_card(folder, repo_id=repo_id or out.name, license=license)

@@ -29,6 +29,7 @@ from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord
 from hf_ext.emr.ops import SUMS
 from hf_ext.emr.report import make_report
 
+from ..hub.cards import write_card
 from .card import read_report
 from .configuration import MergeConfig
 from .engine import TensorSums
@@ -87,8 +88,6 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
             manifest = _make_manifest(folder, plan, sums.tensors, scales, sources, kept, method)
             known = hashing.result()
             dataclasses.replace(manifest, files=hash_files(folder, known=known)).write(folder)
-    from ..hub.cards import write_card
-
     write_card(folder, repo_id=out.name)
     return report
 

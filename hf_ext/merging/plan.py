@@ -1,4 +1,4 @@
-"""The plan of a merge, made from headers alone: what happens to each tensor, and what it costs."""
+"""The plan of a merge, made from headers and small files: what happens to each tensor, and what it costs."""
 
 from __future__ import annotations
 

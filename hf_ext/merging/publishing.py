@@ -14,8 +14,9 @@ from hf_ext.emr.artifact import hash_files, open_extras, open_masks, open_unifie
 from hf_ext.emr.manifest import MANIFEST, Manifest
 
 from ..files import read_json_object, stays_inside
+from ..hub.folder_kinds import FolderKind
 from ..hub.published_files import LICENCES, is_described, is_loaded, walk
-from .card import public_name, read_merge
+from .card import describe, public_name, read_merge
 
 LOADER = "emr_loader.py"
 # The one that travels with artifacts.
@@ -125,3 +126,6 @@ def _hide(value: Any, paths: list[tuple[str, str]]) -> Any:
         for path, name in paths:
             value = value.replace(path, name)
     return value
+
+
+MERGES = FolderKind(describe, hide_paths, copy_artifact)
