@@ -77,9 +77,11 @@ def read_headers(source: str) -> tuple[list[Any], str | None]:
 
 def read_description(path: Path, **kinds: type) -> dict[str, Any]:
     """A JSON object from a file, with keys of these types or without them; empty if there is no such file."""
-    from hf_ext.files import read_json_object
+    from hf_ext.files import parse_json_object
 
-    found = read_json_object(path, optional=True)
+    if not path.is_file():
+        return {}
+    found = parse_json_object(read_small(path), str(path))
     words: dict[type, str] = {str: "a text", list: "a list", dict: "an object"}
     for key, kind in kinds.items():
         if found.get(key) is not None and not isinstance(found[key], kind):
