@@ -6,6 +6,8 @@ from importlib import import_module
 
 import lazy_loader
 
+from .hub.folder_kinds import register
+
 __version__ = "0.2.0"
 
 # The names are in __init__.pyi, each imported at first use.
@@ -29,6 +31,8 @@ def _wants_models() -> bool:
     return looks_for not in (["hf_ext"], ["hf_ext.training"])
 
 
+# What a push or a card needs of merges is imported when a folder is published.
+register(lambda: import_module(".merging.publishing", __name__).MERGES)
 if _wants_models():
     import_module(".mrconv", __name__)
     import_module(".semanir", __name__)

@@ -15,7 +15,8 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,6 +27,8 @@ _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 # How the cache of huggingface_hub calls the folders of repositories.
 _CACHED = ("models--", "datasets--", "spaces--")
+# Of a description that a library or a person wrote; a report of a merge of many tensors is the largest.
+MAX_JSON_BYTES = 100_000_000
 # What marks the name of an unfinished file or folder.
 _MARK = ".tmp-"
 
@@ -63,7 +66,7 @@ def whole_file(path: str | os.PathLike[str], mode: str = "wb", **options: Any) -
 def whole_folder(path: str | os.PathLike[str], replace: bool = True) -> Iterator[Path]:
     """
     Gives a new folder to fill, which takes its place when the block ends without an error. Where it may not replace
-    another one, it is a `ValueError` that the path exists, at the beginning or meanwhile.
+    another one, it is a [`TakenError`] that the path exists, at the beginning or meanwhile.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,6 +100,37 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         return json.loads(Path(path).read_bytes())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not valid JSON ({error}): restore the file, or remove it.") from error
+
+
+def read_json_object(path: str | os.PathLike[str], *, optional: bool = False) -> dict[str, Any]:
+    """Reads a small file that must hold one JSON object; an optional one that is absent is an empty object."""
+    path = Path(path)
+    if optional and not path.is_file():
+        return {}
+    size = path.stat().st_size
+    if size > MAX_JSON_BYTES:
+        raise ValueError(f"{path}: {size:,} bytes, at most {MAX_JSON_BYTES:,} are read; is it the right file?")
+    return parse_json_object(path.read_bytes(), str(path))
+
+
+def parse_json_object(data: bytes | bytearray, name: str, error: type[ValueError] = ValueError) -> dict[str, Any]:
+    """Parses bytes that must hold one JSON object in which no key comes twice."""
+    repeated: list[str] = []
+
+    def note_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        counts = Counter(key for key, _ in pairs)
+        repeated.extend(key for key, count in counts.items() if count > 1)
+        return dict(pairs)
+
+    try:
+        value = json.loads(bytes(data).decode("utf-8"), object_pairs_hook=note_repeated)
+    except (ValueError, RecursionError) as cause:
+        raise error(f"{name}: not valid JSON ({cause}); fetch or save the file again.") from cause
+    if repeated:
+        raise error(f"{name}: the JSON repeats {repeated[:3]}; the file is malformed: fetch or save it again.")
+    if not isinstance(value, dict):
+        raise error(f"{name}: expected a JSON object, got {type(value).__name__}; fetch or save it again.")
+    return value
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -149,10 +183,30 @@ def replace_folder(new: Path, out: Path) -> None:
         shutil.rmtree(aside)
 
 
+class TakenError(FileExistsError, ValueError):
+    """Something is in the place where a file or a folder was to be written. `path` is the place."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        super().__init__(text)
+        self.path = path
+
+
 def require_new(path: Path) -> None:
-    """Check that nothing has the name of a path, be it a link to nowhere."""
+    """Refuses a path that is there, be it a link to nowhere."""
     if os.path.lexists(path):
-        raise ValueError(f"{path} exists: name another folder, or remove it first.")
+        raise TakenError(path, f"{path} exists: name another folder, or remove it first.")
+
+
+def require_free(
+    out: Path, overwrite: bool = False, *, kind: str = "", is_kind: Callable[[Path], bool] | None = None
+) -> None:
+    """Refuses a folder that holds something, unless it may be overwritten and is of the kind that is written there."""
+    if not os.path.lexists(out) or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not overwrite:
+        raise TakenError(out, f"{out} exists and is not empty: choose another place, or remove it first.")
+    if is_kind is not None and not is_kind(out):
+        raise TakenError(out, f"{out} exists and is no {kind}, so it is not replaced: choose another place.")
 
 
 def place_folder(new: Path, out: Path) -> None:

@@ -13,12 +13,14 @@ from hf_ext import files
 from hf_ext.emr import emr_loader
 from hf_ext.emr.manifest import artifact_file
 from hf_ext.files import (
+    TakenError,
     exchange_folders,
     read_json,
     recover_folder,
     remove_leftovers,
     remove_leftovers_of,
     replace_folder,
+    require_free,
     stays_inside,
     whole_file,
     whole_folder,
@@ -168,7 +170,7 @@ def test_a_folder_that_may_not_replace_one_leaves_what_is_there(tmp_path, early,
     if early:
         appear()
     with (
-        pytest.raises(ValueError, match="folder exists: name another folder"),
+        pytest.raises(TakenError),
         whole_folder(path, replace=False) as new,
     ):
         assert not early
@@ -290,3 +292,23 @@ def test_one_rule_says_what_lies_inside_and_the_loader_that_travels_agrees(case,
         else:
             with pytest.raises(ValueError, match="a link that leaves the folder"):
                 emr_loader.inside(folder, name, folder)
+
+
+@pytest.mark.parametrize("found", ["nothing", "an empty folder", "a folder", "a file", "a link to nowhere"])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_is_free_or_of_the_kind_that_may_be_replaced(tmp_path, found, overwrite):
+    out = tmp_path / "out"
+    if "folder" in found:
+        out.mkdir()
+    if found == "a folder":
+        (out / "merge").touch()
+    if found == "a file":
+        out.touch()
+    if found.startswith("a link"):
+        out.symlink_to(tmp_path / "nowhere")
+    if found in ("nothing", "an empty folder") or (found == "a folder" and overwrite):
+        require_free(out, overwrite, kind="merge", is_kind=lambda folder: (folder / "merge").exists())
+        return
+    with pytest.raises(TakenError) as refused:
+        require_free(out, overwrite, kind="merge", is_kind=lambda folder: (folder / "merge").exists())
+    assert refused.value.path == out and isinstance(refused.value, ValueError)

@@ -9,7 +9,7 @@ import click
 
 from hf_ext.terminal import is_quiet
 
-from .emr_serving import extract_lora, merge_loras, serve
+from .emr_serving import extract_lora, serve
 from .errors import Unusable
 from .groups import Group
 from .library import import_without_models
@@ -35,7 +35,6 @@ RESCALES = choice("global", "official", "tensor", "l2", "tensor_l2", "none")
 SHAPE_POLICIES = choice("extra", "overlap", "error")
 DTYPES = choice("float32", "float16", "bfloat16")
 ADAPTERS = choice("refuse", "delta", "adapter")
-TOKENIZERS = choice("base", "union")
 
 # One for each field of the configuration but the method. None: as the file says, or the default.
 FIELDS = [
@@ -54,7 +53,6 @@ FIELDS = [
     click.option("--small-raw/--no-small-raw", default=None, help="Store one-dimensional tensors raw."),
     click.option("--dtype", type=DTYPES, help="Type of the result.  [default: that of the models]"),
     click.option("--adapters", type=ADAPTERS, help="What to do with peft adapters.  [default: refuse]"),
-    click.option("--tokenizer", type=TOKENIZERS, help="Whose tokens the result has.  [default: base]"),
     click.option("--include-base/--no-include-base", default=None, help="Store the base model too."),
     click.option("--max-shard-size", metavar="SIZE", help="Largest file of weights.  [default: 5GB]"),
     click.option("--memory", metavar="SIZE", help="Budget of all buffers.  [default: 64MB]"),
@@ -498,5 +496,4 @@ def unpack(archive: Path, out: Path, **limits: Any) -> None:
 
 
 emr.add_command(extract_lora)
-emr.add_command(merge_loras)
 emr.add_command(serve)

@@ -1,4 +1,4 @@
-"""hf-ext emr extract-lora, merge-loras and serve: tasks where models are served."""
+"""hf-ext emr extract-lora and serve: tasks where models are served."""
 
 import contextlib
 import signal
@@ -68,44 +68,6 @@ def write_lora(
     opened = open_fine_tune(str(base), source, endpoint) if task is None else open_task(source, task, base, endpoint)
     with opened as pair:
         return run(pair, out, **how)
-
-
-@click.command("merge-loras")
-@click.argument("adapters", metavar="ADAPTER...", nargs=-1, required=True)
-@click.option("--out", required=True, type=click.Path(file_okay=False), help="The folder to write.")
-@click.option("--weight", "weights", type=float, multiple=True, help="Once for each ADAPTER.  [default: the average]")
-@click.option("--rank", type=click.IntRange(min=1), help="Largest rank of a matrix.  [default: the sum, exact]")
-@click.option("--error", type=click.FloatRange(0, 1), help="Or the largest relative error of a matrix's sum.")
-@click.option("--endpoint", help="Address of the Hub.  [default: HF_ENDPOINT]")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def merge_loras(adapters: tuple[str, ...], out: str, weights: tuple[float, ...], as_json: bool, **how: Any) -> None:
-    """Merge LoRAs of one base, of any ranks, alphas and modules, into one LoRA that peft loads.
-
-    Their weighted sum is exact at the sum of the ranks. The base is not read.
-
-    \b
-    Examples:
-      hf-ext emr merge-loras lora-a lora-b --out lora-ab
-      hf-ext emr merge-loras lora-a lora-b --out lora-ab --weight 1 --weight 0.5 --rank 16
-    """
-    if len(adapters) < 2:
-        raise click.UsageError("Expected two adapters or more.")
-    if weights and len(weights) != len(adapters):
-        raise click.UsageError(f"Expected --weight once for each of {len(adapters)} adapters; got {len(weights)}.")
-    if how["rank"] is not None and how["error"] is not None:
-        raise click.UsageError("Give one of --rank and --error, or neither.")
-    from hf_ext.merging.loras import merge_loras as run
-
-    report = run(adapters, out, weights=weights or None, **how)
-    if as_json:
-        print_json(report)
-        return
-    ranks = [found["rank"] for found in report["matrices"].values()]
-    chosen = f"{min(ranks)} to {max(ranks)}" if min(ranks) < max(ranks) else str(max(ranks))
-    click.echo(f"{len(ranks)} matrices of rank {chosen}, error {report['error']:.4f}, {report['bytes']:,} bytes")
-    for warning in report["warnings"]:
-        click.echo(f"warning: {warning}")
-    click.echo(f"adapter: {report['path']}")
 
 
 @click.command()

@@ -29,9 +29,9 @@ def describe(source: str) -> dict[str, Any]:
     else:
         repo_id = source.partition("@")[0]
         folder = Path(snapshot_download(repo_id, revision=commit, allow_patterns=DESCRIPTIONS))
-    config = read_json(folder / "config.json", architectures=list, model_type=str, auto_map=dict)
-    adapter = read_json(folder / "adapter_config.json", peft_type=str, base_model_name_or_path=str)
-    if index := read_json(folder / "model_index.json"):
+    config = read_description(folder / "config.json", architectures=list, model_type=str, auto_map=dict)
+    adapter = read_description(folder / "adapter_config.json", peft_type=str, base_model_name_or_path=str)
+    if index := read_description(folder / "model_index.json"):
         config = {"architectures": [class_name(index)]}
     dtypes = Counter[str]()
     for tensor in tensors:
@@ -73,9 +73,9 @@ def read_headers(source: str) -> tuple[list[Any], str | None]:
         return found
 
 
-def read_json(path: Path, **kinds: type) -> dict[str, Any]:
+def read_description(path: Path, **kinds: type) -> dict[str, Any]:
     """A JSON object from a file, with keys of these types or without them; empty if there is no such file."""
-    from hf_ext.hub.safetensors_headers import parse_json_object
+    from hf_ext.files import parse_json_object
 
     if not path.is_file():
         return {}
@@ -99,7 +99,7 @@ def read_results(path: Path) -> list[dict[str, Any]]:
     """The results of an eval.json; each has what a line about it needs."""
     from hf_ext.hub.cards import check_results
 
-    results = read_json(path).get("results")
+    results = read_description(path).get("results")
     return [] if results is None else check_results(results, path)
 
 

@@ -17,13 +17,13 @@ import jinja2
 import yaml
 from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData, eval_result_entries_to_yaml
 
-from ..files import whole_file
+from ..files import read_json_object, whole_file
 from .checkpoints import open_checkpoint
 from .diffusers_folders import is_pipeline, read_config, read_headers
+from .folder_kinds import CardPart, describe
 from .load_check import installed_room
 from .pipeline_tags import runnable_task
 from .published_files import PICTURE
-from .safetensors_headers import read_json_object
 
 # In every card that this module writes; an author who edits the card removes it, and then the card is kept.
 MARKER = "<!-- Written by hf-ext. Remove this line to keep your edits. -->"
@@ -114,11 +114,8 @@ def write_card(folder: str | Path, *, repo_id: str, license: str | None = None) 
 
 
 def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[str, Any]) -> str:
-    # Merges read and write checkpoints, so their room needs this one.
-    from ..merging.card import card_values, metadata, read_merge
-
-    merge = read_merge(folder)
-    config, template_name = _read_config(folder, merge is not None)
+    part = describe(folder)
+    config, template_name = _read_config(folder, part)
     training = _read_training(folder / "training.json")
     arguments = training.get("arguments") or {}
     fields, source = _template(template_name)
@@ -129,8 +126,8 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
         fields = {**_template(f"{method}.md")[0], **fields}
     task = _task(folder, config, template_name, fields.pop("pipeline_tag", None), evaluation)
     config["classifies_images"] = task == "image-classification"
-    if merge is not None:
-        fields = {**fields, **metadata(merge)}
+    if part is not None:
+        fields = {**fields, **part.metadata}
     if task is not None:
         fields = {**fields, "pipeline_tag": task}
     if config.get("pipeline_tag") == "unconditional-image-generation":
@@ -155,7 +152,7 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
         degradation=_flatten(training.get("task") or arguments.get("task") or {}),
         training=_training_rows(training, arguments),
         model=_model_rows(folder, config),
-        **(card_values(merge, folder, config, repo_id) if merge is not None else {}),
+        **(part.values(config, repo_id) if part is not None else {}),
     )
     return f"---\n{front.to_yaml().strip()}\n---\n\n{MARKER}\n\n" + re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
@@ -177,9 +174,7 @@ def _examples(
 
 def expected_task(folder: Path) -> str | None:
     """The `pipeline_tag` that a card of a folder should have; `None` where it does nothing through a pipeline."""
-    from ..merging.card import read_merge
-
-    config, name = _read_config(folder, read_merge(folder) is not None)
+    config, name = _read_config(folder, describe(folder))
     evaluation = _read_evaluation(folder / "eval.json")
     return _task(folder, config, name, _template(name)[0].get("pipeline_tag"), evaluation)
 
@@ -222,15 +217,15 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def _read_config(folder: Path, is_merge: bool) -> tuple[dict[str, Any], str]:
+def _read_config(folder: Path, part: CardPart | None) -> tuple[dict[str, Any], str]:
     """The configuration and the name of the template that describes it."""
-    if is_merge:
-        return _read_optional(folder / "config.json"), "emr.md"
+    if part is not None:
+        return read_json_object(folder / "config.json", optional=True), part.template
     if is_pipeline(folder):
         return read_config(folder)
     if (folder / "adapter_config.json").is_file():
-        return _read_optional(folder / "adapter_config.json"), "adapter.md"
-    config = _read_optional(folder / "config.json")
+        return read_json_object(folder / "adapter_config.json", optional=True), "adapter.md"
+    config = read_json_object(folder / "config.json", optional=True)
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise ValueError(f"{folder}/config.json: model_type is {model_type!r}; is it the folder of a model?")
@@ -239,10 +234,6 @@ def _read_config(folder: Path, is_merge: bool) -> tuple[dict[str, Any], str]:
     if not config.get("architectures"):
         raise ValueError(f"{folder}/config.json: architectures names no class; save the model with save_pretrained")
     return config, "transformers.md"
-
-
-def _read_optional(path: Path) -> dict[str, Any]:
-    return read_json_object(path) if path.is_file() else {}
 
 
 def check_results(results: object, path: Path) -> list[dict[str, Any]]:
@@ -271,7 +262,7 @@ def check_results(results: object, path: Path) -> list[dict[str, Any]]:
 
 
 def _read_evaluation(path: Path) -> dict[str, Any]:
-    evaluation = _read_optional(path) or {"results": []}
+    evaluation = read_json_object(path, optional=True) or {"results": []}
     for result in check_results(evaluation.get("results"), path):
         if not math.isfinite(result["value"]):
             raise ValueError(f"{path}: {result['metric']} is {result['value']}; a card shows a finite number")
@@ -279,7 +270,7 @@ def _read_evaluation(path: Path) -> dict[str, Any]:
 
 
 def _read_training(path: Path) -> dict[str, Any]:
-    training = _read_optional(path)
+    training = read_json_object(path, optional=True)
     kinds: dict[str, type | tuple[type, ...]] = dict.fromkeys(("arguments", "task", "versions", "released"), dict)
     kinds["seconds"] = (int, float)
     for key, kind in kinds.items():

@@ -24,7 +24,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.hf_api import RepoFile
 
-from ..files import stays_inside
+from ..files import parse_json_object, stays_inside
 from .range_readers import LocalFile, RangeReader, RemoteFile, WeightsFile
 from .safetensors_headers import (
     MAX_INDEX_BYTES,
@@ -32,7 +32,6 @@ from .safetensors_headers import (
     TensorInfo,
     header_length,
     parse_header,
-    parse_json_object,
     read_header,
 )
 
@@ -202,7 +201,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         size = self._open(index)
         if size > MAX_INDEX_BYTES:
             raise CheckpointError(f"{index}: {size} bytes, at most {MAX_INDEX_BYTES} are allowed; save it again.")
-        weight_map = parse_json_object(self._read_bytes(index, 0, size), index).get("weight_map")
+        weight_map = parse_json_object(self._read_bytes(index, 0, size), index, CheckpointError).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise CheckpointError(f"{index}: no `weight_map` object in it; fetch or save it again.")
         for name, file in weight_map.items():

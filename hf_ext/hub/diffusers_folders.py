@@ -15,9 +15,10 @@ import httpx2
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
+from ..files import read_json_object
 from .checkpoints import PICKLES, Checkpoint, open_checkpoint
 from .range_readers import RemoteFile
-from .safetensors_headers import TensorInfo, read_json_object
+from .safetensors_headers import TensorInfo
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline

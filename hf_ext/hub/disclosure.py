@@ -16,8 +16,8 @@ from typing import Any
 
 from huggingface_hub.utils import HFValidationError, validate_repo_id  # type: ignore[attr-defined]
 
+from ..files import read_json_object
 from .published_files import walk
-from .safetensors_headers import read_json_object
 
 # Prefixes of secrets and their shapes. What comes before must not be part of a word, so that `task-…` is none; the end
 # of an escape of JSON (`\n`, `\u003d`) or of an address (`%3D`) is none, though it ends with a letter or digit.

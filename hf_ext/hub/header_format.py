@@ -5,12 +5,10 @@ A server that counts parameters reads headers with this module alone; `safetenso
 
 from __future__ import annotations
 
-import json
 import math
-from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+
+from ..files import parse_json_object
 
 # What huggingface_hub allows too. The format itself allows 100 MB, which are 1.7 million tensors: to parse that takes
 # over a gigabyte of memory. A checkpoint of this world has thousands of tensors in a file, and 100 bytes for each.
@@ -66,32 +64,6 @@ class Entry:
         return self.numbers * BITS[self.dtype] // 8
 
 
-def parse_json_object(data: bytes | bytearray, file: str) -> dict[str, Any]:
-    """Parses bytes that must hold one JSON object in which no key comes twice."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        counts = Counter(key for key, _ in pairs)
-        if len(counts) != len(pairs):
-            twice = [key for key, count in counts.most_common(3) if count > 1]
-            raise CheckpointError(f"{file}: the JSON repeats {twice}; the file is malformed: fetch or save it again.")
-        return dict(pairs)
-
-    try:
-        value = json.loads(bytes(data).decode("utf-8"), object_pairs_hook=unique)
-    except CheckpointError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file}: not valid JSON ({error}); fetch or save the file again.") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{file}: expected a JSON object, got {type(value).__name__}; fetch or save it again.")
-    return value
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Reads a file that must hold one JSON object in which no key comes twice."""
-    return parse_json_object(path.read_bytes(), str(path))
-
-
 def header_length(prefix: bytes | bytearray, file_size: int, file: str) -> int:
     """Reads the first eight bytes of a safetensors file: the length of its header."""
     if file_size < 8:
@@ -111,7 +83,7 @@ def header_length(prefix: bytes | bytearray, file_size: int, file: str) -> int:
 
 def parse_entries(data: bytes | bytearray, file_size: int, file: str) -> tuple[dict[str, Entry], dict[str, str]]:
     """Parses the JSON header of a safetensors file, whose tensors must tile the file without gap or overlap."""
-    entries = parse_json_object(data, file)
+    entries = parse_json_object(data, file, CheckpointError)
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError(

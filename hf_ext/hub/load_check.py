@@ -18,14 +18,13 @@ from typing import Any
 
 from huggingface_hub import snapshot_download
 
-from ..files import read_json
+from ..files import read_json, read_json_object
 from .diffusers_folders import is_pipeline, pipeline_code
 from .published_files import walk
-from .safetensors_headers import read_json_object
 from .shipped import shipped_files
 
 # What restores a task of an artifact of EMR-Merging where hf_ext is not installed.
-_LOADER = Path(__file__).parents[1] / "emr" / "emr_loader.py"
+LOADER = Path(__file__).parents[1] / "emr" / "emr_loader.py"
 TIMEOUT_SECONDS = 3600
 # Of the repository that the check makes up.
 _COMMIT = "0" * 40
@@ -54,7 +53,7 @@ def room_of(folder: Path) -> ModuleType | None:
             return sys.modules.get(library.rpartition(".")[0])
         # peft leaves that entry out where the configuration has a task_type; our own runs name their method.
         training = folder / "training.json"
-        arguments = read_json_object(training).get("arguments") if training.is_file() else None
+        arguments = read_json_object(training, optional=True).get("arguments")
         return installed_room(str(arguments.get("method"))) if isinstance(arguments, dict) else None
     return installed_room(str(read_json_object(config).get("model_type"))) if config.is_file() else None
 
@@ -75,7 +74,7 @@ def verify_code(folder: Path) -> None:
         room = room_of(folder)
         allowed = {} if room is None else room_code(room)
     if (folder / "emr.json").is_file():
-        allowed[_LOADER.name] = _LOADER
+        allowed[LOADER.name] = LOADER
     shipped = set()
     for path in sorted(folder.rglob("*.py")):
         name = path.relative_to(folder).as_posix()

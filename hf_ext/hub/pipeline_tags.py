@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ..files import read_json_object
 from .load_check import installed_room
-from .safetensors_headers import read_json_object
 
 # The tasks of our methods. A bare model runs some of transformers' too, but nobody means these.
 _OWN = (

@@ -24,12 +24,12 @@ from huggingface_hub import (
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers, validate_repo_id  # type: ignore[attr-defined]
 
-from ..files import whole_folder
+from ..files import require_free, whole_folder
 from .cards import write_card
 from .diffusers_folders import INDEX
 from .disclosure import clean, find_machine_paths, refuse_secrets
+from .folder_kinds import known_kinds
 from .load_check import check_loads, verify_code
-from .modelspec import describe_weights
 from .published_files import Listing, list_files
 from .shipped import ROLES
 from .staging import MANIFEST, Processor, Source, write_source
@@ -84,29 +84,25 @@ def stage(
         `Path`: `out`.
 
     Raises:
-        FileExistsError: `out` holds something, and `overwrite` is off or it is no checkpoint.
+        TakenError: `out` holds something, and `overwrite` is off or it is no checkpoint.
         ValueError: The source is not of a supported kind, holds code or pickles, or does not load completely; a file
             that is loaded is a link that leaves the folder; a file holds a token or a private key; an adapter's base
             is a folder.
     """
-    # The room of EMR-Merging reads and writes checkpoints, so it needs this one.
-    from ..merging.publishing import hide_paths
-
     out = Path(out)
-    _require_free(out, overwrite)
+    require_free(out, overwrite, kind="checkpoint", is_kind=_is_checkpoint)
     # What may leave this machine is decided in this order, and nothing is added after it was looked at. Models of ours
     # are saved anew by installed classes; of all else only files of known names are copied, and no link is followed
     # out of the folder. Paths are cut where libraries and runs note them. Then all code is compared with the installed
-    # package's, byte for byte: only then may the load check run it. The card is written from what is left, and the
-    # headers of our weights from the card. Last of all every file, the card too, is searched for tokens. A step that
-    # refuses raises, and the folder never appears.
+    # package's, byte for byte: only then may the load check run it. The card is written from what is left. Last of all
+    # every file, the card too, is searched for tokens. A step that refuses raises, and the folder never appears.
     with whole_folder(out) as folder:
         write_source(source, folder, processor)
-        hide_paths(folder)
+        for kind in known_kinds():
+            kind.hide_paths(folder)
         clean(folder)
         verify_code(folder)
         write_card(folder, repo_id=repo_id or out.name, license=license)
-        describe_weights(folder, repo_id or out.name)
         refuse_secrets(folder)
     return out
 
@@ -185,13 +181,8 @@ def rehearse(
     return list_files(source, out, find_machine_paths(out))
 
 
-def _require_free(out: Path, overwrite: bool) -> None:
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    if not overwrite:
-        raise FileExistsError(f"{out} exists and is not empty; choose another place, or pass overwrite=True")
-    if not any((out / name).is_file() for name in ("config.json", "adapter_config.json", INDEX)):
-        raise FileExistsError(f"{out} exists and is no checkpoint, so it is not replaced; choose another place")
+def _is_checkpoint(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("config.json", "adapter_config.json", INDEX))
 
 
 def _create(api: HfApi, repo_id: str, branch: str, private: bool | None) -> None:

@@ -23,8 +23,6 @@ from .header_format import (
     header_length,
     in_order,
     parse_entries,
-    parse_json_object,
-    read_json_object,
 )
 
 __all__ = [
@@ -36,9 +34,7 @@ __all__ = [
     "header_length",
     "header_shape",
     "parse_header",
-    "parse_json_object",
     "read_header",
-    "read_json_object",
 ]
 
 # Of an index of shards, whose entries are plain strings: that of a trillion parameters has 20 MB.

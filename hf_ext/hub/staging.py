@@ -13,11 +13,12 @@ from transformers import FeatureExtractionMixin, PreTrainedModel
 from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.image_processing_base import ImageProcessingMixin
 
+from ..files import read_json_object
 from .checkpoints import PICKLES, open_checkpoint
 from .diffusers_folders import INDEX, is_pipeline, load_pipeline, read_index, save_pipeline
-from .load_check import code_references, installed_room, refuse_kernels, room_code, room_of
+from .folder_kinds import known_kinds
+from .load_check import LOADER, code_references, installed_room, refuse_kernels, room_code, room_of
 from .published_files import copy_files, is_described, is_loaded, is_tokenizer, refuse_links, walk
-from .safetensors_headers import read_json_object
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -75,7 +76,7 @@ def _add_code(out: Path, room: ModuleType) -> None:
     """The files of every class that is named, and what they import; transformers copies those of the saved class."""
     code = room_code(room)
     for path in (out / "config.json", out / "preprocessor_config.json"):
-        content = read_json_object(path) if path.is_file() else {}
+        content = read_json_object(path, optional=True)
         for reference in code_references(content):
             # what else is named is refused by the check of the folder
             first = code.get(f"{reference.partition('.')[0]}.py")
@@ -123,15 +124,16 @@ def _write_pipeline(folder: Path, out: Path) -> None:
 
 
 def _write_artifact(folder: Path, out: Path, room: ModuleType | None) -> None:
-    from ..merging.publishing import LOADER, copy_artifact
-
     code = {} if room is None else room_code(room)
     foreign = sorted(
-        name for path in folder.rglob("*.py") if (name := path.relative_to(folder).as_posix()) not in {LOADER, *code}
+        name
+        for path in folder.rglob("*.py")
+        if (name := path.relative_to(folder).as_posix()) not in {LOADER.name, *code}
     )
     if foreign:
         raise ValueError(f"{folder}: {foreign[0]} is code, which is not published; take it out of the folder first")
-    copy_artifact(folder, out)
+    for kind in known_kinds():
+        kind.copy_artifact(folder, out)
     if room is not None:
         _add_code(out, room)
 

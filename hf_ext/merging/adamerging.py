@@ -19,7 +19,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.utils.data import default_collate
 
-from ..files import whole_file
+from ..files import require_new, whole_file
 from ..progress import progress
 from .configuration import MergeConfig, load_config
 from .measuring import name_as_saved
@@ -164,15 +164,14 @@ def write_weights(file: Path, configs: Mapping[str, Path], out: Path, **options:
         options (`Any`): Those of [`learn_weights`].
 
     Raises:
-        FileExistsError: `out` is there.
+        TakenError: `out` is there.
         ValueError: A file has no `data.eval`, or something does not fit.
     """
     from ..training.arguments import TrainingArguments, build, read_yaml
     from ..training.launch import build_task
     from ..training.sources import open_source
 
-    if out.exists():
-        raise FileExistsError(f"{out} is there; remove it, or name another file.")
+    require_new(out)
     parts = {}
     for name, place in configs.items():
         arguments = build(TrainingArguments, {"output_dir": "", **read_yaml(place)})

@@ -1,4 +1,4 @@
-"""Tasks that are peft adapters or LoRA files: refused with advice, read as full weights, or merged among themselves.
+"""Tasks that are peft adapters: refused with advice, read as full weights, or merged among themselves.
 
 Among themselves: (IA)³ from a base of ones; LoRA only where all tasks have one and the same A, from a base with B = 0.
 """
@@ -19,37 +19,43 @@ import torch
 from hf_ext.emr.ops import lora_rows
 from hf_ext.hub.safetensors_headers import TensorInfo
 
-from .configuration import MergeConfig
-from .fitting import provenance_warnings
+from .name_matching import Names
 from .sources import CONFIGURATION_FILES, SMALL_FILES, Library, Source, size_text
-from .tensors import Names
 
+# How names in LoRA files of diffusers and of kohya's scripts end.
+_LORA_FILE_ENDS = (".lora_down.weight", "lora.down.weight", "lora_linear_layer.down.weight", ".lora_A.weight")
 # Settings that must agree for adapters to be merged among themselves.
 _COMMON = ("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out")
 
 
-def resolve_adapters(
-    config: MergeConfig, base: Source, tasks: tuple[Source, ...]
-) -> tuple[Source, tuple[Source, ...], list[str]]:
-    """Puts in the place of adapters what is merged for them."""
+def read_adapters(how: str, base: Source, tasks: Sequence[Source]) -> tuple[Source, tuple[Source, ...]]:
+    """Base and tasks with what is merged for adapters in their place, as `adapters` of a configuration says."""
     if base.library == "peft":
         raise ValueError(f"{base.title} is an adapter; give the model that it belongs to as base.")
-    # imports this module
-    from .lora_files import LoraFile, is_lora_file
-
-    tasks = tuple(LoraFile(task, base) if is_lora_file(task) else task for task in tasks)
+    for task in tasks:
+        _refuse_lora_file(task)
     adapters = [task for task in tasks if task.library == "peft"]
     if not adapters:
-        return base, tasks, []
-    if config.adapters == "refuse":
-        raise ValueError(_advice(base, adapters))
-    warnings = [warning for task in adapters for warning in provenance_warnings(base, task)]
-    if config.adapters == "delta":
-        return base, tuple(DeltaSource(task, base) if task.library == "peft" else task for task in tasks), warnings
+        return base, tuple(tasks)
+    if how == "refuse":
+        raise ValueError(_advice(adapters))
+    if how == "delta":
+        return base, tuple(DeltaSource(task, base) if task.library == "peft" else task for task in tasks)
     if len(adapters) < len(tasks):
         others = [task.label for task in tasks if task.library != "peft"]
         raise ValueError(f"adapters: adapter merges adapters only, and {others} are none; use adapters: delta.")
-    return _common_base(base, tasks), tasks, warnings
+    return _common_base(base, tuple(tasks)), tuple(tasks)
+
+
+def _refuse_lora_file(task: Source) -> None:
+    """Refuses a LoRA in another form than peft's, as diffusers and kohya's scripts write it."""
+    if task.library != "peft" and any(name.endswith(_LORA_FILE_ENDS) for name in task.tensors):
+        raise ValueError(
+            f"{task.title} is a LoRA file of diffusers or of another program, and only adapters of peft are read. Let "
+            "diffusers convert it: pipeline.load_lora_weights(FILE), pipeline.fuse_lora(), "
+            "pipeline.unload_lora_weights(), then save the model that it changes, such as "
+            "pipeline.unet.save_pretrained(FOLDER), and give that folder as the task."
+        )
 
 
 class VirtualSource(Source):
@@ -70,6 +76,7 @@ class BaseAdapter(VirtualSource):
     def __init__(self, base: Source, tasks: tuple[Source, ...]) -> None:
         first = tasks[0]
         super().__init__("base", base.spec, first.checkpoint, first.place)
+        self.repo_id, self.commit = base.repo_id, base.commit
         self._holders = {name: task for task in reversed(tasks) for name in task.tensors if is_adapter_part(name)}
         self.tensors = {
             name: self._holders[name].tensors[name] for task in tasks for name in task.tensors if name in self._holders
@@ -130,7 +137,7 @@ def _common_base(base: Source, tasks: tuple[Source, ...]) -> Source:
     return virtual
 
 
-def _advice(base: Source, adapters: Sequence[Source]) -> str:
+def _advice(adapters: Sequence[Source]) -> str:
     """Why adapters are better kept, in numbers."""
     names = ", ".join(repr(task.label) for task in adapters)
     lines = [f"{names} are peft adapters, and adapters: refuse is set."]

@@ -12,8 +12,10 @@ import yaml
 from hf_ext.emr.manifest import MANIFEST, Manifest, SourceRecord, TaskRecord
 from hf_ext.emr.report import report_markdown
 
+from ..files import read_json_object
 from ..hub.disclosure import last_name
-from ..hub.safetensors_headers import CheckpointError, parse_json_object
+from ..hub.folder_kinds import CardPart
+from ..hub.safetensors_headers import CheckpointError
 from .configuration import MergeConfig
 from .methods import METHODS
 
@@ -54,14 +56,22 @@ def read_merge(folder: Path) -> Merge | None:
 def read_report(folder: Path) -> dict[str, Any]:
     """Reads `report.json`."""
     path = folder / "report.json"
-    return parse_json_object(path.read_bytes(), str(path)) if path.is_file() else {}
+    return read_json_object(path, optional=True)
 
 
 def _source(record: Mapping[str, Any]) -> SourceRecord:
     return SourceRecord(str(record["source"]), record.get("revision"), dict(record.get("files") or {}))
 
 
-def metadata(merge: Merge) -> dict[str, Any]:
+def describe(folder: Path) -> CardPart | None:
+    """The part of a card that a merge decides; `None` of a folder that is none."""
+    merge = read_merge(folder)
+    if merge is None:
+        return None
+    return CardPart("emr.md", _metadata(merge), lambda config, repo_id: _card_values(merge, folder, config, repo_id))
+
+
+def _metadata(merge: Merge) -> dict[str, Any]:
     """The front matter of the card that the merge decides."""
     sources = [merge.base, *merge.tasks.values()]
     models = list(dict.fromkeys(source.source.partition("@")[0] for source in sources if source.revision))
@@ -70,7 +80,7 @@ def metadata(merge: Merge) -> dict[str, Any]:
     return {"library_name": merge.library, "tags": ["merge", "model-merging", *ours], **related}
 
 
-def card_values(merge: Merge, folder: Path, config: Mapping[str, Any], repo_id: str) -> dict[str, Any]:
+def _card_values(merge: Merge, folder: Path, config: Mapping[str, Any], repo_id: str) -> dict[str, Any]:
     """What the template `emr.md` shows beside what every card shows."""
     manifest, method = merge.manifest, str(merge.method.get("method"))
     records = manifest.tasks if manifest else {}

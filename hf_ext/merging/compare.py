@@ -10,7 +10,8 @@ from typing import Any
 from hf_ext.emr.artifact import fetch_file
 from hf_ext.emr.report import number_text
 
-from ..hub.safetensors_headers import CheckpointError, parse_json_object
+from ..files import read_json_object
+from ..hub.safetensors_headers import CheckpointError
 
 REPORT = "report.json"
 
@@ -24,7 +25,7 @@ def read_report(source: str | Path, *, token: str | bool | None = None, endpoint
         path = path / REPORT
     if not path.is_file():
         raise CheckpointError(f"{source}: no {REPORT}; name the folder of a merge, or org/name[@revision] of one.")
-    report = parse_json_object(path.read_bytes(), str(path))
+    report = read_json_object(path)
     if report.get("format_version") != 1 or not _is_complete(report):
         raise CheckpointError(f"{path} is no report of a merge that this version reads; merge again.")
     return report

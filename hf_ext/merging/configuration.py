@@ -1,12 +1,11 @@
 """Configuration of a merge: which checkpoints, by which method, into what. From YAML, a mapping or keywords."""
 
 import dataclasses
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from huggingface_hub.dataclasses import strict
 
@@ -18,8 +17,6 @@ from .methods import METHODS, Method, options_by_name
 TASK_ID = r"[A-Za-z0-9._-]{1,64}"
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _MIN_MEMORY = 10**6
-# Earlier versions wrote these with every method.
-_WRITTEN_BEFORE = {"density": 0.2, "tie": "zero"}
 
 
 # @strict checks annotations that are types: no `from __future__ import annotations` here
@@ -66,10 +63,6 @@ class MergeConfig:
         adapters (`str`, defaults to `"refuse"`):
             Tasks that are peft adapters: refused with advice (`"refuse"`), merged as the full weights that they give
             (`"delta"`), or merged as adapters (`"adapter"`: (IA)³, or LoRA with one common `lora_A`).
-        tokenizer (`str`, defaults to `"base"`):
-            The result's tokenizer: the base's (`"base"`), or one with the tokens of all models (`"union"`), for merges
-            into one model. A token that a model lacks has the base's row there; if the base lacks it, the mean of the
-            models that have it.
         include_base (`bool`, defaults to `False`): Whether the result holds a copy of the base.
         max_shard_size (`str`, defaults to `"5GB"`): Largest weights file.
         memory (`str`, defaults to `"64MB"`): Budget of all I/O buffers together.
@@ -94,7 +87,6 @@ class MergeConfig:
     small_raw: bool = False
     dtype: Literal["float32", "float16", "bfloat16"] | None = None
     adapters: Literal["refuse", "delta", "adapter"] = "refuse"
-    tokenizer: Literal["base", "union"] = "base"
     include_base: bool = False
     max_shard_size: str = "5GB"
     memory: str = "64MB"
@@ -244,13 +236,12 @@ class MergeConfig:
                 if unknown := sorted(unknown, key=str):
                     raise ValueError(f"{name} is given for {unknown[0]!r:.80}; the tasks are {', '.join(self.tasks)}.")
                 continue
-            if value != _WRITTEN_BEFORE.get(name, math.nan):
-                users = " and ".join(known.get(name, ()))
-                _refuse(True, name, self.method, f"only {users} use it" if users else "no method has it")
+            users = " and ".join(known.get(name, ()))
+            _refuse(name, self.method, f"only {users} use it" if users else "no method has it")
         self.options = found
 
-    def validate_choices(self) -> None:
-        """Refuses what would have no effect, or two opposite ones."""
+    def validate_needs(self) -> None:
+        """Refuses a method that lacks something, or has more tasks than it takes."""
         name, method = self.method, METHODS.get(self.method)
         if method is None:
             return
@@ -261,48 +252,49 @@ class MergeConfig:
                 f"method {name!r} takes at most {method.most_tasks} tasks; got {len(self.tasks)}, "
                 f"{', '.join(self.tasks)}."
             )
-        _refuse(self.merged is not None and not method.takes_merged, "merged", name, "it belongs to method 'given'")
-        _refuse(bool(self.statistics) and method.statistics is None, "statistics", name, "it uses no data")
         if method.statistics is not None and self.statistics.keys() != self.tasks.keys():
             raise ValueError(
                 f"method {name!r} needs `statistics` of each task, {', '.join(self.tasks)}; got those of "
                 f"{', '.join(self.statistics) or 'none'}. hf-ext emr statistics --kind {method.statistics} makes them."
             )
-        _refuse(self.drop != 0 and method.takes_merged, "drop", name, "the model is merged already")
-        if name == "emr" and self.masks is False:
-            raise ValueError("method 'emr' without masks is 'elect': set method: elect, or remove masks: false.")
-        if self.device != "cpu":
-            _refuse(not method.fused, "device", name, "it computes on the CPU; emr and elect compute on GPUs too")
-            _refuse(self.drop != 0, "device", name, "with drop it computes on the CPU")
-        if method.deltas:
-            _refuse(self.masks is False, "masks: false", name, "the signs of the tasks are all that it writes")
-            _refuse(self.drop != 0, "drop", name, "it has no place for elements that were dropped")
-            _refuse(self.rescale not in ("global", "tensor_l2"), "rescale", name, "each tensor has its own scale")
-        if self.tokenizer == "union" and self.statistics:
-            raise ValueError(
-                "tokenizer: union gives rows other places, and statistics lie in each model's own order: choose a "
-                "method without statistics, or remove tokenizer."
-            )
-        if self.tokenizer == "union" and self.with_masks:
-            raise ValueError(
-                f"tokenizer: union makes one model with one vocabulary, and method {name!r} with masks restores each "
-                "task with its own: choose a method without masks, such as average, or remove tokenizer."
-            )
-        if method.takes_merged and self.masks is False:
-            raise ValueError(f"method {name!r} without masks would copy `merged`: remove masks: false.")
-        if not self.with_masks and (self.rescale != "global" or self.include_base):
-            name = "rescale" if self.rescale != "global" else "include_base"
-            raise ValueError(f"{name} has no meaning without masks: add masks: true, or remove {name}.")
+
+    def validate_choices(self) -> None:
+        """Refuses what would have no effect, or two opposite ones."""
+        method = METHODS.get(self.method)
+        for name, is_wrong, why in _RULES if method is not None else ():
+            if is_wrong(self, method):
+                _refuse(name, self.method, why)
+
+
+# Fields that would have no effect beside a method, or an opposite one: when, and why.
+_RULES: tuple[tuple[str, Callable[[MergeConfig, Any], bool], str], ...] = (
+    ("merged", lambda c, m: c.merged is not None and not m.takes_merged, "it belongs to method 'given'"),
+    ("statistics", lambda c, m: bool(c.statistics) and m.statistics is None, "it uses no data"),
+    ("drop", lambda c, m: c.drop != 0 and m.takes_merged, "the model is merged already"),
+    ("masks: false", lambda c, m: c.masks is False and m.name == "emr", "without masks it is method 'elect'"),
+    ("masks: false", lambda c, m: c.masks is False and m.takes_merged, "without masks it would copy `merged`"),
+    ("masks: false", lambda c, m: c.masks is False and bool(m.deltas), "the signs of the tasks are all it writes"),
+    ("drop", lambda c, m: c.drop != 0 and bool(m.deltas), "it has no place for elements that were dropped"),
+    (
+        "rescale",
+        lambda c, m: c.rescale not in ("global", "tensor_l2") and bool(m.deltas),
+        "each tensor has its own scale",
+    ),
+    ("rescale", lambda c, m: c.rescale != "global" and not c.with_masks, "it scales masks, which masks: true writes"),
+    ("include_base", lambda c, m: c.include_base and not c.with_masks, "only masks, of masks: true, need the base"),
+    ("device", lambda c, m: c.device != "cpu" and not m.fused, "only emr and elect compute on GPUs"),
+    ("device", lambda c, m: c.device != "cpu" and c.drop != 0, "with drop it computes on the CPU"),
+)
 
 
 def load_config(config: MergeConfig | Mapping[str, Any] | str | Path) -> MergeConfig:
     """The configuration that any of its written forms means."""
     if isinstance(config, MergeConfig):
         return config
-    if isinstance(config, Mapping):
-        return MergeConfig.from_dict(config)
     if isinstance(config, (str, Path)):
         return MergeConfig.from_yaml(config)
+    if isinstance(config, Mapping):
+        return MergeConfig.from_dict(config)
     raise TypeError(f"a merge is described by a MergeConfig, a mapping or a YAML file; got {type(config).__name__}.")
 
 
@@ -311,9 +303,8 @@ def _require(condition: bool, name: str, value: Any, allowed: str) -> None:
         raise ValueError(f"{name} must be {allowed}; got {value!r}.")
 
 
-def _refuse(condition: bool, name: str, method: str, why: str) -> None:
-    if condition:
-        raise ValueError(f"{name} does not go with method {method!r}: {why}. Remove {name} or change the method.")
+def _refuse(name: str, method: str, why: str) -> NoReturn:
+    raise ValueError(f"{name} does not go with method {method!r}: {why}. Remove {name} or change the method.")
 
 
 def _in_bytes(name: str, text: str) -> int:

@@ -24,13 +24,13 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.pytorch_utils import Conv1D
 
 from hf_ext.emr.building import differing_keys, model_class
-from hf_ext.files import whole_folder, write_json
+from hf_ext.files import read_json_object, require_free, whole_folder, write_json
 from hf_ext.hub.disclosure import cut_paths
 from hf_ext.hub.safetensors_writer import SafetensorsWriter
 from hf_ext.settings import matters_in_use
 
 from .pairs import Pair
-from .sources import read_json, size_text
+from .sources import size_text
 
 _PREFIX = "base_model.model."
 # Subclasses may do something else with their weights.
@@ -66,13 +66,13 @@ def extract_lora(
         `dict[str, Any]`: The report.
 
     Raises:
-        ValueError: Not one of `rank` and `error`, there is something at `out`, or no matrix differs.
+        TakenError: `out` holds something.
+        ValueError: Not one of `rank` and `error`, or no matrix differs.
     """
     out = Path(out).expanduser()
     if (rank is None) == (error is None):
         raise ValueError("give either a rank or an error, and not both")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out}: there is something here already; choose another folder, or delete it first")
+    require_free(out)
     with whole_folder(out) as folder:
         extraction = _Extraction(pair, folder, lora_only)
         report = extraction.run(rank, error)
@@ -377,7 +377,7 @@ def _warn_of_settings(pair: Pair, model: nn.Module) -> list[str]:
     if own is None:
         return []
     # What one of the files does not say has its default.
-    told = [kind.from_dict(one).to_dict() for one in (read_json(pair.files["config.json"], pair.title), own)]
+    told = [kind.from_dict(one).to_dict() for one in (read_json_object(pair.files["config.json"]), own)]
     if not (different := sorted(_differences(*told))):
         return []
     return [

@@ -30,6 +30,7 @@ from hf_ext.emr.ops import SUMS
 from hf_ext.emr.report import make_report
 from hf_ext.figures import can_draw
 
+from ..hub.cards import write_card
 from . import report_picture
 from .card import read_report
 from .configuration import MergeConfig
@@ -89,8 +90,6 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
             manifest = _make_manifest(folder, plan, sums.tensors, scales, sources, kept, method)
             known = hashing.result()
             dataclasses.replace(manifest, files=hash_files(folder, known=known)).write(folder)
-    from ..hub.cards import write_card
-
     write_card(folder, repo_id=out.name)
     return report
 
@@ -305,14 +304,6 @@ def rewrite_report(folder: Path, manifest: Manifest, warnings: Sequence[str]) ->
         participates[:, index] = [tensor.name in named for tensor in merged]
     totals, gram = read_totals(folder, manifest)
     sums = np.stack([read_sums(folder, manifest, task) for task in tasks], axis=1)
-    # Earlier versions added tasks without the checkpoints of the older ones.
-    unknown = [task for task, own in zip(tasks, sums.sum(axis=0), strict=True) if np.isnan(own).any()]
-    if unknown:
-        warnings = [
-            *warnings,
-            f"distances and errors of {', '.join(unknown)} are not known: an earlier version added a task without "
-            "their checkpoints.",
-        ]
     origins = {
         task: {"source": record.origin.source, "revision": record.origin.revision, "files": record.origin.files}
         for task, record in tasks.items()

@@ -32,7 +32,7 @@ from filelock import FileLock, Timeout
 
 from hf_ext.emr.manifest import FORMAT, MANIFEST
 
-from ..files import read_json, recover_folder
+from ..files import read_json, recover_folder, require_free
 from ..system import free_bytes, open_descriptor, sync_data
 from .plan import Plan
 
@@ -157,16 +157,12 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LOCK = "lock"
 
 
-def require_free(out: Path, overwrite: bool) -> None:
+def require_target(out: Path, overwrite: bool) -> None:
     """Refuses a target that holds something else than an earlier merge, or that cannot be written."""
     if not out.name:
         raise ValueError(f"{out} cannot be replaced by a merge; name a folder")
     recover_folder(out)
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        if not overwrite:
-            raise FileExistsError(f"{out} exists and is not empty; choose another place, or overwrite it")
-        if not _is_merge(out):
-            raise FileExistsError(f"{out} exists and is no merge of ours, so it is not replaced; choose another place")
+    require_free(out, overwrite, kind="merge", is_kind=_is_merge)
     _require_writable(out)
 
 

@@ -19,7 +19,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.pytorch_utils import Conv1D
 
 from ..distributed import Ranks
-from ..files import whole_file
+from ..files import require_new, whole_file
 from ..progress import progress
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def write_statistics(
         `dict`: `path`, `kind`, `examples`, and `tensors`, how many the file holds.
 
     Raises:
-        FileExistsError: `out` is there.
+        TakenError: `out` is there.
         ValueError: Something does not fit, or `source` is an adapter.
     """
     from ..training.arguments import TrainingArguments, apply_overrides, build, read_yaml
@@ -65,8 +65,7 @@ def save_statistics(
     """[`write_statistics`] with a task of one's own and its training data."""
     from ..training.models import adapter_base, build_model, pin_revision
 
-    if out.exists():
-        raise FileExistsError(f"{out} is there; remove it, or name another file.")
+    require_new(out)
     pinned = pin_revision(source)
     if adapter_base(pinned) is not None:
         raise ValueError(f"{source} is an adapter; statistics are of full weights: merge it into its base first.")

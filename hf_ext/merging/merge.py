@@ -22,10 +22,10 @@ from ..distributed import Ranks
 from ..files import read_json, remove_leftovers, replace_folder, sync, write_json
 from ..progress import progress
 from ..system import count_cores
-from .configuration import MergeConfig, load_config
+from .configuration import MergeConfig
 from .engine import Engine, NotFiniteError, Unit, add_up, make_units
 from .finishing import finish
-from .journal import PASSES, Journal, explain_full_disk, lock_partial, read_passes, require_free
+from .journal import PASSES, Journal, explain_full_disk, lock_partial, read_passes, require_target
 from .methods import MethodError
 from .outputs import Outputs
 from .plan import Plan, make_plan, resolve_plan
@@ -77,19 +77,18 @@ def merge_checkpoints(
         [`MergeResult`]: The folder and the report.
 
     Raises:
-        FileExistsError: `out` holds something, and `overwrite` is off or it is no merge.
+        TakenError: `out` holds something, and `overwrite` is off or it is no merge.
         ValueError: `out` cannot be written, something does not fit together, holds NaN or infinity, or changed since
             the interruption; the message says what to do.
         OSError: The disk is full; the merge can go on when there is room.
     """
-    config = load_config(config)
     out = Path(os.path.abspath(Path(out).expanduser()))
     ranks = Ranks()
     report: Any = None
     with contextlib.ExitStack() as stack:
         with ranks.together():
             if ranks.index == 0:
-                require_free(out, overwrite)
+                require_target(out, overwrite)
             plan = stack.enter_context(make_plan(config, token=token, endpoint=endpoint))
             if ranks.index == 0 and show is not None:
                 show(plan)

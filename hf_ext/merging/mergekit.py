@@ -44,24 +44,22 @@ def read_mergekit(given: Mapping[str, Any]) -> dict[str, Any]:
             _refuse(f"{key!r:.80}; {', '.join(_KEYS)} are known")
     sources, levels = _read_sources(given)
     base = None if given.get("base_model") is None else _read_model(given["base_model"])
-    fields = _METHODS[method](_Reader(base, sources, levels)) | _read_tokenizer(given, base)
+    _check_tokenizer(given, base)
+    fields = _METHODS[method](_Reader(base, sources, levels))
     dtype = given.get("out_dtype") or given.get("dtype")
     return fields | ({} if dtype is None else {"dtype": dtype})
 
 
-def _read_tokenizer(given: Mapping[str, Any], base: str | None) -> dict[str, Any]:
-    """Whose tokens the result has, by either key of mergekit."""
+def _check_tokenizer(given: Mapping[str, Any], base: str | None) -> None:
+    """Refuses another tokenizer than the base's, by either key of mergekit."""
     key, source = "tokenizer_source", given.get("tokenizer_source")
     if given.get("tokenizer") is not None:
         told = _mapping("tokenizer", given["tokenizer"])
         if source is not None or set(told) != {"source"}:
             _refuse(f"tokenizer with {', '.join(map(str, told))} here; it has source alone, without tokenizer_source")
         key, source = "tokenizer.source", told["source"]
-    if source == "union" and base is None:
-        _refuse(f"{key} 'union' without base_model, whose rows a model has for tokens that it lacks")
-    if source not in (None, "base", "union", base):
-        _refuse(f"{key} {source!r:.80}; the base's tokenizer or the union of all is had")
-    return {"tokenizer": "union"} if source == "union" else {}
+    if source not in (None, "base", base):
+        _refuse(f"{key} {source!r:.80}: the result has the base's tokens; mergekit makes a model with others")
 
 
 class _Reader:

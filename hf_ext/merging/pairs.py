@@ -12,11 +12,11 @@ import torch
 
 from hf_ext.emr.manifest import find_recorded
 from hf_ext.emr.weights import TaskWeights
+from hf_ext.files import read_json_object
 from hf_ext.hub.disclosure import cut_paths
 
-from .fitting import refuse_little_overlap, refuse_other_model, refuse_quantised
-from .sources import open_weights, read_json
-from .tensors import Names
+from .name_matching import match_fine_tune
+from .sources import open_weights
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def open_task(artifact: str, task: str, base: str | None = None, endpoint: str |
         f"task {task!r} of {cut_paths(artifact)}",
         place,
         origin.revision if own else None,
-        read_json(weights.folder / "config.json", artifact),
+        read_json_object(weights.folder / "config.json", optional=True),
         weights.small_files(task),
         names,
         {name: tuple(held[other].shape) for name, other in in_base.items()},
@@ -71,14 +71,10 @@ def open_fine_tune(base: str, fine_tune: str, endpoint: str | None = None) -> It
         open_weights("fine-tune", fine_tune, endpoint=endpoint) as own,
     ):
         for source in (first, own):
-            refuse_quantised(source)
             if source.library != "transformers":
                 raise ValueError(f"{source.spec} is of {source.library}; a LoRA is made of two models of transformers")
-        found = Names(first.tensors, own.tensors)
+        found = match_fine_tune(first, own)
         in_base = {name: found.in_base(name) for name in own.tensors if found.in_base(name) in first.tensors}
-        fitting = [other for name, other in in_base.items() if first.tensors[other].shape == own.tensors[name].shape]
-        refuse_little_overlap(first, own, found.pairs, fitting)
-        refuse_other_model(first, own)
         yield Pair(
             fine_tune,
             cut_paths(fine_tune),

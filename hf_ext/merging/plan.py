@@ -1,11 +1,10 @@
-"""The plan of a merge, made from headers alone: what happens to each tensor, and what it costs."""
+"""The plan of a merge, made from headers and small files: what happens to each tensor, and what it costs."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,16 +14,14 @@ import torch
 
 from hf_ext.emr.artifact import mask_bytes
 
-from .adapters import resolve_adapters
 from .configuration import MergeConfig, load_config
-from .fitting import provenance_warnings, refuse_other_model, refuse_quantised, tied_names
-from .sources import Source, open_weights, size_text
-from .statistics import LABEL, check_statistics
-from .tensors import COMPARED, KEPT, SHARED, SKIPPED, TIED, Names, Own, Row, Table, narrowing_warnings
-from .vocabularies import unite_vocabularies
+from .inputs import Inputs, open_inputs
+from .name_matching import Names, match_names
+from .sources import Source, size_text
+from .statistics import check_statistics
+from .tensors import COMPARED, KEPT, SHARED, SKIPPED, TIED, Own, Row, Table, find_narrowing
 
 _COMPARED_AT_ONCE = 2**18
-_OPENED_AT_ONCE = 8
 _SUMS_BYTES = 8 * 10
 
 
@@ -152,13 +149,16 @@ class Plan:
 
 
 def make_plan(
-    config: MergeConfig | dict[str, Any] | str | Path, *, token: str | bool | None = None, endpoint: str | None = None
+    config: MergeConfig | Mapping[str, Any] | str | Path,
+    *,
+    token: str | bool | None = None,
+    endpoint: str | None = None,
 ) -> Plan:
     """
     Opens the checkpoints of a merge by their headers and decides what happens to each tensor.
 
     Args:
-        config ([`MergeConfig`], `dict`, `str` or `Path`): The configuration, or the path of its YAML file.
+        config ([`MergeConfig`], `Mapping`, `str` or `Path`): The configuration, or the path of its YAML file.
         token (`str` or `bool`, *optional*): Token of the Hub, as in `huggingface_hub`.
         endpoint (`str`, *optional*): Address of the Hub. Defaults to `HF_ENDPOINT`.
 
@@ -169,23 +169,12 @@ def make_plan(
         ValueError: Something cannot be read or does not fit together; the message says what to do.
     """
     config = load_config(config)
-    find_device(config)
-    specs = [("base", config.base), *config.tasks.items()]
-    if config.merged is not None:
-        specs.append(("merged", config.merged))
-    specs += [(LABEL + task, config.statistics[task]) for task in config.tasks if config.statistics]
-    with ThreadPoolExecutor(_OPENED_AT_ONCE) as pool:
-        futures = [pool.submit(open_weights, label, spec, token=token, endpoint=endpoint) for label, spec in specs]
-    opened = [future.result() for future in futures if future.exception() is None]
+    inputs = open_inputs(config, token, endpoint)
     try:
-        for future in futures:
-            future.result()
-        count = len(config.tasks) + 1
-        model = opened[count] if config.merged is not None else None
-        statistics = tuple(opened[-len(config.tasks) :]) if config.statistics else ()
-        return _plan(config, opened[0], tuple(opened[1:count]), model, statistics)
+        find_device(config)
+        return _plan(config, inputs)
     except BaseException:
-        for source in opened:
+        for source in (inputs.base, *inputs.tasks, *filter(None, [inputs.merged_model]), *inputs.statistics):
             source.close()
         raise
 
@@ -201,41 +190,40 @@ def find_device(config: MergeConfig) -> torch.device:
     return device
 
 
-def _plan(
-    config: MergeConfig, base: Source, tasks: tuple[Source, ...], model: Source | None, statistics: tuple[Source, ...]
-) -> Plan:
-    for source in (base, *tasks):
-        refuse_quantised(source)
-    base, tasks, warnings = resolve_adapters(config, base, tasks)
-    if config.tokenizer == "union":
-        base, tasks = unite_vocabularies(base, tasks)
+def _plan(config: MergeConfig, inputs: Inputs) -> Plan:
+    base, tasks, model = inputs.base, inputs.tasks, inputs.merged_model
     if base.library == "peft":
         # nobody else has the base of adapters
         config = dataclasses.replace(config, include_base=config.with_masks)
-    for task in tasks:
-        refuse_other_model(base, task)
-    warnings += [warning for task in tasks for warning in provenance_warnings(base, task)]
-    warnings += [
-        f"{source.title} holds float64, which is treated as float32" for source in (base, *tasks) if source.has_float64
-    ]
-    aliases = tied_names(base, tasks, warnings)
-    table = Table(config, base, tasks, aliases)
+    matching = match_names(base, tasks, given=model, overlap=config.shape_policy == "overlap")
+    table = Table(config, base, tasks, matching)
     merged = [row for row in table.rows if row.task_names]
-    warnings += narrowing_warnings(tasks, merged)
-    named = {} if model is None else _names_in(model, base, merged)
-    if statistics:
-        check_statistics(config.merge_method, merged, tasks, statistics)
+    lacking = [row for row in merged if model is not None and row.name not in matching.given]
+    if model is not None and lacking:
+        raise ValueError(
+            f"{model.title} has no floating-point {lacking[0].name!r} of shape {list(lacking[0].shape)}; give a model "
+            "that was merged from these tasks, or exclude the tensor."
+        )
+    if inputs.statistics:
+        check_statistics(config.merge_method, merged, tasks, inputs.statistics)
+    doubles = [source.title for source in (base, *tasks) if source.has_float64]
+    warnings = [
+        *matching.warnings,
+        *(f"{title} holds float64, which is treated as float32" for title in doubles),
+        *find_narrowing(tasks, merged),
+        *table.warnings,
+    ]
     plan = Plan(
         config,
         base,
         tasks,
         tuple(table.rows),
         tuple(table.own),
-        table.names,
-        aliases,
+        matching.names,
+        matching.aliases,
         model,
-        named,
-        statistics,
+        {row.name: matching.given[row.name] for row in merged if model is not None},
+        inputs.statistics,
         warnings,
     )
     warnings += _size_warnings(plan)
@@ -254,22 +242,6 @@ def _size_warnings(plan: Plan) -> list[str]:
         f"the artifact and the base, from which its tasks are restored, take {size_text(size)}, the "
         f"checkpoints themselves {size_text(models)}: nothing is saved.{advice}"
     ]
-
-
-def _names_in(model: Source, base: Source, merged: Sequence[Row]) -> dict[str, str]:
-    """Names of the merged tensors in the model of method `"given"`."""
-    refuse_quantised(model)
-    refuse_other_model(base, model)
-    names = Names(base.tensors, model.tensors)
-    for row in merged:
-        info = model.tensors.get(names.in_task(row.name))
-        if info is None or info.shape != row.shape or not info.dtype.is_floating_point:
-            found = "missing" if info is None else f"{info.dtype} {list(info.shape)}"
-            raise ValueError(
-                f"{model.title}: {row.name!r} must be floating-point {list(row.shape)} and is {found}; give a "
-                "model that was merged from these tasks, or exclude the tensor."
-            )
-    return {row.name: names.in_task(row.name) for row in merged}
 
 
 def resolve_plan(plan: Plan) -> Plan:

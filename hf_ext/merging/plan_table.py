@@ -121,7 +121,9 @@ def _task_texts(plan: Plan, index: int) -> list[str]:
     texts = []
     groups: dict[str, list[Own]] = defaultdict(list)
     for item in _stored(plan, index):
-        groups[f"{item.rule}: {item.reason}"].append(item)
+        # one model has no place for what is a task's alone
+        rule = item.rule if plan.config.with_masks else "left out"
+        groups[f"{rule}: {item.reason}"].append(item)
     for reason, items in groups.items():
         count = _count_text({item.name: item.nbytes // item.dtype.itemsize for item in items})
         texts.append(f"{reason}: {count} ({size_text(sum(item.nbytes for item in items))})")

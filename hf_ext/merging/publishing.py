@@ -13,10 +13,10 @@ from hf_ext.emr import emr_loader
 from hf_ext.emr.artifact import hash_files, open_extras, open_masks, open_unified
 from hf_ext.emr.manifest import MANIFEST, Manifest
 
-from ..files import stays_inside
+from ..files import read_json_object, stays_inside
+from ..hub.folder_kinds import FolderKind
 from ..hub.published_files import LICENCES, is_described, is_loaded, walk
-from ..hub.safetensors_headers import parse_json_object
-from .card import public_name, read_merge
+from .card import describe, public_name, read_merge
 
 LOADER = "emr_loader.py"
 # The one that travels with artifacts.
@@ -56,7 +56,7 @@ def copy_artifact(folder: Path, out: Path) -> None:
 
 def _promise_no_task(path: Path) -> None:
     """The root is no task's model, so its configuration offers no pipeline; those of the tasks do."""
-    if path.is_file() and "custom_pipelines" in (config := parse_json_object(path.read_bytes(), str(path))):
+    if path.is_file() and "custom_pipelines" in (config := read_json_object(path)):
         del config["custom_pipelines"]
         path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -109,7 +109,7 @@ def hide_paths(folder: Path) -> None:
     for file in (MANIFEST, "report.json"):
         path = folder / file
         if path.is_file():
-            content = _hide(parse_json_object(path.read_bytes(), str(path)), paths)
+            content = _hide(read_json_object(path), paths)
             if file == MANIFEST and merge.manifest is not None and merge.manifest.files:
                 # Weights are copies, and keep the hashes of the merge, by which a fault of the copy is noticed;
                 # configurations may have been changed for publication.
@@ -126,3 +126,6 @@ def _hide(value: Any, paths: list[tuple[str, str]]) -> Any:
         for path, name in paths:
             value = value.replace(path, name)
     return value
+
+
+MERGES = FolderKind(describe, hide_paths, copy_artifact)

@@ -16,11 +16,8 @@ What is not given, or fits no filter, has its default. A share of the whole mode
 
 A mergekit file is taken over where both have the method: linear (`average`), slerp, task_arithmetic, ties
 (`ties_by_tensor`) and model_stock (with `away`). Its lists and filters mean the same there.
-`tokenizer_source: union` is taken as `tokenizer: union`, where new tokens may get ids in another order.
-
-`tokenizer: union`, for merges into one model, gives the result the tokens of all models: those of the base with their
-ids, then what the tasks add. A token that a task lacks has the base's row there, and one that the base lacks the mean
-of the tasks that have it. The tokenizers must be the same but for added tokens.
+The result has the base's tokenizer (`tokenizer_source: base`); unions of tokens and layers of several models are
+mergekit's alone.
 
 Statistics are what a method knows of each task's data, `statistics: {a: a.safetensors}`; `hf-ext emr statistics MODEL
 --config YAML --kind KIND --out FILE` measures them on the data of a training. AdaMerging is task_arithmetic whose

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
-import json
 import math
 import os
 import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from tqdm.auto import tqdm
 
-from hf_ext.files import stays_inside
+from hf_ext.files import read_json_object, stays_inside
 from hf_ext.hub.checkpoints import Checkpoint, open_checkpoint
 from hf_ext.hub.file_hashes import file_sha256
 from hf_ext.hub.safetensors_headers import CheckpointError, TensorInfo
@@ -48,7 +48,21 @@ PROCESSOR_FILES = (
     "generation_config.json",
 )
 SMALL_FILES = (*CONFIGURATION_FILES, *TOKENIZER_FILES, *PROCESSOR_FILES)
-_MAX_CONFIGURATION_BYTES = 10_000_000
+# What quantised checkpoints keep beside their packed weights.
+_QUANTISED_PARTS = (
+    "SCB",
+    "absmax",
+    "g_idx",
+    "nested_absmax",
+    "nested_quant_map",
+    "qweight",
+    "qzeros",
+    "quant_map",
+    "weight_packed",
+    "weight_scale",
+    "weight_scale_inv",
+    "weight_zero_point",
+)
 
 
 class Source:
@@ -70,9 +84,16 @@ class Source:
         self.place = place
         self._stored = {name: checkpoint.info(name) for name in checkpoint}
         self.tensors: Mapping[str, TensorInfo] = {name: _as_single(info) for name, info in self._stored.items()}
-        self.library, self.config = _read_configuration(
-            label, place.fetch(CONFIGURATION_FILES) if isinstance(place, RepositoryFiles) else place
+        self.library, self.stated = _read_configuration(
+            place.fetch(CONFIGURATION_FILES) if isinstance(place, RepositoryFiles) else place
         )
+        self.config = self.stated
+
+    @property
+    def came_from(self) -> str | None:
+        """The model that its configuration says it was made from."""
+        told = self.stated.get("base_model_name_or_path") or self.stated.get("_name_or_path")
+        return told if isinstance(told, str) else None
 
     @property
     def title(self) -> str:
@@ -232,27 +253,26 @@ def size_text(count: int) -> str:
 def open_weights(
     label: str, spec: str | Path, *, token: str | bool | None = None, endpoint: str | None = None
 ) -> Source:
-    """Opens a checkpoint that takes part in a merge, reading its header and its configuration only."""
+    """Opens a checkpoint that takes part in a merge, by its header and its configuration; refuses a quantised one."""
     path = Path(spec).expanduser()
-    what = _describe_label(label)
-    pipeline = path / "model_index.json"
-    try:
-        if pipeline.is_file():
-            raise CheckpointError(
-                f"{path}: a diffusers pipeline; merge its models one by one: give {path / 'unet'} or the like."
-            )
-        checkpoint = open_checkpoint(spec, token=token, endpoint=endpoint)
-    except CheckpointError as error:
-        raise CheckpointError(f"{what}: {error}") from error
-    try:
-        if path.exists():
-            return Source(label, str(spec), checkpoint, path if path.is_dir() else path.parent)
-        assert checkpoint.commit is not None
-        repo_id = str(spec).partition("@")[0]
-        return Source(label, str(spec), checkpoint, RepositoryFiles(repo_id, checkpoint.commit, token, endpoint))
-    except BaseException:
-        checkpoint.close()
-        raise
+    with ExitStack() as opened:
+        try:
+            if (path / "model_index.json").is_file():
+                raise CheckpointError(
+                    f"{path}: a diffusers pipeline; merge its models one by one: give {path / 'unet'} or the like."
+                )
+            checkpoint = open_checkpoint(spec, token=token, endpoint=endpoint)
+            opened.callback(checkpoint.close)
+            place: Path | RepositoryFiles = path if path.is_dir() else path.parent
+            if not path.exists():
+                assert checkpoint.commit is not None
+                place = RepositoryFiles(str(spec).partition("@")[0], checkpoint.commit, token, endpoint)
+            source = Source(label, str(spec), checkpoint, place)
+            _refuse_quantised(source)
+        except ValueError as error:
+            raise CheckpointError(f"{_describe_label(label)}: {error}") from error
+        opened.pop_all()
+        return source
 
 
 def _as_single(info: TensorInfo) -> TensorInfo:
@@ -261,25 +281,33 @@ def _as_single(info: TensorInfo) -> TensorInfo:
     return TensorInfo(torch.float32, info.shape, info.nbytes // 2, info.file, info.offset)
 
 
-def _read_configuration(label: str, folder: Path) -> tuple[Library, dict[str, Any]]:
+def _read_configuration(folder: Path) -> tuple[Library, dict[str, Any]]:
     """The library that the folder is for, and its configuration."""
-    config = read_json(folder / "config.json", label)
-    adapter = read_json(folder / "adapter_config.json", label)
-    if adapter:
+    config = read_json_object(folder / "config.json", optional=True)
+    if adapter := read_json_object(folder / "adapter_config.json", optional=True):
         return "peft", adapter
     return ("diffusers" if "_diffusers_version" in config else "transformers"), config
 
 
-def read_json(path: Path, label: str) -> dict[str, Any]:
-    """Reads a small JSON object."""
-    if not path.is_file():
-        return {}
-    if path.stat().st_size > _MAX_CONFIGURATION_BYTES:
-        raise CheckpointError(f"{label}: {path.name} is longer than {_MAX_CONFIGURATION_BYTES} bytes.")
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{label}: {path} is not valid JSON ({error}); fetch or save it again.") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{label}: {path} holds {type(value).__name__}, not a JSON object; save it again.")
-    return value
+def _refuse_quantised(source: Source) -> None:
+    """Refuses a checkpoint whose numbers are codes of something else."""
+    reason = None
+    if source.config.get("quantization_config"):
+        method = source.config["quantization_config"]
+        name = method.get("quant_method") if isinstance(method, dict) else method
+        reason = f"its configuration has a quantization_config ({name})"
+    for name, info in source.tensors.items():
+        last = name.rpartition(".")[2]
+        if info.dtype.itemsize == 1 and info.dtype.is_floating_point:
+            reason = f"tensor {name!r} is {info.dtype}"
+        elif last in _QUANTISED_PARTS or ".quant_state." in name:
+            reason = f"tensor {name!r} belongs to a quantised weight"
+        elif info.dtype in (torch.int8, torch.uint8) and last == "weight":
+            reason = f"weight {name!r} is {info.dtype}"
+        if reason is not None:
+            break
+    if reason is not None:
+        raise CheckpointError(
+            f"{source.spec} is quantised: {reason}. Its differences from the base would be meaningless; merge "
+            "the checkpoint that it was made from, or dequantise it: model.dequantize(), model.save_pretrained(…)."
+        )

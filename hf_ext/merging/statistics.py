@@ -14,8 +14,6 @@ from .methods import Method
 from .sources import Source
 from .tensors import Row
 
-LABEL = "statistics of "
-
 
 def check_statistics(method: Method, rows: Sequence[Row], tasks: Sequence[Source], files: Sequence[Source]) -> None:
     """Refuses files that are not what the method needs for the merged tensors."""

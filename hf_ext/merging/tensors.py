@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,16 +18,14 @@ import torch
 from hf_ext.hub.safetensors_headers import TensorInfo
 
 from .configuration import MergeConfig
-from .fitting import meta_model, refuse_little_overlap, refuse_other_tokens, vocabulary_size
+from .name_matching import Matching, Names, Vocabulary
 from .sources import Source
 
 # What happens to a tensor of a task that is not merged as a whole.
 KEPT, SHARED, COMPARED, SKIPPED = "kept", "the base's", "kept if not the base's", "skipped"
 TIED = "tied to another tensor in the base"
-# Buffers that a model computes from its configuration; newer versions do not save them.
-_COMPUTED_BUFFERS = ("position_ids", "inv_freq", "original_inv_freq", "masked_bias", "relative_position_index")
-# A prefix that fewer names have is a layer, not a wrapper.
-_PREFIX_SHARE = 1 / 3
+_EXCLUDED, _SMALL, _OTHER_TOKENS = "excluded", "one-dimensional", "another vocabulary"
+_SHOWN_NAMES = 3
 
 
 @dataclass(frozen=True)
@@ -66,61 +64,19 @@ class Own:
         return (math.prod(self.shape) - self.start) * self.dtype.itemsize
 
 
-class Names:
-    """
-    The names of a task's tensors, or of an adapter's targets, beside the base's.
-
-    By what they differ is found out: a base saved without its head is `encoder.…` where its fine-tune is
-    `bert.encoder.…`.
-    """
-
-    def __init__(self, base: Mapping[str, TensorInfo], task: Collection[str]) -> None:
-        pairs = [(first, second) for first in _wrappers(base) for second in _wrappers(task)]
-
-        def agreement(pair: tuple[str, str]) -> tuple[int, int]:
-            return sum(pair[0] + name.removeprefix(pair[1]) in base for name in task), -len(pair[0]) - len(pair[1])
-
-        self.base_prefix, self.task_prefix = max(pairs, key=agreement)
-        found: dict[str, str] = {}
-        # a name that has the prefix goes before one that happens to fit without
-        for name in sorted(task, key=lambda item: not item.startswith(self.task_prefix)):
-            found.setdefault(self.in_base(name), name)
-        self.pairs = {name: found[name] for name in base if name in found}
-
-    def in_base(self, name: str) -> str:
-        """The name that a tensor of the task has in the base."""
-        return self.base_prefix + name.removeprefix(self.task_prefix)
-
-    def in_task(self, name: str) -> str:
-        """The name that a tensor of the base has in the task, or would have."""
-        return self.task_prefix + name.removeprefix(self.base_prefix)
-
-
-def _wrappers(names: Collection[str]) -> list[str]:
-    """Prefixes that many of the names have, and none."""
-    counts: Counter[str] = Counter()
-    for name in names:
-        parts = name.split(".")
-        counts.update(".".join(parts[:depth]) + "." for depth in range(1, min(len(parts), 4)))
-    return ["", *(prefix for prefix, count in counts.items() if count >= _PREFIX_SHARE * len(names))]
-
-
 class Table:
     """Every tensor of a merge with what happens to it. Making it decides."""
 
-    def __init__(self, config: MergeConfig, base: Source, tasks: Sequence[Source], aliases: dict[str, str]) -> None:
-        self._config, self._base, self._tasks, self._aliases = config, base, tasks, aliases
-        self.names = tuple(Names(base.tensors, task.tensors) for task in tasks)
+    def __init__(self, config: MergeConfig, base: Source, tasks: Sequence[Source], matching: Matching) -> None:
+        self._config, self._base, self._tasks = config, base, tasks
+        self._names, self._aliases, self._matching = matching.names, matching.aliases, matching
         self.rows: list[Row] = []
         self.own: list[Own] = []
         self._excluded = [re.compile(pattern) for pattern in config.exclude]
-        self._same_tokens: set[tuple[int, int]] = set()
-        for index, names in enumerate(self.names):
-            self._refuse_misfit(index, names)
         for name, info in base.tensors.items():
-            if name not in aliases:
+            if name not in self._aliases:
                 self.rows.append(self._decide(name, info))
-        for index, names in enumerate(self.names):
+        for index, names in enumerate(self._names):
             self._decide_rest(index, names)
         if not any(row.task_names for row in self.rows):
             raise ValueError(
@@ -128,23 +84,44 @@ class Table:
                 "another shape in the tasks. Check base, tasks, exclude and small_raw."
             )
 
-    def _refuse_misfit(self, index: int, names: Names) -> None:
-        ours, theirs = self._base.tensors, self._tasks[index].tensors
-        fitting = [
-            name
-            for name, own in names.pairs.items()
-            if ours[name].dtype.is_floating_point
-            and (ours[name].shape == theirs[own].shape or self._is_resized(index, name, own))
+    @property
+    def warnings(self) -> list[str]:
+        """What of the tasks does not come into the result as people may expect."""
+        return [*self._vocabulary_warnings(), *([] if self._config.with_masks else self._one_model_warnings())]
+
+    def _vocabulary_warnings(self) -> list[str]:
+        kept: dict[tuple[int, str], list[str]] = defaultdict(list)
+        for item in self.own:
+            if item.reason.startswith(_OTHER_TOKENS):
+                kept[item.task, item.reason].append(item.name)
+        return [
+            f"{self._tasks[index].title} has {reason}: it keeps {', '.join(names)} as its own"
+            for (index, reason), names in kept.items()
         ]
-        refuse_little_overlap(self._base, self._tasks[index], names.pairs, fitting)
+
+    def _one_model_warnings(self) -> list[str]:
+        """Tells of tensors that are of some tasks only: one model has no place for others."""
+        warnings = []
+        for index, task in enumerate(self._tasks):
+            lost = [item for item in self.own if (item.task, item.rule) == (index, KEPT)]
+            lost = [item for item in lost if item.reason not in (_EXCLUDED, _SMALL) and item.nbytes]
+            shared = {item.base_name for item in self.own if (item.task, item.rule) == (index, SHARED)}
+            absent = [row.name for row in self.rows if row.task_names and row.task_names[index] is None]
+            absent = [name for name in absent if name not in shared]
+            if lost:
+                text = f"{task.title}: one model has no place for {name_some([item.name for item in lost])}"
+                warnings.append(f"{text}; what they hold is left out")
+            if absent:
+                warnings.append(f"{task.title} takes no part in {name_some(absent)}: only the others are merged there")
+        return warnings
 
     def _decide(self, name: str, info: TensorInfo) -> Row:
         """Decides on one tensor of the base."""
         for index, task in enumerate(self._tasks):
             if name in task.same_as_base:
-                own = self.names[index].in_task(name)
+                own = self._names[index].in_task(name)
                 self.own.append(Own(index, own, name, info.shape, info.dtype, SHARED))
-        holders = {index: names.pairs[name] for index, names in enumerate(self.names) if name in names.pairs}
+        holders = {index: names.pairs[name] for index, names in enumerate(self._names) if name in names.pairs}
         reason, compared = self._raw_reason(name, info)
         if reason is not None:
             for index, own in holders.items():
@@ -161,38 +138,38 @@ class Table:
         if not info.dtype.is_floating_point:
             return "not floating-point", True
         if self._is_excluded(name):
-            return "excluded", False
+            return _EXCLUDED, False
         # no vote may change it
         if last.startswith("running_") or last == "num_batches_tracked":
             return "running statistic", False
-        if _is_computed(name, info):
+        if name in self._matching.computed:
             return "computed buffer", True
         if 0 in info.shape:
             return "empty", True
         if self._config.small_raw and len(info.shape) <= 1:
-            return "one-dimensional", False
+            return _SMALL, False
         return None, False
 
     def _takes_part(self, index: int, name: str, own: str) -> bool:
         """Whether a task's tensor is merged; if not, it is kept."""
-        ours, info = self._base.tensors[name], self._tasks[index].tensors[own]
+        ours, task = self._base.tensors[name], self._tasks[index]
+        info, vocabulary = task.tensors[own], self._matching.vocabularies[index]
+        tokens, fits = name in vocabulary.tensors, info.shape == ours.shape
         if self._is_excluded(own):
-            reason = "excluded"
+            reason = _EXCLUDED
         elif not info.dtype.is_floating_point:
             reason = f"{info.dtype} in the task"
-        elif info.shape == ours.shape:
+        elif fits and not (tokens and vocabulary.difference):
             return True
-        elif self._config.shape_policy == "error":
+        elif not fits and self._config.shape_policy == "error":
             raise ValueError(
                 f"{name!r} is {list(ours.shape)} in the base and {list(info.shape)} in "
-                f"{self._tasks[index].title}. Exclude it, or use shape_policy: extra, which keeps it per task."
+                f"{task.title}. Exclude it, or use shape_policy: extra, which keeps it per task."
             )
-        elif self._config.shape_policy == "overlap" and self._is_resized(index, name, own):
-            count = min(ours.shape[0], info.shape[0])
-            if (index, count) not in self._same_tokens:
-                refuse_other_tokens(self._base, self._tasks[index], count, name)
-                self._same_tokens.add((index, count))
+        elif tokens and not vocabulary.difference:
             return True
+        elif tokens:
+            reason = self._keep_vocabulary(task, name, vocabulary)
         else:
             reason = f"shape {list(info.shape)}, in the base {list(ours.shape)}"
         self._keep(index, own, KEPT, reason)
@@ -210,51 +187,46 @@ class Table:
 
     def _decide_rest(self, index: int, names: Names) -> None:
         """Decides on the tensors of a task that the base does not have, or has under another name."""
-        task = self._tasks[index]
-        computed: set[str] | None = None
-        for own, info in task.tensors.items():
+        for own in self._tasks[index].tensors:
             name = names.in_base(own)
             if name in self._aliases:
                 self._keep(index, own, COMPARED, TIED)
+            elif own in self._matching.unsaved[index]:
+                self._keep(index, own, SKIPPED, "computed by the model, which no longer saves it")
             elif names.pairs.get(name) != own:
-                if _is_computed(own, info):
-                    computed = _unsaved_names(task) if computed is None else computed
-                    if own in computed:
-                        self._keep(index, own, SKIPPED, "computed by the model, which no longer saves it")
-                        continue
                 self._keep(index, own, KEPT, "not in the base")
 
     def _keep(self, index: int, name: str, rule: str, reason: str, start: int = 0) -> None:
         info = self._tasks[index].tensors[name]
-        self.own.append(Own(index, name, self.names[index].in_base(name), info.shape, info.dtype, rule, reason, start))
+        self.own.append(
+            Own(index, name, self._names[index].in_base(name), info.shape, info.dtype, rule, reason, start)
+        )
 
     def _is_excluded(self, name: str) -> bool:
         return any(pattern.match(name) for pattern in self._excluded)
 
-    def _is_resized(self, index: int, name: str, own: str) -> bool:
-        """Whether a tensor has one row for each token, in both, and not equally many."""
-        ours, info = self._base.tensors[name].shape, self._tasks[index].tensors[own].shape
-        if not ours or not info or ours[1:] != info[1:] or ours[0] == info[0]:
-            return False
-        return (vocabulary_size(self._base.config), vocabulary_size(self._tasks[index].config)) == (ours[0], info[0])
+    def _keep_vocabulary(self, task: Source, name: str, vocabulary: Vocabulary) -> str:
+        """The reason to keep rows of other tokens than the base's; where there is no place for them they are
+        refused."""
+        told = f"{name!r}: {task.title} has another vocabulary ({vocabulary.difference})"
+        if vocabulary.resized and self._config.shape_policy == "overlap":
+            raise ValueError(f"{told}. Use shape_policy: extra, which keeps the whole tensor with the task.")
+        if not self._config.with_masks:
+            raise ValueError(
+                f"{told}, and method {self._config.method!r} makes one model, which has the base's tokenizer. Choose "
+                "a method with masks, where each task keeps its own; or shape_policy: overlap, which merges the first "
+                "rows if they mean the same tokens; or exclude the tensor, of which the base's is then taken."
+            )
+        return f"{_OTHER_TOKENS} ({vocabulary.difference})"
 
 
-def _is_computed(name: str, info: TensorInfo) -> bool:
-    """Whether a buffer follows from the configuration: positions, rotary frequencies, causal masks."""
-    causal_mask = name.endswith("attn.bias") and len(info.shape) == 4
-    return name.rpartition(".")[2] in _COMPUTED_BUFFERS or causal_mask
+def name_some(names: Sequence[str]) -> str:
+    """A few of the names, and how many there are."""
+    more = f" and {len(names) - _SHOWN_NAMES} more tensors" if len(names) > _SHOWN_NAMES else ""
+    return ", ".join(names[:_SHOWN_NAMES]) + more
 
 
-def _unsaved_names(task: Source) -> set[str]:
-    """Buffers of a task's file that its class has no place for."""
-    try:
-        model = meta_model(task.config)
-    except ValueError:
-        return set()
-    return set() if model is None else set(task.tensors) - set(model.state_dict())
-
-
-def narrowing_warnings(tasks: Sequence[Source], merged: Iterable[Row]) -> list[str]:
+def find_narrowing(tasks: Sequence[Source], merged: Iterable[Row]) -> list[str]:
     """Tells of tasks that are restored from merged tensors in a type which does not hold their weights exactly."""
     narrowed: dict[tuple[torch.dtype, torch.dtype], list[str]] = {}
     for row in merged:

@@ -97,7 +97,7 @@ def add_task(
 
 def _merge_again(place: Path, manifest: Manifest, name: str, source: str, base: str, options: dict[str, Any]) -> None:
     """Merges all tasks with the new one, by the options of the first merge."""
-    # An artifact of an earlier version tells of options that there are no longer, or that its method does not have.
+    # What the artifact tells besides, such as who voted, is no field of a configuration.
     fields = [field.name for field in dataclasses.fields(MergeConfig)]
     method = {key: value for key, value in manifest.method.items() if key in fields}
     if method.get("merged"):

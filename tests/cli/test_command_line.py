@@ -60,7 +60,7 @@ def all_commands() -> dict[str, click.Command]:
 
 def test_the_commands_are_those_that_are_promised():
     names = ("add", "remove", "export", "verify", "compare", "pack", "unpack", "extract-lora", "serve", "statistics")
-    names += ("learn-weights", "merge-loras")
+    names += ("learn-weights",)
     emr = {f"emr {name}" for name in names}
     mrconv = {"mrconv make-listops", "mrconv make-pathfinder", "mrconv predict", "mrconv plot"}
     use = {"restore", "export", "sample", "classify", "generate"}

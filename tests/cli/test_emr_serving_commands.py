@@ -1,4 +1,4 @@
-"""hf-ext emr extract-lora, merge-loras and serve."""
+"""hf-ext emr extract-lora and serve."""
 
 from __future__ import annotations
 
@@ -39,28 +39,6 @@ def test_extract_lora_of_a_task_and_of_a_fine_tune(merged: Path, tmp_path: Path)
     text = run("emr", "extract-lora", merged, "five", tmp_path / "only", "--rank", "1", "--lora-only").stdout
     assert "left out: classifier.weight (new with the task)" in text and "more, which report.json names" in text
     assert "vLLM: --max-lora-rank 1" in text
-
-
-def test_merge_loras_of_two_tasks(merged: Path, tmp_path: Path):
-    loras = [tmp_path / name for name in ("five", "two")]
-    for rank, lora in enumerate(loras, 2):
-        run("emr", "extract-lora", merged, lora.name, lora, "--rank", str(rank), "--lora-only")
-    text = run("emr", "merge-loras", *loras, "--out", tmp_path / "both").stdout
-    assert re.match(r"\d+ matrices of rank 5, error 0.0000, [\d,]+ bytes\nadapter: ", text)
-    words = ("--out", tmp_path / "cut", "--weight", "1", "--weight", "0.5", "--rank", "1", "--json")
-    found = json.loads(run("emr", "merge-loras", *loras, *words).stdout)
-    assert found == {"path": str(tmp_path / "cut"), **json.loads((tmp_path / "cut" / "report.json").read_text())}
-    assert found["rank"] == 1 and found["error"] > 0.1 and found["weights"] == [1.0, 0.5]
-    for words, message in (
-        (loras[:1], "two adapters or more"),
-        ([*loras, "--weight", "1"], "--weight once for each of 2"),
-        ([*loras, "--rank", "1", "--error", "0.1"], "one of --rank and --error"),
-        ([*loras, "--out", merged], "there is something here already"),
-        ([loras[0], merged.parent / "base"], "is no adapter of peft"),
-    ):
-        result = run("emr", "merge-loras", "--out", tmp_path / "no", *words, code=2)
-        assert message in result.stderr and "Traceback" not in result.output
-    assert not (tmp_path / "no").exists()
 
 
 @pytest.mark.parametrize(

@@ -135,4 +135,4 @@ def test_the_command_learns_and_its_file_merges(tmp_path):
     done = CliRunner().invoke(main, ["merge", str(tmp_path / "learned.yaml"), str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     again = CliRunner().invoke(main, [*command, "--out", str(tmp_path / "learned.yaml")])
-    assert (again.exit_code, "is there; remove it" in again.output) == (2, True)
+    assert (again.exit_code, "remove it first" in again.output) == (2, True)

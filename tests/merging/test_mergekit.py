@@ -71,11 +71,12 @@ def test_models_become_tasks_with_names_of_their_own():
     assert read().options["weight"] == {"a": 1.0, "b": 2.0}
 
 
-def test_the_union_of_vocabularies_is_asked_for_by_either_key():
+def test_the_tokenizer_of_the_base_is_taken_and_a_union_refused_by_either_key():
     for fields in ({"tokenizer_source": "union"}, {"tokenizer": {"source": "union"}}):
-        assert read(**fields).tokenizer == "union"
-    for fields in ({}, {"tokenizer_source": "org/base"}, {"tokenizer": {"source": "base"}}):
-        assert read(**fields).tokenizer == "base"
+        with pytest.raises(ValueError, match="'union'"):
+            read(**fields)
+    for fields in ({"tokenizer_source": "org/base"}, {"tokenizer": {"source": "base"}}):
+        assert read(**fields) == read()
 
 
 ATTENTION = [{"filter": "attn", "value": 1}]
@@ -87,12 +88,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "merge_method 'dare_ties'.* drawn? at random|would be another draw here",
     ),
     "key": ({"chat_template": "auto"}, "'chat_template'; base_model, dtype"),
-    "tokenizer": ({"tokenizer_source": "org/b"}, "tokenizer_source 'org/b'; the base's tokenizer or the union"),
+    "tokenizer": ({"tokenizer_source": "org/b"}, "tokenizer_source 'org/b'"),
     "rows of tokens": ({"tokenizer": {"source": "union", "tokens": {}}}, "tokenizer with source, tokens here"),
-    "union without base": (
-        {"merge_method": "linear", "base_model": None, "tokenizer_source": "union"},
-        "'union' with",
-    ),
     "no base": ({"base_model": None}, "a merge by differences without base_model"),
     "adapter": ({"models": [{"model": "org/a+org/lora"}]}, "model 'org/a.org/lora': name a folder"),
     "twice": ({"models": [{"model": "org/a"}, {"model": "org/a"}]}, "a model that comes twice"),

@@ -166,7 +166,7 @@ def test_quantised_checkpoints_are_refused(tmp_path, tensors, config, message):
     write_weights(tmp_path / "odd", tensors, config=config)
     write_weights(tmp_path / "plain", {"w": ones(4)}, config={})
     for base, task, who in (("odd", "plain", "base"), ("plain", "odd", "task 'a'")):
-        with pytest.raises(ValueError, match=rf"{who} .*is quantised: .*{message}.*dequantize"):
+        with pytest.raises(ValueError, match=rf"{who}: .*is quantised: .*{message}.*dequantize"):
             make_plan({"base": str(tmp_path / base), "tasks": {"a": str(tmp_path / task)}})
 
 
@@ -234,9 +234,7 @@ def test_a_given_model_is_matched_by_name(tmp_path):
         assert any(line.startswith("merged model") for line in plan_lines(plan))
     other = {name: value for name, value in load_file(given / "model.safetensors").items() if "pooler" not in name}
     write_weights(tmp_path / "given", other)
-    with pytest.raises(
-        ValueError, match=r"merged model .*'pooler.dense.bias' must be floating-point \[16\] and is missing"
-    ):
+    with pytest.raises(ValueError, match=r"merged model .*no floating-point 'pooler.dense.bias' of shape \[16\]"):
         make_plan(config)
 
 
@@ -279,7 +277,7 @@ def test_the_merge_writes_what_the_plan_says(tmp_path):
     assert sum(size for name, size in sizes.items() if name not in apart) == result
 
 
-def test_a_plan_over_the_hub_reads_headers_only(tmp_path, hub):
+def test_a_plan_over_the_hub_reads_headers_and_small_files_only(tmp_path, hub):
     base = tiny_bert(tmp_path / "base")
     tasks = [tiny_bert(tmp_path / name, seed, base=base, max_shard_size=9000) for seed, name in enumerate("ab", 1)]
     headers = 0
@@ -292,7 +290,8 @@ def test_a_plan_over_the_hub_reads_headers_only(tmp_path, hub):
     with make_plan(config, endpoint=hub.url, token=False) as plan:
         lines, described = plan_lines(plan), json.loads(json.dumps(plan_values(plan)))
         assert plan.header_bytes == headers
-        assert {path.name for path in (tmp_path / "cache").rglob("snapshots/*/*")} == {"config.json"}
+        small = {"config.json", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"}
+        assert {path.name for path in (tmp_path / "cache").rglob("snapshots/*/*")} <= small
         assert lines[0].split()[1:4] == [f"org/base@{plan.base.commit[:12]}:", "BertModel,", "39"]
         assert described["tasks"]["a"]["revision"] == plan.tasks[0].commit
         assert [item["name"] for item in described["tasks"]["a"]["extras"]] == ["classifier.bias", "classifier.weight"]

@@ -151,7 +151,7 @@ def test_a_weights_file_alone_and_a_diffusers_model(tmp_path, bert):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("config.json", "[1]", "holds list, not a JSON object"),
+        ("config.json", "[1]", "expected a JSON object, got list"),
         ("config.json", "{", "not valid JSON"),
         ("config.json", "[" * 100_000, "not valid JSON"),
         ("adapter_config.json", "nonsense", "not valid JSON"),

@@ -293,5 +293,5 @@ def test_a_file_of_statistics_is_not_replaced(measured):
     out = measured / "a.fisher.safetensors"
     before = out.read_bytes()
     command = ("emr", "statistics", measured / "a", "--config", measured / "denoise.yaml", "--kind", "gram")
-    assert "is there; remove it" in run(*command, "--out", out, code=2).stderr
+    assert "remove it first" in run(*command, "--out", out, code=2).stderr
     assert out.read_bytes() == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from tests.emr.emr_testing import (
     reasons,
     resized,
     tiny_bert,
+    write_tokenizer,
     write_weights,
 )
 
@@ -220,11 +222,11 @@ def test_rows_of_other_tokens_are_refused_with_the_token(tmp_path, kind):
             text = json.dumps(vocabulary) if kind == "vocab.json" else "\n".join(vocabulary)
             (folder / kind).write_text(text)
     config = {"base": str(base), "tasks": {"a": str(task)}, "shape_policy": "overlap"}
-    with pytest.raises(ValueError, match=r"token 7 is 'd' in the base and 'changed' in task 'a'.*shape_policy: extra"):
+    with pytest.raises(ValueError, match=r"'a' .*token 7 is 'd' in the base and 'changed'.*shape_policy: extra"):
         make_plan(config)
     for path in task.glob(kind):
         path.unlink()
-    with pytest.raises(ValueError, match=r"task 'a' .*has no tokenizer.json, vocab.json or vocab.txt"):
+    with pytest.raises(ValueError, match=r"task 'a' .*the task has no tokenizer.json"):
         make_plan(config)
 
 
@@ -232,8 +234,70 @@ def test_a_malformed_tokenizer_is_named(tmp_path):
     base = tiny_bert(tmp_path / "base")
     task = resized(tmp_path / "task", base, (*WORDS, "new"), 1)
     (task / "tokenizer.json").write_text('{"model": {"vocab": 3}}')
-    with pytest.raises(ValueError, match=r"task 'a' .*tokenizer.json is malformed"):
+    with pytest.raises(ValueError, match=r"task.tokenizer.json: malformed"):
         make_plan({"base": str(base), "tasks": {"a": str(task)}, "shape_policy": "overlap"})
+
+
+def reordered(folder: Path, base: Path, seed: int, words: tuple[str, ...]) -> Path:
+    """A fine-tune with as many tokens as the base, under a tokenizer of its own."""
+    tiny_bert(folder, seed, base=base, task_head=False)
+    return write_tokenizer(folder, words)
+
+
+@pytest.mark.parametrize("method", ["average", "ties", "slerp", "task_arithmetic"])
+@pytest.mark.parametrize("kind", ["more tokens", "another order"])
+def test_one_model_of_other_vocabularies_is_refused(tmp_path, method, kind):
+    base = tiny_bert(tmp_path / "base")
+    if kind == "more tokens":
+        task, told = resized(tmp_path / "task", base, (*WORDS, "new"), 1), f"{len(WORDS) + 1} tokens"
+    else:
+        task, told = reordered(tmp_path / "task", base, 1, (*WORDS[:7], WORDS[8], WORDS[7], *WORDS[9:])), "token 7 is"
+    config = {"base": str(base), "tasks": {"a": str(task)}, "method": method}
+    with pytest.raises(ValueError, match=rf"another vocabulary \({told}"):
+        make_plan(config)
+    # what the refusal advises
+    with make_plan(config | {"exclude": [".*word_embeddings"]}) as plan:
+        assert EMBEDDING in {row.name for row in plan.copied_rows}
+    if kind == "more tokens":
+        with make_plan(config | {"shape_policy": "overlap"}) as plan:
+            (part,) = (row for row in plan.merged_rows if row.name == EMBEDDING)
+            assert part.elements == len(WORDS) * 16 and any(EMBEDDING in text for text in plan.warnings)
+
+
+def test_a_task_with_masks_keeps_rows_of_other_tokens_and_it_is_said(tmp_path):
+    base = tiny_bert(tmp_path / "base")
+    tasks = {
+        "more": resized(tmp_path / "more", base, (*WORDS, "new"), 1),
+        "mixed": reordered(tmp_path / "mixed", base, 2, (*WORDS[:7], WORDS[8], WORDS[7], *WORDS[9:])),
+        "same": tiny_bert(tmp_path / "same", 3, base=base, task_head=False),
+    }
+    with make_plan({"base": str(base), "tasks": {name: str(path) for name, path in tasks.items()}}) as plan:
+        (row,) = (row for row in plan.merged_rows if row.name == EMBEDDING)
+        assert row.task_names == (None, None, EMBEDDING)
+        assert {(item.task, item.name) for item in plan.own_tensors(KEPT)} == {(0, EMBEDDING), (1, EMBEDDING)}
+        said = [text for text in plan.warnings if EMBEDDING in text]
+        assert ["task 'more'" in said[0], "task 'mixed'" in said[1], len(said)] == [True, True, 2]
+
+
+def test_a_token_that_only_one_side_names_stops_no_merge(tmp_path):
+    base = tiny_bert(tmp_path / "base")
+    write_tokenizer(base, WORDS[:-1])
+    task = reordered(tmp_path / "task", base, 1, WORDS)
+    with make_plan({"base": str(base), "tasks": {"a": str(task)}, "method": "average"}) as plan:
+        assert EMBEDDING in {row.name for row in plan.merged_rows}
+
+
+def test_one_model_says_what_of_the_tasks_it_leaves_out(tmp_path):
+    base = {"w": ones(4), "v": ones(3), "u": ones(2)}
+    tasks = [base | {"head": ones(2)}, {"w": ones(4), "v": ones(5), "u": ones(2)}, {"w": ones(4), "u": ones(2)}]
+    with raw_plan(tmp_path, base, *tasks, method="average") as plan:
+        lost, narrow, other, absent = plan.warnings
+        assert ["'t0'" in lost and "head" in lost, "'t1'" in narrow and "v" in narrow] == [True, True]
+        assert "'t1'" in other and "no part" in other and "'t2'" in absent and "no part in v" in absent
+        assert any("left out: not in the base" in line for line in plan_lines(plan))
+    with raw_plan(tmp_path, base, *tasks) as plan:
+        assert not [text for text in plan.warnings if "one model" in text]
+        assert any("kept: not in the base" in line for line in plan_lines(plan))
 
 
 # Fuzz.

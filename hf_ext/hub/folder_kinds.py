@@ -1,0 +1,47 @@
+"""Folders of which another room knows more: what of them is published, and what their cards say.
+
+Such a room enters itself here; nothing of it is imported before a folder is published or described.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class CardPart:
+    """What a card says besides what every card says."""
+
+    template: str  # name of the file in `model_cards`
+    metadata: Mapping[str, Any]  # front matter
+    values: Callable[[Mapping[str, Any], str], Mapping[str, Any]]  # what the template shows, by configuration and name
+
+
+@dataclass(frozen=True)
+class FolderKind:
+    """What is done with folders of one kind. For others `describe` returns `None`, and `hide_paths` does nothing."""
+
+    describe: Callable[[Path], CardPart | None]
+    hide_paths: Callable[[Path], None]  # cuts paths of this machine to their last part
+    copy_artifact: Callable[[Path, Path], None]  # copies what is published into an empty folder
+
+
+_LOADERS: list[Callable[[], FolderKind]] = []
+
+
+def register(load: Callable[[], FolderKind]) -> None:
+    """Enters a kind, by a function that imports it."""
+    _LOADERS.append(load)
+
+
+def known_kinds() -> list[FolderKind]:
+    """The kinds that are entered."""
+    return [load() for load in _LOADERS]
+
+
+def describe(folder: Path) -> CardPart | None:
+    """What the card of a folder says besides, if its kind is entered."""
+    return next((part for kind in known_kinds() if (part := kind.describe(folder)) is not None), None)

@@ -1,0 +1,306 @@
+"""Which tensor of a task is which of the base, and whether the two fit together at all.
+
+Plan and table of a merge, adapters and the extraction of a LoRA ask here; nobody else compares names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hf_ext.hub.safetensors_headers import TensorInfo
+
+from .sources import Source
+from .tokens import TOKENIZERS, compare_tokens
+
+# Buffers that a model computes from its configuration; newer versions do not save them.
+_COMPUTED_BUFFERS = ("position_ids", "inv_freq", "original_inv_freq", "masked_bias", "relative_position_index")
+# A prefix that fewer names have is a layer, not a wrapper.
+_PREFIX_SHARE = 1 / 3
+_WARNED_SETTINGS = (
+    *("num_attention_heads", "num_key_value_heads", "n_head", "num_heads", "hidden_act"),
+    *("rope_theta", "rope_parameters", "sliding_window", "layer_types"),
+)
+# Of SemanIR; of what it did not have at first, with what a configuration means that lacks it.
+_SEMANIR_SETTINGS: dict[str, Any] = {
+    **dict.fromkeys(("num_channels", "num_channels_out", "scale", "image_mean"), None),
+    **dict.fromkeys(("window_size", "shift_policy", "similarity", "include_self", "top_k"), None),
+    "interpolated_base": False,
+}
+
+
+class Names:
+    """
+    The names of a task's tensors, or of an adapter's targets, beside the base's.
+
+    By what they differ is found out: a base saved without its head is `encoder.…` where its fine-tune is
+    `bert.encoder.…`.
+    """
+
+    def __init__(self, base: Mapping[str, TensorInfo], task: Collection[str]) -> None:
+        pairs = [(first, second) for first in _wrappers(base) for second in _wrappers(task)]
+
+        def agreement(pair: tuple[str, str]) -> tuple[int, int]:
+            return sum(pair[0] + name.removeprefix(pair[1]) in base for name in task), -len(pair[0]) - len(pair[1])
+
+        self.base_prefix, self.task_prefix = max(pairs, key=agreement)
+        found: dict[str, str] = {}
+        # a name that has the prefix goes before one that happens to fit without
+        for name in sorted(task, key=lambda item: not item.startswith(self.task_prefix)):
+            found.setdefault(self.in_base(name), name)
+        self.pairs = {name: found[name] for name in base if name in found}
+
+    def in_base(self, name: str) -> str:
+        """The name that a tensor of the task has in the base."""
+        return self.base_prefix + name.removeprefix(self.task_prefix)
+
+    def in_task(self, name: str) -> str:
+        """The name that a tensor of the base has in the task, or would have."""
+        return self.task_prefix + name.removeprefix(self.base_prefix)
+
+
+def _wrappers(names: Collection[str]) -> list[str]:
+    """Prefixes that many of the names have, and none."""
+    counts: Counter[str] = Counter()
+    for name in names:
+        parts = name.split(".")
+        counts.update(".".join(parts[:depth]) + "." for depth in range(1, min(len(parts), 4)))
+    return ["", *(prefix for prefix, count in counts.items() if count >= _PREFIX_SHARE * len(names))]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The rows of tokens of a task beside the base's."""
+
+    tensors: frozenset[str]  # tensors with a row for each token, by their names in the base
+    resized: bool  # whether there are more rows or fewer than in the base
+    difference: str  # which tokens, or how many, are not the base's; empty if the rows may be merged
+
+
+@dataclass(frozen=True)
+class Matching:
+    """Base and tasks side by side: all that the table of a merge asks of names."""
+
+    names: tuple[Names, ...]  # of each task
+    vocabularies: tuple[Vocabulary, ...]  # of each task
+    unsaved: tuple[frozenset[str], ...]  # of each task: buffers of its file that its class no longer saves
+    computed: frozenset[str]  # buffers of the base that follow from its configuration
+    aliases: dict[str, str]  # other names of tensors of the base, by the class or by its file
+    given: dict[str, str]  # names in the model of method `"given"`, where it has the tensor in the same form
+    warnings: list[str]  # what speaks against a task's being a fine-tune of the base
+
+
+def match_names(
+    base: Source, tasks: Sequence[Source], *, given: Source | None = None, overlap: bool = False
+) -> Matching:
+    """
+    Finds which tensor of a task is which of the base, and refuses a task that is no fine-tune of it.
+
+    Args:
+        base ([`Source`]): The base.
+        tasks (`Sequence[Source]`): The tasks.
+        given ([`Source`], *optional*): The merged model of method `"given"`.
+        overlap (`bool`, *optional*, defaults to `False`):
+            Whether the leading rows of a resized vocabulary are to be merged.
+
+    Returns:
+        [`Matching`]: Names, vocabularies and what to warn of.
+    """
+    names = tuple(match_fine_tune(base, task) for task in tasks)
+    warnings = [warning for task in tasks for warning in _provenance_warnings(base, task)]
+    aliases = _find_tied_names(base, tasks, warnings)
+    both = list(zip(tasks, names, strict=True))
+    return Matching(
+        names,
+        tuple(_compare_vocabularies(base, task, own, overlap) for task, own in both),
+        tuple(_find_unsaved(task, own) for task, own in both),
+        frozenset(name for name, info in base.tensors.items() if _is_computed(name, info)),
+        aliases,
+        {} if given is None else _match_given(base, given),
+        warnings,
+    )
+
+
+def match_fine_tune(base: Source, task: Source) -> Names:
+    """The names of a task that is a fine-tune of the base; any other is refused."""
+    _refuse_other_model(base, task)
+    names = Names(base.tensors, task.tensors)
+    _refuse_little_overlap(base, task, names)
+    return names
+
+
+def _match_given(base: Source, model: Source) -> dict[str, str]:
+    """The names in a merged model of the tensors that it has in the base's shape."""
+    _refuse_other_model(base, model)
+    pairs = Names(base.tensors, model.tensors).pairs
+    return {
+        name: own
+        for name, own in pairs.items()
+        if model.tensors[own].shape == base.tensors[name].shape and model.tensors[own].dtype.is_floating_point
+    }
+
+
+def _compare_vocabularies(base: Source, task: Source, names: Names, overlap: bool) -> Vocabulary:
+    tensors = frozenset(name for name, own in names.pairs.items() if _has_rows_of_tokens(base, name, task, own))
+    ours, theirs = _vocabulary_size(base.config), _vocabulary_size(task.config)
+    difference = ""
+    if tensors and ours is not None and theirs is not None:
+        if ours != theirs and not overlap:
+            difference = f"{theirs} tokens, the base {ours}"
+        else:
+            first, second = (source.small_files(TOKENIZERS) for source in (base, task))
+            difference = compare_tokens(first, second, None if ours == theirs else min(ours, theirs))
+    return Vocabulary(tensors, ours != theirs, difference)
+
+
+def _has_rows_of_tokens(base: Source, name: str, task: Source, own: str) -> bool:
+    """Whether a tensor has one row for each token, in the base and in a task, and equally many columns."""
+    ours, theirs = base.tensors[name].shape, task.tensors[own].shape
+    if not ours or not theirs or ours[1:] != theirs[1:]:
+        return False
+    return (_vocabulary_size(base.config), _vocabulary_size(task.config)) == (ours[0], theirs[0])
+
+
+def _vocabulary_size(config: Mapping[str, Any]) -> int | None:
+    """The `vocab_size` of a configuration, of its text model if it has several."""
+    for part in (config, config.get("text_config")):
+        if isinstance(part, Mapping) and isinstance(part.get("vocab_size"), int):
+            return int(part["vocab_size"])
+    return None
+
+
+def _is_computed(name: str, info: TensorInfo) -> bool:
+    """Whether a buffer follows from the configuration: positions, rotary frequencies, causal masks."""
+    causal_mask = name.endswith("attn.bias") and len(info.shape) == 4
+    return name.rpartition(".")[2] in _COMPUTED_BUFFERS or causal_mask
+
+
+def _find_unsaved(task: Source, names: Names) -> frozenset[str]:
+    """Computed buffers of a task's file that the base does not have, and the task's class no place for."""
+    known = set(names.pairs.values())
+    found = {name for name, info in task.tensors.items() if name not in known and _is_computed(name, info)}
+    model = None
+    if found:
+        with contextlib.suppress(ValueError):
+            model = _meta_model(task.config)
+    return frozenset() if model is None else frozenset(found - set(model.state_dict()))
+
+
+def _meta_model(config: Mapping[str, Any]) -> torch.nn.Module | None:
+    """The model of a configuration without its weights."""
+    import transformers
+
+    name = next(iter(config.get("architectures") or ()), "")
+    model_class = getattr(transformers, name, None) if name.isidentifier() else None
+    if not isinstance(model_class, type) or not issubclass(model_class, transformers.PreTrainedModel):
+        return None
+    assert model_class.config_class is not None
+    try:
+        configuration = model_class.config_class.from_dict(dict(config))
+        with torch.device("meta"):
+            return model_class(configuration)
+    except Exception as error:
+        # hundreds of classes, each with its own ways to fail and packages to need
+        raise ValueError(f"{name} cannot be built from its configuration ({type(error).__name__}: {error})") from error
+
+
+def _find_tied_names(base: Source, tasks: Sequence[Source], warnings: list[str]) -> dict[str, str]:
+    """Tensors that are one and the same in the model: as the file says, and as the class of transformers ties
+    them. The class is asked only where a checkpoint holds two tensors that it could tie."""
+    # what huggingface_hub and transformers write for a tensor that was left out: its name and the one that was kept
+    tied = {name: kept for name, kept in base.metadata.items() if kept in base.tensors and name not in base.tensors}
+    model = None
+    if base.library == "transformers" and any(_has_vocabulary_twice(source, base.config) for source in (base, *tasks)):
+        try:
+            model = _meta_model(base.config)
+        except ValueError as error:
+            warnings.append(f"{base.title}: {error}; only what its file says about tied tensors is known")
+    if model is not None:
+        stored = base.tensors
+        groups: dict[int, list[str]] = defaultdict(list)
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            groups[id(parameter)].append(name)
+        for names in groups.values():
+            kept = next((name for name in names if name in base.tensors), None)
+            if kept is not None:
+                shape = base.tensors[kept].shape
+                others = [name for name in names if name != kept]
+                tied |= {name: kept for name in others if name not in stored or stored[name].shape == shape}
+    return tied
+
+
+def _has_vocabulary_twice(source: Source, config: Mapping[str, Any]) -> bool:
+    """Whether two tensors of one shape have a row for each token: those are what models tie."""
+    parts = [config, *(part for part in config.values() if isinstance(part, dict))]
+    rows = {(part["vocab_size"],) for part in parts if "vocab_size" in part}
+    shapes = [info.shape for info in source.tensors.values() if info.shape[:1] in rows]
+    return len(set(shapes)) < len(shapes)
+
+
+def _refuse_other_model(base: Source, task: Source) -> None:
+    """Refuses a task whose configuration says that it is another kind of model than the base."""
+    if base.config and task.config and base.library != task.library:
+        raise ValueError(f"{task.title} is a {task.library} model, {base.title} a {base.library} model.")
+    for key in ("model_type", "_class_name"):
+        expected, found = base.config.get(key), task.config.get(key)
+        # Of a model of several parts, such as CLIP, one may have been fine-tuned and saved alone.
+        parts = [part.get(key) for part in base.config.values() if isinstance(part, dict)]
+        if expected is not None and found is not None and found not in (expected, *parts):
+            raise ValueError(
+                f"{task.title} has {key} {found!r}, {base.title} has {expected!r}: they cannot come from "
+                "one model. Give the model that the task was fine-tuned from as base, or leave the task out."
+            )
+
+
+def _provenance_warnings(base: Source, task: Source) -> list[str]:
+    """What in a task's configuration speaks against its being a fine-tune of the base."""
+    warnings = []
+    origin = task.came_from
+    known = {base.repo_id, base.spec, base.spec.partition("@")[0], base.config.get("_name_or_path")}
+    if origin and base.repo_id and origin not in known and not Path(origin).is_absolute():
+        warnings.append(f"{task.title} says that it comes from {origin!r}, not from {base.repo_id!r}: check it")
+    settings = {key: (base.config.get(key), task.config.get(key)) for key in _WARNED_SETTINGS}
+    settings = {key: pair for key, pair in settings.items() if None not in pair}
+    if base.config.get("model_type") == task.config.get("model_type") == "semanir":
+        settings |= {
+            key: (base.config.get(key, default), task.config.get(key, default))
+            for key, default in _SEMANIR_SETTINGS.items()
+        }
+    for key, (expected, found) in settings.items():
+        if expected != found:
+            warnings.append(f"{task.title} has {key} {found!r}, the base {expected!r}: the elected model mixes them")
+    return warnings
+
+
+def _refuse_little_overlap(base: Source, task: Source, names: Names) -> None:
+    """Refuses a task that shares too few tensors with the base to be a fine-tune of it."""
+    counts = [sum(info.dtype.is_floating_point for info in source.tensors.values()) for source in (base, task)]
+    numbers = {name: own for name, own in names.pairs.items() if base.tensors[name].dtype.is_floating_point}
+    others = [
+        (name, own)
+        for name, own in numbers.items()
+        if base.tensors[name].shape != task.tensors[own].shape and not _has_rows_of_tokens(base, name, task, own)
+    ]
+    fitting = len(numbers) - len(others)
+    if 2 * fitting >= min(counts) and fitting:
+        return
+    message = (
+        f"{task.title} is no fine-tune of {base.title}: of {counts[1]} floating-point tensors (base: "
+        f"{counts[0]}) only {fitting} have the same name and shape."
+    )
+    if others:
+        name, own = others[0]
+        message += (
+            f" {len(others)} have another shape, for instance {name!r}: base {list(base.tensors[name].shape)}, task "
+            f"{list(task.tensors[own].shape)}."
+        )
+    absent = [name for name in task.tensors if name not in set(names.pairs.values())]
+    if absent:
+        message += f" {len(absent)} are not in the base, for instance {absent[:3]}."
+    raise ValueError(message + " Give the model that the task was fine-tuned from as base, or leave the task out.")
