@@ -261,7 +261,8 @@ def main() -> None:
         result["merged_inference"] = [inference(size, rounds) for size in SIZES]
     folder = Path(__file__).parent / "results"
     output = arguments.output or folder / f"mrconv_layer{'_bare' * arguments.bare}.json"
-    write_result(output, result, tables(result))
+    write_result(output, result)
+    print(tables(result))
 
 
 if __name__ == "__main__":
