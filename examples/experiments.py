@@ -32,8 +32,9 @@ def keep(path: Path, compute: Callable[[], Any]) -> Any:
     A result: read where its file is there, otherwise computed and written. A file does not know what it was computed
     with: delete it to measure again.
     """
-    if not path.is_file():
-        print(f"{time.strftime('%H:%M:%S')} {path.stem}", flush=True)
+    there = path.is_file()
+    print(f"{time.strftime('%H:%M:%S')} {path.stem}{' is there already' if there else ''}", flush=True)
+    if not there:
         started, result = time.perf_counter(), compute()
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {"result": result, "seconds": round(time.perf_counter() - started, 2)}, 1)

@@ -35,6 +35,7 @@ from pictures import draw_sliders
 from sets import folders, prepare
 from tables import blocks, draw_convergence
 
+from hf_ext.files import read_json
 from hf_ext.plots.grids import write_picture
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -130,9 +131,7 @@ class Study:
     def keep(self, name: str, compute: Callable[[], Any]) -> Any:
         """A result by its name."""
         path = self.results / "steps" / f"{name}.json"
-        if self.data is None and not path.is_file():
-            raise FileNotFoundError(path)
-        return keep(path, compute)
+        return read_json(path)["result"] if self.data is None else keep(path, compute)
 
     def judge(self, name: str, side: int | None = None, middle: int | None = None) -> Judge:
         """The judge of pictures of a set, made once."""
