@@ -1,4 +1,4 @@
-"""What somebody without hf_ext does: pull a classifier of pixel sequences from a Hub at a pinned commit, use it.
+"""Use without hf_ext: pull a classifier of pixel sequences from a Hub at a pinned commit, use it.
 
 python examples/pull_and_classify.py ORG/NAME COMMIT PICTURES.npy CLASSES.npy
 The pictures are [number, height, width], uint8; the classes come back as [number].

@@ -1,4 +1,4 @@
-"""What somebody without hf_ext does: pull a restoration model from a Hub at a pinned commit, restore pictures.
+"""Use without hf_ext: pull a restoration model from a Hub at a pinned commit, restore pictures.
 
 python examples/pull_and_restore.py ORG/NAME COMMIT DEGRADED.npy RESTORED.npy [DEGRADED.npy RESTORED.npy …]
 The arrays are [height, width, channels], float, white at 1.

@@ -1,4 +1,4 @@
-"""What somebody without hf_ext does: pull a diffusion pipeline from a Hub at a pinned commit, draw with it.
+"""Use without hf_ext: pull a diffusion pipeline from a Hub at a pinned commit, draw with it.
 
 python examples/pull_and_sample.py ORG/NAME COMMIT COLUMNS PICTURES.npy
 The pictures come as [classes * columns, height, width], uint8 and grey, those of a class after each other.

@@ -71,7 +71,7 @@ def write_photos(folder: Path) -> None:
 
 
 def photo_source(folder: Path) -> dict[str, object]:
-    """Where a training finds the photographs."""
+    """The data section of a training on the photographs."""
     return {"data.train.path": folder / PHOTOS, "data.eval.path": folder / PHOTOS}
 
 

@@ -1,4 +1,4 @@
-"""What tests of the studies in examples/ share: modules by their bare names, made-up runs, READMEs with tables."""
+"""Helpers for tests of examples/: modules by their bare names, made-up runs, READMEs with tables."""
 
 import importlib
 import sys
@@ -19,7 +19,8 @@ def module_loader(folder: Path) -> Callable[..., Any]:
 
     @pytest.fixture
     def load(monkeypatch):
-        monkeypatch.syspath_prepend(folder)
+        for place in (EXAMPLES, folder):
+            monkeypatch.syspath_prepend(place)
         names = {path.stem for path in folder.glob("*.py")}
         kept = {name: sys.modules.pop(name) for name in names & set(sys.modules)}
         yield importlib.import_module
@@ -50,7 +51,7 @@ def fill_readme(tables: ModuleType, result: dict[str, Any], folder: Path) -> str
     copy.write_text((tables.EXAMPLES / "README.md").read_text(encoding="utf-8"), encoding="utf-8")
     texts = []
     for _ in range(2):
-        tables.write_blocks(tables.blocks(result), copy)
+        importlib.import_module("experiments").write_blocks(tables.blocks(result), copy)
         texts.append(copy.read_text(encoding="utf-8"))
     assert texts[0] == texts[1]
     return texts[0]

@@ -50,15 +50,18 @@ def test_no_photograph_is_in_two_sets(load):
 
 def test_recordings_of_the_official_test_do_not_train(load):
     files = [Path(f"{digit}_ann_{number}.wav") for digit in range(10) for number in range(50)]
-    sets = load("data").split_recordings(files)
+    sets = load("data").split_digits(files, 50)
     assert {name: len(part) for name, part in sets.items()} == {"train": 440, "validation": 10, "test": 50}
     assert {file.stem.rpartition("_")[2] for file in sets["test"]} == set("01234")
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in (EXAMPLES / "released").glob("*.yaml")))
-def test_the_queue_knows_every_recipe(load, name):
-    stretches = load("stretches")
-    assert name in {stretches.find_recipe(run)[0].stem for run in stretches.QUEUE}
+def test_every_recipe_has_a_run(load):
+    runs = load("runs")
+    recipes = {path.stem for path in (EXAMPLES / "released").glob("*.yaml")}
+    assert {runs.find_recipe(run)[0].stem for run in runs.RUNS} == recipes
+    # What a run begins with comes before it.
+    names = list(runs.RUNS)
+    assert all(source is None or names.index(source) < names.index(name) for name, source in runs.RUNS.items())
 
 
 @pytest.fixture
@@ -73,8 +76,14 @@ def work(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     arguments = TrainingArguments(**RUN)
     train(build_task(arguments), arguments)
-    (tmp_path / "core_seconds.json").write_text(json.dumps({"denoise-color": 5400.0}))
+    set_hours(tmp_path, "denoise-color", 1.5)
     return tmp_path
+
+
+def set_hours(work, name, hours):
+    """Lets a run of a moment have taken hours."""
+    path = work / "runs" / name / "snapshot" / "training.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "seconds": 3600 * hours}))
 
 
 @pytest.fixture
@@ -84,8 +93,7 @@ def load_copy(load, tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     for path in SCRIPTS:
         shutil.copy(path, folder)
-    # What all background trainings share lies above it.
-    shutil.copy(EXAMPLES / "background.py", tmp_path / "examples")
+    shutil.copy(EXAMPLES / "experiments.py", tmp_path / "examples")
     monkeypatch.syspath_prepend(folder)
     (tmp_path / "model_cards").mkdir()
     return load
@@ -117,80 +125,76 @@ def test_a_run_becomes_a_folder_that_says_what_it_measured(load_copy, work, rele
     assert f"{shown['psnr_gaussian_noise_25']:.2f}" in (folder / "README.md").read_text()
 
 
-def test_another_machine_goes_on_with_the_weights_that_were_committed(load_copy, work, tmp_path_factory, monkeypatch):
-    stretches, release = load_copy("stretches"), load_copy("release")
-    assert stretches.begin_stretch(work, "denoise-color") == [str(stretches.RECIPES / "denoise-color.yaml")]
-    assert stretches.count_steps(work, "denoise-color") == 1
-    kept = release.keep("denoise-color", work)
-    assert kept == stretches.committed_weights("denoise-color")
-    assert json.loads((kept / "training.json").read_text()) == {"released": {"steps": 1, "core_hours": 1.5}}
-
-    other = tmp_path_factory.mktemp("other")
-    wanted = stretches.wanted_steps("denoise-color")
-    recipe = str(stretches.RECIPES / "denoise-color.yaml")
-    start = f"starts/denoise-color/{kept.name}"
-    words = [recipe, f"--init_from={start}", f"--max_steps={wanted - 1}"]
-    assert stretches.begin_stretch(other, "denoise-color") == words
-    assert stretches.count_steps(other, "denoise-color") == 1 and not stretches.is_done(other, "denoise-color")
-    monkeypatch.chdir(other)
-    (other / "data").symlink_to(work / "data")
-    arguments = TrainingArguments(**{**RUN, "model": {}, "init_from": start, "max_steps": 2})
-    train(build_task(arguments), arguments)
-    # It was told the weights, and is told the same when it goes on; what is committed meanwhile does not matter.
-    weights = load_file(other / "starts" / "denoise-color" / "denoise-color" / "model.safetensors")
-    assert all(torch.equal(weights[name], tensor) for name, tensor in load_file(kept / "model.safetensors").items())
-    (kept / "training.json").write_text(json.dumps({"released": {"steps": 700, "core_hours": 70.0}}))
-    assert stretches.begin_stretch(other, "denoise-color") == words
-    (other / "core_seconds.json").write_text(json.dumps({"denoise-color": 1800.0}))
-    assert stretches.count_steps(other, "denoise-color") == 3
-    assert stretches.count_core_hours(other, "denoise-color") == 2.0
-    # A run that goes on from another begins with that one's weights, and counts its own steps.
-    assert stretches.begin_stretch(tmp_path_factory.mktemp("third"), "photo") == [
-        str(stretches.RECIPES / "photo.yaml"),
-        "--init_from=starts/photo/denoise-color",
-        f"--max_steps={stretches.wanted_steps('photo')}",
-    ]
+def test_a_run_starts_from_the_run_before_it_or_from_what_was_released(load, work):
+    runs = load("runs")
+    recipe = str(runs.RECIPES / "photo.yaml")
+    assert runs.find_words(work, "photo") == [recipe] and runs.count_core_hours(work, "photo") == 1.5
+    (elsewhere := work / "elsewhere").mkdir()
+    start = runs.RELEASED / "denoise-color"
+    assert runs.find_words(elsewhere, "photo") == [recipe, f"--init_from={start}"]
+    told = json.loads((start / "training.json").read_text())["released"]
+    assert runs.count_core_hours(elsewhere, "photo") == told["core_hours"]
 
 
-def test_a_queue_holds_what_is_not_done_and_need_not_wait(load, tmp_path, monkeypatch):
-    train, done = load("train"), set()
-    monkeypatch.setattr(train, "QUEUE", {"denoise-color": (), "photo": ("denoise-color",), "cifar10": ()})
-    monkeypatch.setattr(train, "is_done", lambda work, name: name in done)
-    found = []
-    for name in (None, "denoise-color", "cifar10", "photo"):
-        done.add(name)
-        found.append([job.name for job in train.find_jobs(tmp_path, {})])
-    assert found == [["denoise-color", "cifar10"], ["photo", "cifar10"], ["photo"], []]
-    words = train.find_words(tmp_path, "photo")
-    assert words[:3] == ["-m", "hf_ext_cli.main", "train"] and words[3].endswith("photo.yaml")
+RECIPE = """
+method: semanir
+output_dir: runs/{name}
+data: {{train: {{path: data/photos/train}}}}
+task: {{patch_size: 8}}
+model: {{architecture: columnar, embed_dim: 8, depths: [1], num_heads: [2], window_size: 4, top_k: 8}}
+max_steps: {steps}
+per_device_train_batch_size: 1
+report_to: none
+"""
+
+
+def test_training_goes_on_where_it_stopped(load, work, monkeypatch, capfd):
+    """One run after the other; minutes that are over, a run that waits, one that fails, a signal."""
+    train, runs = load("train"), load("runs")
+    (recipes := work / "recipes").mkdir()
+    for name, steps in (("first", 9), ("second", 2), ("third", 1)):
+        (recipes / f"{name}.yaml").write_text(RECIPE.format(name=name, steps=steps))
+    monkeypatch.setattr(runs, "RECIPES", recipes)
+    for module in (runs, train):
+        monkeypatch.setattr(module, "RUNS", {"first": None, "second": None, "third": "first"})
+    # The first uses up its minutes, and the third waits for it.
+    assert train.work_through(work, ["first", "third"], 1e-9) == 0
+    reached = runs.read_report(work, "first")["steps"]
+    assert 1 <= reached < 9 and "third waits for first" in capfd.readouterr().out
+    assert train.work_through(work, ["first"], 1e-9) == 0 and reached < runs.read_report(work, "first")["steps"] < 9
+    # Enough for the rest.
+    assert train.work_through(work, ["first", "second", "third"], 0) == 0
+    assert all(runs.is_done(work, name) for name in train.RUNS)
+    # A signal ends all; a failure only its own run.
+    codes = iter([75, 2, 0])
+    monkeypatch.setattr(train, "is_done", lambda work, name: False)
+    monkeypatch.setattr(train, "train", lambda words: next(codes))
+    assert train.work_through(work, ["second", "first"], 0) == 75
+    assert train.work_through(work, ["second", "first"], 0) == 1 and next(codes, None) is None
 
 
 def test_the_fine_tunes_of_restore_tasks_become_one_merge_beside_its_base(load_copy, work, released_models):
-    stretches, release = load_copy("stretches"), load_copy("release")
+    runs, release = load_copy("runs"), load_copy("release")
     release.RELEASES["denoise-color"] = dataclasses.replace(
         release.RELEASES["denoise-color"],
         shown_examples=(0,),
         tests={"3 pictures": load_copy("releases").on("data/photos/test")},
     )
     base = release.make("denoise-color", work)
-    for task in stretches.RESTORE_TASKS:
-        words = stretches.begin_stretch(work, f"restore-tasks-{task}")[1:]
+    for task in runs.RESTORE_TASKS:
+        recipe, *words = runs.find_words(work, f"restore-tasks-{task}")
         short = ["--max_steps=1", "--task.patch_size=8", "--per_device_train_batch_size=1", f"--init_from={base}"]
-        arguments = read_arguments(stretches.RECIPES / "restore-tasks.yaml", [*words, *short, "--data.eval=null"])
+        arguments = read_arguments(recipe, [*words, *short, "--data.eval=null"])
         train(build_task(arguments), arguments)
-    (work / "core_seconds.json").write_text(
-        json.dumps({"denoise-color": 5400.0} | {f"restore-tasks-{task}": 360.0 for task in stretches.RESTORE_TASKS})
-    )
+        set_hours(work, f"restore-tasks-{task}", 0.1)
     folder = release.make("restore-tasks", work)
     told = json.loads((folder / "training.json").read_text())["released"]
     assert told["core_hours"] == 1.9 and told["steps"] == 4 and told["scores"].count("fine-tune") == 4
-    # Another machine has the merge alone, which says that they are done.
-    assert all(stretches.is_done(work / "elsewhere", f"restore-tasks-{task}") for task in stretches.RESTORE_TASKS)
     assert {model.name for model in released.list_released()} == {"denoise-color", "restore-tasks"}
     # It finds its base beside it, wherever both lie.
     shutil.copytree(released_models, moved := work / "moved")
     assert not [*moved.rglob("*.py")] and not verify_artifact(moved / "restore-tasks").wrong
-    for task in stretches.RESTORE_TASKS:
+    for task in runs.RESTORE_TASKS:
         with torch.no_grad():
             model = EMRModel.from_pretrained(moved / "restore-tasks", task)
             assert torch.isfinite(model(pixel_values=torch.rand(1, 3, 8, 8)).reconstruction).all()

@@ -9,19 +9,14 @@ thread counts, because the machine may be busy. A ratio is that of two processes
 """
 
 import argparse
-import json
 import multiprocessing
-import os
-import platform
 import statistics
-import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import torch
 from disentangled_dit_sampling import NETWORKS, OURS, PATCH, make_entry, make_network, prepare
-from versions import installed_versions
+from timing import describe_machine, time_of, write_result
 
 # What is measured: network alone or sampling, tokens, pictures, timed calls. The first call is not counted.
 CASES = [
@@ -41,25 +36,18 @@ def name_of(case: tuple[str, int, int, int]) -> str:
 
 def measure(connection: Connection, name: str, words: argparse.Namespace) -> None:
     """The process of a contender: median processor seconds of each case."""
-    prepare(words)
+    prepare()
     seconds, side, network = {}, 0, None
     for case in CASES:
         kind, tokens, batch, calls = case
         if side != PATCH * round(tokens**0.5):
             network, side = None, PATCH * round(tokens**0.5)
-            network = make_network(name, words, side)
-        words.network, steps = kind == "network", words.steps
+            network = make_network(name, words.preset, side)
+        steps = words.steps if kind == "sampling" else 0
         # A step is enough to call everything once.
-        words.steps = 1
-        make_entry(name, network, batch, side, words)()
-        words.steps = steps
-        entry = make_entry(name, network, batch, side, words)
-        taken = []
-        for _ in range(calls):
-            start = time.process_time()
-            entry()
-            taken.append(time.process_time() - start)
-        seconds[name_of(case)] = statistics.median(taken)
+        make_entry(name, network, batch, side, min(steps, 1))()
+        entry = make_entry(name, network, batch, side, steps)
+        seconds[name_of(case)] = statistics.median(time_of(entry) for _ in range(calls))
     connection.send(seconds)
 
 
@@ -116,8 +104,7 @@ def main() -> None:
     results = Path(__file__).parent / "results"
     parser.add_argument("--output", type=Path, default=results / "disentangled_dit_processes.json")
     words = parser.parse_args()
-    words.device, words.dtype, words.compile, words.threads = "cpu", "float32", False, 1
-    before, rounds = os.getloadavg(), []
+    rounds = []
     for turn in range(words.rounds):
         order = NETWORKS[turn % len(NETWORKS) :] + NETWORKS[: turn % len(NETWORKS)]
         rounds.append({name: run_process(name, words) for name in order})
@@ -125,19 +112,14 @@ def main() -> None:
         content = {
             "results": rows,
             "rounds": rounds,
-            "sizes": {"preset": words.preset, "steps": words.steps, "dtype": words.dtype},
-            "device": f"CPU ({platform.machine()}, {torch.backends.cpu.get_cpu_capability()})",
-            "threads": words.threads,
-            "load_average": {"before": before, "after": os.getloadavg()},
-            "versions": installed_versions("torch", "diffusers", "hf-ext"),
+            "sizes": {"preset": words.preset, "steps": words.steps, "dtype": "float32"},
+            **describe_machine("torch", "diffusers", "hf-ext"),
         }
-        # After each round: what was measured is kept if the rest is broken off.
-        words.output.write_text(json.dumps(content, indent=2) + "\n")
         page = words.output.with_suffix(".md")
         # What a person wrote below the table stays.
         notes = page.read_text().partition("\n\n")[2] if page.exists() else ""
-        page.write_text(markdown(rows) + ("\n" + notes if notes else ""))
-        print(f"round {turn + 1}\n{markdown(rows)}", flush=True)
+        # After each round: what was measured is kept if the rest is broken off.
+        write_result(words.output, content, markdown(rows) + ("\n" + notes if notes else ""))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 """Sampling time of Disentangled DiT beside diffusers' own mmDiT and DiT.
 
     OMP_NUM_THREADS=1 python examples/benchmarks/disentangled_dit_sampling.py
-    OMP_NUM_THREADS=1 python examples/benchmarks/disentangled_dit_sampling.py --network
-    python examples/benchmarks/disentangled_dit_sampling.py --device cuda --dtype bfloat16 --compile
 
 Class-conditional latents, DDIM, guidance; random weights. Entries, each compared with the first:
 - ours: [`DisentangledDiTPipeline`], with all five controls;
@@ -11,20 +9,15 @@ Class-conditional latents, DDIM, guidance; random weights. Entries, each compare
   loop: both guidance branches in one batch, the scheduler on the images alone;
 - DiT, equal width: `DiTPipeline` of equal width and depth, which has one stream and no context;
 - DiT, equal parameters: the same of equal depth and heads, as wide as the number of parameters asks for.
-With `--network` a call of ours, SD3's and the DiT of equal width alone: both guidance branches in one batch, timestep
-and controls for each row, and nothing computed ahead.
 Decoding is left out. Every entry has a process of its own, as where it is used: in one process what an entry leaves of
 the heap decides whether the next one's large tensors are new to the system, which is up to a tenth of the time. Within
 a round every entry runs once, in an order that turns from round to round; a ratio is the median over the rounds, of
-wall and of processor time: the latter is steadier on a busy machine. `--compile` compiles every network; the first
-calls, which compile, are not counted.
+wall and of processor time: the latter is steadier on a busy machine.
+The networks alone are compared by disentangled_dit_processes.py.
 """
 
 import argparse
-import json
 import multiprocessing
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -38,9 +31,8 @@ import torch
 from diffusers import ConfigMixin, DDIMScheduler, DiTPipeline, DiTTransformer2DModel, ModelMixin, SD3Transformer2DModel
 from diffusers.configuration_utils import register_to_config
 from diffusers.models.autoencoders.vae import DecoderOutput
+from timing import describe_machine, in_turns, median_ratio, write_result
 from torch import Tensor
-from tqdm import tqdm
-from versions import installed_versions
 
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
 
@@ -77,17 +69,13 @@ def make_scheduler() -> DDIMScheduler:
     )
 
 
-def ready(network: ModelMixin, words: argparse.Namespace) -> ModelMixin:
-    """Random weights, also where training starts from zero, on the device and in its type; compiled if asked for."""
+def ready(network: ModelMixin) -> ModelMixin:
+    """Random weights, also where training starts from zero."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for value in network.parameters():
             value += 0.02 * torch.randn(value.shape, generator=generator)
-    network = network.to(words.device, getattr(torch, words.dtype)).eval().requires_grad_(False)
-    if words.compile:
-        # In place; the entries call it with few kinds of input.
-        network.compile()
-    return network
+    return network.eval().requires_grad_(False)
 
 
 def make_sd3(sizes: dict[str, int], side: int) -> SD3Transformer2DModel:
@@ -182,83 +170,64 @@ def dit_entry(network: ModelMixin, labels: list[int], steps: int) -> Entry:
     return lambda: pipeline(class_labels=labels, **options).images
 
 
-def make_network(name: str, words: argparse.Namespace, side: int) -> ModelMixin:
+def make_network(name: str, preset: str, side: int) -> ModelMixin:
     """The network of an entry."""
-    sizes = dict(DisentangledDiTTransformer2DModel.PRESETS[words.preset])
+    sizes = dict(DisentangledDiTTransformer2DModel.PRESETS[preset])
     torch.manual_seed(0)
     ours = partial(
         DisentangledDiTTransformer2DModel, sample_size=side, in_channels=CHANNELS, num_classes=CLASSES, **sizes
     )
     if name.startswith(OURS):
-        return ready(ours(), words)
+        return ready(ours())
     if name == "SD3":
-        return ready(make_sd3(sizes, side), words)
+        return ready(make_sd3(sizes, side))
     if name == "DiT, equal width":
-        return ready(make_dit(sizes, side), words)
+        return ready(make_dit(sizes, side))
     with torch.device("meta"):
         parameters = ours().num_parameters()
-    return ready(make_dit(wider_dit(sizes, parameters, side), side), words)
+    return ready(make_dit(wider_dit(sizes, parameters, side), side))
 
 
-def make_entry(name: str, network: ModelMixin, batch: int, side: int, words: argparse.Namespace) -> Entry:
-    """Sampling with a network, from the same noise and labels in every entry that takes them."""
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(batch, CHANNELS, side, side, generator=generator)
-    noise = noise.to(words.device, getattr(torch, words.dtype))
+def make_entry(name: str, network: ModelMixin, batch: int, side: int, steps: int) -> Entry:
+    """Sampling in so many steps, with 0 a call of the network alone; equal noise and labels where they are taken."""
+    noise = torch.randn(batch, CHANNELS, side, side, generator=torch.Generator().manual_seed(0))
     labels = [(7 * index) % CLASSES for index in range(batch)]
-    if not words.network and name == OURS:
-        return our_entry(network, noise, labels, words.steps)
-    if not words.network and name.startswith("DiT"):
-        return dit_entry(network, labels, words.steps)
+    if steps and name == OURS:
+        return our_entry(network, noise, labels, steps)
+    if steps and name.startswith("DiT"):
+        return dit_entry(network, labels, steps)
     if name.startswith(OURS):
         predict = our_prediction(network, noise, labels)
     elif name == "SD3":
         predict = sd3_prediction(network, noise)
     else:
         predict = dit_prediction(network, noise, labels)
-    if words.network:
+    if not steps:
         return lambda: one_call(predict, noise)
-    return lambda: plain_loop(predict, make_scheduler(), noise, words.steps)
+    return lambda: plain_loop(predict, make_scheduler(), noise, steps)
 
 
-def seconds(entry: Entry, device: str) -> tuple[float, float]:
+def seconds(entry: Entry) -> tuple[float, float]:
     """Wall and processor time of a call."""
-    if device == "cuda":
-        torch.cuda.synchronize()
     start = time.perf_counter(), time.process_time()
     entry()
-    if device == "cuda":
-        torch.cuda.synchronize()
     return time.perf_counter() - start[0], time.process_time() - start[1]
-
-
-def peak_memory(entry: Entry, device: str) -> int | None:
-    """Bytes on the GPU above what the network takes."""
-    if device != "cuda":
-        return None
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    entry()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
 
 
 def serve(connection: Connection, name: str, batch: int, side: int, words: argparse.Namespace) -> None:
     """The process of an entry: what it has to say of itself, then the time of a call whenever it is asked."""
-    prepare(words)
-    network = make_network(name, words, side)
-    entry = make_entry(name, network, batch, side, words)
-    # The first call compiles, and fills what is kept.
-    latents = entry().float().cpu().numpy()
-    connection.send((latents, network.num_parameters(), peak_memory(entry, words.device)))
+    prepare()
+    network = make_network(name, words.preset, side)
+    entry = make_entry(name, network, batch, side, words.steps)
+    # The first call fills what is kept.
+    connection.send((entry().numpy(), network.num_parameters()))
     while connection.recv():
-        connection.send(seconds(entry, words.device))
+        connection.send(seconds(entry))
 
 
-def prepare(words: argparse.Namespace) -> None:
-    if words.device == "cpu":
-        torch.set_num_threads(words.threads)
+def prepare() -> None:
+    """One thread, and no advice."""
+    torch.set_num_threads(1)
     # Every `.to` of a model would say that it keeps nothing in float32.
     diffusers.utils.logging.set_verbosity_error()
 
@@ -268,14 +237,13 @@ class Entries:
 
     def __init__(self, batch: int, side: int, words: argparse.Namespace):
         context = multiprocessing.get_context("spawn")
-        self.names = NETWORKS if words.network else NAMES
         self.connections: dict[str, Connection] = {}
-        for name in self.names:
+        for name in NAMES:
             self.connections[name], other = context.Pipe()
             arguments = (other, name, batch, side, words)
             context.Process(target=serve, args=arguments, daemon=True).start()
             other.close()
-        # The latents of the first call, the number of parameters, the memory of a call.
+        # The latents of the first call, and the number of parameters.
         self.facts = {name: connection.recv() for name, connection in self.connections.items()}
 
     def seconds(self, name: str) -> tuple[float, float]:
@@ -288,37 +256,25 @@ class Entries:
             connection.send(False)
 
 
-def check_same(entries: Entries, dtype: str) -> None:
-    """What the pipeline computes once must change nothing."""
+def check_same(entries: Entries) -> None:
+    """Refuses a pipeline whose latents are not those of the plain loop."""
     ours, plain = (torch.from_numpy(entries.facts[name][0]) for name in NAMES[:2])
-    tolerance = {"float32": 1e-3, "bfloat16": 0.1}[dtype]
     error = float((ours - plain).abs().max() / plain.abs().max())
-    if not error < tolerance:
+    if not error < 1e-3:
         raise ValueError(f"the pipeline's latents differ from the plain loop's by {error:.2g} of their largest value.")
 
 
-def measure(entries: Entries, words: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], int]:
-    """Median seconds of each entry, and the median ratio to ours within a round; and the number of rounds."""
-    names = entries.names
-    taken_once = sum(entries.seconds(name)[0] for name in names)
-    rounds = min(words.rounds, max(3, int(words.budget / taken_once)))
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-    for turn in tqdm(range(rounds), "rounds", leave=False):
-        shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
-            times[name].append(entries.seconds(name))
+def measure(entries: Entries, rounds: int) -> dict[str, dict[str, Any]]:
+    """Median seconds of each entry, and the median ratio to ours within a round."""
+    times = in_turns(NAMES, rounds, entries.seconds)
     results: dict[str, dict[str, Any]] = {}
     for name, taken in times.items():
-        ratios = [
-            [theirs[kind] / ours[kind] for theirs, ours in zip(taken, times[OURS], strict=True)] for kind in (0, 1)
-        ]
-        results[name] = {
-            "seconds": statistics.median(wall for wall, _ in taken),
-            "times_ours": statistics.median(ratios[0]),
-            "processor_times_ours": statistics.median(ratios[1]),
-            "peak_bytes": entries.facts[name][2],
-        }
-    return results, rounds
+        wall, processor = (
+            median_ratio([one[kind] for one in taken], [one[kind] for one in times[OURS]]) for kind in (0, 1)
+        )
+        median = statistics.median(one[0] for one in taken)
+        results[name] = {"seconds": median, "times_ours": wall, "processor_times_ours": processor}
+    return results
 
 
 def markdown(results: list[dict[str, Any]], parameters: dict[str, int]) -> str:
@@ -344,53 +300,35 @@ def run(words: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, int]
             raise SystemExit(f"--tokens must be square numbers, got {tokens}")
         for batch in words.batches:
             entries = Entries(batch, side, words)
-            parameters = {name: count for name, (_, count, _) in entries.facts.items()}
-            if not words.network:
-                check_same(entries, words.dtype)
-            rows, rounds = measure(entries, words)
+            parameters = {name: count for name, (_, count) in entries.facts.items()}
+            check_same(entries)
+            rows = measure(entries, words.rounds)
             entries.close()
-            steps = 1 if words.network else words.steps
-            case = {"tokens": tokens, "batch": batch, "steps": steps, "rounds": rounds}
+            case = {"tokens": tokens, "batch": batch, "steps": words.steps, "rounds": words.rounds}
             results.append({**case, "entries": rows})
     return results, parameters
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--network", action="store_true", help="a call of the networks alone")
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    parser.add_argument("--compile", action="store_true")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="S", choices=list(DisentangledDiTTransformer2DModel.PRESETS))
     parser.add_argument("--tokens", type=int, nargs="+", default=[64, 256, 1024])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--budget", type=float, default=300.0, help="seconds for a case; 3 rounds at least")
-    parser.add_argument("--threads", type=int, default=1, help="on the CPU")
-    folder = Path(__file__).parent / "results"
-    parser.add_argument("--output", type=Path, help="results/disentangled_dit_sampling.json, or ..._network.json")
+    parser.add_argument("--rounds", type=int, default=5)
+    default = Path(__file__).parent / "results" / "disentangled_dit_sampling.json"
+    parser.add_argument("--output", type=Path, default=default)
     words = parser.parse_args()
-    words.output = words.output or folder / f"disentangled_dit_{'network' if words.network else 'sampling'}.json"
-    load_before = os.getloadavg()
+    prepare()
     results, parameters = run(words)
-    device = torch.cuda.get_device_name() if words.device == "cuda" else f"CPU ({platform.machine()})"
     content = {
         "results": results,
         "parameters": parameters,
         "sizes": {"preset": words.preset, "patch": PATCH, "channels": CHANNELS, "classes": CLASSES}
-        | {"context_tokens": 1, "guidance": GUIDANCE, "scheduler": "DDIM", "dtype": words.dtype},
-        "compiled": words.compile,
-        "device": device,
-        "threads": words.threads,
-        "load_average": {"before": load_before, "after": os.getloadavg()},
-        "versions": installed_versions("torch", "diffusers", "hf-ext"),
+        | {"context_tokens": 1, "guidance": GUIDANCE, "scheduler": "DDIM", "dtype": "float32"},
+        **describe_machine("torch", "diffusers", "hf-ext"),
     }
-    words.output.parent.mkdir(exist_ok=True)
-    words.output.write_text(json.dumps(content, indent=2) + "\n")
-    table = markdown(results, parameters)
-    words.output.with_suffix(".md").write_text(table)
-    print(table)
+    write_result(words.output, content, markdown(results, parameters))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a training step of Disentangled DiT costs through our task and loop, beside the same network in a plain loop.
+"""The cost of a training step of Disentangled DiT in our task and loop, beside the same network in a plain loop.
 
     OMP_NUM_THREADS=1 python examples/benchmarks/disentangled_dit_training.py
     python examples/benchmarks/disentangled_dit_training.py --preset S --image_size 32 --batch_size 64
@@ -6,13 +6,10 @@
 The plain loop is what one writes by hand: images mirrored at random, noise at random timesteps, labels and controls
 dropped, mean squared error, clipping, our AdamW, a schedule. Both run in turns on the same images; the result is the
 median over the pairs of the ratio of their times per step, logging included. The ratio of the processor's time is
-given too: on a busy machine it is the steadier of the two. On a GPU the time of many steps counts: few are waited for.
+given too: on a busy machine it is the steadier of the two.
 """
 
 import argparse
-import json
-import os
-import platform
 import statistics
 import tempfile
 import time
@@ -23,12 +20,12 @@ import datasets
 import numpy as np
 import torch
 import torch.nn.functional as F
+from timing import describe_machine, write_result
 from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 from training_overhead import step_seconds
 from transformers import get_scheduler
-from versions import installed_versions
 
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTTransformer2DModel
 from hf_ext.tasks.diffusion import DisentangledDiTTask
@@ -43,15 +40,8 @@ class TimedTask(DisentangledDiTTask):
     """The task, which notes wall and processor time whenever a loss is asked for."""
 
     def loss(self, model: torch.nn.Module, batch: dict[str, Any], step: int) -> Tensor:
-        self.times.append(now(batch["label"].device, step))
+        self.times.append((time.perf_counter(), time.process_time()))
         return super().loss(model, batch, step)
-
-
-def now(device: torch.device, step: int) -> tuple[float, float]:
-    """Wall and processor time; a GPU is waited for at the first steps and every fiftieth."""
-    if device.type == "cuda" and (step < 10 or step % 50 == 0):
-        torch.cuda.synchronize()
-    return time.perf_counter(), time.process_time()
 
 
 def make_task(words: argparse.Namespace) -> TimedTask:
@@ -82,12 +72,12 @@ def plain_sample(example: dict[str, Any], generator: np.random.Generator) -> dic
 
 def plain_loss(task: DisentangledDiTTask, model: torch.nn.Module, batch: dict[str, Any]) -> Tensor:
     """Noise prediction, written by hand."""
-    clean, device = batch["pixels"], batch["pixels"].device
+    clean = batch["pixels"]
     noise = torch.randn_like(clean)
-    timesteps = torch.randint(task.scheduler.config.num_train_timesteps, (len(clean),), device=device)
+    timesteps = torch.randint(task.scheduler.config.num_train_timesteps, (len(clean),))
     noisy = task.scheduler.add_noise(clean, noise, timesteps)
-    without_class = torch.rand(len(clean), device=device) < 0.1
-    with_controls = ~without_class & (torch.rand(len(clean), device=device) >= 0.1)
+    without_class = torch.rand(len(clean)) < 0.1
+    with_controls = ~without_class & (torch.rand(len(clean)) >= 0.1)
     labels = batch["label"].masked_fill(without_class, CLASSES)
     prediction = model(
         noisy, timesteps, class_labels=labels, controls=batch["controls"], control_mask=with_controls
@@ -95,21 +85,19 @@ def plain_loss(task: DisentangledDiTTask, model: torch.nn.Module, batch: dict[st
     return F.mse_loss(prediction.float(), noise)
 
 
-def plain_loop(data: datasets.Dataset, words: argparse.Namespace, device: torch.device) -> Times:
-    """What one would write by hand, on the same network."""
+def plain_loop(data: datasets.Dataset, words: argparse.Namespace) -> Times:
+    """A loop as one would write it by hand, on the same network."""
     torch.manual_seed(0)
     task, times = make_task(words), []
-    model = task.build_model(model_section(words), None).to(device).train()
+    model = task.build_model(model_section(words), None).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     scheduler = get_scheduler("constant", optimizer)
     samples = IndexedSamples(data, plain_sample, 0)
     loader = DataLoader(
         samples, batch_size=words.batch_size, sampler=range(words.steps * words.batch_size), collate_fn=collate_samples
     )
-    for step, (batch, _) in enumerate(loader):
-        batch["controls"] = {name: value.to(device) for name, value in batch["controls"].items()}
-        batch = {name: value if name == "controls" else value.to(device) for name, value in batch.items()}
-        times.append(now(device, step))
+    for batch, _ in loader:
+        times.append((time.perf_counter(), time.process_time()))
         loss = plain_loss(task, model, batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -143,7 +131,7 @@ def our_loop(folder: Path, output: Path, words: argparse.Namespace) -> Times:
     return task.times
 
 
-def measure(words: argparse.Namespace, device: torch.device) -> list[dict[str, float]]:
+def measure(words: argparse.Namespace) -> list[dict[str, float]]:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         data = make_data(words.image_size)
@@ -151,7 +139,7 @@ def measure(words: argparse.Namespace, device: torch.device) -> list[dict[str, f
         for pair in tqdm(range(words.pairs + 1), "pairs"):
             runs = {
                 "ours": lambda pair=pair: our_loop(Path(folder, "data"), Path(folder, f"run{pair}"), words),
-                "plain": lambda: plain_loop(data, words, device),
+                "plain": lambda: plain_loop(data, words),
             }
             names = sorted(runs, reverse=bool(pair % 2))
             taken = {name: step_seconds(runs[name](), words.warm_up) for name in names}
@@ -170,15 +158,11 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--warm_up", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=1, help="on the CPU")
     folder = Path(__file__).parent / "results"
     parser.add_argument("--output", type=Path, default=folder / "disentangled_dit_training.json")
     words = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cpu":
-        torch.set_num_threads(words.threads)
-    load_before = os.getloadavg()
-    rows = measure(words, device)
+    torch.set_num_threads(1)
+    rows = measure(words)
     medians = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
     network = DisentangledDiTTransformer2DModel.PRESETS[words.preset]
     content = {
@@ -190,13 +174,9 @@ def main() -> None:
         "steps": words.steps,
         "warm_up": words.warm_up,
         "sizes": {"preset": words.preset, "image_size": words.image_size, "batch_size": words.batch_size, **network},
-        "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else f"CPU ({platform.machine()})",
-        "load_average": {"before": load_before, "after": os.getloadavg()},
-        "versions": installed_versions("torch", "accelerate", "diffusers", "datasets", "hf-ext"),
+        **describe_machine("torch", "accelerate", "diffusers", "datasets", "hf-ext"),
     }
-    words.output.parent.mkdir(exist_ok=True)
-    words.output.write_text(json.dumps(content, indent=2) + "\n")
+    write_result(words.output, content)
     print(
         f"ours / plain = {content['median_ratio']:.4f} (processor time {content['median_cpu_ratio']:.4f}), "
         f"steps of {1000 * medians['plain']:.1f} ms: {words.output}"

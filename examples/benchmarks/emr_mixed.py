@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from timing import installed_versions
 from transformers import GPT2Config, GPT2LMHeadModel
-from versions import installed_versions
 
 from hf_ext.emr import EMRModel
 from hf_ext.merging import merge_checkpoints

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from emr_measuring import RunLog
-from versions import installed_versions
+from timing import installed_versions
 
 LABELS = {
     "merge": "hf-ext merge (EMR)",
@@ -119,30 +119,6 @@ def print_table(table: dict[str, Any], answers: dict[str, Any]) -> None:
         print(f"{name:44}{answer['measured']:14.6g} of {answer['allowed']:<12g}{'met' if answer['met'] else 'MISSED'}")
 
 
-def draw(table: dict[str, Any], memory: list[dict[str, Any]], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(13, 4.2), layout="constrained")
-    time_axes, peak_axes, curve_axes = figure.subplots(1, 3, width_ratios=(1, 1, 0.8))
-    names = list(reversed(table))
-    colours = ["tab:green" if name in ("merge", "merge_command", "average", "ties") else "tab:grey" for name in names]
-    for axes, key, scale, style, title in (
-        (time_axes, "process_seconds", 1, "{:.1f}", "wall time of the whole process, s"),
-        (peak_axes, "process_peak", 1e6, "{:,.0f}", "peak resident memory of the process, MB"),
-    ):
-        bars = axes.barh([LABELS[name] for name in names], [table[name][key] / scale for name in names], color=colours)
-        axes.bar_label(bars, fmt=style, padding=2)
-        axes.set(xscale="log", title=title)
-        axes.margins(x=0.25)
-    peak_axes.set_yticklabels([])
-    labels = [f"{row['tasks']} tasks\n{row['parameters'] / 1e6:.0f} M" for row in memory]
-    bars = curve_axes.bar(labels, [row["peak_above_imports"] / 1e6 for row in memory], color="tab:green")
-    curve_axes.bar_label(bars, fmt="%.0f")
-    curve_axes.axhline(200, color="tab:red", linestyle=":")
-    curve_axes.set(title="merge: peak above imports, MB")
-    figure.savefig(path, dpi=110)
-
-
 def write_results(folder: Path, log: RunLog, settings: dict[str, Any], cores: list[int]) -> None:
     table = {name: summarise(rows) for name in LABELS if (rows := log.named(name))}
     memory = [row for key, row in log.rows.items() if key.startswith("memory_")]
@@ -159,6 +135,3 @@ def write_results(folder: Path, log: RunLog, settings: dict[str, Any], cores: li
     (folder / "emr_memory.json").write_text(json.dumps({**head, "curve": curve}, indent=2) + "\n")
     print_table(table, answers)
     print(f"\nwritten: {folder}/emr_merge.json, emr_memory.json")
-    if table and memory:
-        draw(table, memory, folder / "emr_merge.png")
-        print(f"written: {folder}/emr_merge.png")

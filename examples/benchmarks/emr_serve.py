@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from timing import installed_versions
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     BertConfig,
@@ -34,7 +35,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
-from versions import installed_versions
 
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.merging import merge_checkpoints

@@ -1,4 +1,4 @@
-"""What a token costs at a long context: MRConv streaming, MRConv recomputing, Mamba 2, and attention with its cache.
+"""The cost of a token at a long context: MRConv streaming, MRConv recomputing, Mamba 2, and attention with its cache.
 
     OMP_NUM_THREADS=1 python examples/benchmarks/mrconv_generation.py
 
@@ -16,10 +16,7 @@ The processor's time is the steadier one on a busy machine; on one thread and an
 """
 
 import argparse
-import json
 import math
-import os
-import platform
 import time
 import warnings
 from collections.abc import Callable
@@ -27,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from timing import describe_machine, write_result
 from tqdm import tqdm
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, Mamba2Config, Mamba2ForCausalLM
-from versions import installed_versions
 
 from hf_ext.mrconv import MRConvConfig, MRConvForCausalLM
 from hf_ext.mrconv.streaming_mrconv import MRConvCache
@@ -76,93 +73,88 @@ def size(model: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def timed(work: Callable[[], Any], device: torch.device) -> tuple[Any, dict[str, float]]:
-    """Result, and wall and processor seconds."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+def timed(work: Callable[[], Any]) -> dict[str, float]:
+    """Wall and processor seconds."""
     wall, processor = time.perf_counter(), time.process_time()
-    result = work()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return result, {"seconds": time.perf_counter() - wall, "processor_seconds": time.process_time() - processor}
+    work()
+    return {"seconds": time.perf_counter() - wall, "processor_seconds": time.process_time() - processor}
 
 
-def generate(step: Callable[[torch.Tensor], torch.Tensor], tokens: int, device: torch.device) -> dict[str, float]:
+def generate(step: Callable[[torch.Tensor], torch.Tensor], tokens: int) -> dict[str, float]:
     """Mean seconds of a token, greedily chosen from the logits that `step` returns."""
 
     def run() -> None:
-        token = torch.ones(1, 1, dtype=torch.long, device=device)
+        token = torch.ones(1, 1, dtype=torch.long)
         for _ in range(tokens):
             token = step(token)[:, -1].argmax(-1, keepdim=True)
 
-    _, seconds = timed(run, device)
+    seconds = timed(run)
     return {"tokens": tokens, **{name: value / tokens for name, value in seconds.items()}}
 
 
 def stream_mrconv(model: MRConvForCausalLM, prompt: torch.Tensor, warm_up: int) -> dict[str, Any]:
-    device, length = prompt.device, prompt.shape[1]
+    length = prompt.shape[1]
     cache = MRConvCache(model.config)
-    _, seconds = timed(lambda: model(prompt, cache=cache, logits_to_keep=1), device)
+    seconds = timed(lambda: model(prompt, cache=cache, logits_to_keep=1))
     # The first prompt prepared the kernels.
     warm = MRConvCache(model.config)
     model(prompt[:, : min(length, 2 * warm_up)], cache=warm)
-    generate(lambda token: model(token, cache=warm).logits, warm_up, device)
-    tokens = generate(lambda token: model(token, cache=cache).logits, length, device)
+    generate(lambda token: model(token, cache=warm).logits, warm_up)
+    tokens = generate(lambda token: model(token, cache=cache).logits, length)
     return {"prompt": seconds, "token": tokens}
 
 
 def recompute_mrconv(model: MRConvForCausalLM, prompt: torch.Tensor, passes: int) -> dict[str, Any]:
-    device = prompt.device
     model(prompt, logits_to_keep=1)
-    return {"token": generate(lambda token: model(prompt, logits_to_keep=1).logits, passes, device)}
+    return {"token": generate(lambda token: model(prompt, logits_to_keep=1).logits, passes)}
 
 
-def step_mamba2(model: Mamba2ForCausalLM, device: torch.device, tokens: int) -> dict[str, Any]:
-    cache = model(torch.ones(1, 64, dtype=torch.long, device=device), use_cache=True).cache_params
+def step_mamba2(model: Mamba2ForCausalLM, tokens: int) -> dict[str, Any]:
+    cache = model(torch.ones(1, 64, dtype=torch.long), use_cache=True).cache_params
 
     def step(token: torch.Tensor) -> torch.Tensor:
         return model(token, cache_params=cache, use_cache=True).logits
 
-    generate(step, 8, device)
-    return {"token": generate(step, tokens, device)}
+    generate(step, 8)
+    return {"token": generate(step, tokens)}
 
 
-def step_attention(model: LlamaForCausalLM, device: torch.device, length: int, tokens: int) -> dict[str, Any]:
+def step_attention(model: LlamaForCausalLM, length: int, tokens: int) -> dict[str, Any]:
     config = model.config
     cache = DynamicCache(config=config)
     shape = (1, config.num_key_value_heads, length, config.hidden_size // config.num_attention_heads)
     for layer in range(LAYERS):
-        cache.update(torch.randn(shape, device=device), torch.randn(shape, device=device), layer)
+        cache.update(torch.randn(shape), torch.randn(shape), layer)
 
     def step(token: torch.Tensor) -> torch.Tensor:
-        return model(token, past_key_values=cache).logits
+        return model(token, cache=cache).logits
 
-    generate(step, 4, device)
+    generate(step, 4)
     numbers = 2 * LAYERS * length * config.hidden_size
-    return {"token": generate(step, tokens, device), "state_numbers": numbers}
+    return {"token": generate(step, tokens), "state_numbers": numbers}
 
 
 @torch.inference_mode()
-def measure(contexts: list[int], device: torch.device, tokens: int, passes: int) -> tuple[list[dict[str, Any]], dict]:
+def measure(contexts: list[int], tokens: int, passes: int) -> tuple[list[dict[str, Any]], dict]:
     rows, sizes = [], {}
     with warnings.catch_warnings():
         # Mamba 2 says once that its kernels are not installed.
         warnings.simplefilter("ignore")
-        mamba2 = make_mamba2().to(device).eval()
+        mamba2 = make_mamba2().eval()
     sizes["Mamba 2"] = size(mamba2)
     for length in tqdm(contexts, "contexts"):
         torch.manual_seed(0)
-        prompt = torch.randint(VOCABULARY, (1, length), device=device)
+        prompt = torch.randint(VOCABULARY, (1, length))
         mrconv = make_mrconv(length).eval()
-        attention = make_attention(length).to(device).eval()
+        attention = make_attention(length).eval()
         sizes |= {f"MRConv, {length}": size(mrconv), "attention": size(attention)}
-        mrconv = mrconv.reparameterize().to(device)
+        mrconv = mrconv.reparameterize()
         row: dict[str, Any] = {
             "context": length,
             "mrconv_streaming": stream_mrconv(mrconv, prompt, 128),
             "mrconv_recomputing": recompute_mrconv(mrconv, prompt, passes),
-            "mamba2": step_mamba2(mamba2, device, tokens),
-            "attention": step_attention(attention, device, length, tokens),
+            "mamba2": step_mamba2(mamba2, tokens),
+            "attention": step_attention(attention, length, tokens),
         }
         streaming, recomputing = (row[name]["token"] for name in ("mrconv_streaming", "mrconv_recomputing"))
         row["times_cheaper_than_recomputing"] = recomputing["processor_seconds"] / streaming["processor_seconds"]
@@ -204,15 +196,11 @@ def main() -> None:
     parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 4096, 16384, 65536])
     parser.add_argument("--tokens", type=int, default=128, help="tokens of Mamba 2 and attention")
     parser.add_argument("--passes", type=int, default=3, help="full forward passes of MRConv recomputing")
-    parser.add_argument("--device", default="cpu")
     default = Path(__file__).parent / "results" / "mrconv_generation.json"
     parser.add_argument("--output", type=Path, default=default)
     words = parser.parse_args()
     torch.set_num_threads(1)
-    device = torch.device(words.device)
-    load_before = os.getloadavg()
-    rows, sizes = measure(words.contexts, device, words.tokens, words.passes)
-    processor = f"CPU ({platform.machine()}), {os.cpu_count()} cores"
+    rows, sizes = measure(words.contexts, words.tokens, words.passes)
     content = {
         "rows": rows,
         "exponent_of_log2_length": {name: growth(rows, name) for name in METHODS} if len(rows) > 1 else None,
@@ -220,14 +208,10 @@ def main() -> None:
         "layers": LAYERS,
         "dtype": "float32",
         "batch": 1,
-        "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor,
-        "load_average": {"before": load_before, "after": os.getloadavg()},
-        "versions": installed_versions("torch", "transformers", "hf-ext"),
+        **describe_machine("torch", "transformers", "hf-ext"),
     }
-    words.output.parent.mkdir(exist_ok=True)
-    words.output.write_text(json.dumps(content, indent=2) + "\n")
-    print(table(rows, "processor_seconds" if device.type == "cpu" else "seconds"))
+    write_result(words.output, content)
+    print(table(rows))
     for row in rows:
         print(f"{row['context']:,}: {row['times_cheaper_than_recomputing']:.0f} times cheaper than recomputing")
     print(f"exponents of log2(length): {content['exponent_of_log2_length']}\nparameters: {sizes}\n{words.output}")

@@ -9,17 +9,14 @@ them. examples/mrconv/README.md compares small models of both kinds that were tr
 """
 
 import argparse
-import json
-import os
-import platform
 from pathlib import Path
 from typing import Any
 
 import torch
 from mrconv_inference import Entry, measure
+from timing import describe_machine, write_result
 from torch import nn
 from transformers import ConvNextConfig, ConvNextForImageClassification
-from versions import installed_versions
 
 from hf_ext.mrconv import MRConvNextConfig, MRConvNextForImageClassification
 from hf_ext.mrconv.configuration_mrconvnext import PRESETS
@@ -68,12 +65,12 @@ def measure_preset(preset: str, words: argparse.Namespace) -> dict[str, Any]:
                 name: lambda model=model, pixels=pixels: model(pixel_values=pixels).logits
                 for name, model in models.items()
             }
-            result["inference"][batch] = measure(entries, words.rounds, words.patience, "cpu")
+            result["inference"][batch] = measure(entries, words.rounds, words.patience)
     trained = [name for name in MODELS if name != "MRConvNeXt merged"]
     result["parameters"] = {name: sum(value.numel() for value in models[name].parameters()) for name in trained}
     pixels, labels = torch.randn(2, 3, words.image_size, words.image_size), torch.tensor([0, 1])
     steps = {name: training_step(models[name].train(), pixels, labels) for name in trained}
-    result["training"] = measure(steps, words.rounds, words.patience, "cpu")
+    result["training"] = measure(steps, words.rounds, words.patience)
     return result
 
 
@@ -109,21 +106,14 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "mrconv_images.json")
     words = parser.parse_args()
     torch.set_num_threads(1)
-    load_before = os.getloadavg()
     results = {preset: measure_preset(preset, words) for preset in words.presets}
     content = {
         "results": results,
         "sizes": {"image_size": words.image_size, "training_batch": 2, "kernel_size": MRConvNextConfig().kernel_size},
         "rounds": words.rounds,
-        "device": f"CPU ({platform.machine()}), 1 thread, processor time",
-        "load_average": {"before": load_before, "after": os.getloadavg()},
-        "versions": installed_versions("torch", "transformers"),
+        **describe_machine("torch", "transformers"),
     }
-    words.output.parent.mkdir(exist_ok=True)
-    words.output.write_text(json.dumps(content, indent=2) + "\n")
-    table = markdown(results)
-    words.output.with_suffix(".md").write_text(table)
-    print(table)
+    write_result(words.output, content, markdown(results))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 width.
 
     OMP_NUM_THREADS=1 python examples/benchmarks/mrconv_inference.py
-    python examples/benchmarks/mrconv_inference.py --device cuda --dtype bfloat16
 
 Two groups, each compared with merged MRConv in the same process. Layers mix over time only: merged MRConv (one cached
 spectrum), MRConv with branches, whose merged kernel is kept from the first call on, the bare irfft(rfft(u) K), and,
@@ -11,31 +10,26 @@ convolution of nvsubquadratic (needs einops). Blocks have their projections: MRC
 in each call, as published), attention by scaled_dot_product_attention, the Mamba 2 mixer of transformers (its plain
 PyTorch path where mamba-ssm is not installed). All causal, kernels as long as the input, gradients off. Within a round
 every entry runs once, in an order that turns from round to round; a ratio is the median over the rounds. Time is
-processor time on a CPU. What takes longer than `--patience` seconds runs once, and not at greater lengths. Memory is
+processor time. What takes longer than `--patience` seconds runs once, and not at greater lengths. Memory is
 the most that a call holds in tensors at once, beyond weights and input; what libraries such as MKL take for themselves
 is not in it.
 """
 
 import argparse
-import json
-import os
-import platform
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from matplotlib.figure import Figure
+from timing import describe_machine, in_turns, median_ratio, time_of, write_result
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
 from transformers import Mamba2Config
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
-from versions import installed_versions
 
 from hf_ext.mrconv import MRConvConfig, MRConvLayer
 from hf_ext.mrconv.modeling_layers_mrconv import MRConvBlock
@@ -147,25 +141,8 @@ def make_blocks(width: int, length: int, hidden: torch.Tensor) -> dict[str, Entr
     return entries | {"S4D": lambda: s4d(hidden, valid)}
 
 
-def seconds(entry: Entry, device: str) -> float:
-    if device == "cpu":
-        start = time.process_time()
-        entry()
-        return time.process_time() - start
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    entry()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
-def peak_bytes(entry: Entry, device: str) -> int:
+def peak_bytes(entry: Entry) -> int:
     """The most that a call holds at once, in tensors that it makes."""
-    if device == "cuda":
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        entry()
-        return torch.cuda.max_memory_allocated() - before
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
         entry()
     held = peak = 0
@@ -177,26 +154,21 @@ def peak_bytes(entry: Entry, device: str) -> int:
     return peak
 
 
-def measure(entries: dict[str, Entry], rounds: int, patience: float, device: str) -> dict[str, dict[str, Any]]:
+def measure(entries: dict[str, Entry], rounds: int, patience: float) -> dict[str, dict[str, Any]]:
     """Median seconds of each entry, the median ratio to the first within a round, and the memory of a call."""
     # The first call warms caches; what is too slow to repeat is measured by it.
-    first = {name: seconds(entry, device) for name, entry in entries.items()}
-    times: dict[str, list[float]] = {name: [] for name in entries}
-    names = [name for name in entries if first[name] <= patience]
-    for turn in range(rounds):
-        shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
-            times[name].append(seconds(entries[name], device))
-    base = times[next(iter(entries))]
-    results = {}
+    first = {name: time_of(entry) for name, entry in entries.items()}
+    times = in_turns(
+        [name for name in entries if first[name] <= patience], rounds, lambda name: time_of(entries[name])
+    )
+    base, results = times[next(iter(entries))], {}
     for name in entries:
-        taken = times[name] or [first[name]]
-        pairs = zip(times[name], base, strict=True) if times[name] else [(first[name], statistics.median(base))]
+        taken = times.get(name) or [first[name]]
         results[name] = {
             "seconds": statistics.median(taken),
-            "ratio": statistics.median(ours / theirs for ours, theirs in pairs),
+            "ratio": median_ratio(taken, base if name in times else [statistics.median(base)]),
             "runs": len(taken),
-            "bytes": peak_bytes(entries[name], device),
+            "bytes": peak_bytes(entries[name]),
         }
     return results
 
@@ -204,15 +176,14 @@ def measure(entries: dict[str, Entry], rounds: int, patience: float, device: str
 def run(words: argparse.Namespace) -> dict[str, dict[int, dict[str, dict[str, Any]]]]:
     results: dict[str, dict[int, dict[str, dict[str, Any]]]] = {group: {} for group in GROUPS}
     dropped: set[tuple[str, str]] = set()
-    dtype = getattr(torch, words.dtype)
     for length in tqdm(words.lengths, "lengths"):
-        hidden = torch.randn(words.batch, length, words.width, device=words.device, dtype=dtype)
+        hidden = torch.randn(words.batch, length, words.width)
         for group, make in (("layers", make_layers), ("blocks", make_blocks)):
             given = hidden.transpose(1, 2).contiguous() if group == "layers" else hidden
             entries = {
                 name: entry for name, entry in make(words.width, length, given).items() if (group, name) not in dropped
             }
-            rows = measure(entries, words.rounds, words.patience, words.device)
+            rows = measure(entries, words.rounds, words.patience)
             results[group][length] = rows
             dropped |= {(group, name) for name, row in rows.items() if row["seconds"] > words.patience}
             del entries
@@ -237,27 +208,8 @@ def markdown(results: dict[str, dict[int, dict[str, dict[str, Any]]]]) -> str:
     return "\n".join(lines)
 
 
-def plot(results: dict[str, dict[int, dict[str, dict[str, Any]]]], path: Path, title: str) -> None:
-    figure = Figure(figsize=(11, 8), layout="constrained")
-    quantities = {"seconds": (1e3, "forward, ms"), "bytes": (1e-6, "memory of a call, MB")}
-    for row, (key, (factor, label)) in zip(figure.subplots(2, len(results)), quantities.items(), strict=True):
-        for panel, (group, lengths) in zip(row, results.items(), strict=True):
-            for name in GROUPS[group]:
-                points = [(length, factor * rows[name][key]) for length, rows in lengths.items() if name in rows]
-                if points:
-                    panel.loglog(*zip(*points, strict=True), marker="o", label=name, base=2)
-            panel.set_yscale("log", base=10)
-            panel.set(title=group, xlabel="length", ylabel=label)
-            panel.grid(alpha=0.3)
-            panel.legend()
-    figure.suptitle(title)
-    figure.savefig(path, dpi=120)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--lengths", type=int, nargs="+", default=[2**power for power in range(10, 17)])
@@ -265,31 +217,19 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=15.0)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "mrconv_inference.json")
     words = parser.parse_args()
-    if words.device == "cpu":
-        torch.set_num_threads(1)
+    torch.set_num_threads(1)
     torch.manual_seed(0)
-    load_before = os.getloadavg()
     with torch.no_grad():
         results = run(words)
-    device = torch.cuda.get_device_name() if words.device == "cuda" else f"CPU ({platform.machine()})"
     content = {
         "results": results,
-        "sizes": {"batch": words.batch, "width": words.width, "dtype": words.dtype, "l_0": 16, "head": HEAD}
+        "sizes": {"batch": words.batch, "width": words.width, "dtype": "float32", "l_0": 16, "head": HEAD}
         | {"mamba_state": MAMBA_STATE, "mamba_chunk": MAMBA_CHUNK, "s4d_state": S4D_STATE},
         "rounds": words.rounds,
         "patience": words.patience,
-        "device": device,
-        "threads": torch.get_num_threads(),
-        "load_average": {"before": load_before, "after": os.getloadavg()},
-        "versions": installed_versions("torch", "transformers", "fla-core", "nvsubquadratic", "mamba-ssm"),
+        **describe_machine("torch", "transformers", "fla-core", "nvsubquadratic", "mamba-ssm"),
     }
-    words.output.parent.mkdir(exist_ok=True)
-    words.output.write_text(json.dumps(content, indent=2) + "\n")
-    table = markdown(results)
-    words.output.with_suffix(".md").write_text(table)
-    title = f"{device}, batch {words.batch}, width {words.width}, {words.dtype}, threads {torch.get_num_threads()}"
-    plot(results, words.output.with_suffix(".png"), title)
-    print(table)
+    write_result(words.output, content, markdown(results))
 
 
 if __name__ == "__main__":

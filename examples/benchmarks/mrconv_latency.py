@@ -1,4 +1,4 @@
-"""How long each token of an MRConv stream takes, beside the same of another checkout: means, quantiles and the worst.
+"""The time of each token of an MRConv stream, beside another checkout: means, quantiles and the worst.
 
     git worktree add ../before 3e83276
     OMP_NUM_THREADS=1 python examples/benchmarks/mrconv_latency.py --before ../before
@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from mrconv_generation import LAYERS, VOCABULARY, WIDTH, make_mrconv
+from timing import installed_versions
 from tqdm import tqdm
-from versions import installed_versions
 
 import hf_ext
 from hf_ext.mrconv import MRConvCache, MRConvForCausalLM
@@ -121,7 +121,7 @@ def read_answer(worker: subprocess.Popen[str]) -> Any:
 
 
 def begin_rows(workers: dict[str, subprocess.Popen[str]], trees: dict[str, Path | None]) -> dict[str, Any]:
-    """What each process says first; an error where it has not loaded the version that it stands for."""
+    """First answers of the processes; an error where one has not loaded the version that it stands for."""
     rows = {name: read_answer(worker) for name, worker in workers.items()}
     for name, tree in trees.items():
         loaded, wanted = Path(rows[name].pop("package")), PACKAGE if tree is None else (tree / "hf_ext").resolve()
@@ -131,7 +131,7 @@ def begin_rows(workers: dict[str, subprocess.Popen[str]], trees: dict[str, Path 
 
 
 def measure(context: int, tokens: int, trees: dict[str, Path | None]) -> dict[str, Any]:
-    """What each version holds and takes: milliseconds by token, in order."""
+    """Memory and time of each version: milliseconds by token, in order."""
     workers = {name: start(context, tree) for name, tree in trees.items()}
     rows = begin_rows(workers, trees)
     times: dict[str, list[float]] = {name: [] for name in workers}

@@ -1,14 +1,13 @@
-"""What one MRConv layer costs: a training step beside N branches, and the merged layer beside a bare FFT convolution.
+"""The cost of an MRConv layer: a training step beside N branches, and the merged layer beside a bare FFT convolution.
 
     OMP_NUM_THREADS=2 python examples/benchmarks/mrconv_layer.py
     OMP_NUM_THREADS=2 chrt -r 1 python examples/benchmarks/mrconv_layer.py    # on a machine that others use
-    python examples/benchmarks/mrconv_layer.py --device cuda
     OMP_NUM_THREADS=1 python examples/benchmarks/mrconv_layer.py --bare
 
 Three training layers of equal outputs: `exact`, ours; `shared`, N branches through torch.nn.BatchNorm1d which share
 the FFT of their input; `simple`, N branches which do not. They take turns in one process, so that other load of the
 machine hits all; times are medians. Memory is that of a process of its own for each layer: what a forward pass saves
-for the backward pass beside input and parameters, and how far the process, or the device, grows in a step.
+for the backward pass beside input and parameters, and how far the process grows in a step.
 
 With --bare, instead: a training step of the whole layer, kernels of the branches included, beside one convolution with
 a free kernel, irfft(rfft(u) rfft(k)) by autograd, at small batches too: processor time, medians of ratios of rounds.
@@ -17,8 +16,6 @@ a free kernel, irfft(rfft(u) rfft(k)) by autograd, at small batches too: process
 import argparse
 import json
 import math
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -28,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from timing import describe_machine, in_turns, markdown_table, time_of, write_result
 from torch import Tensor, nn
 
 from hf_ext.mrconv import MRConvConfig
@@ -38,7 +36,6 @@ Sizes = tuple[int, int, int, int]
 
 # Batch, channels, length and taps of the shortest kernel.
 SIZES: list[Sizes] = [(8, 64, 16384, 16), (8, 64, 4096, 16), (32, 64, 1024, 16)]
-SIZES_CUDA: list[Sizes] = [(16, 256, 16384, 16)]
 # Batch, channels and length beside a bare convolution; kernels of 16 parameters, 16, 32, ... taps.
 BARE_SIZES = [(8, 32, 1024), (4, 32, 4096), (2, 32, 16384), (8, 64, 16384), (1, 64, 1024), (1, 256, 4096)]
 KERNEL_TYPES = ("dilated", "fourier")
@@ -74,29 +71,16 @@ class Layer(nn.Module):
         return y
 
 
-def synchronize(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-def timed(function: Callable[[], Any], device: str) -> float:
-    synchronize(device)
-    start = time.perf_counter()
-    function()
-    synchronize(device)
-    return time.perf_counter() - start
-
-
-def in_turns(functions: dict[str, Callable[[], Any]], device: str, rounds: int) -> dict[str, float]:
-    """Median seconds of each function, which are called one after the other in each round."""
+def median_seconds(functions: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Median seconds of each function, which take turns, after a first call."""
     for function in functions.values():
         function()
-    times = [{name: timed(function, device) for name, function in functions.items()} for _ in range(rounds)]
-    return {name: statistics.median(one[name] for one in times) for name in functions}
+    times = in_turns([*functions], rounds, lambda name: time_of(functions[name], time.perf_counter))
+    return {name: statistics.median(taken) for name, taken in times.items()}
 
 
-def draw(sizes: Sizes, device: str, seed: int) -> Tensor:
-    return torch.randn(sizes[:3], generator=torch.Generator().manual_seed(seed)).to(device)
+def draw(sizes: Sizes, seed: int) -> Tensor:
+    return torch.randn(sizes[:3], generator=torch.Generator().manual_seed(seed))
 
 
 def relative(found: Tensor, wanted: Tensor) -> float:
@@ -114,19 +98,19 @@ def disagreement(layers: dict[str, Layer], u: Tensor, cotangent: Tensor) -> dict
     return {"output": relative(*pairs[0]), "gradients": max(relative(*pair) for pair in pairs[1:])}
 
 
-def training_step(sizes: Sizes, device: str, rounds: int) -> dict[str, Any]:
-    layers = {form: Layer(form, sizes).to(device) for form in FORMS}
-    u, cotangent = draw(sizes, device, 1).requires_grad_(), draw(sizes, device, 2)
+def training_step(sizes: Sizes, rounds: int) -> dict[str, Any]:
+    layers = {form: Layer(form, sizes) for form in FORMS}
+    u, cotangent = draw(sizes, 1).requires_grad_(), draw(sizes, 2)
 
     def step(layer: Layer) -> None:
         layer.zero_grad()
         u.grad = None
         layer(u).backward(cotangent)
 
-    seconds = in_turns({form: lambda layer=layer: step(layer) for form, layer in layers.items()}, device, rounds)
+    seconds = median_seconds({form: lambda layer=layer: step(layer) for form, layer in layers.items()}, rounds)
     differences = disagreement(layers, u, cotangent)
     del layers
-    memory = {form: measured_apart(form, sizes, device) for form in FORMS}
+    memory = {form: measured_apart(form, sizes) for form in FORMS}
     return {
         "batch_channels_length_taps": sizes,
         "branches": 1 + math.ceil(math.log2(sizes[2] / sizes[3])),
@@ -140,18 +124,18 @@ def training_step(sizes: Sizes, device: str, rounds: int) -> dict[str, Any]:
     }
 
 
-def measured_apart(form: str, sizes: Sizes, device: str) -> dict[str, int]:
+def measured_apart(form: str, sizes: Sizes) -> dict[str, int]:
     """Memory of a step in a process of its own."""
-    command = [sys.executable, __file__, "--memory", form, *map(str, sizes), "--device", device]
+    command = [sys.executable, __file__, "--memory", form, *map(str, sizes)]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def memory_of_step(form: str, sizes: Sizes, device: str) -> dict[str, int]:
-    layer = Layer(form, sizes).to(device)
+def memory_of_step(form: str, sizes: Sizes) -> dict[str, int]:
+    layer = Layer(form, sizes)
     # What FFT libraries and threads take at their first call is not the layer's.
     tiny = (1, 1, 64, 16)
-    Layer(form, tiny).to(device)(draw(tiny, device, 0).requires_grad_()).sum().backward()
-    u, cotangent = draw(sizes, device, 1).requires_grad_(), draw(sizes, device, 2)
+    Layer(form, tiny)(draw(tiny, 0).requires_grad_()).sum().backward()
+    u, cotangent = draw(sizes, 1).requires_grad_(), draw(sizes, 2)
     given = {x.untyped_storage().data_ptr() for x in (u, *layer.parameters(), *layer.buffers())}
     saved: dict[int, int] = {}
 
@@ -159,27 +143,25 @@ def memory_of_step(form: str, sizes: Sizes, device: str) -> dict[str, int]:
         saved[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
         return x
 
-    before = peak(device)
+    before = peak()
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         y = layer(u)
     y.backward(cotangent)
     activations = sum(size for pointer, size in saved.items() if pointer not in given)
-    return {"saved_bytes": activations + u.nbytes, "peak_bytes": peak(device) - before}
+    return {"saved_bytes": activations + u.nbytes, "peak_bytes": peak() - before}
 
 
-def peak(device: str) -> int:
-    if device == "cuda":
-        return torch.cuda.max_memory_allocated()
+def peak() -> int:
     # Not getrusage, whose maximum a process inherits from the one that starts it.
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return 1024 * int(status.split("VmHWM:")[1].split()[0])
 
 
 @torch.no_grad()
-def inference(sizes: Sizes, device: str, rounds: int) -> dict[str, Any]:
+def inference(sizes: Sizes, rounds: int) -> dict[str, Any]:
     channels, length = sizes[1:3]
-    u, bias = draw(sizes, device, 1), torch.ones(channels, device=device)
-    kernel = torch.randn(channels, length, generator=torch.Generator().manual_seed(3)).to(device) / math.sqrt(length)
+    u, bias = draw(sizes, 1), torch.ones(channels)
+    kernel = torch.randn(channels, length, generator=torch.Generator().manual_seed(3)) / math.sqrt(length)
     n = convolution_size(length, length)
     spectrum = kernel_spectrum(kernel, None, n)
 
@@ -190,7 +172,7 @@ def inference(sizes: Sizes, device: str, rounds: int) -> dict[str, Any]:
         return torch.fft.irfft(torch.fft.rfft(u, n=n) * spectrum, n=n)
 
     difference = relative(merged(), bare()[..., :length] + bias[:, None])
-    seconds = in_turns({"merged": merged, "bare": bare}, device, 3 * rounds)
+    seconds = median_seconds({"merged": merged, "bare": bare}, 3 * rounds)
     return {
         "batch_channels_length": sizes[:3],
         "seconds": seconds,
@@ -199,11 +181,11 @@ def inference(sizes: Sizes, device: str, rounds: int) -> dict[str, Any]:
     }
 
 
-def beside_bare(sizes: tuple[int, int, int], device: str, rounds: int) -> dict[str, Any]:
+def beside_bare(sizes: tuple[int, int, int], rounds: int) -> dict[str, Any]:
     """A training step of the layer and of one convolution."""
     _, channels, length = sizes
-    u, cotangent = draw((*sizes, 0), device, 1).requires_grad_(), draw((*sizes, 0), device, 2)
-    kernel = (draw((1, channels, length, 0), device, 3)[0] / math.sqrt(length)).requires_grad_()
+    u, cotangent = draw((*sizes, 0), 1).requires_grad_(), draw((*sizes, 0), 2)
+    kernel = (draw((1, channels, length, 0), 3)[0] / math.sqrt(length)).requires_grad_()
 
     def bare(u: Tensor) -> Tensor:
         n = convolution_size(length, length)
@@ -213,18 +195,18 @@ def beside_bare(sizes: tuple[int, int, int], device: str, rounds: int) -> dict[s
     for kind in KERNEL_TYPES:
         fields = {"max_position_embeddings": length, "kernel_size": 16, "kernel_type": kind}
         config = MRConvConfig(vocab_size=None, input_size=1, hidden_size=channels, num_hidden_layers=1, **fields)
-        functions[kind] = MRConvLayer(config).to(device)
+        functions[kind] = MRConvLayer(config)
 
     def seconds(function: Callable[[Tensor], Tensor]) -> float:
         # As many steps as take a fiftieth of a second, at least: the clock of a process is coarse.
-        start, steps = clock(device), 0
-        while steps == 0 or clock(device) - start < 0.02:
+        start, steps = time.process_time(), 0
+        while steps == 0 or time.process_time() - start < 0.02:
             function(u).backward(cotangent)
             u.grad = kernel.grad = None
             if isinstance(function, nn.Module):
                 function.zero_grad()
             steps += 1
-        return (clock(device) - start) / steps
+        return (time.process_time() - start) / steps
 
     times = [{name: seconds(function) for name, function in functions.items()} for _ in range(rounds + 1)][1:]
     return {
@@ -234,81 +216,53 @@ def beside_bare(sizes: tuple[int, int, int], device: str, rounds: int) -> dict[s
     }
 
 
-def clock(device: str) -> float:
-    """Processor time; of a GPU the time that passes."""
-    synchronize(device)
-    return time.perf_counter() if device == "cuda" else time.process_time()
-
-
-def table(result: dict[str, Any]) -> str:
-    lines = [
-        "| batch, channels, length, l0 | N | ours | N branches | ratio | simple | ratio | saved | peak | difference |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+def tables(result: dict[str, Any]) -> str:
+    """Tables of what was measured."""
+    if "beside_bare" in result:
+        rows = []
+        for row in result["beside_bare"]:
+            parts = [f"{row['times_bare'][kind]:.2f} ×" for kind in KERNEL_TYPES]
+            rows.append([str(row["batch_channels_length"]), f"{1e3 * row['seconds']['bare']:.1f} ms", *parts])
+        return markdown_table(["batch, channels, length", "bare convolution", "dilated", "Fourier"], rows)
+    rows = []
     for row in result["training_step"]:
         seconds, difference = row["seconds"], max(row["relative_difference_from_shared"].values())
-        lines.append(
-            f"| {row['batch_channels_length_taps']} | {row['branches']} | {seconds['exact']:.3f} s "
-            f"| {seconds['shared']:.3f} s | {row['speedup_over_shared']:.1f} | {seconds['simple']:.3f} s "
-            f"| {row['speedup_over_simple']:.1f} | {row['saved_part_of_shared']:.3f} "
-            f"| {row['peak_part_of_shared']:.3f} | {difference:.1e} |"
-        )
-    lines += ["", "| batch, channels, length | merged layer | bare FFT convolution | ratio |", "|---|---|---|---|"]
+        cells = [str(row["batch_channels_length_taps"]), str(row["branches"]), f"{seconds['exact']:.3f} s"]
+        cells += [f"{seconds['shared']:.3f} s", f"{row['speedup_over_shared']:.1f}"]
+        cells += [f"{seconds['simple']:.3f} s", f"{row['speedup_over_simple']:.1f}"]
+        cells += [f"{row['saved_part_of_shared']:.3f}", f"{row['peak_part_of_shared']:.3f}", f"{difference:.1e}"]
+        rows.append(cells)
+    header = ["batch, channels, length, l0", "N", "ours", "N branches", "ratio", "simple", "ratio", "saved", "peak"]
+    merged = []
     for row in result["merged_inference"]:
-        lines.append(
-            f"| {row['batch_channels_length']} | {row['seconds']['merged']:.4f} s | {row['seconds']['bare']:.4f} s "
-            f"| {row['part_of_bare']:.2f} |"
-        )
-    return "\n".join(lines)
-
-
-def bare_table(result: dict[str, Any]) -> str:
-    lines = ["| batch, channels, length | bare convolution | dilated | Fourier |", "|---|---|---|---|"]
-    for row in result["beside_bare"]:
-        parts = [f"{row['times_bare'][kind]:.2f} ×" for kind in KERNEL_TYPES]
-        lines.append(
-            f"| {row['batch_channels_length']} | {1e3 * row['seconds']['bare']:.1f} ms | {' | '.join(parts)} |"
-        )
-    return "\n".join(lines)
+        seconds = [f"{row['seconds'][name]:.4f} s" for name in ("merged", "bare")]
+        merged.append([str(row["batch_channels_length"]), *seconds, f"{row['part_of_bare']:.2f}"])
+    text = markdown_table(["batch, channels, length", "merged layer", "bare FFT convolution", "ratio"], merged)
+    return markdown_table([*header, "difference"], rows) + "\n" + text
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--bare", action="store_true", help="compare with one convolution instead")
     parser.add_argument("--output", type=Path, default=None)
-    parser.add_argument(
-        "--memory", nargs=5, metavar=("FORM", "B", "D", "L", "L0"), help="measure one layer, and print"
-    )
+    parser.add_argument("--memory", nargs=5, metavar=("FORM", "B", "D", "L", "L0"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.memory is not None:
         form, *numbers = arguments.memory
         batch, channels, length, first = map(int, numbers)
-        print(json.dumps(memory_of_step(form, (batch, channels, length, first), arguments.device)))
+        print(json.dumps(memory_of_step(form, (batch, channels, length, first))))
         return
-    device, rounds = arguments.device, arguments.rounds
-    sizes = SIZES + (SIZES_CUDA if device == "cuda" else [])
-    result: dict[str, Any] = {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
-        "threads": torch.get_num_threads(),
-        "cores": os.cpu_count(),
-        "load_average": os.getloadavg(),
-        "dtype": "float32",
-    }
-    name = f"mrconv_layer{'_bare' * arguments.bare}{'_cuda' * (device == 'cuda')}.json"
+    result, rounds = {**describe_machine("torch"), "dtype": "float32"}, arguments.rounds
     if arguments.bare:
-        result["beside_bare"] = [beside_bare(size, device, rounds) for size in BARE_SIZES]
+        result["beside_bare"] = [beside_bare(size, rounds) for size in BARE_SIZES]
     else:
-        result["training_step"] = [training_step(size, device, rounds) for size in sizes]
-        result["merged_inference"] = [inference(size, device, rounds) for size in sizes]
-    output = arguments.output or Path(__file__).parent / "results" / name
-    temporary = output.with_suffix(".tmp")
-    temporary.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(output)
-    print(bare_table(result) if arguments.bare else table(result))
+        result["training_step"] = [training_step(size, rounds) for size in SIZES]
+        result["merged_inference"] = [inference(size, rounds) for size in SIZES]
+    folder = Path(__file__).parent / "results"
+    output = arguments.output or folder / f"mrconv_layer{'_bare' * arguments.bare}.json"
+    write_result(output, result)
+    print(tables(result))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What packing saves in training: documents of unequal length one after the other, beside padded rows.
+"""Packing in training: documents of unequal length one after the other, beside padded rows.
 
     OMP_NUM_THREADS=1 python examples/benchmarks/mrconv_packing.py --output packing.json
 
@@ -10,7 +10,6 @@ longest for the convolution. Losses are compared: all forms train on the same to
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from pydoc_data.topics import topics
 from typing import Any
 
 import torch
+from timing import describe_machine, write_result
 from torch import Tensor
 from transformers import DataCollatorWithFlattening
 
@@ -107,16 +107,14 @@ def main() -> None:
     lengths = [len(document) for documents in batches for document in documents]
     padded = sum(len(documents) * max(map(len, documents)) for documents in batches)
     result = {
-        "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} thread",
-        "torch": torch.__version__,
+        **describe_machine("torch"),
         "sizes": {**SIZES, "longest": options.longest, "documents": options.batch},
         "share_of_tokens_in_padded_rows": round(sum(lengths) / padded, 3),
         **{f"branch_norm={norm}": measure(norm, batches, options.longest) for norm in NORMS},
     }
-    text = json.dumps(result, indent=2)
-    print(text)
+    print(json.dumps(result, indent=2))
     if options.output is not None:
-        options.output.write_text(text + "\n")
+        write_result(options.output, result)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """SemanIR beside Swin2SR of transformers: time and memory of x4 super-resolution against k and window.
 
-    OMP_NUM_THREADS=1 python examples/benchmarks/semanir_peers.py                # 128 x 128 -> 512 x 512, for hours
-    OMP_NUM_THREADS=1 python examples/benchmarks/semanir_peers.py --seconds 40   # goes on where it stopped
+    OMP_NUM_THREADS=1 python examples/benchmarks/semanir_peers.py              # 128 x 128 -> 512 x 512, for hours
     OMP_NUM_THREADS=1 python examples/benchmarks/semanir_peers.py --side 64
 
 The paper's S model (36 layers, 180 channels, 6 heads) and Swin2SR with the same depths, widths and heads, which has
@@ -9,16 +8,13 @@ The paper's S model (36 layers, 180 channels, 6 heads) and Swin2SR with the same
 One group for each window; k from N/8 to N, where N is dense. Within a round every entry of a group runs once, in an
 order that turns from round to round; a ratio is the median over the rounds. Memory is measured in a process of its own
 for each entry: by how much the largest resident size during a forward pass (VmHWM, reset before it) exceeds the
-resident size of the loaded and warmed-up model. Every measurement is written at once; a later call takes what is
-missing.
+resident size of the loaded and warmed-up model. The file is written after each window.
 """
 
 import argparse
 import ctypes
 import gc
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -29,10 +25,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from matplotlib.figure import Figure
+from timing import describe_machine, in_turns, write_result
 from torch import nn
 from transformers import Swin2SRConfig, Swin2SRForImageSuperResolution
-from versions import installed_versions
 
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext.semanir.configuration_semanir import PRESETS
@@ -72,7 +67,7 @@ def make_swin2sr(window: int, side: int, preset: str) -> Swin2SRForImageSuperRes
 def make_entries(
     window: int, side: int, names: list[str], preset: str = "columnar-s"
 ) -> tuple[dict[str, Forward], dict[str, nn.Module]]:
-    """What is called, and the model behind it; one SemanIR serves every k."""
+    """Calls, and the models behind them; one SemanIR serves every k."""
     ours = make_semanir(window, preset) if any(name != PEER for name in names) else None
     entries: dict[str, Forward] = {}
     models: dict[str, nn.Module] = {}
@@ -100,7 +95,7 @@ def run_once(entry: Forward, image: torch.Tensor) -> float:
 
 
 def warm(entries: dict[str, Forward], window: int) -> None:
-    """What is compiled once: on one window."""
+    """A first call on one window, which compiles."""
     for entry in entries.values():
         run_once(entry, make_image(window))
 
@@ -124,63 +119,17 @@ def memory_of(name: str, window: int, side: int) -> dict[str, float]:
     return {"bytes": resident("VmHWM") - before, "loaded_bytes": before, "seconds": seconds}
 
 
-class Record:
-    """Measurements in one JSON file, written whole after each of them."""
-
-    def __init__(self, path: Path, setting: dict[str, Any]):
-        self.path = path
-        self.content: dict[str, Any] = {"setting": setting, "parameters": {}, "seconds": {}, "memory": {}}
-        if path.exists():
-            self.content = json.loads(path.read_text(encoding="utf-8"))
-            if self.content["setting"] != setting:
-                raise SystemExit(f"{path} holds {self.content['setting']}, this is {setting}: give another --output.")
-
-    def group(self, kind: str, window: int) -> dict[str, Any]:
-        return self.content[kind].setdefault(str(window), {})
-
-    def write(self) -> None:
-        self.path.parent.mkdir(exist_ok=True)
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(self.content, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(self.path)
-
-
-def measure_times(record: Record, window: int, words: argparse.Namespace, finished: Callable[[], bool]) -> None:
-    times = record.group("seconds", window)
-    names = words.entries
-    for name in names:
-        times.setdefault(name, [])
-    if all(len(times[name]) >= words.rounds for name in names):
-        return
-    entries, models = make_entries(window, words.side, names)
-    for name, model in models.items():
-        record.group("parameters", window)[name] = sum(weight.numel() for weight in model.parameters())
+def measure(window: int, words: argparse.Namespace) -> tuple[dict[str, int], dict[str, list[float]], dict[str, Any]]:
+    """Parameters of each entry, its seconds by round, and its memory in a process of its own."""
+    entries, models = make_entries(window, words.side, words.entries)
+    parameters = {name: sum(weight.numel() for weight in model.parameters()) for name, model in models.items()}
     warm(entries, window)
-    image = make_image(words.side)
-    for turn in range(words.rounds):
-        shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
-            if len(times[name]) > turn:
-                continue
-            if finished():
-                return
-            times[name].append(run_once(entries[name], image))
-            print(f"window {window}, round {turn}: {name}: {times[name][-1]:.2f} s", flush=True)
-            record.write()
-
-
-def measure_memory(record: Record, window: int, words: argparse.Namespace, finished: Callable[[], bool]) -> None:
-    found = record.group("memory", window)
+    image, memory = make_image(words.side), {}
+    times = in_turns(words.entries, words.rounds, lambda name: run_once(entries[name], image))
     for name in words.entries:
-        if name in found:
-            continue
-        if finished():
-            return
         command = [sys.executable, __file__, "--memory", name, "--windows", str(window), "--side", str(words.side)]
-        command += ["--threads", str(words.threads)]
-        found[name] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        print(f"window {window}: {name}: {found[name]['bytes'] / 2**20:.0f} MiB", flush=True)
-        record.write()
+        memory[name] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return parameters, times, memory
 
 
 def summarize(content: dict[str, Any]) -> dict[str, dict[str, dict[str, float]]]:
@@ -218,68 +167,28 @@ def markdown(content: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plot(content: dict[str, Any], path: Path, title: str) -> None:
-    figure = Figure(figsize=(10, 4.5), layout="constrained")
-    panels = figure.subplots(1, 2)
-    for index, (window, rows) in enumerate(summarize(content).items()):
-        for panel, field in zip(panels, ("seconds", "mebibytes"), strict=True):
-            ours = zip(entry_names()[1:], PARTS, strict=True)
-            points = [(1 / part, rows[name][field]) for name, part in ours if field in rows.get(name, {})]
-            if points:
-                label = f"SemanIR, window {window}"
-                panel.plot(*zip(*points, strict=True), marker="o", color=f"C{index}", label=label)
-            if field in rows.get(PEER, {}):
-                panel.axhline(rows[PEER][field], linestyle="--", color=f"C{index}", label=f"Swin2SR, window {window}")
-    for panel, label in zip(panels, ("forward, s", "peak memory of the forward, MiB"), strict=True):
-        panel.set_xscale("log", base=2)
-        panel.set(xlabel="k / N", ylabel=label, ylim=(0, None))
-        panel.grid(alpha=0.3)
-        if panel.get_legend_handles_labels()[0]:
-            panel.legend(fontsize="small")
-    figure.suptitle(title)
-    figure.savefig(path, dpi=120)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--side", type=int, default=128, help="of the input, a multiple of every window")
     parser.add_argument("--windows", type=int, nargs="+", default=[8, 16, 32])
     parser.add_argument("--entries", nargs="+", default=entry_names(), choices=entry_names(), metavar="ENTRY")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no measurement after this time")
     parser.add_argument("--output", type=Path, default=None)
     parser.add_argument("--memory", metavar="ENTRY", help="measure one entry in this process, and print")
     words = parser.parse_args()
-    torch.set_num_threads(words.threads)
+    torch.set_num_threads(1)
     if words.memory:
         print(json.dumps(memory_of(words.memory, words.windows[0], words.side)))
         return
-    setting = {
-        "input": [words.side, words.side],
-        "scale": SCALE,
-        "dtype": "float32",
-        "threads": words.threads,
-        "device": f"CPU ({platform.machine()})",
-        "versions": installed_versions("torch", "transformers", "numba"),
-    }
+    setting = {"input": [words.side, words.side], "scale": SCALE, "dtype": "float32"}
+    content: dict[str, Any] = {"setting": setting, "parameters": {}, "seconds": {}, "memory": {}}
     name = "semanir_peers.json" if words.side == 128 else f"semanir_peers_{words.side}.json"
-    record = Record(words.output or Path(__file__).parent / "results" / name, setting)
-    start = time.monotonic()
-
-    def finished() -> bool:
-        return time.monotonic() - start > words.seconds
-
     for window in words.windows:
-        measure_times(record, window, words, finished)
-        measure_memory(record, window, words, finished)
-    record.content["load_average"] = os.getloadavg()
-    record.write()
-    table = markdown(record.content)
-    record.path.with_suffix(".md").write_text(table, encoding="utf-8")
-    title = f"x{SCALE}, {words.side} x {words.side} input, {setting['device']}, threads {words.threads}"
-    plot(record.content, record.path.with_suffix(".png"), title)
-    print(table)
+        for kind, found in zip(("parameters", "seconds", "memory"), measure(window, words), strict=True):
+            content[kind][str(window)] = found
+        # After each window: it is a long run.
+        content["setting"] = setting | describe_machine("torch", "transformers", "numba")
+        write_result(words.output or Path(__file__).parent / "results" / name, content, markdown(content))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from timing import installed_versions, write_result
 from torch.utils.flop_counter import FlopCounterMode
-from versions import installed_versions
 
 from hf_ext.hub.released import list_released
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
@@ -125,11 +125,7 @@ def main() -> None:
         {"window": window, "k": keys, **held(window, keys)} for window, several in WINDOWS.items() for keys in several
     ]
     result = {"side": SIDE, "versions": installed_versions(), "models": models, "memory_of_a_layer": memory}
-    options.results.mkdir(parents=True, exist_ok=True)
-    (options.results / "semanir_sizes.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    text = table(models, memory)
-    (options.results / "semanir_sizes.md").write_text(text, encoding="utf-8")
-    print(text)
+    write_result(options.results / "semanir_sizes.json", result, table(models, memory))
 
 
 if __name__ == "__main__":

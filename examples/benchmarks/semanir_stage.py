@@ -13,9 +13,6 @@ an order that turns from round to round; a ratio is the median over the rounds.
 """
 
 import argparse
-import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -24,9 +21,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from matplotlib.figure import Figure
-from tqdm import tqdm
-from versions import installed_versions
+from timing import describe_machine, in_turns, markdown_table, median_ratio, time_of, write_result
 
 from hf_ext.semanir import SemanIRConfig, SemanIRModel
 from hf_ext.semanir.modeling_semanir import SemanIRAttention, SemanIRStage
@@ -141,29 +136,18 @@ def make_groups(words: argparse.Namespace) -> dict[str, dict[str, Entry]]:
     return {name: groups[name] for name in words.groups}
 
 
-def seconds(entry: Entry) -> float:
-    start = time.perf_counter()
-    entry()
-    return time.perf_counter() - start
-
-
 def measure(entries: dict[str, Entry], rounds: int) -> dict[str, dict[str, float]]:
     """Median seconds of each entry, and the median ratio to the fastest dense one within a round."""
-    first = {name: seconds(entry) for name, entry in entries.items()}
-    times: dict[str, list[float]] = {name: [] for name in entries}
-    names = list(entries)
-    for turn in tqdm(range(rounds), "rounds"):
-        shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
-            times[name].append(seconds(entries[name]))
-    base = min((times[name] for name in names if name.startswith("dense")), key=statistics.median)
+    first = {name: time_of(entry, time.perf_counter) for name, entry in entries.items()}
+    times = in_turns([*entries], rounds, lambda name: time_of(entries[name], time.perf_counter))
+    base = min((times[name] for name in entries if name.startswith("dense")), key=statistics.median)
     return {
         name: {
-            "seconds": statistics.median(times[name]),
-            "ratio": statistics.median(ours / theirs for ours, theirs in zip(times[name], base, strict=True)),
+            "seconds": statistics.median(taken),
+            "ratio": median_ratio(taken, base),
             "first_call_seconds": first[name],
         }
-        for name in names
+        for name, taken in times.items()
     }
 
 
@@ -176,27 +160,12 @@ def dictionary_bytes(side: int) -> float:
 
 def markdown(results: dict[str, dict[str, dict[str, float]]]) -> str:
     """A row for each entry: milliseconds, and the multiple of the dense stage's time."""
-    lines = ["| stage | entry | ms | times dense |", "|---|---|---|---|"]
-    for group, rows in results.items():
-        lines += [
-            f"| {group} | {name} | {1000 * row['seconds']:.0f} | {row['ratio']:.2f} |" for name, row in rows.items()
-        ]
-    return "\n".join(lines) + "\n"
-
-
-def plot(results: dict[str, dict[str, dict[str, float]]], path: Path, title: str) -> None:
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    panel = figure.subplots()
-    for group, rows in results.items():
-        points = [(int(name[4:]), row["ratio"]) for name, row in rows.items() if name.startswith("k = ")]
-        panel.plot(*zip(*points, strict=True), marker="o", label=group)
-    panel.axhline(1, color="grey", linewidth=1)
-    panel.set_xscale("log", base=2)
-    panel.xaxis.set_major_formatter("{x:.0f}")
-    panel.set(xlabel="k, of N = 1024", ylabel="time / time of dense attention", ylim=(0, None), title=title)
-    panel.grid(alpha=0.3)
-    panel.legend()
-    figure.savefig(path, dpi=120)
+    rows = [
+        [group, name, f"{1000 * row['seconds']:.0f}", f"{row['ratio']:.2f}"]
+        for group, entries in results.items()
+        for name, row in entries.items()
+    ]
+    return markdown_table(["stage", "entry", "ms", "times dense"], rows)
 
 
 def main() -> None:
@@ -212,26 +181,16 @@ def main() -> None:
     words = parser.parse_args()
     torch.set_num_threads(words.threads)
     torch.manual_seed(0)
-    load_before = os.getloadavg()
     results = {name: measure(entries, words.rounds) for name, entries in make_groups(words).items()}
-    device = f"CPU ({platform.machine()})"
     content = {
         "results": results,
         "dictionary_bytes_per_token": dictionary_bytes(words.side),
         "sizes": {"side": words.side, "images": words.images, "window": WINDOW, "width": WIDTH, "heads": HEADS}
         | {"layers": LAYERS, "dtype": "float32"},
         "rounds": words.rounds,
-        "device": device,
-        "threads": torch.get_num_threads(),
-        "load_average": {"before": load_before, "after": os.getloadavg()},
-        "versions": installed_versions("torch", "numba", "transformers"),
+        **describe_machine("torch", "numba", "transformers"),
     }
-    words.output.parent.mkdir(exist_ok=True)
-    words.output.write_text(json.dumps(content, indent=2) + "\n")
-    table = markdown(results)
-    words.output.with_suffix(".md").write_text(table)
-    plot(results, words.output.with_suffix(".png"), f"{device}, {words.side} x {words.side}, threads {words.threads}")
-    print(table)
+    write_result(words.output, content, markdown(results))
 
 
 if __name__ == "__main__":

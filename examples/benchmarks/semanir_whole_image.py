@@ -11,8 +11,6 @@ between the restored images is given. A row is added to the results when it is d
 
 import argparse
 import json
-import os
-import platform
 import resource
 import subprocess
 import sys
@@ -22,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from versions import installed_versions
+from timing import describe_machine, markdown_table, write_result
 
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext.semanir.configuration_semanir import PRESETS
@@ -68,27 +66,17 @@ def measure(preset: str, width: int, height: int, budget: int, restored: Path) -
     }
 
 
-def save(path: Path, rows: list[dict[str, Any]]) -> None:
-    content = {
-        "rows": rows,
-        "dtype": "float32",
-        "device": f"CPU ({platform.machine()}), {os.cpu_count()} cores",
-        "versions": installed_versions("torch", "transformers", "hf-ext"),
-    }
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(content, indent=2) + "\n")
-    lines = [
-        "| preset | image | budget MiB | peak GB | seconds | processor seconds | largest difference to one piece |",
-        "|---|---|---|---|---|---|---|",
-    ]
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """A row for each image and budget."""
+    lines = []
     for row in rows:
         difference = row.get("largest_difference")
-        lines.append(
-            f"| {row['preset']} | {row['width']} x {row['height']} ({row['megapixels']:.1f} MP) | "
-            f"{row['budget_mib'] or 'none'} | {row['peak_gb']:.2f} | {row['seconds']:.0f} | "
-            f"{row['processor_seconds']:.0f} | {'' if difference is None else f'{difference:.1e}'} |"
-        )
-    path.with_suffix(".md").write_text("\n".join(lines) + "\n")
+        image = f"{row['width']} x {row['height']} ({row['megapixels']:.1f} MP)"
+        numbers = [f"{row['peak_gb']:.2f}", f"{row['seconds']:.0f}", f"{row['processor_seconds']:.0f}"]
+        told = "" if difference is None else f"{difference:.1e}"
+        lines.append([row["preset"], image, str(row["budget_mib"] or "none"), *numbers, told])
+    header = ["preset", "image", "budget MiB", "peak GB", "seconds", "processor seconds"]
+    return markdown_table([*header, "largest difference to one piece"], lines)
 
 
 def main() -> None:
@@ -120,8 +108,8 @@ def main() -> None:
                     row["largest_difference"] = (torch.load(restored) - whole).abs().max().item()
                 same = ("preset", "width", "height", "budget_mib")
                 rows = [old for old in rows if any(old[name] != row[name] for name in same)] + [row]
-                save(words.output, rows)
-                print(row, flush=True)
+                content = {"rows": rows, "dtype": "float32", **describe_machine("torch", "transformers", "hf-ext")}
+                write_result(words.output, content, markdown(rows))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the training loop costs beside a bare PyTorch loop on the same model, data and steps, and how it starts.
+"""The cost of the training loop beside a bare PyTorch loop on the same model, data and steps, and of its start.
 
     OMP_NUM_THREADS=1 python examples/benchmarks/training_overhead.py
     OMP_NUM_THREADS=1 python examples/benchmarks/training_overhead.py --before OTHER/bin/python
@@ -13,7 +13,6 @@ the processor time of `hf-ext train` until its first row, with a step a row, and
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -29,10 +28,10 @@ import psutil
 import torch
 import yaml
 from PIL import Image
+from timing import describe_machine, markdown_table, write_result
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 from transformers import get_scheduler
-from versions import installed_versions
 
 from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training import Task, TrainingArguments, train
@@ -104,7 +103,7 @@ def make_data(side: int = 64) -> datasets.Dataset:
 
 
 def bare_loop(task: Task, data: datasets.Dataset, model_section: dict[str, Any], steps: int) -> None:
-    """What one would write by hand."""
+    """A loop as one would write it by hand."""
     torch.manual_seed(0)
     model = task.build_model(model_section, None).train()
     optimizer = torch.optim.AdamW(task.parameter_groups(model, 0.0), lr=2e-4, fused=True)
@@ -244,10 +243,9 @@ def summarize(rows: dict[str, list[Any]]) -> dict[str, float]:
 
 
 def draw_table(medians: dict[str, dict[str, float]]) -> str:
-    lines = [f"| processor time | {' | '.join(medians)} |", f"|---|{'---|' * len(medians)}"]
-    for name in next(iter(medians.values())):
-        lines.append(f"| {name} | {' | '.join(f'{values[name]:.3f}' for values in medians.values())} |")
-    return "\n".join(lines) + "\n"
+    names = next(iter(medians.values()))
+    rows = [[name, *(f"{values[name]:.3f}" for values in medians.values())] for name in names]
+    return markdown_table(["processor time", *medians], rows)
 
 
 def main() -> None:
@@ -260,24 +258,12 @@ def main() -> None:
     if words.loops is not None:
         print(json.dumps(measure_loops(bool(words.loops))))
         return
-    load_before = os.getloadavg()
     pythons = ({"before": words.before} if words.before else {}) | {"now": sys.executable}
-    words.output.parent.mkdir(exist_ok=True)
     for rows in measure(words.rounds, pythons):
         medians = {label: summarize(found) for label, found in rows.items()}
-        content = {
-            "medians": medians,
-            "rounds": rows,
-            "cases": CASES,
-            "starts": STARTS,
-            "threads": 1,
-            "device": f"CPU ({platform.machine()}), {os.cpu_count()} cores",
-            "load_average": {"before": load_before, "after": os.getloadavg()},
-            "versions": installed_versions("torch", "accelerate", "transformers", "datasets", "hf-ext"),
-        }
-        words.output.write_text(json.dumps(content, indent=2) + "\n")
-        words.output.with_suffix(".md").write_text(draw_table(medians))
-    print(words.output.with_suffix(".md").read_text())
+        machine = describe_machine("torch", "accelerate", "transformers", "datasets", "hf-ext")
+        content = {"medians": medians, "rounds": rows, "cases": CASES, "starts": STARTS, **machine}
+        write_result(words.output, content, draw_table(medians))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,14 @@
-"""How well a class is learned as one token and as several of its own, beside adaLN: equal steps, equal noise.
+"""A class as one token and as several of its own, beside adaLN: equal steps, equal noise.
 
 python examples/disentangled_dit/class_tokens.py DATA WORK
 DATA holds the folder cifar10. A small network sees its pictures at 16 x 16 pixels, without controls. Of test pictures
 with fixed noise the gap is the loss with a wrong class less that with the right one, and the accuracy how often the
-right class has the least loss. What is done stays in WORK; at the end results/class_tokens.json and the table in
-README.md are written.
+right class has the least loss. Each run leaves a file in WORK/results and is skipped where that is there; at the end
+results/class_tokens.json and the table in README.md are written.
 """
 
-import json
-import os
 import sys
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +20,20 @@ from diffusers import DDIMScheduler
 from sets import resized
 from torch import Tensor
 
+from hf_ext.files import write_json
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTTransformer2DModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from studies import Steps, machine, prepare_process, write_blocks  # noqa: E402  found through the line above
+from experiments import (  # noqa: E402  found through the line above
+    count_seconds,
+    keep,
+    machine,
+    prepare_process,
+    spread,
+    table,
+    write_blocks,
+)
 
 EXAMPLES = Path(__file__).resolve().parent
 STEPS, WARM_UP, BATCH, RATE, SEEDS = 500, 50, 32, 2e-3, (0, 1, 2)
@@ -106,41 +113,31 @@ def measure(model: DisentangledDiTTransformer2DModel, data: Path) -> dict[str, f
     return {"loss": float(right.mean()), "gap": float((wrong - right).mean()), "accuracy": float(accuracy)}
 
 
-def table(results: dict[str, list[dict[str, float]]]) -> str:
+def make_table(results: dict[str, list[dict[str, float]]]) -> str:
     """Mean and standard deviation over the seeds."""
-    lines = ["| class | loss | gap × 1000 | accuracy, % |", "|---|---:|---:|---:|"]
-    for name, rows in results.items():
-        cells = []
-        for key, scale, digits in (("loss", 1, 4), ("gap", 1000, 2), ("accuracy", 100, 1)):
-            values = [scale * row[key] for row in rows]
-            cells.append(f"{np.mean(values):.{digits}f} ± {np.std(values, ddof=1):.{digits}f}")
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(
-        [*lines, "", f"{len(SEEDS)} seeds, mean ± standard deviation; {STEPS} steps of {BATCH} pictures."]
-    )
+    kinds = (("loss", 1, 4), ("gap", 1000, 2), ("accuracy", 100, 1))
+    lines = [
+        [name, *(spread([scale * row[key] for row in rows], digits) for key, scale, digits in kinds)]
+        for name, rows in results.items()
+    ]
+    text = table(["class", "loss", "gap × 1000", "accuracy, %"], lines)
+    return f"{text}\n\n{len(SEEDS)} seeds, mean ± standard deviation; {STEPS} steps of {BATCH} pictures."
 
 
 def main(data: Path, work: Path) -> None:
     prepare_process()
-    steps, results = Steps(work), {name: [] for name in VARIANTS}
+    kept, results = work / "results", {name: [] for name in VARIANTS}
     for seed in SEEDS:
         for name, network in VARIANTS.items():
-            settings = {"network": {**NETWORK, **network}, "seed": seed, "steps": STEPS, "judged": JUDGED}
-            row = steps.step(
-                f"tokens-{name}-{seed}",
-                settings,
-                lambda network=network, seed=seed: measure(train(data, network, seed), data),
-            )
-            results[name].append(row)
+            compute = partial(lambda network, seed: measure(train(data, network, seed), data), network, seed)
+            results[name].append(keep(kept / f"tokens-{name}-{seed}.json", compute))
     content = {"results": results, "network": NETWORK, "steps": STEPS, "batch": BATCH, "learning_rate": RATE}
-    content |= {"judged": JUDGED, "seconds": steps.seconds(), **machine("hf-ext", "torch", "diffusers")}
-    path = EXAMPLES / "results" / "class_tokens.json"
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    write_blocks({"tokens": table(results)}, EXAMPLES / "README.md")
+    content |= {"judged": JUDGED, "seconds": count_seconds(kept), **machine("hf-ext", "torch", "diffusers")}
+    write_json(EXAMPLES / "results" / "class_tokens.json", content, 1)
+    write_blocks({"tokens": make_table(results)}, EXAMPLES / "README.md")
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit(__doc__)
-    os.environ["HF_HUB_OFFLINE"] = "1"
     main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve())

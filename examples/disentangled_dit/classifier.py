@@ -72,7 +72,7 @@ class Residual(nn.Module):
 
 
 class JudgePreTrainedModel(PreTrainedModel):
-    """What both models share."""
+    """Shared parts of both models."""
 
     config: JudgeConfig
     base_model_prefix = "judge"

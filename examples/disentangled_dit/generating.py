@@ -1,4 +1,4 @@
-"""What a Disentangled DiT makes, measured: distance to real images, classes, content drift and what the controls do.
+"""Measurements of generated images: distance to real ones, classes, content drift, the effect of the controls.
 
 Distances are in the features of a classifier that the user names (`feature_distance`, never FID); the claim of
 arXiv 2411.03177 is tested by varying the size control alone, with seed and class fixed.
@@ -88,7 +88,7 @@ def evaluate_size_control(
     images_per_class: int = 10,
     **options: Any,
 ) -> dict[str, Any]:
-    """What `original_size` changes, with seed and class fixed: content, which it should not, and detail."""
+    """Changes by `original_size`, with seed and class fixed: of content, which should stay, and of detail."""
     if len(set(sizes)) < 2:
         raise ValueError(f"sizes must be at least two different sides in pixels, got {list(sizes)}.")
     labels = balance_labels(pipeline, images_per_class)

@@ -6,20 +6,19 @@ examples/released keeps of one. Its row is added to results/long_pair.json, and 
 and WORK are those of study.py.
 """
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from measuring import Judge, measure_classes
-from runs import OURS
+from peers import OURS
 from sets import prepare
 
 from hf_ext.files import read_json, write_json
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from studies import prepare_process, table, write_blocks  # noqa: E402  found through the line above
+from experiments import prepare_process, table, write_blocks  # noqa: E402  found through the line above
 
 EXAMPLES = Path(__file__).resolve().parent
 RESULTS = EXAMPLES / "results"
@@ -28,7 +27,7 @@ NAMES = {"attention": "class as a token", "adaln": "class in adaLN"}
 
 
 def count_steps(folder: Path) -> int:
-    """Steps behind a model: of a snapshot those of its run, of a kept model those of all its stretches."""
+    """Steps behind a model: of a snapshot those of its run, of a released model those that it tells."""
     told = read_json(folder / "training.json")
     return int(told["released"]["steps"] if "released" in told else told["steps"])
 
@@ -70,9 +69,9 @@ def make_table(rows: list[dict[str, Any]]) -> str:
 def main(data: Path, work: Path, models: list[Path]) -> None:
     """Judges all models."""
     prepare_process()
-    judge = Judge(RESULTS / "judge", prepare(data, work, None)["32"], OTHERS)
+    judge = Judge(RESULTS / "judge", prepare(data, work)["32"], OTHERS)
     path = RESULTS / "long_pair.json"
-    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    rows: list[dict[str, Any]] = read_json(path) if path.is_file() else []
     for model in models:
         rows = add_row(rows, judge_model(model, judge, PER_CLASS))
         write_json(path, rows)

@@ -1,4 +1,4 @@
-"""What the study measures: images of finished models, the pictures that runs drew on their way, real images beside."""
+"""Measurements of the study: images of finished models, the pictures that runs drew on their way, real images."""
 
 import shutil
 from collections.abc import Iterable
@@ -7,11 +7,10 @@ from typing import Any
 
 import datasets
 import numpy as np
-import peers
 from captions import border_colour, lightness
 from generating import evaluate_size_control, generate_images, measure_images
+from peers import OURS, load_peer
 from PIL import Image
-from runs import OURS
 from safetensors.torch import load_file, save_file
 from sets import resized
 
@@ -87,7 +86,7 @@ def right_shares(folder: Path, sets: dict[str, Path]) -> dict[str, float]:
 
 def load(snapshot: Path, kind: str = OURS) -> DisentangledDiTPipeline:
     """A run's pipeline, without bars."""
-    pipeline = DisentangledDiTPipeline.from_pretrained(snapshot) if kind == OURS else peers.load_peer(snapshot, kind)
+    pipeline = DisentangledDiTPipeline.from_pretrained(snapshot) if kind == OURS else load_peer(snapshot, kind)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
@@ -117,7 +116,7 @@ def smaller(images: np.ndarray, size: int) -> np.ndarray:
 def measure_control(
     snapshot: Path, judge: Judge, sizes: list[int], per_class: int, kind: str = OURS
 ) -> dict[str, Any]:
-    """What the size control changes, with noise and class fixed."""
+    """Changes by the size control, with noise and class fixed."""
     pipeline = load(snapshot, kind)
     found = evaluate_size_control(pipeline, judge.classifier, sizes, images_per_class=per_class, **SAMPLING)
     # The classifier knows CIFAR-10's classes only, and so never sees the class of the photographs.

@@ -35,9 +35,11 @@ from variants import VARIANTS
 from hf_ext.files import read_json, write_json
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
 from hf_ext.tasks.diffusion import DisentangledDiTTask
-from hf_ext.training import TrainingArguments, main
+from hf_ext.training import TrainingArguments, build_task, main
 from hf_ext.training.arguments import build
 
+# The name of our network, which is no peer.
+OURS = "ours"
 SINUSOIDS = 256
 # How a pipeline prepares texts.
 TEXT_OPTIONS = ("text_padding", "text_padding_noise", "max_text_length")
@@ -64,8 +66,6 @@ class Peer(ModelMixin, ConfigMixin, CacheMixin):
     CONTROL_SIZES = DisentangledDiTTransformer2DModel.CONTROL_SIZES
     # Controls for which there is a place.
     known: ClassVar[tuple[str, ...]] = ()
-    # What the width must be divisible by: the embedding of positions needs 4.
-    multiple: ClassVar[int] = 4
     # Whether it attends to tokens, of a class or a text.
     attends: ClassVar[bool] = False
 
@@ -112,14 +112,14 @@ class Peer(ModelMixin, ConfigMixin, CacheMixin):
         raise NotImplementedError
 
     def transformer_sizes(self) -> dict[str, Any]:
-        """What all transformers are given."""
+        """Sizes that all transformers are given."""
         config = self.config
         names = ("patch_size", "in_channels", "num_layers", "num_attention_heads", "attention_head_dim")
         sizes = {name: config[name] for name in names}
         return {**sizes, "sample_size": self.side, "out_channels": config.in_channels}
 
     def make_tokens(self) -> nn.Module:
-        """What makes tokens of a context. Classes, and no class, start at a spread of 1, as ours do."""
+        """A layer that makes tokens of a context. Classes, and no class, start at a spread of 1, as ours do."""
         if self.config.joint_attention_dim is None:
             return nn.Embedding(self.config.num_classes + 1, self.width)
         layer = nn.Linear(self.config.joint_attention_dim, self.width)
@@ -181,9 +181,6 @@ class Peer(ModelMixin, ConfigMixin, CacheMixin):
 class UNetPeer(Peer):
     """A UNet with self-attention; the class is added to the timestep's embedding. No controls."""
 
-    # Half of it is normalised in 8 groups.
-    multiple = 16
-
     def make_network(self) -> UNet2DModel:
         config, width = self.config, self.width
         # Sizes must be divisible by what two levels below the first need.
@@ -212,7 +209,6 @@ class CrossUNetPeer(Peer):
 
     attends = True
     known = tuple(Peer.CONTROL_SIZES)
-    multiple = 16
 
     def make_network(self) -> UNet2DConditionModel:
         config, width = self.config, self.width
@@ -263,8 +259,6 @@ class PixArtPeer(Peer):
 
     attends = True
     known = ("original_size", "aspect_ratio")
-    # A third of the width embeds each number.
-    multiple = 12
 
     def make_network(self) -> PixArtTransformer2DModel:
         if self.width % 3:
@@ -353,24 +347,17 @@ class PeerTask(DisentangledDiTTask):
         write_json(folder / "model_index.json", index)
 
 
-def make_task(arguments: TrainingArguments, peer: str) -> PeerTask:
-    """The task of a run of a peer."""
+def make_task(arguments: TrainingArguments, peer: str) -> DisentangledDiTTask:
+    """The task of a run, of our network or of a peer."""
+    if peer == OURS:
+        return build_task(arguments)
     task = build(PeerTask, arguments.task, "task")
     task.model_class = PEERS[peer]
     return task
 
 
 def load_peer(folder: str | Path, peer: str) -> DisentangledDiTPipeline:
-    """
-    The pipeline of a trained peer.
-
-    Args:
-        folder (`str` or `Path`): A snapshot of its run.
-        peer (`str`): One of `PEERS`.
-
-    Returns:
-        [`DisentangledDiTPipeline`]: It samples as from our network.
-    """
+    """The pipeline of a peer's snapshot, which samples as from our network."""
     folder = Path(folder)
     network = PEERS[peer].from_pretrained(folder / "transformer").eval()
     index = read_json(folder / "model_index.json")
@@ -381,37 +368,6 @@ def load_peer(folder: str | Path, peer: str) -> DisentangledDiTPipeline:
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
     options = {name: index[name] for name in TEXT_OPTIONS}
     return DisentangledDiTPipeline(network, scheduler, None, encoder, tokenizer, **options)
-
-
-def equal_sizes(peer: str, settings: dict[str, Any], parameters: int) -> dict[str, Any]:
-    """
-    The width at which a peer has the number of parameters nearest to a given one; depth and heads stay.
-
-    Args:
-        peer (`str`): One of `PEERS`.
-        settings (`dict[str, Any]`): Options of [`Peer`].
-        parameters (`int`): Of the network to compare with.
-
-    Returns:
-        `dict[str, Any]`: The options with another `attention_head_dim`.
-
-    Raises:
-        ValueError: If no width comes within 10 %.
-    """
-    best: tuple[float, dict[str, Any]] = (float("inf"), {})
-    heads = settings.get("num_attention_heads", 6)
-    for head_dim in range(8, 257, 2):
-        if heads * head_dim % PEERS[peer].multiple:
-            continue
-        chosen = {**settings, "attention_head_dim": head_dim}
-        with torch.device("meta"):
-            count = PEERS[peer](**chosen).num_parameters()
-        best = min(best, (abs(count / parameters - 1), chosen), key=lambda item: item[0])
-        if count > 2 * parameters:
-            break
-    if best[0] > 0.1:
-        raise ValueError(f"no width of {peer} gives {parameters} parameters within 10 %; nearest: {best[1]}.")
-    return best[1]
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def pulled_weights(folder: Path, commit: str) -> Path:
 
 
 def have_same_weights(first: Path, second: Path) -> bool:
-    """Whether two files hold the same tensors, bit for bit; the header of a published one says more."""
+    """True for two files with the same tensors, bit for bit; the header of a published one says more."""
     one, other = load_file(first), load_file(second)
     return one.keys() == other.keys() and all(
         value.dtype == other[name].dtype and value.tobytes() == other[name].tobytes() for name, value in one.items()

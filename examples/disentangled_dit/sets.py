@@ -86,29 +86,21 @@ def photograph_rows(folder: Path, count: int, label: int) -> Iterator[dict[str, 
             yield row(photo.convert("RGB").crop((left, top, left + side, top + side)), label)
 
 
-def folders(work: Path, count: int | None) -> dict[str, Path]:
+def folders(work: Path) -> dict[str, Path]:
     """
-    The folders of the sets by their names.
-
-    Args:
-        work (`Path`): The sets lie in `work/data`, with `count` in a folder of their own.
-        count (`int`, *optional*): At most so many pictures of each split, to try the machinery.
-
-    Returns:
-        `dict[str, Path]`: `32` and `16`, CIFAR-10 at that size; `captioned`, at 16; `varied`, at many sizes, with
-        photographs as an eleventh class.
+    The folders of the sets by their names: `32` and `16`, CIFAR-10 at that size; `captioned`, at 16; `varied`, at many
+    sizes, with photographs as an eleventh class.
     """
-    out = work / ("data" if count is None else f"data-{count}")
-    return {name: out / f"cifar10-{name}" for name in ("32", "16", "captioned", "varied")}
+    return {name: work / "data" / f"cifar10-{name}" for name in ("32", "16", "captioned", "varied")}
 
 
-def prepare(data: Path, work: Path, count: int | None) -> dict[str, Path]:
+def prepare(data: Path, work: Path) -> dict[str, Path]:
     """Writes the sets that are not there yet, of the folders `cifar10` and `bsds500` in `data`; their [`folders`]."""
-    made = folders(work, count)
+    made = folders(work)
     for split in ("train", "test"):
         if all((folder / f"{split}.parquet").is_file() for folder in made.values()):
             continue
-        source = open_cifar10(data / "cifar10", split, count)
+        source = open_cifar10(data / "cifar10", split, None)
         names = source.features["label"].names
         photographs = photograph_rows(data / "bsds500", max(1, len(source) // len(names)), len(names))
         # Tests are of one size: what a model is asked to make.

@@ -1,24 +1,26 @@
-"""The study of Disentangled DiT on real images, in parts: judge, claim, controls, sizes, transfer, networks, texts.
+"""The claims of Disentangled DiT on real images: judge, claim, controls, sizes, transfer, networks, texts.
 
-python examples/disentangled_dit/study.py DATA WORK [PART...]     all parts or some, the most telling ones first
+python examples/disentangled_dit/study.py DATA WORK [CLAIM...]    all claims or some, the most telling ones first
 python examples/disentangled_dit/study.py                         only writes the tables of what is measured
-DATA holds the folders cifar10 and bsds500, WORK keeps data, runs and models. Each step leaves its result in
-results/steps, which is committed, and is skipped when it is there with the same settings: the study continues where it
-stopped, on another machine too. Tables and pictures are written after each part.
-DIT_BUDGET_SCALE=0.003 makes every run that much shorter, to try the machinery; its results stay in WORK.
+DATA holds the folders cifar10 and bsds500, WORK keeps data, runs and models. Each run and each measurement leaves a
+file in results/steps, which is committed, and is skipped where that is there: the same command goes on after a stop,
+and a deleted file is computed again. Tables and pictures are written after each claim.
 """
 
-import os
-import shutil
+import contextlib
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import classifier
 import diffusers
+import peers
 from measuring import (
+    Judge,
     draw_sizes,
+    keep_judge,
     load,
     measure_classes,
     measure_control,
@@ -26,18 +28,30 @@ from measuring import (
     measure_sizes,
     measure_texts,
     real_sizes,
+    right_shares,
 )
+from peers import OURS
 from pictures import draw_sliders
-from runs import EXAMPLES, OURS
-from steps import MEASURED, RESULTS, NotMeasured, Study, make_judge
-from tables import draw_convergence, write_tables
+from sets import folders, prepare
+from tables import blocks, draw_convergence
 
+from hf_ext.files import read_json
 from hf_ext.tasks.diffusion_grids import write_picture
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from studies import copy_minilm, prepare_process  # noqa: E402  found through the line above
+from experiments import (  # noqa: E402  found through the line above
+    copy_minilm,
+    count_parameters,
+    count_seconds,
+    keep,
+    prepare_process,
+    train_run,
+    write_blocks,
+)
 
+EXAMPLES = Path(__file__).resolve().parent
+RESULTS = EXAMPLES / "results"
 # Steps of each run, of 32 pictures.
 CLAIM_STEPS, CROP_STEPS, TRANSFER_STEPS, TEXT_STEPS, PEER_STEPS, CANDIDATE_STEPS = 500, 500, 300, 400, 500, 150
 SEEDS = (0, 1, 2)
@@ -58,7 +72,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "adaln-weighted": ADALN,
     "adaln-constant": {**ADALN, "model.control_alpha": CONSTANT},
 }
-# What of variants.py trains, where it is not our network.
+# The networks of variants.py that train in place of ours.
 KINDS = {"adaln-weighted": "one-stream", "adaln-constant": "one-stream", "drawn": "drawn"}
 # Exponents of the weight of both sizes; those of VARIANTS, 8 and 0, stand beside them in the table.
 ALPHAS, ALPHA_SEEDS = (1, 2, 4), (0, 1)
@@ -78,7 +92,7 @@ TRANSFERS = {
 # A pre-training at 16 that sees whole pictures, or half of them at the scale of 32 and in parts.
 CROPS = {"global": {}, "global and local": {"local_prob": 0.5, "local_size": 32}}
 PADDINGS = ("zeros", "replicate", "noisy_replicate")
-# Of diffusers' networks the numbers per head at which `peers.equal_sizes` finds them as large as ours.
+# Of diffusers' networks the numbers per head at which they are as large as ours.
 PEERS = {"unet": 28, "dit": 44, "pixart": 48, "sd3": 32}
 # Those that attend, on texts. The UNet's width goes in steps of 16: this one is 11 % larger than ours.
 TEXT_PEERS = {"unet-cross": 24, "pixart": 48, "sd3": 32}
@@ -86,128 +100,206 @@ MASKED = {"model.num_decoder_layers": 2, "task.mask_ratio": 0.3}
 RATES = (5e-4, 1e-3, 2e-3)
 # The weights from which the transfers begin: hours of training at 16 x 16, of the released model.
 PRETRAINED = EXAMPLES.parent / "released" / "reached" / "cifar10-16"
+# Generated images of each class, of a finished model; as many real test pictures are kept apart from the judge's
+# reference.
+MEASURED = 30
+OTHERS = 10 * MEASURED
+# Points of a curve.
+POINTS = 4
+CLASSIFIER = "classifier"
+# Test pictures for the loss, and for that of the judge, which is longer and is looked at on its way.
+TESTED, JUDGED = "test[:250]", "test[:1000]"
+
+
+class Study:
+    """
+    Runs and measurements, each in a file.
+
+    Args:
+        data (`Path`, *optional*): Folder of the data sets; without it a file that is missing is a `FileNotFoundError`.
+        work (`Path`): Data, runs and models.
+        results (`Path`): The folder `steps` with the files, and the judge.
+    """
+
+    def __init__(self, data: Path | None, work: Path, results: Path = RESULTS):
+        self.data, self.work, self.results = data, work, results
+        self.sets = folders(work) if data is None else prepare(data, work)
+        self.judges: dict[tuple[Any, ...], Judge] = {}
+        # The training of each run, for a model that a measurement needs and that is not here.
+        self.trainings: dict[str, Callable[[], Any]] = {}
+
+    def keep(self, name: str, compute: Callable[[], Any]) -> Any:
+        """A result by its name."""
+        path = self.results / "steps" / f"{name}.json"
+        return read_json(path)["result"] if self.data is None else keep(path, compute)
+
+    def judge(self, name: str, side: int | None = None, middle: int | None = None) -> Judge:
+        """The judge of pictures of a set, made once."""
+        key = (name, side, middle)
+        if key not in self.judges:
+            judge(self)
+            self.judges[key] = Judge(self.results / "judge", self.sets[name], OTHERS, side, middle)
+        return self.judges[key]
+
+    @cached_property
+    def encoder(self) -> Path:
+        """MiniLM, which reads the captions."""
+        folder = self.work / "base" / "all-MiniLM-L6-v2"
+        return folder if self.data is None else copy_minilm(folder)
+
+    def values(self, name: str, **changes: Any) -> dict[str, Any]:
+        """Settings of a run: a set, and what differs from the recipe."""
+        path = str(self.sets[name])
+        return {"data": {"train": {"path": path}, "eval": {"path": path, "split": TESTED}}, "seed": 0, **changes}
+
+    def run(
+        self, name: str, values: dict[str, Any], steps: int | None, kind: str = OURS, start: str = ""
+    ) -> dict[str, Any]:
+        """
+        A training of so many steps, its warm-up a twentieth of them, or as its recipe says; `start` is the run that it
+        begins with.
+        """
+        if steps is not None:
+            values = {**values, "max_steps": steps, "warmup_steps": steps // 20}
+        if steps is not None and "task.samples_per_class" in values:
+            values["eval_steps"] = -(-steps // POINTS)
+        recipe, make_task = EXAMPLES / "study.yaml", partial(peers.make_task, peer=kind)
+        if kind == CLASSIFIER:
+            recipe, make_task = EXAMPLES / "classifier.yaml", classifier.make_task
+
+        def compute() -> dict[str, Any]:
+            begun = {"init_from": str(self.model(start))} if start else {}
+            row = train_run(self.work / "runs" / name, recipe, {**values, **begun}, make_task)
+            del row["losses"]
+            return {**row, "parameters": count_parameters(self.work / "runs" / name / "snapshot")}
+
+        self.trainings[name] = compute
+        return dict(self.keep(f"run-{name}", compute))
+
+    def model(self, name: str) -> Path:
+        """The model of a run, which is trained again where another machine trained it."""
+        snapshot = self.work / "runs" / name / "snapshot"
+        if not snapshot.is_dir():
+            self.trainings[name]()
+        return snapshot
+
+    def classes(self, name: str, row: dict[str, Any], data: str, kind: str = OURS) -> dict[str, Any]:
+        """The row of a class model, with its images measured."""
+        measured = self.keep(
+            f"measure-{name}", lambda: measure_classes(self.model(name), self.judge(data), MEASURED, kind)
+        )
+        return {**row, "measured": measured}
 
 
 def judge(study: Study) -> dict[str, Any]:
-    """The judge, and what it says of real images."""
-    found: dict[str, Any] = study.step("judge", study.judge_settings(), lambda: make_judge(study))
-    return found
+    """The judge: its weights are kept in 16 bits and measured on all real test pictures."""
+
+    def compute() -> dict[str, Any]:
+        values = study.values("32")
+        values["data"]["eval"]["split"] = JUDGED
+        row = study.run(CLASSIFIER, values, None, CLASSIFIER)
+        folder = study.results / "judge"
+        keep_judge(study.model(CLASSIFIER), folder)
+        accuracy = right_shares(folder, {side: study.sets[side] for side in ("32", "16")})
+        real = {side: Judge(folder, study.sets[side], OTHERS).real() for side in ("32", "16")}
+        return {**row, "accuracy": accuracy, "real": real}
+
+    return dict(study.keep("judge", compute))
 
 
 def claim_row(study: Study, variant: str, changes: dict[str, Any], seed: int) -> dict[str, Any]:
     """A run on pictures with originals of many sizes: its images, and what the size control does."""
-    name, number, kind = f"claim-{variant}-{seed}", study.count(PER_SIZE), KINDS.get(variant, OURS)
+    name, kind = f"claim-{variant}-{seed}", KINDS.get(variant, OURS)
     row = study.run(name, {**study.values("varied", **changes), "seed": seed}, CLAIM_STEPS, kind)
-    measured = study.classes(name, row, "16", kind)
-    control = study.measure(
-        f"{name}-control",
-        row,
-        lambda: measure_control(study.model(name), study.judge("16"), SIZES, number, kind),
-        per_class=number,
-        sizes=SIZES,
+    row = study.classes(name, row, "16", kind)
+    control = study.keep(
+        f"measure-{name}-control",
+        lambda: measure_control(study.model(name), study.judge("16"), SIZES, PER_SIZE, kind),
     )
-    return {**row, "measured": measured, "control": control}
+    return {**row, "control": control}
 
 
 def claim_rows(
     study: Study, variants: dict[str, dict[str, Any]], seeds: tuple[int, ...]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Runs of all variants, a seed after the other."""
-    rows: dict[str, list[dict[str, Any]]] = {variant: [] for variant in variants}
-    for seed in seeds:
-        for variant, changes in variants.items():
-            rows[variant] += study.measured_so_far(partial(claim_row, study, variant, changes, seed))
-    if not any(rows.values()):
-        raise NotMeasured
-    return rows
+    """Runs of all variants over the seeds."""
+    return {name: [claim_row(study, name, changes, seed) for seed in seeds] for name, changes in variants.items()}
 
 
 def claim(study: Study) -> dict[str, Any]:
     """Class as a token or in adaLN, controls weighted or constant, over the seeds."""
-    settings = {"judge": study.judged_by(), "sizes": SIZES}
-    real = study.step("real-sizes", settings, lambda: real_sizes(study.judge("16"), SIZES))
+    real = study.keep("real-sizes", lambda: real_sizes(study.judge("16"), SIZES))
     return {"real": real, "rows": claim_rows(study, VARIANTS, SEEDS)}
 
 
 def alpha(study: Study) -> dict[str, Any]:
-    """How the weight of the sizes rises, between constant and that of the claim."""
-    between = {f"alpha-{a}": {**TOKEN, "model.control_alpha": {**KNOWN, **sizes(a)}} for a in ALPHAS}
-    rows = claim_rows(study, between, ALPHA_SEEDS)
+    """Weights of the sizes between a constant one and that of the claim."""
+    between = {
+        f"alpha-{a}": {**TOKEN, "model.control_alpha": {**KNOWN, "original_size": float(a), "target_size": float(a)}}
+        for a in ALPHAS
+    }
     ends = claim_rows(study, {name: VARIANTS[name] for name in ("token-constant", "token-weighted")}, ALPHA_SEEDS)
+    rows = claim_rows(study, between, ALPHA_SEEDS)
     return {"constant": ends["token-constant"], **rows, "alpha-8": ends["token-weighted"]}
-
-
-def sizes(exponent: float) -> dict[str, float]:
-    """An exponent for both controls that are sizes."""
-    return {"original_size": float(exponent), "target_size": float(exponent)}
 
 
 def zero(study: Study) -> dict[str, Any]:
     """Controls that begin at zero, as the network's do, and drawn ones."""
-    drawn = claim_rows(study, {"drawn": TOKEN}, ALPHA_SEEDS)
-    return {"zero": claim_rows(study, {"token-weighted": TOKEN}, ALPHA_SEEDS)["token-weighted"], **drawn}
+    rows = claim_rows(study, {"token-weighted": TOKEN, "drawn": TOKEN}, ALPHA_SEEDS)
+    return {"zero": rows["token-weighted"], "drawn": rows["drawn"]}
 
 
 def cuts(study: Study) -> dict[str, Any]:
     """Training on parts of pictures, mirrored or not: with and without telling the network which."""
     rows: dict[str, Any] = {}
-    for name, known in (("told", KNOWN), ("not told", UNKNOWN)):
-        run, number = f"cuts-{name.replace(' ', '-')}", study.count(MEASURED)
-        row = study.run(
-            run, study.values("varied", **TOKEN, **{"task.crops": CUT, "model.control_alpha": known}), CLAIM_STEPS
-        )
-        asked: dict[str, Any] = {"original_size": (32, 32)} | ({"crop": MIDDLE} if name == "told" else {})
+    for name, known, place in (("told", KNOWN, {"crop": MIDDLE}), ("not told", UNKNOWN, {})):
+        run = f"cuts-{name.replace(' ', '-')}"
+        values = study.values("varied", **TOKEN, **{"task.crops": CUT, "model.control_alpha": known})
+        row = study.run(run, values, CLAIM_STEPS)
 
-        def compute(run: str = run, number: int = number, asked: dict[str, Any] = asked) -> dict[str, float]:
+        def compute(run: str = run, asked: dict[str, Any] = place) -> dict[str, float]:
             # Beside real pictures' middles.
-            return measure_classes(study.model(run), study.judge("32", 24, 16), number, **asked)
+            judge = study.judge("32", 24, 16)
+            return measure_classes(study.model(run), judge, MEASURED, original_size=(32, 32), **asked)
 
-        rows[name] = {**row, "measured": study.measure(run, row, compute, per_class=number, asked=asked)}
+        rows[name] = {**row, "measured": study.keep(f"measure-{run}", compute)}
     return rows
 
 
 def distances(study: Study) -> dict[str, Any]:
     """Distance of the images of a size to real pictures of that size, of the claim's models of the first seed."""
-    found, number = {}, study.count(MEASURED)
+    found = {}
     for variant, changes in VARIANTS.items():
         name, kind = f"claim-{variant}-{SEEDS[0]}", KINDS.get(variant, OURS)
-        row = study.run(name, {**study.values("varied", **changes), "seed": SEEDS[0]}, CLAIM_STEPS, kind)
+        claim_row(study, variant, changes, SEEDS[0])
 
         def compute(name: str = name, kind: str = kind) -> list[float]:
-            return measure_sizes(study.model(name), study.judge("16"), SIZES, number, kind)
+            return measure_sizes(study.model(name), study.judge("16"), SIZES, MEASURED, kind)
 
-        found[variant] = study.measure(f"{name}-distances", row, compute, per_class=number, sizes=SIZES)
+        found[variant] = study.keep(f"measure-{name}-distances", compute)
     return found
 
 
-def enlarged(study: Study, start: Path) -> dict[str, Any]:
-    """Settings of a run that continues at 32 pixels, and draws for a curve."""
-    pictures = {"task.samples_per_class": study.count(PER_POINT), "task.sample_steps": POINT_STEPS}
-    changes = {"init_from": str(start), "task.image_size": 32, "learning_rate": 1e-3}
-    return study.values("32", **changes, **pictures)
-
-
-def transfer_row(
-    study: Study, name: str, values: dict[str, Any], before: Callable[[], Any], kind: str = OURS
-) -> dict[str, Any]:
-    """A run at 32 pixels, with the curve of what it drew on its way."""
-    row = study.run(name, values, TRANSFER_STEPS, kind, before)
-    number, batch_size = study.count(PER_POINT), row["arguments"]["per_device_train_batch_size"]
-
-    def compute() -> list[dict[str, float]]:
-        return measure_samples(study.model(name).parent, study.judge("32"), 32, number, batch_size)
-
-    return {**row, "curve": study.measure(f"{name}-curve", row, compute, per_class=number)}
+def continued(study: Study, name: str, kind: str = OURS, start: str = "", **changes: Any) -> dict[str, Any]:
+    """A run that continues at 32 pixels, with the curve of what it drew on its way."""
+    drawn = {"task.samples_per_class": PER_POINT, "task.sample_steps": POINT_STEPS}
+    values = study.values("32", **{"task.image_size": 32, "learning_rate": 1e-3, **drawn, **changes})
+    row = study.run(name, values, TRANSFER_STEPS, kind, start)
+    batch_size = row["arguments"]["per_device_train_batch_size"]
+    curve = study.keep(
+        f"measure-{name}-curve",
+        lambda: measure_samples(study.model(name).parent, study.judge("32"), 32, PER_POINT, batch_size),
+    )
+    return {**row, "curve": curve}
 
 
 def transfer(study: Study) -> dict[str, Any]:
     """From 16 to 32 pixels, with and without what should help."""
-    start, rows = study.work / "base" / PRETRAINED.name, {}
-    before = partial(shutil.copytree, PRETRAINED, start, dirs_exist_ok=True)
+    rows = {}
     for index, (name, how) in enumerate(TRANSFERS.items()):
         kind = "bicubic" if name.startswith("bicubic") else OURS
-        values = {**enlarged(study, start), "task.transfer": how}
-        rows[name] = transfer_row(study, f"transfer-{index}", values, before, kind)
+        changes = {"init_from": str(PRETRAINED), "task.transfer": how}
+        rows[name] = continued(study, f"transfer-{index}", kind, **changes)
     return rows
 
 
@@ -215,89 +307,71 @@ def crops(study: Study) -> dict[str, Any]:
     """Local crops in the pre-training: short ones, from nothing."""
     rows = {}
     for index, (name, how) in enumerate(CROPS.items()):
-        first = f"crops-{index}-16"
-        study.run(first, study.values("32", **{"task.crops": how}), CROP_STEPS)
-        after = enlarged(study, study.snapshot(first))
-        rows[name] = transfer_row(study, f"crops-{index}-32", after, partial(study.model, first))
+        study.run(f"crops-{index}-16", study.values("32", **{"task.crops": how}), CROP_STEPS)
+        rows[name] = continued(study, f"crops-{index}-32", start=f"crops-{index}-16")
     return rows
 
 
-def texts(study: Study) -> dict[str, Any]:
-    """Captions, with three kinds of padding."""
-    rows, encoder = {}, study.work / "base" / "all-MiniLM-L6-v2"
-    number = 10 * study.count(MEASURED)
-    for padding in PADDINGS:
-        name, values = f"text-{padding}", study.values("captioned", **text_values(encoder, padding))
-        row = study.run(name, values, TEXT_STEPS, before=partial(copy_minilm, encoder))
-        rows[padding] = {**row, "measured": text_images(study, name, row, number)}
-    return rows
-
-
-def text_images(study: Study, name: str, row: dict[str, Any], number: int, kind: str = OURS) -> dict[str, float]:
-    """The images of a finished text model."""
-
-    def compute() -> dict[str, float]:
-        return measure_texts(study.model(name), study.judge("16"), study.sets["captioned"], number, kind)
-
-    found: dict[str, float] = study.measure(name, row, compute, images=number)
-    return found
-
-
-def text_values(encoder: Path, padding: str) -> dict[str, Any]:
-    """What a run on captions changes."""
-    return {
-        "task.text_encoder": str(encoder),
-        "task.text_padding": padding,
-        "task.max_text_length": 20,
-        "model.num_classes": None,
-        "model.joint_attention_dim": 384,
-    }
-
-
-def peer_values(study: Study, name: str) -> dict[str, Any]:
-    """Settings of a network; a peer of our network's depth has the width at which it is as large."""
-    changes = {OURS: {}, "masked": MASKED}.get(name)
-    return study.values("16", **({"model.attention_head_dim": PEERS[name]} if changes is None else changes))
-
-
-def best_rate(study: Study, run: str, values: dict[str, Any], kind: str, before: Callable[[], Any]) -> float:
-    """The learning rate with the smallest loss after a short run."""
-
-    def try_rate(rate: float) -> float:
-        row = study.run(f"{run}-{rate:g}", {**values, "learning_rate": rate}, CANDIDATE_STEPS, kind, before)
-        return float(row["scores"]["loss"])
-
-    return min(RATES, key=try_rate)
+def best_rate(study: Study, run: str, values: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The settings with the learning rate that has the smallest loss after a short run."""
+    rated = [{**values, "learning_rate": rate} for rate in RATES]
+    losses = [
+        study.run(f"{run}-{one['learning_rate']:g}", one, CANDIDATE_STEPS, kind)["scores"]["loss"] for one in rated
+    ]
+    return rated[losses.index(min(losses))]
 
 
 def compare(study: Study) -> dict[str, Any]:
     """diffusers' networks beside ours: equal steps, each with the best of three rates by the loss of short runs."""
     rows = {}
     for name in (OURS, "masked", *PEERS):
-        kind, values, run = name if name in PEERS else OURS, peer_values(study, name), f"peer-{name}"
-        rate = best_rate(study, run, values, kind, lambda: None)
-        row = study.run(run, {**values, "learning_rate": rate}, PEER_STEPS, kind)
-        rows[name] = {**row, "measured": study.classes(run, row, "16", kind)}
+        kind, run = name if name in PEERS else OURS, f"peer-{name}"
+        values = best_rate(study, run, study.values("16", **network_values(name, PEERS)), kind)
+        rows[name] = study.classes(run, study.run(run, values, PEER_STEPS, kind), "16", kind)
     return rows
 
 
+def network_values(name: str, widths: dict[str, int]) -> dict[str, Any]:
+    """Settings of a network; a peer of our network's depth has the width at which it is as large."""
+    if name == "masked":
+        return MASKED
+    return {"model.attention_head_dim": widths[name]} if name in widths else {}
+
+
+def text_row(study: Study, run: str, values: dict[str, Any], kind: str = OURS) -> dict[str, Any]:
+    """A run on captions, with its images."""
+    row = study.run(run, values, TEXT_STEPS, kind)
+
+    def compute() -> dict[str, float]:
+        return measure_texts(study.model(run), study.judge("16"), study.sets["captioned"], 10 * MEASURED, kind)
+
+    return {**row, "measured": study.keep(f"measure-{run}", compute)}
+
+
+def text_values(study: Study, padding: str, **changes: Any) -> dict[str, Any]:
+    """Settings of a run on captions."""
+    words = {"task.text_encoder": str(study.encoder), "task.text_padding": padding, "task.max_text_length": 20}
+    model = {"model.num_classes": None, "model.joint_attention_dim": 384}
+    return study.values("captioned", **words, **model, **changes)
+
+
+def texts(study: Study) -> dict[str, Any]:
+    """Captions, with three kinds of padding."""
+    return {padding: text_row(study, f"text-{padding}", text_values(study, padding)) for padding in PADDINGS}
+
+
 def compare_texts(study: Study) -> dict[str, Any]:
-    """The same on captions, of the networks that attend."""
-    rows, encoder, number = {}, study.work / "base" / "all-MiniLM-L6-v2", 10 * study.count(MEASURED)
-    before = partial(copy_minilm, encoder)
+    """The same networks on captions, those that attend."""
+    rows = {}
     for name in (OURS, "masked", *TEXT_PEERS):
         kind, run = name if name in TEXT_PEERS else OURS, f"text-peer-{name}"
-        width = {"model.attention_head_dim": TEXT_PEERS[name]} if name in TEXT_PEERS else {}
-        changes = {**text_values(encoder, PADDINGS[-1]), **(MASKED if name == "masked" else width)}
-        values = study.values("captioned", **changes)
-        rate = best_rate(study, run, values, kind, before)
-        row = study.run(run, {**values, "learning_rate": rate}, TEXT_STEPS, kind, before)
-        rows[name] = {**row, "measured": text_images(study, run, row, number, kind)}
+        values = text_values(study, PADDINGS[-1], **network_values(name, TEXT_PEERS))
+        rows[name] = text_row(study, run, best_rate(study, run, values, kind), kind)
     return rows
 
 
 # In this order: the most telling first.
-PARTS_OF_STUDY: dict[str, Callable[[Study], Any]] = {
+CLAIMS: dict[str, Callable[[Study], Any]] = {
     "judge": judge,
     "claim": claim,
     "alpha": alpha,
@@ -312,59 +386,48 @@ PARTS_OF_STUDY: dict[str, Callable[[Study], Any]] = {
 }
 
 
-def collect(study: Study) -> dict[str, Any]:
-    """What is measured."""
-    result: dict[str, Any] = {"seconds": study.seconds()}
-    for name, part in PARTS_OF_STUDY.items():
-        found = study.measured_so_far(partial(part, study))
-        if found:
-            result[name] = found[0]
+def collect(work: Path, results: Path = RESULTS) -> dict[str, Any]:
+    """All claims that are measured."""
+    study, result = Study(None, work, results), {"seconds": count_seconds(results / "steps")}
+    for name, compute in CLAIMS.items():
+        with contextlib.suppress(FileNotFoundError):
+            result[name] = compute(study)
     return result
 
 
-def write(study: Study, report: Path, readme: Path) -> None:
-    """The tables and curves of what is measured."""
-    result = collect(type(study)(None, study.work, study.scale))
-    write_tables(result, readme)
+def draw(study: Study, name: str) -> None:
+    """The pictures of a claim whose models are here."""
+    runs = {variant: study.work / "runs" / f"claim-{variant}-{SEEDS[0]}" / "snapshot" for variant in VARIANTS}
+    if name == "claim" and all(run.is_dir() for run in runs.values()):
+        pipelines = {variant: load(run, KINDS.get(variant, OURS)) for variant, run in runs.items()}
+        draw_sizes(pipelines, SIZES, study.results / "sizes.png")
+    told = study.work / "runs" / "cuts-told" / "snapshot"
+    if name == "cuts" and told.is_dir():
+        write_picture(draw_sliders(load(told), SHOWN), study.results / "sliders.png")
+
+
+def write(work: Path, results: Path = RESULTS, readme: Path = EXAMPLES / "README.md") -> None:
+    """Tables and curves of all claims that are measured."""
+    result = collect(work, results)
+    write_blocks(blocks(result), readme)
     if "transfer" in result:
-        draw_convergence(result["transfer"], report / "transfer.png")
+        draw_convergence(result["transfer"], results / "transfer.png")
 
 
-def draw(study: Study, part: str, report: Path) -> None:
-    """The pictures of a part whose models are here."""
-    if part == "claim":
-        first = {variant: study.snapshot(f"claim-{variant}-{SEEDS[0]}") for variant in VARIANTS}
-        if all(snapshot.is_dir() for snapshot in first.values()):
-            pipelines = {variant: load(snapshot, KINDS.get(variant, OURS)) for variant, snapshot in first.items()}
-            draw_sizes(pipelines, SIZES, report / "sizes.png")
-    if part == "cuts" and study.snapshot("cuts-told").is_dir():
-        write_picture(draw_sliders(load(study.snapshot("cuts-told")), SHOWN), report / "sliders.png")
-
-
-def main(data: Path | None, work: Path, names: list[str]) -> None:
-    """The parts, and the tables after each."""
+def main(words: list[str]) -> None:
+    """The claims, and the tables after each."""
     prepare_process()
     diffusers.utils.logging.disable_progress_bar()
-    scale = float(os.environ.get("DIT_BUDGET_SCALE", "1"))
-    study = Study(data, work, scale)
-    report, readme = RESULTS, EXAMPLES / "README.md"
-    if scale != 1:
-        report = work / "report"
-        report.mkdir(parents=True, exist_ok=True)
-        readme = Path(shutil.copy(readme, report))
-    for name in names:
-        PARTS_OF_STUDY[name](study)
-        write(study, report, readme)
-        draw(study, name, report)
-    if not names:
-        write(study, report, readme)
+    if not words:
+        return write(Path("unused"))
+    study = Study(Path(words[0]).resolve(), Path(words[1]).resolve())
+    for name in words[2:] or CLAIMS:
+        CLAIMS[name](study)
+        draw(study, name)
+        write(study.work)
 
 
 if __name__ == "__main__":
-    words = sys.argv[1:]
-    if len(words) == 1 or set(words[2:]) - set(PARTS_OF_STUDY):
-        sys.exit(f"{__doc__}PART is one of {', '.join(PARTS_OF_STUDY)}.")
-    if words:
-        main(Path(words[0]).resolve(), Path(words[1]).resolve(), words[2:] or list(PARTS_OF_STUDY))
-    else:
-        main(None, Path("WORK").resolve(), [])
+    if len(sys.argv) == 2 or set(sys.argv[3:]) - set(CLAIMS):
+        sys.exit(f"{__doc__}CLAIM is one of {', '.join(CLAIMS)}.")
+    main(sys.argv[1:])

@@ -3,12 +3,12 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from studies import save_figure, table, version_list, write_blocks  # noqa: E402  found through the line above
+from experiments import save_figure, spread, table, version_list  # noqa: E402  found through the line above
 
 EXAMPLES = Path(__file__).resolve().parent
 VARIANTS = {
@@ -37,15 +37,8 @@ def measured(values: dict[str, float]) -> list[str]:
     return [*numbers, f"{100 * values['accuracy']:.1f} %"]
 
 
-def spread(values: list[float], digits: int) -> str:
-    """Mean and standard deviation over the seeds, where there are several."""
-    if len(values) == 1:
-        return f"{values[0]:.{digits}f}"
-    return f"{mean(values):.{digits}f} ± {stdev(values):.{digits}f}"
-
-
 def judge_table(row: dict[str, Any]) -> str:
-    """What the judge says of real pictures."""
+    """The judge on real pictures."""
     lines = []
     for side in ("32", "16"):
         real = row["real"][side]
@@ -60,8 +53,6 @@ def control_rows(rows: dict[str, list[dict[str, Any]]], names: dict[str, str]) -
     """A line for each kind of run: its images, and what the size control changes."""
     lines = []
     for name, found in rows.items():
-        if not found:
-            continue
         line = [names[name], str(len(found))]
         line.append(spread([row["measured"]["feature_distance"] for row in found], 2))
         line.append(spread([100 * row["measured"]["accuracy"] for row in found], 1))
@@ -75,7 +66,7 @@ def control_table(first: str, rows: dict[str, list[dict[str, Any]]], names: dict
     """Runs whose size control was varied."""
     header = [first, "seeds", "feature distance", "accuracy, %"]
     text = table([*header, "content drift", "detail changed", "same class seen"], control_rows(rows, names))
-    row = next(found[0] for found in rows.values() if found)
+    row = next(iter(rows.values()))[0]
     images = row["measured"]["images"]
     return f"{text}\n\nMean ± standard deviation over the seeds; {row['steps']:,} steps, {images} images of each run."
 
@@ -86,9 +77,9 @@ def claim_table(claim: dict[str, Any]) -> str:
 
 
 def size_table(claim: dict[str, Any]) -> str:
-    """What the size control does, size by size."""
+    """Detail and accuracy, size by size."""
     lines, real = [], claim["real"]
-    sources = {VARIANTS[name]: [row["control"] for row in rows] for name, rows in claim["rows"].items() if rows}
+    sources = {VARIANTS[name]: [row["control"] for row in rows] for name, rows in claim["rows"].items()}
     for name, controls in {**sources, "real pictures made so small": [real]}.items():
         line = [name]
         for index in range(len(real["sizes"])):
@@ -161,26 +152,14 @@ BLOCKS: dict[str, tuple[str, Callable[[Any], str]]] = {
 }
 
 
-def block(part: str, write: Callable[[Any], str], result: dict[str, Any]) -> str:
-    """A part's table, or that it is not measured."""
-    if part not in result:
-        return f"Not measured yet: `python examples/disentangled_dit/study.py DATA WORK {part}`."
-    return write(result[part])
-
-
 def blocks(result: dict[str, Any]) -> dict[str, str]:
-    """The README's tables by the name of their place."""
-    made = {name: block(part, write, result) for name, (part, write) in BLOCKS.items()}
+    """The README's tables of the claims that are measured, by the name of their place."""
+    made = {name: write(result[part]) for name, (part, write) in BLOCKS.items() if part in result}
     if "judge" in result:
         row = result["judge"]
         made["budget"] = f"{row['hardware']}; {result['seconds'] / 60:.0f} min in all, beside other work; "
         made["budget"] += f"{version_list(row)}."
     return made
-
-
-def write_tables(result: dict[str, Any], readme: Path = EXAMPLES / "README.md") -> None:
-    """Puts the tables into the README, or into a copy."""
-    write_blocks(blocks(result), readme)
 
 
 def draw_convergence(rows: dict[str, Any], path: Path) -> None:

@@ -1,18 +1,14 @@
 """Timestep distributions and loss weights beside the plain ones: short runs of equal steps, one evaluation for all.
 
 python examples/disentangled_dit/timesteps.py CIFAR10 WORK
-CIFAR10 is the folder of the data set. Runs of a seed have equal initial weights and see equal batches. Each leaves its
-result in WORK/results and is skipped when it is there, so an interrupted study continues. At the end
-results/timesteps.json and the table in README.md are written.
-DIT_BUDGET_SCALE=0.01 makes every run that much shorter, to try the machinery; its results stay in WORK/report.
+CIFAR10 is the folder of the data set. Runs of a seed have equal initial weights and see equal batches. Each leaves a
+file in WORK/results and is skipped where that is there. At the end results/timesteps.json and the table in README.md
+are written.
 """
 
-import json
-import os
 import sys
 from functools import cache, partial
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
@@ -20,13 +16,22 @@ import torch
 from sets import open_cifar10
 from torch.utils.data import default_collate
 
+from hf_ext.files import write_json
 from hf_ext.settings import build
 from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.training import evaluate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from studies import Steps, machine, prepare_process, table, write_blocks  # noqa: E402  found through the line above
+from experiments import (  # noqa: E402  found through the line above
+    count_seconds,
+    keep,
+    machine,
+    prepare_process,
+    spread,
+    table,
+    write_blocks,
+)
 
 EXAMPLES = Path(__file__).resolve().parent
 STEPS, BATCH, LEARNING_RATE = 400, 32, 2e-3
@@ -63,17 +68,17 @@ def cut_pictures(cifar10: Path, count: int) -> list[dict[str, Any]]:
     return [task.training_sample(example, generator) for example in open_cifar10(cifar10, "train", count)]
 
 
-def train_one(cifar10: Path, objective: str, choice: str, seed: int, steps: int) -> dict[str, float]:
+def train_one(cifar10: Path, objective: str, choice: str, seed: int) -> dict[str, float]:
     """Trains a network and evaluates it, with uniform timesteps and equal weights."""
     torch.manual_seed(seed)
     task = make_task(objective, choice)
     model: Any = task.build_model(NETWORK, None)
     optimizer = torch.optim.AdamW(task.parameter_groups(model.train(), 0.0), lr=LEARNING_RATE, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, LEARNING_RATE, steps, pct_start=0.05, cycle_momentum=False
+        optimizer, LEARNING_RATE, STEPS, pct_start=0.05, cycle_momentum=False
     )
-    samples, order = cut_pictures(cifar10, min(PICTURES, BATCH * steps)), np.random.default_rng(seed)
-    for step in range(steps):
+    samples, order = cut_pictures(cifar10, min(PICTURES, BATCH * STEPS)), np.random.default_rng(seed)
+    for step in range(STEPS):
         batch = default_collate([samples[index] for index in order.integers(len(samples), size=BATCH)])
         torch.manual_seed(1_000_003 * seed + step)
         task.loss(model, batch, step).backward()
@@ -81,22 +86,21 @@ def train_one(cifar10: Path, objective: str, choice: str, seed: int, steps: int)
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-    return evaluate(task, model, open_cifar10(cifar10, "test", EVALUATED if steps > 50 else 8))
+    return evaluate(task, model, open_cifar10(cifar10, "test", EVALUATED))
 
 
-def train_all(study: Steps, cifar10: Path) -> dict[str, Any]:
+def train_all(cifar10: Path, results: Path) -> dict[str, Any]:
     """All runs, a seed after the other."""
-    steps = max(2, int(STEPS * (study.scale or 1)))
     rows = [(objective, choice) for objective in OBJECTIVES for choice in CHOICES]
     rows.remove(("flow", "uniform, flow"))
     found: dict[str, list[float]] = {" | ".join(row): [] for row in rows}
     for seed in SEEDS:
         for objective, choice in rows:
-            compute = partial(train_one, cifar10, objective, choice, seed, steps)
-            settings = {"steps": steps, "network": NETWORK, "pictures": PICTURES, "evaluated": EVALUATED}
-            metrics = study.step(f"{objective}-{choice.replace(', ', '-')}-{seed}", settings, compute)
+            path = results / f"{objective}-{choice.replace(', ', '-')}-{seed}.json"
+            metrics = keep(path, partial(train_one, cifar10, objective, choice, seed))
             found[f"{objective} | {choice}"].append(metrics["loss"])
-    return {"steps": steps, "batch": BATCH, "seeds": list(SEEDS), "network": NETWORK, "loss": found}
+    told = {"steps": STEPS, "batch": BATCH, "seeds": list(SEEDS), "network": NETWORK, "loss": found}
+    return {**machine("hf-ext", "torch", "diffusers"), **told, "seconds": count_seconds(results)}
 
 
 def make_table(result: dict[str, Any]) -> str:
@@ -105,10 +109,9 @@ def make_table(result: dict[str, Any]) -> str:
     for name, losses in result["loss"].items():
         objective, choice = name.split(" | ")
         plain = result["loss"][f"{objective} | {PLAIN}"]
-        cells = [f"{mean(losses):.4f} ± {stdev(losses):.4f}", ""]
+        cells = [spread(losses, 4), ""]
         if choice != PLAIN:
-            more = [1000 * (loss - base) for loss, base in zip(losses, plain, strict=True)]
-            cells[1] = f"{mean(more):+.1f} ± {stdev(more):.1f}"
+            cells[1] = spread([1000 * (loss - base) for loss, base in zip(losses, plain, strict=True)], 1, "+")
         lines.append([f"{objective}, {choice}", *cells])
     return table(["objective, distribution, weight", "loss", "1000 × more than the plain one"], lines)
 
@@ -116,14 +119,9 @@ def make_table(result: dict[str, Any]) -> str:
 def main(cifar10: Path, work: Path) -> None:
     """All runs, then the table."""
     prepare_process()
-    study = Steps(work, float(os.environ.get("DIT_BUDGET_SCALE", "1")))
-    result = {**machine("hf-ext", "torch", "diffusers"), **train_all(study, cifar10), "seconds": study.seconds()}
-    folder = EXAMPLES / "results" if study.scale == 1 else work / "report"
-    folder.mkdir(exist_ok=True)
-    (folder / "timesteps.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(make_table(result))
-    if study.scale == 1:
-        write_blocks({"timesteps": make_table(result)}, EXAMPLES / "README.md")
+    result = train_all(cifar10, work / "results")
+    write_json(EXAMPLES / "results" / "timesteps.json", result, 1)
+    write_blocks({"timesteps": make_table(result)}, EXAMPLES / "README.md")
 
 
 if __name__ == "__main__":

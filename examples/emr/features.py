@@ -17,7 +17,7 @@ from hf_ext.training import Task
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from studies import save_figure  # noqa: E402  found through the line above
+from experiments import save_figure  # noqa: E402  found through the line above
 
 FEATURE_METHODS = {"individual": "individual", "average": "average", "emr": "EMR", "onebit": "1-bit deltas"}
 FEATURES, SEED = 200, 0
@@ -27,7 +27,7 @@ Examples = Mapping[str, tuple[Task, datasets.Dataset]]
 
 @torch.no_grad()
 def read_features(model: Any, task: Task, data: datasets.Dataset) -> np.ndarray:
-    """What the head of a classifier is given, `[examples, hidden]`."""
+    """Inputs of a classifier's head, `[examples, hidden]`."""
     found: list[torch.Tensor] = []
     hook = model.classifier.register_forward_pre_hook(lambda module, inputs: found.append(inputs[0]))
     for start in range(0, len(data), 50):

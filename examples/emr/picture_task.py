@@ -49,7 +49,7 @@ class PictureTask(Task):
     def evaluate_batch(
         self, model: torch.nn.Module, examples: list[dict[str, Any]], indices: list[int]
     ) -> list[dict[str, float]]:
-        """Whether each picture was recognised."""
+        """True for each picture that was recognised."""
         pixels = torch.stack([read_pixels(example["image"]) for example in examples])
         found = model(pixel_values=pixels.to(next(model.parameters()).device)).logits.argmax(-1).tolist()
         return [{"accuracy": float(guess == example["label"])} for guess, example in zip(found, examples, strict=True)]

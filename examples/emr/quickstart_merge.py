@@ -29,7 +29,7 @@ TASKS = (*NOISE, "jpeg")
 
 
 def degrade(photo: np.ndarray, task: str, seed: int) -> np.ndarray:
-    """What a task's model is given, white at 1."""
+    """The input of a task's model, white at 1."""
     if task == "jpeg":
         return jpeg(photo, QUALITY).astype(np.float32) / 255
     noise = np.random.default_rng(seed).standard_normal(photo.shape, dtype=np.float32)

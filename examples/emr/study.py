@@ -1,17 +1,15 @@
 """The study of merging on real fine-tunes: three sets, three seeds, every method.
 
-python examples/emr/study.py SET SHARED WORK [SCALE]
+python examples/emr/study.py SET SHARED WORK
 SET is tweets, pictures or texts (sets.py). SHARED holds tweeteval/, cifar10/ and fsdd/ as far as the set needs them.
-Each training, and each row of a table, is kept in WORK and not done again, so that an interrupted study continues. At
-the end examples/emr/results/SET has study.json and pictures; tables.py writes the README's tables. SCALE below 1 makes
-every training shorter, to try the machinery; the results are then in WORK.
+Each row of a table is a file in WORK and is skipped where that is there; a training that was stopped goes on. At the
+end examples/emr/results/SET has study.json and pictures; tables.py writes the README's tables.
 """
 
 import re
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from sets import EXAMPLES, SETS, Set
 
 from hf_ext import EMRModel, merge_checkpoints
+from hf_ext.files import whole_folder, write_json
 from hf_ext.merging.adamerging import learn_weights
 from hf_ext.merging.measuring import save_statistics
 from hf_ext.training import Task, evaluate, train
@@ -31,7 +30,7 @@ from hf_ext.training.sources import open_source
 
 sys.path.insert(0, str(EXAMPLES.parent))
 
-from studies import Steps, is_complete, machine, prepare_process, read_arguments  # noqa: E402  found above
+from experiments import keep, machine, prepare_process, read_arguments  # noqa: E402  found above
 
 SEEDS = (0, 1, 2)
 # Merges into one model, each as its command does it without further options.
@@ -42,7 +41,7 @@ STATISTICS = {"fisher": "fisher", "regmean": "gram"}
 STATISTICS_EXAMPLES = 64
 
 
-class Study(Steps):
+class Study:
     """
     One seed of one set: its trainings, merges and scores.
 
@@ -50,12 +49,10 @@ class Study(Steps):
         kit ([`Set`]): The set.
         seed (`int`): Decides initial weights and the order of the examples, of the base too where it is trained here.
         work (`Path`): The folder of the set; `data/` in it is shared by the seeds.
-        scale (`float`, *optional*): Share of every training.
     """
 
-    def __init__(self, kit: Set, seed: int, work: Path, scale: float | None = None):
-        super().__init__(work / f"seed-{seed}", scale)
-        self.kit, self.seed, self.data = kit, seed, work / "data"
+    def __init__(self, kit: Set, seed: int, work: Path):
+        self.kit, self.seed, self.work, self.data = kit, seed, work / f"seed-{seed}", work / "data"
 
     def data_file(self, task: str, part: str) -> Path:
         """The examples of a task."""
@@ -67,7 +64,7 @@ class Study(Steps):
         return open_source(DataSource(str(self.data_file(task, part)), split=part))
 
     def settings(self, task: str) -> dict[str, Any]:
-        """What a training of a task sets of its recipe."""
+        """Fields that a training of a task sets in its recipe."""
         labels = self.data / task / "labels.json"
         parts = {
             f"data.{use}.path": self.data_file(task, part) for use, part in (("train", "train"), ("eval", "test"))
@@ -79,18 +76,10 @@ class Study(Steps):
         return build(self.kit.task, read_arguments(self.kit.recipe, self.settings(name)).task, "task")
 
     def train(self, task: str, values: dict[str, Any]) -> Path:
-        """Trains or continues a run in this process, unless it is complete; the snapshot."""
-        arguments = read_arguments(self.kit.recipe, {**self.settings(task), **values})
-        steps = max(2, int(arguments.max_steps * (self.scale or 1)))
+        """Trains a run or goes on with it, unless it is complete; the snapshot."""
         run = self.work / "runs" / task
-        arguments = replace(arguments, output_dir=str(run), max_steps=steps)
-        if not is_complete(run, arguments):
-            print(f"training {run.name}, seed {self.seed}", flush=True)
-            # a run that was interrupted has a state; what has other settings goes
-            shutil.rmtree(run / "snapshot" if any(run.glob("state/step-*")) else run, ignore_errors=True)
-            train(self.task(task), arguments)
-        for name in ("state", "best"):
-            shutil.rmtree(run / name, ignore_errors=True)
+        values = {**self.settings(task), **values, "output_dir": run}
+        train(self.task(task), read_arguments(self.kit.recipe, values))
         return run / "snapshot"
 
     @cached_property
@@ -135,11 +124,11 @@ class Study(Steps):
 
     @cached_property
     def prefix(self) -> str:
-        """What stands before the names of a fine-tune's body."""
+        """The prefix of the names of a fine-tune's body."""
         return str(self.load(self.kit.tasks[0]).base_model_prefix)
 
     def is_excluded(self, name: str) -> bool:
-        """Whether a tensor stays with each task."""
+        """True for a tensor that stays with each task."""
         return any(re.match(pattern, name) for pattern in self.kit.exclude)
 
     def score(self, task: str, model: Any) -> float:
@@ -168,7 +157,7 @@ class Study(Steps):
         return out, {"bytes": weight_bytes(out), "measures": measures, "cosines": report["cosines"]}
 
     def find_statistics(self, method: str) -> dict[str, str]:
-        """What a method has to know of the tasks' data, measured on training examples."""
+        """Statistics of the tasks' data that a method needs, measured on training examples."""
         files = {}
         for name, source in self.fine_tunes.items():
             kind = STATISTICS[method]
@@ -216,10 +205,9 @@ class Study(Steps):
 
     def rows(self) -> dict[str, Any]:
         """All rows of the seed."""
-        given = {"metric": self.kit.metric, "tasks": self.kit.tasks, "fine_tuning": self.kit.fine_tuning}
 
-        def row(name: str, compute: Callable[[], Any], **settings: Any) -> Any:
-            return self.step(name, {**given, **settings}, compute)
+        def row(name: str, compute: Callable[[], Any]) -> Any:
+            return keep(self.work / "results" / f"{name}.json", compute)
 
         sizes = {task: weight_bytes(folder) for task, folder in self.fine_tunes.items()}
         base = read_weights(self.base)
@@ -228,18 +216,18 @@ class Study(Steps):
             "base": row("base", lambda: self.score_all(lambda task: self.with_weights(task, base))),
         }
         for method in SINGLE:
-            rows[method] = row(method, lambda method=method: self.single(method), examples=STATISTICS_EXAMPLES)
+            rows[method] = row(method, lambda method=method: self.single(method))
         if self.kit.learning is not None:
-            rows["adamerging"] = row("adamerging", self.adamerging, learning=self.kit.learning)
+            rows["adamerging"] = row("adamerging", self.adamerging)
         for method in MASKED:
-            rows |= row(f"masked-{method}", lambda method=method: self.masked(method), modes=MASKED[method])
+            rows |= row(f"masked-{method}", lambda method=method: self.masked(method))
         curve = row("curve", self.curve)
         curve[str(len(self.kit.tasks))] = {name: rows[name]["mean"] for name in ("average", "emr")}
         parts = row("parts", self.parts)
         return {"rows": rows, "curve": curve, "parts": parts, "base_bytes": weight_bytes(self.base)}
 
     def parts(self) -> dict[str, Any]:
-        """What the two halves of EMR cost alone: elements whose sign lost, and magnitudes that are not the own."""
+        """Losses by the two halves of EMR alone: elements whose sign lost, and magnitudes that are not the own."""
         out, _ = self.merge("parts", self.config(method="elect"))
         base, unified = read_weights(self.base), read_weights(out)
         shutil.rmtree(out)
@@ -312,14 +300,14 @@ def draw_pictures(study: Study, folder: Path) -> None:
     shutil.rmtree(study.work / "merged", ignore_errors=True)
 
 
-def main(name: str, shared: Path, work: Path, scale: float | None = None) -> Path:
-    """All seeds of a set; the folder with the report."""
+def main(name: str, shared: Path, work: Path, results: Path = EXAMPLES / "results") -> None:
+    """All seeds of a set."""
     prepare_process()
     kit, place = SETS[name], work / name
-    if not (place / "data" / "complete").is_file():
-        kit.write(shared, place / "data")
-        (place / "data" / "complete").touch()
-    studies = [Study(kit, seed, place, scale) for seed in SEEDS]
+    if not (place / "data").is_dir():
+        with whole_folder(place / "data") as folder:
+            kit.write(shared, folder)
+    studies = [Study(kit, seed, place) for seed in SEEDS]
     result = {
         "set": name,
         "metric": kit.metric,
@@ -327,13 +315,12 @@ def main(name: str, shared: Path, work: Path, scale: float | None = None) -> Pat
         **machine("hf-ext", "torch", "transformers", "accelerate", "scikit-learn"),
         "seeds": {str(study.seed): study.rows() for study in studies},
     }
-    folder = studies[0].write_report(result, EXAMPLES / "results" / name)
+    write_json(results / name / "study.json", result, 1)
     if kit.learning is not None:
-        draw_pictures(studies[0], folder)
-    return folder
+        draw_pictures(studies[0], results / name)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (4, 5):
+    if len(sys.argv) != 4:
         sys.exit(__doc__)
-    main(sys.argv[1], *(Path(word).resolve() for word in sys.argv[2:4]), *map(float, sys.argv[4:]))
+    main(sys.argv[1], *(Path(word).resolve() for word in sys.argv[2:]))

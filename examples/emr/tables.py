@@ -3,16 +3,17 @@
 python examples/emr/tables.py     writes tables and pictures again
 """
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hf_ext.files import read_json
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from studies import save_figure, table, version_list, write_blocks  # noqa: E402  found through the line above
+from experiments import save_figure, table, version_list, write_blocks  # noqa: E402  found through the line above
 
 EXAMPLES = Path(__file__).resolve().parent
 NAMES = {
@@ -49,7 +50,7 @@ Results = dict[str, dict[str, Any]]
 
 def read_results(folder: Path) -> Results:
     """The reports of the sets."""
-    return {name: json.loads((folder / name / "study.json").read_text(encoding="utf-8")) for name in LABELS}
+    return {name: read_json(folder / name / "study.json") for name in LABELS}
 
 
 def over_seeds(result: dict[str, Any], read: Any) -> tuple[float, float]:
@@ -107,7 +108,7 @@ def task_table(result: dict[str, Any]) -> str:
 
 
 def task_measures(result: dict[str, Any], task: str) -> dict[str, float]:
-    """What explains a task's row: means over the seeds of what merging did to its task vector, and of the losses."""
+    """Reasons of a task's row: means over the seeds of what merging did to its task vector, and of the losses."""
     factor = 100 if result["greater_is_better"] else -1
     found: dict[str, list[float]] = {}
     for seed in result["seeds"].values():
@@ -133,7 +134,7 @@ def task_measures(result: dict[str, Any], task: str) -> dict[str, float]:
 
 
 def reason_table(results: Results) -> str:
-    """How far each task's vector was kept, and what that cost."""
+    """The part of each task's vector that was kept, and the cost of the rest."""
     rows = []
     for name, result in results.items():
         for task in first_seed(result)["rows"]["individual"]["scores"]:

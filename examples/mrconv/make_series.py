@@ -22,7 +22,7 @@ WAVES = {"P": (0.2, 0.025, 0.15, 0.1), "QRS": (0.4, 0.012, 1.0, -0.6), "T": (0.6
 
 
 def make_vibration(fault: str, generator: np.random.Generator) -> tuple[pd.DataFrame, dict[str, float]]:
-    """What three axes measure after a knock, 200 times a second: a damped oscillation; its frequency and decay."""
+    """A knock as three axes measure it, 200 times a second: a damped oscillation; its frequency and decay."""
     time = np.arange(generator.integers(160, 257)) / 200
     frequency, decay = generator.uniform(5, 20), generator.uniform(1, 6)
     wave = np.sin(2 * np.pi * frequency * time + generator.uniform(0, 6.3))

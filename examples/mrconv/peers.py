@@ -236,7 +236,7 @@ def use_peer(task: Any, name: str) -> None:
 
 
 def trained_parameters(model: nn.Module) -> int:
-    """How many values training changes."""
+    """The number of values that training changes."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 

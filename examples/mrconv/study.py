@@ -1,93 +1,293 @@
-"""The study of MRConv on real data, in the background: spoken digits, sequential CIFAR-10, ablations, MRConvNeXt.
+"""The study of MRConv on real data: spoken digits, sequential CIFAR-10, MRConvNeXt, and which kernel.
 
-python examples/mrconv/study.py DATA [WORK]
-DATA holds fsdd and cifar10. WORK, by default in the user's cache, keeps WORK/mrconv: runs, their resume states, and
-what they had reached at each mark. One training runs at a time. It may be stopped at any time (Ctrl-C, SIGTERM), and
-the same command goes on; an empty file WORK/pause holds it. `tables.py` scores what is reached, also meanwhile, and
-keeps results/reached.zip, from which the study goes on on another machine.
+python examples/mrconv/study.py DATA WORK [CLAIM...]    all claims or some
+DATA holds fsdd and cifar10. What a run had reached after so many minutes, or at its end, is a file in WORK/results and
+is skipped where that is there; runs in WORK/runs go on where they stopped. After each claim its part of
+results/study.json is replaced, and tables.py writes the tables.
 """
 
-import functools
-import shutil
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from keeping import bring_back
-from measuring import choose_rate
-from runs import (
-    COMPARISONS,
-    MARKS,
-    PLACES,
-    Run,
-    ablations,
-    candidates,
-    find_mark,
-    keep_mark,
-    make_job,
-    prepare,
-    steps_taken,
-)
+import soxr
+from peers import S4D_RULES, make_task, trained_parameters
+from recordings import read_digit, split_digits, write_digits
+from tables import EXAMPLES, RESULT, write_tables
 
-from hf_ext.files import whole_folder
+from hf_ext.files import read_json, write_json
+from hf_ext.training import Task, TrainingArguments, evaluate, train
+from hf_ext.training.arguments import DataSource
+from hf_ext.training.sources import open_source
+from hf_ext.training.stopping import RunStopped
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from background import SECONDS_BETWEEN_LOOKS, WORK, Job, end_with_runs, work_through  # noqa: E402  found above
+from experiments import keep, machine, prepare_process, read_arguments  # noqa: E402  found through the line above
 
-# A comparison and the core minutes that all its models reach before the next round begins; and the ablations.
-ROUNDS: list[tuple[str, int]] = [
-    *((name, 3) for name in COMPARISONS),
-    ("ablations", 0),
-    *((name, minutes) for minutes in (8, 15, 30, 60, 120) for name in COMPARISONS if minutes in MARKS[name]),
-]
+RATE = 4000
+# No run comes to its last step: the clock ends it, and its rate does not depend on the number.
+ENDLESS = 1_000_000
 
 
-def find_runs(study: Path, data: dict[str, str], name: str, minutes: int) -> list[Run]:
-    """The runs of a round: all rates up to the first mark, the best of them later."""
-    if name == "ablations":
-        return [run for _, run in ablations(choose_rate(study, data, "digits", "mrconv").rate)]
-    models = COMPARISONS[name].models
-    if minutes == MARKS[name][0]:
-        return [run for model in models for run in candidates(name, model)]
-    return [choose_rate(study, data, name, model) for model in models]
+def prepare(source: Path, work: Path) -> dict[str, str]:
+    """The data of each comparison: the spoken digits are written at half their rate, once."""
+    files = list((source / "fsdd").glob("*.wav"))
+    if not files:
+        raise ValueError(f"{source / 'fsdd'} holds no .wav files: give the Free Spoken Digit Dataset.")
+    for part, members in split_digits(files, 10).items():
+        path = work / "data" / "digits" / f"{part}.parquet"
+        if not path.is_file():
+            rows = [read_digit(file) for file in members]
+            write_digits(path, [{**row, "audio": soxr.resample(row["audio"], 2 * RATE, RATE)} for row in rows])
+    images = str(source / "cifar10")
+    return {"digits": str(work / "data" / "digits"), "scifar": images, "images": images}
 
 
-def find_jobs(study: Path, data: dict[str, str], core_seconds: dict[str, float]) -> list[Job]:
-    """What is left of the first round that is not over. What a run has reached at its mark is kept."""
-    for name, minutes in ROUNDS:
-        jobs = []
-        runs = find_runs(study, data, name, minutes)
-        for run in [run for run in runs if not find_mark(study, run, minutes).is_dir()]:
-            job = make_job(run, minutes)
-            used = core_seconds.get(run.name, 0.0)
-            if used >= job.core_seconds or steps_taken(study, run) >= run.steps:
-                keep_mark(study, run, minutes, used)
-            else:
-                jobs.append(job)
-        if jobs:
-            return jobs
-    return []
+def slice_classes(split: str, size: int, start: int, stop: int) -> str:
+    """Examples `start` to `stop` of each of ten classes of `size` examples, which come one after the other."""
+    return "+".join(f"{split}[{size * index + start}:{size * index + stop}]" for index in range(10))
 
 
-def find_data(source: Path, study: Path) -> dict[str, str]:
-    """The data of each comparison, copied once."""
-    prepare(source / "fsdd", study / PLACES["digits"])
-    if not (images := study / PLACES["images"]).is_dir():
-        with whole_folder(images) as folder:
-            shutil.copytree(source / "cifar10", folder, dirs_exist_ok=True)
-    return {name: str(study / place) for name, place in PLACES.items()}
+IMAGES = {
+    "train": slice_classes("train", 5000, 0, 4900),
+    "validation": slice_classes("train", 5000, 4900, 5000),
+    "test": slice_classes("test", 1000, 0, 200),
+}
+RECORDINGS = {part: part for part in ("train", "validation", "test")}
 
 
-def main() -> None:
-    if len(sys.argv) not in (2, 3):
-        sys.exit(__doc__)
-    work = Path(sys.argv[2]).resolve() if len(sys.argv) == 3 else WORK
-    study = work / "mrconv"
-    study.mkdir(parents=True, exist_ok=True)
-    bring_back(study)
-    find = functools.partial(find_jobs, study, find_data(Path(sys.argv[1]), study))
-    end_with_runs(lambda: work_through(study, find, 1, work / "pause", SECONDS_BETWEEN_LOOKS))
+class Comparison(NamedTuple):
+    """
+    Models of equal size on one data set.
+
+    Args:
+        recipe (`str`): YAML file: the task, the batch, and the first model's sizes.
+        splits (`dict[str, str]`): `train`, `validation` for choosing the rates, and `test`.
+        models (`dict[str, Model]`): The first one is ours.
+    """
+
+    recipe: str
+    splits: dict[str, str]
+    models: dict[str, "Model"]
+
+
+class Model(NamedTuple):
+    """
+    A model of a comparison.
+
+    Args:
+        rates (`tuple[float, ...]`): Learning rates to choose from.
+        peer (`str`, *optional*): Its name in `peers.py`; ours otherwise.
+        values (`dict[str, Any]`): What differs from the recipe.
+    """
+
+    rates: tuple[float, ...]
+    peer: str | None
+    values: dict[str, Any]
+
+
+def peer(name: str, rates: tuple[float, ...], **section: Any) -> Model:
+    """Another model than ours, with the whole of its section `model`."""
+    values: dict[str, Any] = {"model": section, "task.kernel_learning_rate": None}
+    return Model(rates, name, {**values, "parameter_rules": S4D_RULES} if name == "s4d" else values)
+
+
+COMPARISONS = {
+    "digits": Comparison(
+        "study-digits",
+        RECORDINGS,
+        {
+            "mrconv": Model((0.002, 0.004, 0.008), None, {}),
+            "s4d": peer("s4d", (0.001, 0.003, 0.01), hidden_size=68, num_hidden_layers=4, dropout=0.1),
+            "transformer": peer(
+                "transformer",
+                (0.0003, 0.001, 0.003),
+                hidden_size=48,
+                intermediate_size=64,
+                num_hidden_layers=4,
+                dropout=0.1,
+            ),
+        },
+    ),
+    "scifar": Comparison(
+        "study-scifar",
+        IMAGES,
+        {
+            "mrconv": Model((0.002, 0.004, 0.008), None, {}),
+            "s4d": peer("s4d", (0.001, 0.003, 0.01), hidden_size=72, num_hidden_layers=4, bidirectional=True),
+            "transformer": peer(
+                "transformer",
+                (0.0003, 0.001, 0.003),
+                hidden_size=48,
+                intermediate_size=104,
+                num_hidden_layers=4,
+            ),
+        },
+    ),
+    "images": Comparison(
+        "study-images",
+        IMAGES,
+        {
+            "mrconvnext": Model((0.001, 0.003, 0.01), None, {}),
+            "convnext": peer(
+                "convnext",
+                (0.001, 0.003, 0.01),
+                hidden_sizes=[32, 64, 128],
+                depths=[2, 2, 2],
+                num_stages=3,
+                patch_size=2,
+            ),
+        },
+    ),
+}
+# On spoken digits at MRConv's chosen rate, each for the same number of steps.
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "Fourier": {},
+    "dilated": {"model.kernel_type": "dilated"},
+    "sparse": {"model.kernel_type": "sparse"},
+    "Fourier + sparse": {"model.kernel_type": "fourier_sparse", "model.kernel_size": 14},
+    "Fourier, single resolution": {"model.num_branches": 1, "model.kernel_size": 256},
+    "Fourier, branches not normalised": {"model.branch_norm": "none"},
+}
+SEEDS, ABLATION_STEPS = (0, 1, 2), 300
+# Minutes of one core after which every model of a comparison is scored. After the first, only the best rate goes on.
+MINUTES = {"digits": (3, 8), "scifar": (3, 8), "images": (3,)}
+
+
+class Run(NamedTuple):
+    """
+    A training of the study.
+
+    Args:
+        name (`str`): Of its folder.
+        comparison (`str`): Its data.
+        model (`Model`): The network.
+        rate (`float`): Its learning rate.
+        seed (`int`): Of weights and order.
+        steps (`int`): After which it ends by itself.
+    """
+
+    name: str
+    comparison: str
+    model: Model
+    rate: float
+    seed: int = 0
+    steps: int = ENDLESS
+
+
+def candidates(comparison: str, name: str) -> list[Run]:
+    """A model at each of its rates."""
+    model = COMPARISONS[comparison].models[name]
+    return [Run(f"{comparison}-{name}-{rate:g}", comparison, model, rate) for rate in model.rates]
+
+
+def ablations(rate: float) -> Iterator[tuple[str, Run]]:
+    """Each part left out or replaced, seed by seed."""
+    for seed in SEEDS:
+        for index, (label, values) in enumerate(ABLATIONS.items()):
+            model = Model((rate,), None, values)
+            yield label, Run(f"ablation-{index}-{seed}", "digits", model, rate, seed, ABLATION_STEPS)
+
+
+class Study(NamedTuple):
+    """
+    Trainings and their scores.
+
+    Args:
+        work (`Path`): Holds runs and results.
+        data (`dict[str, str]`): The folder of each comparison.
+    """
+
+    work: Path
+    data: dict[str, str]
+
+    def open(self, run: Run, **changes: Any) -> tuple[TrainingArguments, Task]:
+        """Arguments and task of a run."""
+        place = {"path": self.data[run.comparison], "split": COMPARISONS[run.comparison].splits["train"]}
+        told = {"data": {"train": place}, "learning_rate": run.rate, "seed": run.seed, "max_steps": run.steps}
+        values = {**run.model.values, **told, "output_dir": self.work / "runs" / run.name, **changes}
+        arguments = read_arguments(EXAMPLES / f"{COMPARISONS[run.comparison].recipe}.yaml", values)
+        return arguments, make_task(arguments, run.model.peer)
+
+    def train(self, run: Run, minutes: float) -> dict[str, Any]:
+        """Trains until so many minutes of a run are over, with 0 until it ends; what is said of it then."""
+        report = self.work / "runs" / run.name / "snapshot" / "training.json"
+        before = read_json(report)["seconds"] / 60 if report.is_file() else 0.0
+        arguments, task = self.open(run, deadline_minutes=max(minutes - before, 0))
+        if not minutes or before < minutes:
+            with contextlib.suppress(RunStopped):
+                train(task, arguments)
+        return dict(read_json(report))
+
+    def reach(self, run: Run, minutes: float) -> dict[str, Any]:
+        """Scores after so many minutes, or at the end, of the parts that choose and test."""
+
+        def compute() -> dict[str, Any]:
+            told = self.train(run, minutes)
+            found: dict[str, Any] = {"core_minutes": round(told["seconds"] / 60, 2), "samples": told["samples"]}
+            _, task = self.open(run)
+            model = task.model_class.from_pretrained(self.work / "runs" / run.name / "snapshot")
+            for part in ("validation", "test"):
+                source = DataSource(self.data[run.comparison], split=COMPARISONS[run.comparison].splits[part])
+                found[part] = evaluate(task, model, open_source(source))
+            return {**found, "parameters": trained_parameters(model)}
+
+        return dict(keep(self.work / "results" / f"{run.name}-{minutes:g}.json", compute))
+
+    def compare(self, comparison: str) -> dict[str, Any]:
+        """Each model: the losses that chose its rate, and the scores of the run that went on."""
+        rows, (first, *later) = {}, MINUTES[comparison]
+        for name in COMPARISONS[comparison].models:
+            tried = [(self.reach(run, first), run) for run in candidates(comparison, name)]
+            # By examples that neither train nor test.
+            best, chosen = min(tried, key=lambda one: one[0]["validation"]["loss"])
+            reached = {first: best, **{minutes: self.reach(chosen, minutes) for minutes in later}}
+            rows[name] = {
+                "parameters": best["parameters"],
+                "rates": {f"{run.rate:g}": row["validation"]["loss"] for row, run in tried},
+                "rate": chosen.rate,
+                "marks": {f"{minutes:g}": describe(row) for minutes, row in reached.items()},
+            }
+        return rows
+
+    def ablate(self) -> dict[str, Any]:
+        """Each kernel over the seeds, at the rate that MRConv chose on the same data."""
+        rows: dict[str, Any] = {}
+        rate = self.compare("digits")["mrconv"]["rate"]
+        for label, run in ablations(rate):
+            found = self.reach(run, 0)
+            row = rows.setdefault(label, {"parameters": found["parameters"], "seeds": {}})
+            row["seeds"][str(run.seed)] = describe(found)
+        return rows
+
+
+def describe(reached: dict[str, Any]) -> dict[str, float]:
+    """The part of what a run had reached that tables show."""
+    return {"core_minutes": reached["core_minutes"], "samples": reached["samples"], **reached["test"]}
+
+
+CLAIMS = (*COMPARISONS, "ablation")
+
+
+def main(source: Path, work: Path, claims: list[str]) -> None:
+    """The claims, and the tables after each."""
+    prepare_process()
+    study = Study(work, prepare(source, work))
+    for name in claims:
+        found = study.ablate() if name == "ablation" else study.compare(name)
+        result = {**read_json(RESULT), **machine("hf-ext", "torch", "transformers")}
+        if name == "ablation":
+            result["ablation"] = found
+        else:
+            result["comparisons"][name] = found
+        write_json(RESULT, result, 1)
+        write_tables()
 
 
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) < 3 or set(sys.argv[3:]) - set(CLAIMS):
+        sys.exit(f"{__doc__}CLAIM is one of {', '.join(CLAIMS)}.")
+    main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve(), sys.argv[3:] or list(CLAIMS))

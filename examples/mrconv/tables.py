@@ -1,8 +1,6 @@
-"""Scores, curves and README tables of the study.
+"""Curves and README tables of the study, from results/study.json alone.
 
-python examples/mrconv/tables.py DATA [WORK]   scores and keeps what study.py has reached, once it is stopped; as below
-python examples/mrconv/tables.py               writes tables and curves again, from results/study.json alone
-What an earlier table had and WORK has not, as on another machine, stays.
+python examples/mrconv/tables.py     writes tables and curves again
 """
 
 import sys
@@ -10,24 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from keeping import bring_back, keep
-from measuring import choose_rate, score
-from runs import COMPARISONS, MARKS, Run, ablations, candidates, count_parameters, find_mark
-from study import find_data
 
-from hf_ext.files import read_json, write_json
+from hf_ext.files import read_json
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from background import WORK  # noqa: E402  found through the line above
-from studies import (  # noqa: E402  found above
-    machine,
-    prepare_process,
-    save_figure,
-    table,
-    version_list,
-    write_blocks,
-)
+from experiments import save_figure, spread, table, version_list, write_blocks  # noqa: E402  found through the line above
 
 EXAMPLES = Path(__file__).resolve().parent
 RESULT = EXAMPLES / "results" / "study.json"
@@ -43,54 +29,6 @@ TITLES = {
     "scifar": "Sequential CIFAR-10, grey",
     "images": "CIFAR-10, small ConvNeXts",
 }
-
-
-def describe_mark(study: Path, data: dict[str, str], run: Run, minutes: int) -> dict[str, float]:
-    """What a run had behind it at a mark, and its test scores."""
-    mark = find_mark(study, run, minutes)
-    training = read_json(mark / "training.json")
-    return {
-        "core_minutes": round(read_json(mark / "mark.json")["core_seconds"] / 60, 2),
-        "samples": training["samples"],
-        **score(study, data, run, minutes, "test"),
-    }
-
-
-def describe_model(study: Path, data: dict[str, str], comparison: str, name: str) -> dict[str, Any]:
-    """The losses that chose the rate, and every mark of the run that went on."""
-    runs, first = candidates(comparison, name), MARKS[comparison][0]
-    chosen = choose_rate(study, data, comparison, name)
-    reached = [minutes for minutes in MARKS[comparison] if find_mark(study, chosen, minutes).is_dir()]
-    return {
-        "parameters": count_parameters(chosen, data),
-        "rates": {f"{run.rate:g}": score(study, data, run, first, "validation")["loss"] for run in runs},
-        "rate": chosen.rate,
-        "marks": {str(minutes): describe_mark(study, data, chosen, minutes) for minutes in reached},
-    }
-
-
-def is_chosen(study: Path, comparison: str) -> bool:
-    """Whether every candidate of every model has reached the first mark."""
-    runs = [run for name in COMPARISONS[comparison].models for run in candidates(comparison, name)]
-    return all(find_mark(study, run, MARKS[comparison][0]).is_dir() for run in runs)
-
-
-def collect(study: Path, data: dict[str, str], before: dict[str, Any]) -> dict[str, Any]:
-    """Everything that is reached, over what an earlier table had."""
-    comparisons: dict[str, Any] = before.get("comparisons", {})
-    ablation: dict[str, Any] = before.get("ablation", {})
-    for name in [name for name in COMPARISONS if is_chosen(study, name)]:
-        old = comparisons.setdefault(name, {})
-        for model in COMPARISONS[name].models:
-            row = describe_model(study, data, name, model)
-            kept = old[model]["marks"] if model in old and old[model]["rate"] == row["rate"] else {}
-            old[model] = {**row, "marks": {**kept, **row["marks"]}}
-    if is_chosen(study, "digits"):
-        for label, run in ablations(choose_rate(study, data, "digits", "mrconv").rate):
-            if find_mark(study, run, 0).is_dir():
-                changed = ablation.setdefault(label, {"parameters": count_parameters(run, data), "seeds": {}})
-                changed["seeds"][str(run.seed)] = describe_mark(study, data, run, 0)
-    return {"comparisons": comparisons, "ablation": ablation}
 
 
 def percent(value: float) -> str:
@@ -120,12 +58,9 @@ def ablation_table(rows: dict[str, Any]) -> str:
     lines = []
     for label, row in rows.items():
         seeds = row["seeds"].values()
-        values = [100 * seed["accuracy"] for seed in seeds]
-        deviation = f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
+        accuracy = spread([100 * seed["accuracy"] for seed in seeds], 1)
         minutes = np.mean([seed["core_minutes"] for seed in seeds])
-        lines.append(
-            [label, f"{row['parameters']:,}", f"{np.mean(values):.1f}{deviation}", str(len(values)), f"{minutes:.1f}"]
-        )
+        lines.append([label, f"{row['parameters']:,}", accuracy, str(len(seeds)), f"{minutes:.1f}"])
     return table(["", "parameters", "accuracy, %", "seeds", "core minutes"], lines)
 
 
@@ -152,33 +87,20 @@ def draw_curves(result: dict[str, Any], path: Path) -> None:
 
 def blocks(result: dict[str, Any]) -> dict[str, str]:
     """The README's tables by the name of their place."""
-    made = {name: comparison_table(rows) for name, rows in result["comparisons"].items()}
-    if made:
-        made["curves"] = "![Test accuracy against core minutes](results/curves.png)"
-    if result["ablation"]:
-        made["ablation"] = ablation_table(result["ablation"])
     return {
         "budget": f"{result['device']}; {version_list(result)}.",
-        **made,
+        **{name: comparison_table(rows) for name, rows in result["comparisons"].items()},
+        "curves": "![Test accuracy against core minutes](results/curves.png)",
+        "ablation": ablation_table(result["ablation"]),
     }
 
 
-def main() -> None:
-    if len(sys.argv) > 3:
-        sys.exit(__doc__)
-    result = read_json(RESULT) if RESULT.is_file() else {}
-    if len(sys.argv) > 1:
-        prepare_process()
-        study = (Path(sys.argv[2]).resolve() if len(sys.argv) == 3 else WORK) / "mrconv"
-        bring_back(study)
-        data = find_data(Path(sys.argv[1]), study)
-        result = {**machine("hf-ext", "torch", "transformers"), **collect(study, data, result)}
-        write_json(RESULT, result, 1)
-        keep(study, data)
-    if result["comparisons"]:
-        draw_curves(result, EXAMPLES / "results" / "curves.png")
+def write_tables() -> None:
+    """Reads the result, draws and fills."""
+    result = read_json(RESULT)
+    draw_curves(result, EXAMPLES / "results" / "curves.png")
     write_blocks(blocks(result), EXAMPLES / "README.md")
 
 
 if __name__ == "__main__":
-    main()
+    write_tables()

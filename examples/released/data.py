@@ -9,9 +9,11 @@ import shutil
 import sys
 from pathlib import Path
 
+from hf_ext.files import whole_folder
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "mrconv"))
 
-from runs import read_digit, write_digits  # noqa: E402  found through the line above
+from recordings import read_digit, split_digits, write_digits  # noqa: E402  found through the line above
 
 # Every 25th training photograph: too few to miss, enough to rank two learning rates.
 VALIDATION_STEP = 25
@@ -31,15 +33,6 @@ def split_photos(train: list[Path], test: list[Path]) -> dict[str, list[Path]]:
     }
 
 
-def split_recordings(files: list[Path]) -> dict[str, list[Path]]:
-    """The three sets of spoken digits, `{digit}_{speaker}_{number}.wav`."""
-    parts: dict[str, list[Path]] = {"train": [], "validation": [], "test": []}
-    for file in sorted(files):
-        number = int(file.stem.rpartition("_")[2])
-        parts["test" if number < 5 else "validation" if number == 5 else "train"].append(file)
-    return parts
-
-
 def prepare(source: Path, work: Path) -> None:
     """Copies what the recipes read into WORK/data, once."""
     data = work / "data"
@@ -50,12 +43,9 @@ def prepare(source: Path, work: Path) -> None:
         folder = data / name
         if folder.is_dir():
             continue
-        temporary = folder.with_name(f"{folder.name}.tmp")
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        for file in files:
-            shutil.copy(file, temporary / file.name)
-        temporary.rename(folder)
-    for part, files in split_recordings(list((source / "fsdd").glob("*.wav"))).items():
+        with whole_folder(folder) as made:
+            for file in files:
+                shutil.copy(file, made)
+    for part, files in split_digits(list((source / "fsdd").glob("*.wav")), 50).items():
         if not (data / "fsdd" / f"{part}.parquet").is_file():
             write_digits(data / "fsdd" / f"{part}.parquet", [read_digit(file) for file in files])

@@ -1,10 +1,8 @@
 """Makes released models of what their runs have reached: weights of 16 bits, scores on test sets, card, pictures.
 
 python examples/released/release.py NAME... [--work WORK]
-python examples/released/release.py --keep NAME... [--work WORK]
 Each NAME is a run of train.py. The folder model_cards/released/NAME is replaced once everything is measured.
 Scores are those of the released weights, not of the run's: what a card says is what its reader gets.
-With --keep nothing is measured: reached/NAME gets the weights, from which train.py goes on on another machine.
 """
 
 import argparse
@@ -22,8 +20,8 @@ import skimage.data
 import torch
 from PIL import Image
 from releases import RELEASES, Release
+from runs import RECIPES, RELEASED, RESTORE_TASKS, count_core_hours, read_report
 from safetensors.torch import load_file, save_file
-from stretches import QUEUE, REACHED, RECIPES, RELEASED, RESTORE_TASKS, count_core_hours, count_steps
 
 from hf_ext.emr.artifact import hash_files
 from hf_ext.emr.manifest import Manifest
@@ -37,8 +35,7 @@ from hf_ext.mrconv import MRConvForAudioClassification
 from hf_ext.semanir import SemanIRForImageRestoration
 from hf_ext.tasks.degradations import gaussian_noise, matlab_bicubic
 from hf_ext.tasks.restoration import SemanIRTask
-from hf_ext.training import TrainingArguments
-from hf_ext.training.arguments import apply_overrides, build, read_yaml
+from hf_ext.training.arguments import build
 from hf_ext.training.bad_examples import read_example
 from hf_ext.training.evaluation import evaluate
 from hf_ext.training.launch import build_task, evaluate_checkpoint
@@ -46,16 +43,12 @@ from hf_ext.training.sources import open_source
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from background import WORK  # noqa: E402  found through the line above
+from experiments import flags, read_arguments  # noqa: E402  found through the line above
 
 # Megabytes of one released model; of the Disentangled DiT, and of a merge, which is a model and the masks of four.
 LIMITS = {"cifar10": 8.0, "restore-tasks": 4.0}
 LIMIT = 3.0
-
-
-def flags(values: dict[str, Any]) -> list[str]:
-    """`--field=value` words; what is no word as JSON, which is YAML."""
-    return [f"--{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in values.items()]
+WORK = Path.home() / ".cache" / "hf_ext_released"
 
 
 def halve(snapshot: Path, folder: Path) -> int:
@@ -102,11 +95,8 @@ def measure(name: str, folder: Path, release: Release) -> list[dict[str, Any]]:
     """Results of the released weights on every test set, with those of the degraded input as baselines."""
     results = []
     for title, overrides in release.tests.items():
-        words = flags(overrides)
-        rows = evaluate_checkpoint(str(folder), RECIPES / f"{name}.yaml", words)["results"]
-        arguments = build(
-            TrainingArguments, {"output_dir": "", **apply_overrides(read_yaml(RECIPES / f"{name}.yaml"), words)}
-        )
+        rows = evaluate_checkpoint(str(folder), RECIPES / f"{name}.yaml", flags(overrides))["results"]
+        arguments = read_arguments(RECIPES / f"{name}.yaml", overrides)
         source = arguments.data_arguments.eval_sources[""]
         assert source is not None
         if arguments.method == "semanir":
@@ -122,10 +112,7 @@ def measure(name: str, folder: Path, release: Release) -> list[dict[str, Any]]:
 def draw(name: str, folder: Path, release: Release) -> Image.Image:
     """Degraded, restored and clean middle parts at 100 %; of sounds, who is taken for whom."""
     overrides = next(iter(release.tests.values()))
-    words = flags(overrides)
-    arguments = build(
-        TrainingArguments, {"output_dir": "", **apply_overrides(read_yaml(RECIPES / f"{name}.yaml"), words)}
-    )
+    arguments = read_arguments(RECIPES / f"{name}.yaml", overrides)
     task: Any = build_task(arguments)
     model = task.build_model({}, str(folder)).eval()
     source = arguments.data_arguments.eval_sources[""]
@@ -172,7 +159,7 @@ def restore_cat(folder: Path, task: str | None = None) -> float:
 
 
 def hear_tones(folder: Path) -> list[float]:
-    """What a model of sounds says of three tones that grow: a test asks it again without any data."""
+    """Logits of a model of sounds for three tones that grow: a test asks it again without any data."""
     model = MRConvForAudioClassification.from_pretrained(folder).eval()
     time = torch.arange(4000) / 8000
     sound = sum(torch.sin(2 * torch.pi * pitch * time) for pitch in (200, 700, 2400)) * time
@@ -189,7 +176,7 @@ def check_size(name: str, folder: Path) -> None:
 
 
 def tell(release: Release, scores: str) -> dict[str, str]:
-    """What `hf-ext models` and the card say."""
+    """Fields that `hf-ext models` and the card show."""
     fields = ("task", "caption", "data", "license")
     return {**{field: getattr(release, field) for field in fields}, "scores": scores}
 
@@ -208,61 +195,42 @@ def make(name: str, work: Path) -> Path:
     """Measures and writes one released model."""
     if name == "restore-tasks":
         return make_merge(work)
-    if name == "cifar10":
-        return make_drawer(work)
-    release, snapshot = RELEASES[name], work / "runs" / name / "snapshot"
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / name
-        folder.mkdir()
-        parameters = halve(snapshot, folder)
-        check_size(name, folder)
-        results = measure(name, folder, release)
-        training = read_training(name, work, parameters, summarize(release, results))
-        if training["arguments"]["method"] == "semanir":
-            training["check"] = {"psnr": round(restore_cat(folder), 3)}
-        else:
-            training["check"] = {"logits": [round(value, 3) for value in hear_tones(folder)]}
-        write_json(folder / "training.json", training)
-        write_json(folder / "eval.json", {"results": results, "revision": None})
-        draw(name, folder, release).save(folder / "before_after.png", optimize=True)
-        write_card(folder, repo_id=name, license="other")
-        shutil.rmtree(REACHED / name, ignore_errors=True)
-        return replace(folder, RELEASED / name)
-
-
-def read_training(name: str, work: Path, parameters: int, scores: str) -> dict[str, Any]:
-    """What the run says of itself, and the released model of all its stretches."""
-    path = work / "runs" / name / "snapshot" / "training.json"
-    training: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    training["released"] = {
-        **tell(RELEASES[name], scores),
-        "parameters": parameters,
-        "steps": count_steps(work, name),
-        "core_hours": round(count_core_hours(work, name), 2),
-    }
-    return training
-
-
-def make_drawer(work: Path) -> Path:
-    """Judges and writes the model that draws."""
-    # With modules of another folder, which nothing else here needs.
-    import drawing
-
-    name = "cifar10"
+    release = RELEASES[name]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / name
         folder.mkdir()
         parameters = halve(work / "runs" / name / "snapshot", folder)
         check_size(name, folder)
-        results, scores = drawing.judge_pictures(folder, work / "data" / "cifar10")
-        training = read_training(name, work, parameters, scores)
-        training["check"] = {"means": [round(value, 3) for value in drawing.draw_again(folder)]}
-        write_json(folder / "training.json", training)
-        write_json(folder / "eval.json", {"results": results, "revision": None})
-        drawing.draw(folder).save(folder / "before_after.png", optimize=True)
-        write_card(folder, repo_id=name, license="other")
-        shutil.rmtree(REACHED / name, ignore_errors=True)
-        return replace(folder, RELEASED / name)
+        if name == "cifar10":
+            # With modules of another folder, which nothing else here needs.
+            import drawing
+
+            results, scores = drawing.judge_pictures(folder, work / "data" / "cifar10")
+            check: dict[str, Any] = {"means": [round(value, 3) for value in drawing.draw_again(folder)]}
+            picture = drawing.draw(folder)
+        else:
+            results = measure(name, folder, release)
+            scores, picture = summarize(release, results), draw(name, folder, release)
+            if name == "spoken-digits":
+                check = {"logits": [round(value, 3) for value in hear_tones(folder)]}
+            else:
+                check = {"psnr": round(restore_cat(folder), 3)}
+        training = read_report(work, name)
+        hours = round(count_core_hours(work, name), 2)
+        numbers = {"parameters": parameters, "steps": training["steps"], "core_hours": hours}
+        training |= {"released": {**tell(release, scores), **numbers}, "check": check}
+        return write_release(folder, training, results, picture)
+
+
+def write_release(folder: Path, training: dict[str, Any], results: list[dict[str, Any]], picture: Image.Image) -> Path:
+    """Card, scores and picture; the folder takes its place in the package."""
+    write_json(folder / "training.json", training)
+    write_json(folder / "eval.json", {"results": results, "revision": None})
+    picture.save(folder / "before_after.png", optimize=True)
+    write_card(folder, repo_id=folder.name, license="other")
+    if (folder / "emr.json").is_file():
+        dataclasses.replace(Manifest.read(folder), files=hash_files(folder)).write(folder)
+    return replace(folder, RELEASED / folder.name)
 
 
 def make_merge(work: Path) -> Path:
@@ -288,8 +256,8 @@ def make_merge(work: Path) -> Path:
         for task, overrides in release.tests.items():
             one = dataclasses.replace(release, tests={task: overrides})
             of_tuned = {row["metric"]: row for row in measure(name, place / "fine-tunes" / task, one)}
-            words = flags(overrides)
-            of_merge = evaluate_checkpoint(str(folder), RECIPES / f"{name}.yaml", words, merged_task=task)["results"]
+            recipe, words = RECIPES / f"{name}.yaml", flags(overrides)
+            of_merge = evaluate_checkpoint(str(folder), recipe, words, merged_task=task)["results"]
             told = {"dataset": f"20 photographs of BSDS500's test set, {task}", "split": "test"}
             beside = {
                 metric: {"fine-tune": row["value"], "input": row["baselines"]["input"]}
@@ -305,21 +273,16 @@ def make_merge(work: Path) -> Path:
         runs = [f"{name}-{task}" for task in RESTORE_TASKS]
         base = json.loads((place / "denoise-color" / "training.json").read_text(encoding="utf-8"))["released"]
         # The base's hours are behind each of them, and count once.
-        hours = base["core_hours"] + sum(count_core_hours(work, run) - base["core_hours"] for run in runs)
-        training = json.loads((work / "runs" / runs[0] / "snapshot" / "training.json").read_text(encoding="utf-8"))
+        hours = base["core_hours"] + sum(read_report(work, run)["seconds"] / 3600 for run in runs)
+        training = read_report(work, runs[0])
         training["released"] = {
             **tell(release, f"20 photographs of BSDS500's test set, PSNR (RGB, dB): {', '.join(scores)}"),
             "parameters": base["parameters"],
-            "steps": sum(count_steps(work, run) for run in runs),
+            "steps": sum(read_report(work, run)["steps"] for run in runs),
             "core_hours": round(hours, 2),
         }
         training["check"] = {"psnr": round(restore_cat(folder, "noise"), 3), "task": "noise"}
-        write_json(folder / "training.json", training)
-        write_json(folder / "eval.json", {"results": results, "revision": None})
-        stack_pictures(pictures).save(folder / "before_after.png", optimize=True)
-        write_card(folder, repo_id=name, license="other")
-        dataclasses.replace(Manifest.read(folder), files=hash_files(folder)).write(folder)
-        return replace(folder, RELEASED / name)
+        return write_release(folder, training, results, stack_pictures(pictures))
 
 
 def replace(folder: Path, final: Path) -> Path:
@@ -332,31 +295,17 @@ def replace(folder: Path, final: Path) -> Path:
     return final
 
 
-def keep(name: str, work: Path) -> Path:
-    """Writes the weights that a run has reached where the next machine finds them."""
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / name
-        folder.mkdir()
-        halve(work / "runs" / name / "snapshot", folder)
-        told = {"steps": count_steps(work, name), "core_hours": round(count_core_hours(work, name), 2)}
-        (folder / "training.json").write_text(json.dumps({"released": told}, indent=1) + "\n", encoding="utf-8")
-        return replace(folder, REACHED / name)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="+", choices=sorted({*QUEUE, *RELEASES}))
-    parser.add_argument("--keep", action="store_true")
+    parser.add_argument("names", nargs="+", choices=sorted(RELEASES))
     parser.add_argument("--work", type=lambda word: Path(word).resolve(), default=WORK)
     options = parser.parse_args()
     torch.set_num_threads(1)
     np.seterr(all="raise", under="ignore")
     with contextlib.chdir(options.work):
         for name in options.names:
-            if not options.keep and name not in RELEASES:
-                parser.error(f"nothing says how {name} is measured; --keep its weights, or add it to RELEASES")
-            print((keep if options.keep else make)(name, options.work))
+            print(make(name, options.work))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

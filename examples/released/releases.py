@@ -1,10 +1,10 @@
-"""What each released model is called, learned from, and is measured on."""
+"""Names, data and tests of the released models."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stretches import RESTORE_TASKS
+from runs import RESTORE_TASKS
 
 BSDS = "BSDS500, 324 photographs (research and education)"
 RESEARCH = "research and education, as BSDS500"

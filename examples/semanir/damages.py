@@ -3,22 +3,22 @@
 python examples/semanir/damages.py DATA WORK   trains what is missing, and writes the table and the picture
 python examples/semanir/damages.py             writes the table again, from results/steps alone
 DATA holds the folders bsds500 (train, test) and set5. Pairs are made by `make_pairs.py`. Trained is on the 200
-photographs of `train`, tested on sixteen of `test` that no released model has trained on. Each run leaves its result
-in examples/semanir/results/steps and is skipped when it is there.
+photographs of `train`, tested on sixteen of `test` that no released model has trained on. Each run leaves a file in
+examples/semanir/results/steps and is skipped where that is there.
 """
 
-import os
 import shutil
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from make_pairs import convolve, make_pairs
-from runs import EXAMPLES
+from measuring import EXAMPLES
 
-from hf_ext.files import whole_folder
+from hf_ext.files import read_json, whole_folder
 from hf_ext.metrics.psnr import psnr
 from hf_ext.tasks.degradations import matlab_bicubic, unpack_mosaic
 from hf_ext.training import build_task
@@ -27,16 +27,17 @@ from hf_ext.training.sources import open_source
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from studies import (  # noqa: E402  found through the line above
-    Steps,
-    launch,
+from experiments import (  # noqa: E402  found through the line above
+    keep,
     prepare_process,
     read_arguments,
     save_figure,
-    summary,
     table,
+    train_run,
     write_blocks,
 )
+
+RESULTS = EXAMPLES / "results"
 
 TESTED = 16
 SHORT = {
@@ -129,14 +130,14 @@ def interpolate_mosaic(packed: np.ndarray) -> np.ndarray:
 
 
 def show_damaged(task: Any, degraded: np.ndarray, scale: int) -> np.ndarray:
-    """What a restored picture is compared with, at its size."""
+    """The damaged picture at the size of the restored one."""
     if task.config.demosaicks:
         return interpolate_mosaic(degraded)
     return matlab_bicubic(degraded, scale) if scale > 1 else degraded
 
 
 def measure_sharpness(image: np.ndarray) -> float:
-    """How much neighbouring pixels differ: the root mean square over both directions."""
+    """The root mean square of the differences of neighbouring pixels, over both directions."""
     return float(np.sqrt(np.mean([np.mean(np.diff(image, axis=axis) ** 2) for axis in (0, 1)])))
 
 
@@ -154,14 +155,13 @@ def restore_pictures(run: Path, values: dict[str, Any], recipe: Path) -> tuple[A
 
 def train(run: Path, values: dict[str, Any], recipe: Path) -> dict[str, Any]:
     """Trains; PSNR and sharpness before and after, and the processor time of it all."""
-    before = os.times()
-    launch(run, [EXAMPLES / "train.py"], recipe, values)
-    after = os.times()
+    before = time.process_time()
+    row = train_run(run, recipe, values)
+    used = time.process_time() - before
     task, pictures = restore_pictures(run, values, recipe)
     channel, border = ("y", task.config.scale) if task.trained[0].kind == "bicubic" else ("rgb", 0)
     clean = np.mean([measure_sharpness(row[2]) for row in pictures])
-    used = after.children_user + after.children_system - before.children_user - before.children_system
-    found: dict[str, Any] = {"core_minutes": round(used / 60, 1), **{k: summary(run)[k] for k in ("steps", "samples")}}
+    found: dict[str, Any] = {"core_minutes": round(used / 60, 1), **{key: row[key] for key in ("steps", "samples")}}
     for place, name in enumerate(("damaged", "restored")):
         scores = [psnr(row[place], row[2], channel=channel, border=border, data_range=1.0) for row in pictures]
         sharpness = np.mean([measure_sharpness(np.clip(row[place], 0, 1)) for row in pictures]) / clean
@@ -174,38 +174,33 @@ def find_recipe(name: str) -> Path:
     return EXAMPLES / f"{DAMAGES[name].recipe}.yaml"
 
 
-def find_settings(name: str) -> dict[str, Any]:
-    """What a run is made of, but for the place of its data."""
-    damage = DAMAGES[name]
-    return {"recipe": damage.recipe, "train": damage.train, "test": damage.test, **SHORT, **damage.values}
-
-
 def find_values(name: str, data: Path) -> dict[str, Any]:
-    """What differs from the recipe."""
+    """Fields that differ from the recipe."""
     damage = DAMAGES[name]
     places = {"train": damage.train, "eval": damage.test}
     sources = {name: {"path": str(data / place), "split": "train"} for name, place in places.items()}
     return {**SHORT, **damage.values, "data": sources}
 
 
-def compute(steps: Steps, source: Path) -> None:
-    """What is missing, and a row of the picture for each task."""
-    data = steps.work / "data"
+def compute(source: Path, work: Path, results: Path = RESULTS) -> None:
+    """Runs that are missing, and a row of the picture for each that is here."""
+    data, runs = work / "data", {}
     prepare(source, data)
     for index, name in enumerate(DAMAGES):
-        values, run, recipe = find_values(name, data), steps.work / "runs" / f"damage-{index}", find_recipe(name)
-        steps.step(f"damage-{index}", find_settings(name), partial(train, run, values, recipe))
-    draw_pictures(steps, data, EXAMPLES / "results" / "damages.png")
+        runs[name] = work / "runs" / f"damage-{index}"
+        compute_one = partial(train, runs[name], find_values(name, data), find_recipe(name))
+        keep(results / "steps" / f"damage-{index}.json", compute_one)
+    draw_pictures({name: run for name, run in runs.items() if run.is_dir()}, data, results / "damages.png")
 
 
-def draw_pictures(steps: Steps, data: Path, path: Path) -> None:
+def draw_pictures(runs: dict[str, Path], data: Path, path: Path) -> None:
     """The middle of the first test picture of each task: damaged, restored, clean."""
     from matplotlib import pyplot
 
-    names = [name for index, name in enumerate(DAMAGES) if (steps.work / "runs" / f"damage-{index}").is_dir()]
-    figure, axes = pyplot.subplots(len(names), 3, figsize=(10, 3.4 * len(names)), squeeze=False)
-    for line, name in zip(axes, names, strict=True):
-        run = steps.work / "runs" / f"damage-{list(DAMAGES).index(name)}"
+    if not runs:
+        return
+    figure, axes = pyplot.subplots(len(runs), 3, figsize=(10, 3.4 * len(runs)), squeeze=False)
+    for line, (name, run) in zip(axes, runs.items(), strict=True):
         _, pictures = restore_pictures(run, find_values(name, data), find_recipe(name))
         top, left = ((side - 200) // 2 for side in pictures[0][2].shape[:2])
         for axis, title, picture in zip(line, (DAMAGES[name].shown, name, "clean"), pictures[0], strict=True):
@@ -215,29 +210,23 @@ def draw_pictures(steps: Steps, data: Path, path: Path) -> None:
     save_figure(figure, path, dpi=80)
 
 
-def make_table(steps: Steps) -> str:
-    """A row for each run that is there."""
+def make_table(results: Path = RESULTS) -> str:
+    """A row for each run."""
     rows = []
     for index, (name, damage) in enumerate(DAMAGES.items()):
-        if (row := steps.read(f"damage-{index}")) is not None:
-            scores = [f"{row[part]['psnr']:.2f}" for part in ("damaged", "restored")]
-            sharpness = [f"{100 * row[part]['sharpness']:.0f}" for part in ("damaged", "restored")]
-            begun = read_arguments(find_recipe(name), damage.values).init_from or "nothing"
-            rows.append([name, begun, damage.shown, *scores, *sharpness, f"{row['core_minutes']:.0f}"])
+        row = read_json(results / "steps" / f"damage-{index}.json")["result"]
+        scores = [f"{row[part]['psnr']:.2f}" for part in ("damaged", "restored")]
+        sharpness = [f"{100 * row[part]['sharpness']:.0f}" for part in ("damaged", "restored")]
+        begun = read_arguments(find_recipe(name), damage.values).init_from or "nothing"
+        rows.append([name, begun, damage.shown, *scores, *sharpness, f"{row['core_minutes']:.0f}"])
     header = ["", "begun from", "damaged", "its PSNR, dB", "restored", "its sharpness, %", "restored", "core minutes"]
     return table(header, rows)
 
 
-def main() -> None:
+if __name__ == "__main__":
     if len(sys.argv) not in (1, 3):
         sys.exit(__doc__)
-    work = Path(sys.argv[2]).resolve() if len(sys.argv) == 3 else Path("unused")
-    steps = Steps(work, results=EXAMPLES / "results" / "steps")
     if len(sys.argv) == 3:
         prepare_process()
-        compute(steps, Path(sys.argv[1]).resolve())
-    write_blocks({"damages": make_table(steps)}, EXAMPLES / "README.md")
-
-
-if __name__ == "__main__":
-    main()
+        compute(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve())
+    write_blocks({"damages": make_table()}, EXAMPLES / "README.md")

@@ -1,29 +1,38 @@
-"""What the study measures of finished models: scores on other data, scores and times against k, total variation."""
+"""Measurements of the studies: scores on other data, scores and times against k, total variation."""
 
 import sys
+import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from runs import run_arguments
 from skimage.restoration import denoise_tv_chambolle
 
 from hf_ext.metrics.psnr import psnr
 from hf_ext.semanir import SemanIRForImageRestoration
 from hf_ext.tasks.restoration import SemanIRTask
-from hf_ext.training import build_task, evaluate
+from hf_ext.training import TrainingArguments, build_task, evaluate
 from hf_ext.training.arguments import DataSource
 from hf_ext.training.sources import open_source
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from studies import median_seconds, save_figure  # noqa: E402  found through the line above
+from experiments import read_arguments, save_figure  # noqa: E402  found through the line above
+
+EXAMPLES = Path(__file__).resolve().parent
+RECIPE = EXAMPLES / "study.yaml"
 
 # Weights of total variation among which the training photographs choose, and how many of them do.
 WEIGHTS = np.geomspace(0.04, 0.4, 12).round(4).tolist()
 TUNING_PHOTOS, TUNING_SIDE = 20, 180
+
+
+def run_arguments(values: dict[str, Any]) -> TrainingArguments:
+    """The recipe of the studies with these values."""
+    return read_arguments(RECIPE, values)
 
 
 def load(snapshot: Path, values: dict[str, Any]) -> tuple[SemanIRTask, SemanIRForImageRestoration]:
@@ -51,6 +60,17 @@ def sweep(snapshot: Path, values: dict[str, Any], keys: list[int], repeats: int 
         seconds = median_seconds(partial(task.restore, model, degraded, top_k), repeats)
         rows.append({"top_k": top_k, "psnr": evaluate(task, model, data)["psnr"], "seconds": seconds})
     return rows
+
+
+def median_seconds(function: Callable[[], Any], repeats: int) -> float:
+    """The median time of a call, after one that warms up."""
+    function()
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - started)
+    return sorted(times)[repeats // 2]
 
 
 def smooth(noisy: np.ndarray, weight: float) -> np.ndarray:

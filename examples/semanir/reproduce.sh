@@ -2,10 +2,9 @@
 # The whole study on one thread, a bit under two hours; the same command continues where it stopped.
 #   examples/semanir/reproduce.sh DATA [WORK]
 # DATA: folder with bsds500/train, bsds500/test, set12 and bsd68, each with images.
-# SEMANIR_BUDGET_SCALE=0.003 tries the machinery in some minutes; README.md is then left as it is.
 set -euo pipefail
 if [ $# -lt 1 ]; then
-    sed -n '2,5p' "$0" >&2
+    sed -n '2,4p' "$0" >&2
     exit 2
 fi
 work=$(realpath -m "${2:-runs/semanir-study}")

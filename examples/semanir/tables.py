@@ -3,14 +3,15 @@
 python examples/semanir/tables.py     writes tables and curves again
 """
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
+from hf_ext.files import read_json
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from studies import save_figure, table, version_list, write_blocks  # noqa: E402  found through the line above
+from experiments import save_figure, table, version_list, write_blocks  # noqa: E402  found through the line above
 
 EXAMPLES = Path(__file__).resolve().parent
 NAMES = {"semanir": "SemanIR, k = N/2", "dense": "the same, dense windows (k = N)", "swin2sr": "blocks of Swin2SR"}
@@ -165,7 +166,7 @@ def blocks(result: dict[str, Any]) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    content = json.loads((EXAMPLES / "results" / "study.json").read_text(encoding="utf-8"))
+    content = read_json(EXAMPLES / "results" / "study.json")
     draw_curves(content, EXAMPLES / "results" / "curves.png")
     draw_sweep(content, EXAMPLES / "results" / "top_k.png")
     write_blocks(blocks(content), EXAMPLES / "README.md")

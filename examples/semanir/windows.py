@@ -1,12 +1,13 @@
-"""What windows and keys are worth: windows of 8, 16 and 32 pixels, four numbers of keys, four tasks, three seeds.
+"""Windows and keys: windows of 8, 16 and 32 pixels, four numbers of keys, four tasks, three seeds.
 
 python examples/semanir/windows.py DATA WORK   trains what is missing, an hour of a core in all, and writes the table
 python examples/semanir/windows.py             writes the table again, from results/steps alone
 DATA holds the folders bsds500 (train, test) and set12. All networks have the same parameters: a window has none. All
 see the same patches, and each training step draws the number of keys, as the presets do; so one network answers for
-every k. Each step of the study leaves its result in examples/semanir/results/steps and is skipped when it is there.
+every k. Each run leaves a file in examples/semanir/results/steps and is skipped where that is there.
 """
 
+import itertools
 import sys
 import time
 from functools import partial
@@ -15,17 +16,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from measuring import input_psnr, load
-from runs import EXAMPLES, RECIPE, run_arguments
+from measuring import EXAMPLES, RECIPE, input_psnr, load, run_arguments
 
+from hf_ext.files import read_json
 from hf_ext.training import build_task, evaluate
 from hf_ext.training.arguments import DataSource
 from hf_ext.training.sources import open_source
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from studies import Steps, launch, machine, prepare_process, table, write_blocks  # noqa: E402  found above
+from experiments import keep, machine, prepare_process, spread, table, train_run, write_blocks  # noqa: E402  found above
 
+RESULTS = EXAMPLES / "results" / "steps"
 WINDOWS, SEEDS, STEPS = (8, 16, 32), (0, 1, 2), 300
 # How many times fewer keys than a window has tokens. Dense windows are not trained, only measured.
 SHARES = (8, 4, 2, 1)
@@ -54,12 +56,12 @@ REPEATS = 5
 
 
 def keys_of(window: int) -> list[int]:
-    """What k is measured in windows of this side."""
+    """Numbers of keys that are measured in windows of this side."""
     return [window**2 // share for share in SHARES]
 
 
 def find_values(task: str, window: int, seed: int) -> dict[str, Any]:
-    """What differs from study.yaml, but for the data."""
+    """Fields that differ from study.yaml, but for the data."""
     keys = keys_of(window)
     windows = {"model.window_size": window, "model.top_k": window**2 // 2, "model.train_top_k": keys[:-1]}
     return {**NETWORK, **TASKS[task], **windows, "seed": seed}
@@ -73,7 +75,7 @@ def find_data(data: Path) -> dict[str, Any]:
 
 def train(run: Path, values: dict[str, Any], keys: list[int]) -> dict[str, float]:
     """Trains, and measures the PSNR with every number of keys."""
-    launch(run, [EXAMPLES / "train.py"], RECIPE, values)
+    train_run(run, RECIPE, values)
     task, model = load(run / "snapshot", values)
     source = open_source(DataSource(**values["data"]["eval"]))
     found = {}
@@ -111,49 +113,40 @@ def measure_inputs(data: dict[str, Any]) -> dict[str, float]:
     return input_psnr({task: {**find_values(task, 8, 0), "data": data} for task in TASKS})
 
 
-def compute(steps: Steps, data: dict[str, Any]) -> None:
-    """What is missing; the first seed of all tasks and windows comes first."""
-    steps.step("window-inputs", {"tasks": TASKS}, partial(measure_inputs, data))
-    for seed in SEEDS:
-        for index, task in enumerate(TASKS):
-            for window in WINDOWS:
-                values, name = find_values(task, window, seed), f"window-{index}-{window}-{seed}"
-                run, keys = steps.work / "runs" / name, keys_of(window)
-                steps.step(name, {"values": values}, partial(train, run, {**values, "data": data}, keys))
-    steps.step("window-times", {"network": NETWORK}, measure_times)
+def name_run(task: str, window: int, seed: int) -> str:
+    """The name of a run, and of its file."""
+    return f"window-{list(TASKS).index(task)}-{window}-{seed}"
 
 
-def describe_score(steps: Steps, task: str, window: int, top_k: int) -> str:
-    """Mean and standard deviation over the seeds that are there."""
-    names = [f"window-{list(TASKS).index(task)}-{window}-{seed}" for seed in SEEDS]
-    found = [steps.read(name)[str(top_k)] for name in names if steps.read(name) is not None]
-    deviation = f" ± {np.std(found, ddof=1):.2f}" if len(found) > 1 else ""
-    return f"{np.mean(found):.2f}{deviation}" if found else ""
+def compute(data: dict[str, Any], work: Path, results: Path = RESULTS) -> None:
+    """Runs that are missing; the first seed of all tasks and windows comes first."""
+    keep(results / "window-inputs.json", partial(measure_inputs, data))
+    for seed, task, window in itertools.product(SEEDS, TASKS, WINDOWS):
+        name, values = name_run(task, window, seed), {**find_values(task, window, seed), "data": data}
+        keep(results / f"{name}.json", partial(train, work / "runs" / name, values, keys_of(window)))
+    keep(results / "window-times.json", measure_times)
 
 
-def make_table(steps: Steps) -> str:
-    """A row for each window and number of keys."""
-    times = (steps.read("window-times") or {}).get("milliseconds", {})
-    inputs = steps.read("window-inputs") or {}
-    rows = [["degraded", "", *(f"{inputs[task]:.2f}" if inputs else "" for task in TASKS), ""]]
+def make_table(results: Path = RESULTS) -> str:
+    """A row for each window and number of keys: mean and standard deviation over the seeds."""
+
+    def read(name: str) -> Any:
+        return read_json(results / f"{name}.json")["result"]
+
+    times, inputs = read("window-times")["milliseconds"], read("window-inputs")
+    rows = [["degraded", "", *(f"{inputs[task]:.2f}" for task in TASKS), ""]]
     for window in WINDOWS:
         for share, top_k in zip(SHARES, keys_of(window), strict=True):
             words = f"{top_k} (N / {share})" if share > 1 else f"{top_k} (dense)"
-            scores = [describe_score(steps, task, window, top_k) for task in TASKS]
-            rows.append([str(window), words, *scores, f"{times.get(f'{window}, {top_k}', '')}"])
+            scores = [spread([read(name_run(task, window, seed))[str(top_k)] for seed in SEEDS], 2) for task in TASKS]
+            rows.append([str(window), words, *scores, f"{times[f'{window}, {top_k}']}"])
     return table(["window", "k", *TASKS, "ms"], rows)
 
 
-def main() -> None:
+if __name__ == "__main__":
     if len(sys.argv) not in (1, 3):
         sys.exit(__doc__)
-    work = Path(sys.argv[2]).resolve() if len(sys.argv) == 3 else Path("unused")
-    steps = Steps(work, results=EXAMPLES / "results" / "steps")
     if len(sys.argv) == 3:
         prepare_process()
-        compute(steps, find_data(Path(sys.argv[1]).resolve()))
-    write_blocks({"windows": make_table(steps)}, EXAMPLES / "README.md")
-
-
-if __name__ == "__main__":
-    main()
+        compute(find_data(Path(sys.argv[1]).resolve()), Path(sys.argv[2]).resolve())
+    write_blocks({"windows": make_table()}, EXAMPLES / "README.md")

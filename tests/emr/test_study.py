@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from hf_ext.training.arguments import read_yaml
 from tests.study_testing import EXAMPLES, fill_readme, module_loader, write_tweets
 
 STUDY = EXAMPLES / "emr"
@@ -84,7 +85,11 @@ def test_a_tiny_study_runs_and_goes_on(load, shared, tmp_path, monkeypatch, name
     study, sets, tables = (load(module) for module in ("study", "sets", "tables"))
     kit = study.SETS[name]
     learning = kit.learning and {**kit.learning, "steps": 2}
-    kit = dataclasses.replace(kit, tasks=kit.tasks[-2:], learning=learning)
+    fields = read_yaml(kit.recipe) | {"max_steps": 2, "warmup_steps": 0}
+    (tmp_path / "recipe.yaml").write_text(json.dumps(fields))
+    kit = dataclasses.replace(
+        kit, tasks=kit.tasks[-2:], learning=learning, recipe=tmp_path / "recipe.yaml", fine_tuning={}
+    )
     monkeypatch.setitem(study.SETS, name, kit)
     for module, constant, value in (
         (study, "SEEDS", (0, 1)),
@@ -93,8 +98,8 @@ def test_a_tiny_study_runs_and_goes_on(load, shared, tmp_path, monkeypatch, name
         (sets, "TEST_TEXTS", 2),
     ):
         monkeypatch.setattr(module, constant, value)
-    folder = study.main(name, shared, tmp_path / "work", 0.001)
-    assert folder == tmp_path / "work" / name / "seed-0" / "report"
+    folder = tmp_path / "results" / name
+    study.main(name, shared, tmp_path / "work", tmp_path / "results")
     result = json.loads((folder / "study.json").read_text())
     assert {path.suffix for path in folder.iterdir()} == ({".json", ".png"} if kit.learning else {".json"})
     rows = result["seeds"]["1"]["rows"]
@@ -111,10 +116,10 @@ def test_a_tiny_study_runs_and_goes_on(load, shared, tmp_path, monkeypatch, name
     def fail(*arguments, **options):
         raise AssertionError("trained or merged twice")
 
-    for called in ("train", "learn_weights"):
+    for called in ("learn_weights", "save_statistics"):
         monkeypatch.setattr(study, called, fail)
-    again = study.main(name, shared, tmp_path / "work", 0.001)
-    assert json.loads((again / "study.json").read_text()) == result
+    study.main(name, shared, tmp_path / "work", tmp_path / "results")
+    assert json.loads((folder / "study.json").read_text()) == result
 
 
 def test_pictures_of_the_committed_results(load, tmp_path):

@@ -39,10 +39,10 @@ def test_memory_is_what_a_call_holds_at_once(load, monkeypatch):
         return torch.zeros(2**18)
 
     torch.zeros(1)
-    assert 2 * 2**20 <= peak_bytes(call, "cpu") < 2.1 * 2**20
+    assert 2 * 2**20 <= peak_bytes(call) < 2.1 * 2**20
 
 
-def test_times_and_memory_against_length(run, tmp_path):
+def test_times_and_memory_against_length(run):
     result, table = run("mrconv_inference", "--lengths", "64", "128", "--rounds", "1", "--width", "64")
     assert set(result["results"]["blocks"]) == {"64", "128"}
     for row in result["results"]["blocks"]["128"].values():
@@ -51,7 +51,6 @@ def test_times_and_memory_against_length(run, tmp_path):
         "MRConv merged", "MRConv branches", "S4D", "SDPA attention", "Mamba 2",
     }  # fmt: skip
     assert "| blocks, length | MRConv merged | MRConv branches | S4D |" in table
-    assert (tmp_path / "out" / "result.png").stat().st_size > 10_000
 
 
 def test_pictures_a_second(run):

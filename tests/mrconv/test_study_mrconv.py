@@ -1,7 +1,6 @@
-"""The study: who trains and who tests, equal sizes, rounds, marks and tables; and the scripts beside it."""
+"""The study: who trains and who tests, equal sizes, tables; and the scripts beside it."""
 
 import json
-import shutil
 import subprocess
 import sys
 import wave
@@ -13,9 +12,7 @@ import torch
 from PIL import Image
 
 import hf_ext
-from hf_ext.files import read_json, write_json
 from hf_ext.tasks.signals import AudioTask
-from hf_ext.training import main
 from tests.study_testing import EXAMPLES, fill_readme, module_loader
 
 STUDY = EXAMPLES / "mrconv"
@@ -24,15 +21,19 @@ load = module_loader(STUDY)
 NOWHERE = dict.fromkeys(("digits", "scifar", "images"), "nowhere")
 
 
-def test_models_of_a_comparison_have_equal_parameters(load):
-    runs = load("runs")
-    for name, comparison in runs.COMPARISONS.items():
-        first, *others = [
-            runs.count_parameters(runs.candidates(name, model)[0], NOWHERE) for model in comparison.models
-        ]
-        assert all(0.9 < count / first < 1.1 for count in others), name
-    counts = [runs.count_parameters(run, NOWHERE) for _, run in list(runs.ablations(0.004))[: len(runs.ABLATIONS)]]
-    assert all(0.9 < count / counts[0] < 1.1 for count in counts)
+def test_models_of_a_comparison_have_equal_parameters(load, tmp_path):
+    module = load("study")
+    study = module.Study(tmp_path, NOWHERE)
+
+    def count(run):
+        arguments, task = study.open(run)
+        return module.trained_parameters(task.build_model(arguments.model, None))
+
+    for name, comparison in module.COMPARISONS.items():
+        first, *others = [count(module.candidates(name, model)[0]) for model in comparison.models]
+        assert all(0.9 < one / first < 1.1 for one in others), name
+    counts = [count(run) for _, run in list(module.ablations(0.004))[: len(module.ABLATIONS)]]
+    assert all(0.9 < one / counts[0] < 1.1 for one in counts)
 
 
 def write_recordings(folder, samples=900):
@@ -50,140 +51,78 @@ def write_recordings(folder, samples=900):
 
 def test_official_recordings_test_and_others_choose(load, tmp_path):
     write_recordings(tmp_path / "fsdd")
-    runs = load("runs")
-    parts = runs.split_digits(list((tmp_path / "fsdd").iterdir()))
+    parts = load("recordings").split_digits(list((tmp_path / "fsdd").iterdir()), 10)
     numbers = {part: {file.stem.rpartition("_")[2] for file in files} for part, files in parts.items()}
     assert numbers == {"train": {"6", "16"}, "validation": {"5", "15"}, "test": {"0", "4"}}
-    runs.prepare(tmp_path / "fsdd", tmp_path / "data/digits")
+    load("study").prepare(tmp_path, tmp_path)
     data = datasets.Dataset.from_parquet(str(tmp_path / "data/digits/test.parquet"), cache_dir=str(tmp_path / "cache"))
     assert sorted(data["label"]) == [0, 0, 0, 0, 1, 1, 1, 1]
     row = next(row for row in data if row["label"] == 1)
     # Half the samples, of the same pitch.
     spectrum = np.abs(np.fft.rfft(np.array(row["audio"], float) * np.hanning(450), 4000))
     assert len(row["audio"]) == 450 and abs(int(spectrum.argmax()) - 900) <= 6
-    with pytest.raises(ValueError, match="holds no .wav files"):
-        runs.prepare(tmp_path / "data", tmp_path / "other")
+    with pytest.raises(ValueError):
+        load("study").prepare(tmp_path / "data", tmp_path / "other")
 
 
 def test_no_picture_trains_and_chooses(load):
-    runs = load("runs")
+    study = load("study")
     labels = np.repeat(np.arange(10), 5000)
     data = datasets.Dataset.from_dict({"label": labels, "index": np.arange(50000)})
     found = {}
     for part in ("train", "validation"):
-        pieces = [piece.removeprefix("train[").removesuffix("]").split(":") for piece in runs.IMAGES[part].split("+")]
+        pieces = [piece.removeprefix("train[").removesuffix("]").split(":") for piece in study.IMAGES[part].split("+")]
         found[part] = np.concatenate([data["index"][int(start) : int(stop)] for start, stop in pieces])
         assert set(np.bincount(labels[found[part]])) == {{"train": 4900, "validation": 100}[part]}
     assert not set(found["train"]) & set(found["validation"])
 
 
-@pytest.fixture
-def study(load, tmp_path):
-    """A folder of the study with tiny models on made recordings, and its modules."""
-    write_recordings(tmp_path / "fsdd")
-    runs = load("runs")
-    runs.prepare(tmp_path / "fsdd", tmp_path / "study" / "data" / "digits")
-    tiny = {"hidden_size": 8, "num_hidden_layers": 1}
-    digits = runs.COMPARISONS["digits"]
-    models = {
-        "mrconv": runs.Model((0.001, 0.01), None, {"model": {**tiny, "kernel_size": 16, "num_branches": 2}}),
-        "s4d": runs.peer("s4d", (0.001, 0.01), **tiny, state_size=4),
-    }
-    runs.COMPARISONS.clear()
-    runs.COMPARISONS["digits"] = digits._replace(models=models)
-    kept = dict(runs.ABLATIONS)
-    runs.ABLATIONS.clear()
-    runs.ABLATIONS["Fourier"] = models["mrconv"].values
-    yield tmp_path / "study", {"digits": str(tmp_path / "study" / "data" / "digits")}
-    runs.ABLATIONS |= kept
-    del sys.modules["runs"]
-
-
-def train_on(words, monkeypatch, folder, steps):
-    """What the background does with the words of a job: they train, from where the run was left."""
-    monkeypatch.chdir(folder)
-    peers = sys.modules["peers"]
-    path, *rest = words
-    more = [f"--max_steps={steps}", "--save_steps=1"]
-    if path.endswith("train.py"):
-        assert main([*rest, *more]) == 0
-    else:
-        assert main([*rest[1:], *more], lambda arguments: peers.make_task(arguments, rest[0])) == 0
-
-
-def goes_on_elsewhere(load, folder, data, tmp_path, monkeypatch, seconds):
-    """What was kept has no word of this machine, is scored alike, and trains from its state."""
-    module, keeping = load("study"), load("keeping")
-    write_json(folder / "core_seconds.json", seconds)
-    keeping.keep(folder, data, tmp_path / "reached.zip")
-    keeping.bring_back(tmp_path / "other", tmp_path / "reached.zip")
-    other = tmp_path / "other"
-    assert read_json(other / "core_seconds.json") == seconds
-    texts = [path.read_bytes() for path in other.rglob("*") if path.is_file()]
-    assert texts and not [text for text in texts if str(tmp_path).encode() in text]
-    assert not module.find_jobs(other, NOWHERE, seconds)
-    monkeypatch.setattr(module, "ROUNDS", [("digits", 30)])
-    (job, _), (same, _) = module.find_jobs(folder, data, seconds), module.find_jobs(other, NOWHERE, seconds)
-    assert job.name == same.name and job.find_words() == same.find_words()
-    shutil.copytree(folder / "data", other / "data")
-    for place in (folder, other):
-        train_on(job.find_words(), monkeypatch, place, 30)
-    weights = [place / "runs" / job.name / "snapshot" / "model.safetensors" for place in (folder, other)]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
-    # What has begun there stays.
-    write_json(other / "core_seconds.json", {})
-    keeping.bring_back(other, tmp_path / "reached.zip")
-    assert read_json(other / "core_seconds.json") == {}
-
-
 @pytest.mark.slow
-def test_rounds_of_the_study_and_its_tables(load, study, monkeypatch, tmp_path):
-    folder, data = study
-    module, tables, runs = load("study"), load("tables"), load("runs")
-    monkeypatch.setattr(module, "ROUNDS", [("digits", 3), ("digits", 8), ("ablations", 0), ("digits", 15)])
-    monkeypatch.setattr(runs, "ABLATION_STEPS", 2)
-    monkeypatch.setattr(runs, "SEEDS", (0, 1))
-    seconds, order = {}, []
-    # Every job gets its core time at once, and two more steps.
-    while jobs := module.find_jobs(folder, data, seconds):
-        assert len(order) < 10
-        job = jobs[0]
-        order.append((job.name, job.core_seconds / 60))
-        train_on(job.find_words(), monkeypatch, folder, 2 if "ablation" in job.name else 2 * len(order))
-        seconds[job.name] = job.core_seconds if np.isfinite(job.core_seconds) else 100.0
-    assert [name for name, minutes in order[:4]] == [
-        "digits-mrconv-0.001", "digits-mrconv-0.01", "digits-s4d-0.001", "digits-s4d-0.01",
-    ]  # fmt: skip
-    chosen = [load("measuring").choose_rate(folder, data, "digits", name).name for name in ("mrconv", "s4d")]
-    assert order[4:] == [
-        (chosen[0], 8.0), (chosen[1], 8.0), ("ablation-0-0", float("inf")), ("ablation-0-1", float("inf")),
-        (chosen[0], 15.0), (chosen[1], 15.0),
-    ]  # fmt: skip
-    result = tables.collect(folder, data, {})
-    marks = result["comparisons"]["digits"]["mrconv"]["marks"]
-    assert list(marks) == ["3", "8", "15"] and marks["3"]["samples"] < marks["8"]["samples"] < marks["15"]["samples"]
-    assert set(result["ablation"]["Fourier"]["seeds"]) == {"0", "1"}
-    # On another machine, where nothing is reached yet, nothing of the table is lost.
-    write_json(tmp_path / "before.json", result)
-    assert tables.collect(tmp_path / "empty", data, read_json(tmp_path / "before.json")) == result
-    goes_on_elsewhere(load, folder, data, tmp_path, monkeypatch, seconds)
-    text = tables.comparison_table(result["comparisons"]["digits"])
-    assert "| accuracy, % after | parameters | rate | 3 min | 8 min | 15 min | samples in 15 min |" in text
-    tables.draw_curves(result, tmp_path / "curves.png")
-    assert (tmp_path / "curves.png").stat().st_size > 10_000
+def test_a_tiny_study_and_its_tables(load, monkeypatch, tmp_path):
+    """Rates are compared after the first minutes, the best goes on; kernels train to their end; nothing runs twice."""
+    write_recordings(tmp_path / "fsdd")
+    module, tables = load("study"), load("tables")
+    tiny = {"hidden_size": 8, "num_hidden_layers": 1}
+    models = {
+        "mrconv": module.Model((0.001, 0.01), None, {"model": {**tiny, "kernel_size": 16, "num_branches": 2}}),
+        "s4d": module.peer("s4d", (0.001, 0.01), **tiny, state_size=4),
+    }
+    comparison = module.COMPARISONS["digits"]._replace(models=models)
+    for name, value in (
+        ("COMPARISONS", {"digits": comparison}),
+        ("ABLATIONS", {"Fourier": models["mrconv"].values}),
+        ("MINUTES", {"digits": (0.001, 0.02)}),
+        ("ABLATION_STEPS", 2),
+        ("SEEDS", (0, 1)),
+    ):
+        monkeypatch.setattr(module, name, value)
+    work = tmp_path / "work"
+    study = module.Study(work, module.prepare(tmp_path, work))
+    rows = study.compare("digits")
+    for row in rows.values():
+        assert set(row["rates"]) == {"0.001", "0.01"} and row["rates"][f"{row['rate']:g}"] == min(
+            row["rates"].values()
+        )
+        assert row["marks"]["0.001"]["samples"] < row["marks"]["0.02"]["samples"]
+    ablation = study.ablate()
+    assert [seed["samples"] for seed in ablation["Fourier"]["seeds"].values()] == [16, 16]
+    monkeypatch.setattr(module, "train", lambda *words: pytest.fail("trained twice"))
+    assert (study.compare("digits"), study.ablate()) == (rows, ablation)
+    text = tables.comparison_table(rows)
+    assert "| accuracy, % after | parameters | rate | 0.001 min | 0.02 min | samples in 0.02 min |" in text
 
 
 def made_up_result(load):
     """A result with all parts that the tables show."""
-    runs = load("runs")
+    study = load("study")
     mark = {"core_minutes": 3.1, "samples": 4000, "accuracy": 0.625, "loss": 1.5}
     model = {"parameters": 777, "rate": 0.001, "rates": {"0.001": 1.0}, "marks": {"3": mark, "8": mark}}
     seeds = {"0": {**mark, "accuracy": 0.5}, "1": {**mark, "accuracy": 0.75}}
     return {
         "device": "CPU",
         "versions": {"torch": "2"},
-        "comparisons": {name: dict.fromkeys(entry.models, model) for name, entry in runs.COMPARISONS.items()},
-        "ablation": {label: {"parameters": 777, "seeds": seeds} for label in runs.ABLATIONS},
+        "comparisons": {name: dict.fromkeys(entry.models, model) for name, entry in study.COMPARISONS.items()},
+        "ablation": {label: {"parameters": 777, "seeds": seeds} for label in study.ABLATIONS},
     }
 
 
@@ -192,6 +131,8 @@ def test_tables_of_a_result(load, tmp_path):
     text = fill_readme(tables, result, tmp_path)
     assert "| MRConv, Fourier | 777 | 0.001 | 62.5 | 62.5 | 4,000 |" in text
     assert "| Fourier + sparse | 777 | 62.5 ± 17.7 | 2 | 3.1 |" in text
+    tables.draw_curves(result, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
     # A budget that one of them has not reached yet is not compared.
     del result["comparisons"]["digits"]["s4d"]
     result["comparisons"]["digits"]["s4d"] = {**result["comparisons"]["digits"]["mrconv"], "marks": {"3": {}}}

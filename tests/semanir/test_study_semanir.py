@@ -41,7 +41,7 @@ def photos(tmp_path) -> dict[str, dict[str, str]]:
 
 def every_setting(study) -> dict[str, dict]:
     """Networks and tasks of all runs."""
-    made = study.Study(Path("data"), Path("work"), 1.0)
+    made = study.Study(Path("data"), Path("work"))
     denoising = [made.values(made.source("set12", "train"), **changes) for changes in study.CANDIDATES.values()]
     mixed = {"task.degradation": [study.NOISE, study.JPEG], "task.eval_degradation": [study.NOISE, study.JPEG]}
     named = {f"candidate {index}": values for index, values in enumerate(denoising)}
@@ -52,12 +52,12 @@ def every_setting(study) -> dict[str, dict]:
 
 
 def test_every_run_has_valid_settings_and_peers_are_of_equal_size(load):
-    study, runs = load("study"), load("runs")
+    study = load("study")
     for name, values in every_setting(study).items():
         counts = {}
-        for model in study.MODELS:
+        for model in study.TIMED_STEPS:
             changed, peer = study.block_values(values, model)
-            arguments = runs.run_arguments(changed)
+            arguments = study.run_arguments(changed)
             task = study.make_task(arguments, peer)
             counts[model] = sum(value.numel() for value in task.build_model(arguments.model, None).parameters())
         assert counts["dense"] == counts["semanir"] > 50_000, name
@@ -66,11 +66,9 @@ def test_every_run_has_valid_settings_and_peers_are_of_equal_size(load):
 
 @pytest.mark.parametrize("model", ["semanir", "dense", "swin2sr"])
 def test_blocks_train_on_the_same_task(load, photos, tmp_path, model):
-    study, runs = load("study"), load("runs")
+    study = load("study")
     values, peer = study.block_values({"data": photos, **TINY, "model.depths": [2, 2]}, model)
-    speed = study.Study(tmp_path, tmp_path, 1e-6).speed(model, values, peer)
-    assert speed["seconds_per_step"] > 0
-    arguments = runs.run_arguments(values)
+    arguments = study.run_arguments(values)
     task = study.make_task(arguments, peer)
     torch.manual_seed(0)
     network = task.build_model(arguments.model, None)
@@ -78,7 +76,8 @@ def test_blocks_train_on_the_same_task(load, photos, tmp_path, model):
     sample = task.training_sample(open_source(DataSource(**photos["train"]))[0], rng)
     task.loss(network, {name: value[None] for name, value in sample.items()}, 0).backward()
     assert all(value.grad is not None and value.grad.isfinite().all() for value in network.parameters())
-    assert speed["parameters"] == sum(value.numel() for value in network.parameters())
+    task.save_model(network, network.state_dict(), tmp_path / "snapshot")
+    assert study.count_parameters(tmp_path / "snapshot") == sum(value.numel() for value in network.parameters())
     noisy = {"psnr": 20.2}
     found = evaluate(task, network, open_source(DataSource(**photos["eval"])))
     # At first the correction is small: nearly the noisy input comes out.
@@ -86,9 +85,9 @@ def test_blocks_train_on_the_same_task(load, photos, tmp_path, model):
 
 
 def test_scores_against_k_and_classical_results(load, photos, tmp_path):
-    study, runs, measuring = load("study"), load("runs"), load("measuring")
+    study, measuring = load("study"), load("measuring")
     values = {"data": photos, **TINY}
-    arguments = runs.run_arguments(values)
+    arguments = study.run_arguments(values)
     task = study.make_task(arguments, None)
     network = task.build_model(arguments.model, None)
     task.save_model(network, network.state_dict(), tmp_path / "snapshot")
@@ -109,9 +108,9 @@ def made_up_result(load) -> dict:
     study, tables = load("study"), load("tables")
     scores = {"psnr": 29.25, "ssim": 0.8125, "psnr_gaussian_noise_25": 28.5, "psnr_jpeg_10": 27.25}
     run = made_up_run(scores=scores, psnr=[[40, 28.0], [80, 29.25]])
-    blocks = {model: {"parameters": 777, "time": run, "samples": run} for model in study.MODELS}
+    blocks = {model: {"parameters": 777, "time": run, "samples": run} for model in study.TIMED_STEPS}
     curve = [{"top_k": key, "psnr": 29.0, "seconds": 0.25} for key in (8, 16)]
-    assert list(tables.NAMES) == list(study.MODELS)
+    assert list(tables.NAMES) == list(study.TIMED_STEPS)
     return {
         **FACTS,
         "candidates": {"rows": dict.fromkeys(study.CANDIDATES, run), "chosen": next(iter(study.CANDIDATES))},
@@ -140,7 +139,7 @@ def test_tables_and_curves_of_a_result(load, tmp_path):
 @pytest.mark.slow
 def test_all_steps_fit_each_other(load, tmp_path, monkeypatch):
     """The whole study on tiny pictures and networks, with models that are saved as they are initialised."""
-    study, runs, measuring, tables = (load(name) for name in ("study", "runs", "measuring", "tables"))
+    study, measuring, tables = (load(name) for name in ("study", "measuring", "tables"))
     for folder, count in (("bsds500/train", 2), ("bsds500/test", 11), ("set12", 2), ("bsd68", 2)):
         (tmp_path / "data" / folder).mkdir(parents=True)
         for index in range(count):
@@ -148,9 +147,9 @@ def test_all_steps_fit_each_other(load, tmp_path, monkeypatch):
             Image.fromarray(pixels).save(tmp_path / "data" / folder / f"{index}.png")
     trained = []
 
-    def train(run, values, peer=None):
+    def train(run, values, peer):
         trained.append((run.name, values["max_steps"]))
-        arguments = runs.run_arguments(values)
+        arguments = study.run_arguments(values)
         task = study.make_task(arguments, peer)
         model = task.build_model(arguments.model, None)
         task.save_model(model, model.state_dict(), run / "snapshot")
@@ -159,11 +158,12 @@ def test_all_steps_fit_each_other(load, tmp_path, monkeypatch):
     monkeypatch.setattr(study, "train", train)
     monkeypatch.setattr(study, "CANDIDATES", {"tiny": TINY})
     monkeypatch.setattr(measuring, "TUNING_PHOTOS", 2)
-    result = study.compute(study.Study(tmp_path / "data", tmp_path / "work", 1e-6))
-    # At so small a scale every budget is two steps, so that equal time and equal samples are one run.
-    names = ["candidate-0", "headline", *(f"denoising-{model}-time" for model in study.MODELS), "random-k", "jpeg"]
-    names += ["mixed", "mixed-long"]
-    assert trained == [(name, 2) for name in names]
+    result = study.compute(study.Study(tmp_path / "data", tmp_path / "work"))
+    assert trained == [
+        ("candidate-0", 116), ("denoising-semanir-time", 313), ("denoising-dense-time", 296),
+        ("denoising-dense-samples", 313), ("denoising-swin2sr-time", 250), ("denoising-swin2sr-samples", 313),
+        ("headline", 8208), ("random-k", 313), ("jpeg", 308), ("mixed", 332), ("mixed-long", 664),
+    ]  # fmt: skip
     assert [row["top_k"] for row in result["sweep"]["curves"]["random"]] == [1, 2, 4, 8, 16]
     assert result["total_variation"]["weight"] in measuring.WEIGHTS
     text = tables.blocks({**result, **FACTS})

@@ -25,7 +25,7 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from parts import DEVICE_LOST, OK, UNFINISHED, Rows, write_json
-from versions import installed_versions
+from timing import installed_versions
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]

@@ -1,0 +1,81 @@
+"""Runs of the released models: their recipes, what they start from, how far they are."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hf_ext.files import read_json
+
+RECIPES = Path(__file__).resolve().parent
+RELEASED = RECIPES.parents[1] / "model_cards" / "released"
+# Weights that are a step to a release, and are committed too.
+REACHED = RECIPES / "reached"
+# Fine-tunes of denoise-color by one recipe, restore-tasks.yaml, each for one degradation; release.py merges them.
+RESTORE_TASKS: dict[str, dict[str, Any]] = {
+    "noise": {"kind": "gaussian_noise", "sigma": [50, 100]},
+    "jpeg": {"kind": "jpeg", "quality": [5, 40]},
+    "blur": {"kind": "blur", "sigma": [0.8, 2]},
+    "resize": {"kind": "resize", "factor": [0.4, 0.7]},
+}
+# In this order; each run and the one whose weights it begins with.
+RUNS: dict[str, str | None] = {
+    "spoken-digits": None,
+    "cifar10-16": None,
+    "denoise-color": None,
+    "jpeg-color": "denoise-color",
+    "denoise-gray": None,
+    "super-resolution-x2": None,
+    **dict.fromkeys((f"restore-tasks-{task}" for task in RESTORE_TASKS), "denoise-color"),
+    "photo": "denoise-color",
+    "cifar10": "cifar10-16",
+}
+
+
+def committed_weights(name: str) -> Path:
+    """The released model of a run, or the step to one."""
+    return next(folder / name for folder in (REACHED, RELEASED) if (folder / name).is_dir())
+
+
+def find_recipe(name: str) -> tuple[Path, list[str]]:
+    """The YAML file of a run, and the words that make it this run's."""
+    group, _, task = name.rpartition("-")
+    if group != "restore-tasks":
+        return RECIPES / f"{name}.yaml", []
+    return RECIPES / f"{group}.yaml", [
+        f"--output_dir=runs/{name}",
+        f"--task.degradation={json.dumps(RESTORE_TASKS[task])}",
+    ]
+
+
+def find_words(work: Path, name: str) -> list[str]:
+    """The words of `hf-ext train` in WORK. Where the run that it starts from did not run, its committed weights do."""
+    recipe, words = find_recipe(name)
+    source = RUNS[name]
+    if source is not None and not (work / "runs" / source).is_dir():
+        words = [*words, f"--init_from={committed_weights(source)}"]
+    return [str(recipe), *words]
+
+
+def read_report(work: Path, name: str) -> dict[str, Any]:
+    """The training.json of a run, with no steps where it has not saved yet."""
+    path = work / "runs" / name / "snapshot" / "training.json"
+    return dict(read_json(path)) if path.is_file() else {"steps": 0, "seconds": 0.0}
+
+
+def is_done(work: Path, name: str) -> bool:
+    """True for a run that has taken the steps of its recipe."""
+    recipe, _ = find_recipe(name)
+    return int(read_report(work, name)["steps"]) >= yaml.safe_load(recipe.read_text(encoding="utf-8"))["max_steps"]
+
+
+def count_core_hours(work: Path, name: str) -> float:
+    """Hours of training on one thread, of the run and of those that it goes on from."""
+    hours: float = read_report(work, name)["seconds"] / 3600
+    source = RUNS[name]
+    if source is None:
+        return hours
+    if (work / "runs" / source).is_dir():
+        return hours + count_core_hours(work, source)
+    return hours + read_json(committed_weights(source) / "training.json")["released"]["core_hours"]
