@@ -44,6 +44,9 @@ _METADATA = ("PNG", "JPEG", "WEBP", "TIFF")
 # Folders of tags, and those of size inside the first: the size may have changed.
 _EXIF_FOLDER, _GPS_FOLDER, _EXIF_WIDTH, _EXIF_HEIGHT = 0x8769, 0x8825, 0xA002, 0xA003
 _FOLDERS = (_EXIF_FOLDER, _GPS_FOLDER)
+# What Pillow raises of tags that it cannot write.
+_DAMAGED = (struct.error, SyntaxError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, OSError)
+
 # Types of entries of a TIFF.
 _LONG, _FRACTIONS, _DOUBLE = 4, (5, 10), 12
 # What the camera's maker put there, in a form of their own; in RAW files it may be long.
@@ -191,16 +194,7 @@ def descriptive_tags(picture: Picture) -> Image.Exif | None:
                 kept.get_ifd(folder).update(tags)
                 kept[folder] = 0
         return kept if len(kept) and kept.tobytes() else None
-    except (
-        struct.error,
-        SyntaxError,
-        TypeError,
-        ValueError,
-        LookupError,
-        AttributeError,
-        OverflowError,
-        OSError,
-    ) as error:
+    except _DAMAGED as error:
         logger.warning(f"the EXIF data of a picture are damaged and were left out: {error}")
         return None
 

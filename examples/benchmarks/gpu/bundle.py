@@ -27,7 +27,7 @@ PLATFORMS += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64
 # What such a machine lacks, or may have too old: all small. The last group are libraries that these need.
 BRING = (
     *("transformers", "diffusers", "datasets", "evaluate", "peft", "accelerate", "huggingface_hub", "hf-xet"),
-    *("pathspec", "h11", "filelock", "click"),
+    *("pathspec", "h11", "filelock", "click", "tifffile", "numpngw"),
     *("httpx2", "httpcore2", "truststore", "anyio", "idna", "dill", "multiprocess", "xxhash", "fsspec", "regex"),
     *("importlib_metadata", "lazy-importer", "lazy-loader", "zipp", "typing-extensions", "tokenizers"),
 )
