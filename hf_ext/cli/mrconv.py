@@ -1,4 +1,4 @@
-"""hf-ext mrconv: data, predictions and pictures of MRConv."""
+"""hf-ext mrconv: data and pictures of MRConv."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from .sources import Model
 
 @click.group(cls=Group)
 def mrconv() -> None:
-    """MRConv: data of ListOps and Pathfinder, values and forecasts of series, kernels drawn.
+    """MRConv: data of ListOps and Pathfinder, kernels drawn.
 
     `hf-ext train` trains a model, `hf-ext classify` and `hf-ext generate` use it.
     """
@@ -116,42 +116,6 @@ def make_pathfinder(
 
     counts = {"train": train, "validation": validation, "test": test}
     click.echo(write_pathfinder(out, counts, Pathfinder(seed, int(size)), progress, num_workers))
-
-
-@mrconv.command()
-@click.argument("source", metavar="MODEL", type=Model())
-@click.argument("file", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
-@click.option(
-    "--columns", help="The channels, as the model was trained on: a,b. Default: the columns of the training."
-)
-@click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), help="A CSV file for the answer; else it is printed."
-)
-def predict(source: str, file: Path, columns: str | None, out: Path | None) -> None:
-    """Predict by MODEL, a folder or org/name[@revision], from the sequence of numbers in FILE, as CSV.
-
-    FILE is CSV, TSV, parquet or NumPy, each row a position. A model of values answers with one row, one of classes of
-    positions with a row for each, a forecast with the rows that come next. A causal model of positions takes files of
-    any length. The class of a whole series is told by `hf-ext classify`.
-
-    \b
-    Examples:
-      hf-ext mrconv predict runs/mrconv-positions/snapshot heart.csv
-      hf-ext mrconv predict runs/mrconv-forecast/snapshot load.csv --columns load,temperature --out next.csv
-    """
-    from hf_ext.files import whole_file
-    from hf_ext.plots.kernels import load_model
-    from hf_ext.tasks.predicting import predict_file
-
-    model = loads(load_model)(source)
-    names = [name.strip() for name in columns.split(",")] if columns else None
-    text = predict_file(model, file, names).to_csv(index=False, lineterminator="\n")
-    if out is None:
-        click.echo(text, nl=False)
-        return
-    with whole_file(out, "w", newline="") as written:
-        written.write(text)
-    click.echo(out)
 
 
 @mrconv.command()

@@ -14,7 +14,6 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForNextSentencePrediction,
     AutoModelForSequenceClassification,
-    AutoModelForTimeSeriesPrediction,
     AutoModelForTokenClassification,
 )
 
@@ -30,7 +29,6 @@ from .modeling_mrconv import (
     MRConvForMaskedLM,
     MRConvForRetrieval,
     MRConvForSequenceClassification,
-    MRConvForTimeSeriesPrediction,
     MRConvForTokenClassification,
     MRConvModel,
 )
@@ -56,7 +54,6 @@ _HEADS: list[tuple[Any, Any]] = [
     (AutoModelForCausalLM, MRConvForCausalLM),
     (AutoModelForMaskedLM, MRConvForMaskedLM),
     (AutoModelForTokenClassification, MRConvForTokenClassification),
-    (AutoModelForTimeSeriesPrediction, MRConvForTimeSeriesPrediction),
     (AutoModel, MRConvNextModel),
     (AutoModelForImageClassification, MRConvNextForImageClassification),
 ]
@@ -77,7 +74,6 @@ __all__ = [
     "MRConvForMaskedLM",
     "MRConvForRetrieval",
     "MRConvForSequenceClassification",
-    "MRConvForTimeSeriesPrediction",
     "MRConvForTokenClassification",
     "MRConvLayer",
     "MRConvModel",

@@ -18,7 +18,6 @@ AUTO_MAP = {
     "AutoModelForCausalLM": "modeling_mrconv.MRConvForCausalLM",
     "AutoModelForMaskedLM": "modeling_mrconv.MRConvForMaskedLM",
     "AutoModelForTokenClassification": "modeling_mrconv.MRConvForTokenClassification",
-    "AutoModelForTimeSeriesPrediction": "modeling_mrconv.MRConvForTimeSeriesPrediction",
 }
 
 KERNEL_TYPES = ("dilated", "fourier", "sparse", "fourier_sparse", "implicit")
@@ -112,8 +111,6 @@ class MRConvConfig(PreTrainedConfig):
         target_mean, target_std (`list[float]`, *optional*):
             Of each target of a regression: the model answers in the targets' own units.
         input_columns (`list[str]`, *optional*): Columns of a file that hold the channels, in their order.
-        context_length, prediction_length (`int`, *optional*):
-            Of a forecast: how many past positions it is scaled by, and how many positions it predicts.
     """
 
     model_type = "mrconv"
@@ -150,8 +147,6 @@ class MRConvConfig(PreTrainedConfig):
     target_mean: list[float] | None = None
     target_std: list[float] | None = None
     input_columns: list[str] | None = None
-    context_length: int | None = None
-    prediction_length: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         # A folder that came from the Hub carries "org/name--" references; written again, it must name its own files.
@@ -183,7 +178,7 @@ class MRConvConfig(PreTrainedConfig):
         """Check that sizes are positive, and that branches, modes and rate fit the lengths of the kernels."""
         for name in (
             "vocab_size", "input_size", "hidden_size", "num_hidden_layers", "sampling_rate", "kernel_size",
-            "max_position_embeddings", "context_length", "prediction_length",
+            "max_position_embeddings",
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -30,7 +30,6 @@ TASKS = {
     "mrconv-series": ("hf_ext.tasks.series", "SeriesClassificationTask"),
     "mrconv-regression": ("hf_ext.tasks.series", "SeriesRegressionTask"),
     "mrconv-positions": ("hf_ext.tasks.series", "PositionsTask"),
-    "mrconv-forecast": ("hf_ext.tasks.series", "ForecastTask"),
     "mrconv-pixels": ("hf_ext.tasks.signals", "PixelTask"),
     "mrconv-audio": ("hf_ext.tasks.signals", "AudioTask"),
     "mrconv-images": ("hf_ext.tasks.signals", "ImageTask"),

@@ -26,7 +26,7 @@ def run(*words: str) -> Result:
         (["dit", "sample", "model", "--out", "a.png"], "hf-ext sample"),
         (["emr", "merge"], "hf-ext merge"),
         (["semanir", "restore"], "hf-ext restore"),
-        (["predict", "model", "a.csv"], "hf-ext mrconv predict"),
+        (["plot", "model", "a.png"], "hf-ext mrconv plot"),
         (["precomput"], "hf-ext dit precompute"),
     ],
 )

@@ -19,7 +19,6 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForNextSentencePrediction,
     AutoModelForSequenceClassification,
-    AutoModelForTimeSeriesPrediction,
     AutoModelForTokenClassification,
     AutoTokenizer,
 )
@@ -137,11 +136,6 @@ SLICES = {
         ["--task.max_length=32"],
         AutoModelForTokenClassification,
     ),
-    "forecast": (
-        lambda: dict(zip(("load", "temperature"), measurements(2), strict=True)),
-        ["--task={columns: [load, temperature], context_length: 8, prediction_length: 4, season: 3}"],
-        AutoModelForTimeSeriesPrediction,
-    ),
 }
 
 
@@ -197,7 +191,7 @@ def test_a_recipe_trains_from_end_to_end(name, tmp_path):
         again = task.summarize(task.evaluate_batch(model.eval(), examples, list(range(4))))
     assert again == pytest.approx(metrics, rel=1e-5)
     pictures = list((tmp_path / "run" / "samples").glob("*.png"))
-    assert bool(pictures) == (name not in ("lm", "masked_lm", "forecast"))
+    assert bool(pictures) == (name not in ("lm", "masked_lm"))
 
 
 @pytest.mark.parametrize("name", SLICES)
