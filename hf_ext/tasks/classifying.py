@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import torch
 from PIL import Image, ImageOps
 from transformers import (
     AutoConfig,
@@ -22,10 +23,9 @@ from transformers.utils import logging
 
 from hf_ext.restoration.jobs import find_files, picture_endings, read_list
 from hf_ext.training.bad_examples import UNREADABLE
-from hf_ext.training.models import adapter_base, split_revision
+from hf_ext.training.models import adapter_base, load_adapter, split_revision
 from hf_ext.training.sequence_files import SUFFIXES
 
-from .classification import load_head, load_reader
 from .pictures import in_colours
 from .series_answers import answer_series
 from .signals import read_recording
@@ -83,7 +83,7 @@ class Classifier:
             self.model = load_head(head, source, device)
             return
         about = KINDS[self.kind]
-        self.model, self.reader = load_head(about.model, source, device), load_reader(about.reader, None, base)
+        self.model, self.reader = load_head(about.model, source, device), load_reader(about.reader, base)
         words = {about.argument: self.reader, "device": self.model.device}
         self._pipeline = cast(Any, pipeline)(about.task, model=self.model, **words)
 
@@ -133,6 +133,36 @@ class Classifier:
             logger.warning(f"{given.name} has {len(values)} positions: the first {longest} count.")
             return values[:longest]
         return values
+
+
+def load_whole(kind: Any, source: str) -> Any:
+    """A model of which the checkpoint has every tensor: a head that starts at random would be scored in silence."""
+    name, revision = split_revision(source)
+    model, report = kind.from_pretrained(name, revision=revision, output_loading_info=True)
+    if missing := sorted(report["missing_keys"]):
+        raise ValueError(
+            f"{source} has no {', '.join(missing[:3])} for {type(model).__name__}: it is a model without this head. "
+            "Name a checkpoint that was fine-tuned for the task."
+        )
+    return model
+
+
+def load_head(kind: Any, source: str, device: str | None = None) -> Any:
+    """Such a model, of a peft adapter with its base, ready to answer: on the device, or the GPU if there is one."""
+    base = adapter_base(source)
+    model = load_whole(kind, base or source)
+    if base is not None:
+        model = load_adapter(model, source).merge_and_unload()
+    try:
+        return model.eval().to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {device} cannot be used: {error}") from error
+
+
+def load_reader(kind: Any, source: str) -> Any:
+    """The tokenizer, feature extractor or image processor of a checkpoint."""
+    name, revision = split_revision(source)
+    return kind.from_pretrained(name, revision=revision)
 
 
 def find_kind(source: str, config: Any) -> tuple[str, str]:
