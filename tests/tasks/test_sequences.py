@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from make_listops import ListOps
 from PIL import Image
 from torch.utils.data import default_collate
 from transformers import (
@@ -24,7 +25,6 @@ from transformers import (
 )
 
 import hf_ext  # noqa: F401
-from hf_ext.tasks.listops import ListOps
 from hf_ext.tasks.sequences import cut_padding
 from hf_ext.tasks.signals import AudioTask, ImageTask, PixelTask, random_box
 from hf_ext.tasks.texts import LanguageModelTask, ListOpsTask, MaskedLanguageModelTask, RetrievalTask, TextTask

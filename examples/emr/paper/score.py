@@ -41,6 +41,7 @@ from hf_ext.settings import build, read_yaml
 from hf_ext.tasks.classifying import load_head, load_reader
 from hf_ext.tasks.pictures import in_colours
 from hf_ext.training.arguments import DataSource
+from hf_ext.training.models import adapter_base
 from hf_ext.training.sources import open_source
 
 # Templates may be anybody's: no attributes of Python, no silent blanks.
@@ -62,7 +63,7 @@ def score_texts(
 ) -> dict[str, float]:
     """Classes of texts or of pairs, or the number that a model of one output gives."""
     model = load_head(AutoModelForSequenceClassification, place)
-    tokenizer = load_reader(AutoTokenizer, place)
+    tokenizer = load_reader(AutoTokenizer, adapter_base(place) or place)
     # GPT-2 has no token for padding. Decoders find the last token by this id: it must be what pads here.
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     tokenizer.padding_side, model.config.pad_token_id = "right", tokenizer.pad_token_id
@@ -119,7 +120,10 @@ def score_choices(
 
     Causal models go through lm-evaluation-harness: examples/emr/lm_harness.py.
     """
-    model, tokenizer = load_head(AutoModelForSeq2SeqLM, place), load_reader(AutoTokenizer, place)
+    model, tokenizer = (
+        load_head(AutoModelForSeq2SeqLM, place),
+        load_reader(AutoTokenizer, adapter_base(place) or place),
+    )
     truth = read_labels(rows, **labels)
     scores = []
     for prompt in prompts:
