@@ -35,8 +35,6 @@ from .modeling_mrconv import (
 from .modeling_mrconvnext import MRConvNextForImageClassification, MRConvNextModel, MRConvNextPreTrainedModel
 from .streaming_mrconv import MRConvCache, MRConvTrainingCache
 
-from hf_ext.fast import mrconv_gradients, mrconv_grouped_sums, mrconv_kept_kernels  # isort: skip  # noqa: F401 (they enter themselves)
-
 AutoConfig.register("mrconv", MRConvConfig)
 AutoConfig.register("mrconvnext", MRConvNextConfig)
 AutoFeatureExtractor.register(MRConvConfig, MRConvFeatureExtractor)
