@@ -65,7 +65,7 @@ class Listener:
         self.power += float(np.sum(sound**2))
         self.samples += len(sound)
         values = torch.from_numpy(sound / np.sqrt(self.power / self.samples)).float()[None]
-        hidden = self.model.model(input_values=values, past_key_values=self.cache).last_hidden_state
+        hidden = self.model.model(input_values=values, cache=self.cache).last_hidden_state
         self.total, self.positions = self.total + hidden.sum(1), self.positions + len(sound)
         return int(self.model.classifier(self.total / self.positions).argmax())
 

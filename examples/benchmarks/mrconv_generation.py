@@ -102,12 +102,12 @@ def generate(step: Callable[[torch.Tensor], torch.Tensor], tokens: int, device: 
 def stream_mrconv(model: MRConvForCausalLM, prompt: torch.Tensor, warm_up: int) -> dict[str, Any]:
     device, length = prompt.device, prompt.shape[1]
     cache = MRConvCache(model.config)
-    _, seconds = timed(lambda: model(prompt, past_key_values=cache, logits_to_keep=1), device)
+    _, seconds = timed(lambda: model(prompt, cache=cache, logits_to_keep=1), device)
     # The first prompt prepared the kernels.
     warm = MRConvCache(model.config)
-    model(prompt[:, : min(length, 2 * warm_up)], past_key_values=warm)
-    generate(lambda token: model(token, past_key_values=warm).logits, warm_up, device)
-    tokens = generate(lambda token: model(token, past_key_values=cache).logits, length, device)
+    model(prompt[:, : min(length, 2 * warm_up)], cache=warm)
+    generate(lambda token: model(token, cache=warm).logits, warm_up, device)
+    tokens = generate(lambda token: model(token, cache=cache).logits, length, device)
     return {"prompt": seconds, "token": tokens}
 
 

@@ -68,9 +68,9 @@ def serve(model: MRConvForCausalLM, context: int) -> None:
     """Answer each line, a number of tokens, with their seconds; the last, empty line with what is held."""
     prompt, cache = torch.randint(VOCABULARY, (1, context)), MRConvCache(model.config)
     # Twice: the first cache prepares the kernels.
-    model(prompt, past_key_values=MRConvCache(model.config), logits_to_keep=1)
+    model(prompt, cache=MRConvCache(model.config), logits_to_keep=1)
     begin = time.thread_time()
-    model(prompt, past_key_values=cache, logits_to_keep=1)
+    model(prompt, cache=cache, logits_to_keep=1)
     print(json.dumps({"prompt_seconds": time.thread_time() - begin, "package": str(PACKAGE)}), flush=True)
     token = torch.ones(1, 1, dtype=torch.long)
     gc.collect()
@@ -79,7 +79,7 @@ def serve(model: MRConvForCausalLM, context: int) -> None:
         seconds = []
         for _ in range(int(line)):
             begin = time.thread_time()
-            token = model(token, past_key_values=cache).logits[:, -1].argmax(-1, keepdim=True)
+            token = model(token, cache=cache).logits[:, -1].argmax(-1, keepdim=True)
             seconds.append(time.thread_time() - begin)
         print(json.dumps(seconds), flush=True)
     state = {address: tensor for layer in cache.layers for address, tensor in held_by_stream(layer).items()}

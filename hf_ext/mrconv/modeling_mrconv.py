@@ -4,6 +4,7 @@
 Shapes: batch B, length L, channels D; hidden states [B, L, D].
 """
 
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -24,13 +25,15 @@ from transformers.utils.output_capturing import capture_outputs
 from .configuration_mrconv import MRConvConfig
 from .modeling_layers_mrconv import MRConvBlock, MRConvPreTrainedModel, make_norm, make_units
 from .packing_mrconv import PACKING_ARGUMENTS, find_starts, read_packing
-from .streaming_mrconv import MRConvCache, MRConvTrainingCache
+from .streaming_mrconv import MRConvCache, MRConvTrainingCache, only_cache
 
 # Arguments of other models that MRConv has no meaning for, and why.
 _REFUSED = {
     "token_type_ids": "there are no segments: MRConvForRetrieval takes two documents as `input_ids`, `input_ids_2`",
-    "cache_params": "the state of a sequence is passed as `past_key_values`",
+    "cache_params": "the state of a sequence is passed as `cache`",
 }
+# The name of the cache in outputs and in `generate`: `past_key_values` up to transformers 5.23, `cache` since then.
+_CACHE = fields(CausalLMOutputWithPast)[2].name
 
 
 def valid_range(
@@ -117,7 +120,7 @@ class MRConvModel(MRConvPreTrainedModel):
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         input_values: Tensor | None = None,
-        past_key_values: Any | None = None,
+        cache: Any | None = None,
         position_ids: Tensor | None = None,
         cu_seq_lens_q: Tensor | None = None,
         seq_idx: Tensor | None = None,
@@ -136,9 +139,9 @@ class MRConvModel(MRConvPreTrainedModel):
             input_values (`torch.Tensor` of shape `(batch_size, length, input_size)`, *optional*):
                 Continuous input, for a model without vocabulary; `(batch_size, length)` if `input_size` is 1. As it
                 was measured where the configuration has `input_mean` and `input_std`.
-            past_key_values ([`~hf_ext.mrconv.streaming_mrconv.MRConvCache`], *optional*):
-                State after the earlier part of a sequence that this input continues. The mask covers that part. To
-                train on chunk after chunk, an [`~hf_ext.mrconv.streaming_mrconv.MRConvTrainingCache`].
+            cache ([`~hf_ext.mrconv.streaming_mrconv.MRConvCache`], *optional*):
+                State after the earlier part of a sequence that this input continues; the mask covers it too. To train
+                chunk by chunk, an [`~hf_ext.mrconv.streaming_mrconv.MRConvTrainingCache`]. As `past_key_values` too.
             position_ids (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
                 0, 1, 2, ..., from 0 again where the next sequence of a row begins: packed sequences, as
                 `DataCollatorWithFlattening` makes them. Nothing of one reaches another, and results, gradients and
@@ -152,42 +155,59 @@ class MRConvModel(MRConvPreTrainedModel):
             [`~transformers.modeling_outputs.BaseModelOutput`]: `last_hidden_state` of shape `(batch_size, length,
             hidden_size)`; with `output_hidden_states=True` the embedded input and the output of each block.
         """
-        if past_key_values is not None:
-            values = next((given for given in (input_ids, inputs_embeds, input_values) if given is not None), None)
-            check_continuation(past_key_values, self.config.num_hidden_layers, attention_mask, values)
+        cache = only_cache(cache, kwargs.pop("past_key_values", None))
         for name, reason in _REFUSED.items():
             if kwargs.get(name) is not None:
                 raise ValueError(f"`{name}` is not an input of MRConv: {reason}.")
         given = {"position_ids": position_ids, "cu_seq_lens_q": cu_seq_lens_q, "seq_idx": seq_idx}
-        if past_key_values is not None:
-            refuse_packing(given, "the cache of a row is that of one sequence, whose positions follow one another")
-        self._check_cache(past_key_values)
         hidden = self.embed(input_ids, inputs_embeds, input_values)
+        if cache is not None:
+            refuse_packing(given, "the cache of a row is that of one sequence, whose positions follow one another")
+            self._check_cache(cache, attention_mask, hidden)
         packing = read_packing(hidden, attention_mask, **given)
         longest = hidden.shape[1] if packing is None else packing.longest
-        if past_key_values is None and longest > self.config.longest_input:
+        if cache is None and longest > self.config.longest_input:
             raise ValueError(
                 f"The input has {longest} positions; the model takes at most {self.config.longest_input} "
                 "(`max_position_embeddings`, its longest kernel). Shorten the input, or stream it with a cache."
             )
         if packing is None:
-            start, stop, valid = valid_range(attention_mask, hidden, past_key_values is not None)
+            start, stop, valid = valid_range(attention_mask, hidden, cache is not None)
         else:
             start, stop, valid = None, None, packing.valid
         # Fewer than there are, where the configuration says so: generation that leaves early sets it for a while.
         for layer in self.layers[: self.config.num_hidden_layers]:
-            hidden = layer(hidden, start, stop, valid, past_key_values, packing)
+            hidden = layer(hidden, start, stop, valid, cache, packing)
         if self.final_norm is not None:
             hidden = self.final_norm(hidden, valid)
         return BaseModelOutput(last_hidden_state=hidden)
 
-    def _check_cache(self, cache: Any | None) -> None:
-        if cache is None or not self.training:
+    def _check_cache(self, cache: Any, attention_mask: Tensor | None, hidden: Tensor) -> None:
+        """Check that all blocks of a cache have seen as much, that a mask covers that too, and how it is trained."""
+        seen = {layer.get_seq_length() for layer in cache.layers[: self.config.num_hidden_layers]}
+        if len(seen) > 1:
+            raise ValueError(
+                f"The blocks of this cache have seen {min(seen)} to {max(seen)} positions: an earlier call was "
+                "interrupted between them. Start a new cache, or `reset()` this one."
+            )
+        if attention_mask is not None:
+            positions = cache.get_seq_length() + hidden.shape[1]
+            if attention_mask.ndim != 2 or attention_mask.shape[1] != positions:
+                raise ValueError(
+                    f"`attention_mask` has shape {tuple(attention_mask.shape)}; with a cache it covers the positions "
+                    f"of the cache and the new ones, (batch_size, {positions})."
+                )
+            require_all(
+                attention_mask[:, 1:] >= attention_mask[:, :-1],
+                "`attention_mask` has padding after a valid position; a sequence that goes on must be padded on the "
+                "left: set `tokenizer.padding_side = 'left'`, or call the model with `use_cache=False`.",
+            )
+        if not self.training:
             return
         if not isinstance(cache, MRConvTrainingCache):
             raise ValueError(
                 "A cache in training mode: a streamed convolution has no batch statistics and no gradient. Call "
-                "`model.eval()` to generate or stream, leave `use_cache` and `past_key_values` out to train, or train "
+                "`model.eval()` to generate or stream, leave `use_cache` and `cache` out to train, or train "
                 "chunk by chunk with an `MRConvTrainingCache(model.config)`."
             )
         if any(layer.gradient_checkpointing for layer in self.layers):
@@ -428,37 +448,11 @@ class MRConvForRetrieval(MRConvPreTrainedModel):
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
 
-def check_continuation(cache: Any, blocks: int, attention_mask: Tensor | None, inputs: Tensor | None) -> None:
-    """Check that all blocks of a cache have seen as much, and that a mask covers that and the new inputs."""
-    seen = {layer.get_seq_length() for layer in cache.layers[:blocks]}
-    if len(seen) > 1:
-        raise ValueError(
-            f"The blocks of this cache have seen {min(seen)} to {max(seen)} positions: an earlier call was "
-            "interrupted between them. Start a new cache, or `reset()` this one."
-        )
-    if attention_mask is not None and inputs is not None and inputs.ndim > 1:
-        check_left_padding(attention_mask, cache.get_seq_length() + inputs.shape[1])
-
-
-def check_left_padding(attention_mask: Tensor, positions: int) -> None:
-    """Check that a mask covers the cached `positions` and the new ones, and that no padding follows a valid one."""
-    if attention_mask.ndim != 2 or attention_mask.shape[1] != positions:
-        raise ValueError(
-            f"`attention_mask` has shape {tuple(attention_mask.shape)}; with a cache it covers the positions of the "
-            f"cache and the new ones, (batch_size, {positions})."
-        )
-    require_all(
-        attention_mask[:, 1:] >= attention_mask[:, :-1],
-        "`attention_mask` has padding after a valid position; a sequence that goes on must be padded on the left: "
-        "set `tokenizer.padding_side = 'left'`, or call the model with `use_cache=False`.",
-    )
-
-
 class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
     """
     Causal MRConv that predicts the next token.
 
-    `generate` keeps an [`~hf_ext.mrconv.streaming_mrconv.MRConvCache`] under `past_key_values`: results are those of
+    `generate` keeps an [`~hf_ext.mrconv.streaming_mrconv.MRConvCache`] under `cache`: results are those of
     the full forward pass, and nothing is computed twice. Batches are padded on the left. Generation may go on beyond
     `config.longest_input`; a token then depends on that many positions before it in each layer.
     """
@@ -484,10 +478,11 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
         input_ids: torch.LongTensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        past_key_values: MRConvCache | MRConvTrainingCache | None = None,
+        cache: MRConvCache | MRConvTrainingCache | None = None,
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        past_key_values: MRConvCache | MRConvTrainingCache | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """
@@ -498,7 +493,7 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
                 in each row. With a cache it covers the cached positions too, and padding is on the left.
             inputs_embeds (`torch.Tensor` of shape `(batch_size, length, hidden_size)`, *optional*):
                 Embedded tokens, instead of `input_ids`.
-            past_key_values ([`~hf_ext.mrconv.streaming_mrconv.MRConvCache`], *optional*):
+            cache ([`~hf_ext.mrconv.streaming_mrconv.MRConvCache`], *optional*):
                 State after the earlier part of the sequence; it is updated in place. To train on chunk after chunk, an
                 [`~hf_ext.mrconv.streaming_mrconv.MRConvTrainingCache`].
             labels (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
@@ -507,13 +502,14 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
                 Whether to return a cache. Not without being asked for: a cached call has no gradient.
             logits_to_keep (`int` or `torch.Tensor`, *optional*, defaults to 0):
                 How many of the last positions get logits, 0 for all; or which positions.
+            past_key_values: The name of `cache` up to transformers 5.23.
             position_ids, cu_seq_lens_q, seq_idx: Packed sequences, as in [`MRConvModel`]; by name only. The first
                 token of a sequence is not predicted from the one before it.
 
         Returns:
             [`~transformers.modeling_outputs.CausalLMOutputWithPast`]: `logits` of shape `(batch_size, length,
-            vocab_size)`; `loss` when labels are given; `past_key_values` when there is a cache; `hidden_states` when
-            asked for.
+            vocab_size)`; `loss` when labels are given; `cache`, in transformers 5.23 `past_key_values`, when there is
+            one; `hidden_states` when asked for.
 
         Example:
 
@@ -527,13 +523,12 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
         torch.Size([1, 23])
         ```
         """
-        cache = MRConvCache(self.config) if past_key_values is None and use_cache else past_key_values
+        cache = only_cache(cache, past_key_values)
+        if cache is None and use_cache:
+            cache = MRConvCache(self.config)
         if cache is not None and not isinstance(cache, (MRConvCache, MRConvTrainingCache)):
-            raise TypeError(
-                f"`past_key_values` is a {type(cache).__name__}; MRConv has no keys and values to cache, it needs an "
-                "`MRConvCache(model.config)`."
-            )
-        outputs = self.model(input_ids, attention_mask, inputs_embeds, past_key_values=cache, **kwargs)
+            raise TypeError(f"`cache` is a {type(cache).__name__}; MRConv needs an `MRConvCache(model.config)`.")
+        outputs = self.model(input_ids, attention_mask, inputs_embeds, cache=cache, **kwargs)
         logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
         loss = None
         if labels is not None:
@@ -543,9 +538,7 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
             if starts is not None:
                 labels = labels.masked_fill(starts, -100)  # type: ignore[assignment]
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=cache, hidden_states=outputs.hidden_states
-        )
+        return CausalLMOutputWithPast(loss, logits, hidden_states=outputs.hidden_states, **{_CACHE: cache})
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """
@@ -562,7 +555,8 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
             raise ValueError(
                 f"`assistant_early_exit` is {early_exit}; the model has {depth} blocks, give 1 to {depth}."
             )
-        past, outputs = kwargs.get("past_key_values"), None
+        past, outputs = only_cache(kwargs.pop("cache", None), kwargs.pop("past_key_values", None)), None
+        kwargs |= {} if past is None else {_CACHE: past}
         # Who drafts is called again and again, and its cache is cropped in between.
         recorded = given.is_assistant or (isinstance(past, MRConvCache) and past.is_recording)
         try:
@@ -570,7 +564,7 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
             return outputs
         finally:
             self.config.num_hidden_layers = depth
-            cache = getattr(outputs, "past_key_values", past)
+            cache = getattr(outputs, _CACHE, past)
             if isinstance(cache, MRConvCache) and not recorded:
                 cache.stop_recording()
 
@@ -585,7 +579,7 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(  # type: ignore[misc]
             input_ids, inputs_embeds=inputs_embeds, is_first_iteration=is_first_iteration, **kwargs
         )
-        if not is_first_iteration and inputs.get("past_key_values") is not None:
+        if not is_first_iteration and inputs.get(_CACHE) is not None:
             inputs["attention_mask"] = None
         return inputs
 
@@ -598,13 +592,13 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
                 f"`cache_implementation` is {generation_config.cache_implementation!r}; MRConv generates with an "
                 "`MRConvCache`, which is used when this is left out."
             )
-        if model_kwargs.get("past_key_values") is not None:
+        if model_kwargs.get(_CACHE) is not None:
             super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]
         elif generation_config.use_cache is not False:
             cache = MRConvCache(self.config)
             if generation_config.is_assistant:
                 cache.activate_past_recording()
-            model_kwargs["past_key_values"] = cache
+            model_kwargs[_CACHE] = cache
 
 
 class MRConvForMaskedLM(MRConvPreTrainedModel):
@@ -677,7 +671,7 @@ class MRConvForTokenClassification(MRConvPreTrainedModel):
     ) -> TokenClassifierOutput:
         """
         Args:
-            input_ids, attention_mask, inputs_embeds, input_values: As in [`MRConvModel`], and `past_key_values` too.
+            input_ids, attention_mask, inputs_embeds, input_values: As in [`MRConvModel`], and `cache` too.
             labels (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
                 The class of each position; -100 where there is none, as at padding.
 

@@ -411,8 +411,8 @@ class _WithoutBackward(torch.autograd.Function):
 
 class MRConvCache(Cache):
     r"""
-    State of a causal MRConv model between calls: generation keeps one under `past_key_values`, and
-    `model(chunk, past_key_values=cache)` streams chunks of any length.
+    State of a causal MRConv model between calls: generation keeps one under `cache`, and
+    `model(chunk, cache=cache)` streams chunks of any length.
 
     A stream goes on with the kernel that its layer had at the first call: weights that change in between take effect
     in a new cache, or after `reset()`. Merged kernels and their spectra belong to the model, all caches share them.
@@ -429,8 +429,8 @@ class MRConvCache(Cache):
 
     ```python
     >>> cache = MRConvCache(model.config)
-    >>> first = model(input_ids[:, :100], past_key_values=cache).logits
-    >>> second = model(input_ids[:, 100:], past_key_values=cache).logits  # as if all had been given at once
+    >>> first = model(input_ids[:, :100], cache=cache).logits
+    >>> second = model(input_ids[:, 100:], cache=cache).logits  # as if all had been given at once
     ```
     """
 
@@ -519,7 +519,7 @@ class InputHistory(CacheLayerMixin):
 class MRConvTrainingCache(Cache):
     r"""
     State of a causal MRConv model between chunks of sequences that are too long to be trained on at once; gradients
-    pass through it. It is passed as `past_key_values`, in training and in evaluation.
+    pass through it. It is passed as `cache`, in training and in evaluation.
 
     The outputs of the chunks are those of one forward pass over all of them, and so are the gradients where the losses
     are added up and `backward` is called once. After `detach_()` the gradient ends at that place: truncated
@@ -538,7 +538,7 @@ class MRConvTrainingCache(Cache):
     ```python
     >>> cache = MRConvTrainingCache(model.config)
     >>> for chunk, targets in zip(input_ids.split(4096, dim=1), next_tokens.split(4096, dim=1)):
-    ...     model(chunk, labels=chunk, shift_labels=targets, past_key_values=cache).loss.backward()
+    ...     model(chunk, labels=chunk, shift_labels=targets, cache=cache).loss.backward()
     ...     cache.detach_()
     ```
     """
@@ -558,3 +558,10 @@ class MRConvTrainingCache(Cache):
             if isinstance(layer, InputHistory) and layer.past is not None:
                 layer.past = layer.past.detach()
         return self
+
+
+def only_cache(cache: Any | None, past_key_values: Any | None) -> Any | None:
+    """The cache that is given by one of its two names."""
+    if cache is not None and past_key_values is not None:
+        raise ValueError("Got both `cache` and `past_key_values`, two names of one argument; give `cache` alone.")
+    return past_key_values if cache is None else cache

@@ -99,4 +99,4 @@ def _stream(model: Any, series: torch.Tensor) -> Iterator[torch.Tensor]:
         return
     cache = MRConvCache(model.config)
     for part in series.split(_ROWS, 1):
-        yield model(input_values=part, past_key_values=cache).logits.float()
+        yield model(input_values=part, cache=cache).logits.float()

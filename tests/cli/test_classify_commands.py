@@ -181,7 +181,7 @@ def test_classes_of_positions_stream_where_the_model_does_not_look_ahead(bidirec
         assert len(shares) == 32 and "has 100 positions: the first 32 count" in caplog.text
         return
     cache = MRConvCache(model.config)
-    parts = [model(input_values=values[:, [place]], past_key_values=cache).logits for place in range(100)]
+    parts = [model(input_values=values[:, [place]], cache=cache).logits for place in range(100)]
     torch.testing.assert_close(shares, torch.cat(parts, 1)[0].softmax(-1), atol=1e-5, rtol=0)
     # In words the likeliest class of each row.
     lines = run(tmp_path / "model", tmp_path / "long.csv").stdout.splitlines()

