@@ -24,15 +24,13 @@ from .image_processing_mrconvnext import MRConvNextImageProcessor
 from .modeling_layers_mrconv import MRConvLayer, MRConvPreTrainedModel
 from .modeling_mrconv import (
     MRConvForAudioClassification,
-    MRConvForCausalLM,
     MRConvForImageClassification,
-    MRConvForMaskedLM,
     MRConvForRetrieval,
     MRConvForSequenceClassification,
-    MRConvForTokenClassification,
     MRConvModel,
 )
 from .modeling_mrconvnext import MRConvNextForImageClassification, MRConvNextModel, MRConvNextPreTrainedModel
+from .modeling_positions_mrconv import MRConvForCausalLM, MRConvForMaskedLM, MRConvForTokenClassification
 from .streaming_mrconv import MRConvCache, MRConvTrainingCache
 
 AutoConfig.register("mrconv", MRConvConfig)

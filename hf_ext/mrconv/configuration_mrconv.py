@@ -7,7 +7,8 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-# Every head, whichever class is saved: a folder must load through each of them without hf_ext installed.
+# The heads that answer once for a whole sequence, and those that answer at each position. What the latter need to
+# stream and to take packed rows does not travel with the former.
 AUTO_MAP = {
     "AutoConfig": "configuration_mrconv.MRConvConfig",
     "AutoModel": "modeling_mrconv.MRConvModel",
@@ -15,9 +16,12 @@ AUTO_MAP = {
     "AutoModelForNextSentencePrediction": "modeling_mrconv.MRConvForRetrieval",
     "AutoModelForImageClassification": "modeling_mrconv.MRConvForImageClassification",
     "AutoModelForAudioClassification": "modeling_mrconv.MRConvForAudioClassification",
-    "AutoModelForCausalLM": "modeling_mrconv.MRConvForCausalLM",
-    "AutoModelForMaskedLM": "modeling_mrconv.MRConvForMaskedLM",
-    "AutoModelForTokenClassification": "modeling_mrconv.MRConvForTokenClassification",
+}
+AUTO_MAP_OF_POSITIONS = {
+    **AUTO_MAP,
+    "AutoModelForCausalLM": "modeling_positions_mrconv.MRConvForCausalLM",
+    "AutoModelForMaskedLM": "modeling_positions_mrconv.MRConvForMaskedLM",
+    "AutoModelForTokenClassification": "modeling_positions_mrconv.MRConvForTokenClassification",
 }
 
 KERNEL_TYPES = ("dilated", "fourier", "sparse", "fourier_sparse", "implicit")
@@ -150,7 +154,7 @@ class MRConvConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         # A folder that came from the Hub carries "org/name--" references; written again, it must name its own files.
-        kwargs["auto_map"] = dict(AUTO_MAP)
+        kwargs["auto_map"] = dict(AUTO_MAP_OF_POSITIONS)
         super().__post_init__(**kwargs)
 
     @property

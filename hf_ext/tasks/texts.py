@@ -14,7 +14,8 @@ from torch import nn
 from torch.utils.data import default_collate
 from transformers import DataCollatorForLanguageModeling, PreTrainedModel, PreTrainedTokenizerFast
 
-from hf_ext.mrconv.modeling_mrconv import MRConvForCausalLM, MRConvForMaskedLM, MRConvForRetrieval
+from hf_ext.mrconv.modeling_mrconv import MRConvForRetrieval
+from hf_ext.mrconv.modeling_positions_mrconv import MRConvForCausalLM, MRConvForMaskedLM
 
 from .sequences import Batch, ClassificationTask, MRConvTask, column, cut_padding
 

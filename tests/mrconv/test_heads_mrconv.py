@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModel,
+    AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForNextSentencePrediction,
     AutoModelForSequenceClassification,
@@ -183,10 +184,28 @@ def test_heads_refuse_configurations_that_they_cannot_be(model_class, fields, wo
         make_model(model_class, **fields)
 
 
+# What streams and packs stays where no head can use it: files beside the weights, and lines in all at most.
+MOST_LINES = {MRConvForSequenceClassification: 2000, MRConvForCausalLM: 3050}
+
+
+@pytest.mark.parametrize("model_class", MOST_LINES)
+def test_what_streams_and_packs_travels_with_heads_of_positions_alone(model_class, tmp_path):
+    make_model(model_class, **TOKENS).save_pretrained(tmp_path)
+    files = {path.stem for path in tmp_path.glob("*.py")}
+    always = {f"{role}_mrconv" for role in ("configuration", "kernels", "modeling", "modeling_layers", "ops")}
+    more = {f"{role}_mrconv" for role in ("modeling_positions", "packing", "streaming")}
+    assert files == (always | more if model_class is MRConvForCausalLM else always)
+    assert sum(len(path.read_text().splitlines()) for path in tmp_path.glob("*.py")) <= MOST_LINES[model_class]
+    # The configuration names no code that is not there.
+    named = json.loads((tmp_path / "config.json").read_text())["auto_map"].values()
+    assert {name.partition(".")[0] for name in named} <= files
+
+
 AUTO_CLASSES = {
     "base": (AutoModel, MRConvModel),
     "classifier": (AutoModelForSequenceClassification, MRConvForSequenceClassification),
     "retrieval": (AutoModelForNextSentencePrediction, MRConvForRetrieval),
+    "language": (AutoModelForCausalLM, MRConvForCausalLM),
     "masked": (AutoModelForMaskedLM, MRConvForMaskedLM),
     "positions": (AutoModelForTokenClassification, MRConvForTokenClassification),
     "regression": (AutoModelForSequenceClassification, MRConvForSequenceClassification),
@@ -210,6 +229,18 @@ for kind, (folder, auto_class) in folders.items():
     given = {name: inputs[of] for name, of in json.loads(sys.argv[4])[kind].items()}
     with torch.no_grad():
         results[kind] = model(**given)[0]
+    if kind in ("base", "language"):
+        # A body that was saved alone reads no packed rows, and says so; one of a language model does.
+        given["position_ids"] = torch.arange(len(given["input_ids"][0]))[None] % 10
+        try:
+            packed = model(**given)[0][:, :10]
+            torch.testing.assert_close(packed, results[kind][:, :10])
+        except ValueError as error:
+            packed = error
+        assert isinstance(packed, ValueError) == (kind == "base"), packed
+    if kind == "language":
+        found = model.generate(inputs["tokens"], max_new_tokens=3, do_sample=False)
+        assert torch.equal(found, model.generate(inputs["tokens"], max_new_tokens=3, do_sample=False, use_cache=False))
 save_file(results, out)
 """
 
