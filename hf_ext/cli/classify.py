@@ -77,8 +77,8 @@ def classify(
 @loads
 def load_classifier(source: str, device: str | None, task: str | None) -> Any:
     """The classifier of a folder or org/name[@revision], of one task if that is a merge."""
+    from hf_ext.answers.classifying import Classifier
     from hf_ext.emr.weights import task_checkpoint
-    from hf_ext.tasks.classifying import Classifier
 
     with task_checkpoint(source, task) as checkpoint:
         return Classifier(checkpoint, device)

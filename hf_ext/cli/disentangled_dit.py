@@ -161,8 +161,8 @@ def sample(
     """
     from accelerate.utils.memory import should_reduce_batch_size
 
+    from hf_ext.answers.classifying import read_picture
     from hf_ext.plots.grids import draw_grid, sample_rows, write_picture
-    from hf_ext.tasks.classifying import read_picture
 
     if out.suffix.lower() != ".png":
         raise click.BadParameter(f"{out} does not end with .png.", param_hint="--out")

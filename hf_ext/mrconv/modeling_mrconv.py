@@ -313,9 +313,12 @@ class MRConvForSequenceClassification(MRConvPreTrainedModel):
         """
         refuse_packing(kwargs)
         outputs = self.model(input_ids, attention_mask, inputs_embeds, input_values, **kwargs)
-        hidden = outputs.last_hidden_state
-        logits = self.classifier(masked_mean(hidden, None if attention_mask is None else attention_mask != 0))
-        units = self.target_units
+        valid = None if attention_mask is None else attention_mask != 0
+        return self.answer(masked_mean(outputs.last_hidden_state, valid), labels, outputs)
+
+    def answer(self, features: Tensor, labels: Tensor | None, outputs: BaseModelOutput) -> SequenceClassifierOutput:
+        """Logits, in the targets' units, and loss of one vector a sequence, [B, D]."""
+        logits, units = self.classifier(features), self.target_units
         if labels is not None and units is not None:
             labels = units.normalize(labels)
         loss = None if labels is None else self.loss_function(labels, logits.float(), self.config)
@@ -394,23 +397,16 @@ def _join(documents: list[Tensor], masks: list[Tensor | None]) -> tuple[Tensor, 
     return torch.cat(texts), torch.cat(valid)
 
 
-class MRConvForRetrieval(MRConvPreTrainedModel):
+class MRConvForRetrieval(MRConvForSequenceClassification):
     """MRConv that compares two documents: one encoder for both, a head on [a, b, a - b, a * b] of their means."""
-
-    accepts_loss_kwargs = False
 
     def __init__(self, config: MRConvConfig):
         super().__init__(config)
-        self.num_labels = config.num_labels or 0
-        self.model = MRConvModel(config)
-        # The name of the class does not say it.
-        self.loss_type = "ForSequenceClassification"
         self.comparison = nn.Linear(4 * config.hidden_size, config.hidden_size)
-        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()
 
     @can_return_tuple
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: Tensor | None = None,
@@ -429,12 +425,8 @@ class MRConvForRetrieval(MRConvPreTrainedModel):
                 1 at valid positions, one run in each row.
             inputs_embeds, inputs_embeds_2 (`torch.Tensor` of shape `(batch_size, length, hidden_size)`, *optional*):
                 Embedded documents, instead of tokens.
-            labels (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
-                Classes from 0; or as `config.problem_type` says, float targets of shape `(batch_size, num_labels)`.
-
-        Returns:
-            [`~transformers.modeling_outputs.SequenceClassifierOutput`]: `logits` of shape `(batch_size, num_labels)`;
-            `loss` when labels are given; `hidden_states`, of both documents one after the other, when asked for.
+            labels: As in [`MRConvForSequenceClassification`], whose outputs these are too; `hidden_states` are those
+                of both documents, one after the other.
         """
         refuse_packing(kwargs)
         first = self.model.embed(input_ids, inputs_embeds)
@@ -447,6 +439,4 @@ class MRConvForRetrieval(MRConvPreTrainedModel):
         documents, mask = _join([first, second], [attention_mask, attention_mask_2])
         outputs = self.model(inputs_embeds=documents, attention_mask=mask, **kwargs)
         a, b = masked_mean(outputs.last_hidden_state, mask != 0).chunk(2)
-        logits = self.classifier(F.relu(self.comparison(torch.cat([a, b, a - b, a * b], dim=-1))))
-        loss = None if labels is None else self.loss_function(labels, logits.float(), self.config)
-        return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
+        return self.answer(F.relu(self.comparison(torch.cat([a, b, a - b, a * b], dim=-1))), labels, outputs)

@@ -5,7 +5,7 @@ Shapes: batch B, length L, channels D; hidden states [B, L, D].
 """
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast, MaskedLMOutput
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils import can_return_tuple
 
-from .configuration_mrconv import MRConvConfig
+from .configuration_mrconv import AUTO_MAP_OF_POSITIONS, MRConvConfig
 from .modeling_layers_mrconv import MRConvPreTrainedModel
 from .modeling_mrconv import PACKING_ARGUMENTS, MRConvModel, only_cache
 from .packing_mrconv import find_starts, read_packing
@@ -26,7 +26,31 @@ _CACHE = fields(CausalLMOutputWithPast)[2].name
 MRConvModel.read_packing = staticmethod(read_packing)
 
 
-class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
+class MRConvLanguageModel(MRConvPreTrainedModel):
+    """Base of the language models: a body, and an output layer that may be its embedding."""
+
+    code_beside = AUTO_MAP_OF_POSITIONS
+    _tied_weights_keys = {"lm_head.weight": "model.embedding.weight"}
+    looks_ahead: ClassVar[bool]
+
+    def __init__(self, config: MRConvConfig):
+        if config.bidirectional != self.looks_ahead:
+            why = "a masked token would be predicted from what is before it alone"
+            if config.bidirectional:
+                why = "every output would depend on the tokens that are to be predicted"
+            other = "MRConvForCausalLM" if self.looks_ahead else "MRConvForMaskedLM"
+            raise ValueError(
+                f"`bidirectional` is {config.bidirectional}: {why}. Use `bidirectional={self.looks_ahead}` or {other}."
+            )
+        if config.vocab_size is None:
+            raise ValueError("`vocab_size` is None; a language model needs the number of its tokens.")
+        super().__init__(config)
+        self.model = MRConvModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+
+class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
     """
     Causal MRConv that predicts the next token.
 
@@ -35,20 +59,7 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
     `config.longest_input`; a token then depends on that many positions before it in each layer.
     """
 
-    _tied_weights_keys = {"lm_head.weight": "model.embedding.weight"}
-
-    def __init__(self, config: MRConvConfig):
-        if config.bidirectional:
-            raise ValueError(
-                "`bidirectional` is True: every output would depend on the tokens that are to be predicted. Use "
-                "`bidirectional=False` for a language model."
-            )
-        if config.vocab_size is None:
-            raise ValueError("`vocab_size` is None; a language model needs the number of its tokens.")
-        super().__init__(config)
-        self.model = MRConvModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
+    looks_ahead = False
 
     @can_return_tuple
     def forward(
@@ -177,23 +188,10 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
             model_kwargs[_CACHE] = cache
 
 
-class MRConvForMaskedLM(MRConvPreTrainedModel):
+class MRConvForMaskedLM(MRConvLanguageModel):
     """Bidirectional MRConv that predicts masked tokens."""
 
-    _tied_weights_keys = {"lm_head.weight": "model.embedding.weight"}
-
-    def __init__(self, config: MRConvConfig):
-        if not config.bidirectional:
-            raise ValueError(
-                "`bidirectional` is False: a masked token would be predicted from what is before it alone. Use "
-                "`bidirectional=True`, or MRConvForCausalLM."
-            )
-        if config.vocab_size is None:
-            raise ValueError("`vocab_size` is None; a language model needs the number of its tokens.")
-        super().__init__(config)
-        self.model = MRConvModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
+    looks_ahead = True
 
     @can_return_tuple
     def forward(
@@ -227,6 +225,8 @@ class MRConvForMaskedLM(MRConvPreTrainedModel):
 
 class MRConvForTokenClassification(MRConvPreTrainedModel):
     """MRConv with a class at every position, for tokens or a continuous input; a causal one streams."""
+
+    code_beside = AUTO_MAP_OF_POSITIONS
 
     def __init__(self, config: MRConvConfig):
         super().__init__(config)

@@ -8,9 +8,9 @@ from click.testing import CliRunner
 from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler
 from PIL import Image
 
+from hf_ext.answers.classifying import read_picture
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.plots.grids import draw_grid, sample_rows
-from hf_ext.tasks.classifying import read_picture
 from hf_ext_cli.main import main
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae
 from tests.tasks.diffusion_testing import CLASSES, write_pictures

@@ -199,6 +199,7 @@ def test_what_streams_and_packs_travels_with_heads_of_positions_alone(model_clas
     # The configuration names no code that is not there.
     named = json.loads((tmp_path / "config.json").read_text())["auto_map"].values()
     assert {name.partition(".")[0] for name in named} <= files
+    assert len(named) == (9 if model_class is MRConvForCausalLM else 6)
 
 
 AUTO_CLASSES = {

@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
+from hf_ext.answers.classifying import read_picture
 from hf_ext.restoration.encoding import Frames, Picture, encode_frames
 from hf_ext.serving.tasks import decode_picture
-from hf_ext.tasks.classifying import read_picture
 from hf_ext.tasks.pictures import in_colours
 from hf_ext.tasks.signals import ImageTask, PixelTask
 from tests.restoration.tiff_testing import grey_tiff

@@ -32,13 +32,13 @@ from transformers import (
 )
 from transformers.modeling_outputs import BaseModelOutput
 
+from hf_ext.answers.classifying import load_head, load_reader
 from hf_ext.emr.artifact import read_tasks
 from hf_ext.emr.weights import task_checkpoint
 from hf_ext.files import read_json, write_json
 from hf_ext.merging.configuration import MergeConfig
 from hf_ext.metrics import metric_path
 from hf_ext.settings import build, read_yaml
-from hf_ext.tasks.classifying import load_head, load_reader
 from hf_ext.tasks.pictures import in_colours
 from hf_ext.training.arguments import DataSource
 from hf_ext.training.models import adapter_base

@@ -9,9 +9,8 @@ import torch
 from transformers.utils import logging
 
 from hf_ext.mrconv.streaming_mrconv import MRConvCache
+from hf_ext.tasks.series import read_numbers
 from hf_ext.training.sequence_files import SUFFIXES, read_file
-
-from .series import read_numbers
 
 logger = logging.get_logger(__name__)
 

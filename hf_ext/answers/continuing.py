@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TextSt
 
 from hf_ext.training.models import adapter_base, split_revision
 
-from .classification import load_head, load_reader
+from .classifying import load_head, load_reader
 
 
 class Writer(TextStreamer):
@@ -35,7 +35,7 @@ def load_language_model(source: str, device: str | None = None) -> tuple[Any, An
     head = (AutoConfig.from_pretrained(name, revision=revision).architectures or ["no class named"])[0]
     if not head.endswith(("ForCausalLM", "LMHeadModel")):
         raise ValueError(f"{source} continues no texts ({head}): generate takes a causal language model.")
-    return load_head(AutoModelForCausalLM, source, device), load_reader(AutoTokenizer, None, base)
+    return load_head(AutoModelForCausalLM, source, device), load_reader(AutoTokenizer, base)
 
 
 def continue_text(
