@@ -125,7 +125,7 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
             if starts is not None:
                 labels = labels.masked_fill(starts, -100)  # type: ignore[assignment]
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(loss, logits, hidden_states=outputs.hidden_states, **{_CACHE: cache})
+        return CausalLMOutputWithPast(loss, logits, cache, outputs.hidden_states)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """
