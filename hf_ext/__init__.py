@@ -3,6 +3,7 @@
 import os
 import sys
 from importlib import import_module
+from typing import Any
 
 import lazy_loader
 
@@ -11,7 +12,15 @@ from .hub.folder_kinds import register
 __version__ = "0.2.0"
 
 # The names are in __init__.pyi, each imported at first use.
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_find, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> Any:
+    """A name of the stub; with a model comes what makes it fast, of which its own room knows nothing."""
+    found = _find(name)
+    if getattr(found, "__module__", "").startswith(f"{__name__}.mrconv."):
+        import_module(".fast.mrconv", __name__)
+    return found
 
 
 def _wants_models() -> bool:
@@ -36,3 +45,4 @@ register(lambda: import_module(".merging.publishing", __name__).MERGES)
 if _wants_models():
     import_module(".mrconv", __name__)
     import_module(".semanir", __name__)
+    import_module(".fast.mrconv", __name__)

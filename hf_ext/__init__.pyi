@@ -12,7 +12,6 @@ from .mrconv import (
     MRConvForMaskedLM as MRConvForMaskedLM,
     MRConvForRetrieval as MRConvForRetrieval,
     MRConvForSequenceClassification as MRConvForSequenceClassification,
-    MRConvForTimeSeriesPrediction as MRConvForTimeSeriesPrediction,
     MRConvForTokenClassification as MRConvForTokenClassification,
     MRConvModel as MRConvModel,
     MRConvNextConfig as MRConvNextConfig,

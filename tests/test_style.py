@@ -99,8 +99,8 @@ def test_modules_and_functions_are_short_and_options_few(name):
         if isinstance(node, ast.ClassDef) and is_configuration(node):
             fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
             # The keys of a run's file, which issue after issue asks for by name; everything else is a section. And of
-            # a model with seven heads, as flat as transformers' own: what users know is called `prediction_length`.
-            limit = {"TrainingArguments": 40, "MRConvConfig": 32}.get(node.name, 25)
+            # a model with seven heads, as flat as transformers' own.
+            limit = {"TrainingArguments": 40, "MRConvConfig": 30}.get(node.name, 25)
             assert len(fields) <= limit, f"{name}: {node.name} has more than {limit} fields"
 
 
@@ -141,7 +141,7 @@ def test_shipped_files_import_only_siblings_and_installed_libraries(name):
 
 
 # Files and lines that somebody must trust who loads a checkpoint's code.
-WHAT_TRAVELS = {"semanir": (5, 1575), "mrconv": (11, 3899), "disentangled_dit": (2, 1558)}
+WHAT_TRAVELS = {"semanir": (5, 1575), "mrconv": (12, 3760), "disentangled_dit": (2, 1558)}
 
 
 @pytest.mark.parametrize("room", WHAT_TRAVELS)

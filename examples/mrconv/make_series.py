@@ -2,7 +2,7 @@
 
 Writes small data sets of the kinds that people bring into the new folder FOLDER (default data/series), made from a
 seed: sensors/ (vibrations, a CSV file each, with classes and values), beats/ (like an electrocardiogram, with a class
-at each position), load.csv (two years of hours), and from the documentation that comes with Python topics/ (texts).
+at each position), and from the documentation that comes with Python topics/ (texts).
 """
 
 import json
@@ -59,23 +59,8 @@ def make_beats(generator: np.random.Generator) -> pd.DataFrame:
     return pd.DataFrame({"lead1": leads[:, 0], "lead2": leads[:, 1], "label": labels})
 
 
-def make_load(generator: np.random.Generator) -> pd.DataFrame:
-    """Hours of two years: what a town uses, and its temperature; days, weeks, a year, weather that comes and goes."""
-    times = pd.date_range("2023-01-01", periods=2 * 365 * 24, freq="h")
-    hour, day = times.hour.to_numpy(), times.day_of_week.to_numpy()
-    weather = np.zeros(len(times))
-    for index, shock in enumerate(generator.normal(size=len(times))):
-        weather[index] = 0.99 * weather[index - 1] + 0.5 * shock
-    year = -np.cos(2 * np.pi * times.day_of_year.to_numpy() / 365)
-    temperature = 10 + 9 * year - 4 * np.cos(2 * np.pi * (hour - 3) / 24) + weather
-    busy = np.exp(-0.5 * ((hour - 8) / 2) ** 2) + 1.3 * np.exp(-0.5 * ((hour - 19) / 3) ** 2)
-    load = 800 + 250 * busy * np.where(day < 5, 1.0, 0.6) + 8 * np.abs(temperature - 17)
-    load = load * (1 + 0.02 * generator.normal(size=len(times)))
-    return pd.DataFrame({"time": times, "load": load.round(1), "temperature": temperature.round(2)})
-
-
 def write_all(out: Path) -> None:
-    """All four, whole or not at all."""
+    """All three, whole or not at all."""
     if out.exists():
         sys.exit(f"{out} exists: name another folder, or remove it first.")
     with whole_folder(out) as folder:
@@ -92,7 +77,6 @@ def write_all(out: Path) -> None:
                 if index < count // 3:
                     make_beats(generator).to_csv(folder / "beats" / split / name, index=False, float_format="%.3f")
             pd.DataFrame(rows).to_csv(folder / "sensors" / split / "metadata.csv", index=False)
-        make_load(np.random.default_rng(2)).to_csv(folder / "load.csv", index=False)
         (folder / "topics").mkdir()
         for split, kept in (("train", lambda index: index % 10), ("test", lambda index: not index % 10)):
             texts = [text for index, (_, text) in enumerate(sorted(topics.items())) if kept(index)]

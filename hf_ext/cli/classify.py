@@ -1,4 +1,4 @@
-"""hf-ext classify: the classes of sounds, pictures, texts and series."""
+"""hf-ext classify: classes of sounds, pictures, texts and series; values and classes of positions of series."""
 
 from typing import Any
 
@@ -8,6 +8,13 @@ from .errors import Failed, Unusable, loads
 from .library import register_models
 from .output import print_json, print_table
 from .sources import Model
+
+# The columns of a table, as the classifier's answers hold them.
+_HEADERS = {
+    "classes": ("input", "class", "probability"),
+    "values": ("input", "target", "value"),
+    "positions": ("input", "position", "class", "probability"),
+}
 
 
 @click.command()
@@ -27,13 +34,13 @@ def classify(
     device: str | None,
     as_json: bool,
 ) -> None:
-    """Say which class each INPUT belongs to, by MODEL: a folder or org/name[@revision].
+    """Tell the class of each INPUT by MODEL, a folder or org/name[@revision].
 
     MODEL takes sounds, pictures, texts or series of numbers; any classifier of transformers is as good as ours. INPUT
     is a file, a folder with all below it, a pattern, or @FILE for a list of names, one a line (@- reads it from
     standard input). To a model of texts INPUT is the text, and @FILE has a text a line. What cannot be read is
-    reported and the others go on; the exit code is then 1. `hf-ext mrconv predict` tells values, forecasts, and
-    classes of positions.
+    reported and the others go on; the exit code is then 1. A model of values of series answers with these, one of
+    positions with a class for each row; a causal one takes files of any length.
 
     \b
     Examples:
@@ -41,6 +48,7 @@ def classify(
       hf-ext classify org/name photos/ --top-k 5 --json
       hf-ext classify org/merged "What a film!" --task sentiment
       hf-ext classify runs/mrconv-sensors/snapshot knock.csv --columns x,y,z
+      hf-ext classify runs/mrconv-positions/snapshot heart.csv --json
     """
     names = [name.strip() for name in columns.split(",")] if columns else None
     register_models()
@@ -53,14 +61,15 @@ def classify(
         raise Unusable(f"no {classifier.kind} in {', '.join(inputs)}.")
     for item in given:
         try:
-            found.append({"input": item.name, "classes": classifier.classify(item, top_k, names)})
+            found.append({"input": item.name, classifier.answer: classifier.classify(item, top_k, names)})
         except (ValueError, OSError, RuntimeError, IndexError) as error:
             click.echo(f"{item.name}: {error}", err=True)
     if as_json:
         print_json(found)
     elif found:
-        rows = [(item["input"], row["label"], f"{row['score']:.4f}") for item in found for row in item["classes"]]
-        print_table(("input", "class", "probability"), rows, names=2, title=source)
+        header = _HEADERS[classifier.answer]
+        rows = [(item["input"], *map(_cell, row.values())) for item in found for row in item[classifier.answer]]
+        print_table(header, rows, names=len(header) - 1, title=source)
     if len(found) < len(given):
         raise Failed(f"{len(given) - len(found)} of {len(given)} could not be classified.")
 
@@ -68,8 +77,12 @@ def classify(
 @loads
 def load_classifier(source: str, device: str | None, task: str | None) -> Any:
     """The classifier of a folder or org/name[@revision], of one task if that is a merge."""
+    from hf_ext.answers.classifying import Classifier
     from hf_ext.emr.weights import task_checkpoint
-    from hf_ext.tasks.classifying import Classifier
 
     with task_checkpoint(source, task) as checkpoint:
         return Classifier(checkpoint, device)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -158,8 +158,8 @@ def sample(
     """
     from accelerate.utils.memory import should_reduce_batch_size
 
+    from hf_ext.answers.classifying import read_picture
     from hf_ext.progress import progress
-    from hf_ext.tasks.classifying import read_picture
     from hf_ext.tasks.diffusion_grids import draw_grid, sample_rows, write_picture
 
     if out.suffix.lower() != ".png":

@@ -52,7 +52,7 @@ def generate(
       hf-ext generate org/name "The " --temperature 0 --max-new-tokens 50
       cat begin.txt | hf-ext generate org/merged - --task poems --seed 3
     """
-    from hf_ext.tasks.continuing import continue_text
+    from hf_ext.answers.continuing import continue_text
 
     register_models()
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
@@ -68,8 +68,8 @@ def generate(
 @loads
 def load_writer(source: str, device: str | None, task: str | None) -> Any:
     """The language model of a folder or org/name[@revision] and its tokenizer, of one task if that is a merge."""
+    from hf_ext.answers.continuing import load_language_model
     from hf_ext.emr.weights import task_checkpoint
-    from hf_ext.tasks.continuing import load_language_model
 
     with task_checkpoint(source, task) as checkpoint:
         return load_language_model(checkpoint, device)

@@ -21,5 +21,5 @@ def import_without_models() -> None:
 
 def register_models() -> None:
     """Registers the package's models with transformers, for a command that builds whatever a checkpoint names."""
-    for room in ("mrconv", "semanir"):
+    for room in ("mrconv", "semanir", "fast.mrconv"):
         importlib.import_module(f"hf_ext.{room}")

@@ -122,21 +122,6 @@ def find_terminal(to_stderr: bool = False) -> Any:
     return Console(file=getattr(stream, "within", stream), highlight=False)
 
 
-def task_table(result: dict[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Header and rows of a result of all tasks: scores, and those of the individual models where they are known."""
-    rows = [*result["tasks"].items(), ("mean", {"metric": "", **result["mean"]})]
-    known = any("individual" in row for _, row in rows)
-    header = ("task", "metric", "score", *(("individual", "of it") if known else ()))
-    table: list[tuple[str, ...]] = []
-    for name, row in rows:
-        cells = [f"{row['value']:.4f}"]
-        if known:
-            share = row.get("of_individual")
-            cells += [f"{row['individual']:.4f}", "" if share is None else f"{100 * share:.1f} %"]
-        table.append((name, row["metric"], *cells))
-    return header, table
-
-
 def result_row(result: dict[str, Any]) -> tuple[str, str]:
     """One result of an eval.json as a row: the metric, then its value and where it was measured."""
     where = ", ".join(filter(None, (result["dataset"], result.get("split"))))

@@ -1,13 +1,12 @@
 """hf-ext train, hf-ext evaluate and hf-ext data."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 
 from .groups import Group
 from .library import import_without_models
-from .output import print_json, print_rows, print_table, result_row, task_table
+from .output import print_json, print_rows, result_row
 from .recipes import RecipeFile
 from .sources import Model
 
@@ -54,12 +53,6 @@ def train(context: click.Context, show_help: bool, config: Path | None, override
 @click.argument("overrides", metavar="[--field VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.option("--config", required=True, type=CONFIG_FILE, help="YAML file that names the method, task and data.eval.")
 @click.option("--task", metavar="NAME", help="Of a merge: the task whose model is evaluated.")
-@click.option("--all-tasks", is_flag=True, help="Of a merge: every task, as a recipe of tasks says.")
-@click.option(
-    "--against",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="With --all-tasks: the individual models' result, to compare with.",
-)
 @click.option("--output", type=click.Path(path_type=Path), help="Also write the result to this file (eval.json).")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON; a number that is not finite is null.")
 def evaluate(
@@ -67,8 +60,6 @@ def evaluate(
     overrides: tuple[str, ...],
     config: Path,
     task: str | None,
-    all_tasks: bool,
-    against: Path | None,
     output: Path | None,
     as_json: bool,
 ) -> None:
@@ -77,38 +68,25 @@ def evaluate(
     Values after MODEL replace those in the file; sections take dots. A peft adapter is put on the model that it names.
     Processes of `accelerate launch -m hf_ext_cli.main evaluate ...` share the examples.
 
-    With --all-tasks the file is a recipe of tasks, each with its data, method and metric (examples/emr/paper), and
-    MODEL a merge; or the YAML file of a merge, for the models that it merges; or one model, which answers for all.
-
     \b
     Examples:
       hf-ext evaluate runs/denoise/snapshot --config semanir/denoise_color --data.eval.path CBSD68/
       hf-ext evaluate merged --task sigma25 --config semanir/denoise_color --data.eval.path CBSD68/
       hf-ext evaluate org/name@v1 --config semanir/denoise_color --data.eval.path photos/ --json
-      hf-ext evaluate a.yaml --config examples/emr/paper/gpt2-glue/evaluate.yaml --all-tasks --output individual.json
-      hf-ext evaluate merged --config examples/emr/paper/gpt2-glue/evaluate.yaml --all-tasks --against individual.json
     """
     if source.startswith("-"):
         raise click.UsageError(f"MODEL comes before the values that replace those of the file, got {source} first.")
     # A mistake in the file is found before torch is imported.
     import_without_models()
     from hf_ext.distributed import Ranks
-    from hf_ext.training import evaluate_all, evaluate_checkpoint
+    from hf_ext.training import evaluate_checkpoint
 
-    if against is not None and not all_tasks:
-        raise click.UsageError("--against belongs to --all-tasks.")
-    result: dict[str, Any]
-    if all_tasks:
-        result = evaluate_all(source, config, list(overrides), output, task, against)
-    else:
-        result = evaluate_checkpoint(source, config, list(overrides), output, task)
+    result = evaluate_checkpoint(source, config, list(overrides), output, task)
     if Ranks().index > 0:
         # The first process speaks for all.
         return
     if as_json:
         print_json(result)
-    elif all_tasks:
-        print_table(*task_table(result), names=2, title=f"{source}, task by task")
     else:
         print_rows([result_row(entry) for entry in result["results"]], title=source)
 

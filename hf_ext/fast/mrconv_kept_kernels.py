@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from hf_ext.mrconv.kernels_mrconv import KERNELS, MergedKernel, StreamingKernel
+from hf_ext.mrconv.kernels_mrconv import KERNELS, MergedKernel
 from hf_ext.mrconv.modeling_layers_mrconv import MRConvBranchNorm, MRConvLayer
 from hf_ext.mrconv.ops_mrconv import FAST, convolution_size
 
@@ -25,7 +25,7 @@ class KeptKernel(MergedKernel):
     def __init__(self, *merged: Any):
         super().__init__(*merged)
         self.spectra: dict[int, Tensor] = {}
-        self._streaming: StreamingKernel | None = None
+        self._streaming: Any = None
 
     def spectrum(self, length: int) -> Tensor:
         """Spectrum for an input of `length` samples; those of the last few FFT sizes are kept."""
@@ -41,7 +41,7 @@ class KeptKernel(MergedKernel):
             self.spectra.pop(size, None)
         return spectrum
 
-    def streaming(self) -> StreamingKernel:
+    def streaming(self) -> Any:
         """The form that streams share: heads and spectra of tiles."""
         if self._streaming is None:
             self._streaming = super().streaming()

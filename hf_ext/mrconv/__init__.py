@@ -14,7 +14,6 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForNextSentencePrediction,
     AutoModelForSequenceClassification,
-    AutoModelForTimeSeriesPrediction,
     AutoModelForTokenClassification,
 )
 
@@ -25,19 +24,14 @@ from .image_processing_mrconvnext import MRConvNextImageProcessor
 from .modeling_layers_mrconv import MRConvLayer, MRConvPreTrainedModel
 from .modeling_mrconv import (
     MRConvForAudioClassification,
-    MRConvForCausalLM,
     MRConvForImageClassification,
-    MRConvForMaskedLM,
     MRConvForRetrieval,
     MRConvForSequenceClassification,
-    MRConvForTimeSeriesPrediction,
-    MRConvForTokenClassification,
     MRConvModel,
 )
 from .modeling_mrconvnext import MRConvNextForImageClassification, MRConvNextModel, MRConvNextPreTrainedModel
+from .modeling_positions_mrconv import MRConvForCausalLM, MRConvForMaskedLM, MRConvForTokenClassification
 from .streaming_mrconv import MRConvCache, MRConvTrainingCache
-
-from hf_ext.fast import mrconv_gradients, mrconv_grouped_sums, mrconv_kept_kernels  # isort: skip  # noqa: F401 (they enter themselves)
 
 AutoConfig.register("mrconv", MRConvConfig)
 AutoConfig.register("mrconvnext", MRConvNextConfig)
@@ -56,7 +50,6 @@ _HEADS: list[tuple[Any, Any]] = [
     (AutoModelForCausalLM, MRConvForCausalLM),
     (AutoModelForMaskedLM, MRConvForMaskedLM),
     (AutoModelForTokenClassification, MRConvForTokenClassification),
-    (AutoModelForTimeSeriesPrediction, MRConvForTimeSeriesPrediction),
     (AutoModel, MRConvNextModel),
     (AutoModelForImageClassification, MRConvNextForImageClassification),
 ]
@@ -77,7 +70,6 @@ __all__ = [
     "MRConvForMaskedLM",
     "MRConvForRetrieval",
     "MRConvForSequenceClassification",
-    "MRConvForTimeSeriesPrediction",
     "MRConvForTokenClassification",
     "MRConvLayer",
     "MRConvModel",

@@ -7,7 +7,8 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-# Every head, whichever class is saved: a folder must load through each of them without hf_ext installed.
+# The heads that answer once for a whole sequence, and those that answer at each position. What the latter need to
+# stream and to take packed rows does not travel with the former.
 AUTO_MAP = {
     "AutoConfig": "configuration_mrconv.MRConvConfig",
     "AutoModel": "modeling_mrconv.MRConvModel",
@@ -15,10 +16,12 @@ AUTO_MAP = {
     "AutoModelForNextSentencePrediction": "modeling_mrconv.MRConvForRetrieval",
     "AutoModelForImageClassification": "modeling_mrconv.MRConvForImageClassification",
     "AutoModelForAudioClassification": "modeling_mrconv.MRConvForAudioClassification",
-    "AutoModelForCausalLM": "modeling_mrconv.MRConvForCausalLM",
-    "AutoModelForMaskedLM": "modeling_mrconv.MRConvForMaskedLM",
-    "AutoModelForTokenClassification": "modeling_mrconv.MRConvForTokenClassification",
-    "AutoModelForTimeSeriesPrediction": "modeling_mrconv.MRConvForTimeSeriesPrediction",
+}
+AUTO_MAP_OF_POSITIONS = {
+    **AUTO_MAP,
+    "AutoModelForCausalLM": "modeling_positions_mrconv.MRConvForCausalLM",
+    "AutoModelForMaskedLM": "modeling_positions_mrconv.MRConvForMaskedLM",
+    "AutoModelForTokenClassification": "modeling_positions_mrconv.MRConvForTokenClassification",
 }
 
 KERNEL_TYPES = ("dilated", "fourier", "sparse", "fourier_sparse", "implicit")
@@ -112,8 +115,6 @@ class MRConvConfig(PreTrainedConfig):
         target_mean, target_std (`list[float]`, *optional*):
             Of each target of a regression: the model answers in the targets' own units.
         input_columns (`list[str]`, *optional*): Columns of a file that hold the channels, in their order.
-        context_length, prediction_length (`int`, *optional*):
-            Of a forecast: how many past positions it is scaled by, and how many positions it predicts.
     """
 
     model_type = "mrconv"
@@ -150,12 +151,10 @@ class MRConvConfig(PreTrainedConfig):
     target_mean: list[float] | None = None
     target_std: list[float] | None = None
     input_columns: list[str] | None = None
-    context_length: int | None = None
-    prediction_length: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         # A folder that came from the Hub carries "org/name--" references; written again, it must name its own files.
-        kwargs["auto_map"] = dict(AUTO_MAP)
+        kwargs["auto_map"] = dict(AUTO_MAP_OF_POSITIONS)
         super().__post_init__(**kwargs)
 
     @property
@@ -183,7 +182,7 @@ class MRConvConfig(PreTrainedConfig):
         """Check that sizes are positive, and that branches, modes and rate fit the lengths of the kernels."""
         for name in (
             "vocab_size", "input_size", "hidden_size", "num_hidden_layers", "sampling_rate", "kernel_size",
-            "max_position_embeddings", "context_length", "prediction_length",
+            "max_position_embeddings",
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -215,57 +215,19 @@ KERNELS: dict[str, type[nn.Module]] = {
     "implicit": MRConvImplicitKernel,
 }
 
-# Positions that are computed one by one, and block of the first level of a stream.
-TILE = 32
-# How many times as long as those of the level before the blocks of a level are. Measured with 1,024 taps: 2 and 8 take
-# longer, 2 for its FFTs and 8 for its products, which read the memory.
-GROWTH = 4
-# Sizes of FFTs with the head: for a tile and its reach, and for long chunks.
-HEAD_FFTS = (4 * TILE, 32 * TILE)
-
 
 def keeps_state(method: Callable[..., Any]) -> Callable[..., Any]:
     """Without gradients; and a state begun in `torch.inference_mode` can be continued outside of it."""
     return torch.inference_mode(False)(torch.no_grad()(method))
 
 
-class StreamingKernel:
-    """
-    A kernel [channels, taps] and bias prepared for streams, all of which share it: it never changes.
-
-    The head, taps 0 to 2 TILE - 1, [2 TILE, channels], is summed directly. A level has the spectra of the taps from
-    2 S to 2 GROWTH S - 1 in parts of S, each padded to an FFT of 2 S: [parts, channels, S + 1], for S = TILE, GROWTH
-    TILE and so on.
-    """
-
-    @keeps_state
-    def __init__(self, kernel: Tensor, bias: Tensor):
-        self.kernel = kernel = precise(kernel.detach())
-        self.bias = bias.detach().to(kernel.dtype)
-        taps, block = kernel.shape[-1], TILE
-        head = F.pad(kernel[:, : 2 * TILE], (0, max(2 * TILE - taps, 0)))
-        self.head = head.t().contiguous()
-        self.head_spectra = {size: torch.fft.rfft(head, n=size) for size in HEAD_FFTS}
-        self.levels: list[Tensor] = []
-        while taps > 2 * block:
-            lags = kernel[:, 2 * block : 2 * GROWTH * block]
-            parts = F.pad(lags, (0, -lags.shape[1] % block)).unflatten(1, (-1, block))
-            self.levels.append(torch.fft.rfft(parts.transpose(0, 1), n=2 * block))
-            block *= GROWTH
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "StreamingKernel":
-        return self
-
-    def respond(self, u: Tensor) -> Tensor:
-        """What inputs [batch, channels, n] add through the head to n + 2 TILE positions from the first on."""
-        reach = u.shape[-1] + len(self.head)
-        size = next(size for size in HEAD_FFTS if size >= reach)
-        return torch.fft.irfft(torch.fft.rfft(u, n=size) * self.head_spectra[size], n=size)[..., :reach]
-
-
 @dataclass
 class MergedKernel:
     """A merged kernel, the one that looks ahead or None, and the bias."""
+
+    # The form that streams share, made of kernel and bias. `streaming_mrconv` enters it, which travels only with heads
+    # that stream.
+    stream_form: ClassVar[Any] = None
 
     kernel: Tensor
     ahead: Tensor | None
@@ -278,9 +240,9 @@ class MergedKernel:
         # No input of this FFT size is longer than half of it, nor can more taps wrap around onto its outputs.
         return kernel_spectrum(kernel[:, : n // 2], None if ahead is None else ahead[:, : n // 2], n)
 
-    def streaming(self) -> StreamingKernel:
+    def streaming(self) -> Any:
         """The form that streams share."""
-        return StreamingKernel(self.kernel, self.bias)
+        return self.stream_form(self.kernel, self.bias)
 
 
 @contextmanager

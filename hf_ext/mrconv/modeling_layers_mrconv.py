@@ -23,13 +23,12 @@ from transformers.utils import logging
 from transformers.utils.generic import maybe_autocast
 from transformers.utils.output_capturing import OutputRecorder
 
-from .configuration_mrconv import MRConvConfig, changed_lengths
+from .configuration_mrconv import AUTO_MAP, MRConvConfig, changed_lengths
 from .kernels_mrconv import (
     KERNELS,
     MergedKernel,
     MRConvFourierSparseKernel,
     MRConvKernel,
-    StreamingKernel,
     keeps_state,
     precise,
     whole_parameters,
@@ -43,8 +42,6 @@ from .ops_mrconv import (
     long_conv,
     merge_kernels,
 )
-from .packing_mrconv import Packing
-from .streaming_mrconv import MRConvTrainingCache
 
 logger = logging.get_logger(__name__)
 
@@ -279,7 +276,7 @@ class MRConvLayer(MRConvPreciseBuffers):
         start: Tensor | None = None,
         stop: Tensor | None = None,
         cache: Any | None = None,
-        packing: Packing | None = None,
+        packing: Any | None = None,
     ) -> Tensor:
         """
         Convolve u [batch, channels, length]. Of each sample the positions [start, stop) are valid, all where these are
@@ -290,17 +287,17 @@ class MRConvLayer(MRConvPreciseBuffers):
             positions = torch.arange(u.shape[-1], device=u.device)
             valid = (positions >= start[:, None]) & (positions < stop[:, None])  # [B, L]
             u = torch.where(valid[:, None], u, 0)
-        if isinstance(cache, MRConvTrainingCache):
+        if cache is not None and cache.takes_gradient:
             return self._go_on(u, start, stop, cache)
         if cache is not None:
             streamed: Tensor = cache.convolve(self.layer_index, u, self.streaming_kernel, self.parameters)
             return streamed
-        if packing is not None:
+        if packing is not None:  # of `packing_mrconv`
             spans: list[Span] = [(None, group.lengths) for group in packing.groups]
             return packing.pack(self._convolve(packing.unpack(u), spans, packed=True))
         return self._convolve([u], [(start, stop)])[0]
 
-    def _go_on(self, u: Tensor, start: Tensor | None, stop: Tensor | None, cache: MRConvTrainingCache) -> Tensor:
+    def _go_on(self, u: Tensor, start: Tensor | None, stop: Tensor | None, cache: Any) -> Tensor:
         """The outputs of the next chunk, with gradients to it and to the inputs before it."""
         self._require_causal()
         reach = changed_lengths(self.config.branches, self.rate_factor)[-1] - 1
@@ -433,7 +430,7 @@ class MRConvLayer(MRConvPreciseBuffers):
             form: Callable[[Any], MergedKernel] | None = FAST.get("kept_kernel")
             return MergedKernel(*self.merged()) if form is None else form(self)
 
-    def streaming_kernel(self) -> StreamingKernel:
+    def streaming_kernel(self) -> Any:
         """The merged kernel as it is now, for streams; all of them share it."""
         self._require_causal()
         return self.kept_kernel().streaming()
@@ -504,7 +501,7 @@ class MRConvBlock(GradientCheckpointingLayer):
         stop: Tensor | None = None,
         valid: Tensor | None = None,
         cache: Any | None = None,
-        packing: Packing | None = None,
+        packing: Any | None = None,
     ) -> Tensor:
         mixed = self.norm(hidden, valid) if self.prenorm else hidden
         mixed = self.convolution(mixed.transpose(1, 2), start, stop, cache, packing)  # [B, D, L]
@@ -525,6 +522,14 @@ class MRConvPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["MRConvBlock"]
     _input_embed_layer = "embedding"
     _can_record_outputs = {"hidden_states": OutputRecorder(MRConvBlock)}
+    # What a folder names: the heads whose code transformers copies with that of the saved one.
+    code_beside = AUTO_MAP
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """As [`~transformers.PreTrainedModel.save_pretrained`]; the folder names the heads whose code lies in it."""
+        if isinstance(self.config, MRConvConfig):
+            self.config.auto_map = dict(self.code_beside)
+        super().save_pretrained(*args, **kwargs)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

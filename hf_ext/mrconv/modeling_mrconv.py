@@ -4,36 +4,26 @@
 Shapes: batch B, length L, channels D; hidden states [B, L, D].
 """
 
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import GenerationConfig, GenerationMixin
-from transformers.modeling_outputs import (
-    BaseModelOutput,
-    CausalLMOutputWithPast,
-    MaskedLMOutput,
-    SequenceClassifierOutput,
-    TokenClassifierOutput,
-)
-from transformers.modeling_utils import slice_logits_to_keep
-from transformers.utils import ModelOutput, can_return_tuple
+from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOutput
+from transformers.utils import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_mrconv import MRConvConfig
 from .modeling_layers_mrconv import MRConvBlock, MRConvPreTrainedModel, make_norm, make_units
-from .packing_mrconv import PACKING_ARGUMENTS, find_starts, read_packing
-from .streaming_mrconv import MRConvCache, MRConvTrainingCache, only_cache
 
 # Arguments of other models that MRConv has no meaning for, and why.
 _REFUSED = {
     "token_type_ids": "there are no segments: MRConvForRetrieval takes two documents as `input_ids`, `input_ids_2`",
     "cache_params": "the state of a sequence is passed as `cache`",
 }
-# The name of the cache in outputs and in `generate`: `past_key_values` up to transformers 5.23, `cache` since then.
-_CACHE = fields(CausalLMOutputWithPast)[2].name
+# What says where the sequences of packed rows begin, by the names that the collators of transformers use.
+PACKING_ARGUMENTS = ("position_ids", "cu_seq_lens_q", "seq_idx")
 
 
 def valid_range(
@@ -80,6 +70,13 @@ def require_all(holds: Tensor, message: str) -> None:
         raise ValueError(message)
 
 
+def only_cache(cache: Any | None, past_key_values: Any | None) -> Any | None:
+    """The cache that is given by one of its two names."""
+    if cache is not None and past_key_values is not None:
+        raise ValueError("Got both `cache` and `past_key_values`, two names of one argument; give `cache` alone.")
+    return past_key_values if cache is None else cache
+
+
 def refuse_packing(arguments: dict[str, Any], reason: str = "this head makes one answer of each row") -> None:
     """Refuse packed sequences where a row must be one sequence."""
     for name in PACKING_ARGUMENTS:
@@ -101,6 +98,9 @@ def masked_mean(hidden: Tensor, valid: Tensor | None) -> Tensor:
 
 class MRConvModel(MRConvPreTrainedModel):
     """MRConv without a head: tokens or a continuous input in, hidden states out."""
+
+    # Reads packed rows. `modeling_positions_mrconv` enters it, which does not travel with other heads.
+    read_packing: ClassVar[Callable[..., Any] | None] = None
 
     def __init__(self, config: MRConvConfig):
         super().__init__(config)
@@ -164,7 +164,9 @@ class MRConvModel(MRConvPreTrainedModel):
         if cache is not None:
             refuse_packing(given, "the cache of a row is that of one sequence, whose positions follow one another")
             self._check_cache(cache, attention_mask, hidden)
-        packing = read_packing(hidden, attention_mask, **given)
+        if self.read_packing is None:
+            refuse_packing(given, "the code that reads packed rows is not beside this checkpoint")
+        packing = None if self.read_packing is None else self.read_packing(hidden, attention_mask, **given)
         longest = hidden.shape[1] if packing is None else packing.longest
         if cache is None and longest > self.config.longest_input:
             raise ValueError(
@@ -184,6 +186,8 @@ class MRConvModel(MRConvPreTrainedModel):
 
     def _check_cache(self, cache: Any, attention_mask: Tensor | None, hidden: Tensor) -> None:
         """Check that all blocks of a cache have seen as much, that a mask covers that too, and how it is trained."""
+        if not hasattr(cache, "takes_gradient"):
+            raise TypeError(f"`cache` is a {type(cache).__name__}; MRConv needs an `MRConvCache(model.config)`.")
         seen = {layer.get_seq_length() for layer in cache.layers[: self.config.num_hidden_layers]}
         if len(seen) > 1:
             raise ValueError(
@@ -204,7 +208,7 @@ class MRConvModel(MRConvPreTrainedModel):
             )
         if not self.training:
             return
-        if not isinstance(cache, MRConvTrainingCache):
+        if not cache.takes_gradient:
             raise ValueError(
                 "A cache in training mode: a streamed convolution has no batch statistics and no gradient. Call "
                 "`model.eval()` to generate or stream, leave `use_cache` and `cache` out to train, or train "
@@ -309,9 +313,12 @@ class MRConvForSequenceClassification(MRConvPreTrainedModel):
         """
         refuse_packing(kwargs)
         outputs = self.model(input_ids, attention_mask, inputs_embeds, input_values, **kwargs)
-        hidden = outputs.last_hidden_state
-        logits = self.classifier(masked_mean(hidden, None if attention_mask is None else attention_mask != 0))
-        units = self.target_units
+        valid = None if attention_mask is None else attention_mask != 0
+        return self.answer(masked_mean(outputs.last_hidden_state, valid), labels, outputs)
+
+    def answer(self, features: Tensor, labels: Tensor | None, outputs: BaseModelOutput) -> SequenceClassifierOutput:
+        """Logits, in the targets' units, and loss of one vector a sequence, [B, D]."""
+        logits, units = self.classifier(features), self.target_units
         if labels is not None and units is not None:
             labels = units.normalize(labels)
         loss = None if labels is None else self.loss_function(labels, logits.float(), self.config)
@@ -390,23 +397,16 @@ def _join(documents: list[Tensor], masks: list[Tensor | None]) -> tuple[Tensor, 
     return torch.cat(texts), torch.cat(valid)
 
 
-class MRConvForRetrieval(MRConvPreTrainedModel):
+class MRConvForRetrieval(MRConvForSequenceClassification):
     """MRConv that compares two documents: one encoder for both, a head on [a, b, a - b, a * b] of their means."""
-
-    accepts_loss_kwargs = False
 
     def __init__(self, config: MRConvConfig):
         super().__init__(config)
-        self.num_labels = config.num_labels or 0
-        self.model = MRConvModel(config)
-        # The name of the class does not say it.
-        self.loss_type = "ForSequenceClassification"
         self.comparison = nn.Linear(4 * config.hidden_size, config.hidden_size)
-        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()
 
     @can_return_tuple
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: Tensor | None = None,
@@ -425,12 +425,8 @@ class MRConvForRetrieval(MRConvPreTrainedModel):
                 1 at valid positions, one run in each row.
             inputs_embeds, inputs_embeds_2 (`torch.Tensor` of shape `(batch_size, length, hidden_size)`, *optional*):
                 Embedded documents, instead of tokens.
-            labels (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
-                Classes from 0; or as `config.problem_type` says, float targets of shape `(batch_size, num_labels)`.
-
-        Returns:
-            [`~transformers.modeling_outputs.SequenceClassifierOutput`]: `logits` of shape `(batch_size, num_labels)`;
-            `loss` when labels are given; `hidden_states`, of both documents one after the other, when asked for.
+            labels: As in [`MRConvForSequenceClassification`], whose outputs these are too; `hidden_states` are those
+                of both documents, one after the other.
         """
         refuse_packing(kwargs)
         first = self.model.embed(input_ids, inputs_embeds)
@@ -443,422 +439,4 @@ class MRConvForRetrieval(MRConvPreTrainedModel):
         documents, mask = _join([first, second], [attention_mask, attention_mask_2])
         outputs = self.model(inputs_embeds=documents, attention_mask=mask, **kwargs)
         a, b = masked_mean(outputs.last_hidden_state, mask != 0).chunk(2)
-        logits = self.classifier(F.relu(self.comparison(torch.cat([a, b, a - b, a * b], dim=-1))))
-        loss = None if labels is None else self.loss_function(labels, logits.float(), self.config)
-        return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
-
-
-class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
-    """
-    Causal MRConv that predicts the next token.
-
-    `generate` keeps an [`~hf_ext.mrconv.streaming_mrconv.MRConvCache`] under `cache`: results are those of
-    the full forward pass, and nothing is computed twice. Batches are padded on the left. Generation may go on beyond
-    `config.longest_input`; a token then depends on that many positions before it in each layer.
-    """
-
-    _tied_weights_keys = {"lm_head.weight": "model.embedding.weight"}
-
-    def __init__(self, config: MRConvConfig):
-        if config.bidirectional:
-            raise ValueError(
-                "`bidirectional` is True: every output would depend on the tokens that are to be predicted. Use "
-                "`bidirectional=False` for a language model."
-            )
-        if config.vocab_size is None:
-            raise ValueError("`vocab_size` is None; a language model needs the number of its tokens.")
-        super().__init__(config)
-        self.model = MRConvModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        cache: MRConvCache | MRConvTrainingCache | None = None,
-        labels: torch.LongTensor | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        past_key_values: MRConvCache | MRConvTrainingCache | None = None,
-        **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
-        """
-        Args:
-            input_ids (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
-                Tokens; those after the cached ones when there is a cache.
-            attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): 1 at valid positions, one run
-                in each row. With a cache it covers the cached positions too, and padding is on the left.
-            inputs_embeds (`torch.Tensor` of shape `(batch_size, length, hidden_size)`, *optional*):
-                Embedded tokens, instead of `input_ids`.
-            cache ([`~hf_ext.mrconv.streaming_mrconv.MRConvCache`], *optional*):
-                State after the earlier part of the sequence; it is updated in place. To train on chunk after chunk, an
-                [`~hf_ext.mrconv.streaming_mrconv.MRConvTrainingCache`].
-            labels (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
-                Tokens to predict, shifted inside the model: give the input itself. -100 is not predicted.
-            use_cache (`bool`, *optional*):
-                Whether to return a cache. Not without being asked for: a cached call has no gradient.
-            logits_to_keep (`int` or `torch.Tensor`, *optional*, defaults to 0):
-                How many of the last positions get logits, 0 for all; or which positions.
-            past_key_values: The name of `cache` up to transformers 5.23.
-            position_ids, cu_seq_lens_q, seq_idx: Packed sequences, as in [`MRConvModel`]; by name only. The first
-                token of a sequence is not predicted from the one before it.
-
-        Returns:
-            [`~transformers.modeling_outputs.CausalLMOutputWithPast`]: `logits` of shape `(batch_size, length,
-            vocab_size)`; `loss` when labels are given; `cache`, in transformers 5.23 `past_key_values`, when there is
-            one; `hidden_states` when asked for.
-
-        Example:
-
-        ```python
-        >>> import torch
-        >>> from hf_ext.mrconv import MRConvConfig, MRConvForCausalLM
-
-        >>> config = MRConvConfig(vocab_size=100, hidden_size=16, num_hidden_layers=2, max_position_embeddings=128)
-        >>> model = MRConvForCausalLM(config).eval()
-        >>> model.generate(torch.tensor([[5, 17, 3]]), max_new_tokens=20, do_sample=False).shape
-        torch.Size([1, 23])
-        ```
-        """
-        cache = only_cache(cache, past_key_values)
-        if cache is None and use_cache:
-            cache = MRConvCache(self.config)
-        if cache is not None and not isinstance(cache, (MRConvCache, MRConvTrainingCache)):
-            raise TypeError(f"`cache` is a {type(cache).__name__}; MRConv needs an `MRConvCache(model.config)`.")
-        outputs = self.model(input_ids, attention_mask, inputs_embeds, cache=cache, **kwargs)
-        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
-        loss = None
-        if labels is not None:
-            packed = {name: kwargs.get(name) for name in PACKING_ARGUMENTS}
-            valid = None if attention_mask is None else attention_mask != 0
-            starts = find_starts((labels.shape[0], labels.shape[1]), valid, **packed)
-            if starts is not None:
-                labels = labels.masked_fill(starts, -100)  # type: ignore[assignment]
-            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(loss, logits, cache, outputs.hidden_states)
-
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """
-        As [`~transformers.GenerationMixin.generate`]. `assistant_early_exit=n` drafts tokens with the first n blocks.
-
-        transformers makes the model n blocks deep for as long as it drafts, by `config.num_hidden_layers`, and leaves
-        it so where drafting ends with an error or is interrupted. Here the depth is always given back. Nor does a
-        cache that recorded, so that rejected tokens could be taken back, go on recording afterwards.
-        """
-        depth = self.config.num_hidden_layers
-        given = kwargs.get("generation_config") or self.generation_config
-        early_exit = kwargs.get("assistant_early_exit", getattr(given, "assistant_early_exit", None))
-        if early_exit is not None and not 1 <= early_exit <= depth:
-            raise ValueError(
-                f"`assistant_early_exit` is {early_exit}; the model has {depth} blocks, give 1 to {depth}."
-            )
-        past, outputs = only_cache(kwargs.pop("cache", None), kwargs.pop("past_key_values", None)), None
-        kwargs |= {} if past is None else {_CACHE: past}
-        # Who drafts is called again and again, and its cache is cropped in between.
-        recorded = given.is_assistant or (isinstance(past, MRConvCache) and past.is_recording)
-        try:
-            outputs = super().generate(*args, **kwargs)  # type: ignore[misc]
-            return outputs
-        finally:
-            self.config.num_hidden_layers = depth
-            cache = getattr(outputs, _CACHE, past)
-            if isinstance(cache, MRConvCache) and not recorded:
-                cache.stop_recording()
-
-    def prepare_inputs_for_generation(  # type: ignore[override]
-        self,
-        input_ids: torch.LongTensor,
-        inputs_embeds: Tensor | None = None,
-        is_first_iteration: bool | None = False,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        """The inputs of the next forward pass of `generate`: after the prompt, all positions are valid."""
-        inputs: dict[str, Any] = super().prepare_inputs_for_generation(  # type: ignore[misc]
-            input_ids, inputs_embeds=inputs_embeds, is_first_iteration=is_first_iteration, **kwargs
-        )
-        if not is_first_iteration and inputs.get(_CACHE) is not None:
-            inputs["attention_mask"] = None
-        return inputs
-
-    def _prepare_cache_for_generation(  # type: ignore[override]
-        self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> None:
-        """Gives `generate` the only kind of cache there is for a convolution."""
-        if generation_config.cache_implementation not in (None, "dynamic"):
-            raise ValueError(
-                f"`cache_implementation` is {generation_config.cache_implementation!r}; MRConv generates with an "
-                "`MRConvCache`, which is used when this is left out."
-            )
-        if model_kwargs.get(_CACHE) is not None:
-            super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]
-        elif generation_config.use_cache is not False:
-            cache = MRConvCache(self.config)
-            if generation_config.is_assistant:
-                cache.activate_past_recording()
-            model_kwargs[_CACHE] = cache
-
-
-class MRConvForMaskedLM(MRConvPreTrainedModel):
-    """Bidirectional MRConv that predicts masked tokens."""
-
-    _tied_weights_keys = {"lm_head.weight": "model.embedding.weight"}
-
-    def __init__(self, config: MRConvConfig):
-        if not config.bidirectional:
-            raise ValueError(
-                "`bidirectional` is False: a masked token would be predicted from what is before it alone. Use "
-                "`bidirectional=True`, or MRConvForCausalLM."
-            )
-        if config.vocab_size is None:
-            raise ValueError("`vocab_size` is None; a language model needs the number of its tokens.")
-        super().__init__(config)
-        self.model = MRConvModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: torch.LongTensor | None = None,
-        **kwargs: Any,
-    ) -> MaskedLMOutput:
-        """
-        Args:
-            input_ids, attention_mask, inputs_embeds: As in [`MRConvModel`].
-            labels (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
-                The tokens at masked positions, -100 elsewhere, as `DataCollatorForLanguageModeling` makes them.
-
-        Returns:
-            [`~transformers.modeling_outputs.MaskedLMOutput`]: `logits` of shape `(batch_size, length, vocab_size)`;
-            `loss` when labels are given; `hidden_states` when asked for.
-        """
-        count = kwargs.pop("num_items_in_batch", None)
-        outputs = self.model(input_ids, attention_mask, inputs_embeds, **kwargs)
-        logits = self.lm_head(outputs.last_hidden_state)
-        loss = None
-        if labels is not None:
-            # transformers takes a view of labels, which those that were cut do not allow.
-            labels = labels.contiguous()  # type: ignore[assignment]
-            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, num_items_in_batch=count)
-        return MaskedLMOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
-
-
-class MRConvForTokenClassification(MRConvPreTrainedModel):
-    """MRConv with a class at every position, for tokens or a continuous input; a causal one streams."""
-
-    def __init__(self, config: MRConvConfig):
-        super().__init__(config)
-        self.num_labels = config.num_labels or 0
-        self.model = MRConvModel(config)
-        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
-        self.post_init()
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        input_values: Tensor | None = None,
-        labels: torch.LongTensor | None = None,
-        **kwargs: Any,
-    ) -> TokenClassifierOutput:
-        """
-        Args:
-            input_ids, attention_mask, inputs_embeds, input_values: As in [`MRConvModel`], and `cache` too.
-            labels (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
-                The class of each position; -100 where there is none, as at padding.
-
-        Returns:
-            [`~transformers.modeling_outputs.TokenClassifierOutput`]: `logits` of shape `(batch_size, length,
-            num_labels)`; `loss` when labels are given; `hidden_states` when asked for.
-        """
-        count = kwargs.pop("num_items_in_batch", None)
-        outputs = self.model(input_ids, attention_mask, inputs_embeds, input_values, **kwargs)
-        logits = self.classifier(outputs.last_hidden_state)
-        loss = None
-        if labels is not None:
-            labels = labels.contiguous()  # type: ignore[assignment]
-            # A batch in which no position has a class has the loss 0.
-            count = torch.as_tensor((labels != -100).sum() if count is None else count).clamp_min(1)
-            loss = self.loss_function(logits.float(), labels, self.config, num_items_in_batch=count)
-        return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
-
-
-@dataclass
-class MRConvForecast(ModelOutput):
-    """
-    What [`MRConvForTimeSeriesPrediction`] returns.
-
-    Args:
-        loss (`torch.Tensor`): Mean squared error, in units of `config.input_std` where there is one.
-        prediction_outputs (`torch.Tensor` of shape `(batch_size, prediction_length, input_size)`):
-            The predicted values, in the units of the input.
-        loc, scale (`torch.Tensor` of shape `(batch_size, 1, input_size)`):
-            Mean and spread of the context.
-        past_key_values ([`~hf_ext.mrconv.streaming_mrconv.MRConvCache`]): The state after the input.
-        hidden_states (`tuple[torch.Tensor, ...]`): The embedded input and the output of each block.
-    """
-
-    loss: Tensor | None = None
-    prediction_outputs: Tensor | None = None
-    loc: Tensor | None = None
-    scale: Tensor | None = None
-    past_key_values: MRConvCache | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-
-
-class MRConvForTimeSeriesPrediction(MRConvPreTrainedModel):
-    """
-    Causal MRConv that predicts the next `config.prediction_length` values of all channels at once.
-
-    The input is brought to zero mean and unit spread by its first `config.context_length` positions, the context, and
-    the prediction back. All positions from the last of the context on predict what comes after them: in training each
-    of them has a part in the loss, and a stream goes on from its context value by value, with the same answers.
-    """
-
-    main_input_name = "past_values"
-    input_modalities = ["time"]
-    # The loss is a mean over the batch: Trainer has to divide by the steps that it accumulates.
-    accepts_loss_kwargs = False
-
-    def __init__(self, config: MRConvConfig):
-        if config.bidirectional or config.vocab_size is not None:
-            raise ValueError(
-                f"`bidirectional` is {config.bidirectional} and `vocab_size` {config.vocab_size}; a forecast is made "
-                "from past numbers: leave both out."
-            )
-        context, horizon = config.context_length, config.prediction_length
-        if context is None or horizon is None or context > config.max_position_embeddings:
-            raise ValueError(
-                f"`context_length` is {context} and `prediction_length` {horizon}; give both, a context of at most "
-                f"`max_position_embeddings`, {config.max_position_embeddings} positions."
-            )
-        super().__init__(config)
-        self.model = MRConvModel(config)
-        self.head = nn.Linear(config.hidden_size, horizon * config.input_size)
-        self.post_init()
-
-    @can_return_tuple
-    def forward(
-        self,
-        past_values: Tensor,
-        attention_mask: Tensor | None = None,
-        future_values: Tensor | None = None,
-        past_key_values: MRConvCache | None = None,
-        loc: Tensor | None = None,
-        scale: Tensor | None = None,
-        use_cache: bool | None = None,
-        **kwargs: Any,
-    ) -> MRConvForecast:
-        """
-        Args:
-            past_values (`torch.Tensor` of shape `(batch_size, length, input_size)`):
-                What was measured, in its own units; `(batch_size, length)` if `input_size` is 1.
-            attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): 1 at valid positions, which
-                are one run in each row; 0 at padding on the left or right.
-            future_values (`torch.Tensor` of shape `(batch_size, prediction_length, input_size)`, *optional*):
-                What came then, for the loss.
-            past_key_values ([`~hf_ext.mrconv.streaming_mrconv.MRConvCache`], *optional*):
-                State after the earlier part of the series, with the `loc` and `scale` that were returned with it.
-            loc, scale (`torch.Tensor` of shape `(batch_size, 1, input_size)`, *optional*):
-                Those of the first call; every later call of a stream takes them.
-            use_cache (`bool`, *optional*): Whether to begin a stream.
-
-        Returns:
-            [`MRConvForecast`]: `prediction_outputs` of shape `(batch_size, prediction_length, input_size)`, what
-            comes after the last valid position; `loc`, `scale`; `loss` when the future is given.
-        """
-        values = self._check_values(past_values, "past_values")
-        if past_key_values is not None and (loc is None or scale is None):
-            raise ValueError("`past_key_values` without `loc` and `scale`: give those that came with it first.")
-        if (loc is None) != (scale is None):
-            raise ValueError("`loc` and `scale` belong together: give both or neither.")
-        start, stop, valid = valid_range(attention_mask, values, past_key_values is not None)
-        if loc is None or scale is None:
-            if use_cache:
-                self._check_context(values.shape[1] if valid is None else int(valid.sum(1).min()))
-            loc, scale = self._measure_context(values, start, valid)
-        cache = MRConvCache(self.config) if past_key_values is None and use_cache else past_key_values
-        embedded = self.model.embedding(((values - loc) / scale).to(self.dtype))
-        refuse_packing(kwargs)
-        outputs = self.model(None, attention_mask, embedded, past_key_values=cache, **kwargs)
-        hidden = outputs.last_hidden_state
-        last = hidden[:, -1] if stop is None else hidden[torch.arange(len(hidden), device=hidden.device), stop - 1]
-        loss = None
-        if future_values is not None:
-            future = self._check_values(future_values, "future_values")
-            loss = self._loss(hidden, last, values, future, loc, scale, valid)
-        return MRConvForecast(
-            loss=loss,
-            prediction_outputs=self._predict(last[:, None], loc, scale)[:, 0],
-            loc=loc,
-            scale=scale,
-            past_key_values=cache,
-            hidden_states=outputs.hidden_states,
-        )
-
-    def _check_values(self, values: Tensor, name: str) -> Tensor:
-        """Values [B, L, C] in float32 at least."""
-        shape, channels = tuple(values.shape), self.config.input_size
-        values = values[..., None] if values.ndim == 2 else values
-        length = self.config.prediction_length if name == "future_values" else values.shape[1]
-        if values.ndim != 3 or not values.numel() or values.shape[1:] != (length, channels):
-            wanted = "length" if name == "past_values" else str(length)
-            raise ValueError(f"`{name}` has shape {shape}; expected (batch_size, {wanted}, {channels}).")
-        if not values.is_floating_point():
-            raise TypeError(f"`{name}` is {values.dtype}; give floating-point numbers.")
-        return values.to(torch.promote_types(values.dtype, torch.float32))
-
-    def _check_context(self, length: int) -> None:
-        """Refuses a stream that begins before its scale is known."""
-        if length < (self.config.context_length or 0):
-            raise ValueError(
-                f"a stream begins with {length} positions, and is scaled by its first {self.config.context_length}, "
-                "`context_length`: collect as many for the first call, or give `loc` and `scale`."
-            )
-
-    def _measure_context(self, values: Tensor, start: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Mean and spread of each channel over the first `context_length` valid positions: two of [B, 1, C]."""
-        context = self.config.context_length
-        assert context is not None
-        # A channel that stands still has no spread to be measured by: a hundredth of what it has in the training data.
-        least = 1e-2 if self.model.units is None else 1e-2 * self.model.units.std
-        if valid is None or start is None:
-            part = values[:, :context]
-            loc, spread = part.mean(1, keepdim=True), part.var(1, keepdim=True, unbiased=False)
-        else:
-            place = torch.arange(values.shape[1], device=values.device)
-            weight = (valid & (place < start[:, None] + context))[..., None].to(values.dtype)
-            count = weight.sum(1, keepdim=True)
-            kept = torch.where(weight > 0, values, 0)
-            loc = kept.sum(1, keepdim=True) / count
-            spread = (weight * (kept - loc).square()).sum(1, keepdim=True) / count
-        return loc, (spread + least**2).sqrt()
-
-    def _predict(self, hidden: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-        """From hidden states [B, L, D] to what comes after each position, [B, L, horizon, C]."""
-        normalised = self.head(hidden).unflatten(-1, (-1, self.config.input_size))
-        return normalised.to(loc.dtype) * scale[:, None] + loc[:, None]
-
-    def _loss(
-        self, hidden: Tensor, last: Tensor, values: Tensor, future: Tensor, loc: Tensor, scale: Tensor, valid: Any
-    ) -> Tensor:
-        """Mean squared error after the last position; without padding after each from the context's last one on."""
-        context, horizon = self.config.context_length, self.config.prediction_length
-        assert context is not None and horizon is not None
-        if valid is None and values.shape[1] > context:
-            # [B, L, C, horizon]: what comes after each position.
-            series = torch.cat([values, future], 1).unfold(1, horizon, 1)[:, 1:]
-            wanted = series[:, context - 1 :].transpose(2, 3)
-            found = self._predict(hidden[:, context - 1 :], loc, scale)
-        else:
-            wanted, found = future[:, None], self._predict(last[:, None], loc, scale)
-        error = found - wanted
-        return (error if self.model.units is None else error / self.model.units.std).square().mean()
+        return self.answer(F.relu(self.comparison(torch.cat([a, b, a - b, a * b], dim=-1))), labels, outputs)

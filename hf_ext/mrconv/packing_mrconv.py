@@ -17,9 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# What says where the sequences begin, by the names that the collators of transformers use.
-PACKING_ARGUMENTS = ("position_ids", "cu_seq_lens_q", "seq_idx")
-
 
 class Group(NamedTuple):
     """Sequences that are convolved together: where each position lies, B * L where it is padding; and the lengths."""

@@ -50,9 +50,16 @@ from torch.nn.functional import pad
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from .kernels_mrconv import GROWTH, HEAD_FFTS, TILE, StreamingKernel, keeps_state
+from .kernels_mrconv import MergedKernel, keeps_state, precise
 from .ops_mrconv import fft_size
 
+# Positions that are computed one by one, and block of the first level of a stream.
+TILE = 32
+# How many times as long as those of the level before the blocks of a level are. Measured with 1,024 taps: 2 and 8 take
+# longer, 2 for its FFTs and 8 for its products, which read the memory.
+GROWTH = 4
+# Sizes of FFTs with the head: for a tile and its reach, and for long chunks.
+HEAD_FFTS = (4 * TILE, 32 * TILE)
 # Positions of a long chunk that are computed at once.
 _RUN = HEAD_FFTS[-1] - 2 * TILE
 # Positions from which on a first chunk is computed by one FFT.
@@ -62,6 +69,43 @@ _GROUP = 64
 # Tiles whose share of the work a level does at once. With more of them the mean is lower, as FFTs are faster together
 # and drive the model's weights from the cache less often, and the worst higher.
 _SHARES = 16
+
+
+class StreamingKernel:
+    """
+    A kernel [channels, taps] and bias prepared for streams, all of which share it: it never changes.
+
+    The head, taps 0 to 2 TILE - 1, [2 TILE, channels], is summed directly. A level has the spectra of the taps from
+    2 S to 2 GROWTH S - 1 in parts of S, each padded to an FFT of 2 S: [parts, channels, S + 1], for S = TILE, GROWTH
+    TILE and so on.
+    """
+
+    @keeps_state
+    def __init__(self, kernel: Tensor, bias: Tensor):
+        self.kernel = kernel = precise(kernel.detach())
+        self.bias = bias.detach().to(kernel.dtype)
+        taps, block = kernel.shape[-1], TILE
+        head = pad(kernel[:, : 2 * TILE], (0, max(2 * TILE - taps, 0)))
+        self.head = head.t().contiguous()
+        self.head_spectra = {size: torch.fft.rfft(head, n=size) for size in HEAD_FFTS}
+        self.levels: list[Tensor] = []
+        while taps > 2 * block:
+            lags = kernel[:, 2 * block : 2 * GROWTH * block]
+            parts = pad(lags, (0, -lags.shape[1] % block)).unflatten(1, (-1, block))
+            self.levels.append(torch.fft.rfft(parts.transpose(0, 1), n=2 * block))
+            block *= GROWTH
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "StreamingKernel":
+        return self
+
+    def respond(self, u: Tensor) -> Tensor:
+        """What inputs [batch, channels, n] add through the head to n + 2 TILE positions from the first on."""
+        reach = u.shape[-1] + len(self.head)
+        size = next(size for size in HEAD_FFTS if size >= reach)
+        return torch.fft.irfft(torch.fft.rfft(u, n=size) * self.head_spectra[size], n=size)[..., :reach]
+
+
+MergedKernel.stream_form = StreamingKernel
 
 
 class Level:
@@ -434,6 +478,8 @@ class MRConvCache(Cache):
     ```
     """
 
+    takes_gradient = False
+
     def __init__(self, config: PreTrainedConfig):
         depth = config.num_hidden_layers
         super().__init__(layers=[StreamingConvolution(index / depth) for index in range(depth)])
@@ -455,7 +501,7 @@ class MRConvCache(Cache):
         """
         Convolve the next chunk of a layer with its merged kernel and add its bias.
 
-        `kernel` gives the layer's [`~kernels_mrconv.StreamingKernel`] and is called at the first chunk only; `u`,
+        `kernel` gives the layer's [`StreamingKernel`] and is called at the first chunk only; `u`,
         [batch, channels, length], is zero where a sample is padded. Where it or one of the `parameters` that make the
         kernel asks for a gradient, the backward pass of the result raises a `RuntimeError`.
         """
@@ -542,6 +588,8 @@ class MRConvTrainingCache(Cache):
     ...     cache.detach_()
     ```
     """
+
+    takes_gradient = True
 
     def __init__(self, config: PreTrainedConfig):
         super().__init__(layers=[InputHistory() for _ in range(config.num_hidden_layers)])

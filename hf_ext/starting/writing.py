@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from ..training.sequence_files import UNLABELLED
 from .survey import Survey
 
 # Where no data are named, what the recipe is an example of; `hf-ext data check` says what is missing.
@@ -152,7 +153,7 @@ def _mrconv(survey: Survey, gpu: bool) -> list[list[str]]:
         raise ValueError(f"MRConv learns from sounds, pictures, texts and series, and these are {survey.kind}.")
     method, task = make[survey.kind](survey, gpu)
     # In a stream the model must not look ahead.
-    causal = method in ("mrconv-lm", "mrconv-forecast")
+    causal = method == "mrconv-lm"
     if method == "mrconv-images":
         model = (
             ["model: {preset: tiny, kernel_type: fourier, kernel_size: 16}"]
@@ -227,22 +228,10 @@ def _series(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
         longest = survey.longest(16384 if gpu else 2048)
         size = ["  # Rows of the longest file; the rest is cut.", f"  max_length: {max(16, longest)}"]
         return f"mrconv-{'positions' if survey.rows_have_labels else 'series'}", [*columns, *size, *_classes(survey)]
-    shortest = min(survey.lengths)
-    least = 25 if survey.count == 1 else 6
-    if shortest < least:
-        raise ValueError(
-            f"a forecast is learned from series of {least} rows or more, and one of these has {shortest}."
-        )
-    # Both parts of a file, of which the second is a fifth, must hold a context and what comes after it.
-    context = max(4, min(512 if gpu else 192, shortest // (20 if survey.count == 1 else 4)))
-    return "mrconv-forecast", [
-        *columns,
-        "  # Rows that are known, and rows after them that are told.",
-        f"  context_length: {context}",
-        f"  prediction_length: {max(1, context // 4)}",
-        "  # Rows of a day, a week or the like: then scored beside `as a season ago`.",
-        "  # season: 24",
-    ]
+    raise ValueError(
+        f"{survey.about}, and no labels. {UNLABELLED} Put the files into a folder for each class, name the class of "
+        "each in the column label of a metadata.csv, or add a column label with the class of each row."
+    )
 
 
 def _classified_pictures(survey: Survey, gpu: bool) -> tuple[str, list[str]]:

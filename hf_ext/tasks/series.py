@@ -1,4 +1,4 @@
-"""MRConv on sequences of numbers, such as sensors: their classes and values, classes of positions, forecasts."""
+"""MRConv on sequences of numbers, such as sensors: their classes and values, and classes of positions."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -13,13 +13,10 @@ from huggingface_hub.dataclasses import strict
 from torch import nn
 from transformers import PreTrainedModel
 
-from hf_ext.mrconv.modeling_mrconv import (
-    MRConvForSequenceClassification,
-    MRConvForTimeSeriesPrediction,
-    MRConvForTokenClassification,
-)
+from hf_ext.mrconv.modeling_mrconv import MRConvForSequenceClassification
+from hf_ext.mrconv.modeling_positions_mrconv import MRConvForTokenClassification
 from hf_ext.training.bad_examples import UNUSABLE
-from hf_ext.training.sequence_files import is_number
+from hf_ext.training.sequence_files import UNLABELLED, is_number
 
 from .sequences import Batch, ClassificationTask, MRConvTask, column
 
@@ -52,7 +49,7 @@ class SeriesTask(MRConvTask):
             raise ValueError(f"num_channels is {self.num_channels}, fewer than the {len(self.columns)} columns.")
 
     def label_fields(self) -> dict[str, Any]:
-        """The columns, which `hf-ext mrconv predict` looks for."""
+        """The columns, which `hf-ext classify` looks for."""
         return {**super().label_fields(), "input_columns": self.columns}
 
     @property
@@ -115,6 +112,14 @@ class WholeSeriesTask(SeriesTask):
         """What is to be found in an example that is padded to a length."""
         raise NotImplementedError
 
+    def label_of(self, example: dict[str, Any], name: str, option: str) -> Any:
+        """The value of a column of labels."""
+        if name not in example:
+            raise ValueError(
+                f"the data has no column {name!r}; it has {sorted(example)}. Set task.{option}. {UNLABELLED}"
+            )
+        return example[name]
+
 
 @strict
 @dataclass
@@ -125,7 +130,7 @@ class SeriesClassificationTask(WholeSeriesTask, ClassificationTask):
 
     def read_labels(self, example: dict[str, Any], length: int) -> torch.Tensor:
         """The class."""
-        return self.label(example)
+        return torch.tensor(self.read_class(self.label_of(example, self.label_column, "label_column")))
 
 
 @strict
@@ -171,7 +176,7 @@ class SeriesRegressionTask(WholeSeriesTask):
 
     def read_targets(self, example: dict[str, Any]) -> np.ndarray:
         """The values that are to be found, `[1, targets]`."""
-        parts = [np.atleast_1d(column(example, name, "target_columns")) for name in self.target_columns]
+        parts = [np.atleast_1d(self.label_of(example, name, "target_columns")) for name in self.target_columns]
         for name, part in zip(self.target_columns, parts, strict=True):
             if part.shape != (1,) or not is_number(part[0]) or not np.isfinite(float(part[0])):
                 raise ValueError(
@@ -229,7 +234,7 @@ class PositionsTask(WholeSeriesTask, ClassificationTask):
 
     def read_labels(self, example: dict[str, Any], length: int) -> torch.Tensor:
         """The class of each position, -100 at those without and at padding."""
-        given = np.asarray(column(example, self.label_column, "label_column"))
+        given = np.asarray(self.label_of(example, self.label_column, "label_column"))
         count = len(self.read_values(example))
         if given.shape != (count,):
             raise ValueError(
@@ -281,120 +286,6 @@ class PositionsTask(WholeSeriesTask, ClassificationTask):
             "accuracy": float(hits.sum() / count),
             "accuracy_of_largest": float(table.sum(1).max() / count),
             "loss": float(sum(row["nats"] for row in rows) / count),
-        }
-
-
-@strict
-@dataclass
-class ForecastTask(SeriesTask):
-    """
-    Forecasts of all channels of long series with [`MRConvForTimeSeriesPrediction`]. Errors are in units of the spread
-    that each channel has in the training data, next to those of naive forecasts.
-
-    A training sample is a random window of a series. In an evaluation every `prediction_length` positions of a series,
-    after the first context, are predicted from those before them.
-
-    Args:
-        context_length (`int`, defaults to 192): Past positions that a forecast is made from.
-        prediction_length (`int`, defaults to 48): Positions that are predicted.
-        season (`int`, *optional*):
-            Positions after which the series repeats, such as 24 of hours: also score saying the last season again.
-    """
-
-    context_length: int = 192
-    prediction_length: int = 48
-    season: int | None = None
-
-    model_class: ClassVar[Callable[..., PreTrainedModel]] = MRConvForTimeSeriesPrediction
-    pipeline_tag: ClassVar[str] = "time-series-forecasting"
-    metric_names: ClassVar[dict[str, str]] = {
-        "mae": "mean absolute error, in spreads of each channel",
-        "rmse": "root of the mean squared error, in spreads of each channel",
-        "mae_of_last": "mean absolute error of saying the last value again",
-        "mae_of_season": "mean absolute error of saying the last season again",
-    }
-    greater_is_better: ClassVar[bool] = False
-    eval_batch_size: ClassVar[int] = 1
-
-    def validate_lengths(self) -> None:
-        if min(self.context_length, self.prediction_length) < 1:
-            raise ValueError(
-                f"context_length and prediction_length must be at least 1, got {self.context_length} and "
-                f"{self.prediction_length}."
-            )
-        if self.season is not None and not 1 <= self.season <= self.context_length:
-            raise ValueError(f"season is {self.season}; give 1 to context_length, {self.context_length} positions.")
-
-    def model_fields(self) -> dict[str, Any]:
-        """Channels and lengths; in training the input is longer than the context by what is predicted."""
-        return {
-            "input_size": self.channels,
-            "max_position_embeddings": self.context_length + self.prediction_length,
-            "context_length": self.context_length,
-            "prediction_length": self.prediction_length,
-        }
-
-    def training_sample(self, example: dict[str, Any], generator: np.random.Generator) -> Batch:
-        """A window that begins anywhere."""
-        values, horizon = self.read_values(example), self.prediction_length
-        past = self.context_length + horizon
-        if len(values) < past + horizon:
-            raise ValueError(
-                f"{_place(example)}a series has {len(values)} positions; to train it needs {past + horizon}, "
-                "context_length and twice prediction_length: set smaller ones."
-            )
-        start = int(generator.integers(len(values) - past - horizon + 1))
-        window = torch.from_numpy(values[start : start + past + horizon]).float()
-        return {"past_values": window[:past], "future_values": window[past:]}
-
-    def evaluate_batch(
-        self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]
-    ) -> list[dict[str, float]]:
-        """Errors of the model and of naive forecasts, averaged over the windows of each series."""
-        return [self._score(model, example) for example in examples]
-
-    def _score(self, model: nn.Module, example: dict[str, Any]) -> dict[str, float]:
-        values, context, horizon = self.read_values(example), self.context_length, self.prediction_length
-        windows = range(context, len(values) - horizon + 1, horizon)
-        if not windows:
-            raise ValueError(
-                f"{_place(example)}a series has {len(values)} positions; a forecast is scored on {context + horizon}, "
-                "context_length and prediction_length: give a longer one."
-            )
-        series = torch.from_numpy(values).float().to(next(model.parameters()).device)
-        std = _units(model, "input", series)[1]
-        totals = {"mae": 0.0, "mse": 0.0, "mae_of_last": 0.0, "mae_of_season": 0.0}
-        for batch in _split(windows, 64):
-            past, future = (
-                torch.stack([series[place + first : place + stop] for place in batch])
-                for first, stop in ((-context, 0), (0, horizon))
-            )
-            error = (model(past_values=past).prediction_outputs - future).double() / std
-            totals["mae"] += float(error.abs().mean((1, 2)).sum())
-            totals["mse"] += float(error.square().mean((1, 2)).sum())
-            for name, naive in self._naive(past).items():
-                totals[name] += float(((naive - future) / std).abs().mean((1, 2)).sum())
-        kept = {name: total / len(windows) for name, total in totals.items()}
-        return {**kept, "windows": float(len(windows))}
-
-    def _naive(self, past: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Forecasts without a model: the last value, and the last season, again and again."""
-        again = {"mae_of_last": past[:, -1:].expand(-1, self.prediction_length, -1)}
-        if self.season is not None:
-            place = torch.arange(self.prediction_length, device=past.device) % self.season
-            again["mae_of_season"] = past[:, -self.season :][:, place]
-        return again
-
-    def summarize(self, rows: list[dict[str, float]]) -> dict[str, float]:
-        """Means over all windows."""
-        weights = [row["windows"] for row in rows]
-        means = {name: float(np.average([row[name] for row in rows], weights=weights)) for name in rows[0]}
-        season = {} if self.season is None else {"mae_of_season": means["mae_of_season"]}
-        return {
-            "mae": means["mae"],
-            "rmse": float(np.sqrt(means["mse"])),
-            "mae_of_last": means["mae_of_last"],
-            **season,
         }
 
 
@@ -472,7 +363,3 @@ def _units(model: Any, name: str, like: torch.Tensor) -> tuple[torch.Tensor, tor
     config = model.config
     mean, std = getattr(config, f"{name}_mean") or [0.0], getattr(config, f"{name}_std") or [1.0]
     return like.new_tensor(mean, dtype=torch.float64), like.new_tensor(std, dtype=torch.float64)
-
-
-def _split(places: range, size: int) -> Iterator[range]:
-    return (places[start : start + size] for start in range(0, len(places), size))

@@ -14,12 +14,14 @@ from torch import nn
 from torch.utils.data import default_collate
 from transformers import DataCollatorForLanguageModeling, PreTrainedModel, PreTrainedTokenizerFast
 
-from hf_ext.mrconv.modeling_mrconv import MRConvForCausalLM, MRConvForMaskedLM, MRConvForRetrieval
+from hf_ext.mrconv.modeling_mrconv import MRConvForRetrieval
+from hf_ext.mrconv.modeling_positions_mrconv import MRConvForCausalLM, MRConvForMaskedLM
 
-from .listops import END, OPERATORS
 from .sequences import Batch, ClassificationTask, MRConvTask, column, cut_padding
 
 PAD, UNKNOWN, EOS, MASK = "<pad>", "<unk>", "<eos>", "<mask>"
+# What ListOps is written with, beside digits: examples/mrconv/data/make_listops.py makes its expressions.
+LISTOPS_OPERATORS, LISTOPS_END = ("[MIN", "[MAX", "[MED", "[SM"), "]"
 
 
 def _for_transformers(tokenizer: Tokenizer, max_length: int, **special: str) -> PreTrainedTokenizerFast:
@@ -41,10 +43,10 @@ def _for_transformers(tokenizer: Tokenizer, max_length: int, **special: str) -> 
 def listops_tokenizer(max_length: int) -> PreTrainedTokenizerFast:
     """Tokens of ListOps: digits, operators and their end between spaces."""
     # Parentheses, which the published files have, are dropped; `]` becomes `X`, as in the S4 recipes.
-    words = [PAD, UNKNOWN, EOS, *(str(digit) for digit in range(10)), *OPERATORS, "X"]
+    words = [PAD, UNKNOWN, EOS, *(str(digit) for digit in range(10)), *LISTOPS_OPERATORS, "X"]
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Replace("(", " "), normalizers.Replace(")", " "), normalizers.Replace(END, "X")]
+        [normalizers.Replace("(", " "), normalizers.Replace(")", " "), normalizers.Replace(LISTOPS_END, "X")]
     )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return _for_transformers(tokenizer, max_length, unk_token=UNKNOWN)
@@ -119,7 +121,7 @@ class TextTask(TokenTask, ClassificationTask):
 @dataclass
 class ListOpsTask(TextTask):
     """
-    ListOps with [`MRConvForSequenceClassification`]; `hf-ext mrconv make-listops` writes the data.
+    ListOps with [`MRConvForSequenceClassification`]; `examples/mrconv/data/make_listops.py` writes the data.
 
     Args:
         max_length (`int`, defaults to 2048): Most tokens of an expression, `<eos>` included.

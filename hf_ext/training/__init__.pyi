@@ -1,4 +1,3 @@
-from .all_tasks import evaluate_all as evaluate_all
 from .arguments import DataArguments as DataArguments, DataSource as DataSource, TrainingArguments as TrainingArguments
 from .callbacks import Callback as Callback
 from .evaluation import evaluate as evaluate

@@ -4,7 +4,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,19 +31,10 @@ TASKS = {
     "mrconv-series": ("hf_ext.tasks.series", "SeriesClassificationTask"),
     "mrconv-regression": ("hf_ext.tasks.series", "SeriesRegressionTask"),
     "mrconv-positions": ("hf_ext.tasks.series", "PositionsTask"),
-    "mrconv-forecast": ("hf_ext.tasks.series", "ForecastTask"),
     "mrconv-pixels": ("hf_ext.tasks.signals", "PixelTask"),
     "mrconv-audio": ("hf_ext.tasks.signals", "AudioTask"),
     "mrconv-images": ("hf_ext.tasks.signals", "ImageTask"),
     "disentangled-dit": ("hf_ext.tasks.diffusion", "DisentangledDiTTask"),
-}
-
-# Evaluations of models that were trained elsewhere, for the recipes of `all_tasks`.
-EVALUATIONS = {
-    "text-classification": ("hf_ext.tasks.classification", "TextClassification"),
-    "image-classification": ("hf_ext.tasks.classification", "ImageClassification"),
-    "zero-shot-images": ("hf_ext.tasks.classification", "ZeroShotImages"),
-    "multiple-choice": ("hf_ext.tasks.multiple_choice", "MultipleChoice"),
 }
 
 USAGE = """usage: accelerate launch -m hf_ext.training FILE.yaml [--field value] [--section.field value] …
@@ -72,11 +63,11 @@ def build_task(arguments: TrainingArguments) -> "Task":
     return build(find_task(arguments.method), arguments.task, "task")
 
 
-def find_task(method: str, known: Mapping[str, tuple[str, str]] = TASKS) -> "type[Task]":
+def find_task(method: str) -> "type[Task]":
     """The class of a method's task."""
-    if method not in known:
-        raise ValueError(f"unknown method {method!r}; allowed: {', '.join(sorted(known))}.")
-    module, name = known[method]
+    if method not in TASKS:
+        raise ValueError(f"unknown method {method!r}; allowed: {', '.join(sorted(TASKS))}.")
+    module, name = TASKS[method]
     found: type[Task] = getattr(importlib.import_module(module), name)
     return found
 
@@ -132,8 +123,6 @@ def evaluate_checkpoint(
                 f"{ignored[0]}: an evaluation takes the checkpoint's own configuration; leave it out. What may be set "
                 "is in the sections data and task, such as --task.top_k of SemanIR."
             )
-        if "tasks" in read_yaml(config):
-            raise ValueError(f"{config} is a recipe of tasks: add --all-tasks, and --task NAME for one of them.")
         arguments = read_arguments(config, overrides or [], output_dir="", model={})
         sources = arguments.data_arguments.eval_sources
         if not sources:

@@ -7,9 +7,8 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, is_dataclass
 
-from .all_tasks import Recipe, RecipeEntry
 from .arguments import DataArguments, DataSource, SourcePart, TrainingArguments
-from .launch import EVALUATIONS, TASKS, find_task
+from .launch import TASKS, find_task
 
 _ENTRY = re.compile(r"^    (\w+(?:, \w+)*) \((.+?)\):(.*)$")
 # A class, and in which module it is where its link says that.
@@ -83,15 +82,11 @@ def show_fields(method: str | None) -> str:
 
 
 def write_reference() -> str:
-    """The fields of all methods, and of recipes of tasks, as Markdown."""
+    """The fields of all methods as Markdown."""
     lines = ["# Fields of a training's YAML file", ""]
     sections = list(list_sections(None).values())
     for method in TASKS:
         sections += list(list_sections(method).values())[len(list_sections(None)) :]
-    sections += [("Recipe of tasks, for `hf-ext evaluate --all-tasks`", read_entries(Recipe))]
-    sections += [("Entry of a recipe: `tasks.NAME`", read_entries(RecipeEntry))]
-    for method in EVALUATIONS:
-        sections.append((f"Task of {method}, in a recipe", read_entries(find_task(method, EVALUATIONS))))
     written: dict[str, str] = {}
     for heading, entries in sections:
         lines += [f"## {heading}", ""]

@@ -20,6 +20,11 @@ ARRAYS = (".npy", ".npz")
 METADATA = "metadata.csv"
 # The column of the array in a `.npy` file.
 ARRAY_COLUMN = "values"
+# Of series that nothing is known of.
+UNLABELLED = (
+    "Series are learned with labels: a class or value of each, or a class at each position. For forecasts use "
+    "statsmodels or sktime."
+)
 # What programs write for a number that is missing. In a column of texts, such as names of classes, they are words.
 _MISSING = {"nan", "-nan", "na", "n/a", "<na>", "#n/a", "null", "none"}
 # Of tables of text: a cell is missing where it is empty, and no column is an index.

@@ -14,6 +14,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipe
 import hf_ext
 from hf_ext.emr import EMRModel
 from hf_ext.mrconv import (
+    MRConvCache,
     MRConvForImageClassification,
     MRConvForRetrieval,
     MRConvForSequenceClassification,
@@ -128,6 +129,83 @@ def test_series_are_read_by_their_columns(tmp_path, caplog):
     assert "has no column c; it has b, a, note" in said and "1 of 1 could not be classified" in said
 
 
+SERIES = {**SMALL, "max_position_embeddings": 32, "input_size": 2, "input_columns": ["a", "b"]}
+UNITS = {"input_mean": [100.0, 3.0], "input_std": [20.0, 1.0]}
+
+
+def save_series_model(folder: Path, model_class, **fields):
+    torch.manual_seed(0)
+    model = model_class(MRConvConfig(**{**SERIES, **UNITS, **fields})).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+def write_table(path: Path, length: int) -> torch.Tensor:
+    values = np.random.default_rng(0).normal([100, 3], [20, 1], (length, 2)).round(3)
+    lines = [f"2024-01-01T{row % 24:02}:00,{b},{a},yes" for row, (a, b) in enumerate(values)]
+    path.write_text("\n".join(["time,b,a,note", *lines]))
+    return torch.from_numpy(values).float()[None]
+
+
+@torch.no_grad()
+def test_values_of_a_series_are_told_in_their_units(tmp_path, caplog):
+    targets = {"problem_type": "regression", "target_mean": [70.0, 0.0], "target_std": [5.0, 1.0]}
+    names = {"id2label": {0: "rate", 1: "depth"}, "label2id": {"rate": 0, "depth": 1}}
+    model = save_series_model(tmp_path / "values", MRConvForSequenceClassification, **targets, **names)
+    values = write_table(tmp_path / "long.csv", 40)
+    (found,) = answers(tmp_path / "values", tmp_path / "long.csv")
+    assert [item["label"] for item in found["values"]] == ["rate", "depth"]
+    expected = model(input_values=values[:, :32]).logits[0].tolist()
+    assert [item["value"] for item in found["values"]] == pytest.approx(expected, rel=1e-4)
+    assert "has 40 positions: the first 32 count" in caplog.text
+    lines = run(tmp_path / "values", tmp_path / "long.csv").stdout.splitlines()
+    assert lines[0].split() == ["input", "target", "value"] and float(lines[1].split()[2]) == pytest.approx(
+        expected[0], abs=1e-3
+    )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_classes_of_positions_stream_where_the_model_does_not_look_ahead(bidirectional, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("hf_ext.answers.series._ROWS", 30)
+    values = write_table(tmp_path / "long.csv", 100)
+    model = save_series_model(tmp_path / "model", MRConvForTokenClassification, **LABELS, bidirectional=bidirectional)
+    (found,) = answers(tmp_path / "model", tmp_path / "long.csv", "--top-k", 3)
+    rows = found["positions"]
+    shares = torch.zeros(rows[-1]["position"] + 1, 3)
+    for row in rows:
+        shares[row["position"], LABELS["label2id"][row["label"]]] = row["score"]
+    full = model(input_values=values[:, :32]).logits[0].softmax(-1)
+    torch.testing.assert_close(shares[:32], full, atol=1e-5, rtol=0)
+    if bidirectional:
+        assert len(shares) == 32 and "has 100 positions: the first 32 count" in caplog.text
+        return
+    cache = MRConvCache(model.config)
+    parts = [model(input_values=values[:, [place]], cache=cache).logits for place in range(100)]
+    torch.testing.assert_close(shares, torch.cat(parts, 1)[0].softmax(-1), atol=1e-5, rtol=0)
+    # In words the likeliest class of each row.
+    lines = run(tmp_path / "model", tmp_path / "long.csv").stdout.splitlines()
+    assert lines[0].split() == ["input", "position", "class", "probability"] and len(lines) == 101
+    best = [LABELS["id2label"][place] for place in shares.argmax(1).tolist()]
+    assert [line.split()[2] for line in lines[1:]] == best
+
+
+def test_series_that_do_not_fit_the_model_are_refused(tmp_path):
+    save_series_model(tmp_path / "model", MRConvForSequenceClassification, input_columns=None)
+    file = tmp_path / "short.csv"
+    write_table(file, 20)
+    for words, said in (
+        ([], "has the channels time, b, a, the model takes 2"),
+        (["--columns", "a,note"], "line 2: column 'note' holds 'yes'"),
+    ):
+        assert said in run(tmp_path / "model", file, *words, code=1).stderr
+    assert len(answers(tmp_path / "model", file, "--columns", "a, b ")) == 1
+    (tmp_path / "words.txt").write_text("a")
+    assert "is no file of a sequence" in run(tmp_path / "model", tmp_path / "words.txt", code=1).stderr
+    (tmp_path / "broken.csv").write_text("1,2")
+    assert "cannot be read" in run(tmp_path / "model", tmp_path / "broken.csv", code=1).stderr
+
+
 def test_of_a_merge_the_task_answers(tmp_path):
     base = tiny_bert(tmp_path / "base")
     tasks = {name: tiny_bert(tmp_path / name, seed, base=base, num_labels=3) for seed, name in enumerate("ab", 1)}
@@ -182,16 +260,13 @@ def test_nothing_in_standard_input_and_lists_that_are_none_are_said(tmp_path):
 
 
 def test_other_models_and_inputs_are_refused_in_words(tmp_path):
-    small = MRConvConfig(**SMALL, max_position_embeddings=32, input_size=2)
-    MRConvForTokenClassification(small).save_pretrained(tmp_path / "positions")
-    values = MRConvConfig(**SMALL, max_position_embeddings=32, input_size=2, problem_type="regression")
-    MRConvForSequenceClassification(values).save_pretrained(tmp_path / "values")
-    MRConvForRetrieval(MRConvConfig(**SMALL, max_position_embeddings=32, vocab_size=9)).save_pretrained(
-        tmp_path / "pairs"
-    )
+    tokens = MRConvConfig(**SMALL, max_position_embeddings=32, vocab_size=9)
+    MRConvForTokenClassification(tokens).save_pretrained(tmp_path / "positions")
+    MRConvForRetrieval(tokens).save_pretrained(tmp_path / "pairs")
+    tokens.problem_type = "regression"
+    MRConvForSequenceClassification(tokens).save_pretrained(tmp_path / "values")
     for name, words in (("positions", "is no classifier"), ("values", "tells values"), ("pairs", "is no classifier")):
-        said = run(tmp_path / name, "a.csv", code=2).stderr
-        assert words in said and "`hf-ext mrconv predict`" in said
+        assert words in run(tmp_path / name, "a.csv", code=2).stderr
     restorer = tiny_semanir(tmp_path / "restorer")
     assert "is no classifier (SemanIRForImageRestoration)" in run(restorer, "a.png", code=2).stderr
     assert "absent.wav does not exist" in run("spoken-digits", tmp_path / "absent.wav", code=2).stderr

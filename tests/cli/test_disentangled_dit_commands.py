@@ -8,8 +8,8 @@ from click.testing import CliRunner
 from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler
 from PIL import Image
 
+from hf_ext.answers.classifying import read_picture
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
-from hf_ext.tasks.classifying import read_picture
 from hf_ext.tasks.diffusion_grids import draw_grid, sample_rows
 from hf_ext_cli.main import main
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae

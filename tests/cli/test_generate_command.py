@@ -7,8 +7,8 @@ import torch
 from click.testing import CliRunner, Result
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
+from hf_ext.answers.continuing import continue_text, load_language_model
 from hf_ext.mrconv import MRConvConfig, MRConvForCausalLM
-from hf_ext.tasks.continuing import continue_text, load_language_model
 from hf_ext.tasks.texts import LanguageModelTask, byte_tokenizer
 from hf_ext_cli.main import main
 from tests.emr.emr_testing import tiny_semanir

@@ -175,10 +175,12 @@ def test_tables_with_a_class_in_each_row_are_labelled():
     assert recipe["method"] == "mrconv-positions" and recipe["task"]["label_names"] == ["down", "up"]
 
 
-def test_one_long_table_is_forecast():
-    write_tables(".", ["load"], 400)
-    recipe = train("mrconv", "load.csv")
-    assert recipe["method"] == "mrconv-forecast" and recipe["task"]["context_length"] == 20
+@pytest.mark.parametrize("names", [["load"], ["parts/a", "parts/b"]])
+def test_series_without_labels_are_refused_with_who_forecasts(names):
+    write_tables(".", names, 40)
+    said = run("init", "mrconv", "mine", "--data", "load.csv" if names == ["load"] else "parts", code=2).stderr
+    assert all(name in said for name in ("statsmodels", "sktime", "metadata.csv"))
+    assert not Path("mine").exists()
 
 
 def test_classes_of_pictures_are_drawn():
@@ -275,21 +277,6 @@ def test_names_of_many_classes_are_left_out_only_where_data_give_numbers():
         assert recipe is None or recipe["task"]["label_names"] == names
     write_pictures("many", names, 1, size=(9, 9))
     assert "label_names" not in write_recipe("mrconv", Path("other"), look_at("many"), gpu=False)
-
-
-def test_series_as_short_as_can_be_are_forecast():
-    rows = [f"{number}\n" for number in range(25)]
-    Path("long.csv").write_text("load\n" + "".join(rows[:24]))
-    short = run("init", "mrconv", "mine", "--data", "long.csv", code=2)
-    assert "learned from series of 25 rows or more, and one of these has 24" in short.stderr
-    Path("long.csv").write_text("load\n" + "".join(rows))
-    run("init", "mrconv", "mine", "--data", "long.csv")
-    run("train", "mine/mrconv.yaml", *SHORT)
-    Path("parts").mkdir()
-    for number in range(2):
-        Path("parts", f"{number}.csv").write_text("load\n" + "".join(rows[:6]))
-    run("init", "mrconv", "other", "--data", "parts")
-    run("train", "other/mrconv.yaml", *SHORT)
 
 
 def test_what_cannot_be_learned_from_is_refused_with_what_to_do():

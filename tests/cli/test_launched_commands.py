@@ -53,10 +53,6 @@ def write_inputs(root: Path) -> None:
     config = {"method": "semanir", "task": {"degradation": {"kind": "gaussian_noise", "sigma": 25}}}
     config |= {"data": {"eval": {"path": str(root / "scored")}}, "per_device_eval_batch_size": 2}
     (root / "run.yaml").write_text(yaml.safe_dump(config))
-    source = {"data": {"path": str(root / "scored")}}
-    other = source | {"task": {"degradation": {"kind": "gaussian_noise", "sigma": 50}}}
-    recipe = {"method": "semanir", "task": config["task"], "batch_size": 2, "tasks": {"a": source, "b": other}}
-    (root / "recipe.yaml").write_text(yaml.safe_dump(recipe))
 
 
 def restore_words(root: Path, out: str, *more: str) -> list[str]:
@@ -70,10 +66,6 @@ def precompute_words(root: Path, out: str, *more: str) -> list[str]:
 
 def evaluate_words(root: Path, output: str) -> list[str]:
     return ["evaluate", str(root / "model"), "--config", str(root / "run.yaml"), "--output", str(root / output)]
-
-
-def evaluate_all_words(root: Path, output: str) -> list[str]:
-    return evaluate_words(root, output) + ["--config", str(root / "recipe.yaml"), "--all-tasks"]
 
 
 def run(words: list[str], code: int = 0):
@@ -106,7 +98,6 @@ def launched(tmp_path_factory) -> Path:
         "precompute": {"words": precompute_words(root, "latents-two")},
         "precompute-again": {"words": precompute_words(root, "latents-two")},
         "evaluate": {"words": evaluate_words(root, "two.json")},
-        "evaluate-all": {"words": evaluate_all_words(root, "two-all.json")},
     }
     fork_pairs(
         "tests.cli.launched",
@@ -224,17 +215,6 @@ def test_two_processes_score_every_example_once(launched):
     found, expected = (json.loads((launched / name).read_text())["results"] for name in ("two.json", "one.json"))
     for row, wanted in zip(found, expected, strict=True):
         assert row == wanted | {"value": pytest.approx(wanted["value"], rel=1e-6)}
-
-
-def test_two_processes_score_every_task_of_a_recipe(launched):
-    alone = run(evaluate_all_words(launched, "one-all.json"))
-    first, second = said(launched, "evaluate-all")
-    assert (first["code"], first["stdout"], second["stdout"]) == (0, alone.stdout, ""), (first, second)
-    found, expected = (json.loads((launched / name).read_text())["tasks"] for name in ("two-all.json", "one-all.json"))
-    assert {name: row["value"] for name, row in found.items()} == pytest.approx(
-        {name: row["value"] for name, row in expected.items()}, rel=1e-6
-    )
-    assert list(found) == ["a", "b"] and found["a"]["value"] != found["b"]["value"]
 
 
 def test_processes_of_a_machine_share_its_gpus(monkeypatch):

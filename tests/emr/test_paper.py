@@ -3,6 +3,8 @@ under the ids of the real models and data."""
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import json
 import re
 import shlex
@@ -15,16 +17,20 @@ import torch
 import yaml
 from huggingface_hub import HfApi, constants
 from PIL import Image
+from sklearn.metrics import matthews_corrcoef
+from transformers import GPT2Config, GPT2ForSequenceClassification
 
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.merging.configuration import MergeConfig
-from hf_ext.settings import build, parse_yaml, read_yaml
-from hf_ext.training.all_tasks import METHODS, Recipe
-from hf_ext.training.launch import find_task
+from hf_ext.tasks.texts import byte_tokenizer
+from tests.emr.emr_testing import perturb, tiny_bert, write_tokenizer
 from tests.emr.paper_standins import TABLES
 from tests.hub_testing import run_python
 
 PAPER = Path(__file__).resolve().parents[2] / "examples" / "emr" / "paper"
+SPEC = importlib.util.spec_from_file_location("paper_score", PAPER / "score.py")
+score = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(score)
 # As the README has it.
 OTHER_METHOD = ["--method", "ties", "--rescale", "global"]
 LONGER = [name for name in TABLES if name not in ("gpt2-glue", "beit3-5")]
@@ -73,17 +79,19 @@ def test_recipes_are_valid(table: str):
     config = MergeConfig.from_yaml(PAPER / table / "merge.yaml")
     assert config.method == "emr"
     if table != "beit3-5":
-        recipe = build(Recipe, read_yaml(PAPER / table / "evaluate.yaml"))
-        assert list(recipe.entries) == list(config.tasks)
-        for entry in recipe.entries.values():
-            build(find_task(entry.method, METHODS), entry.task, "task")
+        entries, _ = score.read_recipe(PAPER / table / "evaluate.yaml")
+        assert list(entries) == list(config.tasks)
+        for entry in entries.values():
+            # Every option is one that the method takes.
+            inspect.signature(score.METHODS[entry.method]).bind("model", [], 1, **entry.task)
 
 
-def test_the_recipe_of_the_readme_is_valid():
+def test_the_recipe_of_the_readme_is_valid(tmp_path: Path):
     text = (PAPER.parent / "README.md").read_text(encoding="utf-8").partition("## The paper's tables")[2]
     text = text.partition("\n## ")[0]
     (shown,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
-    assert set(build(Recipe, parse_yaml(shown)).entries) == {"cola", "rte"}
+    (tmp_path / "recipe.yaml").write_text(shown)
+    assert set(score.read_recipe(tmp_path / "recipe.yaml")[0]) == {"cola", "rte"}
     told = {row.split("`")[1] for row in text.splitlines() if re.match(r"\| `[\w-]+` \| \d", row)}
     assert f"merge.yaml ties {' '.join(OTHER_METHOD)}`" in text
     assert told == set(TABLES) == {path.parent.name for path in PAPER.glob("*/merge.yaml")}
@@ -125,9 +133,9 @@ def test_a_table_by_its_commands(table: str, stand_ins: Any):
     commands = [*told_commands(table), *reproduce(table, "out")]
     if table == "vit-b32-8":
         # One model of all tasks, by another method.
-        words = ["--config", str(PAPER / table / "evaluate.yaml"), "--all-tasks", "--output", "ties.json"]
+        words = [str(PAPER / table / "evaluate.yaml"), "ties.json"]
         commands += [["hf-ext", "merge", str(PAPER / table / "merge.yaml"), "ties", *OTHER_METHOD]]
-        commands += [["hf-ext", "evaluate", "ties", *words]]
+        commands += [["python", str(PAPER / "score.py"), "ties", *words]]
     printed = run_python(CLIENT, url, place, json.dumps(commands))
     individual, merged = (json.loads((place / "out" / name).read_text()) for name in ("individual.json", "emr.json"))
     assert {name: row["value"] for name, row in individual["tasks"].items()} == pytest.approx(scores)
@@ -154,3 +162,61 @@ def test_tensors_of_beit3_go_there_and_back(stand_ins: Any):
         # Heads and positions of larger pictures are the task's own; what was merged is near.
         assert torch.equal(back[name], value) == (not name.endswith("fc1.A.weight")), name
         torch.testing.assert_close(back[name], value, atol=0.5, rtol=0)
+
+
+def write_recipe(folder: Path, **entry: Any) -> Path:
+    """A recipe of one task on six texts."""
+    texts = ["a b c", "d e", "f g h i", "a", "z y x w v", "b b"]
+    rows = [json.dumps({"text": text, "label": index % 2}) for index, text in enumerate(texts)]
+    (folder / "texts.jsonl").write_text("\n".join(rows))
+    source = {"path": str(folder / "texts.jsonl"), "split": "test"}
+    task = {"text_columns": ["text"]}
+    (folder / "recipe.yaml").write_text(
+        json.dumps({"method": "text-classification", "tasks": {"a": {"data": source, "task": task, **entry}}})
+    )
+    return folder / "recipe.yaml"
+
+
+def score_table(monkeypatch: pytest.MonkeyPatch, *words: Any) -> None:
+    monkeypatch.setattr("sys.argv", ["score.py", *map(str, words)])
+    score.main()
+
+
+@pytest.mark.parametrize("batch", [1, 6])
+def test_a_text_is_scored_alike_alone_and_beside_longer_ones(batch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    # The configuration names another token for padding than the tokenizer.
+    tokenizer = byte_tokenizer(64)
+    torch.manual_seed(2)
+    config = GPT2Config(vocab_size=len(tokenizer), n_positions=64, n_embd=16, n_layer=1, n_head=2, pad_token_id=50)
+    model = GPT2ForSequenceClassification(config).eval()
+    perturb(model, 2, 0.5)
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    recipe = write_recipe(tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "texts.jsonl").read_text().splitlines()]
+    model.config.pad_token_id = tokenizer.pad_token_id
+    with torch.no_grad():
+        found = [int(model(**tokenizer(row["text"], return_tensors="pt")).logits.argmax()) for row in rows]
+    assert 0 < sum(found) < len(found)
+    recipe.write_text(json.dumps({**json.loads(recipe.read_text()), "batch_size": batch}))
+    score_table(monkeypatch, tmp_path / "model", recipe, tmp_path / "out.json")
+    scores = json.loads((tmp_path / "out.json").read_text())["tasks"]["a"]["scores"]
+    truth = [row["label"] for row in rows]
+    assert scores["accuracy"] == pytest.approx(sum(map(int.__eq__, found, truth)) / len(truth))
+    assert scores["matthews"] == pytest.approx(matthews_corrcoef(truth, found))
+
+
+def test_scores_of_another_recipe_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_tokenizer(tiny_bert(tmp_path / "model", 1, base=tiny_bert(tmp_path / "base"), num_labels=2))
+    recipe = write_recipe(tmp_path)
+    score_table(monkeypatch, tmp_path / "model", recipe, tmp_path / "alone.json")
+    words = (tmp_path / "model", recipe, tmp_path / "out.json", "--against", tmp_path / "alone.json")
+    score_table(monkeypatch, *words)
+    row = json.loads((tmp_path / "out.json").read_text())["tasks"]["a"]
+    assert row["individual"] == row["value"] > 0 and row["of_individual"] == 1
+    write_recipe(tmp_path, metric="matthews")
+    with pytest.raises(SystemExit, match="measured by another recipe"):
+        score_table(monkeypatch, *words)
+    write_recipe(tmp_path, metrics="matthews")
+    with pytest.raises(ValueError, match="unknown key 'metrics' in section 'tasks.a'"):
+        score_table(monkeypatch, *words)

@@ -17,7 +17,7 @@ from hf_ext.mrconv import (
     MRConvNextForImageClassification,
     MRConvNextImageProcessor,
 )
-from hf_ext.tasks.series import ForecastTask, PositionsTask, SeriesRegressionTask
+from hf_ext.tasks.series import PositionsTask, SeriesRegressionTask
 from hf_ext.tasks.signals import AudioTask, PixelTask
 from hf_ext.tasks.texts import LanguageModelTask, ListOpsTask, MaskedLanguageModelTask, RetrievalTask
 from tests.hub.test_cards import assert_finished
@@ -39,7 +39,6 @@ MODELS = {
     "masked language": from_task(MaskedLanguageModelTask(max_length=32), bidirectional=True),
     "positions": from_task(PositionsTask(max_length=32, num_labels=3, num_channels=2)),
     "regression": from_task(SeriesRegressionTask(max_length=32, target_columns=["rate", "depth"])),
-    "forecast": from_task(ForecastTask(context_length=8, prediction_length=4)),
     "backbone": lambda: (MRConvModel(MRConvConfig(**TINY, max_position_embeddings=32)), None),
     "images": lambda: (
         MRConvNextForImageClassification(MRConvNextConfig(image_size=16, hidden_sizes=[4], depths=[1])),

@@ -6,6 +6,7 @@ import json
 import peft
 import pytest
 import torch
+from make_listops import ListOps, write_listops
 from transformers import AutoModelForSequenceClassification, Trainer
 from transformers import TrainingArguments as TrainerArguments
 
@@ -16,7 +17,6 @@ from hf_ext.mrconv import (
     MRConvNextConfig,
     MRConvNextForImageClassification,
 )
-from hf_ext.tasks.listops import ListOps, write_listops
 from hf_ext.training import TrainingArguments, build_task, evaluate_checkpoint
 from hf_ext.training import train as train_run
 from hf_ext.training.arguments import build

@@ -43,8 +43,6 @@ class TestMRConvConfig(ConfigTesterMixin):
         "target_mean": [1.0, -1.0],
         "target_std": [2.0, 3.0],
         "input_columns": ["x", "y", "z"],
-        "context_length": 32,
-        "prediction_length": 8,
     }
     bad_configs = [
         ({"hidden_size": "256"}, "expected int"),
@@ -71,7 +69,6 @@ class TestMRConvConfig(ConfigTesterMixin):
         ({"input_mean": [0.0]}, "`input_mean` is [0.0] and `input_std` None; give both, 1 numbers each"),
         ({"input_size": 2, "input_mean": [0.0], "input_std": [1.0]}, "give both, 2 numbers each"),
         ({"target_mean": [0.0, 0.0], "target_std": [1.0, 0.0]}, "spreads over 0"),
-        ({"prediction_length": 0}, "`prediction_length` is 0"),
     ]
 
     def test_the_longest_input_follows_the_rate(self):

@@ -10,7 +10,8 @@ from transformers.testing_utils import CaptureLogger
 from transformers.utils import logging
 
 from hf_ext.mrconv.configuration_mrconv import MRConvConfig
-from hf_ext.mrconv.modeling_mrconv import MRConvForCausalLM, MRConvModel
+from hf_ext.mrconv.modeling_mrconv import MRConvModel
+from hf_ext.mrconv.modeling_positions_mrconv import MRConvForCausalLM
 from hf_ext.mrconv.streaming_mrconv import MRConvCache
 from tests.testing import LoraTesterMixin, ModelTesterMixin, TrainerTesterMixin
 

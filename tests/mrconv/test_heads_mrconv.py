@@ -1,4 +1,4 @@
-"""MRConv's heads: masked tokens, classes of positions, regression, forecasts; each loads through its Auto class."""
+"""MRConv's heads: masked tokens, classes of positions, regression; each loads through its Auto class."""
 
 import json
 import sys
@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModel,
+    AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForNextSentencePrediction,
     AutoModelForSequenceClassification,
-    AutoModelForTimeSeriesPrediction,
     AutoModelForTokenClassification,
 )
 
@@ -22,7 +22,6 @@ from hf_ext.mrconv import (
     MRConvForMaskedLM,
     MRConvForRetrieval,
     MRConvForSequenceClassification,
-    MRConvForTimeSeriesPrediction,
     MRConvForTokenClassification,
     MRConvModel,
     MRConvTrainingCache,
@@ -90,24 +89,11 @@ class TestRegression(MRConvTester, TrainerTesterMixin):
         return {"input_values": values, "labels": torch.stack([70 + values[:, 3, 1], 0.01 * values[:, 5, 1]], 1)}
 
 
-class TestForecast(MRConvTester, TrainerTesterMixin, LoraTesterMixin):
-    model_class = MRConvForTimeSeriesPrediction
-    fields = {**CHANNELS, "context_length": 16, "prediction_length": 5}
-    lora_targets = ["pointwise", "head"]
-    # Of values of about 300.
-    bfloat16_tolerance = 3.0
-
-    def make_inputs(self):
-        series = make_measurements(4, 26).cumsum(1) / torch.arange(1, 27)[:, None]
-        return {"past_values": series[:, :21], "future_values": series[:, 21:]}
-
-
 HEADS = {
     "regression": (TestRegression, {}),
     "positions": (TestPositions, {}),
     "positions, both ways": (TestPositions, {"bidirectional": True}),
     "masked": (TestMaskedLM, {}),
-    "forecast": (TestForecast, {}),
 }
 
 
@@ -157,54 +143,6 @@ def test_a_regression_answers_in_the_units_of_its_targets():
     assert_same_answers(outputs.logits, plain(**inputs).logits * std + mean)
 
 
-def test_a_forecast_streams_as_the_full_forward():
-    model = make_model(MRConvForTimeSeriesPrediction, **TestForecast.fields).double()
-    series = make_measurements(2, 30).double()
-    first = model(series[:, :16], use_cache=True)
-    rest = {"loc": first.loc, "scale": first.scale, "past_key_values": first.past_key_values}
-    torch.testing.assert_close(first.prediction_outputs, model(series[:, :16]).prediction_outputs)
-    with torch.no_grad():
-        for begin, stop in ((16, 17), (17, 22), (22, 23), (23, 30)):
-            found = model(series[:, begin:stop], **rest).prediction_outputs
-            torch.testing.assert_close(found, model(series[:, :stop]).prediction_outputs, atol=1e-9, rtol=1e-9)
-    with pytest.raises(ValueError, match="`past_key_values` without `loc` and `scale`"):
-        model(series[:, :1], past_key_values=first.past_key_values)
-
-
-def test_a_forecast_learns_from_every_position_after_its_context():
-    model = TestForecast().make_model().double()
-    series, std = make_measurements(2, 26).double(), torch.tensor(CHANNELS["input_std"])
-    loss = model(series[:, :21], future_values=series[:, 21:]).loss
-    errors = [
-        (model(series[:, :stop]).prediction_outputs - series[:, stop : stop + 5]) / std for stop in range(16, 22)
-    ]
-    torch.testing.assert_close(loss, torch.stack(errors).square().mean())
-    # What is scaled by its context moves and grows with it.
-    moved = model(3 * series[:, :21] + 5).prediction_outputs
-    torch.testing.assert_close(moved, 3 * model(series[:, :21]).prediction_outputs + 5, atol=0.05, rtol=0)
-    # With padding only what comes after the last position counts.
-    mask = torch.ones(2, 21, dtype=torch.int64)
-    mask[0, :3] = 0
-    found = model(series[:, :21], attention_mask=mask, future_values=series[:, 21:])
-    expected = ((found.prediction_outputs - series[:, 21:]) / std).square().mean()
-    torch.testing.assert_close(found.loss, expected)
-
-
-def test_a_stream_of_forecasts_begins_with_its_whole_context():
-    model = make_model(MRConvForTimeSeriesPrediction, **TestForecast.fields)
-    series = make_measurements(2, 20)
-    with pytest.raises(ValueError, match="a stream begins with 15 positions, and is scaled by its first 16"):
-        model(series[:, :15], use_cache=True)
-    mask = torch.ones(2, 20, dtype=torch.int64)
-    mask[1, :6] = 0
-    with pytest.raises(ValueError, match="a stream begins with 14 positions"):
-        model(series, attention_mask=mask, use_cache=True)
-    known = model(series)
-    assert model(series[:, :3], use_cache=True, loc=known.loc, scale=known.scale).past_key_values is not None
-    with pytest.raises(ValueError, match="`loc` and `scale` belong together"):
-        model(series, loc=known.loc)
-
-
 def test_a_batch_without_any_class_has_no_loss():
     model = make_model(MRConvForTokenClassification, **CHANNELS)
     labels, values = torch.full((2, 9), -100), make_measurements(2, 9)
@@ -239,9 +177,6 @@ def test_positions_stream_as_the_full_forward():
     [
         (MRConvForMaskedLM, TOKENS, "`bidirectional` is False"),
         (MRConvForMaskedLM, {**SIZES, "bidirectional": True}, "`vocab_size` is None"),
-        (MRConvForTimeSeriesPrediction, CHANNELS, "`context_length` is None and `prediction_length` None"),
-        (MRConvForTimeSeriesPrediction, {**TestForecast.fields, "context_length": 38}, "at most `max_position"),
-        (MRConvForTimeSeriesPrediction, {**TestForecast.fields, "bidirectional": True}, "`bidirectional` is True"),
     ],
 )
 def test_heads_refuse_configurations_that_they_cannot_be(model_class, fields, words):
@@ -249,27 +184,35 @@ def test_heads_refuse_configurations_that_they_cannot_be(model_class, fields, wo
         make_model(model_class, **fields)
 
 
-def test_a_forecast_refuses_wrong_values():
-    model = make_model(MRConvForTimeSeriesPrediction, **TestForecast.fields)
-    with pytest.raises(ValueError, match=r"`past_values` has shape \(2, 20, 3\); expected \(batch_size, length, 2\)"):
-        model(torch.zeros(2, 20, 3))
-    with pytest.raises(ValueError, match=r"`future_values` has shape \(2, 4, 2\); expected \(batch_size, 5, 2\)"):
-        model(torch.zeros(2, 20, 2), future_values=torch.zeros(2, 4, 2))
-    with pytest.raises(TypeError, match="`past_values` is torch.int64"):
-        model(torch.zeros(2, 20, 2, dtype=torch.int64))
+# What streams and packs stays where no head can use it: files beside the weights, and lines in all at most.
+MOST_LINES = {MRConvForSequenceClassification: 2000, MRConvForCausalLM: 3050}
+
+
+@pytest.mark.parametrize("model_class", MOST_LINES)
+def test_what_streams_and_packs_travels_with_heads_of_positions_alone(model_class, tmp_path):
+    make_model(model_class, **TOKENS).save_pretrained(tmp_path)
+    files = {path.stem for path in tmp_path.glob("*.py")}
+    always = {f"{role}_mrconv" for role in ("configuration", "kernels", "modeling", "modeling_layers", "ops")}
+    more = {f"{role}_mrconv" for role in ("modeling_positions", "packing", "streaming")}
+    assert files == (always | more if model_class is MRConvForCausalLM else always)
+    assert sum(len(path.read_text().splitlines()) for path in tmp_path.glob("*.py")) <= MOST_LINES[model_class]
+    # The configuration names no code that is not there.
+    named = json.loads((tmp_path / "config.json").read_text())["auto_map"].values()
+    assert {name.partition(".")[0] for name in named} <= files
+    assert len(named) == (9 if model_class is MRConvForCausalLM else 6)
 
 
 AUTO_CLASSES = {
     "base": (AutoModel, MRConvModel),
     "classifier": (AutoModelForSequenceClassification, MRConvForSequenceClassification),
     "retrieval": (AutoModelForNextSentencePrediction, MRConvForRetrieval),
+    "language": (AutoModelForCausalLM, MRConvForCausalLM),
     "masked": (AutoModelForMaskedLM, MRConvForMaskedLM),
     "positions": (AutoModelForTokenClassification, MRConvForTokenClassification),
     "regression": (AutoModelForSequenceClassification, MRConvForSequenceClassification),
-    "forecast": (AutoModelForTimeSeriesPrediction, MRConvForTimeSeriesPrediction),
 }
 # Of those whose input is measured.
-MEASURED = {"positions": TestPositions, "regression": TestRegression, "forecast": TestForecast}
+MEASURED = {"positions": TestPositions, "regression": TestRegression}
 
 # Runs where hf_ext cannot be imported. Arguments: folders by kind as JSON, tokens and values, where to write, and
 # which of them is which input.
@@ -287,6 +230,18 @@ for kind, (folder, auto_class) in folders.items():
     given = {name: inputs[of] for name, of in json.loads(sys.argv[4])[kind].items()}
     with torch.no_grad():
         results[kind] = model(**given)[0]
+    if kind in ("base", "language"):
+        # A body that was saved alone reads no packed rows, and says so; one of a language model does.
+        given["position_ids"] = torch.arange(len(given["input_ids"][0]))[None] % 10
+        try:
+            packed = model(**given)[0][:, :10]
+            torch.testing.assert_close(packed, results[kind][:, :10])
+        except ValueError as error:
+            packed = error
+        assert isinstance(packed, ValueError) == (kind == "base"), packed
+    if kind == "language":
+        found = model.generate(inputs["tokens"], max_new_tokens=3, do_sample=False)
+        assert torch.equal(found, model.generate(inputs["tokens"], max_new_tokens=3, do_sample=False, use_cache=False))
 save_file(results, out)
 """
 
@@ -306,7 +261,7 @@ def test_folders_load_through_auto_classes_with_and_without_hf_ext(tmp_path):
         assert type(loaded) is model_class
         names[kind] = {"input_ids": "tokens"} | ({"input_ids_2": "tokens"} if kind == "retrieval" else {})
         if kind in MEASURED:
-            names[kind] = {"past_values" if kind == "forecast" else "input_values": "values"}
+            names[kind] = {"input_values": "values"}
         with torch.no_grad():
             expected[kind] = loaded(**{name: inputs[of] for name, of in names[kind].items()})[0]
         folders[kind] = (str(tmp_path / kind), auto_class.__name__)

@@ -1,12 +1,16 @@
 """A checkpoint where hf_ext is not installed: it answers and learns as here, by the plain forms of its operators."""
 
+import ast
+import os
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
 
+import hf_ext.mrconv
 from hf_ext.mrconv import MRConvForSequenceClassification, MRConvNextConfig, MRConvNextForImageClassification
 from tests import warm_python
 from tests.mrconv.mrconv_testing import TOKENS, generator, make_model, make_tokens, shake
@@ -85,3 +89,31 @@ def test_a_checkpoint_answers_and_learns_alike_without_the_package(case, tmp_pat
         torch.testing.assert_close(
             found[name], value, atol=1e-6, rtol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
         )
+
+
+# Each in a new process, where no models were registered.
+WAYS = {
+    "a name": "import hf_ext; hf_ext.MRConvConfig",
+    "a command": "from hf_ext_cli.library import register_models; register_models()",
+    "a task": "import hf_ext.tasks.signals",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_whoever_gets_the_models_from_the_package_gets_what_makes_them_fast(way, tmp_path):
+    program = f"{WAYS[way]}\nfrom hf_ext.mrconv.ops_mrconv import FAST\nassert len(FAST) == 4, FAST"
+    done = warm_python.run(
+        [sys.executable, "-c", program], env={**os.environ, "HF_EXT_REGISTER_MODELS": "0"}, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_method_knows_nothing_above_it():
+    for path in Path(hf_ext.mrconv.__file__).parent.glob("*.py"):
+        names = [
+            name
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            for name in ([node.module] if isinstance(node, ast.ImportFrom) and not node.level else [])
+            + ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [])
+        ]
+        assert not [name for name in names if name and name.startswith("hf_ext")], path.name

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from hf_ext.mrconv.configuration_mrconv import MRConvConfig
-from hf_ext.mrconv.kernels_mrconv import StreamingKernel
-from hf_ext.mrconv.streaming_mrconv import MRConvCache
+from hf_ext.mrconv.streaming_mrconv import MRConvCache, StreamingKernel
 from tests.mrconv.mrconv_testing import make_layer
 from tests.mrconv.reference_ops import long_conv
 from tests.mrconv.test_streaming_mrconv import BATCH, CHANNELS, assert_near, begin, make

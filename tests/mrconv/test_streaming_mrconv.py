@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
 from hf_ext.mrconv.configuration_mrconv import MRConvConfig
-from hf_ext.mrconv.kernels_mrconv import TILE, StreamingKernel
-from hf_ext.mrconv.streaming_mrconv import MRConvCache, StreamingConvolution
+from hf_ext.mrconv.streaming_mrconv import TILE, MRConvCache, StreamingConvolution, StreamingKernel
 from tests.mrconv.mrconv_testing import make_layer
 from tests.mrconv.reference_ops import long_conv
 

@@ -2,7 +2,6 @@
 
 import base64
 import io
-from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -10,10 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
+from hf_ext.answers.classifying import read_picture
 from hf_ext.restoration.encoding import Frames, Picture, encode_frames
 from hf_ext.serving.tasks import decode_picture
-from hf_ext.tasks.classification import ImageClassification
-from hf_ext.tasks.classifying import read_picture
 from hf_ext.tasks.pictures import in_colours
 from hf_ext.tasks.signals import ImageTask, PixelTask
 from tests.restoration.tiff_testing import grey_tiff
@@ -70,21 +68,6 @@ def test_what_has_no_known_range_is_refused(picture, said):
         in_colours(picture, "RGB")
 
 
-class Seen(torch.nn.Linear):
-    """A classifier that keeps what it is given."""
-
-    def forward(self, pixel_values):
-        self.pixels = pixel_values
-        return SimpleNamespace(logits=torch.eye(len(pixel_values)))
-
-
-def evaluated(picture: Image.Image) -> torch.Tensor:
-    task, model = ImageClassification(), Seen(1, 1)
-    task.reader = lambda given, return_tensors: {"pixel_values": torch.from_numpy(np.stack(given).astype(np.float32))}
-    task.evaluate_batch(model, [{"image": picture, "label": 0}], [0])
-    return model.pixels[0]
-
-
 def read_from_file(picture: Image.Image) -> torch.Tensor:
     return torch.from_numpy(np.array(read_picture(tiff_of(picture))))
 
@@ -101,7 +84,6 @@ PLACES = {
         PixelTask(image_size=8, num_labels=2, mean=[0.5] * 3, std=[0.5] * 3), picture
     ),
     "images": lambda picture: trained(ImageTask(image_size=8, num_labels=2), picture),
-    "an evaluation": evaluated,
     "a file": read_from_file,
 }
 

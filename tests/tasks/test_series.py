@@ -12,20 +12,19 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
-    AutoModelForTimeSeriesPrediction,
     AutoTokenizer,
     DataCollatorForLanguageModeling,
     pipeline,
 )
 
-from hf_ext.tasks.series import ForecastTask, PositionsTask, SeriesClassificationTask, SeriesRegressionTask, measure
+from hf_ext.tasks.series import PositionsTask, SeriesClassificationTask, SeriesRegressionTask, measure
 from hf_ext.tasks.texts import MaskedLanguageModelTask
 from hf_ext.training import DataSource, TrainingArguments, build_task, train
 from hf_ext.training.arguments import apply_overrides, build, read_yaml
 from hf_ext.training.evaluation import evaluate
 from hf_ext.training.sources import open_source
 from tests.process_state import forget_accelerate
-from tests.testing import assert_same_answers, assert_same_weights
+from tests.testing import assert_same_weights
 
 RECIPES = Path(__file__).resolve().parents[2] / "examples" / "mrconv"
 TINY = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}
@@ -152,7 +151,6 @@ def test_a_model_keeps_the_names_of_its_columns():
         SeriesClassificationTask(**KNOCKS, num_labels=2, label_names=["left", "right"]),
         SeriesRegressionTask(**KNOCKS),
         PositionsTask(**KNOCKS),
-        ForecastTask(columns=["x", "y"], context_length=8, prediction_length=2),
     ):
         assert task.build_model(TINY, None).config.input_columns == ["x", "y"]
 
@@ -202,48 +200,6 @@ def test_scores_of_positions_are_those_of_scikit_learn():
     assert found["accuracy_of_largest"] == pytest.approx(max(map(truth.count, range(3))) / len(truth))
 
 
-def days(length: int = 400) -> datasets.Dataset:
-    """Two channels of other sizes that repeat after 8 positions."""
-    place = np.arange(length)
-    wave = np.sin(2 * np.pi * place / 8)
-    return datasets.Dataset.from_list([{"a": (1000 + 100 * wave).tolist(), "b": (0.01 * np.roll(wave, 3)).tolist()}])
-
-
-FORECAST = {"columns": ["a", "b"], "context_length": 16, "prediction_length": 4, "season": 8}
-
-
-def test_a_forecast_learns_and_goes_on_bit_for_bit(tmp_path):
-    scores = run(ForecastTask(**FORECAST), days(), tmp_path / "whole", steps=40)
-    assert scores["mae"] < 0.6 * scores["mae_of_last"] and scores["mae_of_season"] < 1e-5
-    options = {"save_steps": 5, "lr_scheduler_type": "constant"}
-    for name, steps in (("cut", 5), ("cut", 10), ("uncut", 10)):
-        run(ForecastTask(**FORECAST), days(), tmp_path / name, steps=steps, **options)
-    cut, uncut = (
-        AutoModelForTimeSeriesPrediction.from_pretrained(tmp_path / name / "snapshot") for name in ("cut", "uncut")
-    )
-    assert_same_weights(cut, uncut)
-    # Of the whole series, window by window.
-    model = AutoModelForTimeSeriesPrediction.from_pretrained(tmp_path / "whole" / "snapshot").eval()
-    series = torch.tensor([days()[0]["a"], days()[0]["b"]]).T
-    errors = []
-    for place in range(16, 397, 4):
-        with torch.no_grad():
-            found = model(series[None, place - 16 : place]).prediction_outputs[0]
-        errors.append(((found - series[place : place + 4]).abs() / torch.tensor(model.config.input_std)).mean())
-    assert scores["mae"] == pytest.approx(float(torch.stack(errors).mean()), rel=1e-4)
-
-
-def test_windows_of_a_forecast_begin_anywhere():
-    task = ForecastTask(columns=["a"], context_length=3, prediction_length=2)
-    starts = set()
-    for seed in range(40):
-        sample = task.training_sample({"a": list(range(9))}, np.random.default_rng(seed))
-        series = torch.cat([sample["past_values"], sample["future_values"]])[:, 0]
-        assert torch.equal(series, series[0] + torch.arange(7)) and len(sample["future_values"]) == 2
-        starts.add(int(series[0]))
-    assert starts == {0, 1, 2}
-
-
 @pytest.mark.parametrize(
     ("task", "example", "words"),
     [
@@ -272,15 +228,6 @@ def test_data_that_do_not_fit_are_named_with_their_place(task, example, words):
         task.encode(example)
 
 
-def test_series_that_are_too_short_are_refused():
-    task = ForecastTask(columns=["a"], context_length=6, prediction_length=2)
-    with pytest.raises(ValueError, match="a series has 9 positions; to train it needs 10"):
-        task.training_sample({"a": list(range(9))}, np.random.default_rng(0))
-    model = task.build_model(TINY, None)
-    with pytest.raises(ValueError, match="a series has 7 positions; a forecast is scored on 8"):
-        task.evaluate_batch(model, [{"a": list(range(7))}], [0])
-
-
 @pytest.mark.parametrize(
     ("task", "options", "words"),
     [
@@ -289,8 +236,6 @@ def test_series_that_are_too_short_are_refused():
         (SeriesClassificationTask, {"columns": ["x", "y"], "num_channels": 1}, "fewer than the 2 columns"),
         (SeriesClassificationTask, {"max_length": 0}, "max_length must be at least 1"),
         (SeriesRegressionTask, {"target_columns": []}, "target_columns must be different names"),
-        (ForecastTask, {"prediction_length": 0}, "context_length and prediction_length must be at least 1"),
-        (ForecastTask, {"season": 500}, "season is 500; give 1 to context_length"),
         (MaskedLanguageModelTask, {"mask_share": 1.0}, "mask_share must be more than 0 and less than 1"),
     ],
 )
@@ -351,16 +296,22 @@ def test_a_masked_language_model_fills_masks_from_its_folder(tmp_path):
 
 
 def test_a_table_of_rows_is_scored_on_its_last_part(tmp_path):
-    lines = ["time,load"] + [f"2024-01-01T{hour % 24:02}:00:00,{hour % 5}" for hour in range(60)]
+    lines = ["time,load,label"] + [
+        f"2024-01-01T{hour % 24:02}:00:00,{hour % 5},{'ab'[hour >= 48]}" for hour in range(60)
+    ]
     (tmp_path / "load.csv").write_text("\n".join(lines))
     part = open_source(DataSource(str(tmp_path / "load.csv"), split="train[80%:]", rows="positions"))
-    task = ForecastTask(columns=["load"], context_length=5, prediction_length=5, season=5)
-    model = task.build_model(TINY, None)
-    scores = evaluate(task, model, part)
-    assert scores["mae_of_season"] == 0 and scores["mae_of_last"] > 0
-    with torch.no_grad():
-        found = model.eval()(torch.arange(5.0)[None] % 5).prediction_outputs
-    assert_same_answers(found, model(past_values=torch.arange(5.0)[None, :, None]).prediction_outputs)
+    task = PositionsTask(columns=["load"], max_length=16, num_labels=2, label_names=["a", "b"])
+    scores = evaluate(task, task.build_model(TINY, None), part)
+    assert scores["accuracy_of_largest"] == 1
+    values = task.encode(part[0])["input_values"][:12, 0]
+    assert values.tolist() == [hour % 5 for hour in range(48, 60)]
+
+
+def test_series_without_labels_are_refused():
+    for task in (SeriesClassificationTask(), SeriesRegressionTask(), PositionsTask()):
+        with pytest.raises(ValueError, match="statsmodels or sktime"):
+            task.encode({"values": [1.0, 2.0]})
 
 
 def test_what_the_maker_writes_is_what_the_recipes_read(tmp_path, monkeypatch):
@@ -371,7 +322,7 @@ def test_what_the_maker_writes_is_what_the_recipes_read(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     maker.write_all(tmp_path / "data" / "series")
     values = ["--method=mrconv-regression", "--task={columns: [x, y, z], target_columns: [frequency, decay]}"]
-    for name, words in (("sensors", []), ("sensors", values), ("positions", []), ("forecast", []), ("masked_lm", [])):
+    for name, words in (("sensors", []), ("sensors", values), ("positions", []), ("masked_lm", [])):
         arguments = build(TrainingArguments, apply_overrides(read_yaml(RECIPES / f"{name}.yaml"), words))
         task, sources = build_task(arguments), arguments.data_arguments
         data = open_source(sources.require_train_source())

@@ -138,11 +138,6 @@ MODELS: dict[str, Model] = {
     "MRConvForMaskedLM": Model(
         mrconv("MRConvForMaskedLM", **TOKENS, bidirectional=True), text_inputs, {"labels": integers(32, 2, 48, seed=4)}
     ),
-    "MRConvForTimeSeriesPrediction": Model(
-        mrconv("MRConvForTimeSeriesPrediction", **SEQUENCES, input_size=2, context_length=32, prediction_length=8),
-        lambda: {"past_values": draw(2, 48, 2)},
-        {"future_values": draw(2, 8, 2, seed=5)},
-    ),
     "MRConvForImageClassification": Model(
         lambda: MRConvForImageClassification(hf_ext.MRConvConfig(**SEQUENCES, input_size=3, num_labels=3)),
         pictures(2, 3, 8),
@@ -175,7 +170,7 @@ FAMILIES = ("SemanIRForImageRestoration", "MRConvForCausalLM", "MRConvNextForIma
 
 def main_output(output: Any) -> torch.Tensor:
     """What a class returns first beside its loss."""
-    names = ("reconstruction", "logits", "prediction_outputs", "last_hidden_state", "sample")
+    names = ("reconstruction", "logits", "last_hidden_state", "sample")
     return next(output[name] for name in names if output.get(name) is not None)
 
 

@@ -5,8 +5,8 @@ set -euo pipefail
 
 recipe="$(dirname "$0")/$1"
 out="${2:-paper/$1}"
-evaluate=(--config "$recipe/evaluate.yaml" --all-tasks)
+score="$(dirname "$0")/score.py"
 [ -e "$out/merged/emr.json" ] || hf-ext merge "$recipe/merge.yaml" "$out/merged"
 [ -e "$recipe/evaluate.yaml" ] || { echo "$1 is merged; its head says who evaluates it."; exit 0; }
-hf-ext evaluate "$recipe/merge.yaml" "${evaluate[@]}" --output "$out/individual.json"
-hf-ext evaluate "$out/merged" "${evaluate[@]}" --output "$out/emr.json" --against "$out/individual.json"
+python "$score" "$recipe/merge.yaml" "$recipe/evaluate.yaml" "$out/individual.json"
+python "$score" "$out/merged" "$recipe/evaluate.yaml" "$out/emr.json" --against "$out/individual.json"

@@ -1,5 +1,8 @@
 """Pathfinder and Path-X as in Long Range Arena (https://arxiv.org/abs/2011.04006): does a path join two discs?
 
+python examples/mrconv/data/make_pathfinder.py data/pathfinder32
+python examples/mrconv/data/make_pathfinder.py data/pathfinder128 --size 128 --num-workers 8
+
 Two paths of 14 dashes begin near the middle, a fixed distance apart, and wind outwards; short paths are drawn around
 them to distract. One disc marks the beginning of one path. The other marks the end of the same path (class 1) or of
 the other path (class 0), so whoever does not follow the dashes cannot tell. The rules and values are those by which
@@ -27,6 +30,7 @@ tables of whole numbers, places are counted in 1,024ths of a pixel, and whether 
 numbers too. Nothing is left to the last digit of a cosine.
 """
 
+import argparse
 import functools
 import io
 import itertools
@@ -41,9 +45,10 @@ from typing import NamedTuple
 import datasets
 import numpy as np
 from huggingface_hub.dataclasses import strict
+from made_data import SPLITS, add_counts, check_made_data, run, write_made_data
 from PIL import Image
 
-from .made_data import SPLITS, check_made_data, write_made_data
+from hf_ext.settings import build
 
 # Parts of a pixel in which places are counted, and directions of a full turn.
 UNIT = 1024
@@ -355,7 +360,25 @@ def _readme(settings: Pathfinder) -> str:
     name = {32: "Pathfinder", 128: "Path-X"}[settings.size]
     return (
         f"# {name}\n\n{{sizes}}; seed {settings.seed}; {settings.size} x {settings.size} grey pixels. Label 1: the "
-        "discs are the ends of one path of 14 dashes; 0: of two.\nWritten by `hf-ext mrconv make-pathfinder` by the "
-        f"rules of Long Range Arena's {name} (curv_contour_length_14); the pictures are its own, so scores compare "
-        "with published ones only as far as two draws of nearly one distribution do.\n"
+        "discs are the ends of one path of 14 dashes; 0: of two.\nWritten by "
+        f"`examples/mrconv/data/make_pathfinder.py` by the rules of Long Range Arena's {name} "
+        "(curv_contour_length_14); the pictures are its own, so scores compare with published ones only as far as two "
+        "draws of nearly one distribution do.\n"
     )
+
+
+def main() -> Path:
+    """Draws what the command line asks for, by default as many as the benchmark has."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_counts(parser, 160_000, 20_000, 20_000)
+    parser.add_argument("--size", type=int, default=32, help="side in pixels: 32 is Pathfinder, 128 Path-X")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--num-workers", type=int, default=1, help="processes that draw; the pictures are the same")
+    given = parser.parse_args()
+    counts = {split: getattr(given, split) for split in SPLITS}
+    settings = build(Pathfinder, {"seed": given.seed, "size": given.size}, "the command line")
+    return write_pathfinder(given.out, counts, settings, num_workers=max(1, given.num_workers))
+
+
+if __name__ == "__main__":
+    run(main)

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TextSt
 from hf_ext.hub.checkpoints import split_revision
 from hf_ext.training.models import adapter_base
 
-from .classification import load_head, load_reader
+from .classifying import load_head, load_reader
 
 
 class Writer(TextStreamer):
@@ -36,7 +36,7 @@ def load_language_model(source: str, device: str | None = None) -> tuple[Any, An
     head = (AutoConfig.from_pretrained(name, revision=revision).architectures or ["no class named"])[0]
     if not head.endswith(("ForCausalLM", "LMHeadModel")):
         raise ValueError(f"{source} continues no texts ({head}): generate takes a causal language model.")
-    return load_head(AutoModelForCausalLM, source, device), load_reader(AutoTokenizer, None, base)
+    return load_head(AutoModelForCausalLM, source, device), load_reader(AutoTokenizer, base)
 
 
 def continue_text(

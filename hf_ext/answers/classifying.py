@@ -1,4 +1,4 @@
-"""Which classes a trained classifier gives to sounds, pictures, texts and series of numbers."""
+"""Answers of a trained classifier to sounds, pictures, texts and series of numbers."""
 
 import io
 import sys
@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForAudioClassification,
     AutoModelForImageClassification,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     AutoTokenizer,
     pipeline,
 )
@@ -22,14 +23,13 @@ from transformers.utils import logging
 
 from hf_ext.hub.checkpoints import split_revision
 from hf_ext.restoration.jobs import find_files, picture_endings, read_list
+from hf_ext.tasks.pictures import in_colours
+from hf_ext.tasks.signals import read_recording
 from hf_ext.training.bad_examples import UNREADABLE
-from hf_ext.training.models import adapter_base
+from hf_ext.training.models import adapter_base, load_adapter
 from hf_ext.training.sequence_files import SUFFIXES
 
-from .classification import load_head, load_reader
-from .pictures import in_colours
-from .predicting import read_channels
-from .signals import read_recording
+from .series import answer_series
 
 logger = logging.get_logger(__name__)
 
@@ -76,13 +76,17 @@ class Classifier:
         # What an adapter was put on says the head, and has the reader.
         base = adapter_base(source) or source
         name, revision = split_revision(base)
-        self.kind = find_kind(source, AutoConfig.from_pretrained(name, revision=revision))
-        about = KINDS["texts" if self.kind == "series" else self.kind]
-        self.model = load_head(about.model, source, device)
-        if self.kind != "series":
-            self.reader = load_reader(about.reader, None, base)
-            words = {about.argument: self.reader, "device": self.model.device}
-            self._pipeline = cast(Any, pipeline)(about.task, model=self.model, **words)
+        self.kind, self.answer = find_kind(source, AutoConfig.from_pretrained(name, revision=revision))
+        if self.kind == "series":
+            head = (
+                AutoModelForTokenClassification if self.answer == "positions" else AutoModelForSequenceClassification
+            )
+            self.model = load_head(head, source, device)
+            return
+        about = KINDS[self.kind]
+        self.model, self.reader = load_head(about.model, source, device), load_reader(about.reader, base)
+        words = {about.argument: self.reader, "device": self.model.device}
+        self._pipeline = cast(Any, pipeline)(about.task, model=self.model, **words)
 
     def find_inputs(self, inputs: list[str]) -> Iterator[Input]:
         """What the words of a command stand for: texts themselves; files of folders, patterns and lists."""
@@ -97,13 +101,16 @@ class Classifier:
 
     def classify(self, given: Input, top_k: int = 1, columns: list[str] | None = None) -> list[dict[str, Any]]:
         """
-        The likeliest classes of an input, each `{"label", "score"}`.
+        The likeliest classes of an input, each `{"label", "score"}`; of series also values, and classes of positions,
+        as `answer` says.
 
         Raises:
             ValueError: If the input cannot be read, or does not fit the model.
         """
         if self.kind == "series":
-            return self._classify_series(given, top_k, columns)
+            if isinstance(given.value, bytes):
+                raise ValueError(f"a series is read from a file, which ends with {', '.join(SUFFIXES)}: name one.")
+            return answer_series(self.model, Path(given.value), self.answer, top_k, columns)
         options: dict[str, Any] = {"top_k": top_k}
         value: Any = given.value
         if self.kind == "pictures":
@@ -120,18 +127,6 @@ class Classifier:
                 options["max_length"] = longest
         return [{"label": item["label"], "score": item["score"]} for item in self._pipeline(value, **options)]
 
-    @torch.no_grad()
-    def _classify_series(self, given: Input, top_k: int, columns: list[str] | None) -> list[dict[str, Any]]:
-        config = self.model.config
-        if isinstance(given.value, bytes):
-            raise ValueError(f"a series is read from a file, which ends with {', '.join(SUFFIXES)}: name one.")
-        values, _ = read_channels(Path(given.value), columns or config.input_columns, config.input_size)
-        series = torch.from_numpy(self._cut(given, values)).float()[None].to(self.model.device)
-        shares = self.model(input_values=series).logits[0].float().softmax(-1)
-        scores, places = shares.topk(min(top_k, len(shares)))
-        found = zip(scores.tolist(), places.tolist(), strict=True)
-        return [{"label": config.id2label[place], "score": score} for score, place in found]
-
     def _cut(self, given: Input, values: Any) -> Any:
         """As much of an input as the model takes."""
         longest = getattr(self.model.config, "longest_input", None)
@@ -141,9 +136,45 @@ class Classifier:
         return values
 
 
-def find_kind(source: str, config: Any) -> str:
-    """What a checkpoint classifies, by the head that it was saved from."""
+def load_whole(kind: Any, source: str) -> Any:
+    """A model of which the checkpoint has every tensor: a head that starts at random would be scored in silence."""
+    name, revision = split_revision(source)
+    model, report = kind.from_pretrained(name, revision=revision, output_loading_info=True)
+    if missing := sorted(report["missing_keys"]):
+        raise ValueError(
+            f"{source} has no {', '.join(missing[:3])} for {type(model).__name__}: it is a model without this head. "
+            "Name a checkpoint that was fine-tuned for the task."
+        )
+    return model
+
+
+def load_head(kind: Any, source: str, device: str | None = None) -> Any:
+    """Such a model, of a peft adapter with its base, ready to answer: on the device, or the GPU if there is one."""
+    base = adapter_base(source)
+    model = load_whole(kind, base or source)
+    if base is not None:
+        model = load_adapter(model, source).merge_and_unload()
+    try:
+        return model.eval().to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {device} cannot be used: {error}") from error
+
+
+def load_reader(kind: Any, source: str) -> Any:
+    """The tokenizer, feature extractor or image processor of a checkpoint."""
+    name, revision = split_revision(source)
+    return kind.from_pretrained(name, revision=revision)
+
+
+def find_kind(source: str, config: Any) -> tuple[str, str]:
+    """The kind of input of a checkpoint, and its answer: `classes`; of series also `values` and `positions`."""
     head = (getattr(config, "architectures", None) or ["no class named"])[0]
+    if config.model_type == "mrconv" and config.vocab_size is None:
+        # One head of ours classifies tokens and numbers.
+        if "ForTokenClassification" in head:
+            return "series", "positions"
+        if "ForSequenceClassification" in head:
+            return "series", "values" if config.problem_type == "regression" else "classes"
     kind = next((kind for ending, kind in _HEADS.items() if f"For{ending}" in head), None)
     if kind == "texts" and type(config) not in AutoModelForSequenceClassification._model_mapping:
         # wav2vec 2.0 and its family give their heads of sounds the name of those of texts.
@@ -151,11 +182,10 @@ def find_kind(source: str, config: Any) -> str:
     if kind is None or config.problem_type == "regression" or config.num_labels == 1:
         what = "tells values" if kind else f"is no classifier ({head})"
         raise ValueError(
-            f"{source} {what}: classify takes models of sounds, pictures, texts and series. `hf-ext mrconv predict` "
-            "tells values, forecasts and classes of positions of series; `hf-ext generate` continues a text."
+            f"{source} {what}: classify takes classifiers of sounds, pictures, texts and series, and models of values "
+            "and of positions of series. `hf-ext generate` continues a text."
         )
-    # One head of ours classifies tokens and numbers.
-    return "series" if config.model_type == "mrconv" and kind == "texts" and config.vocab_size is None else kind
+    return kind, "classes"
 
 
 def read_picture(value: str | Path | bytes) -> Image.Image:

@@ -1,5 +1,10 @@
 """ListOps as in Long Range Arena (https://arxiv.org/abs/2011.04006): nested MIN, MAX, MED and SUM_MOD of digits.
 
+python examples/mrconv/data/make_listops.py data/listops
+python examples/mrconv/data/make_listops.py data/short --train 1000 --min-length 50 --max-length 200
+
+Writes one parquet file for each split, which `datasets` and the training read, into a new folder.
+
 An expression is an operator with two or more arguments, which are digits or expressions: `[MAX 2 [MIN 4 7 ] 0 ]`. Its
 value, a digit, is the class. Trees are drawn, measured, evaluated and written level by level, a level being an array.
 
@@ -10,6 +15,7 @@ of 64 or more tokens needs neither: any given one comes up with a probability be
 at most 1 in 10 for a token or 1 in 16 for two, in a text at most a third of whose tokens are operators).
 """
 
+import argparse
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,8 +26,9 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow
 from huggingface_hub.dataclasses import strict
+from made_data import SPLITS, add_counts, run, write_made_data
 
-from .made_data import SPLITS, write_made_data
+from hf_ext.settings import build
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 END = "]"
@@ -216,6 +223,25 @@ def _readme(settings: ListOps) -> str:
         f"# ListOps\n\n{{sizes}}; seed {settings.seed}; more than {settings.min_length} and fewer than "
         f"{settings.max_length} tokens, depth up to {settings.max_depth}, up to {settings.max_arguments} arguments.\n"
         "No text comes twice, and none in two splits.\n"
-        "Written by `hf-ext mrconv make-listops` with the grammar of Long Range Arena's ListOps; the examples are its "
-        "own, so scores compare with published ones only as far as two draws of one distribution do.\n"
+        "Written by `examples/mrconv/data/make_listops.py` with the grammar of Long Range Arena's ListOps; the "
+        "examples are its own, so scores compare with published ones only as far as two draws of one distribution "
+        "do.\n"
     )
+
+
+def main() -> Path:
+    """Writes what the command line asks for, by default as many as Long Range Arena has."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_counts(parser, 96_000, 2_000, 2_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--min-length", type=int, default=500, help="expressions have more tokens")
+    parser.add_argument("--max-length", type=int, default=2000, help="expressions have fewer tokens")
+    parser.add_argument("--max-depth", type=int, default=10, help="levels of an expression")
+    parser.add_argument("--max-arguments", type=int, default=10, help="most arguments of an operator")
+    given = vars(parser.parse_args())
+    out, counts = given.pop("out"), {split: given.pop(split) for split in SPLITS}
+    return write_listops(out, counts, build(ListOps, given, "the command line"))
+
+
+if __name__ == "__main__":
+    run(main)

@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import re
 from collections import Counter
+from pathlib import Path
 from statistics import median
 
 import datasets
@@ -12,8 +13,8 @@ import pytest
 from huggingface_hub.errors import StrictDataclassError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from hf_ext.tasks.listops import SPLITS, ListOps, write_listops
+from made_data import run
+from make_listops import SPLITS, ListOps, main, write_listops
 
 FUNCTIONS = {"[MIN": min, "[MAX": max, "[MED": lambda values: int(median(values)), "[SM": lambda v: sum(v) % 10}
 
@@ -206,3 +207,37 @@ def test_settings_that_cannot_be_met_are_refused(values, words):
 def test_limits_that_no_tree_meets_are_named():
     with pytest.raises(ValueError, match="none of more than 12 and fewer than 40 tokens: widen these limits"):
         ListOps(0, 12, 40, max_depth=2, max_arguments=2).example(0)
+
+
+def call(monkeypatch, *words):
+    monkeypatch.setattr("sys.argv", ["make_listops.py", *map(str, words)])
+    run(main)
+
+
+def test_the_script_writes_what_it_is_asked_for(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "listops"
+    limits = ["--min-length", 5, "--max-length", 40, "--max-depth", 5, "--max-arguments", 4, "--seed", 7]
+    counts = ["--train", 6, "--validation", 2, "--test", 3]
+    call(monkeypatch, out, *counts, *limits)
+    assert capsys.readouterr().out == f"{out}\n"
+    data = datasets.load_dataset(str(out))
+    assert {name: len(part) for name, part in data.items()} == {"train": 6, "validation": 2, "test": 3}
+    text, label = ListOps(7, 5, 40, 5, 4).example(2, "test")
+    assert data["test"][2] == {"text": text, "label": label}
+    for words in (
+        counts,
+        ["--max-length", 501],
+        ["--train", 0],
+        ["--train", 1000, "--min-length", 0, "--max-length", 5],
+    ):
+        place = out if words is counts else tmp_path / "new"
+        with pytest.raises(SystemExit) as stopped:
+            call(monkeypatch, place, *words)
+        assert str(stopped.value).startswith("error: ") and not (tmp_path / "new").exists()
+
+
+def test_the_script_makes_as_many_as_long_range_arena_has(monkeypatch):
+    asked = []
+    monkeypatch.setattr("make_listops.write_listops", lambda *words: asked.append(words))
+    call(monkeypatch, "new")
+    assert asked == [(Path("new"), {"train": 96000, "validation": 2000, "test": 2000}, ListOps())]

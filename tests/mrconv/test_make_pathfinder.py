@@ -1,15 +1,19 @@
 """Pathfinder and Path-X: the class is what the dashes say, and the pictures are functions of seed, split and index."""
 
 import hashlib
+from pathlib import Path
 
 import datasets
 import numpy as np
 import pytest
+import yaml
+from made_data import SPLITS, run
+from make_pathfinder import DRAWINGS, UNIT, Pathfinder, draw_scene, main, write_pathfinder
 from PIL import Image, ImageDraw
 
 from hf_ext.settings import build
-from hf_ext.tasks.made_data import SPLITS
-from hf_ext.tasks.pathfinder import DRAWINGS, UNIT, Pathfinder, draw_scene, write_pathfinder
+from hf_ext.tasks.signals import PixelTask
+from tests.study_testing import EXAMPLES
 
 
 def chains(scene):
@@ -205,3 +209,31 @@ def test_wrong_values_are_named(values, words):
 def test_a_split_that_is_none_is_named():
     with pytest.raises(ValueError, match="there is no example 0 of 'dev'; splits: train, validation, test"):
         Pathfinder().scene(0, "dev")
+
+
+def call(monkeypatch, *words):
+    monkeypatch.setattr("sys.argv", ["make_pathfinder.py", *map(str, words)])
+    run(main)
+
+
+def test_the_script_draws_what_its_recipe_reads(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    call(monkeypatch, "data/pathfinder32", "--train", 4, "--validation", 2, "--test", 2, "--seed", 3)
+    recipe = yaml.safe_load((EXAMPLES / "mrconv" / "pathfinder.yaml").read_text())
+    data = datasets.load_dataset(recipe["data"]["train"]["path"])
+    assert {name: len(part) for name, part in data.items()} == {"train": 4, "validation": 2, "test": 2}
+    picture, label = Pathfinder(3).example(1, "validation")
+    sample = PixelTask(**recipe["task"]).encode(data["validation"][1])
+    assert sample["labels"] == label
+    assert np.array_equal(np.rint(sample["input_values"].numpy().reshape(32, 32) * 255), picture)
+    for words in (["data/pathfinder32"], ["new", "--size", 64]):
+        with pytest.raises(SystemExit) as stopped:
+            call(monkeypatch, *words)
+        assert str(stopped.value).startswith("error: ") and not (tmp_path / "new").exists()
+
+
+def test_the_script_draws_as_many_as_the_benchmark_has(monkeypatch):
+    asked = []
+    monkeypatch.setattr("make_pathfinder.write_pathfinder", lambda *words, **options: asked.append(words))
+    call(monkeypatch, "new")
+    assert asked == [(Path("new"), {"train": 160000, "validation": 20000, "test": 20000}, Pathfinder())]

@@ -1,6 +1,8 @@
 """Folders of made examples that `datasets` reads: a parquet file for each split, and a README."""
 
+import argparse
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,3 +57,18 @@ def _write_split(
                 bar.update()
             columns = dict(zip(schema.names, zip(*rows, strict=True), strict=True))
             writer.write_table(pyarrow.table(columns, schema=schema))
+
+
+def add_counts(parser: argparse.ArgumentParser, *counts: int) -> None:
+    """The folder, and the number of examples of each split."""
+    parser.add_argument("out", type=Path, help="a new folder")
+    for split, count in zip(SPLITS, counts, strict=True):
+        parser.add_argument(f"--{split}", type=int, default=count, help=f"examples; {count:,} when not given")
+
+
+def run(main: Callable[[], Path]) -> None:
+    """Ends a program with the folder that it wrote, or with one line that says what is wrong."""
+    try:
+        print(main())
+    except ValueError as error:
+        sys.exit(f"error: {error}")

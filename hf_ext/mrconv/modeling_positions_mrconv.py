@@ -1,0 +1,267 @@
+# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
+"""MRConv models that answer at each position (arXiv 2408.09453): next tokens, masked tokens, classes.
+
+Shapes: batch B, length L, channels D; hidden states [B, L, D].
+"""
+
+from dataclasses import fields
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig, GenerationMixin
+from transformers.modeling_outputs import CausalLMOutputWithPast, MaskedLMOutput, TokenClassifierOutput
+from transformers.modeling_utils import slice_logits_to_keep
+from transformers.utils import can_return_tuple
+
+from .configuration_mrconv import AUTO_MAP_OF_POSITIONS, MRConvConfig
+from .modeling_layers_mrconv import MRConvPreTrainedModel
+from .modeling_mrconv import PACKING_ARGUMENTS, MRConvModel, only_cache
+from .packing_mrconv import find_starts, read_packing
+from .streaming_mrconv import MRConvCache, MRConvTrainingCache
+
+# The name of the cache in outputs and in `generate`: `past_key_values` up to transformers 5.23, `cache` since then.
+_CACHE = fields(CausalLMOutputWithPast)[2].name
+
+MRConvModel.read_packing = staticmethod(read_packing)
+
+
+class MRConvLanguageModel(MRConvPreTrainedModel):
+    """Base of the language models: a body, and an output layer that may be its embedding."""
+
+    code_beside = AUTO_MAP_OF_POSITIONS
+    _tied_weights_keys = {"lm_head.weight": "model.embedding.weight"}
+    looks_ahead: ClassVar[bool]
+
+    def __init__(self, config: MRConvConfig):
+        if config.bidirectional != self.looks_ahead:
+            why = "a masked token would be predicted from what is before it alone"
+            if config.bidirectional:
+                why = "every output would depend on the tokens that are to be predicted"
+            other = "MRConvForCausalLM" if self.looks_ahead else "MRConvForMaskedLM"
+            raise ValueError(
+                f"`bidirectional` is {config.bidirectional}: {why}. Use `bidirectional={self.looks_ahead}` or {other}."
+            )
+        if config.vocab_size is None:
+            raise ValueError("`vocab_size` is None; a language model needs the number of its tokens.")
+        super().__init__(config)
+        self.model = MRConvModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+
+class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
+    """
+    Causal MRConv that predicts the next token.
+
+    `generate` keeps an [`~hf_ext.mrconv.streaming_mrconv.MRConvCache`] under `cache`: results are those of
+    the full forward pass, and nothing is computed twice. Batches are padded on the left. Generation may go on beyond
+    `config.longest_input`; a token then depends on that many positions before it in each layer.
+    """
+
+    looks_ahead = False
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        cache: MRConvCache | MRConvTrainingCache | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        past_key_values: MRConvCache | MRConvTrainingCache | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
+                Tokens; those after the cached ones when there is a cache.
+            attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): 1 at valid positions, one run
+                in each row. With a cache it covers the cached positions too, and padding is on the left.
+            inputs_embeds (`torch.Tensor` of shape `(batch_size, length, hidden_size)`, *optional*):
+                Embedded tokens, instead of `input_ids`.
+            cache ([`~hf_ext.mrconv.streaming_mrconv.MRConvCache`], *optional*):
+                State after the earlier part of the sequence; it is updated in place. To train on chunk after chunk, an
+                [`~hf_ext.mrconv.streaming_mrconv.MRConvTrainingCache`].
+            labels (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
+                Tokens to predict, shifted inside the model: give the input itself. -100 is not predicted.
+            use_cache (`bool`, *optional*):
+                Whether to return a cache. Not without being asked for: a cached call has no gradient.
+            logits_to_keep (`int` or `torch.Tensor`, *optional*, defaults to 0):
+                How many of the last positions get logits, 0 for all; or which positions.
+            past_key_values: The name of `cache` up to transformers 5.23.
+            position_ids, cu_seq_lens_q, seq_idx: Packed sequences, as in [`MRConvModel`]; by name only. The first
+                token of a sequence is not predicted from the one before it.
+
+        Returns:
+            [`~transformers.modeling_outputs.CausalLMOutputWithPast`]: `logits` of shape `(batch_size, length,
+            vocab_size)`; `loss` when labels are given; `cache`, in transformers 5.23 `past_key_values`, when there is
+            one; `hidden_states` when asked for.
+
+        Example:
+
+        ```python
+        >>> import torch
+        >>> from hf_ext.mrconv import MRConvConfig, MRConvForCausalLM
+
+        >>> config = MRConvConfig(vocab_size=100, hidden_size=16, num_hidden_layers=2, max_position_embeddings=128)
+        >>> model = MRConvForCausalLM(config).eval()
+        >>> model.generate(torch.tensor([[5, 17, 3]]), max_new_tokens=20, do_sample=False).shape
+        torch.Size([1, 23])
+        ```
+        """
+        cache = only_cache(cache, past_key_values)
+        if cache is None and use_cache:
+            cache = MRConvCache(self.config)
+        outputs = self.model(input_ids, attention_mask, inputs_embeds, cache=cache, **kwargs)
+        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
+        loss = None
+        if labels is not None:
+            packed = {name: kwargs.get(name) for name in PACKING_ARGUMENTS}
+            valid = None if attention_mask is None else attention_mask != 0
+            starts = find_starts((labels.shape[0], labels.shape[1]), valid, **packed)
+            if starts is not None:
+                labels = labels.masked_fill(starts, -100)  # type: ignore[assignment]
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutputWithPast(loss, logits, cache, outputs.hidden_states)
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """
+        As [`~transformers.GenerationMixin.generate`]. `assistant_early_exit=n` drafts tokens with the first n blocks.
+
+        transformers makes the model n blocks deep for as long as it drafts, by `config.num_hidden_layers`, and leaves
+        it so where drafting ends with an error or is interrupted. Here the depth is always given back. Nor does a
+        cache that recorded, so that rejected tokens could be taken back, go on recording afterwards.
+        """
+        depth = self.config.num_hidden_layers
+        given = kwargs.get("generation_config") or self.generation_config
+        early_exit = kwargs.get("assistant_early_exit", getattr(given, "assistant_early_exit", None))
+        if early_exit is not None and not 1 <= early_exit <= depth:
+            raise ValueError(
+                f"`assistant_early_exit` is {early_exit}; the model has {depth} blocks, give 1 to {depth}."
+            )
+        past, outputs = only_cache(kwargs.pop("cache", None), kwargs.pop("past_key_values", None)), None
+        kwargs |= {} if past is None else {_CACHE: past}
+        # Who drafts is called again and again, and its cache is cropped in between.
+        recorded = given.is_assistant or (isinstance(past, MRConvCache) and past.is_recording)
+        try:
+            outputs = super().generate(*args, **kwargs)  # type: ignore[misc]
+            return outputs
+        finally:
+            self.config.num_hidden_layers = depth
+            cache = getattr(outputs, _CACHE, past)
+            if isinstance(cache, MRConvCache) and not recorded:
+                cache.stop_recording()
+
+    def prepare_inputs_for_generation(  # type: ignore[override]
+        self,
+        input_ids: torch.LongTensor,
+        inputs_embeds: Tensor | None = None,
+        is_first_iteration: bool | None = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """The inputs of the next forward pass of `generate`: after the prompt, all positions are valid."""
+        inputs: dict[str, Any] = super().prepare_inputs_for_generation(  # type: ignore[misc]
+            input_ids, inputs_embeds=inputs_embeds, is_first_iteration=is_first_iteration, **kwargs
+        )
+        if not is_first_iteration and inputs.get(_CACHE) is not None:
+            inputs["attention_mask"] = None
+        return inputs
+
+    def _prepare_cache_for_generation(  # type: ignore[override]
+        self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        """Gives `generate` the only kind of cache there is for a convolution."""
+        if generation_config.cache_implementation not in (None, "dynamic"):
+            raise ValueError(
+                f"`cache_implementation` is {generation_config.cache_implementation!r}; MRConv generates with an "
+                "`MRConvCache`, which is used when this is left out."
+            )
+        if model_kwargs.get(_CACHE) is not None:
+            super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]
+        elif generation_config.use_cache is not False:
+            cache = MRConvCache(self.config)
+            if generation_config.is_assistant:
+                cache.activate_past_recording()
+            model_kwargs[_CACHE] = cache
+
+
+class MRConvForMaskedLM(MRConvLanguageModel):
+    """Bidirectional MRConv that predicts masked tokens."""
+
+    looks_ahead = True
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        **kwargs: Any,
+    ) -> MaskedLMOutput:
+        """
+        Args:
+            input_ids, attention_mask, inputs_embeds: As in [`MRConvModel`].
+            labels (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
+                The tokens at masked positions, -100 elsewhere, as `DataCollatorForLanguageModeling` makes them.
+
+        Returns:
+            [`~transformers.modeling_outputs.MaskedLMOutput`]: `logits` of shape `(batch_size, length, vocab_size)`;
+            `loss` when labels are given; `hidden_states` when asked for.
+        """
+        count = kwargs.pop("num_items_in_batch", None)
+        outputs = self.model(input_ids, attention_mask, inputs_embeds, **kwargs)
+        logits = self.lm_head(outputs.last_hidden_state)
+        loss = None
+        if labels is not None:
+            # transformers takes a view of labels, which those that were cut do not allow.
+            labels = labels.contiguous()  # type: ignore[assignment]
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, num_items_in_batch=count)
+        return MaskedLMOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
+
+
+class MRConvForTokenClassification(MRConvPreTrainedModel):
+    """MRConv with a class at every position, for tokens or a continuous input; a causal one streams."""
+
+    code_beside = AUTO_MAP_OF_POSITIONS
+
+    def __init__(self, config: MRConvConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels or 0
+        self.model = MRConvModel(config)
+        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        input_values: Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        **kwargs: Any,
+    ) -> TokenClassifierOutput:
+        """
+        Args:
+            input_ids, attention_mask, inputs_embeds, input_values: As in [`MRConvModel`], and `cache` too.
+            labels (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
+                The class of each position; -100 where there is none, as at padding.
+
+        Returns:
+            [`~transformers.modeling_outputs.TokenClassifierOutput`]: `logits` of shape `(batch_size, length,
+            num_labels)`; `loss` when labels are given; `hidden_states` when asked for.
+        """
+        count = kwargs.pop("num_items_in_batch", None)
+        outputs = self.model(input_ids, attention_mask, inputs_embeds, input_values, **kwargs)
+        logits = self.classifier(outputs.last_hidden_state)
+        loss = None
+        if labels is not None:
+            labels = labels.contiguous()  # type: ignore[assignment]
+            # A batch in which no position has a class has the loss 0.
+            count = torch.as_tensor((labels != -100).sum() if count is None else count).clamp_min(1)
+            loss = self.loss_function(logits.float(), labels, self.config, num_items_in_batch=count)
+        return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
