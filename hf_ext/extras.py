@@ -21,7 +21,6 @@ EXTRAS = {
     "soxr": "audio",
     "starlette": "hub",
     "tensorboard": "train",
-    "tifffile": "images",
     "uvicorn": "hub",
     "zstandard": "archive",
 }

@@ -1,4 +1,4 @@
-"""Command line of hf-ext, installed as hf_ext_cli so that --help imports neither hf_ext nor torch."""
+"""Command line of hf-ext, installed as hf_ext_cli so that --help imports neither models nor torch."""
 
 from .library import import_without_models
 

@@ -1,7 +1,7 @@
 """hf-ext, the command line: it finds commands, shows help and turns exceptions into messages and exit codes.
 
 Commands parse, validate and call. They import what they call inside their functions, so that `hf-ext --help` imports
-neither hf_ext nor torch nor transformers.
+neither a model nor torch nor transformers.
 """
 
 import importlib
