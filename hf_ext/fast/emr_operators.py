@@ -19,11 +19,11 @@ def compiled_kernels() -> Kernels | None:
         return None
     try:
         from .emr_blocks import run_block, run_files
-        from .emr_mixed import multiply_tasks
+        from .emr_mixed import restore_tasks
         from .emr_restore import multiply, restore, restore_directions
     except ImportError:
         return None
-    return Kernels(run_block, restore, multiply, run_files, restore_directions, multiply_tasks)
+    return Kernels(run_block, restore, multiply, run_files, restore_directions, restore_tasks)
 
 
 def triton_kernels() -> Kernels | None:
