@@ -23,7 +23,6 @@ EXTRAS = {
     "tensorboard": "train",
     "tifffile": "images",
     "uvicorn": "serve",
-    "zstandard": "archive",
 }
 
 
