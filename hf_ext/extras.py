@@ -6,7 +6,6 @@ from types import ModuleType
 
 # Of each module that may be missing: the extra that brings it.
 EXTRAS = {
-    "fastapi": "serve",
     "gradio": "app",
     "h11": "hub",
     "markdown_it": "hub",
@@ -22,7 +21,6 @@ EXTRAS = {
     "soxr": "audio",
     "tensorboard": "train",
     "tifffile": "images",
-    "uvicorn": "serve",
 }
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .emr_serving import extract_lora, merge_loras, serve
+from .emr_serving import extract_lora, merge_loras
 from .errors import Unusable
 from .groups import Group
 from .library import import_undisturbed, import_without_models
@@ -269,7 +269,7 @@ SHOWN_FILES = ("report.json", "README.md")
 
 @click.group(cls=Group)
 def emr() -> None:
-    """Artifacts of a merge: add, remove and export tasks, verify, compare, serve."""
+    """Artifacts of a merge: add, remove and export tasks, verify, compare."""
     import_without_models()
 
 
@@ -443,4 +443,3 @@ def learn_weights(file: Path, configs: tuple[str, ...], out: Path, **options: An
 
 emr.add_command(extract_lora)
 emr.add_command(merge_loras)
-emr.add_command(serve)

@@ -1,7 +1,5 @@
-"""hf-ext emr extract-lora, merge-loras and serve: tasks where models are served."""
+"""hf-ext emr extract-lora and merge-loras: tasks as LoRAs."""
 
-import contextlib
-import signal
 from typing import Any
 
 import click
@@ -9,7 +7,6 @@ import click
 from .errors import loads
 from .library import register_models
 from .output import print_json
-from .serving import FILE, read_token
 
 
 @click.command("extract-lora")
@@ -106,61 +103,3 @@ def merge_loras(adapters: tuple[str, ...], out: str, weights: tuple[float, ...],
     for warning in report["warnings"]:
         click.echo(f"warning: {warning}")
     click.echo(f"adapter: {report['path']}")
-
-
-@click.command()
-@click.argument("artifact")
-@click.option(
-    "--task", "names", metavar="NAME", multiple=True, help="Serve only this task; repeatable.  [default: all]"
-)
-@click.option("--base", metavar="ID", help="The base model, where it is not found as ARTIFACT names it.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address; other than loopback needs a token.")
-@click.option(
-    "--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 takes a free one."
-)
-@click.option(
-    "--token-file", "token", type=FILE, callback=read_token, help="File with the token that clients must send."
-)
-@click.option("--max-batch", default=32, show_default=True, type=click.IntRange(1), help="Samples in a batch.")
-@click.option(
-    "--wait-ms", default=5.0, show_default=True, type=click.FloatRange(0, 1000), help="How long a batch fills."
-)
-@click.option("--device", help="Where the model runs.  [default: cpu]")
-@click.option("--endpoint", help="Address of the Hub.  [default: HF_ENDPOINT]")
-def serve(artifact: str, host: str, port: int, token: str | None, **options: Any) -> None:
-    """Serve the tasks of ARTIFACT, a folder or org/name[@revision], over HTTP; each task is a model.
-
-    Clients of OpenAI's API name a task as the model: /v1/models, /v1/completions, /v1/chat/completions. /v1/classify
-    has the form of vLLM's, and /v1/restore takes a picture file and gives a PNG. Requests that come together are
-    answered together, also of different tasks. One model is in memory, and one thread uses it.
-
-    \b
-    Examples:
-      hf-ext emr serve merged
-      curl http://127.0.0.1:8000/v1/classify -H "Content-Type: application/json" -d '{"model": "a", "input": "Hi"}'
-      curl --data-binary @photo.jpg "http://127.0.0.1:8000/v1/restore?model=b" -o restored.png
-    """
-    from hf_ext.extras import check_installed
-
-    check_installed("fastapi", "uvicorn")
-    app, kinds = load_application(artifact, token=token, **options)
-    from hf_ext.serving.application import serve as run
-
-    def announce(url: str) -> None:
-        click.echo(f"Serving {artifact} at {url}/v1; Ctrl-C stops it. Models:")
-        for name, kind in kinds.items():
-            click.echo(f"  {name}  {kind}")
-
-    # A service manager stops a process with SIGTERM: let requests end, as after Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with contextlib.suppress(KeyboardInterrupt):
-        run(app, host, port, token, announce)
-
-
-@loads
-def load_application(artifact: str, **options: Any) -> tuple[Any, dict[str, str]]:
-    """The application, and what each task does."""
-    register_models()
-    from hf_ext.serving.application import load_application as run
-
-    return run(artifact, **options)

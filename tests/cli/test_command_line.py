@@ -59,7 +59,7 @@ def all_commands() -> dict[str, click.Command]:
 
 
 def test_the_commands_are_those_that_are_promised():
-    names = ("add", "remove", "export", "verify", "compare", "extract-lora", "serve", "statistics")
+    names = ("add", "remove", "export", "verify", "compare", "extract-lora", "statistics")
     names += ("learn-weights", "merge-loras")
     emr = {f"emr {name}" for name in names}
     mrconv = {"mrconv make-listops", "mrconv make-pathfinder", "mrconv predict", "mrconv plot"}
