@@ -110,27 +110,18 @@ def make_app(
     async def classify(name: str, request: Request) -> dict[str, Any]:
         task = find(name, "classification")
         data = await read_body(request)
-
-        def work() -> dict[str, Any]:
-            label, probabilities = task.classify(read_input(task, data, megapixels))
-            return {"label": label, "probabilities": probabilities}
-
         async with turns.request() as until:
-            return dict(await turns.take(request, until, work))
+            given = read_input(task, data, megapixels)
+            label, probabilities = await turns.take(request, until, partial(task.classify, given))
+        return {"label": label, "probabilities": probabilities}
 
     @app.post("/restore/{name}")
     async def restore(name: str, request: Request) -> Response:
         find(name, "restoration")
         data = await read_body(request)
-
-        def work() -> bytes:
-            picture = read_image(data, megapixels)
-            with emr.task(name) as model:
-                pixels = restore_image(model, picture.pixels, tile="auto")
-            return encode_frames(Frames([picture._replace(pixels=pixels)]), "PNG")
-
         async with turns.request() as until:
-            return Response(await turns.take(request, until, work), media_type="image/png")
+            done = await turns.take(request, until, partial(restore_file, emr, name, data, megapixels))
+        return Response(done, media_type="image/png")
 
     @app.post("/generate/{name}")
     async def generate(name: str, request: Request, max_tokens: int = 64, temperature: float = 0.0) -> dict[str, Any]:
@@ -175,6 +166,14 @@ def read_input(task: AnsweringTask, data: bytes, megapixels: float) -> Any:
     if task.reads == "Image":
         return read_8_bits(data, megapixels)
     return data.decode() if task.reads == "Sequence" else json.loads(data)
+
+
+def restore_file(emr: EMRModel, name: str, data: bytes, megapixels: float) -> bytes:
+    """A picture file restored by a task, as PNG."""
+    picture = read_image(data, megapixels)
+    with emr.task(name) as model:
+        pixels = restore_image(model, picture.pixels, tile="auto")
+    return encode_frames(Frames([picture._replace(pixels=pixels)]), "PNG")
 
 
 def main() -> None:

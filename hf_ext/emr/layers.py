@@ -51,10 +51,12 @@ class TaskLayers:
         """What a task's weight is restored from; `None` where something must be added, converted or left as it is."""
         if (task, name) not in self._parts:
             parts = self._weights.find_parts(task, name, weight.device)
-            fits = parts is not None and len(parts.base) == weight.numel() and parts.base.dtype in DTYPES
-            fits = fits and parts.unified.dtype == weight.dtype
-            # Masks read from mapped files took 1.6 times as long as from memory; base and unified model 1.1 times.
-            self._parts[task, name] = parts._replace(mask=parts.mask.clone()) if fits else None
+            if parts is not None:
+                fits = len(parts.base) == weight.numel() and parts.base.dtype in DTYPES
+                # Masks read from mapped files took 1.6 times as long as from memory; base and unified model 1.1 times.
+                same = fits and parts.unified.dtype == weight.dtype
+                parts = parts._replace(mask=parts.mask.clone()) if same else None
+            self._parts[task, name] = parts
         return self._parts[task, name]
 
     def multiply(
