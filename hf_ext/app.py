@@ -4,10 +4,8 @@ The app: restore, draw, listen and merge in a browser. `hf-ext app` serves it, a
 Functions above `build_app` take what a browser sends and give what it shows; those below lay out a tab each.
 """
 
-import base64
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -19,13 +17,13 @@ from transformers import AutoConfig
 
 from hf_ext import EMRModel, SemanIRForImageRestoration, restore_image
 from hf_ext.audio_stream import Listener, Stream
+from hf_ext.emr.answering import AnsweringTask
 from hf_ext.emr.artifact import read_tasks
 from hf_ext.hub.checkpoints import split_revision
 from hf_ext.hub.released import list_released
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.restoration.comparison import show_colours
-from hf_ext.restoration.files import read_image
-from hf_ext.serving.tasks import ServedTask
+from hf_ext.restoration.files import read_8_bits, read_image
 from hf_ext.tasks.diffusion_grids import draw_grid, sample_rows
 from hf_ext.tasks.kernel_plots import draw_merged, load_model
 from hf_ext.tasks.signals import read_recording
@@ -103,10 +101,10 @@ def load_drawer(source: str) -> DisentangledDiTPipeline:
 
 
 @functools.lru_cache(maxsize=2)
-def load_merge(source: str) -> tuple[EMRModel, dict[str, ServedTask]]:
+def load_merge(source: str) -> tuple[EMRModel, dict[str, AnsweringTask]]:
     """A merge, and what its tasks can be asked."""
     merged = EMRModel.from_pretrained(source, device=place())
-    return merged, {name: ServedTask(merged, name) for name in merged.tasks}
+    return merged, {name: AnsweringTask(merged, name) for name in merged.tasks}
 
 
 def restore(source: str, picture: str | None, strength: float, progress: Any = None) -> Pair:
@@ -211,7 +209,7 @@ def show_words(words: Words) -> str:
 def list_inputs(source: str) -> set[str]:
     """What the tasks of a merge take: of picture, sound and text those that some task does."""
     kinds = {"Image": "picture", "Audio": "sound", "Sequence": "text"}
-    return {"picture" if task.kind == "restoration" else kinds[task.reads] for task in load_merge(source)[1].values()}
+    return {kinds[task.reads] for task in load_merge(source)[1].values()}
 
 
 def answer(source: str, name: str, picture: str | None, sound: str | None, text: str | None) -> Answer:
@@ -223,19 +221,16 @@ def answer(source: str, name: str, picture: str | None, sound: str | None, text:
         with merged.task(name) as model:
             return pair(before, restore_image(model, before, tile="auto"))
     if task.kind == "generation":
-        how = {"max_tokens": TOKENS, "temperature": 0.0, "top_p": 1.0, "stop": [], "seed": None}
-        job = task.generation_job(task.encode_prompt(require_given(text, "text")), **how)
-    elif task.reads == "Image":
-        job = task.classification_job(base64.b64encode(Path(require_given(picture, "picture")).read_bytes()).decode())
+        prompt = task.encode(require_given(text, "text"), TOKENS)["input_ids"]
+        return task.decode(task.generate(prompt, [], TOKENS)[0])
+    if task.reads == "Image":
+        label, probabilities = task.classify(read_8_bits(require_given(picture, "picture"), MEGAPIXELS))
     elif task.reads == "Audio":
         recording = {"path": require_given(sound, "sound"), "bytes": None}
-        job = task.classification_job(read_recording(recording, task.reader.sampling_rate).tolist())
+        label, probabilities = task.classify(read_recording(recording, task.reader.sampling_rate).tolist())
     else:
-        job = task.classification_job(require_given(text, "text"))
-    found = job.run(merged, [job])[0]
-    if task.kind == "generation":
-        return str(found["text"])
-    return f"{found['label']}, {max(found['probs']):.3f}"
+        label, probabilities = task.classify(require_given(text, "text"))
+    return f"{label}, {max(probabilities):.3f}"
 
 
 def answer_all(source: str, *given: str | None) -> dict[str, Answer]:

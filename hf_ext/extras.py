@@ -6,7 +6,6 @@ from types import ModuleType
 
 # Of each module that may be missing: the extra that brings it.
 EXTRAS = {
-    "fastapi": "serve",
     "gradio": "app",
     "markdown_it": "hub",
     "matplotlib": "plots",
@@ -22,7 +21,6 @@ EXTRAS = {
     "starlette": "hub",
     "tensorboard": "train",
     "uvicorn": "hub",
-    "zstandard": "archive",
 }
 
 

@@ -148,7 +148,7 @@ class Benchmark:
         remove(self.scratch / "large")
 
     def measure_use(self) -> None:
-        """Switching a task in place beside copying all weights, the sizes of the result's files and of its archive."""
+        """Switching a task in place beside copying all weights, the sizes of the result's files."""
         if "use/0" in self.log.rows:
             return
         self.make_set(self.set, TASKS, "full")
@@ -159,14 +159,8 @@ class Benchmark:
         words = {"artifact": str(self.out), "tasks": tasks, "base": str(self.set / "base")}
         count = 20 if self.words.quick else COPIES
         row = run_program("switch", {**words, "rounds": count, "threads": CORES}, self.stderr)
-        archive = self.scratch / "merged.tar.zst"
-        archive.unlink(missing_ok=True)
-        words = {"artifact": str(self.out), "archive": str(archive), "level": 3}
-        packed = run_program("pack", words, self.stderr)
-        archive.unlink()
-        packed = {"seconds": packed["seconds"], **packed["result"]}
-        self.log.add("use/0", {**row, "files": sizes, "archive": packed})
-        print(f"{'use/0':24} switched {count} times, packed in {packed['seconds']:.2f} s", flush=True)
+        self.log.add("use/0", {**row, "files": sizes})
+        print(f"{'use/0':24} switched {count} times", flush=True)
         remove(self.out)
 
     def measure_versions(self, before: Path) -> dict[str, list[float]]:

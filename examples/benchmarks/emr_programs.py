@@ -147,17 +147,6 @@ def switch(artifact: str, tasks: list[str], base: str, rounds: int, threads: int
     return work
 
 
-def pack(artifact: str, archive: str, level: int) -> Work:
-    """The artifact as one compressed file."""
-    from hf_ext.emr.archive import pack
-
-    def work() -> dict[str, int]:
-        pack(artifact, archive, level=level)
-        return {"level": level, "archive_bytes": os.path.getsize(archive)}
-
-    return work
-
-
 PROGRAMS: tuple[Callable[..., Work], ...] = (
     hf_ext_merge,
     in_memory,
@@ -165,7 +154,6 @@ PROGRAMS: tuple[Callable[..., Work], ...] = (
     fusion_bench,
     read_write,
     switch,
-    pack,
 )
 
 

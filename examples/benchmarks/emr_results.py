@@ -92,7 +92,6 @@ def use_summary(row: dict[str, Any]) -> dict[str, Any]:
         "copy_seconds": medians["copy"],
         "switch_over_copy": statistics.median(ratios),
         "turns": len(ratios),
-        "archive": {**row["archive"], "files_bytes": sum(row["files"].values())},
         "files": row["files"],
     }
 

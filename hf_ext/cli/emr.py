@@ -9,7 +9,7 @@ import click
 
 from hf_ext.terminal import is_quiet
 
-from .emr_serving import extract_lora, serve
+from .emr_lora import extract_lora
 from .errors import Unusable
 from .groups import Group
 from .library import import_without_models
@@ -275,7 +275,7 @@ SHOWN_FILES = ("report.json", "README.md")
 
 @click.group(cls=Group)
 def emr() -> None:
-    """Artifacts of a merge: add, remove and export tasks, verify, compare, archive, serve."""
+    """Artifacts of a merge: add, remove and export tasks, verify, compare."""
     import_without_models()
 
 
@@ -447,53 +447,4 @@ def learn_weights(file: Path, configs: tuple[str, ...], out: Path, **options: An
         click.echo(out)
 
 
-@emr.command()
-@click.argument("artifact", type=ARTIFACT)
-@click.argument("archive", metavar="FILE.tar.zst", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--level", default=3, show_default=True, type=click.IntRange(1, 19), help="1 is fast, 19 is small.")
-@click.option("--overwrite", is_flag=True, help="Replace FILE.tar.zst if it is there.")
-@JSON_OPTION
-def pack(artifact: Path, archive: Path, level: int, overwrite: bool, as_json: bool) -> None:
-    """Write ARTIFACT into one compressed file; the same artifact gives the same bytes.
-
-    \b
-    Examples:
-      hf-ext emr pack merged merged.tar.zst
-    """
-    from hf_ext.emr.archive import pack as run
-
-    done = run(artifact, archive, level=level, overwrite=overwrite)
-    if as_json:
-        print_json(done)
-    else:
-        share = done["archive_bytes"] / max(done["bytes"], 1)
-        click.echo(
-            f"{done['path']}: {done['archive_bytes']:,} bytes, {share:.0%} of the {done['bytes']:,} bytes in "
-            f"{done['files']} files"
-        )
-
-
-@emr.command()
-@click.argument("archive", metavar="FILE.tar.zst", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("out", type=click.Path(path_type=Path))
-@click.option("--max-bytes", type=click.IntRange(min=1), help="Refuse more.  [default: 10 ** 12]")
-@click.option("--max-files", type=click.IntRange(min=1), help="Refuse more.  [default: 10,000]")
-@click.option("--max-ratio", type=click.FloatRange(min=1), help="Refuse what shrank more than this.  [default: 100]")
-def unpack(archive: Path, out: Path, **limits: Any) -> None:
-    """Restore an artifact from FILE.tar.zst into the folder OUT.
-
-    An archive that would fill the disk is refused: by its size, by the number of its files, or because it shrank more
-    than weights and masks do.
-
-    \b
-    Examples:
-      hf-ext emr unpack merged.tar.zst merged
-      hf-ext emr unpack merged.tar.zst merged --max-ratio 1000
-    """
-    from hf_ext.emr.archive import unpack as run
-
-    click.echo(run(archive, out, **{name: value for name, value in limits.items() if value is not None}))
-
-
 emr.add_command(extract_lora)
-emr.add_command(serve)

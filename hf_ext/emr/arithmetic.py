@@ -128,6 +128,12 @@ def restore(base: Tensor, unified: Tensor, mask: Tensor, scale: float, out: Tens
         out[part] = torch.where(bits, moved, start)
 
 
+def restore_tasks(base: Tensor, unified: Tensor, masks: list[Tensor], scales: list[float], outs: list[Tensor]) -> None:
+    """[`restore`] for several tasks whose weights have one base and one unified model."""
+    for mask, scale, out in zip(masks, scales, outs, strict=True):
+        restore(base, unified, mask, scale, out)
+
+
 def multiply(b: Tensor, a: Tensor) -> Tensor:
     """b @ a, [rows, rank] and [rank, columns] of fp32, summed in the order of the rank."""
     product = torch.zeros(len(b), a.shape[1], device=a.device)
@@ -194,15 +200,14 @@ def compute_scales(sums: np.ndarray, elements: np.ndarray, participates: np.ndar
 
 
 class Kernels(NamedTuple):
-    """One way to compute on a type of device. Only compiled code reads and writes files itself (`run_files`) and
-    multiplies by the weights of several tasks without restoring them whole (`multiply_tasks`)."""
+    """One way to compute on a type of device. Only compiled code reads and writes files itself (`run_files`)."""
 
     run_block: Callable[..., None]
     restore: Callable[..., None]
     multiply: Callable[[Tensor, Tensor], Tensor]
     run_files: Callable[..., bool] | None = None
     restore_directions: Callable[..., None] | None = None
-    multiply_tasks: Callable[..., Tensor] | None = None
+    restore_tasks: Callable[..., None] = restore_tasks
 
 
 _TORCH = Kernels(run_block, restore, multiply)

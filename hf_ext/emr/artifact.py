@@ -1,7 +1,7 @@
 """The files of an artifact, opened only where they are what the manifest says, to the hash: weights, masks, sums.
 
 A flipped bit in a mask is a wrong weight like any other, so `emr.json` has the hash of every file beside it, but of
-those that are written anew without it: card, report, router.
+those that are written anew without it: card and report.
 """
 
 from __future__ import annotations
@@ -161,9 +161,7 @@ def _write(path: Path, arrays: Mapping[str, np.ndarray], columns: Sequence[str])
     writer.close(sync=False)
 
 
-# Written by whoever fits a router: no part of the merge.
-ROUTER_FILE = "router.safetensors"
-_NOT_NAMED = (MANIFEST, "README.md", "report.json", "report.png", ROUTER_FILE)
+_NOT_NAMED = (MANIFEST, "README.md", "report.json", "report.png")
 _WEIGHTS = ".safetensors"
 # What earlier versions kept to add tasks; nothing reads it any more.
 STATE = "state.safetensors"

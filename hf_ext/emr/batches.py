@@ -10,12 +10,13 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from transformers.cache_utils import Cache, DummyLayer, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
 
-from .units import NotByRows, are_close
-
 # The samples of each task.
 Rows = Mapping[str, torch.Tensor]
 # Their `update` makes new tensors, so that a copy can share them.
 _LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
+# How far values may be apart that are the same but for rounding, which depends on the size of a batch.
+_TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-4}
+_HALF_TOLERANCE = 1e-2
 
 
 def rows_of(task_ids: Sequence[str]) -> dict[str, torch.Tensor]:
@@ -32,23 +33,22 @@ def leaves_of(tree: Any) -> tuple[list[Any], Any]:
 
 def take_rows(tree: Any, rows: torch.Tensor, size: int) -> Any:
     """The same arguments for some samples; of a cache a copy."""
+
+    def take(leaf: Any) -> Any:
+        if isinstance(leaf, Cache):
+            copied: Any = copy_cache(leaf)
+            copied.batch_select_indices(rows)
+            return copied
+        by_row = isinstance(leaf, torch.Tensor) and leaf.ndim > 0 and len(leaf) == size
+        return leaf.index_select(0, rows.to(leaf.device)) if by_row else leaf
+
     leaves, form = leaves_of(tree)
-    by_row = [int(isinstance(leaf, torch.Tensor) and leaf.ndim > 0 and len(leaf) == size) for leaf in leaves]
-    taken = [
-        _take_of_cache(leaf, rows) if isinstance(leaf, Cache) else take(leaf, rows, count)
-        for leaf, count in zip(leaves, by_row, strict=True)
-    ]
-    return tree_unflatten(taken, form)
+    return tree_unflatten([take(leaf) for leaf in leaves], form)
 
 
-def take(leaf: Any, rows: torch.Tensor, count: int) -> Any:
-    """Takes the rows of some samples."""
-    return leaf.index_select(0, all_rows(rows, count, leaf.device)) if count else leaf
-
-
-def all_rows(rows: torch.Tensor, count: int, device: torch.device) -> torch.Tensor:
-    """Indices of all rows of some samples."""
-    return (rows if count == 1 else (rows[:, None] * count + torch.arange(count)).flatten()).to(device)
+def repeat_rows(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """Indices of all rows of some samples, each of which has so many."""
+    return rows if count == 1 else (rows[:, None] * count + torch.arange(count)).flatten()
 
 
 def copy_cache(cache: Cache) -> Cache:
@@ -61,29 +61,25 @@ def copy_cache(cache: Cache) -> Cache:
         return cast(Cache, copied)
     other = next((type(layer).__name__ for layer in cache.layers if type(layer) not in _LAYERS), None)
     if other is not None:
-        raise NotByRows(f"a {type(cache).__name__} of {other} cannot be divided by samples")
+        raise TypeError(f"a {type(cache).__name__} of {other} cannot be divided by samples")
     copied.layers = [copy.copy(layer) for layer in cache.layers]
     return cast(Cache, copied)
-
-
-def _take_of_cache(cache: Cache, rows: torch.Tensor) -> Cache:
-    copied: Any = copy_cache(cache)
-    copied.batch_select_indices(rows)
-    return cast(Cache, copied)
-
-
-def describe_cache(cache: Cache) -> tuple[Any, ...]:
-    """What of a cache changes the course of a forward pass: its kind, whether something is in it, and how much."""
-    parts = [cache]
-    if isinstance(cache, EncoderDecoderCache):
-        parts = [cache.self_attention_cache, cache.cross_attention_cache]
-    lengths = [part.get_seq_length() for part in parts]
-    return type(cache).__name__, tuple(length > 0 for length in lengths), tuple(lengths)
 
 
 def keys_of(output: Any) -> list[Any]:
     """Names of the parts of what a model returns, or their numbers."""
     return list(output) if isinstance(output, Mapping) else list(range(len(output)))
+
+
+def are_close(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Whether two tensors are the same but for rounding."""
+    if one.shape != two.shape:
+        return False
+    tolerance = _TOLERANCES.get(one.dtype, _HALF_TOLERANCE)
+    one, two = (torch.view_as_real(values) if values.is_complex() else values for values in (one, two))
+    one, two = one.detach().double(), two.detach().double()
+    size = float(one[one.isfinite()].abs().max()) if bool(one.isfinite().any()) else 0.0
+    return torch.allclose(one, two, rtol=tolerance, atol=tolerance * size, equal_nan=True)
 
 
 def axes_of_samples(one: Any, two: Any, training: bool) -> list[int] | None:

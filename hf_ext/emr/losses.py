@@ -1,28 +1,21 @@
 """The loss of a batch of several tasks: the mean over all its targets, which are its rows, or the tokens that have a
 label. So each task's own loss counts as often as the task has targets. Where the heads are alike, that is what the
-model itself computes for the batch; where they are not, each task's loss is computed for its rows.
+model itself computes for the batch; where they are not, the tasks take turns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers.loss.loss_utils import LOSS_MAPPING
 
-from .batches import Rows, all_rows
-from .units import NotByRows
-
-if TYPE_CHECKING:
-    from .model import EMRModel
-
 _IGNORED = -100
-_BY_SAMPLE = tuple(f"For{what}Classification" for what in ("Sequence", "Image", "Video", "Audio"))
 # Losses that are a mean over labels, by parts of classes' names; CTC's can be a sum, those of boxes are other things.
 _MEANS = (
-    *_BY_SAMPLE,
-    *("ForCausalLM", "LMHead", "ForMaskedLM", "ForConditionalGeneration", "ForTokenClassification"),
+    *(f"For{kind}Classification" for kind in ("Sequence", "Image", "Video", "Audio", "Token")),
+    *("ForCausalLM", "LMHead", "ForMaskedLM", "ForConditionalGeneration"),
     *("ForSemanticSegmentation", "ForMultipleChoice"),
 )
 
@@ -71,20 +64,3 @@ def mean_loss(losses: Mapping[str, torch.Tensor], counts: Mapping[str, int]) -> 
     # A task without a target has a loss of 0 / 0.
     kept = [losses[task] * (counts[task] / total) for task in losses if counts[task]]
     return torch.stack(kept).sum() if kept else torch.full_like(first, torch.nan)
-
-
-def loss_of_heads(emr: EMRModel, configs: Mapping[str, Any], output: Any, labels: torch.Tensor, rows: Rows) -> Any:
-    """Adds to what a model returned for several tasks the loss of heads that differ, by functions of transformers."""
-    model: Any = emr.model
-    kind = getattr(model, "loss_type", None)
-    if kind not in (*_BY_SAMPLE, "ForTokenClassification") or not isinstance(output, Mapping):
-        raise NotByRows(f"the loss of {type(model).__name__} for heads that differ is not known")
-    losses, counts = {}, {}
-    for task, indices in rows.items():
-        logits = torch.stack([output["logits"][row] for row in indices.tolist()])
-        config = type(model.config).from_dict(dict(configs[task]))
-        own = as_labels(labels[all_rows(indices, 1, labels.device)], config)
-        given = {"pooled_logits": logits} if kind in _BY_SAMPLE else {"logits": logits}
-        losses[task] = model.loss_function(labels=own, config=config, **given)
-        counts[task] = count_targets(model, own)
-    return type(output)(**{"loss": mean_loss(losses, counts), **output})

@@ -1,6 +1,9 @@
-"""One forward pass for samples of different tasks: each module that has weights runs for each task on its rows, with
-that task's weights. One module's weights are in memory at a time, of a linear layer or an embedding a piece; what is
-small (biases, norms) is kept.
+"""A batch whose samples are of several tasks: in one forward pass by the rule of `units`, or one task after the other.
+
+The first pass of each kind is checked. It runs again with weights that are moved far apart, for each task by other
+random factors, and so does the model for each task alone, with all of the task's weights at once: what a unit did not
+get, or got of another task, then shows in the outputs, however near the fine-tunes are to each other. Where the two
+differ, batches of that kind take turns.
 """
 
 from __future__ import annotations
@@ -14,46 +17,37 @@ from transformers import Cache
 
 from .batches import (
     Rows,
+    are_close,
     axes_of_samples,
-    describe_cache,
+    copy_cache,
     join_samples,
     keys_of,
     leaves_of,
     rows_of,
     take_rows,
 )
-from .layers import TaskLayers
-from .losses import as_labels, count_targets, heads_are_alike, loss_of_heads, mean_loss
-from .mixed_forward import Layout, MixedForward, differing_tensors
-from .units import Leaf, NotByRows, Observation, Unit, are_close, observe, plan_units
+from .losses import as_labels, count_targets, heads_are_alike, mean_loss
+from .units import NotByRows, Pass, Units
 
 if TYPE_CHECKING:
     from .model import EMRModel
 
-# Shapes of batches whose units are remembered.
-_MAX_PLANS = 256
+# Kinds of batches that are remembered.
+_MAX_KINDS = 256
 # What a model may raise when it is run in a way that it is not made for.
-FAILURES = (NotByRows, RuntimeError, ValueError, IndexError, TypeError)
+_FAILURES = (NotByRows, RuntimeError, ValueError, IndexError, TypeError)
 
 
 class Mixer:
-    """
-    Runs a model on batches whose samples are of different tasks. For inference: without gradients.
-
-    How a forward pass can be divided is found out on the first two samples of a batch; see `units`. Batches of other
-    lengths try what was found for a like one, and look anew where a module then takes something else.
-    """
+    """Runs a model on batches whose samples are of different tasks. For inference: without gradients."""
 
     def __init__(self, emr: EMRModel) -> None:
         self._emr = emr
-        self._model: torch.nn.Module | None = None
-        self._plans: dict[Any, dict[str, Unit] | NotByRows] = {}
-        self._alike: dict[Any, dict[str, Unit]] = {}
+        self._units: Units | None = None
         self._proven: set[Any] = set()
-        self._warned: set[str] = set()
+        self._refused: dict[Any, str] = {}
         self._axes: dict[Any, dict[Any, list[int] | None]] = {}
-        self.layers = TaskLayers(emr)
-        self._layout: Layout | None = None
+        self._warned: set[str] = set()
 
     def run(self, task_ids: Sequence[str], arguments: tuple[Any, ...], batch: dict[str, Any]) -> Any:
         """Runs the model; arguments with as many rows as there are names are split by sample.
@@ -78,11 +72,11 @@ class Mixer:
         with torch.no_grad():
             try:
                 output, failure = self._run_together(rows, arguments, batch), None
-            except FAILURES as error:
+            except _FAILURES as error:
                 failure = error
             if failure is not None:
                 output, left_out = self._run_in_turn(rows, arguments, batch, failure)
-                self.warn_once(failure, left_out)
+                self._warn_once(failure, left_out)
         if batch.get("labels") is not None and isinstance(output, Mapping) and output.get("aux_loss") is not None:
             raise ValueError(
                 "the loss holds aux_loss, which balances the experts over a whole batch and has no parts for tasks: "
@@ -91,87 +85,76 @@ class Mixer:
         return output
 
     def _run_together(self, rows: Rows, arguments: tuple[Any, ...], batch: dict[str, Any]) -> Any:
-        labels, configs = batch.get("labels"), {task: self._emr.read_config(task) for task in rows}
-        if labels is None or heads_are_alike(list(configs.values())):
-            return self.run_module(self._emr.model, rows, arguments, batch)
-        rest = {name: value for name, value in batch.items() if name != "labels"}
-        output = self.run_module(self._emr.model, rows, arguments, rest)
-        return loss_of_heads(self._emr, configs, output, labels, rows)
-
-    def run_module(
-        self, module: torch.nn.Module, rows: Rows, arguments: tuple[Any, ...], batch: dict[str, Any]
-    ) -> Any:
-        """One forward pass of the model or a part of it; raises [`NotByRows`] where that is not possible."""
+        """One forward pass; raises [`NotByRows`], or what the model raises, where that is not possible."""
         emr = self._emr
         different = [task for task in rows if not emr.fits(task)]
         if different or emr.current is None:
             raise NotByRows(f"the model of {different} differs from that of {emr.current!r} in more than its labels")
-        if self._model is not emr.model or len(self._plans) >= _MAX_PLANS:
-            self._plans.clear()
-            self._alike.clear()
-            self._axes.clear()
-            self._model = emr.model
-        key, alike = self._kind(module, arguments, batch, sum(map(len, rows.values())))
-        if key not in self._plans and alike in self._alike:
+        if batch.get("labels") is not None and not heads_are_alike([emr.read_config(task) for task in rows]):
+            raise NotByRows("one loss cannot be computed for heads that differ")
+        if self._units is None or not self._units.are_of(emr.model):
+            self._units = Units(emr)
+            self._forget()
+        kind, lengths = _describe(self._units.model, arguments, batch)
+        if (kind, lengths) in self._refused:
+            raise NotByRows(self._refused[kind, lengths])
+        caches = [leaf for leaf in leaves_of((arguments, batch))[0] if isinstance(leaf, Cache)]
+        try:
+            as_before = [copy_cache(cache) for cache in caches]
+            mixed = Pass(self._units, rows)
             try:
-                return self._forward(self._alike[alike], rows, other_length=True).run(module, arguments, batch)
-            except FAILURES:
-                # What is wrong for every length is told by the attempt that follows.
-                del self._alike[alike]
-        if key not in self._plans:
-            plan = self._plans[key] = self._plan(module, rows, arguments, batch)
-            if not isinstance(plan, NotByRows):
-                self._alike[alike] = plan
-        found = self._plans[key]
-        if isinstance(found, NotByRows):
-            # A new one each time: an exception keeps what it passed through, batches too.
-            raise NotByRows(str(found))
-        return self._forward(found, rows).run(module, arguments, batch)
+                output = mixed.run(arguments, batch)
+                if (kind, mixed.kind) not in self._proven:
+                    later = [copy_cache(cache) for cache in caches]
+                    _put_back(caches, as_before)
+                    self._check(rows, arguments, batch)
+                    _put_back(caches, later)
+                    self._proven.add((kind, mixed.kind))
+                return output
+            except BaseException:
+                _put_back(caches, as_before)
+                raise
+        except _FAILURES as error:
+            self._refused[kind, lengths] = str(error)
+            raise
+        finally:
+            if len(self._proven) + len(self._refused) > _MAX_KINDS:
+                self._forget()
 
-    def _plan(
-        self, module: torch.nn.Module, rows: Rows, arguments: tuple[Any, ...], batch: dict[str, Any]
-    ) -> dict[str, Unit] | NotByRows:
-        """Units with which one pass for two tasks gives what each of them gives alone, or why there are none."""
-        emr, model, current = self._emr, self._emr.model, str(self._emr.current)
-        other, size = next(task for task in rows if task != current), sum(map(len, rows.values()))
-        weights = differing_tensors(emr)
-        zero, one, both = torch.tensor([0]), torch.tensor([1]), torch.tensor([0, 1])
+    def _check(self, rows: Rows, arguments: tuple[Any, ...], batch: dict[str, Any]) -> None:
+        """Raises [`NotByRows`] where one pass does not give what each task gives alone."""
+        units, size = self._units, sum(map(len, rows.values()))
+        assert units is not None
+        with units.moved_apart(list(rows)):
+            alone = {}
+            for task, indices in rows.items():
+                few, many = take_rows((arguments, batch), indices, size)
+                with units.weights(task, [slot for slots in units.slots.values() for slot in slots]):
+                    alone[task] = units.model(*few, **many)
+            all_rows = torch.arange(size)
+            few, many = take_rows((arguments, batch), all_rows, size)
+            mixed = Pass(units, rows)
+            together = mixed.run(few, many, watched=True)
+        if mixed.has_chosen:
+            raise NotByRows("the model chooses by value which samples go on")
+        compared = 0
+        for task, indices in rows.items():
+            for key in keys_of(alone[task]):
+                own = alone[task][key]
+                if not isinstance(own, torch.Tensor) or own.shape[:1] != (len(indices),):
+                    continue
+                if len(together[key]) != size or not all(
+                    are_close(together[key][row], sample) for row, sample in zip(indices.tolist(), own, strict=True)
+                ):
+                    raise NotByRows("samples of several tasks in one pass do not give what each gives alone")
+                compared += 1
+        if not compared:
+            raise NotByRows("no output is by sample")
 
-        def samples(chosen: torch.Tensor) -> Any:
-            # Anew for each run: a cache is written to.
-            return take_rows((arguments, batch), chosen, size)
-
-        def run(chosen: torch.Tensor) -> Any:
-            few, many = samples(chosen)
-            return module(*few, **many)
-
-        single = observe(model, weights, lambda: run(zero))
-        double = observe(model, weights, lambda: run(both))
-        failure = NotByRows("no module can be run by rows")
-        for share_rows in (True, False):
-            try:
-                plan = plan_units(model, single, double, share_rows=share_rows)
-                _add_unseen(plan, model, weights, double)
-                if _outline(plan) in self._proven:
-                    return plan
-                together = self._forward(plan, {current: zero, other: one}).run(module, *samples(both))
-                alone = [
-                    self._forward(plan, {current: zero}).run(module, *samples(zero)),
-                    self._forward(plan, {other: zero}).run(module, *samples(one)),
-                ]
-            except FAILURES as error:
-                failure = NotByRows(str(error))
-                continue
-            if _agree(together, alone):
-                self._proven.add(_outline(plan))
-                return plan
-            failure = NotByRows("samples of two tasks in one pass do not give what each gives alone")
-        return failure
-
-    def _forward(self, plan: dict[str, Unit], rows: Rows, *, other_length: bool = False) -> MixedForward:
-        if self._layout is None or not self._layout.is_of(self._emr):
-            self._layout = Layout(self._emr)
-        return MixedForward(self._emr, plan, rows, self.layers, self._layout, other_length)
+    def _forget(self) -> None:
+        self._proven.clear()
+        self._refused.clear()
+        self._axes.clear()
 
     def _run_in_turn(
         self, rows: Rows, arguments: tuple[Any, ...], batch: dict[str, Any], reason: Exception
@@ -231,36 +214,14 @@ class Mixer:
         to the others. So the model runs on the first sample and on the first two, once for each kind of batch.
         """
         model = self._emr.model
-        key, _ = self._kind(model, arguments, batch, size)
-        if key not in self._axes:
+        kind = _describe(model, arguments, batch)
+        if kind not in self._axes:
             runs = (take_rows((arguments, batch), torch.arange(count), size) for count in (1, 2))
             one, two = (model(*few, **many) for few, many in runs)
-            self._axes[key] = {name: axes_of_samples(one[name], two[name], model.training) for name in keys_of(one)}
-        return self._axes[key]
+            self._axes[kind] = {key: axes_of_samples(one[key], two[key], model.training) for key in keys_of(one)}
+        return self._axes[kind]
 
-    def _kind(
-        self, module: torch.nn.Module, arguments: tuple[Any, ...], batch: dict[str, Any], size: int
-    ) -> tuple[Any, Any]:
-        """What the course of a forward pass may depend on, but for the values; and the same but for lengths."""
-        leaves, form = leaves_of((arguments, batch))
-        found: list[Any] = [type(module), module.training, str(form)]
-        alike = list(found)
-        for leaf in leaves:
-            if isinstance(leaf, torch.Tensor):
-                by_row = leaf.shape[:1] == (size,)
-                shape = tuple(leaf.shape[int(by_row) :])
-                found.append((leaf.dtype, by_row, shape))
-                alike.append((leaf.dtype, by_row, *(min(length, 2) for length in shape)))
-            elif isinstance(leaf, Cache):
-                *about, lengths = describe_cache(leaf)
-                found.append((*about, lengths))
-                alike.append(tuple(about))
-            else:
-                found.append(repr(leaf))
-                alike.append(repr(leaf))
-        return tuple(found), tuple(alike)
-
-    def warn_once(self, error: Exception, left_out: Sequence[Any] = ()) -> None:
+    def _warn_once(self, error: Exception, left_out: Sequence[Any] = ()) -> None:
         """Tells that tasks take turns, and why."""
         missing = f", and these outputs, which are not by sample, are left out: {left_out}" if left_out else ""
         text = (
@@ -272,35 +233,18 @@ class Mixer:
             warnings.warn(text, stacklevel=5)
 
 
-def _add_unseen(plan: dict[str, Unit], model: torch.nn.Module, weights: Mapping[int, str], seen: Observation) -> None:
-    """Adds the modules that two samples did not reach, as units without a call: an expert that other rows choose is
-    run with the right weights inside of another unit, and outside of it the pass fails instead of being wrong."""
-    for name, module in model.named_modules():
-        held = [*module._parameters.values(), *module._buffers.values()]
-        own = {weights[id(tensor)] for tensor in held if id(tensor) in weights}
-        if own and name and name not in seen.calls:
-            plan[name] = Unit([], own)
+def _put_back(caches: Sequence[Cache], states: Sequence[Cache]) -> None:
+    for cache, state in zip(caches, states, strict=True):
+        vars(cache).update(vars(copy_cache(state)))
 
 
-def _outline(plan: Mapping[str, Unit]) -> Any:
-    """What a plan has in common with those for other lengths."""
-
-    def follows(leaves: list[Leaf]) -> tuple[tuple[int, bool], ...]:
-        return tuple((leaf.rows, leaf.is_row) for leaf in leaves)
-
-    return frozenset(
-        (name, frozenset(unit.weights), tuple((follows(takes), follows(gives)) for takes, gives in unit.calls))
-        for name, unit in plan.items()
-    )
-
-
-def _agree(together: Any, alone: list[Any]) -> bool:
-    """Whether the outputs by sample of one pass are those of a pass for each sample."""
-    compared = 0
-    for key in together if isinstance(together, Mapping) else range(len(together)):
-        for row, output in enumerate(alone):
-            if isinstance(output[key], torch.Tensor) and output[key].shape[:1] == (1,):
-                if len(together[key]) != len(alone) or not are_close(together[key][row], output[key][0]):
-                    return False
-                compared += 1
-    return compared > 0
+def _describe(model: torch.nn.Module, arguments: tuple[Any, ...], batch: dict[str, Any]) -> tuple[Any, Any]:
+    """What the course of a forward pass may depend on but for values: form and options, and the lengths."""
+    leaves, form = leaves_of((arguments, batch))
+    about: list[Any] = [type(model), model.training, str(form)]
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            about.append((leaf.dtype, leaf.ndim))
+        else:
+            about.append(type(leaf) if isinstance(leaf, Cache) else repr(leaf))
+    return tuple(about), tuple(tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor))

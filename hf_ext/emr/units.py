@@ -1,286 +1,378 @@
-"""Which modules of a model can be run on some rows of a batch, and which weights each of them uses.
+"""One forward pass for rows of several tasks, by one rule.
 
-Observed, not assumed: the model runs once on one sample and once on two. A tensor follows the batch if its first
-dimension doubles and its first half is the first sample's. A module that cannot be run by rows (a table of relative
-positions, say) becomes part of the smallest module around it that can.
+A unit is a module that itself holds a tensor in which the tasks differ. It runs once for each task, on that task's
+rows and with that task's weights, and its results are put together in the order of the batch; everything else runs
+once for all rows. What a unit takes is divided by rows if its length is a multiple of the batch's, and given to every
+task whole if not. A length can be a multiple by chance, and code can use a weight without calling the module that
+holds it. So the rule is not believed: `mixed` compares the first pass of each kind with every task alone. A kind is
+what was divided in which call of which unit (`Pass.kind`), whatever the lengths are.
 """
 
 from __future__ import annotations
 
-import functools
-import os
+import contextlib
 import threading
+import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_unflatten
 
-# Values of a tensor that are compared between the two observations, and how far they may be apart: rounding depends on
-# the size of a batch, another sample's values differ by far more.
-_SAMPLE = 256
-_TOLERANCE = 1e-2
-# Methods that stand between modules as a module would: T5 and its kin compute one row for all samples from a table of
-# relative positions, inside an attention that also writes into a cache, which cannot be divided by rows.
-_METHODS = ("compute_bias",)
-# Methods that read values without giving a tensor.
-_READS = frozenset(("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__"))
+from .batches import Rows, leaves_of, repeat_rows
+from .building import Place
+from .layers import TaskLayers
 
+if TYPE_CHECKING:
+    from .model import EMRModel
+
+# A method that stands between modules as a module would: T5 and its kin compute one row for all samples from a table
+# of relative positions, inside an attention that also writes into a cache, which cannot be divided by rows.
+_METHOD = "compute_bias"
 # Functions that choose rows by their values: how many go on, and whose they are, differs from batch to batch.
 _CHOOSES = frozenset(("nonzero", "argwhere", "masked_select"))
+_PLAIN = (bool, int, float, str, torch.dtype, torch.device, torch.Size, slice, type(None))
 
 
 class NotByRows(Exception):
-    """The samples of several tasks cannot pass in one forward; the message says why."""
+    """The rows of several tasks cannot pass in one forward; the message says why."""
 
 
-@dataclass(frozen=True)
-class Leaf:
-    """How something that a module takes or gives follows the batch."""
+class Slot(NamedTuple):
+    """A tensor of a unit in which the tasks differ."""
 
-    rows: int  # rows of it for each sample; 0 if it is the same for all samples
-    shape: tuple[int, ...] | None  # its shape for one sample; `None` if it is no tensor
+    holder: dict[str, Any]  # `_parameters` or `_buffers` of the module
+    key: str
+    parts: list[tuple[str, Place]]  # names in the checkpoints, and which part of the tensor each of them is
+
+
+class Units:
+    """The units of a model, and the weights of the tasks for them."""
+
+    def __init__(self, emr: EMRModel) -> None:
+        self._emr = emr
+        self.model: torch.nn.Module = emr.model
+        self._tensors = _list_tensors(self.model)
+        held, places = self.model.state_dict(keep_vars=True), defaultdict(list)
+        alike = set.intersection(*(set(record.shared) for record in emr.weights.manifest.tasks.values()))
+        for name, place in emr.places.items():
+            if name not in alike:
+                places[id(held[place.tensor])].append((name, place))
+        self.slots: dict[torch.nn.Module, list[Slot]] = defaultdict(list)
+        self.methods: list[tuple[torch.nn.Module, str]] = []
+        for name, module in self.model.named_modules():
+            unit = _find_run(self.model, name)
+            for holder in _holders(module):
+                for key, value in holder.items():
+                    if id(value) in places:
+                        self.slots[unit].append(Slot(holder, key, places[id(value)]))
+            if hasattr(module, _METHOD):
+                self.methods.append((module, _METHOD))
+        self.methods += [(module, "forward") for module in self.slots]
+        self._small: dict[Any, Tensor] = {}
+        self._memory: dict[Any, Tensor] = {}
+        self._used: dict[Any, int] = defaultdict(int)
+        self._apart: list[str] = []
+        self.layers = TaskLayers(emr.weights)
+
+    def are_of(self, model: torch.nn.Module) -> bool:
+        """Whether they are a model's, which holds the same tensors at the same places still."""
+        now = _list_tensors(model)
+        return len(now) == len(self._tensors) and all(one is two for one, two in zip(now, self._tensors, strict=True))
 
     @property
-    def is_row(self) -> bool:
-        """Whether it is one row that all samples share."""
-        return self.rows == 0 and self.shape is not None and self.shape[:1] == (1,)
+    def current(self) -> str | None:
+        """The task whose weights the model holds."""
+        return self._emr.current
 
+    @property
+    def are_moved(self) -> bool:
+        """Whether tasks have other weights than their own now."""
+        return bool(self._apart)
 
-@dataclass
-class Unit:
-    """A module that is run for each task on that task's rows."""
+    @contextmanager
+    def weights(self, task: str, slots: list[Slot]) -> Iterator[None]:
+        """Lets modules hold a task's weights inside a `with` block. The current task's are those of the model itself,
+        with all that was changed in place."""
+        used, before = dict(self._used), [(slot.holder, slot.key, slot.holder[slot.key]) for slot in slots]
+        try:
+            for slot in slots if task != self._emr.current else ():
+                held = slot.holder[slot.key]
+                tensor = self._restore(task, slot.parts, held)
+                tensor = self._move(task, slot.parts[0][0], tensor) if self._apart else tensor
+                is_parameter = isinstance(held, torch.nn.Parameter)
+                slot.holder[slot.key] = torch.nn.Parameter(tensor, False) if is_parameter else tensor
+            yield
+        finally:
+            for holder, key, held in before:
+                holder[key] = held
+            self._used = defaultdict(int, used)
 
-    calls: list[tuple[list[Leaf], list[Leaf]]]  # arguments and results of each call
-    # the tensors that it uses, itself or in modules that cannot be run by rows
-    weights: set[str] = field(default_factory=set)
+    @contextmanager
+    def moved_apart(self, tasks: list[str]) -> Iterator[None]:
+        """Moves the weights of some tasks far apart inside a `with` block. It may take the memory of another model."""
+        self._apart = tasks
+        try:
+            yield
+        finally:
+            self._apart = []
+            self._memory.clear()
 
+    def _move(self, task: str, name: str, tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{self._apart.index(task)} {name}".encode()))
+        factors = torch.rand(tensor.shape, generator=generator).add_(0.5)
+        return tensor * factors.to(tensor)
 
-def observe(model: torch.nn.Module, weights: Mapping[int, str], run: Callable[[], Any]) -> Observation:
-    """Runs a model and notes what each of its modules takes, gives and uses."""
-    seen = Observation()
-    stack: list[str] = []
-
-    def patch(name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            inputs, through = _see((args, kwargs)), tuple(stack)
-            seen.after_choice[name] |= seen.choosers.intersection(through)
-            stack.append(name)
-            try:
-                result = forward(*args, **kwargs)
-            finally:
-                stack.pop()
-            seen.calls[name].append(_Call(through, inputs, _see(result)))
-            return result
-
-        return call
-
-    methods = [f"{name}.{key}" for name, module in model.named_modules() for key in _METHODS if hasattr(module, key)]
-    names = [name for name, _ in model.named_modules()]
-    with (
-        patched_forwards(model, [*names, *methods], patch),
-        _Uses(weights, lambda weight: seen.used[stack[-1]].add(weight), lambda: seen.choosers.update(stack[-1:])),
-    ):
-        run()
-    return seen
-
-
-def plan_units(model: torch.nn.Module, one: Observation, two: Observation, *, share_rows: bool) -> dict[str, Unit]:
-    """Finds the modules to run by rows: every use of one of the weights is inside one of them.
-
-    With `share_rows` a module may give one row for all samples (positions, say), which is then repeated; without,
-    it is a part of the module around it. Raises [`NotByRows`] where only the whole model could be run so.
-    """
-    units: dict[str, Unit] = {}
-    for name, used in two.used.items():
-        around = cast(tuple[str, ...], os.path.commonprefix([call.through for call in two.calls[name]]))
-        candidates = [name, *reversed(around)]
-        # Not the table alone: for one position its only row looks like one of the batch's, and then has another axis.
-        first = next((at for at, one in enumerate(candidates) if one.rpartition(".")[2] in _METHODS), 0)
-        # Nor an expert that gets the tokens that chose it: two samples may send it as many each, and others more.
-        first = max([first, *(at for at, one in enumerate(candidates) if one in two.after_choice[name])])
-        for candidate in candidates[first:]:
-            # The whole model has no name, and is not run by rows.
-            calls = _match_calls(one.calls[candidate], two.calls[candidate], share_rows) if candidate else None
-            if calls is not None:
-                units.setdefault(candidate, Unit(calls)).weights |= used
-                break
+    def _restore(self, task: str, parts: list[tuple[str, Place]], held: Tensor) -> Tensor:
+        """A task's values for a tensor; biases and the like are kept, as they take no room and many calls."""
+        name, place = parts[0]
+        if place.part is None and held.ndim < 2:
+            return self.small(task, name, held)
+        if place.part is None:
+            shape = self._emr.weights.entries(task)[name][1]
+            whole = self._take_memory(held, torch.Size(shape))
         else:
-            kind = type(_find_method(model, name)[0]).__name__
-            raise NotByRows(f"what {name or 'the model itself'} ({kind}) computes does not follow the batch")
-    return units
+            whole = self._take_memory(held, held.shape).copy_(held.detach())
+        for name, place in parts:
+            self._emr.weights.restore_into(task, name, place.within(whole))
+        return whole
+
+    def small(self, task: str, name: str | None, held: Tensor) -> Tensor:
+        """A task's values for a bias or the like, which are kept; the model's own where tasks have none of theirs."""
+        if name is None or task == self.current:
+            return held.detach()
+        key = (task, name, held.dtype, held.device)
+        if key not in self._small:
+            self._small[key] = self._emr.weights.restore(task, name, device=held.device, dtype=held.dtype)
+        return self._small[key]
+
+    def _take_memory(self, like: Tensor, shape: torch.Size) -> Tensor:
+        """Memory for a tensor, free again after the `with` block: to get new pages for each costs more than to fill
+        them. What does not fit is new memory, which later blocks use."""
+        key, count = (like.dtype, like.device), shape.numel()
+        start = self._used[key]
+        # Each tensor begins on a line of the cache.
+        stop = start + -(-count // 64) * 64
+        if key not in self._memory or len(self._memory[key]) < stop:
+            self._memory[key] = torch.empty(2 * stop, dtype=like.dtype, device=like.device)
+        self._used[key] = stop
+        return self._memory[key][start : start + count].view(shape)
 
 
-def _find_method(model: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:
-    """What is run under a name: the `forward` of a module, or another method of it."""
-    owner, _, last = name.rpartition(".")
-    return (model.get_submodule(owner), last) if last in _METHODS else (model.get_submodule(name), "forward")
+class Pass:
+    """One forward pass for rows of several tasks; the model is as before when it is over."""
 
+    def __init__(self, units: Units, rows: Rows) -> None:
+        self._units = units
+        self._rows = rows
+        self._size = sum(map(len, rows.values()))
+        self._thread = threading.get_ident()
+        self._inside: str | None = None
+        self._repeated: dict[Any, Tensor] = {}
+        # Width of the head's output by task, if they differ.
+        self._widths: dict[str, int] = {}
+        self._divided: list[Any] = []
+        self.has_chosen = False
 
-@contextmanager
-def patched_forwards(
-    model: torch.nn.Module, names: Iterable[str], patch: Callable[[str, Callable[..., Any]], Callable[..., Any]]
-) -> Iterator[None]:
-    """Replaces the `forward` of modules, or a method of theirs, inside a `with` block, for this thread: another one
-    that is in the middle of the model runs what was there."""
-    replaced: list[tuple[dict[str, Any], str, Any]] = []
-    here = threading.get_ident()
+    @property
+    def is_outside(self) -> bool:
+        """Whether what runs now runs for all rows."""
+        return self._inside is None
 
-    def only_here(forward: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(forward)
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Which unit was called how often, and what was divided by rows in each call."""
+        return tuple(self._divided)
+
+    def run(self, arguments: tuple[Any, ...], batch: Mapping[str, Any], *, watched: bool = False) -> Any:
+        """Runs the model. Where the heads differ in width, `logits` is a list with a tensor for each row. A pass that
+        is watched notes whether rows were chosen by value."""
+        patched: list[tuple[dict[str, Any], str, Any]] = []
+        try:
+            for number, (module, method) in enumerate(self._units.methods):
+                # An instance may have a `forward` of its own already, from a hook of another library.
+                own = vars(module)
+                patched.append((own, method, own.get(method)))
+                own[method] = self._by_task(number, self._units.slots.get(module, []), getattr(module, method))
+            with _Choices(self) if watched else contextlib.nullcontext():
+                output = self._units.model(*arguments, **batch)
+        finally:
+            for own, method, original in patched:
+                if original is None:
+                    del own[method]
+                else:
+                    own[method] = original
+        return _trim(output, self._widths, self._rows) if self._widths else output
+
+    def _by_task(self, number: int, slots: list[Slot], forward: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            return (other if threading.get_ident() == here else forward)(*args, **kwargs)
+            # Another thread, in the middle of the same model, runs what was there.
+            if threading.get_ident() != self._thread:
+                return forward(*args, **kwargs)
+            if self._inside is not None:
+                # All rows in a unit that runs for one task are that task's.
+                with self._units.weights(self._inside, slots):
+                    return forward(*args, **kwargs)
+            return self._run_unit(number, slots, forward, args, kwargs)
 
         return call
 
-    try:
-        for name in names:
-            module, method = _find_method(model, name)
-            forward = cast(Callable[..., Any], getattr(module, method))
-            # An instance may have a `forward` of its own already, from a hook of another library.
-            replaced.append((vars(module), method, vars(module).get(method)))
-            vars(module)[method] = only_here(forward, patch(name, forward))
-        yield
-    finally:
-        for held, method, original in reversed(replaced):
-            if original is None:
-                del held[method]
-            else:
-                held[method] = original
+    def _run_unit(
+        self, number: int, slots: list[Slot], forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
+        leaves, form = leaves_of((args, kwargs))
+        counts = [self._count(leaf) for leaf in leaves]
+        output = self._run_layer(slots, forward, leaves[0], counts[0]) if len(leaves) == 1 else None
+        if output is not None:
+            self._divided.append((number, (bool(counts[0]),)))
+            return output
+        results = {}
+        for task in self._rows:
+            own = [self._take(leaf, task, count) for leaf, count in zip(leaves, counts, strict=True)]
+            own_args, own_kwargs = tree_unflatten(own, form)
+            self._inside = task
+            try:
+                with self._units.weights(task, slots):
+                    results[task], result_form = leaves_of(forward(*own_args, **own_kwargs))
+            finally:
+                self._inside = None
+        if len({len(result) for result in results.values()}) > 1:
+            raise NotByRows("a module returns other things for one task than for another")
+        parts = [dict(zip(results, found, strict=True)) for found in zip(*results.values(), strict=True)]
+        self._divided.append((number, tuple(map(bool, counts))))
+        return tree_unflatten([self._join(part, any(counts)) for part in parts], result_form)
+
+    def _run_layer(self, slots: list[Slot], forward: Callable[..., Any], x: Any, count: int) -> Tensor | None:
+        """What a unit gives that is a linear layer or an embedding, where no whole weight is needed for it."""
+        units, layers, tasks = self._units, self._units.layers, list(self._rows)
+        kind = layers.find_kind(forward, x) if slots and not units.are_moved else None
+        named = {slot.key: slot.parts[0][0] for slot in slots if slot.parts[0][1].part is None}
+        if kind is None or "weight" not in named:
+            return None
+        layer: Any = cast(Any, forward).__self__
+        weight, others = layer.weight.detach(), [task for task in tasks if task != units.current]
+        parts = {task: layers.find_parts(task, named["weight"], weight) for task in others}
+        places = {0 if found is None else found.base.data_ptr() for found in parts.values()}
+        if 0 in places or len(places) > 1 or not (count or len(x) == 1):
+            return None
+        if not count:
+            x, count = x.expand(self._size, *x.shape[1:]), 1
+        order = self._order(count)
+        own = x.index_select(0, order).split([len(self._rows[task]) * count for task in tasks])
+        if kind == "embedding":
+            found = [layers.look_up(ids, weight, parts.get(task)) for task, ids in zip(tasks, own, strict=True)]
+        else:
+            held = layer.bias
+            biases = [held if held is None else units.small(task, named.get("bias"), held) for task in tasks]
+            flat = [rows.reshape(-1, x.shape[-1]) for rows in own]
+            found = layers.multiply(flat, weight, [parts.get(task) for task in tasks], biases, kind == "transposed")
+        y = torch.cat(found)
+        y = y.view(*x.shape, -1) if kind == "embedding" else y.view(*x.shape[:-1], -1)
+        return torch.empty_like(y).index_copy_(0, order, y)
+
+    def _order(self, count: int) -> Tensor:
+        """Indices of all rows, task by task."""
+        if ("", count) not in self._repeated:
+            self._repeated["", count] = torch.cat([repeat_rows(rows, count) for rows in self._rows.values()])
+        return self._repeated["", count]
+
+    def _count(self, leaf: Any) -> int:
+        """Rows for each sample of what a unit takes; 0 if all tasks take the same."""
+        if isinstance(leaf, Tensor):
+            return 0 if leaf.ndim == 0 or len(leaf) % self._size else len(leaf) // self._size
+        if not isinstance(leaf, _PLAIN):
+            raise NotByRows(f"a {type(leaf).__name__} cannot be divided by samples")
+        return 0
+
+    def _take(self, leaf: Any, task: str, count: int) -> Any:
+        return leaf.index_select(0, self._all_rows(task, count, leaf.device)) if count else leaf
+
+    def _all_rows(self, task: str, count: int, device: torch.device) -> Tensor:
+        key = (task, count, device)
+        if key not in self._repeated:
+            self._repeated[key] = repeat_rows(self._rows[task], count).to(device)
+        return self._repeated[key]
+
+    def _join(self, parts: dict[str, Any], by_rows: bool) -> Any:
+        """The tasks' results in the order of the batch."""
+        first = next(iter(parts.values()))
+        if isinstance(first, _PLAIN):
+            return first
+        if not all(isinstance(part, Tensor) and part.ndim for part in parts.values()):
+            raise NotByRows(f"a module returns a {type(first).__name__}, which has no rows")
+        if all(len(part) == 1 for part in parts.values()):
+            # One row for all samples, positions say: each task has its own.
+            parts = {task: part.expand(len(self._rows[task]), *part.shape[1:]) for task, part in parts.items()}
+        elif not by_rows:
+            raise NotByRows("what a module gives does not follow the batch")
+        counts = {divmod(len(part), len(self._rows[task])) for task, part in parts.items()}
+        if len(counts) > 1 or (count := next(iter(counts))[0]) == 0 or next(iter(counts))[1]:
+            raise NotByRows("a module does not return rows for each sample")
+        widths = {task: part.shape[-1] for task, part in parts.items()}
+        if len({part.shape[1:] for part in parts.values()}) > 1:
+            if first.ndim < 2 or len({part.shape[1:-1] for part in parts.values()}) > 1:
+                raise NotByRows("a module returns tensors of different shapes for different tasks")
+            self._widths = widths
+        # Narrower heads leave zeros at the end, which are cut off when the model is done.
+        whole = first.new_zeros(count * self._size, *first.shape[1:-1], *([max(widths.values())] * (first.ndim > 1)))
+        for task, part in parts.items():
+            target = whole if first.ndim < 2 else whole[..., : part.shape[-1]]
+            target.index_copy_(0, self._all_rows(task, count, part.device), part)
+        return whole
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """A tensor that a module took or gave: its shape, and values from all of it and from its first half."""
+class _Choices(TorchFunctionMode):
+    """Notes inside a `with` block whether rows were chosen by value outside of units. An expert that gets the tokens
+    that chose it may get a multiple of the batch's length by chance, and from each sample another number."""
 
-    shape: tuple[int, ...]
-    values: torch.Tensor
-    first_half: torch.Tensor
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A call of a module: leaves of its arguments and its result, and the modules through which it was called."""
-
-    through: tuple[str, ...]
-    inputs: list[Any]
-    outputs: list[Any]
-
-
-@dataclass
-class Observation:
-    """One forward pass: calls by module, and the weights that each module uses in its own `forward`."""
-
-    calls: dict[str, list[_Call]] = field(default_factory=lambda: defaultdict(list))
-    used: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    # modules that have chosen rows by value, and by module those of them that then called it
-    choosers: set[str] = field(default_factory=set)
-    after_choice: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-
-
-class _Uses(TorchFunctionMode):
-    """Notes which weights an operation reads (asking for a type or a shape is not reading), and where rows are chosen
-    by value."""
-
-    def __init__(
-        self, weights: Mapping[int, str], note: Callable[[str], None], note_choice: Callable[[], None]
-    ) -> None:
+    def __init__(self, mixed: Pass) -> None:
         super().__init__()
-        self._weights = weights
-        self._note = note
-        self._note_choice = note_choice
+        self._pass = mixed
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        parts = result if isinstance(result, tuple | list) else (result,)
-        name = getattr(func, "__name__", "")
-        if _is_choice(name, args):
-            self._note_choice()
-        if name in _READS or any(isinstance(part, torch.Tensor) for part in parts):
-            for leaf in tree_leaves((args, kwargs)):
-                if id(leaf) in self._weights:
-                    self._note(self._weights[id(leaf)])
-        return result
+        if self._pass.is_outside and _chooses(getattr(func, "__name__", ""), args):
+            self._pass.has_chosen = True
+        return func(*args, **(kwargs or {}))
 
 
-def _is_choice(name: str, args: tuple[Any, ...]) -> bool:
+def _chooses(name: str, args: tuple[Any, ...]) -> bool:
     """Whether a function chooses rows by value: `nonzero` and its kin, or a mask as an index."""
     if name == "__getitem__":
         index = args[1] if isinstance(args[1], tuple) else (args[1],)
-        return any(isinstance(part, torch.Tensor) and part.ndim and part.dtype == torch.bool for part in index)
+        return any(isinstance(part, Tensor) and part.ndim and part.dtype == torch.bool for part in index)
     return name in _CHOOSES or (name == "where" and len(args) == 1)
 
 
-def _see(tree: Any) -> list[Any]:
-    seen: list[Any] = []
-    for leaf in tree_leaves(tree):
-        if isinstance(leaf, torch.Tensor):
-            half = leaf[: len(leaf) // 2] if leaf.ndim else leaf
-            seen.append(_Seen(tuple(leaf.shape), _some_values(leaf), _some_values(half)))
-        else:
-            seen.append(leaf)
-    return seen
+def _trim(output: Any, widths: Mapping[str, int], rows: Rows) -> Any:
+    """The output with a list of logits, each sample's of the width of its task's head."""
+    key: Any = "logits" if isinstance(output, Mapping) else 0
+    logits = output.get("logits") if isinstance(output, Mapping) else output[0]
+    if not isinstance(logits, Tensor) or logits.shape[-1] != max(widths.values()):
+        raise NotByRows("the heads of the tasks have different widths, and what they give is not returned as logits")
+    width = {int(row): widths[task] for task, indices in rows.items() for row in indices}
+    samples = [sample[..., : width[row]] for row, sample in enumerate(logits)]
+    if isinstance(output, tuple):
+        return (samples, *output[1:])
+    output[key] = samples
+    return output
 
 
-def _some_values(tensor: torch.Tensor) -> torch.Tensor:
-    flat = tensor.detach().reshape(-1)
-    flat = flat[:: max(1, len(flat) // _SAMPLE)]
-    return (torch.view_as_real(flat) if flat.is_complex() else flat).double().cpu()
+def _find_run(model: torch.nn.Module, name: str) -> torch.nn.Module:
+    """The module of a name; of one that is never run itself, a dictionary of parameters say, the module around it."""
+    module = model.get_submodule(name)
+    runs = type(module).forward is not torch.nn.Module.forward
+    return module if runs or not name else _find_run(model, name.rpartition(".")[0])
 
 
-def _match_calls(one: list[_Call], two: list[_Call], share_rows: bool) -> list[tuple[list[Leaf], list[Leaf]]] | None:
-    """How arguments and results of each call follow the batch; None if the module cannot be run by rows."""
-    if len(one) != len(two):
-        return None
-    calls = []
-    for single, double in zip(one, two, strict=True):
-        inputs = _match_leaves(single.inputs, double.inputs)
-        outputs = _match_leaves(single.outputs, double.outputs)
-        if inputs is None or outputs is None:
-            return None
-        for leaf in outputs:
-            # What is the same for all samples will differ by task, so each sample needs its own.
-            if leaf.shape is not None and not leaf.rows and not (share_rows and leaf.is_row):
-                return None
-        calls.append((inputs, outputs))
-    return calls
+def _holders(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    return module._parameters, module._buffers
 
 
-def _match_leaves(one: list[Any], two: list[Any]) -> list[Leaf] | None:
-    if len(one) != len(two):
-        return None
-    leaves = []
-    for single, double in zip(one, two, strict=True):
-        if not isinstance(single, _Seen) or not isinstance(double, _Seen):
-            if type(single) is not type(double) or not _is_plain(single):
-                return None
-            leaves.append(Leaf(0, None))
-        elif single.shape == double.shape and are_close(single.values, double.values):
-            leaves.append(Leaf(0, single.shape))
-        elif (
-            single.shape[1:] == double.shape[1:]
-            and double.shape[:1] == (2 * sum(single.shape[:1]),)
-            and are_close(single.values, double.first_half)
-        ):
-            leaves.append(Leaf(single.shape[0], single.shape))
-        else:
-            return None
-    return leaves
-
-
-def _is_plain(leaf: Any) -> bool:
-    """Whether something that is no tensor can be given to every task alike, since it holds no samples."""
-    return leaf is None or isinstance(leaf, bool | int | float | str | torch.dtype | torch.device | torch.Size | slice)
-
-
-def are_close(one: torch.Tensor, two: torch.Tensor) -> bool:
-    """Whether two tensors are the same but for rounding."""
-    if one.shape != two.shape:
-        return False
-    one, two = one.double(), two.double()
-    size = float(one[one.isfinite()].abs().max()) if bool(one.isfinite().any()) else 0.0
-    return torch.allclose(one, two, rtol=_TOLERANCE, atol=_TOLERANCE * size, equal_nan=True)
+def _list_tensors(model: torch.nn.Module) -> list[Any]:
+    return [tensor for module in model.modules() for holder in _holders(module) for tensor in holder.values()]

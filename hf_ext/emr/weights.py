@@ -115,9 +115,7 @@ class TaskWeights:
         self.folder = Path(source).expanduser()
         if not self.folder.exists():
             self._repository = self._resolve(str(source), revision)
-            self.folder = self._download(
-                *self._repository, [*_SMALL_FILES, "router.safetensors"], ["*/*", "report.json"]
-            )
+            self.folder = self._download(*self._repository, [*_SMALL_FILES], ["*/*", "report.json"])
         elif revision is not None:
             raise ValueError(f"revision={revision!r} has no meaning for the local path {self.folder}; leave it out")
         self.manifest = Manifest.read(self.folder)

@@ -1,15 +1,14 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """What hf_ext puts in place of EMR-Merging's plain torch: `hf_ext.emr` registers it there.
 
-On the CPU the kernels that numba compiles, unless `HF_EXT_NO_NUMBA=1`. On CUDA those in triton, if `HF_EXT_TRITON=1`
-asks for them: until a GPU has run them, torch computes there. The first call imports them: numba takes a second.
+On the CPU the kernels that numba compiles, unless `HF_EXT_NO_NUMBA=1`; on GPUs torch computes. The first call imports
+them: numba takes a second.
 """
 
 import os
 from functools import cache
 
 from hf_ext.emr.arithmetic import KERNELS, Kernels
-from hf_ext.emr.arithmetic import multiply as plain_multiply
 
 
 @cache
@@ -19,20 +18,11 @@ def compiled_kernels() -> Kernels | None:
         return None
     try:
         from .emr_blocks import run_block, run_files
-        from .emr_mixed import multiply_tasks
+        from .emr_mixed import restore_tasks
         from .emr_restore import multiply, restore, restore_directions
     except ImportError:
         return None
-    return Kernels(run_block, restore, multiply, run_files, restore_directions, multiply_tasks)
-
-
-def triton_kernels() -> Kernels | None:
-    """Kernels for CUDA, or None where nobody asked for them."""
-    if not _is_set("HF_EXT_TRITON"):
-        return None
-    from .emr_triton import restore, run_block
-
-    return Kernels(run_block, restore, plain_multiply)
+    return Kernels(run_block, restore, multiply, run_files, restore_directions, restore_tasks)
 
 
 def _is_set(variable: str) -> bool:
@@ -41,4 +31,4 @@ def _is_set(variable: str) -> bool:
 
 def register_kernels() -> None:
     """Enters the kernels into the table of EMR-Merging's arithmetic."""
-    KERNELS.update(cpu=compiled_kernels, cuda=triton_kernels)
+    KERNELS["cpu"] = compiled_kernels

@@ -22,7 +22,7 @@ LOADER = "emr_loader.py"
 # The one that travels with artifacts.
 _LOADER_HERE = Path(emr_loader.__file__)
 # What a folder of an artifact has beside what loaders of other libraries read; the state of the merge stays behind.
-_OWN = (MANIFEST, "mask.safetensors", "extra.safetensors", "sums.safetensors", "router.safetensors")
+_OWN = (MANIFEST, "mask.safetensors", "extra.safetensors", "sums.safetensors")
 
 
 def copy_artifact(folder: Path, out: Path) -> None:

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from hf_ext.emr.artifact import (
-    ROUTER_FILE,
     STATE,
     hash_files,
     mark_root,
@@ -88,8 +87,7 @@ def add_task(
         inside = manifest.base.folder
         base = source_spec(manifest.base, place) if inside is None else str(place / inside)
     add = _add_frozen if frozen else _merge_again
-    with _leaving_router(place):
-        add(place, manifest, name, source, base, {"token": token, "endpoint": endpoint})
+    add(place, manifest, name, source, base, {"token": token, "endpoint": endpoint})
     record = Manifest.read(place).tasks[name]
     how = "frozen" if frozen else "merged again"
     return {"task": name, "how": how, "scale": record.scale, "density": record.density, "path": str(place)}
@@ -172,7 +170,7 @@ def remove_task(folder: str | Path, name: str) -> dict[str, Any]:
         raise ValueError(f"{name!r} is the last task of {place}; delete the folder instead")
     tasks = {task: record for task, record in manifest.tasks.items() if task != name}
     left = [row for row, task in enumerate(manifest.tasks) if task != name]
-    with _leaving_router(place), _rewrite(place) as work:
+    with _rewrite(place) as work:
         totals, gram = read_totals(work, manifest)
         write_totals(work, totals, gram[np.ix_(left, left)])
         shutil.rmtree(work / "tasks" / name)
@@ -235,23 +233,12 @@ def _rewrite(place: Path) -> Iterator[Path]:
     # what an update that was killed left
     shutil.rmtree(work, ignore_errors=True)
     try:
-        shutil.copytree(place, work, copy_function=_link, ignore=shutil.ignore_patterns(STATE, ROUTER_FILE))
+        shutil.copytree(place, work, copy_function=_link, ignore=shutil.ignore_patterns(STATE))
         yield work
         sync(work)
         replace_folder(work, place)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-
-
-@contextmanager
-def _leaving_router(place: Path) -> Iterator[None]:
-    """Says in the end that the router is gone, which told apart the tasks as they were: no update takes it along."""
-    there = (place / ROUTER_FILE).is_file()
-    yield
-    if there:
-        _LOGGER.warning(
-            "%s: the tasks are others than those of %s, which is gone: call fit_router again", place, ROUTER_FILE
-        )
 
 
 def _link(source: str, target: str) -> None:

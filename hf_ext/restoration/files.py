@@ -14,7 +14,7 @@ from PIL import Image, ImageFile, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
 from hf_ext.files import whole_file
-from hf_ext.semanir.image_processing_semanir import image_to_pixels
+from hf_ext.semanir.image_processing_semanir import image_to_pixels, pixels_to_image
 
 from .camera import (
     RAW_ENDINGS,
@@ -28,7 +28,7 @@ from .camera import (
     seekable,
 )
 from .deep import read_deep, spread_grey
-from .encoding import Frames, Picture, descriptive_tags, encode_frames, image_format
+from .encoding import Frames, Picture, descriptive_tags, encode_frames, image_format, to_8_bits
 
 _ORIENTATION = 0x0112
 # Formats whose frames follow one another in time; in those of the second kind the first picture is the whole (a
@@ -70,6 +70,11 @@ def read_image(source: Source, max_megapixels: float = 200.0) -> Picture:
         in other files and kinds, Pillow gives 8, which is said for PNG and TIFF. CMYK, LAB and the like become RGB.
     """
     return _read(source, max_megapixels, several=False).pictures[0]
+
+
+def read_8_bits(source: Source, max_megapixels: float = 200.0) -> Image.Image:
+    """[`read_image`] as a picture of Pillow with 8 bits, which classifiers take."""
+    return pixels_to_image(to_8_bits(read_image(source, max_megapixels).pixels))
 
 
 def read_frames(source: Source, max_megapixels: float = 200.0) -> Frames:

@@ -14,10 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-import zstandard
 from PIL import Image
 
-from hf_ext.emr.archive import pack
 from hf_ext.hub.cards import write_card
 from tests.disentangled_dit.pipeline_testing import make_pipeline
 from tests.emr.use_testing import merge_berts
@@ -182,19 +180,11 @@ def change_weights(data: bytes, chance: random.Random) -> bytes:
     return struct.pack("<Q", claimed) + header + data[8 + length :]
 
 
-def change_archive(data: bytes, chance: random.Random) -> bytes:
-    """The compressed file changed, or what it unpacks to."""
-    if chance.random() < 0.3:
-        return change_bytes(data, chance)
-    return zstandard.compress(change_bytes(zstandard.decompress(data), chance))
-
-
 CHANGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
     ".json": change_json,
     ".yaml": change_yaml,
     ".md": change_card,
     ".safetensors": change_weights,
-    ".zst": change_archive,
 }
 
 
@@ -215,7 +205,6 @@ def write_samples(place: Path) -> Path:
         write_card(place / name, repo_id=f"org/{name}", license="mit")
     files = place / "files"
     files.mkdir()
-    pack(place / "artifact", files / "artifact.tar.zst")
     sources = {"base": "berts/base", "tasks": {name: f"berts/{name}" for name in ("two", "five")}}
     (files / "merge.yaml").write_text(
         yaml.safe_dump({**sources, "rescale": "global", "exclude": ["head"], "drop": 0.1})
@@ -258,7 +247,6 @@ COMMANDS: list[tuple[int, str, str]] = [
     (8, "files/merge.yaml", "merge {x} --dump-yaml"),
     (30, "files/run.yaml", "train {x}"),
     (4, "files/run.yaml", "evaluate {all}/snapshot --config {x}"),
-    (9, "files/artifact.tar.zst", "emr unpack {x} {x}-out"),
     (2, "snapshot", "restore {x} {all}/files/a.png --out {x}-out"),
     (1, "snapshot", "semanir explain {x} {all}/files/a.png {x}-out.png"),
     (12, "pipeline", f"{SAMPLE_PICTURES} {{x}} --out {{x}}-out.png"),

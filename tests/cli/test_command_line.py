@@ -59,7 +59,7 @@ def all_commands() -> dict[str, click.Command]:
 
 
 def test_the_commands_are_those_that_are_promised():
-    names = ("add", "remove", "export", "verify", "compare", "pack", "unpack", "extract-lora", "serve", "statistics")
+    names = ("add", "remove", "export", "verify", "compare", "extract-lora", "statistics")
     names += ("learn-weights",)
     emr = {f"emr {name}" for name in names}
     mrconv = {"mrconv plot"}
@@ -92,7 +92,6 @@ def test_each_example_in_the_help_is_a_valid_command(name, tmp_path, monkeypatch
     for folder in ("runs/denoise/snapshot", "hub", "photos", "merged"):
         (tmp_path / folder).mkdir(parents=True)
     for file in (
-        "merged.tar.zst",
         "photo.png",
         "dog.png",
         "write.txt",
@@ -148,7 +147,6 @@ def test_version():
         (["merge", "--method", "best"], "'best' is not one of 'emr'"),
         (["emr", "add", ".", "c"], "Expected NAME=ID"),
         (["emr", "remove", "nowhere", "a"], "Directory 'nowhere' does not exist"),
-        (["emr", "pack", ".", "a.tar.zst", "--level", "20"], "20 is not in the range"),
         (["restore", "model"], "Missing argument 'IN...'"),
         (["restore", "model", "a.png"], "Missing option '--out'"),
         (["restore", "model", "a.png", "--out", "o"], "a.png does not exist; give files, folders, patterns"),

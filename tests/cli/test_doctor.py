@@ -24,7 +24,7 @@ def told(monkeypatch):
 def test_it_says_what_an_issue_needs(told):
     found = json.loads(told)
     assert found["libraries"]["torch"] and "cores" in found["devices"]["cpu"]
-    assert {"train", "fast", "serve", "audio"} <= set(found["extras"])
+    assert {"train", "fast", "audio"} <= set(found["extras"])
     assert found["environment"]["HF_HUB_ETAG_TIMEOUT"] == "7" and found["hub"]["answers"] == "not asked"
 
 

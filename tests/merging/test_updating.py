@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import os
 import shutil
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from hf_ext.emr import emr_loader
 from hf_ext.emr.artifact import STATE, hash_files, read_sums, verify_artifact, write_sums
 from hf_ext.emr.manifest import Manifest
 from hf_ext.emr.ops import SEGMENT, SUMS
-from hf_ext.emr.routing import ROUTER_FILE, TaskRouter
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.updating import add_task, remove_task
@@ -139,26 +137,6 @@ def test_a_frozen_task_changes_nothing_else(sources, kept, artifact):
         assert found[name].equal(torch.where(mask, moved, base[name]))
     card = (artifact / "README.md").read_text()
     assert "Added later, without a vote in the unified model: c." in card
-
-
-def test_a_router_of_other_tasks_is_left_behind(sources, artifact, caplog):
-    def fit(*tasks: str) -> bytes:
-        return TaskRouter.fit({task: torch.randn(2, 3) for task in tasks}).save(artifact).read_bytes()
-
-    before = fit("a", "b")
-    held = artifact.with_name("held")
-    os.link(artifact / ROUTER_FILE, held)
-    add_task(artifact, "c", str(sources / "c"), frozen=True)
-    assert not (artifact / ROUTER_FILE).exists() and held.read_bytes() == before
-    assert "call fit_router again" in caplog.text
-    for change in (lambda: remove_task(artifact, "b"), lambda: add_task(artifact, "b", str(sources / "b"))):
-        caplog.clear()
-        fit(*Manifest.read(artifact).tasks)
-        change()
-        assert not (artifact / ROUTER_FILE).exists() and "call fit_router again" in caplog.text
-    caplog.clear()
-    remove_task(artifact, "a")
-    assert "fit_router" not in caplog.text and verify_artifact(artifact).wrong == []
 
 
 def test_a_removed_task_leaves_the_others_as_they_are(kept, tmp_path):

@@ -1,6 +1,5 @@
 """Pictures of 16 bits are to a classifier what those of 8 are, wherever it gets them; floats are refused."""
 
-import base64
 import io
 
 import datasets
@@ -11,7 +10,7 @@ from PIL import Image
 
 from hf_ext.answers.classifying import read_picture
 from hf_ext.restoration.encoding import Frames, Picture, encode_frames
-from hf_ext.serving.tasks import decode_picture
+from hf_ext.restoration.files import read_8_bits
 from hf_ext.tasks.pictures import in_colours
 from hf_ext.tasks.signals import ImageTask, PixelTask
 from tests.restoration.tiff_testing import grey_tiff
@@ -50,7 +49,7 @@ def test_16_bits_of_a_tiff_become_8_however_they_lie(bits, photometric):
     rows = datasets.Dataset.from_list([{"image": {"bytes": data, "path": None}}])
     example = rows.cast_column("image", datasets.Image())[0]
     np.testing.assert_array_equal(np.asarray(in_colours(example["image"], "L")), RAMP)
-    np.testing.assert_array_equal(np.asarray(decode_picture(base64.b64encode(data).decode())), RAMP)
+    np.testing.assert_array_equal(np.asarray(read_8_bits(data)), RAMP)
 
 
 @pytest.mark.parametrize(
@@ -103,8 +102,8 @@ def test_a_server_takes_16_bits_and_says_what_else_to_send():
     colours = np.stack([RAMP, RAMP.T, 255 - RAMP], axis=-1)
     for pixels in (RAMP[..., None], colours):
         data = encode_frames(Frames([Picture(pixels.astype(np.uint16) * 257)]), "PNG")
-        picture = decode_picture(base64.b64encode(data).decode())
+        picture = read_8_bits(data)
         assert picture.mode == ("RGB" if pixels is colours else "L")
         np.testing.assert_array_equal(np.asarray(picture).reshape(pixels.shape), pixels)
     with pytest.raises(ValueError, match="the picture has PIL mode 'F', whose range is unknown: convert it to 8 bits"):
-        decode_picture(base64.b64encode(tiff_of(FLOATS)).decode())
+        read_8_bits(tiff_of(FLOATS))

@@ -337,20 +337,16 @@ def block(device: str, count: int = 3, n: int = 5000) -> list[Any]:
     return [base, tasks, torch.empty_like(base), masks, ops.Sums(*sums)]
 
 
-def merge_weights(words: Any, triton: bool) -> dict[str, Values]:
+def merge_weights(words: Any) -> dict[str, Values]:
     """EMR's election, masks and restored weights: the bits of the CPU."""
-    if triton:
-        from hf_ext.fast import emr_triton as kernels
-    else:
-        kernels = arithmetic
     wanted, given = block("cpu"), block(words.device)
     # Sums of task vectors must be of the same weights.
     given[1] = [task.to(words.device) for task in wanted[1]]
     ops.merge_block(*wanted)
-    kernels.run_block(*given, 0, "zero")
+    arithmetic.run_block(*given, 0, "zero")
     outs = [torch.empty_like(wanted[0]), torch.empty_like(given[0])]
     ops.restore_block(wanted[0], wanted[2], wanted[3][1], 0.7, outs[0])
-    kernels.restore(given[0], given[2], given[3][1], 0.7, outs[1])
+    arithmetic.restore(given[0], given[2], given[3][1], 0.7, outs[1])
     pairs = {"unified": (given[2], wanted[2]), "masks": (given[3], wanted[3]), "restored": (outs[1], outs[0])}
     different = [name for name, (found, expected) in pairs.items() if not torch.equal(found.cpu(), expected)]
     difference = relative(given[4], wanted[4])
@@ -390,9 +386,7 @@ def make_cases(words: Any) -> dict[str, Case]:
     for name in (*convolving, "MRConvNextForImageClassification"):
         cases[f"{name}, merged"] = partial(merged, name, words)
     cases |= {"generate": partial(generated, words), "restore a picture": partial(restored, words)}
-    cases |= {"sample": partial(sampled, words), "merge by torch": partial(merge_weights, words, False)}
-    if words.device == "cuda":
-        cases["merge by triton"] = partial(merge_weights, words, True)
+    cases |= {"sample": partial(sampled, words), "merge by torch": partial(merge_weights, words)}
     cases["switch tasks"] = partial(switched, words)
     names = FAMILIES if words.tiny else (*FAMILIES, *(name for name in MODELS if name not in FAMILIES))
     for way, check in (("DDP", replicated), ("FSDP2", sharded), ("compiled", compiled)):

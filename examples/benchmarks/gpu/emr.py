@@ -1,6 +1,6 @@
 """EMR-Merging on a device: merging of weights in its memory, switching of tasks, batches of mixed tasks.
 
-`merge` elects, masks and sums one tensor of eight tasks, `restore` computes a task's weights: torch beside triton,
+`merge` elects, masks and sums one tensor of eight tasks, `restore` computes a task's weights: torch,
 with the compiled kernels of the CPU on the same bytes for comparison. `switch` sets a task of a GPT-2 in place, beside
 copying all weights; `mixed` is a forward of one batch of several tasks, beside one batch of one task.
 """
@@ -32,10 +32,6 @@ def block(n: int, dtype: torch.dtype, device: str) -> list[Any]:
 
 
 def kernels(name: str) -> Any:
-    if name == "triton":
-        from hf_ext.fast import emr_triton
-
-        return emr_triton
     return arithmetic if name == "torch" else arithmetic.find_kernels("cpu")
 
 
@@ -115,7 +111,7 @@ def mixed(artifact: Artifact, words: Any) -> dict[str, Values]:
 
 
 def make_cases(words: Any, artifact: Artifact) -> dict[str, Case]:
-    ways = ["torch", "compiled, CPU"] + ["triton"] * (words.device == "cuda")
+    ways = ["torch", "compiled, CPU"]
     cases: dict[str, Case] = {}
     for n in (2**12,) if words.tiny else (2**20, 2**24, 2**27):
         for dtype in ("float32", "bfloat16"):

@@ -1,0 +1,199 @@
+"""Serve all tasks of a merge over HTTP from one process: classify, restore, generate.
+
+    pip install fastapi uvicorn
+    python examples/emr/serve.py merged --port 8000 [--token-file FILE]
+    curl 127.0.0.1:8000/classify/emotion -d "At last!"
+    curl 127.0.0.1:8000/generate/story -d "Once upon a time" -G --data-urlencode max_tokens=64
+    curl 127.0.0.1:8000/restore/denoise --data-binary @photo.jpg -o restored.png
+
+The body is a text, a picture file, or for tasks that hear a JSON list of numbers at the model's rate. There is one set
+of weights, so requests take turns: a turn is one classification, one picture, or at most 32 tokens of a text, and then
+the next request has its turn. A short request never waits for a long text of another client. What a client asked for
+that has left ends with the turn that runs. For one task, `hf-ext emr export` and `transformers serve` do more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import hmac
+import json
+import re
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi.responses import Response
+
+from hf_ext.emr import EMRModel
+from hf_ext.emr.answering import AnsweringTask
+from hf_ext.restoration.encoding import Frames, encode_frames
+from hf_ext.restoration.files import read_8_bits, read_image
+from hf_ext.restoration.tiles import restore_image
+
+TURN_TOKENS, MAX_BYTES, MAX_WAITING = 32, 64 * 2**20, 64
+OWN_NAMES = ("127.0.0.1", "localhost", "[::1]")
+
+
+class Left(Exception):
+    """The client has gone."""
+
+
+class Turns:
+    """One thread for the model; requests wait in a row, and those of several turns stand in it anew for each."""
+
+    def __init__(self, seconds: float) -> None:
+        self._lock, self._seconds, self.waiting = asyncio.Lock(), seconds, 0
+
+    async def take(self, request: Request, until: float, work: Callable[[], Any]) -> Any:
+        """One turn, unless the client is gone or its time is over when it comes."""
+        async with self._lock:
+            if await request.is_disconnected():
+                raise Left
+            if time.monotonic() > until:
+                raise HTTPException(504, f"not done after {self._seconds:g} s; ask for less, or raise --seconds")
+            # Shielded: a thread cannot be stopped, so nobody else may begin before it ends.
+            running = asyncio.ensure_future(asyncio.to_thread(work))
+            try:
+                return await asyncio.shield(running)
+            except asyncio.CancelledError:
+                await asyncio.wait([running])
+                raise
+
+    @contextlib.asynccontextmanager
+    async def request(self) -> Any:
+        """A request from beginning to end; gives the time at which it is over."""
+        if self.waiting >= MAX_WAITING:
+            raise HTTPException(503, "too many requests are waiting; try again later")
+        self.waiting += 1
+        try:
+            yield time.monotonic() + self._seconds
+        except Left:
+            raise HTTPException(499, "the client has left") from None
+        except (ValueError, TypeError) as error:
+            raise HTTPException(400, str(error)) from error
+        finally:
+            self.waiting -= 1
+
+
+def make_app(
+    emr: EMRModel, *, token: str | None = None, megapixels: float = 16.0, tokens: int = 1024, seconds: float = 120.0
+) -> FastAPI:
+    """The application; `megapixels`, `tokens` and `seconds` are the most that a request may ask for."""
+
+    async def guard(request: Request) -> None:
+        require_allowed(request, token)
+
+    app, turns = (
+        FastAPI(docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(guard)]),
+        Turns(seconds),
+    )
+    tasks = {name: AnsweringTask(emr, name) for name in emr.tasks}
+
+    def find(name: str, kind: str) -> AnsweringTask:
+        if name not in tasks:
+            raise HTTPException(404, f"there is no task {name!r:.100}; there are {', '.join(tasks)}")
+        if tasks[name].kind != kind:
+            raise HTTPException(400, f"task {name!r} does {tasks[name].kind}, not {kind}")
+        return tasks[name]
+
+    @app.get("/tasks")
+    async def list_tasks() -> dict[str, Any]:
+        return {name: {"kind": task.kind, "reads": task.reads} for name, task in tasks.items()}
+
+    @app.post("/classify/{name}")
+    async def classify(name: str, request: Request) -> dict[str, Any]:
+        task = find(name, "classification")
+        data = await read_body(request)
+        async with turns.request() as until:
+            given = read_input(task, data, megapixels)
+            label, probabilities = await turns.take(request, until, partial(task.classify, given))
+        return {"label": label, "probabilities": probabilities}
+
+    @app.post("/restore/{name}")
+    async def restore(name: str, request: Request) -> Response:
+        find(name, "restoration")
+        data = await read_body(request)
+        async with turns.request() as until:
+            done = await turns.take(request, until, partial(restore_file, emr, name, data, megapixels))
+        return Response(done, media_type="image/png")
+
+    @app.post("/generate/{name}")
+    async def generate(name: str, request: Request, max_tokens: int = 64, temperature: float = 0.0) -> dict[str, Any]:
+        task, data = find(name, "generation"), await read_body(request)
+        if not 1 <= max_tokens <= tokens or not 0 <= temperature <= 2:
+            raise HTTPException(400, f"max_tokens must be from 1 to {tokens}, and temperature from 0 to 2")
+        how = {"do_sample": True, "temperature": temperature} if temperature else {}
+        async with turns.request() as until:
+            prompt, made, ended = task.encode(data.decode(), max_tokens)["input_ids"], [], False
+            while len(made) < max_tokens and not ended:
+                count = min(TURN_TOKENS, max_tokens - len(made))
+                turn = partial(task.generate, prompt, list(made), count, **how)
+                new, ended = await turns.take(request, until, turn)
+                made += new
+            return {"text": task.decode(made), "tokens": len(made), "ended": ended}
+
+    return app
+
+
+def require_allowed(request: Request, token: str | None) -> None:
+    """Refuses who has no token, or without one, who calls this machine by another name: a web page could."""
+    sent, name = request.headers.get("authorization", ""), re.sub(r":\d+$", "", request.headers.get("host", ""))
+    if token is not None:
+        if not hmac.compare_digest(sent.encode(), f"Bearer {token}".encode()):
+            raise HTTPException(401, "a token is needed: Authorization: Bearer TOKEN")
+    elif name not in OWN_NAMES or "origin" in request.headers:
+        raise HTTPException(403, f"without a token only {', '.join(OWN_NAMES)} are answered, and no web page")
+
+
+async def read_body(request: Request) -> bytes:
+    """The body, of which no more than the limit is read."""
+    data = b""
+    async for part in request.stream():
+        data += part
+        if len(data) > MAX_BYTES:
+            raise HTTPException(413, f"the body has more than {MAX_BYTES:,} bytes")
+    return data
+
+
+def read_input(task: AnsweringTask, data: bytes, megapixels: float) -> Any:
+    """What a classifier takes, of a body."""
+    if task.reads == "Image":
+        return read_8_bits(data, megapixels)
+    return data.decode() if task.reads == "Sequence" else json.loads(data)
+
+
+def restore_file(emr: EMRModel, name: str, data: bytes, megapixels: float) -> bytes:
+    """A picture file restored by a task, as PNG."""
+    picture = read_image(data, megapixels)
+    with emr.task(name) as model:
+        pixels = restore_image(model, picture.pixels, tile="auto")
+    return encode_frames(Frames([picture._replace(pixels=pixels)]), "PNG")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("artifact")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--token-file", type=Path, help="what clients send; needed for a host that is not loopback")
+    parser.add_argument("--device")
+    parser.add_argument("--megapixels", type=float, default=16.0, help="of a picture")
+    parser.add_argument("--tokens", type=int, default=1024, help="of a text that is generated")
+    parser.add_argument("--seconds", type=float, default=120.0, help="from a request's beginning to its last turn")
+    words = parser.parse_args()
+    token = words.token_file.read_text().strip() if words.token_file else None
+    if not token and words.host not in OWN_NAMES:
+        parser.error(f"--host {words.host} is not loopback: set --token-file")
+    emr = EMRModel.from_pretrained(words.artifact, device=words.device)
+    limits = {name: getattr(words, name) for name in ("megapixels", "tokens", "seconds")}
+    uvicorn.run(make_app(emr, token=token or None, **limits), host=words.host, port=words.port)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""hf-ext emr extract-lora: a task as a LoRA."""
+
+from typing import Any
+
+import click
+
+from .errors import loads
+from .library import register_models
+from .output import print_json
+
+
+@click.command("extract-lora")
+@click.argument("places", metavar="(ARTIFACT TASK | FINE_TUNE) OUT", nargs=-1, required=True)
+@click.option("--rank", type=click.IntRange(min=1), help="Rank of every matrix.")
+@click.option("--error", type=click.FloatRange(0, 1), help="Or the largest relative error of a matrix's difference.")
+@click.option("--base", metavar="ID", help="The base: needed with FINE_TUNE, or if not found as ARTIFACT names it.")
+@click.option("--lora-only", is_flag=True, help="Leave out all but matrices of linear layers, as vLLM needs it.")
+@click.option("--endpoint", help="Address of the Hub.  [default: HF_ENDPOINT]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def extract_lora(
+    places: tuple[str, ...],
+    rank: int | None,
+    error: float | None,
+    base: str | None,
+    lora_only: bool,
+    endpoint: str | None,
+    as_json: bool,
+) -> None:
+    """Write TASK of ARTIFACT, or a FINE_TUNE of --base, as a LoRA that peft loads on the base.
+
+    The difference from the base is cut to a rank, matrix by matrix; the table shows error and size of other ranks.
+    Norms, embeddings and heads go along whole, unless --lora-only leaves them out.
+
+    \b
+    Examples:
+      hf-ext emr extract-lora merged a lora-a --rank 16
+      hf-ext emr extract-lora runs/a lora-a --base org/base --error 0.1 --lora-only
+    """
+    if len(places) not in (2, 3):
+        raise click.UsageError(f"Expected ARTIFACT TASK OUT, or FINE_TUNE OUT with --base; got {len(places)} words.")
+    if len(places) == 2 and base is None:
+        raise click.UsageError("Missing option --base for FINE_TUNE OUT; of a merge, give ARTIFACT TASK OUT.")
+    if (rank is None) == (error is None):
+        raise click.UsageError("Give one of --rank and --error.")
+    *words, out = places
+    task = words[1] if len(words) == 2 else None
+    report = write_lora(words[0], task, out, base, endpoint, rank=rank, error=error, lora_only=lora_only)
+    if as_json:
+        print_json(report)
+    else:
+        from hf_ext.merging.extracting import report_lines
+
+        click.echo("\n".join([*report_lines(report), f"adapter: {report['path']}"]))
+
+
+@loads
+def write_lora(
+    source: str, task: str | None, out: str, base: str | None, endpoint: str | None, **how: Any
+) -> dict[str, Any]:
+    """Opens what was named and writes its adapter."""
+    register_models()
+    from hf_ext.merging.extracting import extract_lora as run
+    from hf_ext.merging.pairs import open_fine_tune, open_task
+
+    opened = open_fine_tune(str(base), source, endpoint) if task is None else open_task(source, task, base, endpoint)
+    with opened as pair:
+        return run(pair, out, **how)

@@ -1,0 +1,129 @@
+"""A task of a merge with its tokenizer or processor: what the app and `examples/emr/serve.py` ask it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer
+
+from .building import model_class
+from .model import EMRModel
+
+_READERS: dict[str, Any] = {"Sequence": AutoTokenizer, "Image": AutoImageProcessor, "Audio": AutoFeatureExtractor}
+# Of nothing but a configuration, transformers makes a tokenizer that knows no word.
+_FILES = ("tokenizer.json", "tokenizer_config.json", "preprocessor_config.json", "processor_config.json")
+
+
+class AnsweringTask:
+    """
+    A task of a merge, with what turns a text, a picture or a sound into the input of its model.
+
+    `kind` is `"classification"`, `"generation"` or `"restoration"`; any other model is refused by a `ValueError`.
+    `reads` is `"Sequence"`, `"Image"` or `"Audio"`.
+    """
+
+    def __init__(self, emr: EMRModel, name: str) -> None:
+        self._emr, self.name = emr, name
+        if emr.weights.manifest.library != "transformers":
+            raise ValueError(f"task {name!r} is of {emr.weights.manifest.library}; only transformers models answer")
+        with tempfile.TemporaryDirectory() as place:
+            for file, path in emr.weights.small_files(name).items():
+                shutil.copyfile(path, Path(place, file))
+            self.config: Any = AutoConfig.from_pretrained(place)
+            found: Any = model_class(self.config, Path(place), False)
+            self.reads, ends, _ = found.__name__.rpartition("For")[2].partition("Classification")
+            if self.config.model_type == "semanir":
+                self.kind, self.reads = "restoration", "Image"
+            elif ends and self.reads in _READERS:
+                self.kind = "classification"
+            elif found.can_generate():
+                self.kind, self.reads = "generation", "Sequence"
+            else:
+                raise ValueError(
+                    f"task {name!r} is a {found.__name__}, which neither classifies, generates nor restores"
+                )
+            self.reader: Any = None if self.kind == "restoration" else self._load_reader(place)
+        text = self.config.get_text_config()
+        limits = [getattr(text, key, None) for key in ("max_position_embeddings", "n_positions")]
+        limits.append(getattr(self.reader, "model_max_length", None))
+        self.limit = min([limit for limit in limits if isinstance(limit, int)], default=None)
+
+    def _load_reader(self, place: str) -> Any:
+        kind = "tokenizer" if self.reads == "Sequence" else f"{self.reads.lower()} processor"
+        try:
+            if any(Path(place, name).is_file() for name in _FILES):
+                return _READERS[self.reads].from_pretrained(place)
+            why = f"none of {', '.join(_FILES)} is there"
+        except Exception as error:
+            # Libraries of many kinds read these files, and raise what they like: tokenizers a plain Exception.
+            why = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(f"task {self.name!r} has no {kind} ({why}); put its files beside the artifact's emr.json")
+
+    @torch.no_grad()
+    def classify(self, given: Any) -> tuple[str, list[float]]:
+        """
+        The label of a text, of a picture of Pillow, or of a sound as a list of numbers at the model's rate; and the
+        probabilities of all labels, or the number of a regression.
+        """
+        if self.reads == "Sequence":
+            inputs = {key: torch.tensor([value]) for key, value in self.encode(given).items()}
+        elif self.reads == "Image":
+            grey = getattr(self.config, "num_channels", 3) == 1
+            inputs = dict(self.reader([given.convert("L" if grey else "RGB")], return_tensors="pt"))
+        else:
+            sound = torch.tensor(given)
+            if not sound.numel() or not sound.isfinite().all():
+                raise ValueError("the sound is empty, or holds numbers that are too large")
+            inputs = dict(self.reader([sound.numpy()], sampling_rate=self.reader.sampling_rate, return_tensors="pt"))
+        batch = {key: value.to(self._emr.device) for key, value in inputs.items()}
+        logits = self._emr(**batch, task_ids=[self.name]).logits[0].float().cpu()
+        if not logits.isfinite().all():
+            raise RuntimeError("the model gives logits that are infinite or no number")
+        if self.config.problem_type == "multi_label_classification":
+            logits = logits.sigmoid()
+        elif len(logits) > 1:
+            logits = logits.softmax(-1)
+        return self.config.id2label.get(int(logits.argmax())), logits.tolist()
+
+    def encode(self, text: str, more: int = 0) -> dict[str, list[int]]:
+        """The tokens of a text, to which so many more shall come."""
+        # Half a surrogate pair, which JSON can hold and no tokenizer takes.
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise ValueError("the text holds half a surrogate pair; give valid Unicode")
+        found = dict(self.reader(text))
+        count = len(found["input_ids"])
+        room = 0 if self.config.is_encoder_decoder else more
+        if not count or (self.limit is not None and count + room > self.limit):
+            raise ValueError(
+                f"the text has {count} tokens, and {room} are to come; task {self.name!r} takes 1 to {self.limit}"
+            )
+        return found
+
+    @torch.no_grad()
+    def generate(self, prompt: list[int], made: list[int], count: int, **options: Any) -> tuple[list[int], bool]:
+        """Up to `count` tokens after a prompt and what was made of it before, and whether the text has ended."""
+        with self._emr.task(self.name) as model:
+            ends = model.generation_config.eos_token_id
+            tokens, start = torch.tensor([[*prompt, *made]], device=self._emr.device), len(prompt) + len(made)
+            if self.config.is_encoder_decoder:
+                first = model.generation_config.decoder_start_token_id
+                begun = torch.tensor([[first, *made]], device=self._emr.device)
+                tokens, start, options = (
+                    tokens[:, : len(prompt)],
+                    1 + len(made),
+                    {**options, "decoder_input_ids": begun},
+                )
+            options.setdefault("do_sample", False)
+            mask = torch.ones_like(tokens)
+            if model.generation_config.pad_token_id is None:
+                options["pad_token_id"] = 0
+            found = model.generate(tokens, attention_mask=mask, max_new_tokens=count, **options)[0, start:].tolist()
+        return found, bool(found) and found[-1] in (ends if isinstance(ends, list) else [ends])
+
+    def decode(self, tokens: list[int]) -> str:
+        """The text of tokens, without special ones."""
+        return str(self.reader.decode(tokens, skip_special_tokens=True))

@@ -1,1 +1,0 @@
-"""The tasks of a merge behind HTTP: what each of them can do, a worker that batches them, and the routes."""
