@@ -68,7 +68,8 @@ class NotInception(torch.nn.Module):
 def inception(tmp_path_factory) -> str:
     path = str(tmp_path_factory.mktemp("inception") / "network.pt")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        # A DeprecationWarning up to torch 2.14, a FutureWarning since then.
+        warnings.filterwarnings("ignore", message=".*torch.jit.script")
         torch.jit.script(NotInception()).save(path)
     return path
 

@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+from importlib.metadata import version
 
 import numpy as np
 import pytest
@@ -240,11 +241,12 @@ def test_versions_are_said(tmp_path, capsys, examples):
     run_interrupted(make_arguments(tmp_path / "run", data), 5)
     state = RunFolder(tmp_path / "run").state(4)
     manifest = read_manifest(state)
-    assert manifest["versions"]["torch"] == torch.__version__
+    installed = version("torch")
+    assert manifest["versions"]["torch"] == installed
     write_manifest(state, {**manifest, "versions": {**manifest["versions"], "torch": "1.0"}})
     capsys.readouterr()
     run(TinyTask(), make_arguments(tmp_path / "run", data))
-    assert f"torch 1.0 → {torch.__version__}: perhaps {OTHER}" in capsys.readouterr().err
+    assert f"torch 1.0 → {installed}: perhaps {OTHER}" in capsys.readouterr().err
 
 
 def test_an_argument_that_did_not_exist_has_its_default(tmp_path, examples):
