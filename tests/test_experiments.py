@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from .study_testing import EXAMPLES, module_loader
+from .kit.studies import EXAMPLES, module_loader
 
 RECIPE = EXAMPLES / "semanir" / "study.yaml"
 load = module_loader(EXAMPLES)

@@ -15,8 +15,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests import warm_python
-from tests.gpu_testing import GPU, ROOT, load
+from tests.kit import warm_python
+from tests.kit.gpu import GPU, ROOT, load
 
 run, bundle = load("run"), load("bundle")
 HEAD = {"commit": "a" * 40, "dirty": False}

@@ -4,22 +4,15 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler
 from PIL import Image
 
 from hf_ext.answers.classifying import read_picture
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.tasks.diffusion_grids import draw_grid, sample_rows
-from hf_ext_cli.main import main
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae
+from tests.kit.command_line import run
 from tests.tasks.diffusion_testing import CLASSES, write_pictures
-
-
-def run(*arguments, code=0):
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    return result
 
 
 def test_latents_are_written_as_asked(tmp_path):

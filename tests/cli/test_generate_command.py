@@ -1,23 +1,19 @@
 """hf-ext generate: texts of an MRConv and of a language model of transformers, as they come."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from hf_ext.answers.continuing import continue_text, load_language_model
 from hf_ext.mrconv import MRConvConfig, MRConvForCausalLM
 from hf_ext.tasks.texts import LanguageModelTask, byte_tokenizer
-from hf_ext_cli.main import main
 from tests.emr.emr_testing import tiny_semanir
+from tests.kit import command_line
 
-
-def run(*words: str | Path, code: int = 0, given: str | None = None) -> Result:
-    result = CliRunner().invoke(main, ["generate", *map(str, words)], input=given)
-    assert result.exit_code == code, result.output
-    return result
+run = partial(command_line.run, "generate")
 
 
 @pytest.fixture(scope="module")

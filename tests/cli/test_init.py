@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import soundfile
 import yaml
-from click.testing import CliRunner, Result
 from PIL import Image
 
 from hf_ext.starting.survey import look_at
 from hf_ext.starting.writing import PLACEHOLDERS, write_recipe
 from hf_ext.training.launch import build_task, read_arguments
-from hf_ext_cli.main import main
 from tests.emr.emr_testing import tiny_bert
+from tests.kit.command_line import run
 
 # Two steps on one core, whatever the recipe was written for.
 SHORT = [
@@ -31,12 +30,6 @@ SHORT = [
     "--data.num_workers",
     "0",
 ]
-
-
-def run(*words: str | Path, code: int = 0) -> Result:
-    result = CliRunner().invoke(main, [str(word) for word in words])
-    assert result.exit_code == code, result.output
-    return result
 
 
 @pytest.fixture(autouse=True)

@@ -7,25 +7,25 @@ import os
 import re
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 
 from hf_ext.terminal import escape, guarded_streams
 from hf_ext_cli.main import MODULES, main
 from hf_ext_cli.output import print_rows, print_table
+from tests.kit import command_line
+
+run = partial(command_line.run, code=None)
+
 
 # A title, a colour, a place in the line, a C1 control and a mark that turns the direction of writing.
 NAME = "\x1b]0;title\x07\x1b[31m\r\x9b2J\u202egnp"
 SETTINGS = ("HF_EXT_QUIET", "HF_EXT_DEBUG", "TRANSFORMERS_VERBOSITY")
 ESCAPED = r"\u001b]0;title\u0007\u001b[31m\u000d\u009b2J\u202egnp"
-
-
-def run(*words, **options):
-    return CliRunner().invoke(main, [str(word) for word in words], **options)
 
 
 def bytes_of(monkeypatch, encoding, *words):

@@ -13,7 +13,7 @@ import pytest
 
 from hf_ext.embedded_hub.routes import ROUTES
 from hf_ext.embedded_hub.server import EmbeddedHub
-from tests.hub_testing import CONTENT, ask, commit_body, raw
+from tests.kit.hub import CONTENT, ask, commit_body, raw
 
 COMMIT = "/api/models/me/model/commit/main"
 

@@ -26,7 +26,7 @@ from hf_ext.embedded_hub.repository import Change
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.embedded_hub.store import HubStore
 from hf_ext.embedded_hub.uploads import store_regular
-from tests.hub_testing import (
+from tests.kit.hub import (
     ask,
     client_environment,
     commit_body,
@@ -36,7 +36,7 @@ from tests.hub_testing import (
     request_lfs_upload,
     store_now,
 )
-from tests.testing import file_limit
+from tests.kit.models import file_limit
 
 COMMIT = "/api/models/me/model/commit/main"
 SERVE = """

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 from hf_ext.embedded_hub.server import EmbeddedHub
-from tests.hub_testing import (
+from tests.kit.hub import (
     CONTENT,
     Answer,
     ask,

@@ -25,7 +25,7 @@ from hf_ext.embedded_hub.repository import Change, Repository
 from hf_ext.embedded_hub.storage import Blob, lfs_pointer
 from hf_ext.embedded_hub.store import HubStore
 from hf_ext.embedded_hub.uploads import plan_uploads
-from tests.hub_testing import store_now
+from tests.kit.hub import store_now
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is the reference of this test")
 

@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 from hf_ext.emr import EMRModel, emr_loader
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.merging import merge_checkpoints
-from tests import warm_python
 from tests.cli.fuzzing import CHANGES
 from tests.emr.emr_testing import tiny_bert
+from tests.kit import warm_python
 
 # A process in which everything that the loader must do without cannot be imported.
 ALONE = """

@@ -31,7 +31,7 @@ from hf_ext.emr.weights import TaskWeights
 from hf_ext.merging import merge_checkpoints
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from tests.emr.emr_testing import perturb, tiny_adapter, tiny_bert
-from tests.testing import assert_same_answers
+from tests.kit.models import assert_same_answers
 
 TASKS = ["a", "b", "a", "c", "b", "a"]
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from hf_ext.emr import arithmetic, ops
 from hf_ext.fast.emr_operators import compiled_kernels
-from tests import warm_python
 from tests.emr import reference_ops as reference
 from tests.emr.blocks import DTYPES, Block, assert_agree, assert_matches_reference, random_block, same_bits
+from tests.kit import warm_python
 
 SIZES = (1, 7, 8, 15, 16, 17, 63, 511, 513, 1023, 1024, 8191, 8192, 8193, 20001)
 

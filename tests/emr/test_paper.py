@@ -25,7 +25,7 @@ from hf_ext.merging.configuration import MergeConfig
 from hf_ext.tasks.texts import byte_tokenizer
 from tests.emr.emr_testing import perturb, tiny_bert, write_tokenizer
 from tests.emr.paper_standins import TABLES
-from tests.hub_testing import run_python
+from tests.kit.hub import run_python
 
 PAPER = Path(__file__).resolve().parents[2] / "examples" / "emr" / "paper"
 SPEC = importlib.util.spec_from_file_location("paper_score", PAPER / "score.py")

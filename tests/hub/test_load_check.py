@@ -15,7 +15,7 @@ from hf_ext.hub import load_check
 from hf_ext.hub.load_check import check_loads, installed_room, verify_code
 from hf_ext.hub.publish import stage
 from hf_ext.hub.shipped import shipped_files
-from tests import warm_python
+from tests.kit import warm_python
 
 from .published import save_bert, save_snapshot, tiny_adapter
 

@@ -20,7 +20,7 @@ from hf_ext.hub.checkpoints import CheckpointError
 from hf_ext.hub.load_check import check_loads
 from hf_ext.hub.publish import stage
 from hf_ext.semanir import SemanIRImageProcessor, SemanIRModel
-from tests.testing import file_limit
+from tests.kit.models import file_limit
 
 from .published import CODE, STAGED, TRAINING, contents, save_bert, save_snapshot, tiny_adapter, tiny_model
 

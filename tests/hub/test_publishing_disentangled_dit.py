@@ -23,7 +23,7 @@ from tests.disentangled_dit.dit_testing import make_transformer
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae
 from tests.hub.published import EVALUATION
 from tests.hub.test_cards import assert_finished
-from tests.hub_testing import run_python
+from tests.kit.hub import run_python
 
 pytestmark = [
     pytest.mark.usefixtures("warm_checks"),

@@ -18,9 +18,9 @@ from hf_ext.mrconv import (
 )
 from hf_ext.tasks.signals import AudioTask, PixelTask
 from hf_ext.tasks.texts import LanguageModelTask, ListOpsTask, RetrievalTask
-from tests.hub_testing import run_python
+from tests.kit.hub import run_python
+from tests.kit.models import assert_same_answers, assert_same_weights
 from tests.mrconv.mrconv_testing import generator, make_model, shake
-from tests.testing import assert_same_answers, assert_same_weights
 
 # huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")

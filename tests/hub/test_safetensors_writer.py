@@ -19,7 +19,7 @@ from hf_ext.hub.checkpoints import open_checkpoint
 from hf_ext.hub.safetensors_headers import DTYPE_NAMES, MAX_HEADER_BYTES
 from hf_ext.hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
 from hf_ext.system import reserve
-from tests.testing import file_limit
+from tests.kit.models import file_limit
 
 from .checkpoint_files import assert_same, some_tensors
 

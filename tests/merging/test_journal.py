@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from hf_ext.merging.journal import Journal
-from tests import warm_python
+from tests.kit import warm_python
 
 
 def values(journal: Journal, units: int) -> list[list[float]]:

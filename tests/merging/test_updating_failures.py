@@ -15,9 +15,9 @@ import torch
 from hf_ext.emr.manifest import Manifest
 from hf_ext.merging import updating
 from hf_ext.merging.updating import add_task, remove_task
-from tests import warm_python
 from tests.emr.emr_testing import write_weights
 from tests.hub.published import contents
+from tests.kit import warm_python
 from tests.merging.updating_sources import (
     CONFIG,
     artifact,

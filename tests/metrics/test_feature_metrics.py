@@ -35,7 +35,7 @@ from hf_ext.metrics import (
 )
 from hf_ext.metrics.clip_score import clip_score
 from hf_ext.metrics.features import as_rgb
-from tests import warm_python
+from tests.kit import warm_python
 
 TESTS = Path(__file__).parent
 

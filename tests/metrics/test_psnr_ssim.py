@@ -18,7 +18,7 @@ from hf_ext.metrics.images import luma
 from hf_ext.metrics.psnr import psnr
 from hf_ext.metrics.psnr_b import psnr_b
 from hf_ext.metrics.ssim import ssim
-from tests import warm_python
+from tests.kit import warm_python
 
 
 def photograph_and_noisy(shape: tuple[int, int] = (61, 47)) -> tuple[np.ndarray, np.ndarray]:

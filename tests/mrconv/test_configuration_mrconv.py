@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from hf_ext.mrconv import MRConvConfig
 from hf_ext.mrconv.configuration_mrconv import branch_lengths, changed_lengths
-from tests.testing import ConfigTesterMixin
+from tests.kit.models import ConfigTesterMixin
 
 
 class TestMRConvConfig(ConfigTesterMixin):

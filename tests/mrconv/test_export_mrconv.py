@@ -20,8 +20,8 @@ from hf_ext.mrconv import (
     MRConvNextForImageClassification,
     MRConvNextImageProcessor,
 )
-from tests import warm_python
-from tests.testing import LoraTesterMixin, TrainerTesterMixin, assert_same_answers, assert_same_weights
+from tests.kit import warm_python
+from tests.kit.models import LoraTesterMixin, TrainerTesterMixin, assert_same_answers, assert_same_weights
 
 LENGTH = 24
 TOKENS = {

@@ -13,7 +13,7 @@ from hf_ext.mrconv.configuration_mrconv import MRConvConfig
 from hf_ext.mrconv.modeling_mrconv import MRConvModel
 from hf_ext.mrconv.modeling_positions_mrconv import MRConvForCausalLM
 from hf_ext.mrconv.streaming_mrconv import MRConvCache
-from tests.testing import LoraTesterMixin, ModelTesterMixin, TrainerTesterMixin
+from tests.kit.models import LoraTesterMixin, ModelTesterMixin, TrainerTesterMixin
 
 VOCABULARY, PAD, EOS = 40, 0, 39
 LENGTH = 128

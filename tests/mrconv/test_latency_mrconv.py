@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.study_testing import EXAMPLES, module_loader
+from tests.kit.studies import EXAMPLES, module_loader
 
 load = module_loader(EXAMPLES / "benchmarks")
 

@@ -13,9 +13,9 @@ from hf_ext.mrconv import (
 )
 from hf_ext.mrconv.configuration_mrconv import KERNEL_TYPES
 from hf_ext.mrconv.modeling_layers_mrconv import MRConvBatchNorm, MRConvBranchNorm
+from tests.kit.models import assert_same_answers, assert_same_weights
 from tests.mrconv.mrconv_testing import EVERY_KERNEL, TOKENS, make_layer, make_model, make_signal, make_tokens
 from tests.mrconv.reference_ops import batch_norm_conv, long_conv
-from tests.testing import assert_same_answers, assert_same_weights
 
 
 def branches_of(layer: MRConvLayer, u: torch.Tensor) -> list[torch.Tensor]:

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 
 from hf_ext.settings import build
 from hf_ext.tasks.signals import PixelTask
-from tests.study_testing import EXAMPLES
+from tests.kit.studies import EXAMPLES
 
 
 def chains(scene):

@@ -14,13 +14,13 @@ from hf_ext.mrconv import (
     MRConvModel,
 )
 from hf_ext.mrconv.configuration_mrconv import KERNEL_TYPES
-from tests.mrconv.mrconv_testing import SIZES, TOKENS, MRConvTester, make_model, make_signal, make_tokens
-from tests.testing import (
+from tests.kit.models import (
     LoraTesterMixin,
     TrainerTesterMixin,
     assert_same_answers,
     assert_same_weights,
 )
+from tests.mrconv.mrconv_testing import SIZES, TOKENS, MRConvTester, make_model, make_signal, make_tokens
 
 
 class TestTokens(MRConvTester, TrainerTesterMixin, LoraTesterMixin):

@@ -15,8 +15,7 @@ from hf_ext.mrconv import (
     MRConvNextModel,
 )
 from hf_ext.mrconv.configuration_mrconvnext import PRESETS
-from tests.mrconv.reference_ops import long_conv
-from tests.testing import (
+from tests.kit.models import (
     ConfigTesterMixin,
     LoraTesterMixin,
     ModelTesterMixin,
@@ -24,6 +23,7 @@ from tests.testing import (
     assert_same_answers,
     assert_same_weights,
 )
+from tests.mrconv.reference_ops import long_conv
 
 FIELDS = {
     "image_size": 16,

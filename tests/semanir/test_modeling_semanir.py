@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelFor
 
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor, SemanIRModel
 from hf_ext.semanir.modeling_semanir import SemanIRStage
-from tests.testing import LoraTesterMixin, ModelTesterMixin, TrainerTesterMixin, assert_same_answers
+from tests.kit.models import LoraTesterMixin, ModelTesterMixin, TrainerTesterMixin, assert_same_answers
 
 COLUMNAR = {
     "embed_dim": 12,

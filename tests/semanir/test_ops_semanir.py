@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from hf_ext.semanir import ops_semanir as ops
+from tests.kit.models import assert_operators_agree, operator_pairs
 from tests.semanir import reference_ops as reference
-from tests.testing import assert_operators_agree, operator_pairs
 
 PAIRS = operator_pairs(ops, reference)
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 4e-2}

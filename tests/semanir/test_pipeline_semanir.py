@@ -22,8 +22,8 @@ from hf_ext.semanir import (
     SemanIRImageProcessor,
     pipeline_semanir,
 )
-from tests.hub_testing import ask, commit_body, create_repository, run_python
-from tests.testing import assert_same_picture
+from tests.kit.hub import ask, commit_body, create_repository, run_python
+from tests.kit.models import assert_same_picture
 
 COLOUR = np.random.default_rng(0).integers(0, 256, (9, 13, 3), dtype=np.uint8)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hf_ext.fast.semanir_strips import memory_of_call
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext.semanir.configuration_semanir import PRESETS
-from tests.testing import assert_same_answers
+from tests.kit.models import assert_same_answers
 
 # The layouts of the presets with less width and depth.
 COLUMNAR = {"embed_dim": 12, "depths": [2, 2], "num_heads": [2, 3], "window_size": 4, "top_k": 6}

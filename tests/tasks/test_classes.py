@@ -14,7 +14,7 @@ from hf_ext.training import TrainingArguments, train
 from hf_ext.training.arguments import build
 from hf_ext.training.launch import evaluate_checkpoint
 from hf_ext.training.sources import match_classes
-from tests.process_state import forget_accelerate
+from tests.kit.process_state import forget_accelerate
 
 TINY = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}
 

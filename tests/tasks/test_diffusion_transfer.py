@@ -13,7 +13,7 @@ from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.tasks.diffusion_data import Crops
 from hf_ext.tasks.diffusion_noise import make_scheduler, noisy_samples
 from hf_ext.tasks.diffusion_transfer import Checkpoint, Transfer, open_pipeline, transfer
-from tests.hub_testing import run_python
+from tests.kit.hub import run_python
 
 from .diffusion_testing import losses, make_arguments, run, write_pictures
 

@@ -16,7 +16,7 @@ from hf_ext.tasks import perceptual
 from hf_ext.tasks.perceptual import FeatureLoss
 from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training import TrainingArguments, train
-from tests.process_state import forget_accelerate
+from tests.kit.process_state import forget_accelerate
 
 SMALL = {"embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4, "top_k": 8}
 

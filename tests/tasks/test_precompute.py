@@ -14,7 +14,7 @@ from hf_ext.tasks.diffusion_latents import load_autoencoder, read_row, to_pixels
 from hf_ext.tasks.precompute import Precompute, precompute
 from hf_ext.training.data import TrainingLoader
 from tests.disentangled_dit.pipeline_testing import make_vae
-from tests.testing import assert_same_answers
+from tests.kit.models import assert_same_answers
 
 from .diffusion_testing import CLASSES, MODEL, losses, make_arguments, run, write_pictures
 

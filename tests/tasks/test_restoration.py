@@ -17,9 +17,9 @@ from hf_ext.tasks.degradations import jpeg, matlab_luma
 from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training import TrainingArguments, train
 from hf_ext.training.models import initialize_from, refuse_lost_fields
-from tests import warm_python
-from tests.process_state import forget_accelerate
-from tests.testing import assert_same_answers, assert_same_weights
+from tests.kit import warm_python
+from tests.kit.models import assert_same_answers, assert_same_weights
+from tests.kit.process_state import forget_accelerate
 from tests.training.launching import ROOT, environment
 
 MODEL = {"embed_dim": 8, "depths": [2], "num_heads": [2], "window_size": 4, "top_k": 8, "train_top_k": []}
@@ -288,7 +288,7 @@ api = HfApi()
 api.create_repo("me/base")
 commit = api.upload_folder(repo_id="me/base", folder_path=sys.argv[1])
 from hf_ext.tasks.restoration import SemanIRTask
-from tests.process_state import forget_accelerate
+from tests.kit.process_state import forget_accelerate
 ours = SemanIRTask().build_model({}, f"me/base@{commit.oid}")
 local = SemanIRTask().build_model({}, sys.argv[1])
 assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), local.parameters(), strict=True))

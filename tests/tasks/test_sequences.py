@@ -30,8 +30,8 @@ from hf_ext.tasks.signals import AudioTask, ImageTask, PixelTask, random_box
 from hf_ext.tasks.texts import LanguageModelTask, ListOpsTask, MaskedLanguageModelTask, RetrievalTask, TextTask
 from hf_ext.training import TrainingArguments, build_task, train
 from hf_ext.training.arguments import apply_overrides, build, read_yaml
-from tests.process_state import forget_accelerate
-from tests.testing import assert_same_answers, assert_same_weights
+from tests.kit.models import assert_same_answers, assert_same_weights
+from tests.kit.process_state import forget_accelerate
 
 RECIPES = Path(__file__).resolve().parents[2] / "examples" / "mrconv"
 TEXTS = ["a good film", "bad", "a very good film indeed", "really bad"]

@@ -23,8 +23,8 @@ from hf_ext.training import DataSource, TrainingArguments, build_task, train
 from hf_ext.training.arguments import apply_overrides, build, read_yaml
 from hf_ext.training.evaluation import evaluate
 from hf_ext.training.sources import open_source
-from tests.process_state import forget_accelerate
-from tests.testing import assert_same_weights
+from tests.kit.models import assert_same_weights
+from tests.kit.process_state import forget_accelerate
 
 RECIPES = Path(__file__).resolve().parents[2] / "examples" / "mrconv"
 TINY = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}

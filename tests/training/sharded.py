@@ -14,7 +14,7 @@ from accelerate.utils import DistributedType
 
 from hf_ext.training import TrainingArguments, build_task, loop, train
 from hf_ext.training.arguments import build
-from tests.process_state import forget_accelerate
+from tests.kit.process_state import forget_accelerate
 
 # What `examples/accelerate/fsdp2.yaml` says, as the launcher hands it on.
 FSDP2 = {

@@ -13,7 +13,7 @@ from hf_ext.training.changes import OTHER, SAME, compare_settings, describe_run
 from hf_ext.training.fingerprint import compare_fingerprints, fingerprint
 from hf_ext.training.manifest import read_manifest, write_manifest
 from hf_ext.training.state import RunFolder
-from tests.process_state import forget_accelerate
+from tests.kit.process_state import forget_accelerate
 
 from .launching import ROOT, fork_two
 from .splitting import read_samples, split_arguments, train_until

@@ -12,7 +12,7 @@ from hf_ext.training.arguments import DataSource
 from hf_ext.training.data import TrainingLoader
 from hf_ext.training.evaluation import share_batches
 from hf_ext.training.sources import open_source
-from tests.hub_testing import run_python
+from tests.kit.hub import run_python
 
 from .tiny import SIDE, TinyTask, pixels, write_images
 

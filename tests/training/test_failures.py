@@ -19,8 +19,8 @@ from hf_ext.training.changes import describe_run
 from hf_ext.training.launch import main
 from hf_ext.training.state import RunFolder
 from hf_ext.training.stopping import EXIT_CODE
-from tests import warm_python
-from tests.process_state import forget_accelerate
+from tests.kit import warm_python
+from tests.kit.process_state import forget_accelerate
 
 from .launching import ROOT, environment, launch_two
 from .tiny import TinyTask, contents, make_arguments, make_task, run, run_interrupted, write_images

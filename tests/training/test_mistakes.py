@@ -22,7 +22,7 @@ from hf_ext.training.data import TrainingLoader
 from hf_ext.training.launch import main
 from hf_ext.training.models import STARTED_ANEW, add_adapter, initialize_from, refuse_lost_fields
 from hf_ext.training.sources import open_source
-from tests.process_state import forget_accelerate
+from tests.kit.process_state import forget_accelerate
 
 from .launching import ROOT, environment
 from .tiny import TinyConfig, TinyModel, TinyTask, make_arguments, make_task, run, write_images

@@ -21,7 +21,7 @@ import torch
 from hf_ext.training import train
 from hf_ext.training.state import RunFolder
 from hf_ext.training.stopping import EXIT_CODE, SIGNALS, RunStopped, Stopping
-from tests.process_state import forget_accelerate
+from tests.kit.process_state import forget_accelerate
 
 from .launching import ROOT, environment
 from .stoppable import main
