@@ -8,10 +8,12 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from hf_ext.answers.continuing import continue_text, load_language_model
+from hf_ext.errors import UsageError
 from hf_ext.mrconv import MRConvConfig, MRConvForCausalLM
 from hf_ext.tasks.texts import LanguageModelTask, byte_tokenizer
 from tests.emr.emr_testing import tiny_semanir
 from tests.kit import command_line
+from tests.kit.refusals import refused
 
 run = partial(command_line.run, "generate")
 
@@ -91,5 +93,5 @@ def test_other_models_and_values_are_refused_in_words(model, tmp_path):
     assert "the temperature is nan" in run(model, "a", "--temperature", "nan", code=2).stderr
     assert "is not in the range" in run(model, "a", "--top-p", 0, code=2).stderr
     assert "has no task 'a'" in run(model, "a", "--task", "a", code=2).stderr
-    with pytest.raises(ValueError, match="temperature is -1"):
+    with refused(UsageError, "temperature"):
         continue_text(AutoModelForCausalLM, None, "a", print, temperature=-1.0)

@@ -20,6 +20,7 @@ from hf_ext.semanir import SemanIRImageProcessor
 from tests.emr.emr_testing import push_folder, tiny_bert, tiny_semanir
 from tests.emr.use_testing import merge
 from tests.kit.command_line import run
+from tests.kit.refusals import refused
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,7 @@ def test_evaluate_asks_for_the_task(merged: Path, tmp_path: Path):
 
 
 def test_pipelines_refuse_the_root(merged: Path, tmp_path: Path):
-    with pytest.raises(ValueError, match=r"the model at its root is of no task\. Choose one of a, b and give its"):
+    with refused(ValueError, "a, b"):
         pipeline("image-restoration", model=str(merged))
     photo = merged.parent / "photo.png"
     processor = SemanIRImageProcessor.from_pretrained(merged)
