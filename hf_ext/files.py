@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from .errors import DataError
 from .system import sync_directory, sync_file
 
 # Of linux/fcntl.h and linux/fs.h.
@@ -99,7 +100,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     try:
         return json.loads(Path(path).read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not valid JSON ({error}): restore the file, or remove it.") from error
+        raise DataError(f"{path}: not valid JSON ({error}): restore the file, or remove it.") from error
 
 
 def read_json_object(path: str | os.PathLike[str], *, optional: bool = False) -> dict[str, Any]:

@@ -15,9 +15,9 @@ import pytest
 from huggingface_hub import close_session
 
 from hf_ext.embedded_hub.server import EmbeddedHub
-from tests import warm_python
-from tests.hub_testing import CONTENT, ask, commit_body, create_repository, run_python
-from tests.process_state import forget_accelerate
+from tests.kit import warm_python
+from tests.kit.hub import CONTENT, ask, commit_body, create_repository, run_python
+from tests.kit.process_state import forget_accelerate
 
 # Seconds after which a slow test counts as hanging: three times what the longest takes on two busy cores.
 SLOW_LIMIT = 900

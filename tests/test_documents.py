@@ -11,8 +11,8 @@ import click
 import pytest
 
 from hf_ext_cli.main import main
-from tests.document_stage import ROOT, make_stage
-from tests.hub_testing import client_environment
+from tests.kit.document_stage import ROOT, make_stage
+from tests.kit.hub import client_environment
 
 # `make docs` writes the first two.
 GENERATED = {"options.md", "merge_methods.md"}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hf_ext.starting.recipes import list_recipes
-from tests import warm_python
+from tests.kit import warm_python
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

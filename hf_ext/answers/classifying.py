@@ -29,6 +29,7 @@ from hf_ext.training.bad_examples import UNREADABLE
 from hf_ext.training.models import adapter_base, load_adapter
 from hf_ext.training.sequence_files import SUFFIXES
 
+from ..errors import DataError
 from .series import answer_series
 
 logger = logging.get_logger(__name__)
@@ -197,7 +198,7 @@ def read_picture(value: str | Path | bytes) -> Image.Image:
             return in_colours(picture, "RGB")
     except UNREADABLE as error:
         name = "standard input" if isinstance(value, bytes) else value
-        raise ValueError(f"{name} is no picture that can be read: {error}") from error
+        raise DataError(f"{name} is no picture that can be read: {error}") from error
 
 
 def read_sound(value: str | Path | bytes, sampling_rate: int) -> Any:

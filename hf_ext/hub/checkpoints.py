@@ -24,6 +24,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.hf_api import RepoFile
 
+from ..errors import UsageError
 from ..files import parse_json_object, stays_inside
 from .range_readers import LocalFile, RangeReader, RemoteFile, WeightsFile
 from .safetensors_headers import (
@@ -122,7 +123,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         info = self._require_block(name, start, stop)
         fits = out.dtype == info.dtype and out.shape == (stop - start,) and out.device.type == "cpu"
         if not fits or not out.is_contiguous():
-            raise ValueError(
+            raise UsageError(
                 f"out for [{start}, {stop}) of tensor {name!r} must be a contiguous {info.dtype} of shape "
                 f"[{stop - start}] on the CPU; got {out.dtype} {list(out.shape)} on {out.device}"
             )
@@ -166,12 +167,12 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         info = self._tensors[name]
         length = info.nbytes // info.dtype.itemsize
         if not 0 <= start <= stop <= length:
-            raise ValueError(f"block [{start}, {stop}) is not inside tensor {name!r} of {length} elements")
+            raise UsageError(f"block [{start}, {stop}) is not inside tensor {name!r} of {length} elements")
         return info
 
     def _fill(self, file: str, buffer: memoryview, start: int) -> None:
         if self._closed:
-            raise ValueError("the checkpoint is closed; open it again to read from it")
+            raise UsageError("the checkpoint is closed; open it again to read from it")
         if len(buffer):
             self._readers[file].read_into(buffer, start)
             with self._counting:
@@ -262,11 +263,11 @@ def open_checkpoint(
     path = Path(source).expanduser()
     if path.exists():
         if revision is not None:
-            raise ValueError(f"revision={revision!r} has no meaning for the local path {path}; leave it out")
+            raise UsageError(f"revision={revision!r} has no meaning for the local path {path}; leave it out")
         return _open_local(path)
     repo_id, _, written = str(source).partition("@")
     if written and revision is not None and written != revision:
-        raise ValueError(f"two revisions for {repo_id}: {written!r} and {revision!r}; give one")
+        raise UsageError(f"two revisions for {repo_id}: {written!r} and {revision!r}; give one")
     if isinstance(source, Path) or not re.fullmatch(r"[\w.\-]+(/[\w.\-]+)?", repo_id) or repo_id.startswith("."):
         raise CheckpointError(f"{source}: no such file or folder, and not of the form org/name or org/name@revision.")
     return _open_repository(repo_id, written or revision, token, endpoint)

@@ -16,6 +16,7 @@ from typing import Any
 
 from huggingface_hub.utils import HFValidationError, validate_repo_id  # type: ignore[attr-defined]
 
+from ..errors import NotPublished
 from ..files import read_json_object
 from .published_files import walk
 
@@ -73,7 +74,7 @@ def refuse_secrets(folder: Path) -> None:
             kind = _KINDS[(found.lastindex or 1) - 1]
             line = content.count(b"\n", 0, found.start()) + 1
             where = f"{name}, in its header" if name.endswith(".safetensors") else f"{name}, line {line}"
-            raise ValueError(
+            raise NotPublished(
                 f"{where}: {kind}; nothing was uploaded. Take it out of the file, and if anybody else may have seen "
                 "it, revoke it where it was made"
             )
@@ -187,7 +188,7 @@ def _require_public_base(path: Path) -> None:
     except HFValidationError:
         local = True
     if local:
-        raise ValueError(
+        raise NotPublished(
             f"{path.name}: the base of this adapter is {last_name(str(base))!r}, a folder that others cannot reach. "
             'Push the base first, write its org/name as "base_model_name_or_path" into adapter_config.json, and push '
             "the adapter again; or merge the adapter into the base and push the result"

@@ -24,6 +24,7 @@ from huggingface_hub import (
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers, validate_repo_id  # type: ignore[attr-defined]
 
+from ..errors import NotPublished, UsageError
 from ..files import require_free, whole_folder
 from .cards import write_card
 from .diffusers_folders import INDEX
@@ -153,7 +154,7 @@ def push(
     validate_repo_id(repo_id)
     branch = revision or constants.DEFAULT_REVISION
     if create_pr and branch != constants.DEFAULT_REVISION:
-        raise ValueError(
+        raise UsageError(
             f"create_pr opens a pull request against main, and revision={revision!r} is another branch; give one"
         )
     with tempfile.TemporaryDirectory() as place:
@@ -189,7 +190,7 @@ def _create(api: HfApi, repo_id: str, branch: str, private: bool | None) -> None
     api.create_repo(repo_id, private=private, exist_ok=True)
     if private is not None and bool(api.repo_info(repo_id).private) != private:
         state = "public" if private else "private"
-        raise ValueError(f"{repo_id} exists and is {state}, got private={private}; nothing was uploaded")
+        raise NotPublished(f"{repo_id} exists and is {state}, got private={private}; nothing was uploaded")
     if branch != constants.DEFAULT_REVISION:
         api.create_branch(repo_id, branch=branch, exist_ok=True)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..errors import NotPublished
 from ..files import stays_inside
 
 # fmt: off
@@ -90,7 +91,7 @@ def refuse_links(folder: Path, reads: Callable[[str], bool] = is_loaded) -> None
     # would be published broken.
     for name, path in walk(folder):
         if reads(name) and not stays_inside(folder, path):
-            raise ValueError(
+            raise NotPublished(
                 f"{path}: a link that leaves the folder, which is not published; copy what it means into the folder, "
                 "or take it out"
             )

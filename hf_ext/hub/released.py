@@ -9,6 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from ..errors import UsageError
+
 FOLDER = Path(str(resources.files("hf_ext.model_cards"))) / "released"
 
 
@@ -61,7 +63,7 @@ def released(name: str) -> Path:
     if name not in folders:
         close = difflib.get_close_matches(name, folders, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"no released model is called {name!r}.{hint} Released: {', '.join(folders) or 'none'}.")
+        raise UsageError(f"no released model is called {name!r}.{hint} Released: {', '.join(folders) or 'none'}.")
     return folders[name]
 
 

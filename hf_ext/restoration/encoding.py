@@ -21,6 +21,8 @@ from transformers.utils import logging
 
 from hf_ext.semanir.image_processing_semanir import pixels_to_image
 
+from ..errors import UsageError
+
 logger = logging.get_logger(__name__)
 
 # What Pillow makes of a file name's end.
@@ -90,7 +92,7 @@ class Frames(NamedTuple):
 def image_format(path: Path) -> str:
     """The format that a file's end stands for."""
     if path.suffix.lower() not in FORMATS:
-        raise ValueError(f"{path} ends with {path.suffix!r}; pictures are written as {', '.join(FORMATS)}.")
+        raise UsageError(f"{path} ends with {path.suffix!r}; pictures are written as {', '.join(FORMATS)}.")
     return FORMATS[path.suffix.lower()]
 
 
@@ -101,9 +103,9 @@ def encode_frames(frames: Frames, format: str) -> bytes:
     """
     first, count = frames.pictures[0], len(frames.pictures)
     if count > 1 and frames.durations is None and format != "TIFF":
-        raise ValueError(f"{format} cannot hold {count} pages. Write them as .tif, or give each as a file of its own.")
+        raise UsageError(f"{format} cannot hold {count} pages. Write them as .tif, or give each as a file of its own.")
     if count > 1 and frames.durations is not None and format not in _ANIMATED:
-        raise ValueError(f"{format} cannot hold {count} frames that move. Write them as .gif, .png or .webp.")
+        raise UsageError(f"{format} cannot hold {count} frames that move. Write them as .gif, .png or .webp.")
     try:
         if format == "TIFF":
             return _tiff(frames.pictures)
@@ -117,7 +119,7 @@ def encode_frames(frames: Frames, format: str) -> bytes:
         return file.getvalue()
     except (OSError, RuntimeError, struct.error) as error:
         height, width = first.pixels.shape[:2]
-        raise ValueError(f"{format} cannot hold a picture of {width} x {height} pixels: {error}") from error
+        raise UsageError(f"{format} cannot hold a picture of {width} x {height} pixels: {error}") from error
 
 
 def to_8_bits(pixels: np.ndarray) -> np.ndarray:

@@ -16,6 +16,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from hf_ext.files import whole_file
 from hf_ext.semanir.image_processing_semanir import image_to_pixels, pixels_to_image
 
+from ..errors import DataError
 from .camera import (
     RAW_ENDINGS,
     CameraPicture,
@@ -88,7 +89,7 @@ def _read(source: Source, max_megapixels: float, several: bool) -> Frames:
     def check(width: int, height: int, count: int = 1) -> None:
         if width * height * count > max_megapixels * 1e6:
             frames = f"{count} frames of " if count > 1 else ""
-            raise ValueError(_too_large(name, f"{frames}{width} x {height} pixels", max_megapixels))
+            raise DataError(_too_large(name, f"{frames}{width} x {height} pixels", max_megapixels))
 
     from_camera = not isinstance(source, bytes) and Path(source).suffix.lower() in RAW_ENDINGS
     try:
@@ -101,29 +102,29 @@ def _read(source: Source, max_megapixels: float, several: bool) -> Frames:
                 return _from_camera(read_raw, source, check)
             count = 1 if image.format in _FIRST else getattr(image, "n_frames", 1)
             if count > 1 and not several:
-                raise ValueError(f"{name} has {count} frames or pages; give each as a file of its own.")
+                raise DataError(f"{name} has {count} frames or pages; give each as a file of its own.")
             moving = image.format in _MOVING
             check(*image.size, count if moving else 1)
             pixels = 0 if moving or count == 1 else _pixels_of_pages(image, count)
             if pixels > max_megapixels * 1e6:
-                raise ValueError(_too_large(name, f"{pixels} pixels on its pages", max_megapixels))
+                raise DataError(_too_large(name, f"{pixels} pixels on its pages", max_megapixels))
             return _frames(image, source, count)
     except UnreadableError as error:
         # The reader of this kind of file does not know its name.
         raise type(error)(f"{name} {error}") from error
     except Image.DecompressionBombError as error:
-        raise ValueError(_too_large(name, "more than twice as many pixels", max_megapixels)) from error
+        raise DataError(_too_large(name, "more than twice as many pixels", max_megapixels)) from error
     except UnidentifiedImageError as error:
         size = len(source) if isinstance(source, bytes) else os.path.getsize(source)
         what = f"is no picture that Pillow knows ({size} bytes)" if size else "is empty"
-        raise ValueError(f"{name} {what}.") from error
+        raise DataError(f"{name} {what}.") from error
     except _LET_THROUGH as error:
-        raise ValueError(f"{name} is broken: {error}") from error
+        raise DataError(f"{name} is broken: {error}") from error
     except OSError as error:
         # The system's own errors have a number; those of decoders have none.
         if error.errno is not None:
             raise
-        raise ValueError(f"{name} is broken or cut off: {error}") from error
+        raise DataError(f"{name} is broken or cut off: {error}") from error
 
 
 def _too_large(name: str, size: str, bound: float) -> str:

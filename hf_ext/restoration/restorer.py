@@ -15,6 +15,8 @@ from hf_ext.hub.released import find_model
 from hf_ext.semanir import SemanIRForImageRestoration
 from hf_ext.training.models import adapter_base, load_adapter
 
+from ..errors import DataError, UsageError
+
 
 class SizeRequirements(NamedTuple):
     """
@@ -164,7 +166,7 @@ def _load_checkpoint(source: str, device: str | None, dtype: torch.dtype | str |
     name, revision = split_revision(base or source)
     config = AutoConfig.from_pretrained(name, revision=revision)
     if config.model_type != "semanir":
-        raise ValueError(f"{source} holds a {config.model_type} model, no SemanIR.")
+        raise DataError(f"{source} holds a {config.model_type} model, no SemanIR.")
     options: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
     model: Any = SemanIRForImageRestoration.from_pretrained(name, revision=revision, **options)
     if base is not None:
@@ -173,5 +175,5 @@ def _load_checkpoint(source: str, device: str | None, dtype: torch.dtype | str |
     try:
         restorer: SemanIRForImageRestoration = model.eval().to(place)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {device} cannot be used: {error}") from error
+        raise UsageError(f"device {device} cannot be used: {error}") from error
     return restorer

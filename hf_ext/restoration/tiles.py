@@ -19,6 +19,8 @@ from transformers.utils import logging
 from hf_ext.semanir.image_processing_semanir import from_unit, match_picture, to_unit
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 
+from ..errors import DataError, UsageError
+
 logger = logging.get_logger(__name__)
 
 Progress = Callable[[int, int], None]
@@ -77,21 +79,21 @@ def restore_image(
             f"`image` is {got}; give an array of uint8 or uint16, or of floats in [0, 1], for instance pixels / 255."
         )
     if image.ndim != 3 or not image.size:
-        raise ValueError(f"`image` has shape {image.shape}; expected (height, width, channels), each at least 1.")
+        raise UsageError(f"`image` has shape {image.shape}; expected (height, width, channels), each at least 1.")
     if not whole_numbers and not np.isfinite(image).all():
-        raise ValueError("`image` has values that are infinite or no number (NaN); they cannot be restored.")
+        raise UsageError("`image` has values that are infinite or no number (NaN); they cannot be restored.")
     config, channels, taken = model.config, image.shape[-1], model.config.num_channels
     if whole_numbers and config.demosaicks and channels != 1:
-        raise ValueError(
+        raise DataError(
             f"the picture has {channels} channels; this model makes colours of a Bayer mosaic (RGGB), which "
             "has 1 channel."
         )
     if not 0 <= strength <= 1:
-        raise ValueError(f"`strength` is {strength}; it goes from 0, the image as it is, to 1, the model's result.")
+        raise UsageError(f"`strength` is {strength}; it goes from 0, the image as it is, to 1, the model's result.")
     if strength != 1 and config.scale != 1:
-        raise ValueError(f"`strength` {strength} is for models that keep an image's size; this one enlarges it.")
+        raise UsageError(f"`strength` {strength} is for models that keep an image's size; this one enlarges it.")
     if self_ensemble and config.demosaicks:
-        raise ValueError(
+        raise UsageError(
             "`self_ensemble` turns the picture, which changes the order of a mosaic's colours: leave it out."
         )
     given, image = image.dtype, to_unit(image) if whole_numbers else image.astype(np.float32, copy=False)
@@ -109,7 +111,7 @@ def restore_image(
         restored = np.concatenate([work.restore(colours[..., [channel]]) for channel in range(3)], axis=-1)
     else:
         wanted = "a mosaic of 1 channel, or packed to 4" if config.demosaicks else f"{taken} channels"
-        raise ValueError(f"the image has {channels} channels; this model takes {wanted}.")
+        raise DataError(f"the image has {channels} channels; this model takes {wanted}.")
     restored = restored if channels == taken or config.demosaicks else match_picture(restored, image)
     if strength != 1:
         restored = image + np.float32(strength) * (restored - image)
@@ -201,7 +203,7 @@ class _Work:
         self.done, self.precise = 0.0, False
         step, overlap = self.descriptor.multiple_of, self.overlap
         if tile not in (None, "auto") and (not isinstance(tile, int) or tile % step or tile < 2 * overlap):
-            raise ValueError(
+            raise UsageError(
                 f"`tile` is {tile!r}; give a multiple of {step} (this model's windows) from {2 * overlap} up, "
                 "'auto', or None for the whole image."
             )
@@ -258,7 +260,7 @@ class _Work:
                 break
             half = self.model.dtype != torch.float32 or torch.is_autocast_enabled(self.model.device.type)
             if self.precise or not half:
-                raise ValueError(
+                raise DataError(
                     "the model returned values that are infinite or no number (NaN) in float32 too; its weights are "
                     "damaged or were not trained."
                 )

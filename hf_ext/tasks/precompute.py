@@ -30,6 +30,7 @@ from hf_ext.training.bad_examples import read_example
 from hf_ext.training.fingerprint import compare_fingerprints, fingerprint
 from hf_ext.training.sources import open_source
 
+from ..errors import DataError, OtherRun, UsageError
 from .diffusion_data import Crops, Size, View, bucket_sizes, cut_view, nearest_bucket
 from .diffusion_latents import COLUMNS, SPREAD, encode_posterior, load_autoencoder, to_pixels, write_row
 from .diffusion_texts import ENCODER, NULL, SHAPE, SUFFIX, TextEncoder, read_captions
@@ -142,10 +143,10 @@ def precompute(settings: Precompute, out: str | Path, device: str | None = None)
 def _prepare(settings: Precompute, out: Path, partial: Path, device: str) -> "_Work":
     """Checks everything, and opens the folder of the unfinished work."""
     if out.exists():
-        raise ValueError(f"{out} exists: name another folder, or remove it first.")
+        raise UsageError(f"{out} exists: name another folder, or remove it first.")
     data = open_source(settings.source)
     if settings.image_column not in data.features:
-        raise ValueError(f"the data has no column {settings.image_column!r}; it has {sorted(data.features)}.")
+        raise DataError(f"the data has no column {settings.image_column!r}; it has {sorted(data.features)}.")
     autoencoder: Any = load_autoencoder(settings.vae)
     autoencoder.to(device)
     _check_sizes(settings, DisentangledDiTPipeline.scale_factor_of(autoencoder))
@@ -166,21 +167,23 @@ def _check_settings(path: Path, settings: Precompute, data: datasets.Dataset) ->
     found = read_json(path)
     changed = [f"{name}: {found.get(name)!r} → {wanted[name]!r}" for name in wanted if found.get(name) != wanted[name]]
     if changed:
-        raise ValueError(
-            f"{path.parent} holds unfinished work with other settings ({'; '.join(changed)}). Continue with the same "
-            "settings, remove it, or name another folder."
+        raise OtherRun(
+            f"{path.parent} holds unfinished work with other settings",
+            changed,
+            "Continue with the same settings, remove it, or name another folder.",
         )
     if different := compare_fingerprints(found[FINGERPRINT], now):
-        raise ValueError(
-            f"{path.parent} holds unfinished work of other data ({'; '.join(different)}), and latents of both would "
-            "be mixed. Put the data back as they were, remove it, or name another folder."
+        raise OtherRun(
+            f"{path.parent} holds unfinished work of other data",
+            different,
+            "Latents of both would be mixed: put the data back as they were, remove it, or name another folder.",
         )
 
 
 def _check_sizes(settings: Precompute, factor: int) -> None:
     for size in settings.buckets:
         if any(side % factor for side in size):
-            raise ValueError(
+            raise UsageError(
                 f"pictures of {size[0]} x {size[1]} pixels do not fit the autoencoder, which needs multiples of "
                 f"{factor}: change image_size or bucket_step."
             )
@@ -206,7 +209,7 @@ class _Work:
         self.columns = [] if texts is None else columns
         kept = {name: kind for name, kind in data.features.items() if name != settings.image_column}
         if missing := [name for name in self.columns if name not in kept]:
-            raise ValueError(f"the data has no column(s) {missing}; it has {sorted(kept)}. Set text_column.")
+            raise DataError(f"the data has no column(s) {missing}; it has {sorted(kept)}. Set text_column.")
         added = self._added_features()
         clash = sorted(kept.keys() & added.keys())
         if clash:

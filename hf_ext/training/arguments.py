@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
 
+from ..errors import UsageError
 from ..settings import SettingsError, parse_yaml
 from ..settings import build as build
 from ..settings import read_yaml as read_yaml
@@ -369,7 +370,7 @@ class TrainingArguments:
     def check_accumulation(self, launched: int) -> None:
         """Refuses a launcher that was told another number of passes, which would go before the recipe's."""
         if launched != self.gradient_accumulation_steps:
-            raise ValueError(
+            raise UsageError(
                 f"gradient_accumulation_steps is {self.gradient_accumulation_steps} in the recipe and {launched} in "
                 "the configuration of accelerate (ACCELERATE_GRADIENT_ACCUMULATION_STEPS): take it out there, or say "
                 "the same number."

@@ -22,6 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ..errors import OtherRun
 from .arguments import SCHEDULES_WITHOUT_END, TrainingArguments
 from .fingerprint import compare_fingerprints, find_places
 
@@ -80,9 +81,10 @@ def compare_settings(before: dict[str, Any], now: dict[str, Any], folder: Path) 
         verdicts.append((_batching_text(old, new), *_judge_batching(old, new)))
     refused = [f"{text} ({reason})" if reason else text for text, is_allowed, reason in verdicts if not is_allowed]
     if refused:
-        raise ValueError(
-            f"{folder} holds a run with other settings ({'; '.join(refused)}). Continue it with the same settings, or "
-            "choose another output_dir."
+        raise OtherRun(
+            f"{folder} holds a run with other settings",
+            refused,
+            "Continue it with the same settings, or choose another output_dir.",
         )
     versions = [
         f"{name} {then} → {now['versions'].get(name)}: perhaps {OTHER}"
@@ -102,10 +104,11 @@ def compare_data(before: dict[str, Any], now: dict[str, Any], folder: Path, chan
     old, new = (find_places(about["arguments"]["data"].get("train")) for about in (before, now))
     differences = compare_fingerprints(before["data"], now["data"])
     if differences and not now["arguments"]["allow_other_data"]:
-        raise ValueError(
-            f"the training data is not that with which {folder} began ({'; '.join(differences)}). Bring that data "
-            "back, or go on with what is there now: --allow_other_data; or begin anew in another output_dir, with "
-            f"--init_from {folder / 'snapshot'} from these weights."
+        raise OtherRun(
+            f"the training data is not that with which {folder} began",
+            differences,
+            "Bring that data back, or go on with what is there now: --allow_other_data; or begin anew in another "
+            f"output_dir, with --init_from {folder / 'snapshot'} from these weights.",
         )
     if differences:
         changes.notes.append(f"other training data ({'; '.join(differences)}): {OTHER}")

@@ -20,6 +20,7 @@ import torch
 from datasets.distributed import split_dataset_by_node
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate, get_worker_info
 
+from ..errors import UsageError
 from .arguments import DataSource
 from .bad_examples import (
     UNUSABLE,
@@ -291,7 +292,7 @@ class TrainingLoader:
             data = data.shuffle(seed=seed, buffer_size=shuffle_buffer, max_buffer_input_shards=1)
         shards = data.num_shards // world_size if data.num_shards % world_size == 0 else data.num_shards
         if num_workers > shards:
-            raise ValueError(
+            raise UsageError(
                 f"data.num_workers is {num_workers}, but a process has only {shards} shard(s) of the stream "
                 f"({data.num_shards} in all, {world_size} process(es)): use at most {shards} workers, or more shards."
             )

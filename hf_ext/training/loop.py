@@ -29,6 +29,7 @@ from tqdm import tqdm
 from hf_ext.distributed import Ranks
 from hf_ext.extras import check_installed
 
+from ..errors import DataError, UsageError
 from ..files import whole_folder, write_json
 from ..progress import progress
 from ..terminal import is_quiet
@@ -160,7 +161,7 @@ class _Training:
             self.eval_sources = sources.eval_sources
             self.eval_data = {name: open_source(source, "data.eval") for name, source in self.eval_sources.items()}
         if self.arguments.early_stopping_patience and not self.eval_data:
-            raise ValueError("early_stopping_patience needs an evaluation: set data.eval, or leave it out.")
+            raise UsageError("early_stopping_patience needs an evaluation: set data.eval, or leave it out.")
         if accelerator.is_main_process:
             self.folder.check_data(fingerprint(self.train_data, self.arguments.data.get("train")))
 
@@ -168,7 +169,7 @@ class _Training:
         if not self.accelerator.is_main_process:
             return
         if self.groups is not None and self.folder.changes.new_batch_size:
-            raise ValueError(
+            raise DataError(
                 f"{self.folder.path} holds a run whose batches do not mix examples of different groups, such as sizes "
                 "of pictures: the order of its examples depends on per_device_train_batch_size, which must stay."
             )

@@ -11,6 +11,7 @@ from accelerate.tracking import get_available_trackers
 from accelerate.utils import DistributedType, convert_outputs_to_fp32
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
+from ..errors import DataError, UsageError
 from .arguments import TrainingArguments
 from .state import RunFolder, own_part
 
@@ -36,10 +37,10 @@ def check_supported(arguments: TrainingArguments, accelerator: Accelerator) -> N
         )
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         if (stage := accelerator.state.deepspeed_plugin.zero_stage) == 3:
-            raise ValueError(f"DeepSpeed's zero_stage {stage} is not supported: set it to 1 or 2, or use FSDP2.")
+            raise UsageError(f"DeepSpeed's zero_stage {stage} is not supported: set it to 1 or 2, or use FSDP2.")
         if arguments.ema_decay and arguments.mixed_precision != "no":
             # It keeps the model itself in 16 bits, in which an average that moves little does not move at all.
-            raise ValueError(
+            raise DataError(
                 f"DeepSpeed with mixed_precision {arguments.mixed_precision} has no weights in 32 bits to average: "
                 "set ema_decay to 0 or mixed_precision to 'no', or use FSDP2."
             )

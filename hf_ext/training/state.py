@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from ..errors import DataError, UsageError
 from ..files import read_json, recover_folder, remove_leftovers, sync, whole_file, write_json
 from ..system import sync_directory
 from .arguments import TrainingArguments
@@ -172,7 +173,7 @@ class RunFolder:
         if self.arguments.exists():
             found = read_json(self.arguments)
             if not isinstance(found, dict) or not found.keys() >= {"arguments", "processes"}:
-                raise ValueError(f"{self.arguments} was not written by a training: choose another output_dir.")
+                raise UsageError(f"{self.arguments} was not written by a training: choose another output_dir.")
             # Before anything is read that another process may be writing.
             self.lock.acquire()
             self._find_start()
@@ -180,9 +181,9 @@ class RunFolder:
                 self.changes = compare_settings(self.before, about, self.path)
             return
         if self.path.exists() and not self.path.is_dir():
-            raise ValueError(f"{self.path} is a file: choose a folder as output_dir.")
+            raise UsageError(f"{self.path} is a file: choose a folder as output_dir.")
         if any(path.exists() for path in (self.states, self.snapshot, self.best, self.metrics)):
-            raise ValueError(
+            raise UsageError(
                 f"{self.path} holds training files but no args.json, so it is not a run that can be continued: "
                 "choose another output_dir."
             )
@@ -190,14 +191,14 @@ class RunFolder:
         names = sorted(path.name for path in self.path.glob("*"))
         others = [name for name in names if not name.startswith(".") and not name.endswith((".log", ".out", ".err"))]
         if others:
-            raise ValueError(
+            raise UsageError(
                 f"{self.path} holds other files ({', '.join(others[:4])}{', …' if len(others) > 4 else ''}): choose a "
                 "folder that is new or empty as output_dir."
             )
         for place in arguments.data_arguments.paths:
             data = Path(place).expanduser()
             if data.is_dir() and not (data / "lq").is_dir() and self.path.resolve().is_relative_to(data.resolve()):
-                raise ValueError(
+                raise DataError(
                     f"{self.path} lies inside the data {place}, which would take the files of the run for data: "
                     "choose another output_dir."
                 )
@@ -214,7 +215,7 @@ class RunFolder:
             self.start = step
             return
         if self.damaged:
-            raise ValueError(
+            raise DataError(
                 f"no state of {self.path} is whole ({'; '.join(self.warnings)}). Bring one back from a copy of it, or "
                 f"delete {self.states} to begin this run anew."
             )
@@ -300,7 +301,7 @@ class RunFolder:
             try:
                 rows.append(json.loads(line))
             except ValueError as error:
-                raise ValueError(f"{self.metrics}: line {number} is no row of metrics: remove the line.") from error
+                raise DataError(f"{self.metrics}: line {number} is no row of metrics: remove the line.") from error
         return rows
 
 

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -22,13 +23,13 @@ from safetensors import SafetensorError
 from hf_ext_cli.errors import classify
 from hf_ext_cli.main import MODULES, Commands, main
 from hf_ext_cli.output import finite
+from tests.kit import command_line
+
+run = partial(command_line.run, code=None)
+
 
 ROOT = Path(__file__).resolve().parents[2]
 GROUPS = ("data", "hub", "emr", "mrconv", "semanir", "dit")
-
-
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def run_failing(error: BaseException) -> Result:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from click.testing import CliRunner
 from PIL import Image
 from pyarrow.parquet import read_table
 
@@ -17,10 +16,10 @@ from hf_ext.distributed import Ranks
 from hf_ext.restoration.files import read_image
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext.tasks.diffusion_latents import SPREAD
-from hf_ext_cli.main import main
 from tests.disentangled_dit.pipeline_testing import make_vae
+from tests.kit.command_line import run
+from tests.kit.models import assert_same_answers, assert_same_picture
 from tests.tasks.diffusion_testing import write_pictures
-from tests.testing import assert_same_answers, assert_same_picture
 from tests.training.launching import fork_pairs, launch_two
 
 BROKEN = ("b.png", "e.png")
@@ -66,12 +65,6 @@ def precompute_words(root: Path, out: str, *more: str) -> list[str]:
 
 def evaluate_words(root: Path, output: str) -> list[str]:
     return ["evaluate", str(root / "model"), "--config", str(root / "run.yaml"), "--output", str(root / output)]
-
-
-def run(words: list[str], code: int = 0):
-    result = CliRunner().invoke(main, words)
-    assert result.exit_code == code, result.output
-    return result
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +138,7 @@ def without_speed(text: str) -> str:
 
 
 def test_two_processes_restore_what_one_does_and_say_it_once(launched, tmp_path):
-    alone = run(restore_words(launched, "one", "--compare"), code=1)
+    alone = run(*restore_words(launched, "one", "--compare"), code=1)
     first, second = said(launched, "restore")
     told, wanted = (
         [line for line in text.splitlines() if line and "Loading weights" not in line]
@@ -186,14 +179,14 @@ def test_a_restoration_whose_process_was_killed_goes_on_in_one_or_two(launched):
     first, second = said(launched, "restore-goes-on")
     assert first["stdout"].startswith("2 restored") and "5 were there already" in first["stdout"]
     assert (first["code"], second) == (1, QUIET)
-    run(restore_words(launched, "killed-copy"), code=1)
-    run(restore_words(launched, "one-plain"), code=1)
+    run(*restore_words(launched, "killed-copy"), code=1)
+    run(*restore_words(launched, "one-plain"), code=1)
     for name in ("killed", "killed-copy"):
         check_pictures(launched / name, launched / "one-plain")
 
 
 def test_latents_of_two_processes_are_those_of_one_also_after_a_kill(launched):
-    run(precompute_words(launched, "latents-one"))
+    run(*precompute_words(launched, "latents-one"))
     first, second = said(launched, "precompute")
     assert (first["code"], first["stdout"], second) == (0, f"{launched / 'latents-two'}\n", QUIET)
     check_latents(launched / "latents-two", launched / "latents-one")
@@ -202,14 +195,14 @@ def test_latents_of_two_processes_are_those_of_one_also_after_a_kill(launched):
     # Of six files of each view the first process wrote three, the second one.
     left = sorted(path.name[6:11] for path in (launched / "latents-copy.partial").glob("*.parquet"))
     assert left == ["00000", "00001", "00002", "00004", "00006", "00007", "00008", "00010"]
-    run(precompute_words(launched, "latents-copy"))
+    run(*precompute_words(launched, "latents-copy"))
     for name in ("latents-killed", "latents-copy"):
         check_latents(launched / name, launched / "latents-one")
         assert not (launched / f"{name}.partial").exists()
 
 
 def test_two_processes_score_every_example_once(launched):
-    alone = run(evaluate_words(launched, "one.json"))
+    alone = run(*evaluate_words(launched, "one.json"))
     first, second = said(launched, "evaluate")
     assert (first["code"], first["stdout"], second["stdout"]) == (0, alone.stdout, "")
     found, expected = (json.loads((launched / name).read_text())["results"] for name in ("two.json", "one.json"))

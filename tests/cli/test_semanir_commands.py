@@ -6,14 +6,13 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from PIL import Image
 
 from hf_ext.restoration.files import Picture, read_image, write_image
 from hf_ext.restoration.tiles import restore_image
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
-from hf_ext_cli.main import main
-from tests.testing import assert_same_picture
+from tests.kit.command_line import run
+from tests.kit.models import assert_same_picture
 
 SIZES = {"embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 6}
 
@@ -42,12 +41,6 @@ def photos(tmp_path):
     for name in ("notes.txt", "paper.pdf", ".hidden.png"):
         (folder / name).write_text("no picture, and not named as one")
     return folder
-
-
-def run(*arguments, code=0, stdin=None):
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments], input=stdin)
-    assert result.exit_code == code, result.output
-    return result
 
 
 def files(folder) -> list[str]:
@@ -102,20 +95,20 @@ def test_patterns_lists_and_standard_input(models, photos, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     run("restore", models / "restore", "photos/**/*.png", "--out", "pattern")
     assert files(tmp_path / "pattern") == ["a.png", "more/b.png"]
-    run("restore", models / "restore", "@-", "--out", "list", stdin="photos/a.png\n\nphotos/more/b.png\n")
+    run("restore", models / "restore", "@-", "--out", "list", given="photos/a.png\n\nphotos/more/b.png\n")
     assert files(tmp_path / "list") == ["a.png", "b.png"]
     (tmp_path / "names").write_text("photos/more\n")
     run("restore", models / "restore", "@names", "--out", "named")
     assert files(tmp_path / "named") == ["b.png"]
     data = (photos / "a.png").read_bytes()
-    run("restore", models / "restore", "-", "--out", "stdin", stdin=data)
+    run("restore", models / "restore", "-", "--out", "stdin", given=data)
     assert files(tmp_path / "stdin") == ["stdin.png"]
-    result = run("restore", models / "restore", "-", "--out", "-", stdin=data)
+    result = run("restore", models / "restore", "-", "--out", "-", given=data)
     shown = Image.open(io.BytesIO(result.stdout_bytes))
     assert_same_picture(np.asarray(shown), read_image(tmp_path / "list" / "a.png").pixels)
     result = run("restore", models / "restore", "photos", "--out", "-", code=2)
     assert "standard output takes one picture, got 2" in result.stderr
-    result = run("restore", models / "restore", "-", "--out", "broken", stdin=b"text", code=1)
+    result = run("restore", models / "restore", "-", "--out", "broken", given=b"text", code=1)
     assert "standard input: is no picture that Pillow knows (4 bytes)" in result.stderr
 
 

@@ -18,7 +18,7 @@ from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import (
     DisentangledDiTTransformer2DModel,
 )
 from tests.disentangled_dit.dit_testing import make_inputs, make_transformer
-from tests.testing import assert_same_answers
+from tests.kit.models import assert_same_answers
 from tests.training.launching import fork_two
 
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"]

@@ -26,7 +26,7 @@ from tests.disentangled_dit.pipeline_testing import (
     quiet,
     start,
 )
-from tests.testing import assert_same_answers
+from tests.kit.models import assert_same_answers
 
 # diffusers' schedulers make numpy arrays of tensors, which numpy 2 deprecates
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")

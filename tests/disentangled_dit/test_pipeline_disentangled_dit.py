@@ -18,7 +18,7 @@ from tests.disentangled_dit.pipeline_testing import (
     sample_plainly,
     start,
 )
-from tests.testing import assert_same_answers, assert_same_picture
+from tests.kit.models import assert_same_answers, assert_same_picture
 
 # diffusers' schedulers make numpy arrays of tensors, which numpy 2 deprecates
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")

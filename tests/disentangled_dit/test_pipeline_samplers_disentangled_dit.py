@@ -23,7 +23,7 @@ from diffusers import (
 from hf_ext.pipelines import DisentangledDiTPipeline
 from tests.disentangled_dit.dit_testing import generator
 from tests.disentangled_dit.pipeline_testing import GaussianDenoiser, make_pipeline, quiet, record
-from tests.testing import assert_same_answers
+from tests.kit.models import assert_same_answers
 
 # diffusers' schedulers make numpy arrays of tensors, which numpy 2 deprecates
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")

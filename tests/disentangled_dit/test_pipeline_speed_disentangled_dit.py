@@ -17,7 +17,7 @@ from huggingface_hub import HfApi, close_session
 from hf_ext.pipelines import DisentangledDiTPipeline
 from tests.disentangled_dit.dit_testing import generator, make_inputs, make_transformer
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae, quiet, record
-from tests.testing import assert_same_answers
+from tests.kit.models import assert_same_answers
 
 # diffusers' schedulers make numpy arrays of tensors, which numpy 2 deprecates
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")

@@ -11,7 +11,7 @@ from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import (
 )
 from tests.disentangled_dit import reference_transformer as reference
 from tests.disentangled_dit.dit_testing import generator, make_controls, make_inputs, make_transformer
-from tests.testing import assert_same_answers
+from tests.kit.models import assert_same_answers
 
 MODELS = {
     "class": {},

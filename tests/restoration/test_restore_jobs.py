@@ -4,12 +4,12 @@ import io
 import subprocess
 import sys
 import tempfile
+from functools import partial
 
 import numpy as np
 import pytest
 import tifffile
 import torch
-from click.testing import CliRunner
 from PIL import Image, ImageCms
 
 from hf_ext.restoration import jobs
@@ -18,7 +18,10 @@ from hf_ext.restoration.files import Picture, read_frames, read_image, write_ima
 from hf_ext.restoration.run import restore_files
 from hf_ext.restoration.tiles import restore_image
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
-from hf_ext_cli.main import main
+from tests.kit import command_line
+from tests.kit.refusals import refused
+
+run = partial(command_line.run, "restore")
 
 
 def make_pixels(*shape: int, dtype: type = np.uint8, seed: int = 0) -> np.ndarray:
@@ -46,12 +49,6 @@ def photos(tmp_path):
     write_image(folder / "a.png", Picture(make_pixels(10, 13, 3)))
     write_image(folder / "more" / "b.png", Picture(make_pixels(9, 7, 4)))
     return folder
-
-
-def run(*arguments, code=0, stdin=None):
-    result = CliRunner().invoke(main, ["restore", *map(str, arguments)], input=stdin)
-    assert result.exit_code == code, result.output
-    return result
 
 
 def files(folder) -> list[str]:
@@ -268,7 +265,7 @@ def test_standard_output_has_the_format_that_was_asked_for(folder_of_model, phot
         (data.getvalue(), [], "GIF"),
         (data.getvalue(), ["--format", "png"], "PNG"),
     ):
-        shown = run(folder_of_model, "-", "--out", "-", *options, stdin=given).stdout_bytes
+        shown = run(folder_of_model, "-", "--out", "-", *options, given=given).stdout_bytes
         with Image.open(io.BytesIO(shown)) as image:
             assert image.format == wanted
             assert getattr(image, "n_frames", 1) == (3 if given == data.getvalue() else 1)
@@ -288,6 +285,6 @@ def test_a_picture_that_a_cpus_memory_cannot_hold_stops_no_other(model, photos, 
     assert report.failed == {"a.png": "a.png: not enough memory; try --tile auto"}
     # A bug is no picture's fault.
     hook = model.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(RuntimeError("a bug")))
-    with pytest.raises(RuntimeError, match="a bug"):
+    with refused(RuntimeError, "a bug"):
         restore_files(model, planned, overwrite=True)
     hook.remove()

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from hf_ext import Restorer, restore_image
+from hf_ext.errors import DataError, UsageError
 from hf_ext.hub.released import released
 from hf_ext.semanir import SemanIRForImageRestoration
+from tests.kit.refusals import refused
 from tests.semanir.test_whole_image_semanir import COLUMNAR, DEMOSAICKING, UNSHUFFLED, make_images, make_model
 
 NODES = Path(__file__).parents[2] / "examples" / "comfyui" / "hf_ext_nodes.py"
@@ -74,9 +76,9 @@ def test_names_folders_and_tasks_of_merges_are_loaded(tmp_path):
 
 
 def test_what_restores_nothing_is_refused():
-    with pytest.raises(ValueError, match="holds a mrconv model, no SemanIR"):
+    with refused(DataError, "SemanIR"):
         Restorer.from_pretrained("spoken-digits")
-    with pytest.raises(ValueError, match="device nowhere cannot be used"):
+    with refused(UsageError, "nowhere", "device"):
         Restorer.from_pretrained("denoise-gray", device="nowhere")
 
 
@@ -102,5 +104,5 @@ def test_nodes_of_comfyui_restore_what_the_package_restores(nodes):
 
 
 def test_node_refuses_what_is_no_restorer(nodes):
-    with pytest.raises(TypeError, match="`restorer` is a Linear; connect the output of Load Restorer"):
+    with refused(TypeError, "restorer"):
         nodes.RestoreImage().restore(torch.nn.Linear(1, 1), make_images(1, 8, 8, 3))
