@@ -28,6 +28,7 @@ from .camera import (
     read_raw,
     seekable,
 )
+from .containers import colour_chunks, is_lossless_webp, jpeg_subsampling
 from .deep import read_deep, spread_grey
 from .encoding import Frames, Picture, descriptive_tags, encode_frames, image_format, to_8_bits
 
@@ -159,7 +160,8 @@ def _pixels_of_pages(image: ImageFile.ImageFile, count: int) -> int:
 
 def _frames(image: ImageFile.ImageFile, source: Source, count: int) -> Frames:
     if count == 1:
-        return Frames([_picture(image, source, 0)])
+        lossless, subsampling = _is_lossless(image, source), jpeg_subsampling(image)
+        return Frames([_picture(image, source, 0)], lossless=lossless, subsampling=subsampling)
     pictures, durations = [], []
     for number in range(count):
         if number:
@@ -177,7 +179,14 @@ def _frames(image: ImageFile.ImageFile, source: Source, count: int) -> Frames:
     if image.format == "GIF" and image.info.get("loop"):
         # It says how often it is played again.
         plays += 1
-    return Frames(_alike(pictures), durations, plays, bool(getattr(image, "default_image", False)))
+    still = bool(getattr(image, "default_image", False))
+    return Frames(_alike(pictures), durations, plays, still, _is_lossless(image, source))
+
+
+def _is_lossless(image: ImageFile.ImageFile, source: Source) -> bool:
+    if image.format != "WEBP":
+        return False
+    return is_lossless_webp(source if isinstance(source, bytes) else Path(source).read_bytes())
 
 
 def _alike(pictures: list[Picture]) -> list[Picture]:
@@ -209,11 +218,12 @@ def _picture(image: ImageFile.ImageFile, source: Source, page: int) -> Picture:
     if dpi is not None and not all(side > 1 for side in dpi):
         # What Pillow says of a TIFF that has no resolution.
         dpi = None
+    chunks = colour_chunks(image)
     # First: to look for EXIF data behind its pixels, Pillow decodes a PNG.
     deep = read_deep(image, source, page)
     exif = image.getexif()
     pixels = spread_grey(image_to_pixels(image), image) if deep is None else deep
-    return Picture(pixels, _without_orientation(exif), icc_profile if fits else None, dpi)
+    return Picture(pixels, _without_orientation(exif), icc_profile if fits else None, dpi, chunks)
 
 
 def write_image(path: str | Path, picture: Picture, *, overwrite: bool = False, format: str | None = None) -> Path:
@@ -235,7 +245,11 @@ def write_image(path: str | Path, picture: Picture, *, overwrite: bool = False, 
 def write_frames(path: str | Path, frames: Frames, *, overwrite: bool = False, format: str | None = None) -> Path:
     """Write all frames or pages; the file appears when it is whole. As [`write_image`], which writes one."""
     path = Path(path)
-    data = encode_frames(frames, format or image_format(path))
+    return write_bytes(path, encode_frames(frames, format or image_format(path)), overwrite)
+
+
+def write_bytes(path: Path, data: bytes, overwrite: bool) -> Path:
+    """Writes a file, which appears when it is whole."""
     if path.exists() and not overwrite:
         raise FileExistsError(f"{path} exists, and was not to be overwritten.")
     with whole_file(path) as file:

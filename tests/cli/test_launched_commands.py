@@ -14,6 +14,7 @@ from pyarrow.parquet import read_table
 
 from hf_ext.distributed import Ranks
 from hf_ext.restoration.files import read_image
+from hf_ext.restoration.records import NAME
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext.tasks.diffusion_latents import SPREAD
 from tests.disentangled_dit.pipeline_testing import make_vae
@@ -26,7 +27,9 @@ BROKEN = ("b.png", "e.png")
 
 
 def files(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    """All but the record of results."""
+    found = (path for path in folder.rglob("*") if path.is_file() and path.name != NAME)
+    return sorted(str(path.relative_to(folder)) for path in found)
 
 
 def write_photos(folder: Path) -> None:

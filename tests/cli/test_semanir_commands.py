@@ -44,7 +44,9 @@ def photos(tmp_path):
 
 
 def files(folder) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    """All but hidden ones, such as the record of results."""
+    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return sorted(str(path) for path in found if not path.name.startswith("."))
 
 
 def test_a_folder_is_restored_with_its_paths(models, photos, tmp_path):
@@ -59,16 +61,74 @@ def test_a_folder_is_restored_with_its_paths(models, photos, tmp_path):
         assert_same_picture(read_image(out / name).pixels, restore_image(model, pixels))
 
 
-def test_results_that_exist_are_left_alone_unless_told(models, photos, tmp_path):
+def test_files_of_others_are_left_alone_unless_told(models, photos, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     (out / "a.png").write_bytes(b"mine")
-    result = run("restore", models / "restore", photos, "--out", out)
+    result = run("restore", models / "restore", photos, "--out", out, code=1)
     assert "1 restored" in result.stdout
-    assert "1 were there already (--overwrite restores them again)" in result.stdout
+    assert f"{out}/a.png exists" in result.stderr and "Error: 1 of 2 could not be restored." in result.stderr
     assert (out / "a.png").read_bytes() == b"mine"
     assert "2 restored" in run("restore", models / "restore", photos, "--out", out, "--overwrite").stdout
     assert read_image(out / "a.png").pixels.shape == (10, 13, 3)
+    # A result that somebody has changed since is theirs.
+    write_image(out / "a.png", Picture(make_pixels(4, 4, 3)), overwrite=True)
+    result = run("restore", models / "restore", photos, "--out", out, code=1)
+    assert "1 were there already" in result.stdout and read_image(out / "a.png").pixels.shape == (4, 4, 3)
+
+
+def test_a_result_is_skipped_only_if_the_same_picture_model_and_options_made_it(models, photos, tmp_path):
+    out, words = tmp_path / "out", ("restore", models / "restore", photos, "--out", tmp_path / "out")
+    run(*words)
+    assert "2 were there already" in run(*words).stdout
+    first = (out / "a.png").read_bytes()
+    # Another option, another model, another picture; then all as it was.
+    assert "2 of them in place of results" in run(*words, "--strength", "0.5").stdout
+    assert (out / "a.png").read_bytes() != first
+    assert "2 restored" in run("restore", models / "enlarge", photos, "--out", out).stdout
+    assert read_image(out / "a.png").pixels.shape == (20, 26, 3)
+    assert "2 restored" in run(*words).stdout
+    assert (out / "a.png").read_bytes() == first
+    write_image(photos / "a.png", Picture(make_pixels(5, 6, 3)), overwrite=True)
+    result = run(*words)
+    assert "1 restored" in result.stdout and "1 were there already" in result.stdout
+    assert read_image(out / "a.png").pixels.shape == (5, 6, 3)
+
+
+@pytest.mark.parametrize("left", [0, 40, 200])
+def test_a_result_that_was_cut_off_is_made_anew(models, photos, tmp_path, left):
+    out, words = tmp_path / "out", ("restore", models / "restore", photos, "--out", tmp_path / "out")
+    run(*words)
+    whole = (out / "a.png").read_bytes()
+    (out / "a.png").write_bytes(whole[:left])
+    result = run(*words)
+    assert "1 restored" in result.stdout and "1 were there already" in result.stdout
+    assert (out / "a.png").read_bytes() == whole
+
+
+def test_records_that_a_killed_process_cut_off_say_nothing(models, photos, tmp_path):
+    words = ("restore", models / "restore", photos, "--out", tmp_path / "out")
+    run(*words)
+    record = tmp_path / "out" / ".hf-ext-restored.jsonl"
+    record.write_text(record.read_text() + '{"result": "more/b.png", "made\n[1]\n')
+    assert "2 were there already" in run(*words).stdout
+
+
+def test_coding_and_background_are_options_and_what_is_lost_is_said(models, tmp_path):
+    transparent = np.full((8, 9, 4), (255, 0, 255, 0), np.uint8)
+    transparent[2:6, 2:6] = (0, 0, 0, 255)
+    write_image(tmp_path / "logo.png", Picture(transparent))
+    words = ("restore", models / "restore", tmp_path / "logo.png", "--strength", "0", "--out", tmp_path / "out")
+    result = run(*words, "--format", "jpg")
+    assert "logo.png: JPEG has no transparency: composed on #ffffff (--background)" in result.stderr
+    assert read_image(tmp_path / "out" / "logo.jpg").pixels[0, 0].min() > 250
+    run(*words, "--format", "jpg", "--background", "#102030", "--quality", "100")
+    assert np.abs(read_image(tmp_path / "out" / "logo.jpg").pixels[0, 0].astype(int) - (16, 32, 48)).max() <= 2
+    run(*words, "--format", "webp", "--lossless")
+    np.testing.assert_array_equal(read_image(tmp_path / "out" / "logo.webp").pixels, transparent)
+    for wrong in (["--quality", "80"], ["--lossless"], ["--format", "jpg", "--lossless"], ["--background", "no"]):
+        run(*words, *wrong, code=2)
+    run(*words, "--format", "webp", "--quality", "80", "--lossless", code=2)
 
 
 def test_broken_pictures_are_reported_and_the_rest_go_on(models, photos, tmp_path):
