@@ -157,6 +157,7 @@ def sample(
       hf-ext sample org/name --class-labels cat --image dog.png --strength 0.6 --negative dog --out grid.png
     """
     from accelerate.utils.memory import should_reduce_batch_size
+    from diffusers import AutoPipelineForImage2Image
 
     from hf_ext.answers.classifying import read_picture
     from hf_ext.progress import progress
@@ -168,7 +169,6 @@ def sample(
     if strength is not None and image is None:
         raise click.UsageError("--strength says how much of --image is made anew: give --image too, or leave it out.")
     pipeline = load_pipeline(source, device, dtype)
-    pipeline.progress_bar = partial(progress, unit=" steps")
     if scheduler is not None:
         pipeline.scheduler = _other_scheduler(pipeline.scheduler, scheduler)
     conditions, names = _conditions(pipeline, class_labels, prompts)
@@ -181,7 +181,9 @@ def sample(
     options |= {"flip": True} if flip else {}
     options |= _negative(pipeline, negative)
     if image is not None:
+        pipeline = AutoPipelineForImage2Image.from_pipe(pipeline)
         options |= {"image": read_picture(image), "strength": 0.8 if strength is None else strength}
+    pipeline.progress_bar = partial(progress, unit=" steps")
     try:
         rows = sample_rows(pipeline, conditions, count, seed, batch_size, **options)
     except RuntimeError as error:

@@ -205,7 +205,7 @@ def test_the_scheduler_works_on_the_pictures_alone():
 
 REFUSED = {
     "a change to flow matching": (FlowMatchEulerDiscreteScheduler(), "reads the network's output as flow_prediction"),
-    "another prediction": (DDIMScheduler(prediction_type="v_prediction"), "predicts epsilon; use a scheduler with"),
+    "another prediction": (DDIMScheduler(prediction_type="v_prediction"), "predicts epsilon"),
     "fewer training timesteps": (
         DDIMScheduler(num_train_timesteps=500),
         "500 training timesteps, and the network 1000",
