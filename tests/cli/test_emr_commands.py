@@ -72,6 +72,8 @@ def test_there_is_an_option_for_each_field_with_the_same_choices():
         "dump_yaml",
         "endpoint",
         "as_json",
+        "quiet",
+        "verbose",
         "_click_default_help",
     }
     options = {option.name: option for option in merge.get_params(click.Context(merge)) if option.name not in others}
