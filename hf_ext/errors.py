@@ -5,7 +5,7 @@ options, files, folders, names. A bug of ours keeps its traceback.
 """
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from .distributed import FailedElsewhereError
@@ -33,6 +33,20 @@ class UsageError(ValueError):
 
 class DataError(ValueError):
     """A file, a table, a picture or a checkpoint that cannot be used; what was asked of it is no mistake."""
+
+
+class MissingColumn(DataError):
+    """A column that the data does not have: `column` is its name, `option` the setting that gave it."""
+
+    column = option = ""
+
+    @classmethod
+    def of(cls, column: str, columns: Iterable[str], option: str, advice: str = "") -> "MissingColumn":
+        """The error for a column that is not among `columns`."""
+        # Not in __init__: who raises an error of another process again gives the sentence alone.
+        error = cls(f"the data has no column {column!r}; it has {sorted(columns)}. Set {option}{advice}.")
+        error.column, error.option = column, option
+        return error
 
 
 class OtherRun(ValueError):

@@ -25,7 +25,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from safetensors import safe_open
 
 from ..errors import DataError, UsageError
-from ..files import read_json, whole_folder
+from ..files import read_json, require_free, whole_folder
 from ..hub.checkpoints import Checkpoint, open_checkpoint
 from ..hub.file_hashes import file_sha256
 from ..hub.safetensors_headers import CheckpointError, TensorInfo
@@ -210,8 +210,7 @@ class TaskWeights:
     def export(self, task: str, out: str | Path) -> Path:
         """Writes a plain checkpoint of a task, tensor by tensor; the folder appears whole or not at all."""
         out = Path(out).expanduser()
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise UsageError(f"{out}: there is something here already; choose another folder, or delete it first")
+        require_free(out)
         files, entries = self.small_files(task), self.entries(task)
         # A name of its own: beside it there may be a merge into the same folder that was interrupted.
         with whole_folder(out) as partial:
@@ -237,8 +236,7 @@ class TaskWeights:
         """Copies the artifact's files; the folder appears whole or not at all."""
         self.fetch_all()
         out = Path(out).expanduser()
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise UsageError(f"{out}: there is something here already; choose another folder, or delete it first")
+        require_free(out)
         base = self.manifest.base
         if base.folder is None and base.revision is None and not Path(base.source).expanduser().is_absolute():
             _LOGGER.warning(

@@ -29,7 +29,7 @@ from hf_ext.tasks.diffusion_grids import draw_grid, sample_rows
 from hf_ext.training.models import initialize_from, read_model_section
 from hf_ext.training.task import Task
 
-from ..errors import DataError, UsageError
+from ..errors import DataError, MissingColumn, UsageError
 from .diffusion_buckets import Buckets, group_pictures
 from .diffusion_data import Crops, Size, cut_view, nearest_bucket
 from .diffusion_latents import encode_posterior, load_autoencoder, read_row, to_pixels
@@ -322,7 +322,7 @@ class DisentangledDiTTask(Task):
     def _column(self, example: dict[str, Any], option: str) -> Any:
         name = getattr(self, option)
         if name not in example:
-            raise DataError(f"the data has no column {name!r}; it has {sorted(example)}. Set task.{option}.")
+            raise MissingColumn.of(name, example, f"task.{option}")
         return example[name]
 
     def loss(self, model: torch.nn.Module, batch: dict[str, Any], step: int) -> Tensor:

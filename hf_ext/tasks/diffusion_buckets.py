@@ -16,7 +16,7 @@ from PIL import ExifTags, Image
 
 from hf_ext.training.bad_examples import UNREADABLE
 
-from ..errors import DataError, UsageError
+from ..errors import MissingColumn, UsageError
 from .diffusion_data import Size, bucket_sizes, nearest_bucket
 
 # Bytes at the end of a PNG in which words behind its pixels are looked for.
@@ -54,9 +54,7 @@ class Buckets:
 def group_pictures(data: datasets.Dataset, column: str, buckets: list[Size]) -> np.ndarray:
     """The number of the bucket of each picture of a column; of those that cannot be read, the largest one's."""
     if column not in data.column_names:
-        raise DataError(
-            f"the data has no column {column!r}; it has {sorted(data.column_names)}. Set task.image_column."
-        )
+        raise MissingColumn.of(column, data.column_names, "task.image_column")
     files = data.select_columns([column]).cast_column(column, datasets.Image(decode=False))
     # Each process of a launch reads them where the cache has none, which `datasets` fills with whole files.
     sizes = files.map(_read_sizes, batched=True, input_columns=[column], remove_columns=[column], desc="sizes")

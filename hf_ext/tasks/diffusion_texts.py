@@ -23,7 +23,7 @@ from hf_ext.hub.checkpoints import split_revision
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from hf_ext.training.models import pipeline_index
 
-from ..errors import DataError, UsageError
+from ..errors import DataError, MissingColumn, UsageError
 
 # Columns of a row with states, and what the name of a column of captions gets for that of its own.
 SHAPE, NULL, ENCODER, SUFFIX = "states_shape", "null_states", "states_encoder", "_states"
@@ -46,7 +46,7 @@ def weigh_columns(columns: str | dict[str, float]) -> dict[str, float]:
 def read_captions(example: dict[str, Any], column: str) -> list[str]:
     """The captions of a column, which holds one or a list of them."""
     if column not in example:
-        raise DataError(f"the data has no column {column!r}; it has {sorted(example)}. Set task.text_column.")
+        raise MissingColumn.of(column, example, "task.text_column")
     value = example[column]
     captions = list(value) if isinstance(value, list | tuple) else [value]
     if not captions or not all(isinstance(caption, str) and caption.strip() for caption in captions):

@@ -21,7 +21,7 @@ from huggingface_hub.dataclasses import strict
 from PIL import Image
 
 from hf_ext.distributed import Ranks
-from hf_ext.files import read_json, remove_leftovers, whole_file, write_json
+from hf_ext.files import read_json, remove_leftovers, require_new, whole_file, write_json
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from hf_ext.progress import progress
 from hf_ext.settings import build
@@ -30,7 +30,7 @@ from hf_ext.training.bad_examples import read_example
 from hf_ext.training.fingerprint import compare_fingerprints, fingerprint
 from hf_ext.training.sources import open_source
 
-from ..errors import DataError, OtherRun, UsageError
+from ..errors import MissingColumn, OtherRun, UsageError
 from .diffusion_data import Crops, Size, View, bucket_sizes, cut_view, nearest_bucket
 from .diffusion_latents import COLUMNS, SPREAD, encode_posterior, load_autoencoder, to_pixels, write_row
 from .diffusion_texts import ENCODER, NULL, SHAPE, SUFFIX, TextEncoder, read_captions
@@ -111,8 +111,8 @@ def precompute(settings: Precompute, out: str | Path, device: str | None = None)
         `Path`: The folder.
 
     Raises:
-        ValueError: If the folder is there already, its unfinished work has other settings or data, or data and
-            autoencoder do not fit.
+        OtherRun: If unfinished work of that folder has other settings or data.
+        ValueError: If the folder is there already, or data and autoencoder do not fit.
     """
     out = Path(out)
     partial = out.with_name(out.name + ".partial")
@@ -142,11 +142,10 @@ def precompute(settings: Precompute, out: str | Path, device: str | None = None)
 
 def _prepare(settings: Precompute, out: Path, partial: Path, device: str) -> "_Work":
     """Checks everything, and opens the folder of the unfinished work."""
-    if out.exists():
-        raise UsageError(f"{out} exists: name another folder, or remove it first.")
+    require_new(out)
     data = open_source(settings.source)
     if settings.image_column not in data.features:
-        raise DataError(f"the data has no column {settings.image_column!r}; it has {sorted(data.features)}.")
+        raise MissingColumn.of(settings.image_column, data.features, "image_column")
     autoencoder: Any = load_autoencoder(settings.vae)
     autoencoder.to(device)
     _check_sizes(settings, DisentangledDiTPipeline.scale_factor_of(autoencoder))
@@ -209,7 +208,7 @@ class _Work:
         self.columns = [] if texts is None else columns
         kept = {name: kind for name, kind in data.features.items() if name != settings.image_column}
         if missing := [name for name in self.columns if name not in kept]:
-            raise DataError(f"the data has no column(s) {missing}; it has {sorted(kept)}. Set text_column.")
+            raise MissingColumn.of(missing[0], kept, "text_column")
         added = self._added_features()
         clash = sorted(kept.keys() & added.keys())
         if clash:

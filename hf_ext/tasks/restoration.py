@@ -22,7 +22,7 @@ from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 from hf_ext.training.models import initialize_from, read_model_section
 from hf_ext.training.task import Task
 
-from ..errors import DataError, UsageError
+from ..errors import DataError, MissingColumn, UsageError
 from .degradation_settings import Degradation, read_degradations
 from .degradations import matlab_luma, unpack_mosaic
 from .perceptual import FeatureLoss
@@ -309,10 +309,8 @@ class SemanIRTask(Task):
         columns = ["lq", "hq"] if paired else ["hq" if in_pairs else self.image_column]
         missing = [column for column in columns if column not in example]
         if missing:
-            raise DataError(
-                f"the data has no column {missing[0]!r}; it has {sorted(example)}. Set task.image_column, or "
-                "task.degradation: {kind: paired} for folders lq/ and hq/."
-            )
+            pairs = ", or task.degradation: {kind: paired} for folders lq/ and hq/"
+            raise MissingColumn.of(missing[0], example, "task.image_column", pairs)
         pictures = [require_picture(example[column], column) for column in columns]
         images = [self._pixels(picture, degradation.kind) for picture in pictures]
         (height, width), clean = images[0].shape[:2], images[-1].shape[:2]

@@ -29,7 +29,7 @@ from hf_ext.mrconv.modeling_mrconv import MRConvForSequenceClassification, MRCon
 from hf_ext.training.models import initialize_from, read_model_section
 from hf_ext.training.task import Task
 
-from ..errors import DataError
+from ..errors import DataError, MissingColumn
 
 Batch = dict[str, torch.Tensor]
 
@@ -286,7 +286,7 @@ class ClassificationTask(MRConvTask):
 def column(example: dict[str, Any], name: str, option: str) -> Any:
     """The value of an example in a column, which an option of the task names."""
     if name not in example:
-        raise DataError(f"the data has no column {name!r}; it has {sorted(example)}. Set task.{option}.")
+        raise MissingColumn.of(name, example, f"task.{option}")
     return example[name]
 
 

@@ -18,7 +18,7 @@ from hf_ext.mrconv.modeling_positions_mrconv import MRConvForTokenClassification
 from hf_ext.training.bad_examples import UNUSABLE
 from hf_ext.training.sequence_files import UNLABELLED, is_number
 
-from ..errors import DataError
+from ..errors import DataError, MissingColumn
 from .sequences import Batch, ClassificationTask, MRConvTask, column
 
 # Examples that means and spreads are measured on, evenly spread over the data; of a stream the first.
@@ -116,9 +116,7 @@ class WholeSeriesTask(SeriesTask):
     def label_of(self, example: dict[str, Any], name: str, option: str) -> Any:
         """The value of a column of labels."""
         if name not in example:
-            raise DataError(
-                f"the data has no column {name!r}; it has {sorted(example)}. Set task.{option}. {UNLABELLED}"
-            )
+            raise MissingColumn.of(name, example, f"task.{option}", f". {UNLABELLED.rstrip('.')}")
         return example[name]
 
 

@@ -119,7 +119,7 @@ def test_texts_and_posterior_are_written_as_asked(tmp_path):
     rows = datasets.load_dataset(str(tmp_path / "out"), split="train")
     assert {"latent_spread", "text_states", "states_shape", "null_states"} < {*rows.column_names}
     refused = run(*words[:3], tmp_path / "no", *words[4:], "--text-column", "long", code=2)
-    assert "no column(s) ['long']" in refused.stderr and not (tmp_path / "no.partial").exists()
+    assert "no column 'long'" in refused.stderr and not (tmp_path / "no.partial").exists()
 
 
 def test_a_picture_too_large_for_memory_is_said_in_words(tmp_path):

@@ -22,6 +22,7 @@ from transformers import (
 from hf_ext.emr import EMRModel
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import UsageError
+from hf_ext.files import TakenError
 from hf_ext.hub.header_format import CheckpointError
 from hf_ext.semanir import SemanIRForImageRestoration, SemanIRImageProcessor
 from tests.emr.emr_testing import (
@@ -160,7 +161,7 @@ def test_an_export_is_a_plain_checkpoint(bert: Path, task: str, tmp_path: Path):
     assert loaded.config.id2label == emr.model.config.id2label
     assert equal(copied(loaded), copied(emr.model))
     assert AutoTokenizer.from_pretrained(folder)("a b")["input_ids"] == [4, 5]
-    with refused(UsageError, "something", "already"):
+    with refused(TakenError, "exists"):
         emr.export(task, folder)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 

@@ -9,7 +9,7 @@ import torch
 from transformers import GPT2LMHeadModel
 
 from hf_ext.emr import EMRModel
-from hf_ext.errors import UsageError
+from hf_ext.files import TakenError
 from tests.emr.test_mixed import GPT2, SAME, make_family
 from tests.emr.use_testing import copied, equal
 from tests.kit.refusals import refused
@@ -47,7 +47,7 @@ def test_the_artifact_is_copied(tmp_path: Path):
     out = emr.save_pretrained(tmp_path / "copies" / "one")
     again = EMRModel.from_pretrained(out, "b")
     assert equal(copied(again.model), copied(emr.set_task("b").model))
-    with refused(UsageError, "something", "already"):
+    with refused(TakenError, "exists"):
         emr.save_pretrained(out)
 
 

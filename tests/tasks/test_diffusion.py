@@ -17,7 +17,7 @@ from diffusers import (
 from PIL import Image
 
 import hf_ext.pipelines  # noqa: F401  registers the pipeline with diffusers
-from hf_ext.errors import DataError, UsageError
+from hf_ext.errors import DataError, MissingColumn, UsageError
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.settings import build
 from hf_ext.tasks.diffusion import DisentangledDiTTask
@@ -333,7 +333,7 @@ def test_a_schedule_that_ends_in_noise_alone_is_for_velocities():
 
 def test_the_data_must_fit():
     task = built()
-    with refused(DataError, "image", "label", "task.image_column"):
+    with refused(MissingColumn, "label", column="image", option="task.image_column"):
         task.training_sample({"label": 1}, np.random.default_rng(0))
     with refused(DataError, "label"):
         task.training_sample({"image": Image.new("RGB", (8, 8)), "label": 3}, np.random.default_rng(0))

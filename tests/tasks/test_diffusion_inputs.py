@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image, PngImagePlugin
 
-from hf_ext.errors import DataError, UsageError
+from hf_ext.errors import DataError, MissingColumn, UsageError
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.settings import SettingsError, build
 from hf_ext.tasks import diffusion_texts
@@ -254,7 +254,7 @@ def test_captions_that_are_none_are_refused(tmp_path, vae, encoder):
     for value in ("", "  ", None, [], ["a hen", ""], 3):
         with refused(DataError, "short"):
             captions.draw({"short": value, "long": value}, None)
-    with refused(DataError, "long", "short", "task.text_column"):
+    with refused(MissingColumn, "short", column="long", option="task.text_column"):
         [captions.draw({"short": "a hen"}, np.random.default_rng(seed)) for seed in range(9)]
     for columns in ({}, {"short": 0}, {"short": -1}, {"short": None}, {"short": "much"}):
         with refused(SettingsError, "above 0"):
@@ -262,7 +262,7 @@ def test_captions_that_are_none_are_refused(tmp_path, vae, encoder):
     data = captioned(tmp_path / "captioned", text=["a hen", ""])
     with refused(DataError, "text"):
         encode(data, vae, tmp_path / "a", text_encoder=str(encoder))
-    with refused(DataError, "long", "text", "text_column"):
+    with refused(MissingColumn, "text", column="long", option="text_column"):
         encode(data, vae, tmp_path / "b", text_encoder=str(encoder), text_column="long")
 
 
@@ -295,7 +295,7 @@ def test_buckets_know_turned_and_broken_pictures(tmp_path):
     data = datasets.Dataset.from_dict({"image": files}, features=kinds)
     assert group_pictures(data, "image", [(32, 16), (16, 16), (16, 32)]).tolist() == [2, 0, 0, 0]
     assert data.cast_column("image", datasets.Image())[1]["image"].size == (20, 40)
-    with refused(DataError, "photo", "image", "task.image_column"):
+    with refused(MissingColumn, "image", column="photo", option="task.image_column"):
         group_pictures(data, "photo", [(16, 16)])
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from pyarrow.parquet import read_table
 
-from hf_ext.errors import DataError, OtherRun, UsageError
+from hf_ext.errors import DataError, MissingColumn, OtherRun, UsageError
+from hf_ext.files import TakenError
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.settings import SettingsError, build
 from hf_ext.tasks import precompute as module
@@ -183,11 +184,11 @@ def test_a_whole_pipeline_lends_its_autoencoder(tmp_path, pictures, vae):
 
 def test_what_does_not_fit_is_refused(tmp_path, pictures, vae):
     (tmp_path / "there").mkdir()
-    with refused(UsageError, "exists", "folder"):
+    with refused(TakenError, path=tmp_path / "there"):
         precompute(settings(pictures, vae), tmp_path / "there")
     with refused(UsageError, "15 x 15 pixels"):
         precompute(settings(pictures, vae, image_size=15), tmp_path / "a")
-    with refused(DataError, "photo", "image", "label"):
+    with refused(MissingColumn, "image", "label", column="photo"):
         precompute(settings(pictures, vae, image_column="photo"), tmp_path / "b")
     with refused(SettingsError, "least 1"):
         settings(pictures, vae, views=0)

@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from hf_ext.embedded_hub.server import EmbeddedHub
-from hf_ext.errors import DataError, UsageError
+from hf_ext.errors import DataError, MissingColumn, UsageError
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor
 from hf_ext.tasks.degradations import jpeg, matlab_luma
 from hf_ext.tasks.restoration import SemanIRTask
@@ -269,7 +269,7 @@ def test_pairs_are_cut_and_turned_alike():
 
 def test_the_data_must_have_the_columns(tmp_path):
     picture = Image.new("RGB", (9, 9))
-    with refused(DataError, "photo", "image"):
+    with refused(MissingColumn, "image", column="photo", option="task.image_column"):
         SemanIRTask(image_column="photo").training_sample({"image": picture}, np.random.default_rng(0))
     with refused(DataError, "image"):
         SemanIRTask().training_sample({"image": None}, np.random.default_rng(0))

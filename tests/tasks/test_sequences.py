@@ -25,7 +25,7 @@ from transformers import (
 )
 
 import hf_ext  # noqa: F401
-from hf_ext.errors import DataError
+from hf_ext.errors import DataError, MissingColumn
 from hf_ext.tasks.sequences import cut_padding
 from hf_ext.tasks.signals import AudioTask, ImageTask, PixelTask, random_box
 from hf_ext.tasks.texts import LanguageModelTask, ListOpsTask, MaskedLanguageModelTask, RetrievalTask, TextTask
@@ -413,7 +413,7 @@ def test_data_that_do_not_fit_are_named():
     picture = pictures(5)[0]
     with refused(DataError, "5 x 5 pixels", "task.image_size", "says 32"):
         PixelTask().encode({"image": picture, "label": 0})
-    with refused(DataError, "image", "label", "photo"):
+    with refused(MissingColumn, "label", "photo", column="image"):
         PixelTask().encode({"photo": picture, "label": 0})
     with refused(DataError, "expected", "text"):
         TextTask().encode({"text": 3, "label": 0})
