@@ -36,8 +36,8 @@ def push(folder: Path, repo_id: str, check: bool, dry_run: bool, as_json: bool, 
     A clean copy is made first: weights, configuration, the code of the installed package, and a card. It must load
     from a Hub's cache, in a process that has hf_ext and in one that has not. Only files that a model consists of go
     up, by their names, and no link out of FOLDER is followed; what goes up and what stays behind is listed before.
-    Tokens and private keys in these files refuse the push. Code that lies in FOLDER is never run and never uploaded.
-    The token is the one of `hf auth login`, or HF_TOKEN.
+    Tokens, keys and passwords in these files refuse the push. Code that lies in FOLDER is never run nor uploaded.
+    Afterwards the files on the Hub are compared with those of the copy. The token is the one of `hf auth login`, or HF_TOKEN.
 
     \b
     Examples:

@@ -20,6 +20,7 @@ from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData, eval_res
 from ..files import read_json_object, whole_file
 from .checkpoints import open_checkpoint
 from .diffusers_folders import is_pipeline, read_config, read_headers
+from .disclosure import cut_paths
 from .folder_kinds import CardPart, describe
 from .load_check import installed_room
 from .pipeline_tags import runnable_task
@@ -408,13 +409,12 @@ def _flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _show(value: object) -> str:
-    """A value as text; of a path on this machine only the last part."""
+    """A value as text; of a path on this machine only the last part, of an address the public part."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list):
         return ", ".join(map(_show, value))
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    return Path(text).name if text.startswith(("/", "~", "\\")) or re.match(r"[A-Za-z]:[\\/]", text) else text
+    return str(value).lower() if isinstance(value, bool) else str(cut_paths(value))
 
 
 def _table(rows: Mapping[str, str]) -> str:

@@ -45,6 +45,11 @@ LICENCES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "NOT
 REPORTS = ("eval.json", "training.json", "report.json", "report.png")
 # What the model does, for its card; a training writes none: whose pictures may be shown, its owner decides.
 PICTURE = "before_after.png"
+# What is said of those that are published in part.
+_CUT = {
+    ".png": "without the notes in it (texts, EXIF)",
+    ".json": "without folders of this machine, and users, passwords and queries of addresses",
+}
 # Folders of version control and the like; nobody means to publish them, so they are not listed either.
 _UNLISTED = frozenset((".git", ".cache", "__pycache__"))
 
@@ -126,6 +131,11 @@ def list_files(source: object, staged: Path, notes: tuple[str, ...] = ()) -> Lis
                 behind[name] = _reason(folder, name, path)
         plural = {top: "1 file" if count == 1 else f"{count} files" for top, count in counts.items()}
         behind |= {f"{top}/": f"{count}, none of them of a model" for top, count in plural.items()}
+        notes += tuple(
+            f"{name}: goes up {_CUT['.png' if name.endswith('.png') else '.json']}"
+            for name in files
+            if name in (*REPORTS, PICTURE) and (folder / name).read_bytes() != (staged / name).read_bytes()
+        )
     return Listing(files, dict(sorted(behind.items())), notes)
 
 
