@@ -40,6 +40,7 @@ _WEIGHTS = re.compile(
     r"(?:model|adapter_model|diffusion_pytorch_model)"
     r"(?:(?:\.\w+)?(?:-\d{5}-of-\d{5})?(?:\.\w+)?\.safetensors|(?:\.\w+)?\.safetensors\.index(?:\.\w+)?\.json)"
 )
+_VARIANT = re.compile(r"model\.(?:(\w+)\.safetensors|safetensors\.index\.(\w+)\.json)")
 LICENCES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "NOTICE.md", "COPYING")
 # What describes a run or a merge and its results; the card is made from it.
 REPORTS = ("eval.json", "training.json", "report.json", "report.png")
@@ -59,6 +60,15 @@ def is_loaded(name: str) -> bool:
     if part := _PART.fullmatch(name):
         return part[1] in _CONFIGURATIONS | _TOKENIZERS
     return name in _CONFIGURATIONS | _TOKENIZERS or bool(_WEIGHTS.fullmatch(name) or _TEMPLATE.fullmatch(name))
+
+
+def find_variant(folder: Path) -> str | None:
+    """The variant (`fp16`) that a folder has the weights of, where it has no others."""
+    names = {path.name for path in folder.iterdir()}
+    if names & {"model.safetensors", "model.safetensors.index.json"}:
+        return None
+    found = {match[1] or match[2] for name in names if (match := _VARIANT.fullmatch(name))}
+    return found.pop() if len(found) == 1 else None
 
 
 def is_tokenizer(name: str) -> bool:
@@ -144,4 +154,6 @@ def _reason(folder: Path, name: str, path: Path) -> str:
         return "a link that leaves the folder"
     if name.endswith(".py"):
         return "code, which is taken from the installed package"
+    if _WEIGHTS.fullmatch(name):
+        return "weights of a variant; the model goes up once, under the names that loaders look for"
     return "not a file that a model consists of"
