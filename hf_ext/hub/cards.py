@@ -136,6 +136,8 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
         fields = {**fields, "tags": [*fields["tags"], "class-conditional"]}
     if examples := _examples(folder, task, config, arguments):
         fields = {**fields, "widget": examples}
+    # Weights have the licence of their data, where a run of ours says so.
+    fields |= (training.get("released") or {}).get("card_license") or {}
     front = _metadata(fields, repo_id, license, config, arguments, evaluation["results"])
     body = _environment().from_string(source)
     text = body.render(

@@ -33,7 +33,7 @@ _PUBLIC_SCHEMES = ("http", "https", "hf", "ftp", "git+https")
 _ORIGINS = ("_name_or_path", "name_or_path", "special_tokens_map_file", "tokenizer_file", "vocab_file", "merges_file")
 _CONFIGURATIONS = ("config.json", "adapter_config.json", "tokenizer_config.json", "generation_config.json")
 # The fields of training.json. What runs wrote beside them, or somebody added, says nothing to readers of a card.
-_TRAINING = ("arguments", "commit", "task", "hardware", "seconds", "steps", "samples", "versions")
+_TRAINING = ("arguments", "commit", "task", "hardware", "seconds", "steps", "samples", "versions", "released")
 
 
 def clean(folder: Path) -> None:

@@ -30,14 +30,10 @@ def letters(alphabet: str, count: int) -> str:
     return "".join(chosen)
 
 
-def shapes() -> dict[str, str]:
-    """A text for each kind of secret, with the words that stand before it where it has no form of its own."""
-    made: dict[str, str] = {}
+Add = Callable[..., None]
 
-    def add(kind: str, *parts: str) -> None:
-        made[kind] = "".join(parts)
 
-    # Hugging Face
+def _hugging_face(add: Add) -> None:
     add("hf", "h", "f_", letters(SMALL + LARGE, 34))
     add("hf oauth", "h", "f_oauth_", "eyJhbGciOi.", letters(NAME, 40))
     add("hf jwt", "h", "f_jwt_", "eyJhbGciOi", letters(NAME, 40))
@@ -46,7 +42,9 @@ def shapes() -> dict[str, str]:
     add("hf behind a name", "mytoken_h", "f_", letters(WORD, 34))
     add("hf behind letters", "tokenIsh", "f_", letters(WORD, 34))
     add("hf in an address", "https://user:h", "f_", letters(WORD, 34), "@huggingface.co/org/name")
-    # Models and experiments
+
+
+def _models(add: Add) -> None:
     add("openai", "s", "k-", letters(WORD, 48))
     add("openai project", "s", "k-proj-", letters(NAME.replace("-", ""), 120))
     add("openai service", "s", "k-svcacct-", letters(WORD, 60))
@@ -75,7 +73,9 @@ def shapes() -> dict[str, str]:
     add("kaggle json", '{"username": "alice", "k', 'ey": "', letters(HEX, 32), '"}')
     add("kaggle environment", "KAGGLE_", "KEY=", letters(HEX, 32))
     add("kaggle token", "KG", "AT_", letters(HEX, 32))
-    # Clouds
+
+
+def _clouds(add: Add) -> None:
     add("aws id", "AK", "IA", letters(LARGE + DIGITS, 16))
     add("aws id for a while", "AS", "IA", letters(LARGE + DIGITS, 16))
     add("aws secret ini", "aws_secret_", "access_key = ", letters(BASE64, 40))
@@ -125,7 +125,9 @@ def shapes() -> dict[str, str]:
     add("tailscale", "tsk", "ey-auth-", letters(WORD, 17), "-", letters(WORD, 32))
     add("cloudflare", "CLOUDFLARE_", "API_TOKEN=", letters(NAME.replace("-", ""), 40))
     add("datadog", "DD_", "API_KEY=", letters(HEX, 32))
-    # Code and packages
+
+
+def _packages(add: Add) -> None:
     for name in "pousr":
         add(f"github gh{name}", "gh", name, "_", letters(WORD, 36))
     add("github fine-grained", "github", "_pat_", letters(WORD, 22), "_", letters(WORD, 59))
@@ -152,7 +154,9 @@ def shapes() -> dict[str, str]:
     add("notion", "nt", "n_", letters(WORD, 46))
     add("linear", "li", "n_api_", letters(WORD, 40))
     add("airtable", "pa", "t", letters(WORD, 14), ".", letters(HEX, 64))
-    # Messages and money
+
+
+def _messages(add: Add) -> None:
     add("slack bot", "xo", "xb-", letters(DIGITS, 12), "-", letters(DIGITS, 12), "-", letters(WORD, 24))
     add("slack user", "xo", "xp-", letters(DIGITS, 12), "-", letters(HEX, 32))
     add("slack app", "xa", "pp-1-A0", letters(LARGE, 9), "-", letters(DIGITS, 12), "-", letters(HEX, 64))
@@ -183,7 +187,9 @@ def shapes() -> dict[str, str]:
     add("twilio", "S", "K", letters(HEX, 32))
     add("facebook", "EA", "A", letters(WORD, 160))
     add("twitter", "A" * 22, letters(WORD, 80))
-    # Keys of no one house
+
+
+def _keys(add: Add) -> None:
     for name in ("", "RSA ", "EC ", "DSA ", "OPENSSH ", "ENCRYPTED "):
         add(f"pem {name}", "-----BEGIN ", name, "PRIV", "ATE KEY-----\nMIIEvQIBADANBg")
     add("pgp", "-----BEGIN PGP PRIV", "ATE KEY BLOCK-----\n\nlQdGB")
@@ -196,7 +202,7 @@ def shapes() -> dict[str, str]:
     add("mongodb", "mongodb+srv://alice:c0rr3ct", "horse@cluster0.acme.mongodb.net")
     add("redis", "redis://:h0rseba", "ttery@cache.acme.com:6379")
     add("ftp", "ftp://alice:5taple", "x@ftp.acme.com")
-    add("pip index", "--extra-index-url https://bot:7hatsr1", "ght@pypi.acme.com/simple")
+    add("pip index", "--extra-", "index-url https://bot:7hatsr1", "ght@pypi.acme.com/simple")
     add("database password", "DB_PASS", "WORD=c0rrect-horse")
     add("password yaml", "pass", "word: Tr0ub4dor&3x")
     add("password json", '{"pass', 'word": "c0rrect-h0rse"}')
@@ -204,6 +210,17 @@ def shapes() -> dict[str, str]:
     add("bearer header", "Author", "ization: Bearer ", letters(NAME, 40))
     add("client secret", '{"client_', 'secret": "', letters(NAME, 40), '"}')
     add("secret key", "SECRET_", "KEY = '", letters(WORD, 50), "'")
+
+
+def shapes() -> dict[str, str]:
+    """A text for each kind of secret, with the words that stand before it where it has no form of its own."""
+    made: dict[str, str] = {}
+
+    def add(kind: str, *parts: str) -> None:
+        made[kind] = "".join(parts)
+
+    for group in (_hugging_face, _models, _clouds, _packages, _messages, _keys):
+        group(add)
     return made
 
 
