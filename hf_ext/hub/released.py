@@ -11,8 +11,16 @@ from typing import Any
 
 FOLDER = Path(str(resources.files("hf_ext.model_cards"))) / "released"
 # Known without the models too, so that a command can say where they are.
-_NAMES = ("cifar10", "denoise-color", "denoise-gray", "jpeg-color", "photo", "restore-tasks", "spoken-digits")
-_NAMES += ("super-resolution-x2",)
+_NAMES = (
+    "cifar10",
+    "denoise-color",
+    "denoise-gray",
+    "jpeg-color",
+    "photo",
+    "restore-tasks",
+    "spoken-digits",
+    "super-resolution-x2",
+)
 WITHOUT = (
     "this hf-ext was built without its released models (HF_EXT_WITHOUT_MODELS=1). Install the wheel that has them, or "
     "give the folder model_cards/released/NAME of its source; their licences are not that of the code"

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from huggingface_hub import HfApi, ModelCard
 from huggingface_hub.errors import RepositoryNotFoundError
 
+from hf_ext.hub import released
 from hf_ext.hub.card_rules import CardRefused, check_card
 from hf_ext.hub.publish import push, rehearse
 from hf_ext_cli.main import main
@@ -182,3 +183,7 @@ def test_the_cards_of_released_models_break_no_rule_and_lead_to_their_licence(na
     told = card.with_name(data.license_link).read_text(encoding="utf-8").partition("SPDX: ")[2].strip()
     project = tomllib.loads((card.parents[3] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert told.lower() == spdx.lower() and told in project["license"].split(" AND ")
+
+
+def test_a_package_without_models_knows_the_names_of_those_that_there_are():
+    assert sorted(released._NAMES) == RELEASED
