@@ -142,9 +142,9 @@ def _apply(metadata: dict[str, Any]) -> Iterator[_Broken]:
             yield (name,), f"must be a text, got {value!r:.60}", True
     for name in ("tags", "metrics"):
         value = metadata.get(name)
-        if value is not None and not isinstance(value, list):
+        if name == "tags" and value is not None and not isinstance(value, list):
             yield (name,), f"must be a list, got {value!r:.60}", True
-        for path, each in _texts(metadata, name) if isinstance(value, list) else ():
+        for path, each in _texts(metadata, name) if name == "metrics" or isinstance(value, list) else ():
             if not isinstance(each, str):
                 yield path, f"must be a text, got {each!r:.60}", True
     if "model-index" in metadata:
