@@ -21,6 +21,7 @@ from ..errors import DataError
 from ..files import read_json_object, whole_file
 from .checkpoints import open_checkpoint
 from .diffusers_folders import is_pipeline, read_config, read_headers
+from .disclosure import cut_paths
 from .folder_kinds import CardPart, describe
 from .load_check import installed_room
 from .pipeline_tags import runnable_task
@@ -136,6 +137,8 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
         fields = {**fields, "tags": [*fields["tags"], "class-conditional"]}
     if examples := _examples(folder, task, config, arguments):
         fields = {**fields, "widget": examples}
+    # Weights have the licence of their data, where a run of ours says so.
+    fields |= (training.get("released") or {}).get("card_license") or {}
     front = _metadata(fields, repo_id, license, config, arguments, evaluation["results"])
     body = _environment().from_string(source)
     text = body.render(
@@ -409,13 +412,12 @@ def _flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _show(value: object) -> str:
-    """A value as text; of a path on this machine only the last part."""
+    """A value as text; of a path on this machine only the last part, of an address the public part."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list):
         return ", ".join(map(_show, value))
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    return Path(text).name if text.startswith(("/", "~", "\\")) or re.match(r"[A-Za-z]:[\\/]", text) else text
+    return str(value).lower() if isinstance(value, bool) else str(cut_paths(value))
 
 
 def _table(rows: Mapping[str, str]) -> str:

@@ -40,6 +40,8 @@ from .safetensors_headers import (
 _STEMS = ("model", "diffusion_pytorch_model", "adapter_model", "pytorch_lora_weights")
 _SUFFIX = ".safetensors"
 _INDEX_SUFFIX = ".safetensors.index.json"
+# The same of a variant, as transformers names it.
+_INDEX = re.compile(r".*\.safetensors\.index(?:\.\w+)?\.json")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
@@ -76,7 +78,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         self._tensors: dict[str, TensorInfo] = {}
         self._closed = False
         try:
-            if entry.endswith(_INDEX_SUFFIX):
+            if _INDEX.fullmatch(entry):
                 self._read_index(entry)
             else:
                 self._tensors, self.metadata = self._read_header(entry)
@@ -277,7 +279,7 @@ def _open_local(path: Path, commit: str | None = None) -> Checkpoint:
     if path.is_dir():
         entry = _find_entry([item.name for item in path.iterdir() if item.is_file()], str(path))
         return Checkpoint(lambda name: LocalFile(_inside(path, name), str(path / name)), entry, commit)
-    if path.name.endswith(_INDEX_SUFFIX):
+    if _INDEX.fullmatch(path.name):
         return Checkpoint(
             lambda name: LocalFile(_inside(path.parent, name), str(path.parent / name)), path.name, commit
         )
@@ -301,8 +303,8 @@ def _find_entry(names: list[str], where: str) -> str:
         for name in (stem + _SUFFIX, stem + _INDEX_SUFFIX):
             if name in names:
                 return name
-    for suffix in (_INDEX_SUFFIX, _SUFFIX):
-        found = sorted(name for name in names if name.endswith(suffix))
+    indexes = sorted(name for name in names if _INDEX.fullmatch(name))
+    for found in (indexes, sorted(name for name in names if name.endswith(_SUFFIX))):
         if len(found) == 1:
             return found[0]
         if found:

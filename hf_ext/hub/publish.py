@@ -16,6 +16,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from ..errors import NotPublished, UsageError
 from ..files import require_free, whole_folder
+from .card_rules import check_card, refuse_card
 from .cards import write_card
 from .commits import commit_folder
 from .diffusers_folders import INDEX
@@ -94,7 +95,7 @@ def stage(
             kind.hide_paths(folder)
         clean(folder)
         verify_code(folder)
-        write_card(folder, repo_id=repo_id or out.name, license=license)
+        refuse_card(write_card(folder, repo_id=repo_id or out.name, license=license).read_text(encoding="utf-8"))
         refuse_secrets(folder)
     return out
 
@@ -180,7 +181,9 @@ def rehearse(
 ) -> Listing:
     """Stages, and says what a push would upload and what it would leave behind."""
     stage(source, out, processor=processor, repo_id=repo_id, license=license)
-    return list_files(source, out, find_machine_paths(out))
+    card = (out / "README.md").read_text(encoding="utf-8")
+    notes = [f"README.md, {problem}" for problem in check_card(card)]
+    return list_files(source, out, (*find_machine_paths(out), *notes))
 
 
 def _is_checkpoint(folder: Path) -> bool:

@@ -15,11 +15,11 @@ from transformers.image_processing_base import ImageProcessingMixin
 
 from ..errors import DataError, NotPublished, UsageError
 from ..files import read_json_object
-from .checkpoints import PICKLES, open_checkpoint
+from .checkpoints import PICKLES, CheckpointError, open_checkpoint
 from .diffusers_folders import INDEX, is_pipeline, load_pipeline, read_index, save_pipeline
 from .folder_kinds import known_kinds
 from .load_check import LOADER, code_references, installed_room, refuse_kernels, room_code, room_of
-from .published_files import copy_files, is_described, is_loaded, is_tokenizer, refuse_links, walk
+from .published_files import copy_files, find_variant, is_described, is_loaded, is_tokenizer, refuse_links, walk
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -95,6 +95,9 @@ def _write_folder(folder: Path, out: Path) -> None:
     # refuses pickles, and verifies every header
     with open_checkpoint(folder):
         pass
+    for path in folder.glob("*.safetensors.index*.json"):
+        if not isinstance(read_json_object(path).get("metadata"), dict):
+            raise CheckpointError(f"{path}: no `metadata` object in it, which loaders want; save the model again.")
     room = room_of(folder)
     if (folder / MANIFEST).is_file():
         _write_artifact(folder, out, room)
@@ -147,8 +150,9 @@ def _load(folder: Path, exported: dict[str, Any]) -> tuple[PreTrainedModel, Proc
     heads = {name: item for name, item in exported.items() if _is_class(item, PreTrainedModel)}
     names = config.get("architectures") or [None]
     if not isinstance(names, list) or len(names) != 1 or names[0] not in heads:
-        raise DataError(f"{folder}/config.json: architectures is {names}; exactly one of {sorted(heads)} is allowed")
-    loaded: Any = heads[names[0]].from_pretrained(folder, output_loading_info=True, use_safetensors=True)
+        raise ValueError(f"{folder}/config.json: architectures is {names}; exactly one of {sorted(heads)} is allowed")
+    options = {"output_loading_info": True, "use_safetensors": True, "variant": find_variant(folder)}
+    loaded: Any = heads[names[0]].from_pretrained(folder, **options)
     model, info = loaded
     problems = {key: sorted(map(str, value)) for key, value in info.items() if value}
     if problems:
@@ -184,6 +188,11 @@ def _copy_model(folder: Path, out: Path, room: ModuleType | None) -> None:
             what = "code" if name.endswith(".py") else "a pickle"
             raise NotPublished(f"{folder}: {name} is {what}, which is not published; take it out of the folder first")
     copy_files(folder, out, lambda name: is_loaded(name) or is_described(name))
+    if (variant := find_variant(folder)) is not None:
+        # Loaders look for the plain names unless they are told; an index names its shards, which keep theirs.
+        for suffix in (f".{variant}.safetensors", f".safetensors.index.{variant}.json"):
+            if (out / f"model{suffix}").is_file():
+                (out / f"model{suffix}").rename(out / f"model{suffix.replace(f'.{variant}', '')}")
     if not any(out.glob("*.safetensors")):
         raise DataError(
             f"{folder}: its weights are not called as transformers, diffusers or peft call them (model.safetensors, "

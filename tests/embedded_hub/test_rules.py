@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from hf_ext.embedded_hub.descriptions import count_parameters
 from hf_ext.embedded_hub.errors import HubError
-from hf_ext.embedded_hub.front_matter import read_front_matter
 from hf_ext.embedded_hub.ignore_rules import IgnoreRules
 from hf_ext.embedded_hub.names import check_file_path, check_ref_name
 from hf_ext.embedded_hub.objects import Entry, Operation, Snapshot
@@ -25,8 +24,8 @@ from hf_ext.embedded_hub.repository import Change, Repository
 from hf_ext.embedded_hub.storage import Blob, lfs_pointer
 from hf_ext.embedded_hub.store import HubStore
 from hf_ext.embedded_hub.uploads import plan_uploads
-from tests.kit.hub import store_now
-from tests.kit.refusals import refused
+from hf_ext.hub.front_matter import read_front_matter
+from tests.hub_testing import store_now
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is the reference of this test")
 

@@ -7,9 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from safetensors.torch import load_file, save_file
 
-from hf_ext.errors import NotPublished
+from hf_ext.hub.cards import write_card
 from hf_ext.hub.disclosure import find_machine_paths, is_path, refuse_secrets
 from hf_ext.hub.publish import push, rehearse, stage
 from tests.kit.refusals import refused
@@ -125,6 +127,9 @@ PATHS = {
     "file:///data/alice/photos": "photos",
     "../alice/client-acme/photos": "photos",
     "./alice/photos": "photos",
+    "s3://alice-private/clients/photos": "photos",
+    "gs://alice-private/photos/": "photos",
+    "abfss://alice@account.dfs.core.windows.net/photos": "photos",
 }
 
 
@@ -143,6 +148,96 @@ def test_paths_are_cut_to_their_last_name(path, tmp_path):
     training = json.loads((staged / "training.json").read_text())["arguments"]
     assert training["data"]["train"]["path"] == training["init_from"] == PATHS[path]
     assert json.loads((staged / "eval.json").read_text())["results"][0]["dataset"] == PATHS[path]
+
+
+ADDRESSES = {
+    "https://alice:S3cr" + "3tPass@nas.org/photos.zip": "https://nas.org/photos.zip",
+    "https://alice@nas.org:8443/photos.zip": "https://nas.org:8443/photos.zip",
+    "https://nas.org/photos.zip?sv=1&alice=1#alice": "https://nas.org/photos.zip",
+    "ftp://alice:alice@nas.org": "ftp://nas.org",
+    "hf://datasets/org/photos@v1": "hf://datasets/org/photos@v1",
+    "https://nas.org/photos@v1.zip": "https://nas.org/photos@v1.zip",
+}
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_addresses_lose_user_password_and_query(address, tmp_path):
+    snapshot = save_snapshot(tmp_path / "snapshot")
+    arguments = TRAINING["arguments"] | {"data": {"train": {"path": address, "split": "train"}}}
+    (snapshot / "training.json").write_text(json.dumps(TRAINING | {"arguments": arguments}))
+    (snapshot / "eval.json").write_text(json.dumps({"results": [EVALUATION["results"][0] | {"dataset": address}]}))
+    staged = stage(snapshot, tmp_path / "staged", repo_id="org/model")
+    for name, data in contents(staged).items():
+        assert name.endswith(".py") or b"alice" not in data, name
+    training = json.loads((staged / "training.json").read_text())["arguments"]
+    assert training["data"]["train"]["path"] == ADDRESSES[address]
+    assert json.loads((staged / "eval.json").read_text())["results"][0]["dataset"] == ADDRESSES[address]
+    # Neither does a card that is written where the run lies.
+    assert "alice" not in write_card(snapshot, repo_id="org/model").read_text()
+
+
+def test_an_address_in_a_configuration_loses_them_too_and_texts_with_one_do_not(tmp_path):
+    bert = save_bert(tmp_path / "bert")
+    config = json.loads((bert / "config.json").read_text())
+    more = {"source": "https://alice@nas.org/x?alice=1", "prompt": "see https://nas.org/x?q=1 first"}
+    (bert / "config.json").write_text(json.dumps(config | more))
+    published = json.loads((stage(bert, tmp_path / "staged") / "config.json").read_text())
+    assert (published["source"], published["prompt"]) == ("https://nas.org/x", more["prompt"])
+
+
+NOTES = {
+    "tEXt": lambda text: {"pnginfo": png_notes(lambda notes: notes.add_text("Comment", text))},
+    "zTXt": lambda text: {"pnginfo": png_notes(lambda notes: notes.add_text("Comment", text, zip=True))},
+    "iTXt": lambda text: {"pnginfo": png_notes(lambda notes: notes.add_itxt("Comment", text, zip=True))},
+    "eXIf": lambda text: {"exif": exif_notes(text)},
+}
+
+
+def png_notes(add) -> PngInfo:
+    notes = PngInfo()
+    add(notes)
+    return notes
+
+
+def exif_notes(text: str, orientation: int = 1) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x010E], exif[0x0112], exif[0x013B] = text, orientation, text
+    # The place.
+    exif[0x8825] = {1: "N", 2: (52.0, 31.0, 0.0)}
+    return exif
+
+
+@pytest.mark.parametrize("kind", [*NOTES, "after the end"])
+@pytest.mark.parametrize("name", ["before_after.png", "report.png"])
+def test_pictures_go_up_without_notes_and_with_all_pixels(tmp_path, kind, name):
+    bert = save_bert(tmp_path / "bert")
+    picture = Image.effect_noise((9, 7), 80).convert("RGB")
+    picture.save(bert / name, **(NOTES[kind](TOKENS["OpenAI"]) if kind in NOTES else {}))
+    if kind == "after the end":
+        (bert / name).write_bytes((bert / name).read_bytes() + TOKENS["OpenAI"].encode())
+    else:
+        assert kind.encode() in (bert / name).read_bytes()
+    listing = rehearse(bert, tmp_path / "staged")
+    assert [note.partition(":")[0] for note in listing.notes] == [name]
+    content = (tmp_path / "staged" / name).read_bytes()
+    kinds = {bytes(part) for part in re.findall(rb"IHDR|IDAT|IEND|tEXt|zTXt|iTXt|eXIf", content)}
+    assert kinds == {b"IHDR", b"IDAT", b"IEND"} and content[-8:-4] == b"IEND"
+    with Image.open(tmp_path / "staged" / name) as published:
+        assert published.tobytes() == picture.tobytes() and not published.getexif() and not published.info
+
+
+def test_a_picture_that_would_change_without_its_notes_is_refused(tmp_path):
+    bert = save_bert(tmp_path / "bert")
+    Image.new("RGB", (4, 2)).save(bert / "before_after.png", exif=exif_notes("", orientation=6))
+    with pytest.raises(ValueError):
+        stage(bert, tmp_path / "staged")
+    Image.new("RGB", (4, 2)).save(bert / "before_after.png", format="JPEG")
+    with pytest.raises(ValueError):
+        stage(bert, tmp_path / "staged")
+    (bert / "before_after.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"\0\0\0\xffIHDR")
+    with pytest.raises(ValueError):
+        stage(bert, tmp_path / "staged")
+    assert not (tmp_path / "staged").exists()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from hf_ext.errors import DataError, NotPublished, UsageError
 from hf_ext.files import TakenError
 from hf_ext.hub.checkpoints import CheckpointError
 from hf_ext.hub.load_check import check_loads
-from hf_ext.hub.publish import stage
+from hf_ext.hub.publish import rehearse, stage
 from hf_ext.semanir import SemanIRImageProcessor, SemanIRModel
 from tests.kit.models import file_limit
 from tests.kit.refusals import refused
@@ -293,3 +293,29 @@ def test_a_failure_leaves_the_earlier_folder_and_no_other_trace(tmp_path, snapsh
             stage(snapshot, tmp_path / name, overwrite=True)
     assert contents(tmp_path / "out") == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "snapshot"]
+
+
+@pytest.mark.parametrize("shards", ["whole", "in shards"])
+@pytest.mark.parametrize("kind", ["ours", "another's"])
+def test_a_variant_is_published_under_the_names_that_loaders_look_for(tmp_path, kind, shards):
+    model = tiny_model() if kind == "ours" else BertModel.from_pretrained(save_bert(tmp_path / "bert"))
+    source = tmp_path / "source"
+    model.save_pretrained(source, variant="fp16", max_shard_size="50GB" if shards == "whole" else "1KB")
+    if kind == "ours":
+        SemanIRImageProcessor().save_pretrained(source)
+    listing = rehearse(source, tmp_path / "out")
+    assert all("variant" in reason for name, reason in listing.stays_behind.items() if "safetensors" in name)
+    assert type(model).from_pretrained(tmp_path / "out").state_dict().keys() == model.state_dict().keys()
+    assert same_weights(type(model).from_pretrained(tmp_path / "out").state_dict(), model.state_dict())
+
+
+@pytest.mark.parametrize("kind", ["ours", "another's"])
+def test_an_index_without_metadata_is_refused_in_words(tmp_path, kind):
+    model = tiny_model() if kind == "ours" else BertModel.from_pretrained(save_bert(tmp_path / "bert"))
+    model.save_pretrained(tmp_path / "source", max_shard_size="1KB")
+    index = tmp_path / "source" / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    del content["metadata"]
+    index.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError):
+        stage(tmp_path / "source", tmp_path / "out")

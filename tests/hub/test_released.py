@@ -87,7 +87,14 @@ def test_models_are_listed_with_scores_and_licence():
 @pytest.mark.usefixtures("released_models")
 def test_without_any_model_the_list_says_so():
     assert "No model" in CliRunner().invoke(main, ["models"]).output
-    with refused(UsageError, "Released", "none"):
+    for command in (
+        ["info", "photo"],
+        ["restore", "photo", "x.png", "--out", "out"],
+        ["classify", "spoken-digits", "x"],
+    ):
+        result = CliRunner().invoke(main, command)
+        assert result.exit_code == 2 and "HF_EXT_WITHOUT_MODELS" in result.output
+    with pytest.raises(ValueError):
         hf_ext.released("denoise-color")
 
 
