@@ -11,7 +11,7 @@ from hf_ext.terminal import is_quiet
 
 from .errors import Failed, Unusable, loads
 from .groups import Group
-from .library import import_without_models
+from .library import import_at_once, import_without_models
 from .sources import Model
 
 FORMATS = ("png", "jpg", "webp", "tif", "gif")
@@ -164,7 +164,7 @@ def restore(
     failed = len(plan.refused)
     parts = [f"0 restored to {out}"]
     if to_do:
-        with ranks.first_before_others():
+        with import_at_once(), ranks.first_before_others():
             model = load_model(source, ranks.own_device(device), dtype, task) if ranks.share(to_do) else None
         records = _records(source, folder, made_with)
         given = {**options, "max_megapixels": max_megapixels, "compare": sheet, "records": records}
@@ -252,8 +252,9 @@ def _restore(
     model: Any, jobs: list[Any], ranks: Any, encoding: dict[str, Any], options: dict[str, Any]
 ) -> tuple[int, int, str]:
     """How many pictures were restored and how many not, and how fast it went."""
-    from hf_ext.restoration.encoding import Encoding
-    from hf_ext.restoration.run import restore_files
+    with import_at_once():
+        from hf_ext.restoration.encoding import Encoding
+        from hf_ext.restoration.run import restore_files
 
     started = time.monotonic()
     with _Bar(jobs, ranks) as bar:
