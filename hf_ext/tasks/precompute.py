@@ -194,7 +194,8 @@ def _check_settings(path: Path, settings: Precompute, examples: int) -> int:
 
 def _digests(data: datasets.Dataset, image_column: str) -> list[str]:
     """A hash of each example, of what can be read without decoding; equal examples are told apart by a count."""
-    found, seen = [], Counter()
+    found: list[str] = []
+    seen: Counter[str] = Counter()
     table = data.with_format("arrow")
     for start in range(0, len(data), 1000):
         rows = table[start : start + 1000]

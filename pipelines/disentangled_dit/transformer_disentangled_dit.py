@@ -109,7 +109,7 @@ class DisentangledDiTBlock(nn.Module):
     def __init__(self, dim: int, heads: int, mlp_ratio: float, context_pre_only: bool):
         super().__init__()
         self.attn = self._attention_class(dim, heads, context_pre_only)
-        kind = {"inner_dim": int(dim * mlp_ratio), "activation_fn": "gelu-approximate"}
+        kind: dict[str, Any] = {"inner_dim": int(dim * mlp_ratio), "activation_fn": "gelu-approximate"}
         self.ff = self._feed_forward_class(dim, **kind)
         self.ff_context = None if context_pre_only else self._feed_forward_class(dim, **kind)
 
@@ -266,7 +266,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         self.inner_dim = num_attention_heads * attention_head_dim
         self.gradient_checkpointing = False
         self.grid = [side // patch_size for side in self._pair(sample_size)]
-        self.register_buffer("positions", self.position_embedding(*self.grid), persistent=False)
+        self.register_buffer("positions", self.position_embedding(self.grid[0], self.grid[1]), persistent=False)
         self._other_positions: dict[tuple[int, int, torch.device], Tensor] = {}
         self._make_embedders(self.inner_dim)
         self._make_blocks(self.inner_dim)
