@@ -149,7 +149,9 @@ def precompute(settings: Precompute, out: str | Path, device: str | None = None)
             for view, rows in work.rows_of(part, views, advance).items():
                 # A whole file under its final name; its schema carries the features, such as the names of classes.
                 with whole_file(partial / work.name(part, view)) as file:
-                    datasets.Dataset.from_list(rows, features=work.features).to_parquet(file)
+                    # By columns: a part whose pictures are all bad, or to which none was dealt, has no rows.
+                    columns = {name: [row[name] for row in rows] for name in work.features}
+                    datasets.Dataset.from_dict(columns, features=work.features).to_parquet(file)
     ranks.wait()
     with ranks.together():
         if ranks.index == 0:

@@ -261,6 +261,12 @@ def test_more_bad_pictures_than_allowed_end_the_work_and_what_is_done_stays(tmp_
     assert len(rows_of(precompute(chosen, tmp_path / "out"))) == 25 - len(bad)
 
 
+def test_a_part_without_a_usable_picture_is_an_empty_file(tmp_path, pictures, vae):
+    out = precompute(settings(pictures, vae, shard_size=1), tmp_path / "out")
+    assert len([*out.glob("*.parquet")]) == 7 and len(rows_of(out)) == 7
+    assert 0 in [read_table(path).num_rows for path in out.glob("*.parquet")]
+
+
 def test_latents_that_are_not_finite_are_refused_with_their_file(tmp_path, pictures):
     autoencoder = make_vae()
     with torch.no_grad():
