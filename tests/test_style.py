@@ -40,9 +40,9 @@ def references() -> dict[str, Path]:
 
 
 def line_limit(path: Path) -> int:
-    """500 lines, look for a seam from 400 on; a model 600; one file of a network 900, and of its pipelines 1050."""
+    """500 lines, look for a seam from 400 on; a model 600; the self-contained files of a diffusers pipeline 900."""
     if path.is_relative_to(ROOT / "pipelines") and path.name.startswith(("pipeline", "transformer_")):
-        return 1050 if path.name == "pipeline.py" else 900
+        return 900
     # Who trusts a checkpoint reads few files about whole subjects; the gradients of one operator are one subject too.
     if path.parent in (ROOT / "hf_ext" / "mrconv", ROOT / "hf_ext" / "fast"):
         return 900

@@ -46,6 +46,21 @@ def dit() -> None:
 @click.option(
     "--max-text-length", type=click.IntRange(min=1), default=77, show_default=True, help="Tokens of a caption."
 )
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    default="float32",
+    show_default=True,
+    help="Of the autoencoder.",
+)
+@click.option("--workers", type=click.IntRange(min=1), default=4, show_default=True, help="Threads that decode.")
+@click.option(
+    "--max-bad-examples",
+    type=click.FloatRange(0, 1),
+    default=0.001,
+    show_default=True,
+    help="Share of the pictures that may be left out, and are listed.",
+)
 @click.option("--device", help="cpu, cuda, cuda:1, ...; the GPU if there is one.")
 def precompute(
     data: str,
@@ -64,8 +79,9 @@ def precompute(
 
     Place and mirroring are drawn before a picture is encoded, and written beside its latent as the controls that the
     model is trained with. The other columns, such as label or text, are kept. Unfinished work lies in OUT.partial; the
-    same command goes on with it. Processes of `accelerate launch -m hf_ext_cli.main dit precompute ...` share the
-    files of OUT.
+    same command goes on with it, and makes only those files anew whose pictures changed. bad_examples.jsonl lists the
+    pictures that cannot be used; transparent ones are put on white. Processes of `accelerate launch -m
+    hf_ext_cli.main dit precompute ...` share the files of OUT.
 
     \b
     Examples:

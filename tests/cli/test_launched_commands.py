@@ -77,7 +77,7 @@ def launched(tmp_path_factory) -> Path:
     write_inputs(root)
     names = "\n".join(str(root / "photos" / name) for name in ("a.png", "c.png", "d.png"))
     restored = {"words": restore_words(root, "killed"), "kill_at": "f.png"}
-    encoded = {"words": precompute_words(root, "latents-killed"), "kill_at": "train-00003-of-00012.parquet"}
+    encoded = {"words": precompute_words(root, "latents-killed"), "kill_at": "train-00003-of-00012"}
     jobs = {
         "restore-goes-on": {"words": restore_words(root, "killed"), "copy": folders(root, "killed", "killed-copy")},
         "restore": {"words": restore_words(root, "two", "--compare")},
