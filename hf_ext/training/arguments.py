@@ -366,15 +366,6 @@ class TrainingArguments:
     def validate_data(self) -> None:
         _ = self.data_arguments
 
-    def check_accumulation(self, launched: int) -> None:
-        """Refuses a launcher that was told another number of passes, which would go before the recipe's."""
-        if launched != self.gradient_accumulation_steps:
-            raise ValueError(
-                f"gradient_accumulation_steps is {self.gradient_accumulation_steps} in the recipe and {launched} in "
-                "the configuration of accelerate (ACCELERATE_GRADIENT_ACCUMULATION_STEPS): take it out there, or say "
-                "the same number."
-            )
-
 
 def _require(condition: bool, name: str, value: Any, allowed: str) -> None:
     if not condition:

@@ -15,10 +15,8 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
-from accelerate import Accelerator
 from accelerate.utils import (
     DistributedType,
-    ProjectConfiguration,
     broadcast,
     broadcast_object_list,
     send_to_device,
@@ -39,14 +37,15 @@ from .changes import describe_run
 from .data import TrainingLoader, describe_small_groups
 from .evaluation import evaluate_sets, write_results
 from .fingerprint import fingerprint
+from .launcher import honour_launcher
 from .models import add_adapter, build_model, enable_activation_checkpointing, pin_revision, refuse_lost_fields
 from .observing import Clock, Profile, plot_curves, show_picture, start_trackers
 from .optimizing import build_optimizer, build_schedule, clear_gradients, clip_gradients, count_steps
 from .processes import (
-    check_supported,
     check_tracker,
     check_weights,
     gather_weights,
+    make_accelerator,
     plain_class,
     prepare_sharding,
     seed_step,
@@ -87,7 +86,9 @@ def train(
         OSError: If the disk is full or a data file vanished.
         RunStopped: After a signal or `deadline_minutes`, once the state is saved; a `KeyboardInterrupt`.
     """
+    arguments, launched = honour_launcher(arguments)
     with RunFolder(arguments.output_dir) as folder:
+        folder.notes += launched
         run = _Training(task, arguments, folder, train_dataset, eval_dataset, callbacks)
         run.resume()
         run.fit()
@@ -126,14 +127,7 @@ class _Training:
         self.metrics: dict[str, float] = {}
         check_installed(*["tensorboard"] * (arguments.report_to == "tensorboard"), "matplotlib")
         check_tracker(arguments.report_to)
-        self.accelerator = Accelerator(
-            mixed_precision=arguments.mixed_precision,
-            gradient_accumulation_steps=arguments.gradient_accumulation_steps,
-            log_with=None if arguments.report_to == "none" else arguments.report_to,
-            project_config=ProjectConfiguration(str(self.folder.path), str(self.folder.path / "tensorboard")),
-        )
-        arguments.check_accumulation(self.accelerator.gradient_accumulation_steps)
-        check_supported(arguments, self.accelerator)
+        self.accelerator = make_accelerator(arguments, folder.path)
         publisher = [] if arguments.hub_model_id is None else [PushBest(arguments)]
         self.callbacks = [*callbacks, *publisher] if self.accelerator.is_main_process else []
         self.train_data, self.eval_data = train_dataset, name_sets(eval_dataset)
@@ -180,6 +174,8 @@ class _Training:
         small = describe_small_groups(self.groups, arguments.per_device_train_batch_size)
         for text in [*self.folder.warnings, *small]:
             self._say(f"warning: {text}.")
+        for text in self.folder.notes:
+            self._say(f"{text}.")
         for text in self.folder.changes.notes:
             self._say(f"changed since step {self.folder.start}: {text}.")
         if arguments.warmup_steps > arguments.max_steps and arguments.lr_scheduler_type != "constant":
@@ -210,6 +206,7 @@ class _Training:
         if arguments.torch_compile:
             # In place: wrapping would rename the parameters.
             module.compile()
+        self.names = [*module.state_dict()]
         optimizer = build_optimizer(self.task, module, arguments)
         self.scheduler = build_schedule(optimizer, arguments)
         if self.accelerator.distributed_type == DistributedType.DEEPSPEED:
@@ -467,7 +464,7 @@ class _Training:
     def _write_snapshot(self, final: Path) -> None:
         """A loadable model folder with what its card needs."""
         with clear_write_errors(final.name, self.folder), self._published_weights():
-            state_dict = gather_weights(self.model, self.accelerator)
+            state_dict = gather_weights(self.model, self.accelerator, self.names)
             if self.accelerator.is_main_process:
                 with whole_folder(final) as folder:
                     self._fill_snapshot(folder, state_dict)

@@ -157,6 +157,7 @@ class RunFolder:
         self.changes = Changes()
         self.damaged: list[int] = []
         self.warnings: list[str] = []
+        self.notes: list[str] = []
 
     def __enter__(self) -> "RunFolder":
         return self
