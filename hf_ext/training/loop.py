@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ import torch
 from accelerate.utils import (
     DistributedType,
     broadcast,
-    broadcast_object_list,
     send_to_device,
     set_seed,
 )
@@ -32,7 +32,7 @@ from ..progress import progress
 from ..terminal import is_quiet
 from .arguments import TrainingArguments
 from .bad_examples import BadExamples
-from .callbacks import Callback, PushBest
+from .callbacks import Callback, Onlookers, PushBest
 from .changes import describe_run
 from .data import TrainingLoader, describe_small_groups
 from .evaluation import evaluate_sets, write_results
@@ -46,6 +46,7 @@ from .processes import (
     check_weights,
     gather_weights,
     make_accelerator,
+    name_failures,
     plain_class,
     prepare_sharding,
     seed_step,
@@ -90,8 +91,9 @@ def train(
     with RunFolder(arguments.output_dir) as folder:
         folder.notes += launched
         run = _Training(task, arguments, folder, train_dataset, eval_dataset, callbacks)
-        run.resume()
-        run.fit()
+        with name_failures(run.ranks, folder.failure):
+            run.resume()
+            run.fit()
     return run.metrics
 
 
@@ -131,7 +133,8 @@ class _Training:
         publisher = [] if arguments.hub_model_id is None else [PushBest(arguments)]
         self.callbacks = [*callbacks, *publisher] if self.accelerator.is_main_process else []
         self.train_data, self.eval_data = train_dataset, name_sets(eval_dataset)
-        ranks = Ranks(self.accelerator)
+        self.onlookers = Onlookers(arguments.strict_callbacks)
+        ranks = self.ranks = Ranks(self.accelerator, timedelta(minutes=arguments.timeout_minutes))
         with ranks.first_before_others():
             self._open()
         self._build()
@@ -232,9 +235,7 @@ class _Training:
 
     def resume(self) -> None:
         """Continues from the state that the main process found, if there is one."""
-        start: list[Any] = [self.folder.start, self.folder.changes]
-        broadcast_object_list(start)
-        step, changes = start
+        step, changes = self.ranks.of_first((self.folder.start, self.folder.changes))
         stream_states = None
         if step is not None:
             stream_states = load_state(self.accelerator, self.folder, step, self._own_average)
@@ -247,7 +248,7 @@ class _Training:
             self.progress.best_step, self.progress.best_value, self.progress.stale = -1, float("nan"), 0
         if self.accelerator.is_main_process:
             self.folder.truncate_metrics(self.progress.step)
-        self.accelerator.wait_for_everyone()
+        self.ranks.wait()
         for row in self.folder.read_metrics():
             names = [name for name in row if name.startswith("eval_")]
             self.metrics = {name.removeprefix("eval_"): row[name] for name in names} or self.metrics
@@ -281,11 +282,10 @@ class _Training:
         self.clock, window, norm = Clock(), torch.zeros((), device=self.accelerator.device), None
         profile = Profile(arguments.profile_steps, self.folder.path / f"profile-{self.accelerator.process_index}")
         window_start, window_samples = progress.step, progress.samples
-        stopping = Stopping(self.accelerator, arguments.save_minutes, arguments.deadline_minutes)
+        stopping = Stopping(self.ranks, arguments.save_minutes, arguments.deadline_minutes)
         with self._bar() as bar, stopping:
             batches = iter(self.loader)
-            for callback in self.callbacks:
-                callback.on_begin(progress.step, self.folder.path, self.module)
+            self._tell("on_begin", progress.step, self.folder.path, self.module)
             while not self._is_over():
                 profile.before(progress.step)
                 loss, norm = self._step(batches)
@@ -311,7 +311,9 @@ class _Training:
                     if self._checkpoint(save=bool(answer)):
                         stopping.restart_clock()
                 stopping.end(answer, progress.step, arguments.max_steps)
-        self.accelerator.end_training()
+        with self.onlookers.guard("the tracker"):
+            self.accelerator.end_training()
+        self.onlookers.sum_up()
 
     def _is_over(self) -> bool:
         """Whether the steps are done, or the scores have not become better for long."""
@@ -384,12 +386,18 @@ class _Training:
 
     def _log(self, values: dict[str, float]) -> None:
         """One row in metrics.jsonl and the tracker."""
-        self.accelerator.log(values, step=self.progress.step)
+        with self.onlookers.guard("the tracker"):
+            self.accelerator.log(values, step=self.progress.step)
         if self.accelerator.is_main_process:
             row = {"step": self.progress.step, "samples": self.progress.samples, **values}
             self.folder.add_metrics(row)
-            for callback in self.callbacks:
-                callback.on_log(self.progress.step, row)
+            self._tell("on_log", self.progress.step, row)
+
+    def _tell(self, event: str, *values: Any) -> None:
+        """Calls a method of all callbacks."""
+        for callback in self.callbacks:
+            with self.onlookers.guard(type(callback).__name__):
+                getattr(callback, event)(*values)
 
     def _checkpoint(self, save: bool) -> bool:
         """Evaluation, resume state and snapshots where they are due, or asked for; whether a state was saved."""
@@ -412,12 +420,11 @@ class _Training:
         save_state(self.accelerator, self.folder, self.progress.step, states, self._own_average)
         if self.accelerator.is_main_process:
             self.folder.prune(arguments.save_total_limit, self.progress.best_step)
-            with clear_write_errors("curves.png", self.folder):
+            with self.onlookers.guard("curves.png"):
                 plot_curves(self.folder)
         written = [(self.folder.best, True)] * improved + [(self.folder.snapshot, False)] * save
-        for callback in self.callbacks:
-            for model, is_best in written:
-                callback.on_save(self.progress.step, model, is_best)
+        for model, is_best in written:
+            self._tell("on_save", self.progress.step, model, is_best)
         return True
 
     def _evaluate(self) -> bool:
@@ -432,8 +439,7 @@ class _Training:
             # A forward pass of a sharded model is an exchange between all processes.
             if self.accelerator.is_main_process or self.is_sharded:
                 self._draw_samples(next(iter(self.eval_data.values())))
-            for callback in self.callbacks:
-                callback.on_evaluate(self.progress.step, self.metrics, self.module)
+            self._tell("on_evaluate", self.progress.step, self.metrics, self.module)
         self._log({f"eval_{name}": value for name, value in self.metrics.items()})
         # Of several evaluation sets the first one decides.
         first = "_".join(filter(None, [next(iter(self.eval_data)), next(iter(self.task.metric_names))]))
@@ -454,9 +460,11 @@ class _Training:
         self.module.train()
         if picture is not None and self.accelerator.is_main_process:
             folder = self.folder.path / "samples"
-            folder.mkdir(exist_ok=True)
-            picture.save(folder / f"step-{self.progress.step}.png")
-            show_picture(self.accelerator, picture, self.progress.step)
+            with self.onlookers.guard("samples/"):
+                folder.mkdir(exist_ok=True)
+                picture.save(folder / f"step-{self.progress.step}.png")
+            with self.onlookers.guard("the tracker"):
+                show_picture(self.accelerator, picture, self.progress.step)
 
     def _published_weights(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self.average is None else self.average.apply()
@@ -468,7 +476,7 @@ class _Training:
             if self.accelerator.is_main_process:
                 with whole_folder(final) as folder:
                     self._fill_snapshot(folder, state_dict)
-        self.accelerator.wait_for_everyone()
+        self.ranks.wait()
 
     def _fill_snapshot(self, folder: Path, state_dict: dict[str, torch.Tensor]) -> None:
         with plain_class(self.module):

@@ -2,16 +2,22 @@
 
 import contextlib
 import random
+import re
+import sys
+import time
 from collections.abc import Collection, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
-from accelerate.utils import ProjectConfiguration, convert_outputs_to_fp32
+from accelerate.utils import InitProcessGroupKwargs, ProjectConfiguration, convert_outputs_to_fp32
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
+from ..distributed import FailedElsewhereError, LostProcessError, Ranks
+from ..files import read_json, write_json
 from .arguments import TrainingArguments
 from .launcher import check_processes, needs_processors, require_devices
 from .state import RunFolder, own_part
@@ -38,11 +44,49 @@ def make_accelerator(arguments: TrainingArguments, folder: Path) -> Accelerator:
         project_config=ProjectConfiguration(str(folder), str(folder / "tensorboard")),
         # It would wrap the model, which renames its weights: `torch_compile` compiles it in place.
         dynamo_backend="no",
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(minutes=arguments.timeout_minutes))],
     )
     check_processes(accelerator.num_processes)
     if arguments.mixed_precision == "fp16" and accelerator.device.type == "cpu":
         raise ValueError("mixed_precision fp16 needs a GPU: use bf16 or 'no' on a CPU.")
     return accelerator
+
+
+# Errors of exchanges between processes, in the words of gloo, NCCL and torch.
+_LOST = re.compile(
+    r"gloo|nccl|connection (closed|reset|refused)|pair closure|broken pipe|process group|timed out", re.IGNORECASE
+)
+
+
+@contextlib.contextmanager
+def name_failures(ranks: Ranks, note: Path) -> Iterator[None]:
+    """Lets the process that failed say why, and the others say which one that was, in one line each."""
+    # The one that fails leaves a note in the run folder before it ends; the others meet the end of a connection, which
+    # tells nothing. A process that was killed leaves no note.
+    try:
+        yield
+    except Exception as error:
+        if ranks.count == 1:
+            raise
+        is_lost = isinstance(error, LostProcessError) or (isinstance(error, RuntimeError) and _LOST.search(str(error)))
+        if not is_lost:
+            with contextlib.suppress(OSError):
+                write_json(note, {"process": ranks.index, "error": f"{type(error).__name__}: {error}"})
+            raise
+        end = time.monotonic() + 5
+        while not note.exists() and time.monotonic() < end:
+            time.sleep(0.1)
+        if note.exists():
+            told = read_json(note)
+            text = f"process {told['process']} of {ranks.count} failed: {told['error']}"
+            sys.stderr.write(f"{text}\n")
+            raise FailedElsewhereError(text) from None
+        reason = str(error).partition("\n")[0]
+        raise LostProcessError(
+            f"another process of the {ranks.count} ended without a word, as one that is killed where memory runs "
+            f"out, or was busy for longer than timeout_minutes ({reason:.200}). The same command goes on from the "
+            "last state."
+        ) from None
 
 
 def prepare_sharding(module: torch.nn.Module, accelerator: Accelerator) -> None:
