@@ -13,6 +13,7 @@ import json
 import os
 import secrets
 import shutil
+import stat
 import sys
 import time
 from collections import Counter
@@ -78,6 +79,7 @@ def whole_folder(path: str | os.PathLike[str], replace: bool = True) -> Iterator
     temporary.mkdir()
     try:
         yield temporary
+        open_to_readers(temporary)
         sync(temporary)
         if replace:
             replace_folder(temporary, path)
@@ -86,6 +88,17 @@ def whole_folder(path: str | os.PathLike[str], replace: bool = True) -> Iterator
     finally:
         # Gone after the rename; after an error the part that was written.
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def open_to_readers(folder: Path) -> None:
+    """Gives the files of a new folder the mode that the user's umask gives, which the folder itself has."""
+    # Some libraries write files that nobody else may read, such as safetensors; then a model in a folder of a group
+    # could be opened by its maker alone. What is linked elsewhere too belongs to somebody else.
+    wanted = folder.stat().st_mode & 0o666
+    for path in folder.rglob("*"):
+        found = path.lstat()
+        if stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and wanted & ~found.st_mode:
+            path.chmod(stat.S_IMODE(found.st_mode) | wanted)
 
 
 def write_json(path: str | os.PathLike[str], content: Any, indent: int | None = 2) -> None:

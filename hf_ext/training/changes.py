@@ -26,7 +26,15 @@ from ..errors import OtherRun
 from .arguments import SCHEDULES_WITHOUT_END, TrainingArguments
 from .fingerprint import compare_fingerprints, find_places
 
-FREE = {"output_dir", "logging_steps", "eval_steps", "save_steps", "save_minutes", "deadline_minutes"}
+FREE = {
+    "output_dir",
+    "logging_steps",
+    "eval_steps",
+    "save_steps",
+    "save_minutes",
+    "deadline_minutes",
+    "timeout_minutes",
+}
 FREE |= {
     "hub_model_id",
     "hub_private_repo",
@@ -35,7 +43,7 @@ FREE |= {
     "per_device_eval_batch_size",
     "data.max_bad_examples",
 }
-FREE |= {"early_stopping_patience", "tracker_project", "run_name", "profile_steps"}
+FREE |= {"early_stopping_patience", "tracker_project", "strict_callbacks", "run_name", "profile_steps"}
 BATCHING = ("processes", "per_device_train_batch_size", "gradient_accumulation_steps")
 SAME = "the result stays equal, bit for bit"
 OTHER = "the result is no longer bit-equal"

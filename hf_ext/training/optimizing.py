@@ -29,7 +29,8 @@ _OTHER_STEPS = {"LBFGS", "SparseAdam"}
 accelerate.optimizer.is_lomo_available = functools.cache(accelerate.optimizer.is_lomo_available)
 # Where every process has all of every weight.
 _WHOLE_WEIGHTS = {DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU}
-# One kernel for all parameters, on processors too, where the plain loop over them is several times slower.
+# One kernel for all parameters, on processors too, where the plain loop over them is several times slower. Not in
+# fp16: the kernel leaves out a step with infinite gradients by itself, and accelerate takes it for one that was made.
 _FUSED = {"AdamW", "Adam", "SGD"}
 
 
@@ -41,7 +42,9 @@ def build_optimizer(task: Task, module: torch.nn.Module, arguments: TrainingArgu
     options: dict[str, Any] = {"lr": arguments.learning_rate, "weight_decay": arguments.weight_decay}
     options = {name: value for name, value in options.items() if name in known}
     if arguments.optim in _FUSED:
-        options["fused"] = True
+        options["fused"] = arguments.mixed_precision != "fp16"
+    if arguments.mixed_precision == "fp16" and arguments.optim_args.get("fused"):
+        raise ValueError("optim_args fused hides the steps that fp16 leaves out: leave it out, or use bf16.")
     refuse_unknown(arguments.optim_args, known, f" in optim_args of {arguments.optim}")
     try:
         return kind(groups, **{**options, **arguments.optim_args})

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from ..errors import DataError, UsageError
-from ..files import read_json, recover_folder, remove_leftovers, sync, whole_file, write_json
+from ..distributed import Ranks
+from ..files import open_to_readers, read_json, recover_folder, remove_leftovers, sync, whole_file, write_json
 from ..system import sync_directory
 from .arguments import TrainingArguments
 from .changes import Changes, compare_data, compare_settings
@@ -149,6 +149,8 @@ class RunFolder:
         self.states = self.path / "state"
         self.snapshot = self.path / "snapshot"
         self.best = self.path / "best"
+        # Left by a process that fails, for the others.
+        self.failure = self.path / ".failure.json"
         self.lock = FolderLock(self.path)
         # What the run is now (`changes.describe_run`), for the next state.
         self.about: dict[str, Any] = {}
@@ -158,6 +160,7 @@ class RunFolder:
         self.changes = Changes()
         self.damaged: list[int] = []
         self.warnings: list[str] = []
+        self.notes: list[str] = []
 
     def __enter__(self) -> "RunFolder":
         return self
@@ -235,6 +238,7 @@ class RunFolder:
             raise ValueError(
                 f"another process began a run in {self.path} at the same time: choose another output_dir."
             )
+        self.failure.unlink(missing_ok=True)
         # First: it is what marks the folder as ours.
         write_json(self.arguments, {name: self.about[name] for name in ("arguments", "processes")})
         self.states.mkdir(exist_ok=True)
@@ -329,6 +333,7 @@ def save_state(
     # `stream_states` are this process's, where it reads a stream; an average is given where each process has its own
     # part of it.
     temporary, rank = run.states / f"step-{step}.tmp", accelerator.process_index
+    ranks = Ranks(accelerator)
     with clear_write_errors(f"the state of step {step}", run):
         accelerator.save_state(str(temporary))
         (temporary / RANDOM_STATES.format(rank=rank)).unlink()
@@ -336,9 +341,10 @@ def save_state(
             write_json(temporary / f"stream-{rank}.json", stream_states)
         if average is not None:
             torch.save(average.state_dict(), temporary / f"average-{rank}.pt")
-        accelerator.wait_for_everyone()
+        ranks.wait()
         if accelerator.is_main_process:
             # Hashing takes a processor, syncing a disk: together they take little longer than the slower one.
+            open_to_readers(temporary)
             with ThreadPoolExecutor(1) as pool:
                 files = pool.submit(hash_files, temporary)
                 sync(temporary)
@@ -347,7 +353,7 @@ def save_state(
             os.replace(temporary, run.state(step))
             # Its name too, before an earlier state is deleted.
             sync_directory(run.states)
-    accelerator.wait_for_everyone()
+    ranks.wait()
 
 
 def load_state(accelerator: Accelerator, run: RunFolder, step: int, average: WeightAverage | None) -> list[Any] | None:

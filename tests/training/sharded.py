@@ -11,7 +11,7 @@ import torch
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 
-from hf_ext.training import TrainingArguments, build_task, loop, train
+from hf_ext.training import TrainingArguments, build_task, launcher, loop, train
 from hf_ext.training.arguments import build
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
@@ -72,6 +72,7 @@ def shard_on_processors() -> None:
         self.device = torch.device("cpu")
 
     PartialState.set_device = set_device
+    launcher.has_devices = lambda: True
 
 
 def make_arguments(root: Path, case: str, name: str) -> TrainingArguments:

@@ -199,13 +199,3 @@ def test_a_run_in_the_home_folder_lies_there(tmp_path, examples, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run(TinyTask(), make_arguments("~/runs/x", {"train": {"path": str(examples)}}, max_steps=1))
     assert (tmp_path / "home" / "runs" / "x" / "snapshot").is_dir() and not (tmp_path / "~").exists()
-
-
-def test_a_launcher_with_another_accumulation_is_refused(tmp_path, examples, monkeypatch):
-    arguments = make_arguments(tmp_path / "run", {"train": {"path": str(examples)}}, max_steps=1)
-    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
-    with refused(UsageError, "gradient_accumulation_steps"):
-        run(TinyTask(), arguments)
-    assert not (tmp_path / "run").exists()
-    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "2")
-    run(TinyTask(), arguments)

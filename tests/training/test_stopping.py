@@ -139,7 +139,7 @@ def test_two_processes_save_once_for_one_interval(monkeypatch):
     now = 0.0
     monkeypatch.setattr("hf_ext.training.stopping.time.monotonic", lambda: now)
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: SimpleNamespace(wait=lambda: None))
-    stopping = Stopping(SimpleNamespace(num_processes=2, device="cpu"), save_minutes=1, deadline_minutes=0)
+    stopping = Stopping(SimpleNamespace(count=2, index=0, group=None), save_minutes=1, deadline_minutes=0)
     answers = []
     for now in (10.0, 61.0, 62.0, 63.0, 64.0, 123.0, 124.0, 125.0):  # noqa: B007
         answers.append(stopping.ask())
@@ -194,7 +194,9 @@ def test_a_job_of_slurm_that_was_stopped_is_queued_again(tmp_path, monkeypatch):
     commands = tmp_path / "bin"
     commands.mkdir()
     (commands / "python").write_text(f'#!/bin/bash\nexec {sys.executable} "$@"\n')
-    (commands / "srun").write_text('#!/bin/bash\nSLURM_PROCID=0 SLURM_LOCALID=0 "${@:2}"\n')
+    (commands / "srun").write_text(
+        '#!/bin/bash\nwhile [[ $1 = --* ]]; do shift; done\nSLURM_PROCID=0 SLURM_LOCALID=0 exec "$@"\n'
+    )
     (commands / "scontrol").write_text(
         f'#!/bin/bash\necho "$@" >> {tmp_path}/said\n[ $1 = requeue ] || echo localhost\n'
     )
@@ -208,7 +210,11 @@ def test_a_job_of_slurm_that_was_stopped_is_queued_again(tmp_path, monkeypatch):
         "model: {hidden_size: 8, num_hidden_layers: 1}\n"
     )
     variables = environment(
-        PATH=f"{commands}:{os.environ['PATH']}", SLURM_NTASKS="1", SLURM_JOB_NODELIST="node", SLURM_JOB_ID="7"
+        PATH=f"{commands}:{os.environ['PATH']}",
+        SLURM_NTASKS="1",
+        SLURM_NTASKS_PER_NODE="1",
+        SLURM_JOB_NODELIST="node",
+        SLURM_JOB_ID="7",
     )
 
     def job(*flags: str) -> subprocess.CompletedProcess:
