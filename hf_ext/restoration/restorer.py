@@ -11,13 +11,12 @@ from transformers.utils import logging
 # So that the configuration of another model is known for what it is.
 import hf_ext.mrconv  # noqa: F401
 from hf_ext.emr.weights import task_checkpoint
+from hf_ext.errors import DataError
 from hf_ext.hub.checkpoints import split_revision
 from hf_ext.hub.released import find_model
 from hf_ext.semanir import SemanIRForImageRestoration
 
 logger = logging.get_logger(__name__)
-
-from ..errors import DataError, UsageError
 
 
 class SizeRequirements(NamedTuple):

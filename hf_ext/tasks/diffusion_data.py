@@ -11,7 +11,7 @@ import numpy as np
 from huggingface_hub.dataclasses import strict
 from PIL import Image
 
-from ..errors import DataError, UsageError
+from ..errors import UsageError
 
 # Height and width in pixels.
 Size = tuple[int, int]

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
 
-from ..errors import UsageError
 from ..settings import SettingsError, parse_yaml
 from ..settings import build as build
 from ..settings import read_yaml as read_yaml

@@ -21,6 +21,8 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from hf_ext.errors import DataError, UsageError
+
 from ..distributed import Ranks
 from ..files import open_to_readers, read_json, recover_folder, remove_leftovers, sync, whole_file, write_json
 from ..system import sync_directory

@@ -25,7 +25,8 @@ from hf_ext.embedded_hub.storage import Blob, lfs_pointer
 from hf_ext.embedded_hub.store import HubStore
 from hf_ext.embedded_hub.uploads import plan_uploads
 from hf_ext.hub.front_matter import read_front_matter
-from tests.hub_testing import store_now
+from tests.kit.hub import store_now
+from tests.kit.refusals import refused
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is the reference of this test")
 

@@ -15,7 +15,7 @@ from hf_ext.hub import released
 from hf_ext.hub.card_rules import CardRefused, check_card
 from hf_ext.hub.publish import push, rehearse
 from hf_ext_cli.main import main
-from tests.hub_testing import ask
+from tests.kit.hub import ask
 
 from .published import save_bert
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from safetensors.torch import load_file, save_file
 
+from hf_ext.errors import NotPublished
 from hf_ext.hub.cards import write_card
 from hf_ext.hub.disclosure import find_machine_paths, is_path, refuse_secrets
 from hf_ext.hub.publish import push, rehearse, stage

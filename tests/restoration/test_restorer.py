@@ -10,6 +10,7 @@ from hf_ext import Restorer, restore_image
 from hf_ext.errors import DataError, UsageError
 from hf_ext.hub.released import released
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
+from tests.kit.refusals import refused
 from tests.semanir.test_whole_image_semanir import COLUMNAR, DEMOSAICKING, UNSHUFFLED, make_images, make_model
 
 NODES = Path(__file__).parents[2] / "examples" / "comfyui" / "hf_ext_nodes.py"

@@ -9,6 +9,8 @@ import torch
 from PIL import Image
 from pyarrow.parquet import read_table
 
+from hf_ext.errors import DataError, MissingColumn, OtherRun, UsageError
+from hf_ext.files import TakenError
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.settings import SettingsError, build
 from hf_ext.tasks import precompute as module

@@ -14,7 +14,7 @@ import torch
 from accelerate import PartialState
 
 from hf_ext.training import Callback, loop, train
-from tests.process_state import forget_accelerate
+from tests.kit.process_state import forget_accelerate
 
 from .tiny import TinyTask, make_arguments
 

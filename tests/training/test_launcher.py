@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from hf_ext.training import launcher
 from hf_ext.training.launcher import check_processes, honour_launcher, needs_processors, require_devices
 from hf_ext.training.processes import gather_weights
-from tests.process_state import forget_accelerate
+from tests.kit.process_state import forget_accelerate
 
 from .launching import ROOT, environment
 from .tiny import TinyTask, make_arguments, run
