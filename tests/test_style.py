@@ -40,9 +40,9 @@ def references() -> dict[str, Path]:
 
 
 def line_limit(path: Path) -> int:
-    """500 lines, look for a seam from 400 on; a model 600; the self-contained files of a diffusers pipeline 900."""
+    """500 lines, look for a seam from 400 on; a model 600; the self-contained files of three diffusers pipelines 1,050."""
     if path.is_relative_to(ROOT / "pipelines") and path.name.startswith(("pipeline", "transformer_")):
-        return 900
+        return 1050
     # Who trusts a checkpoint reads few files about whole subjects; the gradients of one operator are one subject too.
     if path.parent in (ROOT / "hf_ext" / "mrconv", ROOT / "hf_ext" / "fast"):
         return 900
@@ -150,7 +150,7 @@ def test_shipped_files_import_only_siblings_and_installed_libraries():
 
 
 # Files and lines that somebody must trust who loads a checkpoint's code.
-WHAT_TRAVELS = {"semanir": (5, 1620), "mrconv": (12, 3760), "disentangled_dit": (2, 1558)}
+WHAT_TRAVELS = {"semanir": (5, 1620), "mrconv": (12, 3760), "disentangled_dit": (2, 1690)}
 
 
 def test_little_code_travels():
