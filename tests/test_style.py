@@ -40,7 +40,7 @@ def references() -> dict[str, Path]:
 
 
 def line_limit(path: Path) -> int:
-    """500 lines, look for a seam from 400 on; a model 600; the self-contained files of three diffusers pipelines 1,050."""
+    """500 lines, look for a seam from 400 on; a model 600; the self-contained file of three pipelines 1,050."""
     if path.is_relative_to(ROOT / "pipelines") and path.name.startswith(("pipeline", "transformer_")):
         return 1050
     # Who trusts a checkpoint reads few files about whole subjects; the gradients of one operator are one subject too.
@@ -96,7 +96,7 @@ def offences_of_size(name: str, path: Path) -> Iterator[str]:
             fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
             # The keys of a run's file, which issue after issue asks for by name; everything else is a section. And of
             # a model with seven heads, as flat as transformers' own.
-            limit = {"TrainingArguments": 40, "MRConvConfig": 30}.get(node.name, 25)
+            limit = {"TrainingArguments": 42, "MRConvConfig": 30}.get(node.name, 25)
             if len(fields) > limit:
                 yield f"{name}: {node.name} has more than {limit} fields"
 

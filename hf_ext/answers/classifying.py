@@ -21,6 +21,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from hf_ext.errors import UsageError
 from hf_ext.hub.checkpoints import split_revision
 from hf_ext.restoration.jobs import find_files, picture_endings, read_list
 from hf_ext.tasks.pictures import in_colours
@@ -158,7 +159,7 @@ def load_head(kind: Any, source: str, device: str | None = None) -> Any:
     try:
         return model.eval().to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {device} cannot be used: {error}") from error
+        raise UsageError(f"device {device} cannot be used: {error}") from error
 
 
 def load_reader(kind: Any, source: str) -> Any:

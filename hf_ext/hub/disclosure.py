@@ -57,7 +57,7 @@ def clean(folder: Path) -> None:
             _rewrite(path, content, _cut_origins(content))
 
 
-class SecretFound(ValueError):
+class SecretFound(NotPublished):
     """
     A file that would be published holds a token, a key or a password. Nothing repeats it.
 

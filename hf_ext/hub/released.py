@@ -9,6 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from hf_ext.errors import UsageError
+
 FOLDER = Path(str(resources.files("hf_ext.model_cards"))) / "released"
 # Known without the models too, so that a command can say where they are.
 _NAMES = (
@@ -78,7 +80,7 @@ def released(name: str) -> Path:
         hint = f" Did you mean {close[0]!r}?" if close else ""
         if not folders:
             raise ValueError(f"{name!r}: {WITHOUT}")
-        raise ValueError(f"no released model is called {name!r}.{hint} Released: {', '.join(folders)}.")
+        raise UsageError(f"no released model is called {name!r}.{hint} Released: {', '.join(folders)}.")
     return folders[name]
 
 

@@ -150,7 +150,7 @@ def _load(folder: Path, exported: dict[str, Any]) -> tuple[PreTrainedModel, Proc
     heads = {name: item for name, item in exported.items() if _is_class(item, PreTrainedModel)}
     names = config.get("architectures") or [None]
     if not isinstance(names, list) or len(names) != 1 or names[0] not in heads:
-        raise ValueError(f"{folder}/config.json: architectures is {names}; exactly one of {sorted(heads)} is allowed")
+        raise DataError(f"{folder}/config.json: architectures is {names}; exactly one of {sorted(heads)} is allowed")
     options = {"output_loading_info": True, "use_safetensors": True, "variant": find_variant(folder)}
     loaded: Any = heads[names[0]].from_pretrained(folder, **options)
     model, info = loaded

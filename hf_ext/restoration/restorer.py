@@ -11,7 +11,7 @@ from transformers.utils import logging
 # So that the configuration of another model is known for what it is.
 import hf_ext.mrconv  # noqa: F401
 from hf_ext.emr.weights import task_checkpoint
-from hf_ext.errors import DataError
+from hf_ext.errors import DataError, UsageError
 from hf_ext.hub.checkpoints import split_revision
 from hf_ext.hub.released import find_model
 from hf_ext.semanir import SemanIRForImageRestoration
@@ -178,7 +178,7 @@ def _load_checkpoint(source: str, device: str | None, dtype: torch.dtype | str |
     try:
         restorer: SemanIRForImageRestoration = model.eval().to(place)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {device} cannot be used: {error}") from error
+        raise UsageError(f"device {device} cannot be used: {error}") from error
     if restorer.device.type == "cpu" and restorer.dtype == torch.float16:
         logger.warning(
             "float16 takes four times as long as float32 on a CPU, which has no such arithmetic; take bfloat16, which "

@@ -11,6 +11,8 @@ import numpy as np
 from huggingface_hub.dataclasses import strict
 from PIL import Image
 
+from hf_ext.errors import DataError
+
 from ..errors import UsageError
 
 # Height and width in pixels.
@@ -88,7 +90,7 @@ def cut_view(
 ) -> View:
     """Cuts a picture, on white, to a size, at random or, without a generator, from its middle and unmirrored."""
     if image.mode[0] in "IF":
-        raise ValueError(f"a picture has PIL mode {image.mode!r}, more than 8 bits a channel: convert it to 8 bits.")
+        raise DataError(f"a picture has PIL mode {image.mode!r}, more than 8 bits a channel: convert it to 8 bits.")
     if image.has_transparency_data:
         # What stands behind transparent pixels is anything; white is what most viewers show there.
         ground = Image.new("RGBA", image.size, "white")

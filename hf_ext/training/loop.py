@@ -16,12 +16,7 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
-from accelerate.utils import (
-    DistributedType,
-    broadcast,
-    send_to_device,
-    set_seed,
-)
+from accelerate.utils import DistributedType, broadcast, send_to_device, set_seed
 from tqdm import tqdm
 
 from hf_ext.distributed import Ranks

@@ -331,5 +331,5 @@ def test_sums_that_are_not_known_make_null():
 
 @pytest.mark.parametrize("changes", [{"names": ["a"]}, {"gram": np.zeros((2, 2))}, {"totals": np.zeros((6, 3))}])
 def test_arrays_that_do_not_fit_are_refused(merge, changes):
-    with refused(UsageError, "tensors and tasks"):
+    with refused(UsageError, "tensors", "tasks"):
         merge.report(**changes)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from hf_ext.errors import NotPublished
 from hf_ext.hub.cards import write_card
-from hf_ext.hub.disclosure import find_machine_paths, is_path, refuse_secrets
+from hf_ext.hub.disclosure import SecretFound, find_machine_paths, is_path, refuse_secrets
 from hf_ext.hub.publish import push, rehearse, stage
 from tests.kit.refusals import refused
 
@@ -48,7 +48,7 @@ TOKENS = {
 def test_a_token_refuses_the_push_and_is_not_shown(name, tmp_path):
     bert = save_bert(tmp_path / "bert")
     (bert / "README.md").write_text(f"# Mine\n\nexport KEY={TOKENS[name]}\n")
-    with refused(NotPublished, "README.md", "line 3") as caught:
+    with refused(SecretFound, "README.md", "line 3") as caught:
         push(bert, "org/bert", endpoint="http://127.0.0.1:9", check=False)
     assert TOKENS[name][8:] not in str(caught.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bert"]
@@ -69,7 +69,7 @@ PLACES = {
 def test_every_file_that_goes_up_is_read(name, tmp_path):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(PLACES[name](TOKENS["Hugging Face"]))
-    with refused(NotPublished, name):
+    with refused(SecretFound, name):
         refuse_secrets(tmp_path)
 
 
@@ -77,19 +77,19 @@ def test_every_file_that_goes_up_is_read(name, tmp_path):
 @pytest.mark.parametrize("name", ["Hugging Face", "OpenAI, of a project", "AWS", "GitHub"])
 def test_a_token_after_an_escape_is_seen(name, before, tmp_path):
     (tmp_path / "config.json").write_text('{"note": "' + before + TOKENS[name] + '"}')
-    with refused(NotPublished, "config.json", "line 1"):
+    with refused(SecretFound, "config.json", "line 1"):
         refuse_secrets(tmp_path)
 
 
 def test_headers_of_weights_and_texts_of_other_encodings_are_read(tmp_path):
     (tmp_path / "README.md").write_text(TOKENS["Hugging Face"], encoding="utf-16")
-    with refused(NotPublished, "README.md", "line 1"):
+    with refused(SecretFound, "README.md", "line 1"):
         refuse_secrets(tmp_path)
     (tmp_path / "README.md").unlink()
     bert = save_bert(tmp_path / "bert")
     weights = load_file(bert / "model.safetensors")
     save_file(weights, bert / "model.safetensors", metadata={"format": "pt", "command": TOKENS["OpenAI"]})
-    with refused(NotPublished, "model.safetensors", "OpenAI"):
+    with refused(SecretFound, "model.safetensors", "OpenAI"):
         stage(bert, tmp_path / "staged")
 
 

@@ -201,6 +201,6 @@ def test_all_of_a_folder_can_be_checked_before_a_training(walks):
     source = {"path": str(walks), "rows": "positions"}
     task = SeriesClassificationTask(columns=["x", "y"], max_length=8, num_labels=2, label_names=["walk", "run"])
     model = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}
-    (found,) = check_data(task, TrainingArguments("mrconv-series", "run", {"train": source}, model=model), False)
+    (found,) = check_data(task, TrainingArguments("mrconv-series", "run", {"train": source}, model=model))
     assert found["examples"] == 4 and len(found["bad"]) == 1
     assert found["bad"][0]["file"].endswith("1.csv") and "line 3: column 'y'" in found["bad"][0]["reason"]
