@@ -25,7 +25,7 @@ SLOW_LIMIT = 900
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What `datasets` converts goes to a folder of this session, here and in processes that tests start."""
+    """Files that `datasets` converts go to a folder of this session, here and in processes that tests start."""
     # It is read when datasets is imported, which no test may do before.
     os.environ["HF_DATASETS_CACHE"] = tempfile.mkdtemp(prefix="hf-ext-datasets-")
 
@@ -57,7 +57,7 @@ def without_pictures() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def hashes_of_this_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What is known of hashed files lies in the cache of the user otherwise."""
+    """The record of hashed files lies in the cache of the user otherwise."""
     file = tmp_path_factory.mktemp("hashes") / "sha256.json"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hf_ext.hub.file_hashes.cache_file", lambda: file)

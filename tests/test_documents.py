@@ -68,7 +68,7 @@ def test_commands_and_their_options_exist(page):
 
 
 def method_option(flag: str, words: list[str]) -> bool:
-    """Whether it is an option of the merge method that a command names, which the command finds later."""
+    """Tells an option of the merge method that a command names, which the command finds later."""
     return "--method" in words and flag.removeprefix("--").replace("-", "_").isidentifier()
 
 

@@ -68,7 +68,7 @@ def test_a_command_without_its_extra_says_what_to_install(module, words, tmp_pat
 
 
 def test_the_lower_bounds_are_constraints_of_pip():
-    """What CI installs to try the oldest versions: each library once, at its bound."""
+    """Requirements with which CI tries the oldest versions: each library once, at its bound."""
     script = ROOT / ".ci" / "oldest.py"
     done = subprocess.run([sys.executable, script, "torch"], capture_output=True, text=True, timeout=60)
     pinned = {Requirement(line).name: Requirement(line).specifier for line in done.stdout.splitlines()}

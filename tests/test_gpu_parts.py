@@ -67,7 +67,7 @@ class Parts:
         monkeypatch.setenv("PYTHONPATH", str(GPU))
 
     def plan(self, name: str, **cases: str) -> None:
-        """What the cases of a part do from now on."""
+        """Sets what the cases of a part do from now on."""
         self.plans[name] = cases
         (self.folder / f"{name}.plan").write_text(json.dumps(cases))
 
@@ -259,7 +259,7 @@ Path(__file__).with_name("words.json").write_text(json.dumps(sys.argv[1:]))
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where pip and build are found that make wheels up."""
+    """A folder with a pip and a build that make wheels up."""
     for program, option, name, count in (("pip", "dest", "transformers", 2**20), ("build", "outdir", "hf_ext", 1)):
         (tmp_path / "programs" / program).mkdir(parents=True)
         text = PROGRAM.format(option=option, name=name, count=count)

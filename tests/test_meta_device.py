@@ -54,6 +54,6 @@ def test_with_masks(name: str, training: bool):
 
 
 def test_a_tensor_of_the_cpu_is_an_error():
-    """What the others rely on."""
+    """The ground of the other tests."""
     with pytest.raises((RuntimeError, NotImplementedError)):
         torch.nn.Linear(2, 2, device="meta")(torch.rand(1, 2))

@@ -1,4 +1,4 @@
-"""What is installed: the package list, the contents of wheel, sdist and editable installs, the public names."""
+"""Installations: the package list, the contents of wheel, sdist and editable installs, the public names."""
 
 import importlib
 import os
@@ -24,7 +24,7 @@ FOLDERS: dict[str, str] = PROJECT["tool"]["setuptools"]["package-dir"]
 
 
 def folder_of(package: str) -> Path:
-    """Where a package lies in the repository, by the longest mapped prefix of its name."""
+    """The folder of a package in the repository, by the longest mapped prefix of its name."""
     prefix = package
     while prefix not in FOLDERS:
         prefix = prefix.rpartition(".")[0]

@@ -1,4 +1,4 @@
-"""How released models are made: who trains and who tests, and what becomes of a run."""
+"""The making of released models: training, testing, and the end of a run."""
 
 import dataclasses
 import json
@@ -66,7 +66,7 @@ def test_every_recipe_has_a_run(load):
 
 @pytest.fixture
 def work(tmp_path, monkeypatch) -> Path:
-    """What train.py leaves: photographs for testing, and a run that has taken a step."""
+    """The leavings of train.py: photographs for testing, and a run that has taken a step."""
     for part, count in (("train", 2), ("validation", 1), ("test", 3)):
         folder = tmp_path / "data" / "photos" / part
         folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What we publish loads with and without hf_ext, from a folder and from a Hub, and again when it was saved again."""
+"""Published models load with and without hf_ext, from a folder and from a Hub, and again when saved again."""
 
 from __future__ import annotations
 

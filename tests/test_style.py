@@ -79,7 +79,7 @@ def is_configuration(node: ast.ClassDef) -> bool:
 
 
 def offences_of_size(name: str, path: Path) -> Iterator[str]:
-    """What is too long or has too many options in one file."""
+    """Parts of a file that are too long or have too many options."""
     text = path.read_text(encoding="utf-8")
     if len(text.splitlines()) > line_limit(path):
         yield f"{name} is longer than {line_limit(path)} lines: split it by role"
@@ -120,7 +120,7 @@ def guarded(tree: ast.Module) -> set[ast.AST]:
 
 
 def offences_of_imports(path: Path, allowed: set[str]) -> Iterator[str]:
-    """What a shipped file imports beyond its siblings and installed libraries."""
+    """Imports of a shipped file beyond its siblings and installed libraries."""
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text)
     optional = guarded(tree)
@@ -185,7 +185,7 @@ def test_each_fast_operation_has_a_reference_of_the_same_name_and_signature():
 
 
 def project_files() -> list[Path]:
-    """What git tracks, or would if it were added."""
+    """Files that git tracks, or would if they were added."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if listing.returncode != 0:

@@ -83,7 +83,7 @@ def elect(folder: Path, name: str) -> torch.Tensor:
 
 
 def compare(folder: Path, out: Path) -> int:
-    """How many elements of some tensors of the result are not those of plain torch."""
+    """The number of elements, in some tensors of the result, that differ from plain torch."""
     merged = open_checkpoint(out)
     names = [name for name in merged if merged.info(name).nbytes < SHARD_BYTES]
     chosen = random.Random(0).sample(sorted(names), COMPARED)

@@ -1,4 +1,4 @@
-"""What `emr_merge.py` needs around the programs: one child at a time, on two cores, with files in the page cache."""
+"""The programs of `emr_merge.py` run here: one child at a time, on two cores, with files in the page cache."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What merging costs, side by side in one run: EMR, average and TIES of this package, the authors' layout in memory,
+"""The cost of merging, side by side in one run: EMR, average and TIES of this package, the authors' layout in memory,
 mergekit and fusion_bench, and the floor of reading the inputs and writing the result.
 
     python examples/benchmarks/emr_merge.py --folder SCRATCH [--mergekit PYTHON] [--fusion_bench PYTHON] [--quick]

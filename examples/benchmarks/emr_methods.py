@@ -1,4 +1,4 @@
-"""What each merge method costs: processor time per GB of checkpoints that it reads, and memory, four tasks of GPT-2.
+"""The cost of each merge method: processor time per GB of checkpoints that it reads, and memory, four tasks of GPT-2.
 
     python examples/benchmarks/emr_methods.py --folder SCRATCH [--rounds 3] [--quick]
 

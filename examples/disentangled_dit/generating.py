@@ -62,7 +62,7 @@ def measure_images(
     images: np.ndarray, labels: np.ndarray, classifier: ClassifierFeatures, reference: np.ndarray
 ) -> dict[str, float]:
     """
-    How near generated images are to real ones, and whether they show what they were to show.
+    Distances of generated images to real ones, and the share that shows its class.
 
     `reference` are the features [samples, dimensions] of real images. `accuracy` is the share of images in which the
     classifier sees the class that was asked for; the Fréchet distance depends on the number of images.

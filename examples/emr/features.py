@@ -59,7 +59,7 @@ def draw_features(models: Models, tasks: Examples, path: Path) -> None:
 
 def grad_cam(model: Any, pixels: torch.Tensor, label: int) -> np.ndarray:
     """
-    Where a ViT finds a class: Grad-CAM (Selvaraju et al., https://arxiv.org/abs/1610.02391) at the input of the last
+    Places of a class in a ViT: Grad-CAM (Selvaraju et al., https://arxiv.org/abs/1610.02391) at the input of the last
     block, `[patches, patches]` in [0, 1].
     """
     kept: list[torch.Tensor] = []

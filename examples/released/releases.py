@@ -23,7 +23,7 @@ CARD_LICENSES = {
 @dataclass(frozen=True)
 class Release:
     """
-    What a released model is called and measured on.
+    Name and tests of a released model.
 
     Args:
         task (`str`): What it does.

@@ -201,7 +201,7 @@ def _name_of_results(suffix: str | None, template: str | None) -> str:
 
 
 def _records(source: str, folder: Path | None, made_with: dict[str, Any]) -> Any:
-    """What made the results in a folder."""
+    """The records of the results in a folder."""
     from hf_ext.restoration.records import Records, identify_model
 
     return None if folder is None else Records(folder, identify_model(source), made_with)
@@ -251,7 +251,7 @@ def _folder_of_results(out: str, compare: bool) -> Path | None:
 def _restore(
     model: Any, jobs: list[Any], ranks: Any, encoding: dict[str, Any], options: dict[str, Any]
 ) -> tuple[int, int, str]:
-    """How many pictures were restored and how many not, and how fast it went."""
+    """Counts of restored and failed pictures, and the speed."""
     with import_at_once():
         from hf_ext.restoration.encoding import Encoding
         from hf_ext.restoration.run import restore_files

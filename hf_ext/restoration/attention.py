@@ -103,7 +103,7 @@ def _stage_inputs(
 
 
 def _keys_of(dictionary: Dictionary, window: int, token: int) -> np.ndarray:
-    """Which tokens of its window a token attends to."""
+    """Tokens of its window to which a token attends."""
     count = dictionary.window[0] * dictionary.window[1]
     if dictionary.bits is None:
         return np.ones(dictionary.window, bool)

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""What cameras write and Pillow cannot read: HEIC by pillow-heif and RAW by rawpy (LibRaw), where they are installed.
+"""Camera files that Pillow cannot read: HEIC by pillow-heif and RAW by rawpy (LibRaw), where they are installed.
 
 `pip install "hf-ext[images]"` brings both.
 """
@@ -43,7 +43,7 @@ class MissingLibraryError(UnreadableError):
 
 
 class CameraPicture(NamedTuple):
-    """What a camera's file holds; the pixels stand upright, and the orientation among the tags is applied already."""
+    """Content of a camera's file; the pixels stand upright, and the orientation among the tags is applied already."""
 
     pixels: np.ndarray
     exif: Image.Exif | None
@@ -51,7 +51,7 @@ class CameraPicture(NamedTuple):
 
 
 def is_heif(source: Source) -> bool:
-    """Whether a file is HEIC or another HEIF."""
+    """Tells that a file is HEIC or another HEIF."""
     if isinstance(source, bytes):
         head = source[:12]
     else:
@@ -61,7 +61,7 @@ def is_heif(source: Source) -> bool:
 
 
 def is_raw(image: Image.Image) -> bool:
-    """Whether what Pillow takes for a TIFF is a camera's RAW file, and the picture a thumbnail."""
+    """Tells a camera's RAW file, which Pillow opens as a TIFF of its thumbnail."""
     if not isinstance(image, TiffImageFile):
         return False
     tags = image.tag_v2

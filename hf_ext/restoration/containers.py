@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""What PNG, JPEG and WebP files say of how their pixels are coded, beyond what Pillow hands on."""
+"""Facts on the coding of pixels in PNG, JPEG and WebP files that Pillow does not hand on."""
 
 import struct
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def insert_chunks(png: bytes, chunks: bytes) -> bytes:
 
 
 def has_other_light(chunks: bytes) -> bool:
-    """Whether colour chunks say anything but sRGB, whose values a file without them has too."""
+    """Tells colour chunks of anything but sRGB, whose values a file without them has too."""
     place = 0
     while place < len(chunks):
         length, kind = struct.unpack(">I4s", chunks[place : place + 8])
@@ -48,14 +48,14 @@ def has_other_light(chunks: bytes) -> bool:
 
 
 def jpeg_subsampling(image: ImageFile.ImageFile) -> int:
-    """How a JPEG halves its colours, as Pillow numbers it: 0 is not at all, which is said of other files too."""
+    """The chroma subsampling of a JPEG as Pillow numbers it; 0 is none, and stands for other files too."""
     if not isinstance(image, JpegImagePlugin.JpegImageFile):
         return 0
     return max(0, JpegImagePlugin.get_sampling(image))
 
 
 def is_lossless_webp(data: bytes) -> bool:
-    """Whether all pictures in a WebP file are coded without loss."""
+    """Tells that all pictures in a WebP file are coded without loss."""
     kinds = {kind for kind in _webp_chunks(data, 12) if kind in (b"VP8 ", b"VP8L")}
     return kinds == {b"VP8L"}
 

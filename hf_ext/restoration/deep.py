@@ -52,7 +52,7 @@ def spread_grey(pixels: np.ndarray, image: Image.Image) -> np.ndarray:
 
 
 def _raw_mode(image: ImageFile.ImageFile) -> str:
-    """What Pillow's decoder is told of the values in the file, such as RGB;16B."""
+    """Pillow's raw mode for the values in the file, such as RGB;16B."""
     arguments: Any = image.tile[0].args if image.tile else None
     first = arguments[0] if isinstance(arguments, tuple) and arguments else arguments
     return first if isinstance(first, str) else ""
@@ -86,7 +86,7 @@ def _both_halves(source: Source, page: int) -> np.ndarray:
 
 
 def _has_deep_planes(image: TiffImageFile) -> bool:
-    """Whether a TIFF has planes of 16 bits, of which Pillow reads halves or nothing that makes sense."""
+    """Tells that a TIFF has planes of 16 bits, of which Pillow reads halves or nothing that makes sense."""
     bits = image.tag_v2.get(_BITS, (1,))
     return isinstance(bits, tuple) and len(bits) > 1 and max(bits) > 8 and image.tag_v2.get(_PLANAR) == 2
 

@@ -79,7 +79,7 @@ class Picture(NamedTuple):
 
 
 class Frames(NamedTuple):
-    """What is in a file: one picture, the frames of an animation, or pages."""
+    """Content of a file: one picture, the frames of an animation, or pages."""
 
     # At least one. The frames of an animation have one size and the same channels.
     pictures: list[Picture]
@@ -95,7 +95,7 @@ class Frames(NamedTuple):
 
 
 class Encoding(NamedTuple):
-    """How pictures are written where a format leaves a choice."""
+    """Choices of writing that a format leaves open."""
 
     # Of JPEG and WebP, 1 to 100; 95, or WebP without loss where the input was such, if not given.
     quality: int | None = None
@@ -156,7 +156,7 @@ def encode_frames(
 
 
 def _coding_options(frames: Frames, format: str, encoding: Encoding) -> dict[str, Any]:
-    """What Pillow is told of loss."""
+    """Pillow's options of loss."""
     quality = encoding.quality or _QUALITY
     if format == "JPEG":
         return {"quality": quality, "subsampling": frames.subsampling}
@@ -190,7 +190,7 @@ def _shallow_image(picture: Picture, format: str, encoding: Encoding, say: Calla
 
 
 def _metadata_options(picture: Picture, format: str, say: Callable[[str], None]) -> dict[str, Any]:
-    """What Pillow is told to write beside the pixels."""
+    """Pillow's options for what stands beside the pixels."""
     if format not in _METADATA:
         return {"dpi": picture.dpi} if picture.dpi else {}
     exif = _tags_to_write(picture)
@@ -210,7 +210,7 @@ def _resolution(dpi: tuple[float, float]) -> dict[int, float]:
 
 
 def _animation_options(frames: Frames, format: str, images: list[Image.Image]) -> dict[str, Any]:
-    """What Pillow is told to write beside the first frame."""
+    """Pillow's options for what stands beside the first frame."""
     assert frames.durations is not None
     options: dict[str, Any] = {
         "save_all": True,

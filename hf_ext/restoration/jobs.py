@@ -1,4 +1,4 @@
-"""Which pictures a command means, and where each result goes: planned before any work, without torch or a model."""
+"""The pictures that a command means, with the place of each result: planned before work, without torch or a model."""
 
 import glob
 import io
@@ -35,7 +35,7 @@ class Job(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is to be done, and what cannot be."""
+    """Jobs to do, and inputs that cannot be done."""
 
     jobs: list[Job]
     # Inputs that cannot have a result, and files of folders that need a library which is not installed: why, by name.
@@ -147,7 +147,7 @@ def _resolve(place: Path | bytes | None) -> Path | None:
 
 
 def missing_library(path: Path) -> str | None:
-    """What a file needs that is not installed."""
+    """The missing library that a file needs."""
     kind = path.suffix.lower()
     for endings, module, package in ((HEIF_ENDINGS, "pillow_heif", "pillow-heif"), (RAW_ENDINGS, "rawpy", "rawpy")):
         # Of a module that was imported, `find_spec` may know nothing.
@@ -173,7 +173,7 @@ def read_list(name: str) -> list[str]:
 
 
 def find_files(name: str, out: Path | None, endings: frozenset[str]) -> Iterator[Found]:
-    """What an input stands for, each with its place below the folder of results; of a folder what has such endings."""
+    """Files of an input, each with its place below the folder of results; of a folder those with such endings."""
     if name == "-":
         data = sys.stdin.buffer.read()
         yield Found(data, Path("stdin"), True)

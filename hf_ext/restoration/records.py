@@ -21,7 +21,7 @@ State = Literal["missing", "same", "ours", "damaged", "foreign"]
 
 
 class Record(NamedTuple):
-    """What made a result, and what the result is, as hashes."""
+    """Hashes of what made a result, and of the result."""
 
     made_by: str
     content: str
@@ -45,7 +45,7 @@ class Records:
 
     def state(self, job: Job) -> State:
         """
-        What lies where a result goes: nothing, the same result, another or a damaged one of ours, or a file that no
+        State of a result's place: nothing, the same result, another or a damaged one of ours, or a file that no
         record knows, which somebody else made or changed.
         """
         assert job.out is not None

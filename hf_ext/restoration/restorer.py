@@ -21,7 +21,7 @@ logger = logging.get_logger(__name__)
 
 class SizeRequirements(NamedTuple):
     """
-    Which sizes suit a model.
+    Sizes that suit a model.
 
     Args:
         minimum (`int`): Smallest height and width in pixels.

@@ -23,7 +23,7 @@ _MOST_COMPARED = 8
 
 
 class Report(NamedTuple):
-    """What became of the jobs: files written, what was wrong by name of the input, and megapixels of all frames."""
+    """Outcome of the jobs: files written, what was wrong by name of the input, and megapixels of all frames."""
 
     restored: list[Path]
     failed: dict[str, str]
@@ -31,7 +31,7 @@ class Report(NamedTuple):
 
 
 class _Outcome(NamedTuple):
-    """What became of one picture: the megapixels of its frames, or what was wrong; what the sheet shows of it."""
+    """Outcome of one picture: the megapixels of its frames, or what was wrong; what the sheet shows of it."""
 
     megapixels: float = 0.0
     wrong: str | None = None
@@ -142,7 +142,7 @@ def _write(job: Job, frames: Frames, encoding: Encoding, records: Records | None
 
 
 def _message(job: Job, error: Exception) -> str:
-    """What was wrong, with the picture's name in front."""
+    """The error, with the picture's name in front."""
     text = str(error) or type(error).__name__
     if lacks_memory(error):
         text = "not enough memory; try --tile auto"

@@ -100,7 +100,7 @@ def restore_image(
 
 
 def lacks_memory(error: Exception) -> bool:
-    """Whether memory is full: Python's, a GPU's, or a CPU's, of which torch says it by a RuntimeError."""
+    """Tells that memory is full: Python's, a GPU's, or a CPU's, of which torch says it by a RuntimeError."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or should_reduce_batch_size(error)
 
 

@@ -12,14 +12,6 @@ AUTO_MAP = {
     "AutoModel": "modeling_semanir.SemanIRModel",
     "AutoModelForImageToImage": "modeling_semanir.SemanIRForImageRestoration",
 }
-# By which `pipeline(...)` finds the pipeline of a restorer where hf_ext is not installed.
-CUSTOM_PIPELINES = {
-    "image-restoration": {
-        "impl": "pipeline_semanir.ImageRestorationPipeline",
-        "pt": ["AutoModelForImageToImage"],
-        "type": "image",
-    }
-}
 
 # The layouts of the paper (S, B: calibrated on the published counts; denoiser: on 25.82 M) and two for small machines.
 # fmt: off
@@ -51,7 +43,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 
 class SemanIRDescriptor(NamedTuple):
     """
-    What a program must know to give a model images, in the terms of spandrel's `ModelDescriptor`.
+    Facts that a program needs to give a model images, in the terms of spandrel's `ModelDescriptor`.
 
     Args:
         purpose (`str`): `"SR"` if the output is larger than the input, `"Restoration"` otherwise.

@@ -8,7 +8,7 @@ Shapes: batch B, images and feature maps [B, C, height, width], windows [W, N, C
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from transformers.modeling_outputs import BaseModelOutput, ImageSuperResolutionO
 from transformers.utils import can_return_tuple, logging
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .configuration_semanir import CUSTOM_PIPELINES, SemanIRConfig
+from .configuration_semanir import SemanIRConfig
 from .ops_semanir import (
     ATTENTION,
     Dictionary,
@@ -31,11 +31,7 @@ from .ops_semanir import (
     partition_windows,
     relative_coordinates,
 )
-
-if TYPE_CHECKING:
-    # Never run. transformers finds the files that belong to this one by their import lines, and copies and downloads
-    # them with it: by this line the pipeline travels with every restorer, though it is the one that imports this file.
-    from .pipeline_semanir import ImageRestorationPipeline  # noqa: F401
+from .pipeline_semanir import ImageRestorationPipeline
 
 logger = logging.get_logger(__name__)
 
@@ -402,7 +398,7 @@ class SemanIRModel(SemanIRPreTrainedModel):
         return top_k
 
     def runner(self, maps: Tensor, output_hidden_states: bool) -> Any:
-        """What computes this call part by part; None if it is computed at once."""
+        """The runner that computes this call part by part; None if it is computed at once."""
         return None if self.find_runner is None else self.find_runner(maps, output_hidden_states)
 
     @capture_outputs(tie_last_hidden_states=False)
@@ -464,7 +460,10 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
         """As [`~transformers.PreTrainedModel.save_pretrained`]; `config.json` also names the pipeline."""
         before = self.config.__dict__.pop("custom_pipelines", None)
-        self.config.custom_pipelines = {task: dict(entry) for task, entry in CUSTOM_PIPELINES.items()}
+        # The file of its class travels by the import above.
+        found = f"{ImageRestorationPipeline.__module__.rpartition('.')[2]}.{ImageRestorationPipeline.__name__}"
+        entry = {"impl": found, "pt": ["AutoModelForImageToImage"], "type": "image"}
+        self.config.custom_pipelines = {"image-restoration": entry}
         try:
             super().save_pretrained(*args, **kwargs)
         finally:
@@ -489,7 +488,7 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
         return error.abs().mean()
 
     def _base(self, pixel_values: Tensor) -> Tensor | None:
-        """What the network corrects. In the precision of the input: eight bits of bfloat16 would be visible."""
+        """The image that is corrected. In the precision of the input: eight bits of bfloat16 would be visible."""
         if self.config.demosaicks:
             return bilinear_demosaick(pixel_values)
         if self.config.num_channels != self.config.num_channels_out:

@@ -11,10 +11,10 @@ from urllib.request import Request, urlopen
 import numpy as np
 import torch
 from PIL import Image
+from transformers import PreTrainedModel
 from transformers.pipelines.base import Pipeline
 
 from .image_processing_semanir import from_unit, image_to_pixels, pixels_to_image, restore_picture
-from .modeling_semanir import SemanIRForImageRestoration
 
 
 class ImageRestorationPipeline(Pipeline):
@@ -26,7 +26,8 @@ class ImageRestorationPipeline(Pipeline):
     too, averages over turns, and reads 16 bits in colour, HEIC and RAW files.
     """
 
-    model: SemanIRForImageRestoration
+    # A SemanIRForImageRestoration. That class imports this file, so that the pipeline travels with every restorer.
+    model: PreTrainedModel
 
     # Where one is not refused, transformers looks for its code in the model's folder, and asks whether to trust it.
     _load_processor = False

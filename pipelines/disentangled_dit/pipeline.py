@@ -159,7 +159,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
 
     @property
     def vae_scale_factor(self) -> int:
-        """How many pixels a latent of the present `vae` is wide; 1 without one."""
+        """Pixels that a latent of the present `vae` is wide; 1 without one."""
         return 1 if self.vae is None else self.scale_factor_of(self.vae)
 
     @property
@@ -174,7 +174,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
 
     @property
     def do_classifier_free_guidance(self) -> bool:
-        """Whether the next step has the null branch."""
+        """Tells that the next step has the null branch."""
         return self._guidance_scale > 1
 
     @property
@@ -320,7 +320,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
 
     @staticmethod
     def scale_factor_of(vae: ModelMixin) -> int:
-        """How many pixels a latent of an autoencoder is wide."""
+        """Pixels that a latent of an autoencoder is wide."""
         if (ratio := getattr(vae, "spatial_compression_ratio", None)) is not None:
             return int(ratio)
         for name in ("block_out_channels", "down_block_out_channels", "encoder_block_out_channels"):
@@ -499,7 +499,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         return left, steps
 
     def prepare_extra_step_kwargs(self, generator: Any, eta: float) -> dict[str, Any]:
-        """What the scheduler's step takes of these; where it clips the picture, its noise has to follow."""
+        """Options of these that the scheduler's step takes; where it clips the picture, its noise has to follow."""
         accepted = inspect.signature(self.scheduler.step).parameters
         clips = any(self.scheduler.config.get(name, False) for name in ("clip_sample", "thresholding"))
         if eta != 0 and "eta" not in accepted:

@@ -88,7 +88,7 @@ class DisentangledDiTAttention(nn.Module, AttentionModuleMixin):
         self.set_processor(self._default_processor_cls())
 
     def project(self, hidden_states: Tensor, *layers: nn.Module) -> list[Tensor]:
-        """What each layer makes of the tokens, in heads: [B, tokens, H, D / H]; in tensor parallelism in its share."""
+        """Each layer's output for the tokens, in heads: [B, tokens, H, D / H]; its share in tensor parallelism."""
         return [layer(hidden_states).unflatten(-1, (-1, self.head_dim)) for layer in layers]
 
     def forward(self, hidden_states: Tensor, encoder_hidden_states: Tensor) -> tuple[Tensor, Tensor]:
@@ -273,7 +273,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         self._initialize()
 
     def _make_embedders(self, dim: int) -> None:
-        """What turns latents, timestep, controls and class or text into vectors."""
+        """Layers that turn latents, timestep, controls and class or text into vectors."""
         config = self.config
         self.patch_embed = nn.Linear(config.in_channels * config.patch_size**2, dim)
         self.time_proj = Timesteps(self.SINUSOIDS, flip_sin_to_cos=True, downscale_freq_shift=0)

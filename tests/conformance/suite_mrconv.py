@@ -37,7 +37,7 @@ MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["mrconv"] = "MRConvForCausalLM"
 
 
 def start_small(config: MRConvConfig) -> MRConvConfig:
-    """What the suite does for it, which takes `input_std`, a list of what was measured, for a number of the start."""
+    """The suite's part, which takes `input_std`, a list of what was measured, for a number of the start."""
     config = copy.deepcopy(config)
     config.initializer_range = 1e-10
     return config

@@ -21,7 +21,7 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "red", "green", "hen", "fish",
 
 class GaussianDenoiser(ModelMixin, ConfigMixin, CacheMixin):
     """
-    What a perfect network says about pictures whose pixels are independent, N(mean, std^2): with x = a x0 + b e and
+    Answers of a perfect network about pictures of independent pixels, N(mean, std^2): with x = a x0 + b e and
     y = (x - a mean) / (a^2 std^2 + b^2), E[e | x] = b y and E[x0 | x] = mean + a std^2 y.
     """
 

@@ -1,4 +1,4 @@
-"""What diffusers attaches to a model: adapters, attention backends, caches, checkpointing, casting, compilation."""
+"""Attachments of diffusers to a model: adapters, attention backends, caches, checkpointing, casting, compilation."""
 
 import importlib.util
 import inspect

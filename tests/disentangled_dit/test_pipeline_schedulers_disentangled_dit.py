@@ -1,4 +1,4 @@
-"""Which of diffusers' schedulers the pipeline takes: all of them against the exact answer for Gaussian pictures."""
+"""diffusers' schedulers in the pipeline: all of them against the exact answer for Gaussian pictures."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""What diffusers offers to make a pipeline faster or smaller: caches, offloading, compiled blocks, one upload."""
+"""diffusers' means to make a pipeline faster or smaller: caches, offloading, compiled blocks, one upload."""
 
 import itertools
 import shutil
@@ -63,7 +63,7 @@ CACHES = {
 
 
 def count_attention(pipeline: DisentangledDiTPipeline) -> list[int]:
-    """How often each block attends from now on."""
+    """Counts of each block's attention from now on."""
     counts = [0] * len(pipeline.transformer.transformer_blocks)
 
     def count(index: int) -> None:

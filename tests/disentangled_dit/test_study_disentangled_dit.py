@@ -322,7 +322,7 @@ def test_all_claims_fit_each_other(load, data, tmp_path, monkeypatch):
 
 
 def made_up_training(steps: int = 10, batch_size: int = 64, **more) -> dict:
-    """What is said of a training."""
+    """The row of a training."""
     arguments = {"learning_rate": 0.001, "seed": 0, "per_device_train_batch_size": batch_size}
     facts = {"hardware": "CPU", "versions": {"torch": "2"}}
     return made_up_run(steps=steps, scores={"loss": 0.25}, arguments=arguments, **facts, **more)

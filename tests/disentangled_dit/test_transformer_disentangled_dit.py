@@ -297,7 +297,7 @@ def test_mask_that_keeps_everything_changes_nothing():
 
 
 def test_hidden_tokens_reach_nothing_before_the_decoder():
-    """What the mask hides has no effect at all: the prediction there is made from the rest."""
+    """Hidden tokens have no effect at all: the prediction there is made from the rest."""
     model = make_transformer(num_decoder_layers=2)
     inputs = make_inputs(model)
     keep = torch.arange(1, 15).expand(2, -1)

@@ -1,4 +1,4 @@
-"""Where the blocks of the documentation run as they are written: files, and models on a Hub, by the names they use.
+"""The stage for the documentation's blocks, run as written: files, and models on a Hub, by the names they use.
 
 Networks are tiny, and the recipes that the blocks name are cut down to two steps of such a network.
 """

@@ -85,7 +85,7 @@ CONTENT = bytes(range(256)) * 10
 
 
 class Answer(NamedTuple):
-    """What a server said: status, headers (by case-insensitive name) and body."""
+    """A server's answer: status, headers (by case-insensitive name) and body."""
 
     status: int
     headers: Message
@@ -191,7 +191,7 @@ def find_damage(store: HubStore) -> list[str]:
 
 
 def is_whole(blobs: BlobStore, entry: Entry) -> bool:
-    """Whether the stored content of a file has its length and hashes."""
+    """Tells that the stored content of a file has its length and hashes."""
     with blobs.open(entry.sha256) as file:
         data = file.read()
     same = (len(data), hashlib.sha256(data).hexdigest()) == (entry.size, entry.sha256)

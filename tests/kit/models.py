@@ -1,4 +1,4 @@
-"""What every method's tests share: mixins that check a model class, comparison of fast with textbook operators.
+"""Shared code of every method's tests: mixins that check a model class, comparison of fast with textbook operators.
 
 A test class inherits the mixins it needs and gives `model_class`, `make_config` and `make_inputs` for a tiny model.
 """
@@ -94,7 +94,7 @@ class ModelTester:
         return model.eval()
 
     def main_output(self, outputs: Any) -> torch.Tensor:
-        """What the model is for: the first output that is not the loss."""
+        """The model's result: the first output that is not the loss."""
         return next(value for name, value in outputs.items() if name != "loss")
 
     def predict(self, model: Any, **changes: Any) -> torch.Tensor:

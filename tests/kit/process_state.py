@@ -1,4 +1,4 @@
-"""What libraries keep for a whole process, and how tests get rid of it."""
+"""State that libraries keep for a whole process, and its removal."""
 
 import sys
 

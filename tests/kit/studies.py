@@ -32,7 +32,7 @@ def module_loader(folder: Path) -> Callable[..., Any]:
 
 
 def made_up_run(**more: Any) -> dict[str, Any]:
-    """What is said of a training."""
+    """The row of a training."""
     return {
         "steps": 10,
         "samples": 4000,

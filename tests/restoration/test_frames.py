@@ -28,7 +28,7 @@ def frames_of(*shades: int, channels: int = 3, size: tuple[int, int] = (12, 16))
 
 
 def near(first: np.ndarray, second: np.ndarray, bound: float) -> bool:
-    """Whether what can be seen is the same."""
+    """Compares what can be seen."""
     assert first.shape == second.shape
     if first.shape[-1] % 2:
         return bool(np.abs(first.astype(int) - second).max() <= bound)

@@ -135,7 +135,7 @@ def described(note: int, xmp: int, artist: int = 6) -> Image.Exif:
 
 
 def kept(data: bytes) -> tuple[int, int, str | None]:
-    """How long note and XMP of a file are, and what its maker is called."""
+    """Lengths of note and XMP of a file, and the name of its maker."""
     with Image.open(io.BytesIO(data)) as image:
         image.load()
         exif = image.getexif()

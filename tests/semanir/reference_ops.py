@@ -12,7 +12,7 @@ from hf_ext.semanir.ops_semanir import Dictionary, Pair
 
 
 def _token_positions(size: Pair, window: Pair, shift: Pair) -> list[list[Pair]]:
-    """Where each token of each window lies in the feature map that was not moved."""
+    """The place of each token of each window in the feature map that was not moved."""
     return [
         [
             ((top + row + shift[0]) % size[0], (left + column + shift[1]) % size[1])

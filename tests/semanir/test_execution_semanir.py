@@ -1,4 +1,4 @@
-"""How SemanIR runs: attention implementations, half precision, offloading, torch.compile, torch.export, ONNX."""
+"""Execution of SemanIR: attention implementations, half precision, offloading, torch.compile, torch.export, ONNX."""
 
 import copy
 import json

@@ -10,7 +10,7 @@ from tests.semanir.attention_testing import Case, assert_attention_agrees, make_
 
 
 def plain_form(query, key, value, table, dictionary):
-    """What flex_attention computes, from the same function of scores: torch has no gradient of it on a CPU."""
+    """The result of flex_attention, from the same function of scores: torch has no gradient of it on a CPU."""
     change = kernels.score_change(table, dictionary)
     for dimensions in ((0, None, None, None, 0), (0, None, None, 0, None), (0, None, 0, None, None)):
         change = torch.vmap(change, in_dims=dimensions)

@@ -97,7 +97,7 @@ def test_untrained_restoration_is_nearly_the_input():
 
 @pytest.mark.parametrize("fields", [COLUMNAR, U_SHAPED], ids=["columnar", "u-shaped"])
 def test_padding_is_that_of_a_padded_image(fields):
-    """What the model pads by itself equals giving it the image reflected by hand."""
+    """The model's own padding equals giving it the image reflected by hand."""
     model = make_model(**fields)
     images = make_images(1, 3, 13, 14)
     padded = torch.nn.functional.pad(images, (0, 2, 0, 3), mode="reflect")

@@ -169,7 +169,7 @@ FAMILIES = ("SemanIRForImageRestoration", "MRConvForCausalLM", "MRConvNextForIma
 
 
 def main_output(output: Any) -> torch.Tensor:
-    """What a class returns first beside its loss."""
+    """The first output of a class beside its loss."""
     names = ("reconstruction", "logits", "last_hidden_state", "sample")
     return next(output[name] for name in names if output.get(name) is not None)
 

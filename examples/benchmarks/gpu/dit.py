@@ -33,7 +33,7 @@ def make_pixart(sizes: dict[str, int], side: int) -> PixArtTransformer2DModel:
 
 
 def settings(dtype: str, compiled: bool, words: Any) -> Namespace:
-    """What disentangled_dit_sampling.py takes."""
+    """The words of disentangled_dit_sampling.py."""
     preset, steps = ("tiny", 2) if words.tiny else ("S", STEPS)
     return Namespace(device=words.device, dtype=dtype, compile=compiled, preset=preset, steps=steps, network=False)
 

@@ -1,4 +1,4 @@
-"""What the parts of `make gpu` share: their command line, rows that survive, timing in turns.
+"""Shared code of the parts of `make gpu`: their command line, rows that survive, timing in turns.
 
 A part is a script that names cases and what measures them; `run.py` starts it in a process of its own. A case gives
 one or more rows; all are written at once, so that a part killed at its limit keeps what it has, and the next run
@@ -117,7 +117,7 @@ def seconds(call: Callable[[], Any], device: str) -> float:
 
 
 def peak_bytes(call: Callable[[], Any], device: str) -> int | None:
-    """What a call allocates beyond what is allocated before; None where it is not counted."""
+    """Bytes that a call allocates beyond those allocated before; None where they are not counted."""
     if device != "cuda":
         call()
         return None

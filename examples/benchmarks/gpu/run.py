@@ -64,7 +64,7 @@ def describe(device: str, root: Path = ROOT) -> dict[str, Any]:
 
 
 def is_done(path: Path, head: dict[str, Any]) -> bool:
-    """Whether a result is complete, of this device and of this commit without changes."""
+    """Tells that a result is complete, of this device and of this commit without changes."""
     if not path.is_file() or head["dirty"]:
         return False
     found = json.loads(path.read_text(encoding="utf-8"))

@@ -196,7 +196,7 @@ def visit(task: str, words: argparse.Namespace, rows: Rows) -> int:
 def measures(
     run: RunFolder, first: int, last: int, arguments: TrainingArguments, words: argparse.Namespace
 ) -> dict[str, Any]:
-    """What the run's log says of a visit: speed, first and last loss, the last scores; whose code it was."""
+    """The row of a visit from the run's log: speed, first and last loss, the last scores, the commit."""
     logged = [row for row in run.read_metrics() if first < row["step"] <= last]
     losses = [row["loss"] for row in logged if "loss" in row]
     speeds = sorted(row["samples_per_second"] for row in logged if "loss" in row)

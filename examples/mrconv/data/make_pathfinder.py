@@ -91,7 +91,7 @@ DRAWINGS = {
 
 
 class Scene(NamedTuple):
-    """What a picture shows: dashes [n, 2 ends, (x, y)] in 1,024ths of a pixel and discs [2, (x, y)]."""
+    """The content of a picture: dashes [n, 2 ends, (x, y)] in 1,024ths of a pixel and discs [2, (x, y)]."""
 
     dashes: np.ndarray
     discs: np.ndarray
@@ -229,7 +229,7 @@ class _Canvas:
             self._remove(before, slice(before, -1))
 
     def _find_start(self, taken: np.ndarray) -> tuple[np.ndarray, int] | None:
-        """Where the first dash of a path can end, in a direction drawn before; nothing where there is no place."""
+        """Places for the end of a path's first dash, in a direction drawn before; nothing where there is no place."""
         turn = int(self.generator.integers(TURN))
         rows, columns = _own_pixels(self.size, self.margin, turn)
         blocked = np.zeros((self.size, self.size), dtype=np.uint8)
