@@ -9,12 +9,12 @@ them. examples/mrconv/README.md compares small models of both kinds that were tr
 """
 
 import argparse
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from mrconv_inference import Entry, measure
-from timing import describe_machine, write_result
+from mrconv_inference import Entry, compare
+from timing import Content, markdown_table, run
 from torch import nn
 from transformers import ConvNextConfig, ConvNextForImageClassification
 
@@ -27,6 +27,7 @@ PUBLISHED = {
     "small": {"ConvNeXt": (83.1, 903), "MRConvNeXt": (83.4, 500)},
     "base": {"ConvNeXt": (83.8, 461), "MRConvNeXt": (83.9, 330)},
 }
+PATIENCE = 60.0
 MODELS = ("ConvNeXt", "MRConvNeXt merged", "MRConvNeXt with branches")
 
 
@@ -65,56 +66,42 @@ def measure_preset(preset: str, words: argparse.Namespace) -> dict[str, Any]:
                 name: lambda model=model, pixels=pixels: model(pixel_values=pixels).logits
                 for name, model in models.items()
             }
-            result["inference"][batch] = measure(entries, words.rounds, words.patience)
+            result["inference"][batch] = compare(entries, words.rounds, PATIENCE)
     trained = [name for name in MODELS if name != "MRConvNeXt merged"]
     result["parameters"] = {name: sum(value.numel() for value in models[name].parameters()) for name in trained}
     pixels, labels = torch.randn(2, 3, words.image_size, words.image_size), torch.tensor([0, 1])
     steps = {name: training_step(models[name].train(), pixels, labels) for name in trained}
-    result["training"] = measure(steps, words.rounds, words.patience)
+    result["training"] = compare(steps, words.rounds, PATIENCE)
     return result
 
 
-def markdown(results: dict[str, dict[str, Any]]) -> str:
+def markdown(content: Content) -> str:
     """Pictures a second, and in brackets the share of ConvNeXt's; the published numbers beside them."""
+    results = content["results"]
     batches = list(next(iter(results.values()))["inference"])
     header = ["model", "parameters, M", *(f"images/s, batch {batch}" for batch in batches)]
     header += ["training step, ConvNeXt = 1", "published top-1, %", "published images/s"]
-    lines = ["| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
+    lines = []
     for preset, result in results.items():
         for name in MODELS:
-            cells = []
-            for batch in batches:
-                row = result["inference"][batch][name]
-                cells.append(f"{int(batch) / row['seconds']:.2f} ({1 / row['ratio']:.2f})")
-            kind = name.split()[0]
-            count = result["parameters"].get(name)
-            step = result["training"].get(name)
-            accuracy, speed = PUBLISHED[preset][kind]
+            rows = [result["inference"][batch][name] for batch in batches]
+            cells = [
+                f"{int(batch) / row['seconds']:.2f} ({1 / row['ratio']:.2f})"
+                for batch, row in zip(batches, rows, strict=True)
+            ]
+            count, step = result["parameters"].get(name), result["training"].get(name)
+            accuracy, speed = PUBLISHED[preset][name.split()[0]]
             told = ["", ""] if name == "MRConvNeXt with branches" else [f"{accuracy}", f"{speed:,}"]
             numbers = [f"{count / 1e6:.1f}" if count else "", *cells, f"{step['ratio']:.2f}" if step else "", *told]
-            lines.append("| " + " | ".join([f"{name}, {preset}", *numbers]) + " |")
-    return "\n".join(lines) + "\n"
+            lines.append([f"{name}, {preset}", *numbers])
+    return markdown_table(header, lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--presets", nargs="+", default=list(PRESETS), choices=list(PRESETS))
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--image-size", type=int, default=224)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--patience", type=float, default=60.0)
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "mrconv_images.json")
-    words = parser.parse_args()
-    torch.set_num_threads(1)
+def measure(words: argparse.Namespace) -> Iterator[Content]:
+    """All sizes of the models."""
     results = {preset: measure_preset(preset, words) for preset in words.presets}
-    content = {
-        "results": results,
-        "sizes": {"image_size": words.image_size, "training_batch": 2, "kernel_size": MRConvNextConfig().kernel_size},
-        "rounds": words.rounds,
-        **describe_machine("torch", "transformers"),
-    }
-    write_result(words.output, content, markdown(results))
+    yield {"results": results, "sizes": {"image_size": words.image_size, "training_batch": 2}, "rounds": words.rounds}
 
 
 if __name__ == "__main__":
-    main()
+    run("mrconv_images", __doc__, measure, markdown, presets=[*PRESETS], batches=[1, 8], image_size=224, rounds=5)

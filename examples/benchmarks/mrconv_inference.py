@@ -10,21 +10,21 @@ convolution of nvsubquadratic (needs einops). Blocks have their projections: MRC
 in each call, as published), attention by scaled_dot_product_attention, the Mamba 2 mixer of transformers (its plain
 PyTorch path where mamba-ssm is not installed). All causal, kernels as long as the input, gradients off. Within a round
 every entry runs once, in an order that turns from round to round; a ratio is the median over the rounds. Time is
-processor time. What takes longer than `--patience` seconds runs once, and not at greater lengths. Memory is
-the most that a call holds in tensors at once, beyond weights and input; what libraries such as MKL take for themselves
-is not in it.
+processor time. What takes longer than a quarter of a minute runs once, and not at greater lengths. Memory is the
+most that a call holds in tensors at once, beyond weights and input; what libraries such as MKL take for themselves is
+not in it.
 """
 
 import argparse
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timing import describe_machine, in_turns, median_ratio, time_of, write_result
+from timing import Content, in_turns, markdown_table, median_ratio, run, time_of
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
@@ -47,6 +47,8 @@ GROUPS = {
 # State and chunk of Mamba 2 are smaller than its defaults (128, 256): its plain path would need 17 GB at 64k.
 MAMBA_STATE, MAMBA_CHUNK, HEAD = 64, 64, 64
 S4D_STATE = 64
+# Seconds after which an entry is not measured again.
+PATIENCE = 15.0
 
 
 class Attention(nn.Module):
@@ -154,7 +156,7 @@ def peak_bytes(entry: Entry) -> int:
     return peak
 
 
-def measure(entries: dict[str, Entry], rounds: int, patience: float) -> dict[str, dict[str, Any]]:
+def compare(entries: dict[str, Entry], rounds: int, patience: float = PATIENCE) -> dict[str, dict[str, Any]]:
     """Median seconds of each entry, the median ratio to the first within a round, and the memory of a call."""
     # The first call warms caches; what is too slow to repeat is measured by it.
     first = {name: time_of(entry) for name, entry in entries.items()}
@@ -173,29 +175,32 @@ def measure(entries: dict[str, Entry], rounds: int, patience: float) -> dict[str
     return results
 
 
-def run(words: argparse.Namespace) -> dict[str, dict[int, dict[str, dict[str, Any]]]]:
+def measure(words: argparse.Namespace) -> Iterator[Content]:
+    """All lengths."""
     results: dict[str, dict[int, dict[str, dict[str, Any]]]] = {group: {} for group in GROUPS}
     dropped: set[tuple[str, str]] = set()
     for length in tqdm(words.lengths, "lengths"):
-        hidden = torch.randn(words.batch, length, words.width)
+        hidden = torch.randn(1, length, words.width)
         for group, make in (("layers", make_layers), ("blocks", make_blocks)):
             given = hidden.transpose(1, 2).contiguous() if group == "layers" else hidden
-            entries = {
-                name: entry for name, entry in make(words.width, length, given).items() if (group, name) not in dropped
-            }
-            rows = measure(entries, words.rounds, words.patience)
-            results[group][length] = rows
-            dropped |= {(group, name) for name, row in rows.items() if row["seconds"] > words.patience}
-            del entries
-    return results
+            with torch.no_grad():
+                entries = {
+                    name: entry
+                    for name, entry in make(words.width, length, given).items()
+                    if (group, name) not in dropped
+                }
+                rows = results[group][length] = compare(entries, words.rounds)
+            dropped |= {(group, name) for name, row in rows.items() if row["seconds"] > PATIENCE}
+    sizes = {"width": words.width, "l_0": 16, "head": HEAD, "s4d_state": S4D_STATE}
+    yield {"results": results, "sizes": sizes | {"mamba_state": MAMBA_STATE, "mamba_chunk": MAMBA_CHUNK}}
 
 
-def markdown(results: dict[str, dict[int, dict[str, dict[str, Any]]]]) -> str:
+def markdown(content: Content) -> str:
     """A table for each group: milliseconds, in brackets the multiple of merged MRConv, and megabytes."""
-    lines = []
-    for group, lengths in results.items():
+    tables = []
+    for group, lengths in content["results"].items():
         names = [name for name in GROUPS[group] if any(name in rows for rows in lengths.values())]
-        lines += [f"| {group}, length | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+        lines = []
         for length, rows in lengths.items():
             cells = [
                 f"{1000 * row['seconds']:.2f} ({row['ratio']:.2f}), {row['bytes'] / 1e6:.1f} MB"
@@ -203,34 +208,11 @@ def markdown(results: dict[str, dict[int, dict[str, dict[str, Any]]]]) -> str:
                 else "not run"
                 for name in names
             ]
-            lines.append(f"| {length} | " + " | ".join(cells) + " |")
-        lines.append("")
-    return "\n".join(lines)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[2**power for power in range(10, 17)])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--patience", type=float, default=15.0)
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "mrconv_inference.json")
-    words = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        results = run(words)
-    content = {
-        "results": results,
-        "sizes": {"batch": words.batch, "width": words.width, "dtype": "float32", "l_0": 16, "head": HEAD}
-        | {"mamba_state": MAMBA_STATE, "mamba_chunk": MAMBA_CHUNK, "s4d_state": S4D_STATE},
-        "rounds": words.rounds,
-        "patience": words.patience,
-        **describe_machine("torch", "transformers", "fla-core", "nvsubquadratic", "mamba-ssm"),
-    }
-    write_result(words.output, content, markdown(results))
+            lines.append([str(length), *cells])
+        tables.append(markdown_table([f"{group}, length", *names], lines))
+    return "\n".join(tables)
 
 
 if __name__ == "__main__":
-    main()
+    lengths = [2**power for power in range(10, 17)]
+    run("mrconv_inference", __doc__, measure, markdown, width=64, lengths=lengths, rounds=9)

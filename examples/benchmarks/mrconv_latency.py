@@ -1,47 +1,77 @@
-"""The time of each token of an MRConv stream, beside another checkout: means, quantiles and the worst.
+"""The time of a token at a long context: each token of an MRConv stream, recomputing, Mamba 2, attention with a cache.
 
-    git worktree add ../before 3e83276
-    OMP_NUM_THREADS=1 python examples/benchmarks/mrconv_latency.py --before ../before
+    OMP_NUM_THREADS=1 python examples/benchmarks/mrconv_latency.py
 
-The language model of mrconv_generation.py, merged. A prompt as long as the context fills the kernels, then as many
-tokens again are generated, or fewer (--tokens). Both versions run in processes of their own, which take turns of 64
-tokens; the time is the thread's own, on one thread. As in any process in real time, Python's garbage collector need
-not look through what was loaded before.
+Language models of equal size (parameters within 10 %) and equal depth, in one process. A token is one forward pass
+and the choice of the most probable next one, called directly: `generate` adds the same overhead to all. Time is the
+thread's own. As in any process in real time, Python's garbage collector need not look through what was loaded before.
+
+- MRConv streaming: kernels as long as the context. The prompt fills them, then as many tokens again are generated, so
+  that everything that comes once in a context has its share.
+- MRConv recomputing: the same merged model, one forward pass over the context for each token.
+- Mamba 2 of transformers: its path without kernels of mamba-ssm. The state does not grow: a short prompt serves.
+- Attention: Llama of transformers with SDPA and `DynamicCache`, whose keys and values are random numbers, as only
+  their number matters here.
 """
 
 import argparse
-import contextlib
 import gc
-import json
-import os
-import platform
-import subprocess
-import sys
 import time
-from pathlib import Path
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from mrconv_generation import LAYERS, VOCABULARY, WIDTH, make_mrconv
-from timing import installed_versions
-from tqdm import tqdm
+from timing import Content, markdown_table, run
+from torch import Tensor
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, Mamba2Config, Mamba2ForCausalLM
 
-import hf_ext
-from hf_ext.mrconv import MRConvCache, MRConvForCausalLM
+from hf_ext.mrconv import MRConvCache, MRConvConfig, MRConvForCausalLM
 
-HERE = Path(__file__).resolve().parent
-PACKAGE = Path(hf_ext.__file__).resolve().parent
-TURN = 64
-QUANTILES = {"p50": 50, "p99": 99, "p99.9": 99.9}
+VOCABULARY, LAYERS, WIDTH = 256, 6, 256
+# Tokens of Mamba 2 and attention, and passes of MRConv recomputing, all of equal cost.
+TOKENS, PASSES = 128, 3
+QUANTILES = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}
+Step = Callable[[Tensor], Tensor]
 
 
-def collect_tensors(value: Any, without: tuple[Any, ...] = ()) -> dict[int, torch.Tensor]:
-    """The tensors that an object of hf_ext holds, by their address, but for those of some objects."""
-    if isinstance(value, torch.Tensor):
+def make_mrconv(length: int) -> MRConvForCausalLM:
+    config = MRConvConfig(
+        vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=LAYERS, max_position_embeddings=length
+    )
+    return MRConvForCausalLM(config)
+
+
+def make_mamba2() -> Mamba2ForCausalLM:
+    sizes = {"hidden_size": 172, "num_heads": 8, "head_dim": 43, "state_size": 28, "n_groups": 1}
+    config = Mamba2Config(vocab_size=VOCABULARY, num_hidden_layers=LAYERS, tie_word_embeddings=True, **sizes)
+    with warnings.catch_warnings():
+        # It says once that its kernels are not installed.
+        warnings.simplefilter("ignore")
+        return Mamba2ForCausalLM(config)
+
+
+def make_attention(length: int) -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=144,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        intermediate_size=252,
+        max_position_embeddings=2 * length,
+        tie_word_embeddings=True,
+        attn_implementation="sdpa",
+    )
+    return LlamaForCausalLM(config)
+
+
+def collect_tensors(value: Any, without: Any = None) -> dict[int, Tensor]:
+    """The tensors that an object of hf_ext holds, by their address, but for those of one object."""
+    if isinstance(value, Tensor):
         return {value.data_ptr(): value}
-    if any(value is other for other in without):
+    if value is without:
         return {}
     if isinstance(value, dict):
         parts = list(value.values())
@@ -52,183 +82,112 @@ def collect_tensors(value: Any, without: tuple[Any, ...] = ()) -> dict[int, torc
     return {address: tensor for part in parts for address, tensor in collect_tensors(part, without).items()}
 
 
-def count_bytes(tensors: dict[int, torch.Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+def held_bytes(cache: MRConvCache, model: MRConvForCausalLM) -> dict[str, int]:
+    """Bytes of a stream's state, and of the kernels that streams share; merged kernels are the model's."""
+    state = [collect_tensors(layer, layer.kernel) for layer in cache.layers]
+    shared = [collect_tensors(layer.kernel) for layer in cache.layers]
+    merged = {buffer.data_ptr() for buffer in model.buffers()}
+    return {
+        name: sum(tensor.nbytes for found in tensors for address, tensor in found.items() if address not in merged)
+        for name, tensors in (("state_bytes", state), ("shared_bytes", shared))
+    }
 
 
-def make_model(context: int) -> MRConvForCausalLM:
-    """Outside of inference mode: only the kernels of such a model are kept from one cache to the next."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    return make_mrconv(context).eval().reparameterize()
-
-
-@torch.inference_mode()
-def serve(model: MRConvForCausalLM, context: int) -> None:
-    """Answer each line, a number of tokens, with their seconds; the last, empty line with what is held."""
-    prompt, cache = torch.randint(VOCABULARY, (1, context)), MRConvCache(model.config)
-    # Twice: the first cache prepares the kernels.
-    model(prompt, cache=MRConvCache(model.config), logits_to_keep=1)
-    begin = time.thread_time()
-    model(prompt, cache=cache, logits_to_keep=1)
-    print(json.dumps({"prompt_seconds": time.thread_time() - begin, "package": str(PACKAGE)}), flush=True)
-    token = torch.ones(1, 1, dtype=torch.long)
+def seconds_of(step: Step, tokens: int) -> list[float]:
+    """Seconds of each token, greedily chosen from the logits that `step` returns."""
+    token, seconds = torch.ones(1, 1, dtype=torch.long), []
     gc.collect()
     gc.freeze()
-    for line in iter(sys.stdin.readline, "\n"):
-        seconds = []
-        for _ in range(int(line)):
-            begin = time.thread_time()
-            token = model(token, cache=cache).logits[:, -1].argmax(-1, keepdim=True)
-            seconds.append(time.thread_time() - begin)
-        print(json.dumps(seconds), flush=True)
-    state = {address: tensor for layer in cache.layers for address, tensor in held_by_stream(layer).items()}
-    kernels = {address: tensor for layer in cache.layers for address, tensor in collect_tensors(layer.kernel).items()}
-    # Merged kernels are the model's.
-    for buffer in model.buffers():
-        kernels.pop(buffer.data_ptr(), None)
-    print(json.dumps({"state_bytes": count_bytes(state), "shared_bytes": count_bytes(kernels)}), flush=True)
+    for _ in range(tokens):
+        begin = time.thread_time()
+        token = step(token)[:, -1].argmax(-1, keepdim=True)
+        seconds.append(time.thread_time() - begin)
+    return seconds
 
 
-def held_by_stream(layer: Any) -> dict[int, torch.Tensor]:
-    return collect_tensors(layer, (layer.kernel,))
+def stream_mrconv(model: MRConvForCausalLM, prompt: Tensor) -> tuple[list[float], dict[str, Any]]:
+    """Seconds of each token after the prompt, the prompt's own, and memory."""
+    # The first cache prepares the kernels.
+    model(prompt, cache=MRConvCache(model.config), logits_to_keep=1)
+    cache, begin = MRConvCache(model.config), time.thread_time()
+    model(prompt, cache=cache, logits_to_keep=1)
+    facts: dict[str, Any] = {"prompt_seconds": time.thread_time() - begin}
+    seconds = seconds_of(lambda token: model(token, cache=cache).logits, prompt.shape[1])
+    return seconds, facts | held_bytes(cache, model)
 
 
-def start(context: int, tree: Path | None) -> subprocess.Popen[str]:
-    """A process that serves this version, or that of another checkout."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    if tree is not None:
-        environment["PYTHONPATH"] = str(tree.resolve())
-    command = [sys.executable, str(Path(__file__).resolve()), "--serve", str(context)]
-    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def recompute_mrconv(model: MRConvForCausalLM, prompt: Tensor) -> list[float]:
+    return seconds_of(lambda token: model(prompt, logits_to_keep=1).logits, PASSES + 1)[1:]
 
 
-def ask(worker: subprocess.Popen[str], line: str) -> Any:
-    assert worker.stdin is not None
-    # Where it has ended, there is no answer either.
-    with contextlib.suppress(BrokenPipeError):
-        worker.stdin.write(line + "\n")
-        worker.stdin.flush()
-    return read_answer(worker)
+def step_mamba2(model: Mamba2ForCausalLM) -> list[float]:
+    cache = model(torch.ones(1, 64, dtype=torch.long), use_cache=True).cache_params
+    return seconds_of(lambda token: model(token, cache_params=cache, use_cache=True).logits, TOKENS + 8)[8:]
 
 
-def read_answer(worker: subprocess.Popen[str]) -> Any:
-    assert worker.stdout is not None
-    answer = worker.stdout.readline()
-    if not answer:
-        sys.exit(f"A process that measures ended with status {worker.wait()}; what it said last stands above.")
-    return json.loads(answer)
+def step_attention(model: LlamaForCausalLM, length: int) -> list[float]:
+    config, cache = model.config, DynamicCache(config=model.config)
+    shape = (1, config.num_key_value_heads, length, config.hidden_size // config.num_attention_heads)
+    for layer in range(LAYERS):
+        cache.update(torch.randn(shape), torch.randn(shape), layer)
+    return seconds_of(lambda token: model(token, past_key_values=cache).logits, TOKENS + 4)[4:]
 
 
-def begin_rows(workers: dict[str, subprocess.Popen[str]], trees: dict[str, Path | None]) -> dict[str, Any]:
-    """First answers of the processes; an error where one has not loaded the version that it stands for."""
-    rows = {name: read_answer(worker) for name, worker in workers.items()}
-    for name, tree in trees.items():
-        loaded, wanted = Path(rows[name].pop("package")), PACKAGE if tree is None else (tree / "hf_ext").resolve()
-        if loaded != wanted:
-            sys.exit(f"The process of {name!r} loaded {loaded}, not {wanted}: nothing was measured.")
-    return rows
+def summarise(seconds: list[float]) -> dict[str, float]:
+    """Milliseconds of a token."""
+    values = 1000 * np.array(seconds)
+    quantiles = {name: float(np.percentile(values, share)) for name, share in QUANTILES.items()}
+    return {"tokens": len(values), "mean": float(values.mean()), **quantiles, "worst": float(values.max())}
 
 
-def measure(context: int, tokens: int, trees: dict[str, Path | None]) -> dict[str, Any]:
-    """Memory and time of each version: milliseconds by token, in order."""
-    workers = {name: start(context, tree) for name, tree in trees.items()}
-    rows = begin_rows(workers, trees)
-    times: dict[str, list[float]] = {name: [] for name in workers}
-    for _ in tqdm(range(tokens // TURN), f"context {context}"):
-        for name, worker in workers.items():
-            times[name] += ask(worker, str(TURN))
-    for name, worker in workers.items():
-        rows[name] |= ask(worker, "")
-        worker.communicate()
-        values = 1000 * np.array(times[name])
-        rows[name] |= {"tokens": len(values), "mean": values.mean(), "worst": values.max(), "times": values}
-        rows[name] |= {quantile: np.percentile(values, share) for quantile, share in QUANTILES.items()}
-    return rows
+def measure(words: argparse.Namespace) -> Iterator[Content]:
+    """All contexts, and a picture of every token of the streams."""
+    rows: dict[str, dict[str, Any]] = {}
+    times: dict[int, list[float]] = {}
+    for length in words.contexts:
+        # Outside of inference mode: only the kernels of such a model are kept from one cache to the next.
+        models = {"mrconv": make_mrconv(length), "mamba2": make_mamba2(), "attention": make_attention(length)}
+        parameters = {name: model.num_parameters() for name, model in models.items()}
+        mrconv, prompt = models["mrconv"].eval().reparameterize(), torch.randint(VOCABULARY, (1, length))
+        with torch.inference_mode():
+            times[length], facts = stream_mrconv(mrconv, prompt)
+            found = {
+                "MRConv, streaming": times[length],
+                "MRConv, recomputing": recompute_mrconv(mrconv, prompt),
+                "Mamba 2": step_mamba2(models["mamba2"].eval()),
+                "attention (SDPA)": step_attention(models["attention"].eval(), length),
+            }
+        rows[str(length)] = {name: summarise(seconds) for name, seconds in found.items()}
+        rows[str(length)]["MRConv, streaming"] |= facts
+        # After each context: it is a long run.
+        yield {"contexts": rows, "parameters": parameters, "layers": LAYERS, "width": WIDTH, "batch": 1}
+        plot(times).savefig(words.output.with_suffix(".png"), dpi=110)
 
 
-def table(rows: dict[int, dict[str, Any]]) -> str:
-    """Markdown, milliseconds and megabytes."""
-    head = [
-        "context",
-        "version",
-        "tokens",
-        "mean",
-        *QUANTILES,
-        "worst",
-        "worst / mean",
-        "prompt",
-        "state, MB",
-        "shared, MB",
-    ]
-    lines = ["| " + " | ".join(head) + " |", "|---|---" + "|---:" * (len(head) - 2) + "|"]
-    for context, versions in rows.items():
-        for name, row in versions.items():
-            cells = [f"{row['tokens']:,}"]
-            cells += [f"{row[key]:.2f}" for key in ("mean", *QUANTILES, "worst")]
-            cells += [f"{row['worst'] / row['mean']:.1f}", f"{1000 * row['prompt_seconds']:.0f}"]
-            cells += [f"{row[key] / 1e6:.1f}" for key in ("state_bytes", "shared_bytes")]
-            lines.append(f"| {context:,} | {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+def markdown(content: Content) -> str:
+    """Milliseconds and megabytes."""
+    lines = []
+    for context, rows in content["contexts"].items():
+        for name, row in rows.items():
+            cells = [f"{row['tokens']:,}", *(f"{row[key]:.2f}" for key in ("mean", *QUANTILES, "worst"))]
+            cells += [f"{row['worst'] / row['mean']:.1f}"]
+            memory = [f"{row[key] / 1e6:.1f}" if key in row else "" for key in ("state_bytes", "shared_bytes")]
+            prompt = f"{1000 * row['prompt_seconds']:.0f}" if "prompt_seconds" in row else ""
+            lines.append([f"{int(context):,}", name, *cells, prompt, *memory])
+    head = ["context", "model", "tokens", "mean", *QUANTILES, "worst", "worst / mean", "prompt"]
+    return markdown_table([*head, "state, MB", "shared, MB"], lines)
 
 
-def plot(rows: dict[int, dict[str, Any]], path: Path) -> None:
-    """The latency of every token, a panel for each context."""
-    figure = Figure(figsize=(11, 3 * len(rows)), layout="constrained")
-    for panel, (context, versions) in zip(
-        figure.subplots(len(rows), 1, squeeze=False)[:, 0], rows.items(), strict=True
-    ):
-        for name, row in versions.items():
-            panel.plot(row["times"], linewidth=0, marker=".", markersize=2, label=name)
+def plot(times: dict[int, list[float]]) -> Figure:
+    """The latency of every token of a stream, a panel for each context."""
+    figure = Figure(figsize=(11, 3 * len(times)), layout="constrained")
+    panels = figure.subplots(len(times), 1, squeeze=False)[:, 0]
+    for panel, (context, seconds) in zip(panels, times.items(), strict=True):
+        panel.plot(1000 * np.array(seconds), linewidth=0, marker=".", markersize=2)
         panel.set(yscale="log", xlabel=f"token after a prompt of {context:,}", ylabel="ms")
         panel.grid(alpha=0.3)
-        panel.legend(loc="upper left")
-    figure.savefig(path, dpi=110)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 4096, 16384, 65536])
-    parser.add_argument("--before", type=Path, help="another checkout of this repository")
-    parser.add_argument("--tokens", type=int, help="at most so many tokens of each context")
-    parser.add_argument("--output", type=Path, default=HERE / "results" / "mrconv_latency.json")
-    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
-    words = parser.parse_args()
-    if words.serve is not None:
-        return serve(make_model(words.serve), words.serve)
-    if words.before is not None and not (words.before / "hf_ext" / "__init__.py").is_file():
-        parser.error(f"--before {words.before}: there is no hf_ext in it; give the root of a checkout")
-    if min([*words.contexts, words.tokens or TURN]) < TURN:
-        parser.error(f"--contexts and --tokens: give {TURN} or more, versions take turns of so many tokens")
-    words.output.parent.mkdir(parents=True, exist_ok=True)
-    trees: dict[str, Path | None] = {"before": words.before} if words.before is not None else {}
-    rows = {}
-    for context in words.contexts:
-        rows[context] = measure(context, min(context, words.tokens or context), {**trees, "now": None})
-        # After each context: it is a long run.
-        write(rows, words.output)
-    print(table(rows))
-
-
-def write(rows: dict[int, dict[str, Any]], output: Path) -> None:
-    shown = {
-        context: {name: {key: row[key] for key in row if key != "times"} for name, row in versions.items()}
-        for context, versions in rows.items()
-    }
-    content = {
-        "contexts": shown,
-        "layers": LAYERS,
-        "width": WIDTH,
-        "dtype": "float32",
-        "batch": 1,
-        "device": f"CPU ({platform.machine()}), 1 thread of {os.cpu_count()} cores",
-        "load_average": os.getloadavg(),
-        "versions": installed_versions("torch", "transformers", "hf-ext"),
-    }
-    output.write_text(json.dumps(content, indent=2) + "\n")
-    output.with_suffix(".md").write_text(table(rows))
-    plot(rows, output.with_suffix(".png"))
+    return figure
 
 
 if __name__ == "__main__":
-    main()
+    run("mrconv_latency", __doc__, measure, markdown, contexts=[1024, 4096, 16384, 65536])

@@ -1,31 +1,25 @@
 """The cost of an MRConv layer: a training step beside N branches, and the merged layer beside a bare FFT convolution.
 
-    OMP_NUM_THREADS=2 python examples/benchmarks/mrconv_layer.py
-    OMP_NUM_THREADS=2 chrt -r 1 python examples/benchmarks/mrconv_layer.py    # on a machine that others use
-    OMP_NUM_THREADS=1 python examples/benchmarks/mrconv_layer.py --bare
+    OMP_NUM_THREADS=1 python examples/benchmarks/mrconv_layer.py
 
 Three training layers of equal outputs: `exact`, ours; `shared`, N branches through torch.nn.BatchNorm1d which share
 the FFT of their input; `simple`, N branches which do not. They take turns in one process, so that other load of the
 machine hits all; times are medians. Memory is that of a process of its own for each layer: what a forward pass saves
 for the backward pass beside input and parameters, and how far the process grows in a step.
 
-With --bare, instead: a training step of the whole layer, kernels of the branches included, beside one convolution with
+At last a training step of the whole layer, kernels of the branches included, beside one convolution with
 a free kernel, irfft(rfft(u) rfft(k)) by autograd, at small batches too: processor time, medians of ratios of rounds.
 """
 
 import argparse
-import json
 import math
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from timing import describe_machine, in_turns, markdown_table, time_of, write_result
+from timing import Content, apart, in_turns, markdown_table, reset_peak, resident, run, time_of
 from torch import Tensor, nn
 
 from hf_ext.mrconv import MRConvConfig
@@ -110,7 +104,7 @@ def training_step(sizes: Sizes, rounds: int) -> dict[str, Any]:
     seconds = median_seconds({form: lambda layer=layer: step(layer) for form, layer in layers.items()}, rounds)
     differences = disagreement(layers, u, cotangent)
     del layers
-    memory = {form: measured_apart(form, sizes) for form in FORMS}
+    memory = {form: apart(memory_of_step, form, sizes) for form in FORMS}
     return {
         "batch_channels_length_taps": sizes,
         "branches": 1 + math.ceil(math.log2(sizes[2] / sizes[3])),
@@ -122,12 +116,6 @@ def training_step(sizes: Sizes, rounds: int) -> dict[str, Any]:
         "peak_part_of_shared": memory["exact"]["peak_bytes"] / memory["shared"]["peak_bytes"],
         "relative_difference_from_shared": differences,
     }
-
-
-def measured_apart(form: str, sizes: Sizes) -> dict[str, int]:
-    """Memory of a step in a process of its own."""
-    command = [sys.executable, __file__, "--memory", form, *map(str, sizes)]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def memory_of_step(form: str, sizes: Sizes) -> dict[str, int]:
@@ -143,18 +131,13 @@ def memory_of_step(form: str, sizes: Sizes) -> dict[str, int]:
         saved[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
         return x
 
-    before = peak()
+    reset_peak()
+    before = resident("VmRSS")
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         y = layer(u)
     y.backward(cotangent)
     activations = sum(size for pointer, size in saved.items() if pointer not in given)
-    return {"saved_bytes": activations + u.nbytes, "peak_bytes": peak() - before}
-
-
-def peak() -> int:
-    # Not getrusage, whose maximum a process inherits from the one that starts it.
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    return 1024 * int(status.split("VmHWM:")[1].split()[0])
+    return {"saved_bytes": activations + u.nbytes, "peak_bytes": resident("VmHWM") - before}
 
 
 @torch.no_grad()
@@ -216,16 +199,10 @@ def beside_bare(sizes: tuple[int, int, int], rounds: int) -> dict[str, Any]:
     }
 
 
-def tables(result: dict[str, Any]) -> str:
+def markdown(content: Content) -> str:
     """Tables of what was measured."""
-    if "beside_bare" in result:
-        rows = []
-        for row in result["beside_bare"]:
-            parts = [f"{row['times_bare'][kind]:.2f} ×" for kind in KERNEL_TYPES]
-            rows.append([str(row["batch_channels_length"]), f"{1e3 * row['seconds']['bare']:.1f} ms", *parts])
-        return markdown_table(["batch, channels, length", "bare convolution", "dilated", "Fourier"], rows)
     rows = []
-    for row in result["training_step"]:
+    for row in content["training_step"]:
         seconds, difference = row["seconds"], max(row["relative_difference_from_shared"].values())
         cells = [str(row["batch_channels_length_taps"]), str(row["branches"]), f"{seconds['exact']:.3f} s"]
         cells += [f"{seconds['shared']:.3f} s", f"{row['speedup_over_shared']:.1f}"]
@@ -233,37 +210,28 @@ def tables(result: dict[str, Any]) -> str:
         cells += [f"{row['saved_part_of_shared']:.3f}", f"{row['peak_part_of_shared']:.3f}", f"{difference:.1e}"]
         rows.append(cells)
     header = ["batch, channels, length, l0", "N", "ours", "N branches", "ratio", "simple", "ratio", "saved", "peak"]
-    merged = []
-    for row in result["merged_inference"]:
+    tables, rows = [markdown_table([*header, "difference"], rows)], []
+    for row in content["merged_inference"]:
         seconds = [f"{row['seconds'][name]:.4f} s" for name in ("merged", "bare")]
-        merged.append([str(row["batch_channels_length"]), *seconds, f"{row['part_of_bare']:.2f}"])
-    text = markdown_table(["batch, channels, length", "merged layer", "bare FFT convolution", "ratio"], merged)
-    return markdown_table([*header, "difference"], rows) + "\n" + text
+        rows.append([str(row["batch_channels_length"]), *seconds, f"{row['part_of_bare']:.2f}"])
+    tables.append(markdown_table(["batch, channels, length", "merged layer", "bare FFT convolution", "ratio"], rows))
+    rows = []
+    for row in content["beside_bare"]:
+        parts = [f"{row['times_bare'][kind]:.2f} ×" for kind in KERNEL_TYPES]
+        rows.append([str(row["batch_channels_length"]), f"{1e3 * row['seconds']['bare']:.1f} ms", *parts])
+    return "\n".join(
+        [*tables, markdown_table(["batch, channels, length", "bare convolution", "dilated", "Fourier"], rows)]
+    )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--bare", action="store_true", help="compare with one convolution instead")
-    parser.add_argument("--output", type=Path, default=None)
-    parser.add_argument("--memory", nargs=5, metavar=("FORM", "B", "D", "L", "L0"), help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.memory is not None:
-        form, *numbers = arguments.memory
-        batch, channels, length, first = map(int, numbers)
-        print(json.dumps(memory_of_step(form, (batch, channels, length, first))))
-        return
-    result, rounds = {**describe_machine("torch"), "dtype": "float32"}, arguments.rounds
-    if arguments.bare:
-        result["beside_bare"] = [beside_bare(size, rounds) for size in BARE_SIZES]
-    else:
-        result["training_step"] = [training_step(size, rounds) for size in SIZES]
-        result["merged_inference"] = [inference(size, rounds) for size in SIZES]
-    folder = Path(__file__).parent / "results"
-    output = arguments.output or folder / f"mrconv_layer{'_bare' * arguments.bare}.json"
-    write_result(output, result)
-    print(tables(result))
+def measure(words: argparse.Namespace) -> Iterator[Content]:
+    """All sizes."""
+    yield {
+        "training_step": [training_step(size, words.rounds) for size in SIZES],
+        "merged_inference": [inference(size, words.rounds) for size in SIZES],
+        "beside_bare": [beside_bare(size, words.rounds) for size in BARE_SIZES],
+    }
 
 
 if __name__ == "__main__":
-    main()
+    run("mrconv_layer", __doc__, measure, markdown, rounds=5)

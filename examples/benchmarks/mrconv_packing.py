@@ -1,24 +1,22 @@
 """Packing in training: documents of unequal length one after the other, beside padded rows.
 
-    OMP_NUM_THREADS=1 python examples/benchmarks/mrconv_packing.py --output packing.json
+    OMP_NUM_THREADS=1 python examples/benchmarks/mrconv_packing.py
 
-The documents are the topics of Python's own documentation as bytes, cut after `--longest`. A step is forward and
+The documents are the topics of Python's own documentation as bytes, cut after 1,024 bytes. A step is forward and
 backward pass of a causal language model on a batch of them; the forms take turns on the same batches in one process,
 and times are the processor's, medians over the batches. `one group` is packed with all documents padded to the
 longest for the convolution. Losses are compared: all forms train on the same tokens.
 """
 
 import argparse
-import json
 import statistics
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from pydoc_data.topics import topics
 from typing import Any
 
 import torch
-from timing import describe_machine, write_result
+from timing import Content, markdown_table, run
 from torch import Tensor
 from transformers import DataCollatorWithFlattening
 
@@ -26,11 +24,12 @@ from hf_ext.mrconv import MRConvConfig, MRConvForCausalLM, packing_mrconv
 
 SIZES = {"vocab_size": 256, "hidden_size": 128, "num_hidden_layers": 4, "kernel_size": 8, "norm": "layer"}
 NORMS = ("batch", "kernel")
+LONGEST = 1024
 
 
-def draw_documents(batches: int, batch: int, longest: int) -> list[list[Tensor]]:
+def draw_documents(batches: int, batch: int) -> list[list[Tensor]]:
     """Batches of documents as bytes, drawn from a seed."""
-    texts = [torch.frombuffer(bytearray(text.encode()[:longest]), dtype=torch.uint8) for text in topics.values()]
+    texts = [torch.frombuffer(bytearray(text.encode()[:LONGEST]), dtype=torch.uint8) for text in topics.values()]
     order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(0)).tolist()
     return [[texts[index].long() for index in order[first * batch :][:batch]] for first in range(batches)]
 
@@ -61,10 +60,10 @@ def step(model: MRConvForCausalLM, batch: dict[str, Tensor]) -> tuple[float, flo
     return time.process_time() - start, loss.item()
 
 
-def measure(branch_norm: str, batches: list[list[Tensor]], longest: int) -> dict[str, Any]:
+def compare(branch_norm: str, batches: list[list[Tensor]]) -> dict[str, Any]:
     """Tokens a second of each form, and their ratios to padded rows."""
     torch.manual_seed(0)
-    model = MRConvForCausalLM(MRConvConfig(**SIZES, max_position_embeddings=longest, branch_norm=branch_norm)).train()
+    model = MRConvForCausalLM(MRConvConfig(**SIZES, max_position_embeddings=LONGEST, branch_norm=branch_norm)).train()
     by_length = packing_mrconv.group_lengths
     forms: dict[str, tuple[Callable[[list[Tensor]], dict[str, Tensor]], Callable[[list[int]], list[list[int]]]]] = {
         "padded": (pad, by_length),
@@ -95,27 +94,27 @@ def measure(branch_norm: str, batches: list[list[Tensor]], longest: int) -> dict
     return {name: {"tokens_per_second": round(speeds[name]), "times_padded": round(ratios[name], 2)} for name in forms}
 
 
-def main() -> None:
-    """Measure and print, or write to a file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batches", type=int, default=7)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--longest", type=int, default=1024)
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-    batches = draw_documents(options.batches, options.batch, options.longest)
-    lengths = [len(document) for documents in batches for document in documents]
+def measure(words: argparse.Namespace) -> Iterator[Content]:
+    """Both kinds of norms on the same documents."""
+    batches = draw_documents(words.batches, words.batch)
     padded = sum(len(documents) * max(map(len, documents)) for documents in batches)
-    result = {
-        **describe_machine("torch"),
-        "sizes": {**SIZES, "longest": options.longest, "documents": options.batch},
-        "share_of_tokens_in_padded_rows": round(sum(lengths) / padded, 3),
-        **{f"branch_norm={norm}": measure(norm, batches, options.longest) for norm in NORMS},
+    tokens = sum(len(document) for documents in batches for document in documents)
+    yield {
+        "sizes": {**SIZES, "longest": LONGEST, "documents": words.batch},
+        "share_of_tokens_in_padded_rows": round(tokens / padded, 3),
+        "norms": {norm: compare(norm, batches) for norm in NORMS},
     }
-    print(json.dumps(result, indent=2))
-    if options.output is not None:
-        write_result(options.output, result)
+
+
+def markdown(content: Content) -> str:
+    """Tokens a second, and the multiple of padded rows."""
+    lines = [
+        [norm, name, f"{row['tokens_per_second']:,}", f"{row['times_padded']:.2f}"]
+        for norm, rows in content["norms"].items()
+        for name, row in rows.items()
+    ]
+    return markdown_table(["branch_norm", "form", "tokens/s", "times padded"], lines)
 
 
 if __name__ == "__main__":
-    main()
+    run("mrconv_packing", __doc__, measure, markdown, batches=7, batch=16)

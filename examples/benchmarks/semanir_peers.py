@@ -14,18 +14,14 @@ resident size of the loaded and warmed-up model. The file is written after each 
 import argparse
 import ctypes
 import gc
-import json
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timing import describe_machine, in_turns, write_result
+from timing import Content, apart, in_turns, markdown_table, median_ratio, reset_peak, resident, run, time_of
 from torch import nn
 from transformers import Swin2SRConfig, Swin2SRForImageSuperResolution
 
@@ -87,109 +83,68 @@ def make_image(side: int) -> torch.Tensor:
     return (shapes + 0.05 * torch.rand(1, 3, side, side, generator=generator)).clamp(0, 1)
 
 
-def run_once(entry: Forward, image: torch.Tensor) -> float:
-    start = time.perf_counter()
-    with torch.no_grad():
-        entry(image)
-    return time.perf_counter() - start
+def seconds_of(entry: Forward, image: torch.Tensor) -> float:
+    return time_of(torch.no_grad()(lambda: entry(image)), time.perf_counter)
 
 
 def warm(entries: dict[str, Forward], window: int) -> None:
     """A first call on one window, which compiles."""
     for entry in entries.values():
-        run_once(entry, make_image(window))
-
-
-def resident(field: str) -> int:
-    """Bytes. Not getrusage, whose maximum a process inherits from the one that starts it."""
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    return 1024 * int(status.split(field + ":")[1].split()[0])
+        seconds_of(entry, make_image(window))
 
 
 def memory_of(name: str, window: int, side: int) -> dict[str, float]:
+    torch.set_num_threads(1)
     entries, _ = make_entries(window, side, [name])
     warm(entries, window)
     image = make_image(side)
     # Memory that the first call has freed but still holds would hide what the next one needs.
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+    reset_peak()
     before = resident("VmRSS")
-    seconds = run_once(entries[name], image)
+    seconds = seconds_of(entries[name], image)
     return {"bytes": resident("VmHWM") - before, "loaded_bytes": before, "seconds": seconds}
 
 
-def measure(window: int, words: argparse.Namespace) -> tuple[dict[str, int], dict[str, list[float]], dict[str, Any]]:
-    """Parameters of each entry, its seconds by round, and its memory in a process of its own."""
-    entries, models = make_entries(window, words.side, words.entries)
-    parameters = {name: sum(weight.numel() for weight in model.parameters()) for name, model in models.items()}
+def compare(window: int, words: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Of each entry: parameters, median seconds, memory in a process of its own, and their share of Swin2SR's."""
+    entries, models = make_entries(window, words.side, entry_names())
     warm(entries, window)
-    image, memory = make_image(words.side), {}
-    times = in_turns(words.entries, words.rounds, lambda name: run_once(entries[name], image))
-    for name in words.entries:
-        command = [sys.executable, __file__, "--memory", name, "--windows", str(window), "--side", str(words.side)]
-        memory[name] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    return parameters, times, memory
+    image = make_image(words.side)
+    times = in_turns(entry_names(), words.rounds, lambda name: seconds_of(entries[name], image))
+    memory = {name: apart(memory_of, name, window, words.side)["bytes"] for name in entries}
+    return {
+        name: {
+            "parameters": sum(weight.numel() for weight in models[name].parameters()),
+            "seconds": statistics.median(times[name]),
+            "time_ratio": median_ratio(times[name], times[PEER]),
+            "mebibytes": memory[name] / 2**20,
+            "memory_ratio": memory[name] / memory[PEER],
+        }
+        for name in entries
+    }
 
 
-def summarize(content: dict[str, Any]) -> dict[str, dict[str, dict[str, float]]]:
-    """Of each window and entry: median seconds, MiB, and what they are of Swin2SR's."""
-    result: dict[str, dict[str, dict[str, float]]] = {}
-    for window, times in content["seconds"].items():
-        memory, rows = content["memory"].get(window, {}), {}
-        for name, seconds in times.items():
-            rows[name] = row = {}
-            pairs = list(zip(seconds, times.get(PEER, []), strict=False))
-            if pairs:
-                row["seconds"] = statistics.median(seconds)
-                row["time_ratio"] = statistics.median(ours / theirs for ours, theirs in pairs)
-            if name in memory and PEER in memory:
-                row["mebibytes"] = memory[name]["bytes"] / 2**20
-                row["memory_ratio"] = memory[name]["bytes"] / memory[PEER]["bytes"]
-        result[window] = rows
-    return result
-
-
-def markdown(content: dict[str, Any]) -> str:
-    lines = [
-        "| window | model | parameters | s | of Swin2SR's time | peak MiB | of Swin2SR's memory |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for window, rows in summarize(content).items():
-        for name, row in rows.items():
-            millions = content["parameters"].get(window, {}).get(name, 0) / 1e6
-            cells = [
-                f"{row[field]:{style}}" if field in row else "not run"
-                for field, style in (("seconds", ".2f"), ("time_ratio", ".2f"), ("mebibytes", ".0f"))
-                + (("memory_ratio", ".2f"),)
-            ]
-            lines.append(f"| {window} | {name} | {millions:.3f} M | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--side", type=int, default=128, help="of the input, a multiple of every window")
-    parser.add_argument("--windows", type=int, nargs="+", default=[8, 16, 32])
-    parser.add_argument("--entries", nargs="+", default=entry_names(), choices=entry_names(), metavar="ENTRY")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--output", type=Path, default=None)
-    parser.add_argument("--memory", metavar="ENTRY", help="measure one entry in this process, and print")
-    words = parser.parse_args()
-    torch.set_num_threads(1)
-    if words.memory:
-        print(json.dumps(memory_of(words.memory, words.windows[0], words.side)))
-        return
-    setting = {"input": [words.side, words.side], "scale": SCALE, "dtype": "float32"}
-    content: dict[str, Any] = {"setting": setting, "parameters": {}, "seconds": {}, "memory": {}}
-    name = "semanir_peers.json" if words.side == 128 else f"semanir_peers_{words.side}.json"
+def measure(words: argparse.Namespace) -> Iterator[Content]:
+    """All windows."""
+    windows: dict[str, Any] = {}
     for window in words.windows:
-        for kind, found in zip(("parameters", "seconds", "memory"), measure(window, words), strict=True):
-            content[kind][str(window)] = found
+        windows[str(window)] = compare(window, words)
         # After each window: it is a long run.
-        content["setting"] = setting | describe_machine("torch", "transformers", "numba")
-        write_result(words.output or Path(__file__).parent / "results" / name, content, markdown(content))
+        yield {"windows": windows, "setting": {"input": [words.side, words.side], "scale": SCALE, "dtype": "float32"}}
+
+
+def markdown(content: Content) -> str:
+    lines = []
+    for window, rows in content["windows"].items():
+        for name, row in rows.items():
+            cells = [f"{row[key]:.2f}" for key in ("seconds", "time_ratio")]
+            memory = [f"{row['mebibytes']:.0f}", f"{row['memory_ratio']:.2f}"]
+            lines.append([window, name, f"{row['parameters'] / 1e6:.3f} M", *cells, *memory])
+    header = ["window", "model", "parameters", "s", "of Swin2SR's time", "peak MiB", "of Swin2SR's memory"]
+    return markdown_table(header, lines)
 
 
 if __name__ == "__main__":
-    main()
+    run("semanir_peers", __doc__, measure, markdown, side=128, windows=[8, 16, 32], rounds=5)

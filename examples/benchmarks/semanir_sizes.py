@@ -12,11 +12,12 @@ logits (the mask added to the bias), the gathered keys and values, or the dictio
 import argparse
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from timing import installed_versions, write_result
+from timing import Content, markdown_table, run
 from torch.utils.flop_counter import FlopCounterMode
 
 from hf_ext.hub.released import list_released
@@ -24,7 +25,6 @@ from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext.semanir.configuration_semanir import PRESETS
 from hf_ext.training.arguments import read_yaml
 
-RESULTS = Path(__file__).resolve().parent / "results"
 RECIPES = Path(__file__).resolve().parents[1] / "semanir"
 SIDE = 256
 # Of the second table: the paper's width and heads, and an image of 1024 x 1024 pixels.
@@ -85,48 +85,39 @@ def held(window: int, keys: int) -> dict[str, float]:
     }
 
 
-def table(models: dict[str, dict[str, Any]], memory: list[dict[str, float]]) -> str:
+def markdown(content: Content) -> str:
     """Both tables in Markdown."""
-    lines = [
-        f"GFLOPs for {SIDE} x {SIDE} output pixels.",
-        "",
-        "| recipe | M parameters | window, k | layers, convolutions | dictionaries | attention masked / of k keys "
-        "| total masked / of k keys |",
-        "|---|---|---|---|---|---|---|",
+    rows = [
+        [
+            name,
+            f"{row['parameters'] / 1e6:.2f}",
+            f"{row['window']}, {row['k']}",
+            *(f"{row[key]:.1f}" for key in ("layers_and_convolutions", "dictionaries")),
+            *(f"{row[f'{kind}_masked']:.1f} / {row[f'{kind}_of_k_keys']:.1f}" for kind in ("attention", "total")),
+        ]
+        for name, row in content["models"].items()
     ]
-    for name, row in models.items():
-        lines.append(
-            f"| {name} | {row['parameters'] / 1e6:.2f} | {row['window']}, {row['k']} "
-            f"| {row['layers_and_convolutions']:.1f} | {row['dictionaries']:.1f} "
-            f"| {row['attention_masked']:.1f} / {row['attention_of_k_keys']:.1f} "
-            f"| {row['total_masked']:.1f} / {row['total_of_k_keys']:.1f} |"
-        )
-    lines += [
-        "",
-        f"Megabytes of one layer's attention in 16 bits: {WIDTH} channels, {HEADS} heads, 1024 x 1024 tokens; by "
-        "formula, not measured. What runs works through windows in parts, so that it never holds all of it.",
-        "",
-        "| window | k | mask on all logits | gathered keys and values | fused: bits alone |",
-        "|---|---|---|---|---|",
+    header = ["recipe", "M parameters", "window, k", "layers, convolutions", "dictionaries"]
+    header += ["attention masked / of k keys", "total masked / of k keys"]
+    text = f"GFLOPs for {SIDE} x {SIDE} output pixels.\n\n{markdown_table(header, rows)}\n"
+    text += f"Megabytes of one layer's attention in 16 bits: {WIDTH} channels, {HEADS} heads, 1024 x 1024 tokens; by "
+    text += "formula, not measured. What runs works through windows in parts, so that it never holds all of it.\n\n"
+    rows = [
+        [str(row["window"]), str(row["k"]), *(f"{row[key]:,.0f}" for key in ("logits", "gathered", "bits"))]
+        for row in content["memory_of_a_layer"]
     ]
-    for row in memory:
-        lines.append(
-            f"| {row['window']} | {row['k']} | {row['logits']:,.0f} | {row['gathered']:,.0f} | {row['bits']:,.0f} |"
-        )
-    return "\n".join(lines) + "\n"
+    header = ["window", "k", "mask on all logits", "gathered keys and values", "fused: bits alone"]
+    return text + markdown_table(header, rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    models = {name: count(config) for name, config in configurations().items()}
+def measure(words: argparse.Namespace) -> Iterator[Content]:
+    """All models and windows."""
     memory = [
         {"window": window, "k": keys, **held(window, keys)} for window, several in WINDOWS.items() for keys in several
     ]
-    result = {"side": SIDE, "versions": installed_versions(), "models": models, "memory_of_a_layer": memory}
-    write_result(options.results / "semanir_sizes.json", result, table(models, memory))
+    models = {name: count(config) for name, config in configurations().items()}
+    yield {"side": SIDE, "models": models, "memory_of_a_layer": memory}
 
 
 if __name__ == "__main__":
-    main()
+    run("semanir_sizes", __doc__, measure, markdown)

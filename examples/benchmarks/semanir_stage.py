@@ -1,7 +1,6 @@
 """Time of a SemanIR stage against k, beside the same stage with dense window attention and no dictionary.
 
     OMP_NUM_THREADS=1 python examples/benchmarks/semanir_stage.py
-    python examples/benchmarks/semanir_stage.py --threads 2 --rounds 9
 
 The stage of the paper's S model: 6 layers, 180 channels, 6 heads, window 32 (N = 1024), MLP of twice the width, every
 second layer in shifted windows. Both stages have the same weights. The dense one calls scaled_dot_product_attention on
@@ -15,13 +14,12 @@ an order that turns from round to round; a ratio is the median over the rounds.
 import argparse
 import statistics
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timing import describe_machine, in_turns, markdown_table, median_ratio, time_of, write_result
+from timing import Content, in_turns, markdown_table, median_ratio, run, time_of
 
 from hf_ext.semanir import SemanIRConfig, SemanIRModel
 from hf_ext.semanir.modeling_semanir import SemanIRAttention, SemanIRStage
@@ -48,9 +46,8 @@ def make_stage(shift_policy: str) -> SemanIRStage:
 class DenseStage:
     """The layers of a stage, attending to whole windows."""
 
-    def __init__(self, stage: SemanIRStage, side: int, images: int):
+    def __init__(self, stage: SemanIRStage, side: int):
         self.stage = stage
-        self.images = images
         self.size = (side, side)
         self.shifts = [(WINDOW // 2,) * 2 if shifted and side > WINDOW else (0, 0) for shifted in stage.shifted]
         self.offsets = relative_offsets((WINDOW, WINDOW), WINDOW)
@@ -63,7 +60,7 @@ class DenseStage:
         bias = attention.position_bias(torch.empty(0))[:, self.offsets][None]
         if not any(shift):
             return bias
-        regions = key_regions(self.size, (WINDOW, WINDOW), shift).repeat(self.images, 1)
+        regions = key_regions(self.size, (WINDOW, WINDOW), shift)
         return bias.masked_fill((regions[:, :, None] != regions[:, None])[:, None], -torch.inf)
 
     def attend(
@@ -113,30 +110,30 @@ def without_gradient(function: Callable[..., Any], *arguments: Any) -> Entry:
 
 def make_groups(words: argparse.Namespace) -> dict[str, dict[str, Entry]]:
     """Entries that are compared with the first of their group."""
-    features = torch.randn(words.images, WIDTH, words.side, words.side)
+    features = torch.randn(1, WIDTH, words.side, words.side)
     features = features.contiguous(memory_format=torch.channels_last)
     groups: dict[str, dict[str, Entry]] = {}
     for name, policy in (("two dictionaries", "layer"), ("one dictionary", "none")):
         stage = make_stage(policy).eval()
-        dense = DenseStage(stage, words.side, words.images)
+        dense = DenseStage(stage, words.side)
         entries = {"dense": without_gradient(dense, features)}
-        entries |= {f"k = {k}": without_gradient(stage, features, k) for k in words.top_k}
+        entries |= {f"k = {k}": without_gradient(stage, features, k) for k in (64, 128, 256, 512)}
         groups[name] = entries
         with torch.no_grad():
             # The same operation: what is compared must give the same numbers.
             torch.testing.assert_close(stage(features, WINDOW**2), dense(features), atol=1e-4, rtol=0)
     stage = make_stage("layer")
-    dense = DenseStage(stage, words.side, words.images)
+    dense = DenseStage(stage, words.side)
     groups["training step"] = {
         "dense": training_step(lambda features: dense(features, fused=False), stage, features),
         "dense, SDPA": training_step(dense, stage, features),
     }
-    for k in words.training_top_k:
+    for k in (64, 512):
         groups["training step"][f"k = {k}"] = training_step(lambda features, k=k: stage(features, k), stage, features)
-    return {name: groups[name] for name in words.groups}
+    return groups
 
 
-def measure(entries: dict[str, Entry], rounds: int) -> dict[str, dict[str, float]]:
+def compare(entries: dict[str, Entry], rounds: int) -> dict[str, dict[str, float]]:
     """Median seconds of each entry, and the median ratio to the fastest dense one within a round."""
     first = {name: time_of(entry, time.perf_counter) for name, entry in entries.items()}
     times = in_turns([*entries], rounds, lambda name: time_of(entries[name], time.perf_counter))
@@ -158,40 +155,22 @@ def dictionary_bytes(side: int) -> float:
     return bits.numel() / side**2
 
 
-def markdown(results: dict[str, dict[str, dict[str, float]]]) -> str:
+def markdown(content: Content) -> str:
     """A row for each entry: milliseconds, and the multiple of the dense stage's time."""
     rows = [
         [group, name, f"{1000 * row['seconds']:.0f}", f"{row['ratio']:.2f}"]
-        for group, entries in results.items()
+        for group, entries in content["results"].items()
         for name, row in entries.items()
     ]
     return markdown_table(["stage", "entry", "ms", "times dense"], rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--side", type=int, default=64, help="of the feature map, a multiple of 32")
-    parser.add_argument("--images", type=int, default=1)
-    parser.add_argument("--top_k", type=int, nargs="+", default=[64, 128, 256, 512])
-    parser.add_argument("--training_top_k", type=int, nargs="+", default=[64, 512])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--groups", nargs="+", default=["two dictionaries", "one dictionary", "training step"])
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "semanir_stage.json")
-    words = parser.parse_args()
-    torch.set_num_threads(words.threads)
-    torch.manual_seed(0)
-    results = {name: measure(entries, words.rounds) for name, entries in make_groups(words).items()}
-    content = {
-        "results": results,
-        "dictionary_bytes_per_token": dictionary_bytes(words.side),
-        "sizes": {"side": words.side, "images": words.images, "window": WINDOW, "width": WIDTH, "heads": HEADS}
-        | {"layers": LAYERS, "dtype": "float32"},
-        "rounds": words.rounds,
-        **describe_machine("torch", "numba", "transformers"),
-    }
-    write_result(words.output, content, markdown(results))
+def measure(words: argparse.Namespace) -> Iterator[Content]:
+    """All groups."""
+    results = {name: compare(entries, words.rounds) for name, entries in make_groups(words).items()}
+    sizes = {"side": words.side, "window": WINDOW, "width": WIDTH, "heads": HEADS, "layers": LAYERS}
+    yield {"results": results, "dictionary_bytes_per_token": dictionary_bytes(words.side), "sizes": sizes}
 
 
 if __name__ == "__main__":
-    main()
+    run("semanir_stage", __doc__, measure, markdown, side=64, rounds=7)

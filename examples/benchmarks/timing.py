@@ -1,16 +1,56 @@
-"""Shared parts of the benchmarks: entries that take turns, and what a result says of its machine."""
+"""The frame of the benchmarks: their command line, processes of their own, entries that take turns, results in files.
 
+A benchmark names its cases, measures them and draws their table. `run` reads the words, keeps to one thread and
+writes results/NAME.json, with the machine and the versions, and NAME.md beside it.
+"""
+
+import argparse
 import json
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
+
+RESULTS = Path(__file__).resolve().parent / "results"
+Content = dict[str, Any]
+
+
+def run(
+    name: str,
+    doc: str | None,
+    measure: Callable[..., Iterator[Content]],
+    draw: Callable[[Content], str],
+    **options: Any,
+) -> None:
+    """
+    The whole of a benchmark: reads its words, measures, and writes JSON and table after each result of `measure`.
+
+    Args:
+        name (`str`): Name of its files in `results`.
+        doc (`str`): Its help.
+        measure (`Callable`): Takes the words, and yields what is found so far.
+        draw (`Callable`): Makes the table of that.
+        options: Each word with its default, whose type it has; of a list one or more.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for option, default in options.items():
+        several = isinstance(default, list)
+        kind = type(default[0] if several else default)
+        parser.add_argument(f"--{option}", type=kind, nargs="+" if several else None, default=default)
+    parser.add_argument("--output", type=Path, default=RESULTS / f"{name}.json")
+    words = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    for content in measure(words):
+        write_result(words.output, {**content, **describe_machine()}, draw(content))
 
 
 def installed_versions(*names: str) -> dict[str, str]:
@@ -25,14 +65,21 @@ def _version_of(name: str) -> str:
         return "not installed"
 
 
-def describe_machine(*libraries: str) -> dict[str, Any]:
-    """Processor, threads, load and versions."""
+def describe_machine() -> Content:
+    """Processor, threads, load and the versions of all libraries that measure or are measured."""
+    libraries = ("hf-ext", "torch", "transformers", "diffusers", "accelerate", "datasets", "numba", "fla-core")
     return {
         "device": f"CPU ({platform.machine()}), {os.cpu_count()} cores",
         "threads": torch.get_num_threads(),
         "load_average": os.getloadavg(),
-        "versions": installed_versions(*libraries),
+        "versions": installed_versions(*libraries, "nvsubquadratic", "mamba-ssm"),
     }
+
+
+def apart(function: Callable[..., Any], *arguments: Any) -> Any:
+    """A function's value in a process that is new and ends: what an entry leaves of the heap decides on the next's."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 def time_of(call: Callable[[], Any], clock: Callable[[], float] = time.process_time) -> float:
@@ -60,18 +107,34 @@ def median_ratio(times: list[float], base: list[float]) -> float:
     return statistics.median(one / other for one, other in zip(times, base, strict=True))
 
 
+def resident(field: str) -> int:
+    """
+    Bytes of this process: `VmRSS` now, `VmHWM` at most since [`reset_peak`]. Not getrusage, whose maximum a process
+    inherits from the one that starts it.
+    """
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return 1024 * int(status.split(field + ":")[1].split()[0])
+
+
+def reset_peak() -> None:
+    """Sets the high-water mark of memory to what is resident now."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+
+
 def markdown_table(header: list[str], rows: list[list[str]]) -> str:
     """Rows of cells as Markdown."""
     lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
 
 
-def write_result(output: Path, content: dict[str, Any], table: str = "") -> None:
-    """A result as JSON, whole or as before, and its table beside it."""
+def write_result(output: Path, content: Content, table: str) -> None:
+    """A result as JSON, whole or as before, and its table beside it, below which a person's notes stay."""
     output.parent.mkdir(parents=True, exist_ok=True)
     temporary = output.with_suffix(".tmp")
     temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     temporary.replace(output)
-    if table:
-        output.with_suffix(".md").write_text(table, encoding="utf-8")
-        print(table)
+    page = output.with_suffix(".md")
+    lines = page.read_text(encoding="utf-8").splitlines(keepends=True) if page.exists() else []
+    tables = [index for index, line in enumerate(lines) if line.startswith("|")]
+    page.write_text(table + "".join(lines[tables[-1] + 1 :] if tables else []), encoding="utf-8")
+    print(table)

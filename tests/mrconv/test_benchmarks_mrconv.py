@@ -1,36 +1,54 @@
-"""The benchmarks beside other models: what they compare and count."""
+"""The benchmarks beside other models: what they compare and count, and the frame that runs them."""
 
 import json
 import sys
+from argparse import Namespace
 
 import pytest
 import torch
 
 from tests.kit.studies import EXAMPLES, module_loader
 
-load = module_loader(EXAMPLES / "benchmarks")
+load_module = module_loader(EXAMPLES / "benchmarks")
+SMALL = {"tiny": {"hidden_sizes": (8, 16, 16, 16), "depths": (1, 1, 1, 1)}}
 
 
 @pytest.fixture
-def run(load, monkeypatch, tmp_path):
-    """A benchmark with words of its command line; its JSON and its table."""
+def load(load_module, monkeypatch):
+    """A benchmark, which puts other examples on the path."""
     monkeypatch.setattr(sys, "path", [*sys.path])
-
-    def call(name, *words, **replaced):
-        module = load(name)
-        for key, value in replaced.items():
-            monkeypatch.setattr(module, key, value)
-        monkeypatch.setattr(sys, "argv", [name, *words, "--output", str(tmp_path / "out" / "result.json")])
-        module.main()
-        folder = tmp_path / "out"
-        return json.loads((folder / "result.json").read_text()), (folder / "result.md").read_text()
-
-    yield call
+    yield load_module
     sys.modules.pop("peers", None)
 
 
-def test_memory_is_what_a_call_holds_at_once(load, monkeypatch):
-    monkeypatch.setattr(sys, "path", [*sys.path])
+def find(module, **words) -> tuple[dict, str]:
+    """The last result of a benchmark as its JSON has it, and its table."""
+    content = list(module.measure(Namespace(**words)))[-1]
+    return json.loads(json.dumps(content)), module.markdown(content)
+
+
+def test_the_frame_reads_words_and_keeps_notes_below_a_table(load, monkeypatch, tmp_path):
+    timing = load("timing")
+
+    def measure(words):
+        yield {"sides": words.sides, "word": words.word}
+
+    for _ in range(2):
+        output = tmp_path / "out" / "result.json"
+        monkeypatch.setattr(sys, "argv", ["x", "--sides", "1", "2", "--output", str(output)])
+        timing.run(
+            "x", "Help.", measure, lambda _: timing.markdown_table(["a"], [["1"]]), sides=[8], word="n", rounds=3
+        )
+        content = json.loads(output.read_text())
+        assert content["sides"] == [1, 2] and content["word"] == "n" and content["versions"]["torch"]
+        page = output.with_suffix(".md")
+        assert page.read_text().partition("\nnote")[0] == "| a |\n|---|\n| 1 |\n"
+        page.write_text(page.read_text().rstrip("\n") + "\n\nnote\n" * ("note" not in page.read_text()))
+    assert page.read_text().count("note") == 1
+    assert timing.apart(abs, -3) == 3
+
+
+def test_memory_is_what_a_call_holds_at_once(load):
     peak_bytes = load("mrconv_inference").peak_bytes
 
     def call():
@@ -42,8 +60,8 @@ def test_memory_is_what_a_call_holds_at_once(load, monkeypatch):
     assert 2 * 2**20 <= peak_bytes(call) < 2.1 * 2**20
 
 
-def test_times_and_memory_against_length(run):
-    result, table = run("mrconv_inference", "--lengths", "64", "128", "--rounds", "1", "--width", "64")
+def test_times_and_memory_against_length(load):
+    result, table = find(load("mrconv_inference"), lengths=[64, 128], rounds=1, width=64)
     assert set(result["results"]["blocks"]) == {"64", "128"}
     for row in result["results"]["blocks"]["128"].values():
         assert row["seconds"] > 0 and row["bytes"] >= 4 * 64 * 128
@@ -53,21 +71,42 @@ def test_times_and_memory_against_length(run):
     assert "| blocks, length | MRConv merged | MRConv branches | S4D |" in table
 
 
-def test_pictures_a_second(run):
-    presets = {"tiny": {"hidden_sizes": (8, 16, 16, 16), "depths": (1, 1, 1, 1)}}
-    words = ["--presets", "tiny", "--image-size", "32", "--rounds", "1", "--batches", "1", "2"]
-    result, table = run("mrconv_images", *words, PRESETS=presets)
+def test_pictures_a_second(load, monkeypatch):
+    images = load("mrconv_images")
+    monkeypatch.setattr(images, "PRESETS", SMALL)
+    result, table = find(images, presets=["tiny"], image_size=32, rounds=1, batches=[1, 2])
     assert set(result["results"]["tiny"]["inference"]) == {"1", "2"}
     assert result["results"]["tiny"]["training"]["ConvNeXt"]["ratio"] == 1.0
     assert table.count("\n") == 5 and "| 82.1 | 1,306 |" in table
 
 
 def test_merged_and_with_branches_are_one_model(load, monkeypatch):
-    monkeypatch.setattr(sys, "path", [*sys.path])
     images = load("mrconv_images")
-    sizes = {"hidden_sizes": (8, 16, 16, 16), "depths": (1, 1, 1, 1)}
-    monkeypatch.setattr(images, "PRESETS", {"tiny": sizes})
+    monkeypatch.setattr(images, "PRESETS", SMALL)
     models, pixels = images.make_models("tiny", 32), torch.randn(2, 3, 32, 32)
     logits = {name: model(pixel_values=pixels).logits for name, model in models.items()}
     torch.testing.assert_close(logits["MRConvNeXt merged"], logits["MRConvNeXt with branches"], atol=1e-5, rtol=1e-4)
     assert not torch.allclose(logits["ConvNeXt"], logits["MRConvNeXt merged"], atol=1e-3)
+
+
+def test_every_token_of_a_stream_is_timed(load, tmp_path):
+    result, table = find(load("mrconv_latency"), contexts=[64], output=tmp_path / "latency.json")
+    rows = result["contexts"]["64"]
+    streaming = rows["MRConv, streaming"]
+    assert streaming["tokens"] == 64 and streaming["p50"] <= streaming["p99"] <= streaming["worst"]
+    assert streaming["state_bytes"] > 0 and streaming["shared_bytes"] > 0
+    assert set(rows) == {"MRConv, streaming", "MRConv, recomputing", "Mamba 2", "attention (SDPA)"}
+    assert table.count("\n") == 6 and (tmp_path / "latency.png").is_file()
+
+
+def test_models_of_a_long_context_are_equally_large(load):
+    latency = load("mrconv_latency")
+    models = [latency.make_mrconv(4096), latency.make_mamba2(), latency.make_attention(4096)]
+    sizes = sorted(model.num_parameters() for model in models)
+    assert sizes[0] > 0.9 * sizes[-1]
+
+
+def test_documents_are_packed_as_they_are_padded(load):
+    result, _ = find(load("mrconv_packing"), batches=1, batch=2)
+    assert 0 < result["share_of_tokens_in_padded_rows"] <= 1
+    assert all(set(rows) == {"padded", "packed", "packed, one group"} for rows in result["norms"].values())

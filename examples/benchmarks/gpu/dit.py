@@ -1,16 +1,15 @@
 """Disentangled DiT on a device: sampling and a training step beside SD3's mmDiT, DiT and PixArt of equal width.
 
-The networks, the pipeline and the plain loop are those of disentangled_dit_sampling.py. A sampling row is a whole call
+The networks, the pipeline and the plain loop are those of disentangled_dit.py. A sampling row is a whole call
 of `steps` steps with guidance; a training step is forward and backward under autocast.
 """
 
-from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import diffusers
-import disentangled_dit_sampling as sampling
+import disentangled_dit as plain
 import torch
 from diffusers import ModelMixin, PixArtTransformer2DModel
 from parts import Case, Values, autocast, in_turns, read_words, run_part, training_step
@@ -23,8 +22,8 @@ def make_pixart(sizes: dict[str, int], side: int) -> PixArtTransformer2DModel:
     width = sizes["num_attention_heads"] * sizes["attention_head_dim"]
     return PixArtTransformer2DModel(
         sample_size=side,
-        in_channels=sampling.CHANNELS,
-        out_channels=sampling.CHANNELS,
+        in_channels=plain.CHANNELS,
+        out_channels=plain.CHANNELS,
         cross_attention_dim=width,
         caption_channels=width,
         use_additional_conditions=False,
@@ -32,21 +31,21 @@ def make_pixart(sizes: dict[str, int], side: int) -> PixArtTransformer2DModel:
     )
 
 
-def settings(dtype: str, compiled: bool, words: Any) -> Namespace:
-    """The words of disentangled_dit_sampling.py."""
-    preset, steps = ("tiny", 2) if words.tiny else ("S", STEPS)
-    return Namespace(device=words.device, dtype=dtype, compile=compiled, preset=preset, steps=steps, network=False)
+def make_network(name: str, side: int, words: Any, dtype: str, compiled: bool) -> ModelMixin:
+    """The network of an entry on the device, with its blocks compiled where asked for."""
+    preset = "tiny" if words.tiny else "S"
+    if name == "PixArt":
+        torch.manual_seed(0)
+        network = plain.ready(make_pixart(dict(plain.DisentangledDiTTransformer2DModel.PRESETS[preset]), side))
+    else:
+        network = plain.make_network(name, preset, side)
+    network.to(words.device, getattr(torch, dtype))
+    if compiled:
+        network.compile()
+    return network
 
 
-def make_network(name: str, given: Namespace, side: int) -> ModelMixin:
-    if name != "PixArt":
-        return sampling.make_network(name, given, side)
-    torch.manual_seed(0)
-    presets = sampling.DisentangledDiTTransformer2DModel.PRESETS
-    return sampling.ready(make_pixart(dict(presets[given.preset]), side), given)
-
-
-def context_inputs(network: ModelMixin, rows: int, device: str, dtype: torch.dtype) -> dict[str, Any]:
+def context_inputs(network: ModelMixin, rows: int, device: Any, dtype: torch.dtype) -> dict[str, Any]:
     """One context token for each image, as ours."""
     width = network.config.num_attention_heads * network.config.attention_head_dim
     context = torch.randn(rows, 1, width, device=device, dtype=dtype)
@@ -56,24 +55,23 @@ def context_inputs(network: ModelMixin, rows: int, device: str, dtype: torch.dty
     return {"encoder_hidden_states": context, "pooled_projections": torch.zeros(rows, width, device=device).to(dtype)}
 
 
-def make_entry(name: str, network: ModelMixin, batch: int, side: int, given: Namespace) -> Callable[[], Any]:
+def make_entry(name: str, network: ModelMixin, batch: int, side: int, steps: int) -> Callable[[], Any]:
     if name != "PixArt":
-        return sampling.make_entry(name, network, batch, side, given)
-    dtype = getattr(torch, given.dtype)
-    noise = torch.randn(batch, sampling.CHANNELS, side, side, device=given.device, dtype=dtype)
-    inputs = context_inputs(network, 2 * batch, given.device, dtype)
+        return plain.make_entry(name, network, batch, side, steps)
+    noise = torch.randn(batch, plain.CHANNELS, side, side).to(network.device, network.dtype)
+    inputs = context_inputs(network, 2 * batch, noise.device, noise.dtype)
 
     def predict(latents: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
-        return network(latents.to(dtype), timestep=timestep, **inputs).sample
+        return network(latents.to(noise.dtype), timestep=timestep, **inputs).sample
 
-    return lambda: sampling.plain_loop(predict, sampling.make_scheduler(), noise, given.steps)
+    return lambda: plain.plain_loop(predict, noise, steps)
 
 
 def sample(tokens: int, batch: int, dtype: str, compiled: bool, words: Any) -> dict[str, Values]:
-    given, side = settings(dtype, compiled, words), sampling.PATCH * round(tokens**0.5)
-    networks = {name: make_network(name, given, side) for name in NAMES}
-    calls = {name: make_entry(name, network, batch, side, given) for name, network in networks.items()}
-    sizes = {"tokens": tokens, "batch": batch, "steps": given.steps, "preset": given.preset}
+    side, steps = plain.PATCH * round(tokens**0.5), 2 if words.tiny else STEPS
+    networks = {name: make_network(name, side, words, dtype, compiled) for name in NAMES}
+    calls = {name: make_entry(name, network, batch, side, steps) for name, network in networks.items()}
+    sizes = {"tokens": tokens, "batch": batch, "steps": steps}
     rows = in_turns(calls, words, dtype=dtype, sizes=sizes)
     for name, network in networks.items():
         rows[name]["parameters"] = network.num_parameters()
@@ -81,12 +79,12 @@ def sample(tokens: int, batch: int, dtype: str, compiled: bool, words: Any) -> d
 
 
 def training_inputs(name: str, network: ModelMixin, batch: int, side: int, device: str) -> dict[str, Any]:
-    noisy = torch.randn(batch, sampling.CHANNELS, side, side, device=device)
+    noisy = torch.randn(batch, plain.CHANNELS, side, side, device=device)
     timestep = torch.randint(1000, (batch,), device=device)
     inputs: dict[str, Any] = {"hidden_states": noisy, "timestep": timestep}
     if name in ("SD3", "PixArt"):
         return inputs | context_inputs(network, batch, device, torch.float32)
-    inputs["class_labels"] = torch.arange(batch, device=device) % sampling.CLASSES
+    inputs["class_labels"] = torch.arange(batch, device=device) % plain.CLASSES
     if name == "ours":
         sizes = network.CONTROL_SIZES
         inputs["controls"] = {control: torch.rand(batch, size, device=device) for control, size in sizes.items()}
@@ -96,15 +94,14 @@ def training_inputs(name: str, network: ModelMixin, batch: int, side: int, devic
 
 def train(tokens: int, batch: int, dtype: str, compiled: bool, words: Any) -> dict[str, Values]:
     """Weights in float32, forward under autocast."""
-    given, side = settings("float32", compiled, words), sampling.PATCH * round(tokens**0.5)
+    side = plain.PATCH * round(tokens**0.5)
     calls = {}
     for name in NAMES:
-        network = make_network(name, given, side).requires_grad_(True).train()
+        network = make_network(name, side, words, "float32", compiled).requires_grad_(True).train()
         forward = partial(network, **training_inputs(name, network, batch, side, words.device))
         forward = autocast(words, dtype, forward)
         calls[name] = training_step(network, lambda forward=forward: forward().sample.float().square().mean())
-    sizes = {"tokens": tokens, "batch": batch, "preset": given.preset}
-    return in_turns(calls, words, dtype=dtype, sizes=sizes)
+    return in_turns(calls, words, dtype=dtype, sizes={"tokens": tokens, "batch": batch})
 
 
 def make_cases(words: Any) -> dict[str, Case]:

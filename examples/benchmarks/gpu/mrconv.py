@@ -1,7 +1,7 @@
 """MRConv on a device: training of a layer beside N branches, merged layers and blocks beside bare FFT, attention and
 Mamba 2, generation with and without CUDA graphs, MRConvNeXt beside ConvNeXt.
 
-The layers and models are those of mrconv_layer.py, mrconv_inference.py and mrconv_generation.py, where they are
+The layers and models are those of mrconv_layer.py, mrconv_inference.py and mrconv_latency.py, where they are
 described.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import mrconv_generation
+import mrconv_latency
 import torch
 from mrconv_inference import make_blocks, make_layers
 from mrconv_layer import FORMS, Layer, disagreement, draw
@@ -24,7 +24,7 @@ from hf_ext.mrconv.streaming_mrconv import MRConvCache
 def training(sizes: tuple[int, int, int, int], words: Any) -> dict[str, Values]:
     """Our layer and the two that compute every branch; equal outputs and gradients."""
     layers = {form: Layer(form, sizes).to(words.device) for form in FORMS}
-    u, cotangent = draw(sizes, words.device, 1).requires_grad_(), draw(sizes, words.device, 2)
+    u, cotangent = draw(sizes, 1).to(words.device).requires_grad_(), draw(sizes, 2).to(words.device)
     calls = {
         form: training_step(layer, lambda layer=layer: (layer(u) * cotangent).sum()) for form, layer in layers.items()
     }
@@ -65,8 +65,8 @@ def recorded(call: Callable[[], Any], words: Any) -> Callable[[], Any]:
 @torch.no_grad()
 def whole_context(context: int, graph: bool, words: Any) -> dict[str, Values]:
     """A token by a forward pass over the context, plainly or as a CUDA graph."""
-    model = mrconv_generation.make_mrconv(context).eval().reparameterize().to(words.device)
-    prompt = torch.randint(mrconv_generation.VOCABULARY, (1, context), device=words.device)
+    model = mrconv_latency.make_mrconv(context).eval().reparameterize().to(words.device)
+    prompt = torch.randint(mrconv_latency.VOCABULARY, (1, context), device=words.device)
 
     @torch.no_grad()
     def forward() -> torch.Tensor:
@@ -81,11 +81,11 @@ def streaming(context: int, words: Any) -> dict[str, Values]:
     """Tokens after a prompt, each a call of the model with its state. A row's time is that of `tokens` tokens."""
     device, tokens = torch.device(words.device), 8 if words.tiny else 128
     models = {
-        "MRConv": mrconv_generation.make_mrconv(2 * context).eval().reparameterize(),
-        "Mamba 2": mrconv_generation.make_mamba2().eval(),
-        "attention": mrconv_generation.make_attention(2 * context).eval(),
+        "MRConv": mrconv_latency.make_mrconv(2 * context).eval().reparameterize(),
+        "Mamba 2": mrconv_latency.make_mamba2().eval(),
+        "attention": mrconv_latency.make_attention(2 * context).eval(),
     }
-    prompt = torch.randint(mrconv_generation.VOCABULARY, (1, context), device=device)
+    prompt = torch.randint(mrconv_latency.VOCABULARY, (1, context), device=device)
     calls = {}
     for name, model in models.items():
         model.to(device)
