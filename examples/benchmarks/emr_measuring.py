@@ -1,14 +1,18 @@
 """The programs of `emr_merge.py` run here: one child at a time, on two cores, with files in the page cache."""
 
+import argparse
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+
+from timing import describe_machine
 
 HERE = Path(__file__).parent
 CORES = 2
@@ -21,15 +25,23 @@ ENVIRONMENT = {
 }
 
 
-class FailedRunError(RuntimeError):
-    """A program ended with an error; the message holds the end of what it wrote."""
-
-
-def keep_to_cores() -> list[int]:
+def keep_to_cores() -> None:
     """Binds this process, and so its children, to the first two cores that it may use."""
-    cores = sorted(os.sched_getaffinity(0))[:CORES]
-    os.sched_setaffinity(0, cores)
-    return cores
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
+
+
+def read_words(doc: str | None, **options: str) -> tuple[argparse.Namespace, Path, Path]:
+    """The words of a benchmark, its scratch folder, and the folder of its results; keeps to two cores."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, required=True, help="scratch folder, outside the repository")
+    parser.add_argument("--quick", action="store_true", help="a small model, one round")
+    for name, help_text in options.items():
+        parser.add_argument(f"--{name}", help=help_text)
+    words = parser.parse_args()
+    keep_to_cores()
+    scratch = words.folder.resolve() / ("quick" if words.quick else "full")
+    scratch.mkdir(parents=True, exist_ok=True)
+    return words, scratch, scratch if words.quick else HERE / "results"
 
 
 def warm(files: Iterable[Path]) -> None:
@@ -38,10 +50,6 @@ def warm(files: Iterable[Path]) -> None:
         with file.open("rb", buffering=0) as stream:
             while stream.readinto(buffer):
                 pass
-
-
-def file_sizes(folder: Path) -> dict[str, int]:
-    return {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def remove(folder: Path) -> None:
@@ -65,7 +73,7 @@ def run_child(command: list[str], log: Path) -> tuple[str, dict[str, Any]]:
         child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
         end = (log.read_text() + printed).strip()[-2000:]
-        raise FailedRunError(f"{' '.join(command)[:300]} ended with status {child.returncode}:\n{end}")
+        raise RuntimeError(f"{' '.join(command)[:300]} ended with status {child.returncode}:\n{end}")
     return printed, {
         "process_seconds": seconds,
         "process_processor_seconds": usage.ru_utime + usage.ru_stime,
@@ -75,35 +83,37 @@ def run_child(command: list[str], log: Path) -> tuple[str, dict[str, Any]]:
     }
 
 
-def run_program(
-    name: str, words: dict[str, Any], log: Path, python: str = sys.executable, sample: bool = False
-) -> dict[str, Any]:
+def run_program(name: str, words: dict[str, Any], log: Path, python: str = sys.executable) -> dict[str, Any]:
     """Runs a program of `emr_programs.py`; its own measures and those of its process."""
-    command = [python, str(HERE / "emr_programs.py"), name, json.dumps(words)] + ["--sample"] * sample
-    printed, process = run_child(command, log)
+    printed, process = run_child([python, str(HERE / "emr_programs.py"), name, json.dumps(words)], log)
     return {**json.loads(printed.splitlines()[-1]), **process}
 
 
-class RunLog:
-    """The runs so far, a line of JSON each, so that a stopped benchmark goes on where it was."""
+def make_set(folder: Path, tasks: int, shape: dict[str, int], log: Path) -> list[Path]:
+    """Writes fine-tunes of a GPT-2 that are not there yet; the files of weights, the base first."""
+    sizes = [word for key, value in shape.items() for word in (f"--{key}", str(value))]
+    run_child([sys.executable, str(HERE / "emr_sets.py"), str(folder), "--tasks", str(tasks), *sizes], log)
+    return [folder / name / "model.safetensors" for name in ("base", *(f"task{index + 1}" for index in range(tasks)))]
 
-    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
-        self.path, self.rows = path, {}
-        if path.is_file():
-            # The last line may have been cut.
-            head, *lines = path.read_text().rpartition("\n")[0].split("\n")
-            if head == json.dumps(settings):
-                self.rows = {row["key"]: row for row in map(json.loads, lines)}
-        if not self.rows:
-            path.write_text(json.dumps(settings) + "\n")
 
-    def add(self, key: str, row: dict[str, Any]) -> dict[str, Any]:
-        row = {"key": key, "load_average": os.getloadavg()[0], **row}
-        with self.path.open("a") as stream:
-            stream.write(json.dumps(row) + "\n")
-        self.rows[key] = row
-        return row
+def run_rounds(rows: dict[str, Callable[[], dict[str, Any]]], rounds: int, out: Path) -> dict[str, dict[str, Any]]:
+    """Medians of rows that take turns, forwards and backwards; each finds `out` free."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in rows}
+    for turn in range(rounds):
+        for name in rows if turn % 2 == 0 else reversed(rows):
+            remove(out)
+            found[name].append(rows[name]())
+            print(f"{name:24} {found[name][-1]['process_seconds']:8.2f} s", flush=True)
+    remove(out)
+    return {
+        name: {key: statistics.median(row[key] for row in taken) for key in taken[0] if key != "result"}
+        for name, taken in found.items()
+    }
 
-    def named(self, name: str) -> list[dict[str, Any]]:
-        """All rounds of one row."""
-        return [row for key, row in self.rows.items() if key.rpartition("/")[0] == name]
+
+def write_found(found: dict[str, Any], folder: Path, name: str) -> None:
+    """Results as JSON, with the machine."""
+    (folder / f"{name}.json").write_text(
+        json.dumps({**found, **describe_machine()}, indent=2) + "\n", encoding="utf-8"
+    )
+    print(f"{folder / name}.json")

@@ -70,21 +70,7 @@ def mergekit(config: str, out: str) -> Work:
     return lambda: main(words, standalone_mode=False)
 
 
-def fusion_bench(base: str, tasks: list[str]) -> Work:
-    """fusion_bench's EMR on models in memory; it has no format to write the result in."""
-    from fusion_bench.method.emr_merging.utils import emr_merge
-    from fusion_bench.utils.state_dict_arithmetic import state_dict_sub
-    from transformers import AutoModelForCausalLM
-
-    def work() -> None:
-        pretrained = AutoModelForCausalLM.from_pretrained(base).state_dict()
-        models = [AutoModelForCausalLM.from_pretrained(task).state_dict() for task in tasks]
-        emr_merge([state_dict_sub(model, pretrained) for model in models])
-
-    return work
-
-
-def read_write(files: list[str], out: str, sizes: list[int], threads: int, flush: bool) -> Work:
+def read_write(files: list[str], out: str, sizes: list[int], threads: int) -> Work:
     """The floor: read every input through a buffer of 1 MiB for each thread, then write as much as a merge."""
 
     def read(mine: list[str]) -> None:
@@ -100,8 +86,7 @@ def read_write(files: list[str], out: str, sizes: list[int], threads: int, flush
             with open(f"{out}/{index}", "wb", buffering=0) as stream:
                 for start in range(0, size, MEGABYTE):
                     stream.write(block[: size - start])
-                if flush:
-                    os.fsync(stream.fileno())
+                os.fsync(stream.fileno())
 
     def share(target: Callable[[list[Any]], None], items: list[Any]) -> None:
         workers = [threading.Thread(target=target, args=(items[index::threads],)) for index in range(threads)]
@@ -147,81 +132,43 @@ def switch(artifact: str, tasks: list[str], base: str, rounds: int, threads: int
     return work
 
 
-PROGRAMS: tuple[Callable[..., Work], ...] = (
-    hf_ext_merge,
-    in_memory,
-    mergekit,
-    fusion_bench,
-    read_write,
-    switch,
-)
+PROGRAMS: tuple[Callable[..., Work], ...] = (hf_ext_merge, in_memory, mergekit, read_write, switch)
 
 
 def memory() -> dict[str, int]:
-    """Resident bytes now, the most since the last reset, and the part of now that no file backs."""
-    names = {"VmRSS": "resident", "VmHWM": "peak", "RssAnon": "anonymous"}
+    """Resident bytes now, and the most since the last reset."""
+    names = {"VmRSS": "resident", "VmHWM": "peak"}
     lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
     return {names[key[:-1]]: int(words[0]) * 1024 for key, *words in lines if key[:-1] in names}
 
 
-class AnonymousPeak(threading.Thread):
-    """Notes every 20 ms how much memory no file backs: mapped files swell the resident memory of some tools."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.peak = 0
-        self.done = threading.Event()
-
-    def run(self) -> None:
-        while not self.done.wait(0.02):
-            self.peak = max(self.peak, memory()["anonymous"])
-
-
 def counters() -> dict[str, float]:
     lines = (line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-    io = {key: int(value) for key, value in lines}
-    usage = resource.getrusage(resource.RUSAGE_SELF)
+    io, usage = {key: int(value) for key, value in lines}, resource.getrusage(resource.RUSAGE_SELF)
     return {
         "seconds": time.perf_counter(),
         "processor_seconds": usage.ru_utime + usage.ru_stime,
-        "system_seconds": usage.ru_stime,
-        "page_faults": usage.ru_minflt,
         "bytes_read": io["rchar"],
         "bytes_written": io["wchar"],
     }
 
 
-def measure(program: str, words: dict[str, Any], sample: bool) -> dict[str, Any]:
+def measure(program: str, words: dict[str, Any]) -> dict[str, Any]:
     work = {function.__name__: function for function in PROGRAMS}[program](**words)
     imports = time.perf_counter() - STARTED
     gc.collect()
     # 5 resets the high-water mark to what is resident now.
     Path("/proc/self/clear_refs").write_text("5")
-    sampler, before_memory = AnonymousPeak(), memory()
-    if sample:
-        sampler.start()
-    before = counters()
+    resident, before = memory()["resident"], counters()
     result = work()
-    after, after_memory = counters(), memory()
-    sampler.done.set()
+    after = counters()
     row: dict[str, Any] = {key: after[key] - before[key] for key in before}
-    row["import_seconds"] = imports
-    row["peak_above_imports"] = after_memory["peak"] - before_memory["resident"]
-    row["after_imports"] = before_memory["resident"]
-    if sample:
-        row["anonymous_peak_above_imports"] = max(sampler.peak - before_memory["anonymous"], 0)
-    if isinstance(result, dict):
-        row["result"] = result
-    return row
-
-
-def main() -> None:
-    program, words, sample = sys.argv[1], json.loads(sys.argv[2]), "--sample" in sys.argv
-    # What the tools print must not end up in our line.
-    with contextlib.redirect_stdout(sys.stderr):
-        row = measure(program, words, sample)
-    print(json.dumps(row))
+    row |= {"import_seconds": imports, "peak_above_imports": memory()["peak"] - resident}
+    return row | ({"result": result} if isinstance(result, dict) else {})
 
 
 if __name__ == "__main__":
-    main()
+    # What the tools print must not end up in our line.
+    with contextlib.redirect_stdout(sys.stderr):
+        found = measure(sys.argv[1], json.loads(sys.argv[2]))
+    print(json.dumps(found))
