@@ -9,6 +9,7 @@ from transformers import AutoModelForImageToImage
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from hf_ext.semanir.image_processing_semanir import from_unit
+from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 from hf_ext.semanir.pipeline_semanir import ImageRestorationPipeline as PlainPipeline
 
 
@@ -19,6 +20,8 @@ class ImageRestorationPipeline(PlainPipeline):
     Each picture is restored by itself at its own size, so `batch_size` changes nothing. Grey stays grey, alpha is
     kept, pictures stand upright.
     """
+
+    model: SemanIRForImageRestoration
 
     _options = (("max_megapixels",), ("tile", "self_ensemble", "top_k", "strength"), ("output_type",))
 

@@ -20,12 +20,6 @@ from tests.disentangled_dit.pipeline_testing import (
     within_mask,
 )
 
-# diffusers' schedulers make numpy arrays of tensors, which numpy 2 deprecates
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:__array_wrap__ must accept context:DeprecationWarning"),
-]
-
 FEW = {"num_inference_steps": 3, "output_type": "latent"}
 BYTES = np.random.default_rng(0).integers(0, 256, (6, 10, 3), dtype=np.uint8)
 

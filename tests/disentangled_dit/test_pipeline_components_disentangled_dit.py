@@ -29,9 +29,6 @@ from tests.disentangled_dit.pipeline_testing import (
 )
 from tests.kit.models import assert_same_answers
 
-# diffusers' schedulers make numpy arrays of tensors, which numpy 2 deprecates
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
-
 FEW = {"num_inference_steps": 3, "output_type": "latent"}
 
 

@@ -20,9 +20,6 @@ from tests.disentangled_dit.pipeline_testing import (
 )
 from tests.kit.models import assert_same_answers, assert_same_picture
 
-# diffusers' schedulers make numpy arrays of tensors, which numpy 2 deprecates
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
-
 CONTROLS = {
     "original_size": [(30, 40), (6, 10)],
     "crop": [(0, 3), (2, 1)],

@@ -25,9 +25,6 @@ from tests.disentangled_dit.dit_testing import generator
 from tests.disentangled_dit.pipeline_testing import GaussianDenoiser, make_pipeline, quiet, record
 from tests.kit.models import assert_same_answers
 
-# diffusers' schedulers make numpy arrays of tensors, which numpy 2 deprecates
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
-
 EVEN = {"timestep_spacing": "trailing"}
 # Gaussian pictures have no range that they could be cut to.
 UNCUT = {DDIMScheduler: {"clip_sample": False}, DDPMScheduler: {"clip_sample": False}}

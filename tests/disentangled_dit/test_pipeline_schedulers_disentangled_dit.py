@@ -17,13 +17,8 @@ from hf_ext.pipelines import DisentangledDiTPipeline
 from tests.disentangled_dit.dit_testing import generator
 from tests.disentangled_dit.pipeline_testing import GaussianDenoiser, from_picture, quiet, within_mask
 
-# diffusers' schedulers make numpy arrays of tensors, which numpy 2 deprecates
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:__array_wrap__ must accept context:DeprecationWarning"),
-    # torchsde rounds the ends of the time that it is given
-    pytest.mark.filterwarnings("ignore:Should have t[ab]:UserWarning"),
-]
+# torchsde rounds the ends of the time that it is given
+pytestmark = pytest.mark.filterwarnings("ignore:Should have t[ab]:UserWarning")
 
 # What each of diffusers' schedulers is to this pipeline. A scheduler of a new version of diffusers is in none of these
 # and fails the test below: it has to be tried.

@@ -26,9 +26,6 @@ from tests.disentangled_dit.pipeline_testing import (
 )
 from tests.kit.models import assert_same_answers
 
-# diffusers' schedulers make numpy arrays of tensors, which numpy 2 deprecates
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
-
 STEPS = 8
 
 
