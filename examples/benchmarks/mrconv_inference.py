@@ -37,7 +37,7 @@ from hf_ext.mrconv.ops_mrconv import fft_size
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "mrconv"))
 
-from peers import PeerConfig, S4DBlock  # noqa: E402  found through the line above
+from peers import PeerConfig, S4DBlock
 
 Entry = Callable[[], torch.Tensor]
 GROUPS = {

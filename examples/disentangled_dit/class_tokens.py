@@ -25,15 +25,7 @@ from hf_ext.pipelines.disentangled_dit import DisentangledDiTTransformer2DModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments import (  # noqa: E402  found through the line above
-    count_seconds,
-    keep,
-    machine,
-    prepare_process,
-    spread,
-    table,
-    write_blocks,
-)
+from experiments import count_seconds, keep, machine, prepare_process, spread, table, write_blocks
 
 EXAMPLES = Path(__file__).resolve().parent
 STEPS, WARM_UP, BATCH, RATE, SEEDS = 500, 50, 32, 2e-3, (0, 1, 2)

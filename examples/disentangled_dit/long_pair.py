@@ -18,7 +18,7 @@ from hf_ext.files import read_json, write_json
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments import prepare_process, table, write_blocks  # noqa: E402  found through the line above
+from experiments import prepare_process, table, write_blocks
 
 EXAMPLES = Path(__file__).resolve().parent
 RESULTS = EXAMPLES / "results"

@@ -26,13 +26,13 @@ from sklearn.neighbors import KNeighborsClassifier
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import quickstart  # noqa: E402  found through the line above
-from digits import NAMES, TEST, digits, write_digits  # noqa: E402
-from pull_and_sample import draw  # noqa: E402
+import quickstart
+from digits import NAMES, TEST, digits, write_digits
+from pull_and_sample import draw
 
-from hf_ext.embedded_hub.server import EmbeddedHub  # noqa: E402
-from hf_ext.hub.publish import push  # noqa: E402
-from hf_ext.tasks.diffusion_grids import draw_grid, write_picture  # noqa: E402
+from hf_ext.embedded_hub.server import EmbeddedHub
+from hf_ext.hub.publish import push
+from hf_ext.tasks.diffusion_grids import draw_grid, write_picture
 
 COLUMNS = 10
 REPOSITORY = "quickstart/dit-digits"

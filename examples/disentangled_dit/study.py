@@ -40,15 +40,7 @@ from hf_ext.tasks.diffusion_grids import write_picture
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments import (  # noqa: E402  found through the line above
-    copy_minilm,
-    count_parameters,
-    count_seconds,
-    keep,
-    prepare_process,
-    train_run,
-    write_blocks,
-)
+from experiments import copy_minilm, count_parameters, count_seconds, keep, prepare_process, train_run, write_blocks
 
 EXAMPLES = Path(__file__).resolve().parent
 RESULTS = EXAMPLES / "results"

@@ -8,7 +8,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments import save_figure, spread, table, version_list  # noqa: E402  found through the line above
+from experiments import save_figure, spread, table, version_list
 
 EXAMPLES = Path(__file__).resolve().parent
 VARIANTS = {

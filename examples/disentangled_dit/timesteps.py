@@ -23,15 +23,7 @@ from hf_ext.training import evaluate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments import (  # noqa: E402  found through the line above
-    count_seconds,
-    keep,
-    machine,
-    prepare_process,
-    spread,
-    table,
-    write_blocks,
-)
+from experiments import count_seconds, keep, machine, prepare_process, spread, table, write_blocks
 
 EXAMPLES = Path(__file__).resolve().parent
 STEPS, BATCH, LEARNING_RATE = 400, 32, 2e-3

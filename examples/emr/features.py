@@ -17,7 +17,7 @@ from hf_ext.training import Task
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments import save_figure  # noqa: E402  found through the line above
+from experiments import save_figure
 
 FEATURE_METHODS = {"individual": "individual", "average": "average", "emr": "EMR", "onebit": "1-bit deltas"}
 FEATURES, SEED = 200, 0

@@ -16,12 +16,12 @@ from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import quickstart  # noqa: E402  found through the line above
+import quickstart
 
-from hf_ext import EMRModel, SemanIRForImageRestoration, merge_checkpoints  # noqa: E402
-from hf_ext.tasks.degradations import jpeg  # noqa: E402
-from hf_ext.tasks.restoration import SemanIRTask  # noqa: E402
-from hf_ext.training import TrainingArguments, train  # noqa: E402
+from hf_ext import EMRModel, SemanIRForImageRestoration, merge_checkpoints
+from hf_ext.tasks.degradations import jpeg
+from hf_ext.tasks.restoration import SemanIRTask
+from hf_ext.training import TrainingArguments, train
 
 STEPS, QUALITY, SIDE = 20, 10, 96
 NOISE = {"sigma15": 15, "sigma50": 50}

@@ -26,7 +26,7 @@ from tweets import TASKS, read_part, write_task
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments import copy_minilm  # noqa: E402  found through the line above
+from experiments import copy_minilm
 
 EXAMPLES = Path(__file__).resolve().parent
 # Classes of CIFAR-10.

@@ -30,7 +30,7 @@ from hf_ext.training.sources import open_source
 
 sys.path.insert(0, str(EXAMPLES.parent))
 
-from experiments import keep, machine, prepare_process, read_arguments  # noqa: E402  found above
+from experiments import keep, machine, prepare_process, read_arguments
 
 SEEDS = (0, 1, 2)
 # Merges into one model, each as its command does it without further options.

@@ -24,12 +24,12 @@ from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import quickstart  # noqa: E402  found through the line above
-from digits import TEST, digits, write_digits  # noqa: E402
+import quickstart
+from digits import TEST, digits, write_digits
 
-from hf_ext import MRConvForSequenceClassification  # noqa: E402
-from hf_ext.embedded_hub.server import EmbeddedHub  # noqa: E402
-from hf_ext.hub.publish import push  # noqa: E402
+from hf_ext import MRConvForSequenceClassification
+from hf_ext.embedded_hub.server import EmbeddedHub
+from hf_ext.hub.publish import push
 
 REPEATS = 15
 REPOSITORY = "quickstart/mrconv-digits"

@@ -25,7 +25,7 @@ from hf_ext.training.stopping import RunStopped
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments import keep, machine, prepare_process, read_arguments  # noqa: E402  found through the line above
+from experiments import keep, machine, prepare_process, read_arguments
 
 RATE = 4000
 # No run comes to its last step: the clock ends it, and its rate does not depend on the number.

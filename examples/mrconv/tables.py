@@ -13,7 +13,7 @@ from hf_ext.files import read_json
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments import save_figure, spread, table, version_list, write_blocks  # noqa: E402  found through the line above
+from experiments import save_figure, spread, table, version_list, write_blocks
 
 EXAMPLES = Path(__file__).resolve().parent
 RESULT = EXAMPLES / "results" / "study.json"

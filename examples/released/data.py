@@ -13,7 +13,7 @@ from hf_ext.files import whole_folder
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "mrconv"))
 
-from recordings import read_digit, split_digits, write_digits  # noqa: E402  found through the line above
+from recordings import read_digit, split_digits, write_digits
 
 # Every 25th training photograph: too few to miss, enough to rank two learning rates.
 VALIDATION_STEP = 25

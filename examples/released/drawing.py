@@ -21,9 +21,9 @@ SAMPLING: dict[str, Any] = {"num_inference_steps": 20, "guidance_scale": 4.0}
 # Behind this folder, whose modules go first.
 sys.path.append(str(DIT))
 
-from generating import generate_images  # noqa: E402  found through the line above
-from measuring import CLASSES, Judge, load  # noqa: E402
-from pictures import draw_classes  # noqa: E402
+from generating import generate_images
+from measuring import CLASSES, Judge, load
+from pictures import draw_classes
 
 
 def judge_pictures(folder: Path, data: Path, per_class: int = PER_CLASS) -> tuple[list[dict[str, Any]], str]:

@@ -43,7 +43,7 @@ from hf_ext.training.sources import open_source
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments import flags, read_arguments  # noqa: E402  found through the line above
+from experiments import flags, read_arguments
 
 # Megabytes of one released model; of the Disentangled DiT, and of a merge, which is a model and the masks of four.
 LIMITS = {"cifar10": 8.0, "restore-tasks": 4.0}

@@ -27,15 +27,7 @@ from hf_ext.training.sources import open_source
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments import (  # noqa: E402  found through the line above
-    keep,
-    prepare_process,
-    read_arguments,
-    save_figure,
-    table,
-    train_run,
-    write_blocks,
-)
+from experiments import keep, prepare_process, read_arguments, save_figure, table, train_run, write_blocks
 
 RESULTS = EXAMPLES / "results"
 

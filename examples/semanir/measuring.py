@@ -20,7 +20,7 @@ from hf_ext.training.sources import open_source
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments import read_arguments, save_figure  # noqa: E402  found through the line above
+from experiments import read_arguments, save_figure
 
 EXAMPLES = Path(__file__).resolve().parent
 RECIPE = EXAMPLES / "study.yaml"

@@ -29,7 +29,7 @@ from hf_ext.files import write_json
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments import (  # noqa: E402  found through the line above
+from experiments import (
     count_parameters,
     count_seconds,
     keep,

@@ -11,7 +11,7 @@ from hf_ext.files import read_json
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments import save_figure, table, version_list, write_blocks  # noqa: E402  found through the line above
+from experiments import save_figure, table, version_list, write_blocks
 
 EXAMPLES = Path(__file__).resolve().parent
 NAMES = {"semanir": "SemanIR, k = N/2", "dense": "the same, dense windows (k = N)", "swin2sr": "blocks of Swin2SR"}

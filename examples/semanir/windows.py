@@ -25,7 +25,7 @@ from hf_ext.training.sources import open_source
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments import keep, machine, prepare_process, spread, table, train_run, write_blocks  # noqa: E402  found above
+from experiments import keep, machine, prepare_process, spread, table, train_run, write_blocks
 
 RESULTS = EXAMPLES / "results" / "steps"
 WINDOWS, SEEDS, STEPS = (8, 16, 32), (0, 1, 2), 300

@@ -179,11 +179,6 @@ def autocast(words: argparse.Namespace, dtype: str, call: Callable[[], Any]) -> 
     return wrapped
 
 
-def prefixed(prefix: str, rows: dict[str, Values]) -> dict[str, Values]:
-    """The same rows under longer names."""
-    return {f"{prefix} / {name}": row for name, row in rows.items()}
-
-
 def relative(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:
     """‖found - wanted‖ / ‖wanted‖ over all tensors, in double precision on the CPU."""
     pairs = [(x.detach().double().cpu(), y.detach().double().cpu()) for x, y in zip(found, wanted, strict=True)]
