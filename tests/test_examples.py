@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -18,7 +17,7 @@ from hf_ext.training import TrainingArguments, build_task
 from hf_ext.training.arguments import build, read_yaml
 from tests.emr.emr_testing import tiny_bert
 from tests.kit import warm_python
-from tests.kit.studies import write_tweets
+from tests.kit.studies import write_photos, write_tweets
 
 ROOT = Path(__file__).resolve().parents[1]
 EMR = ROOT / "examples" / "emr"
@@ -64,11 +63,8 @@ def picture_size(path: Path) -> tuple[int, int]:
 @pytest.mark.slow
 def test_scripts_train_evaluate_and_restore(tmp_path: Path) -> None:
     photos = tmp_path / "photos"
-    for index in range(8):
-        folder = photos / ("train" if index < 4 else "test")
-        folder.mkdir(parents=True, exist_ok=True)
-        pixels = np.random.default_rng(index).integers(0, 256, (24, 20, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{index}.png")
+    for part, indices in (("train", range(4)), ("test", range(4, 8))):
+        write_photos(photos / part, indices, (24, 20, 3))
     config = ROOT / "examples" / "semanir" / "quickstart.yaml"
     data = ["--data.train.path", photos, "--data.eval.path", photos]
     model = "{embed_dim: 8, depths: [1], num_heads: [1]}"

@@ -3,13 +3,11 @@
 import json
 import sys
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from tests.kit.refusals import refused
 
-from .kit.studies import EXAMPLES, module_loader
+from .kit.studies import EXAMPLES, module_loader, write_photos
 
 RECIPE = EXAMPLES / "semanir" / "study.yaml"
 load = module_loader(EXAMPLES)
@@ -51,9 +49,7 @@ def values(tmp_path) -> dict:
     """Settings of a run that takes a moment."""
     photos = tmp_path / "photos"
     for part in ("train", "test"):
-        (photos / part).mkdir(parents=True)
-        pixels = np.random.default_rng(0).integers(256, size=(20, 24, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(photos / part / "0.png")
+        write_photos(photos / part, [0], (20, 24, 3))
     data = {"train": {"path": str(photos)}, "eval": {"path": str(photos), "split": "test"}}
     small = {"model.embed_dim": 8, "model.depths": [1, 1], "model.num_heads": [1, 1], "task.patch_size": 16}
     short = {"max_steps": 2, "warmup_steps": 0, "eval_steps": 2, "logging_steps": 1, "per_device_train_batch_size": 2}

@@ -2,12 +2,14 @@
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 # What every report says of where and how it was made.
@@ -55,6 +57,15 @@ def fill_readme(tables: ModuleType, result: dict[str, Any], folder: Path) -> str
         texts.append(copy.read_text(encoding="utf-8"))
     assert texts[0] == texts[1]
     return texts[0]
+
+
+def write_photos(folder: Path, indices: Iterable[int], shape: tuple[int, ...]) -> Path:
+    """Pictures of random pixels, each named by its index, which is its seed."""
+    folder.mkdir(parents=True)
+    for index in indices:
+        pixels = np.random.default_rng(index).integers(0, 256, shape, dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{index}.png")
+    return folder
 
 
 def write_tweets(folder: Path) -> Path:

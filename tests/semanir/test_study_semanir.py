@@ -6,12 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from hf_ext.training import evaluate
 from hf_ext.training.arguments import DataSource
 from hf_ext.training.sources import open_source
-from tests.kit.studies import EXAMPLES, FACTS, fill_readme, made_up_run, module_loader
+from tests.kit.studies import EXAMPLES, FACTS, fill_readme, made_up_run, module_loader, write_photos
 
 STUDY = EXAMPLES / "semanir"
 load = module_loader(STUDY)
@@ -29,10 +28,7 @@ TINY = {
 def photos(tmp_path) -> dict[str, dict[str, str]]:
     """Data sections of a run, two pictures each."""
     for part in ("train", "test"):
-        (tmp_path / "photos" / part).mkdir(parents=True)
-        for index in range(2):
-            pixels = np.random.default_rng(index).integers(0, 256, (28, 36), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "photos" / part / f"{index}.png")
+        write_photos(tmp_path / "photos" / part, range(2), (28, 36))
     return {
         part: {"path": str(tmp_path / "photos"), "split": split}
         for part, split in (("train", "train"), ("eval", "test"))
@@ -141,10 +137,7 @@ def test_all_steps_fit_each_other(load, tmp_path, monkeypatch):
     """The whole study on tiny pictures and networks, with models that are saved as they are initialised."""
     study, measuring, tables = (load(name) for name in ("study", "measuring", "tables"))
     for folder, count in (("bsds500/train", 2), ("bsds500/test", 11), ("set12", 2), ("bsd68", 2)):
-        (tmp_path / "data" / folder).mkdir(parents=True)
-        for index in range(count):
-            pixels = np.random.default_rng(index).integers(0, 256, (28, 36, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "data" / folder / f"{index}.png")
+        write_photos(tmp_path / "data" / folder, range(count), (28, 36, 3))
     trained = []
 
     def train(run, values, peer):
