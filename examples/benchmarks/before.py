@@ -31,7 +31,8 @@ def numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
 
 def main(other: str, script: str, words: list[str]) -> None:
     """All pairs, then the table."""
-    pythons = {"new": sys.executable, "old": other}
+    # Not resolved: the link is what makes it the Python of an environment.
+    pythons = {"new": sys.executable, "old": str(Path(other).absolute())}
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "result.json"
         path = Path(__file__).resolve().parent / script

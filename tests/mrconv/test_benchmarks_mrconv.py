@@ -48,6 +48,13 @@ def test_the_frame_reads_words_and_keeps_notes_below_a_table(load, monkeypatch, 
     assert timing.apart(abs, -3) == 3
 
 
+def test_two_installations_are_compared_number_by_number(load, tmp_path, capsys):
+    script = tmp_path / "script.py"
+    script.write_text("import json, sys; open(sys.argv[-1], 'w').write(json.dumps({'rows': [{'s': 2.5, 'k': 3}]}))")
+    load("before").main(sys.executable, str(script), [])
+    assert "| /rows/0/s | 1.000 | 1.000 | 1.000 |" in capsys.readouterr().out
+
+
 def test_memory_is_what_a_call_holds_at_once(load):
     peak_bytes = load("mrconv_inference").peak_bytes
 
