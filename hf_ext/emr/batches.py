@@ -72,7 +72,7 @@ def keys_of(output: Any) -> list[Any]:
 
 
 def are_close(one: torch.Tensor, two: torch.Tensor) -> bool:
-    """Whether two tensors are the same but for rounding."""
+    """True for two tensors that are the same but for rounding."""
     if one.shape != two.shape:
         return False
     tolerance = _TOLERANCES.get(one.dtype, _HALF_TOLERANCE)

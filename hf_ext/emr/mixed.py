@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import Cache
@@ -26,11 +26,8 @@ from .batches import (
     rows_of,
     take_rows,
 )
-from .losses import as_labels, count_targets, heads_are_alike, mean_loss
+from .many_tasks import ManyTasks
 from .units import NotByRows, Pass, Units
-
-if TYPE_CHECKING:
-    from .model import EMRModel
 
 # Kinds of batches that are remembered.
 _MAX_KINDS = 256
@@ -41,7 +38,7 @@ _FAILURES = (NotByRows, RuntimeError, ValueError, IndexError, TypeError)
 class Mixer:
     """Runs a model on batches whose samples are of different tasks. For inference: without gradients."""
 
-    def __init__(self, emr: EMRModel) -> None:
+    def __init__(self, emr: ManyTasks) -> None:
         self._emr = emr
         self._units: Units | None = None
         self._proven: set[Any] = set()
@@ -52,10 +49,9 @@ class Mixer:
     def run(self, task_ids: Sequence[str], arguments: tuple[Any, ...], batch: dict[str, Any]) -> Any:
         """Runs the model; arguments with as many rows as there are names are split by sample.
 
-        Where the heads of the tasks differ in width, `logits` is a list with a tensor for each sample. With `labels`,
-        the loss is the mean over all targets of the batch (rows, or tokens with a label). Where the tasks had to run
-        one after the other, a cache is refused, and so are outputs that compare the samples with each other;
-        others that are not by sample are left out, and a warning names them once.
+        Where the heads of the tasks differ in width, `logits` is a list with a tensor for each sample. Where the tasks
+        had to run one after the other, a cache is refused, and so are outputs that compare the samples with each
+        other; others that are not by sample are left out, and a warning names them once.
         """
         emr = self._emr
         if isinstance(task_ids, str) or not set(task_ids) <= set(emr.tasks):
@@ -68,6 +64,11 @@ class Mixer:
         if len(set(task_ids)) == 1:
             with emr.task(task_ids[0]) as model:
                 return model(*arguments, **batch)
+        if batch.get("labels") is not None:
+            raise ValueError(
+                "labels of samples of several tasks have no common loss: leave them out and take each task's loss "
+                "from its rows of the output, or run one task at a time"
+            )
         rows = rows_of(task_ids)
         with torch.no_grad():
             try:
@@ -77,11 +78,6 @@ class Mixer:
             if failure is not None:
                 output, left_out = self._run_in_turn(rows, arguments, batch, failure)
                 self._warn_once(failure, left_out)
-        if batch.get("labels") is not None and isinstance(output, Mapping) and output.get("aux_loss") is not None:
-            raise ValueError(
-                "the loss holds aux_loss, which balances the experts over a whole batch and has no parts for tasks: "
-                "leave out labels or output_router_logits, or run one task at a time"
-            )
         return output
 
     def _run_together(self, rows: Rows, arguments: tuple[Any, ...], batch: dict[str, Any]) -> Any:
@@ -90,8 +86,6 @@ class Mixer:
         different = [task for task in rows if not emr.fits(task)]
         if different or emr.current is None:
             raise NotByRows(f"the model of {different} differs from that of {emr.current!r} in more than its labels")
-        if batch.get("labels") is not None and not heads_are_alike([emr.read_config(task) for task in rows]):
-            raise NotByRows("one loss cannot be computed for heads that differ")
         if self._units is None or not self._units.are_of(emr.model):
             self._units = Units(emr)
             self._forget()
@@ -160,7 +154,7 @@ class Mixer:
         self, rows: Rows, arguments: tuple[Any, ...], batch: dict[str, Any], reason: Exception
     ) -> tuple[Any, list[Any]]:
         """Runs the model for one task after the other and puts the outputs that are by sample together."""
-        emr, size, labels = self._emr, sum(map(len, rows.values())), batch.get("labels")
+        emr, size = self._emr, sum(map(len, rows.values()))
         if any(isinstance(leaf, Cache) for leaf in leaves_of((arguments, batch))[0]):
             raise ValueError(
                 "past_key_values go with samples of several tasks in one forward alone, and these cannot pass so: "
@@ -174,23 +168,17 @@ class Mixer:
                 "means nothing between samples of different tasks: run one task at a time, or give what all of them "
                 "are compared with in another number"
             )
-        previous, outputs, losses, counts = emr.current, {}, {}, {}
+        previous, outputs = emr.current, {}
         try:
             for task, indices in rows.items():
                 few, many = take_rows((arguments, batch), indices, size)
-                model = emr.set_task(task).model
-                if labels is not None:
-                    many["labels"] = as_labels(many["labels"], model.config)
-                    counts[task] = count_targets(model, many["labels"])
-                outputs[task] = output = model(*few, **many)
-                if labels is not None:
-                    losses[task] = output[0]
+                outputs[task] = emr.set_task(task).model(*few, **many)
         finally:
             if previous is not None:
                 emr.set_task(previous)
         first = next(iter(outputs.values()))
         keys = keys_of(first)
-        joined: dict[Any, Any] = {keys[0]: mean_loss(losses, counts)} if labels is not None else {}
+        joined: dict[Any, Any] = {}
         for key in keys:
             if found := axes.get(key):
                 joined[key] = join_samples({task: output[key] for task, output in outputs.items()}, rows, found[0])
@@ -239,7 +227,7 @@ def _put_back(caches: Sequence[Cache], states: Sequence[Cache]) -> None:
 
 
 def _describe(model: torch.nn.Module, arguments: tuple[Any, ...], batch: dict[str, Any]) -> tuple[Any, Any]:
-    """What the course of a forward pass may depend on but for values: form and options, and the lengths."""
+    """The form, the options and the lengths of a batch: all but values that a forward pass may depend on."""
     leaves, form = leaves_of((arguments, batch))
     about: list[Any] = [type(model), model.training, str(form)]
     for leaf in leaves:

@@ -24,13 +24,13 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RevisionResolutionError
 from safetensors import safe_open
 
-from ..files import read_json, whole_folder
+from ..files import read_json, require_free, whole_folder
 from ..hub.checkpoints import Checkpoint, open_checkpoint
 from ..hub.file_hashes import file_sha256
 from ..hub.safetensors_headers import CheckpointError, TensorInfo
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
 from .arithmetic import compute_scales
-from .artifact import STATE, open_extras, open_masks, open_unified, read_sums, read_tasks
+from .artifact import open_extras, open_masks, open_unified, read_sums, read_tasks
 from .deltas import restore_directions
 from .manifest import MANIFEST, Manifest, SourceRecord, TaskRecord, artifact_file, find_recorded
 from .ops import restore_block
@@ -67,7 +67,7 @@ class _MappedFiles:
 
 
 class Parts(NamedTuple):
-    """What a merged tensor of a task is restored from: flat, and no longer than what was merged."""
+    """The sources of a merged tensor of a task: flat, and no longer than the merged part."""
 
     base: torch.Tensor
     unified: torch.Tensor
@@ -119,10 +119,6 @@ class TaskWeights:
         elif revision is not None:
             raise ValueError(f"revision={revision!r} has no meaning for the local path {self.folder}; leave it out")
         self.manifest = Manifest.read(self.folder)
-        if not self.manifest.files:
-            _LOGGER.warning("%s: written before artifacts had hashes of their files; they are believed", self.folder)
-        if (self.folder / STATE).is_file():
-            _LOGGER.warning("%s: %s, with which earlier versions added tasks, is not used", self.folder, STATE)
         self._merged = self.manifest.merged
         if self._repository and self.manifest.unified:
             self._download(*self._repository, list(self.manifest.unified))
@@ -173,7 +169,7 @@ class TaskWeights:
             out.copy_(whole)
 
     def find_parts(self, task: str, name: str, device: torch.device) -> Parts | None:
-        """What a tensor of a task is restored from; `None` if it is the task's own, the base's, or moved by signs."""
+        """The sources of a tensor of a task; `None` if it is the task's own, the base's, or moved by signs."""
         opened = self._open(task)
         if name not in opened.masks.infos or self.manifest.deltas:
             return None
@@ -200,7 +196,7 @@ class TaskWeights:
         return files
 
     def read_small_file(self, task: str, name: str) -> dict[str, Any]:
-        """What one of these says that is JSON; nothing if there is none."""
+        """The content of one of these that is JSON; empty if there is none."""
         if (task, name) not in self._read:
             path = self.small_files(task).get(name)
             self._read[task, name] = {} if path is None else cast(dict[str, Any], read_json(path))
@@ -209,8 +205,7 @@ class TaskWeights:
     def export(self, task: str, out: str | Path) -> Path:
         """Writes a plain checkpoint of a task, tensor by tensor; the folder appears whole or not at all."""
         out = Path(out).expanduser()
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ValueError(f"{out}: there is something here already; choose another folder, or delete it first")
+        require_free(out)
         files, entries = self.small_files(task), self.entries(task)
         # A name of its own: beside it there may be a merge into the same folder that was interrupted.
         with whole_folder(out) as partial:
@@ -236,8 +231,7 @@ class TaskWeights:
         """Copies the artifact's files; the folder appears whole or not at all."""
         self.fetch_all()
         out = Path(out).expanduser()
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ValueError(f"{out}: there is something here already; choose another folder, or delete it first")
+        require_free(out)
         base = self.manifest.base
         if base.folder is None and base.revision is None and not Path(base.source).expanduser().is_absolute():
             _LOGGER.warning(
@@ -262,7 +256,7 @@ class TaskWeights:
             known = ", ".join(map(repr, self.manifest.tasks))
             raise ValueError(f"there is no task {task!r} in {self.folder}; choose one of {known}")
         if self._repository:
-            skipped = [f"*/{STATE}"] + ([] if self._rescale else ["*/sums.safetensors"])
+            skipped = [] if self._rescale else ["*/sums.safetensors"]
             self._download(*self._repository, [f"tasks/{task}/*"], skipped)
         record = self.manifest.tasks[task]
         masks = _MappedFiles([open_masks(self.folder, self.manifest, task)])
@@ -293,11 +287,6 @@ class TaskWeights:
         elements = np.array([tensor.elements for tensor in merged], dtype=np.int64)
         sums = read_sums(self.folder, self.manifest, task)[:, None, :]
         scales = np.broadcast_to(compute_scales(sums, elements, part, self._rescale), part.shape)
-        if not np.isfinite(scales).all():
-            raise ValueError(
-                f"{self.folder}: rescale {self._rescale!r} needs sums that an earlier version did not keep; "
-                "choose global, official, tensor or none, or merge all again"
-            )
         return {named[t.name]: float(scale) for t, (scale,) in zip(merged, scales, strict=True) if t.name in named}
 
     def _open_base(self, given: str | Path | None) -> list[Checkpoint]:

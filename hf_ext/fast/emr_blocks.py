@@ -22,7 +22,7 @@ import torch
 from numba import carray, njit, types
 from torch import Tensor
 
-from hf_ext.emr.arithmetic import GRAM_STEP, SUB_BLOCK, Sums
+from .emr_sums import GRAM_STEP, SUB_BLOCK, Sums
 
 TILE = 1024
 KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}

@@ -224,7 +224,7 @@ def test_a_manifest_of_deltas_is_read_by_its_version(berts, tmp_path):
         TaskWeights(folder).restore("two", "bert.embeddings.word_embeddings.weight")
     if other == 1:
         return
-    with pytest.raises(ValueError, match="needs 2 times"):
+    with pytest.raises(ValueError, match=r"a mask of \d+ elements needs \d+ bytes"):
         restore(folder, "two")
 
 
