@@ -44,7 +44,7 @@ def _register(place: ModuleType, name: str, value: Any) -> None:
 
 
 def _home(value: Any) -> tuple[str | None, str | None]:
-    """Where a module or a class comes from; the same after a reload."""
+    """The origin of a module or a class; the same after a reload."""
     return getattr(value, "__module__", None), getattr(value, "__name__", None)
 
 

@@ -242,7 +242,7 @@ def _conditions(pipeline: Any, class_labels: str | None, prompts: tuple[str, ...
 
 
 def _negative(pipeline: Any, negative: str | None) -> dict[str, Any]:
-    """What guidance leads away from, as the pipeline takes it."""
+    """The negative conditions of guidance, as the pipeline takes them."""
     if negative is None:
         return {}
     if pipeline.transformer.config.num_classes is None:

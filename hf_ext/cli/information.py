@@ -104,7 +104,7 @@ def read_results(path: Path) -> list[dict[str, Any]]:
 
 
 def read_card(path: Path) -> dict[str, Any] | None:
-    """What a model card says in its metadata, or None if there is no card."""
+    """The metadata of a model card, or None if there is no card."""
     from hf_ext.embedded_hub.front_matter import read_front_matter
 
     if not path.is_file():
@@ -117,7 +117,7 @@ def read_card(path: Path) -> dict[str, Any] | None:
 
 
 def read_merge(folder: Path) -> dict[str, Any] | None:
-    """What the manifest of a merge says of its tasks, or None if it is no artifact of one."""
+    """The tasks in the manifest of a merge, or None if it is no artifact of one."""
     if not (folder / "emr.json").is_file():
         return None
     from hf_ext.emr.manifest import Manifest
@@ -142,7 +142,7 @@ def read_merge(folder: Path) -> dict[str, Any] | None:
 
 
 def merge_rows(merge: dict[str, Any]) -> list[tuple[str, str]]:
-    """What a person wants to know of a merge: its method, its base and its tasks."""
+    """The summary of a merge: its method, its base and its tasks."""
 
     def place(source: dict[str, Any]) -> str:
         return f"{source['source']}@{source['revision']}" if source["revision"] else str(source["source"])

@@ -87,7 +87,7 @@ def try_push(folder: Path, repo_id: str, license_name: str | None, check: bool) 
 
 
 def print_listing(listing: "Listing", to_stderr: bool = False) -> None:
-    """What goes up with its bytes, what stays behind with the reason, and what to look at."""
+    """The plan of an upload: files with their bytes, files left out with the reason, and warnings."""
     parts = {
         "goes up": [(f"{size:,}", name) for name, size in listing.files.items()],
         "stays behind": [(name, reason) for name, reason in listing.stays_behind.items()],
@@ -136,7 +136,7 @@ def card(
 
 
 def find_problems(folder: Path) -> list[str]:
-    """What is missing from a card or contradicts the folder, one line each."""
+    """Gaps of a card and contradictions to the folder, one line each."""
     from huggingface_hub import ModelCard
 
     from hf_ext.hub.cards import expected_task

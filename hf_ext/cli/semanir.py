@@ -197,7 +197,7 @@ def _folder_of_results(out: str, compare: bool) -> Path | None:
 def _restore(
     model: Any, jobs: list[Any], ranks: Any, overwrite: bool, sheet: Path | None, options: dict[str, Any]
 ) -> tuple[int, int, str]:
-    """How many pictures were restored and how many not, and how fast it went."""
+    """The number of pictures restored and failed, and the speed."""
     from hf_ext.restoration.run import restore_files
 
     started = time.monotonic()

@@ -1,4 +1,4 @@
-"""What a command takes as a model: a folder, org/name[@revision], or the name of a model that travels with hf-ext."""
+"""Models as commands take them: a folder, org/name[@revision], or the name of a model that travels with hf-ext."""
 
 import difflib
 from pathlib import Path

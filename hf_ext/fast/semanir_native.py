@@ -195,7 +195,7 @@ def _many_keys(tokens: int) -> int:
 
 
 def _array(tensor: Tensor) -> Any:
-    """What a kernel reads: any layout whose last dimension lies together."""
+    """A tensor that a kernel can read: any layout whose last dimension lies together."""
     tensor = tensor.detach()
     return (tensor if tensor.stride(-1) == 1 else tensor.contiguous()).numpy()
 
