@@ -131,13 +131,6 @@ def test_experts_that_other_samples_send_other_numbers_of_tokens(tmp_path: Path)
         torch.testing.assert_close(mixed[row], one, atol=1e-4, rtol=1e-4)
 
 
-def test_a_loss_that_balances_experts_is_refused(tmp_path: Path):
-    emr = EMRModel.from_pretrained(make_merge(tmp_path, *FAMILIES["mixtral"]), "a")
-    assert emr(input_ids=TOKENS, labels=TOKENS, task_ids=[*"abba"]).loss.isfinite()
-    with pytest.raises(ValueError, match="aux_loss, which balances the experts over a whole batch"):
-        emr(input_ids=TOKENS, labels=TOKENS, output_router_logits=True, task_ids=[*"abba"])
-
-
 def test_what_cannot_be_switched_in_place_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("transformers.core_model_loading.revert_weight_conversion", lambda *arguments: {})
     emr = EMRModel.from_pretrained(make_merge(tmp_path, *FAMILIES["mixtral"]), "a")
