@@ -9,7 +9,7 @@ import lazy_loader
 
 from .hub.folder_kinds import register
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # Additions to a method's own room, which knows nothing of them: they enter themselves in its tables.
 _ADDITIONS = {"mrconv": (".fast.mrconv",), "semanir": (".fast.semanir", ".restoration.pipeline")}

@@ -15,6 +15,8 @@ from torch import Tensor
 from hf_ext.fast.emr_operators import Kernels, compiled_kernels
 from hf_ext.fast.emr_sums import GRAM_STEP, SUB_BLOCK, SUMS, Sums
 
+from ..errors import UsageError
+
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 RESCALES = ("global", "official", "tensor", "l2", "tensor_l2", "none")
 TENSOR_RESCALES = ("tensor", "tensor_l2")
@@ -146,7 +148,7 @@ def compute_scales(sums: np.ndarray, elements: np.ndarray, participates: np.ndar
     Where nothing is masked in, λ is 1 if the task equals the base there, and 0 if it lost every vote.
     """
     if mode not in RESCALES:
-        raise ValueError(f"rescale is {mode!r}; allowed are {', '.join(RESCALES)}")
+        raise UsageError(f"rescale is {mode!r}; allowed are {', '.join(RESCALES)}")
     if mode == "none":
         return np.ones(sums.shape[1])
     column = {name: sums[:, :, index] * participates for index, name in enumerate(SUMS)}

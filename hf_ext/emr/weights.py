@@ -24,6 +24,7 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RevisionResolutionError
 from safetensors import safe_open
 
+from ..errors import UsageError
 from ..files import read_json, require_free, whole_folder
 from ..hub.checkpoints import Checkpoint, open_checkpoint
 from ..hub.file_hashes import file_sha256
@@ -117,7 +118,7 @@ class TaskWeights:
             self._repository = self._resolve(str(source), revision)
             self.folder = self._download(*self._repository, [*_SMALL_FILES], ["*/*", "report.json"])
         elif revision is not None:
-            raise ValueError(f"revision={revision!r} has no meaning for the local path {self.folder}; leave it out")
+            raise UsageError(f"revision={revision!r} has no meaning for the local path {self.folder}; leave it out")
         self.manifest = Manifest.read(self.folder)
         self._merged = self.manifest.merged
         if self._repository and self.manifest.unified:
@@ -254,7 +255,7 @@ class TaskWeights:
             return self._tasks[task]
         if task not in self.manifest.tasks:
             known = ", ".join(map(repr, self.manifest.tasks))
-            raise ValueError(f"there is no task {task!r} in {self.folder}; choose one of {known}")
+            raise UsageError(f"there is no task {task!r} in {self.folder}; choose one of {known}")
         if self._repository:
             skipped = [] if self._rescale else ["*/sums.safetensors"]
             self._download(*self._repository, [f"tasks/{task}/*"], skipped)

@@ -402,7 +402,7 @@ class SemanIRModel(SemanIRPreTrainedModel):
         return top_k
 
     def runner(self, maps: Tensor, output_hidden_states: bool) -> Any:
-        """What computes this call part by part; None if it is computed at once."""
+        """Runner that computes this call part by part; None if it is computed at once."""
         return None if self.find_runner is None else self.find_runner(maps, output_hidden_states)
 
     @capture_outputs(tie_last_hidden_states=False)
@@ -489,7 +489,7 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
         return error.abs().mean()
 
     def _base(self, pixel_values: Tensor) -> Tensor | None:
-        """What the network corrects. In the precision of the input: eight bits of bfloat16 would be visible."""
+        """Picture that the network corrects, in the input's precision: eight bits of bfloat16 would be visible."""
         if self.config.demosaicks:
             return bilinear_demosaick(pixel_values)
         if self.config.num_channels != self.config.num_channels_out:

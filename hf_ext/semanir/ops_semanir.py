@@ -330,7 +330,7 @@ def _needs_gradient(*tensors: Tensor) -> bool:
 
 
 def _windows_of_calls(windows: int, logits: int, device: torch.device) -> list[slice]:
-    """Which windows are computed together, each having so many logits. All where a loop would tie a graph to them."""
+    """Groups of windows computed together, each with so many logits. One where a loop would tie a graph to it."""
     if torch.compiler.is_compiling():
         return [slice(None)]
     chunk = max(1, (_LOGITS_CPU if device.type == "cpu" else _LOGITS_GPU) // logits)

@@ -12,7 +12,6 @@ from pathlib import Path
 import click
 import pytest
 import yaml
-from click.testing import CliRunner, Result
 from transformers import BertForSequenceClassification
 
 from hf_ext.emr.manifest import Manifest
@@ -20,13 +19,8 @@ from hf_ext.merging.methods import METHODS, options_by_name
 from hf_ext_cli.main import main
 from tests.emr.emr_testing import push_folder, tiny_bert
 from tests.hub.published import contents
-from tests.hub_testing import client_environment, run_python
-
-
-def run(*arguments: str | Path, code: int = 0) -> Result:
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    return result
+from tests.kit.command_line import run
+from tests.kit.hub import client_environment, run_python
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,9 @@ from transformers import (
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from hf_ext.emr import EMRModel, layers
+from hf_ext.errors import UsageError
 from tests.emr.test_mixed import BERT, DIFFERENT, GPT2, SAME, TASKS, make_family, text
+from tests.kit.refusals import refused
 
 T5 = T5Config(vocab_size=30, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, decoder_start_token_id=0)
 NUMBER = torch.Generator().manual_seed(1)
@@ -80,7 +82,7 @@ def test_a_cache_of_several_tasks(family: str, request: pytest.FixtureRequest):
 def test_a_cache_that_cannot_be_divided_is_refused(gpt2: EMRModel):
     tokens = text()["input_ids"]
     cache = StaticCache(gpt2.config, max_cache_len=8)
-    with pytest.raises(ValueError, match="past_key_values go with samples .*StaticLayer.* Run one task at a time"):
+    with refused(UsageError, "past_key_values", "StaticLayer"):
         gpt2(input_ids=tokens, past_key_values=cache, task_ids=TASKS)
 
 
