@@ -9,26 +9,21 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
-from torch.utils._pytree import tree_leaves
-from transformers import Cache, GenerationConfig
+from transformers import GenerationConfig
 
-from .batches import leaves_of, repeat_rows, rows_of, take_rows
+from ..errors import UsageError
+from .batches import repeat_rows, require_tasks, rows_of, take_rows
 from .many_tasks import ManyTasks
 
 
 def generate(emr: ManyTasks, task_ids: Sequence[str], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Each row as its task generates it, in the order of the rows; all of one task as its `generate` returns it."""
-    if isinstance(task_ids, str) or not task_ids or not set(task_ids) <= set(emr.tasks):
-        raise ValueError(f"task_ids is {task_ids!r:.200}; give a list of tasks, which are {emr.tasks}")
-    prompts = [leaf for leaf in tree_leaves((arguments, options)) if isinstance(leaf, torch.Tensor) and leaf.ndim]
-    if any(len(leaf) != len(task_ids) for leaf in prompts) or not prompts:
-        sizes = sorted({len(leaf) for leaf in prompts})
-        raise ValueError(f"task_ids names {len(task_ids)} tasks for {sizes} prompts; give one for each")
+    sizes = require_tasks(task_ids, emr.tasks, (arguments, options))
+    if sizes != {len(task_ids)}:
+        raise UsageError(f"task_ids names {len(task_ids)} tasks for {sorted(sizes)} prompts; give one for each")
     if len(set(task_ids)) == 1:
         with emr.task(task_ids[0]) as model:
             return model.generate(*arguments, **options)
-    if any(isinstance(leaf, Cache) for leaf in leaves_of((arguments, options))[0]):
-        raise ValueError("past_key_values cannot be divided among tasks that take turns; run one task at a time")
     return _generate_in_turn(emr, task_ids, (arguments, options))
 
 
@@ -61,7 +56,7 @@ def _generate_in_turn(emr: ManyTasks, task_ids: Sequence[str], given: Any) -> to
             found = model.generate(*few, **many)
             fill = _find_padding(model, many, fill)
         if not isinstance(found, torch.Tensor) or len(found) % len(own):
-            raise ValueError(
+            raise UsageError(
                 f"the tasks {list(rows)} take turns, which gives token ids alone: leave out return_dict_in_generate, "
                 "or run one task at a time"
             )
