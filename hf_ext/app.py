@@ -394,7 +394,8 @@ def serve(models: dict[str, dict[str, str]], **where: Any) -> tuple[Any, str, st
         "share": False,
         **where,
     }
-    return build_app(models).launch(**options)
+    launched: tuple[Any, str, str | None] = build_app(models).launch(**options)
+    return launched
 
 
 if __name__ == "__main__":

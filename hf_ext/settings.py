@@ -42,7 +42,7 @@ class _Loader(yaml.SafeLoader):
         # Otherwise PyYAML makes a list that holds itself, which nothing can print or copy.
         self.deep_construct = True
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
             # `<<` merges other mappings, once or several times.

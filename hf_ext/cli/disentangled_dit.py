@@ -197,7 +197,7 @@ def sample(
     options |= {"flip": True} if flip else {}
     options |= _negative(pipeline, negative)
     if image is not None:
-        pipeline = AutoPipelineForImage2Image.from_pipe(pipeline)
+        pipeline = AutoPipelineForImage2Image.from_pipe(pipeline)  # type: ignore[no-untyped-call]
         options |= {"image": read_picture(image), "strength": 0.8 if strength is None else strength}
     pipeline.progress_bar = partial(progress, unit=" steps")
     try:

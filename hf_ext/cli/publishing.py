@@ -73,7 +73,7 @@ def push(folder: Path, repo_id: str, check: bool, dry_run: bool, as_json: bool, 
 
 def try_push(folder: Path, repo_id: str, license_name: str | None, check: bool) -> "Listing":
     """Stages and checks a folder as a push would, and returns what would go up and what would stay behind."""
-    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+    from huggingface_hub.utils import validate_repo_id
 
     from hf_ext.hub.load_check import check_loads
     from hf_ext.hub.publish import rehearse

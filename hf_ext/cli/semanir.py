@@ -17,21 +17,23 @@ from .sources import Model
 FORMATS = ("png", "jpg", "webp", "tif", "gif")
 
 
-class Tile(click.ParamType):
+class Tile(click.ParamType):  # type: ignore[type-arg]
     """A number of pixels, or auto."""
 
     name = "PIXELS|auto"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        if value == "auto" or isinstance(value, int):
+        if isinstance(value, int):
             return value
+        if value == "auto":
+            return "auto"
         try:
             return int(value)
         except ValueError:
             self.fail(f"{value!r} is neither a number of pixels nor auto.", param, ctx)
 
 
-class Colour(click.ParamType):
+class Colour(click.ParamType):  # type: ignore[type-arg]
     """A colour as Pillow names it: a name, or #rrggbb."""
 
     name = "COLOUR"
@@ -47,7 +49,7 @@ class Colour(click.ParamType):
             self.fail(f"{value!r} is no colour such as white or #ffcc00.", param, ctx)
 
 
-class Numbers(click.ParamType):
+class Numbers(click.ParamType):  # type: ignore[type-arg]
     """Whole numbers with commas between them."""
 
     name = "N,N"

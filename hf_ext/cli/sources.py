@@ -9,7 +9,7 @@ import click
 from .library import import_without_models
 
 
-class Model(click.ParamType):
+class Model(click.ParamType):  # type: ignore[type-arg]
     """A folder, org/name[@revision], or the name of a released model, which becomes its folder."""
 
     name = "MODEL"

@@ -367,7 +367,7 @@ def _kernel() -> Callable[..., bool]:
     return compile_kernel(_run, f"boolean(int32[::1], {arrays}, {whole}, {sums})")
 
 
-def _call(files, weights, masks, elements, tie, sums) -> bool:
+def _call(files, weights, masks, elements, tie, sums):
     """The kernel with addresses in place of tensors."""
     return _kernel()(
         np.array([file for file, _ in files], np.int32),

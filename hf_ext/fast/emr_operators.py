@@ -31,8 +31,7 @@ def compiled_kernels() -> Kernels | None:
         return None
     try:
         from .emr_blocks import run_block, run_files
-        from .emr_mixed import restore_tasks
-        from .emr_restore import multiply, restore, restore_directions
+        from .emr_restore import multiply, restore, restore_directions, restore_tasks
     except ImportError:
         return None
     return Kernels(run_block, restore, multiply, restore_tasks, run_files, restore_directions)
