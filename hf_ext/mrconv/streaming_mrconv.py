@@ -199,7 +199,24 @@ class _Undo(NamedTuple):
     levels: list[Level]
 
 
-class StreamingConvolution(CacheLayerMixin):
+class _LayerState(CacheLayerMixin):
+    """The positions that a layer of either cache has seen."""
+
+    seen: int
+
+    def get_seq_length(self) -> int:
+        """Positions that the layer has seen, padding included."""
+        return self.seen
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.seen + query_length, 0
+
+    def get_max_length(self) -> int:
+        # No maximum: old positions leave the kernel's reach.
+        return -1
+
+
+class StreamingConvolution(_LayerState):
     """
     A layer of the cache: its causal convolution, which goes on where the last chunk ended. The kernel stays the same
     for the whole stream; batch size and device are those of the first inputs.
@@ -429,17 +446,6 @@ class StreamingConvolution(CacheLayerMixin):
         self.record_past = False
         self._past.clear()
 
-    def get_seq_length(self) -> int:
-        """Positions that the layer has seen, padding included."""
-        return self.seen
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.seen + query_length, 0
-
-    def get_max_length(self) -> int:
-        # No maximum: old positions leave the kernel's reach.
-        return -1
-
 
 class _WithoutBackward(torch.autograd.Function):
     """Passes the result on; says why there is no gradient, where one is asked for."""
@@ -518,7 +524,7 @@ class MRConvCache(Cache):
         return result
 
 
-class InputHistory(CacheLayerMixin):
+class InputHistory(_LayerState):
     """A layer of [`MRConvTrainingCache`]: its last inputs, as many as later outputs depend on, with their gradient."""
 
     def __init__(self) -> None:
@@ -551,15 +557,6 @@ class InputHistory(CacheLayerMixin):
     def reorder_cache(self, beam_idx: Tensor) -> None:
         if self.past is not None:
             self.past = self.past.index_select(0, beam_idx.to(self.past.device))
-
-    def get_seq_length(self) -> int:
-        return self.seen
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.seen + query_length, 0
-
-    def get_max_length(self) -> int:
-        return -1
 
 
 class MRConvTrainingCache(Cache):
@@ -606,10 +603,3 @@ class MRConvTrainingCache(Cache):
             if isinstance(layer, InputHistory) and layer.past is not None:
                 layer.past = layer.past.detach()
         return self
-
-
-def only_cache(cache: Any | None, past_key_values: Any | None) -> Any | None:
-    """The cache that is given by one of its two names."""
-    if cache is not None and past_key_values is not None:
-        raise ValueError("Got both `cache` and `past_key_values`, two names of one argument; give `cache` alone.")
-    return past_key_values if cache is None else cache
