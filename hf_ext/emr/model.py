@@ -325,7 +325,7 @@ class EMRModel:
         Runs the model on a batch. Several threads may do so: they wait for each other.
 
         Args:
-            *arguments, **batch: As the model takes them; `labels` with a single task alone.
+            *arguments, **batch: As the model takes them; `labels` and a cache with a single task alone.
             task_ids (`Sequence[str]`, *optional*): The task of each sample; by default all are of the current task.
                 For inference: with several tasks, there are no gradients.
 
@@ -334,13 +334,11 @@ class EMRModel:
             each sample.
 
         Raises:
-            ValueError: No task is current, `task_ids` does not fit the batch, or there are labels of several tasks.
+            ValueError: No task is current, `task_ids` does not fit the batch, or labels or a cache are of several.
         """
         with self._turns.hold():
             if task_ids is None:
-                if self.current is None:
-                    raise UsageError("a switch of tasks has failed, so the weights are of no task: call set_task")
-                return self._built.model(*arguments, **batch)
+                return self._model_of_a_task()(*arguments, **batch)
             if len(set(task_ids)) > 1:
                 # Weights of other tasks stand in for the model's own while it runs.
                 self._turns.note_change()
@@ -372,11 +370,14 @@ class EMRModel:
         with self._turns.hold():
             arguments = () if inputs is None else (inputs,)
             if task_ids is None:
-                if self.current is None:
-                    raise UsageError("a switch of tasks has failed, so the weights are of no task: call set_task")
-                return cast(Any, self._built.model).generate(*arguments, **options)
+                return self._model_of_a_task().generate(*arguments, **options)
             self._turns.note_change()
             return generate(self, task_ids, arguments, options)
+
+    def _model_of_a_task(self) -> Any:
+        if self.current is None:
+            raise UsageError("a switch of tasks has failed, so the weights are of no task: call set_task")
+        return self._built.model
 
     def save_pretrained(self, out: str | Path) -> Path:
         """

@@ -33,7 +33,7 @@ from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
 from .arithmetic import compute_scales
 from .artifact import open_extras, open_masks, open_unified, read_sums, read_tasks
 from .deltas import restore_directions
-from .manifest import MANIFEST, Manifest, SourceRecord, TaskRecord, artifact_file, find_recorded
+from .manifest import MANIFEST, Manifest, SourceRecord, TaskRecord, TensorRecord, artifact_file, find_recorded
 from .ops import restore_block
 
 # Files of a checkpoint beside its weights: configuration, tokenizer, processor, chat template, code.
@@ -156,14 +156,13 @@ class TaskWeights:
         direct = out.dtype == tensor.dtype and out.is_contiguous()
         whole = out if direct else torch.empty(out.shape, dtype=tensor.dtype, device=device)
         flat = whole.view(-1)
-        base = self._base.get(tensor.name, device, keep=True).view(-1)[: tensor.elements]
+        base, leading = self._merged_part(self._base, tensor, device), flat[: tensor.elements]
         base = base.float() if base.dtype == torch.float64 else base
-        mask, scale, leading = opened.masks.get(name, device), opened.scales[name], flat[: tensor.elements]
+        mask, scale = opened.masks.get(name, device), opened.scales[name]
         if self.manifest.deltas:
             restore_directions(base, mask.view(self.manifest.deltas, -1), scale, leading)
         else:
-            unified = self._unified.get(tensor.name, device, keep=True).view(-1)[: tensor.elements]
-            restore_block(base, unified, mask, scale, leading)
+            restore_block(base, self._merged_part(self._unified, tensor, device), mask, scale, leading)
         if len(flat) > tensor.elements:
             flat[tensor.elements :] = opened.extras.get(name, device)
         if not direct:
@@ -175,11 +174,11 @@ class TaskWeights:
         if name not in opened.masks.infos or self.manifest.deltas:
             return None
         tensor = self._merged[opened.record.base_name(name)]
-        base, unified = (
-            files.get(tensor.name, device, keep=True).view(-1)[: tensor.elements]
-            for files in (self._base, self._unified)
-        )
+        base, unified = (self._merged_part(files, tensor, device) for files in (self._base, self._unified))
         return Parts(base, unified, opened.masks.get(name, device), opened.scales[name])
+
+    def _merged_part(self, files: _MappedFiles, tensor: TensorRecord, device: torch.device) -> torch.Tensor:
+        return files.get(tensor.name, device, keep=True).view(-1)[: tensor.elements]
 
     def base_tensors(self) -> dict[str, torch.Tensor]:
         """The base's tensors by name, as views of its files."""
