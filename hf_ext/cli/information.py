@@ -56,8 +56,9 @@ def describe(source: str) -> dict[str, Any]:
 
 def read_headers(source: str) -> tuple[list[Any], str | None]:
     """Every tensor of a checkpoint, or of all components of a diffusers pipeline, and the commit on a Hub."""
-    from hf_ext.hub.checkpoints import CheckpointError, open_checkpoint
+    from hf_ext.hub.checkpoints import open_checkpoint
     from hf_ext.hub.diffusers_folders import is_pipeline, read_headers, read_remote_headers
+    from hf_ext.hub.header_format import CheckpointError
 
     path = Path(source).expanduser()
     if is_pipeline(path):

@@ -325,7 +325,8 @@ def explain(source: str, image: Path, out: Path, at: list[int] | None, stage: in
     import numpy as np
 
     from hf_ext.restoration.attention import explain as draw
-    from hf_ext.restoration.files import Picture, read_image, write_image
+    from hf_ext.restoration.encoding import Picture
+    from hf_ext.restoration.files import read_image, write_image
 
     if at is not None and len(at) != 2:
         raise click.BadParameter("give column and row, such as 120,80.", param_hint="--at")
