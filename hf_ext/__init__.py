@@ -11,21 +11,24 @@ from .hub.folder_kinds import register
 
 __version__ = "0.3.0"
 
+# Additions to a method's own room, which knows nothing of them: they enter themselves in its tables.
+_ADDITIONS = {"mrconv": (".fast.mrconv",), "semanir": (".fast.semanir", ".restoration.pipeline")}
 # The names are in __init__.pyi, each imported at first use.
 _find, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
-    """A name of the stub; with a model comes what makes it fast, of which its own room knows nothing."""
+    """A name of the stub; a model comes with the additions to its room."""
     found = _find(name)
-    if getattr(found, "__module__", "").startswith(f"{__name__}.mrconv."):
-        import_module(".fast.mrconv", __name__)
+    _, _, room = getattr(found, "__module__", "").partition(f"{__name__}.")
+    for addition in _ADDITIONS.get(room.partition(".")[0], ()):
+        import_module(addition, __name__)
     return found
 
 
 def _wants_models() -> bool:
     """
-    Whether this process wants the models registered: everyone, but for programs that read first what they were given.
+    True where models are to be registered: everywhere, but in programs that read first what they were given.
 
     Two thirds of the time of an import go into transformers, which registration needs. HF_EXT_REGISTER_MODELS=0 leaves
     it out, for a Hub or a merge; each name above still imports what it needs, and a method is registered when its task
@@ -43,6 +46,6 @@ def _wants_models() -> bool:
 # What a push or a card needs of merges is imported when a folder is published.
 register(lambda: import_module(".merging.publishing", __name__).MERGES)
 if _wants_models():
-    import_module(".mrconv", __name__)
-    import_module(".semanir", __name__)
-    import_module(".fast.mrconv", __name__)
+    for _room, _additions in _ADDITIONS.items():
+        for _part in (f".{_room}", *_additions):
+            import_module(_part, __name__)

@@ -16,8 +16,8 @@ from PIL import Image
 from transformers import AutoConfig
 
 from hf_ext import EMRModel, SemanIRForImageRestoration, restore_image
+from hf_ext.answers.merged_task import AnsweringTask
 from hf_ext.audio_stream import Listener, Stream
-from hf_ext.emr.answering import AnsweringTask
 from hf_ext.emr.artifact import read_tasks
 from hf_ext.hub.checkpoints import split_revision
 from hf_ext.hub.released import list_released
@@ -124,7 +124,7 @@ def pair(before: np.ndarray, after: np.ndarray) -> Pair:
 
 
 def require_given(given: str | None, what: str) -> str:
-    """What was given, or an error that says what to give."""
+    """The given value, or an error that says what to give."""
     if not given:
         raise ValueError(f"There is no {what} yet: give one first.")
     return given
@@ -180,7 +180,7 @@ def hear_file(source: str, path: str | None) -> Iterator[Words]:
 def hear_piece(
     source: str, heard: tuple[Stream, Words] | None, piece: tuple[int, np.ndarray] | None
 ) -> tuple[tuple[Stream, Words] | None, Words]:
-    """What a microphone has heard with one more piece of sound: for the next one, and for the page."""
+    """The state of a microphone after one more piece of sound: for the next one, and for the page."""
     if piece is None:
         return heard, heard[1] if heard else Words()
     rate, samples = piece
@@ -191,7 +191,7 @@ def hear_piece(
 
 
 def end_sound(heard: tuple[Stream, Words] | None) -> tuple[None, Words]:
-    """What a microphone has heard when it is switched off: with the last word, after which no silence came."""
+    """The words of a microphone that is switched off, with the last one, after which no silence came."""
     if heard is None:
         return None, Words()
     stream, words = heard
@@ -207,13 +207,13 @@ def show_words(words: Words) -> str:
 
 
 def list_inputs(source: str) -> set[str]:
-    """What the tasks of a merge take: of picture, sound and text those that some task does."""
+    """The inputs that a merge takes: of picture, sound and text those that some task reads."""
     kinds = {"Image": "picture", "Audio": "sound", "Sequence": "text"}
     return {kinds[task.reads] for task in load_merge(source)[1].values()}
 
 
 def answer(source: str, name: str, picture: str | None, sound: str | None, text: str | None) -> Answer:
-    """What one task of a merge says of the input that it takes."""
+    """The answer of one task of a merge to the input that it takes."""
     merged, tasks = load_merge(source)
     task = tasks[name]
     if task.kind == "restoration":
@@ -234,12 +234,12 @@ def answer(source: str, name: str, picture: str | None, sound: str | None, text:
 
 
 def answer_all(source: str, *given: str | None) -> dict[str, Answer]:
-    """What each task of a merge says of the same picture, sound or text."""
+    """The answer of each task of a merge to the same picture, sound or text."""
     return {name: answer(source, name, *given) for name in load_merge(source)[1]}
 
 
 def told(function: Callable[..., Any], *given: Any, **options: Any) -> Any:
-    """What a function gives; what is wrong with its input is shown on the page, in the words of the error."""
+    """The result of a function; errors of its input are shown on the page in their own words."""
     try:
         return function(*given, **options)
     except (ValueError, TypeError, OSError, ImportError, MemoryError, FloatingPointError, RuntimeError) as error:
@@ -394,7 +394,8 @@ def serve(models: dict[str, dict[str, str]], **where: Any) -> tuple[Any, str, st
         "share": False,
         **where,
     }
-    return build_app(models).launch(**options)
+    launched: tuple[Any, str, str | None] = build_app(models).launch(**options)
+    return launched
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ class Listener:
 
     def begin_word(self) -> None:
         """Forgets the sound of the word before."""
-        self.cache.reset()
+        self.cache.reset()  # type: ignore[no-untyped-call]
         self.total, self.positions, self.quiet = 0, 0, 0.0
 
     def hear(self, sound: np.ndarray) -> int | None:

@@ -1,4 +1,4 @@
-"""What `pip install "hf-ext[...]"` brings beyond what loading and running a model needs."""
+"""Packages of `pip install "hf-ext[...]"`, beyond those that load and run a model."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -46,7 +46,7 @@ def import_extra(module: str) -> ModuleType:
 
 
 def explain_missing(module: str | None) -> str | None:
-    """What to install where a module, or one inside of it, could not be imported; `None` if no extra brings it."""
+    """The extra to install for a module, or one inside of it, that could not be imported; `None` if none brings it."""
     package = (module or "").partition(".")[0]
     if package not in EXTRAS:
         return None

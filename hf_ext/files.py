@@ -253,7 +253,7 @@ def exchange_folders(first: Path, second: Path) -> bool:
 
 
 def lies_in_cache(folder: Path) -> bool:
-    """Whether a folder is a commit in the cache of huggingface_hub, or lies in one, which nobody changes."""
+    """True for a commit in the cache of huggingface_hub, or a folder in one, which nobody changes."""
     resolved = folder.resolve()
     return any(
         commit.parent.name == "snapshots" and commit.parent.parent.name.startswith(_CACHED)
@@ -262,7 +262,7 @@ def lies_in_cache(folder: Path) -> bool:
 
 
 def stays_inside(folder: Path, path: Path) -> bool:
-    """Whether a path of a folder really lies in it, and is not a link to somewhere else."""
+    """True for a path of a folder that really lies in it, and is not a link to somewhere else."""
     # The cache of huggingface_hub keeps the files of a repository in `models--org--name/blobs/`, or in a `blobs/` that
     # all repositories share; `models--org--name/snapshots/<commit>/` holds links to them. Such links stay inside,
     # however deep in the commit the folder lies. Everything that follows a path of a folder asks this function;

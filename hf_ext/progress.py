@@ -14,7 +14,7 @@ _LINE = "{desc}{percentage:.0f} % ({n_fmt} of {total_fmt}{unit}), {rate_fmt}, {r
 _ENDLESS = "{desc}{n_fmt}{unit}, {rate_fmt}, {elapsed} so far{postfix}"
 
 
-def progress(items: Iterable[Any] | None = None, description: str = "", *, shown: bool = True, **options: Any) -> tqdm:
+def progress(items: Iterable[Any] | None = None, description: str = "", *, shown: bool = True, **options: Any) -> Any:
     """
     Shows on standard error how far some work is; `hf-ext COMMAND -q` shows nothing.
 
@@ -31,7 +31,7 @@ def progress(items: Iterable[Any] | None = None, description: str = "", *, shown
     return _Lines(items, name, **{**options, "mininterval": _PAUSE, "miniters": 0})
 
 
-class _Lines(tqdm):
+class _Lines(tqdm):  # type: ignore[type-arg]
     """A bar that writes whole lines: where nobody watches, a log keeps them."""
 
     def update(self, n: float | None = 1) -> bool | None:

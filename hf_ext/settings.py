@@ -26,7 +26,7 @@ _OF_TRAINING = (
 
 
 def matters_in_use(field: str) -> bool:
-    """Whether a field of a configuration says what a trained model computes, and not only how it is trained."""
+    """True for a field of a configuration that decides what a trained model computes, not only its training."""
     return field not in _OF_TRAINING and "drop" not in field
 
 
@@ -42,7 +42,7 @@ class _Loader(yaml.SafeLoader):
         # Otherwise PyYAML makes a list that holds itself, which nothing can print or copy.
         self.deep_construct = True
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
             # `<<` merges other mappings, once or several times.
@@ -129,7 +129,7 @@ def refuse_unknown(
 
 
 def explain(error: StrictDataclassError) -> str:
-    """What a strict dataclass found wrong, without the lines that name its machinery."""
+    """The fault that a strict dataclass found, without the lines that name its machinery."""
     return str(error.__cause__ or error)
 
 

@@ -30,8 +30,8 @@ import uvicorn
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import Response
 
+from hf_ext.answers.merged_task import AnsweringTask
 from hf_ext.emr import EMRModel
-from hf_ext.emr.answering import AnsweringTask
 from hf_ext.restoration.encoding import Frames, encode_frames
 from hf_ext.restoration.files import read_8_bits, read_image
 from hf_ext.restoration.tiles import restore_image

@@ -56,7 +56,7 @@ _HEADS = {"AudioClassification": "sounds", "ImageClassification": "pictures", "S
 
 
 class Input(NamedTuple):
-    """What is to be classified: its name in answers, and a text, a file or what is in it."""
+    """An input to classify: its name in answers, and a text, a file or its content."""
 
     name: str
     value: str | Path | bytes
@@ -91,7 +91,7 @@ class Classifier:
         self._pipeline = cast(Any, pipeline)(about.task, model=self.model, **words)
 
     def find_inputs(self, inputs: list[str]) -> Iterator[Input]:
-        """What the words of a command stand for: texts themselves; files of folders, patterns and lists."""
+        """The inputs that the words of a command name: texts themselves; files of folders, patterns and lists."""
         if self.kind == "texts":
             for text in inputs:
                 yield from (Input(found, found) for found in _read_texts(text))

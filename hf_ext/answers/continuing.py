@@ -1,4 +1,4 @@
-"""How a language model continues a text, written as it comes."""
+"""Continuation of a text by a language model, written as it comes."""
 
 import math
 from collections.abc import Callable

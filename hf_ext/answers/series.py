@@ -97,5 +97,5 @@ def _stream(model: Any, series: torch.Tensor) -> Iterator[torch.Tensor]:
         yield model(input_values=series).logits.float()
         return
     cache = MRConvCache(model.config)
-    for part in series.split(_ROWS, 1):
+    for part in torch.split(series, _ROWS, 1):
         yield model(input_values=part, cache=cache).logits.float()

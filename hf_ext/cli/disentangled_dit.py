@@ -197,7 +197,7 @@ def sample(
     options |= {"flip": True} if flip else {}
     options |= _negative(pipeline, negative)
     if image is not None:
-        pipeline = AutoPipelineForImage2Image.from_pipe(pipeline)
+        pipeline = AutoPipelineForImage2Image.from_pipe(pipeline)  # type: ignore[no-untyped-call]
         options |= {"image": read_picture(image), "strength": 0.8 if strength is None else strength}
     pipeline.progress_bar = partial(progress, unit=" steps")
     try:
@@ -260,7 +260,7 @@ def _conditions(pipeline: Any, class_labels: str | None, prompts: tuple[str, ...
 
 
 def _negative(pipeline: Any, negative: str | None) -> dict[str, Any]:
-    """What guidance leads away from, as the pipeline takes it."""
+    """The negative conditions of guidance, as the pipeline takes them."""
     if negative is None:
         return {}
     if pipeline.transformer.config.num_classes is None:

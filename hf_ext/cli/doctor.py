@@ -107,7 +107,7 @@ def describe_hub(offline: bool) -> dict[str, Any]:
 
 
 def is_told(name: str) -> bool:
-    """Whether a variable decides what the libraries do, and holds no secret."""
+    """True for a variable that decides what the libraries do, and holds no secret."""
     ours = name.startswith(("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "ACCELERATE_", "CUDA_VISIBLE", "OMP_NUM_THREADS"))
     return ours and not any(word in name for word in ("TOKEN", "KEY", "SECRET", "PASSWORD"))
 

@@ -194,13 +194,13 @@ def show_report(path: Path, report: dict[str, Any]) -> None:
 
 
 def show_warnings(found: Mapping[str, Any]) -> None:
-    """What to look at, a line each."""
+    """Warnings of a report, a line each."""
     for text in found["warnings"]:
         note(f"warning: {text}")
 
 
 def show_result(result: dict[str, Any], as_json: bool) -> None:
-    """What a command did, for a machine or a person."""
+    """The result of a command, for a machine or a person."""
     if as_json:
         print_json(result)
     else:

@@ -16,7 +16,7 @@ class Failed(click.ClickException):
 
 
 class Unusable(click.ClickException):
-    """What the user gave cannot be used; click's own usage errors end with the same code."""
+    """Input of the user that cannot be used; click's own usage errors end with the same code."""
 
     exit_code: ClassVar[int] = 2
 

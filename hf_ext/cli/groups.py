@@ -1,4 +1,4 @@
-"""Groups of commands, and what they say of a name that they do not know."""
+"""Groups of commands, and their answer to an unknown name."""
 
 import difflib
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ class Group(click.Group):
 
 
 def unknown_command(ctx: click.Context, name: str) -> str:
-    """What to say of a command that is not in the group of a context."""
+    """The message for a command that is not in the group of a context."""
     root, group = ctx.find_root(), ctx.command
     assert isinstance(root.command, click.Group) and isinstance(group, click.Group)
     within = [word for word in (context.info_name for context in _path(ctx)) if word]

@@ -56,8 +56,9 @@ def describe(source: str) -> dict[str, Any]:
 
 def read_headers(source: str) -> tuple[list[Any], str | None]:
     """Every tensor of a checkpoint, or of all components of a diffusers pipeline, and the commit on a Hub."""
-    from hf_ext.hub.checkpoints import CheckpointError, open_checkpoint
+    from hf_ext.hub.checkpoints import open_checkpoint
     from hf_ext.hub.diffusers_folders import is_pipeline, read_headers, read_remote_headers
+    from hf_ext.hub.header_format import CheckpointError
 
     path = Path(source).expanduser()
     if is_pipeline(path):
@@ -104,7 +105,7 @@ def read_results(path: Path) -> list[dict[str, Any]]:
 
 
 def read_card(path: Path) -> dict[str, Any] | None:
-    """What a model card says in its metadata, or None if there is no card."""
+    """The metadata of a model card, or None if there is no card."""
     from hf_ext.hub.front_matter import read_front_matter
 
     if not path.is_file():
@@ -117,7 +118,7 @@ def read_card(path: Path) -> dict[str, Any] | None:
 
 
 def read_merge(folder: Path) -> dict[str, Any] | None:
-    """What the manifest of a merge says of its tasks, or None if it is no artifact of one."""
+    """The tasks in the manifest of a merge, or None if it is no artifact of one."""
     if not (folder / "emr.json").is_file():
         return None
     from hf_ext.emr.manifest import Manifest
@@ -142,7 +143,7 @@ def read_merge(folder: Path) -> dict[str, Any] | None:
 
 
 def merge_rows(merge: dict[str, Any]) -> list[tuple[str, str]]:
-    """What a person wants to know of a merge: its method, its base and its tasks."""
+    """The summary of a merge: its method, its base and its tasks."""
 
     def place(source: dict[str, Any]) -> str:
         return f"{source['source']}@{source['revision']}" if source["revision"] else str(source["source"])

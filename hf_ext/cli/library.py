@@ -1,4 +1,4 @@
-"""How commands import hf_ext and torch."""
+"""Imports of hf_ext and torch by commands."""
 
 import gc
 import importlib
@@ -40,5 +40,5 @@ def import_at_once() -> Iterator[None]:
 
 def register_models() -> None:
     """Registers the package's models with transformers, for a command that builds whatever a checkpoint names."""
-    for room in ("mrconv", "semanir", "fast.mrconv"):
+    for room in ("mrconv", "semanir", "fast.mrconv", "fast.semanir"):
         importlib.import_module(f"hf_ext.{room}")

@@ -11,7 +11,7 @@ import click
 from hf_ext.docstrings import read_entries
 
 
-class Number(click.ParamType):
+class Number(click.ParamType):  # type: ignore[type-arg]
     """A number, or as YAML has it a list by layer or a mapping by task."""
 
     name = "float"

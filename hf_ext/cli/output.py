@@ -1,4 +1,4 @@
-"""What commands print: a JSON document for a program, plain lines for a pipe, tables on a terminal."""
+"""Output of commands: a JSON document for a program, plain lines for a pipe, tables on a terminal."""
 
 import codecs
 import json

@@ -73,7 +73,7 @@ def push(folder: Path, repo_id: str, check: bool, dry_run: bool, as_json: bool, 
 
 def try_push(folder: Path, repo_id: str, license_name: str | None, check: bool) -> "Listing":
     """Stages and checks a folder as a push would, and returns what would go up and what would stay behind."""
-    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+    from huggingface_hub.utils import validate_repo_id
 
     from hf_ext.hub.load_check import check_loads
     from hf_ext.hub.publish import rehearse
@@ -88,7 +88,7 @@ def try_push(folder: Path, repo_id: str, license_name: str | None, check: bool) 
 
 
 def print_listing(listing: "Listing", to_stderr: bool = False) -> None:
-    """What goes up with its bytes, what stays behind with the reason, and what to look at."""
+    """The plan of an upload: files with their bytes, files left out with the reason, and warnings."""
     parts = {
         "goes up": [(f"{size:,}", name) for name, size in listing.files.items()],
         "stays behind": [(name, reason) for name, reason in listing.stays_behind.items()],
@@ -137,7 +137,7 @@ def card(
 
 
 def find_problems(folder: Path) -> list[str]:
-    """What is missing from a card or contradicts the folder, one line each."""
+    """Gaps of a card and contradictions to the folder, one line each."""
     from huggingface_hub import ModelCard
 
     from hf_ext.hub.card_rules import check_card

@@ -17,21 +17,23 @@ from .sources import Model
 FORMATS = ("png", "jpg", "webp", "tif", "gif")
 
 
-class Tile(click.ParamType):
+class Tile(click.ParamType):  # type: ignore[type-arg]
     """A number of pixels, or auto."""
 
     name = "PIXELS|auto"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        if value == "auto" or isinstance(value, int):
+        if isinstance(value, int):
             return value
+        if value == "auto":
+            return "auto"
         try:
             return int(value)
         except ValueError:
             self.fail(f"{value!r} is neither a number of pixels nor auto.", param, ctx)
 
 
-class Colour(click.ParamType):
+class Colour(click.ParamType):  # type: ignore[type-arg]
     """A colour as Pillow names it: a name, or #rrggbb."""
 
     name = "COLOUR"
@@ -47,7 +49,7 @@ class Colour(click.ParamType):
             self.fail(f"{value!r} is no colour such as white or #ffcc00.", param, ctx)
 
 
-class Numbers(click.ParamType):
+class Numbers(click.ParamType):  # type: ignore[type-arg]
     """Whole numbers with commas between them."""
 
     name = "N,N"
@@ -323,7 +325,8 @@ def explain(source: str, image: Path, out: Path, at: list[int] | None, stage: in
     import numpy as np
 
     from hf_ext.restoration.attention import explain as draw
-    from hf_ext.restoration.files import Picture, read_image, write_image
+    from hf_ext.restoration.encoding import Picture
+    from hf_ext.restoration.files import read_image, write_image
 
     if at is not None and len(at) != 2:
         raise click.BadParameter("give column and row, such as 120,80.", param_hint="--at")

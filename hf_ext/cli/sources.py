@@ -1,4 +1,4 @@
-"""What a command takes as a model: a folder, org/name[@revision], or the name of a model that travels with hf-ext."""
+"""Models as commands take them: a folder, org/name[@revision], or the name of a model that travels with hf-ext."""
 
 import difflib
 from pathlib import Path
@@ -9,7 +9,7 @@ import click
 from .library import import_without_models
 
 
-class Model(click.ParamType):
+class Model(click.ParamType):  # type: ignore[type-arg]
     """A folder, org/name[@revision], or the name of a released model, which becomes its folder."""
 
     name = "MODEL"

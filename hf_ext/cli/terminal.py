@@ -21,7 +21,7 @@ _LOGGING = ("transformers.utils.logging", "diffusers.utils.logging", "datasets.u
 
 @contextlib.contextmanager
 def kept_settings() -> Iterator[None]:
-    """What -q and -v set lasts for one command, and for the processes that it starts."""
+    """Keep the settings of -q and -v for one command, and for the processes that it starts."""
     before = {name: os.environ.get(name) for name in _SETTINGS}
     if not (sys.stderr and sys.stderr.isatty()):
         # The bars of libraries would fill a log.

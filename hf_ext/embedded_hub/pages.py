@@ -161,7 +161,7 @@ def _render(markdown: str, base: str) -> str:
     normalize = parser.normalizeLink
     # What may not lead anywhere is refused afterwards.
     parser.normalizeLink = lambda url: normalize(urljoin(base, url)) if _may_lead(url) else url  # type: ignore[method-assign]
-    return parser.render(markdown)
+    return str(parser.render(markdown))
 
 
 def _may_lead(url: str) -> bool:

@@ -1,60 +1,25 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""EMR-Merging (arXiv 2405.17461) in plain torch: elect, mask and rescale; and the table of who computes it faster.
+"""EMR-Merging (arXiv 2405.17461) in plain torch: elect, mask and rescale; and the table of faster kernels.
 
 Weights and masks have the bits of the compiled kernels; sums agree within 1e-12.
 """
 
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hf_ext.fast.emr_operators import Kernels, compiled_kernels
+from hf_ext.fast.emr_sums import GRAM_STEP, SUB_BLOCK, SUMS, Sums
+
 from ..errors import UsageError
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 RESCALES = ("global", "official", "tensor", "l2", "tensor_l2", "none")
 TENSOR_RESCALES = ("tensor", "tensor_l2")
-# Elements whose terms are one sum.
-SUB_BLOCK = 8192
-# Inner products of pairs of tasks are sampled: one sub-block in 16.
-GRAM_STEP = 16
-
-# Columns of `sums`, with d = W_t - W_0, t = W_uni - W_0 and the mask M:
-# Σ|d|, Σd², #{d≠0}, #{M}, ΣM|t|, ΣMt², ΣMdt, Σdt, #{dt<0}, #{W_uni·W_t<0}.
-SUMS = (
-    "abs",
-    "square",
-    "nonzero",
-    "mask",
-    "masked_abs",
-    "masked_square",
-    "masked_dot",
-    "dot",
-    "opposed",
-    "weight_opposed",
-)
-# Columns of `totals`: ΣW_0², Σ|t|, Σt², #{t≠0}.
-TOTALS = ("base_square", "unified_abs", "unified_square", "unified_nonzero")
-
-
-class Sums(NamedTuple):
-    """What blocks add up, in float64."""
-
-    tasks: Tensor  # [N, 10], columns `SUMS`
-    totals: Tensor  # [4], `TOTALS`
-    gram: Tensor  # [N, N], Σ d_i d_j of every sixteenth sub-block, in its upper triangle
-
-    @classmethod
-    def zeros(cls, count: int) -> "Sums":
-        """Nothing added up yet, of so many tasks."""
-        shapes = ((count, len(SUMS)), (len(TOTALS),), (count, count))
-        return cls(*(torch.zeros(shape, dtype=torch.float64) for shape in shapes))
-
-
 # Elements that `restore` works on at once.
 _PIECE_CPU = 2**18
 _PIECE_GPU = 2**26
@@ -201,20 +166,9 @@ def compute_scales(sums: np.ndarray, elements: np.ndarray, participates: np.ndar
     return np.where(lower > 0, upper / np.where(lower > 0, lower, 1.0), np.where(lost, 0.0, 1.0))
 
 
-class Kernels(NamedTuple):
-    """One way to compute on a type of device. Only compiled code reads and writes files itself (`run_files`)."""
-
-    run_block: Callable[..., None]
-    restore: Callable[..., None]
-    multiply: Callable[[Tensor, Tensor], Tensor]
-    run_files: Callable[..., bool] | None = None
-    restore_directions: Callable[..., None] | None = None
-    restore_tasks: Callable[..., None] = restore_tasks
-
-
-_TORCH = Kernels(run_block, restore, multiply)
+_TORCH = Kernels(run_block, restore, multiply, restore_tasks)
 # By type of device: a function that gives faster kernels, or None where they cannot be had.
-KERNELS: dict[str, Callable[[], Kernels | None]] = {}
+KERNELS: dict[str, Callable[[], Kernels | None]] = {"cpu": compiled_kernels}
 
 
 def find_kernels(device: str) -> Kernels:

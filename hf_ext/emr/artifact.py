@@ -24,9 +24,6 @@ from .emr_loader import OWN_FILE
 from .manifest import MANIFEST, Manifest, artifact_file, find_recorded
 from .ops import SUMS, TOTALS
 
-# In artifacts of earlier versions: what was not known of older tasks once another was added from the kept state.
-_MAY_BE_UNKNOWN = np.isin(SUMS, ("masked_dot", "dot", "weight_opposed"))
-
 
 def mask_bytes(elements: int) -> int:
     """Length of the mask of a tensor: one bit an element, rounded up to 64 bytes."""
@@ -82,12 +79,11 @@ def open_extras(folder: str | Path, manifest: Manifest, task: str) -> Checkpoint
 def read_sums(folder: str | Path, manifest: Manifest, task: str) -> np.ndarray:
     """Reads what the merge summed up for a task, from which every rescale mode follows: fp64 `[merged tensors, 10]`.
 
-    Columns are `ops.SUMS`; 0 where the task takes no part. NaN stands where an earlier version did not know.
+    Columns are `ops.SUMS`; 0 where the task takes no part.
     """
     path = _task_file(folder, manifest, task, "sums.safetensors")
     sums = _read_arrays(path, {"sums": (len(manifest.merged), len(SUMS))}, SUMS)["sums"]
-    known = np.where(np.isnan(sums) & _MAY_BE_UNKNOWN, 0.0, sums)
-    _require(bool(np.isfinite(known).all() and (known[:, :7] >= 0).all()), str(path), "holds impossible sums")
+    _require(bool(np.isfinite(sums).all() and (sums[:, :7] >= 0).all()), str(path), "holds impossible sums")
     return sums
 
 
@@ -163,12 +159,10 @@ def _write(path: Path, arrays: Mapping[str, np.ndarray], columns: Sequence[str])
 
 _NOT_NAMED = (MANIFEST, "README.md", "report.json", "report.png")
 _WEIGHTS = ".safetensors"
-# What earlier versions kept to add tasks; nothing reads it any more.
-STATE = "state.safetensors"
 
 
 class Verification(NamedTuple):
-    """What came of reading an artifact through."""
+    """The result of reading an artifact through."""
 
     files: int  # files whose hash was compared
     bytes: int  # their length together
@@ -212,12 +206,7 @@ def verify_artifact(folder: str | Path) -> Verification:
     disk."""
     place = Path(folder).expanduser()
     manifest = Manifest.read(place)
-    told = {name: (place / name, about) for name, about in manifest.files.items() if Path(name).name != STATE}
-    notes = [f"{name}: of an earlier version, not used, not compared." for name in manifest.files.keys() - told]
-    if not told:
-        notes.append(
-            f"{MANIFEST} has no hashes of the artifact's own files: an earlier version wrote it. Merge again for them."
-        )
+    told, notes = {name: (place / name, about) for name, about in manifest.files.items()}, []
     base, inside = manifest.base, manifest.base.folder
     at = place / inside if inside is not None else find_recorded(base.source, place)
     if inside is None and (base.revision is not None or not at.is_dir()):
@@ -231,7 +220,7 @@ def verify_artifact(folder: str | Path) -> Verification:
             wrong.append(f"{name}: {fault}")
         elif about.get("sha256"):
             count, size = count + 1, size + about["bytes"]
-    extra = sorted(set(list_files(place)) - manifest.files.keys()) if manifest.files else []
+    extra = sorted(set(list_files(place)) - manifest.files.keys())
     notes += [f"{name}: not of the merge, not compared." for name in extra]
     return Verification(count, size, wrong, notes)
 

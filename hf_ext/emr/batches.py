@@ -1,19 +1,18 @@
-"""Some samples of a batch, the cache of their keys and values among it, and outputs put together again."""
+"""Some samples of a batch, and outputs put together again."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
-from transformers.cache_utils import Cache, DummyLayer, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
+from transformers.cache_utils import Cache
+
+from ..errors import UsageError
 
 # The samples of each task.
 Rows = Mapping[str, torch.Tensor]
-# Their `update` makes new tensors, so that a copy can share them.
-_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
 # How far values may be apart that are the same but for rounding, which depends on the size of a batch.
 _TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-4}
 _HALF_TOLERANCE = 1e-2
@@ -26,19 +25,25 @@ def rows_of(task_ids: Sequence[str]) -> dict[str, torch.Tensor]:
     }
 
 
+def require_tasks(task_ids: Sequence[str], known: Sequence[str], given: Any) -> set[int]:
+    """Refuse names that are no tasks, and a cache, which is of one; returns the lengths of the tensors given."""
+    if isinstance(task_ids, str) or not task_ids or not set(task_ids) <= set(known):
+        raise UsageError(f"task_ids is {task_ids!r:.200}; give a list of tasks, which are {list(known)}")
+    leaves = leaves_of(given)[0]
+    if any(isinstance(leaf, Cache) for leaf in leaves) and len(set(task_ids)) > 1:
+        raise UsageError("past_key_values are of the samples of one task: leave them out, or run one task at a time")
+    return {len(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim}
+
+
 def leaves_of(tree: Any) -> tuple[list[Any], Any]:
     """The parts of arguments, a cache as a whole, and their form."""
     return tree_flatten(tree, is_leaf=lambda leaf: isinstance(leaf, Cache))
 
 
 def take_rows(tree: Any, rows: torch.Tensor, size: int) -> Any:
-    """The same arguments for some samples; of a cache a copy."""
+    """The same arguments for some samples."""
 
     def take(leaf: Any) -> Any:
-        if isinstance(leaf, Cache):
-            copied: Any = copy_cache(leaf)
-            copied.batch_select_indices(rows)
-            return copied
         by_row = isinstance(leaf, torch.Tensor) and leaf.ndim > 0 and len(leaf) == size
         return leaf.index_select(0, rows.to(leaf.device)) if by_row else leaf
 
@@ -51,28 +56,13 @@ def repeat_rows(rows: torch.Tensor, count: int) -> torch.Tensor:
     return rows if count == 1 else (rows[:, None] * count + torch.arange(count)).flatten()
 
 
-def copy_cache(cache: Cache) -> Cache:
-    """A cache that can be gone on with, while the first one stays as it is; they share what is in it."""
-    copied: Any = copy.copy(cache)
-    if isinstance(cache, EncoderDecoderCache):
-        copied.self_attention_cache = copy_cache(cache.self_attention_cache)
-        copied.cross_attention_cache = copy_cache(cache.cross_attention_cache)
-        copied.is_updated = dict(cache.is_updated)
-        return cast(Cache, copied)
-    other = next((type(layer).__name__ for layer in cache.layers if type(layer) not in _LAYERS), None)
-    if other is not None:
-        raise TypeError(f"a {type(cache).__name__} of {other} cannot be divided by samples")
-    copied.layers = [copy.copy(layer) for layer in cache.layers]
-    return cast(Cache, copied)
-
-
 def keys_of(output: Any) -> list[Any]:
     """Names of the parts of what a model returns, or their numbers."""
     return list(output) if isinstance(output, Mapping) else list(range(len(output)))
 
 
 def are_close(one: torch.Tensor, two: torch.Tensor) -> bool:
-    """Whether two tensors are the same but for rounding."""
+    """True for two tensors that are the same but for rounding."""
     if one.shape != two.shape:
         return False
     tolerance = _TOLERANCES.get(one.dtype, _HALF_TOLERANCE)

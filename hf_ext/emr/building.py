@@ -26,7 +26,7 @@ _ORIGIN_KEYS = ("_name_or_path", "transformers_version", "_diffusers_version", "
 
 
 class Place(NamedTuple):
-    """Where in a model a tensor of the checkpoint is."""
+    """The place in a model of a tensor of the checkpoint."""
 
     tensor: str  # name of the model's tensor
     # shape, strides and first element of the part of it, as of [`torch.Tensor.as_strided`]: transformers fuses the
@@ -88,7 +88,7 @@ def build_model(
 
 
 def same_network(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Whether two configurations describe one network, which may have heads for other labels."""
+    """True for two configurations of one network, which may have heads for other labels."""
     return not differing_keys(first, second)
 
 
@@ -224,8 +224,8 @@ def _build_adapter(
 
 def _find_places(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, Place]:
     """
-    Where each tensor is in the model: it took the tensor itself, or a converted copy under its name with or without
-    the prefix of the base model. Tensors of which neither is true were transformed and have no place.
+    The place of each tensor in the model, which took the tensor itself, or a converted copy under its name with or
+    without the prefix of the base model. Tensors of which neither is true were transformed and have no place.
     """
     held = model.state_dict()
     pointers = {value.data_ptr(): name for name, value in reversed(held.items()) if value.numel()}
@@ -248,7 +248,7 @@ def _find_parts(
     model: torch.nn.Module, weights: Mapping[str, torch.Tensor], found: Mapping[str, Place]
 ) -> dict[str, Place]:
     """
-    Where in the model's fused tensors the checkpoint's own are, such as the experts of a layer.
+    The places of the checkpoint's tensors inside fused ones of the model, such as the experts of a layer.
 
     transformers can take a fused tensor apart again, to save it. Given a tensor of the same shape that holds its own
     element numbers in place of weights, it gives for each name of the checkpoint the numbers of the elements that

@@ -12,7 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .arithmetic import SUMS, TOTALS, Sums, find_kernels, list_pieces, unpack_mask
+from hf_ext.fast.emr_sums import SUMS, TOTALS, Sums
+
+from .arithmetic import find_kernels, list_pieces, unpack_mask
 
 _COUNTED = [SUMS.index(name) for name in ("mask", "masked_abs", "masked_square")]
 _OF_UNIFIED = [SUMS.index(name) for name in ("dot", "opposed", "weight_opposed")]

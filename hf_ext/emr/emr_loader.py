@@ -103,42 +103,45 @@ def restore_tensor(
     base: torch.Tensor, unified: torch.Tensor, mask: torch.Tensor, scale: float, length: int
 ) -> torch.Tensor:
     """Restores the leading elements of one tensor."""
-    if mask.dtype != torch.uint8 or mask.ndim != 1 or len(mask) < -(-length // 8):
-        raise ValueError(f"a mask of {length} elements needs {-(-length // 8)} bytes; {_DAMAGED}")
-    if base.shape != unified.shape or base.numel() < length or not {base.dtype, unified.dtype} <= set(_FLOATS):
+    if base.shape != unified.shape or unified.dtype not in _FLOATS:
         raise ValueError(
-            f"a tensor of the base is {base.dtype} {list(base.shape)}, its merged one {unified.dtype} "
-            f"{list(unified.shape)}, and {length} elements were merged; {_DAMAGED}"
+            f"a tensor of the base has the shape {list(base.shape)}, its merged one {list(unified.shape)} of "
+            f"{unified.dtype}; {_DAMAGED}"
         )
-    base, unified = base.flatten(), unified.flatten()
-    out = torch.empty(length, dtype=unified.dtype)
-    places = torch.arange(8, dtype=torch.uint8)
-    for start in range(0, length, _PIECE):
-        stop = min(start + _PIECE, length)
-        bits = (mask[start // 8 : -(-stop // 8), None] >> places & 1).flatten()[: stop - start].bool()
-        before = base[start:stop].float()
-        moved = (unified[start:stop].float() - before).mul_(scale).add_(before)
-        out[start:stop] = torch.where(bits, moved, before)
-    return out
+    flat = unified.flatten()
+
+    def move(before: torch.Tensor, bits: torch.Tensor, here: slice) -> torch.Tensor:
+        return torch.where(bits[0], (flat[here].float() - before).mul_(scale).add_(before), before)
+
+    return _restore(base, mask, 1, length, unified.dtype, move)
 
 
 def restore_delta(
     base: torch.Tensor, mask: torch.Tensor, planes: int, scale: float, length: int, dtype: torch.dtype
 ) -> torch.Tensor:
     """Restores the leading elements of one tensor: their signs, and in a second plane which of them are moved."""
+
+    def move(before: torch.Tensor, bits: torch.Tensor, here: slice) -> torch.Tensor:
+        moved = torch.where(bits[0], before + scale, before - scale)
+        return moved if planes == 1 else torch.where(bits[1], moved, before)
+
+    return _restore(base, mask, planes, length, dtype, move)
+
+
+def _restore(
+    base: torch.Tensor, mask: torch.Tensor, planes: int, length: int, dtype: torch.dtype, move: Callable[..., Any]
+) -> torch.Tensor:
+    """The leading elements of a tensor, moved piece by piece as the bits of `planes` masks say."""
     if mask.dtype != torch.uint8 or mask.ndim != 1 or len(mask) % planes or 8 * len(mask) < planes * length:
-        raise ValueError(f"a mask of {length} elements needs {planes} times {-(-length // 8)} bytes; {_DAMAGED}")
+        raise ValueError(f"a mask of {length} elements needs {planes * -(-length // 8)} bytes; {_DAMAGED}")
     if base.dtype not in _FLOATS or base.numel() < length:
         raise ValueError(f"a tensor of the base is {base.dtype} {list(base.shape)}, {length} were merged; {_DAMAGED}")
-    base, bytes_of = base.flatten(), mask.view(planes, -1)
-    out = torch.empty(length, dtype=dtype)
+    base, bytes_of, out = base.flatten(), mask.view(planes, -1), torch.empty(length, dtype=dtype)
     places = torch.arange(8, dtype=torch.uint8)
     for start in range(0, length, _PIECE):
-        stop = min(start + _PIECE, length)
-        bits = (bytes_of[:, start // 8 : -(-stop // 8), None] >> places & 1).flatten(1)[:, : stop - start].bool()
-        before = base[start:stop].float()
-        moved = torch.where(bits[0], before + scale, before - scale)
-        out[start:stop] = moved if planes == 1 else torch.where(bits[1], moved, before)
+        here = slice(start, min(start + _PIECE, length))
+        bits = bytes_of[:, start // 8 : -(-here.stop // 8), None] >> places & 1
+        out[here] = move(base[here].float(), bits.flatten(1)[:, : here.stop - start].bool(), here)
     return out
 
 
@@ -213,6 +216,7 @@ _MANIFEST: _Rules = {
     "tensors": ("a list", lambda value: isinstance(value, list)),
     "aliases": _OBJECT,
     "tasks": _OBJECT,
+    "files": _OBJECT,
 }
 _ABOUT_FILE: _Rules = {"bytes": ("a length", _is_size), "sha256": _DIGEST, "header_sha256": _DIGEST}
 _SOURCE: _Rules = {
@@ -241,7 +245,7 @@ def _check_manifest(manifest: Any) -> None:
     _check(manifest["base"], "the base", _SOURCE)
     _check_files(manifest["base"]["files"], _FILE)
     _check_files(manifest["unified"].get("files"), _FILE)
-    _check_files(manifest.get("files", {}), OWN_FILE)
+    _check_files(manifest["files"], OWN_FILE)
     elements = {}
     for tensor in manifest["tensors"]:
         _check(tensor, "an entry of `tensors`", {"name": _TEXT})
@@ -291,15 +295,15 @@ def _expect(fits: bool, what: str, value: object) -> None:
 
 
 def _is_long(path: str) -> bool:
-    """Whether the system refuses a path with an error of its own."""
+    """True for a path that the system refuses with an error of its own."""
     lengths = [len(part.encode("utf-8", "surrogatepass")) for part in path.split("/")]
     return max(lengths) > 255 or sum(lengths) + len(lengths) > 4000
 
 
 def verify_own(root: Path, manifest: dict[str, Any], names: list[str]) -> None:
-    """Compares files of the folder with their SHA-256 in `emr.json`; early folders have none."""
+    """Compares files of the folder with their SHA-256 in `emr.json`."""
     for name in names:
-        expected = manifest.get("files", {}).get(name, {}).get("sha256")
+        expected = manifest["files"].get(name, {}).get("sha256")
         if expected is not None and (root / name).is_file():
             with open(root / name, "rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -317,11 +321,8 @@ def find_base(root: Path, manifest: dict[str, Any], base: str | os.PathLike[str]
     elif known.get("folder") == "base":
         place = root / "base"
     else:
-        # Unlike Path.expanduser it leaves "~nobody" as it is.
-        place = Path(os.path.expanduser(source))
-        # A relative path is one from the folder; early folders have them from where the merge ran.
-        if not place.is_absolute() and (root.resolve() / place).exists():
-            place = root.resolve() / place
+        # A relative path is one from the folder, but for a name on a Hub. "~nobody" stays as it is, unlike in Path.
+        place = Path("" if known.get("revision") else root.resolve(), os.path.expanduser(source))
     alone = place.is_file() and len(files) == 1
     if not place.is_dir() and not alone:
         raise ValueError(
@@ -348,7 +349,7 @@ def inside(folder: Path, file: str, root: Path) -> Path:
 
 
 def stays_inside(folder: Path, path: Path) -> bool:
-    """Whether a path really lies in a folder, or in the download cache that the folder is part of."""
+    """True for a path that really lies in a folder, or in the download cache that the folder is part of."""
     home, target = folder.resolve(), path.resolve()
     allowed = [home]
     for commit in (home, *home.parents):

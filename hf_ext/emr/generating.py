@@ -6,35 +6,28 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
-from torch.utils._pytree import tree_leaves
-from transformers import Cache, GenerationConfig
+from transformers import GenerationConfig
 
-from .batches import leaves_of, repeat_rows, rows_of, take_rows
-
-if TYPE_CHECKING:
-    from .model import EMRModel
+from ..errors import UsageError
+from .batches import repeat_rows, require_tasks, rows_of, take_rows
+from .many_tasks import ManyTasks
 
 
-def generate(emr: EMRModel, task_ids: Sequence[str], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """What each row's task generates, in the order of the rows; all of a single task as its `generate` returns it."""
-    if isinstance(task_ids, str) or not task_ids or not set(task_ids) <= set(emr.tasks):
-        raise ValueError(f"task_ids is {task_ids!r:.200}; give a list of tasks, which are {emr.tasks}")
-    prompts = [leaf for leaf in tree_leaves((arguments, options)) if isinstance(leaf, torch.Tensor) and leaf.ndim]
-    if any(len(leaf) != len(task_ids) for leaf in prompts) or not prompts:
-        sizes = sorted({len(leaf) for leaf in prompts})
-        raise ValueError(f"task_ids names {len(task_ids)} tasks for {sizes} prompts; give one for each")
+def generate(emr: ManyTasks, task_ids: Sequence[str], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Each row as its task generates it, in the order of the rows; all of one task as its `generate` returns it."""
+    sizes = require_tasks(task_ids, emr.tasks, (arguments, options))
+    if sizes != {len(task_ids)}:
+        raise UsageError(f"task_ids names {len(task_ids)} tasks for {sorted(sizes)} prompts; give one for each")
     if len(set(task_ids)) == 1:
         with emr.task(task_ids[0]) as model:
             return model.generate(*arguments, **options)
-    if any(isinstance(leaf, Cache) for leaf in leaves_of((arguments, options))[0]):
-        raise ValueError("past_key_values cannot be divided among tasks that take turns; run one task at a time")
     return _generate_in_turn(emr, task_ids, (arguments, options))
 
 
-def switch_settings(emr: EMRModel, task: str, kept: dict[str, GenerationConfig]) -> None:
+def switch_settings(emr: ManyTasks, task: str, kept: dict[str, GenerationConfig]) -> None:
     """Gives the model a task's settings of generation; what a user set in another's is there again with it."""
     own, before = emr.generation_config(task), emr.generation_config(str(emr.current))
     if own == before:
@@ -48,7 +41,7 @@ def switch_settings(emr: EMRModel, task: str, kept: dict[str, GenerationConfig])
     model.generation_config = kept[str(own)]
 
 
-def _generate_in_turn(emr: EMRModel, task_ids: Sequence[str], given: Any) -> torch.Tensor:
+def _generate_in_turn(emr: ManyTasks, task_ids: Sequence[str], given: Any) -> torch.Tensor:
     """Token ids of each row. Each task draws as it would alone: with the random state of the call."""
     sequences: dict[int, torch.Tensor] = {}
     rows, state, fill = rows_of(task_ids), _random_state(emr.device), 0
@@ -63,7 +56,7 @@ def _generate_in_turn(emr: EMRModel, task_ids: Sequence[str], given: Any) -> tor
             found = model.generate(*few, **many)
             fill = _find_padding(model, many, fill)
         if not isinstance(found, torch.Tensor) or len(found) % len(own):
-            raise ValueError(
+            raise UsageError(
                 f"the tasks {list(rows)} take turns, which gives token ids alone: leave out return_dict_in_generate, "
                 "or run one task at a time"
             )
@@ -75,12 +68,12 @@ def _generate_in_turn(emr: EMRModel, task_ids: Sequence[str], given: Any) -> tor
 def _ask_for_row(
     allowed: Callable[[int, torch.Tensor], list[int]], rows: list[int], row: int, tokens: Any
 ) -> list[int]:
-    """What may follow in a row of one task, which the asked function knows by its number among all."""
+    """The tokens allowed next in a row of one task; the function asked knows the row by its number among all."""
     return allowed(rows[row], tokens)
 
 
 def _find_padding(model: Any, options: dict[str, Any], otherwise: int) -> int:
-    """What the rows of a task are padded with, as its `generate` pads them: with the end where nothing is said."""
+    """The token that the `generate` of a task pads with: the end where nothing is said."""
     places = [options.get("generation_config"), model.generation_config]
     for key in ("pad_token_id", "eos_token_id"):
         for found in (options.get(key), *(getattr(place, key, None) for place in places)):

@@ -9,7 +9,7 @@ for the order of sums.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +17,7 @@ from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
 from .arithmetic import DTYPES, find_kernels, pack_mask
-
-if TYPE_CHECKING:
-    from .weights import Parts, TaskWeights
+from .weights import Parts, TaskWeights
 
 # Elements of a block: from 2^14 to all weights, 2^17 were the fastest.
 _BLOCK = 2**17
@@ -39,7 +37,7 @@ class TaskLayers:
         self._memory: Tensor | None = None
 
     def find_kind(self, forward: Callable[..., Any], x: Any) -> str | None:
-        """Which of the layers a `forward` is of: `linear`, `transposed`, `embedding`, or none of them."""
+        """The kind of layer of a `forward`: `linear`, `transposed`, `embedding`, or none of them."""
         kind, layer = _FORWARDS.get(getattr(forward, "__func__", None)), getattr(forward, "__self__", None)
         if kind is None or not isinstance(x, Tensor) or torch.is_autocast_enabled("cpu"):
             return None
@@ -48,7 +46,7 @@ class TaskLayers:
         return kind if plain and x.dtype in (weight.dtype, torch.int64, torch.int32) else None
 
     def find_parts(self, task: str, name: str, weight: Tensor) -> Parts | None:
-        """What a task's weight is restored from; `None` where something must be added, converted or left as it is."""
+        """The sources of a task's weight; `None` where something must be added, converted or left as it is."""
         if (task, name) not in self._parts:
             parts = self._weights.find_parts(task, name, weight.device)
             if parts is not None:

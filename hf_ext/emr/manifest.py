@@ -38,7 +38,7 @@ class TensorRecord:
 
 @dataclass(frozen=True)
 class SourceRecord:
-    """Where weights came from."""
+    """The origin of weights."""
 
     source: str  # `org/name`, or a path, relative ones to the artifact (`manifest`)
     revision: str | None  # commit, of a Hub
@@ -79,7 +79,7 @@ class Manifest:
     aliases: dict[str, str]  # tied names, to the name that is stored
     tasks: dict[str, TaskRecord]  # tasks by name
     version: str  # version of the package that wrote it
-    # `bytes` and `sha256` of the artifact's files by path; empty in early artifacts
+    # `bytes` and `sha256` of the artifact's files by path
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     # bits an element of tasks that are deltas (see `deltas`); 0 where masks choose from a unified model
     deltas: int = 0
@@ -139,7 +139,7 @@ def _to_dict(manifest: Manifest) -> dict[str, Any]:
         ],
         "aliases": manifest.aliases,
         "tasks": {name: _task_dict(task) for name, task in manifest.tasks.items()},
-        **({"files": manifest.files} if manifest.files else {}),
+        "files": manifest.files,
     }
 
 
@@ -187,7 +187,7 @@ def _parse(record: dict[str, Any], path: Path) -> Manifest:
         aliases=record["aliases"],
         tasks={name: _task(task) for name, task in record["tasks"].items()},
         version=record["hf_ext_version"],
-        files=record.get("files", {}),
+        files=record["files"],
         deltas=record.get("deltas") or 0,
     )
 
@@ -211,7 +211,7 @@ def _task(record: Mapping[str, Any]) -> TaskRecord:
 
 
 def recorded_path(spec: str, folder: str | Path) -> str:
-    """How a local checkpoint is written down in an artifact.
+    """The path of a local checkpoint as an artifact records it.
 
     A path that was given relative to the working folder becomes one relative to the artifact, so that it holds from
     any working folder, and after both were moved together. A path that was given absolute stays so.
@@ -231,13 +231,6 @@ def recorded_path(spec: str, folder: str | Path) -> str:
 
 
 def find_recorded(source: str, folder: str | Path) -> Path:
-    """Where a local checkpoint is that [`recorded_path`] wrote down.
-
-    Artifacts of earlier versions have paths relative to the working folder of the merge, so a path that leads nowhere
-    from the artifact is taken from this working folder.
-    """
+    """The place of a local checkpoint that [`recorded_path`] wrote down."""
     path = Path(source).expanduser()
-    if path.is_absolute():
-        return path
-    inside = Path(os.path.realpath(folder)) / path
-    return Path(os.path.normpath(inside)) if inside.exists() or not path.exists() else path
+    return path if path.is_absolute() else Path(os.path.normpath(Path(os.path.realpath(folder)) / path))

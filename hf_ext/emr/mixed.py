@@ -10,28 +10,24 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from transformers import Cache
 
 from ..errors import UsageError
 from .batches import (
     Rows,
     are_close,
     axes_of_samples,
-    copy_cache,
     join_samples,
     keys_of,
     leaves_of,
+    require_tasks,
     rows_of,
     take_rows,
 )
-from .losses import as_labels, count_targets, heads_are_alike, mean_loss
+from .many_tasks import ManyTasks
 from .units import NotByRows, Pass, Units
-
-if TYPE_CHECKING:
-    from .model import EMRModel
 
 # Kinds of batches that are remembered.
 _MAX_KINDS = 256
@@ -42,7 +38,7 @@ _FAILURES = (NotByRows, RuntimeError, ValueError, IndexError, TypeError)
 class Mixer:
     """Runs a model on batches whose samples are of different tasks. For inference: without gradients."""
 
-    def __init__(self, emr: EMRModel) -> None:
+    def __init__(self, emr: ManyTasks) -> None:
         self._emr = emr
         self._units: Units | None = None
         self._proven: set[Any] = set()
@@ -53,36 +49,30 @@ class Mixer:
     def run(self, task_ids: Sequence[str], arguments: tuple[Any, ...], batch: dict[str, Any]) -> Any:
         """Runs the model; arguments with as many rows as there are names are split by sample.
 
-        Where the heads of the tasks differ in width, `logits` is a list with a tensor for each sample. With `labels`,
-        the loss is the mean over all targets of the batch (rows, or tokens with a label). Where the tasks had to run
-        one after the other, a cache is refused, and so are outputs that compare the samples with each other;
-        others that are not by sample are left out, and a warning names them once.
+        Where the heads of the tasks differ in width, `logits` is a list with a tensor for each sample. Where the tasks
+        had to run one after the other, outputs that compare the samples with each other are refused; others that are
+        not by sample are left out, and a warning names them once.
         """
         emr = self._emr
-        if isinstance(task_ids, str) or not set(task_ids) <= set(emr.tasks):
-            raise UsageError(f"task_ids is {task_ids!r:.200}; give a list of tasks, which are {emr.tasks}")
-        sizes = {
-            len(leaf) for leaf in leaves_of((arguments, batch))[0] if isinstance(leaf, torch.Tensor) and leaf.ndim
-        }
-        if not task_ids or len(task_ids) not in sizes:
+        sizes = require_tasks(task_ids, emr.tasks, (arguments, batch))
+        if len(task_ids) not in sizes:
             raise UsageError(f"task_ids names {len(task_ids)} tasks for {sorted(sizes)} samples; give one for each")
         if len(set(task_ids)) == 1:
             with emr.task(task_ids[0]) as model:
                 return model(*arguments, **batch)
+        if batch.get("labels") is not None:
+            raise UsageError(
+                "labels of samples of several tasks have no common loss: leave them out and take each task's loss "
+                "from its rows of the output, or run one task at a time"
+            )
         rows = rows_of(task_ids)
         with torch.no_grad():
             try:
-                output, failure = self._run_together(rows, arguments, batch), None
+                return self._run_together(rows, arguments, batch)
             except _FAILURES as error:
                 failure = error
-            if failure is not None:
-                output, left_out = self._run_in_turn(rows, arguments, batch, failure)
-                self._warn_once(failure, left_out)
-        if batch.get("labels") is not None and isinstance(output, Mapping) and output.get("aux_loss") is not None:
-            raise UsageError(
-                "the loss holds aux_loss, which balances the experts over a whole batch and has no parts for tasks: "
-                "leave out labels or output_router_logits, or run one task at a time"
-            )
+            output, left_out = self._run_in_turn(rows, arguments, batch)
+            self._warn_once(failure, left_out)
         return output
 
     def _run_together(self, rows: Rows, arguments: tuple[Any, ...], batch: dict[str, Any]) -> Any:
@@ -91,30 +81,19 @@ class Mixer:
         different = [task for task in rows if not emr.fits(task)]
         if different or emr.current is None:
             raise NotByRows(f"the model of {different} differs from that of {emr.current!r} in more than its labels")
-        if batch.get("labels") is not None and not heads_are_alike([emr.read_config(task) for task in rows]):
-            raise NotByRows("one loss cannot be computed for heads that differ")
         if self._units is None or not self._units.are_of(emr.model):
             self._units = Units(emr)
             self._forget()
         kind, lengths = _describe(self._units.model, arguments, batch)
         if (kind, lengths) in self._refused:
             raise NotByRows(self._refused[kind, lengths])
-        caches = [leaf for leaf in leaves_of((arguments, batch))[0] if isinstance(leaf, Cache)]
         try:
-            as_before = [copy_cache(cache) for cache in caches]
             mixed = Pass(self._units, rows)
-            try:
-                output = mixed.run(arguments, batch)
-                if (kind, mixed.kind) not in self._proven:
-                    later = [copy_cache(cache) for cache in caches]
-                    _put_back(caches, as_before)
-                    self._check(rows, arguments, batch)
-                    _put_back(caches, later)
-                    self._proven.add((kind, mixed.kind))
-                return output
-            except BaseException:
-                _put_back(caches, as_before)
-                raise
+            output = mixed.run(arguments, batch)
+            if (kind, mixed.kind) not in self._proven:
+                self._check(rows, arguments, batch)
+                self._proven.add((kind, mixed.kind))
+            return output
         except _FAILURES as error:
             self._refused[kind, lengths] = str(error)
             raise
@@ -132,10 +111,8 @@ class Mixer:
                 few, many = take_rows((arguments, batch), indices, size)
                 with units.weights(task, [slot for slots in units.slots.values() for slot in slots]):
                     alone[task] = units.model(*few, **many)
-            all_rows = torch.arange(size)
-            few, many = take_rows((arguments, batch), all_rows, size)
             mixed = Pass(units, rows)
-            together = mixed.run(few, many, watched=True)
+            together = mixed.run(arguments, batch, watched=True)
         if mixed.has_chosen:
             raise NotByRows("the model chooses by value which samples go on")
         compared = 0
@@ -157,16 +134,9 @@ class Mixer:
         self._refused.clear()
         self._axes.clear()
 
-    def _run_in_turn(
-        self, rows: Rows, arguments: tuple[Any, ...], batch: dict[str, Any], reason: Exception
-    ) -> tuple[Any, list[Any]]:
+    def _run_in_turn(self, rows: Rows, arguments: tuple[Any, ...], batch: dict[str, Any]) -> tuple[Any, list[Any]]:
         """Runs the model for one task after the other and puts the outputs that are by sample together."""
-        emr, size, labels = self._emr, sum(map(len, rows.values())), batch.get("labels")
-        if any(isinstance(leaf, Cache) for leaf in leaves_of((arguments, batch))[0]):
-            raise UsageError(
-                "past_key_values go with samples of several tasks in one forward alone, and these cannot pass so: "
-                f"{reason}. Run one task at a time."
-            ) from reason
+        emr, size = self._emr, sum(map(len, rows.values()))
         axes = self._axes_of_samples(arguments, batch, size)
         compared = [key for key, found in axes.items() if found and len(found) > 1]
         if compared:
@@ -175,23 +145,17 @@ class Mixer:
                 "means nothing between samples of different tasks: run one task at a time, or give what all of them "
                 "are compared with in another number"
             )
-        previous, outputs, losses, counts = emr.current, {}, {}, {}
+        previous, outputs = emr.current, {}
         try:
             for task, indices in rows.items():
                 few, many = take_rows((arguments, batch), indices, size)
-                model = emr.set_task(task).model
-                if labels is not None:
-                    many["labels"] = as_labels(many["labels"], model.config)
-                    counts[task] = count_targets(model, many["labels"])
-                outputs[task] = output = model(*few, **many)
-                if labels is not None:
-                    losses[task] = output[0]
+                outputs[task] = emr.set_task(task).model(*few, **many)
         finally:
             if previous is not None:
                 emr.set_task(previous)
         first = next(iter(outputs.values()))
         keys = keys_of(first)
-        joined: dict[Any, Any] = {keys[0]: mean_loss(losses, counts)} if labels is not None else {}
+        joined: dict[Any, Any] = {}
         for key in keys:
             if found := axes.get(key):
                 joined[key] = join_samples({task: output[key] for task, output in outputs.items()}, rows, found[0])
@@ -234,18 +198,13 @@ class Mixer:
             warnings.warn(text, stacklevel=5)
 
 
-def _put_back(caches: Sequence[Cache], states: Sequence[Cache]) -> None:
-    for cache, state in zip(caches, states, strict=True):
-        vars(cache).update(vars(copy_cache(state)))
-
-
 def _describe(model: torch.nn.Module, arguments: tuple[Any, ...], batch: dict[str, Any]) -> tuple[Any, Any]:
-    """What the course of a forward pass may depend on but for values: form and options, and the lengths."""
+    """The form, the options and the lengths of a batch: all but values that a forward pass may depend on."""
     leaves, form = leaves_of((arguments, batch))
     about: list[Any] = [type(model), model.training, str(form)]
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             about.append((leaf.dtype, leaf.ndim))
         else:
-            about.append(type(leaf) if isinstance(leaf, Cache) else repr(leaf))
+            about.append(repr(leaf))
     return tuple(about), tuple(tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor))

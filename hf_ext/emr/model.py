@@ -38,9 +38,10 @@ class EMRModel:
     number of threads.
 
     A batch of several tasks (`task_ids`) pays where each task has few rows: it reads base and merged model once for
-    all tasks, and a switch once for each. Of eight tasks of BERT it took a third of the time of turns at a row of 16
-    tokens each, and as long at four rows of 64. `generate` with `task_ids` takes turns, which is faster there: a
-    switch is needed once a task, not once a token.
+    all tasks, and a switch once for each. Of eight tasks of a BERT (384 wide, 6 layers) it took 0.33 of the processor
+    time of turns at a row of 16 tokens each, 0.53 at one of 64 and 0.91 at four of 64; of four tasks of a GPT-2 0.43
+    (`examples/benchmarks/emr_mixed.py`). `generate` with `task_ids` takes turns, which is faster there: a switch is
+    needed once a task, not once a token.
 
     [`~EMRModel.set_task`] is for one thread: another one that calls it gets a `RuntimeError`, and so does a plain
     `em.model(...)` while which another thread changed the weights. Calls of a compiled model are not watched. For
@@ -156,7 +157,7 @@ class EMRModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the model runs."""
+        """The device of the model."""
         return cast(torch.device, next(self._built.model.parameters()).device)
 
     @property
@@ -191,7 +192,7 @@ class EMRModel:
 
     @property
     def places(self) -> Mapping[str, Place]:
-        """Where in `model` each tensor of the tasks' checkpoints is."""
+        """The place in `model` of each tensor of the tasks' checkpoints."""
         return self._built.places
 
     @property
@@ -268,7 +269,7 @@ class EMRModel:
 
     def fits(self, task: str) -> bool:
         """
-        Whether a task's weights can be put into `model` in place.
+        Says if a task's weights can be put into `model` in place.
 
         Args:
             task (`str`): Name of the task.
@@ -314,7 +315,8 @@ class EMRModel:
             `Path`: The folder.
 
         Raises:
-            ValueError: There is something at `out`, or no such task.
+            TakenError: There is something at `out`.
+            ValueError: There is no such task.
         """
         return self.weights.export(task, out)
 
@@ -323,8 +325,7 @@ class EMRModel:
         Runs the model on a batch. Several threads may do so: they wait for each other.
 
         Args:
-            *arguments, **batch: As the model takes them. With `labels` of several tasks, `loss` is the mean over all
-                targets, which are rows or tokens with a label: each task's own, weighted by how many it has.
+            *arguments, **batch: As the model takes them; `labels` and a cache with a single task alone.
             task_ids (`Sequence[str]`, *optional*): The task of each sample; by default all are of the current task.
                 For inference: with several tasks, there are no gradients.
 
@@ -333,13 +334,11 @@ class EMRModel:
             each sample.
 
         Raises:
-            ValueError: No task is current, or `task_ids` does not fit the batch.
+            ValueError: No task is current, `task_ids` does not fit the batch, or labels or a cache are of several.
         """
         with self._turns.hold():
             if task_ids is None:
-                if self.current is None:
-                    raise UsageError("a switch of tasks has failed, so the weights are of no task: call set_task")
-                return self._built.model(*arguments, **batch)
+                return self._model_of_a_task()(*arguments, **batch)
             if len(set(task_ids)) > 1:
                 # Weights of other tasks stand in for the model's own while it runs.
                 self._turns.note_change()
@@ -371,11 +370,14 @@ class EMRModel:
         with self._turns.hold():
             arguments = () if inputs is None else (inputs,)
             if task_ids is None:
-                if self.current is None:
-                    raise UsageError("a switch of tasks has failed, so the weights are of no task: call set_task")
-                return cast(Any, self._built.model).generate(*arguments, **options)
+                return self._model_of_a_task().generate(*arguments, **options)
             self._turns.note_change()
             return generate(self, task_ids, arguments, options)
+
+    def _model_of_a_task(self) -> Any:
+        if self.current is None:
+            raise UsageError("a switch of tasks has failed, so the weights are of no task: call set_task")
+        return self._built.model
 
     def save_pretrained(self, out: str | Path) -> Path:
         """
@@ -389,7 +391,7 @@ class EMRModel:
             `Path`: The folder.
 
         Raises:
-            ValueError: There is something at `out`.
+            TakenError: There is something at `out`.
         """
         return self.weights.copy_artifact(out)
 
@@ -402,12 +404,12 @@ class EMRModel:
         return push(self.weights.folder, repo_id, **options)
 
     def read_config(self, task: str) -> dict[str, Any]:
-        """What `config.json` of a task says; of an adapter, what that file of peft's says."""
+        """The content of `config.json` of a task; of an adapter, that of peft's file."""
         name = "adapter_config.json" if self.weights.manifest.library == "peft" else "config.json"
         return self.weights.read_small_file(task, name)
 
     def generation_config(self, task: str) -> dict[str, Any]:
-        """What `generation_config.json` of a task says, but for versions; nothing where it has none."""
+        """The content of `generation_config.json` of a task, but for versions; empty where it has none."""
         found = self.weights.read_small_file(task, "generation_config.json")
         return {key: value for key, value in found.items() if key != "transformers_version"}
 

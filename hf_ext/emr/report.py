@@ -142,7 +142,7 @@ def _sizes(sizes: Mapping[str, int], masks: bool, deltas: bool) -> dict[str, int
 
 
 def _warnings(report: Mapping[str, Any]) -> list[str]:
-    """What a reader should know before the model is used."""
+    """Warnings to read before the model is used."""
     warnings = []
     for entry in report["tasks"]:
         task, error = entry["task"], entry["error"]
@@ -225,7 +225,7 @@ def report_tables(report: Mapping[str, Any]) -> list[tuple[list[str], list[list[
 
 
 def report_legend(report: Mapping[str, Any]) -> str:
-    """What the words of the first table mean."""
+    """The meaning of the words of the first table."""
     return DELTAS_EXPLANATION if report["method"].get("deltas") else EXPLANATION[bool(report["method"]["masks"])]
 
 
@@ -408,7 +408,8 @@ class MergeSums:
 
 def ratio(upper: Array, lower: Array) -> Array:
     """Quotients, NaN where the divisor is zero."""
-    return np.divide(upper, lower, out=np.full(np.shape(upper), np.nan), where=lower > 0)
+    found: Array = np.divide(upper, lower, out=np.full(np.shape(upper), np.nan), where=lower > 0)
+    return found
 
 
 def cosine_matrix(gram: Array) -> Array:

@@ -1,7 +1,7 @@
-"""Which thread uses the one model of an [`EMRModel`], and for which task.
+"""The order in which threads use the one model of an [`EMRModel`], each for its task.
 
-One set of weights can be of one task at a time. Whoever needs them for a while (a `with em.task(name)` block, a call
-of the object itself) holds a re-entrant lock meanwhile, and other threads wait for it. Two things a lock cannot do:
+One set of weights can be of one task at a time. A re-entrant lock guards its use: a `with em.task(name)` block or a
+call of the object itself holds it, and other threads wait. Two things a lock cannot do:
 
 - `set_task` chooses for longer than a block. Were two threads to choose, each would go on with the other's weights. So
   the choice belongs to the first thread that makes it, for as long as that thread lives; others are refused. Where

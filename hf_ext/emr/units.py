@@ -16,7 +16,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -26,9 +26,7 @@ from torch.utils._pytree import tree_unflatten
 from .batches import Rows, leaves_of, repeat_rows
 from .building import Place
 from .layers import TaskLayers
-
-if TYPE_CHECKING:
-    from .model import EMRModel
+from .many_tasks import ManyTasks
 
 # A method that stands between modules as a module would: T5 and its kin compute one row for all samples from a table
 # of relative positions, inside an attention that also writes into a cache, which cannot be divided by rows.
@@ -53,7 +51,7 @@ class Slot(NamedTuple):
 class Units:
     """The units of a model, and the weights of the tasks for them."""
 
-    def __init__(self, emr: EMRModel) -> None:
+    def __init__(self, emr: ManyTasks) -> None:
         self._emr = emr
         self.model: torch.nn.Module = emr.model
         self._tensors = _list_tensors(self.model)
@@ -80,7 +78,7 @@ class Units:
         self.layers = TaskLayers(emr.weights)
 
     def are_of(self, model: torch.nn.Module) -> bool:
-        """Whether they are a model's, which holds the same tensors at the same places still."""
+        """True where they are a model's that still holds the same tensors at the same places."""
         now = _list_tensors(model)
         return len(now) == len(self._tensors) and all(one is two for one, two in zip(now, self._tensors, strict=True))
 
@@ -91,7 +89,7 @@ class Units:
 
     @property
     def are_moved(self) -> bool:
-        """Whether tasks have other weights than their own now."""
+        """True while tasks have other weights than their own."""
         return bool(self._apart)
 
     @contextmanager
@@ -182,12 +180,12 @@ class Pass:
 
     @property
     def is_outside(self) -> bool:
-        """Whether what runs now runs for all rows."""
+        """True while the model runs for all rows."""
         return self._inside is None
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Which unit was called how often, and what was divided by rows in each call."""
+        """The units in the order of their calls, and the inputs that each call divided by rows."""
         return tuple(self._divided)
 
     def run(self, arguments: tuple[Any, ...], batch: Mapping[str, Any], *, watched: bool = False) -> Any:
@@ -249,7 +247,7 @@ class Pass:
         return tree_unflatten([self._join(part, any(counts)) for part in parts], result_form)
 
     def _run_layer(self, slots: list[Slot], forward: Callable[..., Any], x: Any, count: int) -> Tensor | None:
-        """What a unit gives that is a linear layer or an embedding, where no whole weight is needed for it."""
+        """The output of a linear layer or an embedding, where no whole weight is needed for it."""
         units, layers, tasks = self._units, self._units.layers, list(self._rows)
         kind = layers.find_kind(forward, x) if slots and not units.are_moved else None
         named = {slot.key: slot.parts[0][0] for slot in slots if slot.parts[0][1].part is None}
@@ -342,7 +340,7 @@ class _Choices(TorchFunctionMode):
 
 
 def _chooses(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether a function chooses rows by value: `nonzero` and its kin, or a mask as an index."""
+    """True for a function that chooses rows by value: `nonzero` and its kin, or a mask as an index."""
     if name == "__getitem__":
         index = args[1] if isinstance(args[1], tuple) else (args[1],)
         return any(isinstance(part, Tensor) and part.ndim and part.dtype == torch.bool for part in index)

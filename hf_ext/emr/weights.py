@@ -24,16 +24,16 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RevisionResolutionError
 from safetensors import safe_open
 
-from ..errors import DataError, UsageError
+from ..errors import UsageError
 from ..files import read_json, require_free, whole_folder
 from ..hub.checkpoints import Checkpoint, open_checkpoint
 from ..hub.file_hashes import file_sha256
 from ..hub.safetensors_headers import CheckpointError, TensorInfo
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
 from .arithmetic import compute_scales
-from .artifact import STATE, open_extras, open_masks, open_unified, read_sums, read_tasks
+from .artifact import open_extras, open_masks, open_unified, read_sums, read_tasks
 from .deltas import restore_directions
-from .manifest import MANIFEST, Manifest, SourceRecord, TaskRecord, artifact_file, find_recorded
+from .manifest import MANIFEST, Manifest, SourceRecord, TaskRecord, TensorRecord, artifact_file, find_recorded
 from .ops import restore_block
 
 # Files of a checkpoint beside its weights: configuration, tokenizer, processor, chat template, code.
@@ -68,7 +68,7 @@ class _MappedFiles:
 
 
 class Parts(NamedTuple):
-    """What a merged tensor of a task is restored from: flat, and no longer than what was merged."""
+    """The sources of a merged tensor of a task: flat, and no longer than the merged part."""
 
     base: torch.Tensor
     unified: torch.Tensor
@@ -120,10 +120,6 @@ class TaskWeights:
         elif revision is not None:
             raise UsageError(f"revision={revision!r} has no meaning for the local path {self.folder}; leave it out")
         self.manifest = Manifest.read(self.folder)
-        if not self.manifest.files:
-            _LOGGER.warning("%s: written before artifacts had hashes of their files; they are believed", self.folder)
-        if (self.folder / STATE).is_file():
-            _LOGGER.warning("%s: %s, with which earlier versions added tasks, is not used", self.folder, STATE)
         self._merged = self.manifest.merged
         if self._repository and self.manifest.unified:
             self._download(*self._repository, list(self.manifest.unified))
@@ -160,30 +156,29 @@ class TaskWeights:
         direct = out.dtype == tensor.dtype and out.is_contiguous()
         whole = out if direct else torch.empty(out.shape, dtype=tensor.dtype, device=device)
         flat = whole.view(-1)
-        base = self._base.get(tensor.name, device, keep=True).view(-1)[: tensor.elements]
+        base, leading = self._merged_part(self._base, tensor, device), flat[: tensor.elements]
         base = base.float() if base.dtype == torch.float64 else base
-        mask, scale, leading = opened.masks.get(name, device), opened.scales[name], flat[: tensor.elements]
+        mask, scale = opened.masks.get(name, device), opened.scales[name]
         if self.manifest.deltas:
             restore_directions(base, mask.view(self.manifest.deltas, -1), scale, leading)
         else:
-            unified = self._unified.get(tensor.name, device, keep=True).view(-1)[: tensor.elements]
-            restore_block(base, unified, mask, scale, leading)
+            restore_block(base, self._merged_part(self._unified, tensor, device), mask, scale, leading)
         if len(flat) > tensor.elements:
             flat[tensor.elements :] = opened.extras.get(name, device)
         if not direct:
             out.copy_(whole)
 
     def find_parts(self, task: str, name: str, device: torch.device) -> Parts | None:
-        """What a tensor of a task is restored from; `None` if it is the task's own, the base's, or moved by signs."""
+        """The sources of a tensor of a task; `None` if it is the task's own, the base's, or moved by signs."""
         opened = self._open(task)
         if name not in opened.masks.infos or self.manifest.deltas:
             return None
         tensor = self._merged[opened.record.base_name(name)]
-        base, unified = (
-            files.get(tensor.name, device, keep=True).view(-1)[: tensor.elements]
-            for files in (self._base, self._unified)
-        )
+        base, unified = (self._merged_part(files, tensor, device) for files in (self._base, self._unified))
         return Parts(base, unified, opened.masks.get(name, device), opened.scales[name])
+
+    def _merged_part(self, files: _MappedFiles, tensor: TensorRecord, device: torch.device) -> torch.Tensor:
+        return files.get(tensor.name, device, keep=True).view(-1)[: tensor.elements]
 
     def base_tensors(self) -> dict[str, torch.Tensor]:
         """The base's tensors by name, as views of its files."""
@@ -201,7 +196,7 @@ class TaskWeights:
         return files
 
     def read_small_file(self, task: str, name: str) -> dict[str, Any]:
-        """What one of these says that is JSON; nothing if there is none."""
+        """The content of one of these that is JSON; empty if there is none."""
         if (task, name) not in self._read:
             path = self.small_files(task).get(name)
             self._read[task, name] = {} if path is None else cast(dict[str, Any], read_json(path))
@@ -261,7 +256,7 @@ class TaskWeights:
             known = ", ".join(map(repr, self.manifest.tasks))
             raise UsageError(f"there is no task {task!r} in {self.folder}; choose one of {known}")
         if self._repository:
-            skipped = [f"*/{STATE}"] + ([] if self._rescale else ["*/sums.safetensors"])
+            skipped = [] if self._rescale else ["*/sums.safetensors"]
             self._download(*self._repository, [f"tasks/{task}/*"], skipped)
         record = self.manifest.tasks[task]
         masks = _MappedFiles([open_masks(self.folder, self.manifest, task)])
@@ -292,11 +287,6 @@ class TaskWeights:
         elements = np.array([tensor.elements for tensor in merged], dtype=np.int64)
         sums = read_sums(self.folder, self.manifest, task)[:, None, :]
         scales = np.broadcast_to(compute_scales(sums, elements, part, self._rescale), part.shape)
-        if not np.isfinite(scales).all():
-            raise DataError(
-                f"{self.folder}: rescale {self._rescale!r} needs sums that an earlier version did not keep; "
-                "choose global, official, tensor or none, or merge all again"
-            )
         return {named[t.name]: float(scale) for t, (scale,) in zip(merged, scales, strict=True) if t.name in named}
 
     def _open_base(self, given: str | Path | None) -> list[Checkpoint]:

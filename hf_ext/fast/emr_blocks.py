@@ -22,7 +22,7 @@ import torch
 from numba import carray, njit, types
 from torch import Tensor
 
-from hf_ext.emr.arithmetic import GRAM_STEP, SUB_BLOCK, Sums
+from .emr_sums import GRAM_STEP, SUB_BLOCK, Sums
 
 TILE = 1024
 KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
@@ -367,7 +367,7 @@ def _kernel() -> Callable[..., bool]:
     return compile_kernel(_run, f"boolean(int32[::1], {arrays}, {whole}, {sums})")
 
 
-def _call(files, weights, masks, elements, tie, sums) -> bool:
+def _call(files, weights, masks, elements, tie, sums):
     """The kernel with addresses in place of tensors."""
     return _kernel()(
         np.array([file for file, _ in files], np.int32),

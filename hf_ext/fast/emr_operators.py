@@ -1,34 +1,37 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""What hf_ext puts in place of EMR-Merging's plain torch: `hf_ext.emr` registers it there.
+"""Compiled kernels of EMR-Merging's arithmetic.
 
 On the CPU the kernels that numba compiles, unless `HF_EXT_NO_NUMBA=1`; on GPUs torch computes. The first call imports
-them: numba takes a second.
+them: numba takes a second. `hf_ext.emr.arithmetic` asks for them here; this folder imports nothing of EMR's.
 """
 
 import os
+from collections.abc import Callable
 from functools import cache
+from typing import NamedTuple
 
-from hf_ext.emr.arithmetic import KERNELS, Kernels
+from torch import Tensor
+
+
+class Kernels(NamedTuple):
+    """One way to compute on a type of device. Only compiled code reads and writes files itself (`run_files`)."""
+
+    run_block: Callable[..., None]
+    restore: Callable[..., None]
+    multiply: Callable[[Tensor, Tensor], Tensor]
+    restore_tasks: Callable[..., None]
+    run_files: Callable[..., bool] | None = None
+    restore_directions: Callable[..., None] | None = None
 
 
 @cache
 def compiled_kernels() -> Kernels | None:
     """Kernels for the CPU, or None where they are not wanted or numba is missing."""
-    if _is_set("HF_EXT_NO_NUMBA"):
+    if os.environ.get("HF_EXT_NO_NUMBA", "0") not in ("", "0"):
         return None
     try:
         from .emr_blocks import run_block, run_files
-        from .emr_mixed import restore_tasks
-        from .emr_restore import multiply, restore, restore_directions
+        from .emr_restore import multiply, restore, restore_directions, restore_tasks
     except ImportError:
         return None
-    return Kernels(run_block, restore, multiply, run_files, restore_directions, restore_tasks)
-
-
-def _is_set(variable: str) -> bool:
-    return os.environ.get(variable, "0") not in ("", "0")
-
-
-def register_kernels() -> None:
-    """Enters the kernels into the table of EMR-Merging's arithmetic."""
-    KERNELS["cpu"] = compiled_kernels
+    return Kernels(run_block, restore, multiply, restore_tasks, run_files, restore_directions)

@@ -89,7 +89,7 @@ class Signal(NamedTuple):
 
     @property
     def valid(self) -> Tensor | None:
-        """Whether a position of a sample is valid, [batch, 1, length]; None: all are."""
+        """The mask of valid positions of each sample, [batch, 1, length]; None: all are."""
         if self.start is None and self.stop is None:
             return None
         time = torch.arange(self.u.shape[2], device=self.u.device)
@@ -111,7 +111,7 @@ class Signal(NamedTuple):
         return _exact(self.spectrum[..., 0].real).sum(0)
 
     def _begin(self, last: bool, count: int) -> Tensor | None:
-        """Where the last or the first valid positions begin in each sample, [batch, 1]; None: at the buffer's ends."""
+        """Starts of the last or the first valid positions in each sample, [batch, 1]; None: at the buffer's ends."""
         if last:
             return None if self.stop is None else self.stop[:, None] - count
         return None if self.start is None else self.start[:, None]
@@ -180,7 +180,7 @@ _ALL_SHARE, _SOME_SHARE, _FACTOR = 128, 512, 4
 @lru_cache
 def layouts(sizes: tuple[tuple[int, int], ...], n: int) -> list[Layout]:
     """
-    How branches of so many taps, of the past and of the future, are divided. Formed is what reaches a quarter of n:
+    Division of branches of so many taps, of the past and of the future. Formed is what reaches a quarter of n:
     two FFTs of size n beat four at each end.
     """
     found: list[Layout] = []
@@ -227,12 +227,12 @@ class Branches:
         return self.signal.u.dtype
 
     def layouts(self) -> list[Layout]:
-        """How they are divided."""
+        """Their division."""
         pairs = zip(self.kernels, self.wings, strict=True)
         return layouts(tuple((k.shape[1], 0 if w is None else w.shape[1]) for k, w in pairs), self.signal.n)
 
     def parts(self, keep: bool = False) -> Iterator[tuple[Layout, Part]]:
-        """What is formed of the branches, one part at a time; to `keep` it, in `formed`, takes memory for all."""
+        """The formed parts of the branches, one part at a time; to `keep` it, in `formed`, takes memory for all."""
         kept: Any = None if self.kept is None else iter(self.kept)
         lags = self._autocorrelation() if kept is None else None
         for layout in self.layouts():

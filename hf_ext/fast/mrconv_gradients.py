@@ -101,7 +101,7 @@ _LARGE_MEAN = 100
 # (`mrconv_branch_sums`): y = m * u + t with the merged kernel m = sum_i s_i k_i, t = sum_i (alpha_i b_i - s_i mean_i),
 # s_i = alpha_i w_i / sqrt(var_i + eps), mean_i = A_i / C and var_i = Q_i / C - mean_i^2.
 class BatchNormLayer(NamedTuple):
-    """What a layer is but for its tensors."""
+    """The settings of a layer, without its tensors."""
 
     n: int
     eps: float

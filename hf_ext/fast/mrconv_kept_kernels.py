@@ -63,7 +63,7 @@ class KeptKernel(MergedKernel):
 #
 # How we know: tests/mrconv/test_kept_kernels_mrconv.py changes weights in every way that we know of.
 class KernelSource:
-    """What the merged kernel of a layer is made of: tensors, and settings that decide too."""
+    """The sources of the merged kernel of a layer: tensors, and settings that decide too."""
 
     def __init__(self, layer: MRConvLayer):
         self.modules, self.tensors = list(layer.modules()), [*layer.parameters(), *layer.buffers()]
@@ -98,7 +98,7 @@ _OWN_MODULES: tuple[type, ...] = (MRConvLayer, MRConvBranchNorm, *KERNELS.values
 
 
 def is_known(layer: MRConvLayer) -> bool:
-    """Whether the source of a layer can be known, and without waiting."""
+    """True where the source of a layer can be known, and without waiting."""
     for module in layer.modules():
         # A wrapper of peft is another type; accelerate's hooks stand in the place of `forward`.
         hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)

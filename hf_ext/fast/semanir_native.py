@@ -195,12 +195,12 @@ def _many_keys(tokens: int) -> int:
 
 
 def _array(tensor: Tensor) -> Any:
-    """What a kernel reads: any layout whose last dimension lies together."""
+    """A tensor that a kernel can read: any layout whose last dimension lies together."""
     tensor = tensor.detach()
     return (tensor if tensor.stride(-1) == 1 else tensor.contiguous()).numpy()
 
 
-def _kernel_inputs(query, key, value, temperature, table, bits) -> tuple[Any, ...]:
+def _kernel_inputs(query, key, value, temperature, table, bits):
     if bits is None:
         # One window for all of them.
         bits = pack_keys(torch.ones(1, 1, query.shape[2], dtype=torch.bool)).repeat(1, query.shape[2], 1)

@@ -54,7 +54,7 @@ def align(array):
 
 @njit
 def norm_scale(row, vectors, dim, length):
-    """What a row is multiplied by to have a length."""
+    """The factor that gives a row a length."""
     squares = spread(np.float32(0))
     for v in range(vectors):
         part = load_some(row, LANES * v, dim - LANES * v)
@@ -201,7 +201,7 @@ def multiply_tiles(left, stride, right, width, depth, out, out_stride, parts):
 # is read forwards: where a window's row is whole vectors wide, 16 keys are then one load, and else 16 single ones.
 @njit
 def key_places(tokens, width, window_size):
-    """Where the offset from each key lies in the turned table, behind that from the first; -1 times that."""
+    """The place of the offset from each key in the turned table, behind that from the first; -1 times that."""
     places = np.zeros((tokens + 2 * LANES - 1) // (2 * LANES) * (2 * LANES), np.int32)
     for j in range(tokens):
         places[j] = -(j // width * (2 * window_size - 1) + j % width)
@@ -210,7 +210,7 @@ def key_places(tokens, width, window_size):
 
 @njit
 def first_place(token, width, window_size):
-    """Where the offset from a query's first key lies in the turned table."""
+    """The place of the offset from a query's first key in the turned table."""
     span = 2 * window_size - 1
     return span * span - 1 - (token // width + window_size - 1) * span - token % width - window_size + 1
 

@@ -280,7 +280,7 @@ def _look_up(builder, address, base, back):
 
 
 def _same(builder, address, offset, number):
-    """Which of 16 bytes are a number."""
+    """A mask of those of 16 bytes that equal a number."""
     loaded = builder.load(builder.inttoptr(builder.add(address, offset), _BYTES.as_pointer()), align=1)
     return _mask(builder, builder.icmp_signed("==", loaded, _in_every_lane(builder, number, _BYTES)))
 

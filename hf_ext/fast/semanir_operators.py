@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""What hf_ext puts beside and in place of SemanIR's plain operators, and registers when it is imported.
+"""Operators beside and in place of SemanIR's plain ones, registered when this file is imported.
 
 Two things are registered in the tables of `ops_semanir`. `ATTENTION` gets the fused ways: "native" (kernels for CPUs),
 "flex_attention" and "triton". `STEPS` gets functions around the plain ones: they take the kernels where these fit and
@@ -34,7 +34,7 @@ _cut, _join, _choose_plainly, _choose_attention = (
 
 @cache
 def native_kernels_work() -> bool:
-    """Whether there are kernels for CPUs. Asking imports them."""
+    """True where there are kernels for CPUs. Asking imports them."""
     try:
         from .semanir_native import select_keys  # noqa: F401
     except ImportError:
@@ -43,13 +43,13 @@ def native_kernels_work() -> bool:
 
 
 def _is_exporting() -> bool:
-    """Whether a graph is made for other programs."""
+    """True while a graph is made for other programs."""
     # What torch.compiler.is_exporting() returns; but in a graph for torch itself that says yes before torch 2.13.
     return torch.compiler._is_exporting_flag
 
 
 def _runs_natively(tensor: Tensor) -> bool:
-    """Whether the kernels for CPUs take a tensor, and a graph with them could be run."""
+    """True where the kernels for CPUs take a tensor, and a graph with them could be run."""
     if tensor.device.type != "cpu" or tensor.dtype == torch.float64 or _is_exporting():
         return False
     # A compiler follows calls but not imports: here it must be content with the package being there.
@@ -183,7 +183,7 @@ register_autograd(f"{_NAMESPACE}::join", _gradient_of_join, setup_context=_keep_
 
 
 def _is_compiled() -> bool:
-    """Whether a graph is made for torch itself; other programs do not have our operators."""
+    """True while a graph is made for torch itself; other programs do not have our operators."""
     return torch.compiler.is_compiling() and not _is_exporting()
 
 

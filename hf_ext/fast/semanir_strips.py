@@ -39,7 +39,7 @@ def memory_of_call(model: SemanIRModel, tokens: int, output_hidden_states: bool)
 
 
 def _is_observed(module: nn.Module) -> bool:
-    """Whether someone else's hook wants to see what the module gets and gives."""
+    """True where someone else's hook wants to see what the module gets and gives."""
     hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
     return any(getattr(hook, "__module__", None) != capture_outputs.__module__ for hook in hooks)
 

@@ -187,7 +187,7 @@ def _empty(value: Tensor) -> Tensor:
 
 
 def _settings(query: Tensor, table: Tensor, dictionary: Dictionary) -> dict[str, Any]:
-    """What all three kernels are told: geometry of the window, sizes of blocks, precision of products."""
+    """The arguments of all three kernels: geometry of the window, sizes of blocks, precision of products."""
     tokens, head_dim = query.shape[2:]
     table_width = 2 * dictionary.window_size - 1
     width = max(16, triton.next_power_of_2(head_dim))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from huggingface_hub.utils import HFValidationError, validate_repo_id  # type: ignore[attr-defined]
+from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from ..errors import NotPublished
 from ..files import read_json_object

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from huggingface_hub import CommitInfo, HfApi, constants
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+from huggingface_hub.utils import validate_repo_id
 
 from ..errors import NotPublished, UsageError
 from ..files import require_free, whole_folder

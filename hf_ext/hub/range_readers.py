@@ -14,7 +14,7 @@ from urllib.parse import urljoin, urlsplit
 import httpx2
 from huggingface_hub import constants, get_session, hf_hub_url
 from huggingface_hub.errors import OfflineModeIsEnabled
-from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+from huggingface_hub.utils import build_hf_headers
 
 from ..system import read_at
 from .safetensors_headers import CheckpointError

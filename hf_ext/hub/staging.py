@@ -15,9 +15,10 @@ from transformers.image_processing_base import ImageProcessingMixin
 
 from ..errors import DataError, NotPublished, UsageError
 from ..files import read_json_object
-from .checkpoints import PICKLES, CheckpointError, open_checkpoint
+from .checkpoints import PICKLES, open_checkpoint
 from .diffusers_folders import INDEX, is_pipeline, load_pipeline, read_index, save_pipeline
 from .folder_kinds import known_kinds
+from .header_format import CheckpointError
 from .load_check import LOADER, code_references, installed_room, refuse_kernels, room_code, room_of
 from .published_files import copy_files, find_variant, is_described, is_loaded, is_tokenizer, refuse_links, walk
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from hf_ext.emr.arithmetic import TENSOR_RESCALES, compute_scales
 from hf_ext.emr.artifact import (
-    STATE,
     hash_files,
     list_files,
     mark_root,
@@ -237,7 +236,7 @@ def _identify_copy(folder: Path) -> dict[str, dict[str, Any]]:
 Files = Mapping[str, Mapping[str, Any]]
 
 # Beside the weights at the root.
-NOT_WEIGHTS = (STATE, "sums.safetensors")
+NOT_WEIGHTS = ("sums.safetensors",)
 
 
 def _measure_sizes(folder: Path, base: Files, tasks: Iterable[Files]) -> dict[str, int]:

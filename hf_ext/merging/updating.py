@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from hf_ext.emr.artifact import (
-    STATE,
     hash_files,
     mark_root,
     read_sums,
@@ -234,7 +233,7 @@ def _rewrite(place: Path) -> Iterator[Path]:
     # what an update that was killed left
     shutil.rmtree(work, ignore_errors=True)
     try:
-        shutil.copytree(place, work, copy_function=_link, ignore=shutil.ignore_patterns(STATE))
+        shutil.copytree(place, work, copy_function=_link)
         yield work
         sync(work)
         replace_folder(work, place)

@@ -1,5 +1,7 @@
 """Agreement of predictions with labels, as GLUE measures it: accuracy, Matthews, Pearson and Spearman correlation."""
 
+from typing import Any
+
 import datasets
 import evaluate
 import numpy as np
@@ -76,6 +78,6 @@ class Agreement(evaluate.Metric):
             features=datasets.Features({"predictions": number, "references": number}),
         )
 
-    def _compute(self, predictions, references) -> dict[str, float]:
+    def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
         pair = np.asarray(predictions), np.asarray(references)
         return {measure.__name__: measure(*pair) for measure in (accuracy, matthews, pearson, spearman)}

@@ -44,7 +44,8 @@ def clip_score(image_embeddings: np.ndarray, text_embeddings: np.ndarray) -> np.
     lengths = [np.linalg.norm(values, axis=1) for values in pair]
     if not all(np.isfinite(values).all() and values.all() for values in lengths):
         raise ValueError("an embedding is zero or not finite: check images, texts and model")
-    return 100 * np.maximum(np.sum(pair[0] * pair[1], axis=1) / (lengths[0] * lengths[1]), 0.0)
+    cosines: np.ndarray = np.sum(pair[0] * pair[1], axis=1) / (lengths[0] * lengths[1])
+    return 100 * np.maximum(cosines, 0.0)
 
 
 class CLIPScore(evaluate.Metric):
@@ -59,7 +60,7 @@ class CLIPScore(evaluate.Metric):
         batch_size (`int`, *optional*, defaults to 64): Pairs at once.
     """
 
-    def __init__(self, *args, model: str, device: str = "cpu", batch_size: int = 64, **kwargs):
+    def __init__(self, *args: Any, model: str, device: str = "cpu", batch_size: int = 64, **kwargs: Any):
         super().__init__(*args, **kwargs)
         network: Any = CLIPModel.from_pretrained(model)
         self.model = network.to(device).eval()
@@ -75,12 +76,12 @@ class CLIPScore(evaluate.Metric):
             features=features,
         )
 
-    def add_batch(self, *, predictions=None, references=None, **kwargs):
+    def add_batch(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> None:
         """Adds images and their texts."""
         check_images(predictions, "predictions")
         super().add_batch(predictions=predictions, references=references, **kwargs)
 
-    def add(self, *, prediction=None, reference=None, **kwargs):
+    def add(self, *, prediction: Any = None, reference: Any = None, **kwargs: Any) -> None:
         """Adds one image and its text."""
         self.add_batch(predictions=[prediction], references=[reference], **kwargs)
 
@@ -94,7 +95,7 @@ class CLIPScore(evaluate.Metric):
         read = self.model.get_text_features(**tokens.to(device)).pooler_output
         return seen.float().cpu().numpy(), read.float().cpu().numpy()
 
-    def _compute(self, predictions, references) -> dict[str, float | list[float]]:
+    def _compute(self, predictions: Any, references: Any) -> dict[str, float | list[float]]:
         starts = range(0, len(predictions), self.batch_size)
         parts = [slice(start, start + self.batch_size) for start in starts]
         values = np.concatenate([clip_score(*self.embed(predictions[part], references[part])) for part in parts])

@@ -52,4 +52,5 @@ def content_drift(
 
 def _distances(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Root mean square difference of each image of [images, height, width, channels]."""
-    return np.sqrt(np.mean(np.square(first - second), axis=(1, 2, 3)))
+    distances: np.ndarray = np.sqrt(np.mean(np.square(first - second), axis=(1, 2, 3)))
+    return distances

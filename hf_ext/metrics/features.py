@@ -153,7 +153,7 @@ class FeatureMetric(evaluate.Metric, ABC):
     summary: str
     load_network: Callable[[str, str, int], Callable[[Any], np.ndarray]]
 
-    def __init__(self, *args, network: str, device: str = "cpu", batch_size: int = 64, **kwargs):
+    def __init__(self, *args: Any, network: str, device: str = "cpu", batch_size: int = 64, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.network = type(self).load_network(network, device, batch_size)
 
@@ -164,16 +164,18 @@ class FeatureMetric(evaluate.Metric, ABC):
             description=self.summary, citation="", inputs_description=INPUTS_DESCRIPTION, features=features
         )
 
-    def add_batch(self, *, predictions=None, **kwargs):
+    def add_batch(self, *, predictions: Any = None, **kwargs: Any) -> None:
         """Adds images."""
         rows = self.network(predictions).astype(np.float32)
         super().add_batch(predictions=[row.tobytes() for row in rows], **kwargs)
 
-    def add(self, *, prediction=None, **kwargs):
+    def add(self, *, prediction: Any = None, **kwargs: Any) -> None:
         """Adds one image."""
         self.add_batch(predictions=[prediction], **kwargs)
 
-    def _compute(self, predictions, *, reference=None, references=None, **options) -> dict[str, float]:
+    def _compute(
+        self, predictions: Any, *, reference: Any = None, references: Any = None, **options: Any
+    ) -> dict[str, float]:
         if reference is None or references is not None:
             raise ValueError(
                 f"{self.name} compares two sets that may differ in number, so the other one is no column of pairs: "

@@ -27,7 +27,7 @@ def as_unit_images(images: np.ndarray, name: str = "images") -> np.ndarray:
 def _cosines(size: int) -> np.ndarray:
     """The orthonormal cosine transform (DCT-II) as a matrix [frequency, position]."""
     frequencies, positions = np.arange(size)[:, None], np.arange(size)[None]
-    matrix = np.sqrt(2 / size) * np.cos(np.pi * (positions + 0.5) * frequencies / size)
+    matrix: np.ndarray = np.sqrt(2 / size) * np.cos(np.pi * (positions + 0.5) * frequencies / size)
     matrix[0] /= np.sqrt(2)
     return matrix
 
@@ -69,4 +69,5 @@ def high_frequency_energy(images: np.ndarray, cutoff: float = 0.25) -> np.ndarra
     Returns:
         `numpy.ndarray` of shape `[...]`: The energies, of values from 0 to 1.
     """
-    return np.mean(np.square(split_frequencies(as_unit_images(images), cutoff)[1]), axis=(-3, -2, -1))
+    energies: np.ndarray = np.mean(np.square(split_frequencies(as_unit_images(images), cutoff)[1]), axis=(-3, -2, -1))
+    return energies

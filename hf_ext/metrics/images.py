@@ -1,4 +1,4 @@
-"""What PSNR, PSNR-B and SSIM share: the checks on a pair of images, rounding to 8 bits, the border and the channel.
+"""Shared by PSNR, PSNR-B and SSIM: the checks on a pair of images, rounding to 8 bits, the border and the channel.
 
 The order is the usual one for image restoration: clip and round to 8 bits, crop the border, take the channel.
 """
@@ -66,7 +66,8 @@ def luma(image: np.ndarray) -> np.ndarray:
     The luma of an RGB image by ITU-R BT.601 in its 8-bit range of 16 to 235, not rounded: `Y = 16 + 65.481 R + 128.553
     G + 24.966 B` with R, G and B from 0 to 1.
     """
-    return 16.0 + (image @ np.array([[65.481], [128.553], [24.966]])) / 255.0
+    weighted: np.ndarray = image @ np.array([[65.481], [128.553], [24.966]])
+    return 16.0 + weighted / 255.0
 
 
 def prepare_pair(
@@ -146,18 +147,18 @@ class ImageMetric(evaluate.Metric, ABC):
             description=self.summary, citation="", inputs_description=INPUTS_DESCRIPTION, features=features
         )
 
-    def add_batch(self, *, predictions=None, references=None, **kwargs):
+    def add_batch(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> None:
         """Adds images and their references."""
         check_images(predictions, "predictions")
         check_images(references, "references")
         super().add_batch(predictions=predictions, references=references, **kwargs)
 
-    def add(self, *, prediction=None, reference=None, **kwargs):
+    def add(self, *, prediction: Any = None, reference: Any = None, **kwargs: Any) -> None:
         """Adds one image and its reference."""
         self.add_batch(predictions=[prediction], references=[reference], **kwargs)
 
     def _compute(
-        self, predictions, references, *, channel: Channel | None = None, border: int = 0
+        self, predictions: Any, references: Any, *, channel: Channel | None = None, border: int = 0
     ) -> dict[str, float | list[float]]:
         if channel is None:
             raise ValueError(

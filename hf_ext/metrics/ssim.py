@@ -21,7 +21,8 @@ def _smooth(image: np.ndarray) -> np.ndarray:
     weights /= weights.sum()
     height, width = (size - WINDOW + 1 for size in image.shape[:2])
     rows = sum(weight * image[start : start + height] for start, weight in enumerate(weights))
-    return sum(weight * rows[:, start : start + width] for start, weight in enumerate(weights))
+    means: np.ndarray = sum(weight * rows[:, start : start + width] for start, weight in enumerate(weights))
+    return means
 
 
 def ssim(

@@ -64,11 +64,11 @@ class MRConvKernel(nn.Module):
         init.copy_(self.weight, self.weight * self.initial_scale([kernel.norm(dim=-1) for kernel in self()]))
 
     def initial_scale(self, norms: list[Tensor]) -> Tensor:
-        """What brings the weights to kernels of `initial_norm`, given the norms of the branches, [channels] each."""
+        """Factors of the weights for kernels of `initial_norm`, given the norms of the branches, [channels] each."""
         return self.initial_norm / torch.stack(norms)[..., None]
 
     def first_position(self, rate: float) -> float:
-        """Where the first tap at another rate lies among the taps of training: lag 1 lies `rate` samples ahead."""
+        """Place of the first tap at another rate among the taps of training: lag 1 lies `rate` samples ahead."""
         return rate - 1 if self.ahead else 0.0
 
     def extra_repr(self) -> str:

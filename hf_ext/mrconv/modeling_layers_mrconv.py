@@ -56,12 +56,12 @@ def statistics_group(synchronized: bool) -> torch.distributed.ProcessGroup | Non
 
 
 def is_recomputing() -> bool:
-    """Whether the backward pass is calling: activation checkpointing then repeats a forward that was counted."""
+    """True where the backward pass is calling: activation checkpointing then repeats a forward that was counted."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def takes_batch_statistics(norm: nn.Module) -> bool:
-    """Whether a batch normalisation uses the statistics of the batch, and moves the running ones."""
+    """True where a batch normalisation uses the statistics of the batch, and moves the running ones."""
     # In training mode *and* where its own scale and shift are trained. Running statistics belong to these: where they
     # are frozen, by an adapter of peft or by `requires_grad_(False)`, what is saved afterwards does not hold the
     # statistics, so that any that had moved would be lost, and the reloaded model would be another one. Where scale
@@ -150,7 +150,7 @@ class MRConvBranchNorm(MRConvPreciseBuffers):
 
     def forward(self, alpha: Tensor, convolve: BatchConvolution | None = None) -> list[Tensor] | tuple[Tensor, Tensor]:
         """
-        What `convolve`, the layer on a batch, gives, where it is given and the statistics of the batch are taken.
+        The result of `convolve`, the layer on a batch, where it is given and the statistics of the batch are taken.
         Otherwise factor alpha s and shift alpha t of each branch, BN(c) = s c + t with the running statistics.
         """
         if convolve is None or not takes_batch_statistics(self):

@@ -333,7 +333,7 @@ class MRConvForAudioClassification(MRConvForSequenceClassification):
     input_modalities = ["audio"]
 
     @can_return_tuple
-    def forward(  # type: ignore[override]
+    def forward(
         self, input_values: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any
     ) -> SequenceClassifierOutput:
         """
@@ -354,7 +354,7 @@ class MRConvForImageClassification(MRConvForSequenceClassification):
     input_modalities = ["image"]
 
     @can_return_tuple
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         pixel_values: Tensor | None = None,
         input_values: Tensor | None = None,
@@ -406,7 +406,7 @@ class MRConvForRetrieval(MRConvForSequenceClassification):
         self.post_init()
 
     @can_return_tuple
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: Tensor | None = None,

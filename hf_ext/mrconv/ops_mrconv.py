@@ -290,7 +290,7 @@ def _branch_sums(
 
 
 def _valid_positions(u: Tensor, start: Tensor | None, stop: Tensor | None) -> Tensor:
-    """Whether a position of a sample is valid, [batch, 1, length]."""
+    """The mask of valid positions of each sample, [batch, 1, length]."""
     time = torch.arange(u.shape[2], device=u.device).expand(u.shape[0], 1, -1)
     valid = torch.ones_like(time, dtype=torch.bool)
     if start is not None:

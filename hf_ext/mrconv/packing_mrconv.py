@@ -27,7 +27,7 @@ class Group(NamedTuple):
 
 class Packing:
     """
-    Where the sequences of a packed batch lie.
+    Places of the sequences of a packed batch.
 
     Args:
         starts (`torch.Tensor` of shape `(batch_size, length)`): True at the first position of each sequence.
@@ -65,7 +65,7 @@ class Packing:
         return [rows[group.places].transpose(1, 2) for group in self.groups]
 
     def pack(self, outputs: list[Tensor]) -> Tensor:
-        """What a convolution made of each group, as [B, D, L] again."""
+        """The convolved groups as [B, D, L] again."""
         rows = torch.cat([output.transpose(1, 2).flatten(0, 1) for output in outputs])
         return rows[self.outputs].unflatten(0, self.shape).transpose(1, 2)
 
@@ -95,7 +95,7 @@ def find_starts(
     seq_idx: Tensor | None = None,
 ) -> Tensor | None:
     """
-    Where the sequences of a packed batch begin, as booleans of its `shape` (batch_size, length); None where nothing
+    Starts of the sequences of a packed batch, as booleans of its `shape` (batch_size, length); None where nothing
     says it. What is given must agree; `valid` is the attention mask as booleans.
     """
     found = {}

@@ -99,7 +99,7 @@ class StreamingKernel:
         return self
 
     def respond(self, u: Tensor) -> Tensor:
-        """What inputs [batch, channels, n] add through the head to n + 2 TILE positions from the first on."""
+        """The share of inputs [batch, channels, n] through the head, at n + 2 TILE positions from the first on."""
         reach = u.shape[-1] + len(self.head)
         size = next(size for size in HEAD_FFTS if size >= reach)
         return torch.fft.irfft(torch.fft.rfft(u, n=size) * self.head_spectra[size], n=size)[..., :reach]
@@ -110,7 +110,7 @@ MergedKernel.stream_form = StreamingKernel
 
 class Level:
     """
-    What the taps of one level add to the outputs of a stream, prepared block by block.
+    The share of one level of taps in the outputs of a stream, prepared block by block.
 
     A tensor is filled place by place and never changed after that; what has not been filled is not read. So a shallow
     copy is the state at that time: going on from it fills the same places again.
@@ -132,7 +132,7 @@ class Level:
         self.added_m_plus_1: Tensor | None = None
 
     def advance(self, u: Tensor, begin: int) -> Tensor:
-        """What is added to the outputs at whole tiles from position `begin` on, whose inputs are `u`."""
+        """The share added to the outputs at whole tiles from position `begin` on, whose inputs are `u`."""
         added = torch.zeros_like(u)
         # Blocks, from the one that has begun.
         for block in range(-(begin % self.block), u.shape[-1], self.block):
@@ -158,7 +158,7 @@ class Level:
         self.added_m_plus_1[:, first:end] = torch.fft.irfft(total, n=2 * self.block)[..., self.block :]
 
     def _channels_done(self, place: int) -> int:
-        """How many channels have to be done before a tile that begins at `place`."""
+        """The number of channels to be done before a tile that begins at `place`."""
         done = (place // TILE + self.index % self.stride) // self.stride
         shares = self.tiles // self.stride
         # An even number: one long FFT costs as much as two.
@@ -199,7 +199,24 @@ class _Undo(NamedTuple):
     levels: list[Level]
 
 
-class StreamingConvolution(CacheLayerMixin):
+class _LayerState(CacheLayerMixin):
+    """The positions that a layer of either cache has seen."""
+
+    seen: int
+
+    def get_seq_length(self) -> int:
+        """Positions that the layer has seen, padding included."""
+        return self.seen
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.seen + query_length, 0
+
+    def get_max_length(self) -> int:
+        # No maximum: old positions leave the kernel's reach.
+        return -1
+
+
+class StreamingConvolution(_LayerState):
     """
     A layer of the cache: its causal convolution, which goes on where the last chunk ended. The kernel stays the same
     for the whole stream; batch size and device are those of the first inputs.
@@ -230,7 +247,7 @@ class StreamingConvolution(CacheLayerMixin):
         self._past: list[_Undo] = []
 
     @keeps_state
-    def lazy_initialization(self, u: Tensor, kernel: StreamingKernel) -> None:  # type: ignore[override]
+    def lazy_initialization(self, u: Tensor, kernel: StreamingKernel) -> None:
         """Begin the stream of a kernel with its first inputs."""
         batch, channels = u.shape[:2]
         self.kernel = kernel
@@ -242,7 +259,7 @@ class StreamingConvolution(CacheLayerMixin):
         self.is_initialized = True
 
     @keeps_state
-    def update(self, u: Tensor, kernel: Callable[[], StreamingKernel]) -> Tensor:  # type: ignore[override]
+    def update(self, u: Tensor, kernel: Callable[[], StreamingKernel]) -> Tensor:
         """
         The outputs at the next positions, [batch, channels, length], in the dtype of `u`, which is zero where padded.
         """
@@ -287,7 +304,7 @@ class StreamingConvolution(CacheLayerMixin):
         return {**vars(self), "owner": None}
 
     def _leave_inference_mode(self) -> None:
-        """What a copy made in inference mode holds, or a cache read from a file in it, may not be written: copy it."""
+        """Copy the tensors of a copy made in inference mode, or of a cache read in it: they may not be written."""
         if self.tile.is_inference():
             self._replace(torch.clone)
 
@@ -425,20 +442,9 @@ class StreamingConvolution(CacheLayerMixin):
         self.record_past = True
 
     def stop_recording(self) -> None:
-        """What was recorded is freed; `crop` can take back no more."""
+        """Free the history: `crop` can undo no more."""
         self.record_past = False
         self._past.clear()
-
-    def get_seq_length(self) -> int:
-        """Positions that the layer has seen, padding included."""
-        return self.seen
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.seen + query_length, 0
-
-    def get_max_length(self) -> int:
-        # No maximum: old positions leave the kernel's reach.
-        return -1
 
 
 class _WithoutBackward(torch.autograd.Function):
@@ -486,7 +492,7 @@ class MRConvCache(Cache):
 
     @property
     def is_recording(self) -> bool:
-        """Whether the layers keep what `crop` needs."""
+        """True where the layers keep what `crop` needs."""
         return any(layer.record_past for layer in self.layers if isinstance(layer, StreamingConvolution))
 
     def stop_recording(self) -> None:
@@ -518,7 +524,7 @@ class MRConvCache(Cache):
         return result
 
 
-class InputHistory(CacheLayerMixin):
+class InputHistory(_LayerState):
     """A layer of [`MRConvTrainingCache`]: its last inputs, as many as later outputs depend on, with their gradient."""
 
     def __init__(self) -> None:
@@ -551,15 +557,6 @@ class InputHistory(CacheLayerMixin):
     def reorder_cache(self, beam_idx: Tensor) -> None:
         if self.past is not None:
             self.past = self.past.index_select(0, beam_idx.to(self.past.device))
-
-    def get_seq_length(self) -> int:
-        return self.seen
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.seen + query_length, 0
-
-    def get_max_length(self) -> int:
-        return -1
 
 
 class MRConvTrainingCache(Cache):
@@ -606,10 +603,3 @@ class MRConvTrainingCache(Cache):
             if isinstance(layer, InputHistory) and layer.past is not None:
                 layer.past = layer.past.detach()
         return self
-
-
-def only_cache(cache: Any | None, past_key_values: Any | None) -> Any | None:
-    """The cache that is given by one of its two names."""
-    if cache is not None and past_key_values is not None:
-        raise ValueError("Got both `cache` and `past_key_values`, two names of one argument; give `cache` alone.")
-    return past_key_values if cache is None else cache

@@ -16,6 +16,7 @@ from accelerate.utils import get_max_memory
 from accelerate.utils.memory import should_reduce_batch_size
 from transformers.utils import logging
 
+import hf_ext.fast.semanir  # noqa: F401 (it enters itself where pictures are restored)
 from hf_ext.semanir.image_processing_semanir import from_unit, restore_picture, to_unit
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 

@@ -1,15 +1,11 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """SemanIR: key-semantic attention for image restoration. Importing it registers the Auto classes.
 
-The files beside this one travel with every checkpoint and need nothing else of hf_ext. What makes them faster and
-richer is imported here, and registers itself with them: `hf_ext.fast` and `hf_ext.restoration.pipeline`.
+The files beside this one travel with every checkpoint and need nothing else of hf_ext. `hf_ext.fast.semanir` and
+`hf_ext.restoration.pipeline`, which `hf_ext` imports, enter faster ways and files of all kinds in their tables.
 """
 
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageToImage
-
-import hf_ext.fast.semanir_operators
-import hf_ext.fast.semanir_strips  # noqa: F401
-from hf_ext.restoration.pipeline import ImageRestorationPipeline
 
 from .configuration_semanir import SemanIRConfig
 from .image_processing_semanir import SemanIRImageProcessor
@@ -27,7 +23,6 @@ SemanIRForImageRestoration.register_for_auto_class("AutoModelForImageToImage")
 SemanIRImageProcessor.register_for_auto_class()
 
 __all__ = [
-    "ImageRestorationPipeline",
     "SemanIRConfig",
     "SemanIRForImageRestoration",
     "SemanIRImageProcessor",

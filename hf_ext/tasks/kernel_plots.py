@@ -11,7 +11,7 @@ from transformers import AutoConfig
 
 from hf_ext.figures import new_figure, picture_of, save_figure
 from hf_ext.hub.checkpoints import split_revision
-from hf_ext.mrconv.modeling_mrconv import MRConvPreTrainedModel
+from hf_ext.mrconv.modeling_layers_mrconv import MRConvPreTrainedModel
 
 from ..errors import DataError, UsageError
 

@@ -14,6 +14,7 @@ from huggingface_hub.dataclasses import strict
 from PIL import Image
 from transformers import PreTrainedModel
 
+import hf_ext.fast.semanir  # noqa: F401 (it enters itself: a training imports no more than its task)
 from hf_ext.hub.checkpoints import split_revision
 from hf_ext.restoration.tiles import restore_image
 from hf_ext.semanir.configuration_semanir import PRESETS, SemanIRConfig

@@ -25,7 +25,8 @@ import hf_ext.fast.mrconv  # noqa: F401 (it enters itself: a training imports no
 from hf_ext.figures import new_figure, picture_of
 from hf_ext.hub.checkpoints import split_revision
 from hf_ext.mrconv.configuration_mrconv import MRConvConfig
-from hf_ext.mrconv.modeling_mrconv import MRConvForSequenceClassification, MRConvPreTrainedModel
+from hf_ext.mrconv.modeling_layers_mrconv import MRConvPreTrainedModel
+from hf_ext.mrconv.modeling_mrconv import MRConvForSequenceClassification
 from hf_ext.training.models import initialize_from, read_model_section
 from hf_ext.training.task import Task
 

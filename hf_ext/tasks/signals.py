@@ -16,10 +16,10 @@ from hf_ext.extras import import_extra
 from hf_ext.mrconv.configuration_mrconvnext import PRESETS, MRConvNextConfig
 from hf_ext.mrconv.feature_extraction_mrconv import MRConvFeatureExtractor
 from hf_ext.mrconv.image_processing_mrconvnext import MRConvNextImageProcessor
+from hf_ext.mrconv.modeling_layers_mrconv import MRConvPreTrainedModel
 from hf_ext.mrconv.modeling_mrconv import (
     MRConvForAudioClassification,
     MRConvForImageClassification,
-    MRConvPreTrainedModel,
 )
 from hf_ext.mrconv.modeling_mrconvnext import MRConvNextForImageClassification
 

@@ -159,6 +159,10 @@ HOSTILE = {
     "tails": ((*TASK, "tails"), {"m.w": [1]}, "the tail of 'm.w' must be an object"),
     "tail": ((*TASK, "tails"), {"m.w": {"shape": "x"}}, "`shape` of the tail of 'm.w' must be a list of sizes"),
     "architecture": ((*TASK, "architecture"), 1, "`architecture`"),
+    **{
+        f"file {name}": (("files",), {name: {"bytes": 1, "sha256": "0" * 64}}, "a file must lie in the artifact")
+        for name in ("../x", "/etc/passwd", "tasks/../x", ".env", "a//b", "a\\b")
+    },
 }
 
 

@@ -126,38 +126,23 @@ def test_a_base_somewhere_else(copy: Path, merged: Path, tmp_path: Path):
         emr_loader.restore(copy, "a", tmp_path)
 
 
+# What the manifest alone must be, tests/emr/test_artifact.py has: the package reads it by the same function.
 @pytest.mark.parametrize(
-    "change, message",
+    ("change", "named"),
     [
-        (lambda m: m.update(format="zip"), '`format` must be "emr-merging"'),
-        (lambda m: m.update(format_version=3), "`format_version` must be 1 or 2 .*, got 3"),
-        (lambda m: m.update(format_version=2), "`deltas` belongs to format_version 2, got None"),
-        (lambda m: m.update(tensors=None), "`tensors` must be a list, got None"),
-        (lambda m: m["tensors"][5].pop("name"), "`name` of an entry of `tensors` must be a text"),
-        (lambda m: m["tensors"][5].update(name="other"), "emr.json has no tensor"),
-        (lambda m: m["tasks"]["a"].update(scale_hex="inf"), "must be a finite hexadecimal number .*, got 'inf'"),
-        (lambda m: m["tasks"]["a"].pop("scale_hex"), "either scale_hex or scales is needed"),
-        (lambda m: m["tasks"]["a"].update(scale_hex=m["tasks"]["a"].pop("scale_hex"), scales={}), "either scale_hex"),
-        (lambda m: (m["tasks"]["a"].pop("scale_hex"), m["tasks"]["a"].update(scales={})), "emr.json has no scale for"),
-        (lambda m: m["base"].update(files={"model.bin": {"bytes": 1}}), "not the name of a .safetensors file"),
-        (lambda m: m["base"].update(source="x" * 256), "`source` of the base must be a text of at most"),
-        (lambda m: m["tasks"]["a"].update(shared=["bert.other"]), "there is no tensor 'other'"),
-        (lambda m: m["unified"].update(files={"../model.safetensors": {}}), "must be named without folders"),
-        (lambda m: m["base"].update(files={"../base/model.safetensors": {}}), "must be named without folders"),
-        (lambda m: m["base"]["files"]["model.safetensors"].update(bytes=7), "bytes is .* another checkpoint than"),
+        (lambda m: m["tensors"][5].update(name="other"), "no tensor"),
+        (lambda m: (m["tasks"]["a"].pop("scale_hex"), m["tasks"]["a"].update(scales={})), "no scale"),
+        (lambda m: m["base"].update(files={"model.bin": {"bytes": 1}}), ".safetensors"),
+        (lambda m: m["base"].update(source="x" * 256), "`source` of the base"),
+        (lambda m: m["tasks"]["a"].update(shared=["bert.other"]), "'other'"),
+        (lambda m: m["base"]["files"]["model.safetensors"].update(bytes=7), "bytes"),
+        (lambda m: m.update(tasks={"../a": m["tasks"]["a"]}), "'../a'"),
     ],
 )
-def test_a_manifest_that_does_not_fit(change, message: str, copy: Path):
+def test_a_manifest_that_does_not_fit(change, named: str, copy: Path):
     edit(copy, change)
-    with pytest.raises(ValueError, match=message):
+    with refused(ValueError, named):
         emr_loader.restore(copy, "a")
-
-
-def test_names_of_tasks_stay_in_the_folder(copy: Path):
-    for name in ("../a", ".."):
-        edit(copy, lambda manifest, name=name: manifest.update(tasks={name: next(iter(manifest["tasks"].values()))}))
-        with refused(ValueError, "named", "task"):
-            emr_loader.restore(copy, name)
 
 
 def test_links_stay_in_the_folder(copy: Path, tmp_path: Path):
@@ -182,9 +167,8 @@ def test_files_that_are_damaged(copy: Path):
     mask.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with refused(ValueError, "mask.safetensors", "SHA-256", "emr.json"):
         emr_loader.restore(copy, "a")
-    # An early folder has no hashes.
     record = json.loads((copy / "emr.json").read_text())
-    del record["files"]
+    record["files"] = {}
     (copy / "emr.json").write_text(json.dumps(record))
     emr_loader.restore(copy, "a")
     save_file(tensors | {name: tensors[name][:1]}, mask)

@@ -19,10 +19,8 @@ from transformers import (
 )
 
 from hf_ext.emr import EMRModel, building
-from hf_ext.errors import UsageError
 from tests.emr.emr_testing import perturb
 from tests.emr.use_testing import copied, equal, merge
-from tests.kit.refusals import refused
 
 SIZES = {
     "vocab_size": 30,
@@ -131,13 +129,6 @@ def test_experts_that_other_samples_send_other_numbers_of_tokens(tmp_path: Path)
         with emr.task(task) as model, torch.no_grad():
             one = model(**{key: value[row : row + 1] for key, value in batch.items()}).logits[0]
         torch.testing.assert_close(mixed[row], one, atol=1e-4, rtol=1e-4)
-
-
-def test_a_loss_that_balances_experts_is_refused(tmp_path: Path):
-    emr = EMRModel.from_pretrained(make_merge(tmp_path, *FAMILIES["mixtral"]), "a")
-    assert emr(input_ids=TOKENS, labels=TOKENS, task_ids=[*"abba"]).loss.isfinite()
-    with refused(UsageError, "aux_loss"):
-        emr(input_ids=TOKENS, labels=TOKENS, output_router_logits=True, task_ids=[*"abba"])
 
 
 def test_what_cannot_be_switched_in_place_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

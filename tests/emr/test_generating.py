@@ -23,8 +23,7 @@ from transformers import (
 )
 
 from hf_ext.emr import EMRModel
-from tests.emr.test_mixed import GPT2, SAME, make_family, snapshot, unchanged
-from tests.emr.test_mixed_inputs import T5
+from tests.emr.test_mixed import GPT2, SAME, T5, make_family, snapshot, unchanged
 
 TASKS = ["a", "b", "b", "c", "a"]
 PROMPTS = torch.randint(4, 30, (5, 4), generator=torch.Generator().manual_seed(0))

@@ -17,11 +17,14 @@ from transformers import (
     CLIPModel,
     DistilBertConfig,
     DistilBertForSequenceClassification,
+    DynamicCache,
     GPT2Config,
     GPT2ForSequenceClassification,
     GPT2LMHeadModel,
     SwinConfig,
     SwinForImageClassification,
+    T5Config,
+    T5ForConditionalGeneration,
     ViTConfig,
     ViTForImageClassification,
 )
@@ -43,6 +46,7 @@ GPT2.pad_token_id = 0
 DISTILBERT = DistilBertConfig(vocab_size=30, dim=16, n_layers=2, n_heads=2, hidden_dim=24, max_position_embeddings=16)
 VIT = ViTConfig(image_size=8, patch_size=4, **SIZES)
 SWIN = SwinConfig(image_size=16, patch_size=2, embed_dim=8, depths=[2, 2], num_heads=[2, 2], window_size=4)
+T5 = T5Config(vocab_size=30, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, decoder_start_token_id=0)
 SEMANIR = SemanIRConfig(embed_dim=8, depths=(2,), num_heads=(2,), window_size=4, top_k=6)
 SAME, DIFFERENT = {"a": 3, "b": 3, "c": 3}, {"a": 2, "b": 5, "c": 3}
 
@@ -72,6 +76,10 @@ def text() -> dict[str, torch.Tensor]:
     mask = torch.ones(6, 6, dtype=torch.long)
     mask[0, 4:] = mask[3, 3:] = 0
     return {"input_ids": torch.randint(4, 30, (6, 6), generator=generator), "attention_mask": mask}
+
+
+def decoder_text() -> dict[str, torch.Tensor]:
+    return text() | {"decoder_input_ids": text()["input_ids"].flip(1)}
 
 
 def images(side: int) -> dict[str, torch.Tensor]:
@@ -108,6 +116,7 @@ FAMILIES = {
     "bert-same": (BertForSequenceClassification, BERT, SAME, text, "logits"),
     "gpt2": (GPT2LMHeadModel, GPT2, SAME, text, "logits"),
     "gpt2-heads": (GPT2ForSequenceClassification, GPT2, DIFFERENT, text, "logits"),
+    "t5": (T5ForConditionalGeneration, T5, SAME, decoder_text, "logits"),
     "distilbert": (DistilBertForSequenceClassification, DISTILBERT, DIFFERENT, text, "logits"),
     "vit": (ViTForImageClassification, VIT, DIFFERENT, lambda: images(8), "logits"),
     "swin": (SwinForImageClassification, SWIN, SAME, lambda: images(16), "logits"),
@@ -306,15 +315,19 @@ def test_a_weight_that_is_used_without_its_module_is_noticed(noise: float, tmp_p
         assert_same_answers(found, wanted)
 
 
+def test_labels_and_caches_are_of_one_task(bert: EMRModel):
+    labels = torch.tensor([0, 1, 1, 2, 0, 1])
+    assert bert(**text(), labels=labels, task_ids=["b"] * 6).loss.isfinite()
+    with refused(UsageError, "labels"):
+        bert(**text(), labels=labels, task_ids=TASKS)
+    with refused(UsageError, "past_key_values"):
+        bert(**text(), past_key_values=DynamicCache(), task_ids=TASKS)
+
+
 @pytest.mark.parametrize(
-    "task_ids, message",
-    [
-        (["a", "b"], r"task_ids names 2 tasks for \[6\] samples; give one for each"),
-        ([], r"task_ids names 0 tasks"),
-        (["a"] * 5 + ["d"], r"give a list of tasks, which are \['a', 'b', 'c'\]"),
-        ("aaaaaa", "give a list of tasks"),
-    ],
+    ("task_ids", "named"),
+    [(["a", "b"], "2 tasks"), ([], "[]"), (["a"] * 5 + ["d"], "'d'"), ("aaaaaa", "'aaaaaa'")],
 )
-def test_task_ids_that_do_not_fit(task_ids, message: str, bert: EMRModel):
-    with pytest.raises(ValueError, match=message):
+def test_task_ids_that_do_not_fit(task_ids: Any, named: str, bert: EMRModel):
+    with refused(UsageError, "task_ids", named):
         bert(**text(), task_ids=task_ids)

@@ -99,20 +99,6 @@ def test_a_path_that_was_given_absolute_stays_so(project: Path):
     assert Manifest.read(folder).tasks["t0"].origin.source == os.path.join("..", "models", "t0")
 
 
-def test_an_artifact_of_an_earlier_version(project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Its paths are relative to the folder where it was merged: it opens from there, and elsewhere says why not."""
-    folder = merge(relative("t0", "t1"), Path("out/merged"))
-    text = (folder / "emr.json").read_text().replace("../../models", "models")
-    (folder / "emr.json").write_text(text)
-    TaskWeights(folder)
-    emr_loader.restore(folder, "t0")
-    monkeypatch.chdir(tmp_path)
-    with refused(CheckpointError, "models/base"):
-        TaskWeights(folder)
-    with refused(ValueError, "models/base"):
-        emr_loader.restore(folder, "t0")
-
-
 def test_how_paths_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "real" / "deep").mkdir(parents=True)

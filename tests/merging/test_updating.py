@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from hf_ext.emr import emr_loader
-from hf_ext.emr.artifact import STATE, hash_files, read_sums, verify_artifact, write_sums
 from hf_ext.emr.manifest import Manifest
-from hf_ext.emr.ops import SEGMENT, SUMS
+from hf_ext.emr.ops import SEGMENT
 from hf_ext.emr.weights import TaskWeights
-from hf_ext.errors import DataError, UsageError
+from hf_ext.errors import UsageError
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.updating import add_task, remove_task
 from hf_ext.settings import SettingsError
@@ -69,40 +65,6 @@ def test_of_tasks_that_were_frozen_or_removed_only_those_that_are_there_vote(sou
     assert "elected_from" not in Manifest.read(artifact).method
     expected = merge_checkpoints(configuration(sources, "acb"), artifact.with_name("expected"), progress=False).path
     assert weights_of(artifact) == weights_of(expected)
-
-
-def as_an_earlier_version_kept_it(artifact: Path) -> None:
-    """With the state by which tasks could be added, and with sums that were not known after that."""
-    manifest = Manifest.read(artifact)
-    for place in (artifact, *(artifact / "tasks").iterdir()):
-        save_file({"total.odd.weight": torch.zeros(65)}, place / STATE)
-    sums = read_sums(artifact, manifest, "a")
-    sums[:, np.isin(SUMS, ("masked_dot", "dot", "weight_opposed"))] = np.nan
-    write_sums(artifact, "a", sums)
-    method = manifest.method | {"keep_state": True}
-    dataclasses.replace(manifest, method=method, files=hash_files(artifact)).write(artifact)
-
-
-def test_the_state_of_an_earlier_version_is_ignored_and_left_behind(sources, kept, artifact, caplog):
-    as_an_earlier_version_kept_it(artifact)
-    with caplog.at_level(logging.WARNING, "hf_ext.emr"):
-        weights = TaskWeights(artifact)
-    assert "state.safetensors, with which earlier versions added tasks, is not used" in caplog.text
-    assert weights.restore("a", "odd.weight").equal(TaskWeights(kept["ab"]).restore("a", "odd.weight"))
-    assert emr_loader.restore(artifact, "a")["odd.weight"].equal(weights.restore("a", "odd.weight"))
-    with refused(DataError, "l2"):
-        TaskWeights(artifact, rescale="l2").restore("a", "odd.weight")
-    (artifact / "tasks" / "b" / STATE).unlink()
-    found = verify_artifact(artifact)
-    assert found.wrong == [] and any("state.safetensors: of an earlier version" in note for note in found.notes)
-    add_task(artifact, "c", str(sources / "c"), frozen=True)
-    assert not list(artifact.rglob(STATE)) and verify_artifact(artifact).wrong == []
-    report = json.loads((artifact / "report.json").read_text())
-    assert report["tasks"][0]["error"]["rescaled"] is None and report["tasks"][2]["error"]["rescaled"] is not None
-    add_task(artifact, "d", str(sources / "c"))
-    assert "keep_state" not in Manifest.read(artifact).method
-    remove_task(artifact, "d")
-    assert weights_of(TaskWeights(artifact).folder).keys() == weights_of(kept["abc"]).keys()
 
 
 def restored(folder: Path, task: str) -> dict[str, torch.Tensor]:

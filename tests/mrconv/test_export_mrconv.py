@@ -21,7 +21,7 @@ from hf_ext.mrconv import (
     MRConvNextImageProcessor,
 )
 from tests.kit import warm_python
-from tests.kit.models import LoraTesterMixin, TrainerTesterMixin, assert_same_answers, assert_same_weights
+from tests.kit.models import TrainerTesterMixin, assert_same_answers, assert_same_weights
 from tests.kit.refusals import refused
 
 LENGTH = 24
@@ -204,35 +204,6 @@ def test_compiled_training_and_merged_inference_give_the_same_numbers():
 @both_cases
 def test_compiled_by_every_backend(backend, make_model, make_inputs):
     check_compiled(backend, make_model(), make_inputs)
-
-
-class TestTokens(LoraTesterMixin, TrainerTesterMixin):
-    """Adapters on the pointwise layers of a model with branches, and training by Trainer."""
-
-    model_class = MRConvForSequenceClassification
-    lora_targets = ["pointwise"]
-
-    def make_config(self):
-        return MRConvConfig(**TOKENS, bidirectional=True)
-
-    def make_inputs(self):
-        return {**make_tokens(6), "labels": torch.arange(6) % 3}
-
-
-class TestMergedTokens(LoraTesterMixin):
-    """Adapters on a merged model, whose convolutions stay as they are."""
-
-    model_class = MRConvForSequenceClassification
-    lora_targets = ["pointwise"]
-
-    def make_config(self):
-        return MRConvConfig(**TOKENS)
-
-    def make_inputs(self):
-        return {**make_tokens(6), "labels": torch.arange(6) % 3}
-
-    def make_model(self):
-        return super().make_model().reparameterize()
 
 
 class TestAudio(TrainerTesterMixin):

@@ -1,8 +1,5 @@
 """MRConv layers: branches, merging, causality, padding, statistics, precision."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -15,7 +12,15 @@ from hf_ext.mrconv.configuration_mrconv import KERNEL_TYPES
 from hf_ext.mrconv.modeling_layers_mrconv import MRConvBatchNorm, MRConvBranchNorm
 from tests.kit.models import assert_same_answers, assert_same_weights
 from tests.kit.refusals import refused
-from tests.mrconv.mrconv_testing import EVERY_KERNEL, TOKENS, make_layer, make_model, make_signal, make_tokens
+from tests.mrconv.mrconv_testing import (
+    EVERY_KERNEL,
+    TOKENS,
+    assert_two_processes_are_one,
+    make_layer,
+    make_model,
+    make_signal,
+    make_tokens,
+)
 from tests.mrconv.reference_ops import batch_norm_conv, long_conv
 
 
@@ -323,52 +328,23 @@ def test_the_first_variance_of_a_layer_is_one_about():
         assert 0.7 < output.std() < 1.3
 
 
-# One of two processes. Arguments: its rank; the meeting point; the state of the model; where to write.
-SYNCHRONIZED = """
-import sys, torch
-import torch.distributed as distributed
-from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification
-rank, meeting, given, out = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
-distributed.init_process_group("gloo", init_method="file://" + meeting, rank=rank, world_size=2)
-given = torch.load(given)
-model = MRConvForSequenceClassification(MRConvConfig(**given["fields"])).double().train()
-model.load_state_dict(given["state"])
-tokens, mask, labels = (given[name][rank::2] for name in ("tokens", "mask", "labels"))
-length = int(mask.sum(1).max())
-logits = model(tokens[:, :length], mask[:, :length]).logits
-loss = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
-loss.backward()
-gradients = {name: value.grad for name, value in model.named_parameters()}
-for gradient in gradients.values():
-    distributed.all_reduce(gradient)
-torch.save({"logits": logits.detach(), "gradients": gradients, "buffers": dict(model.named_buffers())}, out)
-distributed.destroy_process_group()
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_two_processes_are_one_on_the_joined_batch(bidirectional, tmp_path):
-    fields = {**TOKENS, "sync_batch_norm": True, "bidirectional": bidirectional}
-    model = make_model(**fields).double().train()
     mask = torch.ones(4, 20, dtype=torch.int64)
     # The two processes have inputs of other lengths, and other numbers of valid positions.
     mask[0, 13:], mask[2, 9:], mask[3, :4] = 0, 0, 0
-    given = {"fields": fields, "state": {name: value.clone() for name, value in model.state_dict().items()}}
-    given |= {"tokens": make_tokens(4, 20), "mask": mask, "labels": torch.tensor([0, 1, 2, 1])}
-    torch.save(given, tmp_path / "given.pt")
-    arguments = (str(tmp_path / "meeting"), str(tmp_path / "given.pt"))
-    processes = [
-        subprocess.Popen([sys.executable, "-c", SYNCHRONIZED, str(rank), *arguments, str(tmp_path / f"{rank}.pt")])
-        for rank in range(2)
-    ]
-    assert [process.wait(timeout=300) for process in processes] == [0, 0]
-    logits = model(given["tokens"], mask).logits
-    torch.nn.functional.cross_entropy(logits, given["labels"], reduction="sum").backward()
+    tokens, weights, shares = make_tokens(4, 20), make_signal(4, 3), []
     for rank in range(2):
-        result = torch.load(tmp_path / f"{rank}.pt")
-        torch.testing.assert_close(result["logits"], logits[rank::2].detach(), atol=1e-10, rtol=0)
-        for name, value in model.named_parameters():
-            torch.testing.assert_close(result["gradients"][name], value.grad, atol=1e-10, rtol=1e-10, msg=name)
-        for name, value in model.named_buffers():
-            torch.testing.assert_close(result["buffers"][name], value, atol=1e-10, rtol=0, msg=name)
+        length = int(mask[rank::2].sum(1).max())
+        own = {"input_ids": tokens[rank::2, :length], "attention_mask": mask[rank::2, :length]}
+        shares.append((own, weights[rank::2]))
+    found, joined = assert_two_processes_are_one(
+        tmp_path,
+        MRConvForSequenceClassification,
+        {**TOKENS, "sync_batch_norm": True, "bidirectional": bidirectional},
+        shares,
+        ({"input_ids": tokens, "attention_mask": mask}, weights),
+    )
+    for rank, logits in enumerate(found):
+        torch.testing.assert_close(logits, joined[rank::2], atol=1e-10, rtol=0)

@@ -4,19 +4,14 @@ import hashlib
 import itertools
 import re
 from collections import Counter
-from pathlib import Path
 from statistics import median
 
-import datasets
 import numpy as np
 import pytest
-from huggingface_hub.errors import StrictDataclassError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_data import run
-from make_listops import SPLITS, ListOps, main, write_listops
+from make_listops import SPLITS, ListOps, write_listops
 
-from hf_ext.files import TakenError
 from tests.kit.refusals import refused
 
 FUNCTIONS = {"[MIN": min, "[MAX": max, "[MED": lambda values: int(median(values)), "[SM": lambda v: sum(v) % 10}
@@ -159,88 +154,6 @@ def test_the_middle_of_an_even_number_is_rounded_down():
     assert found == {0, 1}
 
 
-def test_a_folder_is_read_by_datasets(tmp_path):
-    task = ListOps(1, 5, 30)
-    folder = write_listops(tmp_path / "listops", {"train": 1003, "validation": 3, "test": 2}, task, progress=False)
-    data = datasets.load_dataset(str(folder))
-    assert {name: len(part) for name, part in data.items()} == {"train": 1003, "validation": 3, "test": 2}
-    for name, part in data.items():
-        for index in (0, len(part) - 1):
-            text, label = task.example(index, name)
-            assert part[index] == {"text": text, "label": label}
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "README.md",
-        "test.parquet",
-        "train.parquet",
-        "validation.parquet",
-    ]
-
-
-def test_nothing_is_overwritten_or_left_half_written(tmp_path):
-    (tmp_path / "there").mkdir()
-    with refused(TakenError, "exists", "folder"):
-        write_listops(tmp_path / "there", {"train": 1}, ListOps())
-    with refused(ValueError, "1 example"):
-        write_listops(tmp_path / "new", {"train": 0}, ListOps())
-    with refused(ValueError, "example 0", "dev"):
-        ListOps().example(0, "dev")
-
-    # The first split is written when it turns out that there are too few expressions for the second.
-    few = ListOps(0, 1, 5, max_depth=2, max_arguments=2)
-    with refused(ValueError, "expressions", "different"):
-        write_listops(tmp_path / "new", {"train": 1, "validation": 10_000}, few, progress=False)
-    assert [path.name for path in tmp_path.iterdir()] == ["there"]
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"max_arguments": 1}, "at least 2, got 10 and 1"),
-        ({"min_length": 1997}, "at least 4 below max_length"),
-        ({"seed": -1}, "seed must be 0 or more"),
-        ({"seed": 2**32}, "less than 2**32, got 4294967296"),
-    ],
-)
-def test_settings_that_cannot_be_met_are_refused(values, words):
-    with pytest.raises(StrictDataclassError) as error:
-        ListOps(**values)
-    assert words in str(error.value.__cause__ or error.value)
-
-
 def test_limits_that_no_tree_meets_are_named():
     with refused(ValueError, "40 tokens"):
         ListOps(0, 12, 40, max_depth=2, max_arguments=2).example(0)
-
-
-def call(monkeypatch, *words):
-    monkeypatch.setattr("sys.argv", ["make_listops.py", *map(str, words)])
-    run(main)
-
-
-def test_the_script_writes_what_it_is_asked_for(tmp_path, monkeypatch, capsys):
-    out = tmp_path / "listops"
-    limits = ["--min-length", 5, "--max-length", 40, "--max-depth", 5, "--max-arguments", 4, "--seed", 7]
-    counts = ["--train", 6, "--validation", 2, "--test", 3]
-    call(monkeypatch, out, *counts, *limits)
-    assert capsys.readouterr().out == f"{out}\n"
-    data = datasets.load_dataset(str(out))
-    assert {name: len(part) for name, part in data.items()} == {"train": 6, "validation": 2, "test": 3}
-    text, label = ListOps(7, 5, 40, 5, 4).example(2, "test")
-    assert data["test"][2] == {"text": text, "label": label}
-    for words in (
-        counts,
-        ["--max-length", 501],
-        ["--train", 0],
-        ["--train", 1000, "--min-length", 0, "--max-length", 5],
-    ):
-        place = out if words is counts else tmp_path / "new"
-        with pytest.raises(SystemExit) as stopped:
-            call(monkeypatch, place, *words)
-        assert str(stopped.value).startswith("error: ") and not (tmp_path / "new").exists()
-
-
-def test_the_script_makes_as_many_as_long_range_arena_has(monkeypatch):
-    asked = []
-    monkeypatch.setattr("make_listops.write_listops", lambda *words: asked.append(words))
-    call(monkeypatch, "new")
-    assert asked == [(Path("new"), {"train": 96000, "validation": 2000, "test": 2000}, ListOps())]

@@ -1,21 +1,15 @@
 """Pathfinder and Path-X: the class is what the dashes say, and the pictures are functions of seed, split and index."""
 
 import hashlib
-from pathlib import Path
 
-import datasets
 import numpy as np
 import pytest
-import yaml
-from made_data import SPLITS, run
-from make_pathfinder import DRAWINGS, UNIT, Pathfinder, draw_scene, main, write_pathfinder
+from made_data import SPLITS
+from make_pathfinder import DRAWINGS, UNIT, Pathfinder, draw_scene, write_pathfinder
 from PIL import Image, ImageDraw
 
 from hf_ext.files import TakenError
-from hf_ext.settings import build
-from hf_ext.tasks.signals import PixelTask
 from tests.kit.refusals import refused
-from tests.kit.studies import EXAMPLES
 
 
 def chains(scene):
@@ -145,41 +139,6 @@ def test_pictures_are_the_same_on_any_machine(size, digest):
     assert hashlib.sha256(pictures).hexdigest()[:16] == digest
 
 
-def test_the_folder_holds_the_examples_or_is_not_there(tmp_path):
-    task = Pathfinder(9)
-    folder = write_pathfinder(tmp_path / "data", {"train": 4, "validation": 2, "test": 2}, task, progress=False)
-    data = datasets.load_dataset(str(folder))
-    picture, label = task.example(3, "train")
-    assert data["train"][3]["label"] == label and np.array_equal(np.asarray(data["train"][3]["image"]), picture)
-    assert "4 train, 2 validation, 2 test; seed 9" in (folder / "README.md").read_text()
-
-    class Interrupted(Pathfinder):
-        def scene(self, index, split="train"):
-            if split == "validation":
-                raise KeyboardInterrupt
-            return super().scene(index, split)
-
-    with pytest.raises(KeyboardInterrupt):
-        write_pathfinder(tmp_path / "half", {"train": 2, "validation": 2}, Interrupted(9), progress=False)
-    assert [path.name for path in tmp_path.iterdir()] == ["data"]
-    with refused(TakenError, "exists", "folder"):
-        write_pathfinder(folder, {"train": 1}, task)
-
-
-def test_a_folder_that_appears_meanwhile_stays_as_it_is(tmp_path):
-    out = tmp_path / "data"
-
-    class Slow(Pathfinder):
-        def scene(self, index, split="train"):
-            out.mkdir(exist_ok=True)
-            (out / "notes.txt").write_text("mine")
-            return super().scene(index, split)
-
-    with refused(TakenError, "exists", "folder"):
-        write_pathfinder(out, {"train": 2}, Slow(9), progress=False)
-    assert [path.name for path in tmp_path.rglob("*")] == ["data", "notes.txt"]
-
-
 def test_what_cannot_be_written_is_refused_before_processes_begin(tmp_path, monkeypatch):
     monkeypatch.setattr("multiprocessing.get_context", lambda _: pytest.fail("processes were begun"))
     with refused(TakenError, "exists", "folder"):
@@ -193,49 +152,3 @@ def test_two_processes_write_what_one_does(tmp_path):
         write_pathfinder(tmp_path / name, counts, Pathfinder(9), progress=False, num_workers=workers)
     for path in (tmp_path / "one").iterdir():
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"seed": -1}, r"seed must be 0 or more and less than 2\*\*32, got -1"),
-        ({"seed": 2**32}, r"less than 2\*\*32, got 4294967296"),
-        ({"size": 64}, r"size must be 32 \(Pathfinder\) or 128 \(Path-X\)"),
-    ],
-)
-def test_wrong_values_are_named(values, words):
-    with pytest.raises(ValueError, match=words):
-        build(Pathfinder, values, "make-pathfinder")
-
-
-def test_a_split_that_is_none_is_named():
-    with refused(ValueError, "example 0", "dev"):
-        Pathfinder().scene(0, "dev")
-
-
-def call(monkeypatch, *words):
-    monkeypatch.setattr("sys.argv", ["make_pathfinder.py", *map(str, words)])
-    run(main)
-
-
-def test_the_script_draws_what_its_recipe_reads(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    call(monkeypatch, "data/pathfinder32", "--train", 4, "--validation", 2, "--test", 2, "--seed", 3)
-    recipe = yaml.safe_load((EXAMPLES / "mrconv" / "pathfinder.yaml").read_text())
-    data = datasets.load_dataset(recipe["data"]["train"]["path"])
-    assert {name: len(part) for name, part in data.items()} == {"train": 4, "validation": 2, "test": 2}
-    picture, label = Pathfinder(3).example(1, "validation")
-    sample = PixelTask(**recipe["task"]).encode(data["validation"][1])
-    assert sample["labels"] == label
-    assert np.array_equal(np.rint(sample["input_values"].numpy().reshape(32, 32) * 255), picture)
-    for words in (["data/pathfinder32"], ["new", "--size", 64]):
-        with pytest.raises(SystemExit) as stopped:
-            call(monkeypatch, *words)
-        assert str(stopped.value).startswith("error: ") and not (tmp_path / "new").exists()
-
-
-def test_the_script_draws_as_many_as_the_benchmark_has(monkeypatch):
-    asked = []
-    monkeypatch.setattr("make_pathfinder.write_pathfinder", lambda *words, **options: asked.append(words))
-    call(monkeypatch, "new")
-    assert asked == [(Path("new"), {"train": 160000, "validation": 20000, "test": 20000}, Pathfinder())]

@@ -1,8 +1,6 @@
 """Packed sequences: results, losses, gradients and statistics are those of a row for each sequence."""
 
 import itertools
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -18,7 +16,7 @@ from hf_ext.mrconv import (
 from hf_ext.mrconv import ops_mrconv as ops
 from hf_ext.mrconv.packing_mrconv import group_lengths, read_packing
 from tests.kit.refusals import refused
-from tests.mrconv.mrconv_testing import TOKENS, make_model, make_signal, make_tokens
+from tests.mrconv.mrconv_testing import TOKENS, assert_two_processes_are_one, make_model, make_signal, make_tokens
 
 FIELDS = {name: value for name, value in TOKENS.items() if name != "num_labels"}
 # Groups of one and of several, of one position, and as long as the longest kernel.
@@ -194,47 +192,12 @@ def test_what_needs_one_sequence_in_a_row_refuses_packed_ones():
         model(make_tokens(1, 40), position_ids=torch.tensor([[*range(38), 0, 1]]))
 
 
-# One of two processes. Arguments: its rank; the meeting point; the state of the model; where to write.
-SYNCHRONIZED = """
-import sys, torch
-import torch.distributed as distributed
-from hf_ext.mrconv import MRConvConfig, MRConvModel
-rank, meeting, given, out = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
-distributed.init_process_group("gloo", init_method="file://" + meeting, rank=rank, world_size=2)
-given = torch.load(given)
-model = MRConvModel(MRConvConfig(**given["fields"])).double().train()
-model.load_state_dict(given["state"])
-batch = given["batches"][rank]
-(model(batch["tokens"], position_ids=batch["positions"]).last_hidden_state * batch["weights"]).sum().backward()
-gradients = {name: value.grad for name, value in model.named_parameters()}
-for gradient in gradients.values():
-    distributed.all_reduce(gradient)
-torch.save({"gradients": gradients, "buffers": dict(model.named_buffers())}, out)
-distributed.destroy_process_group()
-"""
-
-
 @pytest.mark.slow
 def test_two_processes_with_other_groups_are_one_on_all_sequences(tmp_path):
-    model = make_model(MRConvModel, **FIELDS).double().train()
-    batches, weights = [], make_signal(1, 63, 4)
+    shares, weights = [], make_signal(1, 63, 4)
     # One group in the first process, three in the second.
     for chosen, own in ((slice(3, 4), weights[:, :20]), (slice(0, 3), weights[:, 20:])):
         positions = torch.cat([torch.arange(length) for length in LENGTHS[chosen]])[None]
-        batches.append({"tokens": torch.cat(SEQUENCES[chosen])[None], "positions": positions, "weights": own})
-    given = {"fields": FIELDS, "state": model.state_dict(), "batches": batches}
-    torch.save(given, tmp_path / "given.pt")
-    arguments = (str(tmp_path / "meeting"), str(tmp_path / "given.pt"))
-    processes = [
-        subprocess.Popen([sys.executable, "-c", SYNCHRONIZED, str(rank), *arguments, str(tmp_path / f"{rank}.pt")])
-        for rank in range(2)
-    ]
-    assert [process.wait(timeout=300) for process in processes] == [0, 0]
-    joined = [torch.cat([batch[name] for batch in batches], dim=1) for name in ("tokens", "positions")]
-    (model(joined[0], position_ids=joined[1]).last_hidden_state * weights).sum().backward()
-    for rank in range(2):
-        result = torch.load(tmp_path / f"{rank}.pt")
-        for name, value in model.named_parameters():
-            torch.testing.assert_close(result["gradients"][name], value.grad, atol=1e-10, rtol=1e-10, msg=name)
-        for name, value in model.named_buffers():
-            torch.testing.assert_close(result["buffers"][name], value, atol=1e-10, rtol=0, msg=name)
+        shares.append(({"input_ids": torch.cat(SEQUENCES[chosen])[None], "position_ids": positions}, own))
+    joined = {name: torch.cat([inputs[name] for inputs, _ in shares], dim=1) for name in shares[0][0]}
+    assert_two_processes_are_one(tmp_path, MRConvModel, FIELDS, shares, (joined, weights))

@@ -16,8 +16,8 @@ from transformers import pipeline
 from hf_ext import restore_image
 from hf_ext.errors import DataError, UsageError
 from hf_ext.hub.publish import push
+from hf_ext.restoration.pipeline import ImageRestorationPipeline
 from hf_ext.semanir import (
-    ImageRestorationPipeline,
     SemanIRConfig,
     SemanIRForImageRestoration,
     SemanIRImageProcessor,

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer
 
-from .building import model_class
-from .model import EMRModel
+from hf_ext.emr.building import model_class
+from hf_ext.emr.model import EMRModel
 
 _READERS: dict[str, Any] = {"Sequence": AutoTokenizer, "Image": AutoImageProcessor, "Audio": AutoFeatureExtractor}
 # Of nothing but a configuration, transformers makes a tokenizer that knows no word.
