@@ -138,8 +138,9 @@ class Strips:
         config, head = restorer.config, restorer.reconstruction
         # In rows of the features: three convolutions at their resolution or above, or one.
         halo = 1 if config.scale == 1 or config.upsampler == "direct" else 3
+        factor = config.scale * config.stem_scale
         # Values of all convolutions and shuffles for one pixel of the features, were none freed.
-        channels = 4 * features.shape[1] + 256 * (1 + config.scale**2)
+        channels = 4 * features.shape[1] + 256 * (1 + factor**2)
         return self.by_rows(head, features, channels=channels, halo=halo)
 
 

@@ -50,7 +50,7 @@ def find_neighbours(
     if min(top_k, default=0) < 1:
         raise UsageError(f"top-k is {top_k}; give numbers from 1 up.")
     chosen, inputs = _stage_inputs(model, image, stage)
-    cell = inputs[0].shape[-1] // inputs[1].shape[-1]
+    cell = inputs[0].shape[-1] // inputs[1].shape[-1] * model.config.stem_scale
     tokens = inputs[1].permute(0, 2, 3, 1)
     row, column = at[1] // cell, at[0] // cell
     config = model.config

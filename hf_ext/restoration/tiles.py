@@ -173,7 +173,7 @@ class _Work:
         self.model = model
         self.descriptor = model.config.descriptor
         self.tile, self.top_k, self.progress, self.pixels = tile, top_k, progress, pixels
-        self.overlap = max(self.descriptor.tile_overlap, 4 * model.config.window_size)
+        self.overlap = max(self.descriptor.tile_overlap, 4 * model.config.window_size * model.config.stem_scale)
         self.turns = 8 if self_ensemble else 1
         self.done, self.precise = 0.0, False
         step, overlap = self.descriptor.multiple_of, self.overlap
@@ -273,7 +273,7 @@ class _Work:
 def _bytes_per_pixel(model: SemanIRForImageRestoration) -> float:
     """Estimate of what the model holds for a pixel of its input, beside its budget of temporary buffers."""
     config = model.config
-    features = _MAPS * config.embed_dim * model.dtype.itemsize
-    dictionaries = 2 * config.window_size**2 / 8
+    # Of a token, which stands for `stem_scale` pixels of a side.
+    token = _MAPS * config.embed_dim * model.dtype.itemsize + 2 * config.window_size**2 / 8
     result = 2 * 4 * config.scale**2 * config.descriptor.output_channels
-    return float(features + dictionaries + result)
+    return float(token / config.stem_scale**2 + result)

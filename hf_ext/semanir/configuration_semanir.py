@@ -13,7 +13,7 @@ AUTO_MAP = {
     "AutoModelForImageToImage": "modeling_semanir.SemanIRForImageRestoration",
 }
 
-# The layouts of the paper (S, B: calibrated on the published counts; denoiser: on 25.82 M) and two for small machines.
+# The layouts of the paper (S, B: calibrated on the published counts; denoiser: on 25.82 M) and three small ones.
 # fmt: off
 PRESETS: dict[str, dict[str, Any]] = {
     "columnar-s":    {"architecture": "columnar", "embed_dim": 180, "depths": (6,) * 6, "num_heads": (6,) * 6,
@@ -22,6 +22,9 @@ PRESETS: dict[str, dict[str, Any]] = {
                       "mlp_ratio": 2.0, "window_size": 32, "top_k": 512, "train_top_k": (64, 128, 192, 256, 384, 512)},
     "columnar-tiny": {"architecture": "columnar", "embed_dim": 48,  "depths": (4,) * 3, "num_heads": (4,) * 3,
                       "mlp_ratio": 2.0, "window_size": 8,  "top_k": 32,  "train_top_k": (4, 8, 12, 16, 24, 32)},
+    "columnar-half": {"architecture": "columnar", "embed_dim": 48,  "depths": (3,) * 2, "num_heads": (4,) * 2,
+                      "mlp_ratio": 2.0, "window_size": 16, "top_k": 64,  "train_top_k": (16, 32, 64, 128),
+                      "stem_scale": 2},
     "u-shaped":      {"architecture": "u-shaped", "embed_dim": 48,  "depths": (6,) * 4, "num_heads": (1, 3, 6, 12),
                       "mlp_ratio": 4.0, "window_size": 32, "top_k": 512, "train_top_k": (64, 128, 192, 256, 384, 512),
                       "refinement_depth": 6, "downsampling": "strided", "reduce_top_skip": False},
@@ -38,6 +41,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "upsampler": ("pixelshuffle", "direct"),
     "reconstruction_loss": ("l1", "charbonnier"),
     "scale": (1, 2, 3, 4),
+    "stem_scale": (1, 2),
 }
 
 
@@ -100,7 +104,7 @@ class SemanIRConfig(PreTrainedConfig):
         mlp_ratio (`float`, *optional*, defaults to 2.0):
             Width of the MLP hidden layer as a multiple of the stage's width.
         window_size (`int`, *optional*, defaults to 32):
-            Side w of the attention window in feature pixels; a window holds N = w * w tokens.
+            Side w of the attention window in features; a window holds N = w * w tokens.
         top_k (`int`, *optional*, defaults to 512):
             Keys k that each token attends to, when the call names none. From N on, attention is dense.
         train_top_k (`list[int]`, *optional*, defaults to `()`):
@@ -111,6 +115,10 @@ class SemanIRConfig(PreTrainedConfig):
         shift_policy (`str`, *optional*, defaults to `"layer"`):
             Which windows are shifted by half: `"none"`, every second `"stage"` (one dictionary a stage), or every
             second `"layer"` (two dictionaries a stage, as there are two partitions).
+        stem_scale (`int`, *optional*, defaults to 1):
+            Pixels of a side that one feature stands for. 1 is the paper's; with 2 the stem turns cells of 2 x 2 pixels
+            into channels and the head turns them back (pixel unshuffle and shuffle): a quarter of the tokens, and a
+            window of w tokens sees 2 w pixels.
         scale (`int`, *optional*, defaults to 1): Upscaling factor: 1, 2, 3 or 4.
         upsampler (`str`, *optional*, defaults to `"pixelshuffle"`):
             Head for `scale` above 1: `"pixelshuffle"` (64 channels, steps of 2 or 3) or one `"direct"` step.
@@ -143,6 +151,7 @@ class SemanIRConfig(PreTrainedConfig):
     similarity: str = "dot"
     include_self: bool = True
     shift_policy: str = "layer"
+    stem_scale: int = 1
     scale: int = 1
     upsampler: str = "pixelshuffle"
     image_mean: list[float] | tuple[float, ...] | None = None
@@ -181,7 +190,7 @@ class SemanIRConfig(PreTrainedConfig):
     @property
     def descriptor(self) -> SemanIRDescriptor:
         """[`SemanIRDescriptor`]: Channels, scale and sizes that the model works with."""
-        multiple_of = self.window_size * 2 ** (self.levels - 1)
+        multiple_of = self.stem_scale * self.window_size * 2 ** (self.levels - 1)
         return SemanIRDescriptor(
             purpose="SR" if self.scale > 1 and not self.demosaicks else "Restoration",
             scale=self.scale,

@@ -241,16 +241,19 @@ class SemanIRReconstruction(nn.Sequential):
     """Features to image: one convolution, or an upsampling head."""
 
     def __init__(self, config: SemanIRConfig, dim: int):
-        scale, channels = config.scale, config.num_channels_out or config.num_channels
-        last = SemanIRCorrection if scale == 1 or config.demosaicks or config.interpolated_base else nn.Conv2d
+        channels = config.num_channels_out or config.num_channels
+        # Of a side of the image by one of the features.
+        factor = config.scale * config.stem_scale
+        corrects = config.scale == 1 or config.demosaicks or config.interpolated_base
+        last = SemanIRCorrection if corrects else nn.Conv2d
         modules: list[nn.Module]
-        if scale == 1:
+        if factor == 1:
             modules = [last(dim, channels, 3, padding=1)]
-        elif config.upsampler == "direct":
-            modules = [last(dim, channels * scale**2, 3, padding=1), nn.PixelShuffle(scale)]
+        elif config.scale == 1 or config.upsampler == "direct":
+            modules = [last(dim, channels * factor**2, 3, padding=1), nn.PixelShuffle(factor)]
         else:
             modules = [nn.Conv2d(dim, _HEAD_CHANNELS, 3, padding=1), nn.LeakyReLU()]
-            for step in {2: (2,), 3: (3,), 4: (2, 2)}[scale]:
+            for step in {2: (2,), 3: (3,), 4: (2, 2), 6: (3, 2), 8: (2, 2, 2)}[factor]:
                 widen = nn.Conv2d(_HEAD_CHANNELS, _HEAD_CHANNELS * step**2, 3, padding=1)
                 modules += [widen, nn.PixelShuffle(step)]
             modules.append(last(_HEAD_CHANNELS, channels, 3, padding=1))
@@ -374,7 +377,7 @@ class SemanIRModel(SemanIRPreTrainedModel):
     def __init__(self, config: SemanIRConfig):
         super().__init__(config)
         self.register_buffer("image_mean", self.image_mean_tensor(), persistent=False)
-        self.extractor = nn.Conv2d(config.num_channels, config.embed_dim, 3, padding=1)
+        self.extractor = nn.Conv2d(config.num_channels * config.stem_scale**2, config.embed_dim, 3, padding=1)
         u_shaped = config.architecture == "u-shaped"
         self.body = SemanIRUShape(config) if u_shaped else SemanIRColumn(config)
         self.post_init()
@@ -412,8 +415,8 @@ class SemanIRModel(SemanIRPreTrainedModel):
 
         Returns:
             [`~transformers.modeling_outputs.BaseModelOutput`]: `last_hidden_state` of shape `(batch_size, dim,
-            padded_height, padded_width)`; with `output_hidden_states=True` the input of the first stage and the
-            output of each, as feature maps.
+            padded_height / stem_scale, padded_width / stem_scale)`; with `output_hidden_states=True` the input of the
+            first stage and the output of each, as feature maps.
         """
         config = self.config
         if pixel_values.ndim != 4 or pixel_values.shape[1] != config.num_channels or not pixel_values.numel():
@@ -424,9 +427,15 @@ class SemanIRModel(SemanIRPreTrainedModel):
         if not pixel_values.is_floating_point():
             raise TypeError(f"`pixel_values` is {pixel_values.dtype}; give floating-point images in [0, 1].")
         top_k = self._check_top_k(top_k)
-        height, width = (_padded_length(side, config.window_size, config.levels) for side in pixel_values.shape[-2:])
+        stem = config.stem_scale
+        height, width = (
+            stem * _padded_length((side + stem - 1) // stem, config.window_size, config.levels)
+            for side in pixel_values.shape[-2:]
+        )
         images = pixel_values - self.image_mean.to(pixel_values.dtype)
         images = _pad(images, (height, width), config.descriptor.multiple_of).to(self.extractor.weight.dtype)
+        if stem > 1:
+            images = F.pixel_unshuffle(images, stem)
         # Tokens are read channels last; convolutions keep that layout.
         images = images.contiguous(memory_format=torch.channels_last)
         states = bool(kwargs.get("output_hidden_states", config.output_hidden_states))

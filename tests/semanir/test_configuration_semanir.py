@@ -113,6 +113,7 @@ def test_auto_map_names_every_head_and_no_repository():
         ("columnar-tiny", 2, 0.53),
         ("columnar-tiny", 3, 0.72),
         ("columnar-tiny", 4, 0.68),
+        ("columnar-half", 1, 0.208),
     ],
 )
 def test_parameter_counts_are_the_published_ones(preset, scale, millions):

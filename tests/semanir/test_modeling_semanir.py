@@ -30,6 +30,7 @@ U_SHAPED = {
     "window_size": 4,
     "top_k": 6,
 }
+HALF = {**COLUMNAR, "stem_scale": 2}
 
 
 @torch.no_grad()
@@ -56,6 +57,25 @@ class TestColumnar(SemanIRTester):
     fields = COLUMNAR
 
 
+class TestHalfResolution(SemanIRTester):
+    fields = HALF
+
+
+def test_a_stem_of_two_is_the_network_on_cells_of_pixels():
+    """The same weights by hand: pixels of a cell of 2 x 2 as channels, the body, and the cells back."""
+    model = make_model(**HALF)
+    images = make_images(2, 3, 16, 24)
+    with torch.no_grad():
+        shifted = images - model.model.image_mean
+        cells = shifted.unflatten(2, (8, 2)).unflatten(4, (12, 2)).permute(0, 1, 3, 5, 2, 4).flatten(1, 3)
+        features = model.model.body(model.model.extractor(cells), HALF["top_k"])
+        added = model.reconstruction[0](features)
+    by_hand = added.unflatten(1, (3, 2, 2)).permute(0, 1, 4, 2, 5, 3).reshape(images.shape)
+    torch.testing.assert_close(restore(model, images), images + by_hand)
+    assert model.model(images).last_hidden_state.shape[-2:] == (8, 12)
+    assert model.config.descriptor.multiple_of == 2 * HALF["window_size"]
+
+
 class TestUShaped(SemanIRTester):
     fields = {**U_SHAPED, "reconstruction_loss": "charbonnier"}
 
@@ -64,7 +84,7 @@ class TestUShapedWideTop(SemanIRTester):
     fields = {**U_SHAPED, "downsampling": "unshuffle", "reduce_top_skip": False, "refinement_depth": 0}
 
 
-@pytest.mark.parametrize("fields", [COLUMNAR, U_SHAPED], ids=["columnar", "u-shaped"])
+@pytest.mark.parametrize("fields", [COLUMNAR, U_SHAPED, HALF], ids=["columnar", "u-shaped", "half"])
 @pytest.mark.parametrize("size", [(1, 1), (3, 2), (4, 4), (5, 17), (16, 1), (23, 9)])
 def test_any_size_comes_out_as_it_went_in(fields, size):
     restored = restore(make_model(**fields), make_images(2, 3, *size))
@@ -95,7 +115,7 @@ def test_untrained_restoration_is_nearly_the_input():
     assert 0 < (restored - images).abs().mean() < 0.05
 
 
-@pytest.mark.parametrize("fields", [COLUMNAR, U_SHAPED], ids=["columnar", "u-shaped"])
+@pytest.mark.parametrize("fields", [COLUMNAR, U_SHAPED, HALF], ids=["columnar", "u-shaped", "half"])
 def test_padding_is_that_of_a_padded_image(fields):
     """The model's own padding equals giving it the image reflected by hand."""
     model = make_model(**fields)
@@ -104,7 +124,7 @@ def test_padding_is_that_of_a_padded_image(fields):
     torch.testing.assert_close(restore(model, images), restore(model, padded)[..., :13, :14])
 
 
-@pytest.mark.parametrize("fields", [COLUMNAR, U_SHAPED], ids=["columnar", "u-shaped"])
+@pytest.mark.parametrize("fields", [COLUMNAR, U_SHAPED, HALF], ids=["columnar", "u-shaped", "half"])
 def test_images_of_a_batch_do_not_see_each_other(fields):
     model = make_model(**fields)
     images = make_images(3, 3, 16, 12)
