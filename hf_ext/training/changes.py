@@ -23,28 +23,17 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import OtherRun
-from .arguments import SCHEDULES_WITHOUT_END, TrainingArguments
+from .arguments import SCHEDULES_WITHOUT_END, DataArguments, TrainingArguments
 from .fingerprint import compare_fingerprints, find_places
 
-FREE = {
-    "output_dir",
-    "logging_steps",
-    "eval_steps",
-    "save_steps",
-    "save_minutes",
-    "deadline_minutes",
-    "timeout_minutes",
+# The kind of change of each field, by its name and its section's.
+_KINDS = {
+    prefix + item.name: item.metadata["change"]
+    for prefix, owner in (("", TrainingArguments), ("data.", DataArguments))
+    for item in fields(owner)
+    if "change" in item.metadata
 }
-FREE |= {
-    "hub_model_id",
-    "hub_private_repo",
-    "save_total_limit",
-    "report_to",
-    "per_device_eval_batch_size",
-    "data.max_bad_examples",
-}
-FREE |= {"early_stopping_patience", "tracker_project", "strict_callbacks", "run_name", "profile_steps"}
-BATCHING = ("processes", "per_device_train_batch_size", "gradient_accumulation_steps")
+BATCHING = ("processes", *(name for name, kind in _KINDS.items() if kind == "batching"))
 SAME = "the result stays equal, bit for bit"
 OTHER = "the result is no longer bit-equal"
 
@@ -151,24 +140,22 @@ def _blank_places(path: Any) -> Any:
 
 
 def _judge(name: str, old: dict[str, Any], new: dict[str, Any]) -> tuple[bool, str]:
-    """Whether a setting may change, and what follows, or why not."""
-    if name in FREE:
-        return True, SAME
-    if name.startswith("data.eval"):
-        return True, f"{SAME}, but for what is the best state: that is decided anew"
-    if name == "data.num_workers":
-        if not new.get("data.train.streaming") or _workers(old) == _workers(new):
-            return True, SAME
+    """Tells of a setting if it may change, and what follows, or why not."""
+    kind, schedule = _KINDS.get(".".join(name.split(".")[:2])), new["lr_scheduler_type"]
+    if kind == "workers" and new.get("data.train.streaming") and _workers(old) != _workers(new):
         return False, "a stream is shared out to the workers, whose number decides its order"
-    if name in ("max_steps", "num_train_epochs"):
-        schedule = new["lr_scheduler_type"]
-        if schedule in SCHEDULES_WITHOUT_END:
-            return True, f"{SAME}, step by step"
+    if kind in ("free", "workers"):
+        return True, SAME
+    if kind == "eval":
+        return True, f"{SAME}, but for what is the best state: that is decided anew"
+    if kind == "length" and schedule in SCHEDULES_WITHOUT_END:
+        return True, f"{SAME}, step by step"
+    if kind == "length":
         return False, (
             f"the schedule {schedule} depends on it: end this run as it is, or begin another one with --init_from and "
             f"its snapshot; a run with {' or '.join(SCHEDULES_WITHOUT_END)} can be made longer"
         )
-    if name.startswith("data.train.") and new["allow_other_data"]:
+    if kind == "train" and new["allow_other_data"]:
         return True, OTHER
     return False, "states of sharded weights fit no others" if name == "is_sharded" else ""
 
