@@ -28,7 +28,7 @@ from .processes import check_weights, gather_weights, name_failures, plain_class
 from .provenance import provenance
 from .run import Run
 from .state import RunFolder, clear_write_errors, save_state
-from .stopping import Stopping
+from .stopping import EvaluationStopped, Stopping
 from .task import Task
 
 
@@ -89,7 +89,7 @@ class _Training(Run):
     def fit(self) -> None:
         """Runs the remaining steps."""
         arguments, progress = self.arguments, self.progress
-        if self._is_over():
+        if self._is_over() and not progress.owes_evaluation:
             self._say(f"{self.folder.path} is complete: {progress.step} of {arguments.max_steps} steps are done.")
             self.accelerator.end_training()
             return
@@ -98,10 +98,13 @@ class _Training(Run):
         self.clock, window, norm = Clock(), torch.zeros((), device=self.accelerator.device), None
         profile = Profile(arguments.profile_steps, self.folder.path / f"profile-{self.accelerator.process_index}")
         window_start, window_samples = progress.step, progress.samples
-        stopping = Stopping(self.ranks, arguments.save_minutes, arguments.deadline_minutes)
-        with self._bar() as bar, stopping:
-            batches = iter(self.loader)
+        stopping = self.stopping = Stopping(self.ranks, arguments.save_minutes, arguments.deadline_minutes)
+        # Closed by name: the traceback of an error would keep the loader processes alive.
+        with self._bar() as bar, stopping, contextlib.closing(iter(self.loader)) as batches:
             self._tell("on_begin", progress.step, self.folder.path, self.module)
+            if progress.owes_evaluation:
+                with self.clock.stop():
+                    self._checkpoint(save=True)
             while not self._is_over():
                 profile.before(progress.step)
                 loss, norm = self._step(batches)
@@ -126,7 +129,8 @@ class _Training(Run):
                 with self.clock.stop():
                     if self._checkpoint(save=bool(answer)):
                         stopping.restart_clock()
-                stopping.end(answer, progress.step, arguments.max_steps)
+                if progress.step < arguments.max_steps:
+                    stopping.end(answer, progress.step, arguments.max_steps)
         with self.onlookers.guard("the tracker"):
             self.accelerator.end_training()
         self.onlookers.sum_up()
@@ -217,7 +221,12 @@ class _Training(Run):
             return False
         check_weights(self.model, self.accelerator, self.folder, self.progress.step)
         if self.eval_data and self._due(arguments.eval_steps):
-            improved = self._evaluate()
+            try:
+                improved = self._evaluate()
+            except EvaluationStopped as stopped:
+                self.progress.owes_evaluation = True
+                self._save_state()
+                self.stopping.end(stopped.answer, self.progress.step, arguments.max_steps)
             save = save or self._is_over()
         if not (improved or save):
             return False
@@ -226,8 +235,8 @@ class _Training(Run):
         if save:
             self._write_snapshot(self.folder.snapshot)
         # Last: a state says that everything of its step is on disk.
-        states = self.loader.stream_states if self.loader.is_stream else None
-        save_state(self.accelerator, self.folder, self.progress.step, states, self._own_average)
+        self.progress.owes_evaluation = False
+        self._save_state()
         if self.accelerator.is_main_process:
             self.folder.prune(arguments.save_total_limit, self.progress.best_step)
             with self.onlookers.guard("curves.png"):
@@ -237,6 +246,10 @@ class _Training(Run):
             self._tell("on_save", self.progress.step, model, is_best)
         return True
 
+    def _save_state(self) -> None:
+        states = self.loader.stream_states if self.loader.is_stream else None
+        save_state(self.accelerator, self.folder, self.progress.step, states, self._own_average)
+
     def _evaluate(self) -> bool:
         """Evaluates the weights that are published; whether they are the best so far."""
         with self._published_weights():
@@ -245,6 +258,7 @@ class _Training(Run):
                 broadcast(buffer)
             options: dict[str, Any] = {"batch_size": self.arguments.per_device_eval_batch_size}
             options["num_workers"] = self.arguments.data_arguments.num_workers
+            options["after_batch"] = self.stopping.interrupt_evaluation
             self.metrics = evaluate_sets(self.task, self.module, self.eval_data, self.accelerator, **options)
             # A forward pass of a sharded model is an exchange between all processes.
             if self.accelerator.is_main_process or self.is_sharded:

@@ -159,7 +159,7 @@ class Run:
             # Scores on other data cannot be compared.
             self.progress.best_step, self.progress.best_value, self.progress.stale = -1, float("nan"), 0
         if self.accelerator.is_main_process:
-            self.folder.truncate_metrics(self.progress.step)
+            self.folder.truncate_metrics(self.progress)
         self.ranks.wait()
         for row in self.folder.read_metrics():
             names = [name for name in row if name.startswith("eval_")]

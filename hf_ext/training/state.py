@@ -24,7 +24,16 @@ from torch.distributed.tensor import DTensor
 from hf_ext.errors import DataError, UsageError
 
 from ..distributed import Ranks
-from ..files import open_to_readers, read_json, recover_folder, remove_leftovers, sync, whole_file, write_json
+from ..files import (
+    open_to_readers,
+    read_json,
+    recover_folder,
+    remove_leftovers,
+    replace_folder,
+    sync,
+    whole_file,
+    write_json,
+)
 from ..system import sync_directory
 from .arguments import TrainingArguments
 from .changes import Changes, compare_data, compare_settings
@@ -43,6 +52,8 @@ class Progress:
     best_value: float = float("nan")
     # Evaluations since the best one.
     stale: int = 0
+    # The evaluation of this step was interrupted: neither its row nor the models that come of it are on disk.
+    owes_evaluation: bool = False
 
     def state_dict(self) -> dict[str, Any]:
         """The fields as a dictionary."""
@@ -210,6 +221,8 @@ class RunFolder:
 
     def _find_start(self) -> None:
         """Finds the newest state that is whole; where there are states and none is, nothing begins anew by itself."""
+        for aside in self.states.glob(".step-*.old"):
+            recover_folder(aside.with_name(aside.stem[1:]))
         for step in reversed(self.saved_steps()):
             try:
                 self.before = read_manifest(self.state(step))
@@ -282,9 +295,11 @@ class RunFolder:
                 os.replace(self.state(step), doomed)
                 shutil.rmtree(doomed)
 
-    def truncate_metrics(self, step: int) -> None:
+    def truncate_metrics(self, progress: Progress) -> None:
         """Drops rows that were written after the state from which the run continues."""
-        rows = [row for row in self.read_metrics() if row["step"] <= step]
+        rows = [row for row in self.read_metrics() if row["step"] <= progress.step]
+        if progress.owes_evaluation:
+            rows = [row for row in rows if row["step"] < progress.step or "loss" in row]
         with whole_file(self.metrics, "w") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
 
@@ -352,7 +367,8 @@ def save_state(
                 sync(temporary)
                 write_manifest(temporary, {**run.about, "step": step, "files": files.result()})
             sync_directory(temporary)
-            os.replace(temporary, run.state(step))
+            # There already where an interrupted evaluation was done.
+            replace_folder(temporary, run.state(step))
             # Its name too, before an earlier state is deleted.
             sync_directory(run.states)
     ranks.wait()
