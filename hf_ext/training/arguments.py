@@ -270,7 +270,9 @@ class TrainingArguments:
         strict_callbacks (`bool`, defaults to `False`):
             End the run when a tracker, a picture or a callback raises, in place of a warning.
         profile_steps (`list[int]`, *optional*): First and last step of which a trace is written into the run folder.
-        hub_model_id (`str`, *optional*): `org/name` to which each best model is pushed as it is found.
+        hub_model_id (`str`, *optional*): `org/name` to which models are pushed, beside the steps.
+        hub_strategy (`str`, defaults to `"best"`): Models that are pushed: each best one (`"best"`), the snapshot of
+            each save (`"every_save"`), or the last one (`"end"`).
         hub_private_repo (`bool`, defaults to `False`): Whether that repository is private.
         allow_other_data (`bool`, defaults to `False`):
             Go on with training data other than the run began with, which is refused otherwise.
@@ -316,6 +318,7 @@ class TrainingArguments:
     strict_callbacks: bool = field(default=False, metadata=FREE)
     profile_steps: list[int] | None = field(default=None, metadata=FREE)
     hub_model_id: str | None = field(default=None, metadata=FREE)
+    hub_strategy: Literal["best", "every_save", "end"] = field(default="best", metadata=FREE)
     hub_private_repo: bool = field(default=False, metadata=FREE)
     allow_other_data: bool = False
 

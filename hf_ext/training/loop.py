@@ -131,6 +131,7 @@ class _Training(Run):
                         stopping.restart_clock()
                 if progress.step < arguments.max_steps:
                     stopping.end(answer, progress.step, arguments.max_steps)
+        self._tell("on_end", progress.step)
         with self.onlookers.guard("the tracker"):
             self.accelerator.end_training()
         self.onlookers.sum_up()

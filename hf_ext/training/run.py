@@ -16,13 +16,14 @@ from ..errors import DataError, UsageError
 from ..terminal import is_quiet
 from .arguments import TrainingArguments
 from .bad_examples import BadExamples
-from .callbacks import Callback, Onlookers, PushBest
+from .callbacks import Callback, Onlookers
 from .changes import describe_run
 from .data import TrainingLoader, describe_small_groups
 from .fingerprint import fingerprint
 from .models import add_adapter, build_model, enable_activation_checkpointing, pin_revision, refuse_lost_fields
 from .optimizing import build_optimizer, build_schedule, count_steps, describe_warm_up, read_optimizer
 from .processes import check_tracker, make_accelerator, prepare_sharding
+from .pushing import PushModels
 from .sources import describe_memory, match_classes, name_sets, open_source
 from .state import Progress, RunFolder, WeightAverage, load_state, use_plain_names
 from .task import Task
@@ -49,7 +50,7 @@ class Run:
         check_tracker(arguments.report_to)
         read_optimizer(arguments)
         self.accelerator = make_accelerator(arguments, folder.path)
-        publisher = [] if arguments.hub_model_id is None else [PushBest(arguments)]
+        publisher = [] if arguments.hub_model_id is None else [PushModels(arguments, folder)]
         self.callbacks = [*callbacks, *publisher] if self.accelerator.is_main_process else []
         self.train_data, self.eval_data = train_dataset, name_sets(eval_dataset)
         self.onlookers = Onlookers(arguments.strict_callbacks)
