@@ -1,7 +1,7 @@
 """What may change between two parts of a run, and whether the result is still that of a run that never stopped."""
 
 # `before` is what the state says from which the run goes on, `now` what the run is asked to be: arguments, number of
-# processes, whether weights are sharded, versions, and the fingerprint of the data. Every difference gets a sentence,
+# processes, how weights are shared out, versions, and the fingerprint of the data. Every difference gets a sentence,
 # or the run is refused with all differences that make another run of it. What is allowed:
 #
 # free        evaluates, saves, logs, or ends a part: no step reads it
@@ -53,12 +53,12 @@ def installed_versions(*names: str) -> dict[str, str]:
     return {name: version(name) for name in names}
 
 
-def describe_run(arguments: TrainingArguments, processes: int, is_sharded: bool) -> dict[str, Any]:
+def describe_run(arguments: TrainingArguments, processes: int, sharding: str | None) -> dict[str, Any]:
     """What is compared, as JSON keeps it; but for the data, which has to be opened first."""
     about = {
         "arguments": asdict(arguments),
         "processes": processes,
-        "is_sharded": is_sharded,
+        "sharding": sharding,
         "versions": installed_versions("hf-ext", "torch", "transformers", "accelerate"),
         "data": None,
     }
@@ -118,7 +118,7 @@ def _list_settings(about: dict[str, Any]) -> dict[str, Any]:
     """Settings by dotted names, without the places of the data."""
     # An argument that did not exist when the run began has its default.
     defaults = {item.name: item.default for item in fields(TrainingArguments) if item.default is not MISSING}
-    settings = {**defaults, **about["arguments"], "processes": about["processes"], "is_sharded": about["is_sharded"]}
+    settings = {**defaults, **about["arguments"], "processes": about["processes"], "sharding": about["sharding"]}
     train = settings["data"].get("train")
     if isinstance(train, dict):
         settings["data"] = {**settings["data"], "train": {**train, "path": _blank_places(train.get("path"))}}
@@ -157,7 +157,7 @@ def _judge(name: str, old: dict[str, Any], new: dict[str, Any]) -> tuple[bool, s
         )
     if kind == "train" and new["allow_other_data"]:
         return True, OTHER
-    return False, "states of sharded weights fit no others" if name == "is_sharded" else ""
+    return False, "states of weights that are shared out fit no others" if name == "sharding" else ""
 
 
 def _workers(settings: dict[str, Any]) -> int:
@@ -178,8 +178,8 @@ def _judge_batching(old: dict[str, Any], new: dict[str, Any]) -> tuple[bool, str
             "gradient_accumulation_steps so that the product stays"
         )
     other_processes = old["processes"] != new["processes"]
-    if other_processes and (old["is_sharded"] or new["is_sharded"]):
-        return False, "a state of sharded weights can only be continued by as many processes"
+    if other_processes and new["sharding"] == "DEEPSPEED":
+        return False, "a state of DeepSpeed can only be continued by as many processes"
     other_batch = old["per_device_train_batch_size"] != new["per_device_train_batch_size"]
     if new.get("data.train.streaming") and (other_processes or (other_batch and _workers(new) > 1)):
         return False, "a stream is shared out to the processes and their workers, whose number decides its order"

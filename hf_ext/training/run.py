@@ -67,8 +67,9 @@ class Run:
         """The run folder, looked at by the main process, and the data."""
         accelerator, sources = self.accelerator, self.arguments.data_arguments
         if accelerator.is_main_process:
-            is_sharded = accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED)
-            about = describe_run(self.arguments, accelerator.num_processes, is_sharded)
+            kind = accelerator.distributed_type
+            sharding = kind.value if kind in (DistributedType.FSDP, DistributedType.DEEPSPEED) else None
+            about = describe_run(self.arguments, accelerator.num_processes, sharding)
             self.folder.check(self.arguments, about)
         if self.train_data is None:
             self.train_data = open_source(sources.require_train_source(), "data.train")
