@@ -18,7 +18,7 @@ from hf_ext.emr.artifact import verify_artifact
 from hf_ext.hub import released
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext.training import TrainingArguments, train
-from hf_ext.training.launch import build_task, read_arguments
+from hf_ext.training.methods import build_task, read_arguments
 from tests.kit.studies import EXAMPLES, module_loader
 
 load = module_loader(EXAMPLES / "released")

@@ -96,7 +96,7 @@ def offences_of_size(name: str, path: Path) -> Iterator[str]:
             fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
             # The keys of a run's file, which issue after issue asks for by name; everything else is a section. And of
             # a model with seven heads, as flat as transformers' own.
-            limit = {"TrainingArguments": 42, "MRConvConfig": 30}.get(node.name, 25)
+            limit = {"TrainingArguments": 43, "MRConvConfig": 30}.get(node.name, 25)
             if len(fields) > limit:
                 yield f"{name}: {node.name} has more than {limit} fields"
 

@@ -35,10 +35,10 @@ from hf_ext.mrconv import MRConvForAudioClassification
 from hf_ext.semanir import SemanIRForImageRestoration
 from hf_ext.tasks.degradations import gaussian_noise, matlab_bicubic
 from hf_ext.tasks.restoration import SemanIRTask
+from hf_ext.training import build_task, evaluate_checkpoint
 from hf_ext.training.arguments import build
 from hf_ext.training.bad_examples import read_example
 from hf_ext.training.evaluation import evaluate
-from hf_ext.training.launch import build_task, evaluate_checkpoint
 from hf_ext.training.sources import open_source
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

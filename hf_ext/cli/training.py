@@ -38,7 +38,7 @@ def train(context: click.Context, show_help: bool, config: Path | None, override
     # A mistake in the file is found before torch is imported.
     import_without_models()
     from hf_ext.training import main as run
-    from hf_ext.training.launch import describe_fields
+    from hf_ext.training.reference import describe_fields
 
     if show_help or {"-h", "--help"} & {*overrides}:
         click.echo(f"{context.get_help()}\n\n{describe_fields(config)}", nl=False)
@@ -119,7 +119,7 @@ def check(context: click.Context, config: Path, overrides: tuple[str, ...], as_j
     """
     # A mistake in the file is found before torch is imported.
     import_without_models()
-    from hf_ext.training.launch import build_task, read_arguments
+    from hf_ext.training.methods import build_task, read_arguments
 
     arguments = read_arguments(config, list(overrides), output_dir="")
     import datasets

@@ -169,7 +169,7 @@ def write_weights(file: Path, configs: Mapping[str, Path], out: Path, **options:
         ValueError: A file has no `data.eval`, or something does not fit.
     """
     from ..training.arguments import TrainingArguments, build, read_yaml
-    from ..training.launch import build_task
+    from ..training.methods import build_task
     from ..training.sources import open_source
 
     require_new(out)

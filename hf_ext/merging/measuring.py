@@ -50,7 +50,7 @@ def write_statistics(
         ValueError: Something does not fit, or `source` is an adapter.
     """
     from ..training.arguments import TrainingArguments, apply_overrides, build, read_yaml
-    from ..training.launch import build_task
+    from ..training.methods import build_task
     from ..training.sources import open_source
 
     arguments = build(TrainingArguments, {"output_dir": "", **apply_overrides(read_yaml(config), overrides or [])})

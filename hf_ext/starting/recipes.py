@@ -12,7 +12,7 @@ import hf_ext
 
 from ..errors import UsageError
 from ..settings import read_yaml
-from ..training.launch import TASKS
+from ..training.methods import TASKS
 
 # A wheel has the recipes beside its modules, and a repository in examples/: setup.py copies these.
 _INSTALLED = Path(hf_ext.__file__).parent / "recipes"

@@ -25,6 +25,10 @@ SCHEDULES = (
 )
 # Those whose learning rate at a step is the same however many steps follow.
 SCHEDULES_WITHOUT_END = ("constant", "constant_with_warmup", "inverse_sqrt")
+# Kinds of fields that may change between two parts of a run, as metadata; `changes` says what follows of each. A field
+# without one must stay as it is.
+FREE, LENGTH, BATCHING = {"change": "free"}, {"change": "length"}, {"change": "batching"}
+TRAINING_DATA, EVALUATION_DATA, WORKERS = {"change": "train"}, {"change": "eval"}, {"change": "workers"}
 
 
 @strict
@@ -132,10 +136,10 @@ class DataArguments:
             run folder's `bad_examples.jsonl`. Beyond it the run ends and says why.
     """
 
-    train: dict | None = None
-    eval: dict | None = None
-    num_workers: int = 0
-    max_bad_examples: float = 0.001
+    train: dict | None = field(default=None, metadata=TRAINING_DATA)
+    eval: dict | None = field(default=None, metadata=EVALUATION_DATA)
+    num_workers: int = field(default=0, metadata=WORKERS)
+    max_bad_examples: float = field(default=0.001, metadata=FREE)
 
     @property
     def train_source(self) -> DataSource | None:
@@ -266,25 +270,27 @@ class TrainingArguments:
         strict_callbacks (`bool`, defaults to `False`):
             End the run when a tracker, a picture or a callback raises, in place of a warning.
         profile_steps (`list[int]`, *optional*): First and last step of which a trace is written into the run folder.
-        hub_model_id (`str`, *optional*): `org/name` to which each best model is pushed as it is found.
+        hub_model_id (`str`, *optional*): `org/name` to which models are pushed, beside the steps.
+        hub_strategy (`str`, defaults to `"best"`): Models that are pushed: each best one (`"best"`), the snapshot of
+            each save (`"every_save"`), or the last one (`"end"`).
         hub_private_repo (`bool`, defaults to `False`): Whether that repository is private.
         allow_other_data (`bool`, defaults to `False`):
             Go on with training data other than the run began with, which is refused otherwise.
     """
 
     method: str
-    output_dir: str
+    output_dir: str = field(metadata=FREE)
     data: dict = field(default_factory=dict)
     task: dict = field(default_factory=dict)
     model: dict = field(default_factory=dict)
     init_from: str | None = None
     peft: dict | None = None
     seed: int = 0
-    max_steps: int = 1000
-    num_train_epochs: float | None = None
-    per_device_train_batch_size: int = 8
-    per_device_eval_batch_size: int | None = None
-    gradient_accumulation_steps: int = 1
+    max_steps: int = field(default=1000, metadata=LENGTH)
+    num_train_epochs: float | None = field(default=None, metadata=LENGTH)
+    per_device_train_batch_size: int = field(default=8, metadata=BATCHING)
+    per_device_eval_batch_size: int | None = field(default=None, metadata=FREE)
+    gradient_accumulation_steps: int = field(default=1, metadata=BATCHING)
     optim: str = "AdamW"
     optim_args: dict = field(default_factory=dict)
     learning_rate: float = 2e-4
@@ -298,21 +304,22 @@ class TrainingArguments:
     activation_checkpointing: bool = False
     ema_decay: float = 0.0
     torch_compile: bool = False
-    logging_steps: int = 10
-    eval_steps: int = 500
-    early_stopping_patience: int = 0
-    save_steps: int = 500
-    save_minutes: float = 0.0
-    deadline_minutes: float = 0.0
-    timeout_minutes: float = 1440.0
-    save_total_limit: int = 2
-    report_to: str = "tensorboard"
-    tracker_project: str = "hf-ext"
-    run_name: str | None = None
-    strict_callbacks: bool = False
-    profile_steps: list[int] | None = None
-    hub_model_id: str | None = None
-    hub_private_repo: bool = False
+    logging_steps: int = field(default=10, metadata=FREE)
+    eval_steps: int = field(default=500, metadata=FREE)
+    early_stopping_patience: int = field(default=0, metadata=FREE)
+    save_steps: int = field(default=500, metadata=FREE)
+    save_minutes: float = field(default=0.0, metadata=FREE)
+    deadline_minutes: float = field(default=0.0, metadata=FREE)
+    timeout_minutes: float = field(default=1440.0, metadata=FREE)
+    save_total_limit: int = field(default=2, metadata=FREE)
+    report_to: str = field(default="tensorboard", metadata=FREE)
+    tracker_project: str = field(default="hf-ext", metadata=FREE)
+    run_name: str | None = field(default=None, metadata=FREE)
+    strict_callbacks: bool = field(default=False, metadata=FREE)
+    profile_steps: list[int] | None = field(default=None, metadata=FREE)
+    hub_model_id: str | None = field(default=None, metadata=FREE)
+    hub_strategy: Literal["best", "every_save", "end"] = field(default="best", metadata=FREE)
+    hub_private_repo: bool = field(default=False, metadata=FREE)
     allow_other_data: bool = False
 
     @property

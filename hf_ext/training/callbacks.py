@@ -7,11 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import torch
 from tqdm import tqdm
-
-from .arguments import TrainingArguments
 
 
 class Callback:
@@ -41,6 +38,9 @@ class Callback:
 
     def on_save(self, step: int, folder: Path, is_best: bool) -> None:
         """Called when a model was written: `folder` is `snapshot/`, or `best/` where it is the best so far."""
+
+    def on_end(self, step: int) -> None:
+        """Called when the run is complete; not where a signal or a deadline ends it before."""
 
 
 class Onlookers:
@@ -73,26 +73,3 @@ class Onlookers:
     @staticmethod
     def _warn(text: str) -> None:
         tqdm.write(f"warning: {text}. --strict_callbacks true ends a run at the first one.", file=sys.stderr)
-
-
-class PushBest(Callback):
-    """Pushes each best model to the repository that the run names; what fails is said, and the run goes on."""
-
-    def __init__(self, arguments: TrainingArguments):
-        assert arguments.hub_model_id is not None
-        self.repo_id = arguments.hub_model_id
-        self.private = arguments.hub_private_repo
-
-    def on_save(self, step: int, folder: Path, is_best: bool) -> None:
-        """Pushes `best/`."""
-        if not is_best:
-            return
-        from hf_ext.hub.publish import push
-
-        try:
-            commit = push(folder, self.repo_id, private=self.private, commit_message=f"Best model, step {step}")
-            said = f"step {step}: pushed to {commit.commit_url}"
-        # A Hub that is down for an hour must not end a training of a week.
-        except (OSError, ValueError, httpx2.HTTPError) as error:
-            said = f"warning: step {step}: the best model was not pushed to {self.repo_id} ({error})"
-        tqdm.write(said, file=sys.stderr)

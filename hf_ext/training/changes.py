@@ -1,7 +1,7 @@
 """What may change between two parts of a run, and whether the result is still that of a run that never stopped."""
 
 # `before` is what the state says from which the run goes on, `now` what the run is asked to be: arguments, number of
-# processes, whether weights are sharded, versions, and the fingerprint of the data. Every difference gets a sentence,
+# processes, how weights are shared out, versions, and the fingerprint of the data. Every difference gets a sentence,
 # or the run is refused with all differences that make another run of it. What is allowed:
 #
 # free        evaluates, saves, logs, or ends a part: no step reads it
@@ -23,28 +23,17 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import OtherRun
-from .arguments import SCHEDULES_WITHOUT_END, TrainingArguments
+from .arguments import SCHEDULES_WITHOUT_END, DataArguments, TrainingArguments
 from .fingerprint import compare_fingerprints, find_places
 
-FREE = {
-    "output_dir",
-    "logging_steps",
-    "eval_steps",
-    "save_steps",
-    "save_minutes",
-    "deadline_minutes",
-    "timeout_minutes",
+# The kind of change of each field, by its name and its section's.
+_KINDS = {
+    prefix + item.name: item.metadata["change"]
+    for prefix, owner in (("", TrainingArguments), ("data.", DataArguments))
+    for item in fields(owner)
+    if "change" in item.metadata
 }
-FREE |= {
-    "hub_model_id",
-    "hub_private_repo",
-    "save_total_limit",
-    "report_to",
-    "per_device_eval_batch_size",
-    "data.max_bad_examples",
-}
-FREE |= {"early_stopping_patience", "tracker_project", "strict_callbacks", "run_name", "profile_steps"}
-BATCHING = ("processes", "per_device_train_batch_size", "gradient_accumulation_steps")
+BATCHING = ("processes", *(name for name, kind in _KINDS.items() if kind == "batching"))
 SAME = "the result stays equal, bit for bit"
 OTHER = "the result is no longer bit-equal"
 
@@ -64,12 +53,12 @@ def installed_versions(*names: str) -> dict[str, str]:
     return {name: version(name) for name in names}
 
 
-def describe_run(arguments: TrainingArguments, processes: int, is_sharded: bool) -> dict[str, Any]:
+def describe_run(arguments: TrainingArguments, processes: int, sharding: str | None) -> dict[str, Any]:
     """What is compared, as JSON keeps it; but for the data, which has to be opened first."""
     about = {
         "arguments": asdict(arguments),
         "processes": processes,
-        "is_sharded": is_sharded,
+        "sharding": sharding,
         "versions": installed_versions("hf-ext", "torch", "transformers", "accelerate"),
         "data": None,
     }
@@ -129,7 +118,7 @@ def _list_settings(about: dict[str, Any]) -> dict[str, Any]:
     """Settings by dotted names, without the places of the data."""
     # An argument that did not exist when the run began has its default.
     defaults = {item.name: item.default for item in fields(TrainingArguments) if item.default is not MISSING}
-    settings = {**defaults, **about["arguments"], "processes": about["processes"], "is_sharded": about["is_sharded"]}
+    settings = {**defaults, **about["arguments"], "processes": about["processes"], "sharding": about["sharding"]}
     train = settings["data"].get("train")
     if isinstance(train, dict):
         settings["data"] = {**settings["data"], "train": {**train, "path": _blank_places(train.get("path"))}}
@@ -151,26 +140,24 @@ def _blank_places(path: Any) -> Any:
 
 
 def _judge(name: str, old: dict[str, Any], new: dict[str, Any]) -> tuple[bool, str]:
-    """Whether a setting may change, and what follows, or why not."""
-    if name in FREE:
-        return True, SAME
-    if name.startswith("data.eval"):
-        return True, f"{SAME}, but for what is the best state: that is decided anew"
-    if name == "data.num_workers":
-        if not new.get("data.train.streaming") or _workers(old) == _workers(new):
-            return True, SAME
+    """Tells of a setting if it may change, and what follows, or why not."""
+    kind, schedule = _KINDS.get(".".join(name.split(".")[:2])), new["lr_scheduler_type"]
+    if kind == "workers" and new.get("data.train.streaming") and _workers(old) != _workers(new):
         return False, "a stream is shared out to the workers, whose number decides its order"
-    if name in ("max_steps", "num_train_epochs"):
-        schedule = new["lr_scheduler_type"]
-        if schedule in SCHEDULES_WITHOUT_END:
-            return True, f"{SAME}, step by step"
+    if kind in ("free", "workers"):
+        return True, SAME
+    if kind == "eval":
+        return True, f"{SAME}, but for what is the best state: that is decided anew"
+    if kind == "length" and schedule in SCHEDULES_WITHOUT_END:
+        return True, f"{SAME}, step by step"
+    if kind == "length":
         return False, (
             f"the schedule {schedule} depends on it: end this run as it is, or begin another one with --init_from and "
             f"its snapshot; a run with {' or '.join(SCHEDULES_WITHOUT_END)} can be made longer"
         )
-    if name.startswith("data.train.") and new["allow_other_data"]:
+    if kind == "train" and new["allow_other_data"]:
         return True, OTHER
-    return False, "states of sharded weights fit no others" if name == "is_sharded" else ""
+    return False, "states of weights that are shared out fit no others" if name == "sharding" else ""
 
 
 def _workers(settings: dict[str, Any]) -> int:
@@ -191,8 +178,8 @@ def _judge_batching(old: dict[str, Any], new: dict[str, Any]) -> tuple[bool, str
             "gradient_accumulation_steps so that the product stays"
         )
     other_processes = old["processes"] != new["processes"]
-    if other_processes and (old["is_sharded"] or new["is_sharded"]):
-        return False, "a state of sharded weights can only be continued by as many processes"
+    if other_processes and new["sharding"] == "DEEPSPEED":
+        return False, "a state of DeepSpeed can only be continued by as many processes"
     other_batch = old["per_device_train_batch_size"] != new["per_device_train_batch_size"]
     if new.get("data.train.streaming") and (other_processes or (other_batch and _workers(new) > 1)):
         return False, "a stream is shared out to the processes and their workers, whose number decides its order"

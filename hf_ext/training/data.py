@@ -12,7 +12,7 @@ import contextlib
 import copy
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import datasets
@@ -335,7 +335,7 @@ class TrainingLoader:
             )
         return split_dataset_by_node(data, rank=rank, world_size=world_size)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Generator[dict[str, Any], None, None]:
         # Closed by name: the traceback of an error would keep the loader processes alive.
         with contextlib.closing(read_all(self.loader)) as items:
             for item in items:

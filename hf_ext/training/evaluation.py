@@ -1,7 +1,8 @@
 """Evaluation: examples shared out over the processes, gathered, summarised, written as eval.json."""
 
 import atexit
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ def evaluate(
     *,
     batch_size: int | None = None,
     num_workers: int = 0,
+    after_batch: Callable[[], None] | None = None,
 ) -> dict[str, float]:
     """
     Evaluates a model on every example of a data set exactly once, over all processes.
@@ -37,6 +39,7 @@ def evaluate(
         accelerator (`Accelerator`, *optional*): Of a running training; the processes of `accelerate launch` otherwise.
         batch_size (`int`, *optional*): Examples that a process scores at once; the task's own number when not given.
         num_workers (`int`, defaults to 0): Loader processes for each process, which read and decode.
+        after_batch (`Callable`, *optional*): Called after each batch; what it raises ends the evaluation.
 
     Returns:
         `dict[str, float]`: Metrics by name.
@@ -60,10 +63,14 @@ def evaluate(
         batches = list(share_batches(len(data), batch_size or task.eval_batch_size, ranks.index, ranks.count))
         bar = progress(batches, "evaluating", leave=False, shown=ranks.index == 0)
         read = read_batches(data, [indices for indices, _ in batches], num_workers)
-        for (indices, is_repeat), examples in zip(bar, read, strict=True):
-            rows = task.evaluate_batch(model, examples, indices)
-            if not is_repeat:
-                scores += zip(indices, rows, strict=True)
+        # Closed by name: the traceback of an error would keep the loader processes alive.
+        with contextlib.closing(read):
+            for (indices, is_repeat), examples in zip(bar, read, strict=True):
+                rows = task.evaluate_batch(model, examples, indices)
+                if not is_repeat:
+                    scores += zip(indices, rows, strict=True)
+                if after_batch is not None:
+                    after_batch()
     model.train(was_training)
     gathered = sorted((score for part in ranks.gather(scores) for score in part), key=lambda item: item[0])
     return task.summarize([row for _, row in gathered])

@@ -16,27 +16,11 @@ from ..terminal import guarded_streams, is_verbose
 # The libraries and the loop are imported where they are needed, which is after everything was read and checked.
 from .arguments import TrainingArguments, apply_overrides, build, read_yaml
 from .launcher import honour_launcher
-from .sections import check_optimizer, check_sections
+from .methods import build_task, read_arguments
+from .reference import describe_fields
 
 if TYPE_CHECKING:
     from .task import Task
-
-# Where each method keeps its part of the loop; imported when asked for, as diffusers is slow to import.
-TASKS = {
-    "semanir": ("hf_ext.tasks.restoration", "SemanIRTask"),
-    "mrconv-listops": ("hf_ext.tasks.texts", "ListOpsTask"),
-    "mrconv-text": ("hf_ext.tasks.texts", "TextTask"),
-    "mrconv-retrieval": ("hf_ext.tasks.texts", "RetrievalTask"),
-    "mrconv-lm": ("hf_ext.tasks.texts", "LanguageModelTask"),
-    "mrconv-masked-lm": ("hf_ext.tasks.texts", "MaskedLanguageModelTask"),
-    "mrconv-series": ("hf_ext.tasks.series", "SeriesClassificationTask"),
-    "mrconv-regression": ("hf_ext.tasks.series", "SeriesRegressionTask"),
-    "mrconv-positions": ("hf_ext.tasks.series", "PositionsTask"),
-    "mrconv-pixels": ("hf_ext.tasks.signals", "PixelTask"),
-    "mrconv-audio": ("hf_ext.tasks.signals", "AudioTask"),
-    "mrconv-images": ("hf_ext.tasks.signals", "ImageTask"),
-    "disentangled-dit": ("hf_ext.tasks.diffusion", "DisentangledDiTTask"),
-}
 
 USAGE = """usage: accelerate launch -m hf_ext.training FILE.yaml [--field value] [--section.field value] …
 
@@ -46,50 +30,6 @@ Trains what FILE.yaml describes; running it again continues an interrupted run.
   accelerate launch -m hf_ext.training examples/semanir/denoise_color.yaml --max_steps 10 --task.degradation.sigma 50
   accelerate launch --multi_gpu --num_processes 2 -m hf_ext.training examples/semanir/denoise_color.yaml
 """
-
-
-def build_task(arguments: TrainingArguments) -> "Task":
-    """
-    Builds the task that `arguments.method` names, from the `task` section.
-
-    Args:
-        arguments ([`TrainingArguments`]): The run.
-
-    Returns:
-        [`Task`]: The method's part of the loop.
-
-    Raises:
-        ValueError: If there is no such method, or the `task` section does not fit it.
-    """
-    return build(find_task(arguments.method), arguments.task, "task")
-
-
-def find_task(method: str) -> "type[Task]":
-    """The class of a method's task."""
-    if method not in TASKS:
-        raise ValueError(f"unknown method {method!r}; allowed: {', '.join(sorted(TASKS))}.")
-    module, name = TASKS[method]
-    found: type[Task] = getattr(importlib.import_module(module), name)
-    return found
-
-
-def read_arguments(config: str | Path, overrides: list[str], **values: Any) -> TrainingArguments:
-    """The arguments of a run of our methods, with mistakes said that show before its classes are imported."""
-    given = {**apply_overrides(read_yaml(config), overrides), **values}
-    if {"base", "tasks"} <= given.keys():
-        raise ValueError(f"{config} describes a merge: `hf-ext merge FILE.yaml OUT` makes it, none is trained.")
-    arguments = build(TrainingArguments, given)
-    if arguments.method in TASKS:
-        check_sections(*TASKS[arguments.method], arguments.task, arguments.model)
-    check_optimizer(arguments.optim, arguments.optim_args)
-    return arguments
-
-
-def describe_fields(config: str | Path | None) -> str:
-    """Every field of a run, and those of the method that a YAML file names."""
-    from .reference import show_fields
-
-    return show_fields(None if config is None else str(read_yaml(config).get("method")))
 
 
 def evaluate_checkpoint(

@@ -34,7 +34,7 @@ class Examples(Dataset):
         return [read_example(self.data, index) for index in indices]
 
 
-def read_batches(data: datasets.Dataset, batches: list[list[int]], num_workers: int) -> Iterator[list[dict[str, Any]]]:
+def read_batches(data: datasets.Dataset, batches: list[list[int]], num_workers: int) -> Generator[Any, None, None]:
     """The examples of each batch, read and decoded by loader processes."""
     loader: DataLoader = DataLoader(
         Examples(data),

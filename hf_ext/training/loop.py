@@ -6,52 +6,29 @@ run that was never interrupted.
 
 import contextlib
 import math
-import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
 import torch
-from accelerate.utils import DistributedType, broadcast, send_to_device, set_seed
+from accelerate.utils import broadcast, send_to_device
 from tqdm import tqdm
 
-from hf_ext.distributed import Ranks
-from hf_ext.extras import check_installed
-
-from ..errors import DataError, UsageError
 from ..files import whole_folder, write_json
 from ..progress import progress
-from ..terminal import is_quiet
 from .arguments import TrainingArguments
-from .bad_examples import BadExamples
-from .callbacks import Callback, Onlookers, PushBest
-from .changes import describe_run
-from .data import TrainingLoader, describe_small_groups
+from .callbacks import Callback
 from .evaluation import evaluate_sets, write_results
-from .fingerprint import fingerprint
 from .launcher import honour_launcher
-from .models import add_adapter, build_model, enable_activation_checkpointing, pin_revision, refuse_lost_fields
 from .observing import Clock, Profile, plot_curves, show_picture, start_trackers
-from .optimizing import build_optimizer, build_schedule, clear_gradients, clip_gradients, count_steps
-from .processes import (
-    check_tracker,
-    check_weights,
-    gather_weights,
-    make_accelerator,
-    name_failures,
-    plain_class,
-    prepare_sharding,
-    seed_step,
-    weigh_batches,
-)
+from .optimizing import clear_gradients, clip_gradients
+from .processes import check_weights, gather_weights, name_failures, plain_class, seed_step, weigh_batches
 from .provenance import provenance
-from .sources import describe_memory, match_classes, name_sets, open_source
-from .state import Progress, RunFolder, WeightAverage, clear_write_errors, load_state, save_state, use_plain_names
-from .stopping import Stopping
+from .run import Run
+from .state import RunFolder, clear_write_errors, save_state
+from .stopping import EvaluationStopped, Stopping
 from .task import Task
 
 
@@ -93,8 +70,8 @@ def train(
     return run.metrics
 
 
-class _Training:
-    """One process's part in a run."""
+class _Training(Run):
+    """One process's steps of a run."""
 
     # One step, from top to bottom (`fit`):
     #   batch      the loader yields batch `step * passes + index` of this process; its examples, their order and their
@@ -109,167 +86,10 @@ class _Training:
     # No step reads a random state that an earlier one left. So a run that is continued from a state goes on as the run
     # that was never interrupted: only weights, optimizer, schedule, average and progress have to be saved.
 
-    def __init__(
-        self,
-        task: Task,
-        arguments: TrainingArguments,
-        folder: RunFolder,
-        train_dataset: datasets.Dataset | datasets.IterableDataset | None,
-        eval_dataset: datasets.Dataset | dict[str, datasets.Dataset] | None,
-        callbacks: Sequence[Callback],
-    ):
-        self.task = task
-        self.arguments = arguments
-        self.folder = folder
-        self.progress = Progress()
-        self.metrics: dict[str, float] = {}
-        check_installed(*["tensorboard"] * (arguments.report_to == "tensorboard"), "matplotlib")
-        check_tracker(arguments.report_to)
-        self.accelerator = make_accelerator(arguments, folder.path)
-        publisher = [] if arguments.hub_model_id is None else [PushBest(arguments)]
-        self.callbacks = [*callbacks, *publisher] if self.accelerator.is_main_process else []
-        self.train_data, self.eval_data = train_dataset, name_sets(eval_dataset)
-        self.onlookers = Onlookers(arguments.strict_callbacks)
-        ranks = self.ranks = Ranks(self.accelerator, timedelta(minutes=arguments.timeout_minutes))
-        with ranks.first_before_others():
-            self._open()
-        self._build()
-        # Only now: what cannot be trained leaves no folder behind.
-        with ranks.first_before_others():
-            self._prepare()
-        self._warn()
-
-    def _open(self) -> None:
-        """The run folder, looked at by the main process, and the data."""
-        accelerator, sources = self.accelerator, self.arguments.data_arguments
-        if accelerator.is_main_process:
-            is_sharded = accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED)
-            about = describe_run(self.arguments, accelerator.num_processes, is_sharded)
-            self.folder.check(self.arguments, about)
-        if self.train_data is None:
-            self.train_data = open_source(sources.require_train_source(), "data.train")
-        self.eval_sources = {name: describe_memory(data) for name, data in self.eval_data.items()}
-        if not self.eval_data:
-            self.eval_sources = sources.eval_sources
-            self.eval_data = {name: open_source(source, "data.eval") for name, source in self.eval_sources.items()}
-        if self.arguments.early_stopping_patience and not self.eval_data:
-            raise UsageError("early_stopping_patience needs an evaluation: set data.eval, or leave it out.")
-        if accelerator.is_main_process:
-            self.folder.check_data(fingerprint(self.train_data, self.arguments.data.get("train")))
-
-    def _prepare(self) -> None:
-        if not self.accelerator.is_main_process:
-            return
-        if self.groups is not None and self.folder.changes.new_batch_size:
-            raise DataError(
-                f"{self.folder.path} holds a run whose batches do not mix examples of different groups, such as sizes "
-                "of pictures: the order of its examples depends on per_device_train_batch_size, which must stay."
-            )
-        self.folder.prepare()
-
-    def _warn(self) -> None:
-        """Says what is otherwise than before, and what is probably not meant, but is right for a short trial."""
-        arguments = self.arguments
-        small = describe_small_groups(self.groups, arguments.per_device_train_batch_size)
-        for text in [*self.folder.warnings, *small]:
-            self._say(f"warning: {text}.")
-        for text in self.folder.notes:
-            self._say(f"{text}.")
-        for text in self.folder.changes.notes:
-            self._say(f"changed since step {self.folder.start}: {text}.")
-        if arguments.warmup_steps > arguments.max_steps and arguments.lr_scheduler_type != "constant":
-            peak = arguments.learning_rate * arguments.max_steps / arguments.warmup_steps
-            self._say(
-                f"warning: warmup_steps is {arguments.warmup_steps}, max_steps {arguments.max_steps}: the learning "
-                f"rate rises to {peak:.3g} and never reaches {arguments.learning_rate:.3g}. For a short run set "
-                "warmup_steps too."
-            )
-
-    def _build(self) -> None:
-        """Model, optimizer, schedule and average; equal on all processes, as the seed is."""
-        arguments = self.arguments
-        set_seed(arguments.seed)
-        self.train_data = match_classes(self.train_data, self.task, training=True)
-        self.groups = self.task.read_data(self.train_data)
-        if self.arguments.num_train_epochs is not None:
-            steps = count_steps(self.arguments, self.train_data, self._batch_size, self.groups)
-            arguments = self.arguments = replace(arguments, max_steps=steps)
-        init_from = None if arguments.init_from is None else pin_revision(arguments.init_from)
-        module = build_model(self.task, arguments.model, init_from)
-        self.eval_data = {name: match_classes(data, self.task) for name, data in self.eval_data.items()}
-        if arguments.peft is not None and init_from is not None:
-            refuse_lost_fields(module, arguments.model, init_from)
-            module = add_adapter(module, arguments.peft, init_from)
-        if arguments.activation_checkpointing:
-            enable_activation_checkpointing(module)
-        if arguments.torch_compile:
-            # In place: wrapping would rename the parameters.
-            module.compile()
-        self.names = [*module.state_dict()]
-        optimizer = build_optimizer(self.task, module, arguments)
-        self.scheduler = build_schedule(optimizer, arguments)
-        if self.accelerator.distributed_type == DistributedType.DEEPSPEED:
-            # DeepSpeed asks for it where it is given no loader of its own.
-            plugin = self.accelerator.state.deepspeed_plugin
-            plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = arguments.per_device_train_batch_size
-        # Where the weights are sharded, every process saves its part of the average; else the main process saves it.
-        self.is_sharded = self.accelerator.distributed_type == DistributedType.FSDP
-        if self.is_sharded:
-            prepare_sharding(module, self.accelerator)
-        self.model, self.optimizer = self.accelerator.prepare(module, optimizer)
-        self.weights = list(self.model.parameters())
-        self.module = self.accelerator.unwrap_model(self.model)
-        self.average = WeightAverage(self.module, arguments.ema_decay) if arguments.ema_decay else None
-        use_plain_names(self.accelerator)
-        self.accelerator.register_for_checkpointing(self.progress, self.scheduler)
-        if self.average is not None and not self.is_sharded:
-            self.accelerator.register_for_checkpointing(self.average)
-
-    @property
-    def _own_average(self) -> WeightAverage | None:
-        return self.average if self.is_sharded else None
-
-    def resume(self) -> None:
-        """Continues from the state that the main process found, if there is one."""
-        step, changes = self.ranks.of_first((self.folder.start, self.folder.changes))
-        stream_states = None
-        if step is not None:
-            stream_states = load_state(self.accelerator, self.folder, step, self._own_average)
-            self._say(f"continuing {self.folder.path} from step {self.progress.step}")
-        if changes.new_data:
-            # A place in streams that are no longer read.
-            stream_states = None
-        if changes.new_evaluation:
-            # Scores on other data cannot be compared.
-            self.progress.best_step, self.progress.best_value, self.progress.stale = -1, float("nan"), 0
-        if self.accelerator.is_main_process:
-            self.folder.truncate_metrics(self.progress.step)
-        self.ranks.wait()
-        for row in self.folder.read_metrics():
-            names = [name for name in row if name.startswith("eval_")]
-            self.metrics = {name.removeprefix("eval_"): row[name] for name in names} or self.metrics
-        sources, rank = self.arguments.data_arguments, self.accelerator.process_index
-        assert self.train_data is not None
-        total = None if isinstance(self.train_data, datasets.IterableDataset) else len(self.train_data)
-        self.loader = TrainingLoader(
-            self.train_data,
-            sources.train_source,
-            self.task.training_sample,
-            self.arguments.seed,
-            self.arguments.per_device_train_batch_size,
-            sources.num_workers,
-            rank,
-            self.accelerator.num_processes,
-            first_batch=self.progress.step * self.arguments.gradient_accumulation_steps,
-            stream_states=stream_states,
-            groups=self.groups,
-            bad=BadExamples(sources.max_bad_examples, total, self.folder.name_bad_examples(rank)),
-        )
-
     def fit(self) -> None:
         """Runs the remaining steps."""
         arguments, progress = self.arguments, self.progress
-        if self._is_over():
+        if self._is_over() and not progress.owes_evaluation:
             self._say(f"{self.folder.path} is complete: {progress.step} of {arguments.max_steps} steps are done.")
             self.accelerator.end_training()
             return
@@ -278,10 +98,13 @@ class _Training:
         self.clock, window, norm = Clock(), torch.zeros((), device=self.accelerator.device), None
         profile = Profile(arguments.profile_steps, self.folder.path / f"profile-{self.accelerator.process_index}")
         window_start, window_samples = progress.step, progress.samples
-        stopping = Stopping(self.ranks, arguments.save_minutes, arguments.deadline_minutes)
-        with self._bar() as bar, stopping:
-            batches = iter(self.loader)
+        stopping = self.stopping = Stopping(self.ranks, arguments.save_minutes, arguments.deadline_minutes)
+        # Closed by name: the traceback of an error would keep the loader processes alive.
+        with self._bar() as bar, stopping, contextlib.closing(iter(self.loader)) as batches:
             self._tell("on_begin", progress.step, self.folder.path, self.module)
+            if progress.owes_evaluation:
+                with self.clock.stop():
+                    self._checkpoint(save=True)
             while not self._is_over():
                 profile.before(progress.step)
                 loss, norm = self._step(batches)
@@ -306,7 +129,9 @@ class _Training:
                 with self.clock.stop():
                     if self._checkpoint(save=bool(answer)):
                         stopping.restart_clock()
-                stopping.end(answer, progress.step, arguments.max_steps)
+                if progress.step < arguments.max_steps:
+                    stopping.end(answer, progress.step, arguments.max_steps)
+        self._tell("on_end", progress.step)
         with self.onlookers.guard("the tracker"):
             self.accelerator.end_training()
         self.onlookers.sum_up()
@@ -315,12 +140,6 @@ class _Training:
         """Whether the steps are done, or the scores have not become better for long."""
         patience = self.arguments.early_stopping_patience
         return self.progress.step >= self.arguments.max_steps or 0 < patience <= self.progress.stale
-
-    @property
-    def _batch_size(self) -> int:
-        arguments = self.arguments
-        per_process = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
-        return per_process * self.accelerator.num_processes
 
     def _step(self, batches: Iterator[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor | None]:
         """One optimizer step; the mean loss of this process and, where clipped, the gradient norm."""
@@ -403,7 +222,12 @@ class _Training:
             return False
         check_weights(self.model, self.accelerator, self.folder, self.progress.step)
         if self.eval_data and self._due(arguments.eval_steps):
-            improved = self._evaluate()
+            try:
+                improved = self._evaluate()
+            except EvaluationStopped as stopped:
+                self.progress.owes_evaluation = True
+                self._save_state()
+                self.stopping.end(stopped.answer, self.progress.step, arguments.max_steps)
             save = save or self._is_over()
         if not (improved or save):
             return False
@@ -412,8 +236,8 @@ class _Training:
         if save:
             self._write_snapshot(self.folder.snapshot)
         # Last: a state says that everything of its step is on disk.
-        states = self.loader.stream_states if self.loader.is_stream else None
-        save_state(self.accelerator, self.folder, self.progress.step, states, self._own_average)
+        self.progress.owes_evaluation = False
+        self._save_state()
         if self.accelerator.is_main_process:
             self.folder.prune(arguments.save_total_limit, self.progress.best_step)
             with self.onlookers.guard("curves.png"):
@@ -423,6 +247,10 @@ class _Training:
             self._tell("on_save", self.progress.step, model, is_best)
         return True
 
+    def _save_state(self) -> None:
+        states = self.loader.stream_states if self.loader.is_stream else None
+        save_state(self.accelerator, self.folder, self.progress.step, states, self._own_average)
+
     def _evaluate(self) -> bool:
         """Evaluates the weights that are published; whether they are the best so far."""
         with self._published_weights():
@@ -431,6 +259,7 @@ class _Training:
                 broadcast(buffer)
             options: dict[str, Any] = {"batch_size": self.arguments.per_device_eval_batch_size}
             options["num_workers"] = self.arguments.data_arguments.num_workers
+            options["after_batch"] = self.stopping.interrupt_evaluation
             self.metrics = evaluate_sets(self.task, self.module, self.eval_data, self.accelerator, **options)
             # A forward pass of a sharded model is an exchange between all processes.
             if self.accelerator.is_main_process or self.is_sharded:
@@ -494,7 +323,3 @@ class _Training:
             mininterval=0.5,
             shown=self.accelerator.is_main_process,
         )
-
-    def _say(self, text: str) -> None:
-        if self.accelerator.is_main_process and not is_quiet():
-            tqdm.write(text, file=sys.stderr)

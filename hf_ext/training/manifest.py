@@ -27,10 +27,14 @@ class DamagedState(DataError):
     """A resume state is not what was saved; the message says why."""
 
 
-def hash_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Length and SHA-256 of every file of a state but its manifest."""
+def list_files(folder: Path) -> list[str]:
+    """Names of every file of a state but its manifest."""
     names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
-    names = [name for name in names if name != NAME]
+    return [name for name in names if name != NAME]
+
+
+def hash_files(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
+    """Length and SHA-256 of files of a state."""
     # hashlib lets other threads run.
     with ThreadPoolExecutor(4) as pool:
         return dict(zip(names, pool.map(lambda name: _hash_file(folder / name), names), strict=True))
@@ -78,7 +82,7 @@ def _check_files(folder: Path, files: dict[str, dict[str, Any]]) -> None:
         if length != entry["bytes"]:
             raise DamagedState(f"{name} has {length} bytes in place of {entry['bytes']}")
     try:
-        found = hash_files(folder)
+        found = hash_files(folder, list(files))
     except OSError as error:
         raise DamagedState(f"a file cannot be read ({error})") from error
     changed = [name for name in files if found[name] != files[name]]

@@ -15,10 +15,9 @@ from transformers import PreTrainedModel
 from hf_ext.files import read_json
 from hf_ext.hub.checkpoints import open_checkpoint, split_revision
 from hf_ext.hub.released import find_model
-from hf_ext.settings import SettingsError, explain, matters_in_use
+from hf_ext.settings import SettingsError, explain, matters_in_use, refuse_unknown
 
 from ..errors import DataError, UsageError
-from .sections import check_model_keys
 
 if TYPE_CHECKING:
     from .task import Task
@@ -73,7 +72,9 @@ def read_model_section(
     decided: Iterable[str] = (),
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Fields of the preset that the `model` section of a run names, and those that it gives itself."""
-    check_model_keys(section, fields, bool(presets), decided)
+    decided = {*decided}
+    more = f"; the section 'task' decides {', '.join(sorted(decided))}" if decided else ""
+    refuse_unknown(section, {*fields, *["preset"] * bool(presets)} - decided, " in section 'model'", more=more)
     changes = dict(section)
     preset = changes.pop("preset", None) if presets else None
     if preset is not None and (preset not in [*presets] or init_from):

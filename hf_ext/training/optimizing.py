@@ -34,20 +34,26 @@ _WHOLE_WEIGHTS = {DistributedType.NO, DistributedType.MULTI_CPU, DistributedType
 _FUSED = {"AdamW", "Adam", "SGD"}
 
 
-def build_optimizer(task: Task, module: torch.nn.Module, arguments: TrainingArguments) -> torch.optim.Optimizer:
-    """An optimizer of torch over the task's groups of parameters, as the run's rules change them."""
+def read_optimizer(arguments: TrainingArguments) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """The class of a run's optimizer, and what it is built with beside the parameters."""
     kind = find_optimizer(arguments.optim)
-    groups = apply_rules(module, task.parameter_groups(module, arguments.weight_decay), arguments.rules)
     known = inspect.signature(kind).parameters
     options: dict[str, Any] = {"lr": arguments.learning_rate, "weight_decay": arguments.weight_decay}
     options = {name: value for name, value in options.items() if name in known}
     if arguments.optim in _FUSED:
         options["fused"] = arguments.mixed_precision != "fp16"
     if arguments.mixed_precision == "fp16" and arguments.optim_args.get("fused"):
-        raise ValueError("optim_args fused hides the steps that fp16 leaves out: leave it out, or use bf16.")
+        raise UsageError("optim_args fused hides the steps that fp16 leaves out: leave it out, or use bf16.")
     refuse_unknown(arguments.optim_args, known, f" in optim_args of {arguments.optim}")
+    return kind, {**options, **arguments.optim_args}
+
+
+def build_optimizer(task: Task, module: torch.nn.Module, arguments: TrainingArguments) -> torch.optim.Optimizer:
+    """An optimizer of torch over the task's groups of parameters, as the run's rules change them."""
+    kind, options = read_optimizer(arguments)
+    groups = apply_rules(module, task.parameter_groups(module, arguments.weight_decay), arguments.rules)
     try:
-        return kind(groups, **{**options, **arguments.optim_args})
+        return kind(groups, **options)
     except (TypeError, ValueError) as error:
         raise UsageError(f"optim {arguments.optim} with optim_args {arguments.optim_args}: {error}") from error
 
@@ -139,3 +145,14 @@ def build_schedule(optimizer: torch.optim.Optimizer, arguments: TrainingArgument
         raise UsageError(
             f"lr_scheduler_kwargs {arguments.lr_scheduler_kwargs} do not fit {arguments.lr_scheduler_type}: {error}"
         ) from error
+
+
+def describe_warm_up(arguments: TrainingArguments) -> list[str]:
+    """A warning of a warm-up that ends after the run, where it does: right for a short trial, and mostly not meant."""
+    if arguments.warmup_steps <= arguments.max_steps or arguments.lr_scheduler_type == "constant":
+        return []
+    peak = arguments.learning_rate * arguments.max_steps / arguments.warmup_steps
+    return [
+        f"warmup_steps is {arguments.warmup_steps}, max_steps {arguments.max_steps}: the learning rate rises to "
+        f"{peak:.3g} and never reaches {arguments.learning_rate:.3g}. For a short run set warmup_steps too"
+    ]

@@ -5,11 +5,12 @@ import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import is_dataclass
+from pathlib import Path
 
 from hf_ext.docstrings import Entry, read_entries
 
-from .arguments import DataArguments, DataSource, SourcePart, TrainingArguments
-from .launch import TASKS, find_task
+from .arguments import DataArguments, DataSource, SourcePart, TrainingArguments, read_yaml
+from .methods import TASKS, find_task
 
 # A class, and in which module it is where its link says that.
 _LINK = re.compile(r"\[`~?(?:([\w.]+)\.)?(\w+)`\]")
@@ -42,8 +43,9 @@ def _list_inner(method: str, entries: list[Entry]) -> Iterator[tuple[str, tuple[
                 yield f"task.{entry.names[0]}", (f"`{entry.names[0]}` of {method}", read_entries(inner))
 
 
-def show_fields(method: str | None) -> str:
-    """The fields for a terminal."""
+def describe_fields(config: str | Path | None) -> str:
+    """Every field of a run, and those of the method that a YAML file names, for a terminal."""
+    method = None if config is None else str(read_yaml(config).get("method"))
     lines = []
     for section, (heading, entries) in list_sections(method).items():
         lines += ["", f"{heading}{f' (--{section}.NAME VALUE)' if section else ' (--NAME VALUE)'}".replace("`", "")]

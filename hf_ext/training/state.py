@@ -18,18 +18,28 @@ import torch
 from accelerate import Accelerator
 from safetensors import SafetensorError
 from torch import Tensor
+from torch.distributed import checkpoint
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from hf_ext.errors import DataError, UsageError
 
 from ..distributed import Ranks
-from ..files import open_to_readers, read_json, recover_folder, remove_leftovers, sync, whole_file, write_json
+from ..files import (
+    open_to_readers,
+    read_json,
+    recover_folder,
+    remove_leftovers,
+    replace_folder,
+    sync,
+    whole_file,
+    write_json,
+)
 from ..system import sync_directory
 from .arguments import TrainingArguments
 from .changes import Changes, compare_data, compare_settings
 from .lock import FolderLock
-from .manifest import NAME, RANDOM_STATES, DamagedState, hash_files, read_manifest, write_manifest
+from .manifest import NAME, RANDOM_STATES, DamagedState, hash_files, list_files, read_manifest, write_manifest
 
 
 @dataclass
@@ -43,6 +53,8 @@ class Progress:
     best_value: float = float("nan")
     # Evaluations since the best one.
     stale: int = 0
+    # The evaluation of this step was interrupted: neither its row nor the models that come of it are on disk.
+    owes_evaluation: bool = False
 
     def state_dict(self) -> dict[str, Any]:
         """The fields as a dictionary."""
@@ -67,7 +79,8 @@ class WeightAverage:
         self.decay = decay
         self.steps = 0
         saved = model.state_dict(keep_vars=True)
-        self.tensors = [*model.parameters(), *(buffer for name, buffer in model.named_buffers() if name in saved)]
+        named = dict(model.named_parameters()) | {name: part for name, part in model.named_buffers() if name in saved}
+        self.names, self.tensors = [*named], [*named.values()]
         self.averages = [own_part(tensor).clone() for tensor in self.tensors]
         frozen = {id(parameter) for parameter in model.parameters() if not parameter.requires_grad}
         self._is_sharded = any(isinstance(tensor, DTensor) for tensor in self.tensors)
@@ -113,6 +126,26 @@ class WeightAverage:
     def state_dict(self) -> dict[str, Any]:
         """State of the average."""
         return {"shadow_params": self.averages, "optimization_step": self.steps}
+
+    def _list_shards(self) -> dict[str, Any]:
+        """The averages by name, each as the part of a whole that this process holds; they share its memory."""
+        shards = {"optimization_step": torch.tensor(self.steps)}
+        for name, tensor, average in zip(self.names, self.tensors, self.averages, strict=True):
+            shards[name] = average
+            if isinstance(tensor, DTensor):
+                mesh, places, shape = tensor.device_mesh, tensor.placements, tensor.shape
+                shards[name] = DTensor.from_local(average, mesh, places, shape=shape, stride=tensor.stride())
+        return shards
+
+    def save_shards(self, folder: Path) -> None:
+        """Writes the average of a sharded model; each process writes its part."""
+        checkpoint.save(self._list_shards(), storage_writer=checkpoint.FileSystemWriter(folder))
+
+    def load_shards(self, folder: Path) -> None:
+        """Restores [`~WeightAverage.save_shards`], written by any number of processes."""
+        shards = self._list_shards()
+        checkpoint.load(shards, storage_reader=checkpoint.FileSystemReader(folder))
+        self.steps = int(shards["optimization_step"])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores [`~WeightAverage.state_dict`]."""
@@ -210,6 +243,8 @@ class RunFolder:
 
     def _find_start(self) -> None:
         """Finds the newest state that is whole; where there are states and none is, nothing begins anew by itself."""
+        for aside in self.states.glob(".step-*.old"):
+            recover_folder(aside.with_name(aside.stem[1:]))
         for step in reversed(self.saved_steps()):
             try:
                 self.before = read_manifest(self.state(step))
@@ -282,9 +317,11 @@ class RunFolder:
                 os.replace(self.state(step), doomed)
                 shutil.rmtree(doomed)
 
-    def truncate_metrics(self, step: int) -> None:
+    def truncate_metrics(self, progress: Progress) -> None:
         """Drops rows that were written after the state from which the run continues."""
-        rows = [row for row in self.read_metrics() if row["step"] <= step]
+        rows = [row for row in self.read_metrics() if row["step"] <= progress.step]
+        if progress.owes_evaluation:
+            rows = [row for row in rows if row["step"] < progress.step or "loss" in row]
         with whole_file(self.metrics, "w") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
 
@@ -332,8 +369,8 @@ def save_state(
     accelerator: Accelerator, run: RunFolder, step: int, stream_states: list[Any] | None, average: WeightAverage | None
 ) -> None:
     """Writes the resume state of all processes: its manifest last, and its name after that."""
-    # `stream_states` are this process's, where it reads a stream; an average is given where each process has its own
-    # part of it.
+    # `stream_states` are this process's, where it reads a stream; an average is given where each process has a part
+    # of it.
     temporary, rank = run.states / f"step-{step}.tmp", accelerator.process_index
     ranks = Ranks(accelerator)
     with clear_write_errors(f"the state of step {step}", run):
@@ -342,17 +379,21 @@ def save_state(
         if stream_states is not None:
             write_json(temporary / f"stream-{rank}.json", stream_states)
         if average is not None:
-            torch.save(average.state_dict(), temporary / f"average-{rank}.pt")
+            average.save_shards(temporary / "average")
         ranks.wait()
-        if accelerator.is_main_process:
-            # Hashing takes a processor, syncing a disk: together they take little longer than the slower one.
-            open_to_readers(temporary)
-            with ThreadPoolExecutor(1) as pool:
-                files = pool.submit(hash_files, temporary)
+        # Hashing takes a processor, syncing a disk: together they take little longer than the slower one. Each process
+        # hashes its share of the files.
+        with ThreadPoolExecutor(1) as pool:
+            hashed = pool.submit(hash_files, temporary, ranks.share(list_files(temporary)))
+            if accelerator.is_main_process:
+                open_to_readers(temporary)
                 sync(temporary)
-                write_manifest(temporary, {**run.about, "step": step, "files": files.result()})
+        files = {name: entry for part in ranks.gather(hashed.result()) for name, entry in part.items()}
+        if accelerator.is_main_process:
+            write_manifest(temporary, {**run.about, "step": step, "files": files})
             sync_directory(temporary)
-            os.replace(temporary, run.state(step))
+            # There already where an interrupted evaluation was done.
+            replace_folder(temporary, run.state(step))
             # Its name too, before an earlier state is deleted.
             sync_directory(run.states)
     ranks.wait()
@@ -373,7 +414,7 @@ def load_state(accelerator: Accelerator, run: RunFolder, step: int, average: Wei
     # accelerate counts backward passes, of which a state has a whole number of steps, however many passes one has now.
     accelerator.step = 0
     if average is not None:
-        average.load_state_dict(torch.load(folder / f"average-{rank}.pt"))
+        average.load_shards(folder / "average")
     stream = folder / f"stream-{rank}.json"
     states: list[Any] | None = read_json(stream) if stream.is_file() else None
     return states

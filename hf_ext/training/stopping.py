@@ -1,5 +1,6 @@
 """When a run saves and ends before its last step: signals, and minutes of the clock."""
 
+import math
 import signal
 import threading
 import time
@@ -19,6 +20,14 @@ _GO_ON, _SAVE, _DEADLINE = 0, 1, 2
 
 class RunStopped(KeyboardInterrupt):
     """A run ended before its last step, and goes on with the same command. The message is empty but in one process."""
+
+
+class EvaluationStopped(Exception):
+    """An evaluation ended before its last batch, for what `answer` says; a run that goes on does it anew."""
+
+    def __init__(self, answer: int) -> None:
+        super().__init__(answer)
+        self.answer = answer
 
 
 class Stopping:
@@ -88,6 +97,15 @@ class Stopping:
         """Counts `save_minutes` from now."""
         self.saved = time.monotonic()
 
+    def interrupt_evaluation(self) -> None:
+        """Ends an evaluation between two batches, in all processes, where the run is to end."""
+        answer = self.ask()
+        if answer > _SAVE:
+            raise EvaluationStopped(answer)
+        if answer == _SAVE:
+            # Asked again after the evaluation.
+            self.saved = -math.inf
+
     def end(self, answer: int, step: int, max_steps: int) -> None:
         """
         Ends the run if the answer says so; its state has been saved.
@@ -95,7 +113,7 @@ class Stopping:
         Raises:
             RunStopped: With what ended the run, in the main process; the others say nothing.
         """
-        if answer <= _SAVE or step >= max_steps:
+        if answer <= _SAVE:
             return
         if self._question is not None:
             self._question[1].wait()

@@ -14,7 +14,7 @@ from PIL import Image
 from hf_ext.errors import DataError
 from hf_ext.starting.survey import look_at
 from hf_ext.starting.writing import PLACEHOLDERS, write_recipe
-from hf_ext.training.launch import build_task, read_arguments
+from hf_ext.training.methods import build_task, read_arguments
 from tests.emr.emr_testing import tiny_bert
 from tests.kit.command_line import run
 from tests.kit.refusals import refused

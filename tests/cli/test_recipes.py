@@ -7,7 +7,7 @@ import pytest
 
 from hf_ext.errors import UsageError
 from hf_ext.starting.recipes import FOLDER, find_recipe, list_recipes
-from hf_ext.training.launch import read_arguments
+from hf_ext.training.methods import read_arguments
 from tests.kit.command_line import run
 from tests.kit.document_stage import draw_picture
 from tests.kit.refusals import refused

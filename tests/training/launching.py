@@ -23,19 +23,19 @@ def _free_port() -> str:
         return str(free.getsockname()[1])
 
 
-# Words: a module, whose `main` both processes of a pair call; for each pair a port, how the two end, and its words.
+# Words: a module, whose `main` all processes of a group call; for each group a port, how they end, and its words.
 _FORKS = """
 import importlib, json, os, sys
 name, *pairs = sys.argv[1:]
 module = importlib.import_module(name)
 for port, ends, words in map(json.loads, pairs):
     children = []
-    for rank in ("0", "1"):
+    for rank in map(str, range(len(ends))):
         children.append(os.fork())
         if not children[-1]:
             sys.argv = [name, *words]
-            os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(len(ends))}
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_WORLD_SIZE": str(len(ends))}
             module.main()
             sys.exit()
     assert [os.waitpid(child, 0)[1] for child in children] == ends
@@ -48,7 +48,7 @@ def fork_two(module: str, *words: str) -> None:
 
 
 def fork_pairs(module: str, *pairs: tuple[list[int], list[str]]) -> None:
-    """The same for one pair of processes after the other, each with how its two end, a signal's number or 0."""
+    """The same for one group of processes after the other, each with how its members end, a signal's number or 0."""
     told = [json.dumps([_free_port(), *pair]) for pair in pairs]
     done = warm_python.run([sys.executable, "-c", _FORKS, module, *told], cwd=ROOT, env=environment())
     assert done.returncode == 0, done.stdout + done.stderr

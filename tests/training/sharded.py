@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def shard_on_processors() -> None:
     launcher.has_devices = lambda: True
 
 
-def make_arguments(root: Path, case: str, name: str) -> TrainingArguments:
+def make_arguments(root: Path, case: str, name: str, **changes: Any) -> TrainingArguments:
     """Three steps with an evaluation after each; the last one and those that are the best so far are saved."""
     values: dict[str, Any] = {
         "method": case,
@@ -93,7 +94,7 @@ def make_arguments(root: Path, case: str, name: str) -> TrainingArguments:
         "report_to": "none",
     }
     base = {"init_from": str(root / "base")} if "peft" in CASES[case] else {}
-    return build(TrainingArguments, {**values, **CASES[case], **base})
+    return build(TrainingArguments, {**values, **CASES[case], **base, **changes})
 
 
 def run(arguments: TrainingArguments, killed_in: int = -1) -> None:
@@ -122,12 +123,19 @@ def compare(root: Path, case: str) -> None:
     os.environ.update(FSDP2)
     run(make_arguments(root, case, "fsdp"))
     assert AcceleratorState().distributed_type == DistributedType.FSDP
-    if PartialState().is_main_process:
-        # As a run that was killed in its last step leaves it.
-        shutil.copytree(root / case / "fsdp", root / case / "continued")
-        shutil.rmtree(root / case / "continued" / "state" / "step-3")
-    PartialState().wait_for_everyone()
-    run(make_arguments(root, case, "continued"))
+    go_on(root, case, "continued")
+
+
+def go_on(root: Path, case: str, name: str, **changes: Any) -> None:
+    """Continues the sharded run from its first state, as if it had been killed in its last step."""
+    copy = root / case / name
+    if os.environ["RANK"] == "0":
+        shutil.copytree(root / case / "fsdp", copy)
+        shutil.rmtree(copy / "state" / "step-3")
+        (copy / ".copied").touch()
+    while not (copy / ".copied").exists():
+        time.sleep(0.01)
+    run(make_arguments(root, case, name, **changes))
 
 
 def main() -> None:
@@ -140,6 +148,9 @@ def main() -> None:
     shard_on_processors()
     if kind == "compare":
         compare(root, case)
+    elif kind == "four":
+        # The same eight examples a step.
+        go_on(root, case, "four", per_device_train_batch_size=1)
     else:
         run(make_arguments(root, case, "killed"), killed_in=2 if kind == "kill" else -1)
     torch.distributed.destroy_process_group()

@@ -226,16 +226,18 @@ def test_the_batch_of_groups_is_refused(tmp_path, examples):
         run(GroupedTask(), make_arguments(tmp_path / "run", data, **settings, **split))
 
 
-def test_states_of_sharded_weights_fit_as_many_processes_only(tmp_path, examples):
+def test_states_of_sharded_weights_fit_no_others(tmp_path, examples):
     data = {"train": {"path": str(examples)}}
     two = make_arguments(tmp_path, data, gradient_accumulation_steps=1)
     one = make_arguments(tmp_path, data, gradient_accumulation_steps=2)
-    before = describe_run(two, 2, True)
-    compare_settings(before, describe_run(two, 2, True), tmp_path)
-    with pytest.raises(OtherRun):
-        compare_settings(before, describe_run(one, 1, True), tmp_path)
-    with refused(OtherRun, "is_sharded"):
-        compare_settings(before, describe_run(two, 2, False), tmp_path)
+    for sharding in ("FSDP", "DEEPSPEED"):
+        before = describe_run(two, 2, sharding)
+        compare_settings(before, describe_run(two, 2, sharding), tmp_path)
+        with refused(OtherRun, "sharding"):
+            compare_settings(before, describe_run(two, 2, None), tmp_path)
+    compare_settings(describe_run(two, 2, "FSDP"), describe_run(one, 1, "FSDP"), tmp_path)
+    with refused(OtherRun, "DeepSpeed"):
+        compare_settings(before, describe_run(one, 1, "DEEPSPEED"), tmp_path)
 
 
 def test_versions_are_said(tmp_path, capsys, examples):

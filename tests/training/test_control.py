@@ -157,6 +157,9 @@ def test_callbacks_hear_of_everything_in_order(tmp_path, examples):
         def on_evaluate(self, step, metrics, model):
             heard.append(("evaluate", step, sorted(metrics)))
 
+        def on_end(self, step):
+            heard.append(("end", step))
+
         def on_save(self, step, folder, is_best):
             heard.append(("save", step, folder.name, is_best))
             assert (folder / "model.safetensors").is_file()
@@ -173,6 +176,7 @@ def test_callbacks_hear_of_everything_in_order(tmp_path, examples):
         ("log", 3, False),
         ("save", 3, "best", True),
         ("save", 3, "snapshot", False),
+        ("end", 3),
     ]
 
 

@@ -158,7 +158,7 @@ def test_a_continued_run_must_be_the_same_run(tmp_path, examples):
     folder = RunFolder(tmp_path / "run")
     arguments = make_arguments(tmp_path / "run", data)
     with folder, refused(OtherRun, "4 examples"):
-        folder.check(arguments, describe_run(arguments, 2, False))
+        folder.check(arguments, describe_run(arguments, 2, None))
     assert contents(tmp_path / "run") == before
     # What changes no weight may differ.
     run(TinyTask(), make_arguments(tmp_path / "run", data, save_total_limit=1))

@@ -1,11 +1,12 @@
 """In fp16 a step whose gradients overflow is left out of everything, with a scaler that runs on processors."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
-from hf_ext.training import loop
+from hf_ext.training import run as run_module
 from hf_ext.training.optimizing import build_optimizer
 from hf_ext.training.processes import make_accelerator
 
@@ -26,7 +27,7 @@ class OverflowingTask(TinyTask):
 
 def make_scaling(arguments, folder):
     """An accelerator that scales losses as in fp16, which accelerate itself does on GPUs alone."""
-    accelerator = make_accelerator(loop.replace(arguments, mixed_precision="no"), folder)
+    accelerator = make_accelerator(replace(arguments, mixed_precision="no"), folder)
     accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
     accelerator.native_amp = True
     accelerator.state._mixed_precision = "fp16"
@@ -34,7 +35,7 @@ def make_scaling(arguments, folder):
 
 
 def test_a_skipped_step_moves_neither_schedule_nor_average(tmp_path, examples, monkeypatch):
-    monkeypatch.setattr(loop, "make_accelerator", make_scaling)
+    monkeypatch.setattr(run_module, "make_accelerator", make_scaling)
     changes = {"mixed_precision": "fp16", "gradient_accumulation_steps": 1, "logging_steps": 1, "save_steps": 1}
     data = {"train": {"path": str(examples)}}
     arguments = make_arguments(tmp_path / "run", data, max_steps=4, warmup_steps=4, save_total_limit=9, **changes)

@@ -1,15 +1,21 @@
 """What only looks on ends no run; a process that fails is named by the others."""
 
 import json
+import shutil
 import signal
+import threading
+from types import SimpleNamespace
 
 import pytest
+from safetensors.torch import load_file
 
 from hf_ext.training import Callback
 from hf_ext.training.callbacks import Onlookers
+from hf_ext.training.pushing import PushModels
+from hf_ext.training.state import RunFolder
 
 from .launching import fork_pairs
-from .tiny import TinyTask, contents, make_arguments, run
+from .tiny import TinyConfig, TinyModel, TinyTask, contents, make_arguments, run
 
 
 class Broken(Callback):
@@ -52,6 +58,76 @@ def test_failures_are_counted_and_strict_ones_raised(capsys):
         raise KeyError("a")
     with pytest.raises(KeyboardInterrupt), onlookers.guard("a"):
         raise KeyboardInterrupt
+
+
+class SlowHub:
+    """Takes the place of `push`: each waits until it may go on, and tells what it was given."""
+
+    def __init__(self, monkeypatch, fails: bool = False):
+        self.pushed, self.may_go, self.fails = [], threading.Semaphore(0), fails
+        monkeypatch.setattr("hf_ext.hub.publish.push", self.push)
+
+    def push(self, folder, repo_id, *, private, commit_message):
+        assert self.may_go.acquire(timeout=60)
+        state = load_file(folder / "model.safetensors")
+        self.pushed.append((commit_message, float(state["leave.bias"].sum())))
+        if self.fails:
+            raise OSError("no Hub")
+        return SimpleNamespace(commit_url=repo_id)
+
+
+class LastStep(Callback):
+    """Lets the Hub answer after the last step."""
+
+    def __init__(self, hub):
+        self.hub = hub
+
+    def on_log(self, step, values):
+        if step == 4 and "loss" in values:
+            self.hub.may_go.release(100)
+
+
+def push_run(folder, examples, hub, strategy):
+    data = {"train": {"path": str(examples)}, "eval": {"path": str(examples)}}
+    values = {"save_steps": 1, "eval_steps": 1, "logging_steps": 1, "max_steps": 4, "hub_model_id": "me/run"}
+    arguments = make_arguments(folder, data, **values, hub_strategy=strategy)
+    run(TinyTask(), arguments, None, None, [LastStep(hub)])
+    return [message for message, _ in hub.pushed]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "pushed"),
+    [
+        # The second one waits and is replaced while the first one is under way.
+        ("every_save", ["Model, step 1", "Model, step 3", "Model, step 4"]),
+        ("end", ["Model, step 4"]),
+        ("best", [f"Best model, step {step}" for step in (1, 2, 3, 4)]),
+    ],
+)
+def test_a_slow_hub_holds_up_no_step_and_gets_the_newest(tmp_path, examples, monkeypatch, strategy, pushed):
+    hub = SlowHub(monkeypatch)
+    found = push_run(tmp_path / "run", examples, hub, strategy)
+    assert "Model, step 2" not in found and {*found} <= {*pushed}
+    assert found[0] == pushed[0] and (strategy == "best" or found[-1] == pushed[-1])
+    assert not [*(tmp_path / "run" / ".push").iterdir()]
+    last = load_file(tmp_path / "run" / ("best" if strategy == "best" else "snapshot") / "model.safetensors")
+    assert hub.pushed[-1][1] == float(last["leave.bias"].sum())
+
+
+def test_a_push_that_fails_is_a_row_and_one_that_was_cut_off_begins_anew(tmp_path, examples, monkeypatch, capsys):
+    hub = SlowHub(monkeypatch, fails=True)
+    push_run(tmp_path / "run", examples, hub, "end")
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "push_error" in row] == [4]
+    assert "no Hub" in capsys.readouterr().err
+    # As a killed process leaves it.
+    shutil.copytree(tmp_path / "run" / "snapshot", tmp_path / "run" / ".push" / "step-4")
+    hub = SlowHub(monkeypatch)
+    hub.may_go.release(100)
+    pushing = PushModels(make_arguments(tmp_path / "run", {}, hub_model_id="me/run"), RunFolder(tmp_path / "run"))
+    pushing.on_begin(4, tmp_path / "run", TinyModel(TinyConfig()))
+    pushing.on_end(4)
+    assert [message for message, _ in hub.pushed] == ["Best model, step 4"]
 
 
 def endings(tmp_path, case, codes):

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from hf_ext import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext.training.observing import TIMINGS
 
-from .launching import fork_two
+from .launching import fork_pairs, fork_two
 from .sharded import CASES, SEMANIR
 
 
@@ -99,6 +99,9 @@ def test_sharded_runs_are_those_of_two_whole_copies(root, case):
         assert "model.embedding.weight" in names and "lm_head.weight" not in names
         model = AutoModelForCausalLM.from_pretrained(root / case / "fsdp" / "snapshot")
         assert model.lm_head.weight is model.model.embedding.weight
+        # Weights whose first axis four does not divide among them.
+        fork_pairs("tests.training.sharded", ([0] * 4, [str(root), "four", case]))
+        assert_close(read_weights(root / case / "four"), read_weights(root / case / "fsdp"))
 
 
 @pytest.mark.slow

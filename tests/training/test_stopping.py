@@ -13,6 +13,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import psutil
 import pytest
@@ -171,6 +172,44 @@ class HangingUpTask(TinyTask):
     def loss(self, model, batch, step):
         os.kill(os.getpid(), signal.SIGHUP)
         return super().loss(model, batch, step)
+
+
+class ScoringTask(TinyTask):
+    """Gets a signal in the second batch of an evaluation."""
+
+    stop_in: ClassVar[int] = 0
+    scored: ClassVar[list[int]] = []
+
+    def evaluate_batch(self, model, examples, indices):
+        self.scored.append(indices[0])
+        if self.scored.count(2) == self.stop_in and indices[0] == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().evaluate_batch(model, examples, indices)
+
+
+@pytest.mark.parametrize(("evaluation", "step"), [(1, 3), (3, 7)])
+def test_a_signal_saves_within_a_batch_of_an_evaluation_which_is_done_anew(tmp_path, examples, evaluation, step):
+    def train_in(name, task):
+        forget_accelerate()
+        data = {"train": {"path": str(examples)}, "eval": {"path": str(examples)}, "num_workers": 1}
+        train(task, make_arguments(tmp_path / name, data, save_total_limit=9))
+        return contents(tmp_path / name)
+
+    whole, task = train_in("whole", TinyTask()), ScoringTask()
+    task.scored, task.stop_in = [], evaluation
+    with refused(RunStopped, "SIGTERM", f"step {step}"):
+        train_in("stopped", task)
+    assert task.scored[-1] == 2 and not multiprocessing.active_children()
+    assert saved_steps(tmp_path / "stopped")[-1] == step
+    assert not [
+        row for row in RunFolder(tmp_path / "stopped").read_metrics() if row["step"] == step and "loss" not in row
+    ]
+    # As if the state, whose evaluation was done, had been saved and the row written, but not yet the state after it.
+    with (tmp_path / "stopped" / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": step, "eval_mse": -1.0}) + "\n")
+    stopped = train_in("stopped", TinyTask())
+    # A stop saves a state more.
+    assert {name: stopped[name] for name in whole} == whole
 
 
 def test_signals_are_left_as_they_were(tmp_path, examples):

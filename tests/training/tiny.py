@@ -192,7 +192,7 @@ def run(task: Task, arguments: TrainingArguments, *data: Any) -> dict[str, float
 
 def prepare(folder: RunFolder, arguments: TrainingArguments) -> None:
     """What [`train`] does to a run folder before it trains."""
-    folder.check(arguments, describe_run(arguments, 1, False))
+    folder.check(arguments, describe_run(arguments, 1, None))
     folder.prepare()
 
 
