@@ -40,6 +40,8 @@ def _wants_models() -> bool:
     return looks_for not in (["hf_ext"], ["hf_ext.training"])
 
 
+# EMR's kernels: the entry is a function, and what it needs is imported when it is called.
+import_module(".fast.emr_operators", __name__)
 # What a push or a card needs of merges is imported when a folder is published.
 register(lambda: import_module(".merging.publishing", __name__).MERGES)
 if _wants_models():

@@ -2,8 +2,5 @@
 
 import lazy_loader
 
-from hf_ext.fast.emr_operators import register_kernels
-
 # The name is in __init__.pyi, imported at first use: arithmetic and format, which merging uses, need no transformers.
-register_kernels()
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""What hf_ext puts in place of EMR-Merging's plain torch: `hf_ext.emr` registers it there.
+"""What hf_ext puts in place of EMR-Merging's plain torch: importing `hf_ext` enters it there.
 
 On the CPU the kernels that numba compiles, unless `HF_EXT_NO_NUMBA=1`; on GPUs torch computes. The first call imports
 them: numba takes a second.
@@ -7,15 +7,18 @@ them: numba takes a second.
 
 import os
 from functools import cache
+from typing import Any
 
-from hf_ext.emr.arithmetic import KERNELS, Kernels
+from hf_ext.emr.kernel_table import KERNELS
 
 
 @cache
-def compiled_kernels() -> Kernels | None:
+def compiled_kernels() -> Any:
     """Kernels for the CPU, or None where they are not wanted or numba is missing."""
     if _is_set("HF_EXT_NO_NUMBA"):
         return None
+    from hf_ext.emr.arithmetic import Kernels
+
     try:
         from .emr_blocks import run_block, run_files
         from .emr_mixed import restore_tasks
@@ -29,6 +32,4 @@ def _is_set(variable: str) -> bool:
     return os.environ.get(variable, "0") not in ("", "0")
 
 
-def register_kernels() -> None:
-    """Enters the kernels into the table of EMR-Merging's arithmetic."""
-    KERNELS["cpu"] = compiled_kernels
+KERNELS["cpu"] = compiled_kernels

@@ -9,6 +9,7 @@ import torch
 from huggingface_hub import close_session
 from safetensors.torch import load_file
 
+from hf_ext.emr import arithmetic
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan import Plan, make_plan, resolve_plan
 from hf_ext.merging.plan_table import plan_lines, plan_values
@@ -26,6 +27,7 @@ from tests.emr.emr_testing import (
     tiny_unet,
     write_weights,
 )
+from tests.merging.merging import write_set
 
 
 @pytest.fixture(autouse=True)
@@ -256,6 +258,18 @@ def test_the_sizes(tmp_path):
     with raw_plan(tmp_path, base, base, method="average") as plan:
         assert plan.result_bytes == plan.bytes_written == plan.unified_bytes == 4040
         assert "average, one model" in "\n".join(plan_lines(plan))
+
+
+def test_the_plan_says_that_plain_torch_is_slower(tmp_path, monkeypatch):
+    config = write_set(tmp_path)
+
+    def told() -> bool:
+        with make_plan(config) as plan:
+            return any("hf-ext[fast]" in line for line in plan_lines(plan))
+
+    assert told() == (arithmetic.find_kernels("cpu").run_files is None)
+    monkeypatch.delitem(arithmetic.KERNELS, "cpu")
+    assert told()
 
 
 def test_the_merge_writes_what_the_plan_says(tmp_path):
