@@ -79,6 +79,12 @@ def refuse_secrets(folder: Path) -> None:
             )
 
 
+def find_secret(path: Path) -> str | None:
+    """The kind of a token or private key that a file holds, if it holds one."""
+    found = _SECRET.search(_readable(path))
+    return None if found is None else _KINDS[(found.lastindex or 1) - 1]
+
+
 def find_machine_paths(folder: Path) -> tuple[str, ...]:
     """Finds texts of a staged folder that name the home, the working or the temporary folder; a sentence a file."""
     places = {os.fsencode(place) for place in _machine_places()}

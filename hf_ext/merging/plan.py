@@ -14,6 +14,7 @@ import torch
 
 from hf_ext.emr.artifact import mask_bytes
 
+from .companions import join_companions
 from .configuration import MergeConfig, load_config
 from .inputs import Inputs, open_inputs
 from .name_matching import Names, match_names
@@ -40,6 +41,7 @@ class Plan:
     merged_model_names: Mapping[str, str] = field(default_factory=dict)  # names in it, by the names of the base
     statistics: tuple[Source, ...] = ()  # those of the tasks' data, opened, where the method wants them
     warnings: list[str] = field(default_factory=list)  # what the user should look at
+    companions: Mapping[str, Path] = field(default_factory=dict)  # files beside the weights of the root
 
     @cached_property
     def merged_rows(self) -> tuple[Row, ...]:
@@ -212,7 +214,16 @@ def _plan(config: MergeConfig, inputs: Inputs) -> Plan:
         *(f"{title} holds float64, which is treated as float32" for title in doubles),
         *find_narrowing(tasks, merged),
         *table.warnings,
+        *(
+            f"{source.title}: not taken along: {', '.join(source.companions.left_out)}"
+            for source in (base, *tasks)
+            if source.companions.left_out
+        ),
     ]
+    companions = base.companions.files
+    if not config.with_masks:
+        companions, told = join_companions(base.companions, {task.title: task.companions for task in tasks})
+        warnings += told
     plan = Plan(
         config,
         base,
@@ -225,6 +236,7 @@ def _plan(config: MergeConfig, inputs: Inputs) -> Plan:
         {row.name: matching.given[row.name] for row in merged if model is not None},
         inputs.statistics,
         warnings,
+        companions,
     )
     warnings += _size_warnings(plan)
     return plan

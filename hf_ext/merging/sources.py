@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fnmatch
 import math
 import os
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,32 +22,11 @@ from hf_ext.hub.checkpoints import Checkpoint, open_checkpoint
 from hf_ext.hub.file_hashes import file_sha256
 from hf_ext.hub.safetensors_headers import CheckpointError, TensorInfo
 
+from .companions import LEFT_OUT, Companions, find_companions, read_modules
+
 Library = Literal["transformers", "diffusers", "peft"]
 
 CONFIGURATION_FILES = ("config.json", "adapter_config.json", "model_index.json")
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "spm.model",
-    "chat_template.jinja",
-    "chat_template.json",
-    "additional_chat_templates/*.jinja",
-)
-PROCESSOR_FILES = (
-    "preprocessor_config.json",
-    "processor_config.json",
-    "video_preprocessor_config.json",
-    "generation_config.json",
-)
-SMALL_FILES = (*CONFIGURATION_FILES, *TOKENIZER_FILES, *PROCESSOR_FILES)
 # What quantised checkpoints keep beside their packed weights.
 _QUANTISED_PARTS = (
     "SCB",
@@ -100,10 +79,13 @@ class Source:
         """How messages name it."""
         return f"{_describe_label(self.label)} ({self.spec})"
 
-    @property
-    def folder(self) -> Path:
-        """Where the small files lie: the local folder, or a snapshot in the cache, fetched when it is first asked."""
-        return self.place.fetch(SMALL_FILES) if isinstance(self.place, RepositoryFiles) else self.place
+    @cached_property
+    def companions(self) -> Companions:
+        """What belongs to the model beside its weights: in the local folder, or in the cache, fetched when it is first
+        asked for. Links out of the folder are left out."""
+        if isinstance(self.place, RepositoryFiles):
+            return find_companions(self.place.fetch_companions())
+        return find_companions(self.place, alone=not Path(self.spec).expanduser().is_dir())
 
     @property
     def architecture(self) -> str | None:
@@ -126,16 +108,11 @@ class Source:
         """Whether a tensor is stored as float64, and given as float32."""
         return any(info.dtype == torch.float64 for info in self._stored.values())
 
-    def small_files(self, patterns: tuple[str, ...] = SMALL_FILES) -> dict[str, Path]:
-        """The small files that are there: configuration, tokenizer, processor. Links out of the folder are left
-        out."""
-        folder = self.folder
-        found = (
-            (path.relative_to(folder).as_posix(), path)
-            for path in sorted([*folder.glob("*"), *folder.glob("additional_chat_templates/*")])
-            if path.is_file() and stays_inside(folder, path)
-        )
-        return {name: path for name, path in found if any(fnmatch.fnmatchcase(name, item) for item in patterns)}
+    def small_files(self, patterns: tuple[str, ...]) -> dict[str, Path]:
+        """The files of these names, and no other is fetched. Links out of the folder are left out."""
+        folder = self.place.fetch(patterns) if isinstance(self.place, RepositoryFiles) else self.place
+        found = {name: folder / name for name in patterns}
+        return {name: path for name, path in found.items() if path.is_file() and stays_inside(folder, path)}
 
     def read_into(self, name: str, start: int, stop: int, out: torch.Tensor) -> None:
         """Reads a run of elements of a tensor, in row-major order. Several threads may read at once."""
@@ -178,7 +155,9 @@ class Source:
         and what its small files say, such as the factor of an adapter, too."""
         result = self.identity()
         if self.repo_id is None:
-            result["small_files"] = {name: file_sha256(path) for name, path in self.small_files().items()}
+            result["small_files"] = {
+                name: file_sha256(path) for name, path in {**self.companions.files, **self.companions.modules}.items()
+            }
         for name, file in self.checkpoint.files.items():
             if file.path is not None:
                 result["files"][name]["mtime_ns"] = os.stat(file.path).st_mtime_ns
@@ -213,6 +192,15 @@ class RepositoryFiles:
 
     def fetch(self, patterns: tuple[str, ...]) -> Path:
         """The snapshot in the cache, with these files of it."""
+        return self._fetch(patterns, ())
+
+    def fetch_companions(self) -> Path:
+        """The snapshot with all that belongs to the model beside its weights."""
+        folder = self._fetch(("*",), LEFT_OUT)
+        modules = tuple(f"{place}/*" for place in read_modules(folder))
+        return self._fetch(modules, ()) if modules else folder
+
+    def _fetch(self, patterns: tuple[str, ...], ignored: tuple[str, ...]) -> Path:
         with self._lock:
             if patterns not in self._fetched:
                 try:
@@ -220,6 +208,7 @@ class RepositoryFiles:
                         self.repo_id,
                         revision=self._commit,
                         allow_patterns=list(patterns),
+                        ignore_patterns=list(ignored) or None,
                         token=self._token,
                         endpoint=self._endpoint,
                         tqdm_class=_NoBar,
