@@ -19,7 +19,8 @@ OLDEST := .venv-oldest
 NEWEST := .venv-newest
 # An environment with gradio.
 APP := .venv-app
-TEST_TOOLS := pytest pytest-xdist pytest-timeout hypothesis parameterized scikit-image scikit-learn
+# `build` and setuptools make the wheel that tests look at; fastapi is what an example runs on.
+TEST_TOOLS := pytest pytest-xdist pytest-timeout hypothesis parameterized scikit-image scikit-learn fastapi build 'setuptools>=77'
 # Options for pytest, for instance `make test PYTEST="tests/cli -x"`, or `PYTEST="-n 0"` for a single process.
 PYTEST ?=
 

@@ -1,12 +1,28 @@
-"""Puts the recipes of examples/ into the wheel, as hf_ext/recipes; everything else is said in pyproject.toml."""
+"""Puts the recipes of examples/ into the wheel, as hf_ext/recipes, and leaves the released models out where it is told
+to (HF_EXT_WITHOUT_MODELS=1); everything else is said in pyproject.toml."""
 
 # `package-data` takes no file from outside its package, and examples/ as a package would bring its scripts.
+import os
 from pathlib import Path
+from typing import Any
 
-from setuptools import setup
+from setuptools import Distribution, setup
 from setuptools.command.build_py import build_py
 
 FOLDERS = ("disentangled_dit", "emr", "mrconv", "released", "semanir")
+
+
+class MaybeWithoutModels(Distribution):
+    """What pyproject.toml says; without models it is code alone, under the licence of the code alone."""
+
+    def parse_config_files(self, *given: Any, **options: Any) -> None:
+        super().parse_config_files(*given, **options)
+        if os.environ.get("HF_EXT_WITHOUT_MODELS", "0") not in ("", "0"):
+            self.metadata.license_expression = "Apache-2.0"
+            self.metadata.license_files = ["LICENSE"]
+            # Nor what an earlier list of the sources names.
+            self.include_package_data = False
+            self.package_data["hf_ext.model_cards"] = ["*.md"]
 
 
 class BuildWithRecipes(build_py):
@@ -24,4 +40,4 @@ class BuildWithRecipes(build_py):
                     self.copy_file(str(recipe), str(target / recipe.name))
 
 
-setup(cmdclass={"build_py": BuildWithRecipes})
+setup(cmdclass={"build_py": BuildWithRecipes}, distclass=MaybeWithoutModels)

@@ -9,7 +9,7 @@ import lazy_loader
 
 from .hub.folder_kinds import register
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # The names are in __init__.pyi, each imported at first use.
 _find, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -19,6 +19,7 @@ from .mrconv import (
     MRConvNextImageProcessor as MRConvNextImageProcessor,
     MRConvNextModel as MRConvNextModel,
 )
+from .pipelines import DisentangledDiTPipeline as DisentangledDiTPipeline
 from .restoration.restorer import Restorer as Restorer
 from .restoration.tiles import restore_image as restore_image
 from .semanir import (

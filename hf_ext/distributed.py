@@ -25,6 +25,14 @@ _BARS = {
 Value = TypeVar("Value")
 
 
+# The processes' own group and the one for words.
+_groups: list[Any] = []
+
+
+class LostProcessError(ConnectionError):
+    """Raised where another process ended, was killed or is silent for too long."""
+
+
 class FailedElsewhereError(ValueError):
     """Raised in the processes that go no further because another one failed, which says why by itself."""
 
@@ -35,8 +43,10 @@ class Ranks:
     What one of them calls here, all call.
     """
 
-    def __init__(self, accelerator: Accelerator | PartialState | None = None) -> None:
+    def __init__(self, accelerator: Accelerator | PartialState | None = None, patience: timedelta = _PATIENCE) -> None:
         self.index, self.count, self.local_index = 0, 1, 0
+        # Words travel by gloo, beside the tensors of a training, and wait as long as the slowest process takes.
+        self.group: Any = None
         self.local_count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         # Both come from a launcher; a container of a cluster may have the number alone, and nobody to wait for.
         launched = "LOCAL_RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
@@ -44,6 +54,8 @@ class Ranks:
             state = accelerator or _join_processes()
             self.index, self.count = state.process_index, state.num_processes
             self.local_index = state.local_process_index
+        if self.count > 1:
+            self.group = _make_group(patience)
 
     def share(self, items: list[Value]) -> list[Value]:
         """The share of this process in a list that all processes have."""
@@ -64,21 +76,22 @@ class Ranks:
         """Collects a value of every process."""
         if self.count == 1:
             return [value]
-        from accelerate.utils import gather_object
+        import torch
 
+        found: list[Any] = [None] * self.count
         with _explain_lost_process():
-            found: list[Value] = gather_object([value])
+            torch.distributed.all_gather_object(found, value, group=self.group)
         return found
 
     def of_first(self, value: Value) -> Value:
         """The value that the first process gives; those of the others are not looked at."""
         if self.count == 1:
             return value
-        from accelerate.utils import broadcast_object_list
+        import torch
 
         found = [value]
         with _explain_lost_process():
-            broadcast_object_list(found)
+            torch.distributed.broadcast_object_list(found, src=0, group=self.group)
         return found[0]
 
     def ask_first(self, function: Callable[[], Value]) -> Value:
@@ -125,6 +138,16 @@ class Ranks:
             self.agree(None)
 
 
+def _make_group(patience: timedelta) -> Any:
+    """The group in which the processes exchange words; one for each group that they form."""
+    import torch
+
+    world = torch.distributed.group.WORLD
+    if not _groups or _groups[0] is not world:
+        _groups[:] = [world, torch.distributed.new_group(timeout=patience, backend="gloo")]
+    return _groups[1]
+
+
 def _join_processes() -> PartialState:
     """Makes the processes of a launch find each other, once."""
     if os.environ.get("RANK", "0") != "0":
@@ -155,6 +178,6 @@ def _explain_lost_process() -> Iterator[None]:
         if type(error).__name__ == "OutOfMemoryError":
             raise
         reason = str(error).partition("\n")[0]
-        raise ConnectionError(
+        raise LostProcessError(
             f"another process of this launch has ended ({reason}). Give the same command again."
         ) from error

@@ -1,10 +1,11 @@
-"""The exit code and the message of an exception, for `hf-ext` and for `python -m hf_ext.training`.
+"""The errors of the package, and the exit code and the message of an exception for the command line and trainings.
 
 0: done. 1: it was tried and failed (disk, network, the Hub refused, interrupted). 2: what was given cannot be used:
 options, files, folders, names. A bug of ours keeps its traceback.
 """
 
 import errno
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from .distributed import FailedElsewhereError
@@ -24,6 +25,47 @@ _OF_THE_PATH = {
     errno.ELOOP,
     errno.ENAMETOOLONG,
 }
+
+
+class UsageError(ValueError):
+    """An option, an argument or a call that cannot be used."""
+
+
+class DataError(ValueError):
+    """A file, a table, a picture or a checkpoint that cannot be used; what was asked of it is no mistake."""
+
+
+class MissingColumn(DataError):
+    """A column that the data does not have: `column` is its name, `option` the setting that gave it."""
+
+    column = option = ""
+
+    @classmethod
+    def of(cls, column: str, columns: Iterable[str], option: str, advice: str = "") -> "MissingColumn":
+        """The error for a column that is not among `columns`."""
+        # Not in __init__: who raises an error of another process again gives the sentence alone.
+        error = cls(f"the data has no column {column!r}; it has {sorted(columns)}. Set {option}{advice}.")
+        error.column, error.option = column, option
+        return error
+
+
+class OtherRun(ValueError):
+    """
+    A folder with the work of other settings or other data, which would be mixed with what is asked now.
+
+    `changes` has a text for each difference, such as `learning_rate: 0.01 → 0.5`; `found` is what is there, and
+    `advice` what to do.
+    """
+
+    def __init__(self, found: str, changes: Sequence[str] = (), advice: str = "") -> None:
+        # Of a folder with thousands of files the first ones tell enough.
+        told = "; ".join([*changes[:8], "…"] if len(changes) > 8 else changes)
+        super().__init__(f"{found} ({told}). {advice}" if changes else found)
+        self.changes = list(changes)
+
+
+class NotPublished(ValueError):
+    """Files that were not uploaded, since others could not use them or should not see them."""
 
 
 class Ending(NamedTuple):

@@ -13,6 +13,7 @@ import json
 import os
 import secrets
 import shutil
+import stat
 import sys
 import time
 from collections import Counter
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from .errors import DataError
 from .system import sync_directory, sync_file
 
 # Of linux/fcntl.h and linux/fs.h.
@@ -77,6 +79,7 @@ def whole_folder(path: str | os.PathLike[str], replace: bool = True) -> Iterator
     temporary.mkdir()
     try:
         yield temporary
+        open_to_readers(temporary)
         sync(temporary)
         if replace:
             replace_folder(temporary, path)
@@ -85,6 +88,17 @@ def whole_folder(path: str | os.PathLike[str], replace: bool = True) -> Iterator
     finally:
         # Gone after the rename; after an error the part that was written.
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def open_to_readers(folder: Path) -> None:
+    """Gives the files of a new folder the mode that the user's umask gives, which the folder itself has."""
+    # Some libraries write files that nobody else may read, such as safetensors; then a model in a folder of a group
+    # could be opened by its maker alone. What is linked elsewhere too belongs to somebody else.
+    wanted = folder.stat().st_mode & 0o666
+    for path in folder.rglob("*"):
+        found = path.lstat()
+        if stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and wanted & ~found.st_mode:
+            path.chmod(stat.S_IMODE(found.st_mode) | wanted)
 
 
 def write_json(path: str | os.PathLike[str], content: Any, indent: int | None = 2) -> None:
@@ -99,7 +113,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     try:
         return json.loads(Path(path).read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not valid JSON ({error}): restore the file, or remove it.") from error
+        raise DataError(f"{path}: not valid JSON ({error}): restore the file, or remove it.") from error
 
 
 def read_json_object(path: str | os.PathLike[str], *, optional: bool = False) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import yaml
 from huggingface_hub.errors import StrictDataclassError
 
+from .errors import DataError, UsageError
+
 T = TypeVar("T")
 
 
@@ -28,7 +30,7 @@ def matters_in_use(field: str) -> bool:
     return field not in _OF_TRAINING and "drop" not in field
 
 
-class SettingsError(ValueError):
+class SettingsError(UsageError):
     """A setting that cannot be used; the message names its section, key, value and what is allowed."""
 
 
@@ -80,9 +82,9 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         with open(path, "rb") as file:
             mapping = parse_yaml(file.read(4 * MAX_CHARACTERS + 1).decode("utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is not usable YAML: {error}") from error
+        raise DataError(f"{path} is not usable YAML: {error}") from error
     if not isinstance(mapping, dict):
-        raise ValueError(f"{path} must hold `key: value` lines, got {type(mapping).__name__}.")
+        raise DataError(f"{path} must hold `key: value` lines, got {type(mapping).__name__}.")
     return mapping
 
 

@@ -13,9 +13,9 @@ from diffusers import DiffusionPipeline
 from transformers.utils import logging
 
 from . import disentangled_dit
-from .disentangled_dit import DisentangledDiTPipeline
+from .disentangled_dit import DisentangledDiTImg2ImgPipeline, DisentangledDiTInpaintPipeline, DisentangledDiTPipeline
 
-__all__ = ["DisentangledDiTPipeline"]
+__all__ = ["DisentangledDiTImg2ImgPipeline", "DisentangledDiTInpaintPipeline", "DisentangledDiTPipeline"]
 
 
 def _import_auto_pipeline() -> Any:
@@ -50,10 +50,15 @@ def _home(value: Any) -> tuple[str | None, str | None]:
 
 # What diffusers looks up when it loads a folder or a repository: the pipeline's class, and the room of its component.
 _register(diffusers.pipelines, "disentangled_dit", disentangled_dit)
-_register(diffusers, "DisentangledDiTPipeline", DisentangledDiTPipeline)
-# What `AutoPipelineFor...` look up: one class makes pictures of nothing, of a picture, and of a masked picture.
-for _task in ("TEXT2IMAGE", "IMAGE2IMAGE", "INPAINT"):
-    getattr(auto_pipeline, f"AUTO_{_task}_PIPELINES_MAPPING")["disentangled-dit"] = DisentangledDiTPipeline
+for _class in (DisentangledDiTPipeline, DisentangledDiTImg2ImgPipeline, DisentangledDiTInpaintPipeline):
+    _register(diffusers, _class.__name__, _class)
+# What `AutoPipelineFor...` look up; `from_pipe` goes from each to the others.
+for _task, _class in (
+    ("TEXT2IMAGE", DisentangledDiTPipeline),
+    ("IMAGE2IMAGE", DisentangledDiTImg2ImgPipeline),
+    ("INPAINT", DisentangledDiTInpaintPipeline),
+):
+    getattr(auto_pipeline, f"AUTO_{_task}_PIPELINES_MAPPING")["disentangled-dit"] = _class
 
 
 def _prefer_installed(place: Any) -> None:

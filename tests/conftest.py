@@ -13,11 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import close_session
+from PIL import Image
 
 from hf_ext.embedded_hub.server import EmbeddedHub
-from tests import warm_python
-from tests.hub_testing import CONTENT, ask, commit_body, create_repository, run_python
-from tests.process_state import forget_accelerate
+from tests.kit import warm_python
+from tests.kit.hub import CONTENT, ask, commit_body, create_repository, run_python
+from tests.kit.process_state import forget_accelerate
 
 # Seconds after which a slow test counts as hanging: three times what the longest takes on two busy cores.
 SLOW_LIMIT = 900
@@ -41,12 +42,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(SLOW_LIMIT))
 
 
+def _draw_nothing(report: object, path: Path) -> None:
+    Image.new("RGB", (1, 1)).save(path)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def without_pictures() -> Iterator[None]:
     """Curves of runs and reports of merges have tests of their own, and drawing takes longer than all else there."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hf_ext.training.loop.plot_curves", lambda run: None)
-        patch.setattr("hf_ext.merging.report_picture.draw_report", lambda report, path: path.write_bytes(b"picture"))
+        patch.setattr("hf_ext.merging.report_picture.draw_report", _draw_nothing)
         yield
 
 

@@ -11,8 +11,8 @@ import click
 import pytest
 
 from hf_ext_cli.main import main
-from tests.document_stage import ROOT, make_stage
-from tests.hub_testing import client_environment
+from tests.kit.document_stage import ROOT, make_stage
+from tests.kit.hub import client_environment
 
 # `make docs` writes the first two.
 GENERATED = {"options.md", "merge_methods.md"}
@@ -59,7 +59,8 @@ def test_commands_and_their_options_exist(page):
                 break  # `hf-ext COMMAND --help`
             command = command.get_command(context, name)
             assert command is not None, f"{page}: there is no command {name}"
-        options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        parameters = command.get_params(click.Context(command, parent=context))
+        options = {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
         for word in words:
             flag = word.partition("=")[0]
             if flag.startswith("--") and flag != "--help" and command.name not in TAKE_FIELDS:

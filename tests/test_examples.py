@@ -16,9 +16,9 @@ from PIL import Image
 from hf_ext.merging.configuration import MergeConfig
 from hf_ext.training import TrainingArguments, build_task
 from hf_ext.training.arguments import build, read_yaml
-from tests import warm_python
 from tests.emr.emr_testing import tiny_bert
-from tests.study_testing import write_tweets
+from tests.kit import warm_python
+from tests.kit.studies import write_tweets
 
 ROOT = Path(__file__).resolve().parents[1]
 EMR = ROOT / "examples" / "emr"

@@ -1,6 +1,6 @@
 """Pictures are drawn wherever a command is started from."""
 
-from tests.hub_testing import run_python
+from tests.kit.hub import run_python
 
 
 def test_a_notebook_of_another_environment_names_a_backend_that_is_not_here(tmp_path):

@@ -12,6 +12,7 @@ import pytest
 from hf_ext import files
 from hf_ext.emr import emr_loader
 from hf_ext.emr.manifest import artifact_file
+from hf_ext.errors import DataError
 from hf_ext.files import (
     TakenError,
     exchange_folders,
@@ -28,6 +29,7 @@ from hf_ext.files import (
 )
 from hf_ext.hub.safetensors_headers import CheckpointError
 from tests.hub.published import contents
+from tests.kit.refusals import refused
 
 
 @pytest.fixture
@@ -194,7 +196,7 @@ def test_a_folder_appears_when_its_block_ends(tmp_path, either):
         with whole_folder(path) as folder:
             (folder / "file").write_text(content)
             assert path.exists() is (content == "new")
-    with pytest.raises(RuntimeError, match="stop"), whole_folder(path) as folder:
+    with refused(RuntimeError, "stop"), whole_folder(path) as folder:
         (folder / "file").write_text("half")
         raise RuntimeError("stop")
     assert contents(tmp_path) == {"deep/folder/file": b"new"}
@@ -236,7 +238,7 @@ def test_json_is_text_with_a_last_newline(tmp_path):
 @pytest.mark.parametrize("content", [b"{", b"[" * 100_000, b"\xff"])
 def test_json_that_is_none_is_named(tmp_path, content):
     (tmp_path / "a.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"a\.json: not valid JSON"):
+    with refused(DataError, "a.json", "JSON"):
         read_json(tmp_path / "a.json")
 
 
@@ -284,13 +286,13 @@ def test_one_rule_says_what_lies_inside_and_the_loader_that_travels_agrees(case,
     if expected:
         assert artifact_file(folder, name) == path
     else:
-        with pytest.raises(CheckpointError, match="a link that leaves the folder"):
+        with refused(CheckpointError, "leaves", "folder"):
             artifact_file(folder, name)
     if name.endswith(".safetensors") and "/" not in name:
         if expected:
             assert emr_loader.inside(folder, name, folder) == path
         else:
-            with pytest.raises(ValueError, match="a link that leaves the folder"):
+            with refused(ValueError, "leaves", "folder"):
                 emr_loader.inside(folder, name, folder)
 
 

@@ -9,7 +9,7 @@ from accelerate.utils import send_to_device
 from transformers import PreTrainedModel
 
 from hf_ext import mrconv, semanir
-from tests.gpu_testing import load
+from tests.kit.gpu import load
 
 correct = load("correct")
 

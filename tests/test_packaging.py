@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from hf_ext.starting.recipes import list_recipes
-from tests import warm_python
+from tests.kit import warm_python
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+RELEASED = [path.parent.name for path in ROOT.glob("model_cards/released/*/training.json")]
 PACKAGES: list[str] = PROJECT["tool"]["setuptools"]["packages"]
 FOLDERS: dict[str, str] = PROJECT["tool"]["setuptools"]["package-dir"]
 
@@ -89,7 +90,7 @@ def test_the_public_names_of_the_package_are_few():
     import hf_ext
 
     # Configuration, heads (seven of MRConv), and processors of every method, and what merges, stages and pushes.
-    assert 1 <= len(hf_ext.__all__) <= 28
+    assert 1 <= len(hf_ext.__all__) <= 29
     assert hf_ext.__version__ == PROJECT["project"]["version"]
 
 
@@ -156,7 +157,8 @@ def test_the_wheel_has_every_module_the_templates_and_the_licence(distributions)
     assert {name for name in names if ".dist-info/" not in name} == expected
     assert any(name.startswith("hf_ext/model_cards/") and name.endswith(".md") for name in expected)
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
-    assert "License-Expression: Apache-2.0" in metadata
+    assert f"License-Expression: {PROJECT['project']['license']}" in metadata
+    assert len([name for name in names if "/licenses/model_cards/released/" in name]) == len(RELEASED)
     assert "hf-ext = hf_ext_cli.main:main" in scripts
 
 
@@ -166,6 +168,29 @@ def test_the_sdist_has_what_builds_the_wheel(distributions):
     sources = {str(path.relative_to(ROOT)) for package in PACKAGES for path in folder_of(package).glob("*.py")}
     sources |= {str(path.relative_to(ROOT)) for path in ROOT.glob("examples/*/*.yaml")}
     assert sources | {"pyproject.toml", "setup.py", "README.md", "LICENSE", "hf_ext/py.typed"} <= names
+
+
+def test_a_wheel_without_models_is_code_under_the_licence_of_the_code(distributions, tmp_path):
+    # From the sdist that has them, so that nothing of them may come along.
+    with tarfile.open(distributions[1]) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    wheels = []
+    for out in ("one", "two"):
+        command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path / out), str(source)]
+        variables = {"HF_EXT_WITHOUT_MODELS": "1", "SOURCE_DATE_EPOCH": "1700000000"}
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | variables)
+        assert done.returncode == 0, done.stdout + done.stderr
+        wheels += (tmp_path / out).glob("*.whl")
+    with zipfile.ZipFile(wheels[0]) as archive:
+        names = archive.namelist()
+        metadata = archive.read(next(name for name in names if name.endswith(".dist-info/METADATA"))).decode()
+    assert not [name for name in names if "/released/" in name and not name.startswith("hf_ext/recipes/")]
+    assert "hf_ext/model_cards/semanir.md" in names
+    assert "\nLicense-Expression: Apache-2.0\n" in metadata and metadata.count("License-File:") == 1
+    assert wheels[0].stat().st_size < 2e6
+    # Of one source and one time it is the same to the byte.
+    assert wheels[0].read_bytes() == wheels[1].read_bytes()
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ PROJECT = tomllib.loads((Path(__file__).resolve().parents[1] / "pyproject.toml")
 # one of its classes or functions. Read what the new version does with each name, run the tests on it, and raise both.
 CHECKED = {
     "torch": (
-        "3",
+        "2.16",
         {
             "torch": ["_assert_async", "_foreach_copy_", "_foreach_lerp_"],
             "torch:Tensor": ["_version"],

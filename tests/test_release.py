@@ -19,7 +19,7 @@ from hf_ext.hub import released
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext.training import TrainingArguments, train
 from hf_ext.training.launch import build_task, read_arguments
-from tests.study_testing import EXAMPLES, module_loader
+from tests.kit.studies import EXAMPLES, module_loader
 
 load = module_loader(EXAMPLES / "released")
 SCRIPTS = [path for path in (EXAMPLES / "released").iterdir() if path.suffix in (".py", ".yaml")]

@@ -21,8 +21,8 @@ from hf_ext.semanir import (
     SemanIRImageProcessor,
     SemanIRModel,
 )
-from tests.hub_testing import run_python
-from tests.testing import assert_same_answers
+from tests.kit.hub import run_python
+from tests.kit.models import assert_same_answers
 
 # huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")

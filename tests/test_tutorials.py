@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.document_stage import ROOT
+from tests.kit.document_stage import ROOT
 
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
 MACHINE_PATHS = re.compile("/(home|root|tmp|work)" + "/")

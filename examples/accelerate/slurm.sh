@@ -4,19 +4,25 @@
 # process; the run saves within a step and ends with 75, and the job is queued again. It goes on bit for bit.
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=4
-#SBATCH --gpus-per-task=1
+#SBATCH --gpus-per-node=4
 #SBATCH --cpus-per-task=8
 #SBATCH --time=04:00:00
 #SBATCH --signal=USR1@120
 #SBATCH --requeue
 #SBATCH --open-mode=append
 
-export MASTER_ADDR MASTER_PORT=29500 WORLD_SIZE=$SLURM_NTASKS
+# Every process sees all GPUs of its node and takes the one of its number there. (With --gpus-per-task each would see one,
+# which is number 0 for all of them.) The output_dir must lie on a disk that all nodes share.
+export MASTER_ADDR MASTER_PORT WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=$SLURM_NTASKS_PER_NODE
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+# A port that is free on that node now: jobs of others may have taken the usual one.
+MASTER_PORT=$(srun --nodes=1 --ntasks=1 --nodelist="$MASTER_ADDR" python -c \
+  'import socket; place = socket.socket(); place.bind(("", 0)); print(place.getsockname()[1])')
 
-# Without a launcher between SLURM and the training: a launcher would be ended by the signal first.
-srun --kill-on-bad-exit=0 bash -c \
-  'RANK=$SLURM_PROCID LOCAL_RANK=0 CUDA_VISIBLE_DEVICES=$SLURM_LOCALID exec python -m hf_ext.training "$@"' train "$@"
+# Without a launcher between SLURM and the training: a launcher would be ended by the signal first. Who fails ends alone;
+# the others end by themselves, or after ten minutes by SLURM.
+srun --kill-on-bad-exit=0 --wait=600 bash -c \
+  'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec python -m hf_ext.training "$@"' train "$@"
 code=$?
 [ $code -eq 75 ] && scontrol requeue "$SLURM_JOB_ID"
 exit $code

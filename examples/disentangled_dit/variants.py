@@ -24,7 +24,7 @@ class OneStreamBlock(nn.Module):
         self.heads = heads
         self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(dim, dim) for _ in range(4))
         self.norm_q, self.norm_k = (norm(dim // heads, eps=1e-6) for _ in range(2))
-        self.ff = BLOCK._feed_forward_class(dim, int(dim * mlp_ratio))
+        self.ff = BLOCK._feed_forward_class(dim, inner_dim=int(dim * mlp_ratio), activation_fn="gelu-approximate")
 
     def attend(self, hidden_states: Tensor) -> Tensor:
         """Self-attention [B, N, D], with RMSNorm of queries and keys in each head."""

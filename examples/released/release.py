@@ -19,7 +19,7 @@ import numpy as np
 import skimage.data
 import torch
 from PIL import Image
-from releases import RELEASES, Release
+from releases import CARD_LICENSES, RELEASES, Release
 from runs import RECIPES, RELEASED, RESTORE_TASKS, count_core_hours, read_report
 from safetensors.torch import load_file, save_file
 
@@ -175,10 +175,11 @@ def check_size(name: str, folder: Path) -> None:
         raise ValueError(f"{name} is {size:.2f} MB; at most {LIMITS.get(name, LIMIT)} MB are released")
 
 
-def tell(release: Release, scores: str) -> dict[str, str]:
+def tell(release: Release, scores: str) -> dict[str, Any]:
     """Fields that `hf-ext models` and the card show."""
     fields = ("task", "caption", "data", "license")
-    return {**{field: getattr(release, field) for field in fields}, "scores": scores}
+    told = {field: getattr(release, field) for field in fields}
+    return {**told, "card_license": CARD_LICENSES[release.license], "scores": scores}
 
 
 def stack_pictures(pictures: list[Image.Image]) -> Image.Image:
@@ -227,7 +228,9 @@ def write_release(folder: Path, training: dict[str, Any], results: list[dict[str
     write_json(folder / "training.json", training)
     write_json(folder / "eval.json", {"results": results, "revision": None})
     picture.save(folder / "before_after.png", optimize=True)
-    write_card(folder, repo_id=folder.name, license="other")
+    if (terms := RELEASED / folder.name / "LICENSE").is_file():
+        shutil.copy(terms, folder)
+    write_card(folder, repo_id=folder.name)
     if (folder / "emr.json").is_file():
         dataclasses.replace(Manifest.read(folder), files=hash_files(folder)).write(folder)
     return replace(folder, RELEASED / folder.name)

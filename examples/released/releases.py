@@ -7,7 +7,17 @@ from typing import Any
 from runs import RESTORE_TASKS
 
 BSDS = "BSDS500, 324 photographs (research and education)"
-RESEARCH = "research and education, as BSDS500"
+RESEARCH, TINY, SHARED = (
+    "research and education, as BSDS500",
+    "research, as CIFAR-10",
+    "CC BY-SA 4.0, as the recordings",
+)
+# The same for the metadata of a card; the text is in the folder.
+CARD_LICENSES = {
+    RESEARCH: {"license": "other", "license_name": "bsds500-research-and-education", "license_link": "LICENSE"},
+    TINY: {"license": "other", "license_name": "cifar-10-research", "license_link": "LICENSE"},
+    SHARED: {"license": "cc-by-sa-4.0", "license_link": "LICENSE"},
+}
 
 
 @dataclass(frozen=True)
@@ -137,13 +147,13 @@ RELEASES = {
     "cifar10": Release(
         "draws pictures of 32 × 32 pixels of ten classes; its controls change nothing that is seen: it knew one size",
         "CIFAR-10, 50,000 pictures (its authors state no licence)",
-        "research, as CIFAR-10",
+        TINY,
         caption="Eight pictures of each class, from the first noises, none chosen",
     ),
     "spoken-digits": Release(
         "hears which digit is spoken in a recording of 8 kHz, whole or as a stream",
         "Free Spoken Digit Dataset, 2,640 recordings of six speakers (CC BY-SA 4.0)",
-        "CC BY-SA 4.0, as the recordings",
+        SHARED,
         {"Free Spoken Digit Dataset, 300 recordings of the official test": {"data.eval.split": "test"}},
         ("accuracy",),
         range(300),

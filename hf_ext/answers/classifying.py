@@ -21,6 +21,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from hf_ext.errors import UsageError
 from hf_ext.hub.checkpoints import split_revision
 from hf_ext.restoration.jobs import find_files, picture_endings, read_list
 from hf_ext.tasks.pictures import in_colours
@@ -29,6 +30,7 @@ from hf_ext.training.bad_examples import UNREADABLE
 from hf_ext.training.models import adapter_base, load_adapter
 from hf_ext.training.sequence_files import SUFFIXES
 
+from ..errors import DataError
 from .series import answer_series
 
 logger = logging.get_logger(__name__)
@@ -157,7 +159,7 @@ def load_head(kind: Any, source: str, device: str | None = None) -> Any:
     try:
         return model.eval().to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {device} cannot be used: {error}") from error
+        raise UsageError(f"device {device} cannot be used: {error}") from error
 
 
 def load_reader(kind: Any, source: str) -> Any:
@@ -197,7 +199,7 @@ def read_picture(value: str | Path | bytes) -> Image.Image:
             return in_colours(picture, "RGB")
     except UNREADABLE as error:
         name = "standard input" if isinstance(value, bytes) else value
-        raise ValueError(f"{name} is no picture that can be read: {error}") from error
+        raise DataError(f"{name} is no picture that can be read: {error}") from error
 
 
 def read_sound(value: str | Path | bytes, sampling_rate: int) -> Any:

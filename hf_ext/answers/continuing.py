@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TextSt
 from hf_ext.hub.checkpoints import split_revision
 from hf_ext.training.models import adapter_base
 
+from ..errors import UsageError
 from .classifying import load_head, load_reader
 
 
@@ -65,7 +66,7 @@ def continue_text(
         ValueError: If the text has no tokens or the model takes fewer than are asked for; of a bad temperature.
     """
     if not (math.isfinite(temperature) and temperature >= 0):
-        raise ValueError(
+        raise UsageError(
             f"the temperature is {temperature}; give a number such as 0.8, or 0 for the likeliest tokens."
         )
     tokens = tokenizer(text, return_tensors="pt").input_ids

@@ -46,6 +46,21 @@ def dit() -> None:
 @click.option(
     "--max-text-length", type=click.IntRange(min=1), default=77, show_default=True, help="Tokens of a caption."
 )
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    default="float32",
+    show_default=True,
+    help="Of the autoencoder.",
+)
+@click.option("--workers", type=click.IntRange(min=1), default=4, show_default=True, help="Threads that decode.")
+@click.option(
+    "--max-bad-examples",
+    type=click.FloatRange(0, 1),
+    default=0.001,
+    show_default=True,
+    help="Share of the pictures that may be left out, and are listed.",
+)
 @click.option("--device", help="cpu, cuda, cuda:1, ...; the GPU if there is one.")
 def precompute(
     data: str,
@@ -64,8 +79,9 @@ def precompute(
 
     Place and mirroring are drawn before a picture is encoded, and written beside its latent as the controls that the
     model is trained with. The other columns, such as label or text, are kept. Unfinished work lies in OUT.partial; the
-    same command goes on with it. Processes of `accelerate launch -m hf_ext_cli.main dit precompute ...` share the
-    files of OUT.
+    same command goes on with it, and makes only those files anew whose pictures changed. bad_examples.jsonl lists the
+    pictures that cannot be used; transparent ones are put on white. Processes of `accelerate launch -m
+    hf_ext_cli.main dit precompute ...` share the files of OUT.
 
     \b
     Examples:
@@ -157,6 +173,7 @@ def sample(
       hf-ext sample org/name --class-labels cat --image dog.png --strength 0.6 --negative dog --out grid.png
     """
     from accelerate.utils.memory import should_reduce_batch_size
+    from diffusers import AutoPipelineForImage2Image
 
     from hf_ext.answers.classifying import read_picture
     from hf_ext.progress import progress
@@ -168,7 +185,6 @@ def sample(
     if strength is not None and image is None:
         raise click.UsageError("--strength says how much of --image is made anew: give --image too, or leave it out.")
     pipeline = load_pipeline(source, device, dtype)
-    pipeline.progress_bar = partial(progress, unit=" steps")
     if scheduler is not None:
         pipeline.scheduler = _other_scheduler(pipeline.scheduler, scheduler)
     conditions, names = _conditions(pipeline, class_labels, prompts)
@@ -181,7 +197,9 @@ def sample(
     options |= {"flip": True} if flip else {}
     options |= _negative(pipeline, negative)
     if image is not None:
+        pipeline = AutoPipelineForImage2Image.from_pipe(pipeline)
         options |= {"image": read_picture(image), "strength": 0.8 if strength is None else strength}
+    pipeline.progress_bar = partial(progress, unit=" steps")
     try:
         rows = sample_rows(pipeline, conditions, count, seed, batch_size, **options)
     except RuntimeError as error:

@@ -1,7 +1,7 @@
 """hf-ext merge and hf-ext emr: EMR-Merging."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from .emr_lora import extract_lora
 from .errors import Unusable
 from .groups import Group
 from .library import import_without_models
+from .options import Number, name_and_value, options_of
 from .output import print_json, print_rows, print_table
 from .sources import Model, find_released
 from .terminal import note
@@ -30,37 +31,6 @@ def choice(*values: str) -> click.Choice[str]:
     return click.Choice(values)
 
 
-# Those of hf_ext.merging.configuration, which the help must not import; a test compares them.
-RESCALES = choice("global", "official", "tensor", "l2", "tensor_l2", "none")
-SHAPE_POLICIES = choice("extra", "overlap", "error")
-DTYPES = choice("float32", "float16", "bfloat16")
-ADAPTERS = choice("refuse", "delta", "adapter")
-
-# One for each field of the configuration but the method. None: as the file says, or the default.
-FIELDS = [
-    click.option("--base", metavar="ID", help="The model that all tasks were fine-tuned from."),
-    click.option("--task", "tasks", metavar="NAME=ID", multiple=True, help="A fine-tuned model; once for each task."),
-    click.option("--rescale", type=RESCALES, help="How each task's strength is restored.  [default: global]"),
-    click.option("--masks/--no-masks", default=None, help="Write 1-bit task masks.  [default: with emr and given]"),
-    click.option("--drop", type=float, help="Share of each task that DARE drops first.  [default: 0.0]"),
-    click.option("--seed", type=int, help="Seed of DARE.  [default: 0]"),
-    click.option("--merged", metavar="ID", help="The merged model, for --method given."),
-    click.option(
-        "--statistics", metavar="NAME=FILE", multiple=True, help="What fisher and regmean know of a task's data."
-    ),
-    click.option("--exclude", metavar="REGEX", multiple=True, help="Tensors to store raw for each task; repeatable."),
-    click.option("--shape-policy", type=SHAPE_POLICIES, help="Tensors of other shapes.  [default: extra]"),
-    click.option("--small-raw/--no-small-raw", default=None, help="Store one-dimensional tensors raw."),
-    click.option("--dtype", type=DTYPES, help="Type of the result.  [default: that of the models]"),
-    click.option("--adapters", type=ADAPTERS, help="What to do with peft adapters.  [default: refuse]"),
-    click.option("--include-base/--no-include-base", default=None, help="Store the base model too."),
-    click.option("--max-shard-size", metavar="SIZE", help="Largest file of weights.  [default: 5GB]"),
-    click.option("--memory", metavar="SIZE", help="Budget of all buffers.  [default: 64MB]"),
-    click.option("--workers", type=click.IntRange(min=1), help="Threads.  [default: the cores]"),
-    click.option("--device", metavar="NAME", help="Where emr and elect compute: cpu, cuda, cuda:1.  [default: cpu]"),
-]
-
-
 class MergeCommand(click.Command):
     """Has an option for each field of the configuration, and for each option of a merge method.
 
@@ -68,19 +38,22 @@ class MergeCommand(click.Command):
     """
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        import_without_models()
+        from hf_ext.merging.configuration import MergeConfig
+
         own = super().get_params(ctx)
-        place = 1 + [parameter.name for parameter in own].index("tasks")
-        return [*own[:place], *method_options(), *own[place:]]
+        fields = options_of(MergeConfig, flags={"tasks": "--task"}, but=("method", "options"))
+        # After FILE, OUT and --out.
+        return [*own[:3], *fields[:2], *method_options(), *fields[2:], *own[3:]]
 
 
 def method_options() -> list[click.Parameter]:
     """`--method`, and an option for each option of the methods, with the methods that have it and their defaults."""
-    import_without_models()
     from hf_ext.merging.methods import METHODS, options_by_name
 
     labels = ", ".join(f"{name} ({method.label.partition(';')[0]})" for name, method in METHODS.items())
     found: list[click.Parameter] = [
-        click.Option(["--method"], type=choice(*METHODS), help=f"How to merge: {labels}.  [default: emr]")
+        click.Option(["--method"], type=click.Choice([*METHODS]), help=f"How to merge: {labels}.  [default: emr]")
     ]
     for name, holders in options_by_name().items():
         option, dashed = next(iter(holders.values())), name.replace("_", "-")
@@ -89,7 +62,7 @@ def method_options() -> list[click.Parameter]:
         found.append(
             click.Option(
                 [f"--{dashed}/--no-{dashed}" if flag else f"--{dashed}"],
-                type=None if flag else choice(*option.choices) if option.choices else Number(),
+                type=None if flag else click.Choice(option.choices) if option.choices else Number(),
                 default=None,
                 help=f"{option.help}  [default: {told}]",
             )
@@ -97,31 +70,10 @@ def method_options() -> list[click.Parameter]:
     return found
 
 
-class Number(click.ParamType):
-    """A number, or as YAML has it a list by layer or a mapping by task."""
-
-    name = "float"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not (isinstance(value, str) and value.lstrip().startswith(("[", "{"))):
-            return click.FLOAT.convert(value, param, ctx)
-        from hf_ext.settings import parse_yaml
-
-        return parse_yaml(value)
-
-
-def field_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds an option for each field of the configuration."""
-    for option in reversed(FIELDS):
-        command = option(command)
-    return command
-
-
 @click.command(cls=MergeCommand)
 @click.argument("file", metavar="[FILE.yaml]", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @click.argument("place", metavar="[OUT]", required=False, type=click.Path(file_okay=False, path_type=Path))
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="The same as OUT.")
-@field_options
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it holds an earlier merge.")
 @click.option("--dry-run", is_flag=True, help="Only show the plan; no weight is read or fetched.")
 @click.option("--dump-yaml", is_flag=True, help="Only print the configuration as a YAML file.")
@@ -197,18 +149,11 @@ def read_config(file: Path | None, fields: dict[str, Any]) -> "MergeConfig":
     """The configuration of a file with the options in place of its values."""
     from hf_ext.merging.configuration import MergeConfig
 
-    given = {name: value for name, value in fields.items() if value is not None and value != ()}
+    given = {name: value for name, value in fields.items() if value is not None}
     if "tasks" in given:
-        named = (name_and_source(text) for text in given["tasks"])
-        given["tasks"] = {name: find_released(source) for name, source in named}
-        if len(given["tasks"]) != len(fields["tasks"]):
-            raise click.UsageError("--task: a name is given twice; each task needs a name of its own.")
+        given["tasks"] = {name: find_released(source) for name, source in given["tasks"].items()}
     if "base" in given:
         given["base"] = find_released(given["base"])
-    if "statistics" in given:
-        given["statistics"] = dict(name_and_source(text) for text in given["statistics"])
-    if "exclude" in given:
-        given["exclude"] = list(given["exclude"])
     if file is not None:
         if not file.is_file():
             raise click.UsageError(f"File '{file}' does not exist; without one, give --base, --task and --out.")
@@ -216,14 +161,6 @@ def read_config(file: Path | None, fields: dict[str, Any]) -> "MergeConfig":
     if missing := [name for name, field in (("--base", "base"), ("--task", "tasks")) if field not in given]:
         raise click.UsageError(f"Missing option {' and '.join(missing)}, or a FILE.yaml that holds what they say.")
     return MergeConfig.from_dict(given)
-
-
-def name_and_source(text: str) -> tuple[str, str]:
-    """The two sides of NAME=ID."""
-    name, sign, source = text.partition("=")
-    if not (name and sign and source):
-        raise click.UsageError(f"Expected NAME=ID, for instance emotion=org/bert-emotion, got '{text}'.")
-    return name, source
 
 
 def target_folder(file: Path | None, place: Path | None, out: Path | None, dry_run: bool) -> Path:
@@ -299,7 +236,7 @@ def add(artifact: Path, task: str, frozen: bool, base: str | None, endpoint: str
     """
     from hf_ext.merging.updating import add_task
 
-    name, source = name_and_source(task)
+    name, source = name_and_value(task)
     done = add_task(artifact, name, source, frozen=frozen, base=base, endpoint=endpoint)
     show_result(done, as_json)
 
@@ -393,7 +330,7 @@ def compare(merges: tuple[str, ...], endpoint: str | None, as_json: bool) -> Non
 @click.argument("source", metavar="MODEL", type=Model())
 @click.argument("overrides", metavar="[--field VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.option("--config", required=True, type=CONFIG_FILE, help="YAML file of its training: method, task, data.train.")
-@click.option("--kind", required=True, type=choice("fisher", "gram"), help="For method fisher, or regmean.")
+@click.option("--kind", required=True, type=click.Choice(["fisher", "gram"]), help="For method fisher, or regmean.")
 @click.option(
     "--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="safetensors file to write."
 )
@@ -441,7 +378,7 @@ def learn_weights(file: Path, configs: tuple[str, ...], out: Path, **options: An
     """
     from hf_ext.merging.adamerging import write_weights
 
-    named = {name: Path(place) for name, place in map(name_and_source, configs)}
+    named = {name: Path(place) for name, place in map(name_and_value, configs)}
     write_weights(file, named, out, **options)
     if os.environ.get("RANK", "0") == "0":
         click.echo(out)

@@ -105,7 +105,7 @@ def read_results(path: Path) -> list[dict[str, Any]]:
 
 def read_card(path: Path) -> dict[str, Any] | None:
     """What a model card says in its metadata, or None if there is no card."""
-    from hf_ext.embedded_hub.front_matter import read_front_matter
+    from hf_ext.hub.front_matter import read_front_matter
 
     if not path.is_file():
         return None

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from hf_ext import __version__
 from hf_ext.terminal import guarded_streams, is_verbose
 
 from .errors import classify
@@ -86,7 +87,7 @@ class Commands(Group):
 
 # With `color` click leaves escapes in what it prints, which our streams show; it would cut them out in a pipe.
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "color": True})
-@click.version_option(package_name="hf-ext", prog_name="hf-ext")
+@click.version_option(__version__, prog_name="hf-ext")
 def main() -> None:
     """NeurIPS 2024 methods as Hugging Face plugins: use, train, evaluate, merge and publish their models.
 

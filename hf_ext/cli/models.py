@@ -18,14 +18,14 @@ def models(as_json: bool) -> None:
       hf-ext restore denoise-color photo.jpg --out restored
       hf-ext info denoise-color
     """
-    from hf_ext.hub.released import list_released
+    from hf_ext.hub.released import WITHOUT, list_released
 
     found = list_released()
     if as_json:
         print_json([{key: value for key, value in asdict(model).items() if key != "folder"} for model in found])
         return
     if not found:
-        click.echo("No model travels with this version.")
+        click.echo(f"No model travels with this version: {WITHOUT}.")
     for model in found:
         size = (
             f"{model.parameters / 1e6:.2f} M parameters, {model.bytes / 1e6:.1f} MB, {model.core_hours:g} core-hours"

@@ -36,8 +36,9 @@ def push(folder: Path, repo_id: str, check: bool, dry_run: bool, as_json: bool, 
     A clean copy is made first: weights, configuration, the code of the installed package, and a card. It must load
     from a Hub's cache, in a process that has hf_ext and in one that has not. Only files that a model consists of go
     up, by their names, and no link out of FOLDER is followed; what goes up and what stays behind is listed before.
-    Tokens and private keys in these files refuse the push. Code that lies in FOLDER is never run and never uploaded.
-    The token is the one of `hf auth login`, or HF_TOKEN.
+    Tokens, keys and passwords in these files refuse the push. Code that lies in FOLDER is never run nor uploaded.
+    Afterwards the files on the Hub are compared with those of the copy. The token is that of `hf auth login`, or
+    HF_TOKEN.
 
     \b
     Examples:
@@ -112,7 +113,7 @@ def card(
     """Write the model card, README.md, of FOLDER from its configuration, weights, eval.json and training.json.
 
     A card that someone wrote or edited is kept. `hf-ext push` does this by itself, in its own copy. With --check the
-    exit code is 1 if something is wrong.
+    exit code is 1 if something is wrong: what is missing, and with its line what the Hub would refuse or not find.
 
     \b
     Examples:
@@ -139,6 +140,7 @@ def find_problems(folder: Path) -> list[str]:
     """What is missing from a card or contradicts the folder, one line each."""
     from huggingface_hub import ModelCard
 
+    from hf_ext.hub.card_rules import check_card
     from hf_ext.hub.cards import expected_task
 
     path = folder / "README.md"
@@ -149,6 +151,7 @@ def find_problems(folder: Path) -> list[str]:
     content = ModelCard.load(path)
     wanted = ["license", "library_name", *(["pipeline_tag"] if expected_task(folder) is not None else [])]
     problems = [f"{path}: {name} is not in the metadata" for name in wanted if content.data.get(name) is None]
+    problems += [f"{path}, {problem}" for problem in check_card(path.read_text(encoding="utf-8"))]
     if "[More Information Needed]" in content.text:
         problems.append(f"{path}: [More Information Needed] is left in the text")
     stated = {(result.metric_type, result.metric_value) for result in content.data.eval_results or []}

@@ -11,7 +11,7 @@ from hf_ext.terminal import is_quiet
 
 from .errors import Failed, Unusable, loads
 from .groups import Group
-from .library import import_without_models
+from .library import import_at_once, import_without_models
 from .sources import Model
 
 FORMATS = ("png", "jpg", "webp", "tif", "gif")
@@ -29,6 +29,22 @@ class Tile(click.ParamType):
             return int(value)
         except ValueError:
             self.fail(f"{value!r} is neither a number of pixels nor auto.", param, ctx)
+
+
+class Colour(click.ParamType):
+    """A colour as Pillow names it: a name, or #rrggbb."""
+
+    name = "COLOUR"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        from PIL import ImageColor
+
+        if isinstance(value, tuple):
+            return value
+        try:
+            return ImageColor.getrgb(value)[:3]
+        except ValueError:
+            self.fail(f"{value!r} is no colour such as white or #ffcc00.", param, ctx)
 
 
 class Numbers(click.ParamType):
@@ -69,11 +85,16 @@ def load_model(source: str, device: str | None, dtype: str | None, task: str | N
 )
 @click.option("--compare", is_flag=True, help="Also draw pictures and crops before and after: OUT/comparison.png.")
 @click.option("--format", "kind", type=click.Choice(FORMATS), help="Of all results; that of the input if not given.")
+@click.option("--quality", type=click.IntRange(1, 100), help="Of JPEG and WebP; 95 if not given.")
+@click.option("--lossless", is_flag=True, help="WebP without loss; that of an input without loss has none anyway.")
+@click.option(
+    "--background", type=Colour(), default="white", show_default=True, help="Behind transparency in JPEG and BMP."
+)
 @click.option("--suffix", help="Put behind the names of results, such as _restored: a.png becomes a_restored.png.")
 @click.option(
     "--name", "template", help="Names of results: {stem} and {ext} are those of the input, as in {stem}-{ext}."
 )
-@click.option("--overwrite", is_flag=True, help="Restore again what is in OUT already; it is skipped otherwise.")
+@click.option("--overwrite", is_flag=True, help="Replace whatever has the name of a result.")
 @click.option(
     "--max-megapixels",
     type=click.FloatRange(min=0, min_open=True),
@@ -94,6 +115,9 @@ def restore(
     strength: float,
     compare: bool,
     kind: str | None,
+    quality: int | None,
+    lossless: bool,
+    background: tuple[int, int, int],
     suffix: str | None,
     template: str | None,
     overwrite: bool,
@@ -108,6 +132,9 @@ def restore(
     data, colour profile and resolution; of GIF, PNG and WebP that move and of TIFFs with pages, every frame is
     restored. A picture that is broken, or whose result would have the name of another's, is reported and the others
     go on; the exit code is then 1. HEIC and RAW need the extra hf-ext[images].
+
+    A result that is there is skipped if the same picture, model and options made it, which .hf-ext-restored.jsonl in
+    OUT remembers. Others of this command are made anew; a file of anyone else is kept and reported.
 
     \b
     Examples:
@@ -124,38 +151,33 @@ def restore(
     import_without_models()
     from hf_ext.distributed import Ranks
 
-    folder = _folder_of_results(out, compare)
-    if math.isnan(strength):
-        raise click.UsageError("--strength is nan; it goes from 0 to 1.")
-    if suffix is not None and template is not None:
-        raise click.UsageError("--suffix is short for --name '{stem}SUFFIX'; give one of them.")
-    # Braces of a suffix stand for themselves.
-    name = template or "{stem}" + (suffix or "").replace("{", "{{").replace("}", "}}")
+    _check_options(strength, quality, lossless)
+    folder, name = _folder_of_results(out, compare), _name_of_results(suffix, template)
     sheet = folder / "comparison.png" if folder is not None and compare else None
-    ranks = Ranks()
+    encoding = {"quality": quality, "lossless": lossless, "background": background}
+    options = {"tile": tile, "self_ensemble": self_ensemble, "top_k": top_k, "strength": strength}
+    ranks, made_with = Ranks(), {**options, **encoding, "task": task, "dtype": dtype}
     # One process looks: another would see results of those that have begun, and standard input is read once.
-    plan, to_do = ranks.ask_first(lambda: _plan(inputs, folder, f".{kind}" if kind else None, name, sheet, overwrite))
-    options: dict[str, Any] = {
-        "tile": tile,
-        "self_ensemble": self_ensemble,
-        "top_k": top_k,
-        "strength": strength,
-        "max_megapixels": max_megapixels,
-    }
-    done = len(plan.jobs) - len(to_do)
+    plan, to_do = ranks.ask_first(
+        lambda: _plan(source, inputs, folder, f".{kind}" if kind else None, name, sheet, overwrite, made_with)
+    )
     failed = len(plan.refused)
     parts = [f"0 restored to {out}"]
     if to_do:
-        with ranks.first_before_others():
+        with import_at_once(), ranks.first_before_others():
             model = load_model(source, ranks.own_device(device), dtype, task) if ranks.share(to_do) else None
-        restored, wrong, speed = _restore(model, to_do, ranks, overwrite, sheet, options)
+        records = _records(source, folder, made_with)
+        given = {**options, "max_megapixels": max_megapixels, "compare": sheet, "records": records}
+        restored, wrong, speed = _restore(model, to_do, ranks, encoding, given)
         failed += wrong
         parts = [f"{restored} restored to {out}", speed]
     if ranks.index > 0:
         # The first process speaks for all.
         return
-    if done:
+    if done := len(plan.jobs) - len(to_do):
         parts.append(f"{done} were there already (--overwrite restores them again)")
+    if replaced := sum(job.replace for job in to_do) * (not overwrite):
+        parts.append(f"{replaced} of them in place of results that another picture, model or options made, or damaged")
     if plan.skipped:
         parts.append(f"{len(plan.skipped)} skipped, which need a library")
     if folder is not None:
@@ -164,19 +186,51 @@ def restore(
         raise Failed(f"{failed} of {len(plan.jobs) + len(plan.refused)} could not be restored.")
 
 
+def _check_options(strength: float, quality: int | None, lossless: bool) -> None:
+    if math.isnan(strength):
+        raise click.UsageError("--strength is nan; it goes from 0 to 1.")
+    if quality is not None and lossless:
+        raise click.UsageError("--quality is of coding with a loss, --lossless of coding without; give one of them.")
+
+
+def _name_of_results(suffix: str | None, template: str | None) -> str:
+    if suffix is not None and template is not None:
+        raise click.UsageError("--suffix is short for --name '{stem}SUFFIX'; give one of them.")
+    # Braces of a suffix stand for themselves.
+    return template or "{stem}" + (suffix or "").replace("{", "{{").replace("}", "}}")
+
+
+def _records(source: str, folder: Path | None, made_with: dict[str, Any]) -> Any:
+    """What made the results in a folder."""
+    from hf_ext.restoration.records import Records, identify_model
+
+    return None if folder is None else Records(folder, identify_model(source), made_with)
+
+
 def _plan(
-    inputs: tuple[str, ...], folder: Path | None, ending: str | None, name: str, sheet: Path | None, overwrite: bool
+    source: str,
+    inputs: tuple[str, ...],
+    folder: Path | None,
+    ending: str | None,
+    name: str,
+    sheet: Path | None,
+    overwrite: bool,
+    made_with: dict[str, Any],
 ) -> tuple[Any, list[Any]]:
     """The plan, and those of its jobs that are not done; what cannot be done is said."""
     from hf_ext.files import remove_leftovers_of
-    from hf_ext.restoration.jobs import check_places, is_done, plan_jobs
+    from hf_ext.restoration.jobs import check_places, plan_jobs
+    from hf_ext.restoration.records import choose_jobs
 
     plan = plan_jobs(list(inputs), folder, ending, name, sheet)
+    for option, endings in (("quality", (".jpg", ".jpeg", ".webp")), ("lossless", (".webp",))):
+        if plan.jobs and made_with[option] and not any(job.ending.lower() in endings for job in plan.jobs):
+            raise Unusable(f"--{option} is for {' and '.join(endings)}, and no result is one; see --format.")
+    plan, to_do = choose_jobs(plan, _records(source, folder, made_with), overwrite)
     for text in [*plan.skipped.values(), *plan.refused.values()]:
         click.echo(text, err=True)
     if not plan.jobs:
         raise Unusable(f"none of {len(plan.skipped) + len(plan.refused)} pictures can be restored.")
-    to_do = [job for job in plan.jobs if not is_done(job, overwrite)]
     if to_do and sheet is not None and sheet.exists() and not overwrite:
         raise Failed(f"{sheet} exists; say --overwrite to replace it, or move it.")
     check_places(to_do)
@@ -195,15 +249,17 @@ def _folder_of_results(out: str, compare: bool) -> Path | None:
 
 
 def _restore(
-    model: Any, jobs: list[Any], ranks: Any, overwrite: bool, sheet: Path | None, options: dict[str, Any]
+    model: Any, jobs: list[Any], ranks: Any, encoding: dict[str, Any], options: dict[str, Any]
 ) -> tuple[int, int, str]:
     """How many pictures were restored and how many not, and how fast it went."""
-    from hf_ext.restoration.run import restore_files
+    with import_at_once():
+        from hf_ext.restoration.encoding import Encoding
+        from hf_ext.restoration.run import restore_files
 
     started = time.monotonic()
     with _Bar(jobs, ranks) as bar:
         report = restore_files(
-            model, jobs, overwrite=overwrite, compare=sheet, progress=bar.advance, say=bar.say, **options
+            model, jobs, encoding=Encoding(**encoding), progress=bar.advance, say=bar.say, **options
         )
     seconds = time.monotonic() - started
     speed = f"{report.megapixels:.2f} megapixels in {seconds:.1f} s, {report.megapixels / seconds:.3f} MP/s"

@@ -7,9 +7,12 @@ from urllib.parse import urlencode
 
 from starlette.responses import Response
 
+from hf_ext.hub.card_rules import check_card
+from hf_ext.hub.front_matter import front_matter
+
 from . import descriptions, uploads
+from .cards import read_metadata
 from .errors import HubError
-from .front_matter import front_matter, read_front_matter
 from .objects import OWNER, Operation, hub_time
 from .repository import Repository
 from .rewriting import list_large_files, remove_large_files, squash_history
@@ -31,19 +34,22 @@ def whoami(request: Request) -> Response:
 
 def validate_yaml(request: Request) -> Response:
     """Check the metadata of a model or dataset card."""
-    card = text(request.json(), "content")
+    asked = request.json()
+    card, kind = text(asked, "content"), text(asked, "repoType", "model")
     if not request.may_read and len(front_matter(card)) > _STRANGERS_CARD_CHARACTERS:
         # Reading YAML takes time. Clients send the token with the commit of the card, and then it is read.
         told = f"metadata of more than {_STRANGERS_CARD_CHARACTERS} characters is not checked without the token"
         return json_response({"errors": [], "warnings": [{"message": told}]})
     try:
-        metadata = read_front_matter(card)
+        metadata = read_metadata(card)
     except ValueError as error:
         return json_response({"errors": [{"message": str(error)}], "warnings": []}, 400)
-    if not isinstance(metadata.get("model-index", []), list):
-        return json_response({"errors": [{"message": '"model-index" must be a list'}], "warnings": []}, 400)
-    warnings = [] if metadata else [{"message": "empty or missing yaml metadata in repo card"}]
-    return json_response({"errors": [], "warnings": warnings})
+    problems = check_card(card) if kind == "model" else []
+    errors = [{"message": f'"{each.field}" {each.reason}'} for each in problems if each.refused]
+    warnings = [{"message": f'"{each.field}" {each.reason}'} for each in problems if not each.refused]
+    if not metadata:
+        warnings.append({"message": "empty or missing yaml metadata in repo card"})
+    return json_response({"errors": errors, "warnings": warnings}, 400 if errors else 200)
 
 
 def create_repository(request: Request) -> Response:

@@ -12,7 +12,7 @@ from typing import Any
 
 from hf_ext.hub.header_format import CheckpointError, header_length, parse_entries
 
-from .front_matter import read_front_matter
+from .cards import read_metadata
 from .objects import OWNER, Commit, Snapshot, hub_time
 from .repository import Repository
 from .storage import BlobStore, lfs_pointer
@@ -182,7 +182,7 @@ def _card(snapshot: Snapshot, blobs: BlobStore) -> dict[str, Any]:
 def _card_at(path: Path) -> dict[str, Any]:
     """Metadata of a card. A blob's name is its content, so it is read once."""
     try:
-        return read_front_matter(path.read_text(encoding="utf-8"))
+        return read_metadata(path.read_text(encoding="utf-8"))
     except ValueError:
         return {}
 

@@ -18,8 +18,10 @@ from urllib.parse import quote, urljoin, urlsplit
 from markdown_it import MarkdownIt
 from starlette.responses import Response
 
+from hf_ext.hub.front_matter import front_matter
+
+from .cards import read_metadata
 from .descriptions import repository_url
-from .front_matter import front_matter, read_front_matter
 from .store import KINDS
 from .transport import Request
 
@@ -138,7 +140,7 @@ def _read_card(path: Path, base: str) -> tuple[str | None, list[list[_Cell]]]:
     except ValueError:
         return None, []
     try:
-        results = _read_results(read_front_matter(text).get("model-index"))
+        results = _read_results(read_metadata(text).get("model-index"))
     except ValueError:
         results = []
     matter = front_matter(text)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..errors import UsageError
 from .kernel_table import KERNELS
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -224,7 +225,7 @@ def compute_scales(sums: np.ndarray, elements: np.ndarray, participates: np.ndar
     Where nothing is masked in, λ is 1 if the task equals the base there, and 0 if it lost every vote.
     """
     if mode not in RESCALES:
-        raise ValueError(f"rescale is {mode!r}; allowed are {', '.join(RESCALES)}")
+        raise UsageError(f"rescale is {mode!r}; allowed are {', '.join(RESCALES)}")
     if mode == "none":
         return np.ones(sums.shape[1])
     column = {name: sums[:, :, index] * participates for index, name in enumerate(SUMS)}

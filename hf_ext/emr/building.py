@@ -16,6 +16,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, GenerationConfig, PreTraine
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto import modeling_auto
 
+from ..errors import UsageError
 from ..files import copy_into, read_json
 
 # What may differ between two tasks of one network: nothing that its construction reads, but for the width of a head.
@@ -159,7 +160,7 @@ def _build_transformers(
     named = [str(name) for name in (told.get("auto_map") or {}).values() if "--" not in str(name)]
     absent = sorted({file for name in named if not (folder / (file := name.split(".")[0] + ".py")).is_file()})
     if trust_remote_code and absent and told.get("model_type") not in CONFIG_MAPPING:
-        raise ValueError(f"the code of the model is not in the artifact; put {', '.join(absent)} beside its emr.json")
+        raise UsageError(f"the code of the model is not in the artifact; put {', '.join(absent)} beside its emr.json")
     config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     kind = model_class(config, folder, trust_remote_code)
     options: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}

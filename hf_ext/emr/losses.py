@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from transformers.loss.loss_utils import LOSS_MAPPING
 
+from ..errors import UsageError
+
 _IGNORED = -100
 # Losses that are a mean over labels, by parts of classes' names; CTC's can be a sum, those of boxes are other things.
 _MEANS = (
@@ -41,7 +43,7 @@ def count_targets(model: Any, labels: torch.Tensor) -> int:
         ignored = getattr(model.config, "semantic_loss_ignore_index", None)
         known = ignored is not None and model.config.num_labels > 1
     if not known:
-        raise ValueError(
+        raise UsageError(
             f"the loss of {name} is not known to be a mean over labels, so that it cannot be put together from those "
             "of several tasks: leave out labels, or run one task at a time"
         )

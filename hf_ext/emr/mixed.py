@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import Cache
 
+from ..errors import UsageError
 from .batches import (
     Rows,
     are_close,
@@ -59,12 +60,12 @@ class Mixer:
         """
         emr = self._emr
         if isinstance(task_ids, str) or not set(task_ids) <= set(emr.tasks):
-            raise ValueError(f"task_ids is {task_ids!r:.200}; give a list of tasks, which are {emr.tasks}")
+            raise UsageError(f"task_ids is {task_ids!r:.200}; give a list of tasks, which are {emr.tasks}")
         sizes = {
             len(leaf) for leaf in leaves_of((arguments, batch))[0] if isinstance(leaf, torch.Tensor) and leaf.ndim
         }
         if not task_ids or len(task_ids) not in sizes:
-            raise ValueError(f"task_ids names {len(task_ids)} tasks for {sorted(sizes)} samples; give one for each")
+            raise UsageError(f"task_ids names {len(task_ids)} tasks for {sorted(sizes)} samples; give one for each")
         if len(set(task_ids)) == 1:
             with emr.task(task_ids[0]) as model:
                 return model(*arguments, **batch)
@@ -78,7 +79,7 @@ class Mixer:
                 output, left_out = self._run_in_turn(rows, arguments, batch, failure)
                 self._warn_once(failure, left_out)
         if batch.get("labels") is not None and isinstance(output, Mapping) and output.get("aux_loss") is not None:
-            raise ValueError(
+            raise UsageError(
                 "the loss holds aux_loss, which balances the experts over a whole batch and has no parts for tasks: "
                 "leave out labels or output_router_logits, or run one task at a time"
             )
@@ -162,14 +163,14 @@ class Mixer:
         """Runs the model for one task after the other and puts the outputs that are by sample together."""
         emr, size, labels = self._emr, sum(map(len, rows.values())), batch.get("labels")
         if any(isinstance(leaf, Cache) for leaf in leaves_of((arguments, batch))[0]):
-            raise ValueError(
+            raise UsageError(
                 "past_key_values go with samples of several tasks in one forward alone, and these cannot pass so: "
                 f"{reason}. Run one task at a time."
             ) from reason
         axes = self._axes_of_samples(arguments, batch, size)
         compared = [key for key, found in axes.items() if found and len(found) > 1]
         if compared:
-            raise ValueError(
+            raise UsageError(
                 f"{compared} of {type(emr.model).__name__} compare the samples of a batch with each other, which "
                 "means nothing between samples of different tasks: run one task at a time, or give what all of them "
                 "are compared with in another number"

@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from transformers import GenerationConfig
 
+from ..errors import UsageError
 from .building import BuiltModel, Place, build_model, relabel, same_network
 from .generating import generate, switch_settings
 from .mixed import Mixer
@@ -337,7 +338,7 @@ class EMRModel:
         with self._turns.hold():
             if task_ids is None:
                 if self.current is None:
-                    raise ValueError("a switch of tasks has failed, so the weights are of no task: call set_task")
+                    raise UsageError("a switch of tasks has failed, so the weights are of no task: call set_task")
                 return self._built.model(*arguments, **batch)
             if len(set(task_ids)) > 1:
                 # Weights of other tasks stand in for the model's own while it runs.
@@ -371,7 +372,7 @@ class EMRModel:
             arguments = () if inputs is None else (inputs,)
             if task_ids is None:
                 if self.current is None:
-                    raise ValueError("a switch of tasks has failed, so the weights are of no task: call set_task")
+                    raise UsageError("a switch of tasks has failed, so the weights are of no task: call set_task")
                 return cast(Any, self._built.model).generate(*arguments, **options)
             self._turns.note_change()
             return generate(self, task_ids, arguments, options)

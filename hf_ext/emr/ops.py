@@ -11,6 +11,7 @@ sub-blocks are added in the order of their index: how a tensor is cut into block
 import torch
 from torch import Tensor
 
+from ..errors import UsageError
 from .arithmetic import DTYPES, SUB_BLOCK, SUMS, TOTALS, Sums, find_kernels, pack_mask, unpack_mask
 
 __all__ = [
@@ -53,7 +54,7 @@ def merge_block(
     ≠ 0], with the τ_uni of the weights as stored.
     """
     if tie not in ("zero", "negative"):
-        raise ValueError(f"tie is {tie!r}: choose 'zero' (the paper) or 'negative' (the authors' code)")
+        raise UsageError(f"tie is {tie!r}: choose 'zero' (the paper) or 'negative' (the authors' code)")
     _check_block(base, tasks, unified, masks, sums, first)
     find_kernels(base.device.type).run_block(base, tasks, unified, masks, sums, first, tie)
 
@@ -85,7 +86,7 @@ def lora_rows(base: Tensor, a: Tensor, b: Tensor, scaling: float, start: int, st
     in order, so that how a matrix is cut changes no bit."""
     rows, columns = b.shape[0], a.shape[1]
     if a.shape[0] != b.shape[1] or not 0 <= start <= stop <= rows * columns:
-        raise ValueError(
+        raise UsageError(
             f"a {tuple(a.shape)}, b {tuple(b.shape)} and elements {start} to {stop} do not fit: "
             "a must be (rank, columns), b (rows, rank) and the elements inside rows * columns"
         )
@@ -106,7 +107,7 @@ def _check_weights(name: str, tensor: Tensor, n: int, device: torch.device) -> N
     if tensor.dtype not in DTYPES:
         raise TypeError(f"{name} is {tensor.dtype}: weights must be float32, float16 or bfloat16; convert them first")
     if tensor.numel() != n or not tensor.is_contiguous() or tensor.device != device:
-        raise ValueError(
+        raise UsageError(
             f"{name} has {tensor.numel()} elements with strides {tensor.stride()} on {tensor.device}: "
             f"it must be contiguous with {n} elements on {device}"
         )
@@ -117,7 +118,7 @@ def _check_mask(mask: Tensor, n: int, device: torch.device) -> None:
         raise TypeError(f"the mask is {mask.dtype}: it must be packed bits in uint8, as pack_mask makes them")
     if mask.shape[-1] < -(-n // 8) or mask.stride(-1) != 1 or mask.device != device:
         got = f"{mask.shape[-1]} bytes on {mask.device}"
-        raise ValueError(f"the mask has {got}: {n} elements need {-(-n // 8)} contiguous bytes on {device}")
+        raise UsageError(f"the mask has {got}: {n} elements need {-(-n // 8)} contiguous bytes on {device}")
 
 
 def _check_block(
@@ -126,7 +127,7 @@ def _check_block(
     """A block is done in a few hundred microseconds: so much for each tensor, and no more."""
     n, count, device = base.numel(), len(tasks), base.device
     if not tasks or first < 0:
-        raise ValueError(f"{count} tasks from sub-block {first}: at least one task and no negative index")
+        raise UsageError(f"{count} tasks from sub-block {first}: at least one task and no negative index")
     _check_weights("base", base, n, device)
     _check_weights("unified", unified, n, device)
     for index, task in enumerate(tasks):
@@ -134,11 +135,11 @@ def _check_block(
             _check_weights(f"task {index}", task, n, device)
     if masks is not None:
         if masks.ndim != 2 or len(masks) != count:
-            raise ValueError(f"masks have shape {tuple(masks.shape)}: one row of packed bits for each task is needed")
+            raise UsageError(f"masks have shape {tuple(masks.shape)}: one row of packed bits for each task is needed")
         _check_mask(masks, n, device)
     for name, tensor, shape in zip(Sums._fields, sums, ((count, 10), (4,), (count, count)), strict=True):
         if (tensor.dtype, tensor.shape, tensor.device) != (torch.float64, shape, device) or not tensor.is_contiguous():
-            raise ValueError(
+            raise UsageError(
                 f"sums of {name} are {tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}: "
                 f"contiguous float64 of {shape} on {device} is needed"
             )

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import UsageError
 from .arithmetic import RESCALES, compute_scales
 from .ops import SUMS, TOTALS
 
@@ -44,7 +45,7 @@ def make_report(
     sums, totals, gram = (np.asarray(array, np.float64) for array in (sums, totals, gram))
     elements, participates = np.asarray(elements, np.float64), np.asarray(participates, bool)
     if participates.shape != (len(names), len(tasks)) or gram.shape != (len(tasks), len(tasks)):
-        raise ValueError(
+        raise UsageError(
             f"{len(names)} tensors and {len(tasks)} tasks need participates [{len(names)}, {len(tasks)}] and gram "
             f"[{len(tasks)}, {len(tasks)}], got {participates.shape} and {gram.shape}."
         )
@@ -356,7 +357,7 @@ class MergeSums:
         found = (np.shape(elements), np.shape(sums), np.shape(totals))
         expected = (shape[:1], (*shape, len(SUMS)), (*shape[:1], len(TOTALS)))
         if found != expected:
-            raise ValueError(f"elements, sums and totals of {shape} tensors and tasks are {expected}, got {found}.")
+            raise UsageError(f"elements, sums and totals of {shape} tensors and tasks are {expected}, got {found}.")
         self.rescale, self.deltas = rescale, deltas
         self.participates = participates
         # Not a product: a sum that is not known is NaN.

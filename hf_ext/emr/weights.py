@@ -24,7 +24,8 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RevisionResolutionError
 from safetensors import safe_open
 
-from ..files import copy_into, read_json, whole_folder
+from ..errors import DataError, UsageError
+from ..files import copy_into, read_json, require_free, whole_folder
 from ..hub.checkpoints import Checkpoint, open_checkpoint
 from ..hub.file_hashes import file_sha256
 from ..hub.published_files import walk
@@ -119,7 +120,7 @@ class TaskWeights:
             skipped = [*weights, "tasks/*", "base/*", "report.json", "report.png", "README.md", ".*"]
             self._download(*self._repository, ["*"], skipped)
         elif revision is not None:
-            raise ValueError(f"revision={revision!r} has no meaning for the local path {self.folder}; leave it out")
+            raise UsageError(f"revision={revision!r} has no meaning for the local path {self.folder}; leave it out")
         self.manifest = Manifest.read(self.folder)
         if not self.manifest.files:
             _LOGGER.warning("%s: written before artifacts had hashes of their files; they are believed", self.folder)
@@ -213,8 +214,7 @@ class TaskWeights:
     def export(self, task: str, out: str | Path) -> Path:
         """Writes a plain checkpoint of a task, tensor by tensor; the folder appears whole or not at all."""
         out = Path(out).expanduser()
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ValueError(f"{out}: there is something here already; choose another folder, or delete it first")
+        require_free(out)
         files, entries = self.small_files(task), self.entries(task)
         # A name of its own: beside it there may be a merge into the same folder that was interrupted.
         with whole_folder(out) as partial:
@@ -239,8 +239,7 @@ class TaskWeights:
         """Copies the artifact's files; the folder appears whole or not at all."""
         self.fetch_all()
         out = Path(out).expanduser()
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ValueError(f"{out}: there is something here already; choose another folder, or delete it first")
+        require_free(out)
         base = self.manifest.base
         if base.folder is None and base.revision is None and not Path(base.source).expanduser().is_absolute():
             _LOGGER.warning(
@@ -263,7 +262,7 @@ class TaskWeights:
             return self._tasks[task]
         if task not in self.manifest.tasks:
             known = ", ".join(map(repr, self.manifest.tasks))
-            raise ValueError(f"there is no task {task!r} in {self.folder}; choose one of {known}")
+            raise UsageError(f"there is no task {task!r} in {self.folder}; choose one of {known}")
         if self._repository:
             skipped = [f"*/{STATE}"] + ([] if self._rescale else ["*/sums.safetensors"])
             self._download(*self._repository, [f"tasks/{task}/*"], skipped)
@@ -297,7 +296,7 @@ class TaskWeights:
         sums = read_sums(self.folder, self.manifest, task)[:, None, :]
         scales = np.broadcast_to(compute_scales(sums, elements, part, self._rescale), part.shape)
         if not np.isfinite(scales).all():
-            raise ValueError(
+            raise DataError(
                 f"{self.folder}: rescale {self._rescale!r} needs sums that an earlier version did not keep; "
                 "choose global, official, tensor or none, or merge all again"
             )

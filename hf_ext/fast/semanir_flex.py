@@ -13,6 +13,8 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from hf_ext.semanir.ops_semanir import Dictionary
 
+from ..errors import UsageError
+
 # What torch's kernel requires of a head on a GPU.
 _SMALLEST_HEAD = 16
 
@@ -64,7 +66,7 @@ def flex_attention_(query: Tensor, key: Tensor, value: Tensor, table: Tensor, di
     """
     device, dtype, head_dim = query.device, query.dtype, query.shape[-1]
     if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"flex_attention got tensors on {device}; allowed: CPU and CUDA. Choose 'sdpa' instead.")
+        raise UsageError(f"flex_attention got tensors on {device}; allowed: CPU and CUDA. Choose 'sdpa' instead.")
     allowed = [torch.float32, torch.float16, torch.bfloat16] + [torch.float64] * (device.type == "cpu")
     if {key.dtype, value.dtype} != {dtype} or dtype not in allowed:
         raise TypeError(
@@ -72,7 +74,7 @@ def flex_attention_(query: Tensor, key: Tensor, value: Tensor, table: Tensor, di
             f"must be one of {', '.join(map(str, allowed))}. Or choose 'sdpa'."
         )
     if device.type == "cpu" and torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value, table)):
-        raise ValueError("flex_attention has no gradients on a CPU; choose 'sdpa' or 'eager', or train on a GPU.")
+        raise UsageError("flex_attention has no gradients on a CPU; choose 'sdpa' or 'eager', or train on a GPU.")
     compiling = torch.compiler.is_compiling()
     if device.type == "cpu" and compiling:
         # Inductor's kernel for the CPU cannot read a table or bits that the same graph computes.

@@ -20,6 +20,7 @@ from torch.library import Library, register_autograd, register_fake
 
 from hf_ext.semanir.ops_semanir import ATTENTION, STEPS, Dictionary, Pair, UnitAttention
 
+from ..errors import UsageError
 from .semanir_sizes import check_sizes
 
 _NUMBA_IS_INSTALLED = find_spec("numba") is not None
@@ -222,7 +223,7 @@ def native_attention(
     elif not _runs_natively(value):
         problem = "numba is not installed"
     if problem is not None:
-        raise ValueError(
+        raise UsageError(
             f"`implementation` is 'native' but {problem}; it needs numba, at most float32 on a CPU, heads of at most "
             f"{_NATIVE_HEAD} channels. Use 'auto', which chooses it where it can."
         )

@@ -17,9 +17,11 @@ import jinja2
 import yaml
 from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData, eval_result_entries_to_yaml
 
+from ..errors import DataError
 from ..files import read_json_object, whole_file
 from .checkpoints import open_checkpoint
 from .diffusers_folders import is_pipeline, read_config, read_headers
+from .disclosure import cut_paths
 from .folder_kinds import CardPart, describe
 from .load_check import installed_room
 from .pipeline_tags import runnable_task
@@ -104,7 +106,7 @@ def write_card(folder: str | Path, *, repo_id: str, license: str | None = None) 
         text = _render(folder, repo_id, license, evaluation)
     # Configurations and reports are other people's: a part that the card tells of is missing, or of another kind.
     except (jinja2.TemplateError, AttributeError, LookupError, ArithmeticError) as error:
-        raise ValueError(
+        raise DataError(
             f"{folder}: its configuration or report does not hold what the card of such a model tells "
             f"({type(error).__name__}: {error}); fetch or save the folder again"
         ) from error
@@ -135,6 +137,8 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
         fields = {**fields, "tags": [*fields["tags"], "class-conditional"]}
     if examples := _examples(folder, task, config, arguments):
         fields = {**fields, "widget": examples}
+    # Weights have the licence of their data, where a run of ours says so.
+    fields |= (training.get("released") or {}).get("card_license") or {}
     front = _metadata(fields, repo_id, license, config, arguments, evaluation["results"])
     body = _environment().from_string(source)
     text = body.render(
@@ -228,29 +232,29 @@ def _read_config(folder: Path, part: CardPart | None) -> tuple[dict[str, Any], s
     config = read_json_object(folder / "config.json", optional=True)
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
-        raise ValueError(f"{folder}/config.json: model_type is {model_type!r}; is it the folder of a model?")
+        raise DataError(f"{folder}/config.json: model_type is {model_type!r}; is it the folder of a model?")
     if installed_room(model_type) is not None:
         return config, f"{model_type}.md"
     if not config.get("architectures"):
-        raise ValueError(f"{folder}/config.json: architectures names no class; save the model with save_pretrained")
+        raise DataError(f"{folder}/config.json: architectures names no class; save the model with save_pretrained")
     return config, "transformers.md"
 
 
 def check_results(results: object, path: Path) -> list[dict[str, Any]]:
     """Returns the results of an `eval.json`, or refuses those that are not as an evaluation writes them."""
     if not isinstance(results, list):
-        raise ValueError(f"{path}: `results` must be a list, got {results!r:.80}; evaluate again")
+        raise DataError(f"{path}: `results` must be a list, got {results!r:.80}; evaluate again")
     for result in results:
         named = isinstance(result, dict) and all(isinstance(result.get(key), str) for key in ("metric", "dataset"))
         value = result.get("value") if named else None
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(
+            raise DataError(
                 f"{path}: a result needs metric and dataset (texts) and value (a number), got {result!r:.200}; "
                 "evaluate again"
             )
         beside = result.get("baselines") or {}
         if not isinstance(beside, dict) or not all(type(number) in (int, float) for number in beside.values()):
-            raise ValueError(
+            raise DataError(
                 f'{path}: baselines of a result are numbers by their names, as {{"input": 20.5}}; got {beside!r:.200}'
             )
         texts = all(isinstance(result.get(key), str | None) for key in ("name", "split", "task"))
@@ -265,7 +269,7 @@ def _read_evaluation(path: Path) -> dict[str, Any]:
     evaluation = read_json_object(path, optional=True) or {"results": []}
     for result in check_results(evaluation.get("results"), path):
         if not math.isfinite(result["value"]):
-            raise ValueError(f"{path}: {result['metric']} is {result['value']}; a card shows a finite number")
+            raise DataError(f"{path}: {result['metric']} is {result['value']}; a card shows a finite number")
     return evaluation
 
 
@@ -275,7 +279,7 @@ def _read_training(path: Path) -> dict[str, Any]:
     kinds["seconds"] = (int, float)
     for key, kind in kinds.items():
         if training.get(key) is not None and not isinstance(training[key], kind):
-            raise ValueError(
+            raise DataError(
                 f"{path}: {key} is {training[key]!r:.80}, which a training does not write; remove the file"
             )
     data = (training.get("arguments") or {}).get("data")
@@ -408,13 +412,12 @@ def _flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _show(value: object) -> str:
-    """A value as text; of a path on this machine only the last part."""
+    """A value as text; of a path on this machine only the last part, of an address the public part."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list):
         return ", ".join(map(_show, value))
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    return Path(text).name if text.startswith(("/", "~", "\\")) or re.match(r"[A-Za-z]:[\\/]", text) else text
+    return str(value).lower() if isinstance(value, bool) else str(cut_paths(value))
 
 
 def _table(rows: Mapping[str, str]) -> str:

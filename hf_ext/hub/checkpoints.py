@@ -24,6 +24,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.hf_api import RepoFile
 
+from ..errors import UsageError
 from ..files import parse_json_object, stays_inside
 from .range_readers import LocalFile, RangeReader, RemoteFile, WeightsFile
 from .safetensors_headers import (
@@ -39,6 +40,8 @@ from .safetensors_headers import (
 _STEMS = ("model", "diffusion_pytorch_model", "adapter_model", "pytorch_lora_weights")
 _SUFFIX = ".safetensors"
 _INDEX_SUFFIX = ".safetensors.index.json"
+# The same of a variant, as transformers names it.
+_INDEX = re.compile(r".*\.safetensors\.index(?:\.\w+)?\.json")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
@@ -75,7 +78,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         self._tensors: dict[str, TensorInfo] = {}
         self._closed = False
         try:
-            if entry.endswith(_INDEX_SUFFIX):
+            if _INDEX.fullmatch(entry):
                 self._read_index(entry)
             else:
                 self._tensors, self.metadata = self._read_header(entry)
@@ -122,7 +125,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         info = self._require_block(name, start, stop)
         fits = out.dtype == info.dtype and out.shape == (stop - start,) and out.device.type == "cpu"
         if not fits or not out.is_contiguous():
-            raise ValueError(
+            raise UsageError(
                 f"out for [{start}, {stop}) of tensor {name!r} must be a contiguous {info.dtype} of shape "
                 f"[{stop - start}] on the CPU; got {out.dtype} {list(out.shape)} on {out.device}"
             )
@@ -166,12 +169,12 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         info = self._tensors[name]
         length = info.nbytes // info.dtype.itemsize
         if not 0 <= start <= stop <= length:
-            raise ValueError(f"block [{start}, {stop}) is not inside tensor {name!r} of {length} elements")
+            raise UsageError(f"block [{start}, {stop}) is not inside tensor {name!r} of {length} elements")
         return info
 
     def _fill(self, file: str, buffer: memoryview, start: int) -> None:
         if self._closed:
-            raise ValueError("the checkpoint is closed; open it again to read from it")
+            raise UsageError("the checkpoint is closed; open it again to read from it")
         if len(buffer):
             self._readers[file].read_into(buffer, start)
             with self._counting:
@@ -262,11 +265,11 @@ def open_checkpoint(
     path = Path(source).expanduser()
     if path.exists():
         if revision is not None:
-            raise ValueError(f"revision={revision!r} has no meaning for the local path {path}; leave it out")
+            raise UsageError(f"revision={revision!r} has no meaning for the local path {path}; leave it out")
         return _open_local(path)
     repo_id, _, written = str(source).partition("@")
     if written and revision is not None and written != revision:
-        raise ValueError(f"two revisions for {repo_id}: {written!r} and {revision!r}; give one")
+        raise UsageError(f"two revisions for {repo_id}: {written!r} and {revision!r}; give one")
     if isinstance(source, Path) or not re.fullmatch(r"[\w.\-]+(/[\w.\-]+)?", repo_id) or repo_id.startswith("."):
         raise CheckpointError(f"{source}: no such file or folder, and not of the form org/name or org/name@revision.")
     return _open_repository(repo_id, written or revision, token, endpoint)
@@ -276,7 +279,7 @@ def _open_local(path: Path, commit: str | None = None) -> Checkpoint:
     if path.is_dir():
         entry = _find_entry([item.name for item in path.iterdir() if item.is_file()], str(path))
         return Checkpoint(lambda name: LocalFile(_inside(path, name), str(path / name)), entry, commit)
-    if path.name.endswith(_INDEX_SUFFIX):
+    if _INDEX.fullmatch(path.name):
         return Checkpoint(
             lambda name: LocalFile(_inside(path.parent, name), str(path.parent / name)), path.name, commit
         )
@@ -300,8 +303,8 @@ def _find_entry(names: list[str], where: str) -> str:
         for name in (stem + _SUFFIX, stem + _INDEX_SUFFIX):
             if name in names:
                 return name
-    for suffix in (_INDEX_SUFFIX, _SUFFIX):
-        found = sorted(name for name in names if name.endswith(suffix))
+    indexes = sorted(name for name in names if _INDEX.fullmatch(name))
+    for found in (indexes, sorted(name for name in names if name.endswith(_SUFFIX))):
         if len(found) == 1:
             return found[0]
         if found:

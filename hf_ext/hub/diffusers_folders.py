@@ -15,6 +15,7 @@ import httpx2
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
+from ..errors import DataError, NotPublished
 from ..files import read_json_object
 from .checkpoints import PICKLES, Checkpoint, open_checkpoint
 from .range_readers import RemoteFile
@@ -40,7 +41,7 @@ def read_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]]]:
     name = class_name(index)
     if name is None or name not in hf_ext.pipelines.__all__:
         written = index.get("_class_name")
-        raise ValueError(f"{path}: _class_name is {written!r}; one of {hf_ext.pipelines.__all__} is allowed")
+        raise DataError(f"{path}: _class_name is {written!r}; one of {hf_ext.pipelines.__all__} is allowed")
     pairs: dict[str, Any] = {
         key: tuple(value)
         for key, value in index.items()
@@ -49,7 +50,7 @@ def read_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]]]:
     ours = room_name(name)
     for key, pair in pairs.items():
         if len(pair) != 2 or pair[0] not in ("diffusers", "transformers", ours) or not isinstance(pair[1], str):
-            raise ValueError(
+            raise DataError(
                 f"{path}: the component {key} is {list(pair)}, which names code that is not shipped; components are "
                 f"of diffusers, transformers or {ours}"
             )
@@ -91,7 +92,9 @@ def load_pipeline(folder: Path) -> DiffusionPipeline:
 
     name, _ = read_index(folder)
     if found := sorted(path.name for path in folder.rglob("*") if path.suffix in PICKLES):
-        raise ValueError(f"{folder}: {found[0]} is a pickle, which is not published; take it out of the folder first")
+        raise NotPublished(
+            f"{folder}: {found[0]} is a pickle, which is not published; take it out of the folder first"
+        )
     try:
         pipeline: DiffusionPipeline = getattr(hf_ext.pipelines, name).from_pretrained(
             folder, use_safetensors=True, local_files_only=True

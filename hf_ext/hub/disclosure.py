@@ -1,10 +1,11 @@
-"""What a staged folder would disclose: tokens are refused, paths of this machine cut to their last name.
+"""Disclosures of a staged folder: secrets are refused; paths, addresses and the notes in pictures are cut.
 
-The scan reads every file that goes up, of weights only the header, where programs note how they were called.
+The search reads every file that goes up, of weights only the header, where programs note how they were called.
 """
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import json
 import os
@@ -13,47 +14,38 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 from huggingface_hub.utils import HFValidationError, validate_repo_id  # type: ignore[attr-defined]
 
+from ..errors import NotPublished
 from ..files import read_json_object
+from .pictures import strip_picture
 from .published_files import walk
-
-# Prefixes of secrets and their shapes. What comes before must not be part of a word, so that `task-…` is none; the end
-# of an escape of JSON (`\n`, `\u003d`) or of an address (`%3D`) is none, though it ends with a letter or digit.
-_ESCAPE = rb"(?<=\\[bfnrt])|(?<=\\u[0-9A-Fa-f]{4})|(?<=%[0-9A-Fa-f]{2})"
-_START = rb"(?:(?<![A-Za-z0-9])|" + _ESCAPE + rb")"
-_START_OF_NAME = rb"(?:(?<![A-Za-z0-9_])|" + _ESCAPE + rb")"
-_TOKENS = {
-    "a token of Hugging Face": _START_OF_NAME
-    + rb"(?:hf_(?:oauth_|jwt_)[A-Za-z0-9.\-_]{20,}|(?:hf_|api_org_)[A-Za-z0-9]{20,})",
-    "a key of OpenAI, Anthropic or the like": _START + rb"sk-(?:[A-Za-z0-9]+-){0,3}[A-Za-z0-9_]{16,}",
-    "a key of AWS": _START + rb"(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])",
-    "a token of GitHub": _START + rb"(?:gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{40,})",
-    "a token of GitLab": _START + rb"glpat-[A-Za-z0-9_\-]{20,}",
-    "a token of Slack": _START + rb"xox[abeoprs]-[A-Za-z0-9\-]{20,}",
-    "a key of Google": _START + rb"AIza[A-Za-z0-9_\-]{35}",
-    "a private key": rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----",
-}
-_SECRET = re.compile(b"|".join(b"(%b)" % pattern for pattern in _TOKENS.values()))
-_KINDS = tuple(_TOKENS)
-_MAX_HEADER_BYTES = 100_000_000
+from .readings import read_text, readings
+from .secret_shapes import find_secrets
 
 # A path of POSIX, of a home, of Windows or of a Windows share, or one that begins with dots, as the whole of a text.
 _PATH = re.compile(r"(?:/|\.{1,2}[/\\]|~[^/\\]*[/\\]|[A-Za-z]:[\\/]|\\\\|file:).*", re.DOTALL)
+# An address as the whole of a text. What stands behind `s3:` and the like is a private store, so it is a path.
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)://\S+")
+_PUBLIC_SCHEMES = ("http", "https", "hf", "ftp", "git+https")
 # Where a library notes from where it read; elsewhere such a text may be a label ("/m/09x0r") or a token.
 _ORIGINS = ("_name_or_path", "name_or_path", "special_tokens_map_file", "tokenizer_file", "vocab_file", "merges_file")
 _CONFIGURATIONS = ("config.json", "adapter_config.json", "tokenizer_config.json", "generation_config.json")
 # The fields of training.json. What runs wrote beside them, or somebody added, says nothing to readers of a card.
-_TRAINING = ("arguments", "commit", "task", "hardware", "seconds", "steps", "samples", "versions")
+_TRAINING = ("arguments", "commit", "task", "hardware", "seconds", "steps", "samples", "versions", "released")
 
 
 def clean(folder: Path) -> None:
     """Takes out of a staged folder what says more of this machine than its owner meant."""
     # Of `training.json` the fields that hf-ext writes are kept. Texts that are paths are cut to their last name: all
-    # of `training.json` and `eval.json`, and in configurations the origin of what they describe.
+    # of `training.json` and `eval.json`, and in configurations the origin of what they describe. There addresses lose
+    # user, password and query wherever they stand.
     for name, path in walk(folder):
         file = name.rpartition("/")[2]
+        if path.suffix == ".png":
+            strip_picture(path)
         if name in ("training.json", "eval.json"):
             content = read_json_object(path)
             kept = _keep_known_training(content) if name == "training.json" else content
@@ -65,40 +57,63 @@ def clean(folder: Path) -> None:
             _rewrite(path, content, _cut_origins(content))
 
 
+class SecretFound(NotPublished):
+    """
+    A file that would be published holds a token, a key or a password. Nothing repeats it.
+
+    Args:
+        file (`str`): The file.
+        line (`int`, *optional*): The line, where the file has lines.
+        kind (`str`): The kind of secret.
+    """
+
+    def __init__(self, file: str, line: int | None, kind: str):
+        where = f"{file}, in its header" if line is None else f"{file}, line {line}"
+        super().__init__(
+            f"{where}: {kind}; nothing was uploaded. Take it out of the file, and if anybody else may have seen "
+            "it, revoke it where it was made"
+        )
+        self.file, self.line, self.kind = file, line, kind
+
+
 def refuse_secrets(folder: Path) -> None:
-    """Refuses a staged folder that holds a token or a private key; the message does not repeat it."""
+    """Refuses a staged folder that holds a token, a key or a password."""
     for name, path in walk(folder):
-        content = _readable(path)
-        if found := _SECRET.search(content):
-            kind = _KINDS[(found.lastindex or 1) - 1]
-            line = content.count(b"\n", 0, found.start()) + 1
-            where = f"{name}, in its header" if name.endswith(".safetensors") else f"{name}, line {line}"
-            raise ValueError(
-                f"{where}: {kind}; nothing was uploaded. Take it out of the file, and if anybody else may have seen "
-                "it, revoke it where it was made"
-            )
+        if (kind := find_secret(path)) is not None:
+            line = None if name.endswith(".safetensors") else _find_line(read_text(path), kind)
+            raise SecretFound(name, line, kind)
+
+
+def _find_kind(text: str) -> str | None:
+    return next((match.kind for reading in readings(text) for match in find_secrets(reading)), None)
+
+
+def _find_line(text: str, kind: str) -> int:
+    """The line in which a secret begins, or where only decoded lines have one, ends."""
+    if (plain := next(find_secrets(text), None)) is not None:
+        return text.count("\n", 0, plain.start) + 1
+    # Decoded texts have other lines. So the shortest beginning of the file that has such a secret is looked for.
+    lines = text.split("\n")
+    shorter = range(1, len(lines))
+    return 1 + bisect.bisect_left(shorter, True, key=lambda count: _find_kind("\n".join(lines[:count])) == kind)
 
 
 def find_secret(path: Path) -> str | None:
-    """The kind of a token or private key that a file holds, if it holds one."""
-    found = _SECRET.search(_readable(path))
-    return None if found is None else _KINDS[(found.lastindex or 1) - 1]
+    """The kind of a token, key or password that a file holds, if it holds one."""
+    return _find_kind(read_text(path))
 
 
 def find_machine_paths(folder: Path) -> tuple[str, ...]:
     """Finds texts of a staged folder that name the home, the working or the temporary folder; a sentence a file."""
-    places = {os.fsencode(place) for place in _machine_places()}
-    written = {shape for place in places for shape in (place, place.replace(b"\\", b"\\\\"))}
+    written = {shape for place in _machine_places() for shape in (place, place.replace("\\", "\\\\"))}
     if not written:
         return ()
-    pattern = re.compile(
-        b"|".join(rb"(?<![\w.])%b(?=[/\\\"'\s,;)]|$)" % re.escape(place) for place in sorted(written))
-    )
+    pattern = re.compile("|".join(rf"(?<![\w.]){re.escape(place)}(?=[/\\\"'\s,;)]|$)" for place in sorted(written)))
     notes = []
     for name, path in walk(folder):
-        content = _readable(path)
-        if found := pattern.search(content):
-            line = content.count(b"\n", 0, found.start()) + 1
+        text = read_text(path)
+        if found := pattern.search(text):
+            line = text.count("\n", 0, found.start()) + 1
             notes.append(f"{name}, line {line}: names a folder of this machine")
     return tuple(notes)
 
@@ -108,15 +123,6 @@ def _machine_places() -> Iterator[str]:
         # "/" and "C:\" would be found everywhere
         if len(place.parts) > 1 and place.parts[1:] != ("tmp",):
             yield str(place)
-
-
-def _readable(path: Path) -> bytes:
-    if path.suffix != ".safetensors":
-        content = path.read_bytes()
-        # UTF-16, as some editors of Windows write: its letters must lie side by side
-        return content.replace(b"\0", b"") if content[:2] in (b"\xff\xfe", b"\xfe\xff") else content
-    with open(path, "rb") as file:
-        return file.read(min(int.from_bytes(file.read(8), "little"), _MAX_HEADER_BYTES))
 
 
 def _rewrite(path: Path, before: dict[str, Any], after: dict[str, Any]) -> None:
@@ -156,7 +162,9 @@ def _keep_known_training(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_path(text: str) -> bool:
-    """Whether a text can only be a path, of this system or another, or is the name of something on this disk."""
+    """Tells if a text can only be a path, of a system or a private store, or names something on this disk."""
+    if url := _URL.fullmatch(text):
+        return url[1].lower() not in _PUBLIC_SCHEMES
     return bool(_PATH.fullmatch(text)) or ("/" in text and os.path.lexists(text))
 
 
@@ -171,12 +179,24 @@ def cut_paths(value: Any) -> Any:
         return {key: cut_paths(item) for key, item in value.items()}
     if isinstance(value, list):
         return [cut_paths(item) for item in value]
-    return last_name(value) if isinstance(value, str) and is_path(value) else value
+    if not isinstance(value, str):
+        return value
+    return last_name(value) if is_path(value) else _cut_address(value)
+
+
+def _cut_address(text: str) -> str:
+    """An address without user, password, query and fragment; another text as it is."""
+    if not _URL.fullmatch(text) or not re.search(r"[@?#]", text):
+        return text
+    scheme, place, path, _, _ = urlsplit(text)
+    return urlunsplit((scheme, place.rpartition("@")[2], path, "", ""))
 
 
 def _cut_origins(value: Any) -> Any:
     if isinstance(value, list):
         return [_cut_origins(item) for item in value]
+    if isinstance(value, str):
+        return _cut_address(value)
     if not isinstance(value, dict):
         return value
     return {key: cut_paths(item) if key in _ORIGINS else _cut_origins(item) for key, item in value.items()}
@@ -193,7 +213,7 @@ def _require_public_base(path: Path) -> None:
     except HFValidationError:
         local = True
     if local:
-        raise ValueError(
+        raise NotPublished(
             f"{path.name}: the base of this adapter is {last_name(str(base))!r}, a folder that others cannot reach. "
             'Push the base first, write its org/name as "base_model_name_or_path" into adapter_config.json, and push '
             "the adapter again; or merge the adapter into the base and push the result"

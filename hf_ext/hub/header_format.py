@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ..errors import DataError
 from ..files import parse_json_object
 
 # What huggingface_hub allows too. The format itself allows 100 MB, which are 1.7 million tensors: to parse that takes
@@ -41,7 +42,7 @@ BITS = {
 _MAX_SIZES = 64
 
 
-class CheckpointError(ValueError):
+class CheckpointError(DataError):
     """A checkpoint that cannot be read: the message names the file, what is wrong with it and what to do."""
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from huggingface_hub import snapshot_download
 
+from ..errors import DataError, NotPublished
 from ..files import read_json, read_json_object
 from .diffusers_folders import is_pipeline, pipeline_code
 from .published_files import walk
@@ -79,7 +80,7 @@ def verify_code(folder: Path) -> None:
     for path in sorted(folder.rglob("*.py")):
         name = path.relative_to(folder).as_posix()
         if name not in allowed or path.read_bytes() != allowed[name].read_bytes():
-            raise ValueError(
+            raise DataError(
                 f"{path}: not a file of the installed hf_ext, so it is neither run nor uploaded; "
                 "remove it, or install the version of hf_ext that wrote it"
             )
@@ -88,7 +89,7 @@ def verify_code(folder: Path) -> None:
             needed for needed in get_relative_imports(path) if not path.with_name(f"{needed}.py").is_file()
         )
         if absent:
-            raise ValueError(f"{path}: imports {absent[0]}.py, which is not beside it; stage the folder again")
+            raise DataError(f"{path}: imports {absent[0]}.py, which is not beside it; stage the folder again")
         shipped.add(path.stem)
     for path in sorted(folder.rglob("*.json")):
         _verify_references(path, shipped)
@@ -103,7 +104,7 @@ def _verify_references(path: Path, shipped: set[str]) -> None:
         for reference in code_references({key: content.get(key)}):
             module, _, name = reference.partition(".")
             if module not in shipped or not name.isidentifier():
-                raise ValueError(f"{path}: {key} names {reference!r}, code that is not beside it; remove the entry")
+                raise DataError(f"{path}: {key} names {reference!r}, code that is not beside it; remove the entry")
     refuse_kernels(content, path)
 
 
@@ -119,7 +120,7 @@ def refuse_kernels(config: dict[str, Any], path: Path) -> None:
     """Refuses a configuration that makes transformers fetch and run a kernel: that is code from elsewhere."""
     for key in ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation"):
         if any("/" in value for value in _strings(config.get(key, {}))):
-            raise ValueError(f"{path}: {key} names a kernel on the Hub, which is code; remove the entry")
+            raise DataError(f"{path}: {key} names a kernel on the Hub, which is code; remove the entry")
 
 
 def _strings(value: Any) -> list[str]:
@@ -184,9 +185,9 @@ def _run_probe(folder: Path, command: list[str], home: Path, seconds: float) -> 
             timeout=seconds,
         )
     except subprocess.TimeoutExpired as error:
-        raise ValueError(f"{folder}: did not load {how} within {seconds} s") from error
+        raise DataError(f"{folder}: did not load {how} within {seconds} s") from error
     if result.returncode != 0:
-        raise ValueError(
+        raise NotPublished(
             f"{folder}: does not load {how}; nothing was uploaded. The process said:\n"
             f"{result.stderr[-_STDERR_TAIL:].strip()}"
         )

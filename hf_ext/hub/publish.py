@@ -9,23 +9,16 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
-from urllib.parse import quote
 
-from huggingface_hub import (
-    CommitInfo,
-    CommitOperationAdd,
-    CommitOperationDelete,
-    HfApi,
-    constants,
-    get_session,
-)
-from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import build_hf_headers, validate_repo_id  # type: ignore[attr-defined]
+from huggingface_hub import CommitInfo, HfApi, constants
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
+from ..errors import NotPublished, UsageError
 from ..files import require_free, whole_folder
+from .card_rules import check_card, refuse_card
 from .cards import write_card
+from .commits import commit_folder
 from .diffusers_folders import INDEX
 from .disclosure import clean, find_machine_paths, refuse_secrets
 from .folder_kinds import known_kinds
@@ -102,7 +95,7 @@ def stage(
             kind.hide_paths(folder)
         clean(folder)
         verify_code(folder)
-        write_card(folder, repo_id=repo_id or out.name, license=license)
+        refuse_card(write_card(folder, repo_id=repo_id or out.name, license=license).read_text(encoding="utf-8"))
         refuse_secrets(folder)
     return out
 
@@ -123,11 +116,11 @@ def push(
     announce: Callable[[Listing], None] | None = None,
 ) -> CommitInfo:
     """
-    Stages, checks that the folder loads with and without hf_ext, and uploads it in one commit.
+    Stages, checks that the folder loads with and without hf_ext, uploads it in one commit, and looks at what is there.
 
     The repository and the branch are created when they do not exist. Files of the same name are replaced, the card
     included. Weights, code and reports of an earlier push that the new one does not replace are deleted in the same
-    commit; other files are left alone.
+    commit; other files are left alone. Where somebody else commits other files meanwhile, theirs and these are kept.
 
     Args:
         source (`PreTrainedModel`, `PeftModel`, `str` or `Path`): As in [`stage`].
@@ -149,11 +142,13 @@ def push(
 
     Raises:
         ValueError: As in [`stage`] and [`check_loads`]; or the options contradict each other or the repository.
+        NotPublished: The Hub would leave out a file, or does not hold afterwards what was pushed; `files` says which
+            files, and why. Or somebody else committed the same files meanwhile.
     """
     validate_repo_id(repo_id)
     branch = revision or constants.DEFAULT_REVISION
     if create_pr and branch != constants.DEFAULT_REVISION:
-        raise ValueError(
+        raise UsageError(
             f"create_pr opens a pull request against main, and revision={revision!r} is another branch; give one"
         )
     with tempfile.TemporaryDirectory() as place:
@@ -165,7 +160,15 @@ def push(
             check_loads(folder, repo_id=repo_id, endpoint=endpoint, token=token)
         api = HfApi(endpoint=endpoint, token=token)
         _create(api, repo_id, branch, private)
-        return _commit(api, folder, repo_id, branch, create_pr, commit_message)
+        return commit_folder(
+            api,
+            folder,
+            repo_id,
+            branch,
+            create_pr=create_pr,
+            message=commit_message,
+            find_stale=_find_stale,
+        )
 
 
 def rehearse(
@@ -178,7 +181,9 @@ def rehearse(
 ) -> Listing:
     """Stages, and says what a push would upload and what it would leave behind."""
     stage(source, out, processor=processor, repo_id=repo_id, license=license)
-    return list_files(source, out, find_machine_paths(out))
+    card = (out / "README.md").read_text(encoding="utf-8")
+    notes = [f"README.md, {problem}" for problem in check_card(card)]
+    return list_files(source, out, (*find_machine_paths(out), *notes))
 
 
 def _is_checkpoint(folder: Path) -> bool:
@@ -189,41 +194,12 @@ def _create(api: HfApi, repo_id: str, branch: str, private: bool | None) -> None
     api.create_repo(repo_id, private=private, exist_ok=True)
     if private is not None and bool(api.repo_info(repo_id).private) != private:
         state = "public" if private else "private"
-        raise ValueError(f"{repo_id} exists and is {state}, got private={private}; nothing was uploaded")
+        raise NotPublished(f"{repo_id} exists and is {state}, got private={private}; nothing was uploaded")
     if branch != constants.DEFAULT_REVISION:
         api.create_branch(repo_id, branch=branch, exist_ok=True)
 
 
-def _commit(api: HfApi, folder: Path, repo_id: str, branch: str, create_pr: bool, message: str) -> CommitInfo:
-    paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    parent = api.repo_info(repo_id, revision=branch).sha
-    present = api.list_repo_tree(repo_id, revision=parent, recursive=True)
-    files = [item.path for item in present if isinstance(item, RepoFile)]
+def _find_stale(files: list[str]) -> list[str]:
+    """Files of an earlier push in a repository."""
     others = (_OF_ARTIFACTS if MANIFEST in files else ()) + (_OF_PIPELINES if INDEX in files else ())
-    stale = [name for name in files if _REPLACED.fullmatch(name) or name.startswith(others)]
-    with ExitStack() as stack:
-        as_files = lacks_xet(api, repo_id, branch)
-        operations: list[CommitOperationAdd | CommitOperationDelete] = [
-            CommitOperationDelete(name) for name in stale if name not in paths
-        ]
-        for name, path in paths.items():
-            # huggingface_hub sends open files by LFS even where hf_xet is installed
-            content = stack.enter_context(open(path, "rb")) if as_files and path.suffix == ".safetensors" else path
-            operations.append(CommitOperationAdd(name, content))
-        return api.create_commit(
-            repo_id,
-            operations,
-            commit_message=message,
-            revision=branch,
-            create_pr=create_pr,
-            parent_commit=parent,
-        )
-
-
-def lacks_xet(api: HfApi, repo_id: str, branch: str) -> bool:
-    """Whether the Hub has no Xet storage, as the embedded one; uploads through hf_xet would fail there."""
-    if constants.HF_HUB_DISABLE_XET:
-        return False
-    url = f"{api.endpoint}/api/models/{repo_id}/xet-write-token/{quote(branch, safe='')}"
-    headers = build_hf_headers(token=api.token)
-    return get_session().get(url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT).status_code == 404
+    return [name for name in files if _REPLACED.fullmatch(name) or name.startswith(others)]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..errors import NotPublished
 from ..files import stays_inside
 
 # fmt: off
@@ -40,11 +41,17 @@ _WEIGHTS = re.compile(
     r"(?:model|adapter_model|diffusion_pytorch_model)"
     r"(?:(?:\.\w+)?(?:-\d{5}-of-\d{5})?(?:\.\w+)?\.safetensors|(?:\.\w+)?\.safetensors\.index(?:\.\w+)?\.json)"
 )
+_VARIANT = re.compile(r"model\.(?:(\w+)\.safetensors|safetensors\.index\.(\w+)\.json)")
 LICENCES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "NOTICE.md", "COPYING")
 # What describes a run or a merge and its results; the card is made from it.
 REPORTS = ("eval.json", "training.json", "report.json", "report.png")
 # What the model does, for its card; a training writes none: whose pictures may be shown, its owner decides.
 PICTURE = "before_after.png"
+# What is said of those that are published in part.
+_CUT = {
+    ".png": "without the notes in it (texts, EXIF)",
+    ".json": "without folders of this machine, and users, passwords and queries of addresses",
+}
 # Folders of version control and the like; nobody means to publish them, so they are not listed either.
 _UNLISTED = frozenset((".git", ".cache", "__pycache__"))
 
@@ -54,6 +61,15 @@ def is_loaded(name: str) -> bool:
     if part := _PART.fullmatch(name):
         return part[1] in _CONFIGURATIONS | _TOKENIZERS
     return name in _CONFIGURATIONS | _TOKENIZERS or bool(_WEIGHTS.fullmatch(name) or _TEMPLATE.fullmatch(name))
+
+
+def find_variant(folder: Path) -> str | None:
+    """The variant (`fp16`) that a folder has the weights of, where it has no others."""
+    names = {path.name for path in folder.iterdir()}
+    if names & {"model.safetensors", "model.safetensors.index.json"}:
+        return None
+    found = {match[1] or match[2] for name in names if (match := _VARIANT.fullmatch(name))}
+    return found.pop() if len(found) == 1 else None
 
 
 def is_tokenizer(name: str) -> bool:
@@ -90,7 +106,7 @@ def refuse_links(folder: Path, reads: Callable[[str], bool] = is_loaded) -> None
     # would be published broken.
     for name, path in walk(folder):
         if reads(name) and not stays_inside(folder, path):
-            raise ValueError(
+            raise NotPublished(
                 f"{path}: a link that leaves the folder, which is not published; copy what it means into the folder, "
                 "or take it out"
             )
@@ -126,6 +142,11 @@ def list_files(source: object, staged: Path, notes: tuple[str, ...] = ()) -> Lis
                 behind[name] = _reason(folder, name, path)
         plural = {top: "1 file" if count == 1 else f"{count} files" for top, count in counts.items()}
         behind |= {f"{top}/": f"{count}, none of them of a model" for top, count in plural.items()}
+        notes += tuple(
+            f"{name}: goes up {_CUT['.png' if name.endswith('.png') else '.json']}"
+            for name in files
+            if name in (*REPORTS, PICTURE) and (folder / name).read_bytes() != (staged / name).read_bytes()
+        )
     return Listing(files, dict(sorted(behind.items())), notes)
 
 
@@ -134,4 +155,6 @@ def _reason(folder: Path, name: str, path: Path) -> str:
         return "a link that leaves the folder"
     if name.endswith(".py"):
         return "code, which is taken from the installed package"
+    if _WEIGHTS.fullmatch(name):
+        return "weights of a variant; the model goes up once, under the names that loaders look for"
     return "not a file that a model consists of"

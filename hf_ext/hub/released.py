@@ -9,7 +9,24 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from hf_ext.errors import UsageError
+
 FOLDER = Path(str(resources.files("hf_ext.model_cards"))) / "released"
+# Known without the models too, so that a command can say where they are.
+_NAMES = (
+    "cifar10",
+    "denoise-color",
+    "denoise-gray",
+    "jpeg-color",
+    "photo",
+    "restore-tasks",
+    "spoken-digits",
+    "super-resolution-x2",
+)
+WITHOUT = (
+    "this hf-ext was built without its released models (HF_EXT_WITHOUT_MODELS=1). Install the wheel that has them, or "
+    "give the folder model_cards/released/NAME of its source; their licences are not that of the code"
+)
 
 
 @dataclass(frozen=True)
@@ -61,14 +78,20 @@ def released(name: str) -> Path:
     if name not in folders:
         close = difflib.get_close_matches(name, folders, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"no released model is called {name!r}.{hint} Released: {', '.join(folders) or 'none'}.")
+        if not folders:
+            raise ValueError(f"{name!r}: {WITHOUT}")
+        raise UsageError(f"no released model is called {name!r}.{hint} Released: {', '.join(folders)}.")
     return folders[name]
 
 
 def find_model(source: str) -> str:
     """The folder of a released model if its name was typed and is no file or folder here; else what was typed."""
-    folder = None if "/" in source or Path(source).expanduser().exists() else _folders().get(source)
-    return source if folder is None else str(folder)
+    if "/" in source or Path(source).expanduser().exists():
+        return source
+    folders = _folders()
+    if not folders and source in _NAMES:
+        raise ValueError(f"{source!r}: {WITHOUT}")
+    return str(folders.get(source, source))
 
 
 def _folders() -> dict[str, Path]:

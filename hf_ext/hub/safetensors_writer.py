@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from ..errors import DataError, UsageError
 from ..system import free_bytes, open_descriptor, reserve, sync_data, write_at
 from .safetensors_headers import DTYPE_NAMES, MAX_HEADER_BYTES, header_shape
 
@@ -53,12 +54,12 @@ class SafetensorsWriter:
         """Writes a run of elements of a tensor. Thread-safe."""
         dtype = self.dtypes[name]
         if tensor.dtype != dtype or tensor.device.type != "cpu" or not tensor.is_contiguous():
-            raise ValueError(
+            raise UsageError(
                 f"{self.path}: {name!r} takes contiguous {dtype} on the CPU, got {tensor.dtype} on {tensor.device}, "
                 f"contiguous: {tensor.is_contiguous()}; convert it first"
             )
         if start < 0 or start + tensor.numel() > self._lengths[name]:
-            raise ValueError(
+            raise DataError(
                 f"{self.path}: elements [{start}, {start + tensor.numel()}) are not inside {name!r} "
                 f"of {self._lengths[name]}"
             )
@@ -113,7 +114,7 @@ def plan_shards(sizes: Mapping[str, int], max_shard_size: int, stem: str) -> dic
     """Distributes tensors over files, in their order, as `save_pretrained` names them."""
     # A tensor larger than the limit gets a file of its own. A single file has no number in its name.
     if max_shard_size <= 0:
-        raise ValueError(f"max_shard_size is {max_shard_size}; give a positive number of bytes")
+        raise UsageError(f"max_shard_size is {max_shard_size}; give a positive number of bytes")
     shards: list[list[str]] = [[]]
     filled = 0
     for name, size in sizes.items():
@@ -142,7 +143,7 @@ def _layout(
         # Of two numbers in an element, as in float4_e2m1fn_x2, a header counts the last size: there has to be one.
         known = dtype in DTYPE_NAMES and (len(shape) > 0 or header_shape(dtype, (1,)) == [1])
         if not known or any(size < 0 for size in shape):
-            raise ValueError(f"{file}: tensor {name!r} is {dtype} {tuple(shape)}, which safetensors cannot hold")
+            raise DataError(f"{file}: tensor {name!r} is {dtype} {tuple(shape)}, which safetensors cannot hold")
     header: dict[str, object] = {"__metadata__": dict({"format": "pt"} if metadata is None else metadata)}
     starts: dict[str, int] = {}
     position = 0
@@ -158,7 +159,7 @@ def _layout(
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-(8 + len(text)) % _ALIGNMENT)
     if len(text) > MAX_HEADER_BYTES:
-        raise ValueError(f"{file}: the header would have {len(text)} bytes, at most {MAX_HEADER_BYTES} are allowed")
+        raise DataError(f"{file}: the header would have {len(text)} bytes, at most {MAX_HEADER_BYTES} are allowed")
     begin = 8 + len(text)
     offsets = {name: begin + start for name, start in starts.items()}
     return len(text).to_bytes(8, "little") + text, offsets, {n: t[0] for n, t in tensors.items()}, begin + position

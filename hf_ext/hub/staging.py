@@ -13,12 +13,13 @@ from transformers import FeatureExtractionMixin, PreTrainedModel
 from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.image_processing_base import ImageProcessingMixin
 
+from ..errors import DataError, NotPublished, UsageError
 from ..files import read_json_object
-from .checkpoints import PICKLES, open_checkpoint
+from .checkpoints import PICKLES, CheckpointError, open_checkpoint
 from .diffusers_folders import INDEX, is_pipeline, load_pipeline, read_index, save_pipeline
 from .folder_kinds import known_kinds
 from .load_check import LOADER, code_references, installed_room, refuse_kernels, room_code, room_of
-from .published_files import copy_files, is_described, is_loaded, is_tokenizer, refuse_links, walk
+from .published_files import copy_files, find_variant, is_described, is_loaded, is_tokenizer, refuse_links, walk
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -33,7 +34,7 @@ def write_source(source: Source, out: Path, processor: Processor | None) -> None
     """Writes what is published of a model, a pipeline or a folder, with the code of the installed package."""
     if isinstance(source, (str, Path)):
         if processor is not None:
-            raise ValueError("processor belongs to a model in memory; put its files into the folder instead")
+            raise UsageError("processor belongs to a model in memory; put its files into the folder instead")
         _write_folder(Path(source), out)
     elif type(source).__module__.startswith("hf_ext.pipelines."):
         pipeline: Any = source
@@ -41,7 +42,7 @@ def write_source(source: Source, out: Path, processor: Processor | None) -> None
     elif type(source).__module__.startswith("hf_ext."):
         _save(source, processor, out)
     elif type(source).__module__.startswith(("transformers_modules.", "diffusers_modules.")):
-        raise ValueError(
+        raise NotPublished(
             f"{type(source).__name__} was loaded as remote code, which is not published again; "
             "import hf_ext and load the checkpoint without trust_remote_code"
         )
@@ -61,7 +62,7 @@ def _save(model: Any, processor: Processor | None, out: Path) -> None:
     if processor is None and room is not None:
         wanted = [item.__name__ for item in vars(room).values() if _is_class(item, ImageProcessingMixin)]
         if wanted and model.main_input_name == "pixel_values":
-            raise ValueError(
+            raise DataError(
                 f"a {type(model).__name__} is published with its image processor: pass processor={wanted[0]}(...), or "
                 f"save one into the folder with {wanted[0]}(...).save_pretrained(folder)"
             )
@@ -86,7 +87,7 @@ def _add_code(out: Path, room: ModuleType) -> None:
 
 def _write_folder(folder: Path, out: Path) -> None:
     if not folder.is_dir():
-        raise ValueError(f"{folder}: no such folder; give a local folder, or load the model first")
+        raise DataError(f"{folder}: no such folder; give a local folder, or load the model first")
     if is_pipeline(folder):
         _write_pipeline(folder, out)
         return
@@ -94,6 +95,9 @@ def _write_folder(folder: Path, out: Path) -> None:
     # refuses pickles, and verifies every header
     with open_checkpoint(folder):
         pass
+    for path in folder.glob("*.safetensors.index*.json"):
+        if not isinstance(read_json_object(path).get("metadata"), dict):
+            raise CheckpointError(f"{path}: no `metadata` object in it, which loaders want; save the model again.")
     room = room_of(folder)
     if (folder / MANIFEST).is_file():
         _write_artifact(folder, out, room)
@@ -109,7 +113,7 @@ def _write_folder(folder: Path, out: Path) -> None:
         _save(model, processor, out)
         copy_files(folder, out, lambda name: is_tokenizer(name) or is_described(name))
     else:
-        raise ValueError(f"{folder}: neither config.json nor adapter_config.json in it; is it a checkpoint?")
+        raise DataError(f"{folder}: neither config.json nor adapter_config.json in it; is it a checkpoint?")
 
 
 def _write_pipeline(folder: Path, out: Path) -> None:
@@ -131,7 +135,7 @@ def _write_artifact(folder: Path, out: Path, room: ModuleType | None) -> None:
         if (name := path.relative_to(folder).as_posix()) not in {LOADER.name, *code}
     )
     if foreign:
-        raise ValueError(f"{folder}: {foreign[0]} is code, which is not published; take it out of the folder first")
+        raise NotPublished(f"{folder}: {foreign[0]} is code, which is not published; take it out of the folder first")
     for kind in known_kinds():
         kind.copy_artifact(folder, out)
     if room is not None:
@@ -146,12 +150,13 @@ def _load(folder: Path, exported: dict[str, Any]) -> tuple[PreTrainedModel, Proc
     heads = {name: item for name, item in exported.items() if _is_class(item, PreTrainedModel)}
     names = config.get("architectures") or [None]
     if not isinstance(names, list) or len(names) != 1 or names[0] not in heads:
-        raise ValueError(f"{folder}/config.json: architectures is {names}; exactly one of {sorted(heads)} is allowed")
-    loaded: Any = heads[names[0]].from_pretrained(folder, output_loading_info=True, use_safetensors=True)
+        raise DataError(f"{folder}/config.json: architectures is {names}; exactly one of {sorted(heads)} is allowed")
+    options = {"output_loading_info": True, "use_safetensors": True, "variant": find_variant(folder)}
+    loaded: Any = heads[names[0]].from_pretrained(folder, **options)
     model, info = loaded
     problems = {key: sorted(map(str, value)) for key, value in info.items() if value}
     if problems:
-        raise ValueError(f"{folder}: the weights do not fit {names[0]}: {problems}; fetch or save the folder again")
+        raise DataError(f"{folder}: the weights do not fit {names[0]}: {problems}; fetch or save the folder again")
     return model, _load_processor(folder, exported)
 
 
@@ -167,7 +172,7 @@ def _load_processor(folder: Path, exported: dict[str, Any]) -> Processor | None:
         if _is_class(item, ImageProcessingMixin) or _is_class(item, FeatureExtractionMixin)
     }
     if name not in classes:
-        raise ValueError(f"{path} names the class {name!r}; one of {sorted(classes)} is allowed")
+        raise DataError(f"{path} names the class {name!r}; one of {sorted(classes)} is allowed")
     processor: Processor = classes[name].from_pretrained(folder)
     return processor
 
@@ -181,10 +186,15 @@ def _copy_model(folder: Path, out: Path, room: ModuleType | None) -> None:
     for name, _ in walk(folder):
         if "/" not in name and (name.endswith(PICKLES) or (name.endswith(".py") and room is None)):
             what = "code" if name.endswith(".py") else "a pickle"
-            raise ValueError(f"{folder}: {name} is {what}, which is not published; take it out of the folder first")
+            raise NotPublished(f"{folder}: {name} is {what}, which is not published; take it out of the folder first")
     copy_files(folder, out, lambda name: is_loaded(name) or is_described(name))
+    if (variant := find_variant(folder)) is not None:
+        # Loaders look for the plain names unless they are told; an index names its shards, which keep theirs.
+        for suffix in (f".{variant}.safetensors", f".safetensors.index.{variant}.json"):
+            if (out / f"model{suffix}").is_file():
+                (out / f"model{suffix}").rename(out / f"model{suffix.replace(f'.{variant}', '')}")
     if not any(out.glob("*.safetensors")):
-        raise ValueError(
+        raise DataError(
             f"{folder}: its weights are not called as transformers, diffusers or peft call them (model.safetensors, "
             "adapter_model.safetensors, …), so no loader would find them; save the model with save_pretrained"
         )

@@ -19,6 +19,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.utils.data import default_collate
 
+from ..errors import UsageError
 from ..files import require_new, whole_file
 from ..progress import progress
 from .configuration import MergeConfig, load_config
@@ -94,7 +95,7 @@ class WeightedMerge(nn.Module):
             answer = functional_call(self.models[task], self.merge(task), kwargs=batch)
             logits = getattr(answer, "logits", None)
             if logits is None or logits.ndim != 2:
-                raise ValueError(
+                raise UsageError(
                     f"{type(self.models[task]).__name__} does not choose one class for an example; AdaMerging learns "
                     "from the entropy of classifiers."
                 )
@@ -131,7 +132,7 @@ def learn_weights(
     """
     config = dataclasses.replace(load_config(config), method="task_arithmetic", options={}, statistics={})
     if parts.keys() != config.tasks.keys():
-        raise ValueError(f"the tasks are {', '.join(config.tasks)}; got data of {', '.join(parts) or 'none'}.")
+        raise UsageError(f"the tasks are {', '.join(config.tasks)}; got data of {', '.join(parts) or 'none'}.")
     accelerator = Accelerator()
     with make_plan(config) as plan:
         models = [parts[name][0].build_model({}, source) for name, source in config.tasks.items()]

@@ -20,6 +20,7 @@ import torch
 from hf_ext.emr.ops import lora_rows
 from hf_ext.hub.safetensors_headers import TensorInfo
 
+from ..errors import DataError, UsageError
 from .companions import Companions
 from .name_matching import Names
 from .sources import CONFIGURATION_FILES, Library, Source, size_text
@@ -33,26 +34,26 @@ _COMMON = ("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_
 def read_adapters(how: str, base: Source, tasks: Sequence[Source]) -> tuple[Source, tuple[Source, ...]]:
     """Base and tasks with what is merged for adapters in their place, as `adapters` of a configuration says."""
     if base.library == "peft":
-        raise ValueError(f"{base.title} is an adapter; give the model that it belongs to as base.")
+        raise DataError(f"{base.title} is an adapter; give the model that it belongs to as base.")
     for task in tasks:
         _refuse_lora_file(task)
     adapters = [task for task in tasks if task.library == "peft"]
     if not adapters:
         return base, tuple(tasks)
     if how == "refuse":
-        raise ValueError(_advice(adapters))
+        raise UsageError(_advice(adapters))
     if how == "delta":
         return base, tuple(DeltaSource(task, base) if task.library == "peft" else task for task in tasks)
     if len(adapters) < len(tasks):
         others = [task.label for task in tasks if task.library != "peft"]
-        raise ValueError(f"adapters: adapter merges adapters only, and {others} are none; use adapters: delta.")
+        raise UsageError(f"adapters: adapter merges adapters only, and {others} are none; use adapters: delta.")
     return _common_base(base, tuple(tasks)), tuple(tasks)
 
 
 def _refuse_lora_file(task: Source) -> None:
     """Refuses a LoRA in another form than peft's, as diffusers and kohya's scripts write it."""
     if task.library != "peft" and any(name.endswith(_LORA_FILE_ENDS) for name in task.tensors):
-        raise ValueError(
+        raise DataError(
             f"{task.title} is a LoRA file of diffusers or of another program, and only adapters of peft are read. Let "
             "diffusers convert it: pipeline.load_lora_weights(FILE), pipeline.fuse_lora(), "
             "pipeline.unload_lora_weights(), then save the model that it changes, such as "
@@ -116,20 +117,20 @@ def _common_base(base: Source, tasks: tuple[Source, ...]) -> Source:
         for key in _COMMON:
             ours, theirs = tasks[0].config.get(key), task.config.get(key)
             if ours != theirs:
-                raise ValueError(
+                raise DataError(
                     f"{task.title} has {key} {theirs!r} and {tasks[0].title} has {ours!r}: their weights do "
                     "not mean the same. Use adapters: delta, which merges the full weights that LoRA gives."
                 )
         odd = [name for name in task.tensors if ".lora_embedding_" in name or name.endswith(BIAS)]
         if odd:
-            raise ValueError(f"{task.title}: {odd[0]} is not merged among adapters; use adapters: delta.")
+            raise DataError(f"{task.title}: {odd[0]} is not merged among adapters; use adapters: delta.")
     virtual = BaseAdapter(base, tasks)
     for task in tasks:
         common = frozenset(name for name in task.tensors if name.endswith(".lora_A.weight"))
         for name in common:
             same_form = virtual.tensors[name].shape == task.tensors[name].shape
             if not same_form or not virtual.read(name).equal(task.read(name)):
-                raise ValueError(
+                raise DataError(
                     f"{task.title}: {name} is not the same as in the other tasks, so that the signs of lora_B cannot "
                     "be compared. Use adapters: delta, which merges the full weights, or keep the adapters."
                 )
@@ -282,7 +283,7 @@ class DeltaSource(VirtualSource):
         straight = rows == shape[0] and columns == math.prod(shape[1:])
         turned = len(shape) == 2 and (columns, rows) == tuple(shape)
         if math.prod(b[1:]) != rank or not (straight or turned):
-            raise ValueError(
+            raise DataError(
                 f"{self._adapter.title}: {first} {list(a)} and {second} {list(b)} do not give the base's "
                 f"{target!r} {list(shape)}; give the model that the adapter was trained on as base."
             )
@@ -299,7 +300,7 @@ class DeltaSource(VirtualSource):
     def _in_base(self, name: str) -> str:
         found = self._names.in_base(name)
         if found not in self._base.tensors:
-            raise ValueError(
+            raise DataError(
                 f"{self._adapter.title} changes {name!r}, which {self._base.title} does not have; give the "
                 "model that the adapter was trained on as base."
             )
@@ -341,7 +342,7 @@ def lora_modules(adapter: Source) -> dict[str, tuple[str, str]]:
                 known |= {name, partner}
     unknown = [name for name in adapter.tensors if name not in known]
     if unknown:
-        raise ValueError(f"{adapter.title}: {unknown[0]!r} is no part of a plain LoRA. {_ADVICE}")
+        raise DataError(f"{adapter.title}: {unknown[0]!r} is no part of a plain LoRA. {_ADVICE}")
     return found
 
 
@@ -367,13 +368,13 @@ def refuse_variants(adapter: Source) -> None:
     config = adapter.config
     if config.get("peft_type") != "LORA":
         more = " (adapters: adapter merges (IA)³)" if config.get("peft_type") == "IA3" else ""
-        raise ValueError(f"{adapter.title} is {config.get('peft_type')!r}, not LoRA{more}. {_ADVICE}")
+        raise DataError(f"{adapter.title} is {config.get('peft_type')!r}, not LoRA{more}. {_ADVICE}")
     _check_numbers(adapter)
     for key in _OTHER_VARIANTS:
         if config.get(key):
-            raise ValueError(f"{adapter.title} uses {key}, whose weights are not base + s·B·A. {_ADVICE}")
+            raise DataError(f"{adapter.title} uses {key}, whose weights are not base + s·B·A. {_ADVICE}")
     if config.get("init_lora_weights") not in _KEPT_BASE:
-        raise ValueError(
+        raise DataError(
             f"{adapter.title} was initialised with {config['init_lora_weights']!r}, which changes the base's own "
             f"weights. {_ADVICE}"
         )

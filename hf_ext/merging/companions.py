@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from ..errors import DataError
 from ..files import read_json, stays_inside
 from ..hub.disclosure import find_secret
 from ..hub.published_files import LICENCES, REPORTS, is_loaded, walk
@@ -120,7 +121,7 @@ def join_companions(base: Companions, tasks: Mapping[str, Companions]) -> tuple[
         `tuple[dict[str, Path], list[str]]`: Files by name, and what of the tasks is not among them, in words.
 
     Raises:
-        ValueError: Weights of a module differ, which are not merged.
+        DataError: Weights of a module differ, which are not merged.
     """
     ours = {**base.files, **base.modules}
     joined, differing = dict(ours), dict[str, list[str]]()
@@ -136,7 +137,7 @@ def join_companions(base: Companions, tasks: Mapping[str, Companions]) -> tuple[
                 continue
             if name in tasks[title].modules:
                 module = PurePosixPath(name).parent.as_posix()
-                raise ValueError(
+                raise DataError(
                     f"{title}: {name} holds weights of a module of its own that are not the base's, and one model has "
                     f"a place for one. Merge the folders {module} by a command of their own and put the result into "
                     "the base, or choose a method with masks, where each task keeps its module."

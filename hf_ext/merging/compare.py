@@ -10,6 +10,7 @@ from typing import Any
 from hf_ext.emr.artifact import fetch_file
 from hf_ext.emr.report import number_text
 
+from ..errors import UsageError
 from ..files import read_json_object
 from ..hub.safetensors_headers import CheckpointError
 
@@ -57,7 +58,7 @@ def compare_merges(
     """Sets merges side by side: how far each is from every task's own checkpoint, beside 1-bit deltas, and its
     size."""
     if not sources:
-        raise ValueError("there is nothing to compare: name at least one merge, a folder or org/name[@revision].")
+        raise UsageError("there is nothing to compare: name at least one merge, a folder or org/name[@revision].")
     reports = [read_report(source, token=token, endpoint=endpoint) for source in sources]
     entries = [{entry["task"]: entry for entry in report["tasks"]} for report in reports]
     names = list(dict.fromkeys(task for found in entries for task in found))

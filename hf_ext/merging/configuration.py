@@ -11,6 +11,7 @@ from huggingface_hub.dataclasses import strict
 
 from hf_ext.settings import build, read_yaml
 
+from ..errors import DataError
 from .mergekit import read_mergekit
 from .methods import METHODS, Method, options_by_name
 
@@ -138,7 +139,7 @@ class MergeConfig:
         try:
             return cls.from_dict(mapping)
         except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+            raise DataError(f"{path}: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
         """

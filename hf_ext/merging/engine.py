@@ -34,6 +34,7 @@ from hf_ext.emr.artifact import mask_bytes
 from hf_ext.emr.deltas import pack_directions
 from hf_ext.emr.ops import SEGMENT, SUB_BLOCK, SUMS, TOTALS, Sums, mask_block, merge_block
 
+from ..errors import DataError
 from ..system import has_positions
 from .methods import Block, MethodError
 from .methods.options import find_depths
@@ -117,7 +118,7 @@ _MASK_BYTES = 1 << 20
 _MAX_CONNECTIONS = 32
 
 
-class NotFiniteError(ValueError):
+class NotFiniteError(DataError):
     """NaN or infinity in an input: no repetition of the merge can succeed."""
 
 

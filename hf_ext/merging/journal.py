@@ -32,6 +32,7 @@ from filelock import FileLock, Timeout
 
 from hf_ext.emr.manifest import FORMAT, MANIFEST
 
+from ..errors import UsageError
 from ..files import read_json, recover_folder, require_free
 from ..system import free_bytes, open_descriptor, sync_data
 from .plan import Plan
@@ -91,7 +92,7 @@ class Journal:
         places = self._find()
         missing = [unit for unit in range(units) if unit not in places]
         if missing:
-            raise ValueError(f"{self._folder}: {len(missing)} of {units} units are not finished; run the merge again")
+            raise UsageError(f"{self._folder}: {len(missing)} of {units} units are not finished; run the merge again")
         for unit in range(units):
             file, start, length = places[unit]
             with open(file, "rb") as lines:
@@ -177,7 +178,7 @@ def _require_writable(out: Path) -> None:
         if error.errno in FULL:
             # That is told later, with the room that is needed.
             return
-        raise ValueError(
+        raise UsageError(
             f"{out} cannot be written: no folder can be made in {place} ({error.strerror}); choose another place, or "
             "see to it that you may write there"
         ) from error
@@ -201,7 +202,7 @@ def lock_partial(partial: Path) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout as error:
-        raise ValueError(f"another process is merging into {partial}; wait for it, or end it") from error
+        raise UsageError(f"another process is merging into {partial}; wait for it, or end it") from error
     try:
         yield
     finally:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..distributed import Ranks
+from ..errors import DataError, OtherRun
 from ..files import read_json, remove_leftovers, replace_folder, sync, write_json
 from ..progress import progress
 from ..system import count_cores
@@ -140,9 +141,10 @@ class _Run:
             return False
         changed = _differences(read_json(known), self.identity)
         if changed:
-            raise ValueError(
-                f"{self.partial} holds an interrupted merge of something else: {'; '.join(changed[:5])}. Restore what "
-                "changed to go on with it, or remove that folder to start anew."
+            raise OtherRun(
+                f"{self.partial} holds an interrupted merge of something else",
+                changed,
+                "Restore what changed to go on with it, or remove that folder to start anew.",
             )
         return True
 
@@ -213,7 +215,7 @@ class _Run:
         changed = _differences(self.identity, _identity(self.plan))
         if changed:
             shutil.rmtree(self.partial)
-            raise ValueError(f"a checkpoint changed while it was merged: {'; '.join(changed[:5])}; merge again.")
+            raise DataError(f"a checkpoint changed while it was merged: {'; '.join(changed[:5])}; merge again.")
         config, folder = self.plan.config, self.partial / "result"
         sums = add_up(self.units, self.journal.read(len(self.units)), len(self.plan.merged_rows), len(config.tasks))
         base = self.base_identity.result()

@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 from hf_ext.emr.artifact import fetch_file
 from hf_ext.files import read_json
 
+from ..errors import UsageError
+
 _KEYS = (
     "base_model",
     "dtype",
@@ -253,4 +255,4 @@ def _list(what: str, value: Any) -> list[Any]:
 
 
 def _refuse(what: str) -> NoReturn:
-    raise ValueError(f"a mergekit configuration cannot be taken over with {what}.")
+    raise UsageError(f"a mergekit configuration cannot be taken over with {what}.")

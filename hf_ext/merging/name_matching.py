@@ -16,6 +16,7 @@ import torch
 
 from hf_ext.hub.safetensors_headers import TensorInfo
 
+from ..errors import DataError
 from .sources import Source
 from .tokens import TOKENIZERS, compare_tokens
 
@@ -246,13 +247,13 @@ def _has_vocabulary_twice(source: Source, config: Mapping[str, Any]) -> bool:
 def _refuse_other_model(base: Source, task: Source) -> None:
     """Refuses a task whose configuration says that it is another kind of model than the base."""
     if base.config and task.config and base.library != task.library:
-        raise ValueError(f"{task.title} is a {task.library} model, {base.title} a {base.library} model.")
+        raise DataError(f"{task.title} is a {task.library} model, {base.title} a {base.library} model.")
     for key in ("model_type", "_class_name"):
         expected, found = base.config.get(key), task.config.get(key)
         # Of a model of several parts, such as CLIP, one may have been fine-tuned and saved alone.
         parts = [part.get(key) for part in base.config.values() if isinstance(part, dict)]
         if expected is not None and found is not None and found not in (expected, *parts):
-            raise ValueError(
+            raise DataError(
                 f"{task.title} has {key} {found!r}, {base.title} has {expected!r}: they cannot come from "
                 "one model. Give the model that the task was fine-tuned from as base, or leave the task out."
             )
@@ -303,4 +304,4 @@ def _refuse_little_overlap(base: Source, task: Source, names: Names) -> None:
     absent = [name for name in task.tensors if name not in set(names.pairs.values())]
     if absent:
         message += f" {len(absent)} are not in the base, for instance {absent[:3]}."
-    raise ValueError(message + " Give the model that the task was fine-tuned from as base, or leave the task out.")
+    raise DataError(message + " Give the model that the task was fine-tuned from as base, or leave the task out.")

@@ -12,6 +12,7 @@ import torch
 
 from hf_ext.emr.artifact import mask_bytes
 
+from ..errors import DataError
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
 from .plan import Plan
 from .sources import Source
@@ -73,7 +74,7 @@ class Outputs:
     def _open(self, place: str, layout: Layout) -> SafetensorsWriter:
         path = self.folder / place
         if self._resume and not path.is_file():
-            raise ValueError(f"{path} is gone, without which the merge cannot go on: remove {self.folder.parent}")
+            raise DataError(f"{path} is gone, without which the merge cannot go on: remove {self.folder.parent}")
         path.parent.mkdir(parents=True, exist_ok=True)
         self.writers.append(SafetensorsWriter(path, layout))
         return self.writers[-1]

@@ -15,6 +15,7 @@ from hf_ext.emr.weights import TaskWeights
 from hf_ext.files import read_json_object
 from hf_ext.hub.disclosure import cut_paths
 
+from ..errors import DataError
 from .name_matching import match_fine_tune
 from .sources import open_weights
 
@@ -40,7 +41,7 @@ def open_task(artifact: str, task: str, base: str | None = None, endpoint: str |
     """A task of a merge beside the base of the merge."""
     weights = TaskWeights(artifact, base=base, endpoint=endpoint)
     if weights.manifest.library != "transformers":
-        raise ValueError(f"{artifact} is a merge of {weights.manifest.library}; a LoRA needs a model of transformers")
+        raise DataError(f"{artifact} is a merge of {weights.manifest.library}; a LoRA needs a model of transformers")
     names = tuple(weights.entries(task))
     record, origin, held = weights.manifest.tasks[task], weights.manifest.base, weights.base_tensors()
     place, own = base or origin.source, base is None and origin.folder is None

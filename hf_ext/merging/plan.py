@@ -14,6 +14,7 @@ import torch
 
 from hf_ext.emr.artifact import mask_bytes
 
+from ..errors import DataError, UsageError
 from .companions import join_companions
 from .configuration import MergeConfig, load_config
 from .inputs import Inputs, open_inputs
@@ -185,7 +186,7 @@ def find_device(config: MergeConfig) -> torch.device:
     """Where blocks are merged."""
     device = torch.device(config.device)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(
+        raise UsageError(
             f"device is {config.device!r}, and torch finds {torch.cuda.device_count()} CUDA devices here: leave "
             "device out to merge on the CPU."
         )
@@ -202,7 +203,7 @@ def _plan(config: MergeConfig, inputs: Inputs) -> Plan:
     merged = [row for row in table.rows if row.task_names]
     lacking = [row for row in merged if model is not None and row.name not in matching.given]
     if model is not None and lacking:
-        raise ValueError(
+        raise DataError(
             f"{model.title} has no floating-point {lacking[0].name!r} of shape {list(lacking[0].shape)}; give a model "
             "that was merged from these tasks, or exclude the tensor."
         )
@@ -260,7 +261,7 @@ def resolve_plan(plan: Plan) -> Plan:
     """Compares what headers cannot decide, buffers and tensors that the base ties: nothing is undecided after it."""
     for name, kept in plan.aliases.items():
         if name in plan.base.tensors and not _equal(plan.base, name, plan.base, kept):
-            raise ValueError(
+            raise UsageError(
                 f"{plan.base.title}: {name!r} and {kept!r} differ, but its model ties them. Save the base with "
                 "save_pretrained, or set tie_word_embeddings to false in its config.json if they are separate."
             )

@@ -13,6 +13,7 @@ from hf_ext.emr import emr_loader
 from hf_ext.emr.artifact import hash_files, open_extras, open_masks, open_unified
 from hf_ext.emr.manifest import MANIFEST, Manifest
 
+from ..errors import DataError, UsageError
 from ..files import read_json_object, stays_inside
 from ..hub.folder_kinds import FolderKind
 from ..hub.published_files import LICENCES, is_described, is_loaded, walk
@@ -34,7 +35,7 @@ def copy_artifact(folder: Path, out: Path) -> None:
     _require_reachable(manifest, folder)
     loader = folder / LOADER
     if loader.is_file() and loader.read_bytes() != _LOADER_HERE.read_bytes():
-        raise ValueError(
+        raise UsageError(
             f"{loader}: not the loader of the installed hf_ext, so it is not published; remove it (the installed one "
             "is published), or install the version of hf_ext that wrote it"
         )
@@ -70,7 +71,7 @@ def _promise_no_task(path: Path) -> None:
 
 def _require_reachable(manifest: Manifest, folder: Path) -> None:
     if manifest.base.revision is None and manifest.base.folder is None:
-        raise ValueError(
+        raise DataError(
             f"{folder}: its tasks are restored from the base {manifest.base.source}, a folder that others cannot "
             "reach. Merge again with include_base: true (--include-base), which stores the base in the artifact; or "
             "push the base to the Hub and merge again with its org/name"

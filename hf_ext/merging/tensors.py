@@ -17,6 +17,7 @@ import torch
 
 from hf_ext.hub.safetensors_headers import TensorInfo
 
+from ..errors import DataError
 from .configuration import MergeConfig
 from .name_matching import Matching, Names, Vocabulary
 from .sources import Source
@@ -79,7 +80,7 @@ class Table:
         for index, names in enumerate(self._names):
             self._decide_rest(index, names)
         if not any(row.task_names for row in self.rows):
-            raise ValueError(
+            raise DataError(
                 f"nothing to merge: every floating-point tensor of {base.title} is excluded, kept raw, or of "
                 "another shape in the tasks. Check base, tasks, exclude and small_raw."
             )
@@ -162,7 +163,7 @@ class Table:
         elif fits and not (tokens and vocabulary.difference):
             return True
         elif not fits and self._config.shape_policy == "error":
-            raise ValueError(
+            raise DataError(
                 f"{name!r} is {list(ours.shape)} in the base and {list(info.shape)} in "
                 f"{task.title}. Exclude it, or use shape_policy: extra, which keeps it per task."
             )
@@ -210,9 +211,9 @@ class Table:
         refused."""
         told = f"{name!r}: {task.title} has another vocabulary ({vocabulary.difference})"
         if vocabulary.resized and self._config.shape_policy == "overlap":
-            raise ValueError(f"{told}. Use shape_policy: extra, which keeps the whole tensor with the task.")
+            raise DataError(f"{told}. Use shape_policy: extra, which keeps the whole tensor with the task.")
         if not self._config.with_masks:
-            raise ValueError(
+            raise DataError(
                 f"{told}, and method {self._config.method!r} makes one model, which has the base's tokenizer. Choose "
                 "a method with masks, where each task keeps its own; or shape_policy: overlap, which merges the first "
                 "rows if they mean the same tokens; or exclude the tensor, of which the base's is then taken."

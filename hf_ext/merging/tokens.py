@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from ..errors import DataError
+
 # Files that list tokens, the first that is there counts.
 TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt")
 
@@ -53,4 +55,4 @@ def _read_tokens(file: Path) -> dict[int, str]:
         added = told.get("added_tokens", ()) if file.name == "tokenizer.json" else ()
         return tokens | {item["id"]: item["content"] for item in added}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{file}: malformed ({type(error).__name__}: {error}); fetch it again.") from error
+        raise DataError(f"{file}: malformed ({type(error).__name__}: {error}); fetch it again.") from error

@@ -30,6 +30,7 @@ from hf_ext.emr.artifact import (
 from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, find_recorded, recorded_path
 from hf_ext.emr.ops import SUMS
 
+from ..errors import DataError, UsageError
 from ..files import lies_in_cache, recover_folder, replace_folder, sync
 from ..hub.cards import write_card
 from ..hub.safetensors_headers import CheckpointError
@@ -116,7 +117,7 @@ def _merge_again(place: Path, manifest: Manifest, name: str, source: str, base: 
     except (NotFiniteError, MethodError):
         raise
     except (CheckpointError, ValueError) as error:
-        raise ValueError(
+        raise DataError(
             f"{place}: to add {name!r}, all tasks are merged again, and that fails: {error} Bring the checkpoints "
             "back, or add it frozen (hf-ext emr add --frozen)"
         ) from error
@@ -165,9 +166,9 @@ def remove_task(folder: str | Path, name: str) -> dict[str, Any]:
     """
     place, manifest = _open(folder)
     if name not in manifest.tasks:
-        raise ValueError(f"{place} has no task {name!r}; it has {', '.join(manifest.tasks)}")
+        raise UsageError(f"{place} has no task {name!r}; it has {', '.join(manifest.tasks)}")
     if len(manifest.tasks) == 1:
-        raise ValueError(f"{name!r} is the last task of {place}; delete the folder instead")
+        raise UsageError(f"{name!r} is the last task of {place}; delete the folder instead")
     tasks = {task: record for task, record in manifest.tasks.items() if task != name}
     left = [row for row, task in enumerate(manifest.tasks) if task != name]
     with _rewrite(place) as work:
@@ -190,7 +191,7 @@ def _open(folder: str | Path) -> tuple[Path, Manifest]:
     place = Path(folder).expanduser().resolve()
     recover_folder(place)
     if lies_in_cache(place):
-        raise ValueError(f"{place} lies in the cache of the Hub, which is not changed; download it to another folder")
+        raise UsageError(f"{place} lies in the cache of the Hub, which is not changed; download it to another folder")
     return place, Manifest.read(place)
 
 
@@ -199,7 +200,7 @@ def _require_new(manifest: Manifest, name: str, place: Path) -> None:
         raise ValueError(f"{place} holds adapters, which are small: merge them again with the new one")
     known = [task for task in manifest.tasks if task.casefold() == name.casefold()]
     if known:
-        raise ValueError(f"{place} has a task {known[0]!r}; choose another name than {name!r}, or remove it first")
+        raise UsageError(f"{place} has a task {known[0]!r}; choose another name than {name!r}, or remove it first")
 
 
 def _require_same(record: SourceRecord, found: dict[str, Any], what: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..errors import UsageError
 from .configuration import MergeConfig
 
 LOWER_BITS = 15
@@ -68,7 +69,7 @@ class TaskVectors:
         Kept are the `int(density · elements)` largest of a task, at least one, and all as large as the last of them.
         """
         if index != self.passes_done:
-            raise ValueError(f"pass {index} cannot be closed now: the next one is {self.passes_done}.")
+            raise UsageError(f"pass {index} cannot be closed now: the next one is {self.passes_done}.")
         for task, row in enumerate(counts):
             wanted = max(1, int(self.density[task] * int(row.sum()))) if index == 0 else self._wanted[task]
             # at_least[b]: how many have digit b or a larger one.
@@ -108,7 +109,7 @@ class TaskVectors:
         """Continues from a saved state."""
         threshold, wanted = np.array(state["threshold_bits"], np.int64), np.array(state["wanted"], np.int64)
         if threshold.shape != (self.tasks,) or wanted.shape != (self.tasks,) or state["passes"] > self.passes:
-            raise ValueError(
+            raise UsageError(
                 f"the state is of {threshold.size} task(s) and {state['passes']} pass(es), this merge has "
                 f"{self.tasks} and {self.passes}: start the merge anew."
             )

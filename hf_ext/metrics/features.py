@@ -118,8 +118,8 @@ class InceptionFeatures:
                 )
             path = hf_hub_download("/".join(parts[:2]), parts[2], revision=revision)
         with warnings.catch_warnings():
-            # TorchScript is deprecated, but the published file is one.
-            warnings.simplefilter("ignore", DeprecationWarning)
+            # TorchScript is deprecated, but the published file is one. The warning has another class since torch 2.15.
+            warnings.filterwarnings("ignore", message=".*torch.jit")
             self.network = torch.jit.load(path, map_location=device).eval()
         self.device = device
         self.batch_size = batch_size

@@ -11,6 +11,7 @@ from hf_ext.semanir.image_processing_semanir import to_unit
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration, SemanIRStage
 from hf_ext.semanir.ops_semanir import Dictionary, build_dictionary, partition_windows
 
+from ..errors import UsageError
 from .comparison import GAP, PANEL, PAPER, PATCH, TITLE, WINDOW, show_colours, write_line
 
 _KEYS = (0, 215, 255)
@@ -42,12 +43,12 @@ def find_neighbours(
     """
     stages = [module for module in model.modules() if isinstance(module, SemanIRStage)]
     if not 1 <= stage <= len(stages):
-        raise ValueError(f"there is no stage {stage}; the model has stages 1 to {len(stages)}.")
+        raise UsageError(f"there is no stage {stage}; the model has stages 1 to {len(stages)}.")
     height, width = image.shape[:2]
     if not (0 <= at[0] < width and 0 <= at[1] < height):
         raise ValueError(f"there is no pixel {at[0]},{at[1]}; the picture has {width} x {height}, counted from 0.")
     if min(top_k, default=0) < 1:
-        raise ValueError(f"top-k is {top_k}; give numbers from 1 up.")
+        raise UsageError(f"top-k is {top_k}; give numbers from 1 up.")
     chosen, inputs = _stage_inputs(model, image, stage)
     cell = inputs[0].shape[-1] // inputs[1].shape[-1]
     tokens = inputs[1].permute(0, 2, 3, 1)
@@ -125,11 +126,11 @@ def explain(
     """
     config = model.config
     if config.num_channels not in (1, 3):
-        raise ValueError(f"the model takes {config.num_channels} channels; pictures are explained for 1 (grey) or 3.")
+        raise UsageError(f"the model takes {config.num_channels} channels; pictures are explained for 1 (grey) or 3.")
     height, width = pixels.shape[:2]
     at = at or (width // 2, height // 2)
     if not (0 <= at[0] < width and 0 <= at[1] < height):
-        raise ValueError(f"there is no pixel {at[0]},{at[1]}; the picture has {width} x {height}, counted from 0.")
+        raise UsageError(f"there is no pixel {at[0]},{at[1]}; the picture has {width} x {height}, counted from 0.")
     step = config.descriptor.multiple_of
     # On the grid of windows, so that the patch's window is the one that it has in the whole picture.
     corner = [

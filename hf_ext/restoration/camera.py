@@ -16,6 +16,8 @@ import numpy as np
 from PIL import Image
 from PIL.TiffImagePlugin import TiffImageFile
 
+from ..errors import DataError
+
 Source = str | Path | bytes
 
 # Ends of the names of RAW files. Many are TIFFs whose first picture is a thumbnail, which Pillow would take for all.
@@ -32,7 +34,7 @@ _SUBFILE, _SUBDIRECTORIES, _DNG_VERSION = 254, 330, 50706
 EXTRA = 'pip install "hf-ext[images]"'
 
 
-class UnreadableError(ValueError):
+class UnreadableError(DataError):
     """A file cannot be read; the message goes on after the file's name."""
 
 

@@ -8,6 +8,7 @@ writes TIFFs, of which Pillow writes no 16 bits in colour.
 import io
 import re
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,9 @@ from PIL.TiffImagePlugin import ImageFileDirectory_v2
 from transformers.utils import logging
 
 from hf_ext.semanir.image_processing_semanir import pixels_to_image
+
+from ..errors import UsageError
+from .containers import has_other_light, insert_chunks
 
 logger = logging.get_logger(__name__)
 
@@ -34,10 +38,8 @@ FORMATS = {
     ".bmp": "BMP",
     ".gif": "GIF",
 }
-_OPTIONS: dict[str, dict[str, object]] = {
-    "JPEG": {"quality": 95, "subsampling": 0},
-    "WEBP": {"quality": 95, "method": 4},
-}
+_QUALITY = 95
+_WITHOUT_ALPHA = ("JPEG", "BMP")
 _ANIMATED = ("GIF", "PNG", "WEBP")
 _METADATA = ("PNG", "JPEG", "WEBP", "TIFF")
 
@@ -72,6 +74,8 @@ class Picture(NamedTuple):
     exif: Image.Exif | None = None
     icc_profile: bytes | None = None
     dpi: tuple[float, float] | None = None
+    # Chunks of a PNG that say which light its values stand for; see [`colour_chunks`].
+    colour_chunks: bytes = b""
 
 
 class Frames(NamedTuple):
@@ -85,39 +89,83 @@ class Frames(NamedTuple):
     plays: int = 1
     # Whether the first picture of an animated PNG is none of the frames, but for programs that know no animation.
     still: bool = False
+    # Whether it was a WebP without loss, and how a JPEG halved its colours, as Pillow numbers it: 0 is not at all.
+    lossless: bool = False
+    subsampling: int = 0
+
+
+class Encoding(NamedTuple):
+    """How pictures are written where a format leaves a choice."""
+
+    # Of JPEG and WebP, 1 to 100; 95, or WebP without loss where the input was such, if not given.
+    quality: int | None = None
+    # WebP without loss.
+    lossless: bool = False
+    # Colour behind transparent pixels in JPEG and BMP, which have no alpha.
+    background: tuple[int, int, int] = (255, 255, 255)
+
+
+DEFAULT = Encoding()
 
 
 def image_format(path: Path) -> str:
     """The format that a file's end stands for."""
     if path.suffix.lower() not in FORMATS:
-        raise ValueError(f"{path} ends with {path.suffix!r}; pictures are written as {', '.join(FORMATS)}.")
+        raise UsageError(f"{path} ends with {path.suffix!r}; pictures are written as {', '.join(FORMATS)}.")
     return FORMATS[path.suffix.lower()]
 
 
-def encode_frames(frames: Frames, format: str) -> bytes:
+def encode_frames(
+    frames: Frames,
+    format: str,
+    encoding: Encoding = DEFAULT,
+    say: Callable[[str], None] = logger.warning,
+) -> bytes:
     """
-    The bytes of a file with all frames or pages. Still PNGs and TIFFs keep 16 bits, all else has 8. JPEG and BMP lose
-    alpha, GIF has 256 colours. Of EXIF data that are too long for a JPEG, the maker's note, XMP or all are left out.
+    The bytes of a file with all frames or pages. Still PNGs and TIFFs keep 16 bits, all else has 8. GIF has 256
+    colours. WebP has no loss where the input had none. JPEG and BMP have no alpha: the picture is composed on
+    `encoding.background`. Of EXIF data that are too long for a JPEG, the maker's note, XMP or all are left out. `say`
+    is called with what a format cannot hold.
     """
     first, count = frames.pictures[0], len(frames.pictures)
     if count > 1 and frames.durations is None and format != "TIFF":
-        raise ValueError(f"{format} cannot hold {count} pages. Write them as .tif, or give each as a file of its own.")
+        raise UsageError(f"{format} cannot hold {count} pages. Write them as .tif, or give each as a file of its own.")
     if count > 1 and frames.durations is not None and format not in _ANIMATED:
-        raise ValueError(f"{format} cannot hold {count} frames that move. Write them as .gif, .png or .webp.")
+        raise UsageError(f"{format} cannot hold {count} frames that move. Write them as .gif, .png or .webp.")
+    deep = first.pixels.dtype == np.uint16
+    if deep and (format not in ("PNG", "TIFF") or (count > 1 and format == "PNG")):
+        say(f"{format} has 8 bits a channel: the picture's 16 are rounded to them")
+    if format != "PNG" and not first.icc_profile and has_other_light(first.colour_chunks):
+        say(f"{format} has no place for the gamma or colour space that the PNG names: colours may look different")
     try:
         if format == "TIFF":
             return _tiff(frames.pictures)
-        if count == 1 and first.pixels.dtype == np.uint16 and format == "PNG":
+        if count == 1 and deep and format == "PNG":
             return _deep_png(first)
-        options: dict[str, Any] = {**_OPTIONS.get(format, {}), **_metadata_options(first, format)}
+        # Alpha is looked for once: all frames have the same channels.
+        images = [_shallow_image(picture, format, encoding, say) for picture in frames.pictures]
+        options = {**_coding_options(frames, format, encoding), **_metadata_options(first, format, say)}
         if count > 1:
-            options.update(_animation_options(frames, format))
+            options.update(_animation_options(frames, format, images))
         file = io.BytesIO()
-        _shallow_image(first, format).save(file, format, **options)
-        return file.getvalue()
+        images[0].save(file, format, **options)
+        return insert_chunks(file.getvalue(), first.colour_chunks) if format == "PNG" else file.getvalue()
     except (OSError, RuntimeError, struct.error) as error:
         height, width = first.pixels.shape[:2]
-        raise ValueError(f"{format} cannot hold a picture of {width} x {height} pixels: {error}") from error
+        raise UsageError(f"{format} cannot hold a picture of {width} x {height} pixels: {error}") from error
+
+
+def _coding_options(frames: Frames, format: str, encoding: Encoding) -> dict[str, Any]:
+    """What Pillow is told of loss."""
+    quality = encoding.quality or _QUALITY
+    if format == "JPEG":
+        return {"quality": quality, "subsampling": frames.subsampling}
+    if format != "WEBP":
+        return {}
+    if encoding.lossless or (frames.lossless and encoding.quality is None):
+        # Exact: with the colours below full transparency too.
+        return {"lossless": True, "exact": True, "quality": 75, "method": 4}
+    return {"quality": quality, "method": 4}
 
 
 def to_8_bits(pixels: np.ndarray) -> np.ndarray:
@@ -125,19 +173,29 @@ def to_8_bits(pixels: np.ndarray) -> np.ndarray:
     return np.rint(pixels / np.float32(257)).astype(np.uint8) if pixels.dtype == np.uint16 else pixels
 
 
-def _shallow_image(picture: Picture, format: str) -> Image.Image:
-    """The picture with 8 bits, and without the alpha that a format does not have."""
+def _shallow_image(picture: Picture, format: str, encoding: Encoding, say: Callable[[str], None]) -> Image.Image:
+    """The picture with 8 bits, on a background where a format has no alpha."""
     pixels = to_8_bits(picture.pixels)
-    return pixels_to_image(pixels[..., :-1] if pixels.shape[-1] % 2 == 0 and format in ("JPEG", "BMP") else pixels)
+    if pixels.shape[-1] % 2 or format not in _WITHOUT_ALPHA:
+        return pixels_to_image(pixels)
+    colours, alpha = pixels[..., :-1], pixels[..., -1:]
+    if (alpha == 255).all():
+        return pixels_to_image(colours)
+    background = np.array(encoding.background, np.float32)
+    if colours.shape[-1] == 1 and len(set(encoding.background)) == 1:
+        background = background[:1]
+    say(f"{format} has no transparency: composed on #{bytes(encoding.background).hex()} (--background)")
+    share = alpha.astype(np.float32) / 255
+    return pixels_to_image(np.rint(colours * share + background * (1 - share)).astype(np.uint8))
 
 
-def _metadata_options(picture: Picture, format: str) -> dict[str, Any]:
+def _metadata_options(picture: Picture, format: str, say: Callable[[str], None]) -> dict[str, Any]:
     """What Pillow is told to write beside the pixels."""
     if format not in _METADATA:
         return {"dpi": picture.dpi} if picture.dpi else {}
     exif = _tags_to_write(picture)
     if exif is not None and format == "JPEG":
-        exif = _fitting_tags(exif)
+        exif = _fitting_tags(exif, say)
     if picture.dpi and format == "WEBP":
         # It has no other place for the resolution.
         exif = Image.Exif() if exif is None else exif
@@ -151,12 +209,12 @@ def _resolution(dpi: tuple[float, float]) -> dict[int, float]:
     return {282: float(dpi[0]), 283: float(dpi[1]), 296: 2}
 
 
-def _animation_options(frames: Frames, format: str) -> dict[str, Any]:
+def _animation_options(frames: Frames, format: str, images: list[Image.Image]) -> dict[str, Any]:
     """What Pillow is told to write beside the first frame."""
     assert frames.durations is not None
     options: dict[str, Any] = {
         "save_all": True,
-        "append_images": [_shallow_image(picture, format) for picture in frames.pictures[1:]],
+        "append_images": images[1:],
         # Pillow counts the durations of an animated PNG without the picture that stands before it.
         "duration": frames.durations[1:] if frames.still and format == "PNG" else frames.durations,
     }
@@ -212,7 +270,7 @@ def _with_bytes(exif: Image.Exif) -> Image.Exif:
     return exif
 
 
-def _fitting_tags(exif: Image.Exif) -> Image.Exif | None:
+def _fitting_tags(exif: Image.Exif, say: Callable[[str], None]) -> Image.Exif | None:
     """As many of the tags as a JPEG holds: without the maker's note, XMP or both where they are too long, or none."""
     size = len(exif.tobytes())
     if size <= _LONGEST_EXIF:
@@ -221,7 +279,7 @@ def _fitting_tags(exif: Image.Exif) -> Image.Exif | None:
     places: dict[str, tuple[Any, int]] = {"XMP": (exif, _XMP), "the maker's note": (folder, _MAKER_NOTE)}
     long = {name: tags.pop(tag) for name, (tags, tag) in places.items() if tag in tags}
     if len(exif.tobytes()) > _LONGEST_EXIF:
-        logger.warning(f"a JPEG holds {_LONGEST_EXIF:,} bytes of EXIF data, not {size:,}: all were left out")
+        say(f"a JPEG holds {_LONGEST_EXIF:,} bytes of EXIF data, not {size:,}: all were left out")
         return None
     left_out = []
     for name, value in long.items():
@@ -231,7 +289,7 @@ def _fitting_tags(exif: Image.Exif) -> Image.Exif | None:
             del tags[tag]
             left_out.append(name)
     what = " and ".join(left_out)
-    logger.warning(f"a JPEG holds {_LONGEST_EXIF:,} bytes of EXIF data, not {size:,}: left out {what}")
+    say(f"a JPEG holds {_LONGEST_EXIF:,} bytes of EXIF data, not {size:,}: left out {what}")
     return exif
 
 
@@ -307,10 +365,8 @@ def _deep_png(picture: Picture) -> bytes:
         phys=(*(round(value / 0.0254) for value in picture.dpi), 1) if picture.dpi else None,
         iccp=("ICC profile", picture.icc_profile) if picture.icc_profile else None,
     )
-    exif, data = _tags_to_write(picture), file.getvalue()
-    if exif is None:
-        return data
-    # numpngw writes no EXIF data: they go behind the signature of 8 bytes and the header of 25.
-    chunk = io.BytesIO()
-    putchunk(chunk, b"eXIf", exif.tobytes().removeprefix(b"Exif\0\0"))
-    return data[:33] + chunk.getvalue() + data[33:]
+    exif, chunks = _tags_to_write(picture), io.BytesIO()
+    if exif is not None:
+        # numpngw writes no EXIF data.
+        putchunk(chunks, b"eXIf", exif.tobytes().removeprefix(b"Exif\0\0"))
+    return insert_chunks(file.getvalue(), picture.colour_chunks + chunks.getvalue())

@@ -16,6 +16,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from hf_ext.files import whole_file
 from hf_ext.semanir.image_processing_semanir import image_to_pixels, pixels_to_image
 
+from ..errors import DataError
 from .camera import (
     RAW_ENDINGS,
     CameraPicture,
@@ -27,6 +28,7 @@ from .camera import (
     read_raw,
     seekable,
 )
+from .containers import colour_chunks, is_lossless_webp, jpeg_subsampling
 from .deep import read_deep, spread_grey
 from .encoding import Frames, Picture, descriptive_tags, encode_frames, image_format, to_8_bits
 
@@ -88,7 +90,7 @@ def _read(source: Source, max_megapixels: float, several: bool) -> Frames:
     def check(width: int, height: int, count: int = 1) -> None:
         if width * height * count > max_megapixels * 1e6:
             frames = f"{count} frames of " if count > 1 else ""
-            raise ValueError(_too_large(name, f"{frames}{width} x {height} pixels", max_megapixels))
+            raise DataError(_too_large(name, f"{frames}{width} x {height} pixels", max_megapixels))
 
     from_camera = not isinstance(source, bytes) and Path(source).suffix.lower() in RAW_ENDINGS
     try:
@@ -101,29 +103,29 @@ def _read(source: Source, max_megapixels: float, several: bool) -> Frames:
                 return _from_camera(read_raw, source, check)
             count = 1 if image.format in _FIRST else getattr(image, "n_frames", 1)
             if count > 1 and not several:
-                raise ValueError(f"{name} has {count} frames or pages; give each as a file of its own.")
+                raise DataError(f"{name} has {count} frames or pages; give each as a file of its own.")
             moving = image.format in _MOVING
             check(*image.size, count if moving else 1)
             pixels = 0 if moving or count == 1 else _pixels_of_pages(image, count)
             if pixels > max_megapixels * 1e6:
-                raise ValueError(_too_large(name, f"{pixels} pixels on its pages", max_megapixels))
+                raise DataError(_too_large(name, f"{pixels} pixels on its pages", max_megapixels))
             return _frames(image, source, count)
     except UnreadableError as error:
         # The reader of this kind of file does not know its name.
         raise type(error)(f"{name} {error}") from error
     except Image.DecompressionBombError as error:
-        raise ValueError(_too_large(name, "more than twice as many pixels", max_megapixels)) from error
+        raise DataError(_too_large(name, "more than twice as many pixels", max_megapixels)) from error
     except UnidentifiedImageError as error:
         size = len(source) if isinstance(source, bytes) else os.path.getsize(source)
         what = f"is no picture that Pillow knows ({size} bytes)" if size else "is empty"
-        raise ValueError(f"{name} {what}.") from error
+        raise DataError(f"{name} {what}.") from error
     except _LET_THROUGH as error:
-        raise ValueError(f"{name} is broken: {error}") from error
+        raise DataError(f"{name} is broken: {error}") from error
     except OSError as error:
         # The system's own errors have a number; those of decoders have none.
         if error.errno is not None:
             raise
-        raise ValueError(f"{name} is broken or cut off: {error}") from error
+        raise DataError(f"{name} is broken or cut off: {error}") from error
 
 
 def _too_large(name: str, size: str, bound: float) -> str:
@@ -158,7 +160,8 @@ def _pixels_of_pages(image: ImageFile.ImageFile, count: int) -> int:
 
 def _frames(image: ImageFile.ImageFile, source: Source, count: int) -> Frames:
     if count == 1:
-        return Frames([_picture(image, source, 0)])
+        lossless, subsampling = _is_lossless(image, source), jpeg_subsampling(image)
+        return Frames([_picture(image, source, 0)], lossless=lossless, subsampling=subsampling)
     pictures, durations = [], []
     for number in range(count):
         if number:
@@ -176,7 +179,14 @@ def _frames(image: ImageFile.ImageFile, source: Source, count: int) -> Frames:
     if image.format == "GIF" and image.info.get("loop"):
         # It says how often it is played again.
         plays += 1
-    return Frames(_alike(pictures), durations, plays, bool(getattr(image, "default_image", False)))
+    still = bool(getattr(image, "default_image", False))
+    return Frames(_alike(pictures), durations, plays, still, _is_lossless(image, source))
+
+
+def _is_lossless(image: ImageFile.ImageFile, source: Source) -> bool:
+    if image.format != "WEBP":
+        return False
+    return is_lossless_webp(source if isinstance(source, bytes) else Path(source).read_bytes())
 
 
 def _alike(pictures: list[Picture]) -> list[Picture]:
@@ -208,11 +218,12 @@ def _picture(image: ImageFile.ImageFile, source: Source, page: int) -> Picture:
     if dpi is not None and not all(side > 1 for side in dpi):
         # What Pillow says of a TIFF that has no resolution.
         dpi = None
+    chunks = colour_chunks(image)
     # First: to look for EXIF data behind its pixels, Pillow decodes a PNG.
     deep = read_deep(image, source, page)
     exif = image.getexif()
     pixels = spread_grey(image_to_pixels(image), image) if deep is None else deep
-    return Picture(pixels, _without_orientation(exif), icc_profile if fits else None, dpi)
+    return Picture(pixels, _without_orientation(exif), icc_profile if fits else None, dpi, chunks)
 
 
 def write_image(path: str | Path, picture: Picture, *, overwrite: bool = False, format: str | None = None) -> Path:
@@ -234,7 +245,11 @@ def write_image(path: str | Path, picture: Picture, *, overwrite: bool = False, 
 def write_frames(path: str | Path, frames: Frames, *, overwrite: bool = False, format: str | None = None) -> Path:
     """Write all frames or pages; the file appears when it is whole. As [`write_image`], which writes one."""
     path = Path(path)
-    data = encode_frames(frames, format or image_format(path))
+    return write_bytes(path, encode_frames(frames, format or image_format(path)), overwrite)
+
+
+def write_bytes(path: Path, data: bytes, overwrite: bool) -> Path:
+    """Writes a file, which appears when it is whole."""
     if path.exists() and not overwrite:
         raise FileExistsError(f"{path} exists, and was not to be overwritten.")
     with whole_file(path) as file:

@@ -30,6 +30,8 @@ class Job(NamedTuple):
     # None for standard output, where the ending alone says the format.
     out: Path | None
     ending: str
+    # Whether a result that is there already is to be replaced.
+    replace: bool = False
 
 
 class Plan(NamedTuple):
@@ -213,11 +215,6 @@ def _ending_of(source: Path | bytes, relative: Path) -> str:
         return (kind or ".gif") if moving else ".png"
     endings = Image.registered_extensions()
     return kind or next((ending for ending in WRITTEN if endings.get(ending) == format), ".png")
-
-
-def is_done(job: Job, overwrite: bool) -> bool:
-    """Whether nothing is left to do for a picture."""
-    return job.out is not None and job.out.exists() and not overwrite
 
 
 def check_places(jobs: list[Job]) -> None:

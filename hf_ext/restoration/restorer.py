@@ -6,14 +6,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from transformers import AutoConfig
+from transformers.utils import logging
 
 # So that the configuration of another model is known for what it is.
 import hf_ext.mrconv  # noqa: F401
 from hf_ext.emr.weights import task_checkpoint
+from hf_ext.errors import DataError, UsageError
 from hf_ext.hub.checkpoints import split_revision
 from hf_ext.hub.released import find_model
 from hf_ext.semanir import SemanIRForImageRestoration
-from hf_ext.training.models import adapter_base, load_adapter
+
+logger = logging.get_logger(__name__)
 
 
 class SizeRequirements(NamedTuple):
@@ -160,18 +163,37 @@ def load_model(
 
 def _load_checkpoint(source: str, device: str | None, dtype: torch.dtype | str | None) -> SemanIRForImageRestoration:
     """The model of a checkpoint, an adapter with its base; on the GPU if there is one."""
-    base = adapter_base(source)
+    base = None if _is_plain_folder(source) else _find_base(source)
     name, revision = split_revision(base or source)
     config = AutoConfig.from_pretrained(name, revision=revision)
     if config.model_type != "semanir":
-        raise ValueError(f"{source} holds a {config.model_type} model, no SemanIR.")
+        raise DataError(f"{source} holds a {config.model_type} model, no SemanIR.")
     options: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
     model: Any = SemanIRForImageRestoration.from_pretrained(name, revision=revision, **options)
     if base is not None:
+        from hf_ext.training.models import load_adapter
+
         model = load_adapter(model, source).merge_and_unload()
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         restorer: SemanIRForImageRestoration = model.eval().to(place)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {device} cannot be used: {error}") from error
+        raise UsageError(f"device {device} cannot be used: {error}") from error
+    if restorer.device.type == "cpu" and restorer.dtype == torch.float16:
+        logger.warning(
+            "float16 takes four times as long as float32 on a CPU, which has no such arithmetic; take bfloat16, which "
+            "is about as fast as float32 and needs as little memory."
+        )
     return restorer
+
+
+def _is_plain_folder(source: str) -> bool:
+    return os.path.isdir(source) and not os.path.exists(os.path.join(source, "adapter_config.json"))
+
+
+def _find_base(source: str) -> str | None:
+    """The model that an adapter belongs to."""
+    # peft is imported for adapters alone.
+    from hf_ext.training.models import adapter_base
+
+    return adapter_base(source)

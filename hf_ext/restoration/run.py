@@ -2,7 +2,7 @@
 """Restore many picture files: one failure stops nothing."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,9 +12,10 @@ from hf_ext.distributed import Ranks
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 
 from .comparison import Comparison, compare_pictures, comparison_sheet
-from .encoding import FORMATS, Frames, Picture, encode_frames
-from .files import read_frames, write_frames, write_image
+from .encoding import DEFAULT, FORMATS, Encoding, Frames, Picture, encode_frames
+from .files import read_frames, write_bytes, write_image
 from .jobs import Job
+from .records import Records
 from .tiles import lacks_memory, restore_image
 
 # Pictures on the sheet of comparisons.
@@ -35,13 +36,15 @@ class _Outcome(NamedTuple):
     megapixels: float = 0.0
     wrong: str | None = None
     compared: Comparison | None = None
+    notes: Sequence[str] = ()
 
 
 def restore_files(
     model: SemanIRForImageRestoration | None,
     jobs: list[Job],
     *,
-    overwrite: bool = False,
+    encoding: Encoding = DEFAULT,
+    records: Records | None = None,
     compare: Path | None = None,
     max_megapixels: float = 200.0,
     progress: Callable[[float], None] | None = None,
@@ -51,30 +54,36 @@ def restore_files(
     """
     Restore pictures one after the other, of animations and documents every frame and page. Each result appears when it
     is whole, with the input's EXIF data (those that describe it), colour profile and resolution. The caller has made
-    sure that there is something to do and that it can be written: [`~jobs.is_done`], [`~jobs.check_places`].
+    sure that there is something to do and that it can be written: [`~records.Records`], which get what made each
+    result, and [`~jobs.check_places`].
 
     Processes of `accelerate launch`, which all have the same `jobs`, share them; one that gets none needs no model.
     Each has the report of all, in the order of the jobs.
 
     `compare` is a file for a sheet of up to 8 pictures before and after, of several frames the first. `progress` is
-    called with the megapixels done since the last call, `say` with what was wrong with a picture: when it happens, and
-    of several processes in the end, by the first. The options are those of [`~tiles.restore_image`].
+    called with the megapixels done since the last call, `say` with what was wrong with a picture, or what its format
+    cannot hold: when it happens, and of several processes in the end, by the first. The options are those of
+    [`~tiles.restore_image`].
     """
     ranks, outcomes, compared = Ranks(), dict[int, _Outcome](), 0
+    say_now = say if say is not None and ranks.count == 1 else None
     for number, job in ranks.share(list(enumerate(jobs))):
         assert model is not None
         try:
             frames = read_frames(job.source, max_megapixels)
             pictures = _restore_frames(model, frames.pictures, progress, options)
-            _write(job, frames._replace(pictures=pictures), overwrite)
+            notes = _write(job, frames._replace(pictures=pictures), encoding, records)
         except (ValueError, OSError, MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not lacks_memory(error):
                 raise
             outcomes[number] = _Outcome(wrong=_message(job, error))
-            if say is not None and ranks.count == 1:
-                say(_message(job, error))
+            if say_now is not None:
+                say_now(_message(job, error))
             continue
-        outcomes[number] = _Outcome(sum(map(_megapixels, frames.pictures)))
+        if say_now is not None:
+            for note in notes:
+                say_now(note)
+        outcomes[number] = _Outcome(sum(map(_megapixels, frames.pictures)), notes=notes)
         # Of the first pictures of all processes together, each has at most its own first ones.
         if compare is not None and compared < _MOST_COMPARED:
             compared += 1
@@ -85,10 +94,10 @@ def restore_files(
     report = _report([(jobs[number], outcome) for number, outcome in joined])
     if ranks.index == 0:
         if say is not None and ranks.count > 1:
-            for text in report.failed.values():
+            for text in [*report.failed.values(), *(note for _, outcome in joined for note in outcome.notes)]:
                 say(text)
         if compare is not None and sheet:
-            write_image(compare, Picture(np.asarray(comparison_sheet(sheet))), overwrite=overwrite)
+            write_image(compare, Picture(np.asarray(comparison_sheet(sheet))), overwrite=True)
     return report
 
 
@@ -118,13 +127,18 @@ def _report(found: list[tuple[Job, _Outcome]]) -> Report:
     )
 
 
-def _write(job: Job, frames: Frames, overwrite: bool) -> None:
+def _write(job: Job, frames: Frames, encoding: Encoding, records: Records | None) -> list[str]:
+    """Writes a result; what its format cannot hold is returned."""
+    notes: list[str] = []
+    data = encode_frames(frames, FORMATS[job.ending.lower()], encoding, notes.append)
     if job.out is None:
-        sys.stdout.buffer.write(encode_frames(frames, FORMATS[job.ending.lower()]))
+        sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
-        return
-    job.out.parent.mkdir(parents=True, exist_ok=True)
-    write_frames(job.out, frames, overwrite=overwrite)
+    else:
+        if records is not None:
+            records.add(job, data)
+        write_bytes(job.out, data, overwrite=job.replace)
+    return [f"{job.name}: {note}" for note in notes]
 
 
 def _message(job: Job, error: Exception) -> str:

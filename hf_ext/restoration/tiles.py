@@ -16,8 +16,10 @@ from accelerate.utils import get_max_memory
 from accelerate.utils.memory import should_reduce_batch_size
 from transformers.utils import logging
 
-from hf_ext.semanir.image_processing_semanir import from_unit, match_picture, to_unit
+from hf_ext.semanir.image_processing_semanir import from_unit, restore_picture, to_unit
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
+
+from ..errors import DataError, UsageError
 
 logger = logging.get_logger(__name__)
 
@@ -77,55 +79,29 @@ def restore_image(
             f"`image` is {got}; give an array of uint8 or uint16, or of floats in [0, 1], for instance pixels / 255."
         )
     if image.ndim != 3 or not image.size:
-        raise ValueError(f"`image` has shape {image.shape}; expected (height, width, channels), each at least 1.")
+        raise UsageError(f"`image` has shape {image.shape}; expected (height, width, channels), each at least 1.")
     if not whole_numbers and not np.isfinite(image).all():
-        raise ValueError("`image` has values that are infinite or no number (NaN); they cannot be restored.")
-    config, channels, taken = model.config, image.shape[-1], model.config.num_channels
-    if whole_numbers and config.demosaicks and channels != 1:
-        raise ValueError(
-            f"the picture has {channels} channels; this model makes colours of a Bayer mosaic (RGGB), which "
-            "has 1 channel."
-        )
+        raise UsageError("`image` has values that are infinite or no number (NaN); they cannot be restored.")
+    config = model.config
     if not 0 <= strength <= 1:
-        raise ValueError(f"`strength` is {strength}; it goes from 0, the image as it is, to 1, the model's result.")
+        raise UsageError(f"`strength` is {strength}; it goes from 0, the image as it is, to 1, the model's result.")
     if strength != 1 and config.scale != 1:
-        raise ValueError(f"`strength` {strength} is for models that keep an image's size; this one enlarges it.")
+        raise UsageError(f"`strength` {strength} is for models that keep an image's size; this one enlarges it.")
     if self_ensemble and config.demosaicks:
-        raise ValueError(
+        raise UsageError(
             "`self_ensemble` turns the picture, which changes the order of a mosaic's colours: leave it out."
         )
-    given, image = image.dtype, to_unit(image) if whole_numbers else image.astype(np.float32, copy=False)
     work = _Work(model, tile, self_ensemble, top_k, progress, image.shape[0] * image.shape[1])
-    # An odd one out is alpha.
-    colours = image if channels % 2 or channels == taken else image[..., :-1]
-    if config.demosaicks and channels == 1:
-        restored = work.restore(_pack_mosaic(image), share=4)[: image.shape[0], : image.shape[1]]
-    elif colours.shape[-1] == taken:
-        restored = work.restore(colours)
-    elif not config.demosaicks and (colours.shape[-1], taken) == (1, 3):
-        restored = work.restore(np.repeat(colours, 3, axis=-1))
-    elif not config.demosaicks and (colours.shape[-1], taken) == (3, 1):
-        work.passes *= 3
-        restored = np.concatenate([work.restore(colours[..., [channel]]) for channel in range(3)], axis=-1)
-    else:
-        wanted = "a mosaic of 1 channel, or packed to 4" if config.demosaicks else f"{taken} channels"
-        raise ValueError(f"the image has {channels} channels; this model takes {wanted}.")
-    restored = restored if channels == taken or config.demosaicks else match_picture(restored, image)
+    restored = restore_picture(image, config, work.restore)
     if strength != 1:
-        restored = image + np.float32(strength) * (restored - image)
-    return from_unit(restored, given) if whole_numbers else restored
+        given = to_unit(image)
+        restored = given + np.float32(strength) * (restored - given)
+    return from_unit(restored, image.dtype) if whole_numbers else restored
 
 
 def lacks_memory(error: Exception) -> bool:
     """Whether memory is full: Python's, a GPU's, or a CPU's, of which torch says it by a RuntimeError."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or should_reduce_batch_size(error)
-
-
-def _pack_mosaic(mosaic: np.ndarray) -> np.ndarray:
-    """The four sites of each 2 x 2 cell as channels; an odd side is reflected, which keeps the pattern."""
-    odd = [(0, side % 2) for side in mosaic.shape[:2]]
-    mosaic = np.pad(mosaic[..., 0], odd, mode="reflect")
-    return np.stack([mosaic[row::2, column::2] for row in (0, 1) for column in (0, 1)], axis=-1)
 
 
 def _turn(image: np.ndarray, number: int) -> np.ndarray:
@@ -197,17 +173,23 @@ class _Work:
         self.descriptor = model.config.descriptor
         self.tile, self.top_k, self.progress, self.pixels = tile, top_k, progress, pixels
         self.overlap = max(self.descriptor.tile_overlap, 4 * model.config.window_size)
-        self.passes = self.turns = 8 if self_ensemble else 1
+        self.turns = 8 if self_ensemble else 1
         self.done, self.precise = 0.0, False
         step, overlap = self.descriptor.multiple_of, self.overlap
         if tile not in (None, "auto") and (not isinstance(tile, int) or tile % step or tile < 2 * overlap):
-            raise ValueError(
+            raise UsageError(
                 f"`tile` is {tile!r}; give a multiple of {step} (this model's windows) from {2 * overlap} up, "
                 "'auto', or None for the whole image."
             )
 
-    def restore(self, image: np.ndarray, share: int = 1) -> np.ndarray:
-        """All passes over the image; one of its pixels stands for `share` of the picture's."""
+    def restore(self, images: np.ndarray) -> np.ndarray:
+        """All passes over each image [n, height, width, channels]."""
+        self.passes = self.turns * len(images)
+        return np.stack([self._restore_one(image) for image in images])
+
+    def _restore_one(self, image: np.ndarray) -> np.ndarray:
+        # A pixel of a packed mosaic stands for four of the picture's.
+        share = self.pixels / (image.shape[0] * image.shape[1])
         side = self._automatic_tile(image) if isinstance(self.tile, str) else self.tile
         while True:
             done = self.done
@@ -227,7 +209,7 @@ class _Work:
                 logger.warning(f"Memory of {self.model.device} is full: going on with tiles of {smaller} pixels.")
                 side, self.done = smaller, done
 
-    def _restore_tiles(self, image: np.ndarray, side: int | None, share: int) -> np.ndarray:
+    def _restore_tiles(self, image: np.ndarray, side: int | None, share: float) -> np.ndarray:
         """One pass, in tiles of that side or whole."""
         height, width = image.shape[:2]
         if side is None or (height <= side and width <= side):
@@ -247,7 +229,7 @@ class _Work:
                 place += part
         return result
 
-    def _run(self, image: np.ndarray, counted: int) -> np.ndarray:
+    def _run(self, image: np.ndarray, counted: float) -> np.ndarray:
         """One call of the model, in float32 from the first one on that overflowed in half precision."""
         pixel_values = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))[None].to(self.model.device)
         while True:
@@ -258,7 +240,7 @@ class _Work:
                 break
             half = self.model.dtype != torch.float32 or torch.is_autocast_enabled(self.model.device.type)
             if self.precise or not half:
-                raise ValueError(
+                raise DataError(
                     "the model returned values that are infinite or no number (NaN) in float32 too; its weights are "
                     "damaged or were not trained."
                 )

@@ -4,6 +4,7 @@
 Pixels have the shape [height, width, channels]: grey, grey and alpha, RGB, or RGBA.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -70,10 +71,66 @@ def from_unit(pixels: np.ndarray, dtype: Any = np.uint8) -> np.ndarray:
     return np.rint(pixels.clip(0, 1) * np.float32(np.iinfo(dtype).max)).astype(dtype)
 
 
+def spread_colours(colours: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """
+    Colours [H, W, C], with those of pixels that are not `seen` [H, W, 1] replaced by the colours nearby that are.
+    What lies below full transparency is any colour, mostly black; a network would draw it into the edges.
+    """
+    if seen.all() or not seen.any():
+        return colours
+    # Each cell of 2 x 2 pixels has the mean of what is seen in it; empty cells are filled from coarser ones.
+    height, width = seen.shape[:2]
+    odd = [(0, height % 2), (0, width % 2), (0, 0)]
+    cells = [np.pad(part, odd).reshape((height + 1) // 2, 2, (width + 1) // 2, 2, -1) for part in (colours, seen)]
+    counts = cells[1].sum((1, 3), dtype=np.float32)
+    means = (cells[0] * cells[1]).sum((1, 3), dtype=np.float32) / np.maximum(counts, 1)
+    coarse = spread_colours(means, counts > 0).repeat(2, 0).repeat(2, 1)[:height, :width]
+    if np.issubdtype(colours.dtype, np.integer):
+        coarse = np.rint(coarse)
+    return np.where(seen, colours, coarse.astype(colours.dtype))
+
+
+def take_colours(pixels: np.ndarray) -> np.ndarray:
+    """Pixels without alpha, the colours below full transparency spread from those beside them."""
+    return pixels if pixels.shape[-1] % 2 else spread_colours(pixels[..., :-1], pixels[..., -1:] > 0)
+
+
+def restore_picture(pixels: np.ndarray, config: Any, restore: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """
+    Take a picture [h, w, 1 to 4], see `to_unit`, past a network and give the result what the picture had: the one way
+    of pixels into a model. The result is in floats. `restore` takes images [n, h, w, config.num_channels] and returns
+    restored ones.
+
+    A colour model restores grey as three equal channels, a grey model each colour by itself. For a model that
+    demosaicks, one channel is an RGGB Bayer mosaic, four of floats are a mosaic that is packed already.
+    """
+    picture = to_unit(pixels)
+    height, width, channels = picture.shape
+    taken = config.num_channels
+    if channels == taken and not (config.demosaicks and np.issubdtype(pixels.dtype, np.integer)):
+        return restore(picture[None])[0]
+    if config.demosaicks and channels == 1:
+        # The four sites of each 2 x 2 cell as channels. An odd side is reflected, which keeps the pattern.
+        mosaic = np.pad(picture[..., 0], [(0, height % 2), (0, width % 2)], mode="reflect")
+        packed = np.stack([mosaic[row::2, column::2] for row in (0, 1) for column in (0, 1)], axis=-1)
+        return restore(packed[None])[0, :height, :width]
+    colours = take_colours(picture)
+    if colours.shape[-1] == taken:
+        restored = restore(colours[None])[0]
+    elif (colours.shape[-1], taken) == (1, 3):
+        restored = restore(np.repeat(colours, 3, axis=-1)[None])[0]
+    elif (colours.shape[-1], taken) == (3, 1):
+        restored = np.moveaxis(restore(np.moveaxis(colours, -1, 0)[..., None])[..., 0], 0, -1)
+    else:
+        wanted = "a mosaic of 1 channel, or packed to 4" if config.demosaicks else f"{taken} channels"
+        raise ValueError(f"the picture has {channels} channels; this model takes {wanted}.")
+    return match_picture(restored, picture)
+
+
 def match_picture(restored: np.ndarray, picture: np.ndarray) -> np.ndarray:
     """
     Give restored colours [H, W, 1 or 3] what the picture [h, w, 1 to 4], in [0, 1], had beside them: grey stays grey,
-    alpha is kept and enlarged as they are.
+    alpha is kept and enlarged by itself. At the same size, colours below full transparency are the picture's again.
     """
     if picture.shape[-1] <= 2 and restored.shape[-1] == 3:
         restored = (restored @ _LUMA)[..., None]
@@ -84,6 +141,8 @@ def match_picture(restored: np.ndarray, picture: np.ndarray) -> np.ndarray:
     if size != alpha.shape[::-1]:
         enlarged = Image.fromarray(np.ascontiguousarray(alpha)).resize(size, Image.Resampling.BICUBIC)
         alpha = np.asarray(enlarged).clip(0, 1)
+    else:
+        restored = np.where(alpha[..., None] > 0, restored, picture[..., :-1])
     return np.concatenate([restored, alpha[..., None]], axis=-1)
 
 
@@ -165,12 +224,11 @@ class SemanIRImageProcessor(PilBackend):
     def process_image(self, image: Any, do_convert_rgb: bool | None = None, *args: Any, **kwargs: Any) -> np.ndarray:
         """Turn one image into an array of channels, height, width. See [`~SemanIRImageProcessor.preprocess`]."""
         if isinstance(image, Image.Image):
-            pixels = np.moveaxis(image_to_pixels(image), -1, 0)
-            # Two channels are grey and alpha, four are RGBA.
-            pixels = pixels if len(pixels) % 2 else pixels[:-1]
+            pixels = np.moveaxis(take_colours(image_to_pixels(image)), -1, 0)
         else:
             pixels = super().process_image(image, False, *args, **kwargs)
-            pixels = pixels[:3] if do_convert_rgb and len(pixels) == 4 else pixels
+            if do_convert_rgb and len(pixels) == 4:
+                pixels = np.moveaxis(take_colours(np.moveaxis(pixels, 0, -1)), -1, 0)
         return np.repeat(pixels, 3, axis=0) if do_convert_rgb and len(pixels) == 1 else pixels
 
     # The base class names every option of every processor; like those of transformers, this names its own.

@@ -11,10 +11,9 @@ from urllib.request import Request, urlopen
 import numpy as np
 import torch
 from PIL import Image
-from torch.nn import functional as F
 from transformers.pipelines.base import Pipeline
 
-from .image_processing_semanir import from_unit, image_to_pixels, match_picture, pixels_to_image, to_unit
+from .image_processing_semanir import from_unit, image_to_pixels, pixels_to_image, restore_picture
 from .modeling_semanir import SemanIRForImageRestoration
 
 
@@ -98,29 +97,16 @@ class ImageRestorationPipeline(Pipeline):
             return image_to_pixels(image)
 
     def _forward(self, model_inputs: dict[str, np.ndarray], top_k: int | None = None) -> dict[str, np.ndarray]:
-        pixels = model_inputs["pixels"]
-        picture, config = to_unit(pixels), self.model.config
-        height, width, channels = picture.shape
-        # Two channels are grey and alpha, four are RGBA; alpha is carried past the model.
-        colours = torch.from_numpy(picture if channels % 2 else picture[..., :-1]).permute(2, 0, 1)[None]
-        if config.demosaicks and channels == 1:
-            # The four sites of each 2 x 2 cell of the mosaic as channels; an odd side is reflected.
-            odd = (0, width % 2, 0, height % 2)
-            values = F.pixel_unshuffle(F.pad(colours, odd, mode="reflect"), 2)
-        elif (colours.shape[1], config.num_channels) in ((1, 1), (1, 3), (3, 3)):
-            values = colours.expand(-1, config.num_channels, -1, -1)
-        elif (colours.shape[1], config.num_channels) == (3, 1):
-            # A grey model restores each colour by itself.
-            values = colours.transpose(0, 1)
-        else:
-            wanted = "a mosaic of 1 channel" if config.demosaicks else f"{config.num_channels} channels"
-            raise ValueError(f"the picture has {channels} channels; this model takes {wanted}.")
-        output = self.model(pixel_values=values.to(self.model.device), top_k=top_k).reconstruction.float().cpu()
-        if not output.isfinite().all():
-            raise ValueError("the model returned values that are infinite or no number; load it in float32.")
-        restored = output.transpose(0, 1) if len(output) > 1 else output
-        restored = restored[0].permute(1, 2, 0).numpy()
-        restored = restored[:height, :width] if config.demosaicks else match_picture(restored, picture)
+        pixels, config = model_inputs["pixels"], self.model.config
+
+        def restore(images: np.ndarray) -> np.ndarray:
+            values = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2))).to(self.model.device)
+            restored: np.ndarray = self.model(pixel_values=values, top_k=top_k).reconstruction.float().cpu().numpy()
+            if not np.isfinite(restored).all():
+                raise ValueError("the model returned values that are infinite or no number; load it in float32.")
+            return restored.transpose(0, 2, 3, 1)
+
+        restored = restore_picture(pixels, config, restore)
         whole = np.issubdtype(pixels.dtype, np.integer)
         return {"pixels": from_unit(restored, pixels.dtype if whole else np.uint8)}
 

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from ..embedded_hub.front_matter import read_front_matter
+from ..hub.front_matter import read_front_matter
 from ..merging.plan import Plan, make_plan
 from ..merging.sources import size_text
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import hf_ext
 
+from ..errors import UsageError
 from ..settings import read_yaml
 from ..training.launch import TASKS
 
@@ -58,7 +59,7 @@ def find_recipe(name: str) -> Path:
             ends[end] for end in difflib.get_close_matches(name, ends, n=1)
         ]
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"there is no file {name}, and no recipe of that name.{hint} `hf-ext recipes` lists them.")
+        raise UsageError(f"there is no file {name}, and no recipe of that name.{hint} `hf-ext recipes` lists them.")
     return paths[name]
 
 

@@ -15,6 +15,7 @@ from PIL import Image
 
 from hf_ext.extras import import_extra
 
+from ..errors import DataError
 from ..training.arguments import DataSource
 from ..training.bad_examples import UNDECODABLE
 from ..training.sequence_files import SUFFIXES, read_file
@@ -235,7 +236,7 @@ def _name_classes(labels: list[Any], path: str) -> list[str]:
         return sorted(map(str, found))
     values = [value for value in found if not 0 <= value < max(_MOST_CLASSES, len(labels)) or value % 1]
     if values:
-        raise ValueError(
+        raise DataError(
             f"{path}: the column `label` holds {min(values)} and the like, no classes. Classes are names or numbers "
             "from 0 on, each of some use; for values start from the recipe of mrconv-regression: hf-ext recipes "
             "mrconv/sensors."

@@ -10,6 +10,7 @@ from huggingface_hub.dataclasses import strict
 
 from hf_ext.settings import SettingsError, build
 
+from ..errors import UsageError
 from .degradations import BLUR_REACH, blur, gaussian_noise, jpeg, matlab_bicubic, mosaic, resize_and_back, unit_range
 
 # JPEG codes 16 x 16 pixels together where chroma is halved; chroma is interpolated from the neighbouring ones.
@@ -228,12 +229,12 @@ def read_degradations(value: Any, where: str) -> list[Degradation]:
     else:
         degradations = [_read_one(value, where)]
     if any(degradation.chance != 1 for degradation in degradations):
-        raise ValueError(
+        raise UsageError(
             f"{where}: chance belongs to the steps of a chain; use weight to draw one of a list less often."
         )
     labels = [degradation.label for degradation in degradations]
     if not labels or len(set(labels)) < len(labels):
-        raise ValueError(f"{where} must name at least one degradation and none twice, got {labels}.")
+        raise UsageError(f"{where} must name at least one degradation and none twice, got {labels}.")
     return degradations
 
 

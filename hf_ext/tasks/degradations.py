@@ -10,6 +10,8 @@ import math
 import numpy as np
 from PIL import Image
 
+from ..errors import UsageError
+
 # Red, green, green and blue sites of the 2 x 2 cell, as (row, column): the channel order of a packed mosaic.
 _RGGB = ((0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 2))
 
@@ -28,7 +30,7 @@ def matlab_bicubic(image: np.ndarray, scale: float) -> np.ndarray:
     """
     _check(image)
     if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale must be a positive number (4 enlarges, 1 / 4 shrinks), got {scale}.")
+        raise UsageError(f"scale must be a positive number (4 enlarges, 1 / 4 shrinks), got {scale}.")
     result = image.astype(np.float64)
     for axis in (0, 1):
         weights, sources = _contributions(image.shape[axis], scale)
@@ -72,7 +74,7 @@ def blur(image: np.ndarray, sigma: float) -> np.ndarray:
     """
     _check(image)
     if not (math.isfinite(sigma) and sigma >= 0):
-        raise ValueError(f"sigma must be 0 or more, in pixels; got {sigma}.")
+        raise UsageError(f"sigma must be 0 or more, in pixels; got {sigma}.")
     reach = math.ceil(BLUR_REACH * sigma)
     if reach == 0:
         return image
@@ -96,7 +98,7 @@ def resize_and_back(image: np.ndarray, factor: float) -> np.ndarray:
             f"a picture that is passed on has 8 bits a channel; the image is {image.dtype}: round it first."
         )
     if not (math.isfinite(factor) and factor > 0):
-        raise ValueError(f"factor must be more than 0, got {factor}.")
+        raise UsageError(f"factor must be more than 0, got {factor}.")
     height, width = image.shape[:2]
     picture = Image.fromarray(image[..., 0] if image.shape[2] == 1 else np.ascontiguousarray(image))
     smaller = picture.resize((max(1, round(width * factor)), max(1, round(height * factor))), Image.Resampling.BICUBIC)
@@ -106,7 +108,7 @@ def resize_and_back(image: np.ndarray, factor: float) -> np.ndarray:
 def gaussian_noise(image: np.ndarray, sigma: float, generator: np.random.Generator) -> np.ndarray:
     """Adds white Gaussian noise, independent for each channel. The result is neither clipped nor rounded."""
     if not (math.isfinite(sigma) and sigma >= 0):
-        raise ValueError(f"sigma must be 0 or more, in 8-bit levels; got {sigma}.")
+        raise UsageError(f"sigma must be 0 or more, in 8-bit levels; got {sigma}.")
     clean = unit_range(image)
     return clean + np.float32(sigma / 255) * generator.standard_normal(clean.shape, dtype=np.float32)
 
@@ -120,9 +122,9 @@ def jpeg(image: np.ndarray, quality: int) -> np.ndarray:
     if image.dtype != np.uint8:
         raise TypeError(f"JPEG stores 8 bits a channel; the image is {image.dtype}: round it to uint8 first.")
     if image.ndim != 3 or image.shape[2] not in (1, 3):
-        raise ValueError(f"image must have the shape [height, width, 1] or [height, width, 3], got {image.shape}.")
+        raise UsageError(f"image must have the shape [height, width, 1] or [height, width, 3], got {image.shape}.")
     if not 1 <= quality <= 100:
-        raise ValueError(f"quality must be from 1 to 100, got {quality}.")
+        raise UsageError(f"quality must be from 1 to 100, got {quality}.")
     buffer = io.BytesIO()
     picture = Image.fromarray(image[..., 0] if image.shape[2] == 1 else np.ascontiguousarray(image))
     picture.save(buffer, "JPEG", quality=int(quality), subsampling="4:2:0")
@@ -139,7 +141,7 @@ def matlab_luma(image: np.ndarray) -> np.ndarray:
     if image.dtype != np.uint8:
         raise TypeError(f"MATLAB's Y is made of 8 bits a channel; the image is {image.dtype}: round it first.")
     if image.ndim != 3 or image.shape[2] != 3:
-        raise ValueError(f"image must have the shape [height, width, 3], got {image.shape}.")
+        raise UsageError(f"image must have the shape [height, width, 3], got {image.shape}.")
     weighted = image.astype(np.int64) @ np.array([[299], [587], [114]])
     return (16 + (73 * weighted + 42500) // 85000).astype(np.uint8)
 
@@ -148,7 +150,7 @@ def mosaic(image: np.ndarray) -> np.ndarray:
     """What a sensor behind an RGGB Bayer filter sees: of each pixel one colour, packed to [h / 2, w / 2, 4]."""
     _check(image)
     if image.ndim != 3 or image.shape[2] != 3 or image.shape[0] % 2 or image.shape[1] % 2:
-        raise ValueError(
+        raise UsageError(
             f"image must have the shape [height, width, 3] with even sides, got {image.shape}: cut off the last row "
             "or column."
         )
@@ -159,7 +161,7 @@ def unpack_mosaic(packed: np.ndarray) -> np.ndarray:
     """The inverse of [`mosaic`] where there is one: an RGB image that is black where nothing was measured."""
     _check(packed)
     if packed.ndim != 3 or packed.shape[2] != 4:
-        raise ValueError(f"packed must have the shape [height, width, 4], got {packed.shape}.")
+        raise UsageError(f"packed must have the shape [height, width, 4], got {packed.shape}.")
     image = np.zeros((2 * packed.shape[0], 2 * packed.shape[1], 3), packed.dtype)
     for index, (row, column, channel) in enumerate(_RGGB):
         image[row::2, column::2, channel] = packed[..., index]
@@ -177,6 +179,6 @@ def _check(image: np.ndarray) -> None:
         what = f"an array of {image.dtype}" if isinstance(image, np.ndarray) else type(image).__name__
         raise TypeError(f"the image must be a numpy array of uint8 or floating values, got {what}.")
     if image.ndim not in (2, 3) or image.size == 0:
-        raise ValueError(
+        raise UsageError(
             f"the image must have the shape [height, width] or [height, width, channels], got {image.shape}."
         )

@@ -29,6 +29,7 @@ from hf_ext.tasks.diffusion_grids import draw_grid, sample_rows
 from hf_ext.training.models import initialize_from, read_model_section
 from hf_ext.training.task import Task
 
+from ..errors import DataError, MissingColumn, UsageError
 from .diffusion_buckets import Buckets, group_pictures
 from .diffusion_data import Crops, Size, cut_view, nearest_bucket
 from .diffusion_latents import encode_posterior, load_autoencoder, read_row, to_pixels
@@ -189,7 +190,7 @@ class DisentangledDiTTask(Task):
                 if not self._streams
                 else "a stream, whose sizes cannot be kept apart"
             )
-            raise ValueError(f"task.buckets is for pictures, and the data is {kind}: leave it out.")
+            raise UsageError(f"task.buckets is for pictures, and the data is {kind}: leave it out.")
         return group_pictures(data, self.image_column, self.sizes)
 
     def model_fields(self) -> dict[str, Any]:
@@ -206,7 +207,7 @@ class DisentangledDiTTask(Task):
         if checkpoint is not None:
             found, wanted = objective_of(checkpoint.scheduler), self.objective
             if found != wanted:
-                raise ValueError(f"{init_from} predicts {found}, task.objective is {wanted}: set it to {found}.")
+                raise UsageError(f"{init_from} predicts {found}, task.objective is {wanted}: set it to {found}.")
             height, width = settings.pop("sample_size")
             before, self.scheduler, self.cut = transfer(checkpoint, (height, width), self._transfer, self.cut)
             settings = {**settings_of(self.model_class, before), **settings}
@@ -239,7 +240,7 @@ class DisentangledDiTTask(Task):
         if self.text_encoder is not None:
             width, read = changes.get("joint_attention_dim"), self.captions.width
             if None not in (width, read) and width != read:
-                raise ValueError(
+                raise UsageError(
                     f"model.joint_attention_dim is {width}, but the data's texts have {read}: leave it out."
                 )
             width = width or read or self.captions.encoder.config.hidden_size
@@ -247,28 +248,28 @@ class DisentangledDiTTask(Task):
         named = None if self.id2label is None else len(self.id2label)
         count = changes.get("num_classes") or named or settings.get("num_classes")
         if count is None:
-            raise ValueError("the data does not name its classes: set model.num_classes.")
+            raise DataError("the data does not name its classes: set model.num_classes.")
         if named not in (None, count):
-            raise ValueError(f"model.num_classes is {count}, but the data has {named} classes: leave it out.")
+            raise UsageError(f"model.num_classes is {count}, but the data has {named} classes: leave it out.")
         return {"num_classes": count, "joint_attention_dim": None}
 
     def _check_model(self) -> None:
         if bool(self.mask_ratio) != bool(self.config.get("num_decoder_layers")):
-            raise ValueError(
+            raise UsageError(
                 f"task.mask_ratio is {self.mask_ratio} and model.num_decoder_layers "
                 f"{self.config.get('num_decoder_layers')}: masked-latent training needs both, other training neither."
             )
         if self._buckets is not None:
             factor = 1 if self.autoencoder is None else DisentangledDiTPipeline.scale_factor_of(self.autoencoder)
             if self._buckets.step % (step := factor * self.config["patch_size"]):
-                raise ValueError(
+                raise UsageError(
                     f"task.buckets.step is {self._buckets.step}; it must be a multiple of {step}, a patch."
                 )
         if self.places.distribution == "shifted" and self.autoencoder is not None:
             factor = DisentangledDiTPipeline.scale_factor_of(self.autoencoder)
             pixels = [side * factor for side in self.config["sample_size"]]
             if pixels != list(self.size):
-                raise ValueError(
+                raise DataError(
                     f"task.image_size is {self.image_size}, by which timesteps.distribution shifted goes, but the "
                     f"model's latents are of {pixels[0]} x {pixels[1]} pixels: set task.image_size to {pixels}."
                 )
@@ -293,7 +294,7 @@ class DisentangledDiTTask(Task):
         if "latent" in example:
             latents, controls = read_row(example, generator if self.posterior else None)
             if latents.shape[0] != self.config["in_channels"]:
-                raise ValueError(
+                raise DataError(
                     f"the data has latents of {latents.shape[0]} channels, the model takes "
                     f"{self.config['in_channels']}: precompute with the autoencoder that task.vae names."
                 )
@@ -315,13 +316,13 @@ class DisentangledDiTTask(Task):
             return {**sample, **self.captions.sample(example, generator)}
         label, count = self._column(example, "label_column"), self.config["num_classes"]
         if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < count:
-            raise ValueError(f"column {self.label_column!r} holds {label!r}; allowed: 0 to {count - 1}.")
+            raise DataError(f"column {self.label_column!r} holds {label!r}; allowed: 0 to {count - 1}.")
         return {**sample, "label": torch.tensor(label)}
 
     def _column(self, example: dict[str, Any], option: str) -> Any:
         name = getattr(self, option)
         if name not in example:
-            raise ValueError(f"the data has no column {name!r}; it has {sorted(example)}. Set task.{option}.")
+            raise MissingColumn.of(name, example, f"task.{option}")
         return example[name]
 
     def loss(self, model: torch.nn.Module, batch: dict[str, Any], step: int) -> Tensor:

@@ -16,6 +16,7 @@ from PIL import ExifTags, Image
 
 from hf_ext.training.bad_examples import UNREADABLE
 
+from ..errors import MissingColumn, UsageError
 from .diffusion_data import Size, bucket_sizes, nearest_bucket
 
 # Bytes at the end of a PNG in which words behind its pixels are looked for.
@@ -46,16 +47,14 @@ class Buckets:
     def sizes(self, side: int | list[int]) -> list[Size]:
         """The shapes of about the area of a square."""
         if not isinstance(side, int):
-            raise ValueError(f"buckets have the area of a square: give task.image_size as one side, not {side}.")
+            raise UsageError(f"buckets have the area of a square: give task.image_size as one side, not {side}.")
         return bucket_sizes(side, self.step, self.max_ratio)
 
 
 def group_pictures(data: datasets.Dataset, column: str, buckets: list[Size]) -> np.ndarray:
     """The number of the bucket of each picture of a column; of those that cannot be read, the largest one's."""
     if column not in data.column_names:
-        raise ValueError(
-            f"the data has no column {column!r}; it has {sorted(data.column_names)}. Set task.image_column."
-        )
+        raise MissingColumn.of(column, data.column_names, "task.image_column")
     files = data.select_columns([column]).cast_column(column, datasets.Image(decode=False))
     # Each process of a launch reads them where the cache has none, which `datasets` fills with whole files.
     sizes = files.map(_read_sizes, batched=True, input_columns=[column], remove_columns=[column], desc="sizes")

@@ -11,6 +11,10 @@ import numpy as np
 from huggingface_hub.dataclasses import strict
 from PIL import Image
 
+from hf_ext.errors import DataError
+
+from ..errors import UsageError
+
 # Height and width in pixels.
 Size = tuple[int, int]
 
@@ -84,9 +88,13 @@ def controls(original_size: Size, crop: Size, target_size: Size, flip: bool) -> 
 def cut_view(
     image: Image.Image, size: Size, channels: int, crops: Crops, generator: np.random.Generator | None
 ) -> View:
-    """Cuts a picture to a size, at random or, without a generator, from its middle and unmirrored."""
+    """Cuts a picture, on white, to a size, at random or, without a generator, from its middle and unmirrored."""
     if image.mode[0] in "IF":
-        raise ValueError(f"a picture has PIL mode {image.mode!r}, more than 8 bits a channel: convert it to 8 bits.")
+        raise DataError(f"a picture has PIL mode {image.mode!r}, more than 8 bits a channel: convert it to 8 bits.")
+    if image.has_transparency_data:
+        # What stands behind transparent pixels is anything; white is what most viewers show there.
+        ground = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(ground, image.convert("RGBA"))
     original = (image.height, image.width)
     is_local = generator is not None and crops.local_prob > 0 and generator.random() < crops.local_prob
     frame = _frame(original, size, crops.local_size if is_local else None)
@@ -119,7 +127,7 @@ def _frame(original: Size, size: Size, local_size: int | None) -> Size:
 def bucket_sizes(side: int, step: int, max_ratio: float) -> list[Size]:
     """Sizes of about the same area, of multiples of `step`, from the tallest to the widest."""
     if side < step or side % step or max_ratio < 1:
-        raise ValueError(
+        raise UsageError(
             f"buckets need a side that is a multiple of {step} pixels and a ratio of at least 1; got {side} and "
             f"{max_ratio}."
         )

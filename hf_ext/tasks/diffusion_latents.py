@@ -15,6 +15,7 @@ from torch import Tensor
 from hf_ext.hub.checkpoints import split_revision
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 
+from ..errors import DataError, UsageError
 from .diffusion_data import View, controls
 
 # Columns of a row beside those that the picture came with.
@@ -50,7 +51,7 @@ def encode_posterior(vae: ModelMixin, pixels: Tensor) -> tuple[Tensor, Tensor]:
     with pipeline._upcast(autoencoder):
         found = autoencoder.encode(pixels.to(autoencoder.dtype), return_dict=False)[0]
     if not (hasattr(found, "mean") and hasattr(found, "std")) or isinstance(found, Tensor):
-        raise ValueError(
+        raise UsageError(
             f"{type(vae).__name__} gives one latent for a picture, no distribution to draw from: leave posterior out."
         )
     shift, scale = pipeline._latent_statistics(vae, found.mean.float())
@@ -82,7 +83,7 @@ def read_row(
     missing = [name for name in wanted if name not in row]
     if missing:
         how = " --posterior, or set task.posterior to false" if missing == [SPREAD] else ""
-        raise ValueError(f"latents without the column(s) {missing}: write them with `hf-ext dit precompute`{how}.")
+        raise DataError(f"latents without the column(s) {missing}: write them with `hf-ext dit precompute`{how}.")
     latent = _unpack(row, "latent")
     if generator is not None:
         latent = latent + _unpack(row, SPREAD) * generator.standard_normal(latent.shape, dtype=np.float32)

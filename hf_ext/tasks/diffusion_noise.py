@@ -14,6 +14,8 @@ from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from huggingface_hub.dataclasses import strict
 from torch import Tensor
 
+from ..errors import DataError, UsageError
+
 OBJECTIVES = ("epsilon", "v_prediction", "flow")
 # The schedule of latent diffusion, sampled from its noisiest step on.
 _DIFFUSION = {
@@ -107,7 +109,7 @@ def make_scheduler(objective: str, changes: dict[str, Any], clip_sample: bool) -
     allowed = set(inspect.signature(kind).parameters) - {"prediction_type", "use_dynamic_shifting"}
     unknown = sorted(set(changes) - allowed)
     if unknown:
-        raise ValueError(
+        raise UsageError(
             f"unknown key(s) {unknown} in task.noise_schedule. Allowed are those of {kind.__name__}: "
             f"{', '.join(sorted(allowed))}."
         )
@@ -125,7 +127,7 @@ def check_signal(scheduler: SchedulerMixin, source: str) -> None:
     schedule: Any = scheduler
     # There the input is the answer, and no picture follows: x0 = (x - sqrt(1 - a) e) / sqrt(a) with a = 0.
     if objective_of(scheduler) == "epsilon" and not schedule.alphas_cumprod.all():
-        raise ValueError(
+        raise DataError(
             f"{source} ends in noise alone (zero-terminal SNR, rescale_betas_zero_snr); with objective epsilon "
             "nothing is learned there and sampling divides by zero: set it to false, or objective to v_prediction."
         )

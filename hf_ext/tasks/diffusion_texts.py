@@ -23,6 +23,8 @@ from hf_ext.hub.checkpoints import split_revision
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from hf_ext.training.models import pipeline_index
 
+from ..errors import DataError, MissingColumn, UsageError
+
 # Columns of a row with states, and what the name of a column of captions gets for that of its own.
 SHAPE, NULL, ENCODER, SUFFIX = "states_shape", "null_states", "states_encoder", "_states"
 # Rows in which the states of no text are looked for: more than a file of `precompute` has.
@@ -44,11 +46,11 @@ def weigh_columns(columns: str | dict[str, float]) -> dict[str, float]:
 def read_captions(example: dict[str, Any], column: str) -> list[str]:
     """The captions of a column, which holds one or a list of them."""
     if column not in example:
-        raise ValueError(f"the data has no column {column!r}; it has {sorted(example)}. Set task.text_column.")
+        raise MissingColumn.of(column, example, "task.text_column")
     value = example[column]
     captions = list(value) if isinstance(value, list | tuple) else [value]
     if not captions or not all(isinstance(caption, str) and caption.strip() for caption in captions):
-        raise ValueError(f"column {column!r} holds {value!r:.80}; a caption, or a list of captions, is needed.")
+        raise DataError(f"column {column!r} holds {value!r:.80}; a caption, or a list of captions, is needed.")
     return captions
 
 
@@ -135,7 +137,7 @@ class Captions(TextEncoder):
         if not stored:
             return
         if len(stored) < len(self.weights):
-            raise ValueError(
+            raise DataError(
                 f"of the columns {list(self.weights)} the data has the encoder's answers for {stored} alone: "
                 "precompute all of them, or leave the others out of task.text_column."
             )
@@ -143,14 +145,14 @@ class Captions(TextEncoder):
         rows: Iterable[dict[str, Any]] = islice(data.select_columns(columns), _ROWS_LOOKED_AT)
         found = next((row for row in rows if row[NULL] is not None), None)
         if found is None:
-            raise ValueError(
+            raise UsageError(
                 f"no row of the training data has {NULL}, which `hf-ext dit precompute` writes into the first row of "
                 "every file: train on whole files."
             )
         encoder = found.get(ENCODER)
         # By the last part of its name: folders move.
         if encoder is not None and Path(encoder).name != Path(self.source).name:
-            raise ValueError(
+            raise UsageError(
                 f"the data's texts were encoded by {encoder}, task.text_encoder is {self.source}: set it to the same "
                 "encoder, or precompute again."
             )
@@ -179,7 +181,7 @@ class Captions(TextEncoder):
     def _unpack(self, content: bytes, shape: list[int]) -> dict[str, Tensor]:
         length, width = shape
         if length != self.max_length:
-            raise ValueError(
+            raise UsageError(
                 f"the data's texts were encoded with {length} tokens at most, task.max_text_length is "
                 f"{self.max_length}: set it to {length}, or precompute again."
             )

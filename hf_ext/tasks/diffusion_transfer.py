@@ -24,6 +24,7 @@ from hf_ext.pipelines.disentangled_dit.scheduling import rescale_noise_schedule
 from hf_ext.settings import build
 from hf_ext.training.models import pipeline_index
 
+from ..errors import DataError
 from .diffusion_data import Crops, Size
 from .diffusion_noise import check_signal
 
@@ -64,7 +65,7 @@ class Checkpoint:
 def open_pipeline(source: str) -> Checkpoint:
     """Opens a saved pipeline, a folder or `org/name[@revision]`, for transformer, schedule and classes."""
     if pipeline_index(source) is None:
-        raise ValueError(
+        raise DataError(
             f"{source} is no diffusers pipeline (no model_index.json): give the snapshot of a run, or a pipeline."
         )
     name, revision = split_revision(source)

@@ -13,6 +13,8 @@ from hf_ext.figures import new_figure, picture_of, save_figure
 from hf_ext.hub.checkpoints import split_revision
 from hf_ext.mrconv.modeling_mrconv import MRConvPreTrainedModel
 
+from ..errors import DataError, UsageError
+
 # More kernels than this do not fit side by side.
 _MOST_LAYERS = 6
 
@@ -24,9 +26,7 @@ def load_model(source: str) -> MRConvPreTrainedModel:
     architecture = (config.architectures or [""])[0]
     found = getattr(import_module("hf_ext.mrconv"), architecture, None)
     if not (isinstance(found, type) and issubclass(found, MRConvPreTrainedModel)):
-        raise ValueError(
-            f"{source} holds a {config.model_type} model ({architecture or 'no class named'}), no MRConv."
-        )
+        raise DataError(f"{source} holds a {config.model_type} model ({architecture or 'no class named'}), no MRConv.")
     model: MRConvPreTrainedModel = found.from_pretrained(name, revision=revision)
     return model
 
@@ -34,7 +34,7 @@ def load_model(source: str) -> MRConvPreTrainedModel:
 def branch_weights(model: MRConvPreTrainedModel) -> np.ndarray:
     """The weight of each resolution in each layer: ‖alpha‖² / D, the mean of alpha² over the D channels."""
     if model.config.reparameterized:
-        raise ValueError(
+        raise DataError(
             "the model is merged, its branches are gone: plot a checkpoint from before `reparameterize()`."
         )
     rows = [layer.alpha.detach().float().square().mean(1).cpu().numpy() for layer in model.convolutions()]
@@ -54,7 +54,7 @@ def plot_kernels(model: MRConvPreTrainedModel, path: str | Path, channel: int = 
     shown = sorted({round(index) for index in np.linspace(0, len(layers) - 1, _MOST_LAYERS)})
     channels = min(len(layers[index].alpha[0]) for index in shown)
     if not 0 <= channel < channels:
-        raise ValueError(f"there is no channel {channel}: the layers have {channels}, counted from 0.")
+        raise UsageError(f"there is no channel {channel}: the layers have {channels}, counted from 0.")
     figure = new_figure(3.1 * max(2, len(shown)), 8.4)
     parts: Any = figure.subfigures(2, 1, height_ratios=(1, 2))
     top, bottom = parts

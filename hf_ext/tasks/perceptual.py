@@ -11,6 +11,8 @@ from hf_ext.hub.checkpoints import split_revision
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 from hf_ext.training.models import pin_revision
 
+from ..errors import DataError, UsageError
+
 logger = logging.getLogger(__name__)
 
 
@@ -45,10 +47,10 @@ class FeatureLoss(torch.nn.Module):
         try:
             loaded = kind.from_pretrained(name, revision=revision, dtype=torch.float32)
         except RuntimeError as error:
-            raise ValueError(f"task.perceptual_model {source} cannot be loaded: {error}") from error
+            raise UsageError(f"task.perceptual_model {source} cannot be loaded: {error}") from error
         network = loaded.model if ours else loaded
         if network.main_input_name != "pixel_values" or getattr(config, "num_channels", 3) != 3:
-            raise ValueError(
+            raise DataError(
                 f"task.perceptual_model {source} ({type(network).__name__}) takes no pictures of three channels: name "
                 "a restorer of colour pictures, such as denoise-color, or an image model of transformers."
             )
@@ -75,7 +77,7 @@ class FeatureLoss(torch.nn.Module):
                 self.features(torch.zeros(1, 3, side, side))
         # Each network has words of its own for a size that it does not take.
         except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-            raise ValueError(
+            raise DataError(
                 f"task.perceptual_model {self.source} ({type(self.network).__name__}) gives no hidden states of "
                 f"pictures of {side} x {side} pixels, as the training has them: {error}. Set task.patch_size, times "
                 "the scale, to a size that it takes, or name another network."

@@ -8,12 +8,14 @@ from PIL import Image
 from hf_ext.restoration.deep import spread_grey
 from hf_ext.restoration.encoding import to_8_bits
 
+from ..errors import DataError
+
 
 def require_picture(value: Any, column: str) -> Image.Image:
     """The picture in a column of an example; a row without one is an example that cannot be used."""
     if not isinstance(value, Image.Image):
         held = "" if value is None else f", but a value of type {type(value).__name__}"
-        raise ValueError(f"column {column!r} holds no picture{held}.")
+        raise DataError(f"column {column!r} holds no picture{held}.")
     return value
 
 
@@ -29,7 +31,7 @@ def in_colours(picture: Image.Image, mode: str) -> Image.Image:
         values = np.asarray(picture)
         low, high = values.min(), values.max()
         if picture.mode == "F" or low < 0 or high > 65535:
-            raise ValueError(
+            raise DataError(
                 f"a picture has PIL mode {picture.mode!r} and values from {low:g} to {high:g}, and only whole numbers "
                 "from 0 to 65535 are scaled to 8 bits: convert it to 8 bits."
             )

@@ -22,6 +22,7 @@ from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 from hf_ext.training.models import initialize_from, read_model_section
 from hf_ext.training.task import Task
 
+from ..errors import DataError, MissingColumn, UsageError
 from .degradation_settings import Degradation, read_degradations
 from .degradations import matlab_luma, unpack_mosaic
 from .perceptual import FeatureLoss
@@ -153,7 +154,7 @@ class SemanIRTask(Task):
         config = self.config
         layout = (config.num_channels, config.num_channels_out, config.scale)
         if self.gray_from != "luma" and config.num_channels_out != 1:
-            raise ValueError(
+            raise UsageError(
                 f"task.gray_from is {self.gray_from!r}, which is for models of one channel; the model has "
                 f"num_channels_out {config.num_channels_out}. Leave it out, or set model.num_channels to 1."
             )
@@ -166,7 +167,7 @@ class SemanIRTask(Task):
                 scales = {"bicubic": "scale 2, 3 or 4", "paired": "any scale"}.get(degradation, "scale 1")
                 wanted = f"num_channels 1 (grey) or 3 (RGB) and {scales}"
             if not fits:
-                raise ValueError(
+                raise UsageError(
                     f"task.degradation {degradation} needs model.{wanted}; the model has num_channels {layout[0]}, "
                     f"num_channels_out {layout[1]} and scale {layout[2]}."
                 )
@@ -308,15 +309,13 @@ class SemanIRTask(Task):
         columns = ["lq", "hq"] if paired else ["hq" if in_pairs else self.image_column]
         missing = [column for column in columns if column not in example]
         if missing:
-            raise ValueError(
-                f"the data has no column {missing[0]!r}; it has {sorted(example)}. Set task.image_column, or "
-                "task.degradation: {kind: paired} for folders lq/ and hq/."
-            )
+            pairs = ", or task.degradation: {kind: paired} for folders lq/ and hq/"
+            raise MissingColumn.of(missing[0], example, "task.image_column", pairs)
         pictures = [require_picture(example[column], column) for column in columns]
         images = [self._pixels(picture, degradation.kind) for picture in pictures]
         (height, width), clean = images[0].shape[:2], images[-1].shape[:2]
         if paired and clean != (height * self.config.scale, width * self.config.scale):
-            raise ValueError(
+            raise UsageError(
                 f"a pair of lq and hq images differs in size: {(height, width)} and {clean}, which is not "
                 f"{self.config.scale} times as large; model.scale says how much larger hq is."
             )
@@ -326,9 +325,7 @@ class SemanIRTask(Task):
         """uint8 [height, width, channels]; of a grey image one channel, but for a mosaic, which has colours."""
         # Pillow clips these modes to 8 bits when it converts them.
         if image.mode[0] in "IF":
-            raise ValueError(
-                f"an image has PIL mode {image.mode!r}, more than 8 bits a channel: convert it to 8 bits."
-            )
+            raise DataError(f"an image has PIL mode {image.mode!r}, more than 8 bits a channel: convert it to 8 bits.")
         if image.mode in GRAY_MODES and kind != "mosaic":
             return np.asarray(image.convert("L"))[..., None]
         if self.config.num_channels_out != 1:

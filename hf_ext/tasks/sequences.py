@@ -29,6 +29,8 @@ from hf_ext.mrconv.modeling_mrconv import MRConvForSequenceClassification, MRCon
 from hf_ext.training.models import initialize_from, read_model_section
 from hf_ext.training.task import Task
 
+from ..errors import DataError, MissingColumn
+
 Batch = dict[str, torch.Tensor]
 
 
@@ -88,7 +90,7 @@ class MRConvTask(Task):
         self._fit_units(settings, other)
         different = {key: getattr(settings, key) for key, value in decided.items() if getattr(settings, key) != value}
         if different:
-            raise ValueError(
+            raise DataError(
                 f"{init_from} was made for other data: it has {different}, the section 'task' asks for "
                 f"{ {key: decided[key] for key in different} }. Change the section, or choose another checkpoint."
             )
@@ -244,7 +246,7 @@ class ClassificationTask(MRConvTask):
         # A table with an empty cell, or of an array, has whole numbers as floats.
         index = int(index) if isinstance(index, float) and index.is_integer() else index
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < self.num_labels:
-            raise ValueError(
+            raise DataError(
                 f"column {self.label_column!r} holds {value!r}; allowed: 0 to {self.num_labels - 1}"
                 f"{', or one of ' + ', '.join(self.label_names) if self.label_names else ''}. Set task.num_labels"
                 f"{'' if self.label_names or not isinstance(value, str) else ' and task.label_names'}."
@@ -284,7 +286,7 @@ class ClassificationTask(MRConvTask):
 def column(example: dict[str, Any], name: str, option: str) -> Any:
     """The value of an example in a column, which an option of the task names."""
     if name not in example:
-        raise ValueError(f"the data has no column {name!r}; it has {sorted(example)}. Set task.{option}.")
+        raise MissingColumn.of(name, example, f"task.{option}")
     return example[name]
 
 

@@ -18,6 +18,7 @@ from hf_ext.mrconv.modeling_positions_mrconv import MRConvForTokenClassification
 from hf_ext.training.bad_examples import UNUSABLE
 from hf_ext.training.sequence_files import UNLABELLED, is_number
 
+from ..errors import DataError, MissingColumn
 from .sequences import Batch, ClassificationTask, MRConvTask, column
 
 # Examples that means and spreads are measured on, evenly spread over the data; of a stream the first.
@@ -67,10 +68,10 @@ class SeriesTask(MRConvTask):
         parts = [read_numbers(example, name, "columns") for name in self.columns]
         lengths = {name: len(part) for name, part in zip(self.columns, parts, strict=True)}
         if len(set(lengths.values())) > 1 or not len(parts[0]):
-            raise ValueError(f"{_place(example)}columns must have one length, at least 1; got {lengths}.")
+            raise DataError(f"{_place(example)}columns must have one length, at least 1; got {lengths}.")
         values = np.concatenate(parts, axis=1)
         if values.shape[1] != self.channels:
-            raise ValueError(
+            raise DataError(
                 f"{_place(example)}columns {', '.join(self.columns)} hold {values.shape[1]} channels, the model takes "
                 f"{self.channels}: set task.columns or task.num_channels."
             )
@@ -115,9 +116,7 @@ class WholeSeriesTask(SeriesTask):
     def label_of(self, example: dict[str, Any], name: str, option: str) -> Any:
         """The value of a column of labels."""
         if name not in example:
-            raise ValueError(
-                f"the data has no column {name!r}; it has {sorted(example)}. Set task.{option}. {UNLABELLED}"
-            )
+            raise MissingColumn.of(name, example, f"task.{option}", f". {UNLABELLED.rstrip('.')}")
         return example[name]
 
 
@@ -179,7 +178,7 @@ class SeriesRegressionTask(WholeSeriesTask):
         parts = [np.atleast_1d(self.label_of(example, name, "target_columns")) for name in self.target_columns]
         for name, part in zip(self.target_columns, parts, strict=True):
             if part.shape != (1,) or not is_number(part[0]) or not np.isfinite(float(part[0])):
-                raise ValueError(
+                raise DataError(
                     f"{_place(example)}column {name!r} holds {part.tolist()!r:.80}; a target is one number. Set "
                     "task.target_columns."
                 )
@@ -237,7 +236,7 @@ class PositionsTask(WholeSeriesTask, ClassificationTask):
         given = np.asarray(self.label_of(example, self.label_column, "label_column"))
         count = len(self.read_values(example))
         if given.shape != (count,):
-            raise ValueError(
+            raise DataError(
                 f"{_place(example)}column {self.label_column!r} has the shape {given.shape}; expected a class for "
                 f"each of the {count} positions."
             )
@@ -249,7 +248,7 @@ class PositionsTask(WholeSeriesTask, ClassificationTask):
             try:
                 number = self.read_class(value)
             except ValueError as error:
-                raise ValueError(f"{_place(example, int((given == value).argmax()))}{error}") from error
+                raise DataError(f"{_place(example, int((given == value).argmax()))}{error}") from error
             labels[: len(given)][torch.from_numpy(given == value)[:length]] = number
         return labels
 
@@ -301,14 +300,14 @@ def read_numbers(example: dict[str, Any], name: str, option: str) -> np.ndarray:
     if values.ndim not in (1, 2):
         cells = list(given) if isinstance(given, list | np.ndarray) else []
         bad = next((place for place, cell in enumerate(cells) if np.ndim(cell) == 0 and not is_number(cell)), None)
-        raise ValueError(
+        raise DataError(
             f"{_place(example, bad)}column {name!r} holds {(given if bad is None else cells[bad])!r:.60}; expected a "
             f"number for each position, or a list of the same size for each. Mend the data, or set task.{option}."
         )
     values = values[:, None] if values.ndim == 1 else values
     if not np.isfinite(values).all():
         bad = int((~np.isfinite(values)).any(1).argmax())
-        raise ValueError(
+        raise DataError(
             f"{_place(example, bad)}column {name!r} has no finite number: fill the gap, for instance with the value "
             "before it, or leave the sequence out."
         )

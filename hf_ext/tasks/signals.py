@@ -23,6 +23,7 @@ from hf_ext.mrconv.modeling_mrconv import (
 )
 from hf_ext.mrconv.modeling_mrconvnext import MRConvNextForImageClassification
 
+from ..errors import DataError
 from .pictures import in_colours, require_picture
 from .sequences import Batch, ClassificationTask, column
 
@@ -67,7 +68,7 @@ class PixelTask(ClassificationTask):
         picture = require_picture(column(example, self.image_column, "image_column"), self.image_column)
         image = in_colours(picture, "L" if len(self.mean) == 1 else "RGB")
         if image.size != (self.image_size, self.image_size):
-            raise ValueError(
+            raise DataError(
                 f"an image has {image.size[0]} x {image.size[1]} pixels, task.image_size says {self.image_size}: set "
                 "it, or bring the images to one size first."
             )
@@ -125,7 +126,7 @@ class AudioTask(ClassificationTask):
     def build_model(self, config: dict[str, Any], init_from: str | None) -> PreTrainedModel:
         """As [`MRConvTask`] does; a checkpoint is moved to the decimated rate."""
         if self.decimation > 1 and init_from is None:
-            raise ValueError(
+            raise DataError(
                 f"task.decimation is {self.decimation}, which evaluates a trained model at a lower rate: use it with "
                 "`hf-ext evaluate` or init_from. To train at that rate, bring the data to it."
             )
@@ -156,7 +157,7 @@ class AudioTask(ClassificationTask):
             return read_recording(value, self.sampling_rate)
         # A decoder of torchcodec or a dictionary: both have these keys.
         if value["sampling_rate"] != self.sampling_rate:
-            raise ValueError(
+            raise DataError(
                 f"a recording has {value['sampling_rate']} samples per second, task.sampling_rate says "
                 f"{self.sampling_rate}: set it, or resample the data, e.g. by casting to datasets.Audio."
             )
@@ -235,7 +236,7 @@ def read_recording(value: dict[str, Any], sampling_rate: int) -> np.ndarray:
         file = value["path"] if value["bytes"] is None else io.BytesIO(value["bytes"])
         samples, rate = soundfile.read(file, dtype="float32")
     except soundfile.SoundFileError as error:
-        raise ValueError(f"{value['path'] or 'a recording'} is no sound file that can be read: {error}") from error
+        raise DataError(f"{value['path'] or 'a recording'} is no sound file that can be read: {error}") from error
     mono = samples if samples.ndim == 1 else samples.mean(1)
     return mono if rate == sampling_rate else import_extra("soxr").resample(mono, rate, sampling_rate)
 

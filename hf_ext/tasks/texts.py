@@ -17,6 +17,7 @@ from transformers import DataCollatorForLanguageModeling, PreTrainedModel, PreTr
 from hf_ext.mrconv.modeling_mrconv import MRConvForRetrieval
 from hf_ext.mrconv.modeling_positions_mrconv import MRConvForCausalLM, MRConvForMaskedLM
 
+from ..errors import DataError
 from .sequences import Batch, ClassificationTask, MRConvTask, column, cut_padding
 
 PAD, UNKNOWN, EOS, MASK = "<pad>", "<unk>", "<eos>", "<mask>"
@@ -217,7 +218,7 @@ class LanguageModelTask(TokenTask):
         tokens = self.tokenizer(text, verbose=False, split_special_tokens=True)["input_ids"]
         ids = [*tokens, self.tokenizer.eos_token_id][start : start + self.max_length]
         if len(ids) < 2:
-            raise ValueError(f"column {self.text_column!r} holds an empty text; remove it from the data.")
+            raise DataError(f"column {self.text_column!r} holds an empty text; remove it from the data.")
         return self.tokenizer.pad(
             {"input_ids": ids}, padding="max_length", max_length=self.max_length, return_tensors="pt"
         )
@@ -357,5 +358,5 @@ def read_text(example: dict[str, Any], name: str, option: str) -> str:
     """A column of texts; what is none is refused."""
     text = column(example, name, option)
     if not isinstance(text, str):
-        raise ValueError(f"expected a text, got {type(text).__name__}: set task.{option} to a column of strings.")
+        raise DataError(f"expected a text, got {type(text).__name__}: set task.{option} to a column of strings.")
     return text

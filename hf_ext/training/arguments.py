@@ -255,12 +255,16 @@ class TrainingArguments:
         save_steps (`int`, defaults to 500): Steps between resume states; the last step is always saved.
         save_minutes (`float`, defaults to 0.0): Minutes after which a state is saved between those; 0 is off.
         deadline_minutes (`float`, defaults to 0.0): Minutes after which the run saves and ends; 0 is off.
+        timeout_minutes (`float`, defaults to 1440.0):
+            Minutes that processes wait for one that prepares data, hashes a state or pushes; then the run fails.
         save_total_limit (`int`, defaults to 2):
             Resume states kept, beside the best. Where the last one is damaged, a run goes on from the one before: with
             1 there is none, for half the room.
         report_to (`str`, defaults to `"tensorboard"`): An accelerate tracker, or `"none"`.
         tracker_project (`str`, defaults to `"hf-ext"`): The tracker's project.
         run_name (`str`, *optional*): The tracker's name of the run; the run folder's name when not given.
+        strict_callbacks (`bool`, defaults to `False`):
+            End the run when a tracker, a picture or a callback raises, in place of a warning.
         profile_steps (`list[int]`, *optional*): First and last step of which a trace is written into the run folder.
         hub_model_id (`str`, *optional*): `org/name` to which each best model is pushed as it is found.
         hub_private_repo (`bool`, defaults to `False`): Whether that repository is private.
@@ -300,10 +304,12 @@ class TrainingArguments:
     save_steps: int = 500
     save_minutes: float = 0.0
     deadline_minutes: float = 0.0
+    timeout_minutes: float = 1440.0
     save_total_limit: int = 2
     report_to: str = "tensorboard"
     tracker_project: str = "hf-ext"
     run_name: str | None = None
+    strict_callbacks: bool = False
     profile_steps: list[int] | None = None
     hub_model_id: str | None = None
     hub_private_repo: bool = False
@@ -342,6 +348,7 @@ class TrainingArguments:
             _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         for name in ("learning_rate", "weight_decay", "max_grad_norm", "save_minutes", "deadline_minutes"):
             _require(math.isfinite(getattr(self, name)), name, getattr(self, name), "finite")
+        _require(0 < self.timeout_minutes < 1e6, "timeout_minutes", self.timeout_minutes, "more than 0, below 1e6")
         _require(self.learning_rate > 0, "learning_rate", self.learning_rate, "more than 0")
         _require(0 <= self.ema_decay < 1, "ema_decay", self.ema_decay, "in [0, 1); 0 is off")
         _require(
@@ -365,15 +372,6 @@ class TrainingArguments:
 
     def validate_data(self) -> None:
         _ = self.data_arguments
-
-    def check_accumulation(self, launched: int) -> None:
-        """Refuses a launcher that was told another number of passes, which would go before the recipe's."""
-        if launched != self.gradient_accumulation_steps:
-            raise ValueError(
-                f"gradient_accumulation_steps is {self.gradient_accumulation_steps} in the recipe and {launched} in "
-                "the configuration of accelerate (ACCELERATE_GRADIENT_ACCUMULATION_STEPS): take it out there, or say "
-                "the same number."
-            )
 
 
 def _require(condition: bool, name: str, value: Any, allowed: str) -> None:

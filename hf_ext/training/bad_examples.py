@@ -10,6 +10,7 @@ import datasets
 from PIL import Image
 from tqdm import tqdm
 
+from ..errors import DataError
 from ..files import whole_file
 
 # What Pillow makes of broken files; its error for a broken PNG is a SyntaxError, or that of the module struct.
@@ -60,7 +61,7 @@ class BadExamples:
             with self.file.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in new.values())
         if len(self.found) > self.count_allowed(read):
-            raise ValueError(self.explain(rows[-1]))
+            raise DataError(self.explain(rows[-1]))
 
     def explain(self, last: dict[str, str]) -> str:
         """Why the run ends."""

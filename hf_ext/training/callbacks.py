@@ -1,6 +1,9 @@
 """What a run tells those who look on."""
 
+import contextlib
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,8 @@ from .arguments import TrainingArguments
 
 class Callback:
     """
-    Something that looks on at a run, in its main process. Override what you need; each method may be left out.
+    Something that looks on at a run, in its main process. Override what you need; each method may be left out. What it
+    raises is said and counted, and the run goes on; with `strict_callbacks` it ends the run.
 
     Example:
 
@@ -37,6 +41,38 @@ class Callback:
 
     def on_save(self, step: int, folder: Path, is_best: bool) -> None:
         """Called when a model was written: `folder` is `snapshot/`, or `best/` where it is the best so far."""
+
+
+class Onlookers:
+    """
+    All that only looks on at a run: trackers, pictures, callbacks. If one raises, that is said and counted, and the
+    run goes on, unless it is strict.
+    """
+
+    def __init__(self, strict: bool) -> None:
+        self.strict = strict
+        self.failures: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def guard(self, name: str) -> Iterator[None]:
+        """Lets an onlooker fail within."""
+        try:
+            yield
+        except Exception as error:
+            if self.strict:
+                raise
+            self.failures[name] += 1
+            if self.failures[name] == 1:
+                self._warn(f"{name} failed ({type(error).__name__}: {error}); the run goes on")
+
+    def sum_up(self) -> None:
+        """Says how often each failed."""
+        for name, count in self.failures.items():
+            self._warn(f"{name} failed {count} time{'s' * (count > 1)}")
+
+    @staticmethod
+    def _warn(text: str) -> None:
+        tqdm.write(f"warning: {text}. --strict_callbacks true ends a run at the first one.", file=sys.stderr)
 
 
 class PushBest(Callback):

@@ -22,10 +22,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ..errors import OtherRun
 from .arguments import SCHEDULES_WITHOUT_END, TrainingArguments
 from .fingerprint import compare_fingerprints, find_places
 
-FREE = {"output_dir", "logging_steps", "eval_steps", "save_steps", "save_minutes", "deadline_minutes"}
+FREE = {
+    "output_dir",
+    "logging_steps",
+    "eval_steps",
+    "save_steps",
+    "save_minutes",
+    "deadline_minutes",
+    "timeout_minutes",
+}
 FREE |= {
     "hub_model_id",
     "hub_private_repo",
@@ -34,7 +43,7 @@ FREE |= {
     "per_device_eval_batch_size",
     "data.max_bad_examples",
 }
-FREE |= {"early_stopping_patience", "tracker_project", "run_name", "profile_steps"}
+FREE |= {"early_stopping_patience", "tracker_project", "strict_callbacks", "run_name", "profile_steps"}
 BATCHING = ("processes", "per_device_train_batch_size", "gradient_accumulation_steps")
 SAME = "the result stays equal, bit for bit"
 OTHER = "the result is no longer bit-equal"
@@ -80,9 +89,10 @@ def compare_settings(before: dict[str, Any], now: dict[str, Any], folder: Path) 
         verdicts.append((_batching_text(old, new), *_judge_batching(old, new)))
     refused = [f"{text} ({reason})" if reason else text for text, is_allowed, reason in verdicts if not is_allowed]
     if refused:
-        raise ValueError(
-            f"{folder} holds a run with other settings ({'; '.join(refused)}). Continue it with the same settings, or "
-            "choose another output_dir."
+        raise OtherRun(
+            f"{folder} holds a run with other settings",
+            refused,
+            "Continue it with the same settings, or choose another output_dir.",
         )
     versions = [
         f"{name} {then} → {now['versions'].get(name)}: perhaps {OTHER}"
@@ -102,10 +112,11 @@ def compare_data(before: dict[str, Any], now: dict[str, Any], folder: Path, chan
     old, new = (find_places(about["arguments"]["data"].get("train")) for about in (before, now))
     differences = compare_fingerprints(before["data"], now["data"])
     if differences and not now["arguments"]["allow_other_data"]:
-        raise ValueError(
-            f"the training data is not that with which {folder} began ({'; '.join(differences)}). Bring that data "
-            "back, or go on with what is there now: --allow_other_data; or begin anew in another output_dir, with "
-            f"--init_from {folder / 'snapshot'} from these weights."
+        raise OtherRun(
+            f"the training data is not that with which {folder} began",
+            differences,
+            "Bring that data back, or go on with what is there now: --allow_other_data; or begin anew in another "
+            f"output_dir, with --init_from {folder / 'snapshot'} from these weights.",
         )
     if differences:
         changes.notes.append(f"other training data ({'; '.join(differences)}): {OTHER}")

@@ -10,6 +10,7 @@ its state back.
 
 import contextlib
 import copy
+import hashlib
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 from datasets.distributed import split_dataset_by_node
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate, get_worker_info
 
+from ..errors import UsageError
 from .arguments import DataSource
 from .bad_examples import (
     UNUSABLE,
@@ -37,6 +39,12 @@ from .loader_processes import ignore_signals, read_all
 Transform = Callable[[dict[str, Any], np.random.Generator], dict[str, Any]]
 # Lines of `bad_examples.jsonl`.
 BadRows = list[dict[str, str]]
+# Steps of a stream whose states of `datasets` are exact; what is not listed is read again.
+_EXACT = {
+    *("ExamplesIterable", "ArrowExamplesIterable", "RebatchedArrowExamplesIterable", "SelectColumnsIterable"),
+    *("FormattedExamplesIterable", "MappedExamplesIterable", "RandomlyCyclingMultiSourcesExamplesIterable"),
+    "VerticallyConcatenatedMultiSourcesExamplesIterable",
+}
 
 
 def count_positions(examples: int, groups: np.ndarray | None, batch_size: int) -> int:
@@ -155,9 +163,10 @@ class StreamBatches(IterableDataset):
     # How a stream resumes. A worker cannot jump to batch b: it has to know where it stopped reading. So every batch
     # comes with the state of the worker that made it (epoch, examples consumed and made, and the place in the shards
     # as `datasets` tells it), the training saves the last state of each worker, and a resumed loader starts every
-    # worker from its own. Without a shuffle buffer the place in the shards is enough. What a buffer held is not in
-    # that state: then (`replay`) the epoch is read again, up to the example where it stopped, without transforming.
-    # tests/training/test_resume.py compares all weights of interrupted and uninterrupted runs bit by bit.
+    # worker from its own. Where `datasets` finds the place again (`_finds_place`), the place in the shards is enough.
+    # Elsewhere (`replay`), as after a shuffle buffer, whose contents are in no state, the epoch is read again, up to
+    # the example where it stopped, without transforming. tests/training/test_resume.py compares all weights of
+    # interrupted and uninterrupted runs bit by bit, test_streams.py all batches of every kind of stream.
 
     def __init__(
         self,
@@ -183,6 +192,12 @@ class StreamBatches(IterableDataset):
         self.rank = rank
         self.first_batch = first_batch
         self.states = states
+        self.order = describe_order(stream)
+        if any(state is not None and state["order"] != self.order for state in states):
+            raise ValueError(
+                "the training stream is shuffled in another order than the run began with: give its shuffle() a seed, "
+                "so that the run can go on with the same examples; or begin anew in another output_dir."
+            )
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], int, dict[str, Any], BadRows] | None]:
         worker = get_worker_info()
@@ -226,10 +241,33 @@ class StreamBatches(IterableDataset):
                     next(examples)
             for example in examples:
                 consumed, samples = consumed + 1, samples + 1
-                yield example, {"epoch": epoch, "consumed": consumed, "samples": samples}
+                yield example, {"epoch": epoch, "consumed": consumed, "samples": samples, "order": self.order}
             if consumed == 0:
                 raise ValueError("the training stream is empty for this worker: use fewer workers or more shards.")
             epoch, consumed = epoch + 1, 0
+
+
+def _list_steps(stream: datasets.IterableDataset) -> Iterator[Any]:
+    """The steps of `datasets` that a stream is made of: readers of shards, mixtures, maps, buffers."""
+    left = [stream._ex_iterable]
+    while left:
+        step = left.pop()
+        yield step
+        left += [step.ex_iterable] if hasattr(step, "ex_iterable") else getattr(step, "ex_iterables", [])
+
+
+def _finds_place(stream: datasets.IterableDataset, num_workers: int) -> bool:
+    """Tells whether `datasets` goes on reading a stream exactly where a state says."""
+    # A list of sources is shared out to the workers source by source, and a worker's state is first loaded into the
+    # whole list, which has other entries.
+    kinds = {type(step).__name__ for step in _list_steps(stream)}
+    return kinds <= (_EXACT if num_workers < 2 else _EXACT - {"VerticallyConcatenatedMultiSourcesExamplesIterable"})
+
+
+def describe_order(stream: datasets.IterableDataset) -> str:
+    """A digest of the random states from which a stream draws its order; of most streams those of no state."""
+    states = [step.generator.bit_generator.state for step in _list_steps(stream) if hasattr(step, "generator")]
+    return hashlib.sha256(repr(states).encode()).hexdigest()[:16]
 
 
 class TrainingLoader:
@@ -270,7 +308,7 @@ class TrainingLoader:
                 transform,
                 seed,
                 batch_size,
-                replay=bool(shuffle_buffer),
+                replay=not _finds_place(stream, num_workers),
                 rank=rank,
                 first_batch=first_batch,
                 states=list(self.stream_states),
@@ -291,7 +329,7 @@ class TrainingLoader:
             data = data.shuffle(seed=seed, buffer_size=shuffle_buffer, max_buffer_input_shards=1)
         shards = data.num_shards // world_size if data.num_shards % world_size == 0 else data.num_shards
         if num_workers > shards:
-            raise ValueError(
+            raise UsageError(
                 f"data.num_workers is {num_workers}, but a process has only {shards} shard(s) of the stream "
                 f"({data.num_shards} in all, {world_size} process(es)): use at most {shards} workers, or more shards."
             )

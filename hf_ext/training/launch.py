@@ -15,6 +15,7 @@ from ..terminal import guarded_streams, is_verbose
 
 # The libraries and the loop are imported where they are needed, which is after everything was read and checked.
 from .arguments import TrainingArguments, apply_overrides, build, read_yaml
+from .launcher import honour_launcher
 from .sections import check_optimizer, check_sections
 
 if TYPE_CHECKING:
@@ -179,6 +180,7 @@ def main(
             # A task of its own has sections of its own.
             arguments = build(TrainingArguments, apply_overrides(read_yaml(words[0]), words[1:]))
         arguments.data_arguments.require_train_source()
+        honour_launcher(arguments)
         with import_undisturbed():
             task = (make_task or build_task)(arguments)
             importlib.import_module(".loop", __package__)

@@ -9,44 +9,40 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
 import torch
-from accelerate import Accelerator
-from accelerate.utils import (
-    DistributedType,
-    ProjectConfiguration,
-    broadcast,
-    broadcast_object_list,
-    send_to_device,
-    set_seed,
-)
+from accelerate.utils import DistributedType, broadcast, send_to_device, set_seed
 from tqdm import tqdm
 
 from hf_ext.distributed import Ranks
 from hf_ext.extras import check_installed
 
+from ..errors import DataError, UsageError
 from ..files import whole_folder, write_json
 from ..progress import progress
 from ..terminal import is_quiet
 from .arguments import TrainingArguments
 from .bad_examples import BadExamples
-from .callbacks import Callback, PushBest
+from .callbacks import Callback, Onlookers, PushBest
 from .changes import describe_run
 from .data import TrainingLoader, describe_small_groups
 from .evaluation import evaluate_sets, write_results
 from .fingerprint import fingerprint
+from .launcher import honour_launcher
 from .models import add_adapter, build_model, enable_activation_checkpointing, pin_revision, refuse_lost_fields
 from .observing import Clock, Profile, plot_curves, show_picture, start_trackers
 from .optimizing import build_optimizer, build_schedule, clear_gradients, clip_gradients, count_steps
 from .processes import (
-    check_supported,
     check_tracker,
     check_weights,
     gather_weights,
+    make_accelerator,
+    name_failures,
     plain_class,
     prepare_sharding,
     seed_step,
@@ -87,10 +83,13 @@ def train(
         OSError: If the disk is full or a data file vanished.
         RunStopped: After a signal or `deadline_minutes`, once the state is saved; a `KeyboardInterrupt`.
     """
+    arguments, launched = honour_launcher(arguments)
     with RunFolder(arguments.output_dir) as folder:
+        folder.notes += launched
         run = _Training(task, arguments, folder, train_dataset, eval_dataset, callbacks)
-        run.resume()
-        run.fit()
+        with name_failures(run.ranks, folder.failure):
+            run.resume()
+            run.fit()
     return run.metrics
 
 
@@ -126,18 +125,12 @@ class _Training:
         self.metrics: dict[str, float] = {}
         check_installed(*["tensorboard"] * (arguments.report_to == "tensorboard"), "matplotlib")
         check_tracker(arguments.report_to)
-        self.accelerator = Accelerator(
-            mixed_precision=arguments.mixed_precision,
-            gradient_accumulation_steps=arguments.gradient_accumulation_steps,
-            log_with=None if arguments.report_to == "none" else arguments.report_to,
-            project_config=ProjectConfiguration(str(self.folder.path), str(self.folder.path / "tensorboard")),
-        )
-        arguments.check_accumulation(self.accelerator.gradient_accumulation_steps)
-        check_supported(arguments, self.accelerator)
+        self.accelerator = make_accelerator(arguments, folder.path)
         publisher = [] if arguments.hub_model_id is None else [PushBest(arguments)]
         self.callbacks = [*callbacks, *publisher] if self.accelerator.is_main_process else []
         self.train_data, self.eval_data = train_dataset, name_sets(eval_dataset)
-        ranks = Ranks(self.accelerator)
+        self.onlookers = Onlookers(arguments.strict_callbacks)
+        ranks = self.ranks = Ranks(self.accelerator, timedelta(minutes=arguments.timeout_minutes))
         with ranks.first_before_others():
             self._open()
         self._build()
@@ -160,7 +153,7 @@ class _Training:
             self.eval_sources = sources.eval_sources
             self.eval_data = {name: open_source(source, "data.eval") for name, source in self.eval_sources.items()}
         if self.arguments.early_stopping_patience and not self.eval_data:
-            raise ValueError("early_stopping_patience needs an evaluation: set data.eval, or leave it out.")
+            raise UsageError("early_stopping_patience needs an evaluation: set data.eval, or leave it out.")
         if accelerator.is_main_process:
             self.folder.check_data(fingerprint(self.train_data, self.arguments.data.get("train")))
 
@@ -168,7 +161,7 @@ class _Training:
         if not self.accelerator.is_main_process:
             return
         if self.groups is not None and self.folder.changes.new_batch_size:
-            raise ValueError(
+            raise DataError(
                 f"{self.folder.path} holds a run whose batches do not mix examples of different groups, such as sizes "
                 "of pictures: the order of its examples depends on per_device_train_batch_size, which must stay."
             )
@@ -180,6 +173,8 @@ class _Training:
         small = describe_small_groups(self.groups, arguments.per_device_train_batch_size)
         for text in [*self.folder.warnings, *small]:
             self._say(f"warning: {text}.")
+        for text in self.folder.notes:
+            self._say(f"{text}.")
         for text in self.folder.changes.notes:
             self._say(f"changed since step {self.folder.start}: {text}.")
         if arguments.warmup_steps > arguments.max_steps and arguments.lr_scheduler_type != "constant":
@@ -210,6 +205,7 @@ class _Training:
         if arguments.torch_compile:
             # In place: wrapping would rename the parameters.
             module.compile()
+        self.names = [*module.state_dict()]
         optimizer = build_optimizer(self.task, module, arguments)
         self.scheduler = build_schedule(optimizer, arguments)
         if self.accelerator.distributed_type == DistributedType.DEEPSPEED:
@@ -235,9 +231,7 @@ class _Training:
 
     def resume(self) -> None:
         """Continues from the state that the main process found, if there is one."""
-        start: list[Any] = [self.folder.start, self.folder.changes]
-        broadcast_object_list(start)
-        step, changes = start
+        step, changes = self.ranks.of_first((self.folder.start, self.folder.changes))
         stream_states = None
         if step is not None:
             stream_states = load_state(self.accelerator, self.folder, step, self._own_average)
@@ -250,7 +244,7 @@ class _Training:
             self.progress.best_step, self.progress.best_value, self.progress.stale = -1, float("nan"), 0
         if self.accelerator.is_main_process:
             self.folder.truncate_metrics(self.progress.step)
-        self.accelerator.wait_for_everyone()
+        self.ranks.wait()
         for row in self.folder.read_metrics():
             names = [name for name in row if name.startswith("eval_")]
             self.metrics = {name.removeprefix("eval_"): row[name] for name in names} or self.metrics
@@ -284,11 +278,10 @@ class _Training:
         self.clock, window, norm = Clock(), torch.zeros((), device=self.accelerator.device), None
         profile = Profile(arguments.profile_steps, self.folder.path / f"profile-{self.accelerator.process_index}")
         window_start, window_samples = progress.step, progress.samples
-        stopping = Stopping(self.accelerator, arguments.save_minutes, arguments.deadline_minutes)
+        stopping = Stopping(self.ranks, arguments.save_minutes, arguments.deadline_minutes)
         with self._bar() as bar, stopping:
             batches = iter(self.loader)
-            for callback in self.callbacks:
-                callback.on_begin(progress.step, self.folder.path, self.module)
+            self._tell("on_begin", progress.step, self.folder.path, self.module)
             while not self._is_over():
                 profile.before(progress.step)
                 loss, norm = self._step(batches)
@@ -314,7 +307,9 @@ class _Training:
                     if self._checkpoint(save=bool(answer)):
                         stopping.restart_clock()
                 stopping.end(answer, progress.step, arguments.max_steps)
-        self.accelerator.end_training()
+        with self.onlookers.guard("the tracker"):
+            self.accelerator.end_training()
+        self.onlookers.sum_up()
 
     def _is_over(self) -> bool:
         """Whether the steps are done, or the scores have not become better for long."""
@@ -387,12 +382,18 @@ class _Training:
 
     def _log(self, values: dict[str, float]) -> None:
         """One row in metrics.jsonl and the tracker."""
-        self.accelerator.log(values, step=self.progress.step)
+        with self.onlookers.guard("the tracker"):
+            self.accelerator.log(values, step=self.progress.step)
         if self.accelerator.is_main_process:
             row = {"step": self.progress.step, "samples": self.progress.samples, **values}
             self.folder.add_metrics(row)
-            for callback in self.callbacks:
-                callback.on_log(self.progress.step, row)
+            self._tell("on_log", self.progress.step, row)
+
+    def _tell(self, event: str, *values: Any) -> None:
+        """Calls a method of all callbacks."""
+        for callback in self.callbacks:
+            with self.onlookers.guard(type(callback).__name__):
+                getattr(callback, event)(*values)
 
     def _checkpoint(self, save: bool) -> bool:
         """Evaluation, resume state and snapshots where they are due, or asked for; whether a state was saved."""
@@ -415,12 +416,11 @@ class _Training:
         save_state(self.accelerator, self.folder, self.progress.step, states, self._own_average)
         if self.accelerator.is_main_process:
             self.folder.prune(arguments.save_total_limit, self.progress.best_step)
-            with clear_write_errors("curves.png", self.folder):
+            with self.onlookers.guard("curves.png"):
                 plot_curves(self.folder)
         written = [(self.folder.best, True)] * improved + [(self.folder.snapshot, False)] * save
-        for callback in self.callbacks:
-            for model, is_best in written:
-                callback.on_save(self.progress.step, model, is_best)
+        for model, is_best in written:
+            self._tell("on_save", self.progress.step, model, is_best)
         return True
 
     def _evaluate(self) -> bool:
@@ -435,8 +435,7 @@ class _Training:
             # A forward pass of a sharded model is an exchange between all processes.
             if self.accelerator.is_main_process or self.is_sharded:
                 self._draw_samples(next(iter(self.eval_data.values())))
-            for callback in self.callbacks:
-                callback.on_evaluate(self.progress.step, self.metrics, self.module)
+            self._tell("on_evaluate", self.progress.step, self.metrics, self.module)
         self._log({f"eval_{name}": value for name, value in self.metrics.items()})
         # Of several evaluation sets the first one decides.
         first = "_".join(filter(None, [next(iter(self.eval_data)), next(iter(self.task.metric_names))]))
@@ -457,9 +456,11 @@ class _Training:
         self.module.train()
         if picture is not None and self.accelerator.is_main_process:
             folder = self.folder.path / "samples"
-            folder.mkdir(exist_ok=True)
-            picture.save(folder / f"step-{self.progress.step}.png")
-            show_picture(self.accelerator, picture, self.progress.step)
+            with self.onlookers.guard("samples/"):
+                folder.mkdir(exist_ok=True)
+                picture.save(folder / f"step-{self.progress.step}.png")
+            with self.onlookers.guard("the tracker"):
+                show_picture(self.accelerator, picture, self.progress.step)
 
     def _published_weights(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self.average is None else self.average.apply()
@@ -467,11 +468,11 @@ class _Training:
     def _write_snapshot(self, final: Path) -> None:
         """A loadable model folder with what its card needs."""
         with clear_write_errors(final.name, self.folder), self._published_weights():
-            state_dict = gather_weights(self.model, self.accelerator)
+            state_dict = gather_weights(self.model, self.accelerator, self.names)
             if self.accelerator.is_main_process:
                 with whole_folder(final) as folder:
                     self._fill_snapshot(folder, state_dict)
-        self.accelerator.wait_for_everyone()
+        self.ranks.wait()
 
     def _fill_snapshot(self, folder: Path, state_dict: dict[str, torch.Tensor]) -> None:
         with plain_class(self.module):

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from ..errors import DataError
 from ..files import read_json, write_json
 
 NAME = "manifest.json"
@@ -22,7 +23,7 @@ NAME = "manifest.json"
 RANDOM_STATES = "random_states_{rank}.pkl"
 
 
-class DamagedState(ValueError):
+class DamagedState(DataError):
     """A resume state is not what was saved; the message says why."""
 
 

@@ -17,6 +17,7 @@ from hf_ext.hub.checkpoints import open_checkpoint, split_revision
 from hf_ext.hub.released import find_model
 from hf_ext.settings import SettingsError, explain, matters_in_use
 
+from ..errors import DataError, UsageError
 from .sections import check_model_keys
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def read_model_section(
     changes = dict(section)
     preset = changes.pop("preset", None) if presets else None
     if preset is not None and (preset not in [*presets] or init_from):
-        raise ValueError(
+        raise UsageError(
             f"model.preset is {preset!r} with init_from {init_from!r}; allowed: one of {', '.join(presets)}, and "
             "none with init_from, which brings its own sizes."
         )
@@ -92,7 +93,7 @@ def initialize_from(model: torch.nn.Module, source: str, of_data: tuple[str, ...
         found = {name: tuple(checkpoint.info(name).shape) for name in tensors if name in checkpoint}
         fitting = [name for name, shape in found.items() if shape == tuple(tensors[name].shape)]
         if not fitting:
-            raise ValueError(
+            raise DataError(
                 f"init_from: no tensor of {source} fits {type(model).__name__} by name and shape "
                 f"(for instance {next(iter(tensors))!r} {tuple(next(iter(tensors.values())).shape)}): "
                 "choose a checkpoint of the same method, or the same sizes in the model section."
@@ -102,7 +103,7 @@ def initialize_from(model: torch.nn.Module, source: str, of_data: tuple[str, ...
         different = [name for name in others if not _is_of_head(model, name)]
         if different:
             shapes = [f"{name} {list(found[name])} → {list(tensors[name].shape)}" for name in different[:4]]
-            raise ValueError(
+            raise DataError(
                 f"init_from: {len(different)} of {len(tensors)} tensors have other sizes than in {source}: "
                 f"{', '.join(shapes)}{', …' if len(different) > 4 else ''}. They would start anew at random: leave "
                 "the sizes out of the model section, which then has those of the checkpoint."
@@ -136,7 +137,7 @@ def refuse_lost_fields(model: torch.nn.Module, section: dict[str, Any], base: st
         if hasattr(stored, name) and _plain(getattr(stored, name)) != _plain(getattr(config, name))
     ]
     if changed:
-        raise ValueError(
+        raise DataError(
             f"section 'model' or the data change {', '.join(sorted(changed))} of {base}. An adapter does not save "
             "that, and is loaded on its base as that is: leave it out, or train the whole model without 'peft'."
         )
@@ -175,7 +176,7 @@ def add_adapter(model: torch.nn.Module, configuration: dict[str, Any], base: str
     """Wraps a model for parameter-efficient fine-tuning."""
     known = sorted(kind.value for kind in peft.PeftType)
     if configuration.get("peft_type") not in known:
-        raise ValueError(f"peft.peft_type is {configuration.get('peft_type')!r}; allowed: {', '.join(known)}.")
+        raise UsageError(f"peft.peft_type is {configuration.get('peft_type')!r}; allowed: {', '.join(known)}.")
     name, revision = split_revision(base)
     # peft takes the name of the base from this attribute, as from_pretrained would have set it.
     cast(Any, model).name_or_path = name
@@ -183,12 +184,12 @@ def add_adapter(model: torch.nn.Module, configuration: dict[str, Any], base: str
         adapter = peft.get_peft_config({"revision": revision, **configuration})
         adapted = peft.get_peft_model(cast(PreTrainedModel, model), adapter)
     except TypeError as error:
-        raise ValueError(f"section 'peft': {error}. Allowed keys are those of peft's configuration class.") from error
+        raise UsageError(f"section 'peft': {error}. Allowed keys are those of peft's configuration class.") from error
     # peft may have added the head itself.
     saved = set(getattr(adapter, "modules_to_save", None) or ())
     random = [item for item in getattr(model, STARTED_ANEW, ()) if not saved & set(item.split("."))]
     if random:
-        raise ValueError(
+        raise DataError(
             f"section 'peft': {base} does not have {len(random)} tensors of the model, such as {random[:4]}. An "
             "adapter leaves them frozen, at random, and does not save them: leave the sizes out of the model section, "
             "or name their modules in peft.modules_to_save."
@@ -205,7 +206,7 @@ def adapter_base(source: str) -> str | None:
     adapter = peft.PeftConfig.from_pretrained(name, revision=revision)
     base = adapter.base_model_name_or_path
     if not base:
-        raise ValueError(f"the adapter {source} names no base model: set base_model_name_or_path in {local.name}.")
+        raise DataError(f"the adapter {source} names no base model: set base_model_name_or_path in {local.name}.")
     return base if Path(base).exists() or not adapter.revision else f"{base}@{adapter.revision}"
 
 

@@ -13,6 +13,7 @@ import torch
 from accelerate import Accelerator
 from PIL import Image
 
+from ..errors import UsageError
 from ..figures import new_figure, save_figure
 from ..files import read_json, write_json
 from .arguments import TrainingArguments
@@ -104,7 +105,7 @@ def start_trackers(accelerator: Accelerator, arguments: TrainingArguments, folde
     """Starts the tracker, or goes on with the run of it that this run folder began, if the profile can be written."""
     steps = arguments.profile_steps
     if steps is not None and steps[1] > arguments.max_steps:
-        raise ValueError(
+        raise UsageError(
             f"profile_steps is {steps}, and the run ends after step {arguments.max_steps} (max_steps): no trace would "
             "be written. Name steps that it takes."
         )

@@ -16,6 +16,7 @@ from accelerate.utils import DistributedType
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import get_scheduler
 
+from ..errors import UsageError
 from ..settings import refuse_unknown
 from .arguments import ParameterRule, TrainingArguments
 from .data import count_positions
@@ -28,7 +29,8 @@ _OTHER_STEPS = {"LBFGS", "SparseAdam"}
 accelerate.optimizer.is_lomo_available = functools.cache(accelerate.optimizer.is_lomo_available)
 # Where every process has all of every weight.
 _WHOLE_WEIGHTS = {DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU}
-# One kernel for all parameters, on processors too, where the plain loop over them is several times slower.
+# One kernel for all parameters, on processors too, where the plain loop over them is several times slower. Not in
+# fp16: the kernel leaves out a step with infinite gradients by itself, and accelerate takes it for one that was made.
 _FUSED = {"AdamW", "Adam", "SGD"}
 
 
@@ -40,12 +42,14 @@ def build_optimizer(task: Task, module: torch.nn.Module, arguments: TrainingArgu
     options: dict[str, Any] = {"lr": arguments.learning_rate, "weight_decay": arguments.weight_decay}
     options = {name: value for name, value in options.items() if name in known}
     if arguments.optim in _FUSED:
-        options["fused"] = True
+        options["fused"] = arguments.mixed_precision != "fp16"
+    if arguments.mixed_precision == "fp16" and arguments.optim_args.get("fused"):
+        raise ValueError("optim_args fused hides the steps that fp16 leaves out: leave it out, or use bf16.")
     refuse_unknown(arguments.optim_args, known, f" in optim_args of {arguments.optim}")
     try:
         return kind(groups, **{**options, **arguments.optim_args})
     except (TypeError, ValueError) as error:
-        raise ValueError(f"optim {arguments.optim} with optim_args {arguments.optim_args}: {error}") from error
+        raise UsageError(f"optim {arguments.optim} with optim_args {arguments.optim_args}: {error}") from error
 
 
 def clip_gradients(accelerator: Accelerator, weights: list[torch.nn.Parameter], norm: float) -> torch.Tensor | None:
@@ -73,7 +77,7 @@ def find_optimizer(name: str) -> type[torch.optim.Optimizer]:
     }
     found.pop("Optimizer", None)
     if name not in found:
-        raise ValueError(f"optim must be one of {', '.join(sorted(found))}; got {name!r}.")
+        raise UsageError(f"optim must be one of {', '.join(sorted(found))}; got {name!r}.")
     return found[name]
 
 
@@ -88,7 +92,7 @@ def apply_rules(
     }
     for place, unused in enumerate(rules):
         if unused not in rule_of.values():
-            raise ValueError(
+            raise UsageError(
                 f"parameter_rules[{place}]: no parameter is left for {unused.pattern!r}; names are, for instance, "
                 f"{', '.join(list(names.values())[:3])}."
             )
@@ -102,7 +106,7 @@ def apply_rules(
             elif members:
                 found.append({**group, "params": members, **({} if rule is None else rule.settings)})
     if not found:
-        raise ValueError("parameter_rules freeze every parameter: nothing would be trained.")
+        raise UsageError("parameter_rules freeze every parameter: nothing would be trained.")
     return found
 
 
@@ -116,7 +120,7 @@ def count_steps(
     if arguments.num_train_epochs is None:
         return arguments.max_steps
     if isinstance(data, datasets.IterableDataset):
-        raise ValueError("num_train_epochs needs the number of examples, which a stream does not tell: set max_steps.")
+        raise UsageError("num_train_epochs needs the number of examples, which a stream does not tell: set max_steps.")
     positions = count_positions(len(data), groups, arguments.per_device_train_batch_size)
     return math.ceil(arguments.num_train_epochs * positions / examples_a_step)
 
@@ -132,6 +136,6 @@ def build_schedule(optimizer: torch.optim.Optimizer, arguments: TrainingArgument
             scheduler_specific_kwargs=arguments.lr_scheduler_kwargs,
         )
     except (TypeError, ValueError) as error:
-        raise ValueError(
+        raise UsageError(
             f"lr_scheduler_kwargs {arguments.lr_scheduler_kwargs} do not fit {arguments.lr_scheduler_type}: {error}"
         ) from error

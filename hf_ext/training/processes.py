@@ -2,16 +2,24 @@
 
 import contextlib
 import random
-from collections.abc import Iterator
+import re
+import sys
+import time
+from collections.abc import Collection, Iterator
+from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
-from accelerate.utils import DistributedType, convert_outputs_to_fp32
+from accelerate.utils import InitProcessGroupKwargs, ProjectConfiguration, convert_outputs_to_fp32
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
+from ..distributed import FailedElsewhereError, LostProcessError, Ranks
+from ..files import read_json, write_json
 from .arguments import TrainingArguments
+from .launcher import check_processes, needs_processors, require_devices
 from .state import RunFolder, own_part
 
 
@@ -25,24 +33,60 @@ def check_tracker(name: str) -> None:
         )
 
 
-def check_supported(arguments: TrainingArguments, accelerator: Accelerator) -> None:
-    """Refuses what this machine, or the way in which it is used, cannot do."""
+def make_accelerator(arguments: TrainingArguments, folder: Path) -> Accelerator:
+    """Lets the processes of this launch find each other, on devices that can do what is asked for."""
+    require_devices()
+    accelerator = Accelerator(
+        cpu=needs_processors(),
+        mixed_precision=arguments.mixed_precision,
+        gradient_accumulation_steps=arguments.gradient_accumulation_steps,
+        log_with=None if arguments.report_to == "none" else arguments.report_to,
+        project_config=ProjectConfiguration(str(folder), str(folder / "tensorboard")),
+        # It would wrap the model, which renames its weights: `torch_compile` compiles it in place.
+        dynamo_backend="no",
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(minutes=arguments.timeout_minutes))],
+    )
+    check_processes(accelerator.num_processes)
     if arguments.mixed_precision == "fp16" and accelerator.device.type == "cpu":
         raise ValueError("mixed_precision fp16 needs a GPU: use bf16 or 'no' on a CPU.")
-    if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
-        raise ValueError(
-            "FSDP 1 is not supported: set fsdp_version: 2 in the file of accelerate, as in "
-            "examples/accelerate/fsdp2.yaml."
-        )
-    if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        if (stage := accelerator.state.deepspeed_plugin.zero_stage) == 3:
-            raise ValueError(f"DeepSpeed's zero_stage {stage} is not supported: set it to 1 or 2, or use FSDP2.")
-        if arguments.ema_decay and arguments.mixed_precision != "no":
-            # It keeps the model itself in 16 bits, in which an average that moves little does not move at all.
-            raise ValueError(
-                f"DeepSpeed with mixed_precision {arguments.mixed_precision} has no weights in 32 bits to average: "
-                "set ema_decay to 0 or mixed_precision to 'no', or use FSDP2."
-            )
+    return accelerator
+
+
+# Errors of exchanges between processes, in the words of gloo, NCCL and torch.
+_LOST = re.compile(
+    r"gloo|nccl|connection (closed|reset|refused)|pair closure|broken pipe|process group|timed out", re.IGNORECASE
+)
+
+
+@contextlib.contextmanager
+def name_failures(ranks: Ranks, note: Path) -> Iterator[None]:
+    """Lets the process that failed say why, and the others say which one that was, in one line each."""
+    # The one that fails leaves a note in the run folder before it ends; the others meet the end of a connection, which
+    # tells nothing. A process that was killed leaves no note.
+    try:
+        yield
+    except Exception as error:
+        if ranks.count == 1:
+            raise
+        is_lost = isinstance(error, LostProcessError) or (isinstance(error, RuntimeError) and _LOST.search(str(error)))
+        if not is_lost:
+            with contextlib.suppress(OSError):
+                write_json(note, {"process": ranks.index, "error": f"{type(error).__name__}: {error}"})
+            raise
+        end = time.monotonic() + 5
+        while not note.exists() and time.monotonic() < end:
+            time.sleep(0.1)
+        if note.exists():
+            told = read_json(note)
+            text = f"process {told['process']} of {ranks.count} failed: {told['error']}"
+            sys.stderr.write(f"{text}\n")
+            raise FailedElsewhereError(text) from None
+        reason = str(error).partition("\n")[0]
+        raise LostProcessError(
+            f"another process of the {ranks.count} ended without a word, as one that is killed where memory runs "
+            f"out, or was busy for longer than timeout_minutes ({reason:.200}). The same command goes on from the "
+            "last state."
+        ) from None
 
 
 def prepare_sharding(module: torch.nn.Module, accelerator: Accelerator) -> None:
@@ -51,18 +95,25 @@ def prepare_sharding(module: torch.nn.Module, accelerator: Accelerator) -> None:
     # sizes of pictures would be rounded, and what meets buffers in float32 fails. Here weights are gathered as they
     # are, twice the bytes, and the forward pass runs under autocast, which chooses what is computed how.
     accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy()
+    # What accelerate would wrap for it gets other names; the model does it in place.
+    accelerator.state.fsdp_plugin.activation_checkpointing = False
     if accelerator.native_amp:
         module.forward = convert_outputs_to_fp32(accelerator.autocast()(module.forward))  # type: ignore[method-assign]
 
 
-def gather_weights(model: torch.nn.Module, accelerator: Accelerator) -> dict[str, torch.Tensor]:
-    """All weights by name, for the main process; what is tied is one tensor, so that a file holds it once."""
-    # Gathered from several processes, a weight with two names comes as two tensors.
+def gather_weights(
+    model: torch.nn.Module, accelerator: Accelerator, names: Collection[str]
+) -> dict[str, torch.Tensor]:
+    """All weights by the bare model's names, for the main process; what is tied is one tensor."""
+    # Gathered from several processes, a weight with two names comes as two tensors; a file holds it once.
     weights: dict[str, torch.Tensor] = accelerator.get_state_dict(model)
     first: dict[torch.Tensor, str] = {}
     for name, parameter in accelerator.unwrap_model(model).named_parameters(remove_duplicate=False):
         if name in weights:
             weights[name] = weights[first.setdefault(parameter, name)]
+    if accelerator.is_main_process and (strange := sorted({*weights} ^ {*names})):
+        # A model that is loaded from such a file would begin at random, and nobody would be told.
+        raise RuntimeError(f"weights would be saved under other names than the model's own: {strange[:4]}.")
     return weights
 
 

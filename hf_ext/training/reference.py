@@ -1,45 +1,18 @@
 """Every field of a training's YAML file, read from the docstrings of the classes that check it."""
 
 import importlib
-import inspect
 import re
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
+
+from hf_ext.docstrings import Entry, read_entries
 
 from .arguments import DataArguments, DataSource, SourcePart, TrainingArguments
 from .launch import TASKS, find_task
 
-_ENTRY = re.compile(r"^    (\w+(?:, \w+)*) \((.+?)\):(.*)$")
 # A class, and in which module it is where its link says that.
 _LINK = re.compile(r"\[`~?(?:([\w.]+)\.)?(\w+)`\]")
-
-
-@dataclass
-class Entry:
-    """A documented argument: its names, what it may be with its default, and its meaning."""
-
-    names: list[str]
-    kind: str
-    meaning: str
-
-
-def read_entries(kind: type) -> list[Entry]:
-    """The `Args:` of a class and of those that it extends, a field once."""
-    found: list[Entry] = []
-    for base in kind.__mro__:
-        lines = inspect.cleandoc(base.__dict__.get("__doc__") or "").partition("Args:\n")[2].splitlines()
-        for line in lines:
-            if line and not line.startswith(" "):
-                break
-            if entry := _ENTRY.match(line):
-                names = entry[1].split(", ")
-                known = any(name in other.names for other in found for name in names)
-                current = Entry(names, entry[2], entry[3].strip())
-                found += [] if known else [current]
-            elif line.strip():
-                current.meaning = f"{current.meaning} {line.strip()}".strip()
-    return found
 
 
 def list_sections(method: str | None) -> dict[str, tuple[str, list[Entry]]]:

@@ -11,6 +11,7 @@ from datasets.data_files import SPLIT_KEYWORDS, get_data_patterns
 from datasets.packaged_modules.audiofolder.audiofolder import AudioFolder
 from huggingface_hub import HfApi
 
+from ..errors import DataError
 from .arguments import DataSource, SourcePart
 from .sequence_files import ARRAYS, open_arrays, open_sequences, slice_split
 
@@ -54,7 +55,7 @@ def describe_memory(data: datasets.Dataset) -> DataSource:
     return DataSource(data.info.dataset_name or "a data set given in Python", split=str(data.split or "all"))
 
 
-class SourceError(ValueError):
+class SourceError(DataError):
     """Data that cannot be opened, with what to do."""
 
 
@@ -250,7 +251,7 @@ def match_classes(data: Any, task: Any, training: bool = False) -> Any:
     # Names for people, in the order of the numbers, of folders that are called otherwise.
     if training or len(strange) == len(kind.names) == len(known):
         return data
-    raise ValueError(
+    raise DataError(
         f"the evaluation data has the classes {strange!s:.200} in column {task.label_column!r}, and the model knows "
         f"{known!s:.200}: evaluate on these, or say in task.label_names how the data calls the model's classes."
     )

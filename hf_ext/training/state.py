@@ -21,7 +21,10 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from ..files import read_json, recover_folder, remove_leftovers, sync, whole_file, write_json
+from hf_ext.errors import DataError, UsageError
+
+from ..distributed import Ranks
+from ..files import open_to_readers, read_json, recover_folder, remove_leftovers, sync, whole_file, write_json
 from ..system import sync_directory
 from .arguments import TrainingArguments
 from .changes import Changes, compare_data, compare_settings
@@ -148,6 +151,8 @@ class RunFolder:
         self.states = self.path / "state"
         self.snapshot = self.path / "snapshot"
         self.best = self.path / "best"
+        # Left by a process that fails, for the others.
+        self.failure = self.path / ".failure.json"
         self.lock = FolderLock(self.path)
         # What the run is now (`changes.describe_run`), for the next state.
         self.about: dict[str, Any] = {}
@@ -157,6 +162,7 @@ class RunFolder:
         self.changes = Changes()
         self.damaged: list[int] = []
         self.warnings: list[str] = []
+        self.notes: list[str] = []
 
     def __enter__(self) -> "RunFolder":
         return self
@@ -172,7 +178,7 @@ class RunFolder:
         if self.arguments.exists():
             found = read_json(self.arguments)
             if not isinstance(found, dict) or not found.keys() >= {"arguments", "processes"}:
-                raise ValueError(f"{self.arguments} was not written by a training: choose another output_dir.")
+                raise UsageError(f"{self.arguments} was not written by a training: choose another output_dir.")
             # Before anything is read that another process may be writing.
             self.lock.acquire()
             self._find_start()
@@ -180,9 +186,9 @@ class RunFolder:
                 self.changes = compare_settings(self.before, about, self.path)
             return
         if self.path.exists() and not self.path.is_dir():
-            raise ValueError(f"{self.path} is a file: choose a folder as output_dir.")
+            raise UsageError(f"{self.path} is a file: choose a folder as output_dir.")
         if any(path.exists() for path in (self.states, self.snapshot, self.best, self.metrics)):
-            raise ValueError(
+            raise UsageError(
                 f"{self.path} holds training files but no args.json, so it is not a run that can be continued: "
                 "choose another output_dir."
             )
@@ -190,14 +196,14 @@ class RunFolder:
         names = sorted(path.name for path in self.path.glob("*"))
         others = [name for name in names if not name.startswith(".") and not name.endswith((".log", ".out", ".err"))]
         if others:
-            raise ValueError(
+            raise UsageError(
                 f"{self.path} holds other files ({', '.join(others[:4])}{', …' if len(others) > 4 else ''}): choose a "
                 "folder that is new or empty as output_dir."
             )
         for place in arguments.data_arguments.paths:
             data = Path(place).expanduser()
             if data.is_dir() and not (data / "lq").is_dir() and self.path.resolve().is_relative_to(data.resolve()):
-                raise ValueError(
+                raise DataError(
                     f"{self.path} lies inside the data {place}, which would take the files of the run for data: "
                     "choose another output_dir."
                 )
@@ -214,7 +220,7 @@ class RunFolder:
             self.start = step
             return
         if self.damaged:
-            raise ValueError(
+            raise DataError(
                 f"no state of {self.path} is whole ({'; '.join(self.warnings)}). Bring one back from a copy of it, or "
                 f"delete {self.states} to begin this run anew."
             )
@@ -234,6 +240,7 @@ class RunFolder:
             raise ValueError(
                 f"another process began a run in {self.path} at the same time: choose another output_dir."
             )
+        self.failure.unlink(missing_ok=True)
         # First: it is what marks the folder as ours.
         write_json(self.arguments, {name: self.about[name] for name in ("arguments", "processes")})
         self.states.mkdir(exist_ok=True)
@@ -300,7 +307,7 @@ class RunFolder:
             try:
                 rows.append(json.loads(line))
             except ValueError as error:
-                raise ValueError(f"{self.metrics}: line {number} is no row of metrics: remove the line.") from error
+                raise DataError(f"{self.metrics}: line {number} is no row of metrics: remove the line.") from error
         return rows
 
 
@@ -328,6 +335,7 @@ def save_state(
     # `stream_states` are this process's, where it reads a stream; an average is given where each process has its own
     # part of it.
     temporary, rank = run.states / f"step-{step}.tmp", accelerator.process_index
+    ranks = Ranks(accelerator)
     with clear_write_errors(f"the state of step {step}", run):
         accelerator.save_state(str(temporary))
         (temporary / RANDOM_STATES.format(rank=rank)).unlink()
@@ -335,9 +343,10 @@ def save_state(
             write_json(temporary / f"stream-{rank}.json", stream_states)
         if average is not None:
             torch.save(average.state_dict(), temporary / f"average-{rank}.pt")
-        accelerator.wait_for_everyone()
+        ranks.wait()
         if accelerator.is_main_process:
             # Hashing takes a processor, syncing a disk: together they take little longer than the slower one.
+            open_to_readers(temporary)
             with ThreadPoolExecutor(1) as pool:
                 files = pool.submit(hash_files, temporary)
                 sync(temporary)
@@ -346,7 +355,7 @@ def save_state(
             os.replace(temporary, run.state(step))
             # Its name too, before an earlier state is deleted.
             sync_directory(run.states)
-    accelerator.wait_for_everyone()
+    ranks.wait()
 
 
 def load_state(accelerator: Accelerator, run: RunFolder, step: int, average: WeightAverage | None) -> list[Any] | None:

@@ -7,8 +7,8 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 
+from ..distributed import Ranks
 from .loader_processes import SIGNALS
 
 # What a process ends with that was stopped and has saved: "try again" in the list of BSD.
@@ -26,12 +26,12 @@ class Stopping:
     Whether to save or to end, asked after every step; all processes get the same answer after the same step.
 
     A signal may reach one process only, and clocks differ. So each process starts a reduction of what it knows, which
-    runs while the next step is computed, and reads the one that it started a step before: nobody waits, and the
-    answer is one step old. Within the context a signal is only noted; a second Ctrl-C interrupts at once.
+    runs while the next step is computed, and reads the one that it started a step before: nobody waits, and no device
+    is asked. The answer is one step old. Within the context a signal is noted; a second Ctrl-C interrupts at once.
     """
 
-    def __init__(self, accelerator: Accelerator, save_minutes: float, deadline_minutes: float):
-        self.accelerator = accelerator
+    def __init__(self, ranks: Ranks, save_minutes: float, deadline_minutes: float):
+        self.ranks = ranks
         self.save_minutes = save_minutes
         self.deadline_minutes = deadline_minutes
         self.began = self.saved = time.monotonic()
@@ -69,7 +69,7 @@ class Stopping:
 
     def ask(self) -> int:
         """What all processes do after this step: 0 go on, 1 save, more: save and end."""
-        if self.accelerator.num_processes == 1:
+        if self.ranks.count == 1:
             return self._wish_now()
         answer = _GO_ON
         if self._question is not None:
@@ -79,8 +79,9 @@ class Stopping:
         if answer == _SAVE:
             # It is saved now: nobody asks for it again in the next question, which is begun before.
             self.restart_clock()
-        wish = torch.tensor(self._wish_now(), device=self.accelerator.device)
-        self._question = wish, torch.distributed.all_reduce(wish, torch.distributed.ReduceOp.MAX, async_op=True)
+        wish = torch.tensor(self._wish_now())
+        most = torch.distributed.ReduceOp.MAX
+        self._question = wish, torch.distributed.all_reduce(wish, most, group=self.ranks.group, async_op=True)
         return answer
 
     def restart_clock(self) -> None:
@@ -102,4 +103,4 @@ class Stopping:
         if answer > _DEADLINE:
             why = signal.Signals(answer - _DEADLINE).name
         saved = f"{why}: step {step} of {max_steps} is saved, and the same command goes on from it."
-        raise RunStopped(saved if self.accelerator.is_main_process else "")
+        raise RunStopped(saved if self.ranks.index == 0 else "")

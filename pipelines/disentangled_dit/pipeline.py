@@ -3,13 +3,13 @@
 
 Guidance has two strengths, of the class or text s and of the controls c (sizes, crop, flip; 0 is "dropped"):
     out = lambda [beta out(c, s) + (1 - beta) out(0, s)] + (1 - lambda) out(0, 0)
+Three classes of one base, as diffusers has them: from noise, from a picture, within a mask.
 One self-contained file: diffusers downloads it alone. Whatever a call uses of this file's own is an attribute of the
 class, because a second version of the file, loaded as remote code, replaces the names of this module.
 Shapes: images B, branches of the guidance G, latents [B, channels, height, width], context [., L, width].
 """
 
 import contextlib
-import difflib
 import hashlib
 import inspect
 import json
@@ -18,8 +18,10 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from diffusers import (
@@ -27,13 +29,18 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     FlowMatchHeunDiscreteScheduler,
     ImagePipelineOutput,
+    LMSDiscreteScheduler,
     ModelMixin,
+    PNDMScheduler,
+    SASolverScheduler,
     SchedulerMixin,
 )
 from diffusers.callbacks import MultiPipelineCallbacks, PipelineCallback
 from diffusers.image_processor import PipelineImageInput, VaeImageProcessor
 from diffusers.loaders import CogVideoXLoraLoaderMixin
+from diffusers.utils import logging
 from diffusers.utils.torch_utils import randn_tensor
+from PIL import Image
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -41,11 +48,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 # The mixin loads, saves, fuses LoRA layers of a `transformer` and nothing else; no part of it is CogVideoX's.
 class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
     """
-    Pictures of a class or a text by a Disentangled DiT (arXiv 2411.03177), in latents or pixels.
+    Pictures of a class or a text by a Disentangled DiT (arXiv 2411.03177), in latents or pixels. From a picture start
+    [`DisentangledDiTImg2ImgPipeline`] and [`DisentangledDiTInpaintPipeline`]; `from_pipe` makes each of the others.
 
     The model says which: `num_classes` makes it a class model, `joint_attention_dim` a text model. Without `vae` its
     values are pixels in [-1, 1], grey where it has one channel. Every part may be left out: text encoder and tokenizer
-    encode texts alone, and the others make pictures of them later.
+    encode texts alone, and the others make pictures of them later. Large pictures: `pipeline.vae.enable_tiling()`.
 
     Args:
         transformer ([`DisentangledDiTTransformer2DModel`]): The network.
@@ -68,10 +76,16 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
     config: Any
     model_cpu_offload_seq: Any = "text_encoder->transformer->vae"
     _optional_components = ["vae", "text_encoder", "tokenizer"]
-    _callback_tensor_inputs = ["latents", "noise_pred", "prompt_embeds"]
+    _callback_tensor_inputs = ["latents", "noise_pred", "prompt_embeds", "negative_prompt_embeds"]
 
+    _LOGGER = logging.get_logger("diffusers.DisentangledDiTPipeline")
     _FLOW_MATCH = (FlowMatchEulerDiscreteScheduler, FlowMatchHeunDiscreteScheduler)
+    # LMS takes the place in the schedule for the number of steps it has seen; PNDM counts its first steps itself.
+    _FROM_THE_FIRST_STEP = (LMSDiscreteScheduler, PNDMScheduler)
+    _SPACINGS = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")
+    _DIVERGING = SASolverScheduler
     _PADDINGS = ("zeros", "replicate", "noisy_replicate")
+    _NUMBERS = ("guidance_scale", "control_guidance_scale", "guidance_rescale", "eta")
     _OUTPUT_TYPES = ("pil", "np", "pt", "latent")
     # What a caller gives for each control, how many numbers that is, and the largest; crop and flip may be 0.
     _CONTROLS = {
@@ -103,9 +117,9 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         self,
         transformer: ModelMixin | None,
         scheduler: SchedulerMixin | None,
-        vae: ModelMixin | None,
-        text_encoder: PreTrainedModel | None,
-        tokenizer: PreTrainedTokenizerBase | None,
+        vae: ModelMixin | None = None,
+        text_encoder: PreTrainedModel | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         id2label: dict[int, str] | dict[str, str] | None = None,
         text_padding: str = "noisy_replicate",
         text_padding_noise: float = 0.02,
@@ -127,12 +141,21 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             max_text_length=max_text_length,
             prediction_type=prediction_type,
         )
-        self._check_scheduler()
+        self.register_to_config(prediction_type=self._check_scheduler())
         self.labels = {name.strip(): int(number) for number, text in (names or {}).items() for name in text.split(",")}
         # sizes are checked here, not rounded there
         self.image_processor = VaeImageProcessor(vae_scale_factor=1)
         binary = {"do_normalize": False, "do_binarize": True, "do_convert_grayscale": True}
         self.mask_processor = VaeImageProcessor(vae_scale_factor=1, **binary)
+
+    # `from_pretrained` of diffusers takes a component that it is given only where the constructor cannot do without.
+    _init: Any = __init__
+    _init.__signature__ = inspect.signature(__init__).replace(
+        parameters=[
+            each.replace(default=each.empty) if name in ("vae", "text_encoder", "tokenizer") else each
+            for name, each in inspect.signature(__init__).parameters.items()
+        ]
+    )
 
     @property
     def vae_scale_factor(self) -> int:
@@ -172,19 +195,12 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
     # Labels and texts
 
     def get_label_ids(self, label: str | list[str]) -> list[int]:
-        """
-        Numbers of classes, for `class_labels` of a call.
-
-        Args:
-            label (`str` or `list[str]`): One name of `id2label`, or several.
-        """
+        """Numbers of the classes of one name of `id2label`, or of several, for `class_labels` of a call."""
         names = [label] if isinstance(label, str) else list(label)
         for name in names:
             if name not in self.labels:
-                similar = difflib.get_close_matches(str(name), self.labels, n=5, cutoff=0.4) or list(self.labels)[:5]
-                known = f"of the {len(self.labels)} names, similar or first are: {', '.join(similar)}."
-                none = "this pipeline knows none; give the number of the class, or make the pipeline with id2label."
-                raise ValueError(f"There is no class {name!r}; {known if self.labels else none}")
+                known = ", ".join(list(self.labels)[:5]) or "none; give the number of the class"
+                raise ValueError(f"There is no class {name!r}; of {len(self.labels)} names the first are: {known}.")
         return [self.labels[name] for name in names]
 
     def encode_prompt(
@@ -196,6 +212,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         negative_prompt: str | list[str] | None = None,
         prompt_embeds: Tensor | None = None,
         negative_prompt_embeds: Tensor | None = None,
+        max_sequence_length: int | None = None,
     ) -> tuple[Tensor | None, Tensor | None]:
         """
         Tokens of texts as the transformer attends to them: encoded, then padded by `text_padding`. The noise of the
@@ -208,16 +225,18 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             do_classifier_free_guidance (`bool`, defaults to `True`): Whether the negative tokens are wanted.
             negative_prompt (`str` or `list[str]`, *optional*): One, or one for each; the null text if not given.
             prompt_embeds, negative_prompt_embeds (`torch.Tensor`, *optional*): Used instead of encoding these.
+            max_sequence_length (`int`, *optional*): Tokens of a text, instead of `max_text_length`. A longer text is
+                cut, with a warning.
 
         Returns:
             `tuple[torch.Tensor, torch.Tensor]`: `prompt_embeds` and `negative_prompt_embeds` of shape
             `(texts, max_text_length, joint_attention_dim)`; `None` where not wanted.
         """
         if prompt_embeds is None and prompt is not None:
-            prompt_embeds = self._encode_texts(prompt, device)
+            prompt_embeds = self._encode_texts(prompt, device, max_sequence_length)
         given: Any = prompt_embeds  # not None below
         if given is not None and negative_prompt_embeds is None and do_classifier_free_guidance:
-            negative_prompt_embeds = self._encode_texts(negative_prompt or "", device)
+            negative_prompt_embeds = self._encode_texts(negative_prompt or "", device, max_sequence_length)
         if given is not None and negative_prompt_embeds is not None:
             if len(negative_prompt_embeds) == 1:
                 negative_prompt_embeds = negative_prompt_embeds.expand(len(given), -1, -1)
@@ -231,17 +250,21 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         # one return, and of these names: diffusers' tests read them from the code
         return prompt_embeds, negative_prompt_embeds
 
-    def _encode_texts(self, texts: str | list[str], device: torch.device | str | None) -> Tensor:
-        """Padded tokens [texts, max_text_length, width]."""
+    def _encode_texts(self, texts: str | list[str], device: Any, length: int | None) -> Tensor:
+        """Padded tokens [texts, length, width]."""
         if self.text_encoder is None or self.tokenizer is None:
             raise ValueError(
                 "There is no text_encoder and tokenizer; load the pipeline with them, or give prompt_embeds and, with "
                 "guidance, negative_prompt_embeds."
             )
-        texts = [texts] if isinstance(texts, str) else list(texts)
-        if not texts:
-            raise ValueError("There are no texts in an empty list; give at least one.")
-        options = {"padding": "max_length", "padding_side": "right", "max_length": self.config.max_text_length}
+        texts = [texts] if isinstance(texts, str) else texts
+        if not isinstance(texts, list | tuple) or not texts or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"prompt and negative_prompt are a text or a list of texts, got {texts!r}.")
+        texts, length = list(texts), self._count("max_sequence_length", length or self.config.max_text_length)
+        for text, ids in zip(texts, self.tokenizer(texts, verbose=False).input_ids, strict=True):
+            if len(ids) > length:
+                self._LOGGER.warning(f"{len(ids) - length} of {len(ids)} tokens are cut from the end of {text!r}.")
+        options = {"padding": "max_length", "padding_side": "right", "max_length": length}
         tokens = self.tokenizer(texts, truncation=True, return_tensors="pt", **options)
         tokens = tokens.to(device or self._execution_device)
         states = self.text_encoder(tokens.input_ids, attention_mask=tokens.attention_mask).last_hidden_state
@@ -359,23 +382,45 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             if vae.dtype != dtype:
                 vae.to(dtype)
 
+    @classmethod
+    def _read_pictures(cls, pictures: Any, name: str) -> Any:
+        """Pictures as diffusers' processors read them rightly: opaque and of 8 bits, or numbers in [0, 1]."""
+        if isinstance(pictures, list | tuple):
+            return [cls._read_pictures(picture, name) for picture in pictures]
+        if isinstance(pictures, Image.Image):
+            if pictures.mode[0] in "IF":
+                raise ValueError(f"{name} has PIL mode {pictures.mode!r}; convert it to 8 bits ('L' or 'RGB').")
+            if pictures.has_transparency_data:
+                cls._LOGGER.warning(f"{name} is transparent: it is put on white.")
+                white = Image.new("RGBA", pictures.size, "white")
+                pictures = Image.alpha_composite(white, pictures.convert("RGBA")).convert("RGB")
+            return pictures
+        if not isinstance(pictures, Tensor | np.ndarray):
+            raise ValueError(f"{name} is a {type(pictures).__name__}; a PIL picture, an array or a tensor is needed.")
+        most = {"bool": 1, "uint8": 255}.get(str(pictures.dtype).rpartition(".")[2])
+        if most is not None:
+            return (pictures.float() if isinstance(pictures, Tensor) else pictures.astype(np.float32)) / most
+        if "float" not in str(pictures.dtype):
+            raise ValueError(f"{name} has {pictures.dtype} values; uint8, or floats from 0 to 1 are needed.")
+        return pictures
+
     def prepare_image_latents(self, image: PipelineImageInput | Tensor, count: int, height: int, width: int) -> Tensor:
         """Clean latents [count, channels, ., .] to start from, of pictures or latents, one or `count`."""
         channels, factor, device = self.transformer.config.in_channels, self.vae_scale_factor, self._execution_device
         colours = channels if self.vae is None else self.vae.config.get("in_channels", 3)
-        if isinstance(image, Tensor) and image.shape[1] == channels != colours:
+        if isinstance(image, Tensor) and image.ndim == 4 and image.shape[1] == channels != colours:
             latents = image.to(device, torch.float32)
         else:
             kinds = {"do_convert_rgb": colours == 3, "do_convert_grayscale": colours == 1}
-            self.image_processor.register_to_config(**kinds)
-            pixels = self.image_processor.preprocess(image, height=height, width=width).to(device, torch.float32)
+            processor, pictures = VaeImageProcessor(vae_scale_factor=1, **kinds), self._read_pictures(image, "image")
+            pixels = processor.preprocess(pictures, height=height, width=width).to(device, torch.float32)
             latents = pixels if self.vae is None else self.encode_image(self.vae, pixels)
         return self._for_each(latents, "image", (count, channels, height // factor, width // factor))
 
     def prepare_mask(self, mask_image: PipelineImageInput | Tensor, count: int, height: int, width: int) -> Tensor:
         """True for latents [count, 1, ., .] that are made anew: those of which any pixel is white."""
-        factor = self.vae_scale_factor
-        mask = self.mask_processor.preprocess(mask_image, height=height, width=width).to(self._execution_device)
+        factor, pictures = self.vae_scale_factor, self._read_pictures(mask_image, "mask_image")
+        mask = self.mask_processor.preprocess(pictures, height=height, width=width).to(self._execution_device)
         mask = F.max_pool2d(mask.float(), factor) > 0.5
         return self._for_each(mask, "mask_image", (count, 1, height // factor, width // factor))
 
@@ -406,36 +451,50 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         if image is None:
             # flow matching starts from the noise as it is
             return noise * getattr(self.scheduler, "init_noise_sigma", 1.0)
-        if isinstance(self.scheduler, self._FLOW_MATCH):
-            return self.scheduler.scale_noise(image, timestep, noise)
-        return self.scheduler.add_noise(image, noise, timestep)
+        scheduler: Any = self.scheduler
+        if isinstance(scheduler, self._FLOW_MATCH):
+            return scheduler.scale_noise(image, timestep, noise)
+        if getattr(scheduler, "sigmas_interpol", None) is not None and not scheduler.state_in_first_order:
+            # KDPM2 is between two of its levels, and its `add_noise` knows these only; its ancestral twin counts the
+            # levels between from the one before.
+            place = scheduler.step_index - hasattr(scheduler, "sigmas_up")
+            return image + noise * scheduler.sigmas_interpol[place].to(image)
+        return scheduler.add_noise(image, noise, timestep)
 
     def retrieve_timesteps(
-        self, num_inference_steps: int, timesteps: Any, sigmas: Any, strength: float | None
+        self, num_inference_steps: int, timesteps: Any, sigmas: Any, strength: float
     ) -> tuple[Tensor, int]:
         """Timesteps that are left, and how many steps of the schedule they are; a strength leaves the first out."""
-        scheduler, device, begin = self.scheduler, self._execution_device, 0
+        scheduler, device, name = self.scheduler, self._execution_device, type(self.scheduler).__name__
         num_inference_steps = self._count("num_inference_steps", num_inference_steps)
         schedules = {"timesteps": timesteps, "sigmas": sigmas}
         given: dict[str, Any] = {name: list(value) for name, value in schedules.items() if value is not None}
         if not given.keys() <= inspect.signature(scheduler.set_timesteps).parameters.keys() or len(given) > 1:
-            raise ValueError(f"{type(scheduler).__name__} does not take {' and '.join(given)}; leave one or both out.")
+            raise ValueError(f"{name} does not take {' and '.join(given)}; leave one or both out.")
         total = len(*given.values()) if given else num_inference_steps
-        scheduler.set_timesteps(**(given or {"num_inference_steps": total}), device=device)
-        steps = total if strength is None else min(int(total * strength), total)
-        if strength is not None:
-            if steps < 1 or strength > 1:
-                raise ValueError(f"strength is {strength} for {total} steps; it must be at most 1, and leave a step.")
-            begin = (total - steps) * scheduler.order
-            if hasattr(scheduler, "set_begin_index"):
-                scheduler.set_begin_index(begin)
-        left, kept = scheduler.timesteps[begin:], getattr(scheduler, "alphas_cumprod", None)
+        try:
+            scheduler.set_timesteps(**(given or {"num_inference_steps": total}), device=device)
+        except (ValueError, IndexError, AssertionError) as error:
+            raise ValueError(f"{name} cannot make {total} steps ({error}); take another number of them.") from error
+        steps = int(total * strength)
+        if not 0 < strength <= 1 or steps < 1:
+            raise ValueError(f"strength is {strength} for {total} steps; it must be at most 1, and leave a step.")
+        begin = (total - steps) * scheduler.order
+        if begin and isinstance(scheduler, self._FROM_THE_FIRST_STEP):
+            raise ValueError(f"{name} starts at its first step only; use another scheduler, or strength=1.")
+        # Without it the first step is looked up by its timestep, and some schedules have the same one several times.
+        if hasattr(scheduler, "set_begin_index"):
+            scheduler.set_begin_index(begin)
+        levels, kept = getattr(scheduler, "sigmas", None), getattr(scheduler, "alphas_cumprod", None)
+        if levels is not None and levels[begin] == levels[-1]:
+            raise ValueError(f"{name} ends at the noise it starts from in so few steps ({steps}); take more steps.")
+        left = scheduler.timesteps[begin:]
         # x0 = (x - sqrt(1 - a) e) / sqrt(a) has no value where a, the kept part of the picture, is 0
         blind = kept is not None and not kept[left.long().to(kept.device)].all()
         if blind and self.config.prediction_type == "epsilon":
             raise ValueError(
-                f"{type(scheduler).__name__} starts from noise alone (zero-terminal SNR), of which predicted noise "
-                "makes no picture; set rescale_betas_zero_snr=False, or timestep_spacing='leading'."
+                f"{name} starts from noise alone (zero-terminal SNR), of which predicted noise makes no picture; set "
+                "rescale_betas_zero_snr=False, or timestep_spacing='leading'."
             )
         return left, steps
 
@@ -450,63 +509,49 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
 
     # Schedulers
 
-    def _check_scheduler(self) -> None:
-        """Refuses a scheduler with which the network's output would be read as something else."""
+    def _check_scheduler(self) -> str | None:
+        """The prediction that the scheduler reads; it is refused where the network's output is something else."""
         scheduler: Any = self.scheduler
         if scheduler is None:
-            return
-        flow_match, get = isinstance(scheduler, self._FLOW_MATCH), scheduler.config.get
-        found = "flow_prediction" if flow_match else self._check_family(scheduler)
-        if self.config.prediction_type is None:
-            self.register_to_config(prediction_type=found)
-        wanted = self.config.prediction_type
-        problems = {
-            f"reads the network's output as {found}, and this network predicts {wanted}; use a scheduler with "
-            f"prediction_type={wanted!r}": found != wanted,
-            "has use_dynamic_shifting=True, which needs a shift for every call; set it to False, and `shift` for the "
-            "size of the pictures": flow_match and get("use_dynamic_shifting"),
-            f"has variance_type={get('variance_type')!r}, and the network predicts no variance; make it with "
-            "variance_type='fixed_small'": str(get("variance_type")).startswith("learned"),
-        }
-        if self.transformer is not None:
-            count, steps = get("num_train_timesteps"), self.transformer.config.num_train_timesteps
-            problems[
-                f"has {count} training timesteps, and the network {steps}; make it with num_train_timesteps={steps}"
-            ] = count != steps
-        self._refuse(scheduler, problems)
-
-    @classmethod
-    def _check_family(cls, scheduler: Any) -> str:
-        """What a scheduler of the DDPM family reads the network's output as; others are refused."""
-        options = inspect.signature(type(scheduler).__init__).parameters
-        # IPNDM takes betas, and has a schedule of its own all the same; ScoreSde has two kinds of steps
-        known = "trained_betas" in options and all(hasattr(scheduler, name) for name in ("alphas_cumprod", "step"))
-        step: Any = inspect.signature(scheduler.step).parameters if known else {}
-        needed = {name for name, option in step.items() if option.default is option.empty}
-        times, get = getattr(scheduler, "timesteps", None), scheduler.config.get
-        prediction, flow = str(get("prediction_type", "epsilon")), bool(get("use_flow_sigmas"))
-        problems = {
-            "is neither of the DDPM family (DDIM, DPM++, UniPC, Euler ...) nor FlowMatchEulerDiscreteScheduler or "
-            "FlowMatchHeunDiscreteScheduler; use one of these": (
-                not known or not needed <= {"model_output", "timestep", "sample"}
-            ),
-            "goes from pictures to noise; use the one that it is the inverse of": (
-                times is not None and len(times) > 1 and bool(times[0] < times[-1])
-            ),
-            f"has prediction_type={prediction!r} and use_flow_sigmas={flow}; 'flow_prediction' needs True, all others "
-            "False": flow != (prediction == "flow_prediction"),
-            "has timestep_type='continuous', numbers that the network has not seen; make it with 'discrete'": (
-                get("timestep_type") == "continuous"
-            ),
-        }
-        cls._refuse(scheduler, problems)
-        return prediction
+            return self.config.prediction_type
+        kind, get = type(scheduler), scheduler.config.get
+        flow_match, flow = isinstance(scheduler, self._FLOW_MATCH), bool(get("use_flow_sigmas"))
+        found = "flow_prediction" if flow_match else str(get("prediction_type", "epsilon"))
+        count, spaced = get("num_train_timesteps"), [name for name in self._SPACINGS if get(name)]
+        trained = count if self.transformer is None else self.transformer.config.num_train_timesteps
+        times, problem = getattr(scheduler, "timesteps", None), None
+        if not flow_match and not self._is_of_the_family(scheduler):
+            problem = "is neither of the DDPM family (DDIM, DPM++, UniPC, Euler ...) nor a flow-matching Euler or Heun"
+        elif not flow_match and times is not None and len(times) > 1 and bool(times[0] < times[-1]):
+            problem = "goes from pictures to noise; use the one that it is the inverse of"
+        elif not flow_match and flow != (found == "flow_prediction"):
+            problem = f"has prediction_type={found!r} and use_flow_sigmas={flow}; 'flow_prediction' alone needs True"
+        elif get("timestep_type") == "continuous":
+            problem = "has timestep_type='continuous', numbers that the network has not seen; make it with 'discrete'"
+        elif spaced and (flow or isinstance(scheduler, self._DIVERGING)):
+            problem = f"makes no pictures with {spaced[0]}=True{' and use_flow_sigmas=True' if flow else ''}"
+        elif found != (self.config.prediction_type or found):
+            problem = f"reads the network's output as {found}, and this network predicts {self.config.prediction_type}"
+        elif flow_match and get("use_dynamic_shifting"):
+            problem = "has use_dynamic_shifting=True, which needs a shift for every call; set `shift` instead"
+        elif str(get("variance_type")).startswith("learned"):
+            problem = f"has variance_type={get('variance_type')!r}, and the network predicts no variance"
+        elif count != trained:
+            problem = f"has {count} training timesteps, and the network {trained}"
+        if problem is not None:
+            raise ValueError(f"{kind.__name__} {problem}.")
+        return found
 
     @staticmethod
-    def _refuse(scheduler: Any, problems: dict[str, bool]) -> None:
-        for problem, found in problems.items():
-            if found:
-                raise ValueError(f"{type(scheduler).__name__} {problem}.")
+    def _is_of_the_family(scheduler: Any) -> bool:
+        """True for a schedule of betas with steps that need a network's output and nothing else."""
+        # IPNDM takes betas, and has a schedule of its own all the same; ScoreSde has two kinds of steps
+        if not all(hasattr(scheduler, name) for name in ("alphas_cumprod", "step")):
+            return False
+        step = inspect.signature(scheduler.step).parameters
+        needed = {name for name, option in step.items() if option.default is option.empty}
+        made_of = inspect.signature(type(scheduler).__init__).parameters
+        return "trained_betas" in made_of and needed <= {"model_output", "timestep", "sample"}
 
     # Conditions
 
@@ -518,11 +563,11 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         return [cls._plain(item) for item in value] if isinstance(value, list | tuple) else value
 
     @classmethod
-    def _count(cls, name: str, value: Any) -> int:
-        """A number of steps, pictures or pixels."""
+    def _count(cls, name: str, value: Any, least: int = 1, most: float = math.inf) -> int:
+        """A whole number: of steps, pictures or pixels, or of a class."""
         number = cls._plain(value)
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ValueError(f"{name} is {value!r}; a whole number of at least 1 is needed.")
+        if type(number) is not int or not least <= number <= most:
+            raise ValueError(f"{name} is {value!r}; a whole number is needed, at least {least} and at most {most}.")
         return number
 
     def image_size(self, height: Any = None, width: Any = None, latents: Tensor | None = None) -> tuple[int, int]:
@@ -530,39 +575,31 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         factor, patch = self.vae_scale_factor, self.transformer.config.patch_size
         usual = self.transformer.config.sample_size if latents is None else latents.shape[-2:]
         usual = (usual, usual) if isinstance(usual, int) else usual
-        given = (self._plain(height), self._plain(width))
-        size = tuple(side * factor if wish is None else wish for side, wish in zip(usual, given, strict=True))
-        for name, side in zip(("height", "width"), size, strict=True):
-            if isinstance(side, bool) or not isinstance(side, int) or side < 1 or side % (factor * patch) != 0:
-                raise ValueError(
-                    f"{name} is {side!r}; it must be a positive multiple of {factor * patch} pixels ({patch} for the "
-                    f"transformer's patches, times {factor} for the autoencoder)."
-                )
-        return size
+        given = {"height": (height, usual[0]), "width": (width, usual[1])}
+        sides = [self._count(name, side * factor if wish is None else wish) for name, (wish, side) in given.items()]
+        if any(side % (factor * patch) for side in sides):
+            raise ValueError(
+                f"height and width are {sides}; they must be multiples of {factor * patch} pixels ({patch} for the "
+                f"transformer's patches, times {factor} for the autoencoder)."
+            )
+        return sides[0], sides[1]
 
     def _check_labels(self, labels: Any, name: str) -> list[int]:
         """Numbers of classes from numbers, names, a tensor of numbers, or a list."""
-        classes, labels = self.transformer.config.num_classes, self._plain(labels)
-        if labels == []:
-            raise ValueError(f"{name} is an empty list; give at least one class.")
+        labels = self._plain(labels)
         labels = labels if isinstance(labels, list) else [labels]
+        if not labels:
+            raise ValueError(f"{name} is an empty list; give at least one class.")
         numbers = [self.get_label_ids(label)[0] if isinstance(label, str) else label for label in labels]
-        for number in numbers:
-            if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= classes:
-                raise ValueError(
-                    f"{name} has {number!r}; allowed are whole numbers from 0 to {classes - 1}, {classes} for no "
-                    "class, and names of id2label."
-                )
-        return numbers
+        # the number of the classes is no class
+        return [self._count(name, number, 0, self.transformer.config.num_classes) for number in numbers]
 
-    def _encode_conditions(
-        self, classes: tuple[Any, ...], texts: tuple[Any, ...], guided: bool, images: int
-    ) -> tuple[Tensor, list[tuple[int, int]]]:
+    def _encode_conditions(self, call: Any, guided: bool, images: int) -> tuple[Tensor, list[tuple[int, int]]]:
         """Context of the null branch, then of the others [2 B or B, L, D]; for each picture both labels, or 0."""
         inputs: dict[str, Tensor]
         if (null := self.transformer.config.num_classes) is not None:
-            given = self._check_labels(classes[0], "class_labels")
-            negative = self._check_labels(null if classes[1] is None else classes[1], "negative_class_labels")
+            given, negative = self._check_labels(call.class_labels, "class_labels"), call.negative_class_labels
+            negative = self._check_labels(null if negative is None else negative, "negative_class_labels")
             if len(negative) not in (1, len(given)):
                 found = f"{len(negative)} negative_class_labels for {len(given)} class_labels"
                 raise ValueError(f"{found}; give one, or as many.")
@@ -570,9 +607,9 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             inputs = {"class_labels": torch.tensor([*negative, *given], device=self._execution_device)}
             labels = list(zip(negative, given, strict=True))
         else:
-            prompt, negative_prompt, *embeds = texts
+            embeds = (call.prompt_embeds, call.negative_prompt_embeds, call.max_sequence_length)
             tokens: Any  # check_inputs saw one of both
-            tokens, others = self.encode_prompt(prompt, None, 1, guided, negative_prompt, *embeds)
+            tokens, others = self.encode_prompt(call.prompt, None, 1, guided, call.negative_prompt, *embeds)
             labels = [(0, 0)] * len(tokens)
             tokens = tokens if others is None else torch.cat([others.to(tokens), tokens])
             if tokens.shape[-1] != (width := self.transformer.config.joint_attention_dim):
@@ -587,20 +624,18 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
     def _read_control(self, name: str, value: Any, count: int, images: int) -> list[tuple[float, ...]]:
         """The numbers of a control for each of `count` pictures, of which `images` follow each other as a group."""
         words, size, most = self._CONTROLS[name]
-        value = self._plain(value)
+        try:
+            rows = torch.tensor(self._plain(value), dtype=torch.float64)
+        except (TypeError, ValueError):
+            rows = torch.empty(0, 0, 0)
         # a list of numbers is one value where the control is a pair, and several where it is a number
-        several = isinstance(value, list) and (size == 1 or any(isinstance(item, list) for item in value))
-        each = value if several else [value]
-        if len(each) not in (1, count // images, count):
-            raise ValueError(f"{name} has {len(each)} values for {count} pictures; give one, or a list of as many.")
-        zero, read = name in ("crop", "flip"), []
-        for given in each:
-            item = given if isinstance(given, list) else [given]
-            fits = (isinstance(part, int | float) and (0 < part <= most or (zero and part == 0)) for part in item)
-            if len(item) != size or not all(fits):
-                raise ValueError(f"{name} has {given!r}; needed is {words}, or a list with one for each picture.")
-            read.append(tuple(map(float, item)))
-        return [item for item in read for _ in range(count // len(read))]
+        rows = rows.reshape(-1, 1) if size == 1 and rows.ndim < 2 else rows[None] if rows.ndim < 2 else rows
+        fits = (rows > 0) | (rows == 0 if name in ("crop", "flip") else False)
+        if rows.shape[1:] != (size,) or not (fits & (rows <= most)).all():
+            raise ValueError(f"{name} has {value!r}; needed is {words}, or a list with one for each picture.")
+        if len(rows) not in (1, count // images, count):
+            raise ValueError(f"{name} has {len(rows)} values for {count} pictures; give one, or a list of as many.")
+        return [tuple(row) for row in rows.tolist() for _ in range(count // len(rows))]
 
     def prepare_conditions(
         self, controls: dict[str, Any], size: tuple[int, int], labels: list[tuple[int, int]], images: int
@@ -615,18 +650,18 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         values = {name: self._read_control(name, value, count, images) for name, value in given.items()}
         ratios = values.get("aspect_ratio") or [(width / height,) for height, width in values["original_size"]]
         values["aspect_ratio"] = [(math.log(ratio),) for (ratio,) in ratios]
-        full = [tuple(values[name][index] for name in config.control_alpha) for index in range(count)]
+        full: list[Any] = [
+            tuple(values[name][index] for name in config.control_alpha) or None for index in range(count)
+        ]
         # a class is no part of a state, except in the baseline that adds it to adaLN
         negative, positive = zip(*(labels if config.conditioning == "adaln" else [(0, 0)] * count), strict=True)
         dropped: list[Any] = [None] * count
         branches = {"null": (dropped, negative), "uncontrolled": (dropped, positive), "full": (full, positive)}
         states: dict[Any, int] = {}
-        rows = {
-            branch: [
-                states.setdefault((given or None, label), len(states)) for given, label in zip(*both, strict=True)
-            ]
-            for branch, both in branches.items()
-        }
+        rows: dict[str, list[int]] = {branch: [] for branch in branches}
+        for branch, (values_of, labels_of) in branches.items():
+            for state in zip(values_of, labels_of, strict=True):
+                rows[branch].append(states.setdefault(state, len(states)))
         # where they are dropped any numbers will do
         numbers = [given or full[0] for given, _ in states]
         tensors = {
@@ -638,7 +673,12 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         return self.Conditions(tensors, mask, rows, classes if config.conditioning == "adaln" else None)
 
     def modulations(self, timesteps: Tensor, conditions: Conditions) -> Iterator[Tensor]:
-        """For each timestep the adaLN numbers of all conditions, [S, numbers]: they depend on no latents."""
+        """
+        For each timestep the adaLN numbers of all conditions, [S, numbers].
+
+        adaLN sees the timestep and the controls, no class and no latents: so one product makes the numbers of many
+        steps ahead, for each of the S different conditions once, whatever the batch and the branches of the guidance.
+        """
         count, labels = len(conditions.mask), conditions.class_labels
         for block in timesteps.split(max(1, self.TABLE_ROWS // count)):
             _, table = self.transformer(
@@ -651,10 +691,11 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             )
             yield from table.unflatten(0, (len(block), count))
 
-    def guidance_weights(self, before: dict[str, float]) -> dict[str, float]:
-        """Weights of the branches of the next step; the conditional one is last, as diffusers' callbacks expect."""
-        config = self.transformer.config
-        scale = max(self._guidance_scale, 1.0)
+    def guidance_weights(self, step: int, before: dict[str, float]) -> dict[str, float]:
+        """Weights of the branches of a step; the conditional one is last, as diffusers' callbacks expect."""
+        config, (first, last) = self.transformer.config, self._guidance_interval
+        guided = first <= step / self._num_timesteps < last
+        scale = max(self._guidance_scale, 1.0) if guided else 1.0
         control = self._control_guidance_scale if config.control_alpha else 1.0
         weights = {"null": 1 - scale, "uncontrolled": scale * (1 - control), "full": scale * control}
         weights = {name: weight for name, weight in weights.items() if weight != 0}
@@ -663,13 +704,12 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             self.transformer._reset_stateful_cache()
         if "null" in weights and config.condition_dropout == 0 and not self._has_negative:
             raise ValueError(
-                f"guidance_scale={self._guidance_scale} needs a network that was trained with condition_dropout, and "
-                "this one was not. Set guidance_scale=1, or give a negative class or text."
+                f"guidance_scale={self._guidance_scale} needs a network that was trained with condition_dropout, or a "
+                "negative class or text."
             )
         if "uncontrolled" in weights and config.control_dropout == 0:
             raise ValueError(
-                f"control_guidance_scale={self._control_guidance_scale} needs a network that was trained with "
-                "control_dropout, and this one was not; set control_guidance_scale=1."
+                f"control_guidance_scale={self._control_guidance_scale} needs control_dropout in training."
             )
         return weights
 
@@ -716,9 +756,9 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         flip: bool | list[bool] | None = None,
         aspect_ratio: float | list[float] | None = None,
         num_images_per_prompt: int = 1,
-        image: PipelineImageInput | None = None,
-        mask_image: PipelineImageInput | None = None,
-        strength: float = 0.8,
+        guidance_interval: tuple[float, float] = (0.0, 1.0),
+        guidance_rescale: float = 0.0,
+        max_sequence_length: int | None = None,
         eta: float = 0.0,
         generator: torch.Generator | list[torch.Generator] | None = None,
         latents: Tensor | None = None,
@@ -752,11 +792,11 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             flip (`bool` or a list, *optional*): Whether left and right are exchanged. Defaults to False.
             aspect_ratio (`float` or a list, *optional*): Width over height. Defaults to that of `original_size`.
             num_images_per_prompt (`int`, defaults to 1): Pictures of each class or text.
-            image (picture, `np.ndarray`, `torch.Tensor` or a list, *optional*): Start from noisy versions of these,
-                resized to `height` and `width`; a tensor may hold latents.
-            mask_image (picture, `np.ndarray`, `torch.Tensor` or a list, *optional*): White where `image` is made
-                anew (inpainting); black parts stay as they are.
-            strength (`float`, defaults to 0.8): How far from `image` to start, in (0, 1]; 1 is noise alone.
+            guidance_interval (`tuple[float, float]`, defaults to `(0.0, 1.0)`): Part of the steps that is guided by
+                class or text, as shares of all; `(0.2, 0.8)` gives truer contrast and costs less.
+            guidance_rescale (`float`, defaults to 0.0): Share, in [0, 1], in which a guided prediction gets the
+                standard deviation of the unguided one: against over-exposure, above all with zero-terminal SNR.
+            max_sequence_length (`int`, *optional*): Tokens of a text, instead of the pipeline's `max_text_length`.
             eta (`float`, defaults to 0.0): Noise of DDIM.
             generator (`torch.Generator` or a list of one for each picture, *optional*): Source of all noise.
             latents (`torch.Tensor` of shape `(pictures, in_channels, height, width)`, *optional*): Standard normal
@@ -766,36 +806,55 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             return_dict (`bool`, defaults to `True`): Return an output object and not a tuple.
             attention_kwargs (`dict`, *optional*): `scale`, of the LoRA adapters.
             callback_on_step_end (*optional*): Called after each step with the pipeline, the step, the timestep and a
-                dictionary of the tensors named in `callback_on_step_end_tensor_inputs`: `latents`, `noise_pred`, and
-                `prompt_embeds`, the context of the null branch and then of the others. It returns what is to be
-                replaced, and may set `_guidance_scale`, `_control_guidance_scale`, `_interrupt`.
+                dictionary of the tensors named in `callback_on_step_end_tensor_inputs`: `latents`, `noise_pred`,
+                `prompt_embeds`, the context of the null branch and then of the others, and
+                `negative_prompt_embeds`, the context of the null branch alone. It returns what is to be replaced, and
+                may set `_guidance_scale`, `_control_guidance_scale`, `_interrupt`.
 
         Returns:
             [`~diffusers.ImagePipelineOutput`], or a tuple with its `images`.
         """
-        if isinstance(callback_on_step_end, PipelineCallback | MultiPipelineCallbacks):
-            callback_on_step_end_tensor_inputs = callback_on_step_end.tensor_inputs
-        classes = (class_labels, negative_class_labels)
-        texts = (prompt, negative_prompt, prompt_embeds, negative_prompt_embeds)
-        self.check_inputs(classes, texts, image, mask_image, output_type, callback_on_step_end_tensor_inputs)
-        images_each = self._count("num_images_per_prompt", num_images_per_prompt)
-        self._guidance_scale, self._control_guidance_scale = guidance_scale, control_guidance_scale
-        self._attention_kwargs, self._interrupt = attention_kwargs, False
+        return self._generate({name: value for name, value in locals().items() if name != "self"})
+
+    def _generate(self, options: dict[str, Any], image: Any = None, mask: Any = None, strength: Any = 1.0) -> Any:
+        """A call with all of its options: from noise, from a picture, or within a mask."""
+        call = SimpleNamespace(**options)
+        callback = call.callback_on_step_end
+        if isinstance(callback, PipelineCallback | MultiPipelineCallbacks):
+            call.callback_on_step_end_tensor_inputs = callback.tensor_inputs
+        self.check_inputs(call, strength)
+        # a pipeline that was never told learns its prediction from its first scheduler
+        self.register_to_config(prediction_type=self._check_scheduler())
+        self._guidance_scale, self._control_guidance_scale = call.guidance_scale, call.control_guidance_scale
+        self._guidance_interval, self._attention_kwargs = call.guidance_interval, call.attention_kwargs
+        negatives = (call.negative_class_labels, call.negative_prompt, call.negative_prompt_embeds)
+        self._has_negative, self._interrupt = any(value is not None for value in negatives), False
+        images_each = self._count("num_images_per_prompt", call.num_images_per_prompt)
         # a callback may switch the guidance on, where there is something that encodes the null text
-        guided = guidance_scale > 1 or (callback_on_step_end is not None and self.text_encoder is not None)
-        prompt_embeds, labels = self._encode_conditions(classes, texts, guided, images_each)
-        count, size = len(labels), self.image_size(height, width, latents)
-        controls = {"original_size": original_size, "crop": crop, "target_size": target_size, "flip": flip}
-        conditions = self.prepare_conditions({**controls, "aspect_ratio": aspect_ratio}, size, labels, images_each)
+        guided = call.guidance_scale > 1 or (callback is not None and self.text_encoder is not None)
+        embeds, labels = self._encode_conditions(call, guided, images_each)
+        size = self.image_size(call.height, call.width, call.latents)
+        controls = {name: options[name] for name in self._CONTROLS}
+        conditions = self.prepare_conditions(controls, size, labels, images_each)
 
-        part = None if image is None else strength
-        times, steps = self.retrieve_timesteps(num_inference_steps, timesteps, sigmas, part)
-        clean: Any = None if image is None else self.prepare_image_latents(image, count, *size)
-        mask = None if mask_image is None else self.prepare_mask(mask_image, count, *size)
-        noise = self.prepare_latents(count, *size, generator, latents)
-        latents = self.add_noise(clean, noise, times[:1])
-        extra_step_kwargs = self.prepare_extra_step_kwargs(generator, eta)
+        times, steps = self.retrieve_timesteps(call.num_inference_steps, call.timesteps, call.sigmas, strength)
+        call.clean = None if image is None else self.prepare_image_latents(image, len(labels), *size)
+        call.hole = None if mask is None else self.prepare_mask(mask, len(labels), *size)
+        call.noise = self.prepare_latents(len(labels), *size, call.generator, call.latents)
+        # the first timestep of a schedule still has a part of the picture; strength 1 means none
+        latents: Any = self.add_noise(None if strength == 1 else call.clean, call.noise, times[:1])
+        latents = self._denoise(call, times, steps, latents, embeds, conditions)
+        if call.output_type != "latent":
+            latents = latents if self.vae is None else self.decode_latents(self.vae, latents)
+            latents = self.image_processor.postprocess(latents, output_type=call.output_type)
+        self.maybe_free_model_hooks()
+        return ImagePipelineOutput(images=latents) if call.return_dict else (latents,)
 
+    def _denoise(
+        self, call: Any, times: Tensor, steps: int, latents: Tensor, embeds: Tensor, conditions: Conditions
+    ) -> Tensor:
+        """The steps of the schedule; around a hole stands the clean picture with the noise of each step."""
+        step_options = self.prepare_extra_step_kwargs(call.generator, call.eta)
         self._num_timesteps, order = len(times), self.scheduler.order
         weights: dict[str, float] = {}
         with self.progress_bar(total=steps) as progress_bar:
@@ -803,63 +862,80 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
                 if self.interrupt:
                     break
                 self._current_timestep = t
-                weights = self.guidance_weights(weights)
+                weights = self.guidance_weights(i, weights)
                 with self.transformer.cache_context("-".join(weights)):
-                    noise_pred = self.transformer(
+                    output = self.transformer(
                         hidden_states=self._scale_model_input(latents, t).repeat(len(weights), 1, 1, 1),
-                        **self._gather_branches(prompt_embeds, table, weights, conditions.rows),
-                        attention_kwargs=attention_kwargs,
+                        **self._gather_branches(embeds, table, weights, conditions.rows),
+                        attention_kwargs=call.attention_kwargs,
                         return_dict=False,
                     )[0]
-                parts = zip(weights.values(), noise_pred.float().chunk(len(weights)), strict=True)
-                noise_pred = sum(weight * part for weight, part in parts)
-                latents = self.scheduler.step(noise_pred, t, latents, return_dict=False, **extra_step_kwargs)[0]
-                if mask is not None:
+                noise_pred = self._guide(output.float().chunk(len(weights)), weights, call.guidance_rescale)
+                latents = self.scheduler.step(noise_pred, t, latents, return_dict=False, **step_options)[0]
+                if call.hole is not None:
                     then = times[i + 1 : i + 2]
-                    latents = torch.where(mask, latents, self.add_noise(clean, noise, then) if len(then) else clean)
-                if callback_on_step_end is not None:
-                    tensors = {"latents": latents, "noise_pred": noise_pred, "prompt_embeds": prompt_embeds}
-                    tensors = {name: tensors[name] for name in callback_on_step_end_tensor_inputs}
-                    changed = callback_on_step_end(self, i, t, tensors)
-                    latents = changed.get("latents", latents)
-                    prompt_embeds = changed.get("prompt_embeds", prompt_embeds)
+                    kept = self.add_noise(call.clean, call.noise, then) if len(then) else call.clean
+                    latents = torch.where(call.hole, latents, kept)
+                if call.callback_on_step_end is not None:
+                    latents, embeds = self._call_back(call, i, t, latents, noise_pred, embeds)
                 # some schedulers take several timesteps for a step, or a few more at the start
                 if i + 1 == len(times) or (len(times) - i <= steps * order and (i + 1) % order == 0):
                     progress_bar.update()
+        return latents
 
-        images: Any = latents
-        if output_type != "latent":
-            pixels = latents if self.vae is None else self.decode_latents(self.vae, latents)
-            images = self.image_processor.postprocess(pixels, output_type=output_type)
-        self.maybe_free_model_hooks()
-        return ImagePipelineOutput(images=images) if return_dict else (images,)
+    @staticmethod
+    def _guide(outputs: tuple[Tensor, ...], weights: dict[str, float], rescale: float) -> Tensor:
+        """The weighted sum of the branches, with a share of the conditional one's standard deviation."""
+        guided: Any = sum(weight * part for weight, part in zip(weights.values(), outputs, strict=True))
+        if rescale == 0 or len(outputs) == 1:
+            return guided
+        spread, wanted = (value.std(dim=(1, 2, 3), keepdim=True) for value in (guided, outputs[-1]))
+        return guided * (1 - rescale + rescale * wanted / spread)
 
-    def check_inputs(
-        self, classes: Any, texts: Any, image: Any, mask_image: Any, output_type: str, tensor_inputs: Any
-    ) -> None:
-        """Raise a ValueError for parts that are missing, and inputs that the model has no use for."""
+    def _call_back(
+        self, call: Any, step: int, timestep: Tensor, latents: Tensor, noise_pred: Tensor, embeds: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Latents and context after the caller's callback."""
+        count = len(latents)
+        tensors = {"latents": latents, "noise_pred": noise_pred, "prompt_embeds": embeds}
+        tensors["negative_prompt_embeds"] = embeds[:-count]
+        tensors = {name: tensors[name] for name in call.callback_on_step_end_tensor_inputs}
+        changed = call.callback_on_step_end(self, step, timestep, tensors)
+        embeds = changed.get("prompt_embeds", embeds)
+        if "negative_prompt_embeds" in changed:
+            embeds = torch.cat([changed["negative_prompt_embeds"], embeds[-count:]])
+        return changed.get("latents", latents), embeds
+
+    def check_inputs(self, call: Any, strength: Any) -> None:
+        """Raise a ValueError for parts that are missing, and options that the model has no use for."""
         if missing := [name for name in ("transformer", "scheduler") if getattr(self, name) is None]:
             raise ValueError(f"There is no {' and no '.join(missing)}; load the pipeline with it to make pictures.")
-        self._check_scheduler()
+        classes = (call.class_labels, call.negative_class_labels)
+        texts = (call.prompt, call.prompt_embeds, call.negative_prompt, call.negative_prompt_embeds)
         if self.transformer.config.num_classes is None:
-            if (texts[0] is None) == (texts[2] is None) or any(value is not None for value in classes):
+            if (texts[0] is None) == (texts[1] is None) or any(value is not None for value in classes):
                 raise ValueError("This is a text model: give prompt or prompt_embeds, not both, and no class_labels.")
         elif classes[0] is None or any(value is not None for value in texts):
             raise ValueError("This is a class model: give class_labels, no prompt; numbers or names of classes.")
-        if mask_image is not None and image is None:
-            raise ValueError("mask_image says where image is made anew, and there is no image; give both.")
-        if output_type not in self._OUTPUT_TYPES:
-            raise ValueError(f"output_type is {output_type!r}; one of {', '.join(self._OUTPUT_TYPES)} is allowed.")
-        if unknown := sorted(set(tensor_inputs) - set(self._callback_tensor_inputs)):
+        if call.output_type not in self._OUTPUT_TYPES:
+            raise ValueError(
+                f"output_type is {call.output_type!r}; one of {', '.join(self._OUTPUT_TYPES)} is allowed."
+            )
+        if unknown := sorted(set(call.callback_on_step_end_tensor_inputs) - set(self._callback_tensor_inputs)):
             raise ValueError(
                 f"callback_on_step_end_tensor_inputs has {unknown}; of {self._callback_tensor_inputs} is allowed."
             )
-        self._has_negative = any(value is not None for value in (classes[1], texts[1], texts[3]))
+        numbers = {name: getattr(call, name) for name in self._NUMBERS} | {"strength": strength}
+        for name, value in {**numbers, "guidance_interval": call.guidance_interval}.items():
+            each = self._plain(value) if name == "guidance_interval" else [self._plain(value)]
+            counted = isinstance(each, list) and len(each) == 1 + (name == "guidance_interval")
+            if not counted or not all(isinstance(number, int | float) and math.isfinite(number) for number in each):
+                raise ValueError(f"{name} is {value!r}; a finite number is needed, or two for guidance_interval.")
 
     # Saving
 
     @classmethod
-    def from_pipe(cls, pipeline: DiffusionPipeline, **kwargs: Any) -> "DisentangledDiTPipeline":
+    def from_pipe(cls, pipeline: DiffusionPipeline, **kwargs: Any) -> Any:
         """A pipeline with the components of another, not copied; `kwargs` are used instead of them."""
         # diffusers would compare classes, and the type of the transformer is another where it is remote code
         wanted = inspect.signature(cls.__init__).parameters
@@ -879,6 +955,11 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             save_directory (`str` or `os.PathLike`): The folder.
             *arguments, **kwargs: As in [`~diffusers.DiffusionPipeline.save_pretrained`].
         """
+        if adapters := list(getattr(self.transformer, "peft_config", ())):
+            raise ValueError(
+                f"The transformer has the LoRA layers {adapters}, which a pipeline is not saved with: save them by "
+                "save_lora_weights and remove them by unload_lora_weights, after fuse_lora if they are to stay."
+            )
         if not hasattr(self.transformer, "_CODE"):
             kind = type(self.transformer).__name__
             raise TypeError(f"The transformer is a {kind}; only a pipeline of a {self._COMPONENT[1]} is saved.")
@@ -895,5 +976,68 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         """The content of `model_index.json`."""
         # Files and classes, as diffusers finds them by trust_remote_code alone; of remote code it records lost names.
         index = json.loads(super().to_json_string())
-        index |= {"_class_name": ["pipeline", "DisentangledDiTPipeline"], "transformer": self._COMPONENT}
+        index |= {"_class_name": ["pipeline", type(self).__name__], "transformer": self._COMPONENT}
         return json.dumps(index, indent=2, sort_keys=True) + "\n"
+
+
+class DisentangledDiTImg2ImgPipeline(DisentangledDiTPipeline):
+    """Pictures of a class or a text that start from noisy versions of others; parts as [`DisentangledDiTPipeline`]."""
+
+    @torch.no_grad()
+    def __call__(  # type: ignore[override]  # as in all of diffusers: what a picture is made of comes first
+        self,
+        class_labels: Any = None,
+        prompt: Any = None,
+        image: PipelineImageInput | Tensor | None = None,
+        strength: float = 0.8,
+        **options: Any,
+    ) -> ImagePipelineOutput | tuple[Any]:
+        """
+        Makes pictures from pictures.
+
+        Args:
+            class_labels, prompt, **options: As in a call of [`DisentangledDiTPipeline`].
+            image (picture, `np.ndarray`, `torch.Tensor` or a list): The pictures, resized to `height` and `width`; a
+                tensor may hold latents. Arrays and tensors have floats from 0 to 1, or `uint8`.
+            strength (`float`, defaults to 0.8): How far from `image` to start, in (0, 1]; 1 is noise alone.
+
+        Returns:
+            [`~diffusers.ImagePipelineOutput`], or a tuple with its `images`.
+        """
+        if image is None:
+            raise ValueError(f"{type(self).__name__} starts from a picture; give `image`.")
+        call = inspect.signature(super().__call__).bind(class_labels, prompt, **options)
+        call.apply_defaults()
+        return self._generate(call.arguments, image, None, strength)
+
+
+class DisentangledDiTInpaintPipeline(DisentangledDiTPipeline):
+    """Pictures that are made anew within a mask, of a class or a text; parts as [`DisentangledDiTPipeline`]."""
+
+    @torch.no_grad()
+    def __call__(  # type: ignore[override]  # as in all of diffusers: what a picture is made of comes first
+        self,
+        class_labels: Any = None,
+        prompt: Any = None,
+        image: PipelineImageInput | Tensor | None = None,
+        mask_image: PipelineImageInput | Tensor | None = None,
+        strength: float = 0.8,
+        **options: Any,
+    ) -> ImagePipelineOutput | tuple[Any]:
+        """
+        Makes a part of pictures anew.
+
+        Args:
+            class_labels, prompt, **options: As in a call of [`DisentangledDiTPipeline`].
+            image, strength: As in a call of [`DisentangledDiTImg2ImgPipeline`].
+            mask_image (picture, `np.ndarray`, `torch.Tensor` or a list): White where `image` is made anew; black parts
+                stay as they are.
+
+        Returns:
+            [`~diffusers.ImagePipelineOutput`], or a tuple with its `images`.
+        """
+        if image is None or mask_image is None:
+            raise ValueError(f"{type(self).__name__} needs `image`, and `mask_image`, white where it is made anew.")
+        call = inspect.signature(super().__call__).bind(class_labels, prompt, **options)
+        call.apply_defaults()
+        return self._generate(call.arguments, image, mask_image, strength)

@@ -12,7 +12,7 @@ Shapes: batch B, image tokens N, context tokens L, width D, heads H; latents [B,
 import contextlib
 import math
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,12 +33,7 @@ class DisentangledDiTRMSNorm(nn.RMSNorm):
     """RMSNorm whose weight follows its input: under autocast the two would differ, and no fused kernel run."""
 
     def forward(self, x: Tensor) -> Tensor:
-        plain = (x.dtype, x.device.type) == (torch.float32, "cpu") and not torch.compiler.is_compiling()
-        if torch.is_grad_enabled() or not plain:
-            return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
-        # A CPU has no fused kernel and makes three tensors of this size. This makes one: |x|^2 / D is the mean square.
-        mean = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1])
-        return (x * mean.add_(self.eps).rsqrt_()).mul_(self.weight)
+        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
 class DisentangledDiTAttnProcessor:
@@ -100,24 +95,6 @@ class DisentangledDiTAttention(nn.Module, AttentionModuleMixin):
         return self.processor(self, hidden_states, encoder_hidden_states)
 
 
-class DisentangledDiTFeedForward(FeedForward):
-    """MLP with the GELU in its tanh form, which overwrites the hidden values where no gradient needs them."""
-
-    # On a CPU, a large tensor in memory that is new to the process costs as much as the function.
-    def __init__(self, dim: int, inner_dim: int):
-        super().__init__(dim, activation_fn="gelu-approximate", inner_dim=inner_dim)
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        # The GELU with its projection, a dropout of 0, the second layer; mypy does not know what a list holds.
-        activation, _, output = cast("list[Any]", self.net)
-        hidden_states = activation.proj(hidden_states)
-        if hidden_states.requires_grad:
-            hidden_states = F.gelu(hidden_states, approximate="tanh")
-        else:
-            torch.ops.aten.gelu_(hidden_states, approximate="tanh")
-        return output(hidden_states)
-
-
 class DisentangledDiTBlock(nn.Module):
     """
     One block, for each stream z with weights of its own (image, context):
@@ -127,14 +104,14 @@ class DisentangledDiTBlock(nn.Module):
     """
 
     _attention_class = DisentangledDiTAttention
-    _feed_forward_class = DisentangledDiTFeedForward
+    _feed_forward_class = FeedForward
 
     def __init__(self, dim: int, heads: int, mlp_ratio: float, context_pre_only: bool):
         super().__init__()
-        inner_dim = int(dim * mlp_ratio)
         self.attn = self._attention_class(dim, heads, context_pre_only)
-        self.ff = self._feed_forward_class(dim, inner_dim)
-        self.ff_context = None if context_pre_only else self._feed_forward_class(dim, inner_dim)
+        kind: dict[str, Any] = {"inner_dim": int(dim * mlp_ratio), "activation_fn": "gelu-approximate"}
+        self.ff = self._feed_forward_class(dim, **kind)
+        self.ff_context = None if context_pre_only else self._feed_forward_class(dim, **kind)
 
     @staticmethod
     def normalize(hidden_states: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
@@ -224,8 +201,9 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         "L": {"num_layers": 24, "num_attention_heads": 16, "attention_head_dim": 64, "patch_size": 2},
         "XL": {"num_layers": 28, "num_attention_heads": 16, "attention_head_dim": 72, "patch_size": 2},
     }
-    # Features of a scalar.
+    # Features of a scalar; grids whose positions are kept.
     SINUSOIDS = 256
+    GRIDS = 32
 
     # Any: of these diffusers' types know a dictionary without attributes, two names, and None.
     config: Any
@@ -288,7 +266,8 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         self.inner_dim = num_attention_heads * attention_head_dim
         self.gradient_checkpointing = False
         self.grid = [side // patch_size for side in self._pair(sample_size)]
-        self.register_buffer("positions", self.position_embedding(*self.grid), persistent=False)
+        self.register_buffer("positions", self.position_embedding(self.grid[0], self.grid[1]), persistent=False)
+        self._other_positions: dict[tuple[int, int, torch.device], Tensor] = {}
         self._make_embedders(self.inner_dim)
         self._make_blocks(self.inner_dim)
         self._initialize()
@@ -462,15 +441,30 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
             embedding = embedding + self.class_embedder(class_labels).unflatten(1, (-1, self.inner_dim)).sum(1)
         return F.silu(embedding)
 
-    def position_embedding(self, rows: int, columns: int) -> Tensor:
+    def _positions_of(self, rows: int, columns: int, device: torch.device) -> Tensor:
+        """Position embedding of a grid on a device, computed once: buckets and samplers ask for few grids, often."""
+        if [rows, columns] == self.grid:
+            return self.positions
+        if torch.compiler.is_compiling():
+            # a graph keeps no tensors, and would go to the processor for these
+            return self.position_embedding(rows, columns, device)
+        key = (rows, columns, device)
+        if key not in self._other_positions:
+            if len(self._other_positions) >= self.GRIDS:
+                self._other_positions.clear()
+            self._other_positions[key] = self.position_embedding(rows, columns).to(device)
+        return self._other_positions[key]
+
+    def position_embedding(self, rows: int, columns: int, device: torch.device | None = None) -> Tensor:
         """
         Sines and cosines of y = i base_rows / rows, then of x = j base_columns / columns, [rows * columns, D],
         float32: any grid of patches lies on the coordinates of the pre-training's, `pos_embed_base_size`.
         """
         quarter = self.inner_dim // 4
-        frequencies = 10000.0 ** (-torch.arange(quarter, dtype=torch.float64) / quarter)
+        kind: dict[str, Any] = {"dtype": torch.float64, "device": device}
+        frequencies = 10000.0 ** (-torch.arange(quarter, **kind) / quarter)
         angles = [
-            torch.arange(count, dtype=torch.float64)[:, None] * (base / count) * frequencies
+            torch.arange(count, **kind)[:, None] * (base / count) * frequencies
             for count, base in zip((rows, columns), self.config.pos_embed_base_size, strict=True)
         ]
         vertical, horizontal = (torch.cat([angle.sin(), angle.cos()], dim=-1).float() for angle in angles)
@@ -607,8 +601,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         """The output [B, in_channels, height, width] for context [B or 1, L, D] and modulation [B or 1, numbers]."""
         patch = self.config.patch_size
         rows, columns = hidden_states.shape[2] // patch, hidden_states.shape[3] // patch
-        position = self.positions if [rows, columns] == self.grid else self.position_embedding(rows, columns)
-        position = position.to(hidden_states)
+        position = self._positions_of(rows, columns, hidden_states.device).to(hidden_states.dtype)
         # [B, C, rows, patch, columns, patch] -> [B, N, C * patch * patch]
         cells = hidden_states.unflatten(3, (columns, patch)).unflatten(2, (rows, patch))
         tokens = self.patch_embed(cells.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)) + position

@@ -23,6 +23,7 @@ from hf_ext.hub.released import list_released
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
 from hf_ext.tasks.diffusion_grids import draw_grid
 from hf_ext_cli.main import main
+from tests.kit.refusals import refused
 
 
 def run(*words):
@@ -74,7 +75,7 @@ def test_each_model_has_its_tab(dit, tmp_path):
     assert {dit, "cifar10"} == set(models["draw"]) and list(models["merge"]) == ["restore-tasks"]
     assert models["listen"] == {"spoken-digits": str(hf_ext.released("spoken-digits"))}
     Path(tmp_path, "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
-    with pytest.raises(ValueError, match="is a BertModel, for which the app has no tab; give a SemanIR model"):
+    with refused(ValueError, "BertModel"):
         app.find_models([str(tmp_path)])
 
 
@@ -105,7 +106,7 @@ def test_drawing_varies_the_controls_and_nothing_else(dit):
     assert np.array_equal(np.asarray(drawn), np.asarray(draw_grid(rows, ["usual", "yours"], app.SIDE)))
     assert not np.array_equal(*[np.asarray(row[0]) for row in rows])
     assert app.list_classes(dit) == ["cat", "dog", "ship"]
-    with pytest.raises(ValueError, match="no class or text yet"):
+    with refused(ValueError, "class or text"):
         app.draw(dit, "", 1, 0, 0, False, 2, 3.0, 0)
 
 
@@ -173,7 +174,7 @@ def test_the_last_word_is_heard_when_the_microphone_stops(tmp_path):
 def test_a_sound_without_samples_is_refused(tmp_path):
     with wave.open(str(tmp_path / "none.wav"), "wb") as file:
         file.setparams((1, 2, 8000, 0, "NONE", ""))
-    with pytest.raises(ValueError, match="no samples"):
+    with refused(ValueError, "samples"):
         next(app.hear_file(str(hf_ext.released("spoken-digits")), str(tmp_path / "none.wav")))
 
 
@@ -206,9 +207,9 @@ def test_every_task_of_a_merge_answers_as_its_model_does(photo):
 def test_what_is_wrong_is_said_on_the_page(tmp_path):
     source = str(hf_ext.released("denoise-color"))
     (tmp_path / "a.png").write_bytes(b"no picture")
-    with pytest.raises(gr.Error, match="There is no picture yet: give one first."):
+    with refused(gr.Error, "no picture yet"):
         app.told(app.restore, source, None, 1.0)
-    with pytest.raises(gr.Error, match="is no picture that Pillow knows"):
+    with refused(gr.Error, "Pillow"):
         app.told(app.restore, source, str(tmp_path / "a.png"), 1.0)
     with pytest.raises(gr.Error, match="cannot be read|no sound file"):
         app.told(next, app.hear_file(str(hf_ext.released("spoken-digits")), str(tmp_path / "a.png")), None)

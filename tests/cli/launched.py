@@ -35,11 +35,11 @@ def main() -> None:
 
 
 def _die_before_rename(name: str) -> None:
-    """The process kills itself when this file has been written and would get its name."""
+    """The process kills itself when the file that begins so has been written and would get its name."""
     replace = files.os.replace
 
     def die(source: Any, target: Any) -> None:
-        if Path(target).name == name:
+        if Path(target).name.startswith(name):
             os.kill(os.getpid(), signal.SIGKILL)
         replace(source, target)
 

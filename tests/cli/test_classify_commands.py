@@ -1,13 +1,13 @@
 """hf-ext classify on real files: sounds, pictures, texts, series, adapters and tasks of a merge."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import peft
 import pytest
 import torch
-from click.testing import CliRunner, Result
 from PIL import Image
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
@@ -23,19 +23,16 @@ from hf_ext.mrconv import (
 from hf_ext.mrconv.configuration_mrconv import MRConvConfig
 from hf_ext.tasks.signals import PixelTask, read_recording
 from hf_ext.tasks.texts import byte_tokenizer
-from hf_ext_cli.main import main
-from tests.document_stage import write_tone
 from tests.emr.emr_testing import tiny_bert, tiny_semanir, write_tokenizer
 from tests.emr.use_testing import merge
+from tests.kit import command_line
+from tests.kit.document_stage import write_tone
+
+run = partial(command_line.run, "classify")
+
 
 SMALL = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}
 LABELS = {"id2label": {0: "low", 1: "middle", 2: "high"}, "label2id": {"low": 0, "middle": 1, "high": 2}}
-
-
-def run(*words: str | Path, code: int = 0, given: bytes | None = None) -> Result:
-    result = CliRunner().invoke(main, ["classify", *map(str, words)], input=given)
-    assert result.exit_code == code, result.output
-    return result
 
 
 def answers(*words: str | Path, **options) -> list[dict]:

@@ -1,11 +1,13 @@
 """hf-ext as a program: help, exit codes, messages instead of tracebacks, lazy commands."""
 
+import gc
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -20,15 +22,16 @@ from huggingface_hub.errors import (
 from safetensors import SafetensorError
 
 from hf_ext_cli.errors import classify
+from hf_ext_cli.library import import_at_once
 from hf_ext_cli.main import MODULES, Commands, main
 from hf_ext_cli.output import finite
+from tests.kit import command_line
+
+run = partial(command_line.run, code=None)
+
 
 ROOT = Path(__file__).resolve().parents[2]
 GROUPS = ("data", "hub", "emr", "mrconv", "semanir", "dit")
-
-
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def run_failing(error: BaseException) -> Result:
@@ -141,11 +144,11 @@ def test_version():
         (["merge"], "Missing option --base and --task, or a FILE.yaml"),
         (["merge", "--task", "a=b"], "Missing option --base, or a FILE.yaml"),
         (["merge", "nowhere.yaml", "out"], "File 'nowhere.yaml' does not exist"),
-        (["merge", "--base", "a", "--task", "b"], "Expected NAME=ID, for instance emotion=org/bert-emotion, got 'b'"),
+        (["merge", "--base", "a", "--task", "b"], "Expected NAME=VALUE, for instance emotion=org/bert-emotion"),
         (["merge", "--base", "a", "--task", "b=c"], "Missing OUT: name it after FILE.yaml, or with --out"),
-        (["merge", "--base", "a", "--task", "b=c", "--task", "b=d", "--out", "o"], "--task: a name is given twice"),
+        (["merge", "--base", "a", "--task", "b=c", "--task", "b=d", "--out", "o"], "'--task': a name is given twice"),
         (["merge", "--method", "best"], "'best' is not one of 'emr'"),
-        (["emr", "add", ".", "c"], "Expected NAME=ID"),
+        (["emr", "add", ".", "c"], "Expected NAME=VALUE"),
         (["emr", "remove", "nowhere", "a"], "Directory 'nowhere' does not exist"),
         (["restore", "model"], "Missing argument 'IN...'"),
         (["restore", "model", "a.png"], "Missing option '--out'"),
@@ -253,3 +256,18 @@ def test_the_shell_can_complete_commands():
 def test_json_has_null_for_what_is_not_finite():
     value = {"a": float("inf"), "b": [float("nan"), 1.5, (2, "x")], "c": None}
     assert json.dumps(finite(value), allow_nan=False) == '{"a": null, "b": [null, 1.5, [2, "x"]], "c": null}'
+
+
+def test_imports_are_not_searched_for_garbage_and_the_collector_goes_on():
+    frozen = gc.get_freeze_count()
+    with import_at_once():
+        assert not gc.isenabled()
+    assert gc.isenabled() and gc.get_freeze_count() > frozen
+    gc.disable()
+    try:
+        with import_at_once():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.unfreeze()
+        gc.enable()

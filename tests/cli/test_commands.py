@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
 from huggingface_hub import HfApi, close_session
 from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 from PIL import Image
@@ -18,22 +17,16 @@ from safetensors.torch import save_file
 from skimage import data
 
 from hf_ext.embedded_hub.server import EmbeddedHub
-from hf_ext_cli.main import main
 from tests.emr.emr_testing import push_folder
 from tests.hub.published import CODE, EVALUATION, STAGED, save_snapshot
-from tests.hub_testing import run_python
+from tests.kit.command_line import run
+from tests.kit.hub import run_python
 
 # huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
 
 
 MAIN = "import sys; from hf_ext_cli.main import main; main(sys.argv[1:])"
-
-
-def run(*arguments: str | Path, code: int = 0) -> Result:
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    return result
 
 
 @pytest.fixture(scope="module")

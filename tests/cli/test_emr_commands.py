@@ -7,28 +7,20 @@ import re
 import shutil
 import subprocess
 import sys
-import typing
 from pathlib import Path
 
 import click
 import pytest
 import yaml
-from click.testing import CliRunner, Result
 from transformers import BertForSequenceClassification
 
 from hf_ext.emr.manifest import Manifest
-from hf_ext.merging import MergeConfig
 from hf_ext.merging.methods import METHODS, options_by_name
 from hf_ext_cli.main import main
 from tests.emr.emr_testing import push_folder, tiny_bert
 from tests.hub.published import contents
-from tests.hub_testing import client_environment, run_python
-
-
-def run(*arguments: str | Path, code: int = 0) -> Result:
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    return result
+from tests.kit.command_line import run
+from tests.kit.hub import client_environment, run_python
 
 
 @pytest.fixture(scope="module")
@@ -66,39 +58,14 @@ def test_released_models_are_merged_by_their_names(tmp_path, monkeypatch):
     assert "SemanIRForImageRestoration" in planned and "task noise" in planned and "task mixed" in planned
 
 
-def test_there_is_an_option_for_each_field_with_the_same_choices():
-    """The command line cannot import the configuration for its help, so it repeats it; not the methods."""
+def test_the_help_has_the_methods_options_with_their_defaults():
     merge = main.get_command(click.Context(main), "merge")
-    others = {
-        "file",
-        "place",
-        "out",
-        "overwrite",
-        "dry_run",
-        "dump_yaml",
-        "endpoint",
-        "as_json",
-        "_click_default_help",
-    }
-    options = {option.name: option for option in merge.get_params(click.Context(merge)) if option.name not in others}
-    assert list(options)[2:6] == ["method", "tie", "weight", "density"]
+    options = {option.name: option for option in merge.get_params(click.Context(merge))}
+    assert tuple(options["method"].type.choices) == tuple(METHODS)
     for name, holders in options_by_name().items():
         for holder, own in holders.items():
             assert f"{holder}: {str(own.default).lower()}" in options[name].help
     assert options["tie"].type.choices == ("zero", "negative")
-    options = {name: option for name, option in options.items() if name not in options_by_name()}
-    assert tuple(options["method"].type.choices) == tuple(METHODS)
-    hints = typing.get_type_hints(MergeConfig)
-    del hints["options"]
-    assert set(options) == set(hints)
-    for name, hint in hints.items():
-        choices = [arguments for part in (hint, *typing.get_args(hint)) if (arguments := typing.get_args(part))]
-        if "Literal" in str(hint):
-            literal = hint if typing.get_origin(hint) is typing.Literal else typing.get_args(hint)[0]
-            assert tuple(options[name].type.choices) == typing.get_args(literal), (name, choices)
-    defaults = MergeConfig(base="a", tasks={"b": "c"}).to_dict()
-    for name in ("method", "rescale", "drop", "seed", "shape_policy", "max_shard_size", "memory"):
-        assert f"[default: {defaults[name]}]" in (options[name].help or ""), name
 
 
 def test_merge_shows_the_plan_then_the_report_and_where_things_are(sources, tmp_path):

@@ -6,16 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from hf_ext_cli.main import main
 from tests.emr.use_testing import merge_berts
-
-
-def run(*arguments: str | Path, code: int = 0) -> Result:
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    return result
+from tests.kit.command_line import run
 
 
 @pytest.fixture(scope="module")

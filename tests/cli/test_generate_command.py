@@ -1,23 +1,21 @@
 """hf-ext generate: texts of an MRConv and of a language model of transformers, as they come."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from hf_ext.answers.continuing import continue_text, load_language_model
+from hf_ext.errors import UsageError
 from hf_ext.mrconv import MRConvConfig, MRConvForCausalLM
 from hf_ext.tasks.texts import LanguageModelTask, byte_tokenizer
-from hf_ext_cli.main import main
 from tests.emr.emr_testing import tiny_semanir
+from tests.kit import command_line
+from tests.kit.refusals import refused
 
-
-def run(*words: str | Path, code: int = 0, given: str | None = None) -> Result:
-    result = CliRunner().invoke(main, ["generate", *map(str, words)], input=given)
-    assert result.exit_code == code, result.output
-    return result
+run = partial(command_line.run, "generate")
 
 
 @pytest.fixture(scope="module")
@@ -95,5 +93,5 @@ def test_other_models_and_values_are_refused_in_words(model, tmp_path):
     assert "the temperature is nan" in run(model, "a", "--temperature", "nan", code=2).stderr
     assert "is not in the range" in run(model, "a", "--top-p", 0, code=2).stderr
     assert "has no task 'a'" in run(model, "a", "--task", "a", code=2).stderr
-    with pytest.raises(ValueError, match="temperature is -1"):
+    with refused(UsageError, "temperature"):
         continue_text(AutoModelForCausalLM, None, "a", print, temperature=-1.0)

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import soundfile
 import yaml
-from click.testing import CliRunner, Result
 from PIL import Image
 
+from hf_ext.errors import DataError
 from hf_ext.starting.survey import look_at
 from hf_ext.starting.writing import PLACEHOLDERS, write_recipe
 from hf_ext.training.launch import build_task, read_arguments
-from hf_ext_cli.main import main
 from tests.emr.emr_testing import tiny_bert
+from tests.kit.command_line import run
+from tests.kit.refusals import refused
 
 # Two steps on one core, whatever the recipe was written for.
 SHORT = [
@@ -31,12 +32,6 @@ SHORT = [
     "--data.num_workers",
     "0",
 ]
-
-
-def run(*words: str | Path, code: int = 0) -> Result:
-    result = CliRunner().invoke(main, [str(word) for word in words])
-    assert result.exit_code == code, result.output
-    return result
 
 
 @pytest.fixture(autouse=True)
@@ -338,7 +333,7 @@ def test_numbers_are_classes_up_to_the_largest(tmp_path):
         (tmp_path / f"{index}.csv").write_text("x,label\n" + rows)
     assert look_at(str(tmp_path)).classes == [str(number) for number in range(12)]
     (tmp_path / "2.csv").write_text("x,label\n0,0.25\n1,0.5\n")
-    with pytest.raises(ValueError, match="the column `label` holds 0.25 and the like, no classes"):
+    with refused(DataError, "label", "0.25"):
         look_at(str(tmp_path))
 
 

@@ -9,25 +9,27 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from click.testing import CliRunner
 from PIL import Image
 from pyarrow.parquet import read_table
 
 from hf_ext.distributed import Ranks
 from hf_ext.restoration.files import read_image
+from hf_ext.restoration.records import NAME
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext.tasks.diffusion_latents import SPREAD
-from hf_ext_cli.main import main
 from tests.disentangled_dit.pipeline_testing import make_vae
+from tests.kit.command_line import run
+from tests.kit.models import assert_same_answers, assert_same_picture
 from tests.tasks.diffusion_testing import write_pictures
-from tests.testing import assert_same_answers, assert_same_picture
 from tests.training.launching import fork_pairs, launch_two
 
 BROKEN = ("b.png", "e.png")
 
 
 def files(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    """All but the record of results."""
+    found = (path for path in folder.rglob("*") if path.is_file() and path.name != NAME)
+    return sorted(str(path.relative_to(folder)) for path in found)
 
 
 def write_photos(folder: Path) -> None:
@@ -68,12 +70,6 @@ def evaluate_words(root: Path, output: str) -> list[str]:
     return ["evaluate", str(root / "model"), "--config", str(root / "run.yaml"), "--output", str(root / output)]
 
 
-def run(words: list[str], code: int = 0):
-    result = CliRunner().invoke(main, words)
-    assert result.exit_code == code, result.output
-    return result
-
-
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory) -> Path:
     """A folder with what two processes left, in three launches, of which a kill ended two: one start for all tests."""
@@ -81,7 +77,7 @@ def launched(tmp_path_factory) -> Path:
     write_inputs(root)
     names = "\n".join(str(root / "photos" / name) for name in ("a.png", "c.png", "d.png"))
     restored = {"words": restore_words(root, "killed"), "kill_at": "f.png"}
-    encoded = {"words": precompute_words(root, "latents-killed"), "kill_at": "train-00003-of-00012.parquet"}
+    encoded = {"words": precompute_words(root, "latents-killed"), "kill_at": "train-00003-of-00012"}
     jobs = {
         "restore-goes-on": {"words": restore_words(root, "killed"), "copy": folders(root, "killed", "killed-copy")},
         "restore": {"words": restore_words(root, "two", "--compare")},
@@ -145,7 +141,7 @@ def without_speed(text: str) -> str:
 
 
 def test_two_processes_restore_what_one_does_and_say_it_once(launched, tmp_path):
-    alone = run(restore_words(launched, "one", "--compare"), code=1)
+    alone = run(*restore_words(launched, "one", "--compare"), code=1)
     first, second = said(launched, "restore")
     told, wanted = (
         [line for line in text.splitlines() if line and "Loading weights" not in line]
@@ -186,14 +182,14 @@ def test_a_restoration_whose_process_was_killed_goes_on_in_one_or_two(launched):
     first, second = said(launched, "restore-goes-on")
     assert first["stdout"].startswith("2 restored") and "5 were there already" in first["stdout"]
     assert (first["code"], second) == (1, QUIET)
-    run(restore_words(launched, "killed-copy"), code=1)
-    run(restore_words(launched, "one-plain"), code=1)
+    run(*restore_words(launched, "killed-copy"), code=1)
+    run(*restore_words(launched, "one-plain"), code=1)
     for name in ("killed", "killed-copy"):
         check_pictures(launched / name, launched / "one-plain")
 
 
 def test_latents_of_two_processes_are_those_of_one_also_after_a_kill(launched):
-    run(precompute_words(launched, "latents-one"))
+    run(*precompute_words(launched, "latents-one"))
     first, second = said(launched, "precompute")
     assert (first["code"], first["stdout"], second) == (0, f"{launched / 'latents-two'}\n", QUIET)
     check_latents(launched / "latents-two", launched / "latents-one")
@@ -202,14 +198,14 @@ def test_latents_of_two_processes_are_those_of_one_also_after_a_kill(launched):
     # Of six files of each view the first process wrote three, the second one.
     left = sorted(path.name[6:11] for path in (launched / "latents-copy.partial").glob("*.parquet"))
     assert left == ["00000", "00001", "00002", "00004", "00006", "00007", "00008", "00010"]
-    run(precompute_words(launched, "latents-copy"))
+    run(*precompute_words(launched, "latents-copy"))
     for name in ("latents-killed", "latents-copy"):
         check_latents(launched / name, launched / "latents-one")
         assert not (launched / f"{name}.partial").exists()
 
 
 def test_two_processes_score_every_example_once(launched):
-    alone = run(evaluate_words(launched, "one.json"))
+    alone = run(*evaluate_words(launched, "one.json"))
     first, second = said(launched, "evaluate")
     assert (first["code"], first["stdout"], second["stdout"]) == (0, alone.stdout, "")
     found, expected = (json.loads((launched / name).read_text())["results"] for name in ("two.json", "one.json"))

@@ -1,16 +1,13 @@
 """hf-ext mrconv on real folders."""
 
-from click.testing import CliRunner
+from functools import partial
+
 from PIL import Image
 
 from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification
-from hf_ext_cli.main import main
+from tests.kit import command_line
 
-
-def run(*arguments, code=0):
-    result = CliRunner().invoke(main, ["mrconv", *map(str, arguments)])
-    assert result.exit_code == code, result.output
-    return result
+run = partial(command_line.run, "mrconv")
 
 
 def test_kernels_are_drawn(tmp_path):

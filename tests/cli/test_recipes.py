@@ -4,20 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
+from hf_ext.errors import UsageError
 from hf_ext.starting.recipes import FOLDER, find_recipe, list_recipes
 from hf_ext.training.launch import read_arguments
-from hf_ext_cli.main import main
-from tests.document_stage import draw_picture
+from tests.kit.command_line import run
+from tests.kit.document_stage import draw_picture
+from tests.kit.refusals import refused
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def run(*words: str | Path, code: int = 0) -> Result:
-    result = CliRunner().invoke(main, [str(word) for word in words])
-    assert result.exit_code == code, result.output
-    return result
 
 
 def test_the_list_says_what_each_recipe_is_for():
@@ -72,5 +67,5 @@ def test_the_recipe_that_was_meant_is_named():
     assert "Did you mean 'semanir/denoise_color'?" in run("train", "semanir/denoise_colour", code=2).stderr
     assert "Did you mean 'mrconv/sensors'?" in run("train", "sensor", code=2).stderr
     assert "`hf-ext recipes` lists them" in run("recipes", "zzz", code=2).stderr
-    with pytest.raises(ValueError, match="no recipe of that name"):
+    with refused(UsageError, "recipe", "name"):
         find_recipe("examples")

@@ -6,14 +6,13 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from PIL import Image
 
 from hf_ext.restoration.files import Picture, read_image, write_image
 from hf_ext.restoration.tiles import restore_image
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
-from hf_ext_cli.main import main
-from tests.testing import assert_same_picture
+from tests.kit.command_line import run
+from tests.kit.models import assert_same_picture
 
 SIZES = {"embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 6}
 
@@ -44,14 +43,10 @@ def photos(tmp_path):
     return folder
 
 
-def run(*arguments, code=0, stdin=None):
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments], input=stdin)
-    assert result.exit_code == code, result.output
-    return result
-
-
 def files(folder) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    """All but hidden ones, such as the record of results."""
+    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return sorted(str(path) for path in found if not path.name.startswith("."))
 
 
 def test_a_folder_is_restored_with_its_paths(models, photos, tmp_path):
@@ -66,16 +61,74 @@ def test_a_folder_is_restored_with_its_paths(models, photos, tmp_path):
         assert_same_picture(read_image(out / name).pixels, restore_image(model, pixels))
 
 
-def test_results_that_exist_are_left_alone_unless_told(models, photos, tmp_path):
+def test_files_of_others_are_left_alone_unless_told(models, photos, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     (out / "a.png").write_bytes(b"mine")
-    result = run("restore", models / "restore", photos, "--out", out)
+    result = run("restore", models / "restore", photos, "--out", out, code=1)
     assert "1 restored" in result.stdout
-    assert "1 were there already (--overwrite restores them again)" in result.stdout
+    assert f"{out}/a.png exists" in result.stderr and "Error: 1 of 2 could not be restored." in result.stderr
     assert (out / "a.png").read_bytes() == b"mine"
     assert "2 restored" in run("restore", models / "restore", photos, "--out", out, "--overwrite").stdout
     assert read_image(out / "a.png").pixels.shape == (10, 13, 3)
+    # A result that somebody has changed since is theirs.
+    write_image(out / "a.png", Picture(make_pixels(4, 4, 3)), overwrite=True)
+    result = run("restore", models / "restore", photos, "--out", out, code=1)
+    assert "1 were there already" in result.stdout and read_image(out / "a.png").pixels.shape == (4, 4, 3)
+
+
+def test_a_result_is_skipped_only_if_the_same_picture_model_and_options_made_it(models, photos, tmp_path):
+    out, words = tmp_path / "out", ("restore", models / "restore", photos, "--out", tmp_path / "out")
+    run(*words)
+    assert "2 were there already" in run(*words).stdout
+    first = (out / "a.png").read_bytes()
+    # Another option, another model, another picture; then all as it was.
+    assert "2 of them in place of results" in run(*words, "--strength", "0.5").stdout
+    assert (out / "a.png").read_bytes() != first
+    assert "2 restored" in run("restore", models / "enlarge", photos, "--out", out).stdout
+    assert read_image(out / "a.png").pixels.shape == (20, 26, 3)
+    assert "2 restored" in run(*words).stdout
+    assert (out / "a.png").read_bytes() == first
+    write_image(photos / "a.png", Picture(make_pixels(5, 6, 3)), overwrite=True)
+    result = run(*words)
+    assert "1 restored" in result.stdout and "1 were there already" in result.stdout
+    assert read_image(out / "a.png").pixels.shape == (5, 6, 3)
+
+
+@pytest.mark.parametrize("left", [0, 40, 200])
+def test_a_result_that_was_cut_off_is_made_anew(models, photos, tmp_path, left):
+    out, words = tmp_path / "out", ("restore", models / "restore", photos, "--out", tmp_path / "out")
+    run(*words)
+    whole = (out / "a.png").read_bytes()
+    (out / "a.png").write_bytes(whole[:left])
+    result = run(*words)
+    assert "1 restored" in result.stdout and "1 were there already" in result.stdout
+    assert (out / "a.png").read_bytes() == whole
+
+
+def test_records_that_a_killed_process_cut_off_say_nothing(models, photos, tmp_path):
+    words = ("restore", models / "restore", photos, "--out", tmp_path / "out")
+    run(*words)
+    record = tmp_path / "out" / ".hf-ext-restored.jsonl"
+    record.write_text(record.read_text() + '{"result": "more/b.png", "made\n[1]\n')
+    assert "2 were there already" in run(*words).stdout
+
+
+def test_coding_and_background_are_options_and_what_is_lost_is_said(models, tmp_path):
+    transparent = np.full((8, 9, 4), (255, 0, 255, 0), np.uint8)
+    transparent[2:6, 2:6] = (0, 0, 0, 255)
+    write_image(tmp_path / "logo.png", Picture(transparent))
+    words = ("restore", models / "restore", tmp_path / "logo.png", "--strength", "0", "--out", tmp_path / "out")
+    result = run(*words, "--format", "jpg")
+    assert "logo.png: JPEG has no transparency: composed on #ffffff (--background)" in result.stderr
+    assert read_image(tmp_path / "out" / "logo.jpg").pixels[0, 0].min() > 250
+    run(*words, "--format", "jpg", "--background", "#102030", "--quality", "100")
+    assert np.abs(read_image(tmp_path / "out" / "logo.jpg").pixels[0, 0].astype(int) - (16, 32, 48)).max() <= 2
+    run(*words, "--format", "webp", "--lossless")
+    np.testing.assert_array_equal(read_image(tmp_path / "out" / "logo.webp").pixels, transparent)
+    for wrong in (["--quality", "80"], ["--lossless"], ["--format", "jpg", "--lossless"], ["--background", "no"]):
+        run(*words, *wrong, code=2)
+    run(*words, "--format", "webp", "--quality", "80", "--lossless", code=2)
 
 
 def test_broken_pictures_are_reported_and_the_rest_go_on(models, photos, tmp_path):
@@ -102,20 +155,20 @@ def test_patterns_lists_and_standard_input(models, photos, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     run("restore", models / "restore", "photos/**/*.png", "--out", "pattern")
     assert files(tmp_path / "pattern") == ["a.png", "more/b.png"]
-    run("restore", models / "restore", "@-", "--out", "list", stdin="photos/a.png\n\nphotos/more/b.png\n")
+    run("restore", models / "restore", "@-", "--out", "list", given="photos/a.png\n\nphotos/more/b.png\n")
     assert files(tmp_path / "list") == ["a.png", "b.png"]
     (tmp_path / "names").write_text("photos/more\n")
     run("restore", models / "restore", "@names", "--out", "named")
     assert files(tmp_path / "named") == ["b.png"]
     data = (photos / "a.png").read_bytes()
-    run("restore", models / "restore", "-", "--out", "stdin", stdin=data)
+    run("restore", models / "restore", "-", "--out", "stdin", given=data)
     assert files(tmp_path / "stdin") == ["stdin.png"]
-    result = run("restore", models / "restore", "-", "--out", "-", stdin=data)
+    result = run("restore", models / "restore", "-", "--out", "-", given=data)
     shown = Image.open(io.BytesIO(result.stdout_bytes))
     assert_same_picture(np.asarray(shown), read_image(tmp_path / "list" / "a.png").pixels)
     result = run("restore", models / "restore", "photos", "--out", "-", code=2)
     assert "standard output takes one picture, got 2" in result.stderr
-    result = run("restore", models / "restore", "-", "--out", "broken", stdin=b"text", code=1)
+    result = run("restore", models / "restore", "-", "--out", "broken", given=b"text", code=1)
     assert "standard input: is no picture that Pillow knows (4 bytes)" in result.stderr
 
 

@@ -7,25 +7,25 @@ import os
 import re
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 
 from hf_ext.terminal import escape, guarded_streams
 from hf_ext_cli.main import MODULES, main
 from hf_ext_cli.output import print_rows, print_table
+from tests.kit import command_line
+
+run = partial(command_line.run, code=None)
+
 
 # A title, a colour, a place in the line, a C1 control and a mark that turns the direction of writing.
 NAME = "\x1b]0;title\x07\x1b[31m\r\x9b2J\u202egnp"
 SETTINGS = ("HF_EXT_QUIET", "HF_EXT_DEBUG", "TRANSFORMERS_VERBOSITY")
 ESCAPED = r"\u001b]0;title\u0007\u001b[31m\u000d\u009b2J\u202egnp"
-
-
-def run(*words, **options):
-    return CliRunner().invoke(main, [str(word) for word in words], **options)
 
 
 def bytes_of(monkeypatch, encoding, *words):
@@ -39,7 +39,6 @@ def bytes_of(monkeypatch, encoding, *words):
     return raw.getvalue()
 
 
-@pytest.mark.parametrize("encoding", ["cp1252", "latin-1", "cp437", "cp949", "ascii", "utf-8", "utf-16"])
 @pytest.mark.parametrize(
     "words",
     [
@@ -53,13 +52,14 @@ def bytes_of(monkeypatch, encoding, *words):
     ],
     ids=" ".join,
 )
-def test_every_encoding_gets_all_that_is_said(monkeypatch, encoding, words):
-    found = bytes_of(monkeypatch, encoding, *words).decode(encoding)
+def test_every_encoding_gets_all_that_is_said(monkeypatch, words):
     expected = bytes_of(monkeypatch, "utf-8", *words).decode()
-    if "--json" in words:
-        assert json.loads(found) == json.loads(expected)
-    else:
-        assert found == expected.encode(encoding, "backslashreplace").decode(encoding)
+    for encoding in ("cp1252", "latin-1", "cp437", "cp949", "ascii", "utf-16"):
+        found = bytes_of(monkeypatch, encoding, *words).decode(encoding)
+        if "--json" in words:
+            assert json.loads(found) == json.loads(expected), encoding
+        else:
+            assert found == expected.encode(encoding, "backslashreplace").decode(encoding), encoding
 
 
 @pytest.fixture

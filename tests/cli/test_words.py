@@ -2,18 +2,18 @@
 
 import io
 import re
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from hf_ext_cli import output
 from hf_ext_cli.main import COMMANDS, main
 from hf_ext_cli.output import print_rows, print_table
+from tests.kit import command_line
 
-
-def run(*words: str) -> Result:
-    return CliRunner().invoke(main, list(words), prog_name="hf-ext")
+run = partial(command_line.run, code=None, prog_name="hf-ext")
 
 
 @pytest.mark.parametrize(

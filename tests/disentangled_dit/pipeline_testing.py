@@ -8,7 +8,11 @@ from diffusers.configuration_utils import register_to_config
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
+from hf_ext.pipelines.disentangled_dit import (
+    DisentangledDiTImg2ImgPipeline,
+    DisentangledDiTInpaintPipeline,
+    DisentangledDiTPipeline,
+)
 from tests.disentangled_dit.dit_testing import generator, make_transformer
 
 LABELS = {0: "tench, Tinca tinca", 1: "goldfish", 2: "hen", 3: "ostrich", 4: "brambling"}
@@ -72,6 +76,16 @@ def make_pipeline(scheduler=None, vae=None, **fields) -> DisentangledDiTPipeline
     """A class pipeline, in pixels unless there is a `vae`."""
     transformer = make_transformer(**({"in_channels": 4} if vae is not None else {}) | fields)
     return quiet(DisentangledDiTPipeline(transformer, scheduler or DDIMScheduler(), vae, None, None, id2label=LABELS))
+
+
+def from_picture(pipeline: DisentangledDiTPipeline) -> DisentangledDiTImg2ImgPipeline:
+    """The same parts, and pictures to start from."""
+    return quiet(DisentangledDiTImg2ImgPipeline.from_pipe(pipeline))
+
+
+def within_mask(pipeline: DisentangledDiTPipeline) -> DisentangledDiTInpaintPipeline:
+    """The same parts, for pictures and masks."""
+    return quiet(DisentangledDiTInpaintPipeline.from_pipe(pipeline))
 
 
 def make_vae() -> AutoencoderKL:

@@ -7,7 +7,7 @@ import torch
 
 from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import DisentangledDiTTransformer2DModel
 from tests.disentangled_dit.dit_testing import SIZES, make_controls, make_inputs, make_transformer
-from tests.testing import assert_same_answers
+from tests.kit.models import assert_same_answers
 
 CONTROLS = list(DisentangledDiTTransformer2DModel.CONTROL_SIZES)
 

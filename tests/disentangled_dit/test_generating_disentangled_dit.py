@@ -11,8 +11,8 @@ from hf_ext.metrics import content_drift, frechet_distance, high_frequency_energ
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from tests.disentangled_dit.dit_testing import make_transformer
 from tests.disentangled_dit.pipeline_testing import make_text_pipeline
-from tests.study_testing import EXAMPLES, module_loader
-from tests.testing import assert_same_picture
+from tests.kit.models import assert_same_picture
+from tests.kit.studies import EXAMPLES, module_loader
 
 load = module_loader(EXAMPLES / "disentangled_dit")
 

@@ -21,8 +21,8 @@ from hf_ext.hub.publish import push, stage
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
 from tests.disentangled_dit.dit_testing import generator
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae
-from tests.hub_testing import run_python
-from tests.testing import assert_same_answers
+from tests.kit.hub import run_python
+from tests.kit.models import assert_same_answers
 
 # huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
@@ -210,15 +210,22 @@ def test_diffusers_finds_the_room_and_the_class():
     assert found == ("disentangled_dit", "DisentangledDiTTransformer2DModel")
 
 
-@pytest.mark.parametrize("task", ["Text2Image", "Image2Image", "Inpainting"])
-def test_the_pipeline_of_a_task_is_found(task, tmp_path):
+@pytest.mark.parametrize(("task", "name"), [("Text2Image", ""), ("Image2Image", "Img2Img"), ("Inpainting", "Inpaint")])
+def test_the_pipeline_of_a_task_is_found(task, name, tmp_path):
     auto = getattr(diffusers, f"AutoPipelineFor{task}")
     pipeline = make_text_pipeline()
     pipeline.save_pretrained(tmp_path)
     loaded = auto.from_pretrained(tmp_path)
-    assert type(loaded) is DisentangledDiTPipeline and loaded.config.max_text_length == 9
+    kind = getattr(diffusers, f"DisentangledDiT{name}Pipeline")
+    assert type(loaded) is kind and loaded.config.max_text_length == 9
     same = auto.from_pipe(pipeline)
-    assert type(same) is DisentangledDiTPipeline and same.transformer is pipeline.transformer
+    assert type(same) is kind and same.transformer is pipeline.transformer
+    assert same.config.prediction_type == "epsilon" and same.config.max_text_length == 9
+    # each class goes to each of the others, and is saved as what it is
+    back = diffusers.AutoPipelineForText2Image.from_pipe(same)
+    assert type(back) is DisentangledDiTPipeline and back.transformer is pipeline.transformer
+    same.save_pretrained(tmp_path / "same")
+    assert type(DiffusionPipeline.from_pretrained(tmp_path / "same")) is kind
 
 
 def test_registering_again_changes_nothing():

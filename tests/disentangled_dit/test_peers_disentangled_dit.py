@@ -18,7 +18,7 @@ from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from hf_ext.training import main
 from tests.disentangled_dit.dit_testing import generator, make_controls, shake
 from tests.disentangled_dit.pipeline_testing import make_tokenizer
-from tests.testing import assert_same_answers, assert_same_weights
+from tests.kit.models import assert_same_answers, assert_same_weights
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "disentangled_dit"
 SIZES = {"sample_size": [8, 8], "num_layers": 2, "num_attention_heads": 4, "attention_head_dim": 12, "num_classes": 5}

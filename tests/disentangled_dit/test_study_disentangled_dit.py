@@ -21,7 +21,7 @@ from hf_ext.tasks.diffusion_grids import draw_grid
 from hf_ext.training import evaluate
 from hf_ext.training.arguments import DataSource, read_yaml
 from hf_ext.training.sources import open_source
-from tests.study_testing import EXAMPLES, fill_readme, made_up_run, module_loader
+from tests.kit.studies import EXAMPLES, fill_readme, made_up_run, module_loader
 
 from .dit_testing import SIZES, make_transformer, shake
 from .pipeline_testing import make_tokenizer

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import (
-    DisentangledDiTRMSNorm,
     DisentangledDiTTransformer2DModel,
 )
 from tests.disentangled_dit import reference_transformer as reference
 from tests.disentangled_dit.dit_testing import generator, make_controls, make_inputs, make_transformer
-from tests.testing import assert_same_answers
+from tests.kit.models import assert_same_answers
 
 MODELS = {
     "class": {},
@@ -136,23 +135,6 @@ def test_each_class_has_tokens_of_its_own():
 def test_a_checkpoint_with_one_class_token_keeps_its_names_and_shapes():
     weights = {name: value.shape for name, value in make_transformer().state_dict().items()}
     assert weights["class_embedder.weight"] == (6, 16) and "class_offsets" not in weights
-
-
-@pytest.mark.parametrize("shape", [(1, 8), (2, 3, 4, 8), (2, 1, 4, 8)])
-def test_norms_without_gradients_equal_those_with_gradients(shape):
-    torch.manual_seed(0)
-    layer = DisentangledDiTRMSNorm(8, eps=1e-6)
-    torch.nn.init.normal_(layer.weight)
-    # As attention gets them: heads of a wider tensor; and values of which the eps is a part.
-    for x in (torch.randn(*shape[:-1], 24)[..., 8:16], 1e-3 * torch.randn(shape), torch.zeros(shape)):
-        before = x.clone()
-        with torch.no_grad():
-            found = layer(x)
-        expected = layer(x.requires_grad_())
-        mean = x.square().mean(-1, keepdim=True)
-        torch.testing.assert_close(expected, x / (mean + 1e-6).sqrt() * layer.weight)
-        torch.testing.assert_close(found, expected)
-        assert torch.equal(x, before)
 
 
 def test_number_as_timestep_and_one_context_serve_the_batch():
@@ -429,3 +411,24 @@ def test_a_narrow_network_starts_with_labels_and_timesteps_that_differ():
     model = DisentangledDiTTransformer2DModel(num_classes=10, **DisentangledDiTTransformer2DModel.PRESETS["tiny"])
     steps = model.timestep_embedder(model.time_proj(torch.linspace(0, 999, 50)))
     assert steps.std(0).mean() > 0.1 and 0.8 < model.class_embedder.weight.std() < 1.2
+
+
+def test_positions_of_a_grid_are_computed_once(monkeypatch):
+    model, asked = make_transformer(), []
+    plain = model.position_embedding
+    monkeypatch.setattr(model, "position_embedding", lambda *grid: asked.append(grid) or plain(*grid))
+    inputs = make_inputs(model)
+    other = {**inputs, "hidden_states": torch.randn(2, 3, 8, 4, generator=generator())}
+    with torch.no_grad():
+        outputs = [model(**other).sample for _ in range(3)]
+        model(**inputs)
+    assert asked == [(4, 2)]
+    assert torch.equal(outputs[0], outputs[2])
+    fresh = make_transformer()
+    with torch.no_grad():
+        assert torch.equal(fresh(**other).sample, outputs[0])
+    # a few are kept, not all that there ever were
+    for columns in range(1, model.GRIDS + 9):
+        model._positions_of(1, columns, torch.device("cpu"))
+    assert len(model._other_positions) <= model.GRIDS
+    assert not any("other_positions" in name for name in model.state_dict())

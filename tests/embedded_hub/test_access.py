@@ -13,7 +13,8 @@ import pytest
 
 from hf_ext.embedded_hub.routes import ROUTES
 from hf_ext.embedded_hub.server import EmbeddedHub
-from tests.hub_testing import CONTENT, ask, commit_body, raw
+from tests.kit.hub import CONTENT, ask, commit_body, raw
+from tests.kit.refusals import refused
 
 COMMIT = "/api/models/me/model/commit/main"
 
@@ -76,10 +77,10 @@ def test_pages_of_other_origins_are_refused(url: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_other_interfaces_need_a_token(tmp_path: Path, host: str) -> None:
-    with pytest.raises(ValueError, match="set a token"):
+    with refused(ValueError, "token", "set"):
         EmbeddedHub(tmp_path, host=host)
     for token in ("", " ", "two words", "caf\u00e9"):
-        with pytest.raises(ValueError, match="token must be"):
+        with refused(ValueError, "token"):
             EmbeddedHub(tmp_path, host=host, token=token)
 
 
@@ -170,7 +171,7 @@ def test_the_token_that_reads_sees_what_is_private(readable: EmbeddedHub) -> Non
 
 def test_tokens_that_make_no_sense_together(tmp_path: Path) -> None:
     for tokens in ({"read_token": "a"}, {"token": "a", "read_token": "a"}, {"token": "a", "read_token": "b c"}):
-        with pytest.raises(ValueError, match="read_token"):
+        with refused(ValueError, "read_token"):
             EmbeddedHub(tmp_path, **tokens)
 
 
@@ -190,7 +191,7 @@ def test_further_names(tmp_path: Path) -> None:
         ):
             assert ask(hub.url, "GET", "/api/models", headers={"Host": host}).status in (400, 403), host
     for name in ("", "*", "a b", "http://x", "x/y", "x:", "x:123456"):
-        with pytest.raises(ValueError, match="allowed host"):
+        with refused(ValueError, "host"):
             EmbeddedHub(tmp_path, allowed_hosts=[name])
 
 
@@ -211,7 +212,7 @@ def test_behind_a_proxy_all_links_are_public(tmp_path: Path) -> None:
             assert ask(hub.url, "GET", "/api/models", headers=name | {"Origin": "https://hub.lab"}).status == 200
             assert ask(hub.url, "GET", "/api/models", headers=name | {"Origin": "https://evil.lab"}).status == 403
     for url in ("hub.lab", "ftp://hub.lab", "https://", "https://a b", "https://x?y=1", "https://u:p@x", "https://[x"):
-        with pytest.raises(ValueError, match="public_url"):
+        with refused(ValueError, "public_url"):
             EmbeddedHub(tmp_path, public_url=url)
 
 

@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import pytest
 
 from hf_ext.embedded_hub.server import EmbeddedHub
-from tests.hub_testing import client_environment, find_damage
+from tests.kit.hub import client_environment, find_damage
 
 TOKEN = "hf_" + "a" * 34
 FILES = [

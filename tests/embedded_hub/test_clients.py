@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hf_ext.embedded_hub.server import EmbeddedHub
-from tests.hub_testing import find_damage, run_python
+from tests.kit.hub import find_damage, run_python
 
 HUGGINGFACE_HUB = """
 import json, os, sys

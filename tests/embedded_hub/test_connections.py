@@ -15,7 +15,7 @@ import pytest
 from hf_ext.embedded_hub import server
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.embedded_hub.store import HubStore
-from tests.hub_testing import CONTENT, ask, commit_body, create_repository, raw
+from tests.kit.hub import CONTENT, ask, commit_body, create_repository, raw
 
 COMMIT = "/api/models/me/model/commit/main"
 PREUPLOAD = "/api/models/me/model/preupload/main"

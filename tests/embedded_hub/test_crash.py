@@ -26,7 +26,7 @@ from hf_ext.embedded_hub.repository import Change
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.embedded_hub.store import HubStore
 from hf_ext.embedded_hub.uploads import store_regular
-from tests.hub_testing import (
+from tests.kit.hub import (
     ask,
     client_environment,
     commit_body,
@@ -36,7 +36,8 @@ from tests.hub_testing import (
     request_lfs_upload,
     store_now,
 )
-from tests.testing import file_limit
+from tests.kit.models import file_limit
+from tests.kit.refusals import refused
 
 COMMIT = "/api/models/me/model/commit/main"
 SERVE = """
@@ -203,7 +204,7 @@ def test_a_crash_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         # A commit that was written, but that no ref names, cannot be named by its hash either.
         visible = {commit.oid for commit in survivor.history(survivor.resolve("main"))}
         for oid in {path.name for path in (survivor.folder / "commits").iterdir()} - visible:
-            with pytest.raises(HubError, match="Invalid rev id"):
+            with refused(HubError, code="RevisionNotFound"):
                 survivor.resolve(oid)
         survivor.append("main", Change("third", "", [Operation("third.txt", store_now(b"3", after.blobs))]))
         assert find_damage(after) == []
@@ -289,12 +290,12 @@ def test_damage_is_found(hub: EmbeddedHub) -> None:
 
 
 def test_one_process_at_a_time(hub: EmbeddedHub, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="served by another process"):
+    with refused(ValueError, "process", "served"):
         HubStore(hub.root)
     foreign = tmp_path / "home"
     (foreign / "incoming").mkdir(parents=True)
     (foreign / "incoming" / "thesis.txt").write_text("mine")
-    with pytest.raises(ValueError, match="not the folder of an embedded Hub"):
+    with refused(ValueError, "embedded", "folder"):
         EmbeddedHub(foreign).start()
     assert (foreign / "incoming" / "thesis.txt").read_text() == "mine"
 

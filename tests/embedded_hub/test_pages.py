@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hf_ext.embedded_hub.server import EmbeddedHub
-from tests.hub_testing import CONTENT, ask, commit_body, create_repository
+from tests.kit.hub import CONTENT, ask, commit_body, create_repository
 
 BEARER = {"Authorization": "Bearer correct-horse"}
 CARD = """---

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hub_testing import client_environment
+from tests.kit.hub import client_environment
 
 # What Windows lacks of what a Hub uses, or what lies below it does.
 PROGRAM = """
@@ -22,7 +22,7 @@ sys.modules["fcntl"] = None
 from hf_ext.embedded_hub import storage
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.embedded_hub.store import HubStore
-from tests.hub_testing import ask, commit_body, create_repository
+from tests.kit.hub import ask, commit_body, create_repository
 
 # of Linux too, though not of Python's own
 storage._SYNCFS = None

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hf_ext.embedded_hub.server import EmbeddedHub
-from tests.hub_testing import CONTENT, Answer, ask, commit_body, create_repository, find_damage, request_lfs_upload
+from tests.kit.hub import CONTENT, Answer, ask, commit_body, create_repository, find_damage, request_lfs_upload
 
 COMMIT = "/api/models/me/model/commit/main"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from hf_ext.embedded_hub.server import EmbeddedHub
-from tests.hub_testing import run_python
+from tests.kit.hub import run_python
 
 UPLOAD = """
 import sys

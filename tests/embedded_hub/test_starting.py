@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hub_testing import ask, client_environment, commit_body, create_repository
+from tests.kit.hub import ask, client_environment, commit_body, create_repository
 
 RUN = """
 import sys

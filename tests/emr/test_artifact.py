@@ -21,7 +21,9 @@ from hf_ext.emr.arithmetic import compute_scales
 from hf_ext.emr.artifact import mask_bytes, open_extras, open_masks, open_unified, read_sums
 from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord, artifact_file
 from hf_ext.emr.ops import SUMS
+from hf_ext.errors import UsageError
 from hf_ext.hub.safetensors_headers import CheckpointError
+from tests.kit.refusals import refused
 
 ABS, MASKED_ABS = SUMS.index("abs"), SUMS.index("masked_abs")
 SQUARE, MASKED_SQUARE, MASKED_DOT = SUMS.index("square"), SUMS.index("masked_square"), SUMS.index("masked_dot")
@@ -171,11 +173,11 @@ def test_a_hostile_manifest_is_refused(folder, case):
 
 
 def test_no_manifest_or_no_json(folder, tmp_path):
-    with pytest.raises(CheckpointError, match=r"emr\.json: there is no such file; is it an artifact"):
+    with refused(CheckpointError, "emr.json"):
         Manifest.read(tmp_path / "absent")
     for text in ("", "[]", "{", '{"a": 1, "a": 2}'):
         (folder / "emr.json").write_text(text)
-        with pytest.raises(CheckpointError, match=r"emr\.json"):
+        with refused(CheckpointError, "emr.json"):
             Manifest.read(folder)
 
 
@@ -185,11 +187,11 @@ def test_links_that_leave_the_folder_are_refused(folder, tmp_path):
     shutil.move(folder / "tasks" / "a.b", outside)
     (folder / "tasks" / "a.b").symlink_to(outside, target_is_directory=True)
     for read in (open_masks, open_extras, read_sums):
-        with pytest.raises(CheckpointError, match="a link that leaves the folder"):
+        with refused(CheckpointError, "leaves", "folder"):
             read(folder, manifest, "a.b")
     shutil.move(folder / "emr.json", tmp_path / "emr.json")
     (folder / "emr.json").symlink_to(tmp_path / "emr.json")
-    with pytest.raises(CheckpointError, match="a link that leaves the folder"):
+    with refused(CheckpointError, "leaves", "folder"):
         Manifest.read(folder)
 
 
@@ -240,7 +242,7 @@ def test_files_that_do_not_fit_the_manifest_are_refused(folder, case):
 def test_root_weights_of_other_shapes_are_refused(folder):
     manifest = Manifest.read(folder)
     save_file({"w": torch.zeros(7, 100), "ids": torch.arange(3)}, folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"differ in \['w'\]"):
+    with refused(CheckpointError, "w"):
         open_unified(folder, manifest)
 
 
@@ -248,7 +250,7 @@ def test_sums_that_are_not_finite_are_refused(folder):
     sums = torch.full((1, 10), math.nan, dtype=torch.float64)
     place = folder / "tasks" / "a.b" / "sums.safetensors"
     save_file({"sums": sums}, place, metadata={"columns": ",".join(SUMS)})
-    with pytest.raises(CheckpointError, match="impossible sums"):
+    with refused(CheckpointError, "impossible", "sums"):
         read_sums(folder, Manifest.read(folder), "a.b")
 
 
@@ -308,5 +310,5 @@ def test_the_order_of_tensors_and_tasks_does_not_matter():
 
 
 def test_an_unknown_mode():
-    with pytest.raises(ValueError, match="rescale is 'l3'; allowed are global, official"):
+    with refused(UsageError, "l3"):
         compute_scales(*toy_sums(), "l3")

@@ -28,6 +28,7 @@ from tests.emr import reference_deltas as twin
 from tests.emr.blocks import DTYPES
 from tests.emr.emr_testing import tiny_bert
 from tests.emr.use_testing import copied, equal
+from tests.kit.refusals import refused
 from tests.merging.merging import assert_same_files, merge, short_segments, write_set
 
 METHODS = ("onebit", "ternary")
@@ -220,11 +221,11 @@ def test_a_manifest_of_deltas_is_read_by_its_version(berts, tmp_path):
             Manifest.read(folder)
     other = 3 - json.loads(text)["deltas"]
     (folder / "emr.json").write_text(json.dumps(json.loads(text) | {"deltas": other}))
-    with pytest.raises(CheckpointError, match="need"):
+    with refused(CheckpointError, "need"):
         TaskWeights(folder).restore("two", "bert.embeddings.word_embeddings.weight")
     if other == 1:
         return
-    with pytest.raises(ValueError, match="needs 2 times"):
+    with refused(ValueError, "2 times"):
         restore(folder, "two")
 
 

@@ -27,7 +27,9 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from hf_ext.emr import EMRModel, layers, mixed
 from hf_ext.emr.losses import count_targets
 from hf_ext.emr.units import NotByRows
+from hf_ext.errors import UsageError
 from tests.emr.test_mixed import BERT, DIFFERENT, GPT2, SAME, TASKS, make_family, text
+from tests.kit.refusals import refused
 
 T5 = T5Config(vocab_size=30, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, decoder_start_token_id=0)
 NUMBER = torch.Generator().manual_seed(1)
@@ -122,7 +124,7 @@ def test_the_label_that_is_ignored_is_the_configurations(tmp_path: Path, monkeyp
 
 def test_a_loss_that_is_no_mean_is_refused_in_turns():
     model = Wav2Vec2ForCTC.__new__(Wav2Vec2ForCTC)
-    with pytest.raises(ValueError, match="the loss of Wav2Vec2ForCTC is not known to be a mean over labels"):
+    with refused(UsageError, "Wav2Vec2ForCTC"):
         count_targets(model, WORDS)
 
 
@@ -175,7 +177,7 @@ def test_a_cache_of_several_tasks(family: str, request: pytest.FixtureRequest):
 def test_a_cache_that_cannot_be_divided_is_refused(gpt2: EMRModel):
     tokens = text()["input_ids"]
     cache = StaticCache(gpt2.config, max_cache_len=8)
-    with pytest.raises(ValueError, match="past_key_values go with samples .*StaticLayer.* Run one task at a time"):
+    with refused(UsageError, "past_key_values", "StaticLayer"):
         gpt2(input_ids=tokens, past_key_values=cache, task_ids=TASKS)
 
 

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from hf_ext.training.arguments import read_yaml
-from tests.study_testing import EXAMPLES, fill_readme, module_loader, write_tweets
+from tests.kit.studies import EXAMPLES, fill_readme, module_loader, write_tweets
 
 STUDY = EXAMPLES / "emr"
 load = module_loader(STUDY)

@@ -12,10 +12,12 @@ import yaml
 from huggingface_hub import ModelCard, close_session, get_session, parse_eval_result_entries
 from PIL import Image, ImageChops
 
+from hf_ext.errors import DataError
 from hf_ext.hub.cards import MARKER, write_card
 from hf_ext.hub.publish import push, stage
 from hf_ext.hub.released import list_released
 from hf_ext.semanir import SemanIRImageProcessor
+from tests.kit.refusals import refused
 
 from .published import EVALUATION, TRAINING, save_bert, save_snapshot, tiny_adapter, tiny_model
 
@@ -82,7 +84,7 @@ def test_baselines_stand_beside_the_scores(snapshot):
     for wrong in ({"input": "much"}, [20.17], {"input": True}):
         results[0]["baselines"] = wrong
         (snapshot / "eval.json").write_text(json.dumps({"results": results}))
-        with pytest.raises(ValueError, match="eval.json: baselines of a result are numbers by their names"):
+        with refused(DataError, "eval.json"):
             write_card(snapshot, repo_id="org/denoiser")
 
 
@@ -218,15 +220,15 @@ def test_a_malformed_evaluation_is_named(snapshot, content, message):
 @pytest.mark.parametrize("change", [{"arguments": [1]}, {"versions": "2"}, {"task": 3}, {"seconds": "long"}])
 def test_a_malformed_training_report_is_named(snapshot, change):
     (snapshot / "training.json").write_text(json.dumps(TRAINING | change))
-    with pytest.raises(ValueError, match=rf"training\.json: {next(iter(change))} is"):
+    with refused(DataError, next(iter(change)), "training.json"):
         write_card(snapshot, repo_id="org/x")
 
 
 def test_a_folder_that_is_no_model(tmp_path):
-    with pytest.raises(ValueError, match="model_type is None"):
+    with refused(DataError, "model_type"):
         write_card(tmp_path, repo_id="org/x")
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(ValueError, match="architectures names no class"):
+    with refused(DataError, "architectures", "names"):
         write_card(tmp_path, repo_id="org/x")
 
 
@@ -268,7 +270,7 @@ def test_an_undefined_name_in_a_template_is_an_error(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     del config["top_k"]
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="does not hold what the card .*UndefinedError.*top_k"):
+    with refused(DataError, "UndefinedError", "top_k"):
         write_card(folder, repo_id="org/model")
 
 

@@ -13,8 +13,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from hf_ext.errors import UsageError
 from hf_ext.hub.checkpoints import CheckpointError, open_checkpoint
 from hf_ext.hub.range_readers import WeightsFile
+from tests.kit.refusals import refused
 
 from .checkpoint_files import assert_same, sharded, some_tensors
 
@@ -72,7 +74,7 @@ def test_blocks_are_slices_of_the_flat_tensor(tmp_path, data):
 @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (3, 2), (0, 11)])
 def test_a_block_outside_the_tensor_is_refused(tmp_path, start, stop):
     save_file({"w": torch.arange(10)}, tmp_path / "model.safetensors")
-    with open_checkpoint(tmp_path) as checkpoint, pytest.raises(ValueError, match=r"not inside tensor 'w' of 10"):
+    with open_checkpoint(tmp_path) as checkpoint, refused(UsageError, "w"):
         checkpoint.read_into("w", start, stop, torch.empty(abs(stop - start), dtype=torch.int64))
 
 
@@ -99,7 +101,7 @@ def test_the_model_is_preferred_and_a_choice_between_strangers_is_refused(tmp_pa
     with open_checkpoint(tmp_path) as checkpoint:
         assert list(checkpoint) == ["adapter_model"]
     (tmp_path / "adapter_model.safetensors").rename(tmp_path / "a.safetensors")
-    with pytest.raises(CheckpointError, match=r"which of \['a.safetensors', 'b.safetensors'\]"):
+    with refused(CheckpointError, "a.safetensors", "b.safetensors"):
         open_checkpoint(tmp_path)
 
 
@@ -107,21 +109,21 @@ def test_the_model_is_preferred_and_a_choice_between_strangers_is_refused(tmp_pa
 @pytest.mark.parametrize("as_file", [True, False])
 def test_pickles_are_refused_by_name(tmp_path, name, as_file):
     torch.save({"w": torch.ones(1)}, tmp_path / name)
-    with pytest.raises(CheckpointError, match=rf"{name} is a pickle.*save_pretrained"):
+    with refused(CheckpointError, name, "save_pretrained"):
         open_checkpoint(tmp_path / name if as_file else tmp_path)
 
 
 def test_nothing_to_open(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
-    with pytest.raises(CheckpointError, match=r"no .safetensors file here; found \['notes.txt'\]"):
+    with refused(CheckpointError, "notes.txt"):
         open_checkpoint(tmp_path)
-    with pytest.raises(CheckpointError, match="no such file or folder"):
+    with refused(CheckpointError, "folder", "file"):
         open_checkpoint(tmp_path / "absent")
-    with pytest.raises(CheckpointError, match="not of the form org/name"):
+    with refused(CheckpointError, "org/name"):
         open_checkpoint("a/b/c")
-    with pytest.raises(ValueError, match="no meaning for the local path"):
+    with refused(UsageError, "meaning", "local"):
         open_checkpoint(tmp_path, revision="main")
-    with pytest.raises(ValueError, match="two revisions"):
+    with refused(UsageError, "revisions", "two"):
         open_checkpoint("org/name@v1", revision="v2")
 
 
@@ -129,7 +131,7 @@ def test_a_closed_checkpoint_says_so(tmp_path):
     save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
     with open_checkpoint(tmp_path) as checkpoint:
         pass
-    with pytest.raises(ValueError, match="closed"):
+    with refused(UsageError, "closed"):
         checkpoint["w"]
 
 
@@ -155,7 +157,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path):
     content = whole.read_bytes()
     for length in range(len(content)):
         cut.write_bytes(content[:length])
-        with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        with refused(CheckpointError, "model.safetensors"):
             open_checkpoint(cut)
 
 
@@ -165,7 +167,7 @@ def test_a_file_cut_after_opening_is_a_short_read(tmp_path):
     with open_checkpoint(path) as checkpoint:
         with open(path, "r+b") as file:
             file.truncate(path.stat().st_size - 10)
-        with pytest.raises(CheckpointError, match=r"model\.safetensors: short read, 390 of 400 bytes"):
+        with refused(CheckpointError, "model.safetensors", "390", "400 bytes"):
             checkpoint["w"]
 
 
@@ -179,7 +181,7 @@ def test_shard_names_never_leave_the_folder(tmp_path, name):
     for place in (tmp_path / "evil.safetensors", folder / "sub" / "a.safetensors"):
         save_file({"w": torch.ones(1)}, place)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": name}}))
-    with pytest.raises(CheckpointError, match=r"index\.json: tensor 'w' is said to be in"):
+    with refused(CheckpointError, "index.json"):
         open_checkpoint(folder)
 
 
@@ -189,7 +191,7 @@ def test_links_that_leave_the_folder_are_refused(tmp_path):
     save_file({"w": torch.ones(1)}, tmp_path / "secret.safetensors")
     (folder / "model-1.safetensors").symlink_to(tmp_path / "secret.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": "model-1.safetensors"}}))
-    with pytest.raises(CheckpointError, match=r"model-1\.safetensors: a link that leaves the folder"):
+    with refused(CheckpointError, "model-1.safetensors"):
         open_checkpoint(folder)
     with open_checkpoint(folder / "model-1.safetensors") as checkpoint:
         assert checkpoint["w"].item() == 1
@@ -235,7 +237,7 @@ def test_shards_must_hold_what_the_index_says(tmp_path):
     changed = json.loads(index.read_text())
     del changed["weight_map"]["layer.0.weight"]
     index.write_text(json.dumps(changed))
-    with pytest.raises(CheckpointError, match=r"00001-of-00003.*not in the index \['layer.0.weight'\]"):
+    with refused(CheckpointError, "00001", "-of-00003", "layer.0.weight"):
         open_checkpoint(tmp_path)
 
     changed["weight_map"] |= {
@@ -243,12 +245,12 @@ def test_shards_must_hold_what_the_index_says(tmp_path):
         "ghost": "model-9.safetensors",
     }
     index.write_text(json.dumps(changed))
-    with pytest.raises(CheckpointError, match=r"model-9\.safetensors: .*a shard is missing"):
+    with refused(CheckpointError, "model-9.safetensors"):
         open_checkpoint(tmp_path)
 
     changed["weight_map"]["ghost"] = original["weight_map"]["layer.0.weight"]
     index.write_text(json.dumps(changed))
-    with pytest.raises(CheckpointError, match=r"missing \['ghost'\]"):
+    with refused(CheckpointError, "ghost"):
         open_checkpoint(tmp_path)
 
 
@@ -290,7 +292,7 @@ def test_read_into_fills_the_memory_that_it_is_given_and_counts_its_bytes(tmp_pa
 )
 def test_read_into_refuses_runs_and_memory_that_do_not_fit(tmp_path, start, stop, out):
     save_file(some_tensors(), tmp_path / "model.safetensors")
-    with open_checkpoint(tmp_path) as checkpoint, pytest.raises(ValueError, match="'long'"):
+    with open_checkpoint(tmp_path) as checkpoint, refused(UsageError, "long"):
         checkpoint.read_into("long", start, stop, out)
 
 

@@ -8,10 +8,15 @@ import time
 from pathlib import Path
 
 import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from safetensors.torch import load_file, save_file
 
-from hf_ext.hub.disclosure import find_machine_paths, is_path, refuse_secrets
+from hf_ext.errors import NotPublished
+from hf_ext.hub.cards import write_card
+from hf_ext.hub.disclosure import SecretFound, find_machine_paths, is_path, refuse_secrets
 from hf_ext.hub.publish import push, rehearse, stage
+from tests.kit.refusals import refused
 
 from .published import EVALUATION, TRAINING, contents, save_bert, save_snapshot, tiny_adapter
 
@@ -43,7 +48,7 @@ TOKENS = {
 def test_a_token_refuses_the_push_and_is_not_shown(name, tmp_path):
     bert = save_bert(tmp_path / "bert")
     (bert / "README.md").write_text(f"# Mine\n\nexport KEY={TOKENS[name]}\n")
-    with pytest.raises(ValueError, match=r"^README\.md, line 3: a .*; nothing was uploaded") as caught:
+    with refused(SecretFound, "README.md", "line 3") as caught:
         push(bert, "org/bert", endpoint="http://127.0.0.1:9", check=False)
     assert TOKENS[name][8:] not in str(caught.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bert"]
@@ -64,7 +69,7 @@ PLACES = {
 def test_every_file_that_goes_up_is_read(name, tmp_path):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(PLACES[name](TOKENS["Hugging Face"]))
-    with pytest.raises(ValueError, match=rf"^{re.escape(name)}, line \d: a token of Hugging Face"):
+    with refused(SecretFound, name):
         refuse_secrets(tmp_path)
 
 
@@ -72,19 +77,19 @@ def test_every_file_that_goes_up_is_read(name, tmp_path):
 @pytest.mark.parametrize("name", ["Hugging Face", "OpenAI, of a project", "AWS", "GitHub"])
 def test_a_token_after_an_escape_is_seen(name, before, tmp_path):
     (tmp_path / "config.json").write_text('{"note": "' + before + TOKENS[name] + '"}')
-    with pytest.raises(ValueError, match=r"^config\.json, line 1: a "):
+    with refused(SecretFound, "config.json", "line 1"):
         refuse_secrets(tmp_path)
 
 
 def test_headers_of_weights_and_texts_of_other_encodings_are_read(tmp_path):
     (tmp_path / "README.md").write_text(TOKENS["Hugging Face"], encoding="utf-16")
-    with pytest.raises(ValueError, match=r"README\.md, line 1: a token of Hugging Face"):
+    with refused(SecretFound, "README.md", "line 1"):
         refuse_secrets(tmp_path)
     (tmp_path / "README.md").unlink()
     bert = save_bert(tmp_path / "bert")
     weights = load_file(bert / "model.safetensors")
     save_file(weights, bert / "model.safetensors", metadata={"format": "pt", "command": TOKENS["OpenAI"]})
-    with pytest.raises(ValueError, match=r"^model\.safetensors, in its header: a key of OpenAI"):
+    with refused(SecretFound, "model.safetensors", "OpenAI"):
         stage(bert, tmp_path / "staged")
 
 
@@ -124,6 +129,9 @@ PATHS = {
     "file:///data/alice/photos": "photos",
     "../alice/client-acme/photos": "photos",
     "./alice/photos": "photos",
+    "s3://alice-private/clients/photos": "photos",
+    "gs://alice-private/photos/": "photos",
+    "abfss://alice@account.dfs.core.windows.net/photos": "photos",
 }
 
 
@@ -142,6 +150,96 @@ def test_paths_are_cut_to_their_last_name(path, tmp_path):
     training = json.loads((staged / "training.json").read_text())["arguments"]
     assert training["data"]["train"]["path"] == training["init_from"] == PATHS[path]
     assert json.loads((staged / "eval.json").read_text())["results"][0]["dataset"] == PATHS[path]
+
+
+ADDRESSES = {
+    "https://alice:S3cr" + "3tPass@nas.org/photos.zip": "https://nas.org/photos.zip",
+    "https://alice@nas.org:8443/photos.zip": "https://nas.org:8443/photos.zip",
+    "https://nas.org/photos.zip?sv=1&alice=1#alice": "https://nas.org/photos.zip",
+    "ftp://alice:alice@nas.org": "ftp://nas.org",
+    "hf://datasets/org/photos@v1": "hf://datasets/org/photos@v1",
+    "https://nas.org/photos@v1.zip": "https://nas.org/photos@v1.zip",
+}
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_addresses_lose_user_password_and_query(address, tmp_path):
+    snapshot = save_snapshot(tmp_path / "snapshot")
+    arguments = TRAINING["arguments"] | {"data": {"train": {"path": address, "split": "train"}}}
+    (snapshot / "training.json").write_text(json.dumps(TRAINING | {"arguments": arguments}))
+    (snapshot / "eval.json").write_text(json.dumps({"results": [EVALUATION["results"][0] | {"dataset": address}]}))
+    staged = stage(snapshot, tmp_path / "staged", repo_id="org/model")
+    for name, data in contents(staged).items():
+        assert name.endswith(".py") or b"alice" not in data, name
+    training = json.loads((staged / "training.json").read_text())["arguments"]
+    assert training["data"]["train"]["path"] == ADDRESSES[address]
+    assert json.loads((staged / "eval.json").read_text())["results"][0]["dataset"] == ADDRESSES[address]
+    # Neither does a card that is written where the run lies.
+    assert "alice" not in write_card(snapshot, repo_id="org/model").read_text()
+
+
+def test_an_address_in_a_configuration_loses_them_too_and_texts_with_one_do_not(tmp_path):
+    bert = save_bert(tmp_path / "bert")
+    config = json.loads((bert / "config.json").read_text())
+    more = {"source": "https://alice@nas.org/x?alice=1", "prompt": "see https://nas.org/x?q=1 first"}
+    (bert / "config.json").write_text(json.dumps(config | more))
+    published = json.loads((stage(bert, tmp_path / "staged") / "config.json").read_text())
+    assert (published["source"], published["prompt"]) == ("https://nas.org/x", more["prompt"])
+
+
+NOTES = {
+    "tEXt": lambda text: {"pnginfo": png_notes(lambda notes: notes.add_text("Comment", text))},
+    "zTXt": lambda text: {"pnginfo": png_notes(lambda notes: notes.add_text("Comment", text, zip=True))},
+    "iTXt": lambda text: {"pnginfo": png_notes(lambda notes: notes.add_itxt("Comment", text, zip=True))},
+    "eXIf": lambda text: {"exif": exif_notes(text)},
+}
+
+
+def png_notes(add) -> PngInfo:
+    notes = PngInfo()
+    add(notes)
+    return notes
+
+
+def exif_notes(text: str, orientation: int = 1) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x010E], exif[0x0112], exif[0x013B] = text, orientation, text
+    # The place.
+    exif[0x8825] = {1: "N", 2: (52.0, 31.0, 0.0)}
+    return exif
+
+
+@pytest.mark.parametrize("kind", [*NOTES, "after the end"])
+@pytest.mark.parametrize("name", ["before_after.png", "report.png"])
+def test_pictures_go_up_without_notes_and_with_all_pixels(tmp_path, kind, name):
+    bert = save_bert(tmp_path / "bert")
+    picture = Image.effect_noise((9, 7), 80).convert("RGB")
+    picture.save(bert / name, **(NOTES[kind](TOKENS["OpenAI"]) if kind in NOTES else {}))
+    if kind == "after the end":
+        (bert / name).write_bytes((bert / name).read_bytes() + TOKENS["OpenAI"].encode())
+    else:
+        assert kind.encode() in (bert / name).read_bytes()
+    listing = rehearse(bert, tmp_path / "staged")
+    assert [note.partition(":")[0] for note in listing.notes] == [name]
+    content = (tmp_path / "staged" / name).read_bytes()
+    kinds = {bytes(part) for part in re.findall(rb"IHDR|IDAT|IEND|tEXt|zTXt|iTXt|eXIf", content)}
+    assert kinds == {b"IHDR", b"IDAT", b"IEND"} and content[-8:-4] == b"IEND"
+    with Image.open(tmp_path / "staged" / name) as published:
+        assert published.tobytes() == picture.tobytes() and not published.getexif() and not published.info
+
+
+def test_a_picture_that_would_change_without_its_notes_is_refused(tmp_path):
+    bert = save_bert(tmp_path / "bert")
+    Image.new("RGB", (4, 2)).save(bert / "before_after.png", exif=exif_notes("", orientation=6))
+    with pytest.raises(ValueError):
+        stage(bert, tmp_path / "staged")
+    Image.new("RGB", (4, 2)).save(bert / "before_after.png", format="JPEG")
+    with pytest.raises(ValueError):
+        stage(bert, tmp_path / "staged")
+    (bert / "before_after.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"\0\0\0\xffIHDR")
+    with pytest.raises(ValueError):
+        stage(bert, tmp_path / "staged")
+    assert not (tmp_path / "staged").exists()
 
 
 @pytest.mark.parametrize(
@@ -202,7 +300,7 @@ def test_an_adapter_over_a_folder_is_refused_with_advice(base, tmp_path, monkeyp
     tiny_adapter().save_pretrained(adapter)
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": base}))
-    with pytest.raises(ValueError, match="a folder that others cannot reach. Push the base first") as caught:
+    with pytest.raises(NotPublished) as caught:
         stage(adapter, tmp_path / "staged")
     assert "alice" not in str(caught.value)
     for public in ("org/base", "gpt2"):

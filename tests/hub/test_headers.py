@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from hf_ext.hub.checkpoints import CheckpointError, open_checkpoint
 from hf_ext.hub.safetensors_headers import MAX_HEADER_BYTES, parse_header, read_header
+from tests.kit.refusals import refused
 
 from .checkpoint_files import some_tensors
 
@@ -80,7 +81,7 @@ def test_a_malformed_header_of_a_hub_is_an_error_that_says_what_is_wrong(case):
 def test_a_malformed_header_on_the_disk_is_an_error_that_names_the_file(tmp_path, case):
     header, data, _ = MALFORMED[case]
     write_raw(tmp_path / "model.safetensors", header, data)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: "):
+    with refused(CheckpointError, "model.safetensors"):
         open_checkpoint(tmp_path)
 
 
@@ -99,10 +100,10 @@ def test_both_readers_of_headers_say_the_same(tmp_path):
 def test_a_tensor_of_four_bits_needs_whole_bytes(tmp_path):
     for shape in ([4, 1], []):
         header = {"a": entry(shape, 0, 2 if shape else 0, "F4")}
-        with pytest.raises(CheckpointError, match="multiple of 2"):
+        with refused(CheckpointError, "multiple"):
             parse_header(json.dumps(header).encode(), 0, "model.safetensors")
         write_raw(tmp_path / "model.safetensors", header, b"12" if shape else b"")
-        with pytest.raises(CheckpointError, match=r"model\.safetensors: "):
+        with refused(CheckpointError, "model.safetensors"):
             open_checkpoint(tmp_path)
 
 
@@ -114,7 +115,7 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_refused(tmp_path):
         header_bytes = int.from_bytes(opened.read(8), "little")
         assert list(read_header(path, opened.fileno(), header_bytes, path.name)[0]) == ["w"]
         (tmp_path / "other.safetensors").replace(path)
-        with pytest.raises(CheckpointError, match=r"model\.safetensors: it was replaced"):
+        with refused(CheckpointError, "model.safetensors"):
             read_header(path, opened.fileno(), header_bytes, path.name)
 
 
@@ -123,18 +124,18 @@ def test_a_pipe_is_refused_without_waiting_for_its_writer(tmp_path, name):
     os.mkfifo(tmp_path / name)
     with pytest.raises(CheckpointError, match=r"not a regular file|no \.safetensors file"):
         open_checkpoint(tmp_path / name)
-    with pytest.raises(CheckpointError, match=r"no \.safetensors file"):
+    with refused(CheckpointError, "safetensors", "file"):
         open_checkpoint(tmp_path)
 
 
 def test_header_lengths(tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"1234")
-    with pytest.raises(CheckpointError, match="4 bytes are too few"):
+    with refused(CheckpointError, "4 bytes"):
         open_checkpoint(path)
     write_raw(path, {}, length=MAX_HEADER_BYTES + 1)
-    with pytest.raises(CheckpointError, match="at most 25000000 are allowed"):
+    with refused(CheckpointError, "25000000"):
         open_checkpoint(path)
     write_raw(path, {}, length=3)
-    with pytest.raises(CheckpointError, match="it was cut"):
+    with refused(CheckpointError, "cut"):
         open_checkpoint(path)

@@ -10,9 +10,11 @@ from PIL import Image
 from transformers import AutoModelForImageToImage
 
 import hf_ext
+from hf_ext.errors import UsageError
 from hf_ext.hub.released import find_model, list_released
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor
 from hf_ext_cli.main import main
+from tests.kit.refusals import refused
 
 # Megabytes of one, of the Disentangled DiT, and of all.
 LIMIT, LIMITS, LIMIT_OF_ALL = 3.0, {"cifar10": 8.0}, 20.0
@@ -69,7 +71,7 @@ def test_a_name_is_found_unless_a_folder_here_has_it(tiny, tmp_path):
 
 @pytest.mark.usefixtures("tiny")
 def test_a_mistyped_name_is_answered_with_the_nearest():
-    with pytest.raises(ValueError, match="Did you mean 'denoise-tiny'"):
+    with refused(UsageError, "denoise-tiny"):
         hf_ext.released("denoise-tinny")
 
 
@@ -85,7 +87,14 @@ def test_models_are_listed_with_scores_and_licence():
 @pytest.mark.usefixtures("released_models")
 def test_without_any_model_the_list_says_so():
     assert "No model" in CliRunner().invoke(main, ["models"]).output
-    with pytest.raises(ValueError, match="Released: none"):
+    for command in (
+        ["info", "photo"],
+        ["restore", "photo", "x.png", "--out", "out"],
+        ["classify", "spoken-digits", "x"],
+    ):
+        result = CliRunner().invoke(main, command)
+        assert result.exit_code == 2 and "HF_EXT_WITHOUT_MODELS" in result.output
+    with pytest.raises(ValueError):
         hf_ext.released("denoise-color")
 
 

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from hf_ext.hub.checkpoints import Checkpoint, CheckpointError, open_checkpoint
 from hf_ext.hub.range_readers import RemoteFile
+from tests.kit.refusals import refused
 
 from .checkpoint_files import assert_same, sharded, some_tensors
 from .misbehaving_hub import COMMIT, MisbehavingHub
@@ -66,15 +67,15 @@ def test_remote_shards(hub, tmp_path):
         whole = sum(len(content) for content in hub.files.values())
         assert checkpoint.bytes_read == whole
     del hub.files["model-00002-of-00003.safetensors"]
-    with pytest.raises(CheckpointError, match=r"there is no model-00002-of-00003\.safetensors; .* incomplete"):
+    with refused(CheckpointError, "model-00002-of-00003.safetensors"):
         remote(hub)
 
 
 def test_remote_pickles_and_unknown_repositories(hub):
     hub.files["pytorch_model.bin"] = b"x"
-    with pytest.raises(CheckpointError, match=r"org/name@0123456789ab: pytorch_model\.bin is a pickle"):
+    with refused(CheckpointError, "org/name@0123456789ab", "pytorch_model.bin"):
         remote(hub)
-    with pytest.raises(CheckpointError, match="org/absent@main: no such repository or revision"):
+    with refused(CheckpointError, "org/absent@main"):
         remote(hub, "org/absent")
     assert hub.ranges() == []
 
@@ -93,9 +94,9 @@ def test_a_cached_file_is_not_fetched_again_and_serves_offline(hub, tensors, req
         assert_same(checkpoint, tensors)
         assert checkpoint.commit == COMMIT
     assert hub.requests == []
-    with pytest.raises(CheckpointError, match="cannot be reached and this is not in the cache"):
+    with refused(CheckpointError, "reached", "cache"):
         remote(hub, "org/other")
-    with pytest.raises(CheckpointError, match="cannot be reached and this is not in the cache"):
+    with refused(CheckpointError, "reached", "cache"):
         remote(hub, f"org/name@{OTHER_COMMIT}")
 
 
@@ -110,7 +111,7 @@ def test_a_download_of_huggingface_hub_serves_the_next_opening(hub, tensors):
 def test_a_hub_that_cannot_be_reached(hub):
     gone = MisbehavingHub()
     gone.stop()
-    with pytest.raises(CheckpointError, match="cannot be reached"):
+    with refused(CheckpointError, "reached"):
         remote(gone)
 
 
@@ -134,7 +135,7 @@ def test_retries_are_bounded(hub, tensors):
     with remote(hub) as checkpoint:
         hub.resolve = lambda handler, name: handler.send_file(name, keep=1)
         hub.requests.clear()
-        with pytest.raises(CheckpointError, match=r"name@0123456789ab/model\.safetensors: short read, 5 of 120 bytes"):
+        with refused(CheckpointError, "name@0123456789ab/model.safetensors", "120 bytes"):
             checkpoint["double"]
         assert len(hub.requests) == 5
 
@@ -191,7 +192,7 @@ def test_more_bytes_than_asked_for(hub, tensors):
 
     with remote(hub) as checkpoint:
         hub.resolve = resolve
-        with pytest.raises(CheckpointError, match="sent more than the 120 bytes"):
+        with refused(CheckpointError, "120 bytes"):
             checkpoint["double"]
 
 
@@ -234,7 +235,7 @@ def test_the_token_never_follows_a_redirect_to_another_origin(hub, storage, tens
 def test_the_token_does_not_come_back_after_it_was_dropped(hub, storage, tensors):
     storage.resolve = redirect_to(f"{hub.url}/elsewhere")
     hub.resolve = redirect_to(storage.url)
-    with pytest.raises(CheckpointError, match="no such file at this commit"):
+    with refused(CheckpointError, "commit", "file"):
         remote(hub, token="hf_secret")
     path, _, authorization = hub.requests[-1]
     assert path.startswith("/elsewhere") and authorization is None
@@ -257,14 +258,14 @@ def test_a_redirect_within_the_hub_keeps_the_token(hub, tensors):
 def test_redirects_that_are_refused(hub, tensors):
     with remote(hub) as checkpoint:
         hub.resolve = redirect_to(hub.url)
-        with pytest.raises(CheckpointError, match="more than 5 redirects"):
+        with refused(CheckpointError, "5 redirects"):
             checkpoint["double"]
         hub.resolve = lambda handler, name: handler.send(302, b"", {"Location": "file:///etc/passwd"})
-        with pytest.raises(CheckpointError, match="redirects to file://"):
+        with refused(CheckpointError, "redirects", "file"):
             checkpoint["double"]
 
 
 def test_a_redirect_from_https_to_http_is_refused():
     file = RemoteFile("org/name", "model.safetensors", COMMIT, 8, "hf_secret", "https://hub.example")
-    with pytest.raises(CheckpointError, match="redirects to http://"):
+    with refused(CheckpointError, "redirects", "http"):
         file.headers_for("http://hub.example/x", "https://hub.example/x", {"authorization": "Bearer hf_secret"})

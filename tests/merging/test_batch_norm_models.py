@@ -8,7 +8,7 @@ from hf_ext import EMRModel, MRConvConfig, MRConvForSequenceClassification
 from hf_ext.hub.checkpoints import open_checkpoint
 from hf_ext.merging import merge_checkpoints
 from tests.emr.emr_testing import perturb
-from tests.testing import assert_same_answers
+from tests.kit.models import assert_same_answers
 
 TOKENS = torch.arange(1, 13).view(1, 12)
 

@@ -12,10 +12,12 @@ from transformers import AutoModelForCausalLM
 
 from hf_ext.emr.artifact import verify_artifact
 from hf_ext.emr.weights import TaskWeights
+from hf_ext.errors import DataError
 from hf_ext.merging.companions import find_companions
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan import make_plan
 from tests.emr.emr_testing import push_folder, tiny_bert, tiny_gpt2, write_weights
+from tests.kit.refusals import refused
 from tests.merging.merging import merge
 
 CODE = """
@@ -117,9 +119,8 @@ def test_modules_of_sentence_transformers_travel_and_those_of_a_task_are_its_own
         assert own <= names(exported)
         found, expected = (load_file(Path(place, "2_Dense", "model.safetensors")) for place in (exported, tasks[task]))
         assert all(found[name].equal(expected[name]) for name in expected)
-    with pytest.raises(ValueError) as caught:
+    with refused(DataError, "2_Dense"):
         merge(config | {"method": "average"}, tmp_path / "one")
-    assert "2_Dense" in str(caught.value)
     one = merge(config | {"method": "average", "tasks": {"a": tasks["a"]}}, tmp_path / "one")
     assert own <= names(one)
 

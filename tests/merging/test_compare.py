@@ -7,6 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from hf_ext.emr.weights import TaskWeights
+from hf_ext.errors import UsageError
+from hf_ext.hub.header_format import CheckpointError
 from hf_ext.merging.compare import (
     compare_merges,
     comparison_table,
@@ -14,6 +16,7 @@ from hf_ext.merging.compare import (
 )
 from hf_ext.merging.merge import merge_checkpoints
 from tests.emr.emr_testing import push_folder, write_weights
+from tests.kit.refusals import refused
 
 
 @pytest.fixture(scope="module")
@@ -136,14 +139,14 @@ def test_a_report_of_a_hub(merges, url):
 
 
 def test_what_is_no_merge_is_refused(folders, tmp_path, url):
-    with pytest.raises(ValueError, match="name at least one merge"):
+    with refused(UsageError, "least", "merge"):
         compare_merges([])
-    with pytest.raises(ValueError, match=r"no report\.json; name the folder of a merge"):
+    with refused(CheckpointError, "report.json"):
         read_report(folders["red"])
-    with pytest.raises(ValueError, match=r"no report\.json"):
+    with refused(CheckpointError, "report.json"):
         read_report("nowhere")
-    with pytest.raises(ValueError, match="cannot be fetched"):
+    with refused(CheckpointError, "fetched"):
         read_report("org/nothing", endpoint=url)
     (tmp_path / "report.json").write_text('{"format_version": 2, "tasks": []}')
-    with pytest.raises(ValueError, match="no report of a merge"):
+    with refused(CheckpointError, "report", "merge"):
         read_report(tmp_path)

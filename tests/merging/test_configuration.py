@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_ext.merging.configuration import MergeConfig, load_config
+from hf_ext.settings import SettingsError
+from tests.kit.refusals import refused
 
 BASE: dict[str, Any] = {"base": "org/base", "tasks": {"a": "org/a", "b": "runs/b"}}
 
@@ -121,9 +123,9 @@ def test_bad_yaml_is_refused_with_the_name_of_the_file(tmp_path, text, message):
 
 
 def test_a_missing_file_and_other_types_are_refused():
-    with pytest.raises(FileNotFoundError, match="nowhere.yaml"):
+    with refused(FileNotFoundError, "nowhere.yaml"):
         load_config(Path("nowhere.yaml"))
-    with pytest.raises(TypeError, match="a MergeConfig, a mapping or a YAML file; got int"):
+    with refused(TypeError, "MergeConfig", "YAML"):
         load_config(3)  # type: ignore[arg-type]
 
 
@@ -131,7 +133,7 @@ def test_a_missing_file_and_other_types_are_refused():
     "name", [".", "..", "../a", "a/b", "a\\b", "", "a b", "a\n", "x" * 65, "ä", "base", "merged", "~", "C:"]
 )
 def test_names_that_are_no_folders_of_their_own_are_refused(name):
-    with pytest.raises(ValueError, match="task name"):
+    with refused(SettingsError, "task", "name"):
         MergeConfig.from_dict(BASE | {"tasks": {name: "org/a"}})
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests import warm_python
+from tests.kit import warm_python
 
 from .merging import assert_same_files, merge, short_segments, write_set
 

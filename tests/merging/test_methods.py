@@ -12,12 +12,15 @@ from peft.utils import merge_utils
 from safetensors.torch import load_file
 
 from hf_ext.emr.manifest import Manifest
+from hf_ext.errors import UsageError
 from hf_ext.merging.configuration import MergeConfig
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.methods import METHODS, Block, Option, merge_method
+from hf_ext.merging.methods.registry import MethodError
 from hf_ext.merging.vectors import STEP, TaskVectors, kept_elements, mix
 from hf_ext_cli.main import main
 from tests.emr.emr_testing import write_weights
+from tests.kit.refusals import refused
 
 # The tensors of a little model: sizes that no block divides, one of a single element, one that is empty.
 SIZES = (1000, 1, 37, 4096, 0, 777)
@@ -227,7 +230,7 @@ def test_a_saved_state_goes_on_to_the_same_bits():
     again.load_state(finished.state())
     out = unify(config, base[0], [again.make(0, t, 0, base[0], m[0]) for t, m in enumerate(models)])
     assert torch.equal(out, merged[0])
-    with pytest.raises(ValueError, match="start the merge anew"):
+    with refused(UsageError, "start", "merge"):
         TaskVectors(of_tasks(config, 2)).load_state(finished.state())
 
 
@@ -301,7 +304,7 @@ def test_dare_before_emr_elects_among_the_changed_weights():
 
 def test_passes_come_in_order():
     making = TaskVectors(configuration("ties"))
-    with pytest.raises(ValueError, match="the next one is 0"):
+    with refused(UsageError, "next"):
         making.close_pass(1, making.new_counts())
 
 
@@ -418,7 +421,7 @@ def test_a_method_of_whole_tensors_gets_them_in_their_shape(own_methods, written
 def test_a_method_that_returns_another_shape_is_refused(own_methods, written, tmp_path):
     merge_method("flat", "nothing")(lambda tensor: tensor.base[:1])
     try:
-        with pytest.raises(ValueError, match=r"method 'flat' returned \[1\] for 'layer.0.weight', of which it got"):
+        with refused(MethodError, "flat", "layer.0.weight"):
             merged_files(written, tmp_path / "out", method="flat")
     finally:
         del METHODS["flat"]

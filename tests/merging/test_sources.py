@@ -13,9 +13,11 @@ import torch
 from huggingface_hub import close_session
 from safetensors.torch import load_file
 
+from hf_ext.errors import UsageError
 from hf_ext.hub.checkpoints import CheckpointError
 from hf_ext.merging.sources import Source, open_weights
 from tests.emr.emr_testing import push_folder, tiny_bert, tiny_unet, write_tokenizer, write_weights
+from tests.kit.refusals import refused
 
 
 @pytest.fixture(autouse=True)
@@ -168,17 +170,17 @@ def test_a_malformed_configuration_is_refused(tmp_path, name, content, message):
 
 
 def test_messages_name_the_source_and_say_what_to_do(tmp_path, hub):
-    with pytest.raises(ValueError, match="task 'emotion': .*no such file or folder"):
+    with refused(CheckpointError, "emotion"):
         open_weights("emotion", "./nothing/here")
     (tmp_path / "pickled").mkdir()
     (tmp_path / "pickled" / "pytorch_model.bin").write_bytes(b"x")
-    with pytest.raises(ValueError, match=r"base: .*pytorch_model.bin is a pickle.*save_pretrained"):
+    with refused(CheckpointError, "pytorch_model.bin", "save_pretrained"):
         open_weights("base", tmp_path / "pickled")
     (tmp_path / "pipeline").mkdir()
     (tmp_path / "pipeline" / "model_index.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"a diffusers pipeline; merge its models one by one: give .*unet"):
+    with refused(CheckpointError, "diffusers", "pipeline"):
         open_weights("base", tmp_path / "pipeline")
-    with pytest.raises(ValueError, match=r"task 'x': org/none@main: no such repository"):
+    with refused(CheckpointError, "org/none@main"):
         open_weights("x", "org/none", token=False, endpoint=hub.url)
 
 
@@ -188,7 +190,7 @@ def test_shards_stay_in_their_folder(tmp_path, name):
     folder = tmp_path / "sharded"
     folder.mkdir()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": name}}))
-    with pytest.raises(CheckpointError, match="only the name of a .safetensors file beside the index"):
+    with refused(CheckpointError, "safetensors", "beside"):
         open_weights("base", folder)
 
 
@@ -197,7 +199,7 @@ def test_a_shard_that_is_a_link_out_of_the_folder_is_refused(tmp_path):
     folder = tmp_path / "linked"
     folder.mkdir()
     (folder / "model.safetensors").symlink_to(tmp_path / "secret" / "model.safetensors")
-    with pytest.raises(CheckpointError, match="a link that leaves the folder"):
+    with refused(CheckpointError, "leaves", "folder"):
         open_weights("base", folder)
 
 
@@ -206,5 +208,5 @@ def test_a_closed_source_is_not_read(bert):
     assert isinstance(source, Source)
     name = next(iter(source.tensors))
     source.close()
-    with pytest.raises(ValueError, match="closed"):
+    with refused(UsageError, "closed"):
         source.read(name)

@@ -9,7 +9,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from click.testing import Result
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -19,10 +19,12 @@ from hf_ext.merging.adamerging import learn_weights
 from hf_ext.merging.measuring import measure, save_statistics
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.methods import METHODS, Block
+from hf_ext.merging.methods.registry import MethodError
 from hf_ext.merging.publishing import hide_paths
 from hf_ext.training.task import Task
-from hf_ext_cli.main import main
 from tests.emr.emr_testing import perturb, tiny_bert, tiny_gpt2, tiny_semanir
+from tests.kit.command_line import run
+from tests.kit.refusals import refused
 from tests.merging import reference_methods as twin
 
 
@@ -100,7 +102,7 @@ def test_statistics_that_are_no_squares_are_refused(method, options, value):
     base, models = draw(4, 4), [draw(4, 4, seed=seed) for seed in (1, 2)]
     known = [torch.eye(4), torch.eye(4)]
     known[1][2, 2] = value
-    with pytest.raises(ValueError, match="'w': the statistics of a task hold"):
+    with refused(MethodError, "w"):
         run_method(method, base, models, known, **options)
 
 
@@ -131,12 +133,6 @@ def test_grams_are_of_what_reaches_a_layer_also_of_gpt2(tmp_path):
     rows = model.transformer.h[0].ln_1(rows)
     torch.testing.assert_close(found["transformer.h.0.attn.c_attn.weight"], (rows.T @ rows / 2).detach())
     assert found["transformer.h.1.mlp.c_proj.weight"].shape == (64, 64)
-
-
-def run(*arguments: str | Path, code: int = 0) -> Result:
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    return result
 
 
 @pytest.fixture(scope="module")

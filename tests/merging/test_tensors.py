@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from hf_ext.errors import DataError
 from hf_ext.merging.plan import make_plan, resolve_plan
 from hf_ext.merging.plan_table import plan_lines, plan_values
 from hf_ext.merging.tensors import KEPT, SHARED, SKIPPED, Row
@@ -25,6 +26,7 @@ from tests.emr.emr_testing import (
     write_tokenizer,
     write_weights,
 )
+from tests.kit.refusals import refused
 
 # Single tensors.
 
@@ -138,9 +140,7 @@ def test_other_shapes_are_kept_or_refused(tmp_path):
     with raw_plan(tmp_path, base, task, base) as plan:
         assert reasons(plan) == {(0, "positions"): "shape [16, 4], in the base [8, 4]"}
         assert [part.task_names for part in plan.merged_rows if part.name == "positions"] == [(None, "positions")]
-    with pytest.raises(
-        ValueError, match=r"'positions' is \[8, 4\] in the base and \[16, 4\] in task 't0'.*shape_policy: extra"
-    ):
+    with refused(DataError, "positions", "[16", "t0"):
         raw_plan(tmp_path, base, task, shape_policy="error")
     # no vocabulary: its leading rows need not mean the same
     with raw_plan(tmp_path, base, task, shape_policy="overlap") as plan:
@@ -207,7 +207,7 @@ def test_the_common_rows_of_resized_vocabularies(tmp_path):
     with make_plan(config) as plan:
         kept = {(item.task, item.name) for item in plan.own_tensors(KEPT)}
         assert kept == {(0, EMBEDDING), (1, EMBEDDING)} and all(item.start == 0 for item in plan.own_tensors(KEPT))
-    with pytest.raises(ValueError, match="shape_policy: extra"):
+    with refused(DataError, "shape_policy"):
         make_plan(config | {"shape_policy": "error"})
 
 
@@ -222,11 +222,11 @@ def test_rows_of_other_tokens_are_refused_with_the_token(tmp_path, kind):
             text = json.dumps(vocabulary) if kind == "vocab.json" else "\n".join(vocabulary)
             (folder / kind).write_text(text)
     config = {"base": str(base), "tasks": {"a": str(task)}, "shape_policy": "overlap"}
-    with pytest.raises(ValueError, match=r"'a' .*token 7 is 'd' in the base and 'changed'.*shape_policy: extra"):
+    with refused(DataError, "a", "token 7", "changed"):
         make_plan(config)
     for path in task.glob(kind):
         path.unlink()
-    with pytest.raises(ValueError, match=r"task 'a' .*the task has no tokenizer.json"):
+    with refused(DataError, "a", "tokenizer.json"):
         make_plan(config)
 
 
@@ -234,7 +234,7 @@ def test_a_malformed_tokenizer_is_named(tmp_path):
     base = tiny_bert(tmp_path / "base")
     task = resized(tmp_path / "task", base, (*WORDS, "new"), 1)
     (task / "tokenizer.json").write_text('{"model": {"vocab": 3}}')
-    with pytest.raises(ValueError, match=r"task.tokenizer.json: malformed"):
+    with refused(DataError, "tokenizer", "malformed"):
         make_plan({"base": str(base), "tasks": {"a": str(task)}, "shape_policy": "overlap"})
 
 

@@ -18,9 +18,12 @@ from hf_ext.emr.artifact import STATE, hash_files, read_sums, verify_artifact, w
 from hf_ext.emr.manifest import Manifest
 from hf_ext.emr.ops import SEGMENT, SUMS
 from hf_ext.emr.weights import TaskWeights
+from hf_ext.errors import DataError, UsageError
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.updating import add_task, remove_task
+from hf_ext.settings import SettingsError
 from tests.hub.published import contents
+from tests.kit.refusals import refused
 from tests.merging.updating_sources import (
     artifact,
     configuration,
@@ -87,7 +90,7 @@ def test_the_state_of_an_earlier_version_is_ignored_and_left_behind(sources, kep
     assert "state.safetensors, with which earlier versions added tasks, is not used" in caplog.text
     assert weights.restore("a", "odd.weight").equal(TaskWeights(kept["ab"]).restore("a", "odd.weight"))
     assert emr_loader.restore(artifact, "a")["odd.weight"].equal(weights.restore("a", "odd.weight"))
-    with pytest.raises(ValueError, match="rescale 'l2' needs sums that an earlier version did not keep"):
+    with refused(DataError, "l2"):
         TaskWeights(artifact, rescale="l2").restore("a", "odd.weight")
     (artifact / "tasks" / "b" / STATE).unlink()
     found = verify_artifact(artifact)
@@ -156,9 +159,9 @@ def test_a_removed_task_leaves_the_others_as_they_are(kept, tmp_path):
     assert report["cosines"][0][1] == whole["cosines"][0][2]
     assert "Merged, and removed later: b." in (artifact / "README.md").read_text()
     remove_task(artifact, "a")
-    with pytest.raises(ValueError, match="'c' is the last task of .*; delete the folder instead"):
+    with refused(UsageError, "c"):
         remove_task(artifact, "c")
-    with pytest.raises(ValueError, match="has no task 'a'; it has c"):
+    with refused(UsageError, "no task 'a'"):
         remove_task(artifact, "a")
 
 
@@ -184,5 +187,5 @@ def test_baselines_with_masks_take_frozen_tasks(sources, tmp_path):
 def test_a_merge_by_a_method_that_is_not_there_is_refused_in_words(sources, artifact):
     manifest = Manifest.read(artifact)
     dataclasses.replace(manifest, method=manifest.method | {"method": "mine"}).write(artifact)
-    with pytest.raises(ValueError, match="method must be one of 'emr', .*; got 'mine'"):
+    with refused(SettingsError, "emr", "mine"):
         add_task(artifact, "c", str(sources / "c"))

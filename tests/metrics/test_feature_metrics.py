@@ -35,7 +35,8 @@ from hf_ext.metrics import (
 )
 from hf_ext.metrics.clip_score import clip_score
 from hf_ext.metrics.features import as_rgb
-from tests import warm_python
+from tests.kit import warm_python
+from tests.kit.refusals import refused
 
 TESTS = Path(__file__).parent
 
@@ -68,7 +69,8 @@ class NotInception(torch.nn.Module):
 def inception(tmp_path_factory) -> str:
     path = str(tmp_path_factory.mktemp("inception") / "network.pt")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        # A DeprecationWarning up to torch 2.14, a FutureWarning since then.
+        warnings.filterwarnings("ignore", message=".*torch.jit.script")
         torch.jit.script(NotInception()).save(path)
     return path
 
@@ -112,7 +114,7 @@ def test_feature_distance(classifier, tmp_path):
 def test_the_call_of_paired_metrics_says_what_is_given_instead(classifier, tmp_path):
     metric = FeatureDistance(network=classifier, cache_dir=str(tmp_path))
     for options in ({}, {"references": pictures(1, 9)}):
-        with pytest.raises(ValueError, match=r"feature_distance compares two sets.*compute\(predictions=.*reference="):
+        with refused(ValueError, "feature_distance"):
             metric.compute(predictions=pictures(0, 7), **options)
 
 
@@ -131,13 +133,13 @@ def test_fid_and_kid_use_the_networks_features(inception, tmp_path):
 
 
 def test_an_inception_network_that_is_none_is_refused(inception, classifier, tmp_path):
-    with pytest.raises(ValueError, match="is no file and no `org/name/file.pt`"):
+    with refused(ValueError, "org/name/file.pt"):
         FID(network="inception", cache_dir=str(tmp_path))
-    with pytest.raises(ValueError, match="must have one size"):
+    with refused(ValueError, "size"):
         InceptionFeatures(inception)([pictures(0, 1)[0], pictures(0, 1, 8)[0]])
     network = InceptionFeatures(inception)
     network.network = lambda images, return_features: images.float().flatten(1)
-    with pytest.raises(ValueError, match=r"returns \[6, 768\] for 6 images, not \[6, 2048\]"):
+    with refused(ValueError, "768", "6 images", "2048"):
         network(pictures(0))
 
 
@@ -181,9 +183,9 @@ def test_clip_score_is_a_hundred_cosines():
     images = np.array([[3.0, 0.0], [1.0, 1.0], [1.0, 0.0]])
     texts = np.array([[5.0, 0.0], [0.0, 2.0], [-1.0, 0.1]])
     np.testing.assert_allclose(clip_score(images, texts), [100, 100 / np.sqrt(2), 0], atol=1e-12)
-    with pytest.raises(ValueError, match=r"got \(3, 2\) and \(2, 2\)"):
+    with refused(ValueError, "(3, 2) and (2, 2)"):
         clip_score(images, texts[:2])
-    with pytest.raises(ValueError, match="zero or not finite"):
+    with refused(ValueError, "finite", "zero"):
         clip_score(images * 0, texts)
 
 
@@ -199,7 +201,7 @@ def test_clip_score_is_the_models_own_similarity(clip, tmp_path):
     assert max(expected) > 0
     assert result["clip_score_per_image"] == pytest.approx(expected, abs=1e-3)
     assert result["clip_score"] == pytest.approx(np.mean(expected), abs=1e-3)
-    with pytest.raises(TypeError, match="must be a PIL image or a uint8 array"):
+    with refused(TypeError, "PIL", "uint8"):
         metric.compute(predictions=[images[0] / 255.0], references=texts[:1])
 
 

@@ -10,6 +10,7 @@ from hf_ext.metrics import (
     kernel_distance_of_subsets,
 )
 from hf_ext.metrics.frechet import as_features
+from tests.kit.refusals import refused
 
 
 def samples(seed: int, count: int = 300, dimensions: int = 12, offset: float = 0.0) -> np.ndarray:
@@ -89,7 +90,7 @@ def test_statistics_survive_their_file(tmp_path):
     np.savez(tmp_path / "other.npz", mu=statistics.mean.astype(np.float32), sigma=np.eye(12, dtype=np.float32))
     assert FeatureStatistics.load(tmp_path / "other.npz").count is None
     np.savez(tmp_path / "wrong.npz", arr_0=np.zeros(3))
-    with pytest.raises(ValueError, match="must hold arrays 'mu' and 'sigma', it holds"):
+    with refused(ValueError, "mu", "sigma"):
         FeatureStatistics.load(tmp_path / "wrong.npz")
 
 
@@ -165,9 +166,9 @@ def test_what_makes_no_sense_is_refused(distance, first, second, error, message)
 
 
 def test_a_matrix_that_is_no_covariance_is_refused():
-    with pytest.raises(ValueError, match="no negative eigenvalues"):
+    with refused(ValueError, "eigenvalues", "negative"):
         frechet_distance(FeatureStatistics(np.zeros(2), np.diag([1.0, -0.5])), GOOD[:, :2])
-    with pytest.raises(ValueError, match=r"got \(2,\) and \(3, 3\)"):
+    with refused(ValueError, "(2,) and (3, 3)"):
         FeatureStatistics(np.zeros(2), np.eye(3))
 
 

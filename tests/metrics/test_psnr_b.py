@@ -11,6 +11,7 @@ from hf_ext.metrics.images import luma
 from hf_ext.metrics.psnr import psnr
 from hf_ext.metrics.psnr_b import psnr_b
 from hf_ext.tasks.degradations import jpeg
+from tests.kit.refusals import refused
 
 
 def test_a_step_at_the_block_boundary_has_the_value_of_the_formula():
@@ -55,9 +56,9 @@ def test_colour_has_the_error_of_its_channels_and_the_blocking_of_its_luma():
 
 def test_what_would_cut_blocks_is_refused():
     image = np.zeros((40, 40), np.uint8)
-    with pytest.raises(ValueError, match="border must be a multiple of 8"):
+    with refused(ValueError, "multiple", "border"):
         psnr_b(image, image, channel="gray", border=4)
-    with pytest.raises(ValueError, match="at least 9x9 pixels"):
+    with refused(ValueError, "9x9"):
         psnr_b(image, image, channel="gray", border=16)
 
 

@@ -18,7 +18,8 @@ from hf_ext.metrics.images import luma
 from hf_ext.metrics.psnr import psnr
 from hf_ext.metrics.psnr_b import psnr_b
 from hf_ext.metrics.ssim import ssim
-from tests import warm_python
+from tests.kit import warm_python
+from tests.kit.refusals import refused
 
 
 def photograph_and_noisy(shape: tuple[int, int] = (61, 47)) -> tuple[np.ndarray, np.ndarray]:
@@ -153,7 +154,7 @@ def test_what_makes_no_sense_is_refused(metric, prediction, reference, options, 
 
 
 def test_ssim_needs_a_whole_window():
-    with pytest.raises(ValueError, match="at least 11x11"):
+    with refused(ValueError, "11x11"):
         ssim(IMAGE, IMAGE, channel="rgb", border=3)
 
 
@@ -179,7 +180,7 @@ def test_a_metric_object_gives_the_mean_and_each_value(metrics, name, function):
 def test_the_usual_call_without_a_channel_says_what_is_missing(name, tmp_path):
     clean, noisy = photograph_and_noisy()
     metric = evaluate.load(metric_path(name), cache_dir=str(tmp_path))
-    with pytest.raises(ValueError, match=f"{name} needs a channel: .*channel='rgb'.*channel='y'.*channel='gray'"):
+    with refused(ValueError, name, "rgb", "y"):
         metric.compute(predictions=[noisy], references=[clean])
     # The call that its description shows.
     assert 'channel="rgb")' in metric.inputs_description
@@ -227,7 +228,7 @@ def test_a_metric_object_refuses_what_evaluate_would_change(metrics, image, erro
 
 def test_an_unknown_metric_name_is_refused():
     names = "agreement, clip_score, feature_distance, fid, kid, psnr, psnr_b, ssim"
-    with pytest.raises(ValueError, match=f"unknown metric 'lpips': choose one of {names}"):
+    with refused(ValueError, names, "lpips"):
         metric_path("lpips")
 
 

@@ -6,7 +6,7 @@ import torch
 
 from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification, MRConvLayer
 from hf_ext.mrconv.configuration_mrconv import KERNEL_TYPES
-from tests.testing import ModelTesterMixin
+from tests.kit.models import ModelTesterMixin
 
 # The shortest kernel does not divide the longest, and no length is a power of two.
 SIZES = {"hidden_size": 4, "num_hidden_layers": 2, "kernel_size": 5, "max_position_embeddings": 37, "num_labels": 3}

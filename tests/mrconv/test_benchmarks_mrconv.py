@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from tests.study_testing import EXAMPLES, module_loader
+from tests.kit.studies import EXAMPLES, module_loader
 
 load = module_loader(EXAMPLES / "benchmarks")
 

@@ -6,6 +6,7 @@ import torch
 from transformers import AutoFeatureExtractor
 
 from hf_ext.mrconv import MRConvFeatureExtractor
+from tests.kit.refusals import refused
 
 RATE = 8000
 
@@ -95,7 +96,7 @@ def test_the_mask_can_be_left_out():
 def test_lists_without_padding_keep_their_lengths():
     batch = extract([AUDIO, AUDIO[:4]], return_tensors=None)
     assert [len(values) for values in batch["input_values"]] == [30, 4]
-    with pytest.raises(ValueError, match="padding=True"):
+    with refused(ValueError, "padding=True"):
         extract([AUDIO, AUDIO[:4]])
 
 

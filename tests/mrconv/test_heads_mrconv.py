@@ -26,9 +26,9 @@ from hf_ext.mrconv import (
     MRConvModel,
     MRConvTrainingCache,
 )
-from tests import warm_python
+from tests.kit import warm_python
+from tests.kit.models import LoraTesterMixin, TrainerTesterMixin, assert_same_answers
 from tests.mrconv.mrconv_testing import SIZES, TOKENS, MRConvTester, make_model, make_signal, make_tokens
-from tests.testing import LoraTesterMixin, TrainerTesterMixin, assert_same_answers
 
 
 class TestMaskedLM(MRConvTester, TrainerTesterMixin, LoraTesterMixin):

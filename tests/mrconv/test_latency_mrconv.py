@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.study_testing import EXAMPLES, module_loader
+from tests.kit.refusals import refused
+from tests.kit.studies import EXAMPLES, module_loader
 
 load = module_loader(EXAMPLES / "benchmarks")
 
@@ -34,7 +35,7 @@ def test_the_folder_of_the_results_is_made_first(load, monkeypatch, tmp_path):
     latency, output = load("mrconv_latency"), tmp_path / "deep" / "er" / "result.json"
     monkeypatch.setattr(latency, "measure", lambda *_: sys.exit("measured" if output.parent.is_dir() else "too early"))
     monkeypatch.setattr(sys, "argv", ["mrconv_latency.py", "--output", str(output)])
-    with pytest.raises(SystemExit, match="measured"):
+    with refused(SystemExit, "measured"):
         latency.main()
 
 
@@ -48,11 +49,11 @@ def test_a_process_that_ended_or_loaded_another_version_is_named(load):
     latency = load("mrconv_latency")
     # Where it ends before it is asked, its pipe is broken already, which is noticed as late as the pipe is closed.
     with contextlib.suppress(BrokenPipeError), answering("", 3) as worker:
-        with pytest.raises(SystemExit, match="ended with status 3"):
+        with refused(SystemExit, "status 3"):
             latency.ask(worker, "64")
         assert worker.poll() == 3
     said = f'{{"prompt_seconds": 1.0, "package": "{latency.PACKAGE.as_posix()}"}}\n'
     with answering(said) as worker:
         assert latency.begin_rows({"now": worker}, {"now": None}) == {"now": {"prompt_seconds": 1.0}}
-    with answering(said) as worker, pytest.raises(SystemExit, match="'before' loaded .*nothing was measured"):
+    with answering(said) as worker, refused(SystemExit, "before"):
         latency.begin_rows({"before": worker}, {"before": Path("elsewhere")})

@@ -11,7 +11,7 @@ from torch import Tensor
 from hf_ext.fast import mrconv_gradients
 from hf_ext.mrconv import ops_mrconv as ops
 from hf_ext.mrconv.modeling_layers_mrconv import MRConvBatchNorm
-from tests import warm_python
+from tests.kit import warm_python
 from tests.mrconv.mrconv_testing import make_layer
 from tests.mrconv.operator_cases import batch_norm_branches, layer, layer_case, leaves, random, shared_case
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_ext.mrconv import ops_mrconv as ops
+from tests.kit.models import assert_operators_agree, operator_pairs
 from tests.mrconv import reference_ops as reference
 from tests.mrconv.operator_cases import batch_norm_branches, flat, layer, layer_case, operators_in, random
-from tests.testing import assert_operators_agree, operator_pairs
 
 PAIRS = operator_pairs(ops, reference)
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 4e-2}

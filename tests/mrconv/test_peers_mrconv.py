@@ -9,7 +9,7 @@ from hf_ext.tasks.signals import AudioTask, PixelTask
 from hf_ext.tasks.texts import ListOpsTask
 from hf_ext.training import TrainingArguments
 from hf_ext.training.optimizing import build_optimizer
-from tests.study_testing import EXAMPLES, module_loader
+from tests.kit.studies import EXAMPLES, module_loader
 
 load = module_loader(EXAMPLES / "mrconv")
 TASKS = {

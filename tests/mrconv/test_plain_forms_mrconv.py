@@ -12,7 +12,7 @@ from transformers import AutoModelForImageClassification, AutoModelForSequenceCl
 
 import hf_ext.mrconv
 from hf_ext.mrconv import MRConvForSequenceClassification, MRConvNextConfig, MRConvNextForImageClassification
-from tests import warm_python
+from tests.kit import warm_python
 from tests.mrconv.mrconv_testing import TOKENS, generator, make_model, make_tokens, shake
 
 # Runs here, and in a process where hf_ext cannot be imported.

@@ -13,7 +13,7 @@ from PIL import Image
 
 import hf_ext
 from hf_ext.tasks.signals import AudioTask
-from tests.study_testing import EXAMPLES, fill_readme, module_loader
+from tests.kit.studies import EXAMPLES, fill_readme, module_loader
 
 STUDY = EXAMPLES / "mrconv"
 load = module_loader(STUDY)

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
+from hf_ext.errors import DataError, UsageError
 from hf_ext.restoration.encoding import FORMATS, descriptive_tags
 from hf_ext.restoration.files import Frames, Picture, encode_frames, read_frames, read_image, write_image
+from tests.kit.refusals import refused
 
 PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 
@@ -49,7 +51,10 @@ def test_formats_without_loss_keep_every_pixel(ending, channels, tmp_path):
     pixels = make_pixels(7, 9, channels)
     path = write_image(tmp_path / f"a{ending}", Picture(pixels))
     read = read_image(path).pixels
-    np.testing.assert_array_equal(read, pixels[..., :3] if ending == ".bmp" else pixels)
+    if channels == 4 and ending == ".bmp":
+        # Composed on white.
+        pixels = np.rint(255 + (pixels[..., :3] - 255.0) * (pixels[..., 3:] / 255))
+    np.testing.assert_array_equal(read, pixels)
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
@@ -113,7 +118,7 @@ def test_jpeg_takes_what_it_can(tmp_path):
         for dtype in (np.uint8, np.uint16):
             data = encode_frames(Frames([Picture(make_pixels(8, 8, channels, dtype=dtype))]), "JPEG")
             assert Image.open(io.BytesIO(data)).mode == ("L" if channels <= 2 else "RGB")
-    with pytest.raises(ValueError, match="JPEG cannot hold a picture of 70000 x 1 pixels"):
+    with refused(UsageError, "JPEG", "70000 x 1 pixels"):
         encode_frames(Frames([Picture(np.zeros((1, 70000, 3), np.uint8))]), "JPEG")
 
 
@@ -182,7 +187,7 @@ def test_a_jpeg_is_filled_with_tags_to_the_last_byte(caplog):
     # Pillow writes no more, whatever we think.
     file = io.BytesIO()
     Image.new("L", (8, 8)).save(file, "JPEG", exif=b"Exif\0\0" + bytes(65_527))
-    with pytest.raises(ValueError, match="EXIF data is too long"):
+    with refused(ValueError, "EXIF"):
         Image.new("L", (8, 8)).save(io.BytesIO(), "JPEG", exif=b"Exif\0\0" + bytes(65_528))
 
 
@@ -240,10 +245,10 @@ def test_a_bomb_is_refused_before_it_is_decoded(tmp_path):
     assert bound < 90_000_000
     # Whoever decodes this one finds that it is broken.
     cut_off.write_bytes(path.read_bytes()[:60])
-    with pytest.raises(ValueError, match="is broken"):
+    with refused(DataError, "broken"):
         read_image(cut_off, 90)
     for most in (89.9, 5, 0.001):
-        with pytest.raises(ValueError, match="at most .* megapixels are decoded"):
+        with refused(DataError, "megapixels", "decoded"):
             read_image(cut_off, most)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -261,7 +266,7 @@ def test_a_file_that_is_not_there_or_readable_says_so(tmp_path):
 def test_files_are_replaced_only_when_asked_and_appear_whole(tmp_path):
     path = tmp_path / "a.png"
     path.write_bytes(b"old")
-    with pytest.raises(FileExistsError, match="was not to be overwritten"):
+    with pytest.raises(FileExistsError):
         write_image(path, Picture(make_pixels(4, 4, 3)))
     assert path.read_bytes() == b"old"
     write_image(path, Picture(make_pixels(4, 4, 3)), overwrite=True)
@@ -274,11 +279,11 @@ def test_files_are_replaced_only_when_asked_and_appear_whole(tmp_path):
 def test_of_a_file_that_cannot_be_written_nothing_is_left(tmp_path):
     """Its place is taken, which is found when all of it is written."""
     (tmp_path / "a.png" / "inside").mkdir(parents=True)
-    with pytest.raises(OSError, match="a.png"):
+    with refused(OSError, "a.png"):
         write_image(tmp_path / "a.png", Picture(make_pixels(4, 4, 3)), overwrite=True)
     assert [file.name for file in tmp_path.iterdir()] == ["a.png"]
 
 
 def test_unknown_endings_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="ends with '.xyz'; pictures are written as .png, .jpg"):
+    with refused(UsageError, ".xyz"):
         write_image(tmp_path / "a.xyz", Picture(make_pixels(4, 4, 3)))

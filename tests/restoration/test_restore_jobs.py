@@ -4,12 +4,12 @@ import io
 import subprocess
 import sys
 import tempfile
+from functools import partial
 
 import numpy as np
 import pytest
 import tifffile
 import torch
-from click.testing import CliRunner
 from PIL import Image, ImageCms
 
 from hf_ext.restoration import jobs
@@ -18,7 +18,10 @@ from hf_ext.restoration.files import Picture, read_frames, read_image, write_ima
 from hf_ext.restoration.run import restore_files
 from hf_ext.restoration.tiles import restore_image
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
-from hf_ext_cli.main import main
+from tests.kit import command_line
+from tests.kit.refusals import refused
+
+run = partial(command_line.run, "restore")
 
 
 def make_pixels(*shape: int, dtype: type = np.uint8, seed: int = 0) -> np.ndarray:
@@ -48,14 +51,10 @@ def photos(tmp_path):
     return folder
 
 
-def run(*arguments, code=0, stdin=None):
-    result = CliRunner().invoke(main, ["restore", *map(str, arguments)], input=stdin)
-    assert result.exit_code == code, result.output
-    return result
-
-
 def files(folder) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    """All but hidden ones, such as the record of results."""
+    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return sorted(str(path) for path in found if not path.name.startswith("."))
 
 
 def test_the_planner_knows_the_writer():
@@ -161,12 +160,10 @@ assert not heavy, heavy
 """
 
 
-def test_where_nothing_is_to_do_nothing_is_loaded(photos, tmp_path):
+def test_where_nothing_is_to_do_nothing_is_loaded(folder_of_model, photos, tmp_path):
     out = tmp_path / "out"
-    (out / "more").mkdir(parents=True)
-    for name in ("a.png", "more/b.png", "comparison.png"):
-        (out / name).write_bytes(b"mine")
-    words = ["restore", "no/model", str(photos), "--out", str(out), "--compare"]
+    words = ["restore", str(folder_of_model), str(photos), "--out", str(out), "--compare"]
+    run(*words[1:])
     done = subprocess.run([sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"0 restored to {out}; 2 were there already (--overwrite restores them again)\n"
@@ -268,7 +265,7 @@ def test_standard_output_has_the_format_that_was_asked_for(folder_of_model, phot
         (data.getvalue(), [], "GIF"),
         (data.getvalue(), ["--format", "png"], "PNG"),
     ):
-        shown = run(folder_of_model, "-", "--out", "-", *options, stdin=given).stdout_bytes
+        shown = run(folder_of_model, "-", "--out", "-", *options, given=given).stdout_bytes
         with Image.open(io.BytesIO(shown)) as image:
             assert image.format == wanted
             assert getattr(image, "n_frames", 1) == (3 if given == data.getvalue() else 1)
@@ -280,7 +277,7 @@ def test_a_picture_that_a_cpus_memory_cannot_hold_stops_no_other(model, photos, 
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes.")
 
     names = {"a.png": "a.png", "b.png": "more/b.png"}
-    planned = [jobs.Job(name, photos / place, tmp_path / name, "png") for name, place in names.items()]
+    planned = [jobs.Job(name, photos / place, tmp_path / name, ".png") for name, place in names.items()]
     hook = model.register_forward_pre_hook(only_the_small_one, with_kwargs=True)
     report = restore_files(model, planned)
     hook.remove()
@@ -288,6 +285,6 @@ def test_a_picture_that_a_cpus_memory_cannot_hold_stops_no_other(model, photos, 
     assert report.failed == {"a.png": "a.png: not enough memory; try --tile auto"}
     # A bug is no picture's fault.
     hook = model.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(RuntimeError("a bug")))
-    with pytest.raises(RuntimeError, match="a bug"):
-        restore_files(model, planned, overwrite=True)
+    with refused(RuntimeError, "a bug"):
+        restore_files(model, [job._replace(replace=True) for job in planned])
     hook.remove()

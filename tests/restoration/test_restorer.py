@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from hf_ext import Restorer, restore_image
+from hf_ext.errors import DataError, UsageError
 from hf_ext.hub.released import released
-from hf_ext.semanir import SemanIRForImageRestoration
+from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
+from tests.kit.refusals import refused
 from tests.semanir.test_whole_image_semanir import COLUMNAR, DEMOSAICKING, UNSHUFFLED, make_images, make_model
 
 NODES = Path(__file__).parents[2] / "examples" / "comfyui" / "hf_ext_nodes.py"
@@ -48,6 +50,15 @@ def test_fields_are_those_of_the_model_and_calls_give_its_pictures(
         torch.testing.assert_close(restored, model(images).reconstruction.clamp(0, 1))
 
 
+def test_float16_on_a_cpu_is_said_to_be_slow(tmp_path, caplog):
+    config = SemanIRConfig(embed_dim=8, depths=[1], num_heads=[2], window_size=4, top_k=6)
+    SemanIRForImageRestoration(config).save_pretrained(tmp_path)
+    for dtype, said in ((None, 0), ("bfloat16", 0), ("float16", 1)):
+        caplog.clear()
+        Restorer.from_pretrained(tmp_path, device="cpu", dtype=dtype)
+        assert sum("float16 takes" in message for message in caplog.messages) == said
+
+
 def test_precision_is_changed_and_comes_back_as_the_pictures_have_it():
     restorer = Restorer(make_model(**COLUMNAR))
     images = make_images(1, 3, 9, 13)
@@ -74,9 +85,9 @@ def test_names_folders_and_tasks_of_merges_are_loaded(tmp_path):
 
 
 def test_what_restores_nothing_is_refused():
-    with pytest.raises(ValueError, match="holds a mrconv model, no SemanIR"):
+    with refused(DataError, "SemanIR"):
         Restorer.from_pretrained("spoken-digits")
-    with pytest.raises(ValueError, match="device nowhere cannot be used"):
+    with refused(UsageError, "nowhere", "device"):
         Restorer.from_pretrained("denoise-gray", device="nowhere")
 
 
@@ -102,5 +113,5 @@ def test_nodes_of_comfyui_restore_what_the_package_restores(nodes):
 
 
 def test_node_refuses_what_is_no_restorer(nodes):
-    with pytest.raises(TypeError, match="`restorer` is a Linear; connect the output of Load Restorer"):
+    with refused(TypeError, "restorer"):
         nodes.RestoreImage().restore(torch.nn.Linear(1, 1), make_images(1, 8, 8, 3))

@@ -5,8 +5,10 @@ import pytest
 import torch
 from transformers.modeling_outputs import ImageSuperResolutionOutput
 
+from hf_ext.errors import DataError, UsageError
 from hf_ext.restoration.tiles import restore_image, tile_spans
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
+from tests.kit.refusals import refused
 
 TINY = {"embed_dim": 8, "depths": [2], "num_heads": [2], "window_size": 4, "top_k": 6}
 SIZES = {"columnar": {}, "u-shaped": {"architecture": "u-shaped", "depths": [2, 2], "num_heads": [2, 2]}}
@@ -150,7 +152,7 @@ def test_other_errors_of_a_model_make_no_smaller_tiles():
         raise RuntimeError("a bug")
 
     model.register_forward_pre_hook(fail, with_kwargs=True)
-    with pytest.raises(RuntimeError, match="a bug"):
+    with refused(RuntimeError, "bug"):
         restore_image(model, make_image(70, 70, 3), tile="auto")
     assert len(calls) == 1
 
@@ -173,7 +175,7 @@ def test_the_ensemble_does_not_turn_a_mosaic():
     model = make_model(num_channels=4, num_channels_out=3, scale=2)
     for mosaic in (make_image(9, 14, 1), make_image(5, 7, 4)):
         assert restore_image(model, mosaic).shape[-1] == 3
-        with pytest.raises(ValueError, match="changes the order of a mosaic's colours: leave it out"):
+        with refused(UsageError, "changes", "colours"):
             restore_image(model, mosaic, self_ensemble=True)
 
 
@@ -207,9 +209,9 @@ def test_a_mosaic_becomes_colours(size):
     if size == (12, 16):
         packed = np.concatenate([mosaic[row::2, column::2] for row in (0, 1) for column in (0, 1)], axis=-1)
         np.testing.assert_allclose(restored, restore_image(model, packed), atol=1e-5)
-    with pytest.raises(ValueError, match="has 3 channels; this model takes a mosaic of 1 channel"):
+    with refused(ValueError, "3 channels", "1 channel"):
         restore_image(model, make_image(8, 8, 3))
-    with pytest.raises(ValueError, match="has 4 channels; this model makes colours of a Bayer mosaic"):
+    with refused(ValueError, "4 channels"):
         restore_image(model, np.zeros((8, 8, 4), np.uint8))
 
 
@@ -262,7 +264,7 @@ def test_a_broken_model_never_gives_a_black_image():
     model = make_model()
     with torch.no_grad():
         next(iter(model.parameters())).fill_(torch.nan)
-    with pytest.raises(ValueError, match="in float32 too; its weights are damaged"):
+    with refused(DataError, "float32"):
         restore_image(model, make_image(8, 8, 3))
 
 
@@ -286,7 +288,7 @@ def test_progress_counts_the_pixels_of_the_image():
         (np.zeros((0, 8, 3), np.float32), ValueError, "each at least 1"),
         (np.full((8, 8, 3), np.nan), ValueError, "infinite or no number"),
         (np.full((8, 8, 3), np.inf), ValueError, "infinite or no number"),
-        (np.zeros((8, 8, 5), np.float32), ValueError, "the image has 5 channels; this model takes 3 channels"),
+        (np.zeros((8, 8, 5), np.float32), ValueError, "channels"),
     ],
 )
 def test_what_cannot_be_restored_is_refused(image, error, message):
@@ -309,13 +311,13 @@ def test_strength_is_the_share_of_the_change(channels):
 
 def test_a_strength_must_make_sense():
     for strength in (-0.1, 1.5, float("nan")):
-        with pytest.raises(ValueError, match="it goes from 0, the image as it is, to 1"):
+        with refused(UsageError, "image"):
             restore_image(make_model(), make_image(8, 8, 3), strength=strength)
-    with pytest.raises(ValueError, match="for models that keep an image's size"):
+    with refused(UsageError, "models", "image"):
         restore_image(make_model(scale=2), make_image(8, 8, 3), strength=0.5)
 
 
 @pytest.mark.parametrize("tile", [0, 28, 34, 16, -32, "big", 12.5])
 def test_tiles_off_the_grid_are_refused(tile):
-    with pytest.raises(ValueError, match="give a multiple of 4 .* from 32 up, 'auto', or None"):
+    with refused(UsageError, "32 up", "auto"):
         restore_image(make_model(), make_image(8, 8, 3), tile=tile)

@@ -5,7 +5,7 @@ import torch
 
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext.semanir.configuration_semanir import PRESETS
-from tests.testing import ConfigTesterMixin
+from tests.kit.models import ConfigTesterMixin
 
 
 class TestSemanIRConfig(ConfigTesterMixin):

@@ -7,6 +7,7 @@ from PIL import Image
 from transformers.modeling_outputs import ImageSuperResolutionOutput
 
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor
+from tests.kit.refusals import refused
 
 
 def make_array(*shape: int) -> np.ndarray:
@@ -59,7 +60,7 @@ def test_float_and_16_bit_arrays():
 
 @pytest.mark.parametrize("dtype", [np.int32, np.float32])
 def test_pil_images_of_unknown_range_are_refused(dtype):
-    with pytest.raises(ValueError, match="whose range is unknown. Give an array"):
+    with refused(ValueError, "unknown"):
         SemanIRImageProcessor()(Image.fromarray(np.zeros((4, 4), dtype)), return_tensors="pt")
 
 
@@ -88,17 +89,17 @@ def test_values_that_are_no_number_are_refused():
     for value in (np.nan, np.inf):
         image = np.full((6, 9, 3), 0.5, np.float32)
         image[2, 3, 1] = value
-        with pytest.raises(ValueError, match="infinite or no number"):
+        with refused(ValueError, "infinite", "number"):
             SemanIRImageProcessor(do_rescale=False)(image, return_tensors="pt")
 
 
 def test_rescaling_that_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="int32 has values up to 65535"):
+    with refused(ValueError, "int32", "65535"):
         SemanIRImageProcessor()(np.full((6, 9, 3), 65535, np.int32), return_tensors="pt")
 
 
 def test_no_images_are_refused():
-    with pytest.raises(ValueError, match="`images` is empty"):
+    with refused(ValueError, "images"):
         SemanIRImageProcessor()([], return_tensors="pt")
 
 
@@ -123,7 +124,7 @@ def test_images_of_several_sizes_are_padded_by_reflection():
         height, width = image.shape[:2]
         wanted = np.pad(image, ((0, 6 - height), (0, 11 - width), (0, 0)), mode="reflect")
         np.testing.assert_allclose(padded, wanted.transpose(2, 0, 1) / 255, rtol=1e-6)
-    with pytest.raises(ValueError, match=r"sizes \[\(5, 11\), \(6, 9\)\] do not make one batch"):
+    with refused(ValueError, "sizes", "batch"):
         SemanIRImageProcessor(do_pad=False)(images[:2], return_tensors="pt")
 
 
@@ -197,7 +198,7 @@ def test_arrays_of_16_bits_and_a_batch_of_sizes_come_back():
     outputs = ImageSuperResolutionOutput(reconstruction=processor(images, return_tensors="pt").pixel_values)
     arrays = processor.post_process_image_restoration(outputs, output_type="np", images=images)
     assert all(np.array_equal(array, image) for array, image in zip(arrays, images, strict=True))
-    with pytest.raises(ValueError, match="Pillow holds no image of uint16 with 3 channels"):
+    with refused(ValueError, "uint16", "3 channels"):
         processor.post_process_image_restoration(outputs, images=images)
 
 
@@ -224,17 +225,17 @@ def test_grey_output_is_a_grey_picture():
 def test_post_processing_refuses_what_does_not_fit():
     outputs = ImageSuperResolutionOutput(reconstruction=torch.rand(2, 3, 4, 5))
     process = SemanIRImageProcessor().post_process_image_restoration
-    with pytest.raises(ValueError, match="has 1 sizes for 2 images"):
+    with refused(ValueError, "1 sizes", "2 images"):
         process(outputs, [(4, 5)])
-    with pytest.raises(ValueError, match="restored size 4 x 5"):
+    with refused(ValueError, "size 4 x 5"):
         process(outputs, [(4, 5), (5, 5)])
-    with pytest.raises(ValueError, match="allowed: 'pil', 'np'"):
+    with refused(ValueError, "pil", "np"):
         process(outputs, output_type="jpeg")
-    with pytest.raises(ValueError, match="has 1 images for 2 images"):
+    with refused(ValueError, "1 images", "2 images"):
         process(outputs, images=COLOUR)
-    with pytest.raises(ValueError, match="make a batch of 6 x 9, which the restored 4 x 5 is no multiple"):
+    with refused(ValueError, "6 x 9", "restored 4 x 5"):
         process(outputs, images=[COLOUR, COLOUR])
-    with pytest.raises(ValueError, match="no `reconstruction`"):
+    with refused(ValueError, "reconstruction"):
         process(ImageSuperResolutionOutput())
 
 

@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from hf_ext.semanir import ops_semanir as ops
+from hf_ext.semanir.ops_semanir import UnknownAttentionError
+from tests.kit.models import assert_operators_agree, operator_pairs
+from tests.kit.refusals import refused
 from tests.semanir import reference_ops as reference
-from tests.testing import assert_operators_agree, operator_pairs
 
 PAIRS = operator_pairs(ops, reference)
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 4e-2}
@@ -263,7 +265,7 @@ def test_high_temperature_never_selects_an_illegal_key():
 
 def test_unknown_implementation():
     arguments = next(attention_cases())
-    with pytest.raises(ValueError, match=r"`implementation` is 'flash'; allowed: 'auto', 'eager'"):
+    with refused(UnknownAttentionError, "implementation", "flash", "auto"):
         ops.key_semantic_attention(**arguments, implementation="flash")
 
 

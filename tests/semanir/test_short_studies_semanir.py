@@ -11,7 +11,7 @@ from PIL import Image
 from hf_ext.hub.released import released
 from hf_ext.tasks.degradations import mosaic
 from hf_ext.training import build_task
-from tests.study_testing import EXAMPLES, module_loader
+from tests.kit.studies import EXAMPLES, module_loader
 
 STUDY = EXAMPLES / "semanir"
 load = module_loader(STUDY)

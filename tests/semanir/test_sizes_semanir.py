@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
-from tests.study_testing import EXAMPLES, module_loader
+from tests.kit.studies import EXAMPLES, module_loader
 
 load = module_loader(EXAMPLES / "benchmarks")
 

@@ -13,7 +13,7 @@ from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.training import TrainingArguments, train
 from hf_ext.training.arguments import build
 from hf_ext.training.observing import TIMINGS
-from tests.process_state import forget_accelerate
+from tests.kit.process_state import forget_accelerate
 from tests.training.tiny import digest
 
 MODEL = {"num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 8, "mlp_ratio": 2.0, "patch_size": 2}

@@ -7,6 +7,7 @@ import pytest
 import scipy.ndimage
 from skimage import data
 
+from hf_ext.errors import UsageError
 from hf_ext.metrics.psnr import psnr
 from hf_ext.settings import build
 from hf_ext.tasks.degradation_settings import Degradation, _enlarge, read_degradations
@@ -20,6 +21,7 @@ from hf_ext.tasks.degradations import (
     resize_and_back,
     unpack_mosaic,
 )
+from tests.kit.refusals import refused
 
 
 def photo(height=61, width=47):
@@ -82,11 +84,11 @@ def test_bicubic_sizes_types_and_errors():
     assert matlab_bicubic(photo(9, 9), 1 / 3).shape == (3, 3, 3)
     assert matlab_bicubic(photo(1, 1), 4).shape == (4, 4, 3)
     assert matlab_bicubic(photo().astype(np.float32) / 255, 2).dtype == np.float32
-    with pytest.raises(ValueError, match="scale must be a positive number"):
+    with refused(UsageError, "positive", "number"):
         matlab_bicubic(photo(), 0)
-    with pytest.raises(TypeError, match="int64"):
+    with refused(TypeError, "int64"):
         matlab_bicubic(np.zeros((2, 2), np.int64), 2)
-    with pytest.raises(ValueError, match=r"got \(0, 2\)"):
+    with refused(UsageError, "(0, 2)"):
         matlab_bicubic(np.zeros((0, 2)), 2)
 
 
@@ -105,7 +107,7 @@ def test_noise_has_its_sigma_and_is_neither_clipped_nor_rounded():
     assert noisy.dtype == np.float32 and noisy.min() < 0
     assert noisy.std() * 255 == pytest.approx(50, rel=0.02)
     np.testing.assert_array_equal(gaussian_noise(image, 0, np.random.default_rng(0)), image)
-    with pytest.raises(ValueError, match="sigma must be 0 or more"):
+    with refused(UsageError, "sigma"):
         gaussian_noise(image, -1, np.random.default_rng(0))
 
 
@@ -124,7 +126,7 @@ def test_jpeg_loses_less_at_higher_quality_and_halves_the_chroma():
     ):
         with pytest.raises(ValueError, match=message):
             jpeg(**wrong)
-    with pytest.raises(TypeError, match="round it to uint8"):
+    with refused(TypeError, "uint8"):
         jpeg(image / 255, 10)
 
 
@@ -135,9 +137,9 @@ def test_a_mosaic_keeps_one_colour_of_each_pixel():
     np.testing.assert_array_equal(packed[1, 1], [image[2, 2, 0], image[2, 3, 1], image[3, 2, 1], image[3, 3, 2]])
     seen = unpack_mosaic(packed)
     assert np.count_nonzero(seen == image) >= 24 and np.all((seen == 0) | (seen == image))
-    with pytest.raises(ValueError, match="even sides"):
+    with refused(UsageError, "sides", "even"):
         mosaic(photo(5, 4))
-    with pytest.raises(ValueError, match="height, width, 4"):
+    with refused(UsageError, "height", "width"):
         unpack_mosaic(image)
 
 
@@ -150,7 +152,7 @@ def test_a_blur_is_that_of_scipy():
         np.testing.assert_allclose(blur(image / 255, sigma), expected, atol=1e-12)
         np.testing.assert_array_equal(blur(image, sigma), np.rint(blur(image.astype(float), sigma)))
     np.testing.assert_array_equal(blur(image, 0), image)
-    with pytest.raises(ValueError, match="sigma must be 0 or more"):
+    with refused(UsageError, "sigma"):
         blur(image, -1)
 
 
@@ -163,9 +165,9 @@ def test_what_is_resized_keeps_its_size_and_loses_detail_when_smaller(channels):
     ]
     assert scores[0] < scores[1] < scores[2] and scores[2] > 35
     assert resize_and_back(image[:1, :3], 0.1).shape == (1, 3, channels)
-    with pytest.raises(ValueError, match="factor must be more than 0"):
+    with refused(UsageError, "factor"):
         resize_and_back(image, 0)
-    with pytest.raises(TypeError, match="round it first"):
+    with refused(TypeError, "round"):
         resize_and_back(image / 255, 2)
 
 
@@ -311,9 +313,9 @@ def test_matlab_luma_is_the_rounded_formula():
 
 
 def test_matlab_luma_refuses_what_is_no_colour_picture():
-    with pytest.raises(TypeError, match="8 bits a channel"):
+    with refused(TypeError, "8 bits"):
         matlab_luma(np.zeros((2, 2, 3), np.float32))
-    with pytest.raises(ValueError, match="must have the shape"):
+    with refused(UsageError, "shape"):
         matlab_luma(np.zeros((2, 2, 1), np.uint8))
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.process_state import forget_accelerate
+from tests.kit.process_state import forget_accelerate
 from tests.training.launching import launch_two
 
 from .diffusion_testing import losses, write_pictures

@@ -10,10 +10,13 @@ from diffusers import DDIMScheduler, DiffusionPipeline
 
 import hf_ext.pipelines  # noqa: F401  registers the pipeline with diffusers
 from hf_ext.embedded_hub.server import EmbeddedHub
+from hf_ext.errors import DataError, UsageError
+from hf_ext.settings import SettingsError
 from hf_ext.tasks.diffusion_data import Crops
 from hf_ext.tasks.diffusion_noise import make_scheduler, noisy_samples
 from hf_ext.tasks.diffusion_transfer import Checkpoint, Transfer, open_pipeline, transfer
-from tests.hub_testing import run_python
+from tests.kit.hub import run_python
+from tests.kit.refusals import refused
 
 from .diffusion_testing import losses, make_arguments, run, write_pictures
 
@@ -169,15 +172,15 @@ def test_what_does_not_fit_is_refused(tmp_path, base):
             make_arguments(tmp_path / "run", tmp_path / "pictures", **{"model": {}, "init_from": str(base), **changes})
         )
 
-    with pytest.raises(ValueError, match="predicts epsilon, task.objective is flow: set it to epsilon"):
+    with refused(UsageError, "task.objective"):
         start(task={"image_size": 8, "objective": "flow"})
-    with pytest.raises(ValueError, match="none with init_from"):
+    with refused(UsageError, "init_from"):
         start(model={"preset": "S"})
-    with pytest.raises(ValueError, match="is no diffusers pipeline"):
+    with refused(DataError, "diffusers", "pipeline"):
         start(init_from=str(base / "transformer"))
     blind = shutil.copytree(base, tmp_path / "blind")
     DDIMScheduler(rescale_betas_zero_snr=True).save_pretrained(blind / "scheduler")
-    with pytest.raises(ValueError, match="the schedule of .*blind ends in noise alone"):
+    with refused(DataError, "schedule", "blind"):
         start(init_from=str(blind))
-    with pytest.raises(ValueError, match="unknown key 'position' in section 'task.transfer'"):
+    with refused(SettingsError, "position", "task.transfer"):
         start(task={"transfer": {"position": False}})

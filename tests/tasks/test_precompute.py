@@ -1,20 +1,26 @@
 """Latents ahead of time: what is recorded, buckets, going on after a kill, training from them."""
 
+import json
+
 import datasets
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from pyarrow.parquet import read_table
 
+from hf_ext.errors import DataError, MissingColumn, OtherRun, UsageError
+from hf_ext.files import TakenError
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
-from hf_ext.settings import build
+from hf_ext.settings import SettingsError, build
 from hf_ext.tasks import precompute as module
 from hf_ext.tasks.diffusion_data import Crops, cut_view
 from hf_ext.tasks.diffusion_latents import load_autoencoder, read_row, to_pixels
 from hf_ext.tasks.precompute import Precompute, precompute
 from hf_ext.training.data import TrainingLoader
 from tests.disentangled_dit.pipeline_testing import make_vae
-from tests.testing import assert_same_answers
+from tests.kit.models import assert_same_answers
+from tests.kit.refusals import refused
 
 from .diffusion_testing import CLASSES, MODEL, losses, make_arguments, run, write_pictures
 
@@ -46,14 +52,17 @@ def test_rows_are_the_encoded_parts_with_their_controls(tmp_path, pictures, vae,
     decoded, plain = [], module.read_example
     monkeypatch.setattr(module, "read_example", lambda data, number: decoded.append(number) or plain(data, number))
     out = precompute(settings(pictures, vae, views=2), tmp_path / "out")
-    assert sorted(path.name for path in out.glob("*.parquet")) == [
-        f"train-{shard:05d}-of-00004.parquet" for shard in range(4)
-    ]
+    names = sorted(path.name.rpartition("-")[0] for path in out.glob("*.parquet"))
+    assert names == [f"train-{shard:05d}-of-00004" for shard in range(4)]
     rows, source, autoencoder = rows_of(out), rows_of(pictures), load_autoencoder(str(vae))
     assert len(rows) == 14 and rows.features["label"].names == CLASSES
+    digests = module._digests(source, "image")
+    assert len(set(digests)) == 7
+    order = [number for part in range(2) for number in range(7) if int(digests[number][:15], 16) % 2 == part]
     for number in (0, 5, 9, 13):
-        example = source[number % 7]
-        view = cut_view(example["image"], (16, 16), 3, Crops(), np.random.default_rng((0, 6, number)))
+        example = source[order[number % 7]]
+        seed = (0, 6, number // 7, int(digests[order[number % 7]][:15], 16))
+        view = cut_view(example["image"], (16, 16), 3, Crops(), np.random.default_rng(seed))
         latent, controls = read_row(rows[number])
         with torch.no_grad():
             expected = DisentangledDiTPipeline.encode_image(autoencoder, to_pixels([view]))[0]
@@ -69,9 +78,10 @@ def test_buckets_follow_the_pictures_and_batches_do_not_mix_them(tmp_path, pictu
     chosen = settings(pictures, vae, max_ratio=2.0, bucket_step=4)
     out = precompute(chosen, tmp_path / "out")
     rows = rows_of(out)
-    for row, (height, width) in zip(rows, SIZES, strict=True):
+    assert sorted(rows["original_size"]) == sorted(list(size) for size in SIZES)
+    for row in rows:
+        height, width = row["original_size"]
         assert np.sign(row["target_size"][0] - row["target_size"][1]) == np.sign(height - width)
-        assert row["original_size"] == [height, width]
         assert row["latent_shape"] == [4, row["target_size"][0] // 2, row["target_size"][1] // 2]
     task, metrics = run(make_arguments(tmp_path / "run", out, max_steps=4, task={"image_size": 16, "vae": str(vae)}))
     assert np.isfinite(metrics["loss"]) and len(losses(tmp_path / "run")) == 4
@@ -86,7 +96,7 @@ def test_buckets_follow_the_pictures_and_batches_do_not_mix_them(tmp_path, pictu
 def test_buckets_need_latents_that_are_not_streamed(tmp_path, pictures, vae):
     out = precompute(settings(pictures, vae, max_ratio=2.0, bucket_step=4), tmp_path / "latents")
     task = {"image_size": 16, "vae": str(vae)}
-    with pytest.raises(ValueError, match=r"in a stream, whose sizes cannot be kept apart; the model has \[8, 8\]"):
+    with refused(ValueError, "stream"):
         run(make_arguments(tmp_path / "run", out, True, task=task))
     one = precompute(settings(pictures, vae), tmp_path / "one")
     run(make_arguments(tmp_path / "square", one, True, task=task))
@@ -129,7 +139,7 @@ def test_work_goes_on_after_a_kill_and_ends_with_the_same_files(tmp_path, pictur
     partial = tmp_path / "killed.partial"
     assert not (tmp_path / "killed").exists() and len([*partial.glob("*.parquet")]) == 1
     done = {path.name: path.stat().st_mtime_ns for path in partial.glob("*.parquet")}
-    with pytest.raises(ValueError, match=r"unfinished work with other settings \(seed: 0 → 1\)"):
+    with pytest.raises(OtherRun):
         precompute(settings(pictures, vae, seed=1), tmp_path / "killed")
     out = precompute(settings(pictures, vae), tmp_path / "killed")
     assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in whole.iterdir())
@@ -148,7 +158,7 @@ def test_work_goes_on_after_a_kill_and_ends_with_the_same_files(tmp_path, pictur
     assert not partial.exists()
 
 
-def test_work_of_exchanged_pictures_does_not_go_on(tmp_path, pictures, vae, monkeypatch):
+def test_work_of_exchanged_pictures_is_made_anew(tmp_path, pictures, vae, monkeypatch):
     cuts = []
 
     def kill_in_second_shard(*arguments):
@@ -164,13 +174,9 @@ def test_work_of_exchanged_pictures_does_not_go_on(tmp_path, pictures, vae, monk
     (pictures / "train.parquet").unlink()
     pictures.rmdir()
     write_pictures(pictures, side_column=SIZES[::-1])
-    with pytest.raises(ValueError, match=r"unfinished work of other data \(other contents in the rows .*be mixed"):
-        precompute(settings(pictures, vae), tmp_path / "out")
-    # With the pictures put back it goes on.
-    (pictures / "train.parquet").unlink()
-    pictures.rmdir()
-    write_pictures(pictures, side_column=SIZES)
-    assert len(rows_of(precompute(settings(pictures, vae), tmp_path / "out"))) == 7
+    out, whole = (precompute(settings(pictures, vae), tmp_path / name) for name in ("out", "whole"))
+    assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in whole.iterdir())
+    assert sorted(rows_of(out)["original_size"]) == sorted(list(size) for size in SIZES)
 
 
 def test_a_whole_pipeline_lends_its_autoencoder(tmp_path, pictures, vae):
@@ -181,14 +187,111 @@ def test_a_whole_pipeline_lends_its_autoencoder(tmp_path, pictures, vae):
 
 def test_what_does_not_fit_is_refused(tmp_path, pictures, vae):
     (tmp_path / "there").mkdir()
-    with pytest.raises(ValueError, match="exists: name another folder"):
+    with refused(TakenError, path=tmp_path / "there"):
         precompute(settings(pictures, vae), tmp_path / "there")
-    with pytest.raises(ValueError, match="15 x 15 pixels do not fit the autoencoder, which needs multiples of 2"):
+    with refused(UsageError, "15 x 15 pixels"):
         precompute(settings(pictures, vae, image_size=15), tmp_path / "a")
-    with pytest.raises(ValueError, match="no column 'photo'; it has \\['image', 'label', 'text'\\]"):
+    with refused(MissingColumn, "image", "label", column="photo"):
         precompute(settings(pictures, vae, image_column="photo"), tmp_path / "b")
-    with pytest.raises(ValueError, match="views must be at least 1"):
+    with refused(SettingsError, "least 1"):
         settings(pictures, vae, views=0)
-    with pytest.raises(ValueError, match="latents of 4 channels, the model takes 3"):
+    with refused(DataError, "4 channels", "takes 3"):
         out = precompute(settings(pictures, vae), tmp_path / "c")
         run(make_arguments(tmp_path / "run", out, task={"image_size": 16}, model=MODEL))
+
+
+# Pictures that cannot be used
+
+
+def write_folder(folder, count=24):
+    """Picture files, every sixth of them bad, and the names of the bad ones."""
+    folder.mkdir(parents=True)
+    generator, bad = np.random.default_rng(0), {}
+    for number in range(count):
+        path = folder / f"{number:03d}.png"
+        picture = Image.fromarray(generator.integers(256, size=(20, 16, 3), dtype=np.uint8))
+        picture.save(path)
+        if number % 6 == 3:
+            kind = ["truncated", "deep", "long", "small"][number // 6 % 4]
+            bad[path.name] = kind
+            if kind == "truncated":
+                path.write_bytes(path.read_bytes()[:200])
+            elif kind == "deep":
+                Image.fromarray(generator.integers(60000, size=(20, 16), dtype=np.uint16)).save(path)
+            else:
+                Image.new("RGB", (16, 200) if kind == "long" else (1, 1)).save(path)
+    Image.new("CMYK", (16, 16)).save(folder / "ink.jpg")
+    bad["ink.jpg"] = "ink"
+    return bad
+
+
+# Pillow leaves the file of a picture open that nobody closes where the reading ends as by a kill.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_campaign_that_is_killed_leaves_out_the_bad_pictures_and_no_other(tmp_path, vae, monkeypatch):
+    bad = write_folder(tmp_path / "photos")
+    chosen = settings(tmp_path / "photos", vae, max_bad_examples=0.3, shard_size=5, workers=3)
+    for after in (1, 5, 3, 2, 4):
+        calls = []
+
+        def killing(*arguments, calls=calls, after=after):
+            calls.append(arguments)
+            if len(calls) > after:
+                raise Killed
+            return cut_view(*arguments)
+
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(module, "cut_view", killing)
+            precompute(chosen, tmp_path / "out")
+        if after == 5:
+            # Of a picture that is taken away only its own file is made again.
+            before = {path.name for path in (tmp_path / "out.partial").glob("*.parquet")}
+            (tmp_path / "photos" / "000.png").unlink()
+    out = precompute(chosen, tmp_path / "out")
+    rows, listed = rows_of(out), [json.loads(line) for line in (out / "bad_examples.jsonl").read_text().splitlines()]
+    assert len(rows) == 25 - 1 - len(bad)
+    assert {row["file"].rpartition("/")[2] for row in listed} == bad.keys() and all(row["reason"] for row in listed)
+    assert len(before - {path.name for path in out.glob("*.parquet")}) <= 1
+    assert not [*out.glob("bad-*.json")]
+
+
+def test_more_bad_pictures_than_allowed_end_the_work_and_what_is_done_stays(tmp_path, vae):
+    bad = write_folder(tmp_path / "photos")
+    chosen = settings(tmp_path / "photos", vae, max_bad_examples=0.0, shard_size=5)
+    with pytest.raises(ValueError, match="max_bad_examples"):
+        precompute(chosen, tmp_path / "out")
+    for name in bad:
+        (tmp_path / "photos" / name).unlink()
+    assert len(rows_of(precompute(chosen, tmp_path / "out"))) == 25 - len(bad)
+
+
+def test_a_part_without_a_usable_picture_is_an_empty_file(tmp_path, pictures, vae):
+    out = precompute(settings(pictures, vae, shard_size=1), tmp_path / "out")
+    assert len([*out.glob("*.parquet")]) == 7 and len(rows_of(out)) == 7
+    assert 0 in [read_table(path).num_rows for path in out.glob("*.parquet")]
+
+
+def test_latents_that_are_not_finite_are_refused_with_their_file(tmp_path, pictures):
+    autoencoder = make_vae()
+    with torch.no_grad():
+        autoencoder.encoder.conv_in.weight.fill_(1e30)
+    autoencoder.save_pretrained(tmp_path / "vae")
+    write_folder(tmp_path / "photos", 3)
+    with pytest.raises(ValueError, match="beyond float16.*00.*png"):
+        precompute(settings(tmp_path / "photos", tmp_path / "vae", max_bad_examples=1.0), tmp_path / "out")
+
+
+def test_an_autoencoder_in_bfloat16_gives_nearly_the_same(tmp_path, pictures, vae):
+    full, half = (
+        rows_of(precompute(settings(pictures, vae, dtype=dtype), tmp_path / dtype))
+        for dtype in ("float32", "bfloat16")
+    )
+    for one, other in zip(full, half, strict=True):
+        latents, theirs = read_row(one)[0], read_row(other)[0]
+        assert 0 < float((latents - theirs).norm() / latents.norm()) < 0.05
+
+
+def test_a_transparent_picture_is_cut_on_white():
+    colours = np.full((8, 8, 4), (255, 0, 255, 0), dtype=np.uint8)
+    colours[4:] = (0, 128, 0, 255)
+    view = cut_view(Image.fromarray(colours), (8, 8), 3, Crops(), None)
+    assert (view.pixels[:4] == 255).all() and (view.pixels[4:] == (0, 128, 0)).all()

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests import warm_python
+from tests.kit import warm_python
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 
-from hf_ext.training import TrainingArguments, build_task, loop, train
+from hf_ext.training import TrainingArguments, build_task, launcher, loop, train
 from hf_ext.training.arguments import build
-from tests.process_state import forget_accelerate
+from tests.kit.process_state import forget_accelerate
+from tests.kit.refusals import refused
 
 # What `examples/accelerate/fsdp2.yaml` says, as the launcher hands it on.
 FSDP2 = {
@@ -72,6 +72,7 @@ def shard_on_processors() -> None:
         self.device = torch.device("cpu")
 
     PartialState.set_device = set_device
+    launcher.has_devices = lambda: True
 
 
 def make_arguments(root: Path, case: str, name: str) -> TrainingArguments:
@@ -116,7 +117,7 @@ def run(arguments: TrainingArguments, killed_in: int = -1) -> None:
 def compare(root: Path, case: str) -> None:
     """A sharded run, and one that goes on from its first state."""
     os.environ["FSDP_VERSION"] = "1"
-    with pytest.raises(ValueError, match="FSDP 1 is not supported: set fsdp_version: 2"):
+    with refused(ValueError, "fsdp_version: 2"):
         run(make_arguments(root, case, "first-version"))
     os.environ.update(FSDP2)
     run(make_arguments(root, case, "fsdp"))

@@ -9,11 +9,14 @@ import torch
 from PIL import Image
 
 from hf_ext.embedded_hub.server import EmbeddedHub
+from hf_ext.errors import UsageError
+from hf_ext.settings import SettingsError
 from hf_ext.training import Callback, DataSource
 from hf_ext.training.arguments import ParameterRule, build
 from hf_ext.training.optimizing import apply_rules, build_optimizer
 from hf_ext.training.sources import open_source
-from tests.hub_testing import run_python
+from tests.kit.hub import run_python
+from tests.kit.refusals import refused
 
 from .tiny import TinyConfig, TinyModel, TinyTask, contents, make_arguments, run, run_interrupted
 
@@ -34,9 +37,9 @@ def test_epochs_are_counted_in_steps(tmp_path, examples):
     run(TinyTask(), make_arguments(tmp_path / "steps", source(examples), max_steps=6))
     epochs, steps = contents(tmp_path / "run"), contents(tmp_path / "steps")
     assert [name for name in steps if name.startswith("snapshot/model") and steps[name] != epochs[name]] == []
-    with pytest.raises(ValueError, match="num_train_epochs needs the number of examples, which a stream"):
+    with refused(UsageError, "num_train_epochs"):
         run(TinyTask(), make_arguments(tmp_path / "b", source(examples, streaming=True), num_train_epochs=1))
-    with pytest.raises(ValueError, match="num_train_epochs must be more than 0; got 0"):
+    with refused(SettingsError, "num_train_epochs", "got 0"):
         make_arguments(tmp_path / "c", source(examples), num_train_epochs=0)
 
 
@@ -59,7 +62,7 @@ def test_a_run_ends_when_its_score_gets_no_better(tmp_path, examples):
     before = contents(tmp_path / "run")
     run(WorseTask(), make_arguments(tmp_path / "run", data, **options))
     assert contents(tmp_path / "run") == before
-    with pytest.raises(ValueError, match="early_stopping_patience needs an evaluation"):
+    with refused(UsageError, "early_stopping_patience"):
         run(TinyTask(), make_arguments(tmp_path / "other", source(examples), early_stopping_patience=1))
 
 

@@ -6,12 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from hf_ext.errors import DataError
 from hf_ext.settings import SettingsError
 from hf_ext.tasks.series import PositionsTask, SeriesClassificationTask
 from hf_ext.training import DataSource, TrainingArguments
 from hf_ext.training.arguments import build
 from hf_ext.training.data_check import check_data
-from hf_ext.training.sources import open_source
+from hf_ext.training.sources import SourceError, open_source
+from tests.kit.refusals import refused
 
 
 def write(path, text: str):
@@ -73,7 +75,7 @@ def test_words_for_nothing_are_names_of_classes_too(tmp_path):
     assert list(row["label"]) == ["None", "NA", "", "beat"]
     # Among numbers they are missing ones.
     np.testing.assert_array_equal(row["y"], [np.nan, 5, np.nan, 6])
-    with pytest.raises(ValueError, match=r"a\.csv, line 2: column 'y' has no finite number"):
+    with refused(DataError, "a.csv", "line 2"):
         SeriesClassificationTask(columns=["y"]).encode(row)
     write(table, "x\n1\n2\n")
     write(tmp_path / "data" / "metadata.csv", "file_name,label\na.csv,None\n")
@@ -97,10 +99,10 @@ def test_other_splits_and_folders_of_a_pattern_are_not_taken(tmp_path):
         "sets/patient2/b.csv",
     ):
         write(tmp_path / name, "x\n1\n2\n")
-    with pytest.raises(ValueError, match="has the folder 'test', another split, and none of the name 'train'"):
+    with refused(SourceError, "test", "train"):
         read(tmp_path / "data")
     assert len(read(tmp_path / "data", "test")) == 1
-    with pytest.raises(ValueError, match=r"matches the folder .*patient1: name one folder, or match files"):
+    with refused(SourceError, "patient1"):
         read(tmp_path / "sets" / "patient*")
     assert len(read(tmp_path / "sets" / "patient*" / "*.csv")) == 2
 
@@ -113,7 +115,7 @@ def test_a_part_of_a_long_table_keeps_its_lines(tmp_path):
     assert read(tmp_path / "long.parquet", "train[80%:]")[0]["x"].tolist() == [8, 9]
     # pandas leaves out lines without anything.
     write(table, "x,y\n" + "1,2\n" * 8 + ",2\n1,2\n")
-    with pytest.raises(ValueError, match=r"long\.csv, line 10: column 'x' has no finite number: fill the gap"):
+    with refused(DataError, "long.csv", "line 10"):
         SeriesClassificationTask(columns=["x"]).encode(read(table, "train[50%:]")[0] | {"label": 0})
 
 
@@ -180,17 +182,17 @@ def test_files_that_cannot_be_used_are_named_with_their_line(walks, name, text, 
 
 def test_places_without_sequences_are_named(tmp_path, walks):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"empty holds no file of \.csv, .*: each file is one sequence"):
+    with refused(SourceError, "sequence", "empty"):
         read(tmp_path / "empty")
-    with pytest.raises(ValueError, match="has no folder 'validation': make one, or name another split"):
+    with refused(SourceError, "validation"):
         read(walks, "validation")
-    with pytest.raises(ValueError, match="the split 'train\\[:0\\]' of .* is empty"):
+    with refused(SourceError, "train[:0]"):
         read(walks, "train[:0]")
-    with pytest.raises(ValueError, match="is no sequence: allowed are .csv"):
+    with refused(SourceError, "sequence", "csv"):
         read(write(tmp_path / "words.txt", "a"))
-    with pytest.raises(SettingsError, match="rows is 'lines'; allowed: 'examples', 'positions'"):
+    with refused(SettingsError, "lines", "examples", "positions"):
         build(DataSource, {"path": "x", "rows": "lines"})
-    with pytest.raises(SettingsError, match="rows: positions reads whole files: leave streaming out"):
+    with refused(SettingsError, "positions", "streaming"):
         build(DataSource, {"path": "x", "rows": "positions", "streaming": True})
 
 
@@ -199,6 +201,6 @@ def test_all_of_a_folder_can_be_checked_before_a_training(walks):
     source = {"path": str(walks), "rows": "positions"}
     task = SeriesClassificationTask(columns=["x", "y"], max_length=8, num_labels=2, label_names=["walk", "run"])
     model = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}
-    (found,) = check_data(task, TrainingArguments("mrconv-series", "run", {"train": source}, model=model), False)
+    (found,) = check_data(task, TrainingArguments("mrconv-series", "run", {"train": source}, model=model))
     assert found["examples"] == 4 and len(found["bad"]) == 1
     assert found["bad"][0]["file"].endswith("1.csv") and "line 3: column 'y'" in found["bad"][0]["reason"]

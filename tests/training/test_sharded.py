@@ -1,24 +1,18 @@
 """FSDP2 on two processes gives what DDP gives: weights, averages, scores, pictures, files; and goes on exactly."""
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import datasets
 import numpy as np
 import pytest
 import torch
-from accelerate.utils import DistributedType
 from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from hf_ext import SemanIRConfig, SemanIRForImageRestoration
-from hf_ext.training import TrainingArguments
-from hf_ext.training.arguments import build
 from hf_ext.training.observing import TIMINGS
-from hf_ext.training.processes import check_supported
 
 from .launching import fork_two
 from .sharded import CASES, SEMANIR
@@ -117,26 +111,3 @@ def test_a_sharded_run_goes_on_after_a_kill_of_one_process(root):
     fork_two("tests.training.sharded", str(root), "compare", "mrconv-lm")
     for read in (read_rows, read_others, read_state):
         assert read(killed) == read(sharded)
-
-
-@pytest.mark.parametrize(
-    ("stage", "precision", "decay", "message"),
-    [
-        (3, "no", 0.0, "zero_stage 3 is not supported: set it to 1 or 2, or use FSDP2"),
-        (2, "bf16", 0.9, "mixed_precision bf16 has no weights in 32 bits to average: set ema_decay to 0"),
-        (2, "no", 0.9, None),
-        (1, "bf16", 0.0, None),
-    ],
-)
-def test_what_deepspeed_cannot_do_is_refused(stage, precision, decay, message):
-    arguments = build(
-        TrainingArguments,
-        {"method": "semanir", "output_dir": "run", "data": {}, "mixed_precision": precision, "ema_decay": decay},
-    )
-    # DeepSpeed is not installed where tests run.
-    state = SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=stage))
-    accelerator = SimpleNamespace(
-        distributed_type=DistributedType.DEEPSPEED, device=torch.device("cpu"), state=state, is_fsdp2=False
-    )
-    with nullcontext() if message is None else pytest.raises(ValueError, match=message):
-        check_supported(arguments, accelerator)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from hf_ext.training import TrainingArguments, build_task, train
 from hf_ext.training.arguments import build
-from tests.process_state import forget_accelerate
+from tests.kit.process_state import forget_accelerate
 
 from .launching import fork_two
 

@@ -21,7 +21,7 @@ from hf_ext.training.changes import describe_run
 from hf_ext.training.models import initialize_from
 from hf_ext.training.observing import TIMINGS
 from hf_ext.training.state import RunFolder
-from tests.process_state import forget_accelerate
+from tests.kit.process_state import forget_accelerate
 
 SIDE = 8
 

@@ -9,7 +9,7 @@ import torch
 from accelerate import PartialState
 
 from hf_ext.training import loop, train
-from tests.process_state import forget_accelerate
+from tests.kit.process_state import forget_accelerate
 
 from .tiny import TinyTask, contents, make_arguments, run_interrupted
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ...errors import UsageError
 from .options import Option
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ else:
     Tensor = Any
 
 
-class MethodError(ValueError):
+class MethodError(UsageError):
     """Options that do not fit a tensor: no repetition of the merge can succeed."""
 
 

@@ -5,22 +5,16 @@ from __future__ import annotations
 import base64
 import math
 import re
-import threading
 from datetime import date
 from typing import Any
 
 import yaml
 
-from .errors import HubError
-
 MAXIMUM_CHARACTERS = 1 << 20
 _MAXIMUM_DEPTH = 50
 _MAXIMUM_SCALAR = 1 << 16
 _MAXIMUM_NUMBER = 300
-_BUSY_SECONDS = 20.0
 _FRONT_MATTER = re.compile(r"\A(?:\ufeff)?\s*---[ \t]*\r?\n(.*?)\r?\n?---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
-# One card at a time: what many clients send together takes no more of the processor than what one sends.
-_ONE_AT_A_TIME = threading.Lock()
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -51,8 +45,6 @@ def read_front_matter(card: str) -> dict[str, Any]:
         return {}
     if len(text) > MAXIMUM_CHARACTERS:
         raise ValueError(f"the metadata of the card is longer than {MAXIMUM_CHARACTERS} characters")
-    if not _ONE_AT_A_TIME.acquire(timeout=_BUSY_SECONDS):
-        raise HubError(503, "other cards are being read: try again in some seconds", headers={"Retry-After": "5"})
     try:
         _check_cost(text)
         metadata = as_json(yaml.load(text, Loader=_Loader))  # noqa: S506
@@ -61,11 +53,25 @@ def read_front_matter(card: str) -> dict[str, Any]:
     except Exception as error:
         # PyYAML's constructors raise IndexError, AttributeError, OverflowError... for tags on odd scalars.
         raise ValueError(f"the metadata of the card is not valid YAML: {error}") from error
-    finally:
-        _ONE_AT_A_TIME.release()
     if not isinstance(metadata or {}, dict):
         raise ValueError(f"the metadata of the card must be a mapping, got {type(metadata).__name__}")
     return metadata or {}
+
+
+def find_lines(card: str) -> dict[tuple[str | int, ...], int]:
+    """The line of the card in which each value of its metadata begins, by the keys and places that lead to it."""
+    text = front_matter(card)
+    first = card[: card.find(text)].count("\n") + 1
+    lines: dict[tuple[str | int, ...], int] = {}
+    pending: list[tuple[tuple[str | int, ...], yaml.Node | None]] = [((), yaml.compose(text, Loader=_Loader))]
+    for path, node in pending:
+        if node is not None:
+            lines[path] = first + node.start_mark.line
+        if isinstance(node, yaml.MappingNode):
+            pending += [((*path, str(key.value)), value) for key, value in node.value]
+        elif isinstance(node, yaml.SequenceNode):
+            pending += [((*path, place), value) for place, value in enumerate(node.value)]
+    return lines
 
 
 def _check_cost(text: str) -> None:

@@ -21,7 +21,7 @@ from tests.disentangled_dit.dit_testing import make_transformer
 from tests.emr.emr_testing import WORDS, push_folder, tiny_bert, tiny_semanir, write_tokenizer
 from tests.emr.use_testing import merge
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SMALL: dict[str, dict[str, Any]] = {
     "semanir": {"embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 6},
     "mrconv-listops": {"hidden_size": 8, "num_hidden_layers": 1, "kernel_size": 8},

@@ -1,4 +1,4 @@
-"""Helpers for tests that talk to the embedded Hub; import them as `from tests.hub_testing import ...`."""
+"""Helpers for tests that talk to the embedded Hub; import them as `from tests.kit.hub import ...`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hf_ext.embedded_hub.objects import Entry
 from hf_ext.embedded_hub.storage import BlobStore, git_oid
 from hf_ext.embedded_hub.store import KINDS, HubStore
 from hf_ext.embedded_hub.uploads import store_regular
-from tests import warm_python
+from tests.kit import warm_python
 
 
 def client_environment(url: str, home: str | Path, token: str | None = None) -> dict[str, str]:

@@ -1,11 +1,11 @@
-"""Modules of examples/benchmarks/gpu, by their bare names: import it as `from tests.gpu_testing import ...`."""
+"""Modules of examples/benchmarks/gpu, by their bare names: import it as `from tests.kit.gpu import ...`."""
 
 import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 GPU = ROOT / "examples" / "benchmarks" / "gpu"
 
 

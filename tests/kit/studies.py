@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 # What every report says of where and how it was made.
 FACTS = {"device": "CPU", "seed": 0, "seconds": 600, "versions": {"torch": "2"}}
 

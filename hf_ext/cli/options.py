@@ -1,0 +1,84 @@
+"""Options of a command, made from the fields of a dataclass."""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import click
+
+from hf_ext.docstrings import read_entries
+
+
+class Number(click.ParamType):
+    """A number, or as YAML has it a list by layer or a mapping by task."""
+
+    name = "float"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not (isinstance(value, str) and value.lstrip().startswith(("[", "{"))):
+            return click.FLOAT.convert(value, param, ctx)
+        from hf_ext.settings import parse_yaml
+
+        return parse_yaml(value)
+
+
+def options_of(kind: type, flags: Mapping[str, str] | None = None, but: Collection[str] = ()) -> list[click.Parameter]:
+    """
+    An option for each field of a dataclass, with the help that its `Args:` have. None: the field was not given.
+
+    Args:
+        kind (`type`): The dataclass.
+        flags (`dict[str, str]`, *optional*): Names of options that are not their field's.
+        but (`Collection[str]`): Fields without an option.
+
+    Returns:
+        `list[click.Parameter]`: The options, in the order of the fields.
+    """
+    told = {name: entry.meaning.replace("`", "") for entry in read_entries(kind) for name in entry.names}
+    hints = typing.get_type_hints(kind)
+    found: list[click.Parameter] = []
+    for field in dataclasses.fields(kind):
+        if field.name not in but:
+            flag = (flags or {}).get(field.name) or f"--{field.name.replace('_', '-')}"
+            found.append(_make_option(flag, field, hints[field.name], told[field.name]))
+    return found
+
+
+def _make_option(flag: str, field: "dataclasses.Field[Any]", hint: Any, told: str) -> click.Option:
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        (hint,) = (part for part in typing.get_args(hint) if part is not type(None))
+    origin, shown = typing.get_origin(hint), field.default
+    more: dict[str, Any] = {"type": hint}
+    if origin is typing.Literal:
+        more = {"type": click.Choice(typing.get_args(hint))}
+    elif origin is dict:
+        told, more = f"{told} Repeatable.", {"metavar": "NAME=VALUE", "multiple": True, "callback": _as_mapping}
+    elif origin is list:
+        told, more = f"{told} Repeatable.", {"multiple": True, "callback": _as_list}
+    elif hint is bool:
+        more, flag = {}, f"{flag}/--no-{flag[2:]}"
+        shown = None if shown is None else flag.split("/")[not shown][2:]
+    default = "" if shown in (None, dataclasses.MISSING) else f"  [default: {shown}]"
+    return click.Option([flag, field.name], default=None, help=told + default, **more)
+
+
+def _as_list(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> list[str] | None:
+    return list(texts) or None
+
+
+def _as_mapping(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> dict[str, str] | None:
+    """NAME=VALUE of each text, each name once."""
+    found = dict(map(name_and_value, texts))
+    if len(found) != len(texts):
+        raise click.BadParameter("a name is given twice; each needs a name of its own.", ctx, param)
+    return found or None
+
+
+def name_and_value(text: str) -> tuple[str, str]:
+    """The two sides of NAME=VALUE."""
+    name, sign, value = text.partition("=")
+    if not (name and sign and value):
+        raise click.UsageError(f"Expected NAME=VALUE, for instance emotion=org/bert-emotion, got '{text}'.")
+    return name, value

@@ -1,0 +1,245 @@
+"""One commit that makes a branch of a Hub hold a folder, and the proof that it does.
+
+A Hub may leave out files (`.gitignore`), somebody else may commit at the same time, and an answer may get lost. So the
+Hub is asked before anything is sent, and its files are compared with the folder's after the commit.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TypeAlias
+from urllib.parse import quote
+
+import httpx2
+from huggingface_hub import (
+    CommitInfo,
+    CommitOperationAdd,
+    CommitOperationDelete,
+    HfApi,
+    constants,
+    get_session,
+)
+from huggingface_hub.errors import HfHubHTTPError, RevisionNotFoundError
+from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
+
+from .file_hashes import file_sha256
+
+# Somebody else's commits that one push gives way to.
+_TRIES = 5
+# Seconds between two looks at what a Hub holds, which may show a commit a little later than it confirms it.
+_WAITS = (0.5, 2.0, 5.0)
+_FILES_A_QUESTION = 256
+_SAMPLE_BYTES = 512
+
+Tree: TypeAlias = dict[str, RepoFile]
+
+
+class NotPublished(ConnectionError):
+    """
+    The Hub does not hold what a push was to put there.
+
+    Args:
+        repo_id (`str`): The repository.
+        files (`dict[str, str]`): Why, for each file that is concerned.
+        advice (`str`): What to do.
+    """
+
+    def __init__(self, repo_id: str, files: dict[str, str], advice: str):
+        named = "; ".join(f"{name}: {reason}" for name, reason in sorted(files.items()))
+        super().__init__(f"{repo_id} does not hold what was pushed. {named}. {advice}")
+        self.repo_id, self.files, self.advice = repo_id, files, advice
+
+
+def commit_folder(
+    api: HfApi,
+    folder: Path,
+    repo_id: str,
+    branch: str,
+    *,
+    create_pr: bool,
+    message: str,
+    find_stale: Callable[[list[str]], list[str]],
+) -> CommitInfo:
+    """
+    Commits all files of a folder, deletes what is stale beside them, and compares the result with the folder.
+
+    Args:
+        api (`HfApi`): The Hub.
+        folder (`Path`): The folder; all of its files are committed.
+        repo_id (`str`): A repository that exists.
+        branch (`str`): A branch that exists.
+        create_pr (`bool`): Open a pull request against the branch instead.
+        message (`str`): First line of the commit.
+        find_stale (`Callable`): Chooses those of the repository's files that are deleted unless the folder has them.
+
+    Returns:
+        [`~huggingface_hub.CommitInfo`]: The commit. Where the branch holds the folder already, its last commit.
+
+    Raises:
+        NotPublished: The Hub would ignore a file, somebody else changed the same files meanwhile, or the files on the
+            Hub are not those of the folder.
+    """
+    paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    _refuse_ignored(api, repo_id, branch, paths)
+    as_files = lacks_xet(api, repo_id, branch)
+    parent, tree = _look(api, repo_id, branch)
+    for _ in range(_TRIES):
+        stale = [name for name in find_stale(list(tree)) if name not in paths]
+        try:
+            with ExitStack() as stack:
+                operations: list[CommitOperationAdd | CommitOperationDelete] = [
+                    CommitOperationDelete(name) for name in stale
+                ]
+                for name, path in paths.items():
+                    # huggingface_hub sends open files by LFS even where hf_xet is installed.
+                    opened = as_files and path.suffix == ".safetensors"
+                    operations.append(
+                        CommitOperationAdd(name, stack.enter_context(open(path, "rb")) if opened else path)
+                    )
+                commit = api.create_commit(
+                    repo_id,
+                    operations,
+                    commit_message=message,
+                    revision=branch,
+                    create_pr=create_pr,
+                    parent_commit=parent,
+                )
+        except (HfHubHTTPError, httpx2.TransportError) as error:
+            if create_pr and not _is_conflict(error):
+                # A second try might open a second pull request.
+                raise
+            before, (head, now) = tree, _look(api, repo_id, branch)
+            if head == parent:
+                raise
+            # Somebody else committed. Or this commit was made and its answer lost: then nothing is left to do, and the
+            # next try ends with what is there.
+            _refuse_collisions(repo_id, before, now, paths, set(stale) | set(find_stale(list(now))))
+            parent, tree = head, now
+        else:
+            _verify(api, repo_id, branch, commit, paths, stale)
+            return commit
+    raise NotPublished(
+        repo_id, {branch: f"somebody else committed to it {_TRIES} times meanwhile"}, "Push again when it is quiet"
+    )
+
+
+def _refuse_ignored(api: HfApi, repo_id: str, branch: str, paths: dict[str, Path]) -> None:
+    """Refuses files that the Hub would leave out without a word: those that its .gitignore names."""
+    url = f"{api.endpoint}/api/models/{repo_id}/preupload/{quote(branch, safe='')}"
+    headers = build_hf_headers(token=api.token)
+    ignored: dict[str, str] = {}
+    files = [
+        {"path": name, "sample": base64.b64encode(_sample(path)).decode(), "size": path.stat().st_size}
+        for name, path in paths.items()
+    ]
+    for start in range(0, len(files), _FILES_A_QUESTION):
+        part = files[start : start + _FILES_A_QUESTION]
+        answer = get_session().post(url, json={"files": part}, headers=headers)
+        hf_raise_for_status(answer)
+        for file in answer.json()["files"]:
+            if file["shouldIgnore"]:
+                ignored[file["path"]] = "the .gitignore of the repository leaves it out"
+    if ignored:
+        raise NotPublished(
+            repo_id, ignored, "Nothing was sent. Take these names out of the .gitignore, and push again"
+        )
+
+
+def _sample(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(_SAMPLE_BYTES)
+
+
+def lacks_xet(api: HfApi, repo_id: str, branch: str) -> bool:
+    """Tells if the Hub has no Xet storage, as the embedded one; uploads through hf_xet would fail there."""
+    if constants.HF_HUB_DISABLE_XET:
+        return False
+    url = f"{api.endpoint}/api/models/{repo_id}/xet-write-token/{quote(branch, safe='')}"
+    headers = build_hf_headers(token=api.token)
+    return get_session().get(url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT).status_code == 404
+
+
+def _look(api: HfApi, repo_id: str, revision: str) -> tuple[str, Tree]:
+    """The commit of a revision, and its files."""
+    commit = api.repo_info(repo_id, revision=revision).sha
+    assert commit is not None
+    present = api.list_repo_tree(repo_id, revision=commit, recursive=True)
+    return commit, {item.path: item for item in present if isinstance(item, RepoFile)}
+
+
+def _is_conflict(error: Exception) -> bool:
+    return isinstance(error, HfHubHTTPError) and error.response is not None and error.response.status_code == 412
+
+
+def _refuse_collisions(repo_id: str, before: Tree, now: Tree, paths: dict[str, Path], stale: set[str]) -> None:
+    """Refuses to replace or delete what somebody else committed since the first look."""
+    changed = {name for name, item in now.items() if name not in before or before[name].blob_id != item.blob_id}
+    collisions = {name for name in changed & paths.keys() if _difference(now[name], paths[name]) is not None}
+    collisions |= changed & (stale - paths.keys())
+    if collisions:
+        raise NotPublished(
+            repo_id,
+            dict.fromkeys(collisions, "somebody else committed another one meanwhile"),
+            "Look at what is there, and push again if it is to be replaced",
+        )
+
+
+def _verify(
+    api: HfApi, repo_id: str, branch: str, commit: CommitInfo, paths: dict[str, Path], stale: list[str]
+) -> None:
+    """Compares what a commit holds with the folder, and asks if the branch has the commit."""
+    where = commit.pr_revision or branch
+    for wait in (*_WAITS, None):
+        wrong = dict(_find_differences(api, repo_id, where, commit.oid, paths, stale))
+        if not wrong:
+            return
+        if wait is not None:
+            time.sleep(wait)
+    raise NotPublished(repo_id, wrong, f"Commit {commit.oid[:12]} was made: push again, or ask those who run the Hub")
+
+
+def _find_differences(
+    api: HfApi, repo_id: str, branch: str, commit: str, paths: dict[str, Path], stale: list[str]
+) -> Iterator[tuple[str, str]]:
+    try:
+        _, tree = _look(api, repo_id, commit)
+        # Somebody else's commit may already be the last one.
+        if api.repo_info(repo_id, revision=branch).sha != commit and commit not in {
+            each.commit_id for each in api.list_repo_commits(repo_id, revision=branch)
+        }:
+            yield branch, f"it does not have commit {commit[:12]}, which the Hub said was made"
+    except RevisionNotFoundError:
+        yield branch, f"there is no commit {commit[:12]}, which the Hub said was made"
+        return
+    for name, path in paths.items():
+        if name not in tree:
+            yield name, "it is not there"
+        elif (difference := _difference(tree[name], path)) is not None:
+            yield name, difference
+    for name in stale:
+        if name in tree:
+            yield name, "it is of an earlier push, and was not deleted"
+
+
+def _difference(there: RepoFile, path: Path) -> str | None:
+    """What differs between a file of the Hub and one of the folder, if anything does."""
+    size = path.stat().st_size
+    if there.size != size:
+        return f"it has {there.size:,} bytes there, and {size:,} here"
+    same = there.lfs.sha256 == file_sha256(path) if there.lfs is not None else there.blob_id == _git_id(path, size)
+    return None if same else "it has other bytes there"
+
+
+def _git_id(path: Path, size: int) -> str:
+    """The name that git gives to a file's content."""
+    digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()

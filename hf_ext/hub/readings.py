@@ -1,0 +1,99 @@
+"""What stands in a file, as a reader of it would see it: escapes decoded, wrapped lines joined, base64 opened.
+
+A token is found by its shape, and a file can hold it in another shape that its readers undo. So a text is looked at
+as it stands, and as parsers of JSON, YAML, HTML and addresses would give it. They are not called one by one: JSON
+stands in Markdown, HTML in JSON, and what is malformed is published all the same. All that they undo is undone
+together, until nothing changes any more; a text that is decoded once too often hides nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import codecs
+import html
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote
+
+_MAX_HEADER_BYTES = 100_000_000
+# An escape may stand in an escape: a notebook in a string of JSON.
+_ROUNDS = 4
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_ESCAPE = re.compile(
+    r"\\(?:u([0-9A-Fa-f]{4})|x([0-9A-Fa-f]{2})|U000([0-9A-Fa-f]{5})|([nrtbf])|([\"'/\\])|\r?\n[ \t]*)"
+)
+# Characters without width: they part a word for a search and not for the eye, and a copy may lose them.
+_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]")
+# YAML joins indented lines, and so does whoever wrapped one by hand.
+_WRAPPED = re.compile(r"(?<=[\w\-+/=])\r?\n[ \t]+(?=[\w\-+/=])")
+_BASE64 = re.compile(r"[A-Za-z0-9+/_\-]{24,}(?:\r?\n[ \t]*[A-Za-z0-9+/_\-]{24,})*")
+# Of what is no text, nothing is searched.
+_WRITTEN = re.compile(rb"[\t\r\n -~]{8,}")
+_URL_SAFE = str.maketrans("-_", "+/", " \t\r\n")
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, of weights that of their header, where programs note how they were called."""
+    with open(path, "rb") as file:
+        if path.suffix == ".safetensors":
+            content = file.read(min(int.from_bytes(file.read(8), "little"), _MAX_HEADER_BYTES))
+        else:
+            content = file.read()
+    encoding = next((name for mark, name in _MARKS if content.startswith(mark)), "utf-8")
+    try:
+        return content.decode(encoding)
+    except UnicodeDecodeError:
+        return content.decode("latin-1")
+
+
+def readings(text: str) -> Iterator[str]:
+    """A text as it stands, decoded, with its wrapped lines joined, and what it holds in base64."""
+    yield text
+    # UTF-16 without a mark is read as letters with zeros between.
+    decoded = text.replace("\0", "")
+    for _ in range(_ROUNDS):
+        before, decoded = decoded, _decode(decoded)
+        if decoded == before:
+            break
+    if decoded != text:
+        yield decoded
+    joined = _WRAPPED.sub("", decoded)
+    if joined != decoded:
+        yield joined
+    if opened := "\n".join(_open_base64(joined)):
+        yield opened
+
+
+def _decode(text: str) -> str:
+    """Undoes one round of escapes."""
+    if "\\" in text:
+        text = _ESCAPE.sub(_unescape, text)
+    if "&" in text:
+        text = html.unescape(text)
+    if "%" in text:
+        text = unquote(text, errors="replace")
+    return text if text.isascii() else _INVISIBLE.sub("", text)
+
+
+def _unescape(found: re.Match[str]) -> str:
+    if digits := found[1] or found[2] or found[3]:
+        return chr(int(digits, 16))
+    # A newline or tab ends a word; a backslash before the end of a line goes on with it.
+    return " " if found[4] else found[5] or ""
+
+
+def _open_base64(text: str) -> Iterator[str]:
+    for found in _BASE64.finditer(text):
+        digits = found[0].translate(_URL_SAFE)
+        # A run may begin with letters that belong to what stands before, so four beginnings are tried.
+        for start in range(4):
+            part = digits[start:]
+            part = part[:-1] if len(part) % 4 == 1 else part
+            for written in _WRITTEN.finditer(base64.b64decode(part + "=" * (-len(part) % 4))):
+                yield written[0].decode()

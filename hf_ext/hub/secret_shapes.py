@@ -1,0 +1,167 @@
+"""The shapes of tokens, keys and passwords that name themselves: by a prefix, a form of their own, or the word before.
+
+A text of random letters is no secret by that alone: nothing here measures entropy, so nothing is refused by chance.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+# Comes before a prefix: `task-…` is no `sk-…`. And a name may not go on: `self_hf_…` is none of `hf_…`.
+_START, _NAME = r"(?<![A-Za-z0-9])", r"(?<![A-Za-z0-9_])"
+# Comes between a name and its value, in JSON, YAML, Python and shells.
+_IS = r"[\"'\]]{0,2}\s{0,3}(?::|=>?|\s)\s{0,3}[\"'\[]{0,2}"
+_MIXED = r"(?=[^\s\"']*[A-Za-z])(?=[^\s\"']*[0-9])"
+
+# Kind; texts of which one must be there, in small letters (it is found faster than a pattern); the pattern.
+_TABLE: tuple[tuple[str, str, str], ...] = (
+    # Hugging Face: 34 letters and digits even where a word goes before; fewer, where nothing does.
+    ("a token of Hugging Face", "hf_ api_org_", rf"{_NAME}hf_(?:oauth_|jwt_)[A-Za-z0-9.\-_]{{20,}}"),
+    ("a token of Hugging Face", "hf_ api_org_", rf"{_NAME}(?:hf_|api_org_)[A-Za-z0-9]{{20,}}"),
+    ("a token of Hugging Face", "hf_", r"hf_[A-Za-z0-9]{34}(?![A-Za-z0-9_])"),
+    # Models and experiments.
+    ("a key of OpenAI, Anthropic or the like", "sk-", rf"{_START}sk-(?:[A-Za-z0-9]+-){{0,3}}[A-Za-z0-9_]{{16,}}"),
+    ("a key of Groq", "gsk_", rf"{_START}gsk_[A-Za-z0-9]{{40,}}"),
+    ("a key of xAI", "xai-", rf"{_START}xai-[A-Za-z0-9]{{40,}}"),
+    ("a key of NVIDIA", "nvapi-", rf"{_START}nvapi-[\w\-]{{40,}}"),
+    ("a token of Replicate", "r8_", rf"{_NAME}r8_[A-Za-z0-9]{{30,}}"),
+    ("a key of Perplexity", "pplx-", rf"{_START}pplx-[A-Za-z0-9]{{40,}}"),
+    ("a key of Fireworks", "fw_", rf"{_NAME}fw_[A-Za-z0-9]{{22,}}"),
+    ("a key of Pinecone", "pcsk_", rf"{_NAME}pcsk_[A-Za-z0-9_]{{40,}}"),
+    ("a key of LangSmith", "lsv2_", rf"{_NAME}lsv2_(?:pt|sk)_[0-9a-f]{{32}}"),
+    ("a key of Jina", "jina_", rf"{_NAME}jina_[\w\-]{{40,}}"),
+    ("a key of ElevenLabs", "sk_", rf"{_NAME}sk_[0-9a-f]{{48}}"),
+    ("a key of Weights & Biases", "wandb_v1_", rf"{_NAME}wandb_v1_[\w\-]{{20,}}"),
+    ("a key of Kaggle", "username", r"\"key\"\s{0,3}:\s{0,3}\"[0-9a-f]{32}\""),
+    ("a token of Kaggle", "kgat_", rf"{_NAME}KGAT_[A-Za-z0-9]{{20,}}"),
+    # Clouds.
+    ("a key of AWS", "akia asia", rf"{_START}(?:AKIA|ASIA)[A-Z0-9]{{16}}(?![A-Za-z0-9])"),
+    ("a secret key of AWS", "secret", rf"(?i:secret_?access_?key){_IS}[A-Za-z0-9/+]{{40}}(?![A-Za-z0-9/+])"),
+    ("a session token of AWS", "session", rf"(?i:session_?token){_IS}[A-Za-z0-9/+]{{100,}}"),
+    ("a key of AWS Bedrock", "absk", rf"{_START}ABSK[A-Za-z0-9+/]{{100,}}"),
+    ("a key of Google", "aiza", rf"{_START}AIza[\w\-]{{35}}"),
+    ("a client secret of Google", "gocspx-", rf"{_START}GOCSPX-[\w\-]{{24,}}"),
+    ("a token of Google", "ya29.", rf"{_START}ya29\.[\w\-]{{20,}}"),
+    ("a refresh token of Google", "1//", rf"{_START}1//0[\w\-]{{30,}}"),
+    ("a key of Azure", "key", rf"(?i:accountkey|sharedaccesskey){_IS}[A-Za-z0-9+/]{{40,}}={{0,2}}"),
+    ("a signature of Azure or of a link", "sig", r"[?&](?:sig|X-Amz-Signature|X-Goog-Signature)=[A-Za-z0-9%/+]{40,}"),
+    ("a client secret of Azure", "q~", rf"{_START}[\w~.\-]{{3}}[78]Q~[\w~.\-]{{31,34}}"),
+    ("a token of DigitalOcean", "_v1_", rf"{_NAME}do[opr]_v1_[0-9a-f]{{64}}"),
+    ("a token of Databricks", "dapi", rf"{_START}dapi[0-9a-f]{{32}}"),
+    ("a key of Alibaba Cloud", "ltai", rf"{_START}LTAI[A-Za-z0-9]{{16,20}}(?![A-Za-z0-9])"),
+    ("a key of Tencent Cloud", "akid", rf"{_START}AKID[A-Za-z0-9]{{32}}(?![A-Za-z0-9])"),
+    ("a token of Yandex Cloud", "y0_ t1.9 aqvn", rf"{_NAME}(?:y0_[\w\-]{{40,}}|t1\.9[\w\-]{{40,}}|AQVN[\w\-]{{35,}})"),
+    ("a token of Heroku", "hrku-", rf"{_START}HRKU-[\w\-]{{30,}}"),
+    ("a token of Fly.io", "fm", rf"{_NAME}fm[12][a-z]?_[A-Za-z0-9+/=_\-]{{50,}}"),
+    ("a token of Supabase", "sbp_", rf"{_NAME}sbp_[0-9a-f]{{40}}"),
+    ("a token of PlanetScale", "pscale_", rf"{_NAME}pscale_(?:tkn|pw|oauth)_[\w\-]{{30,}}"),
+    ("a token of Pulumi", "pul-", rf"{_START}pul-[0-9a-f]{{40}}"),
+    ("a token of Terraform", ".atlasv1.", rf"{_START}[A-Za-z0-9]{{14}}\.atlasv1\.[\w\-]{{40,}}"),
+    ("a token of Vault", "hvs. hvb. hvr.", rf"{_NAME}hv[sbr]\.[\w\-]{{20,}}"),
+    ("a token of Doppler", "dp.", rf"{_NAME}dp\.(?:pt|st|ct|scim|audit)\.[A-Za-z0-9.]{{30,}}"),
+    ("a token of 1Password", "ops_", rf"{_NAME}ops_eyJ[\w\-]{{40,}}"),
+    ("a token of Grafana", "glsa_ glc_", rf"{_NAME}gl(?:sa|c)_[\w+/=]{{30,}}"),
+    ("a key of New Relic", "nrak-", rf"{_START}NRAK-[A-Z0-9]{{27}}"),
+    ("a token of Sentry", "sntry", rf"{_NAME}sntry[su]_[\w+/=\-]{{40,}}"),
+    ("a key of Tailscale", "tskey-", rf"{_START}tskey-[a-z]+-[\w\-]{{16,}}"),
+    # Code and packages.
+    ("a token of GitHub", "gh github_pat_", rf"{_NAME}(?:gh[pousr]_[A-Za-z0-9]{{30,}}|github_pat_\w{{40,}})"),
+    (
+        "a token of GitLab",
+        "gl",
+        rf"{_NAME}(?:gl(?:pat|rt|dt|ptt|ft|imt|agent|cbt|soat|oas|ffct)|GR1348941)-?[\w\-]{{20,}}",
+    ),
+    ("a token of Bitbucket or Atlassian", "atbb atatt3 atctt3", rf"{_NAME}(?:ATBB\w{{24,}}|AT[AC]TT3[\w\-=]{{40,}})"),
+    ("a token of npm", "npm_", rf"{_NAME}npm_[A-Za-z0-9]{{36}}"),
+    ("a token of PyPI", "pypi-", rf"{_START}pypi-[\w\-]{{50,}}"),
+    ("a key of RubyGems", "rubygems_", rf"{_NAME}rubygems_[0-9a-f]{{48}}"),
+    ("a token of crates.io", "cio", rf"{_NAME}cio[A-Za-z0-9]{{32}}(?![A-Za-z0-9])"),
+    ("a token of Docker", "dckr_", rf"{_NAME}dckr_(?:pat|oat)_[\w\-]{{20,}}"),
+    ("a password of a registry", "auth", r"\"auth\"\s{0,3}:\s{0,3}\"[A-Za-z0-9+/]{12,}={0,2}\""),
+    ("a token of Artifactory", "akc", rf"{_NAME}AKCp[A-Za-z0-9]{{60,}}"),
+    ("a token of Postman", "pmak-", rf"{_START}PMAK-[0-9a-f]{{24}}-[0-9a-f]{{34}}"),
+    ("a token of Figma", "figd_", rf"{_NAME}figd_[\w\-]{{36,}}"),
+    ("a token of Notion", "ntn_ secret_", rf"{_NAME}(?:ntn_[A-Za-z0-9]{{40,}}|secret_[A-Za-z0-9]{{43}})"),
+    ("a key of Linear", "lin_", rf"{_NAME}lin_(?:api|oauth)_[A-Za-z0-9]{{32,}}"),
+    ("a token of Airtable", "pat", rf"{_NAME}pat[A-Za-z0-9]{{14}}\.[0-9a-f]{{64}}"),
+    # Messages and money.
+    ("a token of Slack", "xox xapp-", rf"{_START}(?:xox[abeoprs]|xapp)-[A-Za-z0-9\-]{{20,}}"),
+    ("a webhook", "hooks.slack.com", r"hooks\.slack\.com/(?:services|workflows|triggers)/[\w/]{20,}"),
+    ("a webhook", "/api/webhooks/", r"discord(?:app)?\.com/api/webhooks/\d+/[\w\-]{30,}"),
+    ("a webhook", "webhook.office.com", r"webhook\.office\.com/webhookb2/[\w@\-]{30,}"),
+    ("a token of Discord", ".", rf"{_START}[MNO][A-Za-z0-9_\-]{{23,27}}\.[\w\-]{{6}}\.[\w\-]{{27,40}}"),
+    ("a token of Telegram", ":aa", rf"{_START}\d{{8,10}}:AA[\w\-]{{33}}"),
+    ("a key of Stripe", "_live_ _test_", rf"{_START}[srp]k_(?:live|test)_[A-Za-z0-9]{{16,}}"),
+    ("a secret of Stripe", "whsec_", rf"{_NAME}whsec_[A-Za-z0-9+/=]{{24,}}"),
+    ("a token of Square", "sq0 eaaa", rf"{_NAME}(?:sq0[a-z]{{3}}-[\w\-]{{22,}}|EAAA[\w\-]{{60}})"),
+    ("a token of Shopify", "shp", rf"{_NAME}shp(?:at|ca|pa|ss)_[0-9A-Fa-f]{{32}}"),
+    ("a key of SendGrid", "sg.", rf"{_NAME}SG\.[\w\-]{{16,32}}\.[\w\-]{{16,64}}"),
+    ("a key of Brevo", "xkeysib-", rf"{_START}xkeysib-[0-9a-f]{{64}}"),
+    ("a key of Mailchimp", "-us", rf"{_START}[0-9a-f]{{32}}-us\d{{1,2}}(?!\d)"),
+    ("a key of Mailgun", "key-", rf"{_START}key-[0-9a-f]{{32}}(?![0-9a-f])"),
+    ("a key of Twilio", "sk", rf"{_START}SK[0-9a-f]{{32}}(?![0-9a-f])"),
+    ("a token of Meta", "eaa", rf"{_NAME}EAA[A-Za-z0-9]{{80,}}"),
+    ("a token of X", "aaaaaaaaaaaaaaaa", rf"{_START}A{{16,}}[A-Za-z0-9%]{{60,}}"),
+    ("a key of Dropbox", "sl.", rf"{_NAME}sl\.(?:u\.)?[\w\-]{{100,}}"),
+    # Keys and tokens of no one house.
+    ("a private key", "private", r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"),
+    ("a private key", "putty", r"PuTTY-User-Key-File-\d"),
+    ("a private key", "age-secret-key-", rf"{_START}AGE-SECRET-KEY-(?:PQ-)?1[0-9A-Z]{{50,}}"),
+    ("a private key", "kty", r"\"d\"\s{0,3}:\s{0,3}\"[\w\-]{40,}\""),
+    ("a JSON web token", "eyj", rf"{_START}eyJ[\w\-]{{10,}}\.eyJ[\w\-]{{10,}}\.[\w\-]{{16,}}"),
+    (
+        "a password in an address",
+        "://",
+        r"[A-Za-z][A-Za-z0-9+.\-]{1,20}://[^\s/:@\"'<>]{0,200}:(?P<value>[^\s/@\"'<>]{1,200})@"
+        # Of the names that are for documents alone.
+        r"(?![\w.\-]{0,100}\bexample\b)",
+    ),
+    ("a password", "machine", r"machine\s+\S{1,200}\s+login\s+\S{1,200}\s+password\s+(?P<value>\S{6,})"),
+    (
+        "a password",
+        "pass pwd",
+        rf"(?i:password|passwd|passphrase|pwd){_IS}(?P<value>{_MIXED}[^\s\"'<>${{}}()\[\],;]{{6,}})",
+    ),
+    (
+        "a header with a credential",
+        "authorization",
+        rf"(?i:authorization){_IS}(?i:basic|bearer|token)\s+(?P<value>[\w+/=.\-]{{16,}})",
+    ),
+    (
+        "a secret by its name",
+        "secret token key",
+        r"(?i:(?:client|app|api|auth|access|secret|private|session|refresh|bot|hub|signing|encryption|account|service)"
+        rf"[_\-]?(?:secret|token|key)(?:_id)?){_IS}(?P<value>{_MIXED}[\w+/=.\-~]{{20,}})",
+    ),
+    (
+        "a secret by its name",
+        "secret token key",
+        rf"{_NAME}[A-Z][A-Z0-9]*_(?:[A-Z0-9]+_)*(?:SECRET|TOKEN|KEY){_IS}(?P<value>{_MIXED}[\w+/=.\-~]{{20,}})",
+    ),
+)
+_SHAPES = [(kind, marks.split(), re.compile(pattern)) for kind, marks, pattern in _TABLE]
+# What documents write in the place of a secret.
+_PLACEHOLDER = re.compile(
+    r"(?i)[x*]{6}|\.{3}|your|example|placeholder|change_?me|redacted|dummy|0123456789abcdef|^(?:[$%<{].*|user|pass(?:word|wd)?|"
+    r"pwd|secret|token|key|api_?key|(?:hf_|access_?|my_?)token)$"
+)
+
+
+class Match(NamedTuple):
+    """A secret in a text, by the place where it begins; what it is is not told."""
+
+    kind: str
+    start: int
+
+
+def find_secrets(text: str) -> Iterator[Match]:
+    """Finds secrets in a text."""
+    small = text.lower()
+    for kind, marks, pattern in _SHAPES:
+        if any(mark in small for mark in marks):
+            for found in pattern.finditer(text):
+                value = found.groupdict().get("value") or found[0]
+                if not _PLACEHOLDER.search(value):
+                    yield Match(kind, found.start())

@@ -1,0 +1,151 @@
+"""Records of which picture, model and options made each result, so that a result is skipped only if it is the same.
+
+They stand in a hidden file of the folder of results, a line of JSON each. Without torch: where nothing is left to do,
+nothing is loaded.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from huggingface_hub import try_to_load_from_cache
+
+from .jobs import Job, Plan
+
+NAME = ".hf-ext-restored.jsonl"
+# Files that make a model what it is.
+_MODEL_FILES = (".safetensors", ".bin", ".json")
+State = Literal["missing", "same", "ours", "damaged", "foreign"]
+
+
+class Record(NamedTuple):
+    """What made a result, and what the result is, as hashes."""
+
+    made_by: str
+    content: str
+
+
+class Records:
+    """
+    The records of a folder of results.
+
+    Args:
+        folder (`Path`): The folder of results.
+        model (`str`): The model, as [`identify_model`] has it.
+        options (`dict`): All that changes a result beside picture and model.
+    """
+
+    def __init__(self, folder: Path, model: str, options: dict[str, Any]):
+        self.file = folder / NAME
+        self.folder = folder
+        self.recipe = json.dumps([model, options], sort_keys=True)
+        self.found = _read(self.file)
+
+    def state(self, job: Job) -> State:
+        """
+        What lies where a result goes: nothing, the same result, another or a damaged one of ours, or a file that no
+        record knows, which somebody else made or changed.
+        """
+        assert job.out is not None
+        if not job.out.exists():
+            return "missing"
+        records, content = self.found.get(self._name(job.out), []), _hash_file(job.out)
+        if matching := [record for record in records if record.content == content]:
+            made_by = self._made_by(job)
+            return "same" if any(record.made_by == made_by for record in matching) else "ours"
+        whole = is_whole(job.out)
+        # What is no picture and in no record is somebody's file; in a record it is a result that was cut off.
+        return "damaged" if whole is False or (whole is None and records) else "foreign"
+
+    def add(self, job: Job, data: bytes) -> None:
+        """
+        Records a result that is about to be written: a process that is killed in between leaves no result without a
+        record. Lines of several processes do not mix: each is one short write.
+        """
+        assert job.out is not None
+        record = Record(self._made_by(job), hashlib.sha256(data).hexdigest())
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.file, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"result": self._name(job.out), **record._asdict()}) + "\n")
+
+    def _name(self, result: Path) -> str:
+        return result.relative_to(self.folder).as_posix()
+
+    def _made_by(self, job: Job) -> str:
+        picture = hashlib.sha256(job.source).hexdigest() if isinstance(job.source, bytes) else _hash_file(job.source)
+        return hashlib.sha256(f"{picture} {self.recipe}".encode()).hexdigest()
+
+
+def choose_jobs(plan: Plan, records: Records | None, overwrite: bool) -> tuple[Plan, list[Job]]:
+    """The jobs of a plan that are not done, and the plan without those whose result would replace a foreign file."""
+    jobs, to_do, refused = list[Job](), list[Job](), dict(plan.refused)
+    for job in plan.jobs:
+        state: State = "missing"
+        if records is not None and job.out is not None and job.out.exists():
+            state = "ours" if overwrite else records.state(job)
+        if state == "foreign":
+            refused[job.name] = (
+                f"{job.name}: {job.out} exists, and is no result of this command or was changed since; move it, or "
+                "say --overwrite to replace it."
+            )
+            continue
+        jobs.append(job)
+        if state != "same":
+            to_do.append(job._replace(replace=state != "missing"))
+    return plan._replace(jobs=jobs, refused=refused), to_do
+
+
+def identify_model(source: str) -> str:
+    """The model of a folder by what is in its files, and of a Hub by the name and the commit that the cache has."""
+    folder = Path(source)
+    if folder.is_dir():
+        files = sorted(path for path in folder.rglob("*") if path.suffix in _MODEL_FILES and path.is_file())
+        return _hash_text(f"{path.relative_to(folder).as_posix()} {_hash_file(path)}" for path in files)
+    name, _, revision = source.partition("@")
+    for config in ("config.json", "adapter_config.json"):
+        cached = try_to_load_from_cache(name, config, revision=revision or None)
+        if isinstance(cached, str):
+            # .../snapshots/COMMIT/config.json
+            return f"{name}@{Path(cached).parent.name}"
+    return source
+
+
+def is_whole(path: Path) -> bool | None:
+    """`True` for a picture that can be decoded to its end, `False` for one that cannot, `None` for no picture."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            for number in range(getattr(image, "n_frames", 1)):
+                image.seek(number)
+                image.load()
+    except UnidentifiedImageError:
+        return None
+    except (OSError, SyntaxError, ValueError, EOFError, RuntimeError, Image.DecompressionBombError):
+        return False
+    return True
+
+
+def _read(file: Path) -> dict[str, list[Record]]:
+    """The records of a file by result; a line that a killed process cut off says nothing."""
+    found: dict[str, list[Record]] = {}
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
+    for line in lines:
+        try:
+            values = json.loads(line)
+            record = Record(str(values["made_by"]), str(values["content"]))
+            found.setdefault(str(values["result"]), []).append(record)
+        except (ValueError, TypeError, KeyError):
+            continue
+    return found
+
+
+def _hash_file(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _hash_text(lines: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

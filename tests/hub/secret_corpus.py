@@ -1,0 +1,291 @@
+"""Secrets that nobody has, of every shape we know, and the places where a folder can hold one.
+
+All are made here from parts and from random letters of a fixed seed, so that no scanner takes this file for a leak.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import re
+from collections.abc import Callable
+
+from safetensors.numpy import save
+
+DIGITS, HEX = "0123456789", "0123456789abcdef"
+SMALL, LARGE = "abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+WORD = SMALL + LARGE + DIGITS
+BASE64 = WORD + "+/"
+NAME = WORD + "-_"
+
+
+def letters(alphabet: str, count: int) -> str:
+    """Random letters, the same ones each time, with a letter and a digit among them."""
+    chosen = random.Random(f"{alphabet}{count}").choices(alphabet, k=count)
+    chosen[1:3] = [
+        alphabet[-1 if alphabet[-1].isalnum() else 0],
+        next((each for each in alphabet if each.isdigit()), alphabet[0]),
+    ]
+    return "".join(chosen)
+
+
+Add = Callable[..., None]
+
+
+def _hugging_face(add: Add) -> None:
+    add("hf", "h", "f_", letters(SMALL + LARGE, 34))
+    add("hf oauth", "h", "f_oauth_", "eyJhbGciOi.", letters(NAME, 40))
+    add("hf jwt", "h", "f_jwt_", "eyJhbGciOi", letters(NAME, 40))
+    add("hf organisation", "api", "_org_", letters(SMALL + LARGE, 34))
+    add("hf in an environment", "export HF_", "TOKEN=h", "f_", letters(SMALL, 34))
+    add("hf behind a name", "mytoken_h", "f_", letters(WORD, 34))
+    add("hf behind letters", "tokenIsh", "f_", letters(WORD, 34))
+    add("hf in an address", "https://user:h", "f_", letters(WORD, 34), "@huggingface.co/org/name")
+
+
+def _models(add: Add) -> None:
+    add("openai", "s", "k-", letters(WORD, 48))
+    add("openai project", "s", "k-proj-", letters(NAME.replace("-", ""), 120))
+    add("openai service", "s", "k-svcacct-", letters(WORD, 60))
+    add("openai admin", "s", "k-admin-", letters(WORD, 60))
+    add("anthropic", "s", "k-ant-api03-", letters(NAME.replace("-", ""), 93), "AA")
+    add("openrouter", "s", "k-or-v1-", letters(HEX, 64))
+    add("deepseek", "s", "k-", letters(HEX, 32))
+    add("groq", "gs", "k_", letters(WORD, 52))
+    add("xai", "xa", "i-", letters(WORD, 80))
+    add("nvidia", "nva", "pi-", letters(NAME, 64))
+    add("replicate", "r", "8_", letters(WORD, 37))
+    add("perplexity", "pp", "lx-", letters(WORD, 48))
+    add("fireworks", "f", "w_", letters(WORD, 24))
+    add("pinecone", "pc", "sk_", letters(WORD, 6), "_", letters(WORD, 63))
+    add("langsmith", "lsv", "2_pt_", letters(HEX, 32), "_", letters(HEX, 10))
+    add("jina", "ji", "na_", letters(WORD, 60))
+    add("elevenlabs", "s", "k_", letters(HEX, 48))
+    add("cohere", "COHERE_", "API_KEY=", letters(WORD, 40))
+    add("mistral", "MISTRAL_", "API_KEY: ", letters(WORD, 32))
+    add("together", "TOGETHER_", "API_KEY = '", letters(HEX, 64), "'")
+    add("wandb", "WANDB_", "API_KEY=", letters(HEX, 40))
+    add("wandb yaml", "wandb:\n  api_", "key: ", letters(HEX, 40))
+    add("wandb v1", "wand", "b_v1_", letters(WORD, 40))
+    add("wandb netrc", "machine api.wandb.ai\n  login user\n  pass", "word ", letters(HEX, 40))
+    add("comet", "COMET_", "API_KEY=", letters(WORD, 25))
+    add("kaggle json", '{"username": "alice", "k', 'ey": "', letters(HEX, 32), '"}')
+    add("kaggle environment", "KAGGLE_", "KEY=", letters(HEX, 32))
+    add("kaggle token", "KG", "AT_", letters(HEX, 32))
+
+
+def _clouds(add: Add) -> None:
+    add("aws id", "AK", "IA", letters(LARGE + DIGITS, 16))
+    add("aws id for a while", "AS", "IA", letters(LARGE + DIGITS, 16))
+    add("aws secret ini", "aws_secret_", "access_key = ", letters(BASE64, 40))
+    add("aws secret environment", "export AWS_SECRET_", "ACCESS_KEY=", letters(BASE64, 40))
+    add("aws secret json", '{"SecretAccess', 'Key": "', letters(BASE64, 40), '"}')
+    add("aws secret python", "aws_secret_", "access_key='", letters(BASE64, 40), "'")
+    add("aws session", "aws_session_", "token = ", letters(BASE64, 260))
+    add("aws bedrock", "AB", "SK", letters(BASE64, 128))
+    add("aws presigned", "https://b.s3.amazonaws.com/k?X-Amz-Sig", "nature=", letters(HEX, 64))
+    add("google key", "AI", "za", letters(NAME.replace("-", ""), 35))
+    add("google client", "GOC", "SPX-", letters(NAME.replace("-", ""), 28))
+    add("google access", "ya", "29.", letters(NAME, 120))
+    add("google refresh", "1/", "/0", letters(NAME, 60))
+    add(
+        "google service",
+        '{"type": "service_account", "private_',
+        'key": "-----BEGIN PRIV',
+        "ATE KEY-----\\nMIIE",
+        '"}',
+    )
+    add("azure storage", "DefaultEndpointsProtocol=https;AccountName=a;Account", "Key=", letters(BASE64, 86), "==")
+    add("azure sas", "https://a.blob.core.windows.net/c?sv=2024-11-04&sr=c&s", "ig=", letters(WORD, 43), "%3D")
+    add("azure client", letters(WORD, 3), "8", "Q~", letters(WORD, 34))
+    add("azure bus", "Endpoint=sb://a.servicebus.windows.net/;SharedAccess", "Key=", letters(BASE64, 43), "=")
+    add("azure openai", "AZURE_OPENAI_", "API_KEY=", letters(HEX, 32))
+    add("digitalocean", "do", "p_v1_", letters(HEX, 64))
+    add("digitalocean oauth", "do", "o_v1_", letters(HEX, 64))
+    add("databricks", "da", "pi", letters(HEX, 32))
+    add("alibaba", "LT", "AI", letters(WORD, 20))
+    add("tencent", "AK", "ID", letters(WORD, 32))
+    add("yandex", "y", "0_", letters(NAME, 55))
+    add("yandex key", "AQ", "VN", letters(NAME, 38))
+    add("heroku", "HR", "KU-", letters(NAME, 60))
+    add("fly", "Fly", "V1 fm", "2_", letters(BASE64, 100))
+    add("supabase", "sb", "p_", letters(HEX, 40))
+    add("planetscale", "pscale_", "tkn_", letters(NAME, 43))
+    add("pulumi", "pu", "l-", letters(HEX, 40))
+    add("terraform", letters(WORD, 14), ".atlas", "v1.", letters(NAME, 67))
+    add("vault", "hv", "s.", letters(NAME, 90))
+    add("vault batch", "hv", "b.", letters(NAME, 140))
+    add("doppler", "dp.", "pt.", letters(WORD, 43))
+    add("1password", "op", "s_eyJ", letters(WORD, 250))
+    add("grafana", "gl", "sa_", letters(WORD, 32), "_", letters(HEX, 8))
+    add("grafana cloud", "gl", "c_eyJ", letters(WORD, 100))
+    add("new relic", "NR", "AK-", letters(LARGE + DIGITS, 27))
+    add("sentry", "snt", "rys_eyJ", letters(WORD, 100))
+    add("tailscale", "tsk", "ey-auth-", letters(WORD, 17), "-", letters(WORD, 32))
+    add("cloudflare", "CLOUDFLARE_", "API_TOKEN=", letters(NAME.replace("-", ""), 40))
+    add("datadog", "DD_", "API_KEY=", letters(HEX, 32))
+
+
+def _packages(add: Add) -> None:
+    for name in "pousr":
+        add(f"github gh{name}", "gh", name, "_", letters(WORD, 36))
+    add("github fine-grained", "github", "_pat_", letters(WORD, 22), "_", letters(WORD, 59))
+    for name in ("pat", "rt", "dt", "ptt", "ft", "imt", "agent", "cbt", "soat", "oas"):
+        add(f"gitlab {name}", "gl", name, "-", letters(NAME.replace("-", ""), 20))
+    add("bitbucket", "AT", "BB", letters(WORD, 32))
+    add("atlassian", "AT", "ATT3", letters(NAME, 180))
+    add("npm", "np", "m_", letters(WORD, 36))
+    add("npmrc", "//registry.npmjs.org/:_auth", "Token=np", "m_", letters(WORD, 36))
+    add("pypi", "py", "pi-AgEIcHlwaS5vcmc", letters(NAME, 120))
+    add("rubygems", "ruby", "gems_", letters(HEX, 48))
+    add("crates", "ci", "o", letters(WORD, 32))
+    add("docker hub", "dck", "r_pat_", letters(NAME.replace("-", ""), 27))
+    add(
+        "docker auth",
+        '{"auths": {"ghcr.io": {"au',
+        'th": "',
+        base64.b64encode(b"alice:" + letters(WORD, 20).encode()).decode(),
+        '"}}}',
+    )
+    add("artifactory", "AK", "Cp", letters(WORD, 69))
+    add("postman", "PM", "AK-", letters(HEX, 24), "-", letters(HEX, 34))
+    add("figma", "fi", "gd_", letters(NAME, 40))
+    add("notion", "nt", "n_", letters(WORD, 46))
+    add("linear", "li", "n_api_", letters(WORD, 40))
+    add("airtable", "pa", "t", letters(WORD, 14), ".", letters(HEX, 64))
+
+
+def _messages(add: Add) -> None:
+    add("slack bot", "xo", "xb-", letters(DIGITS, 12), "-", letters(DIGITS, 12), "-", letters(WORD, 24))
+    add("slack user", "xo", "xp-", letters(DIGITS, 12), "-", letters(HEX, 32))
+    add("slack app", "xa", "pp-1-A0", letters(LARGE, 9), "-", letters(DIGITS, 12), "-", letters(HEX, 64))
+    add(
+        "slack webhook",
+        "https://hooks.sla",
+        "ck.com/services/T0",
+        letters(LARGE, 9),
+        "/B0",
+        letters(LARGE, 9),
+        "/",
+        letters(WORD, 24),
+    )
+    add("discord webhook", "https://discord.com/api/web", "hooks/", letters(DIGITS, 18), "/", letters(NAME, 68))
+    add("discord bot", "M", letters(WORD, 25), ".", letters(WORD, 6), ".", letters(NAME, 38))
+    add("teams webhook", "https://a.webhook.off", "ice.com/webhookb2/", letters(HEX, 36))
+    add("telegram", letters("123456789", 10), ":", "AA", letters(NAME, 33))
+    add("stripe", "s", "k_live_", letters(WORD, 24))
+    add("stripe test", "s", "k_test_", letters(WORD, 24))
+    add("stripe restricted", "r", "k_live_", letters(WORD, 24))
+    add("stripe webhook", "wh", "sec_", letters(WORD, 32))
+    add("square", "sq", "0atp-", letters(NAME, 22))
+    add("shopify", "shp", "at_", letters(HEX, 32))
+    add("sendgrid", "S", "G.", letters(NAME, 22), ".", letters(NAME, 43))
+    add("brevo", "xkey", "sib-", letters(HEX, 64), "-", letters(WORD, 16))
+    add("mailchimp", letters(HEX, 32), "-u", "s14")
+    add("mailgun", "ke", "y-", letters(HEX, 32))
+    add("twilio", "S", "K", letters(HEX, 32))
+    add("facebook", "EA", "A", letters(WORD, 160))
+    add("twitter", "A" * 22, letters(WORD, 80))
+
+
+def _keys(add: Add) -> None:
+    for name in ("", "RSA ", "EC ", "DSA ", "OPENSSH ", "ENCRYPTED "):
+        add(f"pem {name}", "-----BEGIN ", name, "PRIV", "ATE KEY-----\nMIIEvQIBADANBg")
+    add("pgp", "-----BEGIN PGP PRIV", "ATE KEY BLOCK-----\n\nlQdGB")
+    add("putty", "PuTTY-User-", "Key-File-3: ssh-ed25519")
+    add("age", "AGE-SEC", "RET-KEY-1", letters("QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L", 58))
+    add("jwk", '{"kty": "EC", "crv": "P-256", "', 'd": "', letters(NAME, 43), '"}')
+    add("jwt", "ey", "JhbGciOiJIUzI1NiJ9.ey", "J", letters(WORD, 40), ".", letters(NAME, 43))
+    add("address", "https://alice:S3cr", "3tPass@nas.acme.com/a.zip")
+    add("postgres", "postgresql://alice:Tr0ub4", "dor@db.acme.com:5432/x")
+    add("mongodb", "mongodb+srv://alice:c0rr3ct", "horse@cluster0.acme.mongodb.net")
+    add("redis", "redis://:h0rseba", "ttery@cache.acme.com:6379")
+    add("ftp", "ftp://alice:5taple", "x@ftp.acme.com")
+    add("pip index", "--extra-", "index-url https://bot:7hatsr1", "ght@pypi.acme.com/simple")
+    add("database password", "DB_PASS", "WORD=c0rrect-horse")
+    add("password yaml", "pass", "word: Tr0ub4dor&3x")
+    add("password json", '{"pass', 'word": "c0rrect-h0rse"}')
+    add("basic header", "Author", "ization: Basic ", letters(BASE64, 32))
+    add("bearer header", "Author", "ization: Bearer ", letters(NAME, 40))
+    add("client secret", '{"client_', 'secret": "', letters(NAME, 40), '"}')
+    add("secret key", "SECRET_", "KEY = '", letters(WORD, 50), "'")
+
+
+def shapes() -> dict[str, str]:
+    """A text for each kind of secret, with the words that stand before it where it has no form of its own."""
+    made: dict[str, str] = {}
+
+    def add(kind: str, *parts: str) -> None:
+        made[kind] = "".join(parts)
+
+    for group in (_hugging_face, _models, _clouds, _packages, _messages, _keys):
+        group(add)
+    return made
+
+
+def _escape_some(text: str) -> str:
+    """A string of JSON in which every third letter is an escape."""
+    return (
+        '"'
+        + "".join(
+            f"\\u{ord(each):04x}" if index % 3 == 0 or each in '"\\\n' else each for index, each in enumerate(text)
+        )
+        + '"'
+    )
+
+
+def _in_the_middle(text: str, between: str) -> str:
+    """A text with something in the middle of its longest word."""
+    word = max(re.finditer(r"[A-Za-z0-9_]+", text), key=lambda found: len(found[0]))
+    place = (word.start() + word.end()) // 2
+    return text[:place] + between + text[place:]
+
+
+def _header(text: str) -> bytes:
+    weights = save({}, metadata={"format": "pt", "command": "@"})
+    header = weights[8:].replace(b'"@"', _escape_some(text).encode())
+    return len(header).to_bytes(8, "little") + header
+
+
+# The name of a file and its content.
+PLACES: dict[str, Callable[[str], tuple[str, bytes]]] = {
+    "a card": lambda text: ("README.md", f"# Mine\n\n{text}\n".encode()),
+    "a card's block": lambda text: ("README.md", f"# Mine\n\n```yaml\n{text}\n```\n".encode()),
+    "a list in a card": lambda text: ("README.md", f"# Mine\n\n- `{text}`, of mine\n".encode()),
+    "a string of JSON": lambda text: ("config.json", json.dumps({"deep": [{"note": text}]}, indent=2).encode()),
+    "a key of JSON": lambda text: ("eval.json", json.dumps({text: 1}).encode()),
+    "escapes of JSON": lambda text: ("tokenizer.json", f'{{"added": {_escape_some(text)}}}'.encode()),
+    "JSON in JSON": lambda text: ("training.json", json.dumps({"cells": json.dumps({"source": [text]})}).encode()),
+    "a notebook in a card": lambda text: (
+        "README.md",
+        ("```\n" + json.dumps({"cells": [{"source": ["import os\n", f"{text}\n"]}]}) + "\n```\n").encode(),
+    ),
+    "YAML with escapes": lambda text: ("README.md", f"---\nnote: {_escape_some(text)}\n---\n# Mine\n".encode()),
+    "folded YAML": lambda text: (
+        "README.md",
+        f"---\nnote: >-\n  {_in_the_middle(text, chr(10) + '  ')}\n---\n".encode(),
+    ),
+    "a line that goes on": lambda text: (
+        "README.md",
+        f"    {_in_the_middle(text, chr(92) + chr(10) + '    ')}\n".encode(),
+    ),
+    "a template": lambda text: ("chat_template.jinja", f"{{# {text} #}}".encode()),
+    "a vocabulary": lambda text: ("vocab.txt", f"[PAD]\n[UNK]\n{text}\nthe\n".encode()),
+    "a binary file": lambda text: ("tokenizer.model", b"\x0a\xff\x00" + text.encode() + b"\x00\x12\xfe"),
+    "a header of weights": lambda text: ("model.safetensors", _header(text)),
+    "UTF-16": lambda text: ("README.md", f"# Mine\n\n{text}\n".encode("utf-16")),
+    "UTF-16 without a mark": lambda text: ("README.md", f"# Mine\n\n{text}\n".encode("utf-16-le")),
+    "UTF-16, the other way": lambda text: ("LICENSE", f"Mine\n\n{text}\n".encode("utf-16-be")),
+    "base64": lambda text: ("config.json", json.dumps({"note": base64.b64encode(text.encode()).decode()}).encode()),
+    "base64 for addresses": lambda text: (
+        "README.md",
+        b"# Mine\n\nx=" + base64.urlsafe_b64encode(f"note={text}".encode()) + b"\n",
+    ),
+    "an address": lambda text: (
+        "README.md",
+        ("https://a.org/?q=" + "".join(f"%{each:02X}" for each in text.encode()) + "\n").encode(),
+    ),
+    "HTML": lambda text: ("README.md", ("<p>" + "".join(f"&#{ord(each)};" for each in text) + "</p>\n").encode()),
+    "letters without width": lambda text: ("README.md", f"# Mine\n\n{_in_the_middle(text, chr(0x200B))}\n".encode()),
+}

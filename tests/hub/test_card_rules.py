@@ -1,0 +1,191 @@
+"""Cards that the Hub takes and cards that it refuses, in one table for the check, a push and the embedded Hub."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from huggingface_hub import HfApi, ModelCard
+from huggingface_hub.errors import RepositoryNotFoundError
+
+from hf_ext.hub import released
+from hf_ext.hub.card_rules import CardRefused, check_card
+from hf_ext.hub.publish import push, rehearse
+from hf_ext_cli.main import main
+from tests.kit.hub import ask
+
+from .published import save_bert
+
+RESULT = {
+    "task": {"type": "image-classification"},
+    "dataset": {"type": "org/data", "name": "data"},
+    "metrics": [{"type": "accuracy", "value": 0.5}],
+}
+
+
+def index(**changes: object) -> str:
+    """A card with one result, changed."""
+    return f"model-index:\n- name: mine\n  results:\n  - {json.dumps(RESULT | changes)}"
+
+
+GOOD = [
+    "license: mit",
+    "license: apache-2.0\nlanguage: en\ntags: [a, b]",
+    "license: [mit, apache-2.0]",
+    "license: other\nlicense_name: mine\nlicense_link: LICENSE",
+    "license: cc-by-sa-4.0\nlanguage: [de, fra, code, multilingual]",
+    'language: "no"',
+    "pipeline_tag: text-generation",
+    "pipeline_tag: image-restoration\nlibrary_name: transformers",
+    "base_model: gpt2",
+    "base_model: org/name.v1_x-2",
+    "base_model: [org/one, org/two]\nbase_model_relation: merge",
+    "datasets: [imdb, org/data]",
+    "datasets: imdb\nmetrics: [accuracy]",
+    "license: mit\ndatasets: glue\nmetrics: acc",
+    "license: null\nbase_model: null\ndatasets: []\ntags: null",
+    index(),
+    index(metrics=[{"type": "wer", "value": 0, "name": "WER", "args": {"a": 1}}]),
+    "model-index: []",
+    "my_own: {a: [1, null]}",
+    "",
+]
+
+
+@pytest.mark.parametrize("metadata", GOOD)
+def test_cards_that_the_hub_takes(metadata, url):
+    card = f"---\n{metadata}\n---\n# Mine\n"
+    assert check_card(card) == []
+    answer = ask(url, "POST", "/api/validate-yaml", json.dumps({"content": card, "repoType": "model"}).encode())
+    assert answer.status == 200 and answer.json()["errors"] == []
+
+
+# The metadata, and line and field of each problem.
+BAD = {
+    "license: my own": [(2, "license")],
+    "license: 3": [(2, "license")],
+    "tags: [a]\nlicense: MIT": [(3, "license")],
+    "license:\n- mit\n- mine": [(4, "license[1]")],
+    "license: {name: mit}": [(2, "license")],
+    "language: english": [(2, "language")],
+    "language: en-US": [(2, "language")],
+    "language: [en, no]": [(2, "language[1]")],
+    "language:\n- en\n- null": [(4, "language[1]")],
+    "pipeline_tag: 3": [(2, "pipeline_tag")],
+    "pipeline_tag: [text-generation]": [(2, "pipeline_tag")],
+    "base_model: 3": [(2, "base_model")],
+    "base_model: /data/alice/base": [(2, "base_model")],
+    "base_model: Kokoro 82M": [(2, "base_model")],
+    "base_model: a/b/c": [(2, "base_model")],
+    "license: mit\nbase_model:\n- org/good\n- ../bad": [(5, "base_model[1]")],
+    "datasets: [null]": [(2, "datasets[0]")],
+    "datasets:\n- null\n- org/x\n- 3": [(3, "datasets[0]"), (5, "datasets[2]")],
+    "tags: one": [(2, "tags")],
+    "tags: [1]": [(2, "tags[0]")],
+    "metrics: 3": [(2, "metrics")],
+    "metrics: [psnr, 3]": [(2, "metrics[1]")],
+    "library_name: [transformers]": [(2, "library_name")],
+    "license: other\nlicense_name: 3\nlicense_link: x": [(3, "license_name")],
+    "model-index: text": [(2, "model-index")],
+    "model-index:\n- results: []": [(3, "model-index[0].name")],
+    "model-index:\n- name: mine": [(3, "model-index[0].results")],
+    "model-index:\n- name: ''\n  results: []": [(3, "model-index[0].name")],
+    index(task=None): [(5, "model-index[0].results[0].task.type")],
+    index(dataset={"name": "x"}): [(5, "model-index[0].results[0].dataset.type")],
+    index(dataset={"type": "x"}): [(5, "model-index[0].results[0].dataset.name")],
+    index(metrics=None): [(5, "model-index[0].results[0].metrics")],
+    index(metrics=[{"type": "x"}]): [(5, "model-index[0].results[0].metrics[0].value")],
+    index(metrics=[{"value": 1}]): [(5, "model-index[0].results[0].metrics[0].type")],
+}
+
+
+@pytest.mark.parametrize("metadata", BAD)
+def test_cards_that_the_hub_refuses(metadata, url):
+    card = f"---\n{metadata}\n---\n# Mine\n"
+    problems = check_card(card)
+    assert [(problem.line, problem.field) for problem in problems] == BAD[metadata]
+    assert all(problem.refused for problem in problems)
+    answer = ask(url, "POST", "/api/validate-yaml", json.dumps({"content": card, "repoType": "model"}).encode())
+    assert answer.status == 400 and len(answer.json()["errors"]) == len(problems)
+    # Other kinds of repositories have other rules.
+    answer = ask(url, "POST", "/api/validate-yaml", json.dumps({"content": card, "repoType": "dataset"}).encode())
+    assert answer.status == 200
+
+
+SAID = {
+    "license: other": [(2, "license"), (2, "license")],
+    "license: other\nlicense_name: mine": [(2, "license")],
+    "pipeline_tag: foo-bar": [(2, "pipeline_tag")],
+    "datasets: [my photographs]": [(2, "datasets[0]")],
+}
+
+
+@pytest.mark.parametrize("metadata", SAID)
+def test_cards_that_the_hub_takes_with_a_word(metadata, tmp_path, url):
+    card = f"---\n{metadata}\n---\n# Mine\n"
+    problems = check_card(card)
+    assert [(problem.line, problem.field, problem.refused) for problem in problems] == [
+        (*expected, False) for expected in SAID[metadata]
+    ]
+    answer = ask(url, "POST", "/api/validate-yaml", json.dumps({"content": card}).encode())
+    assert answer.status == 200 and len(answer.json()["warnings"]) == len(problems)
+    bert = save_bert(tmp_path / "bert")
+    (bert / "README.md").write_text(card)
+    assert len(rehearse(bert, tmp_path / "staged").notes) == len(problems)
+
+
+def test_a_push_of_such_a_card_is_refused_before_anything_is_sent(hub, tmp_path):
+    bert = save_bert(tmp_path / "bert")
+    (bert / "README.md").write_text("---\ntags: [a]\nlicense: my own\nbase_model: 3\n---\n# Mine\n")
+    with pytest.raises(CardRefused) as caught:
+        push(bert, "org/model", endpoint=hub.url, token=False, check=False)
+    assert [(problem.line, problem.field) for problem in caught.value.problems] == [(3, "license"), (4, "base_model")]
+    (bert / "README.md").unlink()
+    with pytest.raises(CardRefused) as caught:
+        push(bert, "org/model", endpoint=hub.url, token=False, check=False, license="my own")
+    assert [problem.field for problem in caught.value.problems] == ["license"]
+    with pytest.raises(RepositoryNotFoundError):
+        HfApi(endpoint=hub.url, token=False).model_info("org/model")
+
+
+def test_the_check_of_a_card_names_lines(tmp_path):
+    bert = save_bert(tmp_path / "bert")
+    (bert / "README.md").write_text(
+        "---\nlibrary_name: transformers\nlicense: my own\ndatasets: [null]\n---\n# Mine\n"
+    )
+    result = CliRunner().invoke(main, ["card", str(bert), "--check", "--json"])
+    problems = json.loads(result.output)["problems"]
+    assert result.exit_code == 1 and len(problems) == 2
+    assert [f"line {line}:" in problem for line, problem in zip((3, 4), problems, strict=True)] == [True, True]
+
+
+def test_a_client_that_commits_such_a_card_is_refused(hub, hub_cache):
+    HfApi(endpoint=hub.url, token=False).create_repo("org/model")
+    card = ModelCard("---\nlicense: asdf\n---\n# Mine\n")
+    with pytest.raises(ValueError):
+        HfApi(endpoint=hub.url, token=False).upload_file(
+            path_or_fileobj=str(card).encode(), path_in_repo="README.md", repo_id="org/model"
+        )
+
+
+RELEASED = sorted(path.parent.name for path in Path(__file__).parents[2].glob("model_cards/released/*/README.md"))
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_the_cards_of_released_models_break_no_rule_and_lead_to_their_licence(name):
+    card = Path(__file__).parents[2] / "model_cards" / "released" / name / "README.md"
+    assert check_card(card.read_text(encoding="utf-8")) == []
+    data = ModelCard.load(card).data
+    assert card.with_name(data.license_link).is_file()
+    # The text says the same as the metadata, and the licence of the package names it.
+    spdx = data.license.upper() if data.license != "other" else f"LicenseRef-{data.license_name}"
+    told = card.with_name(data.license_link).read_text(encoding="utf-8").partition("SPDX: ")[2].strip()
+    project = tomllib.loads((card.parents[3] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert told.lower() == spdx.lower() and told in project["license"].split(" AND ")
+
+
+def test_a_package_without_models_knows_the_names_of_those_that_there_are():
+    assert sorted(released._NAMES) == RELEASED

@@ -1,0 +1,291 @@
+"""A push is what is there afterwards: a Hub may ignore, drop, delay and refuse, and others may push."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx2
+import pytest
+from huggingface_hub import HfApi, close_session
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+
+from hf_ext.embedded_hub.server import EmbeddedHub
+from hf_ext.errors import FAILED, classify
+from hf_ext.hub import commits
+from hf_ext.hub.commits import NotPublished
+from hf_ext.hub.publish import push, stage
+
+from .published import contents, save_bert
+from .unfaithful_hub import Reply, UnfaithfulHub
+
+# huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
+
+COMMIT = "/api/models/org/model/commit/main"
+TREE = "/api/models/org/model/tree/"
+
+
+@pytest.fixture(autouse=True)
+def _quiet_clean_client(hub_cache, monkeypatch) -> Iterator[None]:
+    monkeypatch.setattr(commits, "_WAITS", (0.01, 0.01))
+    disable_progress_bars()
+    yield
+    enable_progress_bars()
+    close_session()
+
+
+@pytest.fixture
+def proxy(hub) -> Iterator[UnfaithfulHub]:
+    running = UnfaithfulHub(hub.url)
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def api(hub) -> HfApi:
+    return HfApi(endpoint=hub.url, token=False)
+
+
+@pytest.fixture
+def bert(tmp_path) -> Path:
+    return save_bert(tmp_path / "bert")
+
+
+def publish(source: Path, hub: EmbeddedHub | UnfaithfulHub, **options):
+    return push(source, "org/model", endpoint=hub.url, token=False, check=False, **options)
+
+
+def heads(api: HfApi) -> list[str]:
+    return [commit.title for commit in api.list_repo_commits("org/model")]
+
+
+def on_hub(api: HfApi, tmp_path: Path, revision: str = "main") -> dict[str, bytes]:
+    folder = tmp_path / f"there-{revision.replace('/', '-')}"
+    api.snapshot_download("org/model", revision=revision, local_dir=folder)
+    return {name: data for name, data in contents(folder).items() if not name.startswith((".cache/", ".git"))}
+
+
+@pytest.mark.parametrize("rules", ["*.safetensors\n", "*.safetensors\n*.json\n", "/model*\n"])
+def test_what_the_hub_would_ignore_is_refused_before_anything_is_sent(hub, api, bert, rules):
+    api.create_repo("org/model")
+    api.upload_file(repo_id="org/model", path_or_fileobj=io.BytesIO(rules.encode()), path_in_repo=".gitignore")
+    before = api.list_repo_files("org/model"), heads(api)
+    with pytest.raises(NotPublished) as caught:
+        publish(bert, hub)
+    expected = {"model.safetensors"} | ({"config.json"} if ".json" in rules else set())
+    assert set(caught.value.files) == expected and caught.value.repo_id == "org/model"
+    assert (api.list_repo_files("org/model"), heads(api)) == before
+    assert classify(caught.value).exit_code == FAILED
+
+
+def test_rules_for_other_files_are_no_hindrance(hub, api, bert, tmp_path):
+    api.create_repo("org/model")
+    api.upload_file(repo_id="org/model", path_or_fileobj=io.BytesIO(b"*.bin\nruns/\n"), path_in_repo=".gitignore")
+    publish(bert, hub)
+    assert on_hub(api, tmp_path) == contents(stage(bert, tmp_path / "staged", repo_id="org/model"))
+
+
+def change_commit(change):
+    """A rule that changes the lines of a commit on their way."""
+
+    def rule(method, path, body, forward):
+        if method == "POST" and path.startswith(COMMIT):
+            lines = [json.loads(line) for line in body.splitlines() if line.strip()]
+            body = b"".join(json.dumps(line).encode() + b"\n" for line in change(lines))
+        return forward(body)
+
+    return rule
+
+
+def without(name):
+    return lambda lines: [line for line in lines if line["value"].get("path") != name]
+
+
+def emptied(lines):
+    """A file that is not large loses its content."""
+    return [
+        {**line, "value": {**line["value"], "content": ""}} if line["value"].get("path") == "config.json" else line
+        for line in lines
+    ]
+
+
+def swapped(lines):
+    """The same length, other bytes."""
+    return [
+        {**line, "value": {**line["value"], "content": "QUFB" + line["value"]["content"][4:]}}
+        if line["value"].get("path") == "config.json"
+        else line
+        for line in lines
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (without("model.safetensors"), "model.safetensors"),
+        (without("README.md"), "README.md"),
+        (emptied, "config.json"),
+        (swapped, "config.json"),
+    ],
+)
+def test_a_hub_that_drops_or_changes_a_file_is_found_out(proxy, bert, change, name):
+    proxy.rule = change_commit(change)
+    with pytest.raises(NotPublished) as caught:
+        publish(bert, proxy)
+    assert list(caught.value.files) == [name]
+
+
+def test_weights_of_an_earlier_push_that_stay_are_found_out(proxy, api, bert, tmp_path):
+    publish(bert, proxy)
+    api.upload_file(repo_id="org/model", path_or_fileobj=io.BytesIO(b"{}"), path_in_repo="training.json")
+    proxy.rule = change_commit(lambda lines: [line for line in lines if line["key"] != "deletedFile"])
+    (bert / "vocab.txt").write_text("a\n")
+    with pytest.raises(NotPublished) as caught:
+        publish(bert, proxy)
+    assert list(caught.value.files) == ["training.json"]
+
+
+def test_a_commit_that_no_branch_has_is_found_out(proxy, bert):
+    oid = "0123456789" * 4
+
+    def rule(method, path, body, forward):
+        if method == "POST" and path.startswith(COMMIT):
+            return Reply(
+                200, json.dumps({"commitOid": oid, "commitUrl": f"{proxy.url}/org/model/commit/{oid}"}).encode()
+            )
+        return forward(body)
+
+    proxy.rule = rule
+    with pytest.raises(NotPublished) as caught:
+        publish(bert, proxy)
+    assert list(caught.value.files) == ["main"]
+
+
+def test_a_hub_that_shows_a_commit_late_is_waited_for(proxy, api, bert, tmp_path):
+    stale: list[Reply] = []
+    committed: list[str] = []
+
+    def rule(method, path, body, forward):
+        reply = forward(body)
+        if method == "POST" and path.startswith(COMMIT):
+            committed.append(path)
+        if path.startswith(TREE) and not committed:
+            stale.append(reply)
+        if path.startswith(TREE) and committed and len(committed) < 2:
+            committed.append("late")
+            return stale[0]
+        return reply
+
+    proxy.rule = rule
+    publish(bert, proxy)
+    assert len(committed) == 2
+    assert on_hub(api, tmp_path) == contents(stage(bert, tmp_path / "staged", repo_id="org/model"))
+
+
+@pytest.mark.parametrize("lost", ["the connection ends", "status 504"])
+def test_a_commit_whose_answer_is_lost_is_there(proxy, api, bert, tmp_path, lost):
+    def rule(method, path, body, forward):
+        reply = forward(body)
+        if method == "POST" and path.startswith(COMMIT):
+            return None if lost == "the connection ends" else Reply(504, b"{}")
+        return reply
+
+    proxy.rule = rule
+    commit = publish(bert, proxy, commit_message="First")
+    assert heads(api) == ["First", "initial commit"]
+    assert commit.oid == api.model_info("org/model").sha
+    assert on_hub(api, tmp_path) == contents(stage(bert, tmp_path / "staged", repo_id="org/model"))
+
+
+@pytest.mark.parametrize("status", [403, 413, 500, None])
+@pytest.mark.parametrize("place", ["/preupload/", "/commit/"])
+def test_a_hub_that_refuses_says_so_and_nothing_is_there(proxy, api, bert, status, place):
+    def rule(method, path, body, forward):
+        if place in path:
+            return None if status is None else Reply(status, json.dumps({"error": "not today"}).encode())
+        return forward(body)
+
+    proxy.rule = rule
+    with pytest.raises((HfHubHTTPError, httpx2.TransportError)) as caught:
+        publish(bert, proxy)
+    assert classify(caught.value).exit_code == FAILED
+    assert heads(api) == ["initial commit"]
+
+
+def interrupting(proxy, api, files):
+    """A rule by which somebody else commits between the first look and the commit of a push."""
+    left = list(files)
+
+    def rule(method, path, body, forward):
+        if method == "POST" and path.startswith(COMMIT) and left:
+            name, content = left.pop(0)
+            api.upload_file(repo_id="org/model", path_or_fileobj=io.BytesIO(content), path_in_repo=name)
+        return forward(body)
+
+    return rule
+
+
+def test_other_files_that_somebody_commits_meanwhile_are_kept(proxy, api, bert, tmp_path):
+    proxy.rule = interrupting(proxy, api, [("notes.md", b"mine"), ("more.md", b"mine too")])
+    publish(bert, proxy, commit_message="Mine")
+    assert heads(api)[0] == "Mine"
+    staged = contents(stage(bert, tmp_path / "staged", repo_id="org/model"))
+    assert on_hub(api, tmp_path) == staged | {"notes.md": b"mine", "more.md": b"mine too"}
+
+
+@pytest.mark.parametrize("name", ["config.json", "README.md", "training.json"])
+def test_the_same_files_that_somebody_commits_meanwhile_are_not_replaced(proxy, api, bert, name):
+    proxy.rule = interrupting(proxy, api, [(name, b"---\nlicense: mit\n---\n")])
+    with pytest.raises(NotPublished) as caught:
+        publish(bert, proxy)
+    assert list(caught.value.files) == [name]
+    assert len(heads(api)) == 2
+
+
+def test_a_repository_that_is_never_quiet_is_given_up_in_words(proxy, api, bert):
+    proxy.rule = interrupting(proxy, api, [(f"{index}.md", b"mine") for index in range(20)])
+    with pytest.raises(NotPublished) as caught:
+        publish(bert, proxy)
+    assert list(caught.value.files) == ["main"]
+
+
+def test_pushes_at_once_end_with_one_model_or_in_words(hub, api, tmp_path):
+    sources = [save_bert(tmp_path / f"bert{index}") for index in range(4)]
+    for index, source in enumerate(sources[1:]):
+        (source / "vocab.txt").write_text(f"{index}\n")
+
+    def attempt(source):
+        try:
+            return publish(source, hub)
+        except NotPublished as error:
+            return error
+
+    publish(sources[0], hub)
+    with ThreadPoolExecutor(4) as threads:
+        ends = list(threads.map(attempt, sources))
+    refused = [end for end in ends if isinstance(end, NotPublished)]
+    assert len(refused) < 4 and all(set(error.files) == {"vocab.txt"} for error in refused)
+    # What is there is what those who were not refused pushed: the last of them, whole.
+    pushed = {end.oid for end in ends if not isinstance(end, NotPublished)}
+    assert api.model_info("org/model").sha in pushed
+
+
+def test_the_same_model_pushed_by_four_is_one_commit(hub, api, bert):
+    with ThreadPoolExecutor(4) as threads:
+        ends = list(threads.map(lambda _: publish(bert, hub, commit_message="Mine"), range(4)))
+    assert {end.oid for end in ends} == {api.model_info("org/model").sha}
+    assert heads(api) == ["Mine", "initial commit"]
+
+
+def test_a_pull_request_is_verified_too(proxy, api, bert, tmp_path):
+    api.create_repo("org/model")
+    proxy.rule = change_commit(without("README.md"))
+    with pytest.raises(NotPublished) as caught:
+        publish(bert, proxy, create_pr=True)
+    assert list(caught.value.files) == ["README.md"]
+    assert heads(api) == ["initial commit"]

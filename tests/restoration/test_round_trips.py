@@ -1,0 +1,243 @@
+"""Containers by modes, alpha and depth: past a network that changes nothing, every file comes back as it was."""
+
+import io
+import struct
+import zlib
+
+import numpngw
+import numpy as np
+import pytest
+import tifffile
+import torch
+from PIL import Image, JpegImagePlugin
+
+from hf_ext.restoration.containers import is_lossless_webp
+from hf_ext.restoration.encoding import DEFAULT, Encoding, encode_frames
+from hf_ext.restoration.files import Frames, Picture, read_frames, read_image
+from hf_ext.restoration.jobs import Job
+from hf_ext.restoration.run import restore_files
+from hf_ext.restoration.tiles import restore_image
+from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor
+from hf_ext.semanir.image_processing_semanir import spread_colours
+
+CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}
+# LA of 16 bits is read with 8, which is said; BMP as Pillow reads it has no alpha; a WebP is always RGB.
+ROWS = [
+    *(("png", mode, bits) for mode in CHANNELS for bits in (8, 16) if (mode, bits) != ("LA", 16)),
+    *(("tif", mode, bits) for mode in CHANNELS for bits in (8, 16) if (mode, bits) != ("LA", 16)),
+    *(("bmp", mode, 8) for mode in ("L", "RGB")),
+    *(("webp", mode, 8) for mode in ("RGB", "RGBA")),
+    *(("moving.png", mode, 8) for mode in ("L", "RGB", "RGBA")),
+    *(("moving.webp", mode, 8) for mode in ("RGB", "RGBA")),
+    *(("moving.tif", mode, bits) for mode in ("L", "RGB", "RGBA") for bits in (8, 16)),
+]
+
+
+def unchanging(channels: int = 3, scale: int = 1) -> SemanIRForImageRestoration:
+    """A model whose correction is zero."""
+    sizes = {"embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 6}
+    config = SemanIRConfig(**sizes, num_channels=channels, scale=scale, interpolated_base=scale > 1)
+    model = SemanIRForImageRestoration(config).eval()
+    with torch.no_grad():
+        for parameter in model.reconstruction[-1].parameters():
+            parameter.zero_()
+    return model
+
+
+@pytest.fixture(scope="module")
+def models():
+    return {channels: unchanging(channels) for channels in (1, 3)}
+
+
+def pixels_of(mode: str, bits: int, seed: int = 0) -> np.ndarray:
+    """Noise; of alpha a third is 0, with any colour below it, and a third is full."""
+    dtype = np.uint8 if bits == 8 else np.uint16
+    generator, top = np.random.default_rng(seed), np.iinfo(dtype).max
+    pixels = generator.integers(0, top, (11, 9, CHANNELS[mode]), dtype=dtype, endpoint=True)
+    if mode.endswith("A"):
+        share = generator.integers(0, 3, (11, 9))
+        pixels[..., -1] = np.where(share == 0, 0, np.where(share == 1, top, np.maximum(pixels[..., -1], 1)))
+    return pixels
+
+
+def write(path, parts: list[np.ndarray]) -> None:
+    """By the libraries, not by ours."""
+    ending = path.suffix[1:]
+    if ending == "tif":
+        for number, pixels in enumerate(parts):
+            channels = pixels.shape[-1]
+            options = {"photometric": "minisblack" if channels < 3 else "rgb", "append": number > 0}
+            options |= {"extrasamples": ["unassalpha"]} if channels % 2 == 0 else {}
+            tifffile.imwrite(path, pixels if channels > 1 else pixels[..., 0], planarconfig="contig", **options)
+    elif parts[0].dtype == np.uint16:
+        numpngw.write_png(str(path), parts[0])
+    else:
+        images = [Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels) for pixels in parts]
+        options = {"lossless": True, "exact": True} if ending == "webp" else {}
+        options |= {"save_all": True, "append_images": images[1:], "duration": 40} if len(parts) > 1 else {}
+        images[0].save(path, **options)
+
+
+def restored(model, source, out, encoding=DEFAULT, **options):
+    """The result of a picture, and what was said of it."""
+    said: list[str] = []
+    report = restore_files(
+        model, [Job(source.name, source, out, out.suffix)], encoding=encoding, say=said.append, **options
+    )
+    assert not report.failed, report.failed
+    return read_frames(out), said
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("container", "mode", "bits"), ROWS)
+def test_what_a_network_leaves_unchanged_comes_back_exactly(container, mode, bits, channels, models, tmp_path):
+    parts = [pixels_of(mode, bits, seed) for seed in range(3 if container.startswith("moving") else 1)]
+    source = tmp_path / f"in.{container}"
+    write(source, parts)
+    for strength in (1.0, 0.0):
+        frames, said = restored(models[channels], source, tmp_path / f"{strength}.{container}", strength=strength)
+        assert said == [] and len(frames.pictures) == len(parts)
+        for picture, wanted in zip(frames.pictures, parts, strict=True):
+            found = picture.pixels
+            assert found.dtype == wanted.dtype
+            if container == "moving.webp" and mode == "RGBA":
+                # Pillow's encoder of animations has no word for colours that cannot be seen.
+                seen = wanted[..., -1] > 0
+                np.testing.assert_array_equal(found[..., -1], wanted[..., -1])
+                found, wanted = found[seen], wanted[seen]
+            np.testing.assert_array_equal(found, wanted)
+        if container.endswith("webp"):
+            assert is_lossless_webp((tmp_path / f"{strength}.{container}").read_bytes())
+
+
+def test_a_moving_gif_comes_back_exactly(models, tmp_path):
+    parts = [pixels_of("RGB", 8, seed) // 64 * 85 for seed in range(3)]
+    write(tmp_path / "a.gif", parts)
+    frames, _ = restored(models[3], tmp_path / "a.gif", tmp_path / "b.gif")
+    for picture, wanted in zip(frames.pictures, parts, strict=True):
+        np.testing.assert_array_equal(picture.pixels, wanted)
+
+
+def test_webp_has_a_loss_where_the_input_had_or_a_quality_is_asked_for(models, tmp_path):
+    image = Image.fromarray(pixels_of("RGB", 8))
+    image.save(tmp_path / "lossy.webp", quality=90)
+    image.save(tmp_path / "exact.webp", lossless=True)
+    for name, encoding, lossless in (
+        ("lossy", DEFAULT, False),
+        ("lossy", Encoding(lossless=True), True),
+        ("exact", DEFAULT, True),
+        ("exact", Encoding(quality=90), False),
+    ):
+        out = tmp_path / f"{name}-{lossless}.webp"
+        restored(models[3], tmp_path / f"{name}.webp", out, encoding)
+        assert is_lossless_webp(out.read_bytes()) is lossless
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + zlib.crc32(kind + content).to_bytes(4)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize(
+    ("chunks", "other"),
+    [
+        (chunk(b"gAMA", (100_000).to_bytes(4)) + chunk(b"cHRM", bytes(range(32))), True),
+        (chunk(b"cICP", b"\x09\x10\x00\x01"), True),
+        (chunk(b"sRGB", b"\0") + chunk(b"gAMA", (45455).to_bytes(4)), False),
+    ],
+)
+def test_chunks_of_colour_are_kept_and_said_where_they_cannot_be(chunks, other, bits, models, tmp_path):
+    write(tmp_path / "in.png", [pixels_of("RGB", bits)])
+    data = (tmp_path / "in.png").read_bytes()
+    (tmp_path / "in.png").write_bytes(data[:33] + chunks + chunk(b"tEXt", b"a\0b") + data[33:])
+    frames, said = restored(models[3], tmp_path / "in.png", tmp_path / "out.png")
+    written = (tmp_path / "out.png").read_bytes()
+    assert written.count(chunks) == 1 and written.index(chunks) < written.index(b"IDAT") and said == []
+    np.testing.assert_array_equal(frames.pictures[0].pixels, pixels_of("RGB", bits))
+    _, said = restored(models[3], tmp_path / "in.png", tmp_path / "out.bmp")
+    assert len(said) == other + (bits == 16)
+
+
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+def test_a_jpeg_keeps_its_subsampling_and_gets_the_quality_asked_for(subsampling, models, tmp_path):
+    Image.fromarray(pixels_of("RGB", 8)).save(tmp_path / "in.jpg", subsampling=subsampling)
+    sizes = []
+    for quality in (None, 40):
+        out = tmp_path / f"{quality}.jpg"
+        restored(models[3], tmp_path / "in.jpg", out, Encoding(quality=quality))
+        with Image.open(out) as image:
+            assert JpegImagePlugin.get_sampling(image) == subsampling
+            sizes.append(sum(image.quantization[0]))
+    assert sizes[1] > 3 * sizes[0]
+
+
+@pytest.mark.parametrize("mode", ["LA", "RGBA"])
+@pytest.mark.parametrize("format", ["JPEG", "BMP"])
+@pytest.mark.parametrize("background", [(255, 255, 255), (16, 32, 48)])
+def test_transparency_is_composed_where_there_is_none(format, mode, background):
+    pixels, said = np.repeat(np.repeat(pixels_of(mode, 8)[:1, :3], 16, 0), 16, 1), []
+    pixels[:, :16, -1], pixels[:, 16:32, -1], pixels[:, 32:, -1] = 0, 255, 102
+    data = encode_frames(Frames([Picture(pixels)]), format, Encoding(quality=100, background=background), said.append)
+    found = read_image(data).pixels.astype(int)
+    colours, alpha = pixels[..., :-1].astype(float), pixels[..., -1:] / 255
+    wanted = colours * alpha + np.array(background) * (1 - alpha)
+    wanted = wanted if found.shape[-1] == 3 else wanted[..., :1]
+    assert np.abs(found - wanted).max() <= (2 if format == "JPEG" else 0.5)
+    assert len(said) == 1
+    # Where nothing is transparent nothing is said.
+    pixels[..., -1] = 255
+    encode_frames(Frames([Picture(pixels)]), format, Encoding(background=background), said.append)
+    assert len(said) == 1
+
+
+def sprite() -> np.ndarray:
+    """A white disc on hidden black."""
+    rows, columns = np.mgrid[:24, :31]
+    inside = ((rows - 11) ** 2 + (columns - 14) ** 2 < 70)[..., None]
+    return np.concatenate([np.where(inside, 255, 0)] * 4, axis=-1).astype(np.uint8)
+
+
+@pytest.mark.parametrize("way", ["restore_image", "processor"])
+@pytest.mark.parametrize("scale", [1, 2])
+def test_hidden_colours_do_not_reach_the_network(way, scale):
+    model, pixels = unchanging(scale=scale), sprite()
+    if way == "processor":
+        processor = SemanIRImageProcessor()
+        image = Image.fromarray(pixels)
+        with torch.no_grad():
+            outputs = model(**processor(image, return_tensors="pt"))
+        found = processor.post_process_image_restoration(outputs, images=image, output_type="np")[0]
+    else:
+        found = restore_image(model, pixels)
+    seen = found[..., -1] > 0
+    assert found[seen][:, :3].min() == 255
+    if scale == 1:
+        np.testing.assert_array_equal(found, pixels)
+    else:
+        # In floats: of 8 bits Pillow clips rows before it makes columns of them.
+        alpha = Image.fromarray(pixels[..., -1].astype(np.float32)).resize((62, 48), Image.Resampling.BICUBIC)
+        assert np.abs(found[..., -1] - np.asarray(alpha).clip(0, 255)).max() <= 0.51
+
+
+def test_colours_are_spread_from_the_nearest_cells_that_are_seen():
+    generator = np.random.default_rng(0)
+    colours = generator.integers(0, 256, (13, 10, 3), dtype=np.uint8)
+    seen = np.zeros((13, 10, 1), bool)
+    np.testing.assert_array_equal(spread_colours(colours, seen), colours)
+    np.testing.assert_array_equal(spread_colours(colours, ~seen), colours)
+    seen[2, 3] = True
+    np.testing.assert_array_equal(spread_colours(colours, seen), np.broadcast_to(colours[2, 3], colours.shape))
+    seen[12, 9] = True
+    spread = spread_colours(colours, seen)
+    # Each side has the colour on it, and no value lies beyond those that are seen.
+    np.testing.assert_array_equal(spread[3, 2], colours[2, 3])
+    np.testing.assert_array_equal(spread[12, 8], colours[12, 9])
+    both = np.stack([colours[2, 3], colours[12, 9]])
+    assert (spread >= both.min(0)).all() and (spread <= both.max(0)).all()
+
+
+def test_files_that_no_format_explains_are_not_lossless():
+    file = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(file, "WEBP", lossless=True)
+    assert is_lossless_webp(file.getvalue())
+    assert not is_lossless_webp(file.getvalue()[:10]) and not is_lossless_webp(b"")

@@ -1,0 +1,228 @@
+"""What a launcher is told is honoured as a flag of ours, or refused before anything is read."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
+from safetensors.torch import load_file
+
+from hf_ext.training import launcher
+from hf_ext.training.launcher import check_processes, honour_launcher, needs_processors, require_devices
+from hf_ext.training.processes import gather_weights
+from tests.kit.process_state import forget_accelerate
+
+from .launching import ROOT, environment
+from .tiny import TinyTask, make_arguments, run
+
+# A YAML file of accelerate and flags of `accelerate launch`, fields of ours, and the fields that come of it; None
+# where it is refused. docs/training.md has them in words.
+FSDP2 = {"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": {"fsdp_version": 2}}
+ZERO2 = {"distributed_type": "DEEPSPEED", "num_processes": 2, "deepspeed_config": {"zero_stage": 2}}
+CHECKPOINTING = {**FSDP2, "fsdp_config": {"fsdp_version": 2, "fsdp_activation_checkpointing": True}}
+OFFLOADING = {**FSDP2, "fsdp_config": {"fsdp_version": 2, "fsdp_offload_params": True}}
+ROWS = {
+    "nothing": ({}, [], {}, {}),
+    "precision": ({"mixed_precision": "bf16"}, [], {}, {"mixed_precision": "bf16"}),
+    "precision as a flag": ({}, ["--mixed_precision", "fp16"], {}, {"mixed_precision": "fp16"}),
+    "equal precision": ({"mixed_precision": "bf16"}, [], {"mixed_precision": "bf16"}, {}),
+    "another precision": ({"mixed_precision": "fp16"}, [], {"mixed_precision": "bf16"}, None),
+    "inductor": ({}, ["--dynamo_backend", "inductor"], {}, {"torch_compile": True}),
+    "inductor of a file": ({"dynamo_config": {"dynamo_backend": "INDUCTOR"}}, [], {}, {"torch_compile": True}),
+    "eager": ({}, ["--dynamo_backend", "eager"], {}, None),
+    "another mode": ({}, ["--dynamo_backend", "inductor", "--dynamo_mode", "max-autotune"], {}, None),
+    "whole graphs": ({}, ["--dynamo_backend", "inductor", "--dynamo_use_fullgraph"], {}, None),
+    "fsdp 2": (FSDP2, [], {}, {}),
+    "fsdp 1": ({**FSDP2, "fsdp_config": {"fsdp_version": 1}}, [], {}, None),
+    "fsdp with checkpointing": (CHECKPOINTING, [], {}, {"activation_checkpointing": True}),
+    "fsdp with offloading": (OFFLOADING, [], {}, None),
+    "zero 2": (ZERO2, [], {}, {}),
+    "zero 3": (ZERO2, ["--zero_stage", "3"], {}, None),
+    "zero 2 with an average": (ZERO2, ["--mixed_precision", "bf16"], {"ema_decay": 0.9}, None),
+    "zero 2 in bf16": (ZERO2, ["--mixed_precision", "bf16"], {}, {"mixed_precision": "bf16"}),
+    "another clipping": (ZERO2, ["--gradient_clipping", "0.5"], {}, None),
+    "equal clipping": (ZERO2, ["--gradient_clipping", "1"], {}, {}),
+    "another accumulation": (ZERO2, ["--gradient_accumulation_steps", "4"], {}, None),
+    "a file of deepspeed": ({**ZERO2, "deepspeed_config": {"deepspeed_config_file": "a.json"}}, [], {}, None),
+    "several on processors": ({}, ["--cpu", "--num_processes", "2"], {}, None),
+    "one on processors": ({}, ["--cpu", "--num_processes", "1"], {}, {}),
+    "megatron": ({"distributed_type": "MEGATRON_LM", "num_processes": 2}, [], {}, None),
+}
+# Refused rows that need neither DeepSpeed nor other fields of the run.
+LAUNCHED = [
+    row
+    for row, (file, _, fields, changes) in ROWS.items()
+    if changes is None and not fields and "zero" not in str(file)
+]
+# The address at which this test's own processes meet.
+INHERITED = ("MASTER_ADDR", "MASTER_PORT", "KMP_AFFINITY", "LOCAL_RANK", "WORLD_SIZE", "RANK")
+
+
+def write_file(tmp_path: Path, settings: dict) -> Path:
+    file = tmp_path / "accelerate.yaml"
+    one = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "NO", "num_processes": 1, "num_machines": 1}
+    file.write_text(yaml.safe_dump({**one, "machine_rank": 0, **settings}))
+    return file
+
+
+def hand_on(file: Path, flags: list[str]) -> dict[str, str]:
+    """The environment that `accelerate launch` starts a process with."""
+    words = ["--config_file", str(file), *flags, "script.py"]
+    arguments, *_ = _validate_launch_command(launch_command_parser().parse_args(words))
+    if arguments.use_deepspeed:
+        arguments.deepspeed_fields_from_accelerate_config = ""
+        return prepare_deepspeed_cmd_env(arguments)[1]
+    if arguments.use_fsdp or arguments.use_megatron_lm or arguments.multi_gpu:
+        return prepare_multi_gpu_env(arguments)
+    return prepare_simple_launcher_cmd_env(arguments)[1]
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_each_setting_of_a_launcher_is_honoured_or_refused(row, tmp_path, monkeypatch):
+    settings, flags, fields, changes = ROWS[row]
+    for name in (*INHERITED, *[name for name in os.environ if name.startswith(("ACCELERATE_", "FSDP_"))]):
+        monkeypatch.delenv(name, raising=False)
+    # DeepSpeed is not installed where tests run; some ports may be taken.
+    monkeypatch.setattr(launcher, "find_spec", lambda name: name)
+    handed = hand_on(write_file(tmp_path, settings), [*flags, "--main_process_port", "0"])
+    arguments = make_arguments(tmp_path / "run", {}, gradient_accumulation_steps=1, **{"ema_decay": 0.0, **fields})
+    if changes is None:
+        with pytest.raises(ValueError):
+            honour_launcher(arguments, handed)
+        return
+    found, notes = honour_launcher(arguments, handed)
+    assert {name: value for name, value in vars(found).items() if vars(arguments)[name] != value} == changes
+    assert len(notes) == len(changes)
+    # Once more, as the loop does after the launch.
+    assert honour_launcher(found, handed) == (found, [])
+
+
+def test_sharding_without_gpus_is_refused_and_processes_on_processors_are_found(monkeypatch):
+    for devices in (False, True):
+        monkeypatch.setattr(launcher, "has_devices", lambda found=devices: found)
+        for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
+            with pytest.raises(ValueError):
+                require_devices({name: "true", "ACCELERATE_USE_CPU": "true"})
+            if devices:
+                require_devices({name: "true"})
+        assert needs_processors({"LOCAL_RANK": "0"}) == (not devices)
+        assert not needs_processors({})
+    with pytest.raises(ValueError):
+        check_processes(1, {"LOCAL_RANK": "0", "WORLD_SIZE": "2"})
+    check_processes(1, {"WORLD_SIZE": "2"})
+    with pytest.raises(ValueError):
+        honour_launcher(make_arguments(Path("run"), {}), {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "many"})
+    monkeypatch.setattr(launcher, "find_spec", lambda name: None)
+    with pytest.raises(ValueError):
+        honour_launcher(make_arguments(Path("run"), {}), {"ACCELERATE_USE_DEEPSPEED": "true"})
+
+
+def test_a_launcher_with_another_accumulation_is_refused(tmp_path, examples, monkeypatch):
+    arguments = make_arguments(tmp_path / "run", {"train": {"path": str(examples)}}, max_steps=1)
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    with pytest.raises(ValueError):
+        run(TinyTask(), arguments)
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "2")
+    run(TinyTask(), arguments)
+
+
+def test_what_a_launcher_says_is_the_run(tmp_path, examples, monkeypatch):
+    data = {"train": {"path": str(examples)}}
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    run(TinyTask(), make_arguments(tmp_path / "launched", data, max_steps=2))
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION")
+    run(TinyTask(), make_arguments(tmp_path / "flag", data, max_steps=2, mixed_precision="bf16"))
+    told = [json.loads((tmp_path / name / "args.json").read_text())["arguments"] for name in ("launched", "flag")]
+    assert {**told[0], "output_dir": ""} == {**told[1], "output_dir": ""}
+    first, second = (load_file(tmp_path / name / "snapshot" / "model.safetensors") for name in ("launched", "flag"))
+    assert all(torch.equal(first[name], second[name]) for name in {*first, *second})
+    # Without the launcher's word it would be another run.
+    with pytest.raises(ValueError):
+        run(TinyTask(), make_arguments(tmp_path / "launched", data, max_steps=2))
+
+
+def test_weights_under_other_names_are_not_saved(tmp_path):
+    from accelerate import Accelerator
+
+    forget_accelerate()
+    accelerator, model = Accelerator(cpu=True), torch.nn.Linear(2, 2)
+    assert {*gather_weights(model, accelerator, ["weight", "bias"])} == {"weight", "bias"}
+    wrapped = torch.nn.Sequential(model)
+    with pytest.raises(RuntimeError):
+        gather_weights(wrapped, accelerator, ["weight", "bias"])
+
+
+def start(tmp_path: Path, settings: dict, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs `accelerate launch` on a small run, with no setting of ours but what is given."""
+    texts = tmp_path / "data.jsonl"
+    texts.write_text('{"text": "ab", "label": 0}\n{"text": "cd", "label": 1}\n' * 4)
+    values = {
+        "method": "mrconv-text",
+        "output_dir": str(tmp_path / "run"),
+        "data": {"train": {"path": str(texts)}},
+        "task": {"max_length": 16, "num_labels": 2},
+        "model": {"hidden_size": 8, "num_hidden_layers": 1},
+        "max_steps": 1,
+        "report_to": "none",
+    }
+    config = tmp_path / "run.yaml"
+    config.write_text(yaml.safe_dump(values))
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", "0"]
+    command += ["--config_file", str(write_file(tmp_path, settings)), *words, "-m", "hf_ext.training", str(config)]
+    hidden = {name: value for name, value in environment(**variables).items() if name not in INHERITED}
+    if "ACCELERATE_USE_CPU" not in variables:
+        del hidden["ACCELERATE_USE_CPU"]
+    return subprocess.run(command, cwd=ROOT, env=hidden, capture_output=True, text=True, timeout=280)
+
+
+def assert_refused(tmp_path: Path, done: subprocess.CompletedProcess[str]) -> None:
+    assert done.returncode != 0
+    assert len([line for line in done.stderr.splitlines() if line.startswith("Error: ")]) >= 1, done.stderr
+    # The launcher's own traceback tells that a process failed; none of ours does.
+    assert "hf_ext/training/" not in done.stderr.replace("\\", "/"), done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_real_launch_that_cannot_be_honoured_is_one_line(tmp_path):
+    done = start(tmp_path, {}, "--dynamo_backend", "eager")
+    assert_refused(tmp_path, done)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", LAUNCHED)
+def test_every_refusal_in_a_real_launch(tmp_path, row):
+    settings, flags, _, _ = ROWS[row]
+    assert_refused(tmp_path, start(tmp_path, settings, *flags))
+
+
+@pytest.mark.slow
+def test_sharding_on_processors_is_refused_in_a_real_launch(tmp_path):
+    full = {**FSDP2, "fsdp_config": {"fsdp_version": 2, "fsdp_cpu_ram_efficient_loading": True}}
+    assert_refused(tmp_path, start(tmp_path, {**full, "mixed_precision": "fp16"}, "--fsdp_sync_module_states", "true"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [["--mixed_precision", "bf16"], ["--dynamo_backend", "inductor"], ["--cpu"]])
+def test_a_real_launch_that_is_honoured(tmp_path, flags):
+    done = start(tmp_path, {}, *flags)
+    assert done.returncode == 0, done.stderr
+    told = json.loads((tmp_path / "run" / "args.json").read_text())["arguments"]
+    assert told["mixed_precision"] == ("bf16" if "bf16" in flags else "no")
+    assert told["torch_compile"] == ("inductor" in flags)
+    names = load_file(tmp_path / "run" / "snapshot" / "model.safetensors").keys()
+    assert names and not any("_orig_mod" in name for name in names)
+
+
+@pytest.mark.slow
+def test_processes_on_processors_need_no_word_for_it(tmp_path, examples, monkeypatch):
+    """torchrun, or a launcher of GPUs on a machine without any: they train together, not each alone."""
+    done = start(tmp_path, {"distributed_type": "MULTI_GPU", "num_processes": 2})
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run" / "args.json").read_text())["processes"] == 2

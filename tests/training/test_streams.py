@@ -1,0 +1,152 @@
+"""Every kind of training data × workers × processes goes on exactly, wherever it was cut, or is refused beforehand."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_ext.training.arguments import DataSource
+from hf_ext.training.data import TrainingLoader
+from hf_ext.training.sources import open_source
+
+from .test_data import write_tar
+from .tiny import SIDE, TinyTask, make_arguments, run, write_images, write_shards
+
+BATCHES = 9
+
+
+def open_kind(root: Path, kind: str) -> tuple[Any, DataSource | None]:
+    """Data of a kind, and the source that names it; none of what is given in Python."""
+    folders = {name: str(root / name) for name in ("a", "b", "c", "empty")}
+    paths: dict[str, Any] = {
+        "one": folders["a"],
+        "list": [folders["a"], folders["b"]],
+        # Of unequal lengths, the last one shorter than a batch of all.
+        "three": [folders["a"], folders["b"], folders["c"]],
+        "mixture": [
+            {"path": folders["a"], "weight": 3},
+            {"path": folders["b"]},
+            {"path": folders["c"], "weight": 0.5},
+        ],
+        "empty shard": folders["empty"],
+        "pictures": str(root / "pictures"),
+        "tars": str(root / "tars" / "*.tar"),
+    }
+    if kind.startswith("python"):
+        data = open_source(DataSource(folders["a"], streaming=kind != "python map"))
+        shuffled = {"python own shuffle": {"seed": 3, "buffer_size": 5}}
+        mapped = kind == "python batched map"
+        data = data.map(lambda rows: rows, batched=True, batch_size=4) if mapped else data
+        data = data.filter(lambda row: row["pixels"][0] < 0.2) if kind == "python filter" else data
+        return (data.shuffle(**shuffled[kind]) if kind in shuffled else data), None
+    name, _, buffer = kind.partition(" with ")
+    values = {"streaming": not kind.endswith("map"), "shuffle_buffer": 5 if buffer == "buffer" else 0}
+    rename = {"image.png": "image"} if name == "tars" else None
+    source = DataSource(paths[name.removesuffix(" map")], rename_columns=rename, **values)
+    return open_source(source), source
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name, shards, rows in (("a", 4, 22), ("b", 4, 9), ("c", 4, 5)):
+        write_shards(tmp_path / name, shards, rows)
+    (tmp_path / "empty").mkdir()
+    for number in range(4):
+        rows = [{"pixels": [number / 9 + row / 99] * SIDE**2} for row in range(3) if number != 2]
+        (tmp_path / "empty" / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pictures = write_images(tmp_path / "pictures", 9)
+    (tmp_path / "tars").mkdir()
+    for number in range(4):
+        write_tar(tmp_path / "tars" / f"{number}.tar", pictures)
+    return tmp_path
+
+
+KINDS = [
+    *("one", "one with buffer", "list", "list with buffer", "three", "three with buffer", "mixture"),
+    *("mixture with buffer", "pictures", "tars", "one map", "list map", "mixture map", "python map"),
+    *("python stream", "python own shuffle", "python batched map", "python filter"),
+]
+
+
+class Cut:
+    """A loader at a batch, with the states of its workers there."""
+
+    def __init__(self, root: Path, kind: str, workers: int, rank: int, world: int) -> None:
+        self.data, self.source = open_kind(root, kind)
+        self.rest = (workers, rank, world)
+
+    def open(self, first: int = 0, states: list | None = None) -> TrainingLoader:
+        transform = TinyTask().training_sample
+        return TrainingLoader(self.data, self.source, transform, 7, 2, *self.rest, first, states)
+
+    def read(self, count: int, first: int = 0, states: list | None = None) -> tuple[list[list[float]], list[list]]:
+        """A number for each example of each batch, and the states after each batch."""
+        loader, found, after = self.open(first, states), [], []
+        batches = iter(loader)
+        for _ in range(count):
+            # Example, flip and noise have all left their mark in the sum.
+            found.append([float(noisy.double().sum()) for noisy in next(batches)["pixel_values"]])
+            after.append([None if state is None else {**state} for state in loader.stream_states])
+        batches.close()
+        return found, after
+
+
+def check(root: Path, kind: str, workers: int, world: int, cuts: list[int]) -> None:
+    for rank in range(world):
+        expected, states = Cut(root, kind, workers, rank, world).read(BATCHES)
+        assert len({number for batch in expected for number in batch}) > BATCHES
+        # Opened anew, as another process does it.
+        again = Cut(root, kind, workers, rank, world)
+        for place in cuts:
+            before = states[place - 1]
+            found, _ = again.read(BATCHES - place, place, before if any(before) else None)
+            assert found == expected[place:], (rank, place)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_kinds_of_data_go_on_where_they_were_cut(root, kind):
+    check(root, kind, 0, 1, [1, 4, 6])
+
+
+@pytest.mark.parametrize("kind", ["list", "mixture", "python own shuffle"])
+def test_loader_processes_go_on_where_they_were_cut(root, kind):
+    check(root, kind, 2, 1, [1, 4])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("workers", "world"), [(0, 2), (1, 1), (2, 1), (2, 2)])
+def test_loader_processes_go_on_wherever_they_were_cut(root, kind, workers, world):
+    check(root, kind, workers, world, [1, 2, 5, 8])
+
+
+@pytest.mark.parametrize(("workers", "world"), [(0, 1), (2, 1)])
+def test_a_shard_without_rows_is_no_end(root, workers, world):
+    check(root, "empty shard", workers, world, [1, 3])
+
+
+def test_a_worker_whose_shards_are_all_empty_is_refused_in_words(root):
+    cut = Cut(root, "empty shard", 4, 0, 1)
+    with pytest.raises(ValueError):
+        cut.read(4)
+
+
+def test_a_shuffle_without_a_seed_is_not_gone_on_with(root):
+    def shuffled() -> Cut:
+        cut = Cut(root, "python stream", 0, 0, 1)
+        cut.data = cut.data.shuffle(buffer_size=5)
+        return cut
+
+    first = shuffled()
+    expected, states = first.read(6)
+    assert first.read(3, 3, states[2])[0] == expected[3:]
+    with pytest.raises(ValueError):
+        shuffled().open(3, states[2])
+
+
+def test_a_run_on_a_stream_shuffled_without_a_seed_is_refused_before_a_step(root):
+    stream, changes = Cut(root, "python stream", 0, 0, 1).data, {"save_steps": 2, "lr_scheduler_type": "constant"}
+    run(TinyTask(), make_arguments(root / "run", {}, max_steps=2, **changes), stream.shuffle())
+    with pytest.raises(ValueError):
+        run(TinyTask(), make_arguments(root / "run", {}, max_steps=4, **changes), stream.shuffle())
