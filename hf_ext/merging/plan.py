@@ -266,9 +266,19 @@ def resolve_plan(plan: Plan) -> Plan:
                 "save_pretrained, or set tie_word_embeddings to false in its config.json if they are separate."
             )
     decided = [dataclasses.replace(item, rule=_compare(plan, item)) for item in plan.own_tensors(COMPARED)]
+    untied = [item for item in decided if (item.rule, item.reason) == (KEPT, TIED)]
+    lost = (
+        [] if plan.config.with_masks else [f"{plan.tasks[item.task].title} has {item.name!r} apart" for item in untied]
+    )
+    if lost and not plan.config.allow_missing:
+        raise DataError(
+            f"{lost[0]}, which the base ties to another tensor, and one model ties it too. Choose a base that does "
+            "not, or a method with masks, or set allow_missing (--allow-missing), which leaves it out."
+        )
     # those that were compared come last, as they were found out last
     own = (*(item for item in plan.own if item.rule != COMPARED), *decided)
-    return dataclasses.replace(plan, own=own)
+    warnings = [*plan.warnings, *(f"{text}, which one model ties to another tensor: it is left out" for text in lost)]
+    return dataclasses.replace(plan, own=own, warnings=warnings)
 
 
 def _compare(plan: Plan, item: Own) -> str:

@@ -62,6 +62,7 @@ class Source:
         self.checkpoint = checkpoint
         self.place = place
         self._stored = {name: checkpoint.info(name) for name in checkpoint}
+        self._in_file = {name: name for name in self._stored}
         self.tensors: Mapping[str, TensorInfo] = {name: _as_single(info) for name, info in self._stored.items()}
         self.library, self.stated = _read_configuration(
             place.fetch(CONFIGURATION_FILES) if isinstance(place, RepositoryFiles) else place
@@ -114,8 +115,14 @@ class Source:
         found = {name: folder / name for name in patterns}
         return {name: path for name, path in found.items() if path.is_file() and stays_inside(folder, path)}
 
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Gives tensors these names, each with its name in the file. A tensor may have several."""
+        self._in_file = dict(names)
+        self.tensors = {name: _as_single(self._stored[own]) for name, own in names.items()}
+
     def read_into(self, name: str, start: int, stop: int, out: torch.Tensor) -> None:
         """Reads a run of elements of a tensor, in row-major order. Several threads may read at once."""
+        name = self._in_file[name]
         if self._stored[name].dtype == torch.float64:
             wide = torch.empty(max(stop - start, 0), dtype=torch.float64)
             self.checkpoint.read_into(name, start, stop, wide)
@@ -132,11 +139,12 @@ class Source:
 
     def will_need(self, name: str, start: int, stop: int) -> None:
         """Says that a run of elements will be read soon, so that the system may fetch it from the disk meanwhile."""
-        self.checkpoint.will_need(name, start, stop)
+        self.checkpoint.will_need(self._in_file[name], start, stop)
 
     def location(self, name: str) -> tuple[int, int] | None:
         """Descriptor and first byte of a tensor that lies in a local file as `tensors` tells; None if it does not."""
-        return None if self._stored[name].dtype == torch.float64 else self.checkpoint.location(name)
+        own = self._in_file[name]
+        return None if self._stored[own].dtype == torch.float64 else self.checkpoint.location(own)
 
     def identity(self, *, hash_files: bool = False) -> dict[str, Any]:
         """What tells these weights from others, for `emr.json`."""
