@@ -1,16 +1,30 @@
-"""Names that the installed transformers gives the tensors of a checkpoint when it loads it.
+"""Names and settings of a checkpoint as the installed transformers reads them.
 
-Versions of transformers renamed layers, and read old files by rules of their own. Two checkpoints of one model may so
-have other names for the same tensors. The library is asked only where names do not fit, as it takes seconds.
+Versions of transformers renamed layers and settings, and read old files by rules of their own. Two checkpoints of one
+model may so have other names for the same tensors. The library is asked only where files differ, as it takes seconds.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+# Settings with which the same weights mean something else.
+MEANINGS = (
+    *("num_attention_heads", "num_key_value_heads", "num_heads", "n_head", "head_dim", "rope_theta"),
+    *("encoder_attention_heads", "decoder_attention_heads"),
+)
+# Labels, origin, tokens and how a model is trained or run. Sizes of tensors are compared with the tensors.
+_NO_SETTINGS = re.compile(
+    r"_.*|id2label|label2id|num_labels|problem_type|finetuning_task|architectures|auto_map|(torch_)?dtype"
+    r"|transformers_version|task_specific_params|\w*_token(_id|_index)?|\w*vocab_size|use_cache|output_\w+|return_dict"
+    r"|\w*dropout\w*|\w*_pdrop|\w*drop_path\w*|layerdrop|initializer_\w+|gradient_checkpointing|tie_word_embeddings"
+    r"|name_or_path|train_\w+|emr_tasks|base_model_name_or_path"
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -82,3 +96,42 @@ def find_loaded_names(names: Mapping[str, object], config: Mapping[str, Any]) ->
         kept = next((name for name in tied if name in found), None)
         found |= {name: found[kept] for name in tied if kept is not None and name not in found}
     return found
+
+
+def compare_settings(base: Mapping[str, Any], task: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Settings of the network that differ between two configurations of a kind, with the value in each."""
+    if not [*_differences(base, task)]:
+        return []
+    first, second = _resolve(base), _resolve(task)
+    # What no class of the library completes may mean its default.
+    return [*_differences(first, second, both=first is base or second is task)]
+
+
+def _resolve(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A configuration with all defaults, in the words of the installed transformers; as it is if that has none."""
+    from transformers import CONFIG_MAPPING
+
+    kind = str(config.get("model_type"))
+    if kind not in CONFIG_MAPPING:
+        return config
+    try:
+        # Other keys of the file are nobody's settings.
+        known = CONFIG_MAPPING[kind]().to_dict()
+        resolved = CONFIG_MAPPING[kind].from_dict(dict(config)).to_dict()
+        return {key: value for key, value in resolved.items() if key in known}
+    except Exception:
+        # hundreds of classes, each with its own ways to fail
+        return config
+
+
+def _differences(
+    first: Mapping[str, Any], second: Mapping[str, Any], prefix: str = "", *, both: bool = False
+) -> Iterator[tuple[str, Any, Any]]:
+    for key in dict.fromkeys([*first, *second]):
+        ours, theirs = first.get(key), second.get(key)
+        if ours == theirs or _NO_SETTINGS.fullmatch(key) or (both and not (key in first and key in second)):
+            continue
+        if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+            yield from _differences(ours, theirs, f"{prefix}{key}.", both=both)
+        else:
+            yield prefix + key, ours, theirs

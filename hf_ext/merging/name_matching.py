@@ -15,7 +15,7 @@ from typing import Any
 from hf_ext.hub.safetensors_headers import TensorInfo
 
 from ..errors import DataError
-from .loading import build_empty, find_loaded_names, find_tied
+from .loading import MEANINGS, build_empty, compare_settings, find_loaded_names, find_tied
 from .sources import Source
 from .tokens import TOKENIZERS, compare_tokens
 
@@ -23,10 +23,6 @@ from .tokens import TOKENIZERS, compare_tokens
 _COMPUTED_BUFFERS = ("position_ids", "inv_freq", "original_inv_freq", "masked_bias", "relative_position_index")
 # A prefix that fewer names have is a layer, not a wrapper.
 _PREFIX_SHARE = 1 / 3
-_WARNED_SETTINGS = (
-    *("num_attention_heads", "num_key_value_heads", "n_head", "num_heads", "hidden_act"),
-    *("rope_theta", "rope_parameters", "sliding_window", "layer_types"),
-)
 # Of SemanIR; of what it did not have at first, with what a configuration means that lacks it.
 _SEMANIR_SETTINGS: dict[str, Any] = {
     **dict.fromkeys(("num_channels", "num_channels_out", "scale", "image_mean"), None),
@@ -97,7 +93,7 @@ class Matching:
 
 
 def match_names(
-    base: Source, tasks: Sequence[Source], *, given: Source | None = None, overlap: bool = False
+    base: Source, tasks: Sequence[Source], *, given: Source | None = None, overlap: bool = False, masks: bool = True
 ) -> Matching:
     """
     Finds which tensor of a task is which of the base, and refuses a task that is no fine-tune of it.
@@ -108,12 +104,14 @@ def match_names(
         given ([`Source`], *optional*): The merged model of method `"given"`.
         overlap (`bool`, *optional*, defaults to `False`):
             Whether the leading rows of a resized vocabulary are to be merged.
+        masks (`bool`, *optional*, defaults to `True`): Whether each task keeps what is its own.
 
     Returns:
         [`Matching`]: Names, vocabularies and what to warn of.
     """
     names = tuple(match_fine_tune(base, task) for task in tasks)
     warnings = [warning for task in tasks for warning in _provenance_warnings(base, task)]
+    warnings += [warning for task in tasks for warning in _compare_configurations(base, task, masks)]
     aliases = _find_tied_names(base, tasks, warnings)
     both = list(zip(tasks, names, strict=True))
     return Matching(
@@ -279,16 +277,33 @@ def _provenance_warnings(base: Source, task: Source) -> list[str]:
     known = {base.repo_id, base.spec, base.spec.partition("@")[0], base.config.get("_name_or_path")}
     if origin and base.repo_id and origin not in known and not Path(origin).is_absolute():
         warnings.append(f"{task.title} says that it comes from {origin!r}, not from {base.repo_id!r}: check it")
-    settings = {key: (base.config.get(key), task.config.get(key)) for key in _WARNED_SETTINGS}
-    settings = {key: pair for key, pair in settings.items() if None not in pair}
-    if base.config.get("model_type") == task.config.get("model_type") == "semanir":
-        settings |= {
-            key: (base.config.get(key, default), task.config.get(key, default))
-            for key, default in _SEMANIR_SETTINGS.items()
+    return warnings
+
+
+def _compare_configurations(base: Source, task: Source, masks: bool) -> list[str]:
+    """
+    Settings of the network that a task does not share with the base, in words.
+
+    Heads of another size and another base of positions give the same numbers another meaning. One model of both would
+    be wrong, so it is refused; with masks each task is computed by its own configuration, and the difference is said.
+    """
+    if base.library != "transformers" or base.config.get("model_type") != task.config.get("model_type"):
+        return []
+    warnings = []
+    settings = {key: (expected, found) for key, expected, found in compare_settings(base.config, task.config)}
+    if base.config.get("model_type") == "semanir":
+        both = {
+            key: (base.config.get(key, value), task.config.get(key, value)) for key, value in _SEMANIR_SETTINGS.items()
         }
+        settings |= {key: pair for key, pair in both.items() if pair[0] != pair[1]}
     for key, (expected, found) in settings.items():
-        if expected != found:
-            warnings.append(f"{task.title} has {key} {found!r}, the base {expected!r}: the elected model mixes them")
+        told = f"{task.title} has {key} {found!r}, the base {expected!r}"
+        if key.rpartition(".")[2] in MEANINGS and not masks:
+            raise DataError(
+                f"{told}: their weights mean something else, and one model of both would be wrong. Leave the "
+                "task out, or choose a method with masks."
+            )
+        warnings.append(f"{told}: the elected model mixes them")
     return warnings
 
 

@@ -198,7 +198,7 @@ def _plan(config: MergeConfig, inputs: Inputs) -> Plan:
     if base.library == "peft":
         # nobody else has the base of adapters
         config = dataclasses.replace(config, include_base=config.with_masks)
-    matching = match_names(base, tasks, given=model, overlap=config.shape_policy == "overlap")
+    matching = match_names(base, tasks, given=model, overlap=config.shape_policy == "overlap", masks=config.with_masks)
     table = Table(config, base, tasks, matching)
     merged = [row for row in table.rows if row.task_names]
     lacking = [row for row in merged if model is not None and row.name not in matching.given]

@@ -158,3 +158,48 @@ def test_what_one_model_would_make_of_some_tasks_is_refused(tmp_path):
     with pytest.raises(ValueError) as caught:
         make_plan(config | {"allow_missing": True})
     assert "allow_missing" in str(caught.value)
+
+
+LLAMA = transformers.LlamaConfig(**_TEXT).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "meaning"),
+    [
+        ({"num_attention_heads": 4, "head_dim": 4, "num_key_value_heads": 4}, "num_attention_heads", True),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, "rope_parameters.rope_theta", True),
+        # As transformers 4 wrote it.
+        ({"rope_parameters": None, "rope_theta": 1e6}, "rope_parameters.rope_theta", True),
+        ({"hidden_act": "gelu"}, "hidden_act", False),
+        ({"rms_norm_eps": 1e-3}, "rms_norm_eps", False),
+        ({"max_position_embeddings": 64}, "max_position_embeddings", False),
+        ({"rope_parameters": None, "rope_theta": 10000.0, "transformers_version": "4.40"}, None, False),
+        ({"attention_dropout": 0.5, "use_cache": False, "eos_token_id": 7, "id2label": {"0": "x"}}, None, False),
+    ],
+)
+def test_settings_that_change_what_is_computed_are_compared(tmp_path, changes, key, meaning):
+    tensors = {"w": torch.ones(4)}
+    told = {name: value for name, value in (LLAMA | changes).items() if name not in changes or value is not None}
+    write_weights(tmp_path / "base", tensors, config=LLAMA)
+    write_weights(tmp_path / "task", tensors, config=told)
+    config = {"base": str(tmp_path / "base"), "tasks": {"a": str(tmp_path / "task")}}
+    with make_plan(config) as plan:
+        assert any(f"has {key} " in text for text in plan.warnings) == (key is not None)
+        assert key is not None or not any("mixes" in text for text in plan.warnings)
+    one = config | {"method": "average"}
+    if meaning:
+        with refused(DataError, key, "'a'"):
+            make_plan(one)
+    else:
+        with make_plan(one) as plan:
+            assert any(f"has {key} " in text for text in plan.warnings) == (key is not None)
+
+
+def test_settings_of_the_parts_of_a_model_are_compared(tmp_path):
+    config = llava().config.to_dict()
+    other = {**config, "vision_config": {**config["vision_config"], "hidden_act": "relu", "layer_norm_eps": 1e-3}}
+    for name, told in (("base", config), ("task", other)):
+        write_weights(tmp_path / name, {"w": torch.ones(4)}, config=json.loads(json.dumps(told)))
+    with make_plan({"base": str(tmp_path / "base"), "tasks": {"a": str(tmp_path / "task")}}) as plan:
+        told = " ".join(plan.warnings)
+        assert "vision_config.hidden_act 'relu'" in told and "vision_config.layer_norm_eps 0.001" in told
