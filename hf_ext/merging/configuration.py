@@ -12,7 +12,7 @@ from huggingface_hub.dataclasses import strict
 from hf_ext.settings import build, read_yaml
 
 from ..errors import DataError
-from .mergekit import read_mergekit
+from .mergekit import MergekitError, read_mergekit
 from .methods import METHODS, Method, options_by_name
 
 TASK_ID = r"[A-Za-z0-9._-]{1,64}"
@@ -143,7 +143,8 @@ class MergeConfig:
         try:
             return cls.from_dict(mapping)
         except ValueError as error:
-            raise DataError(f"{path}: {error}") from error
+            found = isinstance(error, MergekitError) and error.find_line(Path(path).read_text(encoding="utf-8"))
+            raise DataError(f"{path}{f', line {found}' if found else ''}: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
         """
