@@ -17,7 +17,7 @@ import stat
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -274,3 +274,11 @@ def stays_inside(folder: Path, path: Path) -> bool:
         if commit.parent.name == "snapshots" and repository.name.startswith(_CACHED):
             allowed += [repository / "blobs", repository.parent / "blobs"]
     return any(target.is_relative_to(place) for place in allowed)
+
+
+def copy_into(files: Mapping[str, Path], folder: Path) -> None:
+    """Copies files to their paths in a folder."""
+    for name, path in files.items():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from transformers import AutoConfig, AutoFeatureExtractor, AutoImageProcessor, A
 
 from hf_ext.emr.building import model_class
 from hf_ext.emr.model import EMRModel
+from hf_ext.files import copy_into
 
 _READERS: dict[str, Any] = {"Sequence": AutoTokenizer, "Image": AutoImageProcessor, "Audio": AutoFeatureExtractor}
 # Of nothing but a configuration, transformers makes a tokenizer that knows no word.
@@ -31,8 +31,7 @@ class AnsweringTask:
         if emr.weights.manifest.library != "transformers":
             raise ValueError(f"task {name!r} is of {emr.weights.manifest.library}; only transformers models answer")
         with tempfile.TemporaryDirectory() as place:
-            for file, path in emr.weights.small_files(name).items():
-                shutil.copyfile(path, Path(place, file))
+            copy_into(emr.weights.small_files(name), Path(place))
             self.config: Any = AutoConfig.from_pretrained(place)
             found: Any = model_class(self.config, Path(place), False)
             self.reads, ends, _ = found.__name__.rpartition("For")[2].partition("Classification")

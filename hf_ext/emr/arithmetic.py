@@ -5,7 +5,8 @@ Weights and masks have the bits of the compiled kernels; sums agree within 1e-12
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations_with_replacement
 
 import numpy as np
 import torch
@@ -33,6 +34,8 @@ def list_pieces(tensor: Tensor) -> Iterator[slice]:
 
 def pack_mask(bits: Tensor) -> Tensor:
     """Pack booleans: element i is bit i % 8 of byte i // 8."""
+    if bits.device.type == "cpu":
+        return torch.from_numpy(np.packbits(bits.numpy(), bitorder="little"))
     padded = F.pad(bits.to(torch.uint8), (0, -len(bits) % 8)).view(-1, 8)
     return (padded << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(-1, dtype=torch.uint8)
 
@@ -45,46 +48,47 @@ def unpack_mask(mask: Tensor, n: int) -> Tensor:
 
 def elect(base: Tensor, tasks: list[Tensor], tie: str) -> Tensor:
     """W_uni in fp32. The first of equal weights is kept, which matters for +0 and -0 only."""
-    total = torch.zeros_like(base)
-    highest = lowest = tasks[0].float()
+    total, moved = torch.zeros_like(base), torch.empty_like(base)
+    highest, lowest = tasks[0].float().clone(), tasks[0].float().clone()
     for task in tasks:
         weights = task.float()
-        total += weights - base
-        highest = torch.where(weights > highest, weights, highest)
-        lowest = torch.where(weights < lowest, weights, lowest)
+        total += torch.sub(weights, base, out=moved)
+        torch.maximum(highest, weights, out=highest)
+        torch.minimum(lowest, weights, out=lowest)
     negative = total < 0
     if tie == "negative":
         negative |= (total == 0) & (lowest < base)
-    return torch.where(total > 0, highest, torch.where(negative, lowest, base))
+    elected = torch.where(total > 0, highest, torch.where(negative, lowest, base))
+    # Which of +0 and -0 is the larger differs between processors: the first task's is taken.
+    zeros = (elected == 0) & (negative | (total > 0))
+    if bool(zeros.any()):
+        for task in reversed(tasks):
+            elected = torch.where(zeros & (task == 0), task.float(), elected)
+    return elected
 
 
-def _add_up(values: Tensor) -> Tensor:
-    """[..., n] -> [..., sub-blocks]: sums by halving, so that neither threads nor vectors decide the order."""
-    values = F.pad(values, (0, -values.shape[-1] % SUB_BLOCK))
-    values = values.view(*values.shape[:-1], -1, SUB_BLOCK)
-    while values.shape[-1] > 1:
-        low, high = values.chunk(2, dim=-1)
-        values = low + high
-    return values.squeeze(-1)
-
-
-def _task_sums(base: Tensor, weights: Tensor, unified: Tensor, bits: Tensor) -> Tensor:
-    """`SUMS` of one task for each sub-block, [10, sub-blocks], from weights in fp32."""
-    delta, common = (weights - base).double(), (unified - base).double()
-    masked = torch.where(bits, common, 0.0)
-    columns = (
-        delta.abs(),
-        delta * delta,
-        delta != 0,
-        bits,
-        masked.abs(),
-        masked * masked,
-        delta * masked,
-        delta * common,
-        delta.sign() * common.sign() < 0,
-        weights.sign() * unified.sign() < 0,
-    )
-    return torch.stack([_add_up(column.double()) for column in columns])
+# No comparison is made, whose result torch writes without vectors, at three times the cost of a product. A product of
+# two fp32 numbers in fp64 is exact and never 0 by underflow, so its sign is that of the comparison: d·t > 0 where the
+# mask is set, d·t < 0 where d and t are opposed. Of x >= 0 the sign is 0 or 1, and its sum a number of elements, exact
+# in fp64. Nothing is allocated: memory that is freed goes back to the system, and costs more to get again than all the
+# arithmetic. The tests compare these sums with compiled comparisons, zeros and subnormal numbers too.
+def _add_up_task(
+    delta: Tensor, common: Tensor, size: Tensor, crossed: Tensor, work: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """`SUMS` of one task for each sub-block, [10, sub-blocks], and its mask of 0 and 1. All are fp64, [sub-blocks,
+    elements]: d, t, |t|, W_uni·W_t, and four to work on."""
+    product, agreed, mask, other = work
+    torch.mul(delta, common, out=product)
+    torch.clamp(product, min=0, out=agreed)
+    torch.sign(agreed, out=mask)
+    magnitude, moved = torch.abs(delta, out=other).sum(-1), other.sign_().sum(-1)
+    square, kept = torch.mul(delta, delta, out=other).sum(-1), mask.sum(-1)
+    masked, masked_square = torch.mul(mask, size, out=other).sum(-1), other.square_().sum(-1)
+    masked_dot, dot = agreed.sum(-1), product.sum(-1)
+    opposed = kept - product.sign_().sum(-1)
+    weight_opposed = crossed.clamp_(max=0).sign_().sum(-1).neg_()
+    sums = (magnitude, square, moved, kept, masked, masked_square, masked_dot, dot, opposed, weight_opposed)
+    return torch.stack(sums), mask
 
 
 def restore(base: Tensor, unified: Tensor, mask: Tensor, scale: float, out: Tensor) -> None:
@@ -112,29 +116,66 @@ def multiply(b: Tensor, a: Tensor) -> Tensor:
 def run_block(
     base: Tensor, tasks: list[Tensor], unified: Tensor, masks: Tensor | None, sums: Sums, first: int, tie: str | None
 ) -> None:
-    """[`merge_block`] in torch, or [`mask_block`] if `tie` is None."""
-    base = base.float()
+    """[`merge_block`] in torch, or [`mask_block`] if `tie` is None: on the CPU one sub-block after the other, of which
+    all stays in the second-level cache, and which torch computes on one thread; elsewhere all at once."""
+    n, small = len(base), base.device.type == "cpu"
+    step = SUB_BLOCK if small else max(-(-n // SUB_BLOCK), 1) * SUB_BLOCK
+    work = torch.empty((10, step), dtype=torch.float64, device=base.device)
+    for start in range(0, n, step):
+        # one that is not full is a shorter sum, or ends in zeros
+        space = work[:, None, : n - start] if small else work.view(10, -1, SUB_BLOCK)
+        here = slice(start, start + step)
+        own = None if masks is None else masks[:, start // 8 :]
+        piece = base[here].float(), [task[here].float() for task in tasks], unified[here]
+        _run_piece(*piece, own, sums, first + start // SUB_BLOCK, tie, space.unbind())
+
+
+def _run_piece(
+    base: Tensor,
+    weights: list[Tensor],
+    unified: Tensor,
+    masks: Tensor | None,
+    sums: Sums,
+    first: int,
+    tie: str | None,
+    work: Sequence[Tensor],  # ten to work on: fp64, [sub-blocks, elements of one]
+) -> None:
+    n = len(base)
     if tie is not None:
-        unified.copy_(elect(base, tasks, tie))
-    elected = unified.float()
-    common = elected - base
-    rows = []
-    for index, task in enumerate(tasks):
-        weights = task.float()
-        bits = ((weights - base).sign() == common.sign()) & (common != 0)
+        unified.copy_(elect(base, weights, tie))
+    winner = unified.float()
+    start, common, size, elected, crossed, delta, *own = work
+    _fill_up(start, base)
+    _fill_up(elected, winner)
+    _fill_up(common, winner - base)
+    torch.abs(common, out=size)
+    rows, moved = [], torch.empty_like(base)
+    for index, weight in enumerate(weights):
+        _fill_up(delta, torch.sub(weight, base, out=moved))
+        _fill_up(crossed, weight)
+        row, mask = _add_up_task(delta, common, size, crossed.mul_(elected), own)
+        rows.append(row)
         if masks is not None:
-            masks[index, : -(-len(bits) // 8)] = pack_mask(bits)
-        rows.append(_task_sums(base, weights, elected, bits))
-    columns = (base.double().square(), common.double().abs(), common.double().square(), (common != 0).double())
-    parts = torch.stack([_add_up(column) for column in columns])
-    for position in range(parts.shape[-1]):
-        sums.tasks.add_(torch.stack([row[:, position] for row in rows]))
-        sums.totals.add_(parts[:, position])
+            masks[index, : -(-n // 8)] = pack_mask(mask.bool().view(-1)[:n])
+    columns = torch.stack(rows)
+    totals = torch.stack([column.sum(-1) for column in (start.square_(), size, common.square_(), size.sign())])
+    for position in range(columns.shape[-1]):
+        sums.tasks.add_(columns[..., position])
+        sums.totals.add_(totals[:, position])
         if (first + position) % GRAM_STEP == 0:
             here = slice(position * SUB_BLOCK, (position + 1) * SUB_BLOCK)
-            deltas = torch.stack([task[here].float() - base[here] for task in tasks]).double()
-            for index, delta in enumerate(deltas):
-                sums.gram[index, index:] += _add_up(delta * deltas[index:])[:, 0]
+            deltas = [(weight[here] - base[here]).double() for weight in weights]
+            for one, two in combinations_with_replacement(range(len(deltas)), 2):
+                sums.gram[one, two] += (deltas[one] * deltas[two]).sum()
+
+
+def _fill_up(out: Tensor, values: Tensor) -> None:
+    """Values to sub-blocks in fp64, and zeros after the last."""
+    flat = out.view(-1)
+    if flat.shape != values.shape:
+        flat[len(values) :] = 0
+        flat = flat[: len(values)]
+    flat.copy_(values)
 
 
 def compute_scales(sums: np.ndarray, elements: np.ndarray, participates: np.ndarray, mode: str) -> np.ndarray:

@@ -4,7 +4,6 @@ peft; and where in the model each tensor of the checkpoint went, so that another
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto import modeling_auto
 
 from ..errors import UsageError
-from ..files import read_json
+from ..files import copy_into, read_json
 
 # What may differ between two tasks of one network: nothing that its construction reads, but for the width of a head.
 _LABEL_KEYS = ("id2label", "label2id", "num_labels", "problem_type", "finetuning_task")
@@ -73,8 +72,7 @@ def build_model(
         raise ValueError(f"attn_implementation is transformers' own, and this is a model of {library}: leave it out")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for file, path in files.items():
-            shutil.copyfile(path, folder / file)
+        copy_into(files, folder)
         if library == "transformers":
             built = _build_transformers(folder, weights(), source, dtype, trust_remote_code, attn_implementation)
         elif library == "diffusers":

@@ -25,9 +25,10 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from safetensors import safe_open
 
 from ..errors import UsageError
-from ..files import read_json, require_free, whole_folder
+from ..files import copy_into, read_json, require_free, whole_folder
 from ..hub.checkpoints import Checkpoint, open_checkpoint
 from ..hub.file_hashes import file_sha256
+from ..hub.published_files import walk
 from ..hub.safetensors_headers import CheckpointError, TensorInfo
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
 from .arithmetic import compute_scales
@@ -36,8 +37,6 @@ from .deltas import restore_directions
 from .manifest import MANIFEST, Manifest, SourceRecord, TaskRecord, TensorRecord, artifact_file, find_recorded
 from .ops import restore_block
 
-# Files of a checkpoint beside its weights: configuration, tokenizer, processor, chat template, code.
-_SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
 # What an artifact has and a plain checkpoint does not.
 _OWN_FILES = (MANIFEST, "emr_loader.py", "README.md", "report.json", "report.png")
 _LOGGER = logging.getLogger(__name__)
@@ -116,7 +115,10 @@ class TaskWeights:
         self.folder = Path(source).expanduser()
         if not self.folder.exists():
             self._repository = self._resolve(str(source), revision)
-            self.folder = self._download(*self._repository, [*_SMALL_FILES], ["*/*", "report.json"])
+            self.folder = self._download(*self._repository, [MANIFEST])
+            weights = (*Manifest.read(self.folder).unified, "*.index.json", "sums.safetensors")
+            skipped = [*weights, "tasks/*", "base/*", "report.json", "report.png", "README.md", ".*"]
+            self._download(*self._repository, ["*"], skipped)
         elif revision is not None:
             raise UsageError(f"revision={revision!r} has no meaning for the local path {self.folder}; leave it out")
         self.manifest = Manifest.read(self.folder)
@@ -188,11 +190,13 @@ class TaskWeights:
         """Lists what a plain checkpoint of a task has beside its weights."""
         self._open(task)
         files: dict[str, Path] = {}
-        for folder in ((), ("tasks", task)):
-            for path in sorted(self.folder.joinpath(*folder).iterdir()):
-                weights = path.name.endswith((".safetensors", ".safetensors.index.json"))
-                if path.is_file() and not weights and not path.name.startswith(".") and path.name not in _OWN_FILES:
-                    files[path.name] = artifact_file(self.folder, *folder, path.name)
+        for place in (self.folder, self.folder / "tasks" / task):
+            for name, path in walk(place):
+                top, nested, _ = name.partition("/")
+                weights = not nested and name.endswith((".safetensors", ".safetensors.index.json"))
+                own = name in _OWN_FILES or (bool(nested) and place == self.folder and top in ("tasks", "base"))
+                if path.is_file() and not weights and not own and not any(part[0] == "." for part in name.split("/")):
+                    files[name] = artifact_file(self.folder, path.relative_to(self.folder).as_posix())
         return files
 
     def read_small_file(self, task: str, name: str) -> dict[str, Any]:
@@ -209,8 +213,7 @@ class TaskWeights:
         files, entries = self.small_files(task), self.entries(task)
         # A name of its own: beside it there may be a merge into the same folder that was interrupted.
         with whole_folder(out) as partial:
-            for name, path in files.items():
-                shutil.copyfile(path, partial / name)
+            copy_into(files, partial)
             sizes = {name: math.prod(shape) * dtype.itemsize for name, (dtype, shape) in entries.items()}
             weights = self.manifest.unified or self.manifest.base.files
             stem = re.sub(r"-\d{5}-of-\d{5}$", "", Path(next(iter(weights))).stem)

@@ -79,9 +79,9 @@ class SecretFound(NotPublished):
 def refuse_secrets(folder: Path) -> None:
     """Refuses a staged folder that holds a token, a key or a password."""
     for name, path in walk(folder):
-        text = read_text(path)
-        if (kind := _find_kind(text)) is not None:
-            raise SecretFound(name, None if name.endswith(".safetensors") else _find_line(text, kind), kind)
+        if (kind := find_secret(path)) is not None:
+            line = None if name.endswith(".safetensors") else _find_line(read_text(path), kind)
+            raise SecretFound(name, line, kind)
 
 
 def _find_kind(text: str) -> str | None:
@@ -96,6 +96,11 @@ def _find_line(text: str, kind: str) -> int:
     lines = text.split("\n")
     shorter = range(1, len(lines))
     return 1 + bisect.bisect_left(shorter, True, key=lambda count: _find_kind("\n".join(lines[:count])) == kind)
+
+
+def find_secret(path: Path) -> str | None:
+    """The kind of a token, key or password that a file holds, if it holds one."""
+    return _find_kind(read_text(path))
 
 
 def find_machine_paths(folder: Path) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -130,11 +131,12 @@ def _write_pipeline(folder: Path, out: Path) -> None:
 
 def _write_artifact(folder: Path, out: Path, room: ModuleType | None) -> None:
     code = {} if room is None else room_code(room)
-    foreign = sorted(
-        name
-        for path in folder.rglob("*.py")
-        if (name := path.relative_to(folder).as_posix()) not in {LOADER.name, *code}
+    # Copies of our code in the folders of base and tasks stay here: the one at the root is the installed package's.
+    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*.py"))
+    ours = re.compile(
+        rf"({re.escape(LOADER.name)})|((base/|tasks/[^/]+/)?({'|'.join(map(re.escape, code)) or '(?!)'}))"
     )
+    foreign = sorted(name for name in names if not ours.fullmatch(name))
     if foreign:
         raise NotPublished(f"{folder}: {foreign[0]} is code, which is not published; take it out of the folder first")
     for kind in known_kinds():

@@ -5,13 +5,14 @@ Among themselves: (IA)³ from a base of ones; LoRA only where all tasks have one
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,8 +21,9 @@ from hf_ext.emr.ops import lora_rows
 from hf_ext.hub.safetensors_headers import TensorInfo
 
 from ..errors import DataError, UsageError
+from .companions import Companions
 from .name_matching import Names
-from .sources import CONFIGURATION_FILES, SMALL_FILES, Library, Source, size_text
+from .sources import CONFIGURATION_FILES, Library, Source, size_text
 
 # How names in LoRA files of diffusers and of kohya's scripts end.
 _LORA_FILE_ENDS = (".lora_down.weight", "lora.down.weight", "lora_linear_layer.down.weight", ".lora_A.weight")
@@ -262,9 +264,12 @@ class DeltaSource(VirtualSource):
         a, b = self._both_factors(delta)
         lora_rows(block, a, b, delta.scaling, start, stop, out)
 
-    def small_files(self, patterns: tuple[str, ...] = SMALL_FILES) -> dict[str, Path]:
-        """As [`Source.small_files`], without configurations: the adapter's are not those of the full weights."""
-        return {name: path for name, path in super().small_files(patterns).items() if name not in CONFIGURATION_FILES}
+    @cached_property
+    def companions(self) -> Companions:
+        """As [`Source.companions`], without configurations: the adapter's are not those of the full weights."""
+        own = super().companions
+        files = {name: path for name, path in own.files.items() if name not in CONFIGURATION_FILES}
+        return dataclasses.replace(own, files=files)
 
     def _weight_delta(self, name: str, module: str, first: str, second: str) -> _Delta:
         """How the factors of one module fit its weight, or an error."""

@@ -12,7 +12,7 @@ from huggingface_hub.dataclasses import strict
 from hf_ext.settings import build, read_yaml
 
 from ..errors import DataError
-from .mergekit import read_mergekit
+from .mergekit import MergekitError, read_mergekit
 from .methods import METHODS, Method, options_by_name
 
 TASK_ID = r"[A-Za-z0-9._-]{1,64}"
@@ -59,6 +59,9 @@ class MergeConfig:
         shape_policy (`str`, defaults to `"extra"`):
             A tensor whose shape in a task is not the base's: kept by the task (`"extra"`); a resized vocabulary whose
             first tokens agree is merged in its leading rows (`"overlap"`); refused (`"error"`).
+        allow_missing (`bool`, defaults to `False`):
+            Whether a tensor that a task lacks, or has in another shape, is merged of the other tasks alone, where one
+            model is made. Without it such a merge is refused. With masks each task keeps what is its own.
         small_raw (`bool`, defaults to `False`): Whether one-dimensional tensors stay as each task has them.
         dtype (`str`, *optional*): Type of the merged tensors, if not the base's.
         adapters (`str`, defaults to `"refuse"`):
@@ -85,6 +88,7 @@ class MergeConfig:
     statistics: dict[str, str] = field(default_factory=dict)
     exclude: list[str] = field(default_factory=list)
     shape_policy: Literal["extra", "overlap", "error"] = "extra"
+    allow_missing: bool = False
     small_raw: bool = False
     dtype: Literal["float32", "float16", "bfloat16"] | None = None
     adapters: Literal["refuse", "delta", "adapter"] = "refuse"
@@ -139,7 +143,8 @@ class MergeConfig:
         try:
             return cls.from_dict(mapping)
         except ValueError as error:
-            raise DataError(f"{path}: {error}") from error
+            found = isinstance(error, MergekitError) and error.find_line(Path(path).read_text(encoding="utf-8"))
+            raise DataError(f"{path}{f', line {found}' if found else ''}: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
         """
@@ -283,6 +288,7 @@ _RULES: tuple[tuple[str, Callable[[MergeConfig, Any], bool], str], ...] = (
     ),
     ("rescale", lambda c, m: c.rescale != "global" and not c.with_masks, "it scales masks, which masks: true writes"),
     ("include_base", lambda c, m: c.include_base and not c.with_masks, "only masks, of masks: true, need the base"),
+    ("allow_missing", lambda c, m: c.allow_missing and c.with_masks, "with masks each task keeps its own"),
     ("device", lambda c, m: c.device != "cpu" and not m.fused, "only emr and elect compute on GPUs"),
     ("device", lambda c, m: c.device != "cpu" and c.drop != 0, "with drop it computes on the CPU"),
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
@@ -29,14 +28,16 @@ from hf_ext.emr.ops import SUMS
 from hf_ext.emr.report import make_report
 from hf_ext.figures import can_draw
 
+from ..files import copy_into
 from ..hub.cards import write_card
 from . import report_picture
 from .card import read_report
+from .companions import same_content
 from .configuration import MergeConfig
 from .engine import TensorSums
 from .outputs import masked_rows
 from .plan import Plan
-from .sources import CONFIGURATION_FILES, PROCESSOR_FILES, TOKENIZER_FILES, Source, open_weights
+from .sources import CONFIGURATION_FILES, Source, open_weights
 from .tensors import KEPT, SHARED
 
 # They do not change what comes out, or are told elsewhere.
@@ -51,8 +52,8 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
         names = [name for name in list_files(folder) if name.endswith(".safetensors")]
         weights = [name for name in names if not name.endswith("sums.safetensors")]
         hashing = beside.submit(hash_files, folder, weights) if plan.config.with_masks else None
-        _copy_small_files(folder, plan)
-        # After the small files: it reads the copy's configuration.
+        _copy_companions(folder, plan)
+        # After the other files: it reads the copy's configuration.
         written = beside.submit(_identify_copy, folder / "base") if plan.config.include_base else None
         sources = {
             "base": _record_identity(base, out),
@@ -130,43 +131,30 @@ def _tell_dtype(path: Path, dtype: str) -> None:
     path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _copy_small_files(folder: Path, plan: Plan) -> None:
-    """The base's files to the root, every task's configuration and what else is its own to the task."""
-    root = plan.base.small_files()
-    _copy(root, folder)
+def _copy_companions(folder: Path, plan: Plan) -> None:
+    """What belongs to the model to the root, and to every task its configuration and what else is its own."""
+    base = {**plan.base.companions.files, **plan.base.companions.modules}
+    root = base if plan.config.with_masks else plan.companions
+    copy_into(root, folder)
     if plan.config.dtype and plan.base.library == "transformers" and "config.json" in root:
         _tell_dtype(folder / "config.json", plan.config.dtype)
     if plan.config.include_base:
-        _copy(root, folder / "base")
+        copy_into(base, folder / "base")
     for task in plan.tasks if plan.config.with_masks else ():
-        place = folder / "tasks" / task.label
-        _copy(task.small_files(CONFIGURATION_FILES), place)
+        place, own = folder / "tasks" / task.label, {**task.companions.files, **task.companions.modules}
+        copy_into(
+            {
+                name: path
+                for name, path in own.items()
+                if name in CONFIGURATION_FILES or name not in root or not same_content(path, root[name])
+            },
+            place,
+        )
         if task.config and task.library != "peft" and not (place / "config.json").is_file():
             # full weights of an adapter: nobody has written their configuration yet
             (place / "config.json").write_text(json.dumps(task.config, indent=2) + "\n", encoding="utf-8")
-        candidates = task.small_files((*TOKENIZER_FILES, *PROCESSOR_FILES))
-        own = {name: path for name, path in candidates.items() if name not in root or not _same(path, root[name])}
-        _copy(own, place)
     if plan.config.with_masks:
         mark_root(folder, [task.label for task in plan.tasks])
-
-
-def _copy(files: Mapping[str, Path], folder: Path) -> None:
-    for name, path in files.items():
-        target = folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
-
-
-def _same(first: Path, second: Path) -> bool:
-    """Whether two files say the same; JSON may be formatted differently."""
-    ours, theirs = first.read_bytes(), second.read_bytes()
-    if ours == theirs or first.suffix != ".json":
-        return ours == theirs
-    try:
-        return bool(json.loads(ours) == json.loads(theirs))
-    except (ValueError, RecursionError):
-        return False
 
 
 def _make_manifest(

@@ -1,7 +1,7 @@
 """Configurations of mergekit, for methods that both have: the same models, numbers and result.
 
-All is computed in float32 and rounded once; mergekit computes in `dtype`, so that in half precision its results differ
-by that rounding. Whatever would give something else is refused in words.
+All is computed in float32 and rounded once. Mergekit computes in `dtype` and rounds after every step, so in half
+precision the two results differ by several roundings. Whatever would give something else is refused, with its line.
 """
 
 import re
@@ -16,9 +16,11 @@ from ..errors import UsageError
 
 _KEYS = (
     "base_model",
+    "chat_template",
     "dtype",
     "merge_method",
     "models",
+    "name",
     "out_dtype",
     "parameters",
     "slices",
@@ -32,6 +34,18 @@ _PARAMETERS = ("weight", "density", "lambda", "normalize", "rescale", "t", "filt
 _Source = tuple[str, Mapping[str, Any]]
 
 
+class MergekitError(UsageError):
+    """What of a configuration of mergekit cannot be taken over; `entry` is the key or value that says it."""
+
+    entry = ""
+
+    def find_line(self, text: str) -> int | None:
+        """The line of the file that has the entry, if one has."""
+        word = re.compile(rf"(?<![\w.-]){re.escape(self.entry)}(?![\w.-])")
+        lines = enumerate(text.split("\n"), 1)
+        return next((number for number, line in lines if self.entry and word.search(line.partition("#")[0])), None)
+
+
 def read_mergekit(given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a [`MergeConfig`] that means the same."""
     method = given.get("merge_method")
@@ -39,11 +53,15 @@ def read_mergekit(given: Mapping[str, Any]) -> dict[str, Any]:
         random = isinstance(method, str) and method.startswith(("dare", "della"))
         _refuse(
             f"merge_method {method!r:.80}; of its methods {', '.join(_METHODS)} are had"
-            + (". What it draws at random would be another draw here: see `drop` and method della" if random else "")
+            + (". What it draws at random would be another draw here: see `drop` and method della" if random else ""),
+            "merge_method",
         )
     for key in given:
         if key not in _KEYS:
-            _refuse(f"{key!r:.80}; {', '.join(_KEYS)} are known")
+            _refuse(f"{key!r:.80}; {', '.join(_KEYS)} are known", str(key))
+    template = given.get("chat_template")
+    if template not in (None, "auto"):
+        _refuse(f"chat_template {template!r:.80}; auto is had: the one in which all models agree", "chat_template")
     sources, levels = _read_sources(given)
     base = None if given.get("base_model") is None else _read_model(given["base_model"])
     _check_tokenizer(given, base)
@@ -58,10 +76,16 @@ def _check_tokenizer(given: Mapping[str, Any], base: str | None) -> None:
     if given.get("tokenizer") is not None:
         told = _mapping("tokenizer", given["tokenizer"])
         if source is not None or set(told) != {"source"}:
-            _refuse(f"tokenizer with {', '.join(map(str, told))} here; it has source alone, without tokenizer_source")
+            _refuse(
+                f"tokenizer with {', '.join(map(str, told))} here; it has source alone, without tokenizer_source",
+                "tokenizer",
+            )
         key, source = "tokenizer.source", told["source"]
     if source not in (None, "base", base):
-        _refuse(f"{key} {source!r:.80}: the result has the base's tokens; mergekit makes a model with others")
+        _refuse(
+            f"{key} {source!r:.80}: the result has the base's tokens; mergekit makes a model with others",
+            key.partition(".")[0],
+        )
 
 
 class _Reader:
@@ -73,7 +97,7 @@ class _Reader:
         if len(self.sources) < len(sources):
             _refuse("a model that comes twice")
         for key in {key for part in (*self.sources.values(), *levels) for key in part} - {*_PARAMETERS}:
-            _refuse(f"parameter {key!r:.80}; {', '.join(_PARAMETERS)} are known")
+            _refuse(f"parameter {key!r:.80}; {', '.join(_PARAMETERS)} are known", str(key))
 
     def name_tasks(self, *, without_base: bool = True, least: int = 1) -> dict[str, str]:
         """The tasks by a name of their own, which is the last part of where they are."""
@@ -120,19 +144,23 @@ class _Reader:
         """A parameter that is true or false for the whole model."""
         flag = self.read(name, default)
         if not isinstance(flag, bool):
-            _refuse(f"{name} {flag!r:.80}, which must be true or false")
+            _refuse(f"{name} {flag!r:.80}, which must be true or false", name)
         return bool(flag)
 
 
 def _read_linear(reader: _Reader) -> dict[str, Any]:
-    if not reader.read_flag("normalize", True):
-        _refuse("normalize: false of linear, which is no average")
     if reader.base is not None and reader.base not in reader.sources:
         _refuse("a base_model of linear that is none of its models, and would be averaged in")
     # of an average it does not matter what the differences are from
     tasks = reader.name_tasks(without_base=False)
     weight = reader.read_each("weight", tasks)
-    return {"method": "average", "base": reader.base or next(iter(tasks.values())), "tasks": tasks, "weight": weight}
+    return {
+        "method": "average",
+        "base": reader.base or next(iter(tasks.values())),
+        "tasks": tasks,
+        "weight": weight,
+        "normalize": reader.read_flag("normalize", True),
+    }
 
 
 def _read_slerp(reader: _Reader) -> dict[str, Any]:
@@ -147,7 +175,7 @@ def _read_task_arithmetic(reader: _Reader) -> dict[str, Any]:
     weight = reader.read_each("weight", tasks)
     normalize = reader.read_flag("normalize", False)
     if isinstance(factor, list | bool) or (normalize and factor != 1):
-        _refuse(f"lambda {factor!r:.80} here: put it into the weights")
+        _refuse(f"lambda {factor!r:.80} here: put it into the weights", "lambda")
     if normalize:
         return {"method": "average", "base": reader.base, "tasks": tasks, "weight": weight}
     weight = weight if factor == 1 else _multiply(weight, factor)
@@ -156,7 +184,7 @@ def _read_task_arithmetic(reader: _Reader) -> dict[str, Any]:
 
 def _read_ties(reader: _Reader) -> dict[str, Any]:
     if reader.read_flag("rescale", False):
-        _refuse("rescale: true of ties")
+        _refuse("rescale: true of ties", "rescale")
     tasks = reader.name_tasks()
     return {
         "method": "ties_by_tensor",
@@ -189,33 +217,47 @@ def _read_sources(given: Mapping[str, Any]) -> tuple[list[_Source], list[Mapping
     models, slices = given.get("models"), given.get("slices")
     shared = _mapping("parameters", given.get("parameters") or {})
     if (models is None) == (slices is None):
-        _refuse("`models` and `slices` both, or none of them")
+        _refuse("`models` and `slices` both, or none of them", "slices")
     if slices is None:
         return [_read_source(entry, "model", "parameters") for entry in _list("models", models)], [shared]
-    if len(_list("slices", slices)) != 1:
-        _refuse("several slices: a result has the layers of its models")
-    part = _mapping("a slice", slices[0])
-    if not {"sources"} <= set(part) <= {"sources", "parameters"}:
-        _refuse(f"a slice with {', '.join(map(str, part))}; it has sources and parameters")
-    entries = _list("sources", part["sources"])
+    # Slices of the same models with the same parameters are one, in their order.
+    first, reached = _mapping("a slice", _list("slices", slices)[0]), 0
+    for part in (_mapping("a slice", item) for item in slices):
+        if not {"sources"} <= set(part) <= {"sources", "parameters"}:
+            _refuse(f"a slice with {', '.join(map(str, part))}; it has sources and parameters", "slices")
+        ranges = [_mapping("a source", entry).get("layer_range") for entry in _list("sources", part["sources"])]
+        if _without_layers(part) != _without_layers(first):
+            _refuse("slices of other models or parameters: put what differs by layer into one slice", "slices")
+        start, stop = ranges[0] if isinstance(ranges[0], list) and len(ranges[0]) == 2 else (None, None)
+        if start != reached or not isinstance(stop, int) or any(item != ranges[0] for item in ranges):
+            _refuse(f"layer_range {ranges!r:.80}: every model gives the layers from {reached} on", "layer_range")
+        reached = stop
+    entries = _list("sources", first["sources"])
     sources = [_read_source(entry, "model", "parameters", "layer_range") for entry in entries]
-    for entry, (model, _) in zip(entries, sources, strict=True):
-        layers = _count_layers(model)
-        if entry.get("layer_range") != [0, layers]:
-            _refuse(f"layer_range {entry.get('layer_range')!r:.80} of {model}: all its layers are [0, {layers}]")
-    return sources, [_mapping("parameters", part.get("parameters") or {}), shared]
+    for model, _ in sources:
+        if (layers := _count_layers(model)) != reached:
+            _refuse(f"layer_range up to {reached} of {model}: all its layers are [0, {layers}]", "layer_range")
+    return sources, [_mapping("parameters", first.get("parameters") or {}), shared]
+
+
+def _without_layers(part: Mapping[str, Any]) -> tuple[Any, list[Any]]:
+    entries = [{key: value for key, value in entry.items() if key != "layer_range"} for entry in part["sources"]]
+    return part.get("parameters"), entries
 
 
 def _read_source(entry: Any, *known: str) -> _Source:
     mapping = _mapping("an entry of the models", entry)
     if not {"model"} <= set(mapping) <= set(known):
-        _refuse(f"a model with {', '.join(map(str, mapping))}; it has {', '.join(known)}")
+        _refuse(f"a model with {', '.join(map(str, mapping))}; it has {', '.join(known)}", "model")
     return _read_model(mapping["model"]), _mapping("parameters", mapping.get("parameters") or {})
 
 
 def _read_model(model: Any) -> str:
     if not isinstance(model, str) or "+" in model:
-        _refuse(f"model {model!r:.80}: name a folder or org/name[@revision]; adapters are merged in by peft first")
+        _refuse(
+            f"model {model!r:.80}: name a folder or org/name[@revision]; adapters are merged in by peft first",
+            str(model),
+        )
     return str(model)
 
 
@@ -254,5 +296,7 @@ def _list(what: str, value: Any) -> list[Any]:
     return value
 
 
-def _refuse(what: str) -> NoReturn:
-    raise UsageError(f"a mergekit configuration cannot be taken over with {what}.")
+def _refuse(what: str, entry: str = "") -> NoReturn:
+    error = MergekitError(f"a mergekit configuration cannot be taken over with {what}.")
+    error.entry = entry
+    raise error

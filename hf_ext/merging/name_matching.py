@@ -6,17 +6,16 @@ Plan and table of a merge, adapters and the extraction of a LoRA ask here; nobod
 from __future__ import annotations
 
 import contextlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hf_ext.hub.safetensors_headers import TensorInfo
 
 from ..errors import DataError
+from .loading import MEANINGS, build_empty, compare_settings, find_loaded_names, find_tied
 from .sources import Source
 from .tokens import TOKENIZERS, compare_tokens
 
@@ -24,10 +23,6 @@ from .tokens import TOKENIZERS, compare_tokens
 _COMPUTED_BUFFERS = ("position_ids", "inv_freq", "original_inv_freq", "masked_bias", "relative_position_index")
 # A prefix that fewer names have is a layer, not a wrapper.
 _PREFIX_SHARE = 1 / 3
-_WARNED_SETTINGS = (
-    *("num_attention_heads", "num_key_value_heads", "n_head", "num_heads", "hidden_act"),
-    *("rope_theta", "rope_parameters", "sliding_window", "layer_types"),
-)
 # Of SemanIR; of what it did not have at first, with what a configuration means that lacks it.
 _SEMANIR_SETTINGS: dict[str, Any] = {
     **dict.fromkeys(("num_channels", "num_channels_out", "scale", "image_mean"), None),
@@ -98,7 +93,7 @@ class Matching:
 
 
 def match_names(
-    base: Source, tasks: Sequence[Source], *, given: Source | None = None, overlap: bool = False
+    base: Source, tasks: Sequence[Source], *, given: Source | None = None, overlap: bool = False, masks: bool = True
 ) -> Matching:
     """
     Finds which tensor of a task is which of the base, and refuses a task that is no fine-tune of it.
@@ -109,12 +104,14 @@ def match_names(
         given ([`Source`], *optional*): The merged model of method `"given"`.
         overlap (`bool`, *optional*, defaults to `False`):
             Whether the leading rows of a resized vocabulary are to be merged.
+        masks (`bool`, *optional*, defaults to `True`): Whether each task keeps what is its own.
 
     Returns:
         [`Matching`]: Names, vocabularies and what to warn of.
     """
     names = tuple(match_fine_tune(base, task) for task in tasks)
     warnings = [warning for task in tasks for warning in _provenance_warnings(base, task)]
+    warnings += [warning for task in tasks for warning in _compare_configurations(base, task, masks)]
     aliases = _find_tied_names(base, tasks, warnings)
     both = list(zip(tasks, names, strict=True))
     return Matching(
@@ -130,16 +127,51 @@ def match_names(
 
 def match_fine_tune(base: Source, task: Source) -> Names:
     """The names of a task that is a fine-tune of the base; any other is refused."""
-    _refuse_other_model(base, task)
-    names = Names(base.tensors, task.tensors)
+    names = _match_loaded(base, task)
     _refuse_little_overlap(base, task, names)
     return names
 
 
+def _match_loaded(base: Source, task: Source) -> Names:
+    """
+    The names of a task beside the base's, both as transformers reads them.
+
+    A task whose file has other names, of another version or of a tensor that its class ties, is renamed: to what the
+    base's file has, which transformers reads too.
+    """
+    _refuse_other_model(base, task)
+    names = Names(base.tensors, task.tensors)
+    if type(task) is not Source or task.library != "transformers" or not _may_be_renamed(base, task, names):
+        return names
+    try:
+        ours, theirs = (find_loaded_names(source.tensors, source.config) for source in (base, task))
+    except ValueError:
+        # What does not fit is refused, or kept and said.
+        return names
+    loaded = Names({own: base.tensors[name] for own, name in ours.items()}, theirs)
+    if len(loaded.pairs) <= len(names.pairs):
+        return names
+    renamed: dict[str, str] = {}
+    for own, name in loaded.pairs.items():
+        # Of names for one tensor of the base's file the first counts.
+        renamed.setdefault(loaded.task_prefix + ours[own].removeprefix(loaded.base_prefix), theirs[name])
+    taken = {*loaded.pairs.values(), *(name for name, stored in theirs.items() if stored in renamed.values())}
+    task.rename(renamed | {name: stored for name, stored in theirs.items() if name not in taken})
+    return Names(base.tensors, task.tensors)
+
+
+def _may_be_renamed(base: Source, task: Source, names: Names) -> bool:
+    """Whether a tensor of the base without a partner has the shape of one of the task's, or a row for each token."""
+    paired = set(names.pairs.values())
+    shapes = {info.shape for name, info in task.tensors.items() if name not in paired}
+    vocabulary = _vocabulary_size(task.config)
+    lacking = [info.shape for name, info in base.tensors.items() if name not in names.pairs]
+    return any(shape in shapes or (shape and shape[0] == vocabulary) for shape in lacking)
+
+
 def _match_given(base: Source, model: Source) -> dict[str, str]:
     """The names in a merged model of the tensors that it has in the base's shape."""
-    _refuse_other_model(base, model)
-    pairs = Names(base.tensors, model.tensors).pairs
+    pairs = _match_loaded(base, model).pairs
     return {
         name: own
         for name, own in pairs.items()
@@ -189,26 +221,8 @@ def _find_unsaved(task: Source, names: Names) -> frozenset[str]:
     model = None
     if found:
         with contextlib.suppress(ValueError):
-            model = _meta_model(task.config)
+            model = build_empty(task.config)
     return frozenset() if model is None else frozenset(found - set(model.state_dict()))
-
-
-def _meta_model(config: Mapping[str, Any]) -> torch.nn.Module | None:
-    """The model of a configuration without its weights."""
-    import transformers
-
-    name = next(iter(config.get("architectures") or ()), "")
-    model_class = getattr(transformers, name, None) if name.isidentifier() else None
-    if not isinstance(model_class, type) or not issubclass(model_class, transformers.PreTrainedModel):
-        return None
-    assert model_class.config_class is not None
-    try:
-        configuration = model_class.config_class.from_dict(dict(config))
-        with torch.device("meta"):
-            return model_class(configuration)
-    except Exception as error:
-        # hundreds of classes, each with its own ways to fail and packages to need
-        raise ValueError(f"{name} cannot be built from its configuration ({type(error).__name__}: {error})") from error
 
 
 def _find_tied_names(base: Source, tasks: Sequence[Source], warnings: list[str]) -> dict[str, str]:
@@ -219,15 +233,12 @@ def _find_tied_names(base: Source, tasks: Sequence[Source], warnings: list[str])
     model = None
     if base.library == "transformers" and any(_has_vocabulary_twice(source, base.config) for source in (base, *tasks)):
         try:
-            model = _meta_model(base.config)
+            model = build_empty(base.config)
         except ValueError as error:
             warnings.append(f"{base.title}: {error}; only what its file says about tied tensors is known")
     if model is not None:
         stored = base.tensors
-        groups: dict[int, list[str]] = defaultdict(list)
-        for name, parameter in model.named_parameters(remove_duplicate=False):
-            groups[id(parameter)].append(name)
-        for names in groups.values():
+        for names in find_tied(model):
             kept = next((name for name in names if name in base.tensors), None)
             if kept is not None:
                 shape = base.tensors[kept].shape
@@ -266,16 +277,33 @@ def _provenance_warnings(base: Source, task: Source) -> list[str]:
     known = {base.repo_id, base.spec, base.spec.partition("@")[0], base.config.get("_name_or_path")}
     if origin and base.repo_id and origin not in known and not Path(origin).is_absolute():
         warnings.append(f"{task.title} says that it comes from {origin!r}, not from {base.repo_id!r}: check it")
-    settings = {key: (base.config.get(key), task.config.get(key)) for key in _WARNED_SETTINGS}
-    settings = {key: pair for key, pair in settings.items() if None not in pair}
-    if base.config.get("model_type") == task.config.get("model_type") == "semanir":
-        settings |= {
-            key: (base.config.get(key, default), task.config.get(key, default))
-            for key, default in _SEMANIR_SETTINGS.items()
+    return warnings
+
+
+def _compare_configurations(base: Source, task: Source, masks: bool) -> list[str]:
+    """
+    Settings of the network that a task does not share with the base, in words.
+
+    Heads of another size and another base of positions give the same numbers another meaning. One model of both would
+    be wrong, so it is refused; with masks each task is computed by its own configuration, and the difference is said.
+    """
+    if base.library != "transformers" or base.config.get("model_type") != task.config.get("model_type"):
+        return []
+    warnings = []
+    settings = {key: (expected, found) for key, expected, found in compare_settings(base.config, task.config)}
+    if base.config.get("model_type") == "semanir":
+        both = {
+            key: (base.config.get(key, value), task.config.get(key, value)) for key, value in _SEMANIR_SETTINGS.items()
         }
+        settings |= {key: pair for key, pair in both.items() if pair[0] != pair[1]}
     for key, (expected, found) in settings.items():
-        if expected != found:
-            warnings.append(f"{task.title} has {key} {found!r}, the base {expected!r}: the elected model mixes them")
+        told = f"{task.title} has {key} {found!r}, the base {expected!r}"
+        if key.rpartition(".")[2] in MEANINGS and not masks:
+            raise DataError(
+                f"{told}: their weights mean something else, and one model of both would be wrong. Leave the "
+                "task out, or choose a method with masks."
+            )
+        warnings.append(f"{told}: the elected model mixes them")
     return warnings
 
 

@@ -82,7 +82,7 @@ def open_fine_tune(base: str, fine_tune: str, endpoint: str | None = None) -> It
             first.repo_id or str(Path(base).expanduser().resolve()),
             first.commit,
             first.config,
-            own.small_files(),
+            own.companions.files,
             tuple(own.tensors),
             {name: first.tensors[other].shape for name, other in in_base.items()},
             own.read,

@@ -15,6 +15,7 @@ import torch
 from hf_ext.emr.artifact import mask_bytes
 
 from ..errors import DataError, UsageError
+from .companions import join_companions
 from .configuration import MergeConfig, load_config
 from .inputs import Inputs, open_inputs
 from .name_matching import Names, match_names
@@ -41,6 +42,7 @@ class Plan:
     merged_model_names: Mapping[str, str] = field(default_factory=dict)  # names in it, by the names of the base
     statistics: tuple[Source, ...] = ()  # those of the tasks' data, opened, where the method wants them
     warnings: list[str] = field(default_factory=list)  # what the user should look at
+    companions: Mapping[str, Path] = field(default_factory=dict)  # files beside the weights of the root
 
     @cached_property
     def merged_rows(self) -> tuple[Row, ...]:
@@ -196,7 +198,7 @@ def _plan(config: MergeConfig, inputs: Inputs) -> Plan:
     if base.library == "peft":
         # nobody else has the base of adapters
         config = dataclasses.replace(config, include_base=config.with_masks)
-    matching = match_names(base, tasks, given=model, overlap=config.shape_policy == "overlap")
+    matching = match_names(base, tasks, given=model, overlap=config.shape_policy == "overlap", masks=config.with_masks)
     table = Table(config, base, tasks, matching)
     merged = [row for row in table.rows if row.task_names]
     lacking = [row for row in merged if model is not None and row.name not in matching.given]
@@ -213,7 +215,16 @@ def _plan(config: MergeConfig, inputs: Inputs) -> Plan:
         *(f"{title} holds float64, which is treated as float32" for title in doubles),
         *find_narrowing(tasks, merged),
         *table.warnings,
+        *(
+            f"{source.title}: not taken along: {', '.join(source.companions.left_out)}"
+            for source in (base, *tasks)
+            if source.companions.left_out
+        ),
     ]
+    companions = base.companions.files
+    if not config.with_masks:
+        companions, told = join_companions(base.companions, {task.title: task.companions for task in tasks})
+        warnings += told
     plan = Plan(
         config,
         base,
@@ -226,6 +237,7 @@ def _plan(config: MergeConfig, inputs: Inputs) -> Plan:
         {row.name: matching.given[row.name] for row in merged if model is not None},
         inputs.statistics,
         warnings,
+        companions,
     )
     warnings += _size_warnings(plan)
     return plan
@@ -254,9 +266,19 @@ def resolve_plan(plan: Plan) -> Plan:
                 "save_pretrained, or set tie_word_embeddings to false in its config.json if they are separate."
             )
     decided = [dataclasses.replace(item, rule=_compare(plan, item)) for item in plan.own_tensors(COMPARED)]
+    untied = [item for item in decided if (item.rule, item.reason) == (KEPT, TIED)]
+    lost = (
+        [] if plan.config.with_masks else [f"{plan.tasks[item.task].title} has {item.name!r} apart" for item in untied]
+    )
+    if lost and not plan.config.allow_missing:
+        raise DataError(
+            f"{lost[0]}, which the base ties to another tensor, and one model ties it too. Choose a base that does "
+            "not, or a method with masks, or set allow_missing (--allow-missing), which leaves it out."
+        )
     # those that were compared come last, as they were found out last
     own = (*(item for item in plan.own if item.rule != COMPARED), *decided)
-    return dataclasses.replace(plan, own=own)
+    warnings = [*plan.warnings, *(f"{text}, which one model ties to another tensor: it is left out" for text in lost)]
+    return dataclasses.replace(plan, own=own, warnings=warnings)
 
 
 def _compare(plan: Plan, item: Own) -> str:

@@ -50,7 +50,14 @@ def copy_artifact(folder: Path, out: Path) -> None:
         places.append(Path(manifest.base.folder))
     for place in places:
         (out / place).mkdir(parents=True, exist_ok=True)
-        _copy(folder, place, out, _weights(manifest.base.files if place == Path("base") else manifest.unified))
+        weights = _weights(manifest.base.files if place == Path("base") else manifest.unified)
+        # What the merge took along beside what loaders read; code is taken from installed packages.
+        inner = "" if place == Path() else f"{place.as_posix()}/"
+        along = {name.removeprefix(inner) for name in manifest.files if name.startswith(inner)}
+        along = {
+            name for name in along if not name.endswith(".py") and name.partition("/")[0] not in ("tasks", "base")
+        }
+        _copy(folder, place, out, weights | along)
     _promise_no_task(out / "config.json")
     shutil.copyfile(_LOADER_HERE, out / LOADER)
 

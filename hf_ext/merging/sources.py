@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fnmatch
 import math
 import os
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,32 +22,11 @@ from hf_ext.hub.checkpoints import Checkpoint, open_checkpoint
 from hf_ext.hub.file_hashes import file_sha256
 from hf_ext.hub.safetensors_headers import CheckpointError, TensorInfo
 
+from .companions import LEFT_OUT, Companions, find_companions, read_modules
+
 Library = Literal["transformers", "diffusers", "peft"]
 
 CONFIGURATION_FILES = ("config.json", "adapter_config.json", "model_index.json")
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "spm.model",
-    "chat_template.jinja",
-    "chat_template.json",
-    "additional_chat_templates/*.jinja",
-)
-PROCESSOR_FILES = (
-    "preprocessor_config.json",
-    "processor_config.json",
-    "video_preprocessor_config.json",
-    "generation_config.json",
-)
-SMALL_FILES = (*CONFIGURATION_FILES, *TOKENIZER_FILES, *PROCESSOR_FILES)
 # What quantised checkpoints keep beside their packed weights.
 _QUANTISED_PARTS = (
     "SCB",
@@ -83,6 +62,7 @@ class Source:
         self.checkpoint = checkpoint
         self.place = place
         self._stored = {name: checkpoint.info(name) for name in checkpoint}
+        self._in_file = {name: name for name in self._stored}
         self.tensors: Mapping[str, TensorInfo] = {name: _as_single(info) for name, info in self._stored.items()}
         self.library, self.stated = _read_configuration(
             place.fetch(CONFIGURATION_FILES) if isinstance(place, RepositoryFiles) else place
@@ -100,10 +80,13 @@ class Source:
         """How messages name it."""
         return f"{_describe_label(self.label)} ({self.spec})"
 
-    @property
-    def folder(self) -> Path:
-        """Where the small files lie: the local folder, or a snapshot in the cache, fetched when it is first asked."""
-        return self.place.fetch(SMALL_FILES) if isinstance(self.place, RepositoryFiles) else self.place
+    @cached_property
+    def companions(self) -> Companions:
+        """What belongs to the model beside its weights: in the local folder, or in the cache, fetched when it is first
+        asked for. Links out of the folder are left out."""
+        if isinstance(self.place, RepositoryFiles):
+            return find_companions(self.place.fetch_companions())
+        return find_companions(self.place, alone=not Path(self.spec).expanduser().is_dir())
 
     @property
     def architecture(self) -> str | None:
@@ -126,19 +109,20 @@ class Source:
         """Whether a tensor is stored as float64, and given as float32."""
         return any(info.dtype == torch.float64 for info in self._stored.values())
 
-    def small_files(self, patterns: tuple[str, ...] = SMALL_FILES) -> dict[str, Path]:
-        """The small files that are there: configuration, tokenizer, processor. Links out of the folder are left
-        out."""
-        folder = self.folder
-        found = (
-            (path.relative_to(folder).as_posix(), path)
-            for path in sorted([*folder.glob("*"), *folder.glob("additional_chat_templates/*")])
-            if path.is_file() and stays_inside(folder, path)
-        )
-        return {name: path for name, path in found if any(fnmatch.fnmatchcase(name, item) for item in patterns)}
+    def small_files(self, patterns: tuple[str, ...]) -> dict[str, Path]:
+        """The files of these names, and no other is fetched. Links out of the folder are left out."""
+        folder = self.place.fetch(patterns) if isinstance(self.place, RepositoryFiles) else self.place
+        found = {name: folder / name for name in patterns}
+        return {name: path for name, path in found.items() if path.is_file() and stays_inside(folder, path)}
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Gives tensors these names, each with its name in the file. A tensor may have several."""
+        self._in_file = dict(names)
+        self.tensors = {name: _as_single(self._stored[own]) for name, own in names.items()}
 
     def read_into(self, name: str, start: int, stop: int, out: torch.Tensor) -> None:
         """Reads a run of elements of a tensor, in row-major order. Several threads may read at once."""
+        name = self._in_file[name]
         if self._stored[name].dtype == torch.float64:
             wide = torch.empty(max(stop - start, 0), dtype=torch.float64)
             self.checkpoint.read_into(name, start, stop, wide)
@@ -155,11 +139,12 @@ class Source:
 
     def will_need(self, name: str, start: int, stop: int) -> None:
         """Says that a run of elements will be read soon, so that the system may fetch it from the disk meanwhile."""
-        self.checkpoint.will_need(name, start, stop)
+        self.checkpoint.will_need(self._in_file[name], start, stop)
 
     def location(self, name: str) -> tuple[int, int] | None:
         """Descriptor and first byte of a tensor that lies in a local file as `tensors` tells; None if it does not."""
-        return None if self._stored[name].dtype == torch.float64 else self.checkpoint.location(name)
+        own = self._in_file[name]
+        return None if self._stored[own].dtype == torch.float64 else self.checkpoint.location(own)
 
     def identity(self, *, hash_files: bool = False) -> dict[str, Any]:
         """What tells these weights from others, for `emr.json`."""
@@ -178,7 +163,9 @@ class Source:
         and what its small files say, such as the factor of an adapter, too."""
         result = self.identity()
         if self.repo_id is None:
-            result["small_files"] = {name: file_sha256(path) for name, path in self.small_files().items()}
+            result["small_files"] = {
+                name: file_sha256(path) for name, path in {**self.companions.files, **self.companions.modules}.items()
+            }
         for name, file in self.checkpoint.files.items():
             if file.path is not None:
                 result["files"][name]["mtime_ns"] = os.stat(file.path).st_mtime_ns
@@ -213,6 +200,15 @@ class RepositoryFiles:
 
     def fetch(self, patterns: tuple[str, ...]) -> Path:
         """The snapshot in the cache, with these files of it."""
+        return self._fetch(patterns, ())
+
+    def fetch_companions(self) -> Path:
+        """The snapshot with all that belongs to the model beside its weights."""
+        folder = self._fetch(("*",), LEFT_OUT)
+        modules = tuple(f"{place}/*" for place in read_modules(folder))
+        return self._fetch(modules, ()) if modules else folder
+
+    def _fetch(self, patterns: tuple[str, ...], ignored: tuple[str, ...]) -> Path:
         with self._lock:
             if patterns not in self._fetched:
                 try:
@@ -220,6 +216,7 @@ class RepositoryFiles:
                         self.repo_id,
                         revision=self._commit,
                         allow_patterns=list(patterns),
+                        ignore_patterns=list(ignored) or None,
                         token=self._token,
                         endpoint=self._endpoint,
                         tqdm_class=_NoBar,

@@ -107,13 +107,20 @@ class Table:
             lost = [item for item in self.own if (item.task, item.rule) == (index, KEPT)]
             lost = [item for item in lost if item.reason not in (_EXCLUDED, _SMALL) and item.nbytes]
             shared = {item.base_name for item in self.own if (item.task, item.rule) == (index, SHARED)}
+            chosen = {item.base_name for item in self.own if item.task == index and item.reason == _EXCLUDED}
             absent = [row.name for row in self.rows if row.task_names and row.task_names[index] is None]
-            absent = [name for name in absent if name not in shared]
+            absent = [name for name in absent if name not in shared | chosen]
             if lost:
                 text = f"{task.title}: one model has no place for {name_some([item.name for item in lost])}"
                 warnings.append(f"{text}; what they hold is left out")
+            if absent and not self._config.allow_missing:
+                raise DataError(
+                    f"{task.title} lacks {name_some(absent)}, or has them in another shape, and method "
+                    f"{self._config.method!r} would make them of the other tasks alone. Exclude them, which takes the "
+                    "base's, choose a method with masks, or set allow_missing (--allow-missing)."
+                )
             if absent:
-                warnings.append(f"{task.title} takes no part in {name_some(absent)}: only the others are merged there")
+                warnings.append(f"{task.title} takes no part in {', '.join(absent)}: only the others are merged there")
         return warnings
 
     def _decide(self, name: str, info: TensorInfo) -> Row:

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -231,6 +232,23 @@ def test_torch_computes_where_numba_is_unwanted_or_missing(monkeypatch):
     environment = {**os.environ, "HF_EXT_NO_NUMBA": "0"}
     done = warm_python.run([sys.executable, "-c", script], env=environment, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr
+
+
+def test_importing_the_package_loads_no_torch_and_kernels_know_nothing_of_emr():
+    script = "import sys, hf_ext; assert not {'torch', 'numba', 'transformers'} & sys.modules.keys()"
+    environment = {**os.environ, "HF_EXT_REGISTER_MODELS": "0"}
+    root = Path(__file__).parents[2]
+    # not by a process that has torch already
+    assert subprocess.run([sys.executable, "-c", script], env=environment, cwd=root).returncode == 0
+    for path in (root / "hf_ext" / "fast").glob("emr_*.py"):
+        assert not re.search(r"^\s*(from|import) .*\bhf_ext\.emr\b", path.read_text(encoding="utf-8"), re.M), path.name
+
+
+def test_the_first_of_equal_zeros_is_elected(kernels):
+    zeros = [torch.tensor([0.0, -0.0]), torch.tensor([-0.0, 0.0])]
+    for base in (torch.full((2,), -1.0), torch.full((2,), 1.0)):
+        block = Block(base, zeros, torch.float32).merge()
+        assert same_bits(block.unified, zeros[0])
 
 
 class TestCache:

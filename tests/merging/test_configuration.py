@@ -42,7 +42,7 @@ def test_a_yaml_file_is_read_with_its_defaults_and_written_back_the_same(tmp_pat
         ({"method": "task_arithmetic", "weight": 0.5, "masks": True}, True, {"weight": 0.5}),
         ({"method": "task_arithmetic", "options": {"weight": 0.5}}, False, {"weight": 0.5}),
         ({"method": "given", "merged": "org/merged"}, True, {}),
-        ({"method": "average", "weight": None}, False, {"weight": 1.0}),
+        ({"method": "average", "weight": None}, False, {"weight": 1.0, "normalize": True}),
     ],
 )
 def test_masks_and_options_follow_from_the_method(options, masks, arguments):

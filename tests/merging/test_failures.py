@@ -9,13 +9,13 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from hf_ext.errors import DataError, OtherRun, UsageError
+from hf_ext.files import copy_into
 from hf_ext.hub.header_format import CheckpointError
 from hf_ext.hub.safetensors_writer import SafetensorsWriter
 from hf_ext.merging import finishing
@@ -192,17 +192,17 @@ def test_two_merges_into_one_folder_at_once(config, tmp_path, meanwhile):
 def test_the_copy_of_the_base_is_read_when_all_of_it_is_there(config, tmp_path, monkeypatch):
     asked, found = threading.Event(), []
 
-    def copy_later(source: Path, target: Path) -> Path:
+    def copy_later(files: dict[str, Path], folder: Path) -> None:
         # Whoever reads beside the copying gets the time to do so.
         asked.wait(0.2)
-        return shutil.copyfile(source, target)
+        copy_into(files, folder)
 
     def read_copy(label: str, folder: Path):
         asked.set()
         found.append((folder / "config.json").is_file())
         return open_weights(label, folder)
 
-    monkeypatch.setattr(finishing, "shutil", SimpleNamespace(copyfile=copy_later))
+    monkeypatch.setattr(finishing, "copy_into", copy_later)
     monkeypatch.setattr(finishing, "open_weights", read_copy)
     merge(config, tmp_path / "merged-out", include_base=True)
     assert found == [True]

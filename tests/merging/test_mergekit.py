@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from hf_ext.errors import UsageError
+from hf_ext.errors import DataError, UsageError
 from hf_ext.merging.configuration import MergeConfig
+from hf_ext.merging.mergekit import MergekitError
 from hf_ext_cli.main import main as command
 from tests.kit.refusals import refused
 from tests.merging.record_mergekit import CASES, LAYERS, MODELS, RECORDED, in_folder
@@ -89,7 +90,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"merge_method": "dare_ties"},
         "merge_method 'dare_ties'.* drawn? at random|would be another draw here",
     ),
-    "key": ({"chat_template": "auto"}, "'chat_template'; base_model, dtype"),
+    "key": ({"allow_negative_weights": True}, "'allow_negative_weights'; base_model, chat_template"),
+    "template": ({"chat_template": "chatml"}, "chat_template 'chatml'; auto"),
     "tokenizer": ({"tokenizer_source": "org/b"}, "tokenizer_source 'org/b'"),
     "rows of tokens": ({"tokenizer": {"source": "union", "tokens": {}}}, "tokenizer with source, tokens here"),
     "no base": ({"base_model": None}, "a merge by differences without base_model"),
@@ -103,7 +105,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "three for slerp": ({"merge_method": "slerp"}, "slerp of 3 models"),
     "no weight": ({"parameters": None}, "no weight of org/a, which this method needs"),
     "no weight elsewhere": ({"parameters": {"weight": ATTENTION}}, "no weight of org/a where no filter fits"),
-    "sum": ({"merge_method": "linear", "parameters": {"weight": 1, "normalize": False}}, "normalize: false of linear"),
     "rescale": ({"parameters": {"weight": 1, "rescale": True}}, "rescale: true of ties"),
     "models and slices": ({"slices": []}, "`models` and `slices` both"),
     "entry": ({"models": [{"model": "org/a", "layers": 3}]}, "a model with model, layers; it has model, parameters"),
@@ -147,14 +148,58 @@ def test_whatever_is_in_it_is_read_or_refused_in_words(method, key, value, param
         read(**{"merge_method": method, "parameters": parameters, key: value})
 
 
+def sliced(models: Any, *ranges: list[int], weights: tuple[float, ...] = (1, 1, 1), **fields: Any) -> MergeConfig:
+    slices = [
+        {
+            "sources": [{"model": str(models / name), "layer_range": part} for name in "ab"],
+            "parameters": {"weight": weight},
+        }
+        for part, weight in zip(ranges, weights, strict=False)
+    ]
+    return read(models=None, base_model=str(models / "base"), slices=slices, **fields)
+
+
+def test_slices_of_equal_layers_are_the_whole_models(models):
+    assert sliced(models, [0, 1], [1, LAYERS]) == sliced(models, [0, LAYERS])
+
+
 @pytest.mark.parametrize(
-    ("slices", "message"),
+    ("ranges", "weights", "fact"),
     [
-        ([[0, 1], [1, LAYERS]], "several slices"),
-        ([[0, LAYERS - 1]], rf"layer_range \[0, {LAYERS - 1}\] of .*: all its layers are \[0, {LAYERS}\]"),
+        (([1, LAYERS],), (1,), "layer_range"),
+        (([0, LAYERS - 1],), (1,), f"[0, {LAYERS}]"),
+        (([0, 1], [0, LAYERS]), (1, 1), "from 1 on"),
+        (([0, 1], [1, LAYERS]), (1, 2), "parameters"),
     ],
 )
-def test_slices_that_leave_layers_out_are_refused(models, slices, message):
-    sources = [{"sources": [{"model": str(models / "a"), "layer_range": part}]} for part in slices]
-    with pytest.raises(ValueError, match=message):
-        read(models=None, slices=sources)
+def test_slices_that_leave_layers_out_or_differ_are_refused(models, ranges, weights, fact):
+    with refused(MergekitError, fact):
+        sliced(models, *ranges, weights=weights)
+
+
+def test_a_sum_is_taken_and_a_name_and_the_template_of_all(models, recorded, tmp_path):
+    entries = [
+        {"model": str(models / name), "parameters": {"weight": weight}} for name, weight in (("a", 2), ("b", -1))
+    ]
+    given = {"merge_method": "linear", "models": entries, "parameters": {"normalize": False}}
+    path = tmp_path / "sum.yaml"
+    path.write_text(yaml.safe_dump(given | {"name": "a label", "chat_template": "auto"}))
+    result = CliRunner().invoke(command, ["merge", str(path), str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    for key, values in load_file(tmp_path / "out" / "model.safetensors").items():
+        torch.testing.assert_close(values, 2 * recorded["a"][key] - recorded["b"][key], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("lines", "line"),
+    [
+        ("merge_method: linear\nmodels: [{model: org/a}]\nchat_template: chatml\n", 3),
+        ("# merge_method: dare_ties\nmerge_method: dare_ties\n", 2),
+        ("merge_method: linear\nmodels:\n  - model: org/a+org/lora\n", 3),
+        ("merge_method: linear\nmodels:\n  - model: org/a\n    parameters:\n      wieght: 1\n", 5),
+    ],
+)
+def test_a_refusal_names_the_line(tmp_path, lines, line):
+    (tmp_path / "merge.yaml").write_text(lines)
+    with refused(DataError, f"merge.yaml, line {line}:"):
+        MergeConfig.from_yaml(tmp_path / "merge.yaml")

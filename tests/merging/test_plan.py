@@ -9,6 +9,7 @@ import torch
 from huggingface_hub import close_session
 from safetensors.torch import load_file
 
+from hf_ext.emr import arithmetic
 from hf_ext.errors import DataError
 from hf_ext.hub.header_format import CheckpointError
 from hf_ext.merging.merge import merge_checkpoints
@@ -29,6 +30,7 @@ from tests.emr.emr_testing import (
     write_weights,
 )
 from tests.kit.refusals import refused
+from tests.merging.merging import write_set
 
 
 @pytest.fixture(autouse=True)
@@ -129,12 +131,11 @@ def test_a_task_that_untied_its_head_keeps_it_and_one_that_repeats_it_does_not(t
     write_weights(tmp_path / "renamed", only_head, config=config)
     tasks = {name: str(tmp_path / name) for name in ("repeated", "untied", "renamed")}
     with make_plan({"base": str(base), "tasks": tasks}) as plan:
-        assert [item.reason for item in plan.own_tensors(COMPARED)] == ["tied to another tensor in the base"] * 3
+        assert [item.reason for item in plan.own_tensors(COMPARED)] == ["tied to another tensor in the base"] * 2
+        # The class ties the one that the file lacks to the one that it has.
+        assert all(None not in row.task_names for row in plan.merged_rows)
         resolved = resolve_plan(plan)
-        assert [(item.task, item.name) for item in resolved.own_tensors(KEPT)] == [
-            (1, "lm_head.weight"),
-            (2, "lm_head.weight"),
-        ]
+        assert [(item.task, item.name) for item in resolved.own_tensors(KEPT)] == [(1, "lm_head.weight")]
         assert not resolved.own_tensors(SHARED)
 
 
@@ -257,6 +258,18 @@ def test_the_sizes(tmp_path):
     with raw_plan(tmp_path, base, base, method="average") as plan:
         assert plan.result_bytes == plan.bytes_written == plan.unified_bytes == 4040
         assert "average, one model" in "\n".join(plan_lines(plan))
+
+
+def test_the_plan_says_that_plain_torch_is_slower(tmp_path, monkeypatch):
+    config = write_set(tmp_path)
+
+    def told() -> bool:
+        with make_plan(config) as plan:
+            return any("hf-ext[fast]" in line for line in plan_lines(plan))
+
+    assert told() == (arithmetic.find_kernels("cpu").run_files is None)
+    monkeypatch.delitem(arithmetic.KERNELS, "cpu")
+    assert told()
 
 
 def test_the_merge_writes_what_the_plan_says(tmp_path):

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from hf_ext.errors import UsageError
 from hf_ext.hub.checkpoints import CheckpointError
-from hf_ext.merging.sources import TOKENIZER_FILES, Source, open_weights
+from hf_ext.merging.sources import Source, open_weights
 from tests.emr.emr_testing import push_folder, tiny_bert, tiny_unet, write_tokenizer, write_weights
 from tests.kit.refusals import refused
 
@@ -47,8 +47,8 @@ def test_a_local_folder(bert):
         assert set(source.tensors) == set(expected) and source.nbytes == sum(t.nbytes for t in expected.values())
         for name, tensor in expected.items():
             assert source.read(name).equal(tensor)
-        assert set(source.small_files()) == {"config.json", "tokenizer.json", "tokenizer_config.json"}
-        assert set(source.small_files(TOKENIZER_FILES)) == {"tokenizer.json", "tokenizer_config.json"}
+        assert set(source.companions.files) == {"config.json", "tokenizer.json", "tokenizer_config.json"}
+        assert set(source.small_files(("tokenizer.json", "vocab.txt"))) == {"tokenizer.json"}
 
 
 def test_what_tells_the_files_of_a_folder_from_others(bert):
@@ -62,7 +62,9 @@ def test_what_tells_the_files_of_a_folder_from_others(bert):
             assert file == {"bytes": len(data), "sha256": None, "header_sha256": sha256(header)}
             assert hashed["files"][name] == file | {"sha256": sha256(data)}
             assert times["files"][name] == file | {"mtime_ns": (bert / name).stat().st_mtime_ns}
-        assert times["small_files"] == {name: sha256(path.read_bytes()) for name, path in source.small_files().items()}
+        assert times["small_files"] == {
+            name: sha256(path.read_bytes()) for name, path in source.companions.files.items()
+        }
         json.dumps([hashed, times])
 
 
@@ -98,8 +100,9 @@ def test_a_repository_is_read_by_ranges_and_its_small_files_alone_are_fetched(be
         fetched = {path.name for path in cache.rglob("snapshots/*/*")}
         assert fetched == {"config.json"}
         assert (source.repo_id, source.commit) == ("org/base", commit)
-        assert set(source.small_files()) == {"config.json", "tokenizer.json", "tokenizer_config.json"}
-        assert source.folder.is_relative_to(cache) and source.folder.name == commit
+        assert set(source.companions.files) == {"config.json", "tokenizer.json", "tokenizer_config.json"}
+        place = source.companions.files["config.json"].parent
+        assert place.is_relative_to(cache) and place.name == commit
         for name, tensor in all_tensors(bert).items():
             assert source.read(name).equal(tensor)
         assert source.bytes_read == headers + source.nbytes
@@ -118,18 +121,18 @@ def test_the_commit_is_pinned_when_the_branch_moves(bert, hub, tmp_path):
         push_folder(hub.url, "org/base", tiny_bert(tmp_path / "other", 5, max_shard_size=9000, num_hidden_layers=1))
         assert all(source.read(name).equal(tensor) for name, tensor in first.items())
         assert source.config["num_hidden_layers"] == 2
-        assert json.loads((source.folder / "config.json").read_text())["num_hidden_layers"] == 2
+        assert json.loads(source.companions.files["config.json"].read_text())["num_hidden_layers"] == 2
 
 
 def test_a_snapshot_in_the_cache_is_a_folder_like_others(bert, hub):
     push_folder(hub.url, "org/base", bert)
     with open_weights("base", "org/base", token=False, endpoint=hub.url) as source:
-        folder = source.folder
+        folder = source.companions.files["config.json"].parent
         assert (folder / "config.json").is_symlink()
     for path in bert.glob("*.safetensors*"):
         os.link(path, folder / path.name)
     with open_weights("base", folder) as again:
-        assert set(again.small_files()) == {"config.json", "tokenizer.json", "tokenizer_config.json"}
+        assert set(again.companions.files) == {"config.json", "tokenizer.json", "tokenizer_config.json"}
 
 
 def test_small_files_that_are_links_out_of_the_folder_are_left_out(tmp_path):
@@ -139,13 +142,13 @@ def test_small_files_that_are_links_out_of_the_folder_are_left_out(tmp_path):
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.json").symlink_to(secret)
     with open_weights("base", folder) as source:
-        assert set(source.small_files()) == {"config.json", "tokenizer_config.json"}
+        assert set(source.companions.files) == {"config.json", "tokenizer_config.json"}
 
 
 def test_a_weights_file_alone_and_a_diffusers_model(tmp_path, bert):
     write_weights(tmp_path / "w", {"w": torch.ones(3)})
     with open_weights("task", tmp_path / "w" / "model.safetensors") as source:
-        assert source.config == {} and source.architecture is None and source.folder == tmp_path / "w"
+        assert source.config == {} and source.architecture is None and source.place == tmp_path / "w"
     with open_weights("task", tiny_unet(tmp_path / "unet")) as source:
         assert (source.library, source.architecture) == ("diffusers", "UNet2DModel")
 

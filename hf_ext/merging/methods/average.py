@@ -7,11 +7,15 @@ from .registry import Block, MethodError, Tensor, merge_method
 
 Share = Annotated[list[float], Option("How much of each task.", default=1.0)]
 
+Sum = Annotated[bool, Option("Whether their sum is divided by that of the weights.", default=True)]
+
 
 @merge_method("average", "the average of their weights")
-def average(tensor: Block, *, weight: Share) -> Tensor:
-    """W_0 + Σ_t w_t τ_t / Σ_t w_t."""
+def average(tensor: Block, *, weight: Share, normalize: Sum = True) -> Tensor:
+    """W_0 + Σ_t w_t τ_t / Σ_t w_t; or Σ_t w_t W_t."""
     total = sum(weight)
+    if not normalize:
+        return add_up(weigh(tensor.vectors, weight)).add_(tensor.base, alpha=total)
     # Not by 0 alone: 0.1 + 0.2 - 0.3 is 5.6e-17.
     if abs(total) <= 1e-12 * sum(map(abs, weight)):
         raise MethodError(f"the weights of {tensor.name!r} add up to 0, so there is no average; change them.")

@@ -1,0 +1,149 @@
+"""What belongs to a model beside its weights: code, tokenizer, processor, templates, and modules with weights of their
+own. All travels but what is on a list, since every library has files that no list of ours would know.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from ..errors import DataError
+from ..files import read_json, stays_inside
+from ..hub.disclosure import find_secret
+from ..hub.published_files import LICENCES, REPORTS, is_loaded, walk
+
+_WEIGHTS = (
+    *("*.safetensors", "*.safetensors.index*.json", "*.bin", "*.bin.index*.json", "*.pt", "*.pth", "*.ckpt", "*.pkl"),
+    *("*.pickle", "*.h5", "*.msgpack*", "*.ot", "*.onnx", "*.onnx?data", "*.gguf", "*.ggml", "*.tflite", "*.pb"),
+    *("*.np[yz]", "*.mlmodel", "*.pte"),
+)
+# The same model for other programs, and states of a training.
+_STATES = (
+    *("onnx/*", "openvino/*", "original/*", "coreml/*", "checkpoint-*/*", "global_step*/*"),
+    *("trainer_state.json", "*_results.json", "*.lock", "*.tmp", "*.partial", "*.py[co]"),
+)
+_LOGS = ("*.log", "*tfevents*", "runs/*", "logs/*", "wandb/*", "mlruns/*")
+# What a card shows, and data.
+_SHOWN = (
+    *("*.png", "*.jp*g", "*.gif", "*.webp", "*.svg", "*.mp[34]", "*.webm", "*.wav", "*.flac", "*.pdf", "*.ipynb"),
+    *("*.parquet", "*.arrow", "*.csv", "*.tsv", "*.jsonl", "*.zip", "*.tar", "*.gz"),
+)
+_SECRETS = (
+    *(".*", "*/.*", "*.pem", "*.key", "*.p12", "*.pfx", "id_rsa*", "id_ed25519*", "*credential*", "*secret*"),
+    *("token", "*.token", "*_token.txt", "api_key*"),
+)
+# A merge writes its own.
+_OWN = ("README.md", "emr.json", "emr_loader.py", "tasks/*", "base/*", *REPORTS)
+LEFT_OUT = (*_WEIGHTS, *_STATES, *_LOGS, *_SHOWN, *_SECRETS, *_OWN)
+MODULES = "modules.json"
+# How a model of language is spoken to, and where it ends. One model speaks as its tasks do, where all do alike.
+_SPOKEN = ("generation_config.json", "chat_template.jinja", "chat_template.json", "additional_chat_templates/*")
+
+
+@dataclass(frozen=True)
+class Companions:
+    """The files beside the weights of a checkpoint, by their paths in its folder."""
+
+    files: Mapping[str, Path]
+    modules: Mapping[str, Path]  # weights of modules of their own, such as a dense layer of sentence-transformers
+    left_out: tuple[str, ...] = ()  # what is not taken though a model may need it, with the reason
+
+
+def find_companions(folder: Path, *, alone: bool = False) -> Companions:
+    """
+    Lists what belongs to a model.
+
+    Args:
+        folder (`Path`): Where its weights lie.
+        alone (`bool`, *optional*, defaults to `False`):
+            Whether the weights were given as a file: then only what loaders read beside it is the model's.
+    """
+    inner = read_modules(folder)
+    files: dict[str, Path] = {}
+    modules: dict[str, Path] = {}
+    others: set[str] = set()
+    for name, path in walk(folder):
+        place = PurePosixPath(name).parent.as_posix()
+        if not path.is_file() or not stays_inside(folder, path):
+            continue
+        if place in inner and _is(name, _WEIGHTS):
+            modules[name] = path
+        elif place != "." and _is(name, _WEIGHTS) and not _is(name, (*_STATES, *_OWN)):
+            others.add(place)
+        elif not _is(name, LEFT_OUT) and (not alone or is_loaded(name)):
+            files[name] = path
+    # A folder with weights that no list of modules names is another model.
+    files = {name: path for name, path in files.items() if PurePosixPath(name).parent.as_posix() not in others}
+    left_out = [f"{place}/ (weights of their own, which {MODULES} does not name)" for place in sorted(others)]
+    for name, path in list(files.items()):
+        if not is_loaded(name) and name not in LICENCES and (kind := find_secret(path)) is not None:
+            del files[name]
+            left_out.append(f"{name} ({kind})")
+    return Companions(files, modules, tuple(left_out))
+
+
+def read_modules(folder: Path) -> list[str]:
+    """Sub-folders of the modules of a sentence-transformers model."""
+    told = read_json(folder / MODULES) if (folder / MODULES).is_file() else []
+    paths = [item.get("path") for item in told if isinstance(item, dict)] if isinstance(told, list) else []
+    return [path for path in paths if isinstance(path, str) and path and ".." not in path.split("/")]
+
+
+def _is(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def same_content(first: Path, second: Path) -> bool:
+    """Compares two files; JSON may be formatted differently."""
+    if first.suffix != ".json":
+        return first.stat().st_size == second.stat().st_size and first.read_bytes() == second.read_bytes()
+    ours, theirs = first.read_bytes(), second.read_bytes()
+    try:
+        return ours == theirs or bool(json.loads(ours) == json.loads(theirs))
+    except (ValueError, RecursionError):
+        return False
+
+
+def join_companions(base: Companions, tasks: Mapping[str, Companions]) -> tuple[dict[str, Path], list[str]]:
+    """
+    The files of one model that is merged of several.
+
+    They are the base's; where it has none, and for what a model is spoken to with, those in which all tasks agree.
+
+    Args:
+        base ([`Companions`]): The base's.
+        tasks (`Mapping[str, Companions]`): Those of the tasks, by how messages name them.
+
+    Returns:
+        `tuple[dict[str, Path], list[str]]`: Files by name, and what of the tasks is not among them, in words.
+
+    Raises:
+        DataError: Weights of a module differ, which are not merged.
+    """
+    ours = {**base.files, **base.modules}
+    joined, differing = dict(ours), dict[str, list[str]]()
+    for name in dict.fromkeys(name for own in tasks.values() for name in (*own.files, *own.modules)):
+        held = [own.modules.get(name) or own.files.get(name) for own in tasks.values()]
+        first = next(path for path in held if path is not None)
+        agreed = all(path is not None and same_content(first, path) for path in held)
+        if agreed and (name not in ours or _is(name, _SPOKEN)):
+            joined[name] = first
+            continue
+        for title, path in zip(tasks, held, strict=True):
+            if path is None or (name in ours and same_content(ours[name], path)):
+                continue
+            if name in tasks[title].modules:
+                module = PurePosixPath(name).parent.as_posix()
+                raise DataError(
+                    f"{title}: {name} holds weights of a module of its own that are not the base's, and one model has "
+                    f"a place for one. Merge the folders {module} by a command of their own and put the result into "
+                    "the base, or choose a method with masks, where each task keeps its module."
+                )
+            differing.setdefault(title, []).append(name)
+    return joined, [
+        f"{title}: {', '.join(names)} differ from the base's or are not in all tasks; the one model has the base's"
+        for title, names in differing.items()
+    ]

@@ -1,0 +1,137 @@
+"""Names and settings of a checkpoint as the installed transformers reads them.
+
+Versions of transformers renamed layers and settings, and read old files by rules of their own. Two checkpoints of one
+model may so have other names for the same tensors. The library is asked only where files differ, as it takes seconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+# Settings with which the same weights mean something else.
+MEANINGS = (
+    *("num_attention_heads", "num_key_value_heads", "num_heads", "n_head", "head_dim", "rope_theta"),
+    *("encoder_attention_heads", "decoder_attention_heads"),
+)
+# Labels, origin, tokens and how a model is trained or run. Sizes of tensors are compared with the tensors.
+_NO_SETTINGS = re.compile(
+    r"_.*|id2label|label2id|num_labels|problem_type|finetuning_task|architectures|auto_map|(torch_)?dtype"
+    r"|transformers_version|task_specific_params|\w*_token(_id|_index)?|\w*vocab_size|use_cache|output_\w+|return_dict"
+    r"|\w*dropout\w*|\w*_pdrop|\w*drop_path\w*|layerdrop|initializer_\w+|gradient_checkpointing|tie_word_embeddings"
+    r"|name_or_path|train_\w+|emr_tasks|base_model_name_or_path"
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def build_empty(config: Mapping[str, Any]) -> PreTrainedModel | None:
+    """
+    The model of a configuration without its weights.
+
+    Returns:
+        `PreTrainedModel`: The model, or `None` if its class is not one of transformers.
+
+    Raises:
+        ValueError: The class cannot be built.
+    """
+    import transformers
+
+    name = next(iter(config.get("architectures") or ()), "")
+    model_class = getattr(transformers, name, None) if name.isidentifier() else None
+    if not isinstance(model_class, type) or not issubclass(model_class, transformers.PreTrainedModel):
+        return None
+    assert model_class.config_class is not None
+    try:
+        configuration = model_class.config_class.from_dict(dict(config))
+        with torch.device("meta"):
+            return model_class(configuration)
+    except Exception as error:
+        # hundreds of classes, each with its own ways to fail and packages to need
+        raise ValueError(f"{name} cannot be built from its configuration ({type(error).__name__}: {error})") from error
+
+
+def find_tied(model: torch.nn.Module) -> list[list[str]]:
+    """Names of parameters that are one and the same in the model."""
+    groups: dict[int, list[str]] = defaultdict(list)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        groups[id(parameter)].append(name)
+    return [names for names in groups.values() if len(names) > 1]
+
+
+def find_loaded_names(names: Mapping[str, object], config: Mapping[str, Any]) -> dict[str, str]:
+    """
+    The names that tensors have in the model.
+
+    Args:
+        names (`Mapping[str, object]`): Tensors of the file.
+        config (`Mapping[str, Any]`): The configuration of the model.
+
+    Returns:
+        `dict[str, str]`: Names in the file by names in the model. A tensor that the class ties has several. Those that
+        are computed from others when they are read, such as stacked experts, keep the file's.
+    """
+    model = build_empty(config)
+    if model is None:
+        return {name: name for name in names}
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    rules = get_model_conversion_mapping(model)
+    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    places, prefix = model.state_dict(), model.base_model_prefix
+    found: dict[str, str] = {}
+    for name in names:
+        own, converted = rename_source_key(name, renamings, converters, prefix, places)
+        if own not in places and name in places or converted is not None:
+            own = name
+        found.setdefault(own, name)
+    for tied in find_tied(model):
+        kept = next((name for name in tied if name in found), None)
+        found |= {name: found[kept] for name in tied if kept is not None and name not in found}
+    return found
+
+
+def compare_settings(base: Mapping[str, Any], task: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Settings of the network that differ between two configurations of a kind, with the value in each."""
+    if not [*_differences(base, task)]:
+        return []
+    first, second = _resolve(base), _resolve(task)
+    # What no class of the library completes may mean its default.
+    return [*_differences(first, second, both=first is base or second is task)]
+
+
+def _resolve(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A configuration with all defaults, in the words of the installed transformers; as it is if that has none."""
+    from transformers import CONFIG_MAPPING
+
+    kind = str(config.get("model_type"))
+    if kind not in CONFIG_MAPPING:
+        return config
+    try:
+        # Other keys of the file are nobody's settings.
+        known = CONFIG_MAPPING[kind]().to_dict()
+        resolved = CONFIG_MAPPING[kind].from_dict(dict(config)).to_dict()
+        return {key: value for key, value in resolved.items() if key in known}
+    except Exception:
+        # hundreds of classes, each with its own ways to fail
+        return config
+
+
+def _differences(
+    first: Mapping[str, Any], second: Mapping[str, Any], prefix: str = "", *, both: bool = False
+) -> Iterator[tuple[str, Any, Any]]:
+    for key in dict.fromkeys([*first, *second]):
+        ours, theirs = first.get(key), second.get(key)
+        if ours == theirs or _NO_SETTINGS.fullmatch(key) or (both and not (key in first and key in second)):
+            continue
+        if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+            yield from _differences(ours, theirs, f"{prefix}{key}.", both=both)
+        else:
+            yield prefix + key, ours, theirs

@@ -1,0 +1,197 @@
+"""What belongs to a model beside its weights, in the root, in the tasks and in what is exported of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from hf_ext.emr.artifact import verify_artifact
+from hf_ext.emr.weights import TaskWeights
+from hf_ext.errors import DataError
+from hf_ext.merging.companions import find_companions
+from hf_ext.merging.merge import merge_checkpoints
+from hf_ext.merging.plan import make_plan
+from tests.emr.emr_testing import push_folder, tiny_bert, tiny_gpt2, write_weights
+from tests.kit.refusals import refused
+from tests.merging.merging import merge
+
+CODE = """
+from transformers import PretrainedConfig, PreTrainedModel
+from .own_layers import Layer
+
+class OwnConfig(PretrainedConfig):
+    model_type = "own_of_a_test"
+
+class OwnModel(PreTrainedModel):
+    config_class = OwnConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.layer = Layer(8)
+        self.post_init()
+
+    def forward(self, x):
+        return self.layer(x)
+"""
+LAYERS = "import torch\n\nclass Layer(torch.nn.Linear):\n    def __init__(self, n):\n        super().__init__(n, n)\n"
+MODULES = [
+    {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+    {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"},
+]
+
+
+def write_json(path: Path, value: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+
+
+def write_code(folder: Path, seed: int) -> Path:
+    """A model whose class is in no library."""
+    torch.manual_seed(seed)
+    config = {
+        "model_type": "own_of_a_test",
+        "architectures": ["OwnModel"],
+        "auto_map": {"AutoConfig": "own_model.OwnConfig", "AutoModelForCausalLM": "own_model.OwnModel"},
+    }
+    tensors = {"layer.weight": torch.eye(8) + seed / 100 * torch.randn(8, 8), "layer.bias": torch.zeros(8)}
+    write_weights(folder, tensors, config=config)
+    (folder / "own_model.py").write_text(CODE)
+    (folder / "own_layers.py").write_text(LAYERS)
+    return folder
+
+
+def add_sentence_modules(folder: Path, seed: int = 0) -> Path:
+    """What sentence-transformers writes beside a transformer."""
+    write_json(folder / "modules.json", MODULES)
+    write_json(folder / "config_sentence_transformers.json", {"similarity_fn_name": "cosine"})
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": 16})
+    pooling = {"word_embedding_dimension": 16, "pooling_mode_mean_tokens": True, "include_prompt": True}
+    write_json(folder / "1_Pooling" / "config.json", pooling)
+    dense = {"in_features": 16, "out_features": 4, "bias": True}
+    dense["activation_function"] = "torch.nn.modules.activation.Tanh"
+    write_json(folder / "2_Dense" / "config.json", dense)
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {"linear.weight": torch.randn(4, 16, generator=generator), "linear.bias": torch.zeros(4)}
+    save_file(tensors, folder / "2_Dense" / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def export(folder: Path, task: str, out: Path) -> Path:
+    return TaskWeights(folder).export(task, out)
+
+
+def names(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("method", ["emr", "average"])
+def test_code_that_comes_with_a_model_travels(tmp_path, method):
+    tasks = {name: str(write_code(tmp_path / name, seed)) for name, seed in (("a", 1), ("b", 2))}
+    config = {"base": str(write_code(tmp_path / "base", 0)), "tasks": tasks, "method": method}
+    merged = merge(config, tmp_path / "merged")
+    places = [merged] if method == "average" else [merged, export(merged, "a", tmp_path / "exported")]
+    for place in places:
+        model = AutoModelForCausalLM.from_pretrained(place, trust_remote_code=True)
+        assert type(model).__name__ == "OwnModel" and model.layer.weight.shape == (8, 8)
+
+
+def test_modules_of_sentence_transformers_travel_and_those_of_a_task_are_its_own(tmp_path):
+    base = add_sentence_modules(tiny_bert(tmp_path / "base"))
+    tasks = {}
+    for name, seed, dense in (("a", 1, 0), ("b", 2, 5)):
+        tasks[name] = str(
+            add_sentence_modules(tiny_bert(tmp_path / name, seed, base=base, task_head=False), seed=dense)
+        )
+    config = {"base": str(base), "tasks": tasks}
+    merged = merge(config, tmp_path / "merged")
+    own = {"modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"}
+    assert own <= names(merged) and "2_Dense/model.safetensors" in names(merged / "tasks" / "b")
+    assert not own & names(merged / "tasks" / "a")
+    assert verify_artifact(merged).wrong == []
+    for task in tasks:
+        exported = export(merged, task, tmp_path / f"exported-{task}")
+        assert own <= names(exported)
+        found, expected = (load_file(Path(place, "2_Dense", "model.safetensors")) for place in (exported, tasks[task]))
+        assert all(found[name].equal(expected[name]) for name in expected)
+    with refused(DataError, "2_Dense"):
+        merge(config | {"method": "average"}, tmp_path / "one")
+    one = merge(config | {"method": "average", "tasks": {"a": tasks["a"]}}, tmp_path / "one")
+    assert own <= names(one)
+
+
+@pytest.mark.slow
+def test_sentence_transformers_loads_what_was_merged_and_exported(tmp_path):
+    library = pytest.importorskip("sentence_transformers")
+    base = add_sentence_modules(tiny_bert(tmp_path / "base"))
+    tasks = {
+        name: str(add_sentence_modules(tiny_bert(tmp_path / name, seed, base=base, task_head=False), seed=seed))
+        for name, seed in (("a", 1), ("b", 2))
+    }
+    merged = merge({"base": str(base), "tasks": tasks}, tmp_path / "merged")
+    for place in (merged, export(merged, "a", tmp_path / "exported")):
+        model = library.SentenceTransformer(str(place), device="cpu")
+        assert [type(module).__name__ for module in model] == ["Transformer", "Pooling", "Dense"]
+        assert model.encode(["a b"]).shape == (1, 4)
+
+
+def test_one_model_ends_and_is_spoken_to_as_all_its_tasks_are(tmp_path):
+    base = tiny_gpt2(tmp_path / "base")
+    tasks = {name: tiny_gpt2(tmp_path / name, seed, base=base) for name, seed in (("a", 1), ("b", 2))}
+    write_json(base / "generation_config.json", {"eos_token_id": 2})
+    for folder in tasks.values():
+        write_json(folder / "generation_config.json", {"eos_token_id": [2, 5]})
+        (folder / "chat_template.jinja").write_text("{{ messages }}")
+    config = {"base": str(base), "tasks": {name: str(folder) for name, folder in tasks.items()}, "method": "average"}
+    merged = merge(config, tmp_path / "merged")
+    assert json.loads((merged / "generation_config.json").read_text()) == {"eos_token_id": [2, 5]}
+    assert (merged / "chat_template.jinja").read_text() == "{{ messages }}"
+    (tasks["b"] / "chat_template.jinja").write_text("other")
+    (tasks["b"] / "generation_config.json").unlink()
+    with make_plan(config) as plan:
+        told = [text for text in plan.warnings if "chat_template.jinja" in text]
+        assert len(told) == 2 and any("generation_config.json" in text for text in told)
+        assert "chat_template.jinja" not in plan.companions
+    with make_plan(config | {"method": "emr"}) as plan:
+        assert not any("chat_template.jinja" in text for text in plan.warnings)
+
+
+def test_weights_states_logs_secrets_and_other_models_stay(tmp_path):
+    folder = tiny_bert(tmp_path / "model")
+    kept = {"normalizer.json", "own.tiktoken", "LICENSE", "additional_chat_templates/tool.jinja", "pack/code.py"}
+    left = {
+        *("pytorch_model.bin", "optimizer.pt", "trainer_state.json", "events.out.tfevents.1", "run.log", "README.md"),
+        *(".env", "key.pem", "checkpoint-5/config.json", "onnx/config.json", "wandb/x.txt", "picture.png"),
+        *("tasks/a/config.json", "report.json", "notes.txt", "other/config.json", "other/model.safetensors"),
+    }
+    for name in (*kept, *left):
+        write_json(folder / name, {})
+    (folder / "notes.txt").write_text("my token is hf_" + "a" * 34)
+    before = {"config.json", "tokenizer.json", "tokenizer_config.json"}
+    found = find_companions(folder)
+    assert set(found.files) == kept | before and not found.modules
+    assert len(found.left_out) == 2 and {text.split()[0] for text in found.left_out} == {"other/", "notes.txt"}
+    assert set(find_companions(folder, alone=True).files) == before | {
+        "normalizer.json",
+        "additional_chat_templates/tool.jinja",
+    }
+
+
+def test_they_travel_over_a_hub(tmp_path, hub, hub_cache):
+    base = add_sentence_modules(tiny_bert(tmp_path / "base"))
+    task = add_sentence_modules(tiny_bert(tmp_path / "a", 1, base=base, task_head=False))
+    for name, folder in (("org/base", base), ("org/a", task)):
+        (folder / "normalizer.json").write_text("{}")
+        push_folder(hub.url, name, folder)
+    config = {"base": "org/base", "tasks": {"a": "org/a"}}
+    merged = merge_checkpoints(config, tmp_path / "merged", progress=False, token=False, endpoint=hub.url).path
+    own = {"normalizer.json", "modules.json", "1_Pooling/config.json", "2_Dense/model.safetensors"}
+    assert own <= names(merged)
+    push_folder(hub.url, "org/merged", merged)
+    weights = TaskWeights("org/merged", token=False, endpoint=hub.url)
+    assert own <= names(weights.export("a", tmp_path / "exported"))

@@ -1,0 +1,205 @@
+"""Checkpoints of one model whose files name its tensors differently, as transformers reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from hf_ext.emr.weights import TaskWeights
+from hf_ext.errors import DataError
+from hf_ext.merging.plan import make_plan, resolve_plan
+from hf_ext.merging.tensors import KEPT
+from tests.emr.emr_testing import perturb, write_weights
+from tests.kit.refusals import refused
+from tests.merging.merging import merge
+
+_SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+_TEXT = {"vocab_size": 32, "max_position_embeddings": 16, **_SMALL}
+_VISION = {"image_size": 8, "patch_size": 4, **_SMALL}
+
+
+def new_llava(name: str) -> str:
+    if name.startswith("language_model.model."):
+        return "model.language_model." + name.removeprefix("language_model.model.")
+    return "lm_head.weight" if name == "language_model.lm_head.weight" else f"model.{name}"
+
+
+def new_qwen_vl(name: str) -> str:
+    return f"model.{name}" if name.startswith("visual.") else name.replace("model.", "model.language_model.", 1)
+
+
+def old_norms(name: str) -> str:
+    return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+
+
+def bare(name: str) -> str:
+    return name.removeprefix("model.")
+
+
+def llava() -> transformers.PreTrainedModel:
+    config = transformers.LlavaConfig(
+        text_config=transformers.LlamaConfig(**_TEXT),
+        vision_config=transformers.CLIPVisionConfig(**_VISION, projection_dim=16),
+        image_token_index=3,
+        vision_feature_layer=-1,
+    )
+    return transformers.LlavaForConditionalGeneration(config)
+
+
+def qwen_vl() -> transformers.PreTrainedModel:
+    vision = {"depth": 1, "embed_dim": 16, "hidden_size": 16, "num_heads": 2, "patch_size": 4, "mlp_ratio": 2}
+    rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
+    config = transformers.Qwen2VLConfig(
+        text_config={**_TEXT, "num_key_value_heads": 2, "rope_parameters": rope}, vision_config=vision
+    )
+    return transformers.Qwen2VLForConditionalGeneration(config)
+
+
+FAMILIES = {
+    "llava": (llava, new_llava),
+    "qwen2-vl": (qwen_vl, new_qwen_vl),
+    "bert": (lambda: transformers.BertForMaskedLM(transformers.BertConfig(**_TEXT)), old_norms),
+    "roberta": (lambda: transformers.RobertaForMaskedLM(transformers.RobertaConfig(**_TEXT)), old_norms),
+    "llama without its prefix": (
+        lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**_TEXT)),
+        bare,
+    ),
+}
+
+
+def write_family(folder: Path, make: Callable[[], torch.nn.Module], rename: Callable[[str], str]) -> dict[str, Path]:
+    """A base, a task that is named as it is, and one that is named as other versions of the library wrote it."""
+    torch.manual_seed(0)
+    places = {}
+    for seed, name in enumerate(("base", "same", "other")):
+        if seed == 0:
+            model = make()
+        else:
+            model = type(model).from_pretrained(places["base"])
+            perturb(model, seed, 2e-3)
+        places[name] = folder / name
+        model.save_pretrained(places[name])
+    weights = load_file(places["other"] / "model.safetensors")
+    config = json.loads((places["other"] / "config.json").read_text())
+    write_weights(places["other"], {rename(name): value for name, value in weights.items()}, config=config)
+    return places
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_names_of_the_same_tensors_are_the_same_tensors(tmp_path, family):
+    make, rename = FAMILIES[family]
+    places = write_family(tmp_path, make, rename)
+    saved = load_file(places["same"] / "model.safetensors")
+    assert {rename(name) for name in saved} != set(saved)
+    config = {"base": str(places["base"]), "tasks": {name: str(places[name]) for name in ("same", "other")}}
+    merged = merge(config | {"method": "average"}, tmp_path / "average")
+    models = {name: load_model(place) for name, place in (places | {"merged": merged}).items()}
+    for name, value in models["merged"].items():
+        torch.testing.assert_close(value, (models["same"][name] + models["other"][name]) / 2, rtol=1e-6, atol=1e-7)
+    with make_plan(config) as plan:
+        assert not plan.own and all(None not in row.task_names for row in plan.merged_rows)
+    artifact = merge(config, tmp_path / "emr")
+    exported = load_model(TaskWeights(artifact).export("other", tmp_path / "exported"))
+    assert exported.keys() == models["other"].keys()
+
+
+def load_model(folder: Path) -> dict[str, torch.Tensor]:
+    name = json.loads((folder / "config.json").read_text())["architectures"][0]
+    model, told = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
+    assert not told["missing_keys"] and not told["unexpected_keys"] and not told["mismatched_keys"]
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("tied", ["base", "task"])
+def test_a_tensor_that_one_ties_is_there_in_both(tmp_path, tied):
+    torch.manual_seed(0)
+    places = {}
+    for name in ("base", "task", "other"):
+        config = transformers.LlamaConfig(**_TEXT, tie_word_embeddings=name == tied)
+        transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / name)
+        places[name] = str(tmp_path / name)
+    tasks = {name: places[name] for name in ("task", "other")}
+    config = {"base": places["base"], "tasks": tasks, "method": "average"}
+    if tied == "task":
+        merged = load_model(merge(config, tmp_path / "merged"))
+        parts = [load_model(Path(place)) for place in tasks.values()]
+        torch.testing.assert_close(merged["lm_head.weight"], sum(part["lm_head.weight"] for part in parts) / 2)
+    else:
+        # One matrix has no place for two.
+        with make_plan(config) as plan, refused(DataError, "lm_head.weight", "'task'", "allow_missing"):
+            resolve_plan(plan)
+        with make_plan(config | {"allow_missing": True}) as plan:
+            assert any("lm_head.weight" in text for text in resolve_plan(plan).warnings)
+        with make_plan(config | {"method": "emr"}) as plan:
+            assert {item.name for item in resolve_plan(plan).own_tensors(KEPT)} == {"lm_head.weight"}
+
+
+def test_what_one_model_would_make_of_some_tasks_is_refused(tmp_path):
+    whole, less = {"w": torch.ones(4), "b": torch.ones(2)}, {"w": torch.ones(4)}
+    for name, tensors in (("base", whole), ("a", whole), ("less", less), ("wide", less | {"b": torch.ones(3)})):
+        write_weights(tmp_path / name, tensors)
+    for task in ("less", "wide"):
+        config = {"base": str(tmp_path / "base"), "tasks": {"a": str(tmp_path / "a"), "t": str(tmp_path / task)}}
+        one = config | {"method": "average"}
+        with refused(DataError, "'t'", " b,", "allow_missing"):
+            make_plan(one)
+        with make_plan(one | {"allow_missing": True}) as plan:
+            assert any("'t'" in text and " b:" in text for text in plan.warnings)
+        with make_plan(one | {"exclude": ["b"]}) as plan:
+            assert "b" in {row.name for row in plan.copied_rows}
+        with make_plan(config) as plan:
+            assert {item.name for item in plan.own} == ({"b"} if task == "wide" else set())
+    with pytest.raises(ValueError) as caught:
+        make_plan(config | {"allow_missing": True})
+    assert "allow_missing" in str(caught.value)
+
+
+LLAMA = transformers.LlamaConfig(**_TEXT).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "meaning"),
+    [
+        ({"num_attention_heads": 4, "head_dim": 4, "num_key_value_heads": 4}, "num_attention_heads", True),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, "rope_parameters.rope_theta", True),
+        # As transformers 4 wrote it.
+        ({"rope_parameters": None, "rope_theta": 1e6}, "rope_parameters.rope_theta", True),
+        ({"hidden_act": "gelu"}, "hidden_act", False),
+        ({"rms_norm_eps": 1e-3}, "rms_norm_eps", False),
+        ({"max_position_embeddings": 64}, "max_position_embeddings", False),
+        ({"rope_parameters": None, "rope_theta": 10000.0, "transformers_version": "4.40"}, None, False),
+        ({"attention_dropout": 0.5, "use_cache": False, "eos_token_id": 7, "id2label": {"0": "x"}}, None, False),
+    ],
+)
+def test_settings_that_change_what_is_computed_are_compared(tmp_path, changes, key, meaning):
+    tensors = {"w": torch.ones(4)}
+    told = {name: value for name, value in (LLAMA | changes).items() if name not in changes or value is not None}
+    write_weights(tmp_path / "base", tensors, config=LLAMA)
+    write_weights(tmp_path / "task", tensors, config=told)
+    config = {"base": str(tmp_path / "base"), "tasks": {"a": str(tmp_path / "task")}}
+    with make_plan(config) as plan:
+        assert any(f"has {key} " in text for text in plan.warnings) == (key is not None)
+        assert key is not None or not any("mixes" in text for text in plan.warnings)
+    one = config | {"method": "average"}
+    if meaning:
+        with refused(DataError, key, "'a'"):
+            make_plan(one)
+    else:
+        with make_plan(one) as plan:
+            assert any(f"has {key} " in text for text in plan.warnings) == (key is not None)
+
+
+def test_settings_of_the_parts_of_a_model_are_compared(tmp_path):
+    config = llava().config.to_dict()
+    other = {**config, "vision_config": {**config["vision_config"], "hidden_act": "relu", "layer_norm_eps": 1e-3}}
+    for name, told in (("base", config), ("task", other)):
+        write_weights(tmp_path / name, {"w": torch.ones(4)}, config=json.loads(json.dumps(told)))
+    with make_plan({"base": str(tmp_path / "base"), "tasks": {"a": str(tmp_path / "task")}}) as plan:
+        told = " ".join(plan.warnings)
+        assert "vision_config.hidden_act 'relu'" in told and "vision_config.layer_norm_eps 0.001" in told
