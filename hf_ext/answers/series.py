@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from transformers.utils import logging
 
+from hf_ext.data.sequence_files import SUFFIXES, read_file
 from hf_ext.mrconv.streaming_mrconv import MRConvCache
 from hf_ext.tasks.series import read_numbers
-from hf_ext.training.sequence_files import SUFFIXES, read_file
 
 logger = logging.get_logger(__name__)
 

@@ -47,7 +47,7 @@ def init(method: str, folder: Path, data: str | None) -> None:
     else:
         import torch
 
-        from hf_ext.starting.survey import look_at
+        from hf_ext.data.survey import look_at
         from hf_ext.starting.writing import PLACEHOLDERS, write_recipe
 
         survey = PLACEHOLDERS[method] if data is None else look_at(data)

@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from ..training.sequence_files import UNLABELLED
-from .survey import Survey
+from ..data.sequence_files import UNLABELLED
+from ..data.survey import Survey
 
 # Where no data are named, what the recipe is an example of; `hf-ext data check` says what is missing.
 PLACEHOLDERS = {
@@ -69,7 +69,8 @@ def _data(survey: Survey) -> list[str]:
             f"  # eval: {_flow(other)}",
         ]
     else:
-        lines += ["  # Kept back to measure.", f"  eval: {_flow(survey.eval)}"]
+        told = "Held out by their content" if "hold_out" in survey.eval else "Not trained on"
+        lines += [f"  # {told}, to measure.", f"  eval: {_flow(survey.eval)}"]
     return [*lines, "  # Processes that read; 0 reads in the training itself.", "  num_workers: 2"]
 
 
@@ -321,7 +322,8 @@ def _smallest(survey: Survey) -> str:
 def _flow(value: Any) -> str:
     """A mapping or list of YAML in one line."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_text(str(item))}" for key, item in value.items()) + "}"
+        items = (f"{key}: {_text(item) if isinstance(item, str) else _flow(item)}" for key, item in value.items())
+        return "{" + ", ".join(items) + "}"
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -20,6 +20,7 @@ from diffusers import ModelMixin
 from huggingface_hub.dataclasses import strict
 from PIL import Image
 
+from hf_ext.data.opening import open_source
 from hf_ext.distributed import Ranks
 from hf_ext.files import read_json, remove_leftovers, whole_file, write_json
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
@@ -28,7 +29,6 @@ from hf_ext.settings import build
 from hf_ext.training.arguments import DataSource
 from hf_ext.training.bad_examples import read_example
 from hf_ext.training.fingerprint import compare_fingerprints, fingerprint
-from hf_ext.training.sources import open_source
 
 from .diffusion_data import Crops, Size, View, bucket_sizes, cut_view, nearest_bucket
 from .diffusion_latents import COLUMNS, SPREAD, encode_posterior, load_autoencoder, to_pixels, write_row

@@ -6,6 +6,7 @@ import pytest
 import torch
 from PIL import Image, PngImagePlugin
 
+from hf_ext.data.opening import match_classes
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.settings import build
 from hf_ext.tasks import diffusion_texts
@@ -16,7 +17,6 @@ from hf_ext.tasks.diffusion_texts import NULL, Captions, TextEncoder
 from hf_ext.tasks.precompute import Precompute, precompute
 from hf_ext.training import loop
 from hf_ext.training.data import IndexedSamples, TrainingLoader
-from hf_ext.training.sources import match_classes
 from tests.disentangled_dit.pipeline_testing import make_text_pipeline, make_vae
 
 from .diffusion_testing import CLASSES, MODEL, contents, losses, make_arguments, run, write_pictures

@@ -17,12 +17,12 @@ from transformers import (
     pipeline,
 )
 
+from hf_ext.data.opening import open_source
 from hf_ext.tasks.series import PositionsTask, SeriesClassificationTask, SeriesRegressionTask, measure
 from hf_ext.tasks.texts import MaskedLanguageModelTask
 from hf_ext.training import DataSource, TrainingArguments, build_task, train
 from hf_ext.training.arguments import apply_overrides, build, read_yaml
 from hf_ext.training.evaluation import evaluate
-from hf_ext.training.sources import open_source
 from tests.process_state import forget_accelerate
 from tests.testing import assert_same_weights
 

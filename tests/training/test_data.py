@@ -7,11 +7,11 @@ import tarfile
 import pytest
 from PIL import Image
 
+from hf_ext.data.opening import open_source
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.training.arguments import DataSource
 from hf_ext.training.data import TrainingLoader
 from hf_ext.training.evaluation import share_batches
-from hf_ext.training.sources import open_source
 from tests.hub_testing import run_python
 
 from .tiny import SIDE, TinyTask, pixels, write_images
@@ -140,7 +140,7 @@ HUB_SCRIPT = """
 import sys
 from datasets import Dataset, disable_progress_bars
 from hf_ext.training import DataSource
-from hf_ext.training.sources import open_source
+from hf_ext.data.opening import open_source
 
 disable_progress_bars()
 first = Dataset.from_dict({"x": [1, 2, 3]}).push_to_hub("me/numbers").oid

@@ -12,6 +12,7 @@ import torch
 import yaml
 from PIL import Image
 
+from hf_ext.data.opening import open_source
 from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification
 from hf_ext.settings import SettingsError, build, parse_yaml
 from hf_ext.tasks.restoration import SemanIRTask
@@ -21,7 +22,6 @@ from hf_ext.training.bad_examples import read_example
 from hf_ext.training.data import TrainingLoader
 from hf_ext.training.launch import main
 from hf_ext.training.models import STARTED_ANEW, add_adapter, initialize_from, refuse_lost_fields
-from hf_ext.training.sources import open_source
 from tests.process_state import forget_accelerate
 
 from .launching import ROOT, environment

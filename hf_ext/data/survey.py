@@ -15,20 +15,18 @@ from PIL import Image
 
 from hf_ext.extras import import_extra
 
-from ..training.arguments import DataSource
-from ..training.bad_examples import UNDECODABLE
-from ..training.sequence_files import SUFFIXES, read_file
-from ..training.sources import SourceError, find_files, open_source
+from .broken import UNDECODABLE
+from .opening import SourceError, find_files, open_source
+from .sequence_files import SUFFIXES, read_file
+from .source import DataSource
+from .splits import choose
 
 # Files whose names are looked at, and examples that are opened.
 _NAMES, _EXAMPLES = 10_000, 64
-# Of each class, or of all, this share is kept back, and at most so many.
-_KEPT, _MOST_KEPT = 0.1, 100
+# Of each class this share is held out, and of all at most about so many.
+_KEPT, _MOST_KEPT = 0.1, 1000
 # A number above this, and above the number of examples, is no class.
 _MOST_CLASSES = 1000
-# More parts than this make a split that nobody can read.
-_MOST_PARTS = 40
-_OTHER_SPLITS = ("validation", "test")
 
 
 @dataclass
@@ -108,7 +106,7 @@ def _look_at_examples(path: str) -> Survey:
     words = {name for name, kind in features.items() if isinstance(kind, datasets.Value) and "string" in kind.dtype}
     texts = [name for name in features if name in words]
     labels = _labels(data)
-    kept = _keep_back(path, data, labels)
+    kept = _keep_back({"path": path, "split": "train"}, data)
     survey = Survey("", *kept, count=len(data), about="", classes=_class_names(data, labels, path))
     survey.named = isinstance(features.get("label"), datasets.ClassLabel)
     chosen = [int(index) for index in np.linspace(0, len(data) - 1, min(_EXAMPLES, len(data)))]
@@ -208,8 +206,10 @@ def _look_at_series(path: str, places: list[Path], ending: str) -> Survey | None
         return None
     alone = len(files) == 1
     train: dict[str, Any] = {"path": path, "split": "train[:80%]" if alone else "train", "rows": "positions"}
-    kept: dict[str, Any] | None = {**train, "split": "train[80%:]"} if alone else _other_split(train)
+    kept: dict[str, Any] | None = {**train, "split": "train[80%:]"}
     data = open_source(DataSource(**{**train, "split": "train"}))
+    if not alone:
+        train, kept = _keep_back(train, data)
     survey = Survey("series", train, kept, count=len(files), about="", columns=numbers)
     survey.lengths = [len(next(iter(table.values()))) for table in tables]
     survey.rows_have_labels = "label" in first
@@ -251,10 +251,12 @@ def _look_at_pairs(place: Path) -> Survey:
     read = [(lq, hq) for lq, hq in zip(small, large, strict=True) if lq is not None and hq is not None]
     if not read:
         raise ValueError(f"none of {len(chosen)} pairs that were looked at can be read: are they pictures?")
-    beside = [place.parent / name for name in _OTHER_SPLITS] if place.name == "train" else []
-    kept = next((part for part in beside if (part / "lq").is_dir() and (part / "hq").is_dir()), None)
-    survey = Survey("pairs", {"path": str(place)}, None, count=len(data), about="")
-    survey.eval = None if kept is None else {"path": str(kept)}
+    other = place.parent / "validation"
+    train: dict[str, Any] = {"path": str(place)}
+    kept: dict[str, Any] | None = {"path": str(other)}
+    if not (place.name == "train" and (other / "lq").is_dir() and (other / "hq").is_dir()):
+        train, kept = _keep_back({**train, "split": "train"}, data)
+    survey = Survey("pairs", train, kept, count=len(data), about="")
     survey.scale = max(1, round(read[0][1].size[0] / read[0][0].size[0]))
     survey.sides, survey.gray = sorted(min(lq.size) for lq, _ in read), read[0][1].gray
     larger = f", those of hq/ {survey.scale} times as large" if survey.scale > 1 else ""
@@ -263,14 +265,18 @@ def _look_at_pairs(place: Path) -> Survey:
 
 
 def _other_split(train: dict[str, Any]) -> dict[str, Any] | None:
-    """The part of the data that is for validation, or for the test, where there is one."""
-    for split in _OTHER_SPLITS:
-        try:
-            open_source(DataSource(**{**train, "split": split}))
-        except SourceError:
-            continue
-        return {**train, "split": split}
-    return None
+    """The part of the data that is for validation, where there is one. That for the test waits for the end."""
+    return {**train, "split": "validation"} if _has_split(train, "validation") else None
+
+
+def _has_split(train: dict[str, Any], split: str) -> bool:
+    if not Path(train["path"]).expanduser().is_dir():
+        return False
+    try:
+        open_source(DataSource(**{**train, "split": split}))
+    except SourceError:
+        return False
+    return True
 
 
 def _labels(data: Any) -> list[Any] | None:
@@ -285,32 +291,17 @@ def _class_names(data: Any, labels: list[Any] | None, path: str) -> list[str]:
     return list(kind.names) if isinstance(kind, datasets.ClassLabel) else _name_classes(labels, path)
 
 
-def _keep_back(path: str, data: Any, labels: list[Any] | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """What is trained on and what measures: a split of its own, or some of each class, in whatever order they lie."""
-    train = {"path": path, "split": "train"}
+def _keep_back(train: dict[str, Any], data: Any) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """What is trained on and what measures: a split of its own, or a share that is held out."""
     other = _other_split(train)
     if other is not None:
         return train, other
-    count = len(data)
-    # A folder for each class is read class by class: of every stretch of one class some are kept back. Labels that
-    # are mixed make many stretches, and there the last examples are as good as any.
-    cuts = [0, *(i for i in range(1, count) if labels is not None and labels[i] != labels[i - 1]), count]
-    mixed = labels is not None and len(cuts) - 1 > 2 * len(set(labels))
-    stretches = [(0, count)] if mixed else list(zip(cuts[:-1], cuts[1:], strict=True))
-    if len(stretches) > _MOST_PARTS or count < 2:
+    # Of many examples no more than enough, in a round number.
+    share = float(f"{min(_KEPT, _MOST_KEPT / max(1, len(data))):.1g}")
+    learned = {**train, "hold_out": share, "hold_out_seed": 0}
+    if not 0 < choose(data, share, 0).sum() < len(data):
         return train, None
-    most = max(1, _MOST_KEPT // len(stretches))
-    measured = [
-        (end - min(most, max(1, int((end - start) * _KEPT))), end) for start, end in stretches if end - start > 1
-    ]
-    if not measured:
-        return train, None
-    ends = {end: start for start, end in measured}
-    learned = [(start, ends.get(end, end)) for start, end in stretches]
-    return (
-        {**train, "split": "+".join(f"train[{start}:{end}]" for start, end in learned)},
-        {**train, "split": "+".join(f"train[{start}:{end}]" for start, end in measured)},
-    )
+    return learned, {**learned, "split": "validation"}
 
 
 def _size(size: tuple[int, int]) -> str:

@@ -6,12 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from hf_ext.data.opening import open_source
 from hf_ext.settings import SettingsError
 from hf_ext.tasks.series import PositionsTask, SeriesClassificationTask
 from hf_ext.training import DataSource, TrainingArguments
 from hf_ext.training.arguments import build
 from hf_ext.training.data_check import check_data
-from hf_ext.training.sources import open_source
 
 
 def write(path, text: str):
@@ -199,6 +199,6 @@ def test_all_of_a_folder_can_be_checked_before_a_training(walks):
     source = {"path": str(walks), "rows": "positions"}
     task = SeriesClassificationTask(columns=["x", "y"], max_length=8, num_labels=2, label_names=["walk", "run"])
     model = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}
-    (found,) = check_data(task, TrainingArguments("mrconv-series", "run", {"train": source}, model=model), False)
+    (found,) = check_data(task, TrainingArguments("mrconv-series", "run", {"train": source}, model=model))
     assert found["examples"] == 4 and len(found["bad"]) == 1
     assert found["bad"][0]["file"].endswith("1.csv") and "line 3: column 'y'" in found["bad"][0]["reason"]

@@ -1,6 +1,8 @@
 """Where examples come from: files, folders, the Hub and mixtures of them, opened with `datasets`."""
 
 import glob
+import re
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -11,13 +13,12 @@ from datasets.data_files import SPLIT_KEYWORDS, get_data_patterns
 from datasets.packaged_modules.audiofolder.audiofolder import AudioFolder
 from huggingface_hub import HfApi
 
-from .arguments import DataSource, SourcePart
 from .sequence_files import ARRAYS, open_arrays, open_sequences, slice_split
+from .source import DataSource, SourcePart
+from .splits import hold_out
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp"}
 AUDIO_SUFFIXES = {".wav", ".flac", ".ogg", ".mp3", ".aiff"}
-# All words for a split.
-_SPLITS = {word for words in SPLIT_KEYWORDS.values() for word in words}
 
 AnyDataset: TypeAlias = datasets.Dataset | datasets.IterableDataset
 
@@ -28,9 +29,13 @@ def open_source(source: DataSource, section: str = "data") -> AnyDataset:
     try:
         if parts:
             return _join([open_source(part, section) for part in parts], parts)
-        data = _load(source, section)
+        # Of data with their own splits the training's is divided; their `validation` has no part in it.
+        whole = replace(source, split="train", hold_out=0.0) if source.hold_out else source
+        data = _load(whole, section)
         if source.rename_columns:
             data = data.rename_columns(source.rename_columns)
+        if source.hold_out:
+            data = hold_out(data, source.hold_out, source.hold_out_seed, measures=source.split == "validation")
         return _keep_audio_files(data)
     except SourceError:
         raise
@@ -103,6 +108,8 @@ def _load(source: DataSource, section: str) -> AnyDataset:
             name, source.name, split=source.split, streaming=source.streaming, revision=revision or None
         )
     first = Path(found[0])
+    if not first.is_dir():
+        _require_split(found, source.split)
     if source.rows == "positions":
         return open_sequences(found, source.split)
     if len(found) == 1 and first.suffix.lower() in ARRAYS:
@@ -126,6 +133,20 @@ def _load(source: DataSource, section: str) -> AnyDataset:
     # `datasets` names what it reads by the folder: "." has no name.
     folder = str((first if files is None else first.parent).resolve())
     return datasets.load_dataset(folder, source.name, data_files=files, split=source.split, streaming=source.streaming)
+
+
+def _require_split(files: list[str], split: str) -> None:
+    """Refuses a split of files that have none: named otherwise, the same examples would train and measure."""
+    name = split.partition("[")[0]
+    words = next((words for words in SPLIT_KEYWORDS.values() if name in words), [name])
+    own = re.compile(rf"(.*[\W_])?({'|'.join(map(re.escape, words))})([\W_\d].*)?", re.IGNORECASE)
+    # A file test.jsonl, or one in a folder test, is what it says.
+    named = (own.fullmatch(Path(file).stem) or Path(file).resolve().parent.name.lower() in words for file in files)
+    if name != "train" and not all(named):
+        raise ValueError(
+            f"a file has no split {name!r}: write split: train for all of it, a slice such as train[80%:], or "
+            "hold_out: 0.1 with split: validation for a part that is not trained on"
+        )
 
 
 def _is_on_hub(name: str) -> bool:
@@ -273,8 +294,11 @@ def _paired_folder(path: Path, source: DataSource) -> AnyDataset:
             f"got {len(names['lq'])} and {len(names['hq'])}, unpaired: {alone[:5]}."
         )
     name = source.split.partition("[")[0]
-    if name not in _SPLITS:
-        raise ValueError(f"a folder of pairs has no split {name!r}: leave split out, or write a slice, train[:80%].")
+    if name != "train" and name != path.name:
+        raise ValueError(
+            f"a folder of pairs has no split {name!r}: write a slice, train[80%:], or hold_out: 0.1 with split: "
+            "validation, or name the folder of the other pairs."
+        )
     kept = slice_split(source.split, len(names["lq"]))
     if not kept:
         raise ValueError(f"the split {source.split!r} of {len(names['lq'])} pairs is empty: take a larger part.")
