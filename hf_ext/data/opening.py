@@ -110,8 +110,8 @@ def _load(source: DataSource, section: str) -> AnyDataset:
     first = Path(found[0])
     if not first.is_dir():
         _require_split(found, source.split)
-    if source.rows == "positions":
-        return open_sequences(found, source.split)
+    if source.rows != "examples":
+        return open_sequences(found, source)
     if len(found) == 1 and first.suffix.lower() in ARRAYS:
         return open_arrays(first, source.split)
     if (first / "lq").is_dir() and (first / "hq").is_dir():
@@ -258,6 +258,8 @@ def renumber_classes(data: AnyDataset, column: str, names: list[str]) -> AnyData
 
 def match_classes(data: Any, task: Any, training: bool = False) -> Any:
     """The same data, whose classes have the numbers that a task knows their names by; of other tasks as it is."""
+    if hasattr(task, "see_labels"):
+        task.see_labels(data)
     known: list[str] | None = getattr(task, "known_classes", None)
     kind = (data.features or {}).get(task.label_column) if known else None
     if not known or not isinstance(kind, datasets.ClassLabel) or kind.names == known:

@@ -30,7 +30,11 @@ class DataSource:
             What a row of a file is: an example; or one of the `"positions"` of a sequence. Then each CSV, TSV,
             parquet or NumPy file is one example whose columns are lists, named by the folder that it lies in (column
             `label`) or by the folder's `metadata.csv` (`file_name` and what is known of each), and of a single long
-            file `split: train[:80%]` is its first part.
+            file `split: train[:80%]` is its first part. Or one of the `"series"` of a table: then its numbers are the
+            list `values`, and the column `label` is its class.
+        time (`str`, *optional*): With `rows: positions`, the column that the steps are sorted by.
+        series (`str`, *optional*):
+            With `rows: positions`, the column that says to which series a row belongs: each is an example.
         hold_out (`float`, defaults to 0.0):
             Share of the examples of a split that measure, where the data have no split for that: then `split: train`
             is the others, and `split: validation` these. An example's own content decides, of each class the same
@@ -47,6 +51,8 @@ class DataSource:
     split: str = "train"
     rename_columns: dict | None = None
     rows: str = "examples"
+    time: str | None = None
+    series: str | None = None
     hold_out: float = 0.0
     hold_out_seed: int = 0
     streaming: bool = False
@@ -57,7 +63,9 @@ class DataSource:
         """The entries of a list of sources; none of a single one."""
         if not isinstance(self.path, list):
             return []
-        shared_names = ("split", "rename_columns", "rows", "hold_out", "hold_out_seed", "streaming")
+        shared_names = (
+            "split", "rename_columns", "rows", "time", "series", "hold_out", "hold_out_seed", "streaming"
+        )  # fmt: skip
         shared = {name: getattr(self, name) for name in shared_names}
         return [
             build(SourcePart, {**shared, **(part if isinstance(part, dict) else {"path": part})}, f"path[{place}]")
@@ -72,10 +80,12 @@ class DataSource:
                 raise ValueError("streaming and shuffle_buffer are set once, beside the list of sources.")
 
     def validate_rows(self) -> None:
-        if self.rows not in ("examples", "positions"):
-            raise ValueError(f"rows is {self.rows!r}; allowed: 'examples', 'positions'.")
-        if self.rows == "positions" and self.streaming:
-            raise ValueError("rows: positions reads whole files: leave streaming out.")
+        if self.rows not in ("examples", "positions", "series"):
+            raise ValueError(f"rows is {self.rows!r}; allowed: 'examples', 'positions', 'series'.")
+        if self.rows != "examples" and self.streaming:
+            raise ValueError(f"rows: {self.rows} reads whole files: leave streaming out.")
+        if self.rows != "positions" and (self.time or self.series):
+            raise ValueError("time and series name columns of tables whose rows are positions: set rows: positions.")
 
     def validate_hold_out(self) -> None:
         if not 0 <= self.hold_out < 1:
@@ -94,6 +104,10 @@ class DataSource:
                 f"shuffle_buffer must be 0 or, with streaming: true, a positive number of examples; got "
                 f"{self.shuffle_buffer} with streaming: {str(self.streaming).lower()}. Other data is always shuffled."
             )
+
+    def column_of(self, name: str) -> str:
+        """The column that has a name only after `rename_columns`."""
+        return next((old for old, new in (self.rename_columns or {}).items() if new == name), name)
 
     def shares_with(self, other: "DataSource") -> bool:
         """Whether another source holds the same examples, as far as its words say."""

@@ -6,7 +6,7 @@ from typing import Any
 import datasets
 import numpy as np
 
-from ..data.opening import open_source
+from ..data.opening import match_classes, open_source
 from ..data.splits import hash_inputs
 from ..progress import progress
 from .arguments import TrainingArguments
@@ -36,7 +36,8 @@ def check_data(task: Task, arguments: TrainingArguments) -> list[dict[str, Any]]
     task.read_data(opened["data.train"])
     build_model(task, arguments.model, arguments.init_from and pin_revision(arguments.init_from))
     found, learned = [], _hash(opened["data.train"])
-    for section, rows in opened.items():
+    for section, given in opened.items():
+        rows = match_classes(given, task, training=section == "data.train")
         count, bad = 0, []
         total = None if isinstance(rows, datasets.IterableDataset) else len(rows)
         stream = rows if isinstance(rows, datasets.IterableDataset) else rows.to_iterable_dataset()
