@@ -20,6 +20,13 @@ from .splits import hold_out
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp"}
 AUDIO_SUFFIXES = {".wav", ".flac", ".ogg", ".mp3", ".aiff"}
 
+# Names that people give to folders of pairs: what is given, what is wanted.
+_PAIRS = (
+    ("lq", "hq"), ("lr", "hr"), ("noisy", "clean"), ("input", "target"), ("input", "gt"), ("input", "groundtruth"),
+    ("low", "high"), ("blur", "sharp"), ("blurry", "sharp"), ("blurred", "sharp"), ("rain", "clean"),
+    ("hazy", "clear"), ("degraded", "clean"), ("source", "target"), ("a", "b"),
+)  # fmt: skip
+
 AnyDataset: TypeAlias = datasets.Dataset | datasets.IterableDataset
 
 
@@ -114,8 +121,9 @@ def _load(source: DataSource, section: str) -> AnyDataset:
         return open_sequences(found, source)
     if len(found) == 1 and first.suffix.lower() in ARRAYS:
         return open_arrays(first, source.split)
-    if (first / "lq").is_dir() and (first / "hq").is_dir():
-        return _paired_folder(first, source)
+    names = tuple(source.pairs or ("lq", "hq"))
+    if source.pairs or ((first / "lq").is_dir() and (first / "hq").is_dir()):
+        return _paired_folder(first, names, source)
     # A folder's own files, or those that were named; `data_files` names the split, so that any split is found.
     files = None
     if not first.is_dir():
@@ -279,21 +287,37 @@ def match_classes(data: Any, task: Any, training: bool = False) -> Any:
     )
 
 
-def _paired_folder(path: Path, source: DataSource) -> AnyDataset:
-    """Equally named images in `lq/` and `hq/` as columns `lq` and `hq`."""
-    names = {
-        side: sorted(
-            str(file.relative_to(path / side))
-            for file in (path / side).rglob("*")
-            if file.suffix.lower() in IMAGE_SUFFIXES
-        )
-        for side in ("lq", "hq")
-    }
-    alone = sorted(set(names["lq"]) ^ set(names["hq"]))
-    if alone or not names["lq"]:
+def find_pairs(place: Path, names: tuple[str, ...] = ()) -> tuple[str, str] | None:
+    """The two folders of pairs, what is given and what is wanted: those that are named, or known by their names."""
+    if not place.is_dir():
+        return None
+    folders = {folder.name.lower(): folder.name for folder in place.iterdir() if folder.is_dir()}
+    for given, wanted in [names] if names else _PAIRS:
+        if given.lower() in folders and wanted.lower() in folders and (names or len(folders) == 2):
+            found = folders[given.lower()], folders[wanted.lower()]
+            first, second = ({*_pictures(place / name)} for name in found)
+            # Folders of classes have names of their own.
+            if first & second or (given, wanted) == ("lq", "hq"):
+                return found
+    return None
+
+
+def _pictures(folder: Path) -> dict[str, Path]:
+    """The pictures of a folder, by their names without endings."""
+    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
+    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
+
+
+def _paired_folder(path: Path, folders: tuple[str, ...], source: DataSource) -> AnyDataset:
+    """Equally named images in two folders as columns `lq` and `hq`."""
+    sides = dict(zip(("lq", "hq"), folders, strict=True))
+    found = {side: _pictures(path / folder) for side, folder in sides.items()}
+    names = sorted(found["lq"])
+    alone = sorted(found["lq"].keys() ^ found["hq"].keys())
+    if alone or not names:
         raise ValueError(
-            f"{path}: lq/ and hq/ must hold the same image names, at least one; "
-            f"got {len(names['lq'])} and {len(names['hq'])}, unpaired: {alone[:5]}."
+            f"{path}: {folders[0]}/ and {folders[1]}/ must hold the same image names, at least one; "
+            f"got {len(found['lq'])} and {len(found['hq'])}, unpaired: {alone[:5]}."
         )
     name = source.split.partition("[")[0]
     if name != "train" and name != path.name:
@@ -301,10 +325,10 @@ def _paired_folder(path: Path, source: DataSource) -> AnyDataset:
             f"a folder of pairs has no split {name!r}: write a slice, train[80%:], or hold_out: 0.1 with split: "
             "validation, or name the folder of the other pairs."
         )
-    kept = slice_split(source.split, len(names["lq"]))
+    kept = slice_split(source.split, len(names))
     if not kept:
-        raise ValueError(f"the split {source.split!r} of {len(names['lq'])} pairs is empty: take a larger part.")
-    columns = {side: [str(path / side / names[side][index]) for index in kept] for side in ("lq", "hq")}
+        raise ValueError(f"the split {source.split!r} of {len(names)} pairs is empty: take a larger part.")
+    columns = {side: [str(found[side][names[index]]) for index in kept] for side in sides}
     features = datasets.Features({side: datasets.Image() for side in ("lq", "hq")})
     dataset = datasets.Dataset.from_dict(columns, features=features)
     return dataset.to_iterable_dataset(num_shards=min(64, len(dataset))) if source.streaming else dataset

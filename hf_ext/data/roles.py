@@ -84,7 +84,8 @@ def find_roles(table: Table, hints: Hints) -> Roles:
         return Roles("series", list(hints.inputs) or steps, label, left_out=dict.fromkeys(texts, "texts"))
     series = hints.series or _find_series(frame, label)
     time = hints.time or _find_time(frame, [name for name in frame if name not in (label, series)], series)
-    others = [name for name in texts if name not in (time, series)]
+    times = [name for name in texts if name not in (time, series) and to_seconds(frame[name]) is not None]
+    others = [name for name in texts if name not in (time, series, *times)]
     inputs = list(hints.inputs) or [name for name in numbers if name not in (label, time, series)]
     prose = [name for name in others if _is_prose(frame[name])]
     if not inputs or (prose and not hints.inputs):
@@ -97,7 +98,8 @@ def find_roles(table: Table, hints: Hints) -> Roles:
             f"which: --label {others[0]} or --series {others[0]}, or leave {'them' if len(others) > 1 else 'it'} out "
             f"with --inputs {','.join(inputs[:3])}"
         )
-    roles = Roles("positions", inputs, label, time, series, dict.fromkeys(others, "texts"))
+    left_out = {**dict.fromkeys(others, "texts"), **dict.fromkeys(times, "another time")}
+    roles = Roles("positions", inputs, label, time, series, left_out)
     unused = [name for name in numbers if name not in (*inputs, label, time, series)]
     roles.left_out |= dict.fromkeys(unused, "not among the inputs")
     _judge(frame, roles)

@@ -26,6 +26,8 @@ class DataSource:
         split (`str`, defaults to `"train"`): Split, with slices as in `"train[:10%]"` for map-style data.
         rename_columns (`dict[str, str]`, *optional*):
             New names of columns, so that training, evaluation and the parts of a list agree: `{png: image}`.
+        pairs (`list[str]`, *optional*):
+            Two sub-folders of pairs that have other names than `lq` and `hq`, the wanted one last: `[noisy, clean]`.
         rows (`str`, defaults to `"examples"`):
             What a row of a file is: an example; or one of the `"positions"` of a sequence. Then each CSV, TSV,
             parquet or NumPy file is one example whose columns are lists, named by the folder that it lies in (column
@@ -50,6 +52,7 @@ class DataSource:
     name: str | None = None
     split: str = "train"
     rename_columns: dict | None = None
+    pairs: list | None = None
     rows: str = "examples"
     time: str | None = None
     series: str | None = None
@@ -64,7 +67,7 @@ class DataSource:
         if not isinstance(self.path, list):
             return []
         shared_names = (
-            "split", "rename_columns", "rows", "time", "series", "hold_out", "hold_out_seed", "streaming"
+            "split", "rename_columns", "pairs", "rows", "time", "series", "hold_out", "hold_out_seed", "streaming"
         )  # fmt: skip
         shared = {name: getattr(self, name) for name in shared_names}
         return [
@@ -78,6 +81,10 @@ class DataSource:
         for part in self.parts:
             if part.shuffle_buffer or part.streaming != self.streaming:
                 raise ValueError("streaming and shuffle_buffer are set once, beside the list of sources.")
+
+    def validate_pairs(self) -> None:
+        if self.pairs is not None and (len(self.pairs) != 2 or not all(isinstance(name, str) for name in self.pairs)):
+            raise ValueError(f"pairs must be the names of two folders, such as [noisy, clean]; got {self.pairs}.")
 
     def validate_rows(self) -> None:
         if self.rows not in ("examples", "positions", "series"):

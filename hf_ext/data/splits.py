@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import fsspec
 import numpy as np
 import pyarrow as pa
 
@@ -121,6 +122,10 @@ def _add(digest: Any, value: Any, sizes: dict[int, int]) -> None:
         path = value["path"]
         if value["bytes"] is not None:
             digest.update(value["bytes"])
+        elif path is not None and "::" in path:
+            # A file of an archive.
+            with fsspec.open(path, "rb") as file:
+                digest.update(file.read())
         elif path is not None and Path(path).is_file():
             size = Path(path).stat().st_size
             digest.update(str(size).encode())

@@ -4,76 +4,56 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
+import fsspec
 import numpy as np
+import pandas as pd
 from PIL import Image
 
 from hf_ext.extras import import_extra
 
 from .broken import UNDECODABLE
-from .opening import SourceError, find_files, open_source
-from .sequence_files import SUFFIXES, read_file
+from .found import Survey, keep_back, rename, require_classes
+from .opening import find_files, find_pairs, open_source
+from .roles import Hints, name_classes
+from .sequence_files import METADATA, SUFFIXES
+from .series import is_list_of_numbers, look_at_lists, look_at_series
 from .source import DataSource
-from .splits import choose
+from .tables import shorten, to_seconds
 
 # Files whose names are looked at, and examples that are opened.
 _NAMES, _EXAMPLES = 10_000, 64
-# Of each class this share is held out, and of all at most about so many.
-_KEPT, _MOST_KEPT = 0.1, 1000
-# A number above this, and above the number of examples, is no class.
-_MOST_CLASSES = 1000
+# Tables of what is known of the other files.
+_ABOUT = (METADATA, "metadata.jsonl", "metadata.parquet")
+# Files of cameras and phones that `datasets` does not list.
+_CAMERA = {".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2"}
 
 
-@dataclass
-class Survey:
-    """What was found. Lengths are samples of a sound, bytes of a text, rows of a series."""
-
-    kind: str
-    train: dict[str, Any]
-    eval: dict[str, Any] | None
-    count: int
-    about: str
-    classes: list[str] = field(default_factory=list)
-    # whether the data give the classes' names with their numbers, as folders do
-    named: bool = False
-    # of pictures: the shorter sides, the smallest first; whether all have one size; whether they have no colour
-    sides: list[int] = field(default_factory=list)
-    equal: bool = False
-    gray: bool = False
-    # how many times the pictures of hq/ are as large as those of lq/
-    scale: int = 1
-    rate: int = 0
-    lengths: list[int] = field(default_factory=list)
-    columns: list[str] = field(default_factory=list)
-    # a label for each row of a series
-    rows_have_labels: bool = False
-
-    def longest(self, limit: int) -> int:
-        """A length that 95 of 100 examples do not exceed, and no more than a limit."""
-        return min(limit, int(np.ceil(np.quantile(self.lengths, 0.95))))
-
-
-def look_at(path: str) -> Survey:
+def look_at(path: str, hints: Hints | None = None) -> Survey:
     """
     Looks at a folder or a file of this machine.
 
+    Args:
+        path (`str`): A folder, a file, or a pattern of files.
+        hints ([`Hints`], *optional*): What somebody says of the columns, where they may mean several things.
+
     Raises:
-        ValueError: If there is no such thing, or nothing in it that our trainings read.
+        ValueError: If there is no such thing, or nothing in it that our trainings read, or it may mean several things;
+            then it names the flag that decides.
     """
     # One bar is enough of a training; here none is.
     datasets.disable_progress_bars()
     try:
-        return _look_at_files(path, find_files(path))
+        return _look_at_files(path, find_files(path), hints or Hints())
     finally:
         datasets.enable_progress_bars()
 
 
-def _look_at_files(path: str, found: list[str]) -> Survey:
+def _look_at_files(path: str, found: list[str], hints: Hints) -> Survey:
     """Pairs, series, or what a training reads as examples."""
     if not found:
         raise ValueError(
@@ -81,49 +61,78 @@ def _look_at_files(path: str, found: list[str]) -> Survey:
             "data.train.path of a recipe that is written without --data."
         )
     places = [Path(one) for one in found]
-    place = places[0]
-    pairs = next(
-        (part for part in (place / "train", place) if (part / "lq").is_dir() and (part / "hq").is_dir()), None
-    )
-    if pairs is not None:
-        return _look_at_pairs(pairs)
+    for place in (places[0] / "train", places[0]):
+        if names := find_pairs(place, hints.pairs):
+            return _look_at_pairs(place, names)
+    if hints.pairs:
+        raise ValueError(f"{path} has no folders {' and '.join(hints.pairs)} with pictures of equal names.")
     below = (file for part in places for file in ([part] if part.is_file() else part.rglob("*")))
-    endings = Counter(file.suffix.lower() for file in islice((file for file in below if file.is_file()), _NAMES))
+    named = [file for file in islice((file for file in below if file.is_file()), _NAMES) if file.name[0] != "."]
+    # A table that says what is known of the others is none of them.
+    endings = Counter(file.suffix.lower() for file in named if file.name not in _ABOUT) or Counter(
+        file.suffix.lower() for file in named
+    )
     if not endings:
         raise ValueError(f"{path} is empty: put pictures, sounds, texts or tables there.")
+    if all(file.stat().st_size == 0 for file in named):
+        raise ValueError(f"{path} holds nothing: its file{'s are' if len(named) > 1 else ' is'} empty.")
     most = endings.most_common(1)[0][0]
-    if most in SUFFIXES and (series := _look_at_series(path, places, most)) is not None:
+    if most in _CAMERA:
+        raise ValueError(
+            f"{path} holds {endings[most]} files of {most}, which a training does not read: make PNG or JPEG files of "
+            "them first, for instance with hf-ext restore, or with the program of the camera."
+        )
+    if most in SUFFIXES and (series := look_at_series(path, places, most, hints)) is not None:
         return series
-    return _look_at_examples(path)
+    survey = _look_at_examples(path, hints)
+    survey.left_out += [
+        f"{count} files of {ending}, which a training does not read"
+        for ending, count in endings.items()
+        if ending in _CAMERA
+    ]
+    return survey
 
 
-def _look_at_examples(path: str) -> Survey:
-    """Pictures, sounds and texts, as a training reads them."""
-    data = open_source(DataSource(path, split="train"))
+def _look_at_examples(path: str, hints: Hints) -> Survey:
+    """Pictures, sounds, texts and lists of numbers, as a training reads them."""
+    train = {"path": path, "split": "train", **rename(hints)}
+    data = open_source(DataSource(**train))
     features = data.features
     pictures = [name for name, kind in features.items() if isinstance(kind, datasets.Image) and kind.decode]
     sounds = [name for name, kind in features.items() if isinstance(kind, datasets.Image | datasets.Audio)]
     words = {name for name, kind in features.items() if isinstance(kind, datasets.Value) and "string" in kind.dtype}
     texts = [name for name in features if name in words]
     labels = _labels(data)
-    kept = _keep_back({"path": path, "split": "train"}, data)
-    survey = Survey("", *kept, count=len(data), about="", classes=_class_names(data, labels, path))
+    lists = [name for name, kind in features.items() if is_list_of_numbers(kind)]
+    if lists and not pictures and not sounds:
+        return look_at_lists(train, data, list(hints.inputs) or lists)
+    kept = keep_back(train, data)
+    survey = Survey("", *kept, about="", count=len(data), classes=_class_names(data, labels))
     survey.named = isinstance(features.get("label"), datasets.ClassLabel)
     chosen = [int(index) for index in np.linspace(0, len(data) - 1, min(_EXAMPLES, len(data)))]
     if pictures:
         _measure_pictures(survey, data, pictures[0], chosen)
     elif sounds:
         _measure_sounds(survey, data, sounds[0], chosen)
-    elif texts := [name for name in texts if name != "label"]:
+    elif texts := _words(data, [name for name in texts if name != "label"], hints):
         _measure_texts(survey, data, texts, chosen)
     else:
         raise ValueError(
-            f"{path} has the columns {', '.join(features)}: no picture, sound or text. Series of numbers are CSV, "
-            "TSV, parquet or NumPy files whose rows are positions."
+            f"{path} has the columns {shorten(list(features))}: no picture, sound or text. Series of numbers are CSV, "
+            "TSV, parquet or NumPy files, or lists in JSON lines. A table of numbers in JSON lines becomes one with "
+            "pandas: read_json(..., lines=True).to_csv(...)."
         )
     if survey.classes:
-        survey.about += f"; {len(survey.classes)} classes: {_shorten(survey.classes)}"
+        survey.about += f"; {len(survey.classes)} classes: {shorten(survey.classes)}"
     return survey
+
+
+def _words(data: Any, names: list[str], hints: Hints) -> list[str]:
+    """The columns of texts; dates beside numbers are none."""
+    if hints.inputs:
+        return [name for name in hints.inputs if name in names]
+    head = pd.DataFrame(data.select_columns(names)[:_EXAMPLES]) if names else pd.DataFrame()
+    return [name for name in names if to_seconds(head[name].dropna()) is None]
 
 
 def _measure_pictures(survey: Survey, data: Any, column: str, chosen: list[int]) -> None:
@@ -145,6 +154,17 @@ class _Header(NamedTuple):
     gray: bool
 
 
+def open_bytes(value: dict[str, Any]) -> io.BytesIO | str:
+    """What an undecoded picture or sound is: bytes, or a file, of an archive as of a folder."""
+    if value["bytes"]:
+        return io.BytesIO(value["bytes"])
+    path = str(value["path"])
+    if "::" not in path:
+        return path
+    with fsspec.open(path, "rb") as file:
+        return io.BytesIO(file.read())
+
+
 def _read_headers(data: Any, column: str, chosen: list[int]) -> list[_Header | None]:
     """Of chosen pictures; None for what is missing, broken or too large, which is for `hf-ext data check` to find."""
     undecoded = data.select_columns([column]).cast_column(column, datasets.Image(decode=False))
@@ -152,7 +172,7 @@ def _read_headers(data: Any, column: str, chosen: list[int]) -> list[_Header | N
     for index in chosen:
         value = undecoded[index][column]
         try:
-            with Image.open(io.BytesIO(value["bytes"]) if value["bytes"] else value["path"]) as picture:
+            with Image.open(open_bytes(value)) as picture:
                 headers.append(_Header(picture.size, picture.mode in ("1", "L", "LA")))
         except UNDECODABLE:
             headers.append(None)
@@ -167,7 +187,7 @@ def _measure_sounds(survey: Survey, data: Any, column: str, chosen: list[int]) -
         if value is None:
             continue
         try:
-            about = soundfile.info(io.BytesIO(value["bytes"]) if value["bytes"] else value["path"])
+            about = soundfile.info(open_bytes(value))
         except soundfile.SoundFileError:
             continue
         rates[about.samplerate] += 1
@@ -187,96 +207,42 @@ def _measure_texts(survey: Survey, data: Any, columns: list[str], chosen: list[i
     survey.about = f"{survey.count:,} texts of {min(lengths[column])} to {max(lengths[column])} bytes"
     others = [name for name in data.features if name != column]
     if others and "label" not in others:
-        survey.about += f" in the column {column}; classes would be in a column `label`, not in {_shorten(others)}"
+        survey.about += f" in the column {column}; classes would be in a column `label`, not in {shorten(others)}"
 
 
-def _look_at_series(path: str, places: list[Path], ending: str) -> Survey | None:
-    """Files whose rows are positions; None where rows are examples of something else."""
-    below = {file for place in places for file in ([place] if place.is_file() else place.rglob(f"*{ending}"))}
-    files = sorted(file for file in below if file.suffix.lower() == ending)
-    try:
-        tables = [read_file(files[int(i)]) for i in np.linspace(0, len(files) - 1, min(_EXAMPLES, len(files)))]
-    except ValueError:
-        # Parquet with pictures, for instance.
-        return None
-    first = tables[0]
-    texts = [name for name, values in first.items() if values.dtype == object]
-    numbers = [name for name in first if name not in texts and name != "label" and not _says_when(name)]
-    if not numbers or any(name != "label" and not _says_when(name) for name in texts):
-        return None
-    alone = len(files) == 1
-    train: dict[str, Any] = {"path": path, "split": "train[:80%]" if alone else "train", "rows": "positions"}
-    kept: dict[str, Any] | None = {**train, "split": "train[80%:]"}
-    data = open_source(DataSource(**{**train, "split": "train"}))
-    if not alone:
-        train, kept = _keep_back(train, data)
-    survey = Survey("series", train, kept, count=len(files), about="", columns=numbers)
-    survey.lengths = [len(next(iter(table.values()))) for table in tables]
-    survey.rows_have_labels = "label" in first
-    if survey.rows_have_labels:
-        survey.classes = _name_classes([value for table in tables for value in table["label"]], path)
-    elif "label" in data.features:
-        survey.classes = _name_classes(list(data["label"]), path)
-    rows = f"{min(survey.lengths):,} to {max(survey.lengths):,}" if len(tables) > 1 else f"{survey.lengths[0]:,}"
-    survey.about = f"{len(files):,} file{'' if alone else 's'} of {rows} rows with the numbers {_shorten(numbers)}"
-    if survey.classes:
-        survey.about += f"; {len(survey.classes)} classes: {_shorten(survey.classes)}"
-    return survey
-
-
-def _says_when(name: str) -> bool:
-    return name.lower() == "ds" or name.lower().startswith(("time", "date"))
-
-
-def _name_classes(labels: list[Any], path: str) -> list[str]:
-    """Names of classes; of numbers all up to the largest. An empty cell and -100, which is ignored, are none."""
-    found = {value for value in labels if value is not None and value not in ("", -100) and value == value}
-    if any(isinstance(value, str) for value in found):
-        return sorted(map(str, found))
-    values = [value for value in found if not 0 <= value < max(_MOST_CLASSES, len(labels)) or value % 1]
-    if values:
-        raise ValueError(
-            f"{path}: the column `label` holds {min(values)} and the like, no classes. Classes are names or numbers "
-            "from 0 on, each of some use; for values start from the recipe of mrconv-regression: hf-ext recipes "
-            "mrconv/sensors."
-        )
-    return [str(number) for number in range(int(max(found, default=-1)) + 1)]
-
-
-def _look_at_pairs(place: Path) -> Survey:
-    """Pictures in `lq/` and, of the same names, in `hq/`."""
-    data = open_source(DataSource(str(place)))
+def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
+    """Pictures in two folders, of the same names."""
+    train: dict[str, Any] = {"path": str(place), "split": "train"}
+    if names != ("lq", "hq"):
+        train["pairs"] = list(names)
+    data = open_source(DataSource(**train))
     chosen = [int(index) for index in np.linspace(0, len(data) - 1, min(_EXAMPLES, len(data)))]
     small, large = (_read_headers(data, column, chosen) for column in ("lq", "hq"))
     read = [(lq, hq) for lq, hq in zip(small, large, strict=True) if lq is not None and hq is not None]
     if not read:
         raise ValueError(f"none of {len(chosen)} pairs that were looked at can be read: are they pictures?")
+    scales = {(hq.size[0] / lq.size[0], hq.size[1] / lq.size[1]) for lq, hq in read}
+    scale = max(1, round(read[0][1].size[0] / read[0][0].size[0]))
+    if any(abs(width - scale) > 0.02 or abs(height - scale) > 0.02 for width, height in scales):
+        found = ", ".join(f"{width:.3g} x {height:.3g}" for width, height in sorted(scales)[:4])
+        raise ValueError(
+            f"{place}: the pictures of {names[1]}/ must be as large as those of {names[0]}/, or all 2, 3, 4 times "
+            f"as large; found {found} times."
+        )
     other = place.parent / "validation"
-    train: dict[str, Any] = {"path": str(place)}
-    kept: dict[str, Any] | None = {"path": str(other)}
-    if not (place.name == "train" and (other / "lq").is_dir() and (other / "hq").is_dir()):
-        train, kept = _keep_back({**train, "split": "train"}, data)
-    survey = Survey("pairs", train, kept, count=len(data), about="")
-    survey.scale = max(1, round(read[0][1].size[0] / read[0][0].size[0]))
+    if place.name == "train" and find_pairs(other, names):
+        kept: Any = ({**train}, {**train, "path": str(other)}, len(data))
+        kept[0].pop("split")
+        kept[1].pop("split")
+    else:
+        kept = keep_back(train, data)
+    survey = Survey("pairs", *kept, about="", count=len(data))
+    survey.scale = scale
     survey.sides, survey.gray = sorted(min(lq.size) for lq, _ in read), read[0][1].gray
-    larger = f", those of hq/ {survey.scale} times as large" if survey.scale > 1 else ""
+    larger = f", those of {names[1]}/ {survey.scale} times as large" if survey.scale > 1 else ""
     survey.about = f"{len(data):,} pairs of pictures, the smallest with {survey.sides[0]} pixels{larger}"
+    survey.roles = [f"{names[0]}/ becomes {names[1]}/"]
     return survey
-
-
-def _other_split(train: dict[str, Any]) -> dict[str, Any] | None:
-    """The part of the data that is for validation, where there is one. That for the test waits for the end."""
-    return {**train, "split": "validation"} if _has_split(train, "validation") else None
-
-
-def _has_split(train: dict[str, Any], split: str) -> bool:
-    if not Path(train["path"]).expanduser().is_dir():
-        return False
-    try:
-        open_source(DataSource(**{**train, "split": split}))
-    except SourceError:
-        return False
-    return True
 
 
 def _labels(data: Any) -> list[Any] | None:
@@ -284,29 +250,15 @@ def _labels(data: Any) -> list[Any] | None:
     return list(data["label"]) if "label" in data.features else None
 
 
-def _class_names(data: Any, labels: list[Any] | None, path: str) -> list[str]:
+def _class_names(data: Any, labels: list[Any] | None) -> list[str]:
     kind = data.features.get("label")
     if labels is None or not isinstance(kind, datasets.ClassLabel | datasets.Value):
         return []
-    return list(kind.names) if isinstance(kind, datasets.ClassLabel) else _name_classes(labels, path)
-
-
-def _keep_back(train: dict[str, Any], data: Any) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """What is trained on and what measures: a split of its own, or a share that is held out."""
-    other = _other_split(train)
-    if other is not None:
-        return train, other
-    # Of many examples no more than enough, in a round number.
-    share = float(f"{min(_KEPT, _MOST_KEPT / max(1, len(data))):.1g}")
-    learned = {**train, "hold_out": share, "hold_out_seed": 0}
-    if not 0 < choose(data, share, 0).sum() < len(data):
-        return train, None
-    return learned, {**learned, "split": "validation"}
+    if isinstance(kind, datasets.ClassLabel):
+        return list(kind.names)
+    require_classes(labels)
+    return name_classes(labels)
 
 
 def _size(size: tuple[int, int]) -> str:
     return f"{size[0]} x {size[1]}"
-
-
-def _shorten(names: list[str]) -> str:
-    return ", ".join(names[:6]) + (", …" if len(names) > 6 else "")

@@ -16,7 +16,7 @@ import pandas as pd
 # What programs write for a number that is missing. In a column of texts, such as names of classes, they are words.
 MISSING = {"nan", "-nan", "na", "n/a", "<na>", "#n/a", "null", "none", "?", "-", "--", "missing"}
 # A cell is missing where it is empty, and no column is an index.
-_CELLS: dict[str, Any] = {"keep_default_na": False, "na_values": [""], "index_col": False}
+_CELLS: dict[str, Any] = {"keep_default_na": False, "na_values": [""], "index_col": False, "skipinitialspace": True}
 # Characters of a file that tell its separator.
 _SAMPLE = 1 << 16
 _COMMENTS = ("#", "%", "//")
@@ -164,11 +164,11 @@ def _drop_units(table: Table) -> None:
                 return
             continue
         first, rest = str(values.iloc[0]).strip(), values.iloc[1:].astype(str).str.strip()
-        if pd.isna(values.iloc[0]):
+        if pd.isna(values.iloc[0]) or first.lower() in MISSING:
             continue
-        if _parse_cell(first) is not None or first.lower() in MISSING:
+        if _parse_cell(first) is not None:
             return
-        if _to_numbers(rest) is not None:
+        if _to_numbers_somehow(_given(rest), decimal=True)[0] is not None:
             units[str(name)] = first
         elif to_seconds(rest) is None or to_seconds(values) is not None:
             return

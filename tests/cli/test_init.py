@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import datasets
@@ -82,9 +83,9 @@ def write_tables(folder: str, names: list[str], rows: int, label: bool = False) 
         path.write_text("\n".join(["x,y" + (",label" if label else ""), *lines]))
 
 
-def train(method: str, data: str, *words: str | Path) -> dict:
+def train(method: str, data: str, *words: str | Path, init: Sequence[str] = ()) -> dict:
     """What `init` wrote, after it was trained for two steps."""
-    said = run("init", method, "mine", "--data", data).stdout
+    said = run("init", method, "mine", "--data", data, *init).stdout
     file = Path("mine", f"{method}.yaml")
     assert said.endswith(f"{file}\nnext: hf-ext train {file}\n")
     text = file.read_text()
@@ -176,7 +177,7 @@ def test_tables_in_folders_become_classes():
 
 
 def test_a_pattern_of_tables_is_as_many_series():
-    write_tables("knocks", ["1", "2", "3"], 30)
+    write_tables("knocks", ["1", "2", "3"], 30, label=True)
     survey = look_at("knocks/*.csv")
     assert survey.count == 3 and survey.train["path"] == "knocks/*.csv" and survey.train["rows"] == "positions"
 
@@ -191,7 +192,7 @@ def test_tables_with_a_class_in_each_row_are_labelled():
 def test_series_without_labels_are_refused_with_who_forecasts(names):
     write_tables(".", names, 40)
     said = run("init", "mrconv", "mine", "--data", "load.csv" if names == ["load"] else "parts", code=2).stderr
-    assert all(name in said for name in ("statsmodels", "sktime", "metadata.csv"))
+    assert all(name in said for name in ("statsmodels", "sktime", "--label"))
     assert not Path("mine").exists()
 
 
@@ -269,11 +270,11 @@ def test_words_that_yaml_reads_otherwise_are_quoted_and_a_comment_stays_one():
 
 
 def test_labels_of_texts_are_classes_as_those_of_series_are(capfd):
-    for labels, classes in (("a,,b,a", ["a", "b"]), ("1,,0,3", ["0", "1", "2", "3"])):
+    for labels, classes in (("a,,b,a", ["a", "b"]), ("1,,0,3", ["0", "1", "3"])):
         Path("texts.csv").write_text("text,label\n" + "".join(f"word,{label}\n" for label in labels.split(",")))
         assert look_at("texts.csv").classes == classes
     assert "examples/s" not in capfd.readouterr().err
-    for label in ("1.5", "-3", "99999999", "1e300"):
+    for label in ("1.5", "99999999", "1e300"):
         Path("texts.csv").write_text(f"text,label\nhello,0\nyou,{label}\n")
         assert "and the like, no classes" in run("init", "mrconv", "mine", "--data", "texts.csv", code=2).stderr
 
@@ -344,11 +345,11 @@ def test_pictures_that_are_missing_or_too_large_do_not_hide_the_others():
     assert (survey.count, survey.sides, survey.scale) == (2, [32], 1)
 
 
-def test_numbers_are_classes_up_to_the_largest(tmp_path):
+def test_numbers_are_the_classes_that_occur(tmp_path):
     for index, labels in enumerate(([2, 10, -100], [0, 0, 11])):
         rows = "".join(f"{value},{label}\n" for value, label in enumerate(labels))
         (tmp_path / f"{index}.csv").write_text("x,label\n" + rows)
-    assert look_at(str(tmp_path)).classes == [str(number) for number in range(12)]
+    assert look_at(str(tmp_path)).classes == ["0", "2", "10", "11"]
     (tmp_path / "2.csv").write_text("x,label\n0,0.25\n1,0.5\n")
     with pytest.raises(ValueError, match="the column `label` holds 0.25 and the like, no classes"):
         look_at(str(tmp_path))
@@ -359,6 +360,120 @@ def test_tables_of_texts_are_no_series_and_dates_no_channel(tmp_path):
         (tmp_path / f"{split}.csv").write_text("id,text,label\n" + "".join(f"{i},a text,{i % 2}\n" for i in range(9)))
     assert look_at(str(tmp_path)).kind == "texts"
     (tmp_path / "load").mkdir()
-    (tmp_path / "load" / "load.csv").write_text("date,load\n" + "".join(f"2020-01-0{i},{i}\n" for i in range(1, 9)))
+    days = "".join(f"2020-01-0{day},{day},{day % 2}\n" for day in range(1, 9))
+    (tmp_path / "load" / "load.csv").write_text(f"date,load,label\n{days}")
     found = look_at(str(tmp_path / "load"))
     assert found.kind == "series" and found.columns == ["load"]
+
+
+def write_table(text: str) -> str:
+    Path("table.csv").write_text(text)
+    return "table.csv"
+
+
+GENERATOR = np.random.default_rng(0)
+
+
+def write_wide() -> str:
+    lines = [
+        ",".join([str(row), *(f"{value:.3f}" for value in GENERATOR.normal(size=20)), "ab"[row % 2]])
+        for row in range(12)
+    ]
+    return write_table("\n".join([",".join(["", *(f"t{step}" for step in range(20)), "label"]), *lines]))
+
+
+def write_panel(values: bool = False) -> str:
+    lines = [
+        f"{series},2024-01-{31 - day:02},{GENERATOR.normal():.3f},{series / 3 if values else (-1) ** series}"
+        for series in range(6)
+        for day in range(20)
+    ]
+    return write_table("\n".join(["patient,date,pulse,label", *lines]))
+
+
+def write_missing() -> str:
+    lines = [
+        f"{step};{'' if step % 7 == 0 else f'{step % 5},5'};{'calm' if step < 20 else 'wild'}" for step in range(40)
+    ]
+    return write_table("\n".join(["# of a station", "t;y;state", "s;m;", *lines]))
+
+
+def write_arrays() -> str:
+    np.savez("arrays.npz", X=GENERATOR.normal(size=(20, 12, 3)), y=np.arange(20) % 3 + 1)
+    return "arrays.npz"
+
+
+def write_lists() -> str:
+    rows = [{"x": GENERATOR.normal(size=9 + row).tolist(), "kind": "ab"[row % 2]} for row in range(12)]
+    datasets.Dataset.from_list(rows).to_parquet("lists.parquet")
+    return "lists.parquet"
+
+
+def write_metadata() -> str:
+    write_tables("visits", [f"{'ap'[number % 2]}{number}" for number in range(8)], 20)
+    lines = [f"{'ap'[number % 2]}{number}.csv,{number % 2 + 1}" for number in range(8)]
+    Path("visits", "metadata.csv").write_text("\n".join(["file_name,label", *lines]))
+    return "visits"
+
+
+@pytest.mark.parametrize(
+    ("write", "words", "method", "expected"),
+    [
+        (write_wide, [], "mrconv-series", {"columns": ["values"], "label_names": ["a", "b"]}),
+        (write_panel, [], "mrconv-series", {"columns": ["pulse"], "label_names": ["-1", "1"]}),
+        (lambda: write_panel(True), [], "mrconv-regression", {"columns": ["pulse"], "target_columns": ["label"]}),
+        (write_missing, ["--label", "state"], "mrconv-positions", {"columns": ["y"], "label_names": ["calm", "wild"]}),
+        (write_arrays, [], "mrconv-series", {"num_channels": 3, "label_names": ["1", "2", "3"]}),
+        (write_lists, ["--label", "kind"], "mrconv-series", {"columns": ["x"], "label_names": ["a", "b"]}),
+        (write_metadata, [], "mrconv-series", {"columns": ["x", "y"], "label_names": ["1", "2"]}),
+    ],
+)
+def test_series_of_every_shape_train_as_the_recipe_says(write, words, method, expected):
+    # With this schedule a run can be made longer.
+    steady = ["--lr_scheduler_type", "constant"]
+    recipe = train("mrconv", write(), *steady, init=words)
+    assert recipe["method"] == method and expected.items() <= recipe["task"].items()
+    run("train", "mine/mrconv.yaml", *SHORT, *steady, "--max_steps", "3")
+    assert json.loads(Path("mine/run/metrics.jsonl").read_text().splitlines()[-1])["step"] == 3
+
+
+@pytest.mark.parametrize(
+    "names", [("noisy", "clean"), ("input", "target"), ("A", "B"), ("low", "high"), ("blur", "sharp")]
+)
+def test_folders_of_pairs_are_no_classes(names):
+    for name in names:
+        write_pictures("pairs", [name], 4, size=(24, 20))
+    small = ["--model.depths", "[1]", "--model.num_heads", "[2]", "--model.embed_dim", "8", "--task.patch_size", "16"]
+    said = run("init", "semanir", "mine", "--data", "pairs").stdout
+    assert f"{names[0]}/ becomes {names[1]}/" in said
+    recipe = yaml.safe_load(Path("mine/semanir.yaml").read_text())
+    assert recipe["task"]["degradation"] == {"kind": "paired"} and recipe["data"]["train"]["pairs"] == [*names]
+    assert measured(recipe) == 1
+    if names == ("noisy", "clean"):
+        run("train", "mine/semanir.yaml", *SHORT, "--init_from", "null", *small, "--per_device_train_batch_size", "1")
+    assert "these are pairs" in run("init", "dit", "drawn", "--data", "pairs", code=2).stderr
+
+
+def test_two_folders_become_pairs_by_a_flag():
+    for name in ("night", "day"):
+        write_pictures("photos", [name], 3)
+    assert look_at("photos").classes == ["day", "night"]
+    said = run("init", "semanir", "mine", "--data", "photos", "--pairs", "night,day").stdout
+    assert "night/ becomes day/" in said
+    assert run("init", "semanir", "other", "--data", "photos", "--pairs", "night,noon", code=2).stderr
+    write_pictures("sizes", ["noisy"], 2)
+    write_pictures("sizes", ["clean"], 2, size=(50, 32))
+    assert "as large" in run("init", "semanir", "other", "--data", "sizes", code=2).stderr
+
+
+def test_pictures_of_an_archive_are_read_and_those_of_phones_said():
+    write_pictures("photos", [""], 6)
+    shutil.make_archive("photos", "zip", "photos")
+    survey = look_at("photos.zip")
+    assert survey.kind == "pictures" and survey.count == 6 and survey.sides == [32] and survey.eval is not None
+    for number in range(2):
+        Path("photos", f"{number}.heic").write_bytes(b"phone")
+    assert "2 files of .heic" in "; ".join(look_at("photos").left_out)
+    Path("phone").mkdir()
+    Path("phone", "a.HEIC").write_bytes(b"phone")
+    assert ".heic" in run("init", "semanir", "mine", "--data", "phone", code=2).stderr
