@@ -81,8 +81,10 @@ def _look_at_one(path: str, table: Table, roles: Roles, hints: Hints, of_a_split
     _refuse(path, about, table, roles)
     train = _source(path, roles, hints)
     data = open_source(DataSource(**train))
-    parts = ({**train, "split": "train[:80%]"}, {**train, "split": "train[80%:]"}, len(data))
-    kept: Any = keep_back(train, data) if of_a_split and len(data) > 1 else parts
+    kept: tuple[dict[str, Any], dict[str, Any] | None, int]
+    kept = ({**train, "split": "train[:80%]"}, {**train, "split": "train[80%:]"}, len(data))
+    if of_a_split and len(data) > 1:
+        kept = keep_back(train, data)
     survey = Survey("series", *kept, about=about, count=1, columns=roles.inputs)
     _read_labels(survey, data)
     _tell(survey, table, roles)

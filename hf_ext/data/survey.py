@@ -231,9 +231,8 @@ def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
         )
     other = place.parent / "validation"
     if place.name == "train" and find_pairs(other, names):
-        kept: Any = ({**train}, {**train, "path": str(other)}, len(data))
-        kept[0].pop("split")
-        kept[1].pop("split")
+        train.pop("split")
+        kept: tuple[dict[str, Any], dict[str, Any] | None, int] = (train, {**train, "path": str(other)}, len(data))
     else:
         kept = keep_back(train, data)
     survey = Survey("pairs", *kept, about="", count=len(data))
