@@ -22,6 +22,7 @@ from tqdm import tqdm
 from hf_ext.distributed import Ranks
 from hf_ext.extras import check_installed
 
+from ..data.opening import describe_memory, match_classes, name_sets, open_source
 from ..errors import DataError, UsageError
 from ..files import whole_folder, write_json
 from ..progress import progress
@@ -49,7 +50,6 @@ from .processes import (
     weigh_batches,
 )
 from .provenance import provenance
-from .sources import describe_memory, match_classes, name_sets, open_source
 from .state import Progress, RunFolder, WeightAverage, clear_write_errors, load_state, save_state, use_plain_names
 from .stopping import Stopping
 from .task import Task
@@ -171,7 +171,7 @@ class _Training:
         """Says what is otherwise than before, and what is probably not meant, but is right for a short trial."""
         arguments = self.arguments
         small = describe_small_groups(self.groups, arguments.per_device_train_batch_size)
-        for text in [*self.folder.warnings, *small]:
+        for text in [*self.folder.warnings, *small, *arguments.data_arguments.overlaps]:
             self._say(f"warning: {text}.")
         for text in self.folder.notes:
             self._say(f"{text}.")

@@ -8,9 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
+from hf_ext.data.opening import open_source
 from hf_ext.training import evaluate
 from hf_ext.training.arguments import DataSource
-from hf_ext.training.sources import open_source
 from tests.kit.studies import EXAMPLES, FACTS, fill_readme, made_up_run, module_loader
 
 STUDY = EXAMPLES / "semanir"
