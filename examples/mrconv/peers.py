@@ -176,8 +176,9 @@ class PeerForSequenceClassification(PreTrainedModel):
         input_values: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
+        observed_mask: torch.Tensor | None = None,
     ) -> SequenceClassifierOutput:
-        """Tokens or values `[batch, length(, channels)]` to logits."""
+        """Tokens or values `[batch, length(, channels)]` to logits; where one is missing, it is 0."""
         inputs = input_ids if input_ids is not None else input_values
         if input_ids is None and inputs.ndim == 2:
             inputs = inputs[..., None]

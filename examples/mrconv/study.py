@@ -17,10 +17,10 @@ from peers import S4D_RULES, make_task, trained_parameters
 from recordings import read_digit, split_digits, write_digits
 from tables import EXAMPLES, RESULT, write_tables
 
+from hf_ext.data.opening import open_source
 from hf_ext.files import read_json, write_json
 from hf_ext.training import Task, TrainingArguments, evaluate, train
 from hf_ext.training.arguments import DataSource
-from hf_ext.training.sources import open_source
 from hf_ext.training.stopping import RunStopped
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

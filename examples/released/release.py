@@ -23,6 +23,7 @@ from releases import CARD_LICENSES, RELEASES, Release
 from runs import RECIPES, RELEASED, RESTORE_TASKS, count_core_hours, read_report
 from safetensors.torch import load_file, save_file
 
+from hf_ext.data.opening import open_source
 from hf_ext.emr.artifact import hash_files
 from hf_ext.emr.manifest import Manifest
 from hf_ext.emr.weights import task_checkpoint
@@ -39,7 +40,6 @@ from hf_ext.training import build_task, evaluate_checkpoint
 from hf_ext.training.arguments import build
 from hf_ext.training.bad_examples import read_example
 from hf_ext.training.evaluation import evaluate
-from hf_ext.training.sources import open_source
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 

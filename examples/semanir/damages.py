@@ -18,12 +18,12 @@ import numpy as np
 from make_pairs import convolve, make_pairs
 from measuring import EXAMPLES
 
+from hf_ext.data.opening import open_source
 from hf_ext.files import read_json, whole_folder
 from hf_ext.metrics.psnr import psnr
 from hf_ext.tasks.degradations import matlab_bicubic, unpack_mosaic
 from hf_ext.training import build_task
 from hf_ext.training.arguments import DataSource
-from hf_ext.training.sources import open_source
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 

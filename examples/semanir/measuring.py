@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from skimage.restoration import denoise_tv_chambolle
 
+from hf_ext.data.opening import open_source
 from hf_ext.metrics.psnr import psnr
 from hf_ext.semanir import SemanIRForImageRestoration
 from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training import TrainingArguments, build_task, evaluate
 from hf_ext.training.arguments import DataSource
-from hf_ext.training.sources import open_source
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from measuring import EXAMPLES, RECIPE, input_psnr, load, run_arguments
 
+from hf_ext.data.opening import open_source
 from hf_ext.files import read_json
 from hf_ext.training import build_task, evaluate
 from hf_ext.training.arguments import DataSource
-from hf_ext.training.sources import open_source
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 

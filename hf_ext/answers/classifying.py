@@ -21,6 +21,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from hf_ext.data.sequence_files import SUFFIXES
 from hf_ext.errors import UsageError
 from hf_ext.hub.checkpoints import split_revision
 from hf_ext.restoration.jobs import find_files, picture_endings, read_list
@@ -28,7 +29,6 @@ from hf_ext.tasks.pictures import in_colours
 from hf_ext.tasks.signals import read_recording
 from hf_ext.training.bad_examples import UNREADABLE
 from hf_ext.training.models import adapter_base, load_adapter
-from hf_ext.training.sequence_files import SUFFIXES
 
 from ..errors import DataError
 from .series import answer_series

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from transformers.utils import logging
 
+from hf_ext.data.sequence_files import SUFFIXES, read_file
 from hf_ext.mrconv.streaming_mrconv import MRConvCache
 from hf_ext.tasks.series import read_numbers
-from hf_ext.training.sequence_files import SUFFIXES, read_file
 
 logger = logging.get_logger(__name__)
 
@@ -44,11 +44,16 @@ def answer_series(
     config = model.config
     values = read_channels(path, columns or config.input_columns, config.input_size)
     series = torch.from_numpy(values).float()[None].to(model.device)
+    # What is missing takes the mean of its channel.
+    observed = ~series.isnan()
     streams = answer == "positions" and not config.bidirectional
     if series.shape[1] > config.longest_input and not streams:
         logger.warning(f"{path} has {series.shape[1]} positions: the first {config.longest_input} count.")
-        series = series[:, : config.longest_input]
-    logits = torch.cat(list(_stream(model, series)), 1) if streams else model(input_values=series).logits.float()
+        series, observed = series[:, : config.longest_input], observed[:, : config.longest_input]
+    if streams:
+        logits = torch.cat(list(_stream(model, series, observed)), 1)
+    else:
+        logits = model(input_values=series, observed_mask=observed).logits.float()
     names = config.id2label
     if answer == "values":
         return [{"label": names[place], "value": value} for place, value in enumerate(logits[0].tolist())]
@@ -91,11 +96,11 @@ def read_channels(path: Path, columns: list[str] | None, channels: int) -> np.nd
     return np.concatenate(parts, axis=1)
 
 
-def _stream(model: Any, series: torch.Tensor) -> Iterator[torch.Tensor]:
+def _stream(model: Any, series: torch.Tensor, observed: torch.Tensor) -> Iterator[torch.Tensor]:
     """Logits of all positions of a causal model, part by part, with its state between them."""
     if series.shape[1] <= model.config.longest_input:
-        yield model(input_values=series).logits.float()
+        yield model(input_values=series, observed_mask=observed).logits.float()
         return
     cache = MRConvCache(model.config)
-    for part in torch.split(series, _ROWS, 1):
-        yield model(input_values=part, cache=cache).logits.float()
+    for part, known in zip(torch.split(series, _ROWS, 1), torch.split(observed, _ROWS, 1), strict=True):
+        yield model(input_values=part, observed_mask=known, cache=cache).logits.float()

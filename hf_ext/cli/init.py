@@ -13,7 +13,21 @@ from .terminal import note
 @click.argument("method", type=click.Choice(["semanir", "mrconv", "dit", "emr"]))
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--data", metavar="PATH", help="Your data: a folder or file; for emr a folder or list of fine-tunes.")
-def init(method: str, folder: Path, data: str | None) -> None:
+@click.option("--label", metavar="NAME", help="Of tables and arrays: the column of the class or value.")
+@click.option("--time", metavar="NAME", help="Of tables: the column of the time.")
+@click.option("--series", metavar="NAME", help="Of tables: the column that names the series of a row.")
+@click.option("--inputs", metavar="A,B", help="The columns that are learned from.")
+@click.option("--pairs", metavar="A,B", help="Of pictures: two folders, what is given and what is wanted.")
+def init(
+    method: str,
+    folder: Path,
+    data: str | None,
+    label: str | None,
+    time: str | None,
+    series: str | None,
+    inputs: str | None,
+    pairs: str | None,
+) -> None:
     """Look at data of your own, and write a commented recipe for them into DIR.
 
     Sizes, classes and lengths fit the data and this machine, and comments say what to change. The recipe runs as it
@@ -33,6 +47,11 @@ def init(method: str, folder: Path, data: str | None) -> None:
       hf-ext init emr merge-run --data models/
       hf-ext init dit drawings
     """
+    names = {"inputs": _names(inputs), "pairs": _names(pairs)}
+    if pairs and len(names["pairs"]) != 2:
+        raise click.BadParameter("name two folders, such as noisy,clean.", param_hint="--pairs")
+    if (method == "emr" or not data) and (label or time or series or inputs or pairs):
+        raise click.UsageError("--label, --time, --series, --inputs and --pairs say something of --data.")
     import_without_models()
     from hf_ext.files import whole_file
 
@@ -47,15 +66,21 @@ def init(method: str, folder: Path, data: str | None) -> None:
     else:
         import torch
 
-        from hf_ext.starting.survey import look_at
+        from hf_ext.data.roles import Hints
+        from hf_ext.data.survey import look_at
         from hf_ext.starting.writing import PLACEHOLDERS, write_recipe
 
-        survey = PLACEHOLDERS[method] if data is None else look_at(data)
+        survey = PLACEHOLDERS[method] if data is None else look_at(data, Hints(label, time, series, **names))
         text = write_recipe(method, folder, survey, torch.cuda.is_available())
         following = ["hf-ext", *(["train"] if data else ["data", "check"]), str(file)]
-        note(survey.about if data else "no data named: placeholders are written")
+        for line in survey.lines if data else ["no data named: placeholders are written"]:
+            note(line)
     folder.mkdir(parents=True, exist_ok=True)
     with whole_file(file, "w", encoding="utf-8") as written:
         written.write(text)
     click.echo(file)
     note(f"next: {shlex.join(following)}")
+
+
+def _names(given: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in (given or "").split(",") if name.strip())

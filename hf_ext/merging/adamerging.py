@@ -168,9 +168,9 @@ def write_weights(file: Path, configs: Mapping[str, Path], out: Path, **options:
         TakenError: `out` is there.
         ValueError: A file has no `data.eval`, or something does not fit.
     """
+    from ..data.opening import open_source
     from ..training.arguments import TrainingArguments, build, read_yaml
     from ..training.methods import build_task
-    from ..training.sources import open_source
 
     require_new(out)
     parts = {}

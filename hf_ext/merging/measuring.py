@@ -49,9 +49,9 @@ def write_statistics(
         TakenError: `out` is there.
         ValueError: Something does not fit, or `source` is an adapter.
     """
+    from ..data.opening import open_source
     from ..training.arguments import TrainingArguments, apply_overrides, build, read_yaml
     from ..training.methods import build_task
-    from ..training.sources import open_source
 
     arguments = build(TrainingArguments, {"output_dir": "", **apply_overrides(read_yaml(config), overrides or [])})
     train = arguments.data_arguments.require_train_source()

@@ -22,6 +22,12 @@ _REFUSED = {
     "token_type_ids": "there are no segments: MRConvForRetrieval takes two documents as `input_ids`, `input_ids_2`",
     "cache_params": "the state of a sequence is passed as `cache`",
 }
+# What transformers passes on beside a model's own inputs: its Trainer, `generate`, its recording of outputs, and its
+# collators, which bound packed keys apart from packed queries.
+_PASSED_ON = {
+    "output_hidden_states", "output_attentions", "return_dict", "use_cache", "num_items_in_batch", "shift_labels",
+    "ignore_index", "cu_seq_lens_k", "max_length_q", "max_length_k",
+}  # fmt: skip
 # What says where the sequences of packed rows begin, by the names that the collators of transformers use.
 PACKING_ARGUMENTS = ("position_ids", "cu_seq_lens_q", "seq_idx")
 
@@ -87,6 +93,34 @@ def refuse_packing(arguments: dict[str, Any], reason: str = "this head makes one
             )
 
 
+def refuse_unknown(arguments: dict[str, Any]) -> None:
+    """Refuse arguments that have no meaning here: a misspelt name would change nothing, in silence."""
+    given = {name for name, value in arguments.items() if value is not None}
+    for name, reason in _REFUSED.items():
+        if name in given:
+            raise ValueError(f"`{name}` is not an input of MRConv: {reason}.")
+    if unknown := sorted(given - _PASSED_ON):
+        raise TypeError(
+            f"MRConv has no argument `{unknown[0]}`: padding is said by `attention_mask`, missing values by "
+            "`observed_mask`; the documentation of `forward` names the others."
+        )
+
+
+def zero_padding(values: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """
+    Values `(B, L, C)` with zeros at padding.
+
+    Later layers leave padding out, but a NaN there would reach every weight all the same: the gradient of the
+    embedding is a product with its input, and zero times NaN is NaN.
+    """
+    if attention_mask is None or attention_mask.ndim != 2:
+        return values
+    if len(attention_mask) != len(values) or attention_mask.shape[1] < values.shape[1]:
+        # Refused where the mask is read.
+        return values
+    return values.masked_fill(attention_mask[:, -values.shape[1] :, None] == 0, 0)
+
+
 def masked_mean(hidden: Tensor, valid: Tensor | None) -> Tensor:
     """Mean over the valid positions of hidden states `(B, L, D)`, summed in float32 at least."""
     dtype = torch.promote_types(hidden.dtype, torch.float32)
@@ -124,6 +158,7 @@ class MRConvModel(MRConvPreTrainedModel):
         position_ids: Tensor | None = None,
         cu_seq_lens_q: Tensor | None = None,
         seq_idx: Tensor | None = None,
+        observed_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutput:
         """
@@ -150,17 +185,18 @@ class MRConvModel(MRConvPreTrainedModel):
                 The same as bounds of the sequences in the flattened batch.
             seq_idx (`torch.IntTensor` of shape `(batch_size, length)`, *optional*):
                 The same as the number of the sequence of each position.
+            observed_mask (`torch.Tensor` of shape `(batch_size, length, input_size)`, *optional*):
+                0 where a number of `input_values` is missing, whatever stands there, NaN too; `(batch_size, length)`
+                if `input_size` is 1. The model gets the channel's mean in its place, `input_mean`, or 0.
 
         Returns:
             [`~transformers.modeling_outputs.BaseModelOutput`]: `last_hidden_state` of shape `(batch_size, length,
             hidden_size)`; with `output_hidden_states=True` the embedded input and the output of each block.
         """
         cache = only_cache(cache, kwargs.pop("past_key_values", None))
-        for name, reason in _REFUSED.items():
-            if kwargs.get(name) is not None:
-                raise ValueError(f"`{name}` is not an input of MRConv: {reason}.")
+        refuse_unknown(kwargs)
         given = {"position_ids": position_ids, "cu_seq_lens_q": cu_seq_lens_q, "seq_idx": seq_idx}
-        hidden = self.embed(input_ids, inputs_embeds, input_values)
+        hidden = self.embed(input_ids, inputs_embeds, input_values, attention_mask, observed_mask)
         if cache is not None:
             refuse_packing(given, "the cache of a row is that of one sequence, whose positions follow one another")
             self._check_cache(cache, attention_mask, hidden)
@@ -221,7 +257,12 @@ class MRConvModel(MRConvPreTrainedModel):
             )
 
     def embed(
-        self, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None, input_values: Tensor | None = None
+        self,
+        input_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        input_values: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        observed_mask: Tensor | None = None,
     ) -> Tensor:
         """Embed the one input that is given: what the first block gets, (B, L, D)."""
         config, size = self.config, f"`vocab_size` is {self.config.vocab_size}"
@@ -232,12 +273,14 @@ class MRConvModel(MRConvPreTrainedModel):
                 "`input_ids`, `inputs_embeds` and `input_values`, of at least one position."
             )
         (values,), shape = given, tuple(given[0].shape)
+        if observed_mask is not None and input_values is None:
+            raise ValueError("`observed_mask` says which of `input_values` are missing; give these.")
         if inputs_embeds is not None:
             if len(shape) != 3 or shape[2] != config.hidden_size:
                 raise ValueError(
                     f"`inputs_embeds` has shape {shape}; expected (batch_size, length, {config.hidden_size})."
                 )
-            return inputs_embeds
+            return zero_padding(inputs_embeds, attention_mask)
         if input_ids is not None:
             if config.vocab_size is None or len(shape) != 2:
                 raise ValueError(
@@ -256,6 +299,14 @@ class MRConvModel(MRConvPreTrainedModel):
                     f"`input_values` is {values.dtype}; give floating-point numbers, or tokens as `input_ids`."
                 )
             values = (values if self.units is None else self.units.normalize(values)).to(self.dtype)
+            if observed_mask is not None:
+                observed = observed_mask[..., None] if observed_mask.ndim == 2 else observed_mask
+                if observed.shape != values.shape:
+                    raise ValueError(
+                        f"`observed_mask` has shape {tuple(observed_mask.shape)}; expected {shape}, as `input_values`."
+                    )
+                values = values.masked_fill(observed == 0, 0)
+            values = zero_padding(values, attention_mask)
         embedded: Tensor = self.embedding(values)
         return embedded
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import yaml
 
-from ..training.sequence_files import UNLABELLED
-from .survey import Survey
+from ..data.found import Survey
 
 # Where no data are named, what the recipe is an example of; `hf-ext data check` says what is missing.
 PLACEHOLDERS = {
@@ -41,10 +40,10 @@ def write_recipe(method: str, folder: Path, survey: Survey, gpu: bool) -> str:
         ValueError: If the method does not learn from such data.
     """
     file, machine = shlex.quote(str(folder / f"{method}.yaml")), "a GPU" if gpu else "a CPU"
-    # In one line: a name of a class may have several.
-    about = " ".join(survey.about.split())
+    # Each in one line: a name of a class may have several.
+    told = [" ".join(line.split()) for line in survey.lines]
     head = [
-        f"# {about[:1].upper()}{about[1:]}.",
+        *(f"# {line[:1].upper()}{line[1:]}." for line in told),
         f"# Written by `hf-ext init {method}`, for {machine}.",
         f"# Look at the data first: hf-ext data check {file}",
         f"# Train, and go on after an interruption: hf-ext train {file}",
@@ -61,24 +60,25 @@ def _data(survey: Survey) -> list[str]:
     """The section of the data."""
     lines = ["data:", f"  train: {_flow(survey.train)}"]
     if survey.eval is None:
-        other = {**survey.train, "split": "test"}
+        other = {**survey.train, "split": "validation"}
         if survey.kind == "pairs":
-            other = {"path": str(Path(survey.train["path"]).with_name("test"))}
+            other = {"path": str(Path(survey.train["path"]).with_name("validation"))}
         lines += [
-            "  # Nothing is kept back to measure. Put some examples into a folder test/ beside the others, and write:",
+            "  # Nothing is kept back to measure. Put some into a folder validation/ beside the others, and write:",
             f"  # eval: {_flow(other)}",
         ]
     else:
-        lines += ["  # Kept back to measure.", f"  eval: {_flow(survey.eval)}"]
+        told = "Held out by their content" if "hold_out" in survey.eval else "Not trained on"
+        lines += [f"  # {told}, to measure.", f"  eval: {_flow(survey.eval)}"]
     return [*lines, "  # Processes that read; 0 reads in the training itself.", "  num_workers: 2"]
 
 
 def _schedule(survey: Survey, steps: int, batch: int, rate: str, gpu: bool, warmup: int) -> list[str]:
     """Steps, batch and learning rate."""
     # Of one long file or text every example is another part.
-    batch = max(1, min(batch, survey.count // 2)) if survey.count > 1 else batch
-    every, times = max(1, steps // 5), steps * batch / survey.count
-    told = [f"# {times:,.{0 if times > 10 else 1}f} times through the data."] if survey.count > 1 else []
+    batch = max(1, min(batch, survey.learned // 2)) if survey.learned > 1 else batch
+    every, times = max(1, steps // 5), steps * batch / survey.learned
+    told = [f"# {times:,.{0 if times > 10 else 1}f} times through the data."] if survey.learned > 1 else []
     return [
         *told,
         "# More steps are better; the learning rate falls to zero at the last.",
@@ -103,7 +103,7 @@ def _semanir(survey: Survey, gpu: bool) -> list[list[str]]:
     # A multiple of what a window and the levels of a U need, no larger than most pictures.
     patch = max(16, min(128 if gpu else 64, _side(survey) // 8 * 8))
     if pairs:
-        task = ["  # The pictures of lq/ become those of hq/.", "  degradation: {kind: paired}"]
+        task = [f"  # In pairs {survey.roles[0]}.", "  degradation: {kind: paired}"]
     else:
         task = [
             "  # What is mended, made from clean pictures. Others: {kind: jpeg, quality: [10, 90]}, or",
@@ -223,15 +223,19 @@ def _texts(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
 
 
 def _series(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
-    columns = ["  # The channels.", f"  columns: {_flow(survey.columns)}"]
-    if survey.classes:
-        longest = survey.longest(16384 if gpu else 2048)
-        size = ["  # Rows of the longest file; the rest is cut.", f"  max_length: {max(16, longest)}"]
-        return f"mrconv-{'positions' if survey.rows_have_labels else 'series'}", [*columns, *size, *_classes(survey)]
-    raise ValueError(
-        f"{survey.about}, and no labels. {UNLABELLED} Put the files into a folder for each class, name the class of "
-        "each in the column label of a metadata.csv, or add a column label with the class of each row."
-    )
+    longest = max(16, survey.longest(16384 if gpu else 2048))
+    cut = sum(length > longest for length in survey.lengths)
+    told = f"{cut} of {len(survey.lengths)} are longer, and are cut" if cut else "No series is longer"
+    lines = [
+        "  # The channels.",
+        f"  columns: {_flow(survey.columns)}",
+        *([] if survey.channels is None else [f"  num_channels: {survey.channels}"]),
+        f"  # Steps of a series. {told}.",
+        f"  max_length: {longest}",
+    ]
+    if survey.values:
+        return "mrconv-regression", [*lines, "  # The value of each.", "  target_columns: [label]"]
+    return f"mrconv-{'positions' if survey.rows_have_labels else 'series'}", [*lines, *_classes(survey)]
 
 
 def _classified_pictures(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
@@ -321,7 +325,8 @@ def _smallest(survey: Survey) -> str:
 def _flow(value: Any) -> str:
     """A mapping or list of YAML in one line."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_text(str(item))}" for key, item in value.items()) + "}"
+        items = (f"{key}: {_text(item) if isinstance(item, str) else _flow(item)}" for key, item in value.items())
+        return "{" + ", ".join(items) + "}"
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -25,6 +25,7 @@ from diffusers import ModelMixin
 from huggingface_hub.dataclasses import strict
 from PIL import Image
 
+from hf_ext.data.opening import open_source
 from hf_ext.distributed import Ranks
 from hf_ext.files import read_json, remove_leftovers, require_new, whole_file, write_json
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
@@ -32,7 +33,6 @@ from hf_ext.progress import progress
 from hf_ext.settings import build
 from hf_ext.training.arguments import DataSource
 from hf_ext.training.bad_examples import UNUSABLE, describe_bad, find_example_file, name_bad, read_example
-from hf_ext.training.sources import open_source
 
 from ..errors import MissingColumn, OtherRun, UsageError
 from .diffusion_data import Crops, Size, View, bucket_sizes, cut_view, nearest_bucket

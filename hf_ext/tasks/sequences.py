@@ -22,6 +22,7 @@ from torch.utils.data import default_collate
 from transformers import PreTrainedConfig, PreTrainedModel
 
 import hf_ext.fast.mrconv  # noqa: F401 (it enters itself: a training imports no more than its task)
+from hf_ext.data.roles import class_name
 from hf_ext.figures import new_figure, picture_of
 from hf_ext.hub.checkpoints import split_revision
 from hf_ext.mrconv.configuration_mrconv import MRConvConfig
@@ -173,7 +174,8 @@ def cut_padding(batch: Batch) -> Batch:
         if mask is None:
             continue
         length = int(mask.sum(1).max())
-        for name in (f"attention_mask{suffix}", f"input_ids{suffix}", f"input_values{suffix}", f"labels{suffix}"):
+        named = ("attention_mask", "input_ids", "input_values", "observed_mask", "labels")
+        for name in (f"{name}{suffix}" for name in named):
             if name in batch and batch[name].shape[:2] == mask.shape:
                 result[name] = batch[name][:, :length]
     return result
@@ -201,6 +203,8 @@ class ClassificationTask(MRConvTask):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.confusion: np.ndarray | None = None
+        # Whether a number in the data is a place in a list of names, as those of folders are.
+        self.numbered = False
         # The names by which data whose classes have names are matched, in the order of the numbers.
         self.known_classes: list[str] = list(self.label_names)
 
@@ -226,7 +230,12 @@ class ClassificationTask(MRConvTask):
         kind = (data.features or {}).get(self.label_column)
         if isinstance(kind, datasets.ClassLabel):
             self.known_classes = kind.names
+        self.see_labels(data)
         return super().read_data(data)
+
+    def see_labels(self, data: datasets.Dataset | datasets.IterableDataset) -> None:
+        """Notes whether the numbers in the column of labels are places in a list of names, or names themselves."""
+        self.numbered = isinstance((data.features or {}).get(self.label_column), datasets.ClassLabel)
 
     def build_model(self, config: dict[str, Any], init_from: str | None) -> PreTrainedModel:
         """As [`MRConvTask`] does; the classes of a checkpoint count where neither task nor data name any."""
@@ -243,7 +252,12 @@ class ClassificationTask(MRConvTask):
     def read_class(self, value: Any) -> int:
         """The number of a class that data name by its number or name."""
         value = value.item() if isinstance(value, np.generic) else value
-        index = self.label_names.index(value) if value in self.label_names else value
+        # Classes that are called 1, 2, 3 are not those of these places.
+        name = value if isinstance(value, str) else class_name(value)
+        named = name in self.label_names and not (self.numbered and not isinstance(value, str))
+        index = self.label_names.index(str(name)) if named else value
+        if isinstance(index, str) and not self.label_names and index.isdecimal():
+            index = int(index)
         # A table with an empty cell, or of an array, has whole numbers as floats.
         index = int(index) if isinstance(index, float) and index.is_integer() else index
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < self.num_labels:

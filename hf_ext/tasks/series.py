@@ -13,10 +13,11 @@ from huggingface_hub.dataclasses import strict
 from torch import nn
 from transformers import PreTrainedModel
 
+from hf_ext.data.sequence_files import UNLABELLED
+from hf_ext.data.tables import is_number
 from hf_ext.mrconv.modeling_mrconv import MRConvForSequenceClassification
 from hf_ext.mrconv.modeling_positions_mrconv import MRConvForTokenClassification
 from hf_ext.training.bad_examples import UNUSABLE
-from hf_ext.training.sequence_files import UNLABELLED, is_number
 
 from ..errors import DataError, MissingColumn
 from .sequences import Batch, ClassificationTask, MRConvTask, column
@@ -64,7 +65,7 @@ class SeriesTask(MRConvTask):
         return super().read_data(data)
 
     def read_values(self, example: dict[str, Any]) -> np.ndarray:
-        """The numbers of an example, float64 `[length, channels]`; all finite."""
+        """The numbers of an example, float64 `[length, channels]`; NaN where one is missing."""
         parts = [read_numbers(example, name, "columns") for name in self.columns]
         lengths = {name: len(part) for name, part in zip(self.columns, parts, strict=True)}
         if len(set(lengths.values())) > 1 or not len(parts[0]):
@@ -103,11 +104,19 @@ class WholeSeriesTask(SeriesTask):
 
     def encode(self, example: dict[str, Any]) -> Batch:
         """The numbers with their mask, and what is to be found."""
-        values = torch.from_numpy(self.read_values(example)[: self.max_length]).float()
+        numbers = self.read_values(example)[: self.max_length]
+        observed = torch.from_numpy(~np.isnan(numbers)).long()
+        values = torch.from_numpy(np.nan_to_num(numbers, nan=0.0)).float()
         missing = self.max_length - len(values)
         mask = F.pad(torch.ones(len(values), dtype=torch.int64), (0, missing))
         labels = self.read_labels(example, len(mask))
-        return {"input_values": F.pad(values, (0, 0, 0, missing)), "attention_mask": mask, "labels": labels}
+        return {
+            "input_values": F.pad(values, (0, 0, 0, missing)),
+            "attention_mask": mask,
+            # What is missing takes the mean of its channel.
+            "observed_mask": F.pad(observed, (0, 0, 0, missing)),
+            "labels": labels,
+        }
 
     def read_labels(self, example: dict[str, Any], length: int) -> torch.Tensor:
         """What is to be found in an example that is padded to a length."""
@@ -289,7 +298,10 @@ class PositionsTask(WholeSeriesTask, ClassificationTask):
 
 
 def read_numbers(example: dict[str, Any], name: str, option: str) -> np.ndarray:
-    """A column of numbers as finite float64 `[length, channels]`; what is no number is said with its place."""
+    """
+    A column of numbers as float64 `[length, channels]`, NaN where one is missing; what is no number is said with its
+    place.
+    """
     given = column(example, name, option)
     try:
         # Of lists of lists in arrow comes an array of arrays.
@@ -305,12 +317,14 @@ def read_numbers(example: dict[str, Any], name: str, option: str) -> np.ndarray:
             f"number for each position, or a list of the same size for each. Mend the data, or set task.{option}."
         )
     values = values[:, None] if values.ndim == 1 else values
-    if not np.isfinite(values).all():
-        bad = int((~np.isfinite(values)).any(1).argmax())
+    if np.isinf(values).any():
+        bad = int(np.isinf(values).any(1).argmax())
         raise DataError(
-            f"{_place(example, bad)}column {name!r} has no finite number: fill the gap, for instance with the value "
-            "before it, or leave the sequence out."
+            f"{_place(example, bad)}column {name!r} has an infinite number: leave the cell empty if the value is not "
+            "known."
         )
+    if np.isnan(values).all() and len(values):
+        raise DataError(f"{_place(example)}column {name!r} has no number at all: leave the sequence out.")
     return values
 
 
@@ -318,20 +332,25 @@ def measure(
     name: str, read: Callable[[dict[str, Any]], np.ndarray], data: datasets.Dataset | datasets.IterableDataset
 ) -> dict[str, Any]:
     """Mean and spread of what is read of each example, `[length, channels]`, as fields of a configuration."""
-    count, mean, squares = 0, np.zeros(1), np.zeros(1)
+    count, mean, squares = np.zeros(1), np.zeros(1), np.zeros(1)
     for example in _choose(data):
         try:
             values = read(example)
         except UNUSABLE:
             # The training, which may leave some out, says which and why.
             continue
-        # Sums of squares around the mean so far: exact where the mean is large.
-        between = values.mean(0) - mean
-        squares = squares + values.var(0) * len(values) + between**2 * count * len(values) / (count + len(values))
-        mean, count = mean + between * len(values) / (count + len(values)), count + len(values)
-    if not count:
+        # Sums of squares around the mean so far: exact where the mean is large. Missing numbers count for nothing.
+        found = (~np.isnan(values)).sum(0)
+        known = np.maximum(found, 1)
+        own = np.nansum(values, 0) / known
+        between = np.where(found > 0, own - mean, 0.0)
+        squares = (
+            squares + np.nansum((values - own) ** 2, 0) + between**2 * count * found / np.maximum(1, count + found)
+        )
+        mean, count = mean + between * found / np.maximum(1, count + found), count + found
+    if not count.any():
         return {}
-    std = np.sqrt(squares / count)
+    std = np.sqrt(squares / np.maximum(1, count))
     # What never changes has no spread.
     std = np.where(std > 1e-6 * np.abs(mean), std, 1.0)
     return {f"{name}_mean": mean.tolist(), f"{name}_std": std.tolist()}

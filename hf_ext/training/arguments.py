@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
 
+from ..data.source import DataSource as DataSource
+from ..data.source import SourcePart as SourcePart
 from ..settings import SettingsError, parse_yaml
 from ..settings import build as build
 from ..settings import read_yaml as read_yaml
@@ -29,94 +31,6 @@ SCHEDULES_WITHOUT_END = ("constant", "constant_with_warmup", "inverse_sqrt")
 # without one must stay as it is.
 FREE, LENGTH, BATCHING = {"change": "free"}, {"change": "length"}, {"change": "batching"}
 TRAINING_DATA, EVALUATION_DATA, WORKERS = {"change": "train"}, {"change": "eval"}, {"change": "workers"}
-
-
-@strict
-@dataclass
-class DataSource:
-    """
-    Where examples come from: anything that `datasets.load_dataset` reads, or a folder of paired images.
-
-    Args:
-        path (`str` or `list`):
-            A local folder (images, sound files, parquet, webdataset, … as `datasets` infers it), a folder with `lq/`
-            and `hq/` sub-folders of equally named images, a data file (`.parquet`, `.jsonl`, `.csv`, `.txt`, `.tar`,
-            …, also compressed; `.npy` or `.npz`, arrays whose first axis is that of the examples), a pattern such as
-            `shards/*.jsonl.gz`, or a Hub id, optionally `org/name@revision`.
-            A list holds several of them, each a path or a mapping of a [`SourcePart`]; the columns that all have are
-            kept.
-        name (`str`, *optional*): Configuration of a data set that has several.
-        split (`str`, defaults to `"train"`): Split, with slices as in `"train[:10%]"` for map-style data.
-        rename_columns (`dict[str, str]`, *optional*):
-            New names of columns, so that training, evaluation and the parts of a list agree: `{png: image}`.
-        rows (`str`, defaults to `"examples"`):
-            What a row of a file is: an example; or one of the `"positions"` of a sequence. Then each CSV, TSV,
-            parquet or NumPy file is one example whose columns are lists, named by the folder that it lies in (column
-            `label`) or by the folder's `metadata.csv` (`file_name` and what is known of each), and of a single long
-            file `split: train[:80%]` is its first part.
-        streaming (`bool`, defaults to `False`): Read as a stream instead of indexing.
-        shuffle_buffer (`int`, defaults to 0):
-            Examples held to shuffle a stream. 0 shuffles only the order of the shards and resumes at once; a buffer
-            resumes exactly too, by reading the epoch again up to where it stopped.
-    """
-
-    path: str | list
-    name: str | None = None
-    split: str = "train"
-    rename_columns: dict | None = None
-    rows: str = "examples"
-    streaming: bool = False
-    shuffle_buffer: int = 0
-
-    @property
-    def parts(self) -> "list[SourcePart]":
-        """The entries of a list of sources; none of a single one."""
-        if not isinstance(self.path, list):
-            return []
-        shared = {name: getattr(self, name) for name in ("split", "rename_columns", "rows", "streaming")}
-        return [
-            build(SourcePart, {**shared, **(part if isinstance(part, dict) else {"path": part})}, f"path[{place}]")
-            for place, part in enumerate(self.path)
-        ]
-
-    def validate_path(self) -> None:
-        if not self.path:
-            raise ValueError("path is empty: give a folder, a data file, a Hub data set id, or a list of them.")
-        for part in self.parts:
-            if part.shuffle_buffer or part.streaming != self.streaming:
-                raise ValueError("streaming and shuffle_buffer are set once, beside the list of sources.")
-
-    def validate_rows(self) -> None:
-        if self.rows not in ("examples", "positions"):
-            raise ValueError(f"rows is {self.rows!r}; allowed: 'examples', 'positions'.")
-        if self.rows == "positions" and self.streaming:
-            raise ValueError("rows: positions reads whole files: leave streaming out.")
-
-    def validate_shuffle_buffer(self) -> None:
-        if self.shuffle_buffer < 0 or (self.shuffle_buffer and not self.streaming):
-            raise ValueError(
-                f"shuffle_buffer must be 0 or, with streaming: true, a positive number of examples; got "
-                f"{self.shuffle_buffer} with streaming: {str(self.streaming).lower()}. Other data is always shuffled."
-            )
-
-
-@strict
-@dataclass
-class SourcePart(DataSource):
-    """
-    One of several sources in a list.
-
-    Args:
-        weight (`float`, *optional*):
-            Its share of the examples, relative to the other parts'; 1 where only others say one. Without any weight
-            the parts are put one after the other.
-    """
-
-    weight: float | None = None
-
-    def validate_weight(self) -> None:
-        if self.weight is not None and not 0 < self.weight < math.inf:
-            raise ValueError(f"weight must be more than 0, got {self.weight}.")
 
 
 @strict
@@ -160,6 +74,17 @@ class DataArguments:
         if source is None:
             raise SettingsError("missing key(s) train in section 'data': say what to train on, --data.train.path.")
         return source
+
+    @property
+    def overlaps(self) -> list[str]:
+        """A sentence for each evaluation set that is trained on."""
+        learned = self.train_source
+        return [
+            f"data.eval reads examples of data.train, {source.path} ({source.split}): they are learned by heart. To "
+            "measure on others write hold_out: 0.1 into both, and split: validation into data.eval"
+            for source in self.eval_sources.values()
+            if learned is not None and source.shares_with(learned)
+        ]
 
     @property
     def paths(self) -> list[str]:

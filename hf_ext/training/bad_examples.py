@@ -1,24 +1,19 @@
 """Examples that cannot be read or used: a run leaves out a few of them, lists them, and ends where they are many."""
 
 import json
-import struct
 import sys
 from pathlib import Path
 from typing import Any
 
 import datasets
-from PIL import Image
 from tqdm import tqdm
 
+from ..data.broken import UNDECODABLE as UNDECODABLE
+from ..data.broken import UNREADABLE as UNREADABLE
+from ..data.broken import UNUSABLE as UNUSABLE
 from ..errors import DataError
 from ..files import whole_file
 
-# What Pillow makes of broken files; its error for a broken PNG is a SyntaxError, or that of the module struct.
-UNREADABLE = (OSError, SyntaxError, struct.error, Image.DecompressionBombError)
-# What a broken file or value makes of an example.
-UNUSABLE = (*UNREADABLE, ValueError, TypeError)
-# What decoders raise beside that for damaged files: of a TIFF, an AVIF, a sound.
-UNDECODABLE = (*UNUSABLE, RuntimeError, LookupError, ArithmeticError, AttributeError, EOFError)
 # Of a stream, whose length is not known, the share is taken of what was read so far, as if it were this at least.
 _LEAST_COUNT = 1000
 

@@ -1,15 +1,17 @@
 """Reading all data of a run once, as the run would, and telling what could not be used."""
 
+from collections import Counter
 from typing import Any
 
 import datasets
 import numpy as np
 
+from ..data.opening import match_classes, open_source
+from ..data.splits import hash_inputs
 from ..progress import progress
 from .arguments import TrainingArguments
 from .bad_examples import UNUSABLE, decode_row, describe_bad, find_row_file, name_bad
 from .models import build_model, pin_revision
-from .sources import open_source
 from .task import Task
 
 
@@ -23,7 +25,8 @@ def check_data(task: Task, arguments: TrainingArguments) -> list[dict[str, Any]]
 
     Returns:
         `list[dict[str, Any]]`: For each data set its `section`, `path`, `split`, `examples`, `columns`, `bad` (as the
-        lines of `bad_examples.jsonl`) and `allowed`, how many bad ones a training leaves out.
+        lines of `bad_examples.jsonl`), `allowed`, how many bad ones a training leaves out, and `shared`, how many
+        have the inputs of an example that is trained on.
     """
     data = arguments.data_arguments
     sources = {"data.train": data.require_train_source()}
@@ -32,8 +35,9 @@ def check_data(task: Task, arguments: TrainingArguments) -> list[dict[str, Any]]
     # A task learns sizes and names from the data and the model.
     task.read_data(opened["data.train"])
     build_model(task, arguments.model, arguments.init_from and pin_revision(arguments.init_from))
-    found = []
-    for section, rows in opened.items():
+    found, learned = [], _hash(opened["data.train"])
+    for section, given in opened.items():
+        rows = match_classes(given, task, training=section == "data.train")
         count, bad = 0, []
         total = None if isinstance(rows, datasets.IterableDataset) else len(rows)
         stream = rows if isinstance(rows, datasets.IterableDataset) else rows.to_iterable_dataset()
@@ -48,8 +52,15 @@ def check_data(task: Task, arguments: TrainingArguments) -> list[dict[str, Any]]
         described = {"section": section, "path": sources[section].path, "split": sources[section].split}
         allowed = int(data.max_bad_examples * count) if section == "data.train" else 0
         columns = sorted(features or [])
-        found.append({**described, "examples": count, "columns": columns, "bad": bad, "allowed": allowed})
+        shared = 0 if section == "data.train" else sum(count for key, count in _hash(rows).items() if key in learned)
+        about = {"examples": count, "columns": columns, "bad": bad, "allowed": allowed, "shared": shared}
+        found.append({**described, **about})
     return found
+
+
+def _hash(data: Any) -> Counter[bytes]:
+    """How many examples have each key; none of a stream."""
+    return Counter() if isinstance(data, datasets.IterableDataset) else Counter(hash_inputs(data))
 
 
 def describe_check(found: dict[str, Any]) -> str:
@@ -57,7 +68,8 @@ def describe_check(found: dict[str, Any]) -> str:
     bad = [describe_bad(row) for row in found["bad"][:5]]
     more = f" … and {len(found['bad']) - 5} more." if len(found["bad"]) > 5 else ""
     columns, count = ", ".join(found["columns"]) or "as they come", len(found["bad"])
+    shared = f" {found['shared']:,} are trained on too: their scores say nothing." if found["shared"] else ""
     return (
         f"{found['section']}: {found['examples']:,} examples of {found['path']!r} ({found['split']}), columns "
-        f"{columns}; {count} cannot be used. {' '.join(bad)}{more}".rstrip()
+        f"{columns}; {count} cannot be used.{shared} {' '.join(bad)}{more}".rstrip()
     )

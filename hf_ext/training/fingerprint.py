@@ -18,7 +18,7 @@ import httpx2
 import numpy as np
 from huggingface_hub import HfApi
 
-from .sources import find_files
+from ..data.opening import find_files
 
 # Rows of indexed data; of a stream shards, and the first rows of each.
 _ROWS, _SHARDS, _FIRST = 64, 8, 8

@@ -73,9 +73,9 @@ def evaluate_checkpoint(
         task = build_task(arguments)
     from hf_ext.emr.weights import task_checkpoint
 
+    from ..data.opening import match_classes, open_source
     from .evaluation import evaluate_sets, write_results
     from .models import load_trained, pin_revision
-    from .sources import match_classes, open_source
 
     pinned = ranks.ask_first(lambda: pin_revision(source))
     with ranks.first_before_others(), task_checkpoint(pinned, merged_task) as checkpoint:

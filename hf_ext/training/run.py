@@ -12,6 +12,7 @@ from tqdm import tqdm
 from hf_ext.distributed import Ranks
 from hf_ext.extras import check_installed
 
+from ..data.opening import describe_memory, match_classes, name_sets, open_source
 from ..errors import DataError, UsageError
 from ..terminal import is_quiet
 from .arguments import TrainingArguments
@@ -24,7 +25,6 @@ from .models import add_adapter, build_model, enable_activation_checkpointing, p
 from .optimizing import build_optimizer, build_schedule, count_steps, describe_warm_up, read_optimizer
 from .processes import check_tracker, make_accelerator, prepare_sharding
 from .pushing import PushModels
-from .sources import describe_memory, match_classes, name_sets, open_source
 from .state import Progress, RunFolder, WeightAverage, load_state, use_plain_names
 from .task import Task
 
@@ -96,7 +96,7 @@ class Run:
         """Says what is otherwise than before, and what is probably not meant, but is right for a short trial."""
         arguments = self.arguments
         small = describe_small_groups(self.groups, arguments.per_device_train_batch_size)
-        for text in [*self.folder.warnings, *small, *describe_warm_up(arguments)]:
+        for text in [*self.folder.warnings, *small, *describe_warm_up(arguments), *arguments.data_arguments.overlaps]:
             self._say(f"warning: {text}.")
         for text in self.folder.notes:
             self._say(f"{text}.")

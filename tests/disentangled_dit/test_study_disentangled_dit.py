@@ -15,12 +15,12 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import BertConfig, BertModel
 
+from hf_ext.data.opening import open_source
 from hf_ext.metrics import ClassifierFeatures
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
 from hf_ext.tasks.diffusion_grids import draw_grid
 from hf_ext.training import evaluate
 from hf_ext.training.arguments import DataSource, read_yaml
-from hf_ext.training.sources import open_source
 from tests.kit.studies import EXAMPLES, fill_readme, made_up_run, module_loader
 
 from .dit_testing import SIZES, make_transformer, shake

@@ -130,6 +130,50 @@ def test_measurements_are_normalised_by_the_configuration():
     assert model.bfloat16().model.units.mean.dtype == torch.float32
 
 
+TWO_CHANNELS = {**SIZES, "vocab_size": None, "input_size": 2, "input_mean": [3.0, 5.0], "input_std": [2.0, 4.0]}
+
+
+@pytest.mark.parametrize("model_class", [MRConvForSequenceClassification, MRConvForTokenClassification])
+def test_nothing_at_padding_reaches_a_gradient(model_class):
+    torch.manual_seed(0)
+    values, mask = torch.randn(2, 12, 2), torch.ones(2, 12, dtype=torch.long)
+    mask[1, 8:] = 0
+    labels = torch.tensor([0, 2]) if model_class is MRConvForSequenceClassification else mask - 100 * (1 - mask)
+    gradients = []
+    for held in (0.0, float("nan"), float("inf")):
+        model = make_model(model_class, **TWO_CHANNELS).train()
+        inputs = values.clone()
+        inputs[1, 8:] = held
+        loss = model(input_values=inputs, attention_mask=mask, labels=labels).loss
+        loss.backward()
+        gradients.append((loss, [value.grad for value in model.parameters()]))
+    for loss, found in gradients[1:]:
+        assert torch.equal(loss, gradients[0][0])
+        assert all(torch.equal(*pair) for pair in zip(found, gradients[0][1], strict=True))
+
+
+def test_what_is_missing_is_the_mean_of_its_channel():
+    model = make_model(**TWO_CHANNELS)
+    values, observed = torch.randn(2, 12, 2), torch.ones(2, 12, 2)
+    observed[0, 3:5, 0] = observed[1, 7, 1] = 0
+    filled = torch.where(observed == 0, model.model.units.mean, values)
+    expected = model(input_values=filled).logits
+    for held in (7.0, float("nan")):
+        given = values.masked_fill(observed == 0, held)
+        torch.testing.assert_close(model(input_values=given, observed_mask=observed).logits, expected)
+    assert not torch.allclose(model(input_values=values).logits, expected)
+    with pytest.raises(ValueError):
+        model(input_values=values, observed_mask=observed[:, :, :1])
+    with pytest.raises(ValueError):
+        model(inputs_embeds=torch.randn(2, 12, SIZES["hidden_size"]), observed_mask=observed)
+
+
+@pytest.mark.parametrize("name", ["past_observed_mask", "future_value", "padding_mask", "static_categorical_features"])
+def test_arguments_that_mean_nothing_are_refused(name):
+    with pytest.raises(TypeError, match=name):
+        make_model(**TWO_CHANNELS)(input_values=torch.randn(1, 9, 2), **{name: torch.ones(1, 9)})
+
+
 def test_a_regression_answers_in_the_units_of_its_targets():
     tester = TestRegression()
     model, inputs = tester.make_model(), tester.make_inputs()

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from hf_ext.data.opening import open_source
 from hf_ext.training import evaluate
 from hf_ext.training.arguments import DataSource
-from hf_ext.training.sources import open_source
 from tests.kit.studies import EXAMPLES, FACTS, fill_readme, made_up_run, module_loader, write_photos
 
 STUDY = EXAMPLES / "semanir"

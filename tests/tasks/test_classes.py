@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hf_ext.data.opening import match_classes
 from hf_ext.errors import DataError
 from hf_ext.tasks.series import SeriesClassificationTask
 from hf_ext.tasks.signals import ImageTask, PixelTask
 from hf_ext.training import TrainingArguments, train
 from hf_ext.training.arguments import build
 from hf_ext.training.launch import evaluate_checkpoint
-from hf_ext.training.sources import match_classes
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 

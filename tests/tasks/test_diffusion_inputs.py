@@ -7,6 +7,7 @@ import torch
 from PIL import Image, PngImagePlugin
 from pyarrow.parquet import read_metadata
 
+from hf_ext.data.opening import match_classes
 from hf_ext.errors import DataError, MissingColumn, UsageError
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.settings import SettingsError, build
@@ -18,7 +19,6 @@ from hf_ext.tasks.diffusion_texts import NULL, Captions, TextEncoder
 from hf_ext.tasks.precompute import Precompute, precompute
 from hf_ext.training import loop
 from hf_ext.training.data import IndexedSamples, TrainingLoader
-from hf_ext.training.sources import match_classes
 from tests.disentangled_dit.pipeline_testing import make_text_pipeline, make_vae
 from tests.kit.refusals import refused
 

@@ -17,13 +17,13 @@ from transformers import (
     pipeline,
 )
 
+from hf_ext.data.opening import open_source
 from hf_ext.errors import DataError
 from hf_ext.tasks.series import PositionsTask, SeriesClassificationTask, SeriesRegressionTask, measure
 from hf_ext.tasks.texts import MaskedLanguageModelTask
 from hf_ext.training import DataSource, TrainingArguments, build_task, train
 from hf_ext.training.arguments import apply_overrides, build, read_yaml
 from hf_ext.training.evaluation import evaluate
-from hf_ext.training.sources import open_source
 from tests.kit.models import assert_same_weights
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
@@ -143,9 +143,44 @@ def test_means_and_spreads_are_those_of_all_positions():
     streamed.read_data(rows.to_iterable_dataset())
     assert streamed.learned == task.learned
     # What stands still has no spread; what cannot be read has no part.
-    still = datasets.Dataset.from_list([{"values": [5.0, 5.0]}, {"values": [5.0, None]}])
+    still = datasets.Dataset.from_list([{"values": [5.0, 5.0]}, {"values": [5.0, float("inf")]}])
     found = measure("input", SeriesClassificationTask().read_values, still)
     assert found == {"input_mean": [5.0], "input_std": [1.0]}
+    # What is missing counts for nothing.
+    rows = [{"x": [1.0, None, 4.0], "y": [None, None, 7.0]}, {"x": [None, 7.0], "y": [9.0, 11.0]}]
+    found = measure(
+        "input", SeriesClassificationTask(columns=["x", "y"]).read_values, datasets.Dataset.from_list(rows)
+    )
+    np.testing.assert_allclose(found["input_mean"], [4, 9])
+    np.testing.assert_allclose(found["input_std"], [np.std([1, 4, 7]), np.std([7, 9, 11])])
+
+
+def test_missing_numbers_are_trained_on_as_the_mean_of_their_channel(tmp_path):
+    rows = [{**row, "x": [None if place % 5 == 0 else value for place, value in enumerate(row["x"])]}
+            for row in knocks()]  # fmt: skip
+    task = SeriesClassificationTask(**KNOCKS, num_labels=2, label_names=["left", "right"])
+    scores = run(task, datasets.Dataset.from_list(rows), tmp_path / "run", 4)
+    assert np.isfinite(scores["loss"])
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "snapshot").eval()
+    batch = task.batch(model, rows[:2])
+    filled = batch["input_values"].clone()
+    filled[..., 0][batch["observed_mask"][..., 0] == 0] = model.config.input_mean[0]
+    with torch.no_grad():
+        expected = model(input_values=filled, attention_mask=batch["attention_mask"]).logits
+        torch.testing.assert_close(model(**{**batch, "labels": None}).logits, expected)
+
+
+def test_classes_that_are_called_numbers_are_those_of_their_names():
+    task = SeriesClassificationTask(num_labels=2, label_names=["-1", "1"])
+    assert [task.read_class(value) for value in (-1, 1, -1.0, "1", np.int64(1))] == [0, 1, 0, 1, 1]
+    # In folders of these names a number is a place.
+    folders = datasets.Dataset.from_dict(
+        {"label": [1]}, features=datasets.Features({"label": datasets.ClassLabel(names=["1", "2"])})
+    )
+    task = SeriesClassificationTask(num_labels=2, label_names=["1", "2"])
+    assert task.read_class(1) == 0
+    task.see_labels(folders)
+    assert task.read_class(1) == 1 and task.read_class("1") == 0
 
 
 def test_a_model_keeps_the_names_of_its_columns():
@@ -207,7 +242,8 @@ def test_scores_of_positions_are_those_of_scikit_learn():
     [
         (SeriesClassificationTask(), {"x": [1.0]}, r"no column 'values'; it has \['x'\]. Set task.columns"),
         (SeriesClassificationTask(), {"values": [1.0, "two", 3]}, "position 1: column 'values' holds 'two'"),
-        (SeriesClassificationTask(), {"values": [1.0, None]}, "position 1: column 'values' has no finite number"),
+        (SeriesClassificationTask(), {"values": [1.0, np.inf]}, "position 1: column 'values' has an infinite number"),
+        (SeriesClassificationTask(), {"values": [None, None]}, "column 'values' has no number at all"),
         (SeriesClassificationTask(), {"values": [[1.0], [1.0, 2.0]]}, "a list of the same size for each"),
         (SeriesClassificationTask(), {"values": 3.0}, "expected a number for each position"),
         (SeriesClassificationTask(), {"values": []}, "one length, at least 1"),

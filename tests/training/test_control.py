@@ -8,13 +8,13 @@ import pytest
 import torch
 from PIL import Image
 
+from hf_ext.data.opening import open_source
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.errors import UsageError
 from hf_ext.settings import SettingsError
 from hf_ext.training import Callback, DataSource
 from hf_ext.training.arguments import ParameterRule, build
 from hf_ext.training.optimizing import apply_rules, build_optimizer
-from hf_ext.training.sources import open_source
 from tests.kit.hub import run_python
 from tests.kit.refusals import refused
 

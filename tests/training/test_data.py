@@ -7,12 +7,12 @@ import tarfile
 import pytest
 from PIL import Image
 
+from hf_ext.data.opening import SourceError, open_source
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.errors import UsageError
 from hf_ext.training.arguments import DataSource
 from hf_ext.training.data import TrainingLoader
 from hf_ext.training.evaluation import share_batches
-from hf_ext.training.sources import SourceError, open_source
 from tests.kit.hub import run_python
 from tests.kit.refusals import refused
 
@@ -59,7 +59,7 @@ def test_every_kind_of_source_gives_all_of_its_examples(tmp_path, examples, imag
 def test_unusable_sources_are_named(tmp_path, images):
     for side, count in (("lq", 2), ("hq", 3)):
         write_images(tmp_path / "pairs" / side, count)
-    with refused(SourceError, "got 2", "002.png"):
+    with refused(SourceError, "got 2", "002"):
         open_source(DataSource(str(tmp_path / "pairs")))
     with refused(SourceError, "absent"):
         open_source(DataSource(str(tmp_path / "absent")))
@@ -142,7 +142,7 @@ HUB_SCRIPT = """
 import sys
 from datasets import Dataset, disable_progress_bars
 from hf_ext.training import DataSource
-from hf_ext.training.sources import open_source
+from hf_ext.data.opening import open_source
 
 disable_progress_bars()
 first = Dataset.from_dict({"x": [1, 2, 3]}).push_to_hub("me/numbers").oid

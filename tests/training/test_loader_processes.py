@@ -10,13 +10,13 @@ import pytest
 import torch
 from PIL import Image
 
+from hf_ext.data.opening import open_source
 from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.tasks.series import SeriesRegressionTask
 from hf_ext.tasks.texts import TextTask
 from hf_ext.training import DataSource
 from hf_ext.training.evaluation import evaluate
 from hf_ext.training.loader_processes import SIGNALS, read_batches, start
-from hf_ext.training.sources import open_source
 
 from .worker_modules import list_modules
 

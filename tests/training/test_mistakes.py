@@ -12,6 +12,7 @@ import torch
 import yaml
 from PIL import Image
 
+from hf_ext.data.opening import SourceError, open_source
 from hf_ext.errors import DataError
 from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification
 from hf_ext.settings import SettingsError, build, parse_yaml, read_yaml
@@ -23,7 +24,6 @@ from hf_ext.training.data import TrainingLoader
 from hf_ext.training.launch import main
 from hf_ext.training.methods import TASKS, build_task, find_task, read_arguments
 from hf_ext.training.models import STARTED_ANEW, add_adapter, initialize_from, refuse_lost_fields
-from hf_ext.training.sources import SourceError, open_source
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 

@@ -10,8 +10,8 @@ from huggingface_hub.dataclasses import strict
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, DistilBertConfig, DistilBertForSequenceClassification
 
+from hf_ext.data.opening import open_source
 from hf_ext.training import DataSource, Task, TrainingArguments, evaluate, train
-from hf_ext.training.sources import open_source
 from tests.kit.process_state import forget_accelerate
 
 SIZES = {"vocab_size": 20, "dim": 16, "n_heads": 2, "n_layers": 1, "hidden_dim": 32, "num_labels": 3}

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from hf_ext.data.opening import open_source
 from hf_ext.training.arguments import DataSource
 from hf_ext.training.data import TrainingLoader
-from hf_ext.training.sources import open_source
 
 from .test_data import write_tar
 from .tiny import SIDE, TinyTask, make_arguments, run, write_images, write_shards

@@ -33,6 +33,7 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutput
 
 from hf_ext.answers.classifying import load_head, load_reader
+from hf_ext.data.opening import open_source
 from hf_ext.emr.artifact import read_tasks
 from hf_ext.emr.weights import task_checkpoint
 from hf_ext.files import read_json, write_json
@@ -42,7 +43,6 @@ from hf_ext.settings import build, read_yaml
 from hf_ext.tasks.pictures import in_colours
 from hf_ext.training.arguments import DataSource
 from hf_ext.training.models import adapter_base
-from hf_ext.training.sources import open_source
 
 # Templates may be anybody's: no attributes of Python, no silent blanks.
 JINJA = SandboxedEnvironment(undefined=StrictUndefined)

@@ -6,13 +6,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from hf_ext.data.opening import SourceError, open_source
 from hf_ext.errors import DataError
 from hf_ext.settings import SettingsError
 from hf_ext.tasks.series import PositionsTask, SeriesClassificationTask
 from hf_ext.training import DataSource, TrainingArguments
 from hf_ext.training.arguments import build
 from hf_ext.training.data_check import check_data
-from hf_ext.training.sources import SourceError, open_source
 from tests.kit.refusals import refused
 
 
@@ -75,8 +75,8 @@ def test_words_for_nothing_are_names_of_classes_too(tmp_path):
     assert list(row["label"]) == ["None", "NA", "", "beat"]
     # Among numbers they are missing ones.
     np.testing.assert_array_equal(row["y"], [np.nan, 5, np.nan, 6])
-    with refused(DataError, "a.csv", "line 2"):
-        SeriesClassificationTask(columns=["y"]).encode(row)
+    encoded = SeriesClassificationTask(columns=["y"], max_length=4).encode({**row, "label": 0})
+    assert encoded["observed_mask"][:, 0].tolist() == [0, 1, 0, 1]
     write(table, "x\n1\n2\n")
     write(tmp_path / "data" / "metadata.csv", "file_name,label\na.csv,None\n")
     assert list(read(tmp_path / "data")["label"]) == ["None"]
@@ -114,7 +114,7 @@ def test_a_part_of_a_long_table_keeps_its_lines(tmp_path):
     assert read(tmp_path / "long.parquet", "train[:80%]")[0]["x"].tolist() == list(range(8))
     assert read(tmp_path / "long.parquet", "train[80%:]")[0]["x"].tolist() == [8, 9]
     # pandas leaves out lines without anything.
-    write(table, "x,y\n" + "1,2\n" * 8 + ",2\n1,2\n")
+    write(table, "x,y\n" + "1,2\n" * 8 + "inf,2\n1,2\n")
     with refused(DataError, "long.csv", "line 10"):
         SeriesClassificationTask(columns=["x"]).encode(read(table, "train[50%:]")[0] | {"label": 0})
 
@@ -190,14 +190,14 @@ def test_places_without_sequences_are_named(tmp_path, walks):
         read(walks, "train[:0]")
     with refused(SourceError, "sequence", "csv"):
         read(write(tmp_path / "words.txt", "a"))
-    with refused(SettingsError, "lines", "examples", "positions"):
+    with refused(SettingsError, "lines", "examples", "positions", "series"):
         build(DataSource, {"path": "x", "rows": "lines"})
     with refused(SettingsError, "positions", "streaming"):
         build(DataSource, {"path": "x", "rows": "positions", "streaming": True})
 
 
 def test_all_of_a_folder_can_be_checked_before_a_training(walks):
-    write(walks / "train" / "run" / "1.csv", "x,y\n1,2\n3,\n")
+    write(walks / "train" / "run" / "1.csv", "x,y\n1,2\n3,inf\n")
     source = {"path": str(walks), "rows": "positions"}
     task = SeriesClassificationTask(columns=["x", "y"], max_length=8, num_labels=2, label_names=["walk", "run"])
     model = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}

@@ -1,8 +1,6 @@
 """Sequences in files: of each CSV, TSV, parquet or NumPy file one example, whose columns are lists of its rows."""
 
-import contextlib
 import re
-import warnings
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +13,11 @@ from datasets.data_files import SPLIT_KEYWORDS
 
 from hf_ext import __version__
 
+from ..errors import DataError
+from .roles import class_name, seconds_of
+from .source import DataSource
+from .tables import TableError, is_number, read_table, to_seconds
+
 SUFFIXES = (".csv", ".tsv", ".parquet", ".npy", ".npz")
 ARRAYS = (".npy", ".npz")
 METADATA = "metadata.csv"
@@ -25,16 +28,12 @@ UNLABELLED = (
     "Series are learned with labels: a class or value of each, or a class at each position. For forecasts use "
     "statsmodels or sktime."
 )
-# What programs write for a number that is missing. In a column of texts, such as names of classes, they are words.
-_MISSING = {"nan", "-nan", "na", "n/a", "<na>", "#n/a", "null", "none"}
-# Of tables of text: a cell is missing where it is empty, and no column is an index.
-_TABLE: dict[str, Any] = {"keep_default_na": False, "na_values": [""], "index_col": False}
-_TIME, _EPOCH = re.compile(r"\d{4}-\d\d-\d\d"), pd.Timestamp(0, tz="UTC")
+_TIME = re.compile(r"\d{4}-\d\d-\d\d")
 # As pictures and recordings have it: what names a bad example, and hashes its file, looks for both.
 _FILE = {"path": "string", "bytes": "binary"}
 
 
-def open_sequences(found: list[str], split: str) -> datasets.Dataset:
+def open_sequences(found: list[str], source: DataSource) -> datasets.Dataset:
     """
     Opens files of sequences.
 
@@ -43,16 +42,21 @@ def open_sequences(found: list[str], split: str) -> datasets.Dataset:
 
     Args:
         found (`list[str]`): A folder, or files.
-        split (`str`): Name of the split, with or without a slice.
+        source ([`DataSource`]): Its split, with or without a slice, and the columns of times and of series' names.
 
     Returns:
         `datasets.Dataset`: For each file its columns as lists, `file`, `first_row`, and what is known of it: `label`,
         the name of its folder, or its row of `metadata.csv`.
 
     Raises:
-        ValueError: If there are no such files, or one cannot be read; with its name and line.
+        DataError: If there are no such files, or one cannot be read; with its name and line.
     """
+    split = source.split
     folder, files = _list_files(found, split)
+    if source.rows == "series":
+        return _open_rows(files, source)
+    if source.series is not None:
+        return _open_panel(files, source)
     about = {} if folder is None else _read_metadata(folder, files)
     first = _find_kinds(files)
     # Of labels at every position, a column of the files, folders are something else: patients, machines.
@@ -66,14 +70,14 @@ def open_sequences(found: list[str], split: str) -> datasets.Dataset:
     elif "[" in split:
         kept = slice_split(split, len(files))
     if not kept or part[0] == part[1]:
-        raise ValueError(f"the split {split!r} of {found[0]} is empty: take a larger part.")
+        raise DataError(f"the split {split!r} of {found[0]} is empty: take a larger part.")
     known: dict[str, Any] = {"file": datasets.Features({name: datasets.Value(kind) for name, kind in _FILE.items()})}
     known |= {"first_row": datasets.Value("int64")}
     known |= {
         name: datasets.Value("string" if isinstance(values[0], str) else "float64") for name, values in about.items()
     }
     if both := sorted(known.keys() & first.keys()):
-        raise ValueError(f"{files[0]} has a column {both[0]!r}, which says something of the whole file: rename it.")
+        raise DataError(f"{files[0]} has a column {both[0]!r}, which says something of the whole file: rename it.")
     # A tuple: `datasets` would make a shard of each item of a list, and forget the first file.
     records = tuple(
         {
@@ -90,9 +94,79 @@ def open_sequences(found: list[str], split: str) -> datasets.Dataset:
         "stop": part[1],
         "first": str(files[0]),
         "kinds": kinds,
+        "time": source.time,
         "stamps": tuple(_stamp(files[index]) for index in kept),
     }
     return _make(_generate_files, options, {**known, **columns}, split)
+
+
+def _open_rows(files: list[Path], source: DataSource) -> datasets.Dataset:
+    """Tables whose rows are series: their numbers as the list `values`, and the label."""
+    label = source.column_of("label")
+    tables = [read_table(file) for file in files]
+    names = [name for name, kind in tables[0].frame.dtypes.items() if pd.api.types.is_numeric_dtype(kind)]
+    names = [str(name) for name in names if name != label]
+    for file, table in zip(files, tables, strict=True):
+        if absent := [name for name in [*names, label] if name not in table.frame.columns]:
+            raise DataError(f"{file} has no column {absent[0]!r}, as {files[0]} has.")
+    numbers = np.concatenate([table.frame[names].to_numpy(dtype=np.float64) for table in tables])
+    labels = [value for table in tables for value in table.frame[label].tolist()]
+    kept = slice_split(source.split, len(numbers))
+    rows = [
+        # Shorter series are filled up at the end.
+        numbers[index][: int(np.flatnonzero(~np.isnan(numbers[index]))[-1]) + 1] if not np.isnan(numbers[index]).all()
+        else numbers[index][:0]
+        for index in kept
+    ]  # fmt: skip
+    features = {ARRAY_COLUMN: datasets.List(datasets.Value("float64")), label: _kind_of([labels[i] for i in kept])}
+    columns = {ARRAY_COLUMN: rows, label: [_cell_of(labels[index], features[label]) for index in kept]}
+    return _from_columns(columns, features, source.split)
+
+
+def _open_panel(files: list[Path], source: DataSource) -> datasets.Dataset:
+    """Tables of several series, one under the other: each is an example, its columns lists of its rows."""
+    series, label = str(source.series), source.column_of("label")
+    frames = [read_table(file).frame for file in files]
+    for file, part in zip(files, frames, strict=True):
+        if absent := [name for name in (series, source.time) if name is not None and name not in part.columns]:
+            raise DataError(f"{file} has no column {absent[0]!r}; it has {', '.join(map(str, part.columns))!s:.200}.")
+    frame = pd.concat(frames, ignore_index=True)
+    order = None if source.time is None else seconds_of(frame[source.time])
+    groups = [np.asarray(rows) for rows in frame.groupby(series, sort=False).indices.values()]
+    if order is not None:
+        groups = [rows[np.argsort(order[rows], kind="stable")] for rows in groups]
+    groups = [groups[index] for index in slice_split(source.split, len(groups))]
+    columns: dict[str, list[Any]] = {series: [class_name(frame[series].iloc[rows[0]]) for rows in groups]}
+    features: dict[str, Any] = {series: datasets.Value("string")}
+    for name in map(str, frame.columns):
+        if name == series:
+            continue
+        values = _plain_column(frame[name].rename("label" if name == label else name))
+        parts = [values[rows] for rows in groups]
+        if name == label and all(len({*map(class_name, part.tolist())}) == 1 for part in parts):
+            # The class of a whole series stands in each of its rows.
+            features[name] = _kind_of([part[0] for part in parts])
+            columns[name] = [_cell_of(part[0], features[name]) for part in parts]
+        else:
+            features[name], columns[name] = _feature(values), parts
+    return _from_columns(columns, features, source.split)
+
+
+def _kind_of(labels: list[Any]) -> Any:
+    """The type of a column of labels: numbers stay numbers, everything else are names."""
+    given = [value for value in labels if value == value and value is not None]
+    numbers = all(isinstance(value, int | float | np.number) and not isinstance(value, bool) for value in given)
+    return datasets.Value("float64" if given and numbers else "string")
+
+
+def _cell_of(value: Any, kind: Any) -> Any:
+    return float(value) if kind.dtype == "float64" else class_name(value)
+
+
+def _from_columns(columns: dict[str, list[Any]], features: dict[str, Any], split: str) -> datasets.Dataset:
+    name = datasets.NamedSplit(split.partition("[")[0])
+    data = datasets.Dataset.from_dict(columns, features=datasets.Features(features), split=name)
+    return data.with_format("numpy")
 
 
 def open_arrays(path: Path, split: str) -> datasets.Dataset:
@@ -109,7 +183,7 @@ def slice_split(split: str, count: int) -> range:
     name = split.partition("[")[0]
     found = datasets.ReadInstruction.from_spec(split).to_absolute({name: count})
     if len(found) != 1:
-        raise ValueError(f"the split {split!r} has {len(found)} parts: name one slice.")
+        raise DataError(f"the split {split!r} has {len(found)} parts: name one slice.")
     return range(found[0].from_ or 0, count if found[0].to is None else found[0].to)
 
 
@@ -119,25 +193,15 @@ def read_file(path: Path) -> dict[str, np.ndarray]:
         if path.suffix.lower() in ARRAYS:
             columns = _read_arrays(path)
         else:
-            columns = {str(name): _plain_column(values) for name, values in _read_table(path).items()}
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, pd.errors.ParserWarning) as error:
-        raise ValueError(f"{path} cannot be read: {str(error).strip().rstrip('.')}.") from error
+            columns = {str(name): _plain_column(values) for name, values in read_table(path).frame.items()}
+    except TableError:
+        raise
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} cannot be read: {str(error).strip().rstrip('.')}.") from error
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) != 1 or not min(lengths.values()):
-        raise ValueError(f"{path} must hold rows, as many in each column; got {lengths or 'no column'}.")
+        raise DataError(f"{path} must hold rows, as many in each column; got {lengths or 'no column'}.")
     return columns
-
-
-def _read_table(path: Path) -> pd.DataFrame:
-    if path.suffix.lower() == ".parquet":
-        return pd.read_parquet(path)
-    with warnings.catch_warnings():
-        # It says that fields without a name are dropped.
-        warnings.simplefilter("error", pd.errors.ParserWarning)
-        table = pd.read_csv(path, sep="\t" if path.suffix.lower() == ".tsv" else ",", **_TABLE)
-    if len(table.columns) and all(is_number(name) for name in table.columns):
-        raise ValueError(f"its first line, {', '.join(table.columns)!s:.60}, must hold the names of the columns")
-    return table
 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -145,24 +209,22 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
         found = np.load(file, allow_pickle=False)
         arrays = {ARRAY_COLUMN: found} if isinstance(found, np.ndarray) else dict(found)
     if scalars := [name for name, array in arrays.items() if array.ndim == 0]:
-        raise ValueError(f"{', '.join(scalars)} has no axis")
+        raise DataError(f"{', '.join(scalars)} has no axis")
     return arrays
 
 
 def _plain_column(values: "pd.Series[Any]") -> np.ndarray:
     """Numbers as float64, times as seconds, everything else as texts."""
-    if not pd.api.types.is_numeric_dtype(values) and _TIME.match(str(values.iloc[0] if len(values) else "")):
-        # A long table with a time in each row: as texts they would take longer to read than all else.
-        with contextlib.suppress(ValueError, TypeError):
-            values = (pd.to_datetime(values, format="ISO8601", utc=True) - _EPOCH).dt.total_seconds()
-    if not pd.api.types.is_numeric_dtype(values):
-        # Numbers among which some are missing, written as a word.
-        given = values[values.notna() & ~values.astype(str).str.strip().str.lower().isin(_MISSING)]
-        if len(given):
-            with contextlib.suppress(ValueError, TypeError):
-                values = pd.to_numeric(given).reindex(values.index)
-    if pd.api.types.is_numeric_dtype(values):
+    kind = values.dtype
+    if pd.api.types.is_numeric_dtype(kind) and not (values.name == "label" and pd.api.types.is_bool_dtype(kind)):
         return values.to_numpy(dtype=np.float64, na_value=np.nan)
+    if len(values) and isinstance(values.iloc[0], list | np.ndarray):
+        raise DataError(f"column {values.name!r} holds lists: its rows are examples, not steps")
+    if pd.api.types.is_datetime64_any_dtype(kind) or _TIME.match(str(values.iloc[0] if len(values) else "")):
+        # A long table with a time in each row: as texts they would take longer to read than all else.
+        seconds = to_seconds(values)
+        if seconds is not None:
+            return seconds
     return values.astype(object).where(values.notna(), "").astype(str).to_numpy(dtype=object)
 
 
@@ -170,20 +232,20 @@ def _list_files(found: list[str], split: str) -> tuple[Path | None, list[Path]]:
     """The folder of a split and its files, in order; no folder where files were named."""
     place, name = Path(found[0]), split.partition("[")[0]
     if len(found) > 1 and (folders := [file for file in found if Path(file).is_dir()]):
-        raise ValueError(
+        raise DataError(
             f"the pattern matches the folder {folders[0]}: name one folder, or match files, as in {folders[0]}/*.csv."
         )
     if not place.is_dir():
         files = [Path(file).resolve() for file in found]
         if strange := [file for file in files if file.suffix.lower() not in SUFFIXES]:
-            raise ValueError(f"{strange[0]} is no sequence: allowed are {', '.join(SUFFIXES)}.")
+            raise DataError(f"{strange[0]} is no sequence: allowed are {', '.join(SUFFIXES)}.")
         return None, files
     folder = (place / name if (place / name).is_dir() else place).resolve()
-    if folder == place.resolve() and name != "train":
-        raise ValueError(f"{place} has no folder {name!r}: make one, or name another split.")
+    if folder == place.resolve() and name != "train" and not split_files(sorted(folder.iterdir()), name):
+        raise DataError(f"{place} has no folder {name!r}: make one, or name another split.")
     splits = {word for words in SPLIT_KEYWORDS.values() for word in words}
     if folder == place.resolve() and (other := sorted(item.name for item in folder.iterdir() if item.name in splits)):
-        raise ValueError(
+        raise DataError(
             f"{place} has the folder {other[0]!r}, another split, and none of the name 'train': move the files of "
             "the training there."
         )
@@ -192,9 +254,26 @@ def _list_files(found: list[str], split: str) -> tuple[Path | None, list[Path]]:
         for file in folder.rglob("*")
         if file.suffix.lower() in SUFFIXES and file.name != METADATA and not file.name.startswith(".")
     )
+    if folder == place.resolve() and (named := split_files(files, name)):
+        files = named
     if not files:
-        raise ValueError(f"{folder} holds no file of {', '.join(SUFFIXES)}: each file is one sequence.")
+        raise DataError(f"{folder} holds no file of {', '.join(SUFFIXES)}: each file is one sequence.")
     return folder, files
+
+
+def split_files(files: list[Path], name: str) -> list[Path]:
+    """The files of a split, where all are called by one: GunPoint_TRAIN.tsv beside GunPoint_TEST.tsv."""
+    words = {word: kind for kind, known in SPLIT_KEYWORDS.items() for word in known}
+    found: dict[Path, str] = {}
+    for file in files:
+        if file.suffix.lower() not in SUFFIXES or file.name == METADATA:
+            continue
+        parts = [part for part in re.split(r"[\W_]|\d+", file.stem.lower()) if part in words]
+        if not parts:
+            return []
+        found[file] = str(words[parts[-1]])
+    wanted = str(words.get(name, name))
+    return [file for file, kind in found.items() if kind == wanted] if len({*found.values()}) > 1 else []
 
 
 def _read_metadata(folder: Path, files: list[Path]) -> dict[str, list[Any]]:
@@ -204,18 +283,18 @@ def _read_metadata(folder: Path, files: list[Path]) -> dict[str, list[Any]]:
         return {}
     columns = {name: values.tolist() for name, values in read_file(table).items()}
     if "file_name" not in columns:
-        raise ValueError(f"{table} has the columns {', '.join(columns)}: one must be file_name.")
+        raise DataError(f"{table} has the columns {', '.join(columns)}: one must be file_name.")
     if reserved := sorted(columns.keys() & {"file", "first_row"}):
-        raise ValueError(f"{table} has a column {reserved[0]!r}, a name that is taken: rename it.")
+        raise DataError(f"{table} has a column {reserved[0]!r}, a name that is taken: rename it.")
     named = columns.pop("file_name")
     rows = {name: row for row, name in enumerate(named)}
     if len(rows) < len(named):
         twice = next(name for row, name in enumerate(named) if rows[name] != row)
-        raise ValueError(f"{table} has two rows of {twice}: give each file one row.")
+        raise DataError(f"{table} has two rows of {twice}: give each file one row.")
     names = [file.relative_to(folder).as_posix() for file in files]
     absent, unknown = sorted(rows.keys() - {*names}), sorted({*names} - rows.keys())
     if absent or unknown or len(rows) < len(names):
-        raise ValueError(
+        raise DataError(
             f"{table} and the files do not agree: {len(absent)} rows have no file, such as {absent[:3]}, and "
             f"{len(unknown)} files no row, such as {unknown[:3]}. Give each file one row."
         )
@@ -231,11 +310,21 @@ def _feature(values: np.ndarray) -> Any:
 
 
 def _generate_files(
-    records: tuple[dict[str, Any], ...], stop: int | None, first: str, kinds: dict[str, str], **_: Any
+    records: tuple[dict[str, Any], ...],
+    stop: int | None,
+    first: str,
+    kinds: dict[str, str],
+    time: str | None,
+    **_: Any,
 ) -> Iterator[dict[str, Any]]:
     for record in records:
         path = Path(record["file"]["path"])
         columns = _fit_columns(path, read_file(path), first, kinds)
+        if time is not None:
+            if time not in columns:
+                raise DataError(f"{path} has no column {time!r}, which is named as the time.")
+            order = np.argsort(seconds_of(pd.Series(columns[time], name=time)), kind="stable")
+            columns = {name: values[order] for name, values in columns.items()}
         yield {**record, **{name: values[record["first_row"] : stop] for name, values in columns.items()}}
 
 
@@ -256,12 +345,12 @@ def _fit_columns(
 ) -> dict[str, np.ndarray]:
     """The columns of a file as those of the first; refuses what cannot be."""
     if columns.keys() != kinds.keys():
-        raise ValueError(f"{path} has the columns {', '.join(columns)}; {first} has {', '.join(kinds)}.")
+        raise DataError(f"{path} has the columns {', '.join(columns)}; {first} has {', '.join(kinds)}.")
     fitted = {}
     for name, values in columns.items():
         if _is_text(values) and kinds[name] == "number":
             row = next((row for row, value in enumerate(values) if not is_number(value)), 0)
-            raise ValueError(f"{path}, line {row + 2}: column {name!r} holds {values[row]!r}, which is no number.")
+            raise DataError(f"{path}, line {row + 2}: column {name!r} holds {values[row]!r}, which is no number.")
         plain = _is_text(values) or kinds[name] == "number"
         fitted[name] = values if plain else np.array([_write_number(value) for value in values], dtype=object)
     return fitted
@@ -280,15 +369,6 @@ def _write_number(value: Any) -> str:
     if value != value:
         return ""
     return f"{value:.0f}" if float(value).is_integer() else str(value)
-
-
-def is_number(value: Any) -> bool:
-    """Whether a cell can be read as a number."""
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def _generate_rows(path: str, first: int, stop: int, **_: Any) -> Iterator[dict[str, Any]]:

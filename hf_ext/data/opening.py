@@ -1,6 +1,8 @@
 """Where examples come from: files, folders, the Hub and mixtures of them, opened with `datasets`."""
 
 import glob
+import re
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,13 +14,19 @@ from datasets.packaged_modules.audiofolder.audiofolder import AudioFolder
 from huggingface_hub import HfApi
 
 from ..errors import DataError
-from .arguments import DataSource, SourcePart
 from .sequence_files import ARRAYS, open_arrays, open_sequences, slice_split
+from .source import DataSource, SourcePart
+from .splits import hold_out
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp"}
 AUDIO_SUFFIXES = {".wav", ".flac", ".ogg", ".mp3", ".aiff"}
-# All words for a split.
-_SPLITS = {word for words in SPLIT_KEYWORDS.values() for word in words}
+
+# Names that people give to folders of pairs: what is given, what is wanted.
+_PAIRS = (
+    ("lq", "hq"), ("lr", "hr"), ("noisy", "clean"), ("input", "target"), ("input", "gt"), ("input", "groundtruth"),
+    ("low", "high"), ("blur", "sharp"), ("blurry", "sharp"), ("blurred", "sharp"), ("rain", "clean"),
+    ("hazy", "clear"), ("degraded", "clean"), ("source", "target"), ("a", "b"),
+)  # fmt: skip
 
 AnyDataset: TypeAlias = datasets.Dataset | datasets.IterableDataset
 
@@ -29,9 +37,13 @@ def open_source(source: DataSource, section: str = "data") -> AnyDataset:
     try:
         if parts:
             return _join([open_source(part, section) for part in parts], parts)
-        data = _load(source, section)
+        # Of data with their own splits the training's is divided; their `validation` has no part in it.
+        whole = replace(source, split="train", hold_out=0.0) if source.hold_out else source
+        data = _load(whole, section)
         if source.rename_columns:
             data = data.rename_columns(source.rename_columns)
+        if source.hold_out:
+            data = hold_out(data, source.hold_out, source.hold_out_seed, measures=source.split == "validation")
         return _keep_audio_files(data)
     except SourceError:
         raise
@@ -104,19 +116,22 @@ def _load(source: DataSource, section: str) -> AnyDataset:
             name, source.name, split=source.split, streaming=source.streaming, revision=revision or None
         )
     first = Path(found[0])
-    if source.rows == "positions":
-        return open_sequences(found, source.split)
+    if not first.is_dir():
+        _require_split(found, source.split)
+    if source.rows != "examples":
+        return open_sequences(found, source)
     if len(found) == 1 and first.suffix.lower() in ARRAYS:
         return open_arrays(first, source.split)
-    if (first / "lq").is_dir() and (first / "hq").is_dir():
-        return _paired_folder(first, source)
+    names = tuple(source.pairs or ("lq", "hq"))
+    if source.pairs or ((first / "lq").is_dir() and (first / "hq").is_dir()):
+        return _paired_folder(first, names, source)
     # A folder's own files, or those that were named; `data_files` names the split, so that any split is found.
     files = None
     if not first.is_dir():
         # `datasets` takes them for patterns.
         files = {source.split.partition("[")[0]: [glob.escape(str(Path(file).resolve())) for file in found]}
     elif "[" in str(first.resolve()):
-        raise ValueError(
+        raise DataError(
             f"{first.resolve()} has a bracket in its name, which `datasets` takes for a pattern: rename the folder, "
             "or name its files, with a pattern such as photos?2020?/*.png."
         )
@@ -127,6 +142,20 @@ def _load(source: DataSource, section: str) -> AnyDataset:
     # `datasets` names what it reads by the folder: "." has no name.
     folder = str((first if files is None else first.parent).resolve())
     return datasets.load_dataset(folder, source.name, data_files=files, split=source.split, streaming=source.streaming)
+
+
+def _require_split(files: list[str], split: str) -> None:
+    """Refuses a split of files that have none: named otherwise, the same examples would train and measure."""
+    name = split.partition("[")[0]
+    words = next((words for words in SPLIT_KEYWORDS.values() if name in words), [name])
+    own = re.compile(rf"(.*[\W_])?({'|'.join(map(re.escape, words))})([\W_\d].*)?", re.IGNORECASE)
+    # A file test.jsonl, or one in a folder test, is what it says.
+    named = (own.fullmatch(Path(file).stem) or Path(file).resolve().parent.name.lower() in words for file in files)
+    if name != "train" and not all(named):
+        raise DataError(
+            f"a file has no split {name!r}: write split: train for all of it, a slice such as train[80%:], or "
+            "hold_out: 0.1 with split: validation for a part that is not trained on"
+        )
 
 
 def _is_on_hub(name: str) -> bool:
@@ -173,7 +202,7 @@ def _join(data: list[AnyDataset], parts: list[SourcePart]) -> AnyDataset:
         # What only some of them have cannot be asked of all.
         shared = [name for name in data[0].column_names if all(name in part.column_names for part in data)]
         if not shared:
-            raise ValueError(
+            raise DataError(
                 f"the parts have no column in common: {[part.column_names for part in data]}; set rename_columns of "
                 "a part"
             )
@@ -205,13 +234,13 @@ def _agree_on_classes(data: list[AnyDataset], name: str) -> list[AnyDataset]:
     if all(names == lists[0] for names in lists) and len(lists) in (0, len(kinds)):
         return data
     if len(lists) < len(kinds):
-        raise ValueError(
+        raise DataError(
             f"column {name!r} has named classes in some of the parts and plain values in others: {kinds!s:.300}. "
             "Bring the parts to one kind, or rename the column in some with rename_columns."
         )
     union = sorted({word for names in lists for word in names})
     if len({word.lower() for word in union}) < len(union):
-        raise ValueError(f"classes of the parts differ only in capitals: {union!s:.300}. Write each in one way.")
+        raise DataError(f"classes of the parts differ only in capitals: {union!s:.300}. Write each in one way.")
     return [renumber_classes(part, name, union) for part in data]
 
 
@@ -238,6 +267,8 @@ def renumber_classes(data: AnyDataset, column: str, names: list[str]) -> AnyData
 
 def match_classes(data: Any, task: Any, training: bool = False) -> Any:
     """The same data, whose classes have the numbers that a task knows their names by; of other tasks as it is."""
+    if hasattr(task, "see_labels"):
+        task.see_labels(data)
     known: list[str] | None = getattr(task, "known_classes", None)
     kind = (data.features or {}).get(task.label_column) if known else None
     if not known or not isinstance(kind, datasets.ClassLabel) or kind.names == known:
@@ -257,29 +288,48 @@ def match_classes(data: Any, task: Any, training: bool = False) -> Any:
     )
 
 
-def _paired_folder(path: Path, source: DataSource) -> AnyDataset:
-    """Equally named images in `lq/` and `hq/` as columns `lq` and `hq`."""
-    names = {
-        side: sorted(
-            str(file.relative_to(path / side))
-            for file in (path / side).rglob("*")
-            if file.suffix.lower() in IMAGE_SUFFIXES
-        )
-        for side in ("lq", "hq")
-    }
-    alone = sorted(set(names["lq"]) ^ set(names["hq"]))
-    if alone or not names["lq"]:
-        raise ValueError(
-            f"{path}: lq/ and hq/ must hold the same image names, at least one; "
-            f"got {len(names['lq'])} and {len(names['hq'])}, unpaired: {alone[:5]}."
+def find_pairs(place: Path, names: tuple[str, ...] = ()) -> tuple[str, str] | None:
+    """The two folders of pairs, what is given and what is wanted: those that are named, or known by their names."""
+    if not place.is_dir():
+        return None
+    folders = {folder.name.lower(): folder.name for folder in place.iterdir() if folder.is_dir()}
+    for given, wanted in [names] if names else _PAIRS:
+        if given.lower() in folders and wanted.lower() in folders and (names or len(folders) == 2):
+            found = folders[given.lower()], folders[wanted.lower()]
+            first, second = ({*_pictures(place / name)} for name in found)
+            # Folders of classes have names of their own.
+            if first & second or (given, wanted) == ("lq", "hq"):
+                return found
+    return None
+
+
+def _pictures(folder: Path) -> dict[str, Path]:
+    """The pictures of a folder, by their names without endings."""
+    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
+    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
+
+
+def _paired_folder(path: Path, folders: tuple[str, ...], source: DataSource) -> AnyDataset:
+    """Equally named images in two folders as columns `lq` and `hq`."""
+    sides = dict(zip(("lq", "hq"), folders, strict=True))
+    found = {side: _pictures(path / folder) for side, folder in sides.items()}
+    names = sorted(found["lq"])
+    alone = sorted(found["lq"].keys() ^ found["hq"].keys())
+    if alone or not names:
+        raise DataError(
+            f"{path}: {folders[0]}/ and {folders[1]}/ must hold the same image names, at least one; "
+            f"got {len(found['lq'])} and {len(found['hq'])}, unpaired: {alone[:5]}."
         )
     name = source.split.partition("[")[0]
-    if name not in _SPLITS:
-        raise ValueError(f"a folder of pairs has no split {name!r}: leave split out, or write a slice, train[:80%].")
-    kept = slice_split(source.split, len(names["lq"]))
+    if name != "train" and name != path.name:
+        raise DataError(
+            f"a folder of pairs has no split {name!r}: write a slice, train[80%:], or hold_out: 0.1 with split: "
+            "validation, or name the folder of the other pairs."
+        )
+    kept = slice_split(source.split, len(names))
     if not kept:
-        raise ValueError(f"the split {source.split!r} of {len(names['lq'])} pairs is empty: take a larger part.")
-    columns = {side: [str(path / side / names[side][index]) for index in kept] for side in ("lq", "hq")}
+        raise DataError(f"the split {source.split!r} of {len(names)} pairs is empty: take a larger part.")
+    columns = {side: [str(found[side][names[index]]) for index in kept] for side in sides}
     features = datasets.Features({side: datasets.Image() for side in ("lq", "hq")})
     dataset = datasets.Dataset.from_dict(columns, features=features)
     return dataset.to_iterable_dataset(num_shards=min(64, len(dataset))) if source.streaming else dataset

@@ -1,0 +1,262 @@
+"""Roles of a table's columns: which one is the time, the series, the label, and which are the numbers of the steps."""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..errors import DataError
+from .tables import Table, is_number, shorten, to_seconds
+
+_LABEL = re.compile(r"(label|labels|class|classes|category|target)", re.IGNORECASE)
+_TIME = re.compile(
+    r"(time|date|ds$|epoch|zeit|datum|step|steps|year|timestamp|datetime).*|.*(_|\b)(time|date|timestamp)",
+    re.IGNORECASE,
+)
+# Times only where they rise from row to row: a month from 1 to 12 is a season, and t may be a temperature.
+_RISING = re.compile(r"(t|month|quarter|day|week|hour|minute|seconds?|period|index)", re.IGNORECASE)
+_SERIES = re.compile(
+    r"(series|unique|item|case|subject|patient|sensor|unit|machine|sample|example|trial|recording|participant|person"
+    r"|user|device|engine|store|id|ids|sid|group)([ _-]?(id|no|number))?",
+    re.IGNORECASE,
+)
+# A row with so many numbers whose names count up is a whole series.
+_WIDE = 8
+# A column of more different texts than this share of its rows is prose, or names of the rows.
+_REPEATS = 0.5
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What somebody says of their data: names of columns, and of two folders of a pair."""
+
+    label: str | None = None
+    time: str | None = None
+    series: str | None = None
+    inputs: tuple[str, ...] = ()
+    pairs: tuple[str, ...] = ()
+
+
+@dataclass
+class Roles:
+    """
+    What the columns of a table are.
+
+    Args:
+        layout (`str`): `"positions"`: a row is a step of a series; `"series"`: a row is a series; `"texts"`.
+        inputs (`list[str]`): The columns of numbers that a model gets.
+        label, time, series (`str`, *optional*): The columns of the class, of the time, and of the series' names.
+        left_out (`dict[str, str]`): Columns that nothing is learned from, and why.
+        notes (`list[str]`): What was understood of the time, in words.
+        problems (`list[str]`): What has to be mended before anything can be learned.
+    """
+
+    layout: str
+    inputs: list[str]
+    label: str | None = None
+    time: str | None = None
+    series: str | None = None
+    left_out: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def find_roles(table: Table, hints: Hints) -> Roles:
+    """
+    Finds the roles of a table's columns.
+
+    Raises:
+        DataError: If a column that was named is not there, or several could have one role; names the flag that
+            decides.
+    """
+    frame = table.frame
+    named = [name for name in (hints.label, hints.time, hints.series, *hints.inputs) if name is not None]
+    if absent := [name for name in named if name not in frame.columns]:
+        raise DataError(f"there is no column {absent[0]!r}; there are {shorten(list(frame.columns))}")
+    label = hints.label or _only([name for name in frame if _LABEL.fullmatch(str(name))], "a label", "--label")
+    numbers = [name for name in frame if pd.api.types.is_numeric_dtype(frame[name].dtype)]
+    texts = [str(name) for name in frame if name not in numbers and name != label]
+    if table.nameless and label is None:
+        label = _nameless_label(frame)
+    steps = [name for name in numbers if name != label]
+    if hints.time is None and hints.series is None and (table.nameless or _is_wide(steps)):
+        return Roles("series", list(hints.inputs) or steps, label, left_out=dict.fromkeys(texts, "texts"))
+    series = hints.series or _find_series(frame, label)
+    time = hints.time or _find_time(frame, [name for name in frame if name not in (label, series)], series)
+    times = [name for name in texts if name not in (time, series) and to_seconds(frame[name]) is not None]
+    others = [name for name in texts if name not in (time, series, *times)]
+    inputs = list(hints.inputs) or [name for name in numbers if name not in (label, time, series)]
+    prose = [name for name in others if _is_prose(frame[name])]
+    if not inputs or (prose and not hints.inputs):
+        if not inputs and not prose and (time or not others):
+            raise DataError("there is no column of numbers beside those of times and names")
+        return Roles("texts", prose or others, label)
+    if label is None and others and not hints.inputs:
+        raise DataError(
+            f"the column{'s' if len(others) > 1 else ''} {shorten(others)} may name classes, or several series: say "
+            f"which: --label {others[0]} or --series {others[0]}, or leave {'them' if len(others) > 1 else 'it'} out "
+            f"with --inputs {','.join(inputs[:3])}"
+        )
+    left_out = {**dict.fromkeys(others, "texts"), **dict.fromkeys(times, "another time")}
+    roles = Roles("positions", inputs, label, time, series, left_out)
+    unused = [name for name in numbers if name not in (*inputs, label, time, series)]
+    roles.left_out |= dict.fromkeys(unused, "not among the inputs")
+    _judge(frame, roles)
+    return roles
+
+
+def _only(names: list[Any], what: str, flag: str) -> str | None:
+    if len(names) > 1:
+        raise DataError(f"{shorten(names)} may each be {what}: say which, {flag} {names[0]}")
+    return str(names[0]) if names else None
+
+
+def _is_wide(names: list[Any]) -> bool:
+    """Whether names count steps: t0, t1, t2; 0, 1, 2."""
+    if len(names) < _WIDE:
+        return False
+    parts = [re.fullmatch(r"(.*?)(\d+)", str(name)) for name in names]
+    found = [part for part in parts if part is not None]
+    if len(found) < 0.9 * len(names) or len({part[1] for part in found}) > 1:
+        return False
+    places = [int(part[2]) for part in found]
+    return all(after > before for before, after in zip(places[:-1], places[1:], strict=True))
+
+
+def _nameless_label(frame: pd.DataFrame) -> str:
+    """The first or the last column, where one of them alone holds few whole numbers."""
+    ends = [str(frame.columns[0]), str(frame.columns[-1])]
+    fit = [name for name in ends if _is_class(frame[name])]
+    if len(fit) != 1:
+        raise DataError(
+            f"the columns have no names, and {'both' if fit else 'neither'} of the first and the last hold classes: "
+            f"say which is the label, --label {ends[0]} or --label {ends[1]}"
+        )
+    return fit[0]
+
+
+def _is_class(values: "pd.Series[Any]") -> bool:
+    if not pd.api.types.is_numeric_dtype(values.dtype):
+        return True
+    given = values.dropna()
+    return bool((given % 1 == 0).all()) and given.nunique() <= max(2, len(given) // 2)
+
+
+def _is_prose(values: "pd.Series[Any]") -> bool:
+    cells = values.dropna().astype(str)
+    return bool(len(cells)) and (
+        cells.str.len().mean() > 30 or (cells.str.contains(r"\s", regex=True).mean() > 0.5 and cells.nunique() > 20)
+        or (cells.nunique() > max(2, _REPEATS * len(cells)))
+    )  # fmt: skip
+
+
+def _find_series(frame: pd.DataFrame, label: str | None) -> str | None:
+    found = [
+        str(name)
+        for name in frame
+        if name != label and _SERIES.fullmatch(str(name)) and 1 < frame[name].nunique() <= _REPEATS * len(frame)
+        and (not pd.api.types.is_numeric_dtype(frame[name].dtype) or bool((frame[name].dropna() % 1 == 0).all()))
+    ]  # fmt: skip
+    return _only(found, "the name of a series", "--series")
+
+
+def _find_time(frame: pd.DataFrame, names: list[Any], series: str | None) -> str | None:
+    written, counted = [], []
+    for place, name in enumerate(names):
+        values, strong = frame[name], bool(_TIME.fullmatch(str(name)))
+        if pd.api.types.is_numeric_dtype(values.dtype):
+            kept = [values] if series is None else [part for _, part in values.groupby(frame[series])]
+            rising = all(part.is_monotonic_increasing and part.is_unique for part in kept)
+            mixed = strong and all(part.is_unique for part in kept)
+            if len(values) > 1 and (mixed or (rising and _RISING.fullmatch(str(name)))):
+                counted.append(str(name))
+        elif (strong or place == 0 or _RISING.fullmatch(str(name))) and to_seconds(values) is not None:
+            written.append(str(name))
+    # A date says more than the year beside it.
+    return _only(written or counted, "the time", "--time")
+
+
+def seconds_of(values: "pd.Series[Any]") -> np.ndarray:
+    """A column of times as numbers that rise with them."""
+    if pd.api.types.is_numeric_dtype(values.dtype):
+        return values.to_numpy(dtype=np.float64, na_value=np.nan)
+    found = to_seconds(values)
+    if found is None:
+        bad = next((cell for cell in values if to_seconds(pd.Series([cell])) is None), values.iloc[0])
+        raise DataError(f"column {values.name!r} holds {bad!r}, which is no time")
+    return found
+
+
+def _judge(frame: pd.DataFrame, roles: Roles) -> None:
+    """Says what the times are: their span and step, and whether they are sorted, repeated, with gaps."""
+    if roles.time is None:
+        return
+    times = seconds_of(frame[roles.time])
+    if np.isnan(times).any():
+        roles.problems.append(f"{int(np.isnan(times).sum())} rows have no time in {roles.time}: remove them")
+        return
+    cells, dated = frame[roles.time], not pd.api.types.is_numeric_dtype(frame[roles.time].dtype)
+    parts = [np.arange(len(frame))]
+    if roles.series is not None:
+        parts = [np.asarray(found) for found in frame.groupby(roles.series, sort=False).indices.values()]
+    if any((np.diff(times[part]) < 0).any() for part in parts):
+        roles.notes.append(f"the rows are not in the order of {roles.time}: they are sorted by it")
+    steps = np.concatenate([np.diff(np.sort(times[part])) for part in parts])
+    if not len(steps):
+        return
+    repeated = int((steps == 0).sum())
+    if repeated:
+        twice = next(part for part in parts if len(np.unique(times[part])) < len(part))
+        more = "" if roles.series else "; if they are of several series, say which column names these: --series NAME"
+        first = cells.iloc[twice[int(np.flatnonzero(pd.Series(times[twice]).duplicated())[0])]]
+        roles.problems.append(
+            f"{repeated} rows repeat a time in {roles.time}, such as {first}: keep one of each{more}"
+        )
+    usual = float(np.median(steps[steps > 0])) if (steps > 0).any() else 0.0
+    order = np.argsort(times, kind="stable")
+    span = f"{cells.iloc[order[0]]} to {cells.iloc[order[-1]]}"
+    roles.notes.insert(0, f"time in {roles.time}, {span}, a step of {_length(usual, dated, times)}")
+    odd = np.abs(steps - usual) > 0.5 * usual
+    if odd.mean() > 0.1 and len(steps) > 9 and not repeated:
+        roles.problems.append(
+            f"the steps of {roles.time} are irregular, {_length(float(steps.min()), dated, times)} to "
+            f"{_length(float(steps.max()), dated, times)}: bring them to one length, for instance with pandas' "
+            "resample, or leave the time out of the file"
+        )
+    elif (wide := int((steps > 1.5 * usual).sum())) and usual:
+        roles.notes.append(
+            f"{wide} gap{'s' if wide > 1 else ''} of up to {_length(float(steps.max()), dated, times)}: the rows "
+            "before and after are taken for neighbours"
+        )
+
+
+def _length(step: float, dated: bool, times: np.ndarray) -> str:
+    """A step of time in words."""
+    # Numbers of this size are seconds, or milliseconds, since 1970.
+    largest = float(np.abs(times).max())
+    if not dated and not largest > 1e8:
+        return f"{step:g}"
+    seconds = step / 1000 if largest > 1e11 and not dated else step
+    for size, unit in ((365 * 86400, "years"), (28 * 86400, "months"), (86400, "days"), (3600, "hours"), (60, "min")):
+        if seconds >= size:
+            count = seconds / (30.4 * 86400) if unit == "months" else seconds / size
+            return f"{count:.3g} {unit}"
+    return f"{seconds:g} s"
+
+
+def class_name(value: Any) -> str | None:
+    """A class as it is called: texts as they are, numbers without `.0`; none where it is missing or -100."""
+    value = value.item() if isinstance(value, np.generic) else value
+    if value is None or value == "" or value != value or value == -100:
+        return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value)
+
+
+def name_classes(labels: list[Any]) -> list[str]:
+    """The classes that occur, in order: of numbers by their size, of texts by the alphabet."""
+    found = {name for name in map(class_name, set(labels)) if name is not None}
+    return sorted(found, key=float) if found and all(map(is_number, found)) else sorted(found)

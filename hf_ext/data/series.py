@@ -1,0 +1,241 @@
+"""Series that somebody has: a file each, rows of a table, or one under the other; with their labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..errors import DataError
+from .found import Survey, are_values, keep_back, rename, require_classes
+from .opening import open_source
+from .roles import Hints, Roles, find_roles, name_classes
+from .sequence_files import ARRAY_COLUMN, ARRAYS, METADATA, UNLABELLED, open_arrays, read_file, split_files
+from .source import DataSource
+from .tables import Table, read_table, shorten
+
+_LABELS = ("label", "labels", "y", "class", "classes", "target", "targets")
+
+
+def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> Survey | None:
+    """Tables and arrays of numbers; None where rows are examples of something else."""
+    below = {file for place in places for file in ([place] if place.is_file() else place.rglob(f"*{ending}"))}
+    files = sorted(file for file in below if file.suffix.lower() == ending and file.name != METADATA)
+    if ending in ARRAYS:
+        if len(files) == 1 and places[0].is_file():
+            return _look_at_arrays(path, files[0], hints)
+        return _look_at_files(path, files, None, Roles("positions", list(read_file(files[0]))), hints)
+    if ending == ".parquet" and any(map(pa.types.is_nested, pq.read_schema(files[0]).types)):
+        # Pictures, for instance, or lists.
+        return None
+    table = read_table(files[0])
+    try:
+        roles = find_roles(table, hints)
+    except ValueError as error:
+        raise DataError(f"{files[0]}: {error}.") from error
+    if roles.layout == "texts":
+        return None
+    of_a_split = len(places) == 1 and places[0].is_dir() and bool(split_files(files, "train"))
+    if roles.layout == "series" or roles.series is not None:
+        return _look_at_rows(path, table, roles, hints)
+    if len(files) == 1 or of_a_split:
+        return _look_at_one(path, table, roles, hints, of_a_split)
+    return _look_at_files(path, files, table, roles, hints)
+
+
+def _source(path: str, roles: Roles, hints: Hints) -> dict[str, Any]:
+    rows = {"rows": roles.layout}
+    if roles.time is not None:
+        rows["time"] = roles.time
+    if roles.series is not None:
+        rows["series"] = roles.series
+    own = hints.label or roles.label
+    return {"path": path, "split": "train", **rows, **rename(Hints(label=own))}
+
+
+def _look_at_rows(path: str, table: Table, roles: Roles, hints: Hints) -> Survey:
+    """A table of several series: a row each, or one under the other."""
+    if roles.layout == "series":
+        about = f"a table of {len(table.frame):,} series, a row each, of {len(roles.inputs)} steps"
+    else:
+        about = f"a table of {table.frame[roles.series].nunique():,} series, named in the column {roles.series}"
+    _refuse(path, about, table, roles)
+    train = _source(path, roles, hints)
+    data = open_source(DataSource(**train))
+    columns = [ARRAY_COLUMN] if roles.layout == "series" else roles.inputs
+    survey = Survey("series", *keep_back(train, data), about=about, count=len(data), columns=columns)
+    _read_labels(survey, data)
+    lengths = _span(survey.lengths)
+    how = "a row each" if roles.layout == "series" else f"named in the column {roles.series}"
+    survey.about = f"{len(data):,} series of {lengths} steps, {how}"
+    _tell(survey, table, roles)
+    return survey
+
+
+def _look_at_one(path: str, table: Table, roles: Roles, hints: Hints, of_a_split: bool) -> Survey:
+    """One long series, whose steps have labels: its last part measures."""
+    about = f"one series of {len(table.frame):,} steps"
+    _refuse(path, about, table, roles)
+    train = _source(path, roles, hints)
+    data = open_source(DataSource(**train))
+    kept: tuple[dict[str, Any], dict[str, Any] | None, int]
+    kept = ({**train, "split": "train[:80%]"}, {**train, "split": "train[80%:]"}, len(data))
+    if of_a_split and len(data) > 1:
+        kept = keep_back(train, data)
+    survey = Survey("series", *kept, about=about, count=1, columns=roles.inputs)
+    _read_labels(survey, data)
+    _tell(survey, table, roles)
+    return survey
+
+
+def _look_at_files(path: str, files: list[Path], table: Table | None, roles: Roles, hints: Hints) -> Survey:
+    """A series in each file."""
+    train = _source(path, roles, hints)
+    data = open_source(DataSource(**train))
+    about = f"{len(files):,} files, a series each, with the numbers {shorten(roles.inputs)}"
+    if "label" not in data.features:
+        raise DataError(
+            f"{path}: {about}, and no labels. {UNLABELLED} Put the files into a folder for each class, name the class "
+            "of each in the column label of a metadata.csv, or add a column label with the class of each row, or name "
+            "it: --label NAME."
+        )
+    if roles.problems:
+        raise DataError(f"{files[0]}: {'; '.join(roles.problems)}.")
+    survey = Survey("series", *keep_back(train, data), about=about, count=len(data), columns=roles.inputs)
+    if table is None:
+        shape = read_file(files[0])[roles.inputs[0]].shape
+        survey.channels = shape[1] if len(shape) > 1 else None
+    _read_labels(survey, data)
+    survey.about = f"{len(data):,} files of {_span(survey.lengths)} rows with the numbers {shorten(roles.inputs)}"
+    _tell(survey, table, roles)
+    return survey
+
+
+def _look_at_arrays(path: str, file: Path, hints: Hints) -> Survey:
+    """Arrays `[examples, steps, channels]` with an array of labels."""
+    arrays = read_file(file)
+    flat = [name for name, values in arrays.items() if values.ndim == 1]
+    label = hints.label or next((name for name in flat if name.lower() in _LABELS), None)
+    inputs = list(hints.inputs) or [name for name, values in arrays.items() if values.ndim in (2, 3)]
+    shapes = ", ".join(f"{name} {'×'.join(map(str, values.shape))}" for name, values in arrays.items())
+    if label is None or label not in arrays or not inputs:
+        raise DataError(
+            f"{path}: arrays of {len(next(iter(arrays.values()))):,} examples, {shapes} (examples, steps, channels), "
+            f"and no label. {UNLABELLED} Save the classes as an array label in an .npz, or say which array they are: "
+            "--label NAME."
+        )
+    if len(inputs) > 1:
+        raise DataError(f"{path}: {shorten(inputs)} may each be the series: say which, --inputs {inputs[0]}.")
+    train = {"path": path, "split": "train", **rename(Hints(label=label))}
+    data = open_arrays(file, "train").rename_columns({label: "label"} if label != "label" else {})
+    survey = look_at_lists(train, data, inputs)
+    survey.roles.append(f"label in {label}")
+    survey.left_out += [f"{name}" for name in arrays if name not in (*inputs, label)]
+    return survey
+
+
+def is_list_of_numbers(kind: Any) -> bool:
+    """Whether a column holds a series of numbers, of one channel or several."""
+    inner = getattr(kind, "feature", None)
+    inner = getattr(inner, "feature", inner)
+    return isinstance(inner, datasets.Value) and inner.dtype.startswith(("float", "int", "uint"))
+
+
+def look_at_lists(train: dict[str, Any], data: Any, columns: list[str]) -> Survey:
+    """A series in each example, whose columns are lists."""
+    if "label" not in data.features:
+        raise DataError(
+            f"{train['path']}: {len(data):,} series in {shorten(columns)}, and no label. {UNLABELLED} Add a column "
+            "label, or say which it is: --label NAME."
+        )
+    columns = [name for name in columns if name != "label"]
+    survey = Survey("series", *keep_back(train, data), about="", count=len(data), columns=columns)
+    first = np.asarray(data.with_format("numpy")[0][columns[0]])
+    if first.ndim == 2:
+        survey.channels = first.shape[1]
+    _read_labels(survey, data)
+    channels = survey.channels or len(columns)
+    survey.about = f"{len(data):,} series of {_span(survey.lengths)} steps"
+    survey.about += f" and {channels} channels" if channels > 1 else ""
+    survey.roles = [f"numbers in {shorten(columns)}"]
+    _tell_classes(survey)
+    if survey.channels is not None and survey.channels > max(survey.lengths):
+        survey.notes.append("fewer steps than channels: if they are the other way round, transpose the array")
+    return survey
+
+
+def _span(lengths: list[int]) -> str:
+    return f"{min(lengths):,} to {max(lengths):,}" if len({*lengths}) > 1 else f"{lengths[0]:,}"
+
+
+def _read_labels(survey: Survey, data: Any) -> None:
+    """Lengths of all series, and their classes or values."""
+    raw = data.with_format("arrow").select_columns([survey.columns[0]])[:][survey.columns[0]].combine_chunks()
+    survey.lengths = raw.value_lengths().to_pylist()
+    survey.rows_have_labels = not isinstance(data.features["label"], datasets.Value | datasets.ClassLabel)
+    labels = data.with_format("arrow").select_columns(["label"])[:]["label"].combine_chunks()
+    found = (labels.flatten() if survey.rows_have_labels else labels).to_pylist()
+    if are_values(found) and not survey.rows_have_labels:
+        survey.values = True
+        return
+    require_classes(found)
+    survey.classes = name_classes(found)
+    if len(survey.classes) < 2:
+        raise DataError(
+            f"{survey.train['path']}: {survey.about}; the label says only {survey.classes or 'nothing'}: a class "
+            "needs another beside it."
+        )
+
+
+def _refuse(path: str, about: str, table: Table, roles: Roles) -> None:
+    """Refuses what cannot be learned, with all that was understood."""
+    told = "; ".join([about, *_columns(roles), *roles.notes, *table.notes])
+    if roles.label is None:
+        problems = f" {_sentence(roles.problems)}" if roles.problems else ""
+        raise DataError(
+            f"{path}: {told}; and no label.{problems} {UNLABELLED} Add a column label with the class of each "
+            f"{'series' if roles.layout == 'series' or roles.series else 'row'}, or say which it is: --label NAME."
+        )
+    if roles.problems:
+        raise DataError(f"{path}: {told}. {_sentence(roles.problems)}")
+
+
+def _sentence(parts: list[str]) -> str:
+    return " ".join(f"{part[:1].upper()}{part[1:]}." for part in parts)
+
+
+def _columns(roles: Roles) -> list[str]:
+    if roles.layout == "series":
+        return [] if roles.label is None else [f"label in {roles.label}"]
+    found = [f"numbers in {shorten(roles.inputs)}"]
+    if roles.series is not None:
+        found.append(f"series named in {roles.series}")
+    if roles.label is not None:
+        found.append(f"label in {roles.label}")
+    return found
+
+
+def _tell(survey: Survey, table: Table | None, roles: Roles) -> None:
+    survey.roles = _columns(roles)
+    survey.notes = [*roles.notes, *(table.notes if table else [])]
+    survey.left_out = [f"{name} ({why})" for name, why in roles.left_out.items()]
+    if table is not None and roles.layout != "series":
+        missing = {name: int(table.frame[name].isna().sum()) for name in roles.inputs}
+        told = [f"{name} {count}" for name, count in missing.items() if count]
+        still = [name for name in roles.inputs if table.frame[name].nunique() < 2 and len(table.frame) > 1]
+        if told:
+            survey.notes.append(f"missing values by a mask: {shorten(told)}")
+        if still:
+            survey.notes.append(f"{shorten(still)} never changes")
+    _tell_classes(survey)
+
+
+def _tell_classes(survey: Survey) -> None:
+    if survey.values:
+        survey.about += "; values to be told"
+    elif survey.classes:
+        survey.about += f"; {len(survey.classes)} classes: {shorten(survey.classes)}"

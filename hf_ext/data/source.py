@@ -1,0 +1,143 @@
+"""The section of a recipe that says where examples come from."""
+
+import math
+from dataclasses import dataclass
+
+from huggingface_hub.dataclasses import strict
+
+from ..settings import build
+
+
+@strict
+@dataclass
+class DataSource:
+    """
+    Where examples come from: anything that `datasets.load_dataset` reads, or a folder of paired images.
+
+    Args:
+        path (`str` or `list`):
+            A local folder (images, sound files, parquet, webdataset, … as `datasets` infers it), a folder with `lq/`
+            and `hq/` sub-folders of equally named images, a data file (`.parquet`, `.jsonl`, `.csv`, `.txt`, `.tar`,
+            …, also compressed; `.npy` or `.npz`, arrays whose first axis is that of the examples), a pattern such as
+            `shards/*.jsonl.gz`, or a Hub id, optionally `org/name@revision`.
+            A list holds several of them, each a path or a mapping of a [`SourcePart`]; the columns that all have are
+            kept.
+        name (`str`, *optional*): Configuration of a data set that has several.
+        split (`str`, defaults to `"train"`): Split, with slices as in `"train[:10%]"` for map-style data.
+        rename_columns (`dict[str, str]`, *optional*):
+            New names of columns, so that training, evaluation and the parts of a list agree: `{png: image}`.
+        pairs (`list[str]`, *optional*):
+            Two sub-folders of pairs that have other names than `lq` and `hq`, the wanted one last: `[noisy, clean]`.
+        rows (`str`, defaults to `"examples"`):
+            What a row of a file is: an example; or one of the `"positions"` of a sequence. Then each CSV, TSV,
+            parquet or NumPy file is one example whose columns are lists, named by the folder that it lies in (column
+            `label`) or by the folder's `metadata.csv` (`file_name` and what is known of each), and of a single long
+            file `split: train[:80%]` is its first part. Or one of the `"series"` of a table: then its numbers are the
+            list `values`, and the column `label` is its class.
+        time (`str`, *optional*): With `rows: positions`, the column that the steps are sorted by.
+        series (`str`, *optional*):
+            With `rows: positions`, the column that says to which series a row belongs: each is an example.
+        hold_out (`float`, defaults to 0.0):
+            Share of the examples of a split that measure, where the data have no split for that: then `split: train`
+            is the others, and `split: validation` these. An example's own content decides, of each class the same
+            share; equal examples, and those of one speaker, patient or other group, stay together.
+        hold_out_seed (`int`, defaults to 0): Another number holds out others.
+        streaming (`bool`, defaults to `False`): Read as a stream instead of indexing.
+        shuffle_buffer (`int`, defaults to 0):
+            Examples held to shuffle a stream. 0 shuffles only the order of the shards and resumes at once; a buffer
+            resumes exactly too, by reading the epoch again up to where it stopped.
+    """
+
+    path: str | list
+    name: str | None = None
+    split: str = "train"
+    rename_columns: dict | None = None
+    pairs: list | None = None
+    rows: str = "examples"
+    time: str | None = None
+    series: str | None = None
+    hold_out: float = 0.0
+    hold_out_seed: int = 0
+    streaming: bool = False
+    shuffle_buffer: int = 0
+
+    @property
+    def parts(self) -> "list[SourcePart]":
+        """The entries of a list of sources; none of a single one."""
+        if not isinstance(self.path, list):
+            return []
+        shared_names = (
+            "split", "rename_columns", "pairs", "rows", "time", "series", "hold_out", "hold_out_seed", "streaming"
+        )  # fmt: skip
+        shared = {name: getattr(self, name) for name in shared_names}
+        return [
+            build(SourcePart, {**shared, **(part if isinstance(part, dict) else {"path": part})}, f"path[{place}]")
+            for place, part in enumerate(self.path)
+        ]
+
+    def validate_path(self) -> None:
+        if not self.path:
+            raise ValueError("path is empty: give a folder, a data file, a Hub data set id, or a list of them.")
+        for part in self.parts:
+            if part.shuffle_buffer or part.streaming != self.streaming:
+                raise ValueError("streaming and shuffle_buffer are set once, beside the list of sources.")
+
+    def validate_pairs(self) -> None:
+        if self.pairs is not None and (len(self.pairs) != 2 or not all(isinstance(name, str) for name in self.pairs)):
+            raise ValueError(f"pairs must be the names of two folders, such as [noisy, clean]; got {self.pairs}.")
+
+    def validate_rows(self) -> None:
+        if self.rows not in ("examples", "positions", "series"):
+            raise ValueError(f"rows is {self.rows!r}; allowed: 'examples', 'positions', 'series'.")
+        if self.rows != "examples" and self.streaming:
+            raise ValueError(f"rows: {self.rows} reads whole files: leave streaming out.")
+        if self.rows != "positions" and (self.time or self.series):
+            raise ValueError("time and series name columns of tables whose rows are positions: set rows: positions.")
+
+    def validate_hold_out(self) -> None:
+        if not 0 <= self.hold_out < 1:
+            raise ValueError(f"hold_out must be a share from 0 to below 1, got {self.hold_out}.")
+        if self.hold_out and self.split not in ("train", "validation"):
+            raise ValueError(
+                f"split is {self.split!r}; with hold_out it is 'train', the examples that are trained on, or "
+                "'validation', those that are held out."
+            )
+        if self.hold_out and self.streaming:
+            raise ValueError("hold_out needs all examples at once: leave streaming out.")
+
+    def validate_shuffle_buffer(self) -> None:
+        if self.shuffle_buffer < 0 or (self.shuffle_buffer and not self.streaming):
+            raise ValueError(
+                f"shuffle_buffer must be 0 or, with streaming: true, a positive number of examples; got "
+                f"{self.shuffle_buffer} with streaming: {str(self.streaming).lower()}. Other data is always shuffled."
+            )
+
+    def column_of(self, name: str) -> str:
+        """The column that has a name only after `rename_columns`."""
+        return next((old for old, new in (self.rename_columns or {}).items() if new == name), name)
+
+    def shares_with(self, other: "DataSource") -> bool:
+        """Whether another source holds the same examples, as far as its words say."""
+        if (self.path, self.name) != (other.path, other.name):
+            return False
+        held_out = (self.hold_out, self.hold_out_seed) == (other.hold_out, other.hold_out_seed)
+        return self.split == other.split if held_out else "train" in (self.split, other.split)
+
+
+@strict
+@dataclass
+class SourcePart(DataSource):
+    """
+    One of several sources in a list.
+
+    Args:
+        weight (`float`, *optional*):
+            Its share of the examples, relative to the other parts'; 1 where only others say one. Without any weight
+            the parts are put one after the other.
+    """
+
+    weight: float | None = None
+
+    def validate_weight(self) -> None:
+        if self.weight is not None and not 0 < self.weight < math.inf:
+            raise ValueError(f"weight must be more than 0, got {self.weight}.")

@@ -1,0 +1,221 @@
+"""Splits of data that have none: a share of the examples is held out to measure, and shares nothing with the rest."""
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import fsspec
+import numpy as np
+import pyarrow as pa
+
+from ..errors import DataError
+
+# Columns that say from whom or where an example comes. Examples of one speaker resemble one another: a model that has
+# heard one of them knows the others, so that they stay together.
+_GROUPS = re.compile(
+    r"(group|speaker|subject|patient|person|user|session|recording|participant|animal|device|machine)s?([ _-]?id)?",
+    re.IGNORECASE,
+)
+# Columns that name an example and are no part of it.
+_NAMES = {"file", "file_name", "path", "__key__", "__url__", "first_row", "id", "index"}
+# Bytes that are read at once of a file.
+_BLOCK = 1 << 20
+
+
+def hold_out(data: datasets.Dataset, share: float, seed: int, measures: bool) -> datasets.Dataset:
+    """
+    The examples that measure, or the others, which are trained on.
+
+    Whether an example measures follows from a hash of what it holds, not from its place: sorted data are split as well
+    as mixed ones. Of each class the same share is taken, of two examples or more at least one. Examples with equal
+    inputs stay together, and so do those of one group: a column such as `speaker` names them, or folders that are no
+    classes.
+
+    Args:
+        data (`Dataset`): All examples.
+        share (`float`): The share that measures.
+        seed (`int`): Another seed takes other examples.
+        measures (`bool`): The examples that measure, not the others.
+
+    Raises:
+        DataError: If nothing would be left to measure on, or to train on.
+    """
+    chosen = choose(data, share, seed)
+    if chosen.all() or not chosen.any():
+        raise DataError(
+            f"{len(data)} examples cannot be split into some to train on and some to measure on: they are fewer than "
+            "two, or all equal or of one group. Leave hold_out away, and data.eval, or name data of another place."
+        )
+    return data.select(np.flatnonzero(chosen == measures))
+
+
+def choose(data: datasets.Dataset, share: float, seed: int) -> np.ndarray:
+    """For each example whether it measures."""
+    keys = hash_inputs(data)
+    labels = read_labels(data)
+    groups = find_groups(data, labels) or list(range(len(keys)))
+    units = join_units(keys, groups)
+    members: dict[int, list[int]] = defaultdict(list)
+    for index, unit in enumerate(units):
+        members[unit].append(index)
+    # A unit of several classes counts for its first one.
+    strata: dict[Any, list[int]] = defaultdict(list)
+    for unit, indices in members.items():
+        strata[labels[indices[0]]].append(unit)
+    chosen = np.zeros(len(keys), dtype=bool)
+    for found in strata.values():
+        count = sum(len(members[unit]) for unit in found)
+        wanted = min(max(1, round(share * count)), count - 1)
+        taken = 0
+        order = sorted(found, key=lambda unit: _draw(seed, min(keys[index] for index in members[unit])))
+        # The last unit stays for the training.
+        for unit in order[:-1]:
+            if taken >= wanted:
+                break
+            chosen[members[unit]] = True
+            taken += len(members[unit])
+    if not chosen.any() and len(members) > 1:
+        # Each class has one unit: one of them measures all the same.
+        unit = min(members, key=lambda unit: _draw(seed, min(keys[index] for index in members[unit])))
+        chosen[members[unit]] = True
+    return chosen
+
+
+def hash_inputs(data: datasets.Dataset) -> list[bytes]:
+    """A key for each example, equal where the inputs are: all columns but labels and names."""
+    left_out = {*_NAMES, "label", "labels"}
+    columns = sorted({*data.column_names} - left_out) or data.column_names
+    raw = data.select_columns(columns).with_format("arrow")
+    sizes = _sizes(raw, columns)
+    keys: list[bytes] = []
+    for table in raw.iter(batch_size=256):
+        for row in table.to_pylist():
+            digest = hashlib.sha256()
+            for name in columns:
+                _add(digest, row[name], sizes)
+            keys.append(digest.digest())
+    return keys
+
+
+def _sizes(raw: Any, columns: list[str]) -> dict[int, int]:
+    """How many files that are named have each size: the content of one whose size no other has is never read."""
+    files = [name for name in columns if _is_file(raw.features[name])]
+    count: dict[int, int] = defaultdict(int)
+    for name in files:
+        for table in raw.select_columns([name]).iter(batch_size=4096):
+            column = table[name].combine_chunks()
+            for path, held in zip(column.field("path").to_pylist(), column.field("bytes").is_valid(), strict=True):
+                if not held.as_py() and path is not None and Path(path).is_file():
+                    count[Path(path).stat().st_size] += 1
+    return count
+
+
+def _is_file(feature: Any) -> bool:
+    return isinstance(feature, datasets.Image | datasets.Audio)
+
+
+def _add(digest: Any, value: Any, sizes: dict[int, int]) -> None:
+    """Adds a value to a hash: of a file what is in it, wherever it lies."""
+    if isinstance(value, dict) and value.keys() == {"bytes", "path"}:
+        path = value["path"]
+        if value["bytes"] is not None:
+            digest.update(value["bytes"])
+        elif path is not None and "::" in path:
+            # A file of an archive.
+            with fsspec.open(path, "rb") as file:
+                digest.update(file.read())
+        elif path is not None and Path(path).is_file():
+            size = Path(path).stat().st_size
+            digest.update(str(size).encode())
+            if sizes.get(size, 2) > 1:
+                for block in _blocks(Path(path)):
+                    digest.update(block)
+    else:
+        digest.update(repr(value).encode())
+    digest.update(b"\0")
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            yield block
+
+
+def read_labels(data: datasets.Dataset) -> list[Any]:
+    """The class of each example; the same for all where they have none, or values, or one for each position."""
+    nothing = [None] * len(data)
+    if "label" not in data.column_names:
+        return nothing
+    kind = data.features["label"]
+    if isinstance(kind, datasets.Value) and "float" in kind.dtype:
+        found = data.with_format("arrow")["label"][:]
+        values = found.to_pylist() if isinstance(found, pa.ChunkedArray | pa.Array) else list(found)
+        whole = all(value is None or float(value).is_integer() for value in values)
+        return values if whole else nothing
+    if not isinstance(kind, datasets.Value | datasets.ClassLabel):
+        return nothing
+    found = data.with_format("arrow")["label"][:]
+    return found.to_pylist() if isinstance(found, pa.ChunkedArray | pa.Array) else list(found)
+
+
+def find_groups(data: datasets.Dataset, labels: list[Any]) -> list[Any] | None:
+    """The group of each example, where a column or the folders of files name groups of which a class has several."""
+    for name in data.column_names:
+        if _GROUPS.fullmatch(name) and isinstance(data.features[name], datasets.Value | datasets.ClassLabel):
+            groups = list(data.with_format(None)[name])
+            if _separable(groups, labels):
+                return groups
+    paths = _paths(data)
+    if paths is None:
+        return None
+    # Folders of patients, say, whose classes stand in a metadata.csv. Folders that are the classes separate nothing.
+    groups = [path.parent for path in paths]
+    return groups if _separable(groups, labels) else None
+
+
+def _separable(groups: list[Any], labels: list[Any]) -> bool:
+    """Whether each class has two groups or more, and some group has two examples or more."""
+    found: dict[Any, set[Any]] = defaultdict(set)
+    for group, label in zip(groups, labels, strict=True):
+        found[label].add(group)
+    return len(set(groups)) < len(groups) and all(len(of) > 1 for of in found.values())
+
+
+def _paths(data: datasets.Dataset) -> list[Path] | None:
+    """The files of the examples, where each has one."""
+    raw = data.with_format("arrow")
+    for name, kind in data.features.items():
+        if _is_file(kind) or name == "file":
+            column = raw.select_columns([name])[:][name].combine_chunks()
+            paths = column.field("path").to_pylist()
+            return [Path(path) for path in paths] if paths and None not in paths else None
+    return None
+
+
+def join_units(keys: list[bytes], groups: list[Any]) -> list[int]:
+    """The number of the unit of each example: those of one group are in one, and those of equal inputs."""
+    parent = list(range(len(keys)))
+
+    def root(index: int) -> int:
+        while parent[index] != index:
+            parent[index] = parent[parent[index]]
+            index = parent[index]
+        return index
+
+    first: dict[Any, int] = {}
+    for index, names in enumerate(zip((("key", key) for key in keys), (("group", group) for group in groups),
+                                      strict=True)):  # fmt: skip
+        for name in names:
+            if name in first:
+                parent[root(index)] = root(first[name])
+            else:
+                first[name] = index
+    return [root(index) for index in range(len(keys))]
+
+
+def _draw(seed: int, key: bytes) -> bytes:
+    return hashlib.sha256(f"{seed} ".encode() + key).digest()

@@ -1,0 +1,264 @@
+"""What somebody's data are: kind, sizes, classes, and which of them are kept back to measure."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import datasets
+import fsspec
+import numpy as np
+import pandas as pd
+from PIL import Image
+
+from hf_ext.extras import import_extra
+
+from ..errors import DataError
+from .broken import UNDECODABLE
+from .found import Survey, keep_back, rename, require_classes
+from .opening import find_files, find_pairs, open_source
+from .roles import Hints, name_classes
+from .sequence_files import METADATA, SUFFIXES
+from .series import is_list_of_numbers, look_at_lists, look_at_series
+from .source import DataSource
+from .tables import shorten, to_seconds
+
+# Files whose names are looked at, and examples that are opened.
+_NAMES, _EXAMPLES = 10_000, 64
+# Tables of what is known of the other files.
+_ABOUT = (METADATA, "metadata.jsonl", "metadata.parquet")
+# Files of cameras and phones that `datasets` does not list.
+_CAMERA = {".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2"}
+
+
+def look_at(path: str, hints: Hints | None = None) -> Survey:
+    """
+    Looks at a folder or a file of this machine.
+
+    Args:
+        path (`str`): A folder, a file, or a pattern of files.
+        hints ([`Hints`], *optional*): What somebody says of the columns, where they may mean several things.
+
+    Raises:
+        DataError: If there is no such thing, or nothing in it that our trainings read, or it may mean several things;
+            then it names the flag that decides.
+    """
+    # One bar is enough of a training; here none is.
+    datasets.disable_progress_bars()
+    try:
+        return _look_at_files(path, find_files(path), hints or Hints())
+    finally:
+        datasets.enable_progress_bars()
+
+
+def _look_at_files(path: str, found: list[str], hints: Hints) -> Survey:
+    """Pairs, series, or what a training reads as examples."""
+    if not found:
+        raise DataError(
+            f"no data at {path}: name a folder or a file of this machine. A data set of the Hub goes into "
+            "data.train.path of a recipe that is written without --data."
+        )
+    places = [Path(one) for one in found]
+    for place in (places[0] / "train", places[0]):
+        if names := find_pairs(place, hints.pairs):
+            return _look_at_pairs(place, names)
+    if hints.pairs:
+        raise DataError(f"{path} has no folders {' and '.join(hints.pairs)} with pictures of equal names.")
+    below = (file for part in places for file in ([part] if part.is_file() else part.rglob("*")))
+    named = [file for file in islice((file for file in below if file.is_file()), _NAMES) if file.name[0] != "."]
+    # A table that says what is known of the others is none of them.
+    endings = Counter(file.suffix.lower() for file in named if file.name not in _ABOUT) or Counter(
+        file.suffix.lower() for file in named
+    )
+    if not endings:
+        raise DataError(f"{path} is empty: put pictures, sounds, texts or tables there.")
+    if all(file.stat().st_size == 0 for file in named):
+        raise DataError(f"{path} holds nothing: its file{'s are' if len(named) > 1 else ' is'} empty.")
+    most = endings.most_common(1)[0][0]
+    if most in _CAMERA:
+        raise DataError(
+            f"{path} holds {endings[most]} files of {most}, which a training does not read: make PNG or JPEG files of "
+            "them first, for instance with hf-ext restore, or with the program of the camera."
+        )
+    if most in SUFFIXES and (series := look_at_series(path, places, most, hints)) is not None:
+        return series
+    survey = _look_at_examples(path, hints)
+    survey.left_out += [
+        f"{count} files of {ending}, which a training does not read"
+        for ending, count in endings.items()
+        if ending in _CAMERA
+    ]
+    return survey
+
+
+def _look_at_examples(path: str, hints: Hints) -> Survey:
+    """Pictures, sounds, texts and lists of numbers, as a training reads them."""
+    train = {"path": path, "split": "train", **rename(hints)}
+    data = open_source(DataSource(**train))
+    features = data.features
+    pictures = [name for name, kind in features.items() if isinstance(kind, datasets.Image) and kind.decode]
+    sounds = [name for name, kind in features.items() if isinstance(kind, datasets.Image | datasets.Audio)]
+    words = {name for name, kind in features.items() if isinstance(kind, datasets.Value) and "string" in kind.dtype}
+    texts = [name for name in features if name in words]
+    labels = _labels(data)
+    lists = [name for name, kind in features.items() if is_list_of_numbers(kind)]
+    if lists and not pictures and not sounds:
+        return look_at_lists(train, data, list(hints.inputs) or lists)
+    kept = keep_back(train, data)
+    survey = Survey("", *kept, about="", count=len(data), classes=_class_names(data, labels))
+    survey.named = isinstance(features.get("label"), datasets.ClassLabel)
+    chosen = [int(index) for index in np.linspace(0, len(data) - 1, min(_EXAMPLES, len(data)))]
+    if pictures:
+        _measure_pictures(survey, data, pictures[0], chosen)
+    elif sounds:
+        _measure_sounds(survey, data, sounds[0], chosen)
+    elif texts := _words(data, [name for name in texts if name != "label"], hints):
+        _measure_texts(survey, data, texts, chosen)
+    else:
+        raise DataError(
+            f"{path} has the columns {shorten(list(features))}: no picture, sound or text. Series of numbers are CSV, "
+            "TSV, parquet or NumPy files, or lists in JSON lines. A table of numbers in JSON lines becomes one with "
+            "pandas: read_json(..., lines=True).to_csv(...)."
+        )
+    if survey.classes:
+        survey.about += f"; {len(survey.classes)} classes: {shorten(survey.classes)}"
+    return survey
+
+
+def _words(data: Any, names: list[str], hints: Hints) -> list[str]:
+    """The columns of texts; dates beside numbers are none."""
+    if hints.inputs:
+        return [name for name in hints.inputs if name in names]
+    head = pd.DataFrame(data.select_columns(names)[:_EXAMPLES]) if names else pd.DataFrame()
+    return [name for name in names if to_seconds(head[name].dropna()) is None]
+
+
+def _measure_pictures(survey: Survey, data: Any, column: str, chosen: list[int]) -> None:
+    headers = [header for header in _read_headers(data, column, chosen) if header is not None]
+    if not headers:
+        raise DataError(f"none of {len(chosen)} pictures that were looked at can be read: are they pictures?")
+    sizes, gray = {header.size for header in headers}, all(header.gray for header in headers)
+    survey.kind, survey.columns, survey.gray = "pictures", [column], gray
+    survey.equal, survey.sides = len(sizes) == 1, sorted(min(size) for size in sizes)
+    smallest, largest = min(sizes, key=min), max(sizes, key=min)
+    span = _size(smallest) if smallest == largest else f"{_size(smallest)} to {_size(largest)}"
+    survey.about = f"{survey.count:,} pictures of {span} pixels{', grey' if gray else ''}"
+
+
+class _Header(NamedTuple):
+    """What a picture says of itself before it is decoded."""
+
+    size: tuple[int, int]
+    gray: bool
+
+
+def open_bytes(value: dict[str, Any]) -> io.BytesIO | str:
+    """What an undecoded picture or sound is: bytes, or a file, of an archive as of a folder."""
+    if value["bytes"]:
+        return io.BytesIO(value["bytes"])
+    path = str(value["path"])
+    if "::" not in path:
+        return path
+    with fsspec.open(path, "rb") as file:
+        return io.BytesIO(file.read())
+
+
+def _read_headers(data: Any, column: str, chosen: list[int]) -> list[_Header | None]:
+    """Of chosen pictures; None for what is missing, broken or too large, which is for `hf-ext data check` to find."""
+    undecoded = data.select_columns([column]).cast_column(column, datasets.Image(decode=False))
+    headers: list[_Header | None] = []
+    for index in chosen:
+        value = undecoded[index][column]
+        try:
+            with Image.open(open_bytes(value)) as picture:
+                headers.append(_Header(picture.size, picture.mode in ("1", "L", "LA")))
+        except UNDECODABLE:
+            headers.append(None)
+    return headers
+
+
+def _measure_sounds(survey: Survey, data: Any, column: str, chosen: list[int]) -> None:
+    soundfile = import_extra("soundfile")
+    rates, seconds = Counter[int](), list[float]()
+    for index in chosen:
+        value = data[index][column]
+        if value is None:
+            continue
+        try:
+            about = soundfile.info(open_bytes(value))
+        except soundfile.SoundFileError:
+            continue
+        rates[about.samplerate] += 1
+        seconds.append(about.frames / about.samplerate)
+    if not seconds:
+        raise DataError(f"none of {len(chosen)} sounds that were looked at can be read: are they sound files?")
+    survey.kind, survey.columns, survey.rate = "sounds", [column], rates.most_common(1)[0][0]
+    survey.lengths = [max(1, round(survey.rate * length)) for length in seconds]
+    survey.about = f"{survey.count:,} sounds at {survey.rate} Hz, {min(seconds):.2f} to {max(seconds):.2f} s"
+
+
+def _measure_texts(survey: Survey, data: Any, columns: list[str], chosen: list[int]) -> None:
+    rows = [data[index] for index in chosen]
+    lengths = {name: [len((row[name] or "").encode()) for row in rows] for name in columns}
+    column = max(columns, key=lambda name: sum(lengths[name]))
+    survey.kind, survey.columns, survey.lengths = "texts", [column], [max(1, length) for length in lengths[column]]
+    survey.about = f"{survey.count:,} texts of {min(lengths[column])} to {max(lengths[column])} bytes"
+    others = [name for name in data.features if name != column]
+    if others and "label" not in others:
+        survey.about += f" in the column {column}; classes would be in a column `label`, not in {shorten(others)}"
+
+
+def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
+    """Pictures in two folders, of the same names."""
+    train: dict[str, Any] = {"path": str(place), "split": "train"}
+    if names != ("lq", "hq"):
+        train["pairs"] = list(names)
+    data = open_source(DataSource(**train))
+    chosen = [int(index) for index in np.linspace(0, len(data) - 1, min(_EXAMPLES, len(data)))]
+    small, large = (_read_headers(data, column, chosen) for column in ("lq", "hq"))
+    read = [(lq, hq) for lq, hq in zip(small, large, strict=True) if lq is not None and hq is not None]
+    if not read:
+        raise DataError(f"none of {len(chosen)} pairs that were looked at can be read: are they pictures?")
+    scales = {(hq.size[0] / lq.size[0], hq.size[1] / lq.size[1]) for lq, hq in read}
+    scale = max(1, round(read[0][1].size[0] / read[0][0].size[0]))
+    if any(abs(width - scale) > 0.02 or abs(height - scale) > 0.02 for width, height in scales):
+        found = ", ".join(f"{width:.3g} x {height:.3g}" for width, height in sorted(scales)[:4])
+        raise DataError(
+            f"{place}: the pictures of {names[1]}/ must be as large as those of {names[0]}/, or all 2, 3, 4 times "
+            f"as large; found {found} times."
+        )
+    other = place.parent / "validation"
+    if place.name == "train" and find_pairs(other, names):
+        train.pop("split")
+        kept: tuple[dict[str, Any], dict[str, Any] | None, int] = (train, {**train, "path": str(other)}, len(data))
+    else:
+        kept = keep_back(train, data)
+    survey = Survey("pairs", *kept, about="", count=len(data))
+    survey.scale = scale
+    survey.sides, survey.gray = sorted(min(lq.size) for lq, _ in read), read[0][1].gray
+    larger = f", those of {names[1]}/ {survey.scale} times as large" if survey.scale > 1 else ""
+    survey.about = f"{len(data):,} pairs of pictures, the smallest with {survey.sides[0]} pixels{larger}"
+    survey.roles = [f"{names[0]}/ becomes {names[1]}/"]
+    return survey
+
+
+def _labels(data: Any) -> list[Any] | None:
+    """The classes of all examples."""
+    return list(data["label"]) if "label" in data.features else None
+
+
+def _class_names(data: Any, labels: list[Any] | None) -> list[str]:
+    kind = data.features.get("label")
+    if labels is None or not isinstance(kind, datasets.ClassLabel | datasets.Value):
+        return []
+    if isinstance(kind, datasets.ClassLabel):
+        return list(kind.names)
+    require_classes(labels)
+    return name_classes(labels)
+
+
+def _size(size: tuple[int, int]) -> str:
+    return f"{size[0]} x {size[1]}"

@@ -1,0 +1,328 @@
+"""Tables as people have them: encodings, separators, decimal commas, units, indices; read with pandas."""
+
+import codecs
+import contextlib
+import csv
+import io
+import re
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..errors import DataError
+
+# What programs write for a number that is missing. In a column of texts, such as names of classes, they are words.
+MISSING = {"nan", "-nan", "na", "n/a", "<na>", "#n/a", "null", "none", "?", "-", "--", "missing"}
+# A cell is missing where it is empty, and no column is an index.
+_CELLS: dict[str, Any] = {"keep_default_na": False, "na_values": [""], "index_col": False, "skipinitialspace": True}
+# Characters of a file that tell its separator.
+_SAMPLE = 1 << 16
+_COMMENTS = ("#", "%", "//")
+_SEPARATORS = (",", ";", "\t", "|")
+_INDEX = re.compile(r"(Unnamed: 0|index|row|rownames?|row_?id|id|)", re.IGNORECASE)
+# 12,000 and 1.234.567,8 and 12 000: groups of three digits after the first.
+_COMMA_GROUPS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")
+_POINT_GROUPS = re.compile(r"[-+]?\d{1,3}(\.\d{3})+(,\d+)?")
+_SPACE_GROUPS = re.compile(r"[-+]?\d{1,3}([\u0020\u00a0\u202f']\d{3})+([.,]\d+)?")
+_DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
+# Columns from which on a table whose first line are numbers is one without names: a series in each row.
+_NAMELESS = 8
+
+
+@dataclass
+class Table:
+    """Rows of a file: numbers as float64, everything else as texts, and what was done to them, in words."""
+
+    frame: pd.DataFrame
+    notes: list[str] = field(default_factory=list)
+    # whether the file has no line of names
+    nameless: bool = False
+    separator: str = ","
+
+
+class TableError(DataError):
+    """A file that is no table."""
+
+
+def read_table(path: Path) -> Table:
+    """
+    Reads a CSV, TSV or parquet file.
+
+    Raises:
+        TableError: If it is no table, or has a number that is none.
+    """
+    try:
+        if path.suffix.lower() == ".parquet":
+            frame = pd.read_parquet(path)
+            # An index of dates is a column as any other.
+            plain = isinstance(frame.index, pd.RangeIndex)
+            table = Table(frame if plain else frame.reset_index())
+        else:
+            table = _read_text(path)
+        _convert_columns(table)
+    except (OSError, ValueError, TypeError, OverflowError, pd.errors.ParserWarning) as error:
+        raise TableError(f"{path} cannot be read: {str(error).strip().rstrip('.')}.") from error
+    _drop_index(table)
+    return table
+
+
+def _read_text(path: Path) -> Table:
+    text, notes = _decode(path.read_bytes())
+    lines = text.splitlines()
+    skipped = 0
+    while skipped < len(lines) and (not lines[skipped].strip() or lines[skipped].lstrip().startswith(_COMMENTS)):
+        skipped += 1
+    if skipped:
+        text = "\n".join(lines[skipped:])
+        comments = sum(bool(line.strip()) for line in lines[:skipped])
+        if comments:
+            notes.append(f"{comments} comment line{'s' if comments > 1 else ''} before the names of the columns")
+    separator = "\t" if path.suffix.lower() == ".tsv" and "\t" in text[:_SAMPLE] else _find_separator(text[:_SAMPLE])
+    if separator != ("\t" if path.suffix.lower() == ".tsv" else ","):
+        names = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas", r"\s+": "spaces"}
+        notes.append(f"separated by {names[separator]}")
+    first = next(csv.reader(io.StringIO(text[:_SAMPLE]), delimiter=separator), []) if len(separator) == 1 else (
+        lines[skipped].split() if skipped < len(lines) else [])  # fmt: skip
+    numbers = bool(first) and all(is_number(_point(name, separator)) for name in first)
+    nameless = numbers and len(first) >= _NAMELESS and len(set(first)) > 2 and not _counts_up(first)
+    if numbers and not nameless and not _counts_up(first):
+        raise DataError(f"its first line, {', '.join(first)!s:.60}, must hold the names of the columns")
+    with warnings.catch_warnings():
+        # It says that fields without a name are dropped.
+        warnings.simplefilter("error", pd.errors.ParserWarning)
+        warnings.simplefilter("ignore", pd.errors.DtypeWarning)
+        frame = pd.read_csv(io.StringIO(text), sep=separator, header=None if nameless else "infer", **_CELLS)
+    frame.columns = [str(name).strip() for name in frame.columns]
+    table = Table(frame, notes, nameless, separator)
+    _drop_units(table)
+    return table
+
+
+def _decode(held: bytes) -> tuple[str, list[str]]:
+    """The text of a file, and its encoding where it is not the usual one."""
+    if held.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return held.decode("utf-16"), ["encoded as UTF-16"]
+    if held[:200].count(0) > len(held[:200]) // 4:
+        order = "le" if held[1:2] == b"\0" else "be"
+        return held.decode(f"utf-16-{order}"), ["encoded as UTF-16"]
+    try:
+        return held.decode("utf-8-sig"), []
+    except UnicodeDecodeError:
+        pass
+    try:
+        return held.decode("cp1252"), ["encoded as Windows-1252 (latin-1)"]
+    except UnicodeDecodeError:
+        return held.decode("latin-1"), ["encoded as latin-1"]
+
+
+def _find_separator(sample: str) -> str:
+    """The separator that cuts all lines into as many fields, more than one."""
+    best, most = ",", 1
+    for separator in _SEPARATORS:
+        try:
+            rows = [row for row in csv.reader(io.StringIO(sample), delimiter=separator) if row][:50]
+        except csv.Error:
+            continue
+        # The last line of a sample may be cut off.
+        counts = [len(row) for row in (rows[:-1] if len(rows) > 2 else rows)]
+        if counts and min(counts) == max(counts) > most:
+            best, most = separator, counts[0]
+    if most > 1:
+        return best
+    lines = [line.split() for line in sample.splitlines()[:50] if line.strip()]
+    lines = lines[:-1] if len(lines) > 2 else lines
+    if lines and len({len(fields) for fields in lines}) == 1 < len(lines[-1]) and all(map(is_number, lines[-1])):
+        return r"\s+"
+    # Lines of different lengths: the separator of the first line, so that the error names a line.
+    first = sample.split("\n", 1)[0]
+    return max(_SEPARATORS, key=lambda separator: (first.count(separator), separator == ","))
+
+
+def _counts_up(names: list[str]) -> bool:
+    """Whether names are 0, 1, 2, …, as pandas writes columns without any."""
+    first = 0 if len(names) < _NAMELESS or str(names[0]).strip() == "0" else 1
+    return len(names) > 1 and [str(name).strip() for name in names] == [str(n + first) for n in range(len(names))]
+
+
+def _point(value: str, separator: str) -> str:
+    return value.replace(",", ".") if separator != "," else value
+
+
+def _drop_units(table: Table) -> None:
+    """Leaves out a first row of units: words where all that follows are numbers."""
+    frame = table.frame
+    if len(frame) < 2:
+        return
+    units = {}
+    for name in frame.columns:
+        values = frame[name]
+        if pd.api.types.is_numeric_dtype(values):
+            # A number, or nothing, in the first row.
+            if values.notna().iloc[0]:
+                return
+            continue
+        first, rest = str(values.iloc[0]).strip(), values.iloc[1:].astype(str).str.strip()
+        if pd.isna(values.iloc[0]) or first.lower() in MISSING:
+            continue
+        if _parse_cell(first) is not None:
+            return
+        if _to_numbers_somehow(_given(rest), decimal=True)[0] is not None:
+            units[str(name)] = first
+        elif to_seconds(rest) is None or to_seconds(values) is not None:
+            return
+    if units:
+        table.frame = frame.iloc[1:].reset_index(drop=True)
+        told = ", ".join(f"{name} in {unit}" for name, unit in list(units.items())[:6])
+        table.notes.append(f"a row of units: {told}")
+
+
+def _parse_cell(cell: str) -> float | None:
+    found = _to_numbers(pd.Series([cell]))
+    return None if found is None else float(found.iloc[0])
+
+
+def _convert_columns(table: Table) -> None:
+    """Makes numbers of columns of texts that are some: with commas, thousands, words for what is missing."""
+    frame = table.frame
+    texts = [place for place, kind in enumerate(frame.dtypes) if pd.api.types.is_object_dtype(kind) or _is_texts(kind)]
+    if not texts:
+        return
+    columns = {place: frame.iloc[:, place] for place in texts}
+    plain = {place: _given(values) for place, values in columns.items()}
+    # 1,234 is a thousand or one and a quarter: other cells of the file tell.
+    commas = [cells[cells.str.contains(",", regex=False)] for cells in plain.values()]
+    decimal = table.separator == ";" or any(
+        (cells.str.fullmatch(_DECIMAL_COMMA) & ~cells.str.fullmatch(_COMMA_GROUPS)).any()
+        or cells.str.match(r"[-+]?0,\d").any()
+        for cells in commas
+        if len(cells)
+    )
+    said: dict[str, list[str]] = {}
+    for place, values in columns.items():
+        name = str(frame.columns[place])
+        if any(isinstance(cell, list | np.ndarray | dict | bytes) for cell in values.head(5)):
+            continue
+        numbers = None
+        if len(plain[place]):
+            numbers, how = _to_numbers_somehow(plain[place], decimal)
+            if numbers is not None:
+                frame = frame.astype({frame.columns[place]: object})
+                columns_of = numbers.reindex(values.index)
+                frame.isetitem(place, columns_of.astype(np.float64))
+                said.setdefault(how, []).append(name)
+                _refuse_huge(name, columns_of)
+                continue
+        if values.isna().all():
+            frame.isetitem(place, pd.Series(np.nan, index=values.index))
+    table.frame = frame
+    table.notes += [f"{how} in {shorten(names)}" for how, names in said.items() if how]
+
+
+def _is_texts(kind: Any) -> bool:
+    return pd.api.types.is_string_dtype(kind) or isinstance(kind, pd.CategoricalDtype)
+
+
+def _refuse_huge(name: str, values: "pd.Series[float]") -> None:
+    huge = np.isinf(values.to_numpy(dtype=np.float64))
+    if huge.any():
+        raise DataError(f"column {name!r}, row {int(huge.argmax()) + 1}: a number that is too large, or infinite")
+
+
+def _given(values: "pd.Series[Any]") -> "pd.Series[str]":
+    """The cells of a column that hold something, as texts."""
+    cells = values[values.notna()]
+    cells = cells.astype(str).str.strip()
+    return cells[~cells.str.lower().isin(MISSING)]
+
+
+def _to_numbers_somehow(cells: "pd.Series[str]", decimal: bool) -> tuple["pd.Series[float] | None", str]:
+    """Numbers of cells, and how they were written; none where one is no number."""
+    found = _to_numbers(cells)
+    if found is not None:
+        return found, ""
+    commas = cells.str.contains(",", regex=False)
+    if cells.str.fullmatch(_SPACE_GROUPS).any():
+        cells = cells.str.replace(r"[\u0020\u00a0\u202f']", "", regex=True)
+        found = _to_numbers(cells.str.replace(",", ".", regex=False))
+        if found is not None:
+            return found, "groups of three digits"
+    written = cells[commas]
+    groups = len(written) and written.str.fullmatch(_COMMA_GROUPS).all()
+    if groups and (not decimal or (written.str.count(",") > 1).any()):
+        return _to_numbers(cells.str.replace(",", "", regex=False)), "commas between thousands"
+    if len(written) and (written.str.fullmatch(_DECIMAL_COMMA) | written.str.fullmatch(_POINT_GROUPS)).all():
+        if written.str.contains(".", regex=False).any():
+            cells = cells.str.replace(".", "", regex=False)
+        return _to_numbers(cells.str.replace(",", ".", regex=False)), "decimal commas"
+    return None, ""
+
+
+def _to_numbers(cells: "pd.Series[Any]") -> "pd.Series[float] | None":
+    """Cells as float64; nothing where one is none. A number of 400 digits is infinite."""
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
+        return pd.to_numeric(cells).astype(np.float64)
+    with contextlib.suppress(ValueError, TypeError):
+        return cells.astype(str).map(float)
+    return None
+
+
+def _drop_index(table: Table) -> None:
+    """Leaves out a first column that counts the rows, as `to_csv()` writes it."""
+    frame = table.frame
+    if len(frame.columns) < 2 or not len(frame):
+        return
+    name = str(frame.columns[0])
+    values = frame.iloc[:, 0]
+    if _INDEX.fullmatch(name) and pd.api.types.is_numeric_dtype(values) and values.dtype != bool:
+        steps = values.to_numpy(dtype=np.float64, na_value=np.nan)
+        if len(steps) > 1 and np.array_equal(steps, np.arange(len(steps)) + steps[0]):
+            table.frame = frame.iloc[:, 1:]
+            told = "" if name.startswith("Unnamed") or not name else f", {name},"
+            table.notes.append(f"the first column{told} counts the rows, and is left out")
+            return
+    if name.startswith("Unnamed:") and pd.api.types.is_numeric_dtype(values) and len(frame) == 1:
+        table.frame = frame.iloc[:, 1:]
+    elif name.startswith("Unnamed:"):
+        table.frame = frame.rename(columns={frame.columns[0]: "index"})
+
+
+def to_seconds(values: "pd.Series[Any]") -> np.ndarray | None:
+    """Times as seconds since 1970: dates, months, quarters; nothing where one is no time."""
+    cells = values.astype(str).str.strip()
+    if not len(cells) or not cells.str.contains(r"\d", regex=True).all():
+        return None
+    sample = cells.iloc[0]
+    if re.fullmatch(r"\d{4}[- ]?[qQ]\d", sample):
+        with contextlib.suppress(ValueError, TypeError):
+            return _seconds(pd.PeriodIndex(cells.str.replace(r"[- ]", "", regex=True), freq="Q").to_timestamp())
+    if is_number(sample):
+        return None
+    for options in ({"format": "ISO8601"}, {"format": "mixed"}, {"format": "mixed", "dayfirst": True}):
+        with contextlib.suppress(ValueError, TypeError, OverflowError, AttributeError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _seconds(pd.DatetimeIndex(pd.to_datetime(cells, utc=True, **options)))
+    return None
+
+
+def _seconds(times: pd.DatetimeIndex) -> np.ndarray:
+    zone = "UTC" if times.tz is not None else None
+    seconds = (times - pd.Timestamp(0, tz=zone)) / pd.Timedelta(seconds=1)
+    return np.asarray(seconds, dtype=np.float64)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a cell can be read as a number."""
+    try:
+        float(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def shorten(names: list[str]) -> str:
+    """The first of many names."""
+    return ", ".join(map(str, names[:6])) + (", …" if len(names) > 6 else "")

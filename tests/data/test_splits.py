@@ -1,0 +1,219 @@
+"""Training and evaluation share no example, whatever the data are: proved by what is in them."""
+
+import io
+import json
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import soundfile
+from PIL import Image
+
+from hf_ext.data.opening import SourceError, open_source
+from hf_ext.data.source import DataSource
+from hf_ext.data.splits import choose, hash_inputs
+from hf_ext.data.survey import look_at
+from hf_ext.settings import SettingsError, build
+from hf_ext.training import TrainingArguments
+from hf_ext.training.data_check import check_data, describe_check
+from tests.training.tiny import TinyTask, make_arguments, run
+
+RNG = np.random.default_rng(0)
+
+
+def picture(size=(9, 8)) -> Image.Image:
+    return Image.fromarray(RNG.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
+
+
+def write_pictures(folder: Path, classes: list[str], count: int = 12) -> Path:
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            picture().save(folder / name / f"{number}.png")
+    return folder
+
+
+def write_sounds(folder: Path) -> Path:
+    for name in ("cat", "dog"):
+        (folder / name).mkdir(parents=True)
+        for number in range(12):
+            soundfile.write(folder / name / f"{number}.wav", RNG.normal(0, 0.1, 80), 8000)
+    return folder
+
+
+def write_series(folder: Path) -> Path:
+    for name in ("calm", "wild"):
+        (folder / name).mkdir(parents=True)
+        for number in range(12):
+            lines = "\n".join(f"{value:.4f}" for value in RNG.normal(size=5))
+            (folder / name / f"{number}.csv").write_text(f"x\n{lines}\n")
+    return folder
+
+
+def write_tar(file: Path) -> Path:
+    with tarfile.open(file, "w") as archive:
+        for number in range(24):
+            held = io.BytesIO()
+            picture().save(held, "png")
+            for name, content in ((f"{number}.png", held.getvalue()), (f"{number}.cls", b"%d" % (number % 2))):
+                entry = tarfile.TarInfo(name)
+                entry.size = len(content)
+                archive.addfile(entry, io.BytesIO(content))
+    return file
+
+
+def write_rows(file: Path) -> Path:
+    # Sorted by class, with numbers that tell nothing of it.
+    rows = datasets.Dataset.from_dict(
+        {"text": [f"note {n} of {n * n}" for n in range(24)], "label": [0] * 8 + [1] * 16}
+    )
+    getattr(rows, {".jsonl": "to_json", ".csv": "to_csv", ".parquet": "to_parquet"}[file.suffix])(file)
+    return file
+
+
+def write_texts(place: Path) -> Path:
+    place.write_text("".join(f"line {n}\n" for n in range(24)))
+    return place
+
+
+def write_pairs(folder: Path) -> Path:
+    write_pictures(folder, ["lq", "hq"], 24)
+    return folder
+
+
+def write_npz(file: Path) -> Path:
+    np.savez(file, values=RNG.normal(size=(24, 5, 2)), label=np.arange(24) % 2)
+    return file
+
+
+KINDS = {
+    "rows.jsonl": write_rows,
+    "rows.csv": write_rows,
+    "rows.parquet": write_rows,
+    "texts.txt": write_texts,
+    "shard.tar": write_tar,
+    "arrays.npz": write_npz,
+    "classes": lambda place: write_pictures(place, ["cat", "dog"]),
+    "photos": lambda place: write_pictures(place, [""], 24),
+    "sounds": write_sounds,
+    "series": write_series,
+    "pairs": write_pairs,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_measures_is_not_trained_on(tmp_path, kind):
+    place = KINDS[kind](tmp_path / kind)
+    words = {"path": str(place), "hold_out": 0.25, "rows": "positions" if kind == "series" else "examples"}
+    whole = open_source(DataSource(**{**words, "hold_out": 0.0}))
+    learned, measured = (open_source(DataSource(**words, split=split)) for split in ("train", "validation"))
+    keys = [Counter(hash_inputs(data)) for data in (learned, measured, whole)]
+    assert not keys[0] & keys[1] and keys[0] + keys[1] == keys[2]
+    assert (len(learned), len(measured)) == (18, 6)
+    # Again the same ones; of another seed others.
+    again = open_source(DataSource(**words, split="validation"))
+    assert hash_inputs(again) == hash_inputs(measured)
+    other = open_source(DataSource(**words, split="validation", hold_out_seed=1))
+    assert hash_inputs(other) != hash_inputs(measured)
+    if "label" in whole.column_names:
+        shares = Counter(measured["label"][:])
+        expected = {0: 2, 1: 4} if kind.startswith("rows") else dict.fromkeys(shares, 3)
+        assert shares == expected and len(shares) == 2
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("arrays.npz", "shard.tar")])
+def test_what_a_survey_names_shares_nothing(tmp_path, kind):
+    survey = look_at(str(KINDS[kind](tmp_path / kind)))
+    learned, measured = (open_source(DataSource(**words)) for words in (survey.train, survey.eval))
+    assert not {*hash_inputs(learned)} & {*hash_inputs(measured)} and len(learned) > len(measured) > 0
+
+
+def test_a_test_is_for_the_end(tmp_path):
+    for split in ("train", "test"):
+        write_pictures(tmp_path / "two" / split, ["cat", "dog"])
+        write_pictures(tmp_path / "three" / split, ["cat", "dog"])
+    write_pictures(tmp_path / "three" / "validation", ["cat", "dog"])
+    two, three = look_at(str(tmp_path / "two")), look_at(str(tmp_path / "three"))
+    assert two.eval["split"] == three.eval["split"] == "validation"
+    assert two.eval["hold_out"] and "hold_out" not in three.eval
+    test = {*hash_inputs(open_source(DataSource(str(tmp_path / "two"), split="test")))}
+    assert not test & {*hash_inputs(open_source(DataSource(**two.eval)))}
+
+
+def divide(values: list[str], chosen: np.ndarray) -> tuple[set[str], set[str]]:
+    found = [{value for value, measures in zip(values, chosen, strict=True) if measures == part} for part in (1, 0)]
+    return found[0], found[1]
+
+
+def test_equal_examples_and_groups_stay_together(tmp_path):
+    rows = {"text": [f"note {n % 30}" for n in range(60)], "label": [n % 3 for n in range(60)]}
+    for share in (0.1, 0.3, 0.5):
+        chosen = choose(datasets.Dataset.from_dict(rows), share, 0)
+        measured, learned = divide(rows["text"], chosen)
+        assert not measured & learned and 0.5 * share * 60 <= chosen.sum() <= 60 * share + 6
+    speakers = [f"s{n // 6}" for n in range(60)]
+    rows = {"text": [f"note {n}" for n in range(60)], "label": [n % 2 for n in range(60)], "speaker": speakers}
+    measured, learned = divide(speakers, choose(datasets.Dataset.from_dict(rows), 0.2, 0))
+    assert not measured & learned and len(measured) in (2, 3)
+    # Folders of patients, whose classes stand in a table.
+    write_pictures(tmp_path, names := [f"patient{n}" for n in range(8)], 3)
+    rows = [
+        {"file_name": f"{name}/{number}.png", "label": "ill" if name < "patient4" else "well"}
+        for name in names
+        for number in range(3)
+    ]
+    (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = [open_source(DataSource(str(tmp_path), hold_out=0.25, split=split)) for split in ("train", "validation")]
+    raw = [part.cast_column("image", datasets.Image(decode=False)) for part in data]
+    learned, measured = ({Path(row["path"]).parent.name for row in part["image"]} for part in raw)
+    assert len(learned) == 6 and len(measured) == 2 and not learned & measured
+
+
+def test_copies_of_a_picture_under_other_names_stay_together(tmp_path):
+    folder = write_pictures(tmp_path / "photos", [""], 10)
+    for number in range(10):
+        (folder / f"copy{number}.png").write_bytes((folder / f"{number}.png").read_bytes())
+    chosen = choose(open_source(DataSource(str(folder))), 0.2, 0)
+    assert chosen.sum() == 4
+
+
+@pytest.mark.parametrize("split", ["test", "validation", "test[:50%]"])
+@pytest.mark.parametrize("kind", ["rows.jsonl", "texts.txt", "arrays.npz", "pairs"])
+def test_a_split_that_is_none_is_refused(tmp_path, kind, split):
+    place = KINDS[kind](tmp_path / kind)
+    with pytest.raises(SourceError):
+        open_source(DataSource(str(place), split=split))
+
+
+def test_files_that_are_called_as_a_split_are_that(tmp_path):
+    for name in ("test.jsonl", "test-00001.jsonl", "test/a.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_rows(tmp_path / name)
+        assert len(open_source(DataSource(str(tmp_path / name), split="test"))) == 24
+    with pytest.raises(SourceError):
+        open_source(DataSource(str(write_rows(tmp_path / "latest.jsonl")), split="test"))
+
+
+def test_what_cannot_be_split_is_refused(tmp_path):
+    (tmp_path / "one.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "same.jsonl").write_text('{"text": "a"}\n' * 9)
+    for name in ("one", "same"):
+        with pytest.raises(SourceError):
+            open_source(DataSource(str(tmp_path / f"{name}.jsonl"), hold_out=0.1))
+        assert look_at(str(tmp_path / f"{name}.jsonl")).eval is None
+    for words in ({"hold_out": 1.0}, {"hold_out": 0.1, "split": "test"}, {"hold_out": 0.1, "streaming": True}):
+        with pytest.raises(SettingsError):
+            build(DataSource, {"path": "x", **words})
+
+
+def test_scores_of_what_is_trained_on_are_said(tmp_path, images, capsys):
+    data = {"train": {"path": str(images)}, "eval": {"path": str(images)}}
+    run(TinyTask(), make_arguments(tmp_path / "run", data))
+    assert "data.eval reads examples of data.train" in capsys.readouterr().err
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
+    arguments = TrainingArguments("tiny", "run", {**data, "eval": {"path": str(images), "split": "train[:2]"}})
+    found = check_data(TinyTask(), arguments)
+    assert [row["shared"] for row in found] == [0, 2] and "2 are trained on too" in describe_check(found[1])

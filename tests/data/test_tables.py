@@ -1,0 +1,367 @@
+"""Tables as people have them: of each of many small inputs, what must be understood, or refused."""
+
+import io
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from hf_ext.data.opening import open_source
+from hf_ext.data.roles import Hints, class_name, find_roles, name_classes
+from hf_ext.data.source import DataSource
+from hf_ext.data.splits import hash_inputs
+from hf_ext.data.survey import look_at
+from hf_ext.data.tables import read_table
+
+HOURS = pd.date_range("2024-03-01", periods=24, freq="h")
+RNG = np.random.default_rng(0)
+NUMBERS = RNG.normal(size=(24, 3)).round(3)
+WORDS = ["calm", "storm"]
+
+
+def rows(columns: dict, separator: str = ",", number=str, quote: str = "") -> str:
+    """A table of columns, as a program without pandas writes it."""
+    lines = [separator.join(columns)]
+    for row in zip(*columns.values(), strict=True):
+        cells = [number(cell) if isinstance(cell, float) else str(cell) for cell in row]
+        lines.append(separator.join(f"{quote}{cell}{quote}" for cell in cells))
+    return "\n".join(lines) + "\n"
+
+
+Y, Z = NUMBERS[:, 0].tolist(), NUMBERS[:, 1].tolist()
+STATES = [WORDS[step // 6 % 2] for step in range(24)]
+LABELLED = {"y": Y, "z": Z, "label": STATES}
+
+
+def panel(names: list, label: list | None = None, times=range(12)) -> str:
+    columns = {"series": [name for name in names for _ in times], "time": [*times] * len(names)}
+    columns["y"] = RNG.normal(size=len(columns["series"])).round(3).tolist()
+    if label is not None:
+        columns["label"] = [value for value in label for _ in times]
+    return rows(columns)
+
+
+def wide(names: list[str], labels: list, first: bool = False, count: int = 12, label: str = "label") -> str:
+    steps = {name: RNG.normal(size=count).round(3).tolist() for name in names}
+    given = {label: [labels[index % len(labels)] for index in range(count)]}
+    return rows({**given, **steps} if first else {**steps, **given})
+
+
+@dataclass
+class Case:
+    """Bytes, and what is in them; `refused` where nothing can be learned from them, with words of the reason."""
+
+    text: str | bytes
+    inputs: list[str] | int = field(default_factory=lambda: ["y", "z"])
+    time: str | None = None
+    series: str | None = None
+    layout: str = "positions"
+    classes: list[str] | None = field(default_factory=lambda: list(WORDS))
+    refused: tuple[str, ...] = ()
+    notes: str = ""
+    hints: Hints = Hints()
+    suffix: str = ".csv"
+    encoding: str = "utf-8"
+    values: bool = False
+
+
+UNLABELLED = ("statsmodels", "sktime", "--label")
+ONE = {"y": Y}
+MONTHS = [f"{1950 + step // 12}-{step % 12 + 1:02}" for step in range(24)]
+GERMAN = {"zeit": [str(hour) for hour in HOURS], "y": Y, "z": Z, "label": STATES}
+GAP = [str(hour) for hour in [*HOURS[:12], *(HOURS[12:] + pd.Timedelta(hours=50))]]
+MIXED = RNG.permutation(24)
+
+
+def alone(**columns) -> Case:
+    """One series of numbers `y` without a label: understood, and refused."""
+    (name,) = columns
+    return Case(rows({**columns, "y": Y}), ["y"], time=name, classes=None, refused=UNLABELLED)
+
+
+STEPS = [f"t{step}" for step in range(20)]
+INDEXED = pd.read_csv(io.StringIO(wide(STEPS, ["a", "b"]))).to_csv()
+EUROPEAN = [f"{1200000.5 + step:,.1f}".translate({44: ".", 46: ","}) for step in range(24)]
+
+
+def without_some(cell: str, values: list) -> list:
+    """Each fifth value replaced."""
+    return [cell if step % 5 == 0 else value for step, value in enumerate(values)]
+
+
+# fmt: off
+CASES = {
+    # the first column is an index or a time
+    "plain": Case(rows(LABELLED)),
+    "unnamed index": Case(rows({"": range(24), **LABELLED}), notes="counts the rows"),
+    "Unnamed: 0": Case(rows({"Unnamed: 0": range(24), **LABELLED}), notes="counts the rows"),
+    "index from 1": Case(rows({"index": range(1, 25), **LABELLED}), notes="counts the rows"),
+    "row numbers from the middle": Case(rows({"": range(100, 124), **LABELLED}), notes="counts the rows"),
+    "id that counts": Case(rows({"id": range(24), **LABELLED}), notes="counts the rows"),
+    "unnamed dates": Case(rows({"": [*HOURS], **LABELLED}), time="index"),
+    "dates as an index": Case(rows({"date": [*HOURS], **LABELLED}), time="date"),
+    "index without a label": Case(rows({"": range(24), "y": Y}), ["y"], classes=None, refused=UNLABELLED),
+    "Month": alone(Month=MONTHS),
+    "month of names": alone(Month=[pd.Timestamp(month).strftime("%b %Y") for month in MONTHS]),
+    "Quarter": alone(Quarter=[f"{1990 + step // 4}Q{step % 4 + 1}" for step in range(24)]),
+    "quarter with a dash": alone(quarter=[f"{1990 + step // 4}-Q{step % 4 + 1}" for step in range(24)]),
+    "YEAR": alone(YEAR=range(1900, 1924)),
+    "year": alone(year=range(1900, 1924)),
+    "ds": alone(ds=[*HOURS]),
+    "timestamp": alone(timestamp=[*HOURS]),
+    "ISO with T and Z": alone(time=[hour.strftime("%Y-%m-%dT%H:%M:%SZ") for hour in HOURS]),
+    "ISO with a zone": alone(time=[hour.strftime("%Y-%m-%dT%H:%M:%S+02:00") for hour in HOURS]),
+    "fractions of seconds": alone(time=[f"2024-03-01 00:00:{step:02}.250" for step in range(24)]),
+    "American days": alone(date=[day.strftime("%m/%d/%Y") for day in pd.date_range("2024-01-10", periods=24)]),
+    "European days": alone(date=[day.strftime("%d.%m.%Y") for day in pd.date_range("2024-01-10", periods=24)]),
+    "epoch in seconds": alone(epoch=[1_700_000_000 + 60 * step for step in range(24)]),
+    "epoch in milliseconds": alone(timestamp=[1_700_000_000_000 + 60_000 * step for step in range(24)]),
+    "seconds from 0": alone(time=[step * 0.5 for step in range(24)]),
+    "t": alone(t=range(24)),
+    "step": alone(step=range(24)),
+    "first column of dates of any name": alone(jour=[*HOURS]),
+    # Temperature is no time.
+    "t that is none": Case(rows({"t": NUMBERS[:, 2].tolist(), **LABELLED}), ["t", "y", "z"]),
+    "month as a season": Case(rows({"month": [step % 12 + 1 for step in range(24)], **LABELLED}), ["month", "y", "z"]),
+    "two times": Case(rows({"date": [*HOURS], "time": [*HOURS], **LABELLED}), refused=("--time",)),
+    "two times, one named": Case(
+        rows({"date": [*HOURS], "time": [*HOURS], **LABELLED}), time="date", hints=Hints(time="date")
+    ),
+    "a date and its year": Case(rows({"date": [*HOURS], "year": [2024] * 24, **LABELLED}), ["year", "y", "z"], "date"),
+    # order, repetition, gaps
+    "unsorted": Case(
+        rows({"time": [str(HOURS[place]) for place in MIXED], **LABELLED}), time="time", notes="are sorted"
+    ),
+    "repeated": Case(rows({"time": [str(HOURS[step % 20]) for step in range(24)], **LABELLED}), refused=("--series",)),
+    "gap": Case(rows({"time": GAP, **LABELLED}), time="time", notes="1 gap of up to 2.12 days"),
+    "irregular": Case(
+        rows({"time": np.cumsum(RNG.integers(1, 99, 24)).tolist(), **LABELLED}), refused=("irregular", "resample")
+    ),
+    "gap without a label": Case(rows({"time": GAP, "y": Y}), ["y"], refused=(*UNLABELLED, "1 gap", "time in time")),
+    "repeated without a label": Case(
+        rows({"time": [str(HOURS[step % 20]) for step in range(24)], "y": Y}), refused=(*UNLABELLED, "repeat a time")
+    ),
+    "a time that is missing": Case(
+        rows({"time": [*map(str, HOURS[:23]), ""], **LABELLED}), hints=Hints(time="time"), refused=("time",)
+    ),
+    # panels
+    "panel of numbers": Case(panel([1, 2, 3, 4], ["a", "b", "a", "b"]), ["y"], "time", "series", classes=["a", "b"]),
+    "panel of texts": Case(panel(["p", "q", "r"], ["a", "b", "a"]), ["y"], "time", "series", classes=["a", "b"]),
+    "panel without a label": Case(panel([1, 2, 3]), ["y"],
+        refused=(*UNLABELLED, "3 series", "series named in series")),
+    "panel of values": Case(panel([1, 2, 3, 4], [0.5, 1.5, 2.25, 9.0]), ["y"], "time", "series", values=True),
+    "panel with unique_id": Case(
+        panel(["p", "q"], ["a", "b"]).replace("series", "unique_id"), ["y"], "time", "unique_id", classes=["a", "b"]
+    ),
+    "panel of unknown names": Case(panel(["p", "q"]).replace("series", "town"), refused=("--series town", "--label")),
+    "panel of unknown names, named": Case(
+        panel(["p", "q"], ["a", "b"]).replace("series", "town"), ["y"], "time", "town",
+        classes=["a", "b"], hints=Hints(series="town"),
+    ),  # fmt: skip
+    "panel with a label a row": Case(
+        rows({"subject": [1] * 12 + [2] * 12, "y": Y, "label": STATES}), ["y"], None, "subject"
+    ),
+    # a row an example
+    "wide, label last": Case(wide(STEPS, ["a", "b"]), 20, layout="series", classes=["a", "b"]),
+    "wide, label first": Case(
+        wide([f"x_{step}" for step in range(20)], ["a", "b"], True), 20, layout="series", classes=["a", "b"]
+    ),
+    "wide of names that are numbers": Case(
+        wide([*map(str, range(20))], ["a", "b"]), 20, layout="series", classes=["a", "b"]
+    ),
+    "wide of numbered classes": Case(
+        wide([f"V{step}" for step in range(1, 21)], [1, 2, 3], label="target"), 20,
+        layout="series", classes=["1", "2", "3"]
+    ),
+    "wide with an index": Case(
+        INDEXED, 20,
+        layout="series", classes=["a", "b"], notes="counts the rows",
+    ),  # fmt: skip
+    "wide without a label": Case(
+        rows({f"t{step}": RNG.normal(size=9).round(3).tolist() for step in range(20)}), 20,
+        refused=(*UNLABELLED, "9 series", "20 steps"),
+    ),  # fmt: skip
+    "wide of values": Case(wide([f"t{step}" for step in range(9)], [0.5, 2.5, 1.25]), 9, layout="series", values=True),
+    "nameless, label first, tabs": Case(
+        "\n".join("\t".join([str(row % 2 + 1), *map(str, RNG.normal(size=12).round(4))]) for row in range(10)), 12,
+        layout="series", classes=["1", "2"], suffix=".tsv",
+    ),  # fmt: skip
+    "nameless, label last": Case(
+        "\n".join(",".join([*map(str, RNG.normal(size=12).round(4)), str(row % 2)]) for row in range(10)), 12,
+        layout="series", classes=["0", "1"],
+    ),  # fmt: skip
+    "nameless, both ends": Case(
+        "\n".join(",".join(map(str, [row % 2, *RNG.normal(size=9).round(4), row % 2])) for row in range(10)),
+        refused=("--label",),
+    ),
+    # how numbers are written
+    "semicolons": Case(rows(LABELLED, ";"), notes="semicolons"),
+    "semicolons and decimal commas": Case(
+        rows(GERMAN, ";", lambda cell: str(cell).replace(".", ",")), time="zeit", notes="decimal commas"
+    ),
+    "tabs": Case(rows(LABELLED, "\t"), notes="tabs"),
+    "tsv": Case(rows(LABELLED, "\t"), suffix=".tsv"),
+    "bars": Case(rows(LABELLED, "|"), notes="bars"),
+    "decimal commas in quotes": Case(
+        rows(LABELLED, ",", lambda cell: str(cell).replace(".", ","), '"'), notes="decimal commas"
+    ),
+    "thousands": Case(
+        rows({"y": [f"{12000 + step * 137:,}" for step in range(24)], "label": STATES}, quote='"'), ["y"],
+        notes="commas between thousands",
+    ),  # fmt: skip
+    "thousands and decimals": Case(
+        rows({"y": [f"{1200000.5 + step:,.1f}" for step in range(24)], "label": STATES}, quote='"'), ["y"],
+        notes="commas between thousands",
+    ),  # fmt: skip
+    "German thousands": Case(
+        rows({"y": EUROPEAN, "label": STATES}, ";"),
+        ["y"], notes="decimal commas",
+    ),  # fmt: skip
+    "exponents": Case(rows({"y": [f"{value:.3e}" for value in Y], "label": STATES}), ["y"]),
+    "spaces after commas": Case(rows(LABELLED, ", ")),
+    "a row of units": Case(rows(LABELLED).replace("\n", "\nbar,l/min,\n", 1), notes="y in bar, z in l/min"),
+    "a row of units with time": Case(
+        rows({"time": np.arange(24) / 2, **LABELLED}).replace("\n", "\ns,bar,l/min,-\n", 1), time="time",
+        notes="time in s",
+    ),  # fmt: skip
+    "a comment line": Case("# station 7\n" + rows(LABELLED), notes="1 comment line"),
+    "comment lines and a blank": Case("% a\n% b\n\n" + rows(LABELLED), notes="2 comment lines"),
+    "blank lines at the end": Case(rows(LABELLED) + "\n\n"),
+    # encodings
+    "UTF-8 with a mark": Case(rows(LABELLED), encoding="utf-8-sig"),
+    "latin-1": Case(rows({"größe": Y, "label": STATES}), ["größe"], encoding="latin-1", notes="latin-1"),
+    "UTF-16": Case(rows(LABELLED), encoding="utf-16", notes="UTF-16"),
+    "UTF-16 without a mark": Case(rows(LABELLED), encoding="utf-16-le", notes="UTF-16"),
+    "Windows line ends": Case(rows(LABELLED).replace("\n", "\r\n")),
+    "quoted newlines": Case(rows({"y": Y, "label": ['"calm\nair"' if w == "calm" else w for w in STATES]}), ["y"],
+                            classes=["calm\nair", "storm"]),  # fmt: skip
+    # what is missing
+    "empty cells": Case(rows({**LABELLED, "y": without_some("", Y)}), notes="by a mask: y 5"),
+    "words for nothing": Case(rows({**LABELLED, "y": without_some("NA", Y)}), notes="y 5"),
+    "question marks": Case(rows({**LABELLED, "y": without_some("?", Y)}), notes="y 5"),
+    "an empty column": Case(rows({**LABELLED, "z": [""] * 24}), notes="z never changes"),
+    "a constant column": Case(rows({**LABELLED, "z": [7.0] * 24}), notes="z never changes"),
+    "a class that is missing": Case(rows({**LABELLED, "label": without_some("", STATES)})),
+    # classes
+    "true and false": Case(rows({**LABELLED, "label": [w == "calm" for w in STATES]}), classes=["False", "True"]),
+    "1 to K": Case(rows({**LABELLED, "label": [step // 6 % 3 + 1 for step in range(24)]}), classes=["1", "2", "3"]),
+    "-1 and 1": Case(rows({**LABELLED, "label": [step % 2 * 2 - 1 for step in range(24)]}), classes=["-1", "1"]),
+    "a class of another name": Case(
+        rows({"y": Y, "z": Z, "state": STATES}), hints=Hints(label="state")
+    ),
+    "a class that nobody named": Case(rows({"y": Y, "z": Z, "state": STATES}),
+        refused=("--label state", "--series state")),
+    "two labels": Case(rows({**LABELLED, "class": STATES}), refused=("--label",)),
+    "one class": Case(rows({**LABELLED, "label": ["calm"] * 24}), refused=("calm",)),
+    "values of steps": Case(rows({**LABELLED, "label": Z}), refused=("mrconv-regression",)),
+    "inputs that were named": Case(rows({"time": range(24), **LABELLED}), ["z"], "time", hints=Hints(inputs=("z",))),
+    "a column that is not there": Case(rows(LABELLED), hints=Hints(label="nothing"), refused=("'nothing'",)),
+    # what cannot be read
+    "dates alone": Case(rows({"date": [*HOURS]}), refused=("no column of numbers",)),
+    "a number of 400 digits": Case("y\n1\n" + "9" * 400 + "\n", refused=("too large",)),
+    "no row": Case("y,label\n", refused=()),
+    "uneven lines": Case("y,label\n1,a\n2,b,c\n", refused=("line 3",)),
+}
+# fmt: on
+
+
+def write(tmp_path, case: Case):
+    place = tmp_path / f"table{case.suffix}"
+    place.write_bytes(case.text if isinstance(case.text, bytes) else case.text.encode(case.encoding))
+    return place
+
+
+def test_there_are_many():
+    assert len(CASES) >= 80
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_table_is_understood_or_refused(tmp_path, name):
+    case = CASES[name]
+    place = write(tmp_path, case)
+    if case.refused or name == "no row":
+        with pytest.raises(ValueError) as error:
+            look_at(str(place), case.hints)
+        said = str(error.value)
+        assert all(word in said for word in case.refused) and "\n" not in said
+        assert case.time is None or f"time in {case.time}" in said
+        return
+    survey = look_at(str(place), case.hints)
+    assert survey.kind == "series" and survey.train["rows"] == case.layout
+    assert (survey.train.get("time"), survey.train.get("series")) == (case.time, case.series)
+    if isinstance(case.inputs, int):
+        assert {*survey.lengths} == {case.inputs}
+    else:
+        assert survey.columns == case.inputs
+    assert survey.values if case.values else survey.classes == case.classes
+    assert case.notes in "; ".join(survey.notes) and len(survey.lines) == 5
+    # Training and evaluation read it as it was understood, and share nothing.
+    learned, measured = (open_source(DataSource(**words)) for words in (survey.train, survey.eval))
+    assert not {*hash_inputs(learned)} & {*hash_inputs(measured)}
+    for row in (learned[0], measured[0]):
+        lengths = {len(row[column]) for column in survey.columns}
+        assert len(lengths) == 1 and all(np.asarray(row[column]).dtype.kind == "f" for column in survey.columns)
+
+
+def test_steps_are_sorted_by_their_time(tmp_path):
+    place = write(tmp_path, CASES["unsorted"])
+    survey = look_at(str(place))
+    learned, measured = (open_source(DataSource(**words)) for words in (survey.train, survey.eval))
+    found = [*learned[0]["y"], *measured[0]["y"]]
+    assert found == pytest.approx([Y[place] for place in np.argsort(MIXED)], abs=1e-6)
+
+
+def test_decimal_commas_and_thousands_are_the_numbers_that_were_meant(tmp_path):
+    for name, expected in (
+        ("semicolons and decimal commas", Y),
+        ("decimal commas in quotes", Y),
+        ("thousands", [12000 + step * 137 for step in range(24)]),
+        ("thousands and decimals", [1200000.5 + step for step in range(24)]),
+        ("German thousands", [1200000.5 + step for step in range(24)]),
+    ):
+        frame = read_table(write(tmp_path, CASES[name])).frame
+        assert frame["y"].tolist() == expected
+
+
+def test_the_series_of_a_panel_are_whole(tmp_path):
+    place = write(tmp_path, CASES["panel of numbers"])
+    survey = look_at(str(place))
+    frame = pd.read_csv(place)
+    data = open_source(DataSource(**{**survey.train, "hold_out": 0.0}))
+    assert survey.count == len(data) == 4
+    for row, (_, part) in zip(data, frame.groupby("series"), strict=True):
+        assert row["y"].tolist() == pytest.approx(part["y"].tolist(), abs=1e-6)
+        assert row["label"] == part["label"].iloc[0]
+
+
+def test_files_of_splits_are_rows_of_series(tmp_path):
+    for split in ("TRAIN", "TEST"):
+        (tmp_path / f"Points_{split}.tsv").write_text(str(CASES["nameless, label first, tabs"].text))
+    survey = look_at(str(tmp_path))
+    assert survey.count == 10 and survey.classes == ["1", "2"] and survey.eval["split"] == "validation"
+    assert len(open_source(DataSource(**{**survey.train, "split": "test", "hold_out": 0.0}))) == 10
+
+
+def test_parquet_keeps_its_index_of_dates(tmp_path):
+    frame = pd.DataFrame({"y": Y, "label": STATES}, index=pd.Index(HOURS, name="when"))
+    frame.to_parquet(tmp_path / "table.parquet")
+    survey = look_at(str(tmp_path / "table.parquet"))
+    assert survey.columns == ["y"] and survey.train["time"] == "when" and survey.classes == WORDS
+
+
+def test_many_columns_are_read_quickly(tmp_path):
+    names = ",".join(f"t{step}" for step in range(20_000))
+    line = ",".join(["0.5"] * 20_000)
+    (tmp_path / "wide.csv").write_text(f"{names},label\n" + "".join(f"{line},{'ab'[row % 2]}\n" for row in range(4)))
+    begin = time.process_time()
+    table = read_table(tmp_path / "wide.csv")
+    assert find_roles(table, Hints()).layout == "series"
+    assert time.process_time() - begin < 20
+
+
+def test_names_of_classes_are_those_that_occur():
+    assert name_classes([2.0, 10, -100, float("nan"), None, "", np.int64(0)]) == ["0", "2", "10"]
+    assert name_classes(["b", "a", "", True]) == ["True", "a", "b"]
+    assert class_name(-1.0) == "-1" and class_name(0.5) == "0.5"
