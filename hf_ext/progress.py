@@ -1,7 +1,10 @@
 """Progress of long work: a moving bar on a terminal, and a line now and then in a log or a pipe."""
 
+import contextlib
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from threading import Event, Thread
 from typing import Any
 
 from tqdm import tqdm
@@ -29,6 +32,28 @@ def progress(items: Iterable[Any] | None = None, description: str = "", *, shown
     if hidden or sys.stderr.isatty():
         return tqdm(items, name, disable=hidden, **options)
     return _Lines(items, name, **{**options, "mininterval": _PAUSE, "miniters": 0})
+
+
+@contextlib.contextmanager
+def waiting(description: str) -> Iterator[None]:
+    """Writes a line every 30 seconds, where no terminal shows a library's own bars, until the block ends."""
+    if is_quiet() or sys.stderr.isatty():
+        yield
+        return
+    begun, ended, stream = time.monotonic(), Event(), sys.stderr
+
+    def tell() -> None:
+        while not ended.wait(_PAUSE):
+            stream.write(f"{description}: {time.monotonic() - begun:.0f} s so far\n")
+            stream.flush()
+
+    teller = Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        teller.join()
 
 
 class _Lines(tqdm):  # type: ignore[type-arg]

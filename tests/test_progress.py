@@ -1,11 +1,13 @@
 """Progress of long work: lines in a pipe, a bar on a terminal, nothing after -q."""
 
 import io
+import time
 
 import pytest
 from tqdm import tqdm
 
-from hf_ext.progress import progress
+from hf_ext import progress as module
+from hf_ext.progress import progress, waiting
 
 
 class Screen(io.StringIO):
@@ -74,3 +76,17 @@ def test_nothing_is_shown(clock, monkeypatch, stream, how):
     monkeypatch.setenv("HF_EXT_QUIET", "1" if how == "quiet" else "0")
     written = work(clock, stream(), monkeypatch, shown=how == "quiet")
     assert written.replace("a word\n", "") == ""
+
+
+@pytest.mark.parametrize(("stream", "told"), [(io.StringIO(), True), (Screen(), False)])
+def test_a_wait_is_told_in_a_pipe_until_it_ends(stream, told, monkeypatch):
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setattr(module, "_PAUSE", 0.01)
+    with waiting("sending 3 files"):
+        end = time.monotonic() + (30 if told else 0.1)
+        while "\n" not in stream.getvalue() and time.monotonic() < end:
+            time.sleep(0.01)
+    written = stream.getvalue()
+    assert written.startswith("sending 3 files: 0 s so far\n") if told else not written
+    time.sleep(0.05)
+    assert stream.getvalue() == written

@@ -28,6 +28,7 @@ from huggingface_hub.errors import HfHubHTTPError, RevisionNotFoundError
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
+from ..progress import waiting
 from .file_hashes import file_sha256
 
 # Somebody else's commits that one push gives way to.
@@ -88,11 +89,12 @@ def commit_folder(
     paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     _refuse_ignored(api, repo_id, branch, paths)
     as_files = lacks_xet(api, repo_id, branch)
+    size = sum(path.stat().st_size for path in paths.values())
     parent, tree = _look(api, repo_id, branch)
     for _ in range(_TRIES):
         stale = [name for name in find_stale(list(tree)) if name not in paths]
         try:
-            with ExitStack() as stack:
+            with ExitStack() as stack, waiting(f"sending {len(paths)} files, {size / 1e6:,.1f} MB"):
                 operations: list[CommitOperationAdd | CommitOperationDelete] = [
                     CommitOperationDelete(name) for name in stale
                 ]

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import re
+import subprocess
 import sys
 import warnings
 from functools import partial
@@ -60,6 +61,15 @@ def test_every_encoding_gets_all_that_is_said(monkeypatch, words):
             assert json.loads(found) == json.loads(expected), encoding
         else:
             assert found == expected.encode(encoding, "backslashreplace").decode(encoding), encoding
+
+
+def test_the_module_is_the_command_in_the_encoding_of_a_pipe():
+    environment = {**os.environ, "PYTHONIOENCODING": "cp437", "PYTHONUTF8": "0"}
+    done = subprocess.run([sys.executable, "-m", "hf_ext", "recipes"], env=environment, capture_output=True)
+    assert done.returncode == 0 and not done.stderr and b"semanir/denoise_color" in done.stdout
+    assert "…".encode() not in done.stdout
+    wrong = subprocess.run([sys.executable, "-m", "hf_ext", "recipe"], env=environment, capture_output=True)
+    assert wrong.returncode == 2 and b"Traceback" not in wrong.stderr and b"hf-ext" in wrong.stderr
 
 
 @pytest.fixture
