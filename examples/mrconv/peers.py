@@ -6,6 +6,7 @@ The section `model` then holds fields of [`PeerConfig`].
 
 import math
 import sys
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -243,9 +244,11 @@ def trained_parameters(model: nn.Module) -> int:
 
 def make_task(arguments: TrainingArguments, peer: str | None) -> Task:
     """The task of a run, of MRConv or of the peer."""
-    task = build_task(arguments)
-    if peer is not None:
-        use_peer(task, peer)
+    if peer is None:
+        return build_task(arguments)
+    # The section `model` is the peer's.
+    task = build_task(replace(arguments, model={}))
+    use_peer(task, peer)
     return task
 
 

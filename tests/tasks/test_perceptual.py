@@ -158,7 +158,8 @@ def test_what_cannot_be_is_refused_in_words(tmp_path):
 
 def test_a_name_without_a_commit_is_told_its_commit(restorer, monkeypatch, caplog):
     FeatureLoss(str(restorer))
-    assert not caplog.records
+    # Others may have told transformers to say more.
+    assert not [record for record in caplog.records if record.name.startswith("hf_ext")]
     monkeypatch.setattr(perceptual, "pin_revision", lambda source: f"{source}@5c9e")
     monkeypatch.setattr(perceptual, "split_revision", lambda pinned: (str(restorer), None))
     FeatureLoss("org/sees")
