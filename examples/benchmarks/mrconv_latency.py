@@ -16,6 +16,7 @@ thread's own. As in any process in real time, Python's garbage collector need no
 
 import argparse
 import gc
+import inspect
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ import torch
 from matplotlib.figure import Figure
 from timing import Content, markdown_table, run
 from torch import Tensor
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, Mamba2Config, Mamba2ForCausalLM
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, Mamba2Config, Mamba2ForCausalLM, PreTrainedModel
 
 from hf_ext.mrconv import MRConvCache, MRConvConfig, MRConvForCausalLM
 
@@ -120,9 +121,16 @@ def recompute_mrconv(model: MRConvForCausalLM, prompt: Tensor) -> list[float]:
     return seconds_of(lambda token: model(prompt, logits_to_keep=1).logits, PASSES + 1)[1:]
 
 
+def state_name(model: PreTrainedModel) -> str:
+    """The argument that holds a model's state: transformers 5.24 calls it `cache` everywhere."""
+    names = inspect.signature(model.forward).parameters
+    return next(name for name in ("cache", "cache_params", "past_key_values") if name in names)
+
+
 def step_mamba2(model: Mamba2ForCausalLM) -> list[float]:
-    cache = model(torch.ones(1, 64, dtype=torch.long), use_cache=True).cache_params
-    return seconds_of(lambda token: model(token, cache_params=cache, use_cache=True).logits, TOKENS + 8)[8:]
+    name = state_name(model)
+    state = {name: model(torch.ones(1, 64, dtype=torch.long), use_cache=True)[name]}
+    return seconds_of(lambda token: model(token, **state, use_cache=True).logits, TOKENS + 8)[8:]
 
 
 def step_attention(model: LlamaForCausalLM, length: int) -> list[float]:
@@ -130,7 +138,8 @@ def step_attention(model: LlamaForCausalLM, length: int) -> list[float]:
     shape = (1, config.num_key_value_heads, length, config.hidden_size // config.num_attention_heads)
     for layer in range(LAYERS):
         cache.update(torch.randn(shape), torch.randn(shape), layer)
-    return seconds_of(lambda token: model(token, past_key_values=cache).logits, TOKENS + 4)[4:]
+    state = {state_name(model): cache}
+    return seconds_of(lambda token: model(token, **state).logits, TOKENS + 4)[4:]
 
 
 def summarise(seconds: list[float]) -> dict[str, float]:

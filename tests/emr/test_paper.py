@@ -171,7 +171,7 @@ def write_recipe(folder: Path, **entry: Any) -> Path:
     texts = ["a b c", "d e", "f g h i", "a", "z y x w v", "b b"]
     rows = [json.dumps({"text": text, "label": index % 2}) for index, text in enumerate(texts)]
     (folder / "texts.jsonl").write_text("\n".join(rows))
-    source = {"path": str(folder / "texts.jsonl"), "split": "test"}
+    source = {"path": str(folder / "texts.jsonl"), "split": "train"}
     task = {"text_columns": ["text"]}
     (folder / "recipe.yaml").write_text(
         json.dumps({"method": "text-classification", "tasks": {"a": {"data": source, "task": task, **entry}}})

@@ -92,12 +92,12 @@ def streaming(context: int, words: Any) -> dict[str, Values]:
 
         @torch.no_grad()
         def generate(name: str = name, model: torch.nn.Module = model) -> None:
+            state = mrconv_latency.state_name(model)
             if name == "Mamba 2":
-                given = {"cache_params": model(prompt[:, :64], use_cache=True).cache_params}
+                given = {state: model(prompt[:, :64], use_cache=True)[state]}
             else:
-                cache = MRConvCache(model.config) if name == "MRConv" else DynamicCache(config=model.config)
-                model(prompt, past_key_values=cache, logits_to_keep=1)
-                given = {"past_key_values": cache}
+                given = {state: MRConvCache(model.config) if name == "MRConv" else DynamicCache(config=model.config)}
+                model(prompt, **given, logits_to_keep=1)
             token = prompt[:, :1]
             for _ in range(tokens):
                 token = model(token, use_cache=True, **given).logits[:, -1].argmax(-1, keepdim=True)
