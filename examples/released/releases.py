@@ -7,6 +7,7 @@ from typing import Any
 from runs import RESTORE_TASKS
 
 BSDS = "BSDS500, 324 photographs (research and education)"
+MIXED = f"{BSDS}, and made pictures: flat colours, drawings, text"
 RESEARCH, TINY, SHARED = (
     "research and education, as BSDS500",
     "research, as CIFAR-10",
@@ -61,14 +62,14 @@ def on(path: str, **task: Any) -> dict[str, Any]:
 RELEASES = {
     "denoise-color": Release(
         "removes Gaussian noise of unknown strength, σ = 0 to 55, from colour photographs",
-        BSDS,
+        MIXED,
         RESEARCH,
         {"68 photographs of BSDS500's test set": on("data/photos/test", eval_degradation=noise(15, 25, 50))},
         ("psnr_gaussian_noise_15", "psnr_gaussian_noise_25", "psnr_gaussian_noise_50"),
     ),
     "denoise-gray": Release(
         "removes Gaussian noise of unknown strength, σ = 0 to 55, from grey photographs",
-        BSDS,
+        MIXED,
         RESEARCH,
         {
             "Set12": on("data/set12", eval_degradation=noise(15, 25, 50)),
@@ -80,7 +81,7 @@ RELEASES = {
     ),
     "jpeg-color": Release(
         "removes JPEG artefacts of any quality, 5 to 95, from colour photographs",
-        BSDS,
+        MIXED,
         RESEARCH,
         {
             "68 photographs of BSDS500's test set": on(
@@ -98,7 +99,7 @@ RELEASES = {
     ),
     "photo": Release(
         "mends photographs as people have them: blurred, resized, noisy and compressed, in any order and strength",
-        BSDS,
+        MIXED,
         RESEARCH,
         {
             "20 photographs of BSDS500's test set": on(
@@ -128,7 +129,7 @@ RELEASES = {
     ),
     "restore-tasks": Release(
         "four fine-tunes of denoise-color in one, a bit a weight each: strong noise, JPEG, blur and enlarged pictures",
-        BSDS,
+        MIXED,
         RESEARCH,
         # Each task is measured on its own degradation.
         {

@@ -35,14 +35,16 @@ class Degradation:
     One degradation of a task.
 
     Args:
-        kind (`str`): `"gaussian_noise"`, neither clipped nor rounded; `"jpeg"`, the whole image compressed (colour
-            4:2:0); `"blur"`, by a Gaussian; `"resize"`, by a factor and back, as pictures that are passed on;
-            `"bicubic"`, shrunk by the model's scale as MATLAB does and rounded to 8 bits; `"mosaic"`, a packed RGGB
-            Bayer mosaic; `"paired"`, images that come as `lq`/`hq` pairs; `"chain"`, several after one another.
+        kind (`str`): `"gaussian_noise"`; `"jpeg"`, the whole image compressed (colour 4:2:0); `"blur"`, by a Gaussian;
+            `"resize"`, by a factor and back, as pictures that are passed on; `"bicubic"`, shrunk by the model's scale
+            as MATLAB does and rounded to 8 bits; `"mosaic"`, a packed RGGB Bayer mosaic; `"paired"`, images that come
+            as `lq`/`hq` pairs; `"chain"`, several after one another.
         sigma (`float` or `[low, high]`, *optional*): Standard deviation, of noise in 8-bit levels, of a blur in
             pixels; of a range it is drawn evenly for each sample (blind).
         quality (`int` or `[low, high]`, *optional*): JPEG quality, 1 to 100; of a range it is drawn evenly.
         factor (`float` or `[low, high]`, *optional*): By which a picture is resized, 0.1 to 4.
+        clip (`float`, defaults to 0.0): Of noise: how often the noisy picture is clipped and rounded to 8 bits, as in
+            files; 1 is always.
         steps (`list[dict]`, *optional*): Of a chain: noise, blur, resize and jpeg, each with its strength. After each
             the picture has 8 bits again.
         shuffle (`bool`, defaults to `False`): Of a chain: whether its steps are taken in random order.
@@ -54,6 +56,7 @@ class Degradation:
     sigma: float | list | None = None
     quality: int | list | None = None
     factor: float | list | None = None
+    clip: float = 0.0
     steps: list | None = None
     shuffle: bool = False
     chance: float = 1.0
@@ -69,10 +72,11 @@ class Degradation:
             raise ValueError(f"steps belong to kind chain and are needed there; got {self.steps} with {self.kind}.")
         if self.shuffle and self.kind != "chain":
             raise ValueError(f"shuffle belongs to kind chain, got it with {self.kind}.")
-        wrong = [link.kind for link in self.links if link.kind not in STRENGTHS or link.weight != 1]
+        wrong = [link.kind for link in self.links if link.kind not in STRENGTHS or link.weight != 1 or link.clip]
         if wrong:
             raise ValueError(
-                f"a chain has steps of kind {', '.join(STRENGTHS)}, with a chance and no weight; got {wrong[0]}."
+                f"a chain has steps of kind {', '.join(STRENGTHS)}, with a chance, no weight and no clip; "
+                f"got {wrong[0]}."
             )
 
     def validate_strength(self) -> None:
@@ -101,11 +105,14 @@ class Degradation:
             raise ValueError(f"weight must be more than 0, got {self.weight}: leave out what is never to be drawn.")
         if not 0 < self.chance <= 1:
             raise ValueError(f"chance must be more than 0 and at most 1, got {self.chance}.")
+        if not 0 <= self.clip <= 1 or (self.clip and self.kind != "gaussian_noise"):
+            raise ValueError(f"clip belongs to kind gaussian_noise, from 0 to 1; got {self.clip} with {self.kind}.")
 
     @property
     def label(self) -> str:
         """Part of a metric's name: `jpeg_10`, `gaussian_noise_5_to_50`, `chain_blur_1_jpeg_60`."""
-        return "_".join([self.kind, *(link.label for link in self.links), *self._strength("_to_")])
+        clipped = [] if not self.clip else ["clipped"] if self.clip == 1 else [f"clipped_{self.clip:g}"]
+        return "_".join([self.kind, *(link.label for link in self.links), *self._strength("_to_"), *clipped])
 
     @property
     def title(self) -> str:
@@ -115,7 +122,8 @@ class Degradation:
             return f"{', '.join(link.title for link in self.links)} {order}"
         words = {"mosaic": "RGGB mosaic", **{kind: strength[3] for kind, strength in STRENGTHS.items()}}
         chance = [] if self.chance == 1 else [f"({100 * self.chance:g} %)"]
-        return " ".join([words.get(self.kind, self.kind), *self._strength(" to "), *chance])
+        clipped = [] if not self.clip else ["clipped"] if self.clip == 1 else [f"clipped in {100 * self.clip:g} %"]
+        return " ".join([words.get(self.kind, self.kind), *self._strength(" to "), *clipped, *chance])
 
     @property
     def strength(self) -> Any:
@@ -131,17 +139,20 @@ class Degradation:
         """What a score depends on."""
         values = {name: getattr(self, name) for name in ("sigma", "quality", "factor")}
         values |= {"steps": [link.title for link in self.links] or None, "shuffle": self.shuffle or None}
+        values["clip"] = self.clip or None
         return {"degradation": self.kind} | {name: value for name, value in values.items() if value is not None}
 
     def drawn(self, generator: np.random.Generator) -> "Degradation":
-        """The degradation of one sample: a value drawn of each range; without ranges nothing is drawn."""
+        """The degradation of one sample: a value drawn of each range, clipped or not; of what is fixed nothing."""
+        values: dict[str, Any] = {}
         if isinstance(self.strength, list):
             low, high = self.strength
             whole = self.kind == "jpeg"
             value = int(generator.integers(low, high, endpoint=True)) if whole else float(generator.uniform(low, high))
-            values: dict[str, Any] = {STRENGTHS[self.kind][0]: value}
-            return replace(self, **values)
-        return self
+            values[STRENGTHS[self.kind][0]] = value
+        if 0 < self.clip < 1:
+            values["clip"] = float(generator.random() < self.clip)
+        return replace(self, **values) if values else self
 
     def whole(self, images: list[np.ndarray], scale: int, generator: np.random.Generator) -> list[np.ndarray]:
         """Degraded and clean image, float32 in [0, 1], of a clean one in uint8, cut to a multiple of the scale."""
@@ -154,7 +165,8 @@ class Degradation:
         """The degraded form, uint8 or float32 with white at 1, of a clean image; `self` is drawn and not `paired`."""
         if self.kind == "gaussian_noise":
             assert isinstance(self.sigma, (int, float))
-            return gaussian_noise(clean, self.sigma, generator)
+            noisy = gaussian_noise(clean, self.sigma, generator)
+            return _in_8_bits(noisy) if self.clip else noisy
         if self.kind == "jpeg":
             assert isinstance(self.quality, int)
             return jpeg(clean, self.quality)
@@ -176,8 +188,7 @@ class Degradation:
             link = self.links[place]
             taken, step = generator.random() < link.chance, link.drawn(generator)
             if taken:
-                degraded = step.of(image, 1, generator)
-                image = np.rint(255 * np.clip(unit_range(degraded), 0, 1)).astype(np.uint8)
+                image = _in_8_bits(step.of(image, 1, generator))
         return image
 
     def patch(
@@ -244,6 +255,10 @@ def _read_one(value: Any, where: str) -> Degradation:
     except SettingsError as error:
         # A step of a chain does not know where the chain stands.
         raise error if where in str(error) else SettingsError(f"{where}: {error}") from error
+
+
+def _in_8_bits(image: np.ndarray) -> np.ndarray:
+    return np.rint(255 * np.clip(unit_range(image), 0, 1)).astype(np.uint8)
 
 
 def _enlarge(image: np.ndarray, size: int, block: int = 1) -> np.ndarray:

@@ -26,6 +26,7 @@ from hf_ext.training.task import Task
 from ..errors import DataError, MissingColumn, UsageError
 from .degradation_settings import Degradation, read_degradations
 from .degradations import matlab_luma, unpack_mosaic
+from .made_pictures import make_picture
 from .perceptual import FeatureLoss
 from .pictures import require_picture
 
@@ -55,6 +56,9 @@ class SemanIRTask(Task):
         gray_from (`"luma"` or `"matlab_y"`, defaults to `"luma"`):
             What a grey model takes of colour images: Pillow's luma from 0 to 255, or the Y of MATLAB's `rgb2ycbcr`
             from 16 to 235, on which grey JPEG is scored in the literature. Grey images are taken as they are.
+        made_pictures (`float`, defaults to 0.0): How often training makes a picture in place of an example: flat
+            colours, ramps, drawings, text and pages as on a screen, which photographs lack.
+        permute_channels (`bool`, defaults to `False`): Whether training puts red, green and blue into random order.
         perceptual_model (`str`, *optional*): A network whose feature maps of result and target are to be alike too: a
             released restorer such as `denoise-color`, a folder or `org/name[@revision]` of an image model. Details
             become sharper, and PSNR lower.
@@ -67,6 +71,8 @@ class SemanIRTask(Task):
     top_k: int | None = None
     image_column: str = "image"
     gray_from: Literal["luma", "matlab_y"] = "luma"
+    made_pictures: float = 0.0
+    permute_channels: bool = False
     perceptual_model: str | None = None
     perceptual_weight: float = 0.1
 
@@ -87,6 +93,8 @@ class SemanIRTask(Task):
             raise ValueError(f"patch_size must be at least 8 pixels, got {self.patch_size}.")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k must be at least 1, or left out for the model's own; got {self.top_k}.")
+        if not 0 <= self.made_pictures <= 1:
+            raise ValueError(f"made_pictures must be a share from 0 to 1, got {self.made_pictures}.")
         if not 0 < self.perceptual_weight < float("inf"):
             raise ValueError(
                 f"perceptual_weight must be a number above 0, got {self.perceptual_weight}; without a perceptual loss "
@@ -154,6 +162,13 @@ class SemanIRTask(Task):
         """Refuses a model that cannot take what a degradation makes."""
         config = self.config
         layout = (config.num_channels, config.num_channels_out, config.scale)
+        if self.permute_channels and config.num_channels_out != 3:
+            raise UsageError(
+                f"task.permute_channels is for models of three channels; the model has num_channels_out "
+                f"{config.num_channels_out}. Leave it out."
+            )
+        if self.made_pictures and "paired" in (item.kind for item in self.trained):
+            raise UsageError("task.made_pictures have no degraded twin: leave it out, or the degradation paired.")
         if self.gray_from != "luma" and config.num_channels_out != 1:
             raise UsageError(
                 f"task.gray_from is {self.gray_from!r}, which is for models of one channel; the model has "
@@ -203,7 +218,15 @@ class SemanIRTask(Task):
         if len(self.trained) > 1:
             weights = np.array([degradation.weight for degradation in self.trained])
             chosen = self.trained[int(generator.choice(len(weights), p=weights / weights.sum()))]
-        images = self._images(example, chosen)
+        if self.made_pictures and generator.random() < self.made_pictures:
+            # Somewhat larger than the patch, which is cut out of it anywhere.
+            picture = make_picture(self.patch_size * self.config.scale * 5 // 4, generator)
+            images = [self._pixels(picture, chosen.kind)]
+        else:
+            images = self._images(example, chosen)
+        if self.permute_channels:
+            order = generator.permutation(3)
+            images = [image if image.shape[-1] == 1 else image[..., order] for image in images]
         degraded, clean = self._in_colour(chosen.patch(images, self.config.scale, self.patch_size, generator))
         return {"pixel_values": _tensor(degraded), "labels": _tensor(clean)}
 

@@ -111,6 +111,29 @@ def test_noise_has_its_sigma_and_is_neither_clipped_nor_rounded():
         gaussian_noise(image, -1, np.random.default_rng(0))
 
 
+@pytest.mark.parametrize(
+    ("clip", "least", "most", "label"),
+    [
+        (0.0, 0, 0, "gaussian_noise_25"),
+        (0.5, 70, 130, "gaussian_noise_25_clipped_0.5"),
+        (1.0, 200, 200, "gaussian_noise_25_clipped"),
+    ],
+)
+def test_noise_is_clipped_to_8_bits_as_often_as_it_is_told(clip, least, most, label):
+    noise = Degradation("gaussian_noise", sigma=25.0, clip=clip)
+    black = np.zeros((8, 8, 3), np.uint8)
+    found = [noise.patch([black], 1, 8, np.random.default_rng(seed))[0] for seed in range(200)]
+    clipped = [image for image in found if image.min() == 0]
+    assert least <= len(clipped) <= most and noise.label == label
+    assert all(np.array_equal(image * 255, np.rint(image * 255)) for image in clipped)
+    assert noise.described().get("clip", 0) == clip
+    # What is always or never clipped draws no more than before there was a choice.
+    if clip != 0.5:
+        plain = Degradation("gaussian_noise", sigma=25.0).patch([black], 1, 8, np.random.default_rng(0))[0]
+        expected = np.rint(255 * plain.clip(0, 1)) / np.float32(255) if clip else plain
+        np.testing.assert_allclose(found[0], expected, atol=1e-7)
+
+
 def test_jpeg_loses_less_at_higher_quality_and_halves_the_chroma():
     image = photo(96, 96)
     values = [psnr(jpeg(image, quality), image, channel="rgb") for quality in (10, 40, 90)]
@@ -292,6 +315,9 @@ def test_ranges_are_drawn_evenly_and_from_the_generator_alone():
         ({"kind": "jpeg", "qualty": 10}, "unknown key 'qualty' in section 'here'. Did you mean 'quality'"),
         ("jpeg", "here must be a mapping of keys, got 'jpeg'"),
         ([], "at least one degradation"),
+        ({"kind": "jpeg", "quality": 10, "clip": 1}, "clip belongs to kind gaussian_noise"),
+        ({"kind": "gaussian_noise", "sigma": 5, "clip": 1.5}, "clip belongs to kind gaussian_noise"),
+        ({"kind": "chain", "steps": [{"kind": "gaussian_noise", "sigma": 5, "clip": 1}]}, "no weight and no clip"),
         ([{"kind": "jpeg", "quality": 10}] * 2, "none twice, got .'jpeg_10', 'jpeg_10'."),
     ],
 )

@@ -14,7 +14,9 @@ from safetensors.torch import save_file
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.errors import DataError, MissingColumn, UsageError
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor
+from hf_ext.settings import SettingsError, build
 from hf_ext.tasks.degradations import jpeg, matlab_luma
+from hf_ext.tasks.made_pictures import KINDS, make_picture
 from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training import TrainingArguments, train
 from hf_ext.training.models import initialize_from, refuse_lost_fields
@@ -215,6 +217,84 @@ def test_a_grey_picture_has_one_noise_in_a_colour_model(mode):
         assert np.ptp(noise, axis=2).max() < 1e-6
     noise = np.subtract(*task.degraded_example({"image": colour_picture()}, 0))
     assert abs(np.corrcoef(noise[..., 0].ravel(), noise[..., 1].ravel())[0, 1]) < 0.1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_made_pictures_are_functions_of_the_generator(kind):
+    first, again, other = (np.asarray(KINDS[kind](40, np.random.default_rng(seed))) for seed in (1, 1, 2))
+    assert first.shape == (40, 40, 3) and first.dtype == np.uint8
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+    colours = len({tuple(colour) for colour in first.reshape(-1, 3)})
+    assert (colours == 1) == (kind == "flat")
+    # Blacks, whites and full colours are what they are drawn for.
+    drawn = [np.asarray(KINDS[kind](40, np.random.default_rng(seed))) for seed in range(40)]
+    assert {int(image.min()) for image in drawn} >= {0} and {int(image.max()) for image in drawn} >= {255}
+
+
+def test_every_kind_is_made():
+    whole = [np.asarray(make_picture(24, np.random.default_rng(seed))) for seed in range(60)]
+    made = {image.tobytes() for image in whole}
+    for draw in KINDS.values():
+        found = 0
+        for seed in range(60):
+            generator = np.random.default_rng(seed)
+            generator.integers(len(KINDS))
+            found += np.asarray(draw(24, generator)).tobytes() in made
+        assert found > 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "model", "made"),
+    [
+        ({"made_pictures": 0.5}, {}, (50, 110)),
+        ({"made_pictures": 1.0}, {"num_channels": 1}, (160, 160)),
+        ({"made_pictures": 1.0, "degradation": {"kind": "bicubic"}}, {"scale": 2}, (160, 160)),
+        ({"permute_channels": True}, {}, (0, 0)),
+    ],
+)
+def test_training_draws_made_pictures_and_orders_of_channels(fields, model, made):
+    """The example has one colour that is hardly drawn otherwise."""
+    pixels = np.full((40, 40, 3), (250, 120, 3), np.uint8)
+    task = SemanIRTask(patch_size=8, **fields)
+    task.build_model({**MODEL, **model}, None)
+    labels = []
+    for seed in range(160):
+        sample, again = (
+            task.training_sample({"image": Image.fromarray(pixels)}, np.random.default_rng(seed)) for _ in range(2)
+        )
+        assert torch.equal(sample["pixel_values"], again["pixel_values"])
+        labels.append((255 * sample["labels"]).round().int())
+    orders = [tuple(label[:, 0, 0].tolist()) for label in labels]
+    own = [order for order in orders if sorted(order) == [3, 120, 250]]
+    assert made[0] <= len(labels) - len(own) <= made[1]
+    assert len(set(own)) == (6 if task.permute_channels else len(set(own[:1])))
+
+
+def test_made_content_goes_on_exactly(tmp_path, photos):
+    def task():
+        noise = {"kind": "gaussian_noise", "sigma": [0, 55], "clip": 0.5}
+        return SemanIRTask(noise, patch_size=8, made_pictures=0.5, permute_channels=True)
+
+    options = {"lr_scheduler_type": "constant", "save_steps": 3}
+    _, whole = run(tmp_path, photos, "whole", task(), max_steps=6, **options)
+    run(tmp_path, photos, "halves", task(), max_steps=3, **options)
+    _, halves = run(tmp_path, photos, "halves", task(), max_steps=6, **options)
+    assert halves == whole and len(set(whole)) == 6
+
+
+@pytest.mark.parametrize(
+    ("fields", "model"),
+    [
+        ({"made_pictures": 0.5, "degradation": {"kind": "paired"}}, {}),
+        ({"permute_channels": True}, {"num_channels": 1}),
+    ],
+)
+def test_pictures_that_cannot_be_made_or_permuted_are_refused(fields, model):
+    with refused(UsageError, "task"):
+        SemanIRTask(patch_size=8, **fields).build_model({**MODEL, **model}, None)
+    with refused(SettingsError, "made_pictures"):
+        build(SemanIRTask, {"made_pictures": 1.5}, "task")
 
 
 def test_grey_models_see_colour_as_matlab_does_where_that_is_asked_for():
