@@ -27,6 +27,11 @@ from .secret_shapes import find_secrets
 
 # A path of POSIX, of a home, of Windows or of a Windows share, or one that begins with dots, as the whole of a text.
 _PATH = re.compile(r"(?:/|\.{1,2}[/\\]|~[^/\\]*[/\\]|[A-Za-z]:[\\/]|\\\\|file:).*", re.DOTALL)
+# Paths from a root inside of a text: between quotation marks, where spaces belong to them, and elsewhere. What follows
+# a letter is a part of something else, as in "image/png" and in addresses.
+_ROOT = r"(?:file:/+|~?/(?!/)|[A-Za-z]:[\\/]|\\\\)"
+_QUOTED = re.compile(rf"(['\"`])({_ROOT}[^'\"`\n]*)(?=['\"`])")
+_PATHS = re.compile(rf"(?<![\w/\\.~-]){_ROOT}[^\s'\"`,;:()<>\[\]]+")
 # An address as the whole of a text. What stands behind `s3:` and the like is a private store, so it is a path.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)://\S+")
 _PUBLIC_SCHEMES = ("http", "https", "hf", "ftp", "git+https")
@@ -166,6 +171,12 @@ def is_path(text: str) -> bool:
 def last_name(text: str) -> str:
     """The last part of a path, of this system or another."""
     return re.split(r"[\\/]+", text.rstrip("\\/"))[-1] or "."
+
+
+def cut_folders(message: str) -> str:
+    """A message to a stranger, in which each path of this machine is its last part."""
+    message = _QUOTED.sub(lambda found: found[1] + last_name(found[2]), message)
+    return _PATHS.sub(lambda found: last_name(found[0]), message)
 
 
 def cut_paths(value: Any) -> Any:
