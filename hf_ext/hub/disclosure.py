@@ -18,7 +18,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
-from ..errors import NotPublished
+from ..errors import DataError, NotPublished
 from ..files import read_json_object
 from .pictures import strip_picture
 from .published_files import walk
@@ -211,16 +211,18 @@ def _cut_origins(value: Any) -> Any:
 def _require_public_base(path: Path) -> None:
     """An adapter is of no use to those who do not have its base."""
     base = read_json_object(path).get("base_model_name_or_path")
-    if not base:
+    if base in (None, ""):
         return
+    if not isinstance(base, str):
+        raise DataError(f"{path.name}: `base_model_name_or_path` must be a text, got {base!r:.80}; correct the file.")
     try:
-        validate_repo_id(str(base))
-        local = os.path.exists(str(base))
+        validate_repo_id(base)
+        local = os.path.exists(base)
     except HFValidationError:
         local = True
     if local:
         raise NotPublished(
-            f"{path.name}: the base of this adapter is {last_name(str(base))!r}, a folder that others cannot reach. "
+            f"{path.name}: the base of this adapter is {last_name(base)!r}, a folder that others cannot reach. "
             'Push the base first, write its org/name as "base_model_name_or_path" into adapter_config.json, and push '
             "the adapter again; or merge the adapter into the base and push the result"
         )
