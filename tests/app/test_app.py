@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 import urllib.error
@@ -363,13 +364,17 @@ def test_a_space_is_the_app_and_nothing_else(tmp_path):
 @pytest.mark.slow
 def test_the_program_of_a_space_serves_the_app(tmp_path):
     assert run("--space", tmp_path / "space").exit_code == 0
+    # Everybody may call a Space, by whatever name the Hub gives it.
+    environment = os.environ | {"SPACE_HOST": "me-space.hf.space"}
+    command = [sys.executable, "-u", "app.py"]
     with subprocess.Popen(
-        [sys.executable, "-u", "app.py"], cwd=tmp_path / "space", stdout=subprocess.PIPE, text=True
+        command, cwd=tmp_path / "space", env=environment, stdout=subprocess.PIPE, text=True
     ) as process:
         try:
             told = next(line for line in process.stdout if "http://127.0.0.1:" in line)
-            with urllib.request.urlopen(told.split()[-1]) as page:
-                assert page.status == 200 and b"hf-ext" in page.read()
+            for host in ("me-space.hf.space", "127.0.0.1"):
+                status, page = ask(told.split()[-1], Host=host)
+                assert status == 200 and b"hf-ext" in page
         finally:
             process.terminate()
 
