@@ -1,13 +1,16 @@
-"""Puts the recipes of examples/ into the wheel, as hf_ext/recipes, and leaves the released models out where it is told
-to (HF_EXT_WITHOUT_MODELS=1); everything else is said in pyproject.toml."""
+"""Puts the recipes of examples/ into the wheel, as hf_ext/recipes, leaves the released models out where it is told to
+(HF_EXT_WITHOUT_MODELS=1), and makes sources the same to the byte; everything else is said in pyproject.toml."""
 
 # `package-data` takes no file from outside its package, and examples/ as a package would bring its scripts.
+import gzip
 import os
+import tarfile
 from pathlib import Path
 from typing import Any
 
 from setuptools import Distribution, setup
 from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 
 FOLDERS = ("disentangled_dit", "emr", "mrconv", "released", "semanir")
 
@@ -40,4 +43,28 @@ class BuildWithRecipes(build_py):
                     self.copy_file(str(recipe), str(target / recipe.name))
 
 
-setup(cmdclass={"build_py": BuildWithRecipes}, distclass=MaybeWithoutModels)
+class SameSources(sdist):
+    """The sources; of one commit and one SOURCE_DATE_EPOCH they are the same to the byte, as a wheel is by itself."""
+
+    def make_archive(self, base_name: str, format: str | None = None, *given: Any, **options: Any) -> str:
+        time, base = os.environ.get("SOURCE_DATE_EPOCH"), options.get("base_dir")
+        if time is None or format != "gztar" or base is None:
+            return str(super().make_archive(base_name, format, *given, **options))
+
+        def without_machine(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+            entry.mtime, entry.uid, entry.gid, entry.uname, entry.gname = int(time), 0, 0, "", ""
+            entry.mode = 0o755 if entry.mode & 0o100 else 0o644
+            return entry
+
+        path = f"{base_name}.tar.gz"
+        with (
+            open(path, "wb") as raw,
+            gzip.GzipFile("", "wb", fileobj=raw, mtime=int(time)) as packed,
+            tarfile.open(fileobj=packed, mode="w") as archive,
+        ):
+            # It goes through folders in the order of their names.
+            archive.add(base, filter=without_machine)
+        return path
+
+
+setup(cmdclass={"build_py": BuildWithRecipes, "sdist": SameSources}, distclass=MaybeWithoutModels)

@@ -4,8 +4,12 @@ The app: restore, draw, listen and merge in a browser. `hf-ext app` serves it, a
 Functions above `build_app` take what a browser sends and give what it shows; those below lay out a tab each.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -13,24 +17,29 @@ import numpy as np
 import torch
 from diffusers import DiffusionPipeline
 from PIL import Image
+from starlette.middleware import Middleware
 from transformers import AutoConfig
 
-from hf_ext import EMRModel, SemanIRForImageRestoration, restore_image
+from hf_ext import EMRModel, SemanIRForImageRestoration
+from hf_ext.answers.limits import Clock, Limits
 from hf_ext.answers.merged_task import AnsweringTask
+from hf_ext.app_guard import Guard
 from hf_ext.audio_stream import Listener, Stream
 from hf_ext.emr.artifact import read_tasks
 from hf_ext.hub.checkpoints import split_revision
+from hf_ext.hub.disclosure import cut_folders
 from hf_ext.hub.released import list_released
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.restoration.comparison import show_colours
-from hf_ext.restoration.files import read_8_bits, read_image
+from hf_ext.restoration.files import read_8_bits
 from hf_ext.tasks.diffusion_grids import draw_grid, sample_rows
 from hf_ext.tasks.kernel_plots import draw_merged, load_model
 from hf_ext.tasks.signals import read_recording
 from hf_ext.training.models import pipeline_index
 
 TABS = ("restore", "draw", "listen", "merge")
-MEGAPIXELS = 50.0
+# What a request may take unless the command says otherwise.
+LIMITS = Limits()
 # Pictures of a class; they differ by their noise.
 COLUMNS = 4
 # Pixels of a picture on the page at least.
@@ -52,10 +61,20 @@ Answer = Pair | str
 def find_models(sources: Sequence[str] = ()) -> dict[str, dict[str, str]]:
     """Of each tab the models by name: those that travel with the package, then `sources`, folders or Hub ids."""
     found: dict[str, dict[str, str]] = {tab: {} for tab in TABS}
-    named = {model.name: str(model.folder) for model in list_released()}
-    for name, source in (named | {source: source for source in sources if source not in named.values()}).items():
-        found[find_tab(source)][name] = source
+    released = {str(model.folder): model.name for model in list_released()}
+    for source in [*released, *(source for source in sources if source not in released)]:
+        models, name = found[find_tab(source)], released.get(source) or name_model(source)
+        possible = (name, *(f"{name} ({number})" for number in range(2, len(models) + 2)))
+        models[next(each for each in possible if each not in models)] = source
     return found
+
+
+def name_model(source: str) -> str:
+    """The name of a model on the page: of a folder its last part, since others need not know where it lies."""
+    if not Path(source).is_dir():
+        return source
+    folder = Path(source).resolve()
+    return f"{folder.parent.name}/{folder.name}" if folder.name == "snapshot" else folder.name
 
 
 def find_tab(source: str) -> str:
@@ -107,13 +126,13 @@ def load_merge(source: str) -> tuple[EMRModel, dict[str, AnsweringTask]]:
     return merged, {name: AnsweringTask(merged, name) for name in merged.tasks}
 
 
-def restore(source: str, picture: str | None, strength: float, progress: Any = None) -> Pair:
+def restore(source: str, picture: str | None, strength: float, progress: Any = None, limits: Limits = LIMITS) -> Pair:
     """A picture before and after its restoration, both as large as the result."""
     model = load_restorer(source)
-    before = read_image(require_given(picture, "picture"), MEGAPIXELS).pixels
+    before = limits.read(require_given(picture, "picture")).pixels
     # One that enlarges has no picture of the same size to mix with.
     strength = strength if model.config.scale == 1 else 1.0
-    after = restore_image(model, before, tile="auto", strength=strength, progress=progress)
+    after = limits.restore(model, before, strength=strength, progress=progress)
     return pair(before, after)
 
 
@@ -212,19 +231,21 @@ def list_inputs(source: str) -> set[str]:
     return {kinds[task.reads] for task in load_merge(source)[1].values()}
 
 
-def answer(source: str, name: str, picture: str | None, sound: str | None, text: str | None) -> Answer:
+def answer(
+    source: str, name: str, picture: str | None, sound: str | None, text: str | None, *, limits: Limits = LIMITS
+) -> Answer:
     """The answer of one task of a merge to the input that it takes."""
     merged, tasks = load_merge(source)
     task = tasks[name]
     if task.kind == "restoration":
-        before = read_image(require_given(picture, "picture"), MEGAPIXELS).pixels
+        before = limits.read(require_given(picture, "picture")).pixels
         with merged.task(name) as model:
-            return pair(before, restore_image(model, before, tile="auto"))
+            return pair(before, limits.restore(model, before))
     if task.kind == "generation":
         prompt = task.encode(require_given(text, "text"), TOKENS)["input_ids"]
         return task.decode(task.generate(prompt, [], TOKENS)[0])
     if task.reads == "Image":
-        label, probabilities = task.classify(read_8_bits(require_given(picture, "picture"), MEGAPIXELS))
+        label, probabilities = task.classify(read_8_bits(require_given(picture, "picture"), limits.megapixels))
     elif task.reads == "Audio":
         recording = {"path": require_given(sound, "sound"), "bytes": None}
         label, probabilities = task.classify(read_recording(recording, task.reader.sampling_rate).tolist())
@@ -233,34 +254,54 @@ def answer(source: str, name: str, picture: str | None, sound: str | None, text:
     return f"{label}, {max(probabilities):.3f}"
 
 
-def answer_all(source: str, *given: str | None) -> dict[str, Answer]:
+def answer_all(source: str, *given: str | None, limits: Limits = LIMITS) -> dict[str, Answer]:
     """The answer of each task of a merge to the same picture, sound or text."""
-    return {name: answer(source, name, *given) for name in load_merge(source)[1]}
+    return {name: answer(source, name, *given, limits=limits) for name in load_merge(source)[1]}
 
 
-def told(function: Callable[..., Any], *given: Any, **options: Any) -> Any:
-    """The result of a function; errors of its input are shown on the page in their own words."""
+def told(function: Callable[..., Any], *given: Any, clock: Clock | None = None, **options: Any) -> Any:
+    """The result of a function within a time; errors of its input are shown in their own words, without folders."""
     try:
-        return function(*given, **options)
+        with clock or contextlib.nullcontext():
+            return function(*given, **options)
     except (ValueError, TypeError, OSError, ImportError, MemoryError, FloatingPointError, RuntimeError) as error:
-        raise gr.Error(str(error), print_exception=False) from error
+        raise gr.Error(cut_folders(str(error)), print_exception=False) from error
 
 
-def build_app(models: dict[str, dict[str, str]]) -> gr.Blocks:
-    """The page with its four tabs; `models` are those of [`find_models`]."""
+@dataclass(frozen=True)
+class Tab:
+    """What a tab works with: its models by name, the choice of one, and the limits of a request."""
+
+    sources: dict[str, str]
+    model: gr.Dropdown
+    limits: Limits
+
+    @property
+    def first(self) -> str:
+        """The model that is shown first."""
+        return next(iter(self.sources.values()))
+
+    def ask(self, function: Callable[..., Any], name: str, *given: Any, **options: Any) -> Any:
+        """The answer of a function of this file for the model of a name."""
+        return told(function, self.sources[name], *given, clock=self.limits.clock(), **options)
+
+
+def build_app(models: dict[str, dict[str, str]], limits: Limits = LIMITS) -> gr.Blocks:
+    """The page with its four tabs; `models` are those of [`find_models`], `limits` those of a request."""
     # Nothing is told to anybody, and what was uploaded goes after an hour.
     with gr.Blocks(title="hf-ext", analytics_enabled=False, delete_cache=(60, 3600)) as app:
         gr.Markdown("# hf-ext\nFour NeurIPS 2024 methods on small models: what you give is worked on where this runs.")
         for tab, lay_out in zip(TABS, (_restore_tab, _draw_tab, _listen_tab, _merge_tab), strict=True):
             with gr.Tab(tab.capitalize(), id=tab):
                 if models[tab]:
-                    lay_out(gr.Dropdown(list(models[tab].items()), label="Model", elem_id=f"{tab}-model"))
+                    choice = gr.Dropdown(list(models[tab]), label="Model", elem_id=f"{tab}-model")
+                    lay_out(Tab(models[tab], choice, limits))
                 else:
                     gr.Markdown("There is no model for this tab. Give one: `hf-ext app MODEL`, a folder or org/name.")
     return app
 
 
-def _restore_tab(model: gr.Dropdown) -> None:
+def _restore_tab(tab: Tab) -> None:
     with gr.Row():
         with gr.Column():
             picture = gr.Image(label="Picture", type="filepath", image_mode=None, sources=_SOURCES)
@@ -269,20 +310,23 @@ def _restore_tab(model: gr.Dropdown) -> None:
             button = gr.Button("Restore", variant="primary", elem_id="restore-run")
         slider = gr.ImageSlider(label="Before and after", format="png", interactive=False, elem_id="restore-result")
 
-    def run(source: str, path: str | None, share: float, bar: Any = gr.Progress()) -> Any:  # noqa: B008
-        return told(restore, source, path, share, lambda done, all_of_it: bar((done, all_of_it), unit="pixels"))
+    def run(name: str, path: str | None, share: float, bar: Any = gr.Progress()) -> Any:  # noqa: B008
+        def show(done: int, all_of_it: int) -> None:
+            bar((done, all_of_it), unit="pixels")
 
-    button.click(run, [model, picture, strength], slider)
+        return tab.ask(restore, name, path, share, show, limits=tab.limits)
+
+    button.click(run, [tab.model, picture, strength], slider)
 
 
-def _draw_tab(model: gr.Dropdown) -> None:
+def _draw_tab(tab: Tab) -> None:
     with gr.Row():
         with gr.Column():
-            classes = list_classes(model.value)
+            classes = list_classes(tab.first)
             label = gr.Dropdown(
                 classes, value=(classes or [""])[0], allow_custom_value=True, label="Class, or text of a text model"
             )
-            takes = list_controls(model.value)
+            takes = list_controls(tab.first)
             sized = "original_size" in takes
             size = gr.Slider(0.25, 4, 1, step=0.25, label="Size of the original", elem_id="draw-size", visible=sized)
             top = gr.Slider(0, 1, 0, step=0.125, label="Crop: top", visible="crop" in takes)
@@ -299,17 +343,19 @@ def _draw_tab(model: gr.Dropdown) -> None:
                 "Both rows start from the same noise. Above: the usual controls. Below: as the sliders say, in shares "
                 "of the picture's own size. A model that has not seen a control vary in training hardly minds it."
             )
-    button.click(functools.partial(told, draw), [model, label, size, top, left, flip, steps, guidance, seed], result)
+    button.click(
+        functools.partial(tab.ask, draw), [tab.model, label, size, top, left, flip, steps, guidance, seed], result
+    )
 
-    def choose(source: str) -> tuple[Any, ...]:
-        names, takes = told(list_classes, source), list_controls(source)
-        sliders = [gr.Slider(visible=name in takes) for name in ("original_size", "crop", "crop")]
+    def choose(name: str) -> tuple[Any, ...]:
+        names, takes = tab.ask(list_classes, name), list_controls(tab.sources[name])
+        sliders = [gr.Slider(visible=each in takes) for each in ("original_size", "crop", "crop")]
         return gr.Dropdown(names, value=(names or [""])[0]), *sliders, gr.Checkbox(visible="flip" in takes)
 
-    model.input(choose, model, [label, size, top, left, flip])
+    tab.model.input(choose, tab.model, [label, size, top, left, flip])
 
 
-def _listen_tab(model: gr.Dropdown) -> None:
+def _listen_tab(tab: Tab) -> None:
     heard = gr.State()
     with gr.Row():
         with gr.Column():
@@ -319,31 +365,34 @@ def _listen_tab(model: gr.Dropdown) -> None:
         words = gr.Markdown(show_words([]), elem_id="listen-result", container=True)
     gr.Markdown("Kernels: how far back, in samples, each layer hears, and with which sign.")
     kernels = gr.Image(
-        draw_merged(load_model(model.value)), show_label=False, format="png", interactive=False, buttons=_SAVE
+        draw_merged(load_model(tab.first)), show_label=False, format="png", interactive=False, buttons=_SAVE
     )
 
-    def run(source: str, path: str | None) -> Iterator[str]:
-        pieces = told(hear_file, source, path)
-        while (found := told(next, pieces, None)) is not None:
+    def run(name: str, path: str | None) -> Iterator[str]:
+        clock = tab.limits.clock()
+        pieces = told(hear_file, tab.sources[name], path, clock=clock)
+        while (found := told(next, pieces, None, clock=clock)) is not None:
             yield show_words(found)
 
-    def run_piece(source: str, state: Any, piece: Any) -> tuple[Any, str]:
-        state, found = told(hear_piece, source, state, piece)
+    def run_piece(name: str, state: Any, piece: Any) -> tuple[Any, str]:
+        state, found = tab.ask(hear_piece, name, state, piece)
         return state, show_words(found)
 
     def end(state: Any) -> tuple[Any, str]:
         state, found = told(end_sound, state)
         return state, show_words(found)
 
-    button.click(run, [model, sound], words)
+    button.click(run, [tab.model, sound], words)
     microphone.start_recording(lambda: (None, show_words([])), None, [heard, words])
-    microphone.stream(run_piece, [model, heard, microphone], [heard, words], stream_every=0.3)
+    microphone.stream(run_piece, [tab.model, heard, microphone], [heard, words], stream_every=0.3)
     microphone.stop_recording(end, heard, [heard, words])
-    model.input(lambda source: (None, told(lambda: draw_merged(load_model(source)))), model, [heard, kernels])
+    tab.model.input(
+        lambda name: (None, tab.ask(lambda source: draw_merged(load_model(source)), name)), tab.model, [heard, kernels]
+    )
 
 
-def _merge_tab(model: gr.Dropdown) -> None:
-    answers, takes = gr.State({}), list_inputs(model.value)
+def _merge_tab(tab: Tab) -> None:
+    answers, takes = gr.State({}), list_inputs(tab.first)
     with gr.Row():
         with gr.Column():
             picture = gr.Image(
@@ -352,7 +401,7 @@ def _merge_tab(model: gr.Dropdown) -> None:
             sound = gr.Audio(sources=["upload"], type="filepath", label="Sound", buttons=[], visible="sound" in takes)
             text = gr.Textbox(label="Text", visible="text" in takes)
             button = gr.Button("Ask every task", variant="primary", elem_id="merge-run")
-            task = gr.Radio(list(load_merge(model.value)[1]), label="Task", elem_id="merge-task")
+            task = gr.Radio(list(load_merge(tab.first)[1]), label="Task", elem_id="merge-task")
         with gr.Column():
             slider = gr.ImageSlider(label="Before and after", format="png", interactive=False, elem_id="merge-result")
             said = gr.Markdown(elem_id="merge-text")
@@ -364,37 +413,46 @@ def _merge_tab(model: gr.Dropdown) -> None:
         lines = [f"**{key}**: {value}" for key, value in found.items() if isinstance(value, str)]
         return (None if isinstance(one, str) else one), "\n\n".join(lines)
 
-    def run(source: str, *given: str | None) -> tuple[Any, ...]:
-        found = told(answer_all, source, *given)
+    def run(name: str, *given: str | None) -> tuple[Any, ...]:
+        found = tab.ask(answer_all, name, *given, limits=tab.limits)
         first = next(iter(found))
         pictures = [(value[1], key) for key, value in found.items() if not isinstance(value, str)]
         return found, gr.Radio(value=first), pictures, *show(found, first)
 
-    def choose(source: str) -> tuple[Any, ...]:
-        takes = told(list_inputs, source)
+    def choose(name: str) -> tuple[Any, ...]:
+        takes = tab.ask(list_inputs, name)
         inputs = (gr.Image(visible="picture" in takes), gr.Audio(visible="sound" in takes))
-        tasks = gr.Radio(list(load_merge(source)[1]), value=None)
+        tasks = gr.Radio(list(load_merge(tab.sources[name])[1]), value=None)
         return {}, tasks, [], None, "", *inputs, gr.Textbox(visible="text" in takes)
 
     shown = [answers, task, every, slider, said]
-    button.click(run, [model, picture, sound, text], shown)
+    button.click(run, [tab.model, picture, sound, text], shown)
     task.input(show, [answers, task], [slider, said])
-    model.input(choose, model, [*shown, picture, sound, text])
+    tab.model.input(choose, tab.model, [*shown, picture, sound, text])
 
 
-def serve(models: dict[str, dict[str, str]], **where: Any) -> tuple[Any, str, str | None]:
-    """Serves the app; `where` are options of gradio's `launch`. Letters are the system's: none is fetched."""
+def serve(
+    models: dict[str, dict[str, str]],
+    limits: Limits = LIMITS,
+    allowed_hosts: Iterable[str] = (),
+    server_name: str | None = None,
+    **where: Any,
+) -> tuple[Any, str, str | None]:
+    """Serves the app; `where` are further options of gradio's `launch`. Letters are the system's: none is fetched."""
     theme = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
+    # Everybody may call a Space, by whatever name the Hub gives it.
+    names = None if "SPACE_HOST" in os.environ else [*allowed_hosts, *([server_name] if server_name else [])]
     # Not shared, whatever the environment says: a tunnel would make the page public.
-    options = {
-        "theme": theme,
-        "footer_links": [],
-        "ssr_mode": False,
-        "max_file_size": "100mb",
-        "share": False,
+    launched: tuple[Any, str, str | None] = build_app(models, limits).launch(
+        theme=theme,
+        footer_links=[],
+        ssr_mode=False,
+        max_file_size="100mb",
+        share=False,
+        app_kwargs={"middleware": [Middleware(Guard, names)]},
+        server_name=server_name,
         **where,
-    }
-    launched: tuple[Any, str, str | None] = build_app(models).launch(**options)
+    )
     return launched
 
 

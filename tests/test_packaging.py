@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -175,13 +176,17 @@ def test_a_wheel_without_models_is_code_under_the_licence_of_the_code(distributi
     with tarfile.open(distributions[1]) as archive:
         archive.extractall(tmp_path, filter="data")
     (source,) = tmp_path.iterdir()
-    wheels = []
+    wheels, sources = [], []
     for out in ("one", "two"):
+        # Another machine has checked it out at another time.
+        os.utime(source / "README.md", (1e9, 1e9 + len(wheels)))
+        (source / "hf_ext" / "errors.py").chmod(0o600 if wheels else 0o664)
         command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path / out), str(source)]
         variables = {"HF_EXT_WITHOUT_MODELS": "1", "SOURCE_DATE_EPOCH": "1700000000"}
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ | variables)
         assert done.returncode == 0, done.stdout + done.stderr
         wheels += (tmp_path / out).glob("*.whl")
+        sources += (tmp_path / out).glob("*.tar.gz")
     with zipfile.ZipFile(wheels[0]) as archive:
         names = archive.namelist()
         metadata = archive.read(next(name for name in names if name.endswith(".dist-info/METADATA"))).decode()
@@ -189,8 +194,17 @@ def test_a_wheel_without_models_is_code_under_the_licence_of_the_code(distributi
     assert "hf_ext/model_cards/semanir.md" in names
     assert "\nLicense-Expression: Apache-2.0\n" in metadata and metadata.count("License-File:") == 1
     assert wheels[0].stat().st_size < 2e6
-    # Of one source and one time it is the same to the byte.
+    # Of one source and one time both are the same to the byte.
     assert wheels[0].read_bytes() == wheels[1].read_bytes()
+    assert sources[0].read_bytes() == sources[1].read_bytes()
+
+
+def test_workflows_run_what_was_read():
+    """A tag or a branch can be moved to other code, a commit cannot."""
+    files = list((ROOT / ".github" / "workflows").glob("*.yml"))
+    used = [line for path in files for line in re.findall(r"uses: .*", path.read_text(encoding="utf-8"))]
+    assert len(used) >= 10
+    assert [line for line in used if not re.fullmatch(r"uses: [\w./-]+@[0-9a-f]{40} # v[\d.]+", line)] == []
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@
 The body is a text, a picture file, or for tasks that hear a JSON list of numbers at the model's rate. There is one set
 of weights, so requests take turns: a turn is one classification, one picture, or at most 32 tokens of a text, and then
 the next request has its turn. A short request never waits for a long text of another client. What a client asked for
-that has left ends with the turn that runs. For one task, `hf-ext emr export` and `transformers serve` do more.
+that has left ends with the turn that runs. Only this machine's names are answered, and those of --allowed-host. For
+one task, `hf-ext emr export` and `transformers serve` do more.
 """
 
 from __future__ import annotations
@@ -17,10 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import hmac
 import json
-import re
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -30,11 +28,14 @@ import uvicorn
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import Response
 
+from hf_ext.answers.limits import Clock, Limits, TookTooLong
 from hf_ext.answers.merged_task import AnsweringTask
+from hf_ext.embedded_hub.access import Access
+from hf_ext.embedded_hub.errors import HubError
 from hf_ext.emr import EMRModel
+from hf_ext.hub.disclosure import cut_folders
 from hf_ext.restoration.encoding import Frames, encode_frames
-from hf_ext.restoration.files import read_8_bits, read_image
-from hf_ext.restoration.tiles import restore_image
+from hf_ext.restoration.files import read_8_bits
 
 TURN_TOKENS, MAX_BYTES, MAX_WAITING = 32, 64 * 2**20, 64
 OWN_NAMES = ("127.0.0.1", "localhost", "[::1]")
@@ -47,18 +48,22 @@ class Left(Exception):
 class Turns:
     """One thread for the model; requests wait in a row, and those of several turns stand in it anew for each."""
 
-    def __init__(self, seconds: float) -> None:
-        self._lock, self._seconds, self.waiting = asyncio.Lock(), seconds, 0
+    def __init__(self, limits: Limits) -> None:
+        self._lock, self._limits, self.waiting = asyncio.Lock(), limits, 0
 
-    async def take(self, request: Request, until: float, work: Callable[[], Any]) -> Any:
-        """One turn, unless the client is gone or its time is over when it comes."""
+    async def take(self, request: Request, clock: Clock, work: Callable[[], Any]) -> Any:
+        """One turn, unless the client is gone when it comes; it ends when the time of the request is over."""
+
+        def run() -> Any:
+            clock.check()
+            with clock:
+                return work()
+
         async with self._lock:
             if await request.is_disconnected():
                 raise Left
-            if time.monotonic() > until:
-                raise HTTPException(504, f"not done after {self._seconds:g} s; ask for less, or raise --seconds")
-            # Shielded: a thread cannot be stopped, so nobody else may begin before it ends.
-            running = asyncio.ensure_future(asyncio.to_thread(work))
+            # Shielded: nobody else may begin before the thread ends.
+            running = asyncio.ensure_future(asyncio.to_thread(run))
             try:
                 return await asyncio.shield(running)
             except asyncio.CancelledError:
@@ -67,32 +72,30 @@ class Turns:
 
     @contextlib.asynccontextmanager
     async def request(self) -> Any:
-        """A request from beginning to end; gives the time at which it is over."""
+        """A request from beginning to end; gives its clock."""
         if self.waiting >= MAX_WAITING:
             raise HTTPException(503, "too many requests are waiting; try again later")
         self.waiting += 1
         try:
-            yield time.monotonic() + self._seconds
+            yield self._limits.clock()
         except Left:
             raise HTTPException(499, "the client has left") from None
+        except TookTooLong as error:
+            raise HTTPException(504, str(error)) from error
         except (ValueError, TypeError) as error:
-            raise HTTPException(400, str(error)) from error
+            raise HTTPException(400, cut_folders(str(error))) from error
         finally:
             self.waiting -= 1
 
 
-def make_app(
-    emr: EMRModel, *, token: str | None = None, megapixels: float = 16.0, tokens: int = 1024, seconds: float = 120.0
-) -> FastAPI:
-    """The application; `megapixels`, `tokens` and `seconds` are the most that a request may ask for."""
+def make_app(emr: EMRModel, access: Access, limits: Limits, tokens: int = 1024) -> FastAPI:
+    """The application; `limits` and `tokens` are the most that a request may ask for."""
 
     async def guard(request: Request) -> None:
-        require_allowed(request, token)
+        require_allowed(request, access)
 
-    app, turns = (
-        FastAPI(docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(guard)]),
-        Turns(seconds),
-    )
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(guard)])
+    turns = Turns(limits)
     tasks = {name: AnsweringTask(emr, name) for name in emr.tasks}
 
     def find(name: str, kind: str) -> AnsweringTask:
@@ -110,17 +113,17 @@ def make_app(
     async def classify(name: str, request: Request) -> dict[str, Any]:
         task = find(name, "classification")
         data = await read_body(request)
-        async with turns.request() as until:
-            given = read_input(task, data, megapixels)
-            label, probabilities = await turns.take(request, until, partial(task.classify, given))
+        async with turns.request() as clock:
+            given = read_input(task, data, limits)
+            label, probabilities = await turns.take(request, clock, partial(task.classify, given))
         return {"label": label, "probabilities": probabilities}
 
     @app.post("/restore/{name}")
     async def restore(name: str, request: Request) -> Response:
         find(name, "restoration")
         data = await read_body(request)
-        async with turns.request() as until:
-            done = await turns.take(request, until, partial(restore_file, emr, name, data, megapixels))
+        async with turns.request() as clock:
+            done = await turns.take(request, clock, partial(restore_file, emr, name, data, limits))
         return Response(done, media_type="image/png")
 
     @app.post("/generate/{name}")
@@ -129,26 +132,26 @@ def make_app(
         if not 1 <= max_tokens <= tokens or not 0 <= temperature <= 2:
             raise HTTPException(400, f"max_tokens must be from 1 to {tokens}, and temperature from 0 to 2")
         how = {"do_sample": True, "temperature": temperature} if temperature else {}
-        async with turns.request() as until:
+        async with turns.request() as clock:
             prompt, made, ended = task.encode(data.decode(), max_tokens)["input_ids"], [], False
             while len(made) < max_tokens and not ended:
                 count = min(TURN_TOKENS, max_tokens - len(made))
                 turn = partial(task.generate, prompt, list(made), count, **how)
-                new, ended = await turns.take(request, until, turn)
+                new, ended = await turns.take(request, clock, turn)
                 made += new
             return {"text": task.decode(made), "tokens": len(made), "ended": ended}
 
     return app
 
 
-def require_allowed(request: Request, token: str | None) -> None:
-    """Refuses who has no token, or without one, who calls this machine by another name: a web page could."""
-    sent, name = request.headers.get("authorization", ""), re.sub(r":\d+$", "", request.headers.get("host", ""))
-    if token is not None:
-        if not hmac.compare_digest(sent.encode(), f"Bearer {token}".encode()):
-            raise HTTPException(401, "a token is needed: Authorization: Bearer TOKEN")
-    elif name not in OWN_NAMES or "origin" in request.headers:
-        raise HTTPException(403, f"without a token only {', '.join(OWN_NAMES)} are answered, and no web page")
+def require_allowed(request: Request, access: Access) -> None:
+    """Refuses who calls this machine by another name, as a web page could, or has no token where one is needed."""
+    try:
+        access.base_url(request.headers, request.scope["server"])
+        if not access.permissions(request.headers)[1]:
+            raise HubError(401, "a token is needed: Authorization: Bearer TOKEN")
+    except HubError as error:
+        raise HTTPException(error.status, error.message) from error
 
 
 async def read_body(request: Request) -> bytes:
@@ -161,18 +164,18 @@ async def read_body(request: Request) -> bytes:
     return data
 
 
-def read_input(task: AnsweringTask, data: bytes, megapixels: float) -> Any:
+def read_input(task: AnsweringTask, data: bytes, limits: Limits) -> Any:
     """What a classifier takes, of a body."""
     if task.reads == "Image":
-        return read_8_bits(data, megapixels)
+        return read_8_bits(data, limits.megapixels)
     return data.decode() if task.reads == "Sequence" else json.loads(data)
 
 
-def restore_file(emr: EMRModel, name: str, data: bytes, megapixels: float) -> bytes:
+def restore_file(emr: EMRModel, name: str, data: bytes, limits: Limits) -> bytes:
     """A picture file restored by a task, as PNG."""
-    picture = read_image(data, megapixels)
+    picture = limits.read(data)
     with emr.task(name) as model:
-        pixels = restore_image(model, picture.pixels, tile="auto")
+        pixels = limits.restore(model, picture.pixels)
     return encode_frames(Frames([picture._replace(pixels=pixels)]), "PNG")
 
 
@@ -182,17 +185,20 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--token-file", type=Path, help="what clients send; needed for a host that is not loopback")
+    parser.add_argument("--allowed-host", action="append", default=[], help="a further name by which clients call it")
     parser.add_argument("--device")
     parser.add_argument("--megapixels", type=float, default=16.0, help="of a picture")
+    parser.add_argument("--gigabytes", type=float, default=4.0, help="of memory for a picture")
     parser.add_argument("--tokens", type=int, default=1024, help="of a text that is generated")
-    parser.add_argument("--seconds", type=float, default=120.0, help="from a request's beginning to its last turn")
+    parser.add_argument("--seconds", type=float, default=120.0, help="from a request's beginning to its end")
     words = parser.parse_args()
     token = words.token_file.read_text().strip() if words.token_file else None
     if not token and words.host not in OWN_NAMES:
         parser.error(f"--host {words.host} is not loopback: set --token-file")
     emr = EMRModel.from_pretrained(words.artifact, device=words.device)
-    limits = {name: getattr(words, name) for name in ("megapixels", "tokens", "seconds")}
-    uvicorn.run(make_app(emr, token=token or None, **limits), host=words.host, port=words.port)
+    limits = Limits(words.megapixels, words.gigabytes, words.seconds)
+    access = Access(token or None, allowed_hosts=[*OWN_NAMES, words.host, *words.allowed_host])
+    uvicorn.run(make_app(emr, access, limits, words.tokens), host=words.host, port=words.port)
 
 
 if __name__ == "__main__":

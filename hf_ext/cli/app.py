@@ -2,11 +2,13 @@
 
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import click
 
 from .sources import Model
 
+ABOVE_0 = click.FloatRange(0, min_open=True)
 SPACE = """---
 title: hf-ext
 emoji: 🖼️
@@ -29,12 +31,22 @@ Four NeurIPS 2024 methods on small models that run on a CPU; made by `hf-ext app
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address; 0.0.0.0 lets every machine in.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Port.  [default: the first free one from 7860 on]")
 @click.option(
+    "--allowed-host",
+    "allowed_hosts",
+    multiple=True,
+    metavar="NAME[:PORT]",
+    help="A further name by which browsers reach it; may be repeated.",
+)
+@click.option("--megapixels", default=50.0, show_default=True, type=ABOVE_0, help="Of a picture, at most.")
+@click.option("--gigabytes", default=8.0, show_default=True, type=ABOVE_0, help="Of memory for a picture, at most.")
+@click.option("--seconds", default=600.0, show_default=True, type=ABOVE_0, help="Of one request, at most.")
+@click.option(
     "--space",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
     help="Serve nothing: write what a Space of the Hub needs into the new FOLDER.",
 )
-def app(sources: tuple[str, ...], host: str, port: int | None, space: Path | None) -> None:
+def app(sources: tuple[str, ...], host: str, port: int | None, space: Path | None, **options: Any) -> None:
     """Restore, draw, listen and merge in a browser, with the models that travel with hf-ext and each MODEL.
 
     MODEL is a folder or org/name[@revision]: a SemanIR model, a Disentangled DiT, an MRConv model of sounds, or an
@@ -43,14 +55,14 @@ def app(sources: tuple[str, ...], host: str, port: int | None, space: Path | Non
     \b
     Examples:
       hf-ext app
-      hf-ext app runs/dit-cifar10/snapshot --port 8080
+      hf-ext app runs/dit-cifar10/snapshot --port 8080 --seconds 60
       hf-ext app --space space
     """
     from hf_ext.extras import check_installed
 
     check_installed("gradio")
     if space is None:
-        serve(sources, host, port)
+        serve(sources, host, port, **options)
     elif sources or host != "127.0.0.1" or port is not None:
         raise click.UsageError(
             "--space takes no MODEL, --host and --port: a Space has the models that travel with hf-ext, and its own."
@@ -60,12 +72,15 @@ def app(sources: tuple[str, ...], host: str, port: int | None, space: Path | Non
         click.echo(f"{space}: push it to a Space of the Hub, or try it: python {space / 'app.py'}")
 
 
-def serve(sources: tuple[str, ...], host: str, port: int | None) -> None:
+def serve(
+    sources: tuple[str, ...], host: str, port: int | None, allowed_hosts: tuple[str, ...], **limits: float
+) -> None:
     """Serves the app until Ctrl-C."""
+    from hf_ext.answers.limits import Limits
     from hf_ext.app import find_models
     from hf_ext.app import serve as run
 
-    run(find_models(sources), server_name=host, server_port=port)
+    run(find_models(sources), Limits(**limits), allowed_hosts, server_name=host, server_port=port)
 
 
 def write_space(folder: Path) -> None:

@@ -23,7 +23,11 @@ class Access:
     """Rights on one server; without a token everybody may do everything."""
 
     def __init__(
-        self, token: str | None, read_token: str | None, allowed_hosts: Iterable[str], public_url: str | None
+        self,
+        token: str | None = None,
+        read_token: str | None = None,
+        allowed_hosts: Iterable[str] = (),
+        public_url: str | None = None,
     ):
         _check_token("token", token)
         _check_token("read_token", read_token)

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import quote
@@ -24,10 +24,11 @@ from huggingface_hub import (
     constants,
     get_session,
 )
-from huggingface_hub.errors import HfHubHTTPError, RevisionNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RevisionNotFoundError
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
+from .. import errors
 from ..progress import waiting
 from .file_hashes import file_sha256
 
@@ -55,6 +56,31 @@ class NotPublished(ConnectionError):
         named = "; ".join(f"{name}: {reason}" for name, reason in sorted(files.items()))
         super().__init__(f"{repo_id} does not hold what was pushed. {named}. {advice}")
         self.repo_id, self.files, self.advice = repo_id, files, advice
+
+
+class NoHub(ConnectionError):
+    """
+    An answer that is none of a Hub: a login page, the error of a proxy, or half of one.
+
+    Args:
+        endpoint (`str`): Who was asked.
+    """
+
+    def __init__(self, endpoint: str):
+        advice = "say HF_ENDPOINT as it is, log in where a page asks for it, and push again"
+        super().__init__(f"{endpoint} gave an answer that is none of a Hub: {advice}")
+        self.endpoint = endpoint
+
+
+@contextmanager
+def read_answers(api: HfApi) -> Iterator[None]:
+    """Tells of answers that huggingface_hub cannot read, which it does not check, and of which it says what broke."""
+    try:
+        yield
+    except (errors.NotPublished, HFValidationError):
+        raise
+    except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise NoHub(api.endpoint) from error
 
 
 def commit_folder(
@@ -94,7 +120,8 @@ def commit_folder(
     for _ in range(_TRIES):
         stale = [name for name in find_stale(list(tree)) if name not in paths]
         try:
-            with ExitStack() as stack, waiting(f"sending {len(paths)} files, {size / 1e6:,.1f} MB"):
+            sending = f"sending {len(paths)} files, {size / 1e6:,.1f} MB"
+            with ExitStack() as stack, waiting(sending), read_answers(api):
                 operations: list[CommitOperationAdd | CommitOperationDelete] = [
                     CommitOperationDelete(name) for name in stale
                 ]
@@ -112,7 +139,7 @@ def commit_folder(
                     create_pr=create_pr,
                     parent_commit=parent,
                 )
-        except (HfHubHTTPError, httpx2.TransportError) as error:
+        except (HfHubHTTPError, httpx2.TransportError, NoHub) as error:
             if create_pr and not _is_conflict(error):
                 # A second try might open a second pull request.
                 raise

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
-from ..errors import NotPublished
+from ..errors import DataError, NotPublished
 from ..files import read_json_object
 from .pictures import strip_picture
 from .published_files import walk
@@ -27,6 +27,11 @@ from .secret_shapes import find_secrets
 
 # A path of POSIX, of a home, of Windows or of a Windows share, or one that begins with dots, as the whole of a text.
 _PATH = re.compile(r"(?:/|\.{1,2}[/\\]|~[^/\\]*[/\\]|[A-Za-z]:[\\/]|\\\\|file:).*", re.DOTALL)
+# Paths from a root inside of a text: between quotation marks, where spaces belong to them, and elsewhere. What follows
+# a letter is a part of something else, as in "image/png" and in addresses.
+_ROOT = r"(?:file:/+|~?/(?!/)|[A-Za-z]:[\\/]|\\\\)"
+_QUOTED = re.compile(rf"(['\"`])({_ROOT}[^'\"`\n]*)(?=['\"`])")
+_PATHS = re.compile(rf"(?<![\w/\\.~-]){_ROOT}[^\s'\"`,;:()<>\[\]]+")
 # An address as the whole of a text. What stands behind `s3:` and the like is a private store, so it is a path.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)://\S+")
 _PUBLIC_SCHEMES = ("http", "https", "hf", "ftp", "git+https")
@@ -173,6 +178,12 @@ def last_name(text: str) -> str:
     return re.split(r"[\\/]+", text.rstrip("\\/"))[-1] or "."
 
 
+def cut_folders(message: str) -> str:
+    """A message to a stranger, in which each path of this machine is its last part."""
+    message = _QUOTED.sub(lambda found: found[1] + last_name(found[2]), message)
+    return _PATHS.sub(lambda found: last_name(found[0]), message)
+
+
 def cut_paths(value: Any) -> Any:
     """What may be published of a value of JSON: of each text that is a path its last part."""
     if isinstance(value, dict):
@@ -205,16 +216,18 @@ def _cut_origins(value: Any) -> Any:
 def _require_public_base(path: Path) -> None:
     """An adapter is of no use to those who do not have its base."""
     base = read_json_object(path).get("base_model_name_or_path")
-    if not base:
+    if base in (None, ""):
         return
+    if not isinstance(base, str):
+        raise DataError(f"{path.name}: `base_model_name_or_path` must be a text, got {base!r:.80}; correct the file.")
     try:
-        validate_repo_id(str(base))
-        local = os.path.exists(str(base))
+        validate_repo_id(base)
+        local = os.path.exists(base)
     except HFValidationError:
         local = True
     if local:
         raise NotPublished(
-            f"{path.name}: the base of this adapter is {last_name(str(base))!r}, a folder that others cannot reach. "
+            f"{path.name}: the base of this adapter is {last_name(base)!r}, a folder that others cannot reach. "
             'Push the base first, write its org/name as "base_model_name_or_path" into adapter_config.json, and push '
             "the adapter again; or merge the adapter into the base and push the result"
         )

@@ -18,7 +18,7 @@ from ..errors import NotPublished, UsageError
 from ..files import require_free, whole_folder
 from .card_rules import check_card, refuse_card
 from .cards import write_card
-from .commits import commit_folder
+from .commits import commit_folder, read_answers
 from .diffusers_folders import INDEX
 from .disclosure import clean, find_machine_paths, refuse_secrets
 from .folder_kinds import known_kinds
@@ -159,16 +159,11 @@ def push(
         if check:
             check_loads(folder, repo_id=repo_id, endpoint=endpoint, token=token)
         api = HfApi(endpoint=endpoint, token=token)
-        _create(api, repo_id, branch, private)
-        return commit_folder(
-            api,
-            folder,
-            repo_id,
-            branch,
-            create_pr=create_pr,
-            message=commit_message,
-            find_stale=_find_stale,
-        )
+        with read_answers(api):
+            _create(api, repo_id, branch, private)
+            return commit_folder(
+                api, folder, repo_id, branch, create_pr=create_pr, message=commit_message, find_stale=_find_stale
+            )
 
 
 def rehearse(

@@ -12,6 +12,7 @@ import base64
 import codecs
 import html
 import re
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
@@ -26,12 +27,15 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 _ESCAPE = re.compile(
-    r"\\(?:u([0-9A-Fa-f]{4})|x([0-9A-Fa-f]{2})|U000([0-9A-Fa-f]{5})|([nrtbf])|([\"'/\\])|\r?\n[ \t]*)"
+    r"\\(?:u([0-9A-Fa-f]{4})|x([0-9A-Fa-f]{2})|U000([0-9A-Fa-f]{5})|([nrtbf])|([\"'/\\])|([01][0-7]{2})|\r?\n[ \t]*)"
 )
 # Characters without width: they part a word for a search and not for the eye, and a copy may lose them.
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]")
-# YAML joins indented lines, and so does whoever wrapped one by hand.
-_WRAPPED = re.compile(r"(?<=[\w\-+/=])\r?\n[ \t]+(?=[\w\-+/=])")
+# YAML joins indented lines, and so does whoever wrapped one by hand. Emphasis, tags and comments part a word for a
+# search and not for the eye. Code adds strings.
+_TAG = r"</?(?:b|code|em|i|span|strong|u|wbr)\b[^<>]{0,80}>"
+_PARTED = rf"\r?\n[ \t]+|\*\*|<!--[^<>]{{0,80}}-->|{_TAG}|([\"'])[ \t]*\+\s{{0,80}}\1"
+_WRAPPED = re.compile(rf"(?<=[\w\-+/=])(?:{_PARTED})(?=[\w\-+/=])")
 _BASE64 = re.compile(r"[A-Za-z0-9+/_\-]{24,}(?:\r?\n[ \t]*[A-Za-z0-9+/_\-]{24,})*")
 # Of what is no text, nothing is searched.
 _WRITTEN = re.compile(rb"[\t\r\n -~]{8,}")
@@ -66,8 +70,10 @@ def readings(text: str) -> Iterator[str]:
     joined = _WRAPPED.sub("", decoded)
     if joined != decoded:
         yield joined
-    if opened := "\n".join(_open_base64(joined)):
-        yield opened
+    opened = joined
+    for _ in range(2):
+        if opened := "\n".join(_open_base64(opened)):
+            yield opened
 
 
 def _decode(text: str) -> str:
@@ -78,12 +84,15 @@ def _decode(text: str) -> str:
         text = html.unescape(text)
     if "%" in text:
         text = unquote(text, errors="replace")
-    return text if text.isascii() else _INVISIBLE.sub("", text)
+    # Wide, raised and other forms of a letter are that letter.
+    return text if text.isascii() else unicodedata.normalize("NFKC", _INVISIBLE.sub("", text))
 
 
 def _unescape(found: re.Match[str]) -> str:
     if digits := found[1] or found[2] or found[3]:
         return chr(int(digits, 16))
+    if found[6]:
+        return chr(int(found[6], 8))
     # A newline or tab ends a word; a backslash before the end of a line goes on with it.
     return " " if found[4] else found[5] or ""
 

@@ -113,7 +113,8 @@ def _common_base(base: Source, tasks: tuple[Source, ...]) -> Source:
     """The base of the adapters, after what speaks against merging them has been refused."""
     for task in tasks:
         if task.config.get("peft_type") != "IA3":
-            refuse_variants(task)
+            # Made only to be refused where its factors do not fit the base.
+            DeltaSource(task, base)
         for key in _COMMON:
             ours, theirs = tasks[0].config.get(key), task.config.get(key)
             if ours != theirs:
@@ -282,7 +283,7 @@ class DeltaSource(VirtualSource):
         transposed = first.endswith(".lora_embedding_A") or bool(config.get("fan_in_fan_out"))
         straight = rows == shape[0] and columns == math.prod(shape[1:])
         turned = len(shape) == 2 and (columns, rows) == tuple(shape)
-        if math.prod(b[1:]) != rank or not (straight or turned):
+        if not (straight or turned):
             raise DataError(
                 f"{self._adapter.title}: {first} {list(a)} and {second} {list(b)} do not give the base's "
                 f"{target!r} {list(shape)}; give the model that the adapter was trained on as base."
@@ -338,12 +339,23 @@ def lora_modules(adapter: Source) -> dict[str, tuple[str, str]]:
         for first, second in _FACTORS:
             partner = name.removesuffix(first) + second
             if name.endswith(first) and partner in adapter.tensors:
+                _check_rank(adapter, name, partner)
                 found[name.removesuffix(first).removeprefix(PREFIX)] = (name, partner)
                 known |= {name, partner}
     unknown = [name for name in adapter.tensors if name not in known]
     if unknown:
         raise DataError(f"{adapter.title}: {unknown[0]!r} is no part of a plain LoRA. {_ADVICE}")
     return found
+
+
+def _check_rank(adapter: Source, first: str, second: str) -> None:
+    """Refuses factors that cannot be multiplied: A is [rank, …], B [rows, rank], each with more sides of a kernel."""
+    a, b = (list(adapter.tensors[name].shape) for name in (first, second))
+    if min(len(a), len(b)) < 2 or math.prod(b[1:]) != a[0]:
+        raise DataError(
+            f"{adapter.title}: {first} {a} and {second} {b} have not one common rank, so that they give no weight; "
+            "save or fetch the adapter again."
+        )
 
 
 def _check_numbers(adapter: Source) -> None:

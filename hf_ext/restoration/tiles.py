@@ -270,6 +270,13 @@ class _Work:
         return max(2 * overlap, side // 2 // step * step)
 
 
+def bytes_needed(model: SemanIRForImageRestoration, height: int, width: int) -> float:
+    """Estimate of the memory that an image of this size needs, restored as a whole."""
+    # Temporary buffers of a layer are a few times what is held, and end at their budget.
+    held = height * width * _bytes_per_pixel(model)
+    return held + min(3 * held, model.memory_budget or math.inf)
+
+
 def _bytes_per_pixel(model: SemanIRForImageRestoration) -> float:
     """Estimate of what the model holds for a pixel of its input, beside its budget of temporary buffers."""
     config = model.config

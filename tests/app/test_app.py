@@ -1,10 +1,14 @@
 """The functions behind the tabs of `hf-ext app` against the API, what its command says, and the Space it writes."""
 
+import io
 import json
+import os
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 import wave
+from collections.abc import Iterator
 from pathlib import Path
 
 import gradio as gr
@@ -14,10 +18,12 @@ import torch
 import yaml
 from click.testing import CliRunner
 from diffusers import DDIMScheduler
+from gradio.utils import get_upload_folder
 from PIL import Image
 
 import hf_ext
 from hf_ext import EMRModel, SemanIRForImageRestoration, app, restore_image
+from hf_ext.answers.limits import Limits
 from hf_ext.audio_stream import Listener, Stream
 from hf_ext.hub.released import list_released
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
@@ -69,10 +75,13 @@ def write_sound(path: Path, rate: int = 8000) -> np.ndarray:
 
 
 def test_each_model_has_its_tab(dit, tmp_path):
-    models = app.find_models([dit])
+    Path(tmp_path, "snapshot").symlink_to(dit)
+    models = app.find_models([dit, str(tmp_path / "snapshot")])
     others = {"restore-tasks", "spoken-digits", "cifar10"}
     assert set(models["restore"]) == {model.name for model in list_released()} - others
-    assert {dit, "cifar10"} == set(models["draw"]) and list(models["merge"]) == ["restore-tasks"]
+    # Others need not know where a folder lies.
+    draw = {"cifar10": str(hf_ext.released("cifar10")), "dit": dit, "dit (2)": str(tmp_path / "snapshot")}
+    assert models["draw"] == draw and list(models["merge"]) == ["restore-tasks"]
     assert models["listen"] == {"spoken-digits": str(hf_ext.released("spoken-digits"))}
     Path(tmp_path, "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
     with refused(ValueError, "BertModel"):
@@ -221,6 +230,90 @@ def test_a_tab_without_a_model_says_so():
     assert sum("There is no model for this tab. Give one: `hf-ext app MODEL`" in text for text in texts) == 4
 
 
+def test_a_request_has_limits(photo):
+    source = str(hf_ext.released("denoise-color"))
+    for limits in (Limits(megapixels=5e-4), Limits(gigabytes=1e-3)):
+        with refused(ValueError, limits.megapixels if limits.megapixels < 1 else "40 x 24"):
+            app.restore(source, str(photo), 1.0, limits=limits)
+        with refused(ValueError):
+            app.answer_all(str(hf_ext.released("restore-tasks")), str(photo), None, None, limits=limits)
+    with refused(gr.Error, "1e-06 s"):
+        app.told(app.restore, source, str(photo), 1.0, clock=Limits(seconds=1e-6).clock())
+
+
+@pytest.fixture
+def served(dit) -> Iterator[str]:
+    """The address of the app as its command serves it, with a small limit and one more name."""
+    command = [sys.executable, "-um", "hf_ext_cli.main", "app", dit, "--megapixels", "0.01", "--allowed-host", "lab"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            told = next(line for line in process.stdout if "http://127.0.0.1:" in line)
+            yield told.split()[-1].rstrip("/")
+        finally:
+            process.terminate()
+
+
+def ask(url: str, data: bytes | None = None, **headers: str) -> tuple[int, bytes]:
+    """Status and body of an answer."""
+    request = urllib.request.Request(url, data, {name.replace("_", "-"): value for name, value in headers.items()})
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def upload(url: str, photo: Path) -> str:
+    """The path of an uploaded file, as the server names it."""
+    head = b'--XX\r\nContent-Disposition: form-data; name="files"; filename="photo.png"\r\n'
+    body = head + b"Content-Type: image/png\r\n\r\n" + photo.read_bytes() + b"\r\n--XX--\r\n"
+    (path,) = json.loads(ask(f"{url}/gradio_api/upload", body, Content_Type="multipart/form-data; boundary=XX")[1])
+    return path
+
+
+def call(url: str, *given: object) -> bytes:
+    """The events of a restoration."""
+    body = json.dumps({"data": given}).encode()
+    _, told = ask(f"{url}/gradio_api/call/run", body, Content_Type="application/json")
+    return ask(f"{url}/gradio_api/call/run/{json.loads(told)['event_id']}")[1]
+
+
+def test_other_names_and_pages_are_refused_and_no_folder_is_told(served, dit, photo):
+    port = served.rpartition(":")[2]
+    for status, headers in (
+        (403, {"Host": "evil.example"}),
+        (403, {"Host": f"evil.example:{port}"}),
+        (403, {"Origin": "http://evil.example"}),
+        (403, {"Origin": "null"}),
+        (200, {"Host": f"lab:{port}", "Origin": f"http://lab:{port}"}),
+        (200, {"Host": f"localhost:{port}"}),
+        (200, {"Origin": served}),
+    ):
+        assert ask(f"{served}/config", **headers)[0] == status, headers
+    path = upload(served, photo)
+    picture = {"path": path, "meta": {"_type": "gradio.FileData"}}
+    done = call(served, "denoise-color", picture, 1.0)
+    file = json.loads(done.partition(b"data: ")[2])[0][1]["url"]
+    status, after = ask(file)
+    expected = app.restore(str(hf_ext.released("denoise-color")), str(photo), 1.0)[1]
+    assert status == 200 and np.array_equal(np.asarray(Image.open(io.BytesIO(after))), np.asarray(expected))
+    Image.new("RGB", (300, 200)).save(photo)
+    large = call(served, "denoise-color", {**picture, "path": upload(served, photo)}, 1.0)
+    assert b"photo.png" in large and b"0.01" in large
+    foreign = call(served, dit, picture, 1.0) + call(served, "denoise-color", {**picture, "path": "/etc/passwd"}, 1.0)
+    assert foreign.count(b"event: error") == 2
+    pages = [ask(f"{served}/{name}")[1] for name in ("", "config", "gradio_api/info")]
+    folders = [
+        get_upload_folder(),
+        dit.rpartition("/")[0],
+        str(hf_ext.released("denoise-color").parent),
+        str(Path.cwd()),
+    ]
+    for text in (path.encode(), done, large, *pages):
+        assert not [folder for folder in folders if folder.encode() in text]
+
+
 # Runs the command with words, and tells to whom the process connected and where the page is.
 STARTED = """
 import json, os, socket, sys, urllib.request
@@ -271,13 +364,17 @@ def test_a_space_is_the_app_and_nothing_else(tmp_path):
 @pytest.mark.slow
 def test_the_program_of_a_space_serves_the_app(tmp_path):
     assert run("--space", tmp_path / "space").exit_code == 0
+    # Everybody may call a Space, by whatever name the Hub gives it.
+    environment = os.environ | {"SPACE_HOST": "me-space.hf.space"}
+    command = [sys.executable, "-u", "app.py"]
     with subprocess.Popen(
-        [sys.executable, "-u", "app.py"], cwd=tmp_path / "space", stdout=subprocess.PIPE, text=True
+        command, cwd=tmp_path / "space", env=environment, stdout=subprocess.PIPE, text=True
     ) as process:
         try:
             told = next(line for line in process.stdout if "http://127.0.0.1:" in line)
-            with urllib.request.urlopen(told.split()[-1]) as page:
-                assert page.status == 200 and b"hf-ext" in page.read()
+            for host in ("me-space.hf.space", "127.0.0.1"):
+                status, page = ask(told.split()[-1], Host=host)
+                assert status == 200 and b"hf-ext" in page
         finally:
             process.terminate()
 

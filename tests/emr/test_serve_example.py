@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import threading
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,9 +18,12 @@ pytest.importorskip("fastapi", reason="the example needs fastapi")
 pytest.importorskip("uvicorn", reason="the example needs uvicorn")
 from starlette.testclient import TestClient  # noqa: E402
 
+from hf_ext.answers.limits import Clock, Limits, TookTooLong  # noqa: E402
+from hf_ext.embedded_hub.access import Access  # noqa: E402
 from hf_ext.emr import EMRModel  # noqa: E402
 from tests.emr.emr_testing import tiny_bert, tiny_gpt2, tiny_semanir  # noqa: E402
 from tests.emr.use_testing import merge  # noqa: E402
+from tests.kit.refusals import refused  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +42,9 @@ def load(folder: Path, make: Any) -> EMRModel:
     )
 
 
-def client(example: ModuleType, emr: EMRModel, **options: Any) -> TestClient:
-    return TestClient(example.make_app(emr, **options), base_url="http://127.0.0.1:8000")
+def client(example: ModuleType, emr: EMRModel, token: str | None = None, **limits: float) -> TestClient:
+    access = Access(token, allowed_hosts=[*example.OWN_NAMES, "lab"])
+    return TestClient(example.make_app(emr, access, Limits(**limits)), base_url="http://127.0.0.1:8000")
 
 
 def test_classify(example: ModuleType, tmp_path: Path):
@@ -61,11 +66,19 @@ def test_classify(example: ModuleType, tmp_path: Path):
 
 def test_host_and_token(example: ModuleType, tmp_path: Path):
     emr = load(tmp_path, tiny_bert)
-    assert client(example, emr).get("/tasks", headers={"host": "evil.example"}).status_code == 403
-    assert client(example, emr).get("/tasks", headers={"origin": "http://evil.example"}).status_code == 403
-    guarded = client(example, emr, token="secret")
-    assert guarded.get("/tasks").status_code == 401
-    assert guarded.get("/tasks", headers={"authorization": "Bearer secret", "host": "lab"}).status_code == 200
+    guarded, asked, right = (
+        client(example, emr, token="secret"),
+        client(example, emr),
+        {"authorization": "Bearer secret"},
+    )
+    for headers in ({"host": "evil.example"}, {"host": "lab.evil:8000"}, {"origin": "http://evil.example"}):
+        assert asked.get("/tasks", headers=headers).status_code == 403
+        assert guarded.get("/tasks", headers=headers | right).status_code == 403
+    for headers in ({}, {"host": "lab:8000"}, {"host": "[::1]:8000"}, {"origin": "http://127.0.0.1:8000"}):
+        assert asked.get("/tasks", headers=headers).status_code == 200
+        assert guarded.get("/tasks", headers=headers | right).status_code == 200
+    for headers in ({}, {"authorization": "Bearer secrets"}, {"authorization": "secret"}):
+        assert guarded.get("/tasks", headers=headers).status_code == 401
 
 
 def test_restore(example: ModuleType, tmp_path: Path):
@@ -74,7 +87,29 @@ def test_restore(example: ModuleType, tmp_path: Path):
     Image.new("RGB", (12, 10), (90, 120, 30)).save(file, "PNG")
     answer = client(example, emr).post("/restore/b", content=file.getvalue())
     assert answer.status_code == 200 and Image.open(io.BytesIO(answer.content)).size == (12, 10)
-    assert client(example, emr, megapixels=1e-5).post("/restore/b", content=file.getvalue()).status_code == 400
+    for limit, status in (({"megapixels": 1e-5}, 400), ({"gigabytes": 1e-6}, 400), ({"seconds": 1e-6}, 504)):
+        assert client(example, emr, **limit).post("/restore/b", content=file.getvalue()).status_code == status
+
+
+def test_a_turn_ends_when_its_time_is_over(example: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Not before it begins, nor after it has done all of its work."""
+    emr, calls = load(tmp_path, tiny_gpt2), 0
+    clock = Clock(60)
+
+    def count(self: Any, *given: Any) -> None:
+        nonlocal calls
+        calls += 1
+        clock.end = time.monotonic() - 1
+
+    with emr.task("a") as model, clock, refused(TookTooLong, "60 s"):
+        model.register_forward_hook(count)
+        for _ in range(3):
+            model(torch.tensor([[4, 5]]))
+    assert calls == 1
+
+
+def test_what_is_no_picture_is_said(example: ModuleType, tmp_path: Path):
+    emr = load(tmp_path, tiny_semanir)
     assert client(example, emr).post("/restore/b", content=b"no picture").status_code == 400
 
 
@@ -90,7 +125,7 @@ def test_generate_in_turns(example: ModuleType, tmp_path: Path, monkeypatch: pyt
     assert found["ended"] == (3 in wanted.tolist())
     assert asked.post("/generate/b?max_tokens=2000", content="a b").status_code == 400
     assert asked.post("/generate/b?max_tokens=15", content="a b").status_code == 400
-    assert client(example, emr, seconds=-1.0).post("/generate/b?max_tokens=7", content="a b").status_code == 504
+    assert client(example, emr, seconds=1e-9).post("/generate/b?max_tokens=7", content="a b").status_code == 504
 
 
 def test_a_short_request_does_not_wait_for_a_long_one(

@@ -289,3 +289,43 @@ PLACES: dict[str, Callable[[str], tuple[str, bytes]]] = {
     "HTML": lambda text: ("README.md", ("<p>" + "".join(f"&#{ord(each)};" for each in text) + "</p>\n").encode()),
     "letters without width": lambda text: ("README.md", f"# Mine\n\n{_in_the_middle(text, chr(0x200B))}\n".encode()),
 }
+
+
+def _through(text: str, write: Callable[[str], str]) -> str:
+    """A text with its longest word written in another way."""
+    word = max(re.findall(r"[A-Za-z0-9_]+", text), key=len)
+    return text.replace(word, write(word), 1)
+
+
+def _card(content: str | bytes) -> tuple[str, bytes]:
+    body = content.encode() if isinstance(content, str) else content
+    return "README.md", b"# Mine\n\n" + body + b"\n"
+
+
+# Disguises that were thought of after the search was written, so that their score says more of others.
+DISGUISES: dict[str, Callable[[str], tuple[str, bytes]]] = {
+    "HTML, hexadecimal": lambda text: _card("".join(f"&#x{ord(each):x};" for each in text)),
+    "escapes of Python": lambda text: _card("".join(f"\\x{each:02x}" for each in text.encode())),
+    "octal escapes": lambda text: _card("".join(f"\\{each:03o}" for each in text.encode())),
+    "an address, encoded twice": lambda text: _card("?q=" + "".join(f"%25{each:02X}" for each in text.encode())),
+    "base64 twice": lambda text: _card(base64.b64encode(base64.b64encode(f"note={text}".encode()))),
+    "base32": lambda text: _card(base64.b32encode(f"note={text}".encode())),
+    "hexadecimal": lambda text: _card(text.encode().hex()),
+    "UTF-32": lambda text: ("README.md", f"# Mine\n\n{text}\n".encode("utf-32")),
+    "wide letters": lambda text: _card(
+        _through(text, lambda word: "".join(chr(ord(each) + 0xFEE0) for each in word if each.isascii()))
+    ),
+    "soft hyphens": lambda text: _card(_in_the_middle(text, "\u00ad")),
+    "joiners": lambda text: _card(_in_the_middle(text, "\u2060")),
+    "strings that are added": lambda text: _card(_in_the_middle(f'x = "{text}"', '" + "')),
+    "emphasis": lambda text: _card(_in_the_middle(text, "**")),
+    "tags of HTML": lambda text: _card(_in_the_middle(text, "<wbr>")),
+    "a comment of HTML": lambda text: _card(_in_the_middle(text, "<!-- -->")),
+    "a table": lambda text: _card(f"| what | value |\n|---|---|\n| mine | {text.replace('|', '')} |"),
+    "XML": lambda text: _card(f"<key>{text}</key>"),
+    "a picture's address": lambda text: _card(f"![x](https://a.org/?note={text})"),
+    "quoted-printable": lambda text: _card("".join(f"={each:02X}" for each in text.encode())),
+    "a list of letters": lambda text: ("config.json", json.dumps({"note": list(text)}).encode()),
+    "a list of numbers": lambda text: ("config.json", json.dumps({"note": list(text.encode())}).encode()),
+    "backwards": lambda text: _card(text[::-1]),
+}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.errors import FAILED, classify
 from hf_ext.hub import commits
-from hf_ext.hub.commits import NotPublished
+from hf_ext.hub.commits import NoHub, NotPublished
 from hf_ext.hub.publish import push, stage
 
 from .published import contents, save_bert
@@ -214,6 +216,70 @@ def test_a_hub_that_refuses_says_so_and_nothing_is_there(proxy, api, bert, statu
     with pytest.raises((HfHubHTTPError, httpx2.TransportError)) as caught:
         publish(bert, proxy)
     assert classify(caught.value).exit_code == FAILED
+    assert heads(api) == ["initial commit"]
+
+
+# Where a push asks, and what may happen to it there: an answer that is lost, late, an error, of another kind, or cut.
+ASKED = {
+    "create": "/api/repos/create",
+    "look": "/api/models/org/model/tree/",
+    "modes": "/preupload/",
+    "batch": "/info/lfs/objects/batch",
+    "content": "/objects/",
+    "commit": "/commit/",
+}
+HAPPENS: dict[str, Callable[[Callable[[], Reply]], Reply | None]] = {
+    # The true Hub never hears of it, or does what was asked before its answer is changed.
+    "unheard": lambda send: None,
+    "unheard, 500": lambda send: Reply(500, b"oops"),
+    "lost": lambda send: send() and None,
+    "late": lambda send: threading.Event().wait(0.2) or send(),
+    "401": lambda send: Reply(401, b'{"error": "no"}'),
+    "403": lambda send: send() and Reply(403, b'{"error": "no"}'),
+    "404": lambda send: Reply(404, b'{"error": "no"}'),
+    "429": lambda send: Reply(429, b'{"error": "later"}', {"Retry-After": "0"}),
+    "503": lambda send: send() and Reply(503, b""),
+    "a page": lambda send: send() and Reply(200, b"<html>Please log in</html>", {"Content-Type": "text/html"}),
+    "a list": lambda send: send() and Reply(200, b"[]", {"Content-Type": "application/json"}),
+    "an object": lambda send: send() and Reply(200, b"{}", {"Content-Type": "application/json"}),
+    "cut": lambda send: (reply := send()) and Reply(reply.status, reply.body[: len(reply.body) // 2], reply.headers),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("happens", HAPPENS)
+@pytest.mark.parametrize("asked", ASKED)
+def test_whatever_happens_a_push_is_whole_or_refused_in_words(proxy, api, bert, tmp_path, monkeypatch, asked, happens):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    met = []
+
+    def rule(method, path, body, forward):
+        if ASKED[asked] not in path:
+            return forward(body)
+        met.append(path)
+        return HAPPENS[happens](lambda: forward(body))
+
+    proxy.rule = rule
+    try:
+        publish(bert, proxy, commit_message="Mine")
+    except Exception as error:
+        ending = classify(error)
+        assert ending is not None and ending.message, error
+        assert ending.exit_code == FAILED or happens in ("401", "404"), error
+        # Where only the answer was lost, the commit may be there, and then it is whole.
+        if not api.repo_exists("org/model") or heads(api) == ["initial commit"]:
+            return
+    assert met
+    assert heads(api) == ["Mine", "initial commit"]
+    assert on_hub(api, tmp_path) == contents(stage(bert, tmp_path / "staged", repo_id="org/model"))
+
+
+@pytest.mark.parametrize("body", [b"<html>Please log in</html>", b"[]", b"{}", b'{"files": [{}]}'])
+def test_an_answer_that_is_none_of_a_hub_is_said(proxy, api, bert, body):
+    proxy.rule = lambda method, path, given, forward: Reply(200, body) if "/preupload/" in path else forward(given)
+    with pytest.raises(NoHub) as caught:
+        publish(bert, proxy)
+    assert caught.value.endpoint == proxy.url and classify(caught.value).exit_code == FAILED
     assert heads(api) == ["initial commit"]
 
 

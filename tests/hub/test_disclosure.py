@@ -12,7 +12,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from safetensors.torch import load_file, save_file
 
-from hf_ext.errors import NotPublished
+from hf_ext.errors import DataError, NotPublished
 from hf_ext.hub.cards import write_card
 from hf_ext.hub.disclosure import SecretFound, find_machine_paths, is_path, refuse_secrets
 from hf_ext.hub.publish import push, rehearse, stage
@@ -303,6 +303,9 @@ def test_an_adapter_over_a_folder_is_refused_with_advice(base, tmp_path, monkeyp
     with pytest.raises(NotPublished) as caught:
         stage(adapter, tmp_path / "staged")
     assert "alice" not in str(caught.value)
+    (adapter / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": [base]}))
+    with refused(DataError, "adapter_config.json", "base_model_name_or_path"):
+        stage(adapter, tmp_path / "staged")
     for public in ("org/base", "gpt2"):
         (adapter / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": public}))
         staged = stage(adapter, tmp_path / public.replace("/", "-"))

@@ -271,6 +271,37 @@ def test_other_factors_and_other_settings_are_refused_among_adapters(bert, tmp_p
         plan_of(bert, "adapter", d=biased)
 
 
+def of_other_rank(a: torch.Tensor, b: torch.Tensor) -> dict[str, tuple[torch.Tensor | None, torch.Tensor | None]]:
+    """Factors that give no weight: their ranks differ, a side is missing, or one of them."""
+    return {
+        "more rows in A": (torch.zeros(9, *a.shape[1:]), b),
+        "fewer columns in B": (a, b[:, :1].clone()),
+        "exchanged": (b, a),
+        "A is a vector": (a[0].clone(), b),
+        "B is a vector": (a, b[:, 0].clone()),
+        "A is a number": (torch.tensor(1.0), b),
+        "B is a number": (a, torch.tensor(1.0)),
+        "B has one side too many": (a, b[None].clone()),
+        "no A": (None, b),
+        "no B": (a, None),
+    }
+
+
+@pytest.mark.parametrize("kind", of_other_rank(torch.zeros(2, 3), torch.zeros(3, 2)))
+@pytest.mark.parametrize("adapters", ["delta", "adapter"])
+def test_factors_without_a_common_rank_are_refused(bert, tmp_path, adapters, kind):
+    folder = tiny_adapter(tmp_path / "a", bert, 1)
+    file = folder / "adapter_model.safetensors"
+    stored = load_file(file)
+    first = next(name for name in stored if name.endswith("query.lora_A.weight"))
+    second = first.replace("lora_A", "lora_B")
+    changed = dict(zip((first, second), of_other_rank(stored[first], stored[second])[kind], strict=True))
+    kept = {name: value.contiguous() for name, value in (stored | changed).items() if value is not None}
+    save_file(kept, file, metadata={"format": "pt"})
+    with refused(DataError, "'a'", "query.lora_"):
+        plan_of(bert, adapters, a=folder, b=folder)
+
+
 def test_ia3_is_merged_from_a_base_of_ones(bert, tmp_path):
     tasks = {name: tiny_adapter(tmp_path / name, bert, seed, kind="ia3") for seed, name in enumerate("ab")}
     with plan_of(bert, "adapter", **tasks) as plan:
