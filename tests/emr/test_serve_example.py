@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -21,8 +22,10 @@ from starlette.testclient import TestClient  # noqa: E402
 from hf_ext.answers.limits import Clock, Limits, TookTooLong  # noqa: E402
 from hf_ext.embedded_hub.access import Access  # noqa: E402
 from hf_ext.emr import EMRModel  # noqa: E402
+from hf_ext.restoration.tiles import restore_image  # noqa: E402
 from tests.emr.emr_testing import tiny_bert, tiny_gpt2, tiny_semanir  # noqa: E402
 from tests.emr.use_testing import merge  # noqa: E402
+from tests.hub.published import tiny_model  # noqa: E402
 from tests.kit.refusals import refused  # noqa: E402
 
 
@@ -106,6 +109,19 @@ def test_a_turn_ends_when_its_time_is_over(example: ModuleType, tmp_path: Path, 
         for _ in range(3):
             model(torch.tensor([[4, 5]]))
     assert calls == 1
+
+
+def test_a_time_changes_nothing_of_what_is_compiled():
+    """flex_attention is compiled in one graph, which must not hold the clock of the request that compiled it."""
+    model = tiny_model(attn_implementation="flex_attention")
+    pixels = np.random.default_rng(0).random((16, 16, 3), np.float32)
+    expected = restore_image(model, pixels)
+    for clock in (Limits().clock(), Limits().clock()):
+        with clock:
+            np.testing.assert_array_equal(restore_image(model, pixels), expected)
+    clock.end = time.monotonic() - 1
+    with refused(TookTooLong), clock:
+        restore_image(model, pixels)
 
 
 def test_what_is_no_picture_is_said(example: ModuleType, tmp_path: Path):

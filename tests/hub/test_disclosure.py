@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from hf_ext.errors import DataError, NotPublished
 from hf_ext.hub.cards import write_card
-from hf_ext.hub.disclosure import SecretFound, find_machine_paths, is_path, refuse_secrets
+from hf_ext.hub.disclosure import SecretFound, cut_folders, find_machine_paths, is_path, refuse_secrets
 from hf_ext.hub.publish import push, rehearse, stage
 from tests.kit.refusals import refused
 
@@ -310,6 +310,20 @@ def test_an_adapter_over_a_folder_is_refused_with_advice(base, tmp_path, monkeyp
         (adapter / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": public}))
         staged = stage(adapter, tmp_path / public.replace("/", "-"))
         assert json.loads((staged / "adapter_config.json").read_text())["base_model_name_or_path"] == public
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("/tmp/gradio/ab/photo.png: no picture", "photo.png: no picture"),
+        ("No such file: '/home/alice smith/a b.png'", "No such file: 'a b.png'"),
+        (r"C:\Users\alice\x.png, \\nas\share\y.png", "x.png, y.png"),
+        ("(~/models/x) path=/root/y file:///root/z at:/root/w", "(x) path=y z at:w"),
+        ("https://a.org/b/c s3://d/e org/name image/png 3 / 4", "https://a.org/b/c s3://d/e org/name image/png 3 / 4"),
+    ],
+)
+def test_a_stranger_is_told_no_folder(message, told):
+    assert cut_folders(message) == told
 
 
 def test_other_texts_that_name_this_machine_are_pointed_out(tmp_path, monkeypatch):
