@@ -103,7 +103,8 @@ def hash_inputs(data: datasets.Dataset) -> list[bytes]:
 
 def _sizes(raw: Any, columns: list[str]) -> dict[int, int]:
     """How many files that are named have each size: the content of one whose size no other has is never read."""
-    files = [name for name in columns if _is_file(raw.features[name])]
+    features = raw.features  # a copy of all, made each time
+    files = [name for name in columns if _is_file(features[name])]
     count: dict[int, int] = defaultdict(int)
     for name in files:
         for table in raw.select_columns([name]).iter(batch_size=4096):

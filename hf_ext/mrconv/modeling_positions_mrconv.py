@@ -147,7 +147,7 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
         # Who drafts is called again and again, and its cache is cropped in between.
         recorded = given.is_assistant or (isinstance(past, MRConvCache) and past.is_recording)
         try:
-            outputs = super().generate(*args, **kwargs)  # type: ignore[misc]
+            outputs = super().generate(*args, **kwargs)
             return outputs
         finally:
             self.config.num_hidden_layers = depth
@@ -155,7 +155,7 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
             if isinstance(cache, MRConvCache) and not recorded:
                 cache.stop_recording()
 
-    def prepare_inputs_for_generation(  # type: ignore[override]
+    def prepare_inputs_for_generation(
         self,
         input_ids: torch.LongTensor,
         inputs_embeds: Tensor | None = None,
@@ -163,7 +163,7 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """The inputs of the next forward pass of `generate`: after the prompt, all positions are valid."""
-        inputs: dict[str, Any] = super().prepare_inputs_for_generation(  # type: ignore[misc]
+        inputs: dict[str, Any] = super().prepare_inputs_for_generation(
             input_ids, inputs_embeds=inputs_embeds, is_first_iteration=is_first_iteration, **kwargs
         )
         if not is_first_iteration and inputs.get(_CACHE) is not None:
