@@ -19,6 +19,11 @@ def escape(text: str) -> str:
     return _COMMANDS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
+def escape_line(text: str) -> str:
+    r"""As [`escape`], and `\u000a` for a new line, so that the name of a file cannot write a line of its own."""
+    return escape(text).replace("\n", "\\u000a")
+
+
 class _Guarded:
     """A stream of text that lets nobody else command the terminal: names of files, models and labels are anybody's."""
 

@@ -4,6 +4,8 @@ from typing import Any
 
 import click
 
+from hf_ext.terminal import escape_line
+
 from .errors import Failed, Unusable, loads
 from .library import register_models
 from .output import print_json, print_table
@@ -63,7 +65,7 @@ def classify(
         try:
             found.append({"input": item.name, classifier.answer: classifier.classify(item, top_k, names)})
         except (ValueError, OSError, RuntimeError, IndexError) as error:
-            click.echo(f"{item.name}: {error}", err=True)
+            click.echo(escape_line(f"{item.name}: {error}"), err=True)
     if as_json:
         print_json(found)
     elif found:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from hf_ext.terminal import escape
+from hf_ext.terminal import escape, escape_line
 
 
 def finite(value: Any) -> Any:
@@ -36,7 +36,7 @@ def print_rows(rows: list[tuple[str, Any]], to_stderr: bool = False, title: str 
     if terminal is None:
         width = max((len(name) for name, _ in rows), default=0)
         for name, value in rows:
-            click.echo(f"{name:<{width}}  {value}".rstrip(), err=to_stderr)
+            click.echo(escape_line(f"{name:<{width}}  {value}").rstrip(), err=to_stderr)
         return
     from rich.table import Table
     from rich.text import Text
@@ -47,7 +47,7 @@ def print_rows(rows: list[tuple[str, Any]], to_stderr: bool = False, title: str 
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(Text(escape(name)), Text(escape(str(value))))
+        table.add_row(Text(escape_line(name)), Text(escape_line(str(value))))
     terminal.print(table)
 
 
@@ -80,7 +80,7 @@ def print_table(
                 Text(escape(header[column])), justify="left" if column < names else "right", overflow="fold"
             )
         for row in rows:
-            table.add_row(*(Text(escape(row[column])) for column in columns))
+            table.add_row(*(Text(escape_line(row[column])) for column in columns))
         terminal.print(table)
 
 
@@ -101,13 +101,14 @@ def fit_columns(header: Sequence[str], rows: Sequence[Sequence[str]], names: int
 
 def aligned_table(header: Sequence[str], rows: Sequence[Sequence[str]], names: int = 1) -> list[str]:
     """A table as lines: the first columns, which are names, to the left, the others to the right."""
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    rows = [[escape_line(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
     return [
         "  ".join(
             cell.ljust(width) if column < names else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
-        for row in (header, *rows)
+        for row in rows
     ]
 
 

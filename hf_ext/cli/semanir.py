@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from hf_ext.terminal import is_quiet
+from hf_ext.terminal import escape_line, is_quiet
 
 from .errors import Failed, Unusable, loads
 from .groups import Group
@@ -230,7 +230,7 @@ def _plan(
             raise Unusable(f"--{option} is for {' and '.join(endings)}, and no result is one; see --format.")
     plan, to_do = choose_jobs(plan, _records(source, folder, made_with), overwrite)
     for text in [*plan.skipped.values(), *plan.refused.values()]:
-        click.echo(text, err=True)
+        click.echo(escape_line(text), err=True)
     if not plan.jobs:
         raise Unusable(f"none of {len(plan.skipped) + len(plan.refused)} pictures can be restored.")
     if to_do and sheet is not None and sheet.exists() and not overwrite:
@@ -293,7 +293,7 @@ class _Bar:
 
     def say(self, text: str) -> None:
         self.bar.clear()
-        click.echo(text, err=True)
+        click.echo(escape_line(text), err=True)
 
 
 _FORMAT = "{percentage:3.0f} %|{bar}| {n:.2f} of {total:.2f} MP [{elapsed}, {remaining} left, {rate_fmt}]"

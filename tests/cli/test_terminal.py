@@ -150,6 +150,21 @@ def test_a_name_reads_as_it_is_where_tables_have_styles(monkeypatch):
                                                          for place in range(len(written))}  # fmt: skip
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_name_writes_no_line_of_its_own(monkeypatch, terminal):
+    screen = io.StringIO()
+    screen.isatty = lambda: terminal
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setenv("COLUMNS", "200")
+    name = "a\nError: b\r\nc"
+    with guarded_streams():
+        print_rows([("name", name)])
+        print_table(("name", "share"), [(name, "1")])
+    lines = screen.getvalue().splitlines()
+    assert not [line for line in lines if line.lstrip().startswith(("Error", "c"))]
+    assert sum("a\\u000aError: b\\u000d\\u000ac" in line for line in lines) == 2
+
+
 def test_json_stays_json(monkeypatch):
     assert json.loads(escape(json.dumps({"a": NAME}, ensure_ascii=False))) == {"a": NAME}
 
