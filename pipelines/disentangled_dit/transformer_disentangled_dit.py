@@ -46,12 +46,10 @@ class DisentangledDiTAttnProcessor:
     _attention_backend = None
     _parallel_config = None
 
-    def __call__(
-        self, attn: "DisentangledDiTAttention", hidden_states: Tensor, encoder_hidden_states: Tensor | None = None
-    ) -> Any:
+    def __call__(self, attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor | None = None) -> Any:
         query, key, value = attn.project(hidden_states, attn.to_q, attn.to_k, attn.to_v)
         query, key = attn.norm_q(query), attn.norm_k(key)
-        kind = {"backend": self._attention_backend, "parallel_config": self._parallel_config}
+        kind: dict[str, Any] = {"backend": self._attention_backend, "parallel_config": self._parallel_config}
         if encoder_hidden_states is None:
             return attn.to_out[0](dispatch_attention_fn(query, key, value, **kind).flatten(2))
         added_key, added_value = attn.project(encoder_hidden_states, attn.add_k_proj, attn.add_v_proj)
