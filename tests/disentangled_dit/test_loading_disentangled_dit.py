@@ -31,6 +31,7 @@ CALLS = {
     "class": {"class_labels": ["hen", 1], "original_size": [(20, 30)] * 2, "control_guidance_scale": 2.0},
     "text": {"prompt": "a red hen"},
 }
+SHARED = {"shared_stream": True, "modulation": "shared"}
 COMMON = {"num_inference_steps": 3, "output_type": "latent"}
 
 # Runs in its own process. Arguments: "absent" or "installed"; sources by name and calls as JSON; where to write.
@@ -118,7 +119,7 @@ def published(tmp_path_factory) -> Iterator[tuple[EmbeddedHub, Path, dict, dict]
     # their number decides the order of sums, and the other processes have one
     torch.set_num_threads(1)
     with EmbeddedHub(place / "hub") as hub:
-        for name, pipeline in {"text": make_text_pipeline(), "class": make_pipeline(vae=make_vae())}.items():
+        for name, pipeline in {"text": make_text_pipeline(), "class": make_pipeline(vae=make_vae(), **SHARED)}.items():
             folder = stage(pipeline, place / name, repo_id=f"org/{name}")
             push(folder, f"org/{name}", endpoint=hub.url, token=False, check=False)
             sources |= {f"{name}-local": str(folder), f"{name}-hub": f"org/{name}"}
