@@ -1028,3 +1028,9 @@ class DisentangledDiTInpaintPipeline(DisentangledDiTPipeline):
         call = inspect.signature(super().__call__).bind(class_labels, prompt, **options)
         call.apply_defaults()
         return self._generate(call.arguments, image, mask_image, strength)
+
+
+def __dir__() -> list[str]:
+    # `custom_pipeline="pipeline"`, as older cards say, loads the one pipeline whose name diffusers finds listed in the
+    # file; two would be an error. `trust_remote_code` alone takes the name of model_index.json.
+    return [name for name in globals() if not name.endswith(("Img2ImgPipeline", "InpaintPipeline"))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.pipelines.pipeline_loading_utils import _fetch_class_library_tuple
+from diffusers.utils.dynamic_modules_utils import find_pipeline_class
 from huggingface_hub import close_session
 from safetensors.torch import load_file
 
@@ -206,6 +208,8 @@ def test_only_a_pipeline_of_our_transformer_is_saved(tmp_path):
 def test_diffusers_finds_the_room_and_the_class():
     assert diffusers.DisentangledDiTPipeline is DisentangledDiTPipeline
     assert diffusers.pipelines.disentangled_dit.DisentangledDiTPipeline is DisentangledDiTPipeline
+    # older cards name the file alone, in which diffusers then wants one class
+    assert find_pipeline_class(sys.modules[DisentangledDiTPipeline.__module__]) is DisentangledDiTPipeline
     # this version of diffusers still records a component by the room that it is in
     found = _fetch_class_library_tuple(DisentangledDiTTransformer2DModel)
     assert found == ("disentangled_dit", "DisentangledDiTTransformer2DModel")
