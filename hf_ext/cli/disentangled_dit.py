@@ -10,6 +10,7 @@ import click
 
 from .errors import Failed, Unusable, loads
 from .groups import Group
+from .output import print_json, print_rows
 from .sources import Model
 
 
@@ -105,6 +106,44 @@ def precompute(
     folder = encode(build(Precompute, settings, "precompute"), out, device)
     if Ranks().index == 0:
         click.echo(folder)
+
+
+@dit.command()
+@click.argument("pictures", metavar="PICTURES")
+@click.argument("reference", metavar="REFERENCE")
+@click.option(
+    "--network",
+    required=True,
+    help="Of the features: the Inception network, a TorchScript file or org/name/file.pt; or any classifier.",
+)
+@click.option("--split", default="train", show_default=True, help="Of the reference.")
+@click.option("--kernel", is_flag=True, help="Measure the kernel distance (KID) too.")
+@click.option(
+    "--keep", type=click.Path(dir_okay=False, path_type=Path), help="Write the reference's statistics, .npz."
+)
+@click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Pictures at once.")
+@click.option("--device", help="cpu, cuda, cuda:1, ...; the GPU if there is one.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def score(pictures: str, reference: str, as_json: bool, **options: Any) -> None:
+    """Measure how far PICTURES are from those of REFERENCE: FID, or the same distance by another classifier.
+
+    Both are a folder, a file or a Hub id; REFERENCE may also be statistics, as --keep writes them. Values of unequal
+    numbers of pictures cannot be compared. Processes of `accelerate launch -m hf_ext_cli.main dit score ...` share
+    the pictures.
+
+    \b
+    Examples:
+      hf-ext dit score pictures data/cifar10 --network inception-2015-12-05.pt --keep cifar10.npz --kernel
+      hf-ext dit score pictures cifar10.npz --network inception-2015-12-05.pt --json
+    """
+    from hf_ext.distributed import Ranks
+    from hf_ext.tasks.picture_scores import score as measure
+
+    if options["keep"] is not None and options["keep"].suffix != ".npz":
+        raise click.BadParameter(f"{options['keep']} does not end with .npz.", param_hint="--keep")
+    found = measure(pictures, reference, **options)
+    if Ranks().index == 0:
+        print_json(found) if as_json else print_rows(list(found.items()))
 
 
 @click.command()

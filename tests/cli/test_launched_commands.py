@@ -1,4 +1,4 @@
-"""restore, precompute, evaluate and sample in two processes: the results of one, also after a process was killed."""
+"""Commands in two processes: the results of one, also after a process was killed."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from hf_ext.tasks.diffusion_latents import SPREAD
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_vae
 from tests.kit.command_line import run
 from tests.kit.models import assert_same_answers, assert_same_picture
-from tests.tasks.diffusion_testing import write_pictures
+from tests.tasks.diffusion_testing import write_judge, write_pictures
 from tests.training.launching import fork_pairs, launch_two
 
 BROKEN = ("b.png", "e.png")
@@ -49,6 +49,7 @@ def write_inputs(root: Path) -> None:
     SemanIRForImageRestoration(SemanIRConfig(**sizes)).save_pretrained(root / "model")
     make_vae().save_pretrained(root / "vae")
     make_pipeline().save_pretrained(root / "dit")
+    write_judge(root / "judge")
     write_photos(root / "photos")
     write_pictures(root / "pictures", count=11, size=(20, 18))
     # Two batches of two and one of one: one of two processes has a batch to repeat.
@@ -74,6 +75,11 @@ def evaluate_words(root: Path, output: str) -> list[str]:
 def sample_words(root: Path, out: str) -> list[str]:
     words = ["--count", "11", "--batch-size", "2", "--steps", "2", "--device", "cpu", "--class-labels", "hen,1,4"]
     return ["sample", str(root / "dit"), "--out", str(root / out), *words]
+
+
+def score_words(root: Path) -> list[str]:
+    words = ["--network", str(root / "judge"), "--batch-size", "2", "--device", "cpu", "--kernel", "--json"]
+    return ["dit", "score", str(root / "scored"), str(root / "pictures"), *words]
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +112,7 @@ def launched(tmp_path_factory) -> Path:
             "copy": folders(root, "drawn-killed", "drawn-copy"),
         },
         "sample": {"words": sample_words(root, "drawn-two")},
+        "score": {"words": score_words(root)},
         "evaluate": {"words": evaluate_words(root, "two.json")},
     }
     fork_pairs(
@@ -243,6 +250,13 @@ def test_two_processes_score_every_example_once(launched):
     found, expected = (json.loads((launched / name).read_text())["results"] for name in ("two.json", "one.json"))
     for row, wanted in zip(found, expected, strict=True):
         assert row == wanted | {"value": pytest.approx(wanted["value"], rel=1e-6)}
+
+
+def test_distances_of_pictures_that_two_processes_read_are_those_of_one(launched):
+    first, second = said(launched, "score")
+    assert first["code"] == second["code"] == 0 and second["stdout"] == ""
+    found, alone = (json.loads(text) for text in (first["stdout"], run(*score_words(launched)).stdout))
+    assert found == pytest.approx(alone, rel=1e-3) and found["pictures"] == 5 and found["reference_pictures"] == 11
 
 
 def test_processes_of_a_machine_share_its_gpus(monkeypatch):
