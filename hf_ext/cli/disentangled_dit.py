@@ -197,15 +197,6 @@ def sample(
     prompts: tuple[str, ...],
     prompt_file: Path | None,
     count: int | None,
-    size: str | None,
-    original_size: str | None,
-    target_size: str | None,
-    crop: str | None,
-    flip: bool,
-    steps: int,
-    guidance_scale: float,
-    control_guidance_scale: float,
-    negative: str | None,
     scheduler: str | None,
     image: Path | None,
     strength: float | None,
@@ -213,6 +204,7 @@ def sample(
     batch_size: int | None,
     dtype: str,
     device: str | None,
+    **asked: Any,
 ) -> None:
     """Draw pictures of MODEL, a folder or org/name[@revision], into one labelled grid or a folder.
 
@@ -238,28 +230,18 @@ def sample(
     from hf_ext.tasks.diffusion_samples import sample_folder
 
     is_grid = out.suffix.lower() == ".png"
-    _check_out(out, is_grid, count)
-    _check_guidance(guidance_scale, control_guidance_scale, negative)
+    ranks = Ranks()
+    _check_out(out, is_grid, count, ranks.count)
+    _check_guidance(asked["guidance_scale"], asked["control_guidance_scale"], asked["negative"])
     if strength is not None and image is None:
         raise click.UsageError("--strength says how much of --image is made anew: give --image too, or leave it out.")
-    ranks = Ranks()
-    if is_grid and ranks.count > 1:
-        raise click.UsageError("a grid is drawn by one process: name a folder with --out, or leave `accelerate` out.")
     with ranks.first_before_others():
         pipeline = load_pipeline(source, device if ranks.count == 1 else ranks.own_device(device), dtype)
     if scheduler is not None:
         pipeline.scheduler = _other_scheduler(pipeline.scheduler, scheduler)
-    if prompt_file is not None:
-        prompts += tuple(line for line in prompt_file.read_text(encoding="utf-8").splitlines() if line.strip())
+    prompts += _read_prompts(prompt_file)
     conditions, names = _conditions(pipeline, class_labels, prompts, 10 if is_grid else None)
-    options: dict[str, Any] = {"num_inference_steps": steps, "guidance_scale": guidance_scale}
-    options["control_guidance_scale"] = control_guidance_scale
-    if size is not None:
-        options["height"], options["width"] = _pair(size, "--size")
-    pairs = {"original_size": original_size, "target_size": target_size, "crop": crop}
-    options |= {name: _pair(text, f"--{name.replace('_', '-')}") for name, text in pairs.items() if text is not None}
-    options |= {"flip": True} if flip else {}
-    options |= _negative(pipeline, negative)
+    options = _call_options(pipeline, asked)
     if image is not None:
         pipeline = AutoPipelineForImage2Image.from_pipe(pipeline)  # type: ignore[no-untyped-call]
         options |= {"image": read_picture(image), "strength": 0.8 if strength is None else strength}
@@ -281,10 +263,19 @@ def sample(
         click.echo(made)
 
 
-def _check_out(out: Path, is_grid: bool, count: int | None) -> None:
+def _read_prompts(path: Path | None) -> tuple[str, ...]:
+    """The lines of a file that are not empty."""
+    if path is None:
+        return ()
+    return tuple(line for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+
+
+def _check_out(out: Path, is_grid: bool, count: int | None, processes: int) -> None:
     """Refuses a place that is none for a grid, or for a folder."""
     from PIL import Image
 
+    if is_grid and processes > 1:
+        raise click.UsageError("a grid is drawn by one process: name a folder with --out, or leave `accelerate` out.")
     if is_grid and out.is_dir():
         raise click.BadParameter(f"{out} is a folder.", param_hint="--out")
     if not is_grid and (out.suffix.lower() in Image.registered_extensions() or out.is_file()):
@@ -343,13 +334,22 @@ def _conditions(
     return labels, [known.get(str(label), str(label)) for label in labels]
 
 
-def _negative(pipeline: Any, negative: str | None) -> dict[str, Any]:
-    """The negative conditions of guidance, as the pipeline takes them."""
+def _call_options(pipeline: Any, asked: dict[str, Any]) -> dict[str, Any]:
+    """Options of the command line as a call of the pipeline takes them."""
+    options = {name: asked[name] for name in ("guidance_scale", "control_guidance_scale")}
+    options["num_inference_steps"] = asked["steps"]
+    if asked["size"] is not None:
+        options["height"], options["width"] = _pair(asked["size"], "--size")
+    pairs = {name: asked[name] for name in ("original_size", "target_size", "crop") if asked[name] is not None}
+    options |= {name: _pair(text, f"--{name.replace('_', '-')}") for name, text in pairs.items()}
+    options |= {"flip": True} if asked["flip"] else {}
+    negative = asked["negative"]
     if negative is None:
-        return {}
+        return options
     if pipeline.transformer.config.num_classes is None:
-        return {"negative_prompt": negative}
-    return {"negative_class_labels": int(negative) if negative.isdecimal() else pipeline.get_label_ids(negative)[0]}
+        return {**options, "negative_prompt": negative}
+    number = int(negative) if negative.isdecimal() else pipeline.get_label_ids(negative)[0]
+    return {**options, "negative_class_labels": number}
 
 
 def _other_scheduler(before: Any, name: str) -> Any:

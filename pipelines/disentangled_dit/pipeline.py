@@ -125,12 +125,9 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         )
         # JSON turns the keys into text; written so at once, what is saved again is the same.
         names = None if id2label is None else {str(number): name for number, name in id2label.items()}
+        padding = {"text_padding": text_padding, "text_padding_noise": text_padding_noise}
         self.register_to_config(
-            id2label=names,
-            text_padding=text_padding,
-            text_padding_noise=text_padding_noise,
-            max_text_length=max_text_length,
-            prediction_type=prediction_type,
+            id2label=names, max_text_length=max_text_length, prediction_type=prediction_type, **padding
         )
         self.register_to_config(prediction_type=self._check_scheduler())
         self.labels = {name.strip(): int(number) for number, text in (names or {}).items() for name in text.split(",")}
