@@ -8,16 +8,16 @@ the model lacks is named and left out.
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from generating import balance_labels, generate_images
+from generating import evaluate_size_control, vary_controls
 from measuring import SAMPLING, load
 
 from hf_ext.files import write_json
-from hf_ext.metrics import ClassifierFeatures, content_drift, high_frequency_energy
+from hf_ext.metrics import ClassifierFeatures
 
 JUDGE = Path(__file__).resolve().parent / "results" / "judge"
 SIZES = (8, 12, 16, 24, 32)
@@ -44,15 +44,9 @@ def correlation(first: np.ndarray, second: np.ndarray) -> float:
     return float(np.mean((one * other).sum(1) / np.maximum(norms, 1e-9)))
 
 
-def measure_detail(images: np.ndarray, sizes: Sequence[int]) -> dict[str, Any]:
-    """Energy of fine detail of [sizes, images, ...], whether it grows throughout, the last over the first."""
-    energies = high_frequency_energy(images).mean(1)
-    return {
-        "sizes": list(sizes),
-        "high_frequency_energy": energies.tolist(),
-        "grows": bool((np.diff(energies) > 0).all()),
-        "ratio": float(energies[-1] / max(energies[0], 1e-12)),
-    }
+def tell_growth(energies: Sequence[float]) -> dict[str, Any]:
+    """True where energies grow throughout, and the last over the first."""
+    return {"grows": bool((np.diff(energies) > 0).all()), "ratio": energies[-1] / max(energies[0], 1e-12)}
 
 
 def measure_shift(images: np.ndarray, places: Sequence[int], axis: int) -> dict[str, Any]:
@@ -74,40 +68,30 @@ def measure_controls(
     pipeline: Any,
     judge: Any,
     *,
-    per_class: int = 10,
     sizes: Sequence[int] = SIZES,
     places: Sequence[int] = PLACES,
     **options: Any,
 ) -> dict[str, Any]:
     """The measures of each control that the model has; `judge` has a method `classify`, as ClassifierFeatures."""
-    labels = balance_labels(pipeline, per_class)
     known, middle = pipeline.transformer.config.control_alpha, places[len(places) // 2]
 
-    def vary(settings: list[dict[str, Any]], measure: Callable[[np.ndarray], dict[str, Any]]) -> dict[str, Any]:
-        """Pictures [settings, images, ...] of the same noise: what a measure says, drift, and shares of classes."""
-        images = np.stack([generate_images(pipeline, labels.tolist(), **options, **asked) for asked in settings])
-        seen = np.stack([judge.classify(part)[1] for part in images])
-        return {**measure(images), **content_drift(images, seen), "accuracy": (seen == labels).mean(1).tolist()}
+    def measure(control: str) -> dict[str, Any]:
+        if control == "original_size":
+            found = evaluate_size_control(pipeline, judge, sizes, **options)
+            return {**found, **tell_growth(found["high_frequency_energy"])}
+        if control == "flip":
+            images, found = vary_controls(pipeline, judge, [{"flip": False}, {"flip": True}], **options)
+            return {**found, **measure_mirror(*images)}
+        axis = ("crop_down", "crop_right").index(control)
+        asked = [{"crop": (middle, place) if axis else (place, middle)} for place in places]
+        images, found = vary_controls(pipeline, judge, asked, **options)
+        return {**found, **measure_shift(images, places, axis)}
 
-    measured: dict[str, Callable[[], dict[str, Any]]] = {
-        "original_size": lambda: vary(
-            [{"original_size": (size, size)} for size in sizes], lambda images: measure_detail(images, sizes)
-        ),
-        "crop": lambda: {
-            "down": vary(
-                [{"crop": (place, middle)} for place in places], lambda images: measure_shift(images, places, 0)
-            ),
-            "right": vary(
-                [{"crop": (middle, place)} for place in places], lambda images: measure_shift(images, places, 1)
-            ),
-        },
-        "flip": lambda: vary([{"flip": False}, {"flip": True}], lambda images: measure_mirror(*images)),
-    }
+    controls = {"original_size": "original_size", "crop_down": "crop", "crop_right": "crop", "flip": "flip"}
     return {
-        "images": len(labels),
-        "control_alpha": {name: float(known[name]) for name in measured if name in known},
-        "left_out": [name for name in measured if name not in known],
-        **{name: measure() for name, measure in measured.items() if name in known},
+        "control_alpha": {name: float(known[name]) for name in dict.fromkeys(controls.values()) if name in known},
+        "left_out": [name for name in dict.fromkeys(controls.values()) if name not in known],
+        **{name: measure(name) for name, control in controls.items() if control in known},
     }
 
 
@@ -118,9 +102,8 @@ def main() -> None:
     parser.add_argument("--per-class", type=int, default=10)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    found = measure_controls(
-        load(options.model), ClassifierFeatures(str(options.judge)), per_class=options.per_class, **SAMPLING
-    )
+    judge = ClassifierFeatures(str(options.judge))
+    found = measure_controls(load(options.model), judge, images_per_class=options.per_class, **SAMPLING)
     if options.out is not None:
         write_json(options.out, found)
     print(json.dumps(found, indent=2))
