@@ -80,23 +80,28 @@ def measure_images(
     }
 
 
-def evaluate_size_control(
+def vary_controls(
     pipeline: DisentangledDiTPipeline,
     classifier: ClassifierFeatures,
-    sizes: Sequence[int],
+    settings: Sequence[dict[str, Any]],
     *,
     images_per_class: int = 10,
     **options: Any,
+) -> tuple[np.ndarray, dict[str, Any]]:
+    """Images [settings, images, ...] of equal noise and class: how far they drift, and whether their class is seen."""
+    labels = balance_labels(pipeline, images_per_class)
+    images = np.stack([generate_images(pipeline, labels.tolist(), **options, **asked) for asked in settings])
+    seen = np.stack([classifier.classify(part)[1] for part in images])
+    return images, {**content_drift(images, seen), "accuracy": (seen == labels).mean(1).tolist()}
+
+
+def evaluate_size_control(
+    pipeline: DisentangledDiTPipeline, classifier: ClassifierFeatures, sizes: Sequence[int], **options: Any
 ) -> dict[str, Any]:
     """Changes by `original_size`, with seed and class fixed: of content, which should stay, and of detail."""
     if len(set(sizes)) < 2:
         raise ValueError(f"sizes must be at least two different sides in pixels, got {list(sizes)}.")
-    labels = balance_labels(pipeline, images_per_class)
-    images = [generate_images(pipeline, labels.tolist(), original_size=(size, size), **options) for size in sizes]
-    seen = [classifier.classify(part)[1] for part in images]
-    return {
-        **content_drift(np.stack(images), np.stack(seen)),
-        "sizes": list(sizes),
-        "high_frequency_energy": [float(high_frequency_energy(part).mean()) for part in images],
-        "accuracy": [float(np.mean(classes == labels)) for classes in seen],
-    }
+    asked = [{"original_size": (size, size)} for size in sizes]
+    images, found = vary_controls(pipeline, classifier, asked, **options)
+    energies = [float(high_frequency_energy(part).mean()) for part in images]
+    return {**found, "sizes": list(sizes), "high_frequency_energy": energies}

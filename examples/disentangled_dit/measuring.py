@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import classifier  # noqa: F401  registers the judge, which is loaded by its name
 import datasets
 import numpy as np
 from captions import border_colour, lightness

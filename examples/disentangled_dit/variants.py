@@ -59,13 +59,13 @@ class OneStream(DisentangledDiTTransformer2DModel):
     def _make_blocks(self, dim: int) -> None:
         config = self.config
         if config.conditioning != "adaln" or config.num_decoder_layers:
-            raise ValueError("one stream has its class in adaLN: set conditioning='adaln', and no decoder layers.")
+            raise ValueError("one stream has its class in adaLN: set conditioning='adaln', without decoder layers.")
         self.transformer_blocks = nn.ModuleList(
             self._block_class(dim, config.num_attention_heads, config.mlp_ratio) for _ in range(config.num_layers)
         )
         sizes = [6] * config.num_layers + [2]
         self.modulations = nn.ModuleList(nn.Linear(dim, size * dim) for size in sizes)
-        self.modulation_sizes = [size * dim for size in sizes]
+        self.modulation_sizes, self.modulation_table = [size * dim for size in sizes], None
         # Scales are 1 + what the layer computes, as in our blocks.
         offset = torch.cat([torch.arange(size) % 3 == 1 for size in sizes]).repeat_interleave(dim)
         self.register_buffer("modulation_offset", offset.to(torch.get_default_dtype()), persistent=False)

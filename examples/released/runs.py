@@ -29,7 +29,7 @@ RUNS: dict[str, str | None] = {
     "super-resolution-x2": None,
     **dict.fromkeys((f"restore-tasks-{task}" for task in RESTORE_TASKS), "denoise-color"),
     "photo": "denoise-color",
-    "cifar10": "cifar10-16",
+    "cifar10": None,
 }
 
 

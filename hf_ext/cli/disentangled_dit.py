@@ -10,6 +10,7 @@ import click
 
 from .errors import Failed, Unusable, loads
 from .groups import Group
+from .output import print_json, print_rows
 from .sources import Model
 
 
@@ -107,14 +108,64 @@ def precompute(
         click.echo(folder)
 
 
+@dit.command()
+@click.argument("pictures", metavar="PICTURES")
+@click.argument("reference", metavar="REFERENCE")
+@click.option(
+    "--network",
+    required=True,
+    help="Of the features: the Inception network, a TorchScript file or org/name/file.pt; or any classifier.",
+)
+@click.option("--split", default="train", show_default=True, help="Of the reference.")
+@click.option("--kernel", is_flag=True, help="Measure the kernel distance (KID) too.")
+@click.option(
+    "--keep", type=click.Path(dir_okay=False, path_type=Path), help="Write the reference's statistics, .npz."
+)
+@click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Pictures at once.")
+@click.option("--device", help="cpu, cuda, cuda:1, ...; the GPU if there is one.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def score(pictures: str, reference: str, as_json: bool, **options: Any) -> None:
+    """Measure how far PICTURES are from those of REFERENCE: FID, or the same distance by another classifier.
+
+    Both are a folder, a file or a Hub id; REFERENCE may also be statistics, as --keep writes them. Values of unequal
+    numbers of pictures cannot be compared. Processes of `accelerate launch -m hf_ext_cli.main dit score ...` share
+    the pictures.
+
+    \b
+    Examples:
+      hf-ext dit score pictures data/cifar10 --network inception-2015-12-05.pt --keep cifar10.npz --kernel
+      hf-ext dit score pictures cifar10.npz --network inception-2015-12-05.pt --json
+    """
+    from hf_ext.distributed import Ranks
+    from hf_ext.tasks.picture_scores import score as measure
+
+    if options["keep"] is not None and options["keep"].suffix != ".npz":
+        raise click.BadParameter(f"{options['keep']} does not end with .npz.", param_hint="--keep")
+    found = measure(pictures, reference, **options)
+    if Ranks().index == 0:
+        print_json(found) if as_json else print_rows(list(found.items()))
+
+
 @click.command()
 @click.argument("source", metavar="MODEL", type=Model())
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The grid, a PNG.")
 @click.option(
-    "--class-labels", help="Names or numbers of classes with commas between them; the first ten if not given."
+    "--out",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="A PNG: the grid. Another name: a folder of numbered pictures.",
+)
+@click.option(
+    "--class-labels",
+    help="Names or numbers of classes with commas between them. Without it a folder has all in turn, a grid ten.",
 )
 @click.option("--prompt", "prompts", multiple=True, help="A text, of a text model; may be given several times.")
-@click.option("--count", type=click.IntRange(min=1), default=4, show_default=True, help="Pictures of each.")
+@click.option(
+    "--prompts",
+    "prompt_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A file with a text in each line.",
+)
+@click.option("--count", type=click.IntRange(min=1), help="Pictures: of each row of a grid (4), of a folder in all.")
 @click.option("--size", metavar="HEIGHT,WIDTH", help="In pixels; the model's own if not given.")
 @click.option("--original-size", metavar="HEIGHT,WIDTH", help="The control of that name: sharpness.")
 @click.option("--target-size", metavar="HEIGHT,WIDTH", help="The control of that name.")
@@ -144,16 +195,8 @@ def sample(
     out: Path,
     class_labels: str | None,
     prompts: tuple[str, ...],
-    count: int,
-    size: str | None,
-    original_size: str | None,
-    target_size: str | None,
-    crop: str | None,
-    flip: bool,
-    steps: int,
-    guidance_scale: float,
-    control_guidance_scale: float,
-    negative: str | None,
+    prompt_file: Path | None,
+    count: int | None,
     scheduler: str | None,
     image: Path | None,
     strength: float | None,
@@ -161,54 +204,84 @@ def sample(
     batch_size: int | None,
     dtype: str,
     device: str | None,
+    **asked: Any,
 ) -> None:
-    """Draw pictures of MODEL, a folder or org/name[@revision], into one labelled grid.
+    """Draw pictures of MODEL, a folder or org/name[@revision], into one labelled grid or a folder.
 
-    A row for each class or text; picture n of every row starts from the same noise, whatever the batch size.
+    A grid has a row for each class or text; picture n of every row starts from the same noise, whatever the batch
+    size. In a folder classes or texts come in turn, and each picture is a function of --seed and its number: the same
+    command goes on after a kill, a larger --count adds pictures, and processes of `accelerate launch -m
+    hf_ext_cli.main sample ...` share the work.
 
     \b
     Examples:
       hf-ext sample runs/dit-cifar10/snapshot --class-labels cat,dog --out grid.png
       hf-ext sample org/name --prompt "a red bicycle" --prompt "a blue boat" --out grid.png --steps 30
       hf-ext sample org/name --class-labels cat --image dog.png --strength 0.6 --negative dog --out grid.png
+      hf-ext sample org/name --count 50000 --out pictures --dtype bfloat16
     """
     from accelerate.utils.memory import should_reduce_batch_size
     from diffusers import AutoPipelineForImage2Image
 
     from hf_ext.answers.classifying import read_picture
+    from hf_ext.distributed import Ranks
     from hf_ext.progress import progress
     from hf_ext.tasks.diffusion_grids import draw_grid, sample_rows, write_picture
+    from hf_ext.tasks.diffusion_samples import sample_folder
 
-    if out.suffix.lower() != ".png":
-        raise click.BadParameter(f"{out} does not end with .png.", param_hint="--out")
-    _check_guidance(guidance_scale, control_guidance_scale, negative)
+    is_grid = out.suffix.lower() == ".png"
+    ranks = Ranks()
+    _check_out(out, is_grid, count, ranks.count)
+    _check_guidance(asked["guidance_scale"], asked["control_guidance_scale"], asked["negative"])
     if strength is not None and image is None:
         raise click.UsageError("--strength says how much of --image is made anew: give --image too, or leave it out.")
-    pipeline = load_pipeline(source, device, dtype)
+    with ranks.first_before_others():
+        pipeline = load_pipeline(source, device if ranks.count == 1 else ranks.own_device(device), dtype)
     if scheduler is not None:
         pipeline.scheduler = _other_scheduler(pipeline.scheduler, scheduler)
-    conditions, names = _conditions(pipeline, class_labels, prompts)
-    options: dict[str, Any] = {"num_inference_steps": steps, "guidance_scale": guidance_scale}
-    options["control_guidance_scale"] = control_guidance_scale
-    if size is not None:
-        options["height"], options["width"] = _pair(size, "--size")
-    pairs = {"original_size": original_size, "target_size": target_size, "crop": crop}
-    options |= {name: _pair(text, f"--{name.replace('_', '-')}") for name, text in pairs.items() if text is not None}
-    options |= {"flip": True} if flip else {}
-    options |= _negative(pipeline, negative)
+    prompts += _read_prompts(prompt_file)
+    conditions, names = _conditions(pipeline, class_labels, prompts, 10 if is_grid else None)
+    options = _call_options(pipeline, asked)
     if image is not None:
         pipeline = AutoPipelineForImage2Image.from_pipe(pipeline)  # type: ignore[no-untyped-call]
         options |= {"image": read_picture(image), "strength": 0.8 if strength is None else strength}
-    pipeline.progress_bar = partial(progress, unit=" steps")
+    # Of a folder the pictures are counted.
+    pipeline.progress_bar = partial(progress, unit=" steps", shown=is_grid)
     try:
-        rows = sample_rows(pipeline, conditions, count, seed, batch_size, **options)
+        if not is_grid and count is not None:
+            made = sample_folder(pipeline, conditions, count, out, ranks, seed=seed, batch_size=batch_size, **options)
+        else:
+            rows = sample_rows(pipeline, conditions, count or 4, seed, batch_size, **options)
+            made = write_picture(draw_grid(rows, names), out)
     except RuntimeError as error:
         if not should_reduce_batch_size(error):
             raise
         raise Failed(
             f"there is no memory for a single picture ({error}); try --dtype bfloat16 or a smaller --size."
         ) from error
-    click.echo(write_picture(draw_grid(rows, names), out))
+    if ranks.index == 0:
+        click.echo(made)
+
+
+def _read_prompts(path: Path | None) -> tuple[str, ...]:
+    """The lines of a file that are not empty."""
+    if path is None:
+        return ()
+    return tuple(line for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+
+
+def _check_out(out: Path, is_grid: bool, count: int | None, processes: int) -> None:
+    """Refuses a place that is none for a grid, or for a folder."""
+    from PIL import Image
+
+    if is_grid and processes > 1:
+        raise click.UsageError("a grid is drawn by one process: name a folder with --out, or leave `accelerate` out.")
+    if is_grid and out.is_dir():
+        raise click.BadParameter(f"{out} is a folder.", param_hint="--out")
+    if not is_grid and (out.suffix.lower() in Image.registered_extensions() or out.is_file()):
+        raise click.BadParameter(f"{out} does not end with .png, and is no folder.", param_hint="--out")
+    if not is_grid and count is None:
+        raise click.UsageError(f"{out} does not end with .png: for a folder of pictures, say how many with --count.")
 
 
 @loads
@@ -245,27 +318,38 @@ def _check_guidance(guidance_scale: float, control_guidance_scale: float, negati
         )
 
 
-def _conditions(pipeline: Any, class_labels: str | None, prompts: tuple[str, ...]) -> tuple[list[Any], list[str]]:
-    """A class, or a text, for each row, and what to write beside it."""
+def _conditions(
+    pipeline: Any, class_labels: str | None, prompts: tuple[str, ...], most: int | None
+) -> tuple[list[Any], list[str]]:
+    """The classes, or the texts, and what to write beside them; of a class model the first ones if none is named."""
     count = pipeline.transformer.config.num_classes
     if (count is None) != bool(prompts) or (prompts and class_labels):
         wanted = "--prompt" if count is None else "--class-labels"
         raise click.UsageError(f"the model takes {wanted}, and nothing else.")
     if prompts:
         return list(prompts), list(prompts)
-    words = class_labels.split(",") if class_labels else [str(number) for number in range(min(10, count))]
+    words = class_labels.split(",") if class_labels else [str(number) for number in range(count)][:most]
     labels = [int(word) if word.strip().isdecimal() else pipeline.get_label_ids(word.strip())[0] for word in words]
     known = pipeline.config.id2label or {}
     return labels, [known.get(str(label), str(label)) for label in labels]
 
 
-def _negative(pipeline: Any, negative: str | None) -> dict[str, Any]:
-    """The negative conditions of guidance, as the pipeline takes them."""
+def _call_options(pipeline: Any, asked: dict[str, Any]) -> dict[str, Any]:
+    """Options of the command line as a call of the pipeline takes them."""
+    options = {name: asked[name] for name in ("guidance_scale", "control_guidance_scale")}
+    options["num_inference_steps"] = asked["steps"]
+    if asked["size"] is not None:
+        options["height"], options["width"] = _pair(asked["size"], "--size")
+    pairs = {name: asked[name] for name in ("original_size", "target_size", "crop") if asked[name] is not None}
+    options |= {name: _pair(text, f"--{name.replace('_', '-')}") for name, text in pairs.items()}
+    options |= {"flip": True} if asked["flip"] else {}
+    negative = asked["negative"]
     if negative is None:
-        return {}
+        return options
     if pipeline.transformer.config.num_classes is None:
-        return {"negative_prompt": negative}
-    return {"negative_class_labels": int(negative) if negative.isdecimal() else pipeline.get_label_ids(negative)[0]}
+        return {**options, "negative_prompt": negative}
+    number = int(negative) if negative.isdecimal() else pipeline.get_label_ids(negative)[0]
+    return {**options, "negative_class_labels": number}
 
 
 def _other_scheduler(before: Any, name: str) -> Any:

@@ -8,7 +8,7 @@ from .content_drift import content_drift
 from .feature_distance import FeatureDistance
 from .features import ClassifierFeatures, InceptionFeatures
 from .fid import FID
-from .frechet import FeatureStatistics, frechet_distance
+from .frechet import FeatureStatistics, FeatureSums, frechet_distance
 from .frequencies import high_frequency_energy, split_frequencies
 from .kernel_distance import kernel_distance, kernel_distance_of_subsets
 from .kid import KID
@@ -26,6 +26,7 @@ __all__ = [
     "ClassifierFeatures",
     "FeatureDistance",
     "FeatureStatistics",
+    "FeatureSums",
     "InceptionFeatures",
     "PsnrB",
     "content_drift",

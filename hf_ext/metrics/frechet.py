@@ -54,12 +54,9 @@ class FeatureStatistics:
     @classmethod
     def of(cls, features: np.ndarray) -> "FeatureStatistics":
         """Statistics of at least two vectors."""
-        values = as_features(features, "features")
-        if len(values) < 2:
-            raise ValueError(f"a covariance needs at least 2 feature vectors, got {len(values)}")
-        mean = values.mean(0)
-        centred = values - mean
-        return cls(mean, centred.T @ centred / (len(values) - 1), len(values))
+        sums = FeatureSums()
+        sums.add(features)
+        return sums.statistics()
 
     @classmethod
     def load(cls, path: str | Path) -> "FeatureStatistics":
@@ -75,6 +72,39 @@ class FeatureStatistics:
         known: dict[str, Any] = {} if self.count is None else {"count": np.int64(self.count)}
         with whole_file(path) as file:
             np.savez(file, mu=self.mean, sigma=self.covariance, **known)
+
+
+class FeatureSums:
+    """Statistics of feature vectors that come batch by batch: memory does not grow with their number."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        # Sum of the products of what the vectors differ from their mean by.
+        self.mean = self.scatter = np.zeros(())
+
+    def add(self, features: np.ndarray) -> None:
+        """Adds vectors [samples, dimensions]."""
+        values, part = as_features(features, "features"), FeatureSums()
+        part.count, part.mean = len(values), values.mean(0)
+        part.scatter = (values - part.mean).T @ (values - part.mean)
+        self.join(part)
+
+    def join(self, other: "FeatureSums") -> None:
+        """Adds what another one has seen (Chan, Golub and LeVeque, 1979): nothing large is subtracted."""
+        if other.count == 0:
+            return
+        total, apart = self.count + other.count, other.mean - self.mean
+        self.scatter = (
+            self.scatter + other.scatter + np.multiply.outer(apart, apart) * self.count * other.count / total
+        )
+        self.mean = self.mean + apart * other.count / total
+        self.count = total
+
+    def statistics(self) -> FeatureStatistics:
+        """Statistics of at least two vectors."""
+        if self.count < 2:
+            raise ValueError(f"a covariance needs at least 2 feature vectors, got {self.count}")
+        return FeatureStatistics(self.mean, self.scatter / (self.count - 1), self.count)
 
 
 def frechet_distance(

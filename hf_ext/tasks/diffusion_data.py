@@ -33,22 +33,33 @@ class Crops:
             is cut from it. Else the crop is global: the picture is made as small as the model's size allows, and
             almost all of it is seen.
         local_size (`int`, *optional*): Short side of the picture from which local crops are cut, in pixels.
+        shrink_prob (`float`, defaults to 0.0):
+            Probability of a smaller original: the picture is made smaller, before it is made as large as the model's
+            size asks for, and `original_size` is the smaller one. So data of one size teaches what that control does.
+        shrink_size (`int`, *optional*): Least short side of a smaller original; the largest is the model's own.
     """
 
     random: bool = True
     flip: float = 0.5
     local_prob: float = 0.0
     local_size: int | None = None
+    shrink_prob: float = 0.0
+    shrink_size: int | None = None
 
     def validate_probabilities(self) -> None:
-        for name in ("flip", "local_prob"):
+        for name in ("flip", "local_prob", "shrink_prob"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"crops.{name} is a probability, 0 to 1; got {getattr(self, name)}.")
-        if (self.local_prob > 0) != (self.local_size is not None):
-            raise ValueError(
-                f"crops.local_prob and crops.local_size belong together; got {self.local_prob} and "
-                f"{self.local_size}. local_size is the short side of the later training's pictures."
-            )
+        for name, about in (
+            ("local", "the short side of the later training's pictures"),
+            ("shrink", "the least short side of a smaller original"),
+        ):
+            probability, side = getattr(self, f"{name}_prob"), getattr(self, f"{name}_size")
+            if (probability > 0) != (side is not None) or (side is not None and side < 1):
+                raise ValueError(
+                    f"crops.{name}_prob and crops.{name}_size belong together; got {probability} and {side}. "
+                    f"{name}_size is {about}, in pixels."
+                )
 
 
 @dataclass(frozen=True)
@@ -95,6 +106,11 @@ def cut_view(
         # What stands behind transparent pixels is anything; white is what most viewers show there.
         ground = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(ground, image.convert("RGBA"))
+    mode = "L" if channels == 1 else "RGB"
+    # Pillow would copy a picture that has the mode already.
+    image = image if image.mode == mode else image.convert(mode)
+    if generator is not None and crops.shrink_size is not None and generator.random() < crops.shrink_prob:
+        image = _shrink(image, crops.shrink_size, min(size), generator)
     original = (image.height, image.width)
     is_local = generator is not None and crops.local_prob > 0 and generator.random() < crops.local_prob
     frame = _frame(original, size, crops.local_size if is_local else None)
@@ -104,16 +120,23 @@ def cut_view(
     else:
         top, left = (int(generator.integers(room + 1)) for room in spare)
     flip = generator is not None and bool(generator.random() < crops.flip)
-    mode = "L" if channels == 1 else "RGB"
-    # Pillow would copy a picture that has the mode already.
-    resized = image if image.mode == mode else image.convert(mode)
     if frame != original:
-        resized = resized.resize((frame[1], frame[0]), Image.Resampling.BICUBIC)
-    pixels = np.asarray(resized).reshape(*frame, channels)[top : top + size[0], left : left + size[1]]
+        image = image.resize((frame[1], frame[0]), Image.Resampling.BICUBIC)
+    pixels = np.asarray(image).reshape(*frame, channels)[top : top + size[0], left : left + size[1]]
     if flip:
         # Of widths W' (the resized picture) and W (the part): in the mirrored one it lies at W' - (left + W).
         pixels, left = pixels[:, ::-1], frame[1] - (left + size[1])
     return View(pixels, original, (top, left), flip)
+
+
+def _shrink(image: Image.Image, least: int, most: int, generator: np.random.Generator) -> Image.Image:
+    """The picture with a short side drawn from `least` to `most`, or as it is where that would enlarge it."""
+    short = min(image.size)
+    if least > (most := min(short, most)):
+        return image
+    side = int(generator.integers(least, most + 1))
+    width, height = (max(1, round(length * side / short)) for length in image.size)
+    return image.resize((width, height), Image.Resampling.BICUBIC)
 
 
 def _frame(original: Size, size: Size, local_size: int | None) -> Size:

@@ -44,7 +44,6 @@ def _short(name: str) -> str:
     return plain[0] if len(plain[0]) <= 24 else plain[0][:23] + "."
 
 
-@torch.no_grad()
 def sample_rows(
     pipeline: DisentangledDiTPipeline,
     conditions: list[Any],
@@ -53,25 +52,37 @@ def sample_rows(
     batch_size: int | None = None,
     **options: Any,
 ) -> list[list[Image.Image]]:
+    """Samples in rows; those of a column start from the same noise."""
+    wanted = [condition for condition in conditions for _ in range(columns)]
+    seeds = [seed * 100_003 + column for column in range(columns)] * len(conditions)
+    size = batch_size or default_batch_size(pipeline, options)
+    pictures = list(draw_pictures(pipeline, wanted, seeds, size, **options))
+    return [pictures[start : start + columns] for start in range(0, len(pictures), columns)]
+
+
+def default_batch_size(pipeline: DisentangledDiTPipeline, options: dict[str, Any]) -> int:
+    """Pictures of the asked size that have about half a million pixels."""
+    height, width = pipeline.image_size(options.get("height"), options.get("width"))
+    return max(1, PIXELS // (height * width))
+
+
+@torch.no_grad()
+def draw_pictures(
+    pipeline: DisentangledDiTPipeline, conditions: list[Any], seeds: list[int], batch_size: int, **options: Any
+) -> Iterator[Image.Image]:
     """
-    Samples in rows; those of a column start from the same noise.
+    Draws a picture of each class or text, from the noise of its seed.
 
     They are drawn in batches, and in smaller ones where memory is short; an autoencoder decodes one after the other.
     Each picture has noise of its own, so the batches do not change it (but for the last bits of sums).
     """
-    rehearse_schedule(
-        pipeline.scheduler, pipeline.transformer.config.in_channels, options.get("num_inference_steps", 50)
-    )
+    channels, steps = pipeline.transformer.config.in_channels, options.get("num_inference_steps", 50)
+    rehearse_schedule(pipeline.scheduler, channels, steps)
     key = "prompt" if pipeline.transformer.config.num_classes is None else "class_labels"
-    wanted = [(condition, column) for condition in conditions for column in range(columns)]
-    if batch_size is None:
-        height, width = pipeline.image_size(options.get("height"), options.get("width"))
-        batch_size = max(1, PIXELS // (height * width))
-    pictures: list[Image.Image] = []
-
-    while part := wanted[len(pictures) : len(pictures) + batch_size]:
-        noise = [torch.Generator().manual_seed(seed * 100_003 + column) for _, column in part]
-        given: dict[str, Any] = {key: [condition for condition, _ in part], **options}
+    done = 0
+    while part := conditions[done : done + batch_size]:
+        noise = [torch.Generator().manual_seed(seed) for seed in seeds[done : done + batch_size]]
+        given: dict[str, Any] = {key: part, **options}
         try:
             with decode_in_slices(pipeline.vae):
                 output: Any = pipeline(generator=noise, **given)
@@ -81,8 +92,8 @@ def sample_rows(
             batch_size = len(part) // 2
             clear_device_cache(garbage_collection=True)
         else:
-            pictures.extend(output.images)
-    return [pictures[start : start + columns] for start in range(0, len(pictures), columns)]
+            done += len(part)
+            yield from output.images
 
 
 @contextlib.contextmanager

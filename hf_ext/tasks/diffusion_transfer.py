@@ -9,7 +9,7 @@ Crops: whole pictures again, where the pre-training saw parts of larger ones.
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +107,8 @@ def transfer(
         patch = config["patch_size"]
         config["pos_embed_base_size"] = [side // patch for side in sample_size]
     scheduler = rescale_noise_schedule(checkpoint.scheduler, before, sample_size) if how.schedule else None
-    changed = {"random": crops.random, "flip": crops.flip} if how.crops is None else how.crops
+    whole = replace(crops, local_prob=0.0, local_size=None)
+    changed = asdict(whole) if how.crops is None else how.crops
     return config, scheduler or checkpoint.scheduler, build(Crops, changed, "transfer.crops")
 
 

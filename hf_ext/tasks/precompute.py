@@ -181,18 +181,24 @@ def _prepare(settings: Precompute, out: Path, partial: Path, device: str) -> "_W
 def _check_settings(path: Path, settings: Precompute, examples: int) -> int:
     """Notes the settings, or compares them with those of the work that goes on; the number of parts of the data."""
     wanted = {name: value for name, value in asdict(settings).items() if name not in FREE}
+    # The number of parts stays when examples are removed: which part an example is in depends on it.
+    parts = -(-examples // settings.shard_size)
+    found = keep_settings(path, wanted, f"{path.parent} holds unfinished work with other settings", {"parts": parts})
+    return int(found["parts"])
+
+
+def keep_settings(
+    path: Path, wanted: dict[str, Any], refusal: str, first: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Notes the settings of work in a folder, with what the first call decides, or compares them: what is noted."""
     if not path.exists():
-        # The number stays when examples are removed: which part an example is in depends on it.
-        write_json(path, {**wanted, "parts": -(-examples // settings.shard_size)})
-    found = read_json(path)
+        write_json(path, {**wanted, **(first or {})})
+    found: dict[str, Any] = read_json(path)
     changed = [f"{name}: {found.get(name)!r} → {wanted[name]!r}" for name in wanted if found.get(name) != wanted[name]]
     if changed:
-        raise OtherRun(
-            f"{path.parent} holds unfinished work with other settings",
-            changed,
-            "Continue with the same settings, remove it, or name another folder.",
-        )
-    return int(found["parts"])
+        advice = "Continue with the same settings, remove it, or name another folder."
+        raise OtherRun(refusal, changed, advice)
+    return found
 
 
 def _digests(data: datasets.Dataset, image_column: str) -> list[str]:

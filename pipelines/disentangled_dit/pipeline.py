@@ -21,20 +21,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import diffusers
 import numpy as np
 import torch
 import torch.nn.functional as F
-from diffusers import (
-    DiffusionPipeline,
-    FlowMatchEulerDiscreteScheduler,
-    FlowMatchHeunDiscreteScheduler,
-    ImagePipelineOutput,
-    LMSDiscreteScheduler,
-    ModelMixin,
-    PNDMScheduler,
-    SASolverScheduler,
-    SchedulerMixin,
-)
+from diffusers import DiffusionPipeline, ImagePipelineOutput, ModelMixin, SchedulerMixin
 from diffusers.callbacks import MultiPipelineCallbacks, PipelineCallback
 from diffusers.image_processor import PipelineImageInput, VaeImageProcessor
 from diffusers.loaders import CogVideoXLoraLoaderMixin
@@ -79,11 +70,11 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
     _callback_tensor_inputs = ["latents", "noise_pred", "prompt_embeds", "negative_prompt_embeds"]
 
     _LOGGER = logging.get_logger("diffusers.DisentangledDiTPipeline")
-    _FLOW_MATCH = (FlowMatchEulerDiscreteScheduler, FlowMatchHeunDiscreteScheduler)
+    _FLOW_MATCH = (diffusers.FlowMatchEulerDiscreteScheduler, diffusers.FlowMatchHeunDiscreteScheduler)
     # LMS takes the place in the schedule for the number of steps it has seen; PNDM counts its first steps itself.
-    _FROM_THE_FIRST_STEP = (LMSDiscreteScheduler, PNDMScheduler)
+    _FROM_THE_FIRST_STEP = (diffusers.LMSDiscreteScheduler, diffusers.PNDMScheduler)
     _SPACINGS = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")
-    _DIVERGING = SASolverScheduler
+    _DIVERGING = diffusers.SASolverScheduler
     _PADDINGS = ("zeros", "replicate", "noisy_replicate")
     _NUMBERS = ("guidance_scale", "control_guidance_scale", "guidance_rescale", "eta")
     _OUTPUT_TYPES = ("pil", "np", "pt", "latent")
@@ -134,12 +125,9 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         )
         # JSON turns the keys into text; written so at once, what is saved again is the same.
         names = None if id2label is None else {str(number): name for number, name in id2label.items()}
+        padding = {"text_padding": text_padding, "text_padding_noise": text_padding_noise}
         self.register_to_config(
-            id2label=names,
-            text_padding=text_padding,
-            text_padding_noise=text_padding_noise,
-            max_text_length=max_text_length,
-            prediction_type=prediction_type,
+            id2label=names, max_text_length=max_text_length, prediction_type=prediction_type, **padding
         )
         self.register_to_config(prediction_type=self._check_scheduler())
         self.labels = {name.strip(): int(number) for number, text in (names or {}).items() for name in text.split(",")}
@@ -918,13 +906,9 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         elif classes[0] is None or any(value is not None for value in texts):
             raise ValueError("This is a class model: give class_labels, no prompt; numbers or names of classes.")
         if call.output_type not in self._OUTPUT_TYPES:
-            raise ValueError(
-                f"output_type is {call.output_type!r}; one of {', '.join(self._OUTPUT_TYPES)} is allowed."
-            )
+            raise ValueError(f"output_type is {call.output_type!r}; one of {', '.join(self._OUTPUT_TYPES)} fits.")
         if unknown := sorted(set(call.callback_on_step_end_tensor_inputs) - set(self._callback_tensor_inputs)):
-            raise ValueError(
-                f"callback_on_step_end_tensor_inputs has {unknown}; of {self._callback_tensor_inputs} is allowed."
-            )
+            raise ValueError(f"callback_on_step_end_tensor_inputs: {unknown}, not of {self._callback_tensor_inputs}.")
         numbers = {name: getattr(call, name) for name in self._NUMBERS} | {"strength": strength}
         for name, value in {**numbers, "guidance_interval": call.guidance_interval}.items():
             each = self._plain(value) if name == "guidance_interval" else [self._plain(value)]
@@ -1041,3 +1025,9 @@ class DisentangledDiTInpaintPipeline(DisentangledDiTPipeline):
         call = inspect.signature(super().__call__).bind(class_labels, prompt, **options)
         call.apply_defaults()
         return self._generate(call.arguments, image, mask_image, strength)
+
+
+def __dir__() -> list[str]:
+    # `custom_pipeline="pipeline"`, as older cards say, loads the one pipeline whose name diffusers finds listed in the
+    # file; two would be an error. `trust_remote_code` alone takes the name of model_index.json.
+    return [name for name in globals() if not name.endswith(("Img2ImgPipeline", "InpaintPipeline"))]

@@ -11,6 +11,7 @@ Shapes: batch B, image tokens N, context tokens L, width D, heads H; latents [B,
 
 import contextlib
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ from diffusers.models.modeling_utils import ModelMixin
 from diffusers.utils import apply_lora_scale
 from torch import Tensor, nn
 
+# Of masked-latent training: numbers of the kept tokens, and SiLU(e), by which the others are filled in.
+Masking = tuple[Tensor | None, Tensor | None]
+
 
 class DisentangledDiTRMSNorm(nn.RMSNorm):
     """RMSNorm whose weight follows its input: under autocast the two would differ, and no fused kernel run."""
@@ -42,30 +46,28 @@ class DisentangledDiTAttnProcessor:
     _attention_backend = None
     _parallel_config = None
 
-    def __call__(
-        self, attn: "DisentangledDiTAttention", hidden_states: Tensor, encoder_hidden_states: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        tokens = hidden_states.shape[1]
+    def __call__(self, attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor | None = None) -> Any:
         query, key, value = attn.project(hidden_states, attn.to_q, attn.to_k, attn.to_v)
         query, key = attn.norm_q(query), attn.norm_k(key)
+        kind: dict[str, Any] = {"backend": self._attention_backend, "parallel_config": self._parallel_config}
+        if encoder_hidden_states is None:
+            return attn.to_out[0](dispatch_attention_fn(query, key, value, **kind).flatten(2))
         added_key, added_value = attn.project(encoder_hidden_states, attn.add_k_proj, attn.add_v_proj)
         key, value = torch.cat([key, attn.norm_added_k(added_key)], dim=1), torch.cat([value, added_value], dim=1)
         if attn.add_q_proj is not None and attn.norm_added_q is not None:
             (added_query,) = attn.project(encoder_hidden_states, attn.add_q_proj)
             query = torch.cat([query, attn.norm_added_q(added_query)], dim=1)
-        attended = dispatch_attention_fn(
-            query, key, value, backend=self._attention_backend, parallel_config=self._parallel_config
-        ).flatten(2)
+        attended = dispatch_attention_fn(query, key, value, **kind).flatten(2)
         if attn.to_add_out is None:
             # No context tokens, and not None: caches keep tensors.
             return attn.to_out[0](attended), attended[:, :0]
         # A linear layer adds its bias within the product if its input is contiguous, afterwards if it is not.
-        image, context = (part.contiguous() for part in attended.tensor_split([tokens], dim=1))
+        image, context = (part.contiguous() for part in attended.tensor_split(hidden_states.shape[1:2], dim=1))
         return attn.to_out[0](image), attn.to_add_out(context)
 
 
 class DisentangledDiTAttention(nn.Module, AttentionModuleMixin):
-    """Projections of both streams, with RMSNorm of queries and keys in each head (equation of the block, below)."""
+    """Projections of the streams, with RMSNorm of queries and keys in each head (equation of the block, below)."""
 
     # Any: diffusers' types know its own processors only.
     processor: Any
@@ -74,24 +76,26 @@ class DisentangledDiTAttention(nn.Module, AttentionModuleMixin):
     _norm_class = DisentangledDiTRMSNorm
     _supports_qkv_fusion = False
 
-    def __init__(self, dim: int, heads: int, context_pre_only: bool):
+    def __init__(self, dim: int, heads: int, context_pre_only: bool, shared_stream: bool = False):
         super().__init__()
         self.head_dim = head_dim = dim // heads
         self.to_q, self.to_k, self.to_v = (nn.Linear(dim, dim) for _ in range(3))
         # The context of the last block is only attended to: it asks nothing.
-        self.add_q_proj = None if context_pre_only else nn.Linear(dim, dim)
-        self.add_k_proj, self.add_v_proj = (nn.Linear(dim, dim) for _ in range(2))
-        self.norm_q, self.norm_k, self.norm_added_k = (self._norm_class(head_dim, eps=1e-6) for _ in range(3))
-        self.norm_added_q = None if context_pre_only else self._norm_class(head_dim, eps=1e-6)
+        asks = not (shared_stream or context_pre_only)
+        self.add_q_proj = nn.Linear(dim, dim) if asks else None
+        self.add_k_proj, self.add_v_proj = (None if shared_stream else nn.Linear(dim, dim) for _ in range(2))
+        self.norm_q, self.norm_k = (self._norm_class(head_dim, eps=1e-6) for _ in range(2))
+        self.norm_added_k = None if shared_stream else self._norm_class(head_dim, eps=1e-6)
+        self.norm_added_q = self._norm_class(head_dim, eps=1e-6) if asks else None
         self.to_out = nn.ModuleList([nn.Linear(dim, dim)])
-        self.to_add_out = None if context_pre_only else nn.Linear(dim, dim)
+        self.to_add_out = nn.Linear(dim, dim) if asks else None
         self.set_processor(self._default_processor_cls())
 
     def project(self, hidden_states: Tensor, *layers: nn.Module) -> list[Tensor]:
         """Each layer's output for the tokens, in heads: [B, tokens, H, D / H]; its share in tensor parallelism."""
         return [layer(hidden_states).unflatten(-1, (-1, self.head_dim)) for layer in layers]
 
-    def forward(self, hidden_states: Tensor, encoder_hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, hidden_states: Tensor, encoder_hidden_states: Tensor | None = None) -> Any:
         return self.processor(self, hidden_states, encoder_hidden_states)
 
 
@@ -101,17 +105,20 @@ class DisentangledDiTBlock(nn.Module):
         u_z = LN(x_z) scale1_z + shift1_z
         x_z += gate1_z attention(u)_z
         x_z += gate2_z MLP_z(LN(x_z) scale2_z + shift2_z)
+    With `shared_stream` image and context are one stream with one set of weights and of modulation.
     """
 
     _attention_class = DisentangledDiTAttention
     _feed_forward_class = FeedForward
 
-    def __init__(self, dim: int, heads: int, mlp_ratio: float, context_pre_only: bool):
+    def __init__(self, dim: int, heads: int, mlp_ratio: float, context_pre_only: bool, shared_stream: bool = False):
         super().__init__()
-        self.attn = self._attention_class(dim, heads, context_pre_only)
+        self.shared_stream = shared_stream
+        self.attn = self._attention_class(dim, heads, context_pre_only, shared_stream)
         kind: dict[str, Any] = {"inner_dim": int(dim * mlp_ratio), "activation_fn": "gelu-approximate"}
         self.ff = self._feed_forward_class(dim, **kind)
-        self.ff_context = None if context_pre_only else self._feed_forward_class(dim, **kind)
+        alone = context_pre_only or shared_stream
+        self.ff_context = None if alone else self._feed_forward_class(dim, **kind)
 
     @staticmethod
     def normalize(hidden_states: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
@@ -125,16 +132,23 @@ class DisentangledDiTBlock(nn.Module):
     def forward(
         self, hidden_states: Tensor, encoder_hidden_states: Tensor, modulation: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Context and image tokens after the block; `modulation` is [B or 1, 12 D] (8 D in the last block)."""
+        """Context and image tokens after the block; `modulation` is [B or 1, 12 D] (last block 8 D, shared 6 D)."""
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate, *rest = modulation.unflatten(
             1, (-1, 1, hidden_states.shape[-1])
         ).unbind(1)
-        attended, attended_context = self.attn(
-            self.normalize(hidden_states, shift, scale), self.normalize(encoder_hidden_states, *rest[:2])
-        )
+        if self.shared_stream:
+            tokens = encoder_hidden_states.shape[1], hidden_states.shape[1]
+            hidden_states = torch.cat([encoder_hidden_states, hidden_states], dim=1)
+            attended = self.attn(self.normalize(hidden_states, shift, scale))
+        else:
+            attended, attended_context = self.attn(
+                self.normalize(hidden_states, shift, scale), self.normalize(encoder_hidden_states, *rest[:2])
+            )
         hidden_states = torch.addcmul(hidden_states, gate, attended)
         fed = self.ff(self.normalize(hidden_states, mlp_shift, mlp_scale))
         hidden_states = torch.addcmul(hidden_states, mlp_gate, fed)
+        if self.shared_stream:
+            encoder_hidden_states, hidden_states = hidden_states.split(tokens, dim=1)
         if self.ff_context is not None:
             gate, mlp_shift, mlp_scale, mlp_gate = rest[2:]
             encoder_hidden_states = torch.addcmul(encoder_hidden_states, gate, attended_context)
@@ -158,10 +172,9 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
     Diffusion transformer whose class or text acts through attention, and whose controls fade in with the timestep
     (arXiv 2411.03177).
 
-    Of diffusers' caches, all of them approximations, FirstBlock, Mag, TaylorSeer and PyramidAttentionBroadcast were
-    tried; the last asks for the pipeline's `current_timestep`. `enable_parallelism` splits layers (tensor
-    parallelism), or the tokens of pictures and of text (context parallelism: both counts, of a class model
-    `num_class_tokens`, are then multiples of the number of processes).
+    Of diffusers' caches, all approximations, FirstBlock, Mag, TaylorSeer and PyramidAttentionBroadcast were tried.
+    `enable_parallelism` splits layers (tensor parallelism), or the tokens of pictures and of text (context
+    parallelism: both counts, of a class model `num_class_tokens`, are multiples of the number of processes).
 
     Args:
         sample_size (`int` or `list[int]`, defaults to 32): Height and width of the latents (or pixels) that the
@@ -176,6 +189,9 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
             class. Exactly one of this and `joint_attention_dim`.
         num_class_tokens (`int`, defaults to 1): Tokens that a class becomes, each learned by itself.
         joint_attention_dim (`int`, *optional*): Width of the text encoder's tokens, for a text model.
+        shared_stream (`bool`, defaults to `False`): Image and context share the blocks' weights and modulation.
+        modulation (`str`, defaults to `"per_block"`): Or `"shared"`: one layer computes the modulation of all blocks,
+            and each adds a table of its own (adaLN-single of PixArt).
         conditioning (`str`, defaults to `"attention"`): `"attention"`, the paper's, or `"adaln"`, the baseline that
             adds the class's tokens to the adaLN vector and attends to the null class's; sizes and costs are equal.
         control_alpha (`dict[str, float]`, *optional*): The controls that the model has, of `CONTROL_SIZES`, and the
@@ -201,6 +217,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         "L": {"num_layers": 24, "num_attention_heads": 16, "attention_head_dim": 64, "patch_size": 2},
         "XL": {"num_layers": 28, "num_attention_heads": 16, "attention_head_dim": 72, "patch_size": 2},
     }
+    _CHOICES = {"conditioning": ("attention", "adaln"), "modulation": ("per_block", "shared")}
     # Features of a scalar; grids whose positions are kept.
     SINUSOIDS = 256
     GRIDS = 32
@@ -255,6 +272,8 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         condition_dropout: float = 0.1,
         control_dropout: float = 0.1,
         num_decoder_layers: int = 0,
+        shared_stream: bool = False,
+        modulation: str = "per_block",
     ):
         super().__init__()
         if pos_embed_base_size is None:
@@ -271,6 +290,9 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         self._make_embedders(self.inner_dim)
         self._make_blocks(self.inner_dim)
         self._initialize()
+        if shared_stream:
+            # the other layers are the context's own, which it has none of
+            self._tp_plan = {name: kind for name, kind in self._tp_plan.items() if not re.search("context|add", name)}
 
     def _make_embedders(self, dim: int) -> None:
         """Layers that turn latents, timestep, controls and class or text into vectors."""
@@ -293,22 +315,25 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
     def _make_blocks(self, dim: int) -> None:
         """The blocks, the final layer, and the layers that make their modulation."""
         config = self.config
-        heads, ratio, last = config.num_attention_heads, config.mlp_ratio, config.num_layers - 1
+        last = config.num_layers - 1
+        kind = (dim, config.num_attention_heads, config.mlp_ratio)
         self.transformer_blocks = nn.ModuleList(
-            self._block_class(dim, heads, ratio, context_pre_only=index == last) for index in range(config.num_layers)
+            self._block_class(*kind, index == last, config.shared_stream) for index in range(config.num_layers)
         )
         # Beside the blocks, not in them: all of a sampling run's numbers are computed at once.
-        sizes = [12] * last + [8, 2]
-        self.modulations = nn.ModuleList(nn.Linear(dim, size * dim) for size in sizes)
+        sizes = [6] * config.num_layers + [2] if config.shared_stream else [12] * last + [8, 2]
+        shared = config.modulation == "shared"
+        self.modulations = nn.ModuleList(nn.Linear(dim, size * dim) for size in (sizes[:1] if shared else sizes))
         self.modulation_sizes = [size * dim for size in sizes]
+        self.modulation_table = nn.Parameter(torch.zeros(sum(self.modulation_sizes))) if shared else None
         # Scales are 1 + what the layer computes: numbers 1, 4, 7, 10 of a block, 1 of the final layer.
         offset = torch.cat([torch.arange(size) % 3 == 1 for size in sizes]).repeat_interleave(dim)
         self.register_buffer("modulation_offset", offset.to(torch.get_default_dtype()), persistent=False)
         self.proj_out = nn.Linear(dim, config.patch_size**2 * config.in_channels)
         if config.num_decoder_layers > 0:
             self.mask_token = nn.Parameter(0.02 * torch.randn(dim))
-            self.side_interpolator = self._block_class(dim, heads, ratio, context_pre_only=True)
-            self.side_modulation = nn.Linear(dim, 8 * dim)
+            self.side_interpolator = self._block_class(*kind, True, config.shared_stream)
+            self.side_modulation = nn.Linear(dim, sizes[last] * dim)
 
     @property
     def context_blocks(self) -> nn.ModuleList:
@@ -330,9 +355,10 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
             "give one of num_classes (class model) and joint_attention_dim (text model), not both or neither": (
                 (config.num_classes is None) == (config.joint_attention_dim is None)
             ),
-            f"conditioning is 'attention' or 'adaln', not {config.conditioning!r}": (
-                config.conditioning not in ("attention", "adaln")
-            ),
+            **{
+                f"{name} is {first!r} or {other!r}, not {config[name]!r}": config[name] not in (first, other)
+                for name, (first, other) in self._CHOICES.items()
+            },
             "conditioning='adaln' is of classes: give num_classes": (
                 config.conditioning == "adaln" and config.num_classes is None
             ),
@@ -529,8 +555,12 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
                 timestep = torch.tensor(timestep, device=self.device)
             dtype = self.dtype if hidden_states is None else hidden_states.dtype
             embedding = self._embed(timestep.reshape(-1), controls, control_mask, class_labels, dtype)
-            numbers = torch.cat([layer(embedding) for layer in self.modulations], dim=-1)
-            modulation = numbers + self.modulation_offset
+            numbers = [layer(embedding) for layer in self.modulations]
+            if self.modulation_table is not None:
+                # the last block and the final layer take fewer
+                numbers = [numbers[0][:, :size] for size in self.modulation_sizes]
+            modulation = torch.cat(numbers, dim=-1) + self.modulation_offset
+            modulation = modulation if self.modulation_table is None else modulation + self.modulation_table
         if return_conditioning:
             return context, modulation
         if hidden_states is None or modulation is None or context is None:
@@ -538,21 +568,16 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
                 "`forward` needs `hidden_states`; `timestep` or `modulation`; and `class_labels`, "
                 "`encoder_hidden_states` or `context`."
             )
-        residuals = block_controlnet_hidden_states or []
-        self._check_inputs(hidden_states, modulation, context, keep_indices, embedding, residuals)
-        sample = self._denoise(hidden_states, context, modulation, keep_indices, embedding, residuals)
+        inputs = (context, modulation, (keep_indices, embedding), block_controlnet_hidden_states or [])
+        self._check_inputs(hidden_states, *inputs)
+        sample = self._denoise(hidden_states, *inputs)
         return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
 
     def _check_inputs(
-        self,
-        hidden_states: Tensor,
-        modulation: Tensor,
-        context: Tensor,
-        keep_indices: Tensor | None,
-        embedding: Tensor | None,
-        residuals: list[Tensor],
+        self, hidden_states: Tensor, context: Tensor, modulation: Tensor, masking: Masking, residuals: list[Tensor]
     ) -> None:
         """Raise a ValueError for inputs that the blocks could not take; looks at shapes only."""
+        keep_indices, embedding = masking
         patch, channels = self.config.patch_size, self.config.in_channels
         shape = tuple(hidden_states.shape)
         if len(shape) != 4 or shape[1] != channels or shape[2] % patch or shape[3] % patch or 0 in shape:
@@ -578,10 +603,8 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
                 )
         if keep_indices is None:
             return
-        if residuals:
-            raise ValueError("`keep_indices` and `block_controlnet_hidden_states` do not go together: leave one out.")
-        if self.config.num_decoder_layers == 0 or embedding is None:
-            raise ValueError("`keep_indices` needs a model with num_decoder_layers > 0, and `timestep`.")
+        if self.config.num_decoder_layers == 0 or embedding is None or residuals:
+            raise ValueError("`keep_indices` needs num_decoder_layers > 0, `timestep` and no ControlNet's residuals.")
         rows, kept = keep_indices.shape if keep_indices.ndim == 2 else (0, 0)
         if rows != shape[0] or not 0 < kept <= tokens or keep_indices.dtype != torch.int64:
             raise ValueError(
@@ -590,16 +613,10 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
             )
 
     def _denoise(
-        self,
-        hidden_states: Tensor,
-        context: Tensor,
-        modulation: Tensor,
-        keep_indices: Tensor | None,
-        embedding: Tensor | None,
-        residuals: list[Tensor],
+        self, hidden_states: Tensor, context: Tensor, modulation: Tensor, masking: Masking, residuals: list[Tensor]
     ) -> Tensor:
         """The output [B, in_channels, height, width] for context [B or 1, L, D] and modulation [B or 1, numbers]."""
-        patch = self.config.patch_size
+        patch, (keep_indices, embedding) = self.config.patch_size, masking
         rows, columns = hidden_states.shape[2] // patch, hidden_states.shape[3] // patch
         position = self._positions_of(rows, columns, hidden_states.device).to(hidden_states.dtype)
         # [B, C, rows, patch, columns, patch] -> [B, N, C * patch * patch]

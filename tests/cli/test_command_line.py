@@ -68,7 +68,7 @@ def test_the_commands_are_those_that_are_promised():
     mrconv = {"mrconv plot"}
     use = {"restore", "export", "sample", "classify", "generate"}
     semanir = {"semanir", "semanir explain"}
-    dit = {"dit", "dit precompute"}
+    dit = {"dit", "dit precompute", "dit score"}
     groups = {"emr", *emr, "mrconv", *mrconv, *semanir, *dit, "hub", "hub serve"}
     others = {"push", "card", "info", "models", "doctor", "recipes", "init", "app"}
     expected = {"train", "evaluate", "data", "data check", "merge", *use, *groups, *others}

@@ -13,6 +13,7 @@ from hf_ext.pipelines.disentangled_dit import DisentangledDiTImg2ImgPipeline
 from hf_ext.tasks.diffusion_grids import draw_grid, sample_rows
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae
 from tests.kit.command_line import run
+from tests.kit.models import assert_same_picture
 from tests.kit.refusals import refused
 from tests.tasks.diffusion_testing import CLASSES, write_pictures
 
@@ -60,6 +61,39 @@ def test_classes_are_drawn_into_one_grid(tmp_path):
     run(*words, "--class-labels", "1", "--out", tmp_path / "sized.png", *sizes)
     with Image.open(tmp_path / "sized.png") as picture:
         assert picture.height == 64 + 2
+
+
+def test_pictures_of_a_folder_are_functions_of_seed_and_number(tmp_path):
+    make_pipeline().save_pretrained(tmp_path / "model")
+    words = ["sample", tmp_path / "model", "--steps", 2, "--device", "cpu", "--batch-size", 2]
+    out, other = tmp_path / "out", tmp_path / "other"
+    assert run(*words, "--count", 3, "--out", out).stdout == f"{out}\n"
+    first = {path.name: path.read_bytes() for path in out.glob("*.png")}
+    assert sorted(first) == ["000000.png", "000001.png", "000002.png"] and len(set(first.values())) == 3
+    # A larger number goes on; what is there is not drawn again, of a batch of which a part is missing neither.
+    (out / "000001.png").unlink()
+    kept = (out / "000000.png").stat().st_mtime_ns
+    run(*words, "--count", 8, "--out", out)
+    run(*words, "--count", 3, "--out", out)
+    assert (out / "000000.png").stat().st_mtime_ns == kept
+    rows = datasets.load_dataset("imagefolder", data_dir=str(out), split="train")
+    assert rows["label"] == [0, 1, 2, 3, 4, 0, 1, 2]
+    run(*words, "--count", 8, "--out", other, "--batch-size", 5, "--seed", 0)
+    for number, row in enumerate(rows):
+        with Image.open(other / f"{number:06d}.png") as again:
+            assert_same_picture(np.asarray(again), np.asarray(row["image"]))
+    for changed, name in (
+        (["--seed", 1], "seed: 0 → 1"),
+        (["--class-labels", "1"], "conditions"),
+        (["--steps", 3], "2 → 3"),
+    ):
+        result = run(*words, "--count", 8, "--out", out, *changed, code=2)
+        assert "other settings" in result.stderr and name in result.stderr
+    make_pipeline(num_layers=2).save_pretrained(tmp_path / "model")
+    assert "weights: " in run(*words, "--count", 9, "--out", out, code=2).stderr
+    (tmp_path / "taken").mkdir()
+    assert "exists" in run(*words, "--count", 1, "--out", tmp_path / "taken", code=2).stderr
+    assert len([*out.glob("*.png")]) == 8 and not [*(tmp_path / "taken").iterdir()]
 
 
 # diffusers' solvers make NumPy's arrays of tensors.
@@ -138,6 +172,11 @@ def test_texts_are_drawn(tmp_path):
     with Image.open(tmp_path / "grid.png") as picture:
         assert picture.format == "PNG"
     assert "the model takes --prompt, and nothing else" in run(*words, code=2).stderr
+    (tmp_path / "prompts.txt").write_text("a red hen\n\ngreen fish\n")
+    words[-1:] = [tmp_path / "drawn", "--count", 3, "--prompts", tmp_path / "prompts.txt"]
+    run(*words)
+    rows = datasets.load_dataset("imagefolder", data_dir=str(tmp_path / "drawn"), split="train")
+    assert rows["text"] == ["a red hen", "green fish", "a red hen"]
 
 
 @pytest.mark.parametrize(
@@ -147,6 +186,7 @@ def test_texts_are_drawn(tmp_path):
         (["--prompt", "a hen"], "the model takes --class-labels, and nothing else"),
         (["--size", "8x8"], "is no height and width such as 32,32"),
         (["--out", "grid.jpg"], "does not end with .png"),
+        (["--out", "grids"], "say how many with --count"),
         (["--strength", 0.5], "--strength says how much of --image is made anew: give --image too"),
         (["--negative", "goldfish", "--guidance-scale", 1], "--guidance-scale 1 turns that off"),
         (["--guidance-scale", "nan"], "nan is no strength"),

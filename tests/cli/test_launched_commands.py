@@ -1,4 +1,4 @@
-"""restore, precompute and evaluate in two processes: the results of one, also after a process was killed."""
+"""Commands in two processes: the results of one, also after a process was killed."""
 
 import json
 import re
@@ -17,10 +17,10 @@ from hf_ext.restoration.files import read_image
 from hf_ext.restoration.records import NAME
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext.tasks.diffusion_latents import SPREAD
-from tests.disentangled_dit.pipeline_testing import make_vae
+from tests.disentangled_dit.pipeline_testing import make_pipeline, make_vae
 from tests.kit.command_line import run
 from tests.kit.models import assert_same_answers, assert_same_picture
-from tests.tasks.diffusion_testing import write_pictures
+from tests.tasks.diffusion_testing import write_judge, write_pictures
 from tests.training.launching import fork_pairs, launch_two
 
 BROKEN = ("b.png", "e.png")
@@ -48,6 +48,8 @@ def write_inputs(root: Path) -> None:
     sizes = {"embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 6}
     SemanIRForImageRestoration(SemanIRConfig(**sizes)).save_pretrained(root / "model")
     make_vae().save_pretrained(root / "vae")
+    make_pipeline().save_pretrained(root / "dit")
+    write_judge(root / "judge")
     write_photos(root / "photos")
     write_pictures(root / "pictures", count=11, size=(20, 18))
     # Two batches of two and one of one: one of two processes has a batch to repeat.
@@ -70,14 +72,26 @@ def evaluate_words(root: Path, output: str) -> list[str]:
     return ["evaluate", str(root / "model"), "--config", str(root / "run.yaml"), "--output", str(root / output)]
 
 
+def sample_words(root: Path, out: str) -> list[str]:
+    words = ["--count", "11", "--batch-size", "2", "--steps", "2", "--device", "cpu", "--class-labels", "hen,1,4"]
+    return ["sample", str(root / "dit"), "--out", str(root / out), *words]
+
+
+def score_words(root: Path) -> list[str]:
+    words = ["--network", str(root / "judge"), "--batch-size", "2", "--device", "cpu", "--kernel", "--json"]
+    return ["dit", "score", str(root / "scored"), str(root / "pictures"), *words]
+
+
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory) -> Path:
-    """A folder with what two processes left, in three launches, of which a kill ended two: one start for all tests."""
+    """A folder with what two processes left, in four launches, three ended by a kill: one start for all tests."""
     root = tmp_path_factory.mktemp("launched")
     write_inputs(root)
     names = "\n".join(str(root / "photos" / name) for name in ("a.png", "c.png", "d.png"))
     restored = {"words": restore_words(root, "killed"), "kill_at": "f.png"}
     encoded = {"words": precompute_words(root, "latents-killed"), "kill_at": "train-00003-of-00012"}
+    # Its batches are of the numbers 2 and 3, 6 and 7, 10.
+    drawn = {"words": sample_words(root, "drawn-killed"), "kill_at": "000007.png"}
     jobs = {
         "restore-goes-on": {"words": restore_words(root, "killed"), "copy": folders(root, "killed", "killed-copy")},
         "restore": {"words": restore_words(root, "two", "--compare")},
@@ -93,12 +107,19 @@ def launched(tmp_path_factory) -> Path:
         },
         "precompute": {"words": precompute_words(root, "latents-two")},
         "precompute-again": {"words": precompute_words(root, "latents-two")},
+        "sample-goes-on": {
+            "words": sample_words(root, "drawn-killed"),
+            "copy": folders(root, "drawn-killed", "drawn-copy"),
+        },
+        "sample": {"words": sample_words(root, "drawn-two")},
+        "score": {"words": score_words(root)},
         "evaluate": {"words": evaluate_words(root, "two.json")},
     }
     fork_pairs(
         "tests.cli.launched",
         ([0, signal.SIGKILL], [str(root), json.dumps({"restore-killed": restored})]),
         ([0, signal.SIGKILL], [str(root), json.dumps({"precompute-killed": encoded})]),
+        ([0, signal.SIGKILL], [str(root), json.dumps({"sample-killed": drawn})]),
         ([0, 0], [str(root), json.dumps(jobs)]),
     )
     return root
@@ -204,6 +225,24 @@ def test_latents_of_two_processes_are_those_of_one_also_after_a_kill(launched):
         assert not (launched / f"{name}.partial").exists()
 
 
+def test_drawn_pictures_of_two_processes_are_those_of_one_also_after_a_kill(launched):
+    run(*sample_words(launched, "drawn-one"))
+    first, second = said(launched, "sample")
+    assert (first["code"], first["stdout"], second) == (0, f"{launched / 'drawn-two'}\n", QUIET)
+    killed = json.loads((launched / "sample-killed-0.json").read_text())
+    assert killed["code"] == 1 and "another process of this launch has ended" in killed["stderr"]
+    left = [name for name in files(launched / "drawn-copy") if ".tmp-" not in name]
+    assert left == [f"{number:06d}.png" for number in (0, 1, 2, 3, 4, 5, 6, 8, 9)] + ["sampling.json"]
+    run(*sample_words(launched, "drawn-copy"))
+    names = [f"{number:06d}.png" for number in range(11)] + ["metadata.jsonl", "sampling.json"]
+    for folder in (launched / name for name in ("drawn-one", "drawn-two", "drawn-killed", "drawn-copy")):
+        assert [name for name in files(folder) if ".tmp-" not in name] == names
+        for name in names[:11]:
+            assert_same_picture(*(read_image(place / name).pixels for place in (folder, launched / "drawn-one")))
+        for name in names[11:]:
+            assert (folder / name).read_text() == (launched / "drawn-one" / name).read_text()
+
+
 def test_two_processes_score_every_example_once(launched):
     alone = run(*evaluate_words(launched, "one.json"))
     first, second = said(launched, "evaluate")
@@ -211,6 +250,13 @@ def test_two_processes_score_every_example_once(launched):
     found, expected = (json.loads((launched / name).read_text())["results"] for name in ("two.json", "one.json"))
     for row, wanted in zip(found, expected, strict=True):
         assert row == wanted | {"value": pytest.approx(wanted["value"], rel=1e-6)}
+
+
+def test_distances_of_pictures_that_two_processes_read_are_those_of_one(launched):
+    first, second = said(launched, "score")
+    assert first["code"] == second["code"] == 0 and second["stdout"] == ""
+    found, alone = (json.loads(text) for text in (first["stdout"], run(*score_words(launched)).stdout))
+    assert found == pytest.approx(alone, rel=1e-3) and found["pictures"] == 5 and found["reference_pictures"] == 11
 
 
 def test_processes_of_a_machine_share_its_gpus(monkeypatch):

@@ -125,20 +125,34 @@ def denoise(
             masked = weights["mask_token"] + position
             seen = iter(x)
             full = torch.stack([next(seen) if number in keep else token for number, token in enumerate(masked)])
-            numbers = linear(weights, "side_modulation", activated).chunk(8)
+            numbers = linear(weights, "side_modulation", activated).view(-1, x.shape[1])
             filled, _ = block(weights, "side_interpolator", full, context, numbers, heads)
             x = torch.stack([full[number] if number in keep else new for number, new in enumerate(filled)])
-        numbers = linear(weights, f"modulations.{index}", activated).chunk(8 if index == layers - 1 else 12)
+        numbers = modulation(weights, config, index, activated)
         x, context = block(weights, f"transformer_blocks.{index}", x, context, numbers, heads)
-    shift, scale = linear(weights, f"modulations.{layers}", activated).chunk(2)
+    shift, scale = modulation(weights, config, layers, activated)
     output = linear(weights, "proj_out", norm(x, shift, scale))
     return F.fold(output.T[None], (height, width), patch, stride=patch)[0]
 
 
-def block(
-    weights: Weights, name: str, x: Tensor, c: Tensor, numbers: tuple[Tensor, ...], heads: int
-) -> tuple[Tensor, Tensor]:
-    """One block on image tokens x [N, D] and context tokens c [L, D]; with 8 numbers c is only attended to."""
+def modulation(weights: Weights, config: Mapping[str, Any], index: int, activated: Tensor) -> Tensor:
+    """Numbers [count, D] of a block, or of the final layer: its own, or the first of those of all plus a table."""
+    full, last = (6, 6) if config["shared_stream"] else (12, 8)
+    counts = [full] * (config["num_layers"] - 1) + [last, 2]
+    if config["modulation"] == "per_block":
+        return linear(weights, f"modulations.{index}", activated).view(counts[index], -1)
+    table = weights["modulation_table"].view(sum(counts), -1).split(counts)[index]
+    return linear(weights, "modulations.0", activated).view(-1, table.shape[1])[: counts[index]] + table
+
+
+def block(weights: Weights, name: str, x: Tensor, c: Tensor, numbers: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """
+    One block on image tokens x [N, D] and context tokens c [L, D]: with 8 numbers c is only attended to, with 6 it is
+    a part of x.
+    """
+    if len(numbers) == 6:
+        together = shared_block(weights, name, torch.cat([x, c]), numbers, heads)
+        return together[: len(x)], together[len(x) :]
     shift, scale, gate, mlp_shift, mlp_scale, mlp_gate, context_shift, context_scale, *rest = numbers
     u, v = norm(x, shift, scale), norm(c, context_shift, context_scale)
     streams = [("to_q", "to_k", "to_v", "norm_q", "norm_k", u)]
@@ -159,6 +173,18 @@ def block(
         c = c + gate * linear(weights, f"{name}.attn.to_add_out", attended[x.shape[0] :])
         c = c + mlp_gate * mlp(weights, f"{name}.ff_context", norm(c, mlp_shift, mlp_scale))
     return x, c
+
+
+def shared_block(weights: Weights, name: str, x: Tensor, numbers: Tensor, heads: int) -> Tensor:
+    """A block of one stream: attention, then an MLP, of all tokens [N + L, D]."""
+    shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = numbers
+    u = norm(x, shift, scale)
+    query, key = (rms_norm(weights, f"{name}.attn.norm_{k}", u, f"{name}.attn.to_{k}", heads) for k in "qk")
+    value = linear(weights, f"{name}.attn.to_v", u).unflatten(1, (heads, -1))
+    scores = torch.einsum("nhd,mhd->hnm", query, key) / math.sqrt(query.shape[-1])
+    attended = torch.einsum("hnm,mhd->nhd", torch.softmax(scores, dim=-1), value).flatten(1)
+    x = x + gate * linear(weights, f"{name}.attn.to_out.0", attended)
+    return x + mlp_gate * mlp(weights, f"{name}.ff", norm(x, mlp_shift, mlp_scale))
 
 
 def norm(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:

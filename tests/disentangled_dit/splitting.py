@@ -10,10 +10,13 @@ from tests.disentangled_dit.dit_testing import make_inputs, make_transformer
 # The numbers of tokens are even, and two heads have a process each.
 EVEN = {"sample_size": [6, 8]}
 TEXT = {**EVEN, "num_classes": None, "joint_attention_dim": 7}
+SHARED = {**TEXT, "shared_stream": True, "modulation": "shared"}
 CASES = [
     (ContextParallelConfig, {"ulysses_degree": 2}, TEXT),
     (ContextParallelConfig, {"ulysses_degree": 2}, {**EVEN, "num_class_tokens": 2}),
+    (ContextParallelConfig, {"ulysses_degree": 2}, SHARED),
     (TensorParallelConfig, {"tp_degree": 2}, TEXT),
+    (TensorParallelConfig, {"tp_degree": 2}, SHARED),
     (TensorParallelConfig, {"tp_degree": 2}, EVEN),
 ]
 
@@ -32,9 +35,10 @@ def main() -> None:
         layer = model.transformer_blocks[1].ff
         layer.register_forward_pre_hook(lambda _, given, seen=seen: seen.append(given[0].shape[1]))
         torch.testing.assert_close(model(**inputs).sample, expected, atol=1e-5, rtol=1e-5)
-        # each process has half of the 12 tokens, or half of the 32 columns of a weight
+        # half of the tokens, the 4 of the text among them in a shared stream, or of the columns of a weight
+        tokens = 16 if fields is SHARED else 12
         if kind is ContextParallelConfig:
-            assert seen == [6], seen
+            assert seen == [tokens // 2], seen
         else:
-            assert seen == [12] and layer.net[2].weight.to_local().shape == (16, 16)
+            assert seen == [tokens] and layer.net[2].weight.to_local().shape == (16, 16)
     dist.destroy_process_group()

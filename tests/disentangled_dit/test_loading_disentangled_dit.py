@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.pipelines.pipeline_loading_utils import _fetch_class_library_tuple
+from diffusers.utils.dynamic_modules_utils import find_pipeline_class
 from huggingface_hub import close_session
 from safetensors.torch import load_file
 
@@ -31,6 +33,7 @@ CALLS = {
     "class": {"class_labels": ["hen", 1], "original_size": [(20, 30)] * 2, "control_guidance_scale": 2.0},
     "text": {"prompt": "a red hen"},
 }
+SHARED = {"shared_stream": True, "modulation": "shared"}
 COMMON = {"num_inference_steps": 3, "output_type": "latent"}
 
 # Runs in its own process. Arguments: "absent" or "installed"; sources by name and calls as JSON; where to write.
@@ -118,7 +121,7 @@ def published(tmp_path_factory) -> Iterator[tuple[EmbeddedHub, Path, dict, dict]
     # their number decides the order of sums, and the other processes have one
     torch.set_num_threads(1)
     with EmbeddedHub(place / "hub") as hub:
-        for name, pipeline in {"text": make_text_pipeline(), "class": make_pipeline(vae=make_vae())}.items():
+        for name, pipeline in {"text": make_text_pipeline(), "class": make_pipeline(vae=make_vae(), **SHARED)}.items():
             folder = stage(pipeline, place / name, repo_id=f"org/{name}")
             push(folder, f"org/{name}", endpoint=hub.url, token=False, check=False)
             sources |= {f"{name}-local": str(folder), f"{name}-hub": f"org/{name}"}
@@ -205,6 +208,8 @@ def test_only_a_pipeline_of_our_transformer_is_saved(tmp_path):
 def test_diffusers_finds_the_room_and_the_class():
     assert diffusers.DisentangledDiTPipeline is DisentangledDiTPipeline
     assert diffusers.pipelines.disentangled_dit.DisentangledDiTPipeline is DisentangledDiTPipeline
+    # older cards name the file alone, in which diffusers then wants one class
+    assert find_pipeline_class(sys.modules[DisentangledDiTPipeline.__module__]) is DisentangledDiTPipeline
     # this version of diffusers still records a component by the room that it is in
     found = _fetch_class_library_tuple(DisentangledDiTTransformer2DModel)
     assert found == ("disentangled_dit", "DisentangledDiTTransformer2DModel")

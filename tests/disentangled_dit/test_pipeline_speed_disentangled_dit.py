@@ -71,10 +71,11 @@ def count_attention(pipeline: DisentangledDiTPipeline) -> list[int]:
     return counts
 
 
+@pytest.mark.parametrize("fields", [{}, {"shared_stream": True, "modulation": "shared"}], ids=["streams", "shared"])
 @pytest.mark.parametrize("guidance", [{}, {"control_guidance_scale": 2.0}], ids=["two branches", "three branches"])
 @pytest.mark.parametrize("name", CACHES)
-def test_caches_leave_out_steps(name, guidance):
-    pipeline = make_pipeline()
+def test_caches_leave_out_steps(name, guidance, fields):
+    pipeline = make_pipeline(**fields)
     exact, approximate, left = CACHES[name]
     options = {"class_labels": [1, 2], "num_inference_steps": STEPS, "output_type": "latent", **guidance}
 

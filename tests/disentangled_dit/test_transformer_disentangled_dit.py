@@ -18,6 +18,9 @@ MODELS = {
     "baseline": {"conditioning": "adaln", "num_class_tokens": 2},
     "text": {"num_classes": None, "joint_attention_dim": 7},
     "one layer, no controls": {"num_layers": 1, "control_alpha": {}},
+    "one stream": {"shared_stream": True, "num_class_tokens": 3},
+    "shared modulation": {"modulation": "shared"},
+    "both shared": {"shared_stream": True, "modulation": "shared", "num_classes": None, "joint_attention_dim": 7},
 }
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4}
 
@@ -68,7 +71,7 @@ def test_equals_reference(name, path):
     assert_equals_reference(model, inputs, path, torch.float64)
 
 
-@pytest.mark.parametrize("name", ["class", "text"])
+@pytest.mark.parametrize("name", ["class", "text", "both shared"])
 def test_equals_reference_in_single_precision_for_one_sample_of_another_size(name):
     """One sample takes the path on which the modulation is the norm's own affine map."""
     model = make_transformer(**MODELS[name])
@@ -92,7 +95,7 @@ def test_mlp_that_overwrites_its_hidden_values_changes_no_bit_and_not_its_input(
     assert torch.equal(hidden_states, given) and latents.grad is not None and latents.grad.abs().max() > 0
 
 
-@pytest.mark.parametrize("name", ["class", "baseline", "text"])
+@pytest.mark.parametrize("name", ["class", "baseline", "text", "both shared"])
 def test_conditioning_computed_ahead_changes_nothing(name):
     model = make_transformer(**MODELS[name])
     inputs = make_inputs(model)
@@ -193,9 +196,26 @@ def test_presets_have_the_known_sizes(preset, expected, expected_adaln, count):
     assert sum("timestep_embedder" in name for name in counts) == 4
 
 
-def test_tiny_preset_runs_and_a_new_model_predicts_zero():
+@pytest.mark.parametrize(
+    ("fields", "millions"),
+    [
+        ({"shared_stream": True}, 683.8),
+        ({"modulation": "shared"}, 907.3),
+        ({"shared_stream": True, "modulation": "shared"}, 466.2),
+        # The width that a later paper of the authors states, for about 800 M.
+        ({"shared_stream": True, "modulation": "shared", "attention_head_dim": 96}, 826.8),
+    ],
+)
+def test_shared_weights_make_the_largest_preset_smaller(fields, millions):
+    with torch.device("meta"):
+        model = DisentangledDiTTransformer2DModel(**DisentangledDiTTransformer2DModel.PRESETS["XL"] | fields)
+    assert sum(parameter.numel() for parameter in model.parameters()) / 1e6 == pytest.approx(millions, abs=0.05)
+
+
+@pytest.mark.parametrize("fields", [{}, {"shared_stream": True, "modulation": "shared"}])
+def test_tiny_preset_runs_and_a_new_model_predicts_zero(fields):
     model = DisentangledDiTTransformer2DModel(
-        sample_size=8, num_classes=3, **DisentangledDiTTransformer2DModel.PRESETS["tiny"]
+        sample_size=8, num_classes=3, **DisentangledDiTTransformer2DModel.PRESETS["tiny"], **fields
     )
     latents = torch.randn(2, 4, 8, 8, generator=generator())
     assert not model(latents, 10, class_labels=torch.tensor([0, 3])).sample.any()
@@ -207,7 +227,8 @@ def test_tiny_preset_runs_and_a_new_model_predicts_zero():
 
 
 def test_every_parameter_learns():
-    for fields in ({"num_decoder_layers": 1}, {"num_class_tokens": 2}):
+    shared = {"shared_stream": True, "modulation": "shared"}
+    for fields in ({"num_decoder_layers": 1}, {"num_class_tokens": 2}, shared, {**shared, "num_decoder_layers": 1}):
         model = make_transformer(**fields)
         inputs = make_inputs(model, batch=4)
         if "num_decoder_layers" in fields:
@@ -245,8 +266,9 @@ def test_grid_is_saved_and_kept_at_another_size(tmp_path):
         assert not torch.allclose(again(**inputs).sample, small(**inputs).sample)
 
 
-def test_loading_in_another_precision(tmp_path):
-    model = make_transformer(num_class_tokens=2, num_decoder_layers=1)
+@pytest.mark.parametrize("fields", [{}, {"shared_stream": True, "modulation": "shared"}])
+def test_loading_in_another_precision(fields, tmp_path):
+    model = make_transformer(num_class_tokens=2, num_decoder_layers=1, **fields)
     model.save_pretrained(tmp_path)
     loaded = DisentangledDiTTransformer2DModel.from_pretrained(tmp_path, torch_dtype=torch.bfloat16)
     assert {x.dtype for x in loaded.state_dict().values()} == {torch.bfloat16}
@@ -268,7 +290,7 @@ def test_inference_mode_leaves_nothing_behind_that_training_could_not_use():
     model(**inputs).sample.sum().backward()
 
 
-@pytest.mark.parametrize("name", ["class", "baseline"])
+@pytest.mark.parametrize("name", ["class", "baseline", "one stream", "shared modulation"])
 def test_masked_latents_equal_reference(name):
     model = make_transformer(**{**MODELS[name], "num_decoder_layers": 1}).double()
     inputs = make_inputs(model, batch=2, dtype=torch.float64)
@@ -334,6 +356,7 @@ def test_residuals_of_a_controlnet_are_added_after_the_blocks():
         ({"num_classes": None}, "one of num_classes"),
         ({"joint_attention_dim": 4}, "one of num_classes"),
         ({"conditioning": "cross"}, "'attention' or 'adaln', not 'cross'"),
+        ({"modulation": "none"}, "'per_block' or 'shared', not 'none'"),
         ({"conditioning": "adaln", "num_classes": None, "joint_attention_dim": 4}, "of classes"),
         ({"num_classes": 0}, "at least 1, not 0, 1"),
         ({"num_class_tokens": 0}, "at least 1, not 5, 0"),
@@ -389,7 +412,7 @@ def test_bad_inputs():
             {"hidden_states": latents, **given, "block_controlnet_hidden_states": [torch.zeros(2, 14, 16)]},
         ),
         (
-            "do not go together: leave one out",
+            "no ControlNet's residuals",
             masked,
             {
                 "hidden_states": latents,

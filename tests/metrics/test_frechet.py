@@ -5,6 +5,7 @@ import pytest
 
 from hf_ext.metrics import (
     FeatureStatistics,
+    FeatureSums,
     frechet_distance,
     kernel_distance,
     kernel_distance_of_subsets,
@@ -75,6 +76,24 @@ def test_statistics_of_a_large_mean():
     assert result.count == 300
     np.testing.assert_allclose(result.mean, features.mean(0), rtol=1e-14)
     np.testing.assert_allclose(result.covariance, np.cov(features, rowvar=False), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("sizes", [[300], [1, 299], [100, 0, 150, 50]])
+def test_sums_of_batches_are_the_statistics_of_all(sizes):
+    features, whole = samples(4, offset=1e6), FeatureSums()
+    with refused(ValueError, "2"):
+        whole.statistics()
+    start = 0
+    for size in sizes:
+        part = FeatureSums()
+        if size:
+            part.add(features[start : start + size])
+        whole.join(part)
+        start += size
+    result, expected = whole.statistics(), FeatureStatistics.of(features)
+    assert result.count == 300
+    np.testing.assert_allclose(result.mean, expected.mean, rtol=1e-14)
+    np.testing.assert_allclose(result.covariance, expected.covariance, rtol=1e-9, atol=1e-9)
 
 
 def test_statistics_survive_their_file(tmp_path):

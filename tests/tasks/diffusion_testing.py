@@ -8,6 +8,7 @@ import datasets
 import numpy as np
 import torch
 from PIL import Image
+from transformers import ConvNextImageProcessor, RegNetConfig, RegNetForImageClassification
 
 from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.training import TrainingArguments, train
@@ -80,3 +81,12 @@ def contents(folder: Path) -> dict[str, str]:
             if path.name != "training.json":
                 found[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
+
+
+def write_judge(folder: Path) -> str:
+    """A classifier with random weights."""
+    torch.manual_seed(0)
+    config = RegNetConfig(embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], groups_width=4, num_labels=3)
+    RegNetForImageClassification(config).save_pretrained(folder)
+    ConvNextImageProcessor(size={"shortest_edge": 16}, crop_pct=1.0).save_pretrained(folder)
+    return str(folder)

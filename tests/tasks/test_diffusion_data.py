@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from hf_ext.errors import DataError, UsageError
+from hf_ext.metrics import high_frequency_energy
 from hf_ext.settings import build
 from hf_ext.tasks.diffusion_data import Crops, bucket_sizes, cut_view, nearest_bucket
 from hf_ext.tasks.diffusion_latents import read_row, to_pixels, write_row
@@ -66,6 +67,27 @@ def test_global_crops_see_the_whole_short_side_and_local_ones_keep_the_scale():
     assert max(view.crop[1] for view in views) > 60
 
 
+def test_smaller_originals_are_told_and_lack_what_is_fine():
+    noise = Image.fromarray(np.random.default_rng(0).integers(256, size=(32, 48, 3), dtype=np.uint8))
+    crops = Crops(flip=0.0, shrink_prob=0.5, shrink_size=8)
+    views = [cut_view(noise, (32, 32), 3, crops, np.random.default_rng(seed)) for seed in range(300)]
+    sides = np.array([view.original_size[0] for view in views])
+    assert set(sides) == set(range(8, 33)) and 110 < (sides < 32).sum() < 180
+    for view in views:
+        assert view.original_size[1] == round(1.5 * view.original_size[0]) and view.pixels.shape == (32, 32, 3)
+        assert view.crop[0] == 0 and view.crop[1] <= 17
+    energies = high_frequency_energy(np.stack([view.pixels for view in views]))
+    assert energies[sides <= 16].max() < 0.2 * energies[sides == 32].min()
+    again = cut_view(noise, (32, 32), 3, crops, np.random.default_rng(7))
+    np.testing.assert_array_equal(again.pixels, views[7].pixels)
+    # A place in the picture of the later training, whatever the original; no picture is made larger for it.
+    local = Crops(flip=0.0, local_prob=1.0, local_size=48, shrink_prob=1.0, shrink_size=8)
+    crops_seen = {cut_view(noise, (32, 32), 3, local, np.random.default_rng(seed)).crop for seed in range(200)}
+    assert {top for top, _ in crops_seen} == set(range(17)) and max(left for _, left in crops_seen) > 36
+    assert cut_view(Image.new("L", (7, 5)), (16, 16), 1, local, np.random.default_rng(0)).original_size == (5, 7)
+    assert cut_view(noise, (32, 32), 3, local, None).original_size == (32, 48)
+
+
 def test_small_and_grey_pictures_are_enlarged():
     view = cut_view(Image.new("L", (7, 5), 200), (16, 16), 1, Crops(), np.random.default_rng(0))
     assert view.pixels.shape == (16, 16, 1) and view.original_size == (5, 7) and set(view.pixels.flat) == {200}
@@ -81,6 +103,8 @@ def test_wrong_crops_are_refused():
         ({"flip": 1.5}, "crops.flip is a probability"),
         ({"local_prob": 0.5}, "local_size belong together"),
         ({"local_size": 64}, "local_size belong together"),
+        ({"shrink_prob": 0.5}, "shrink_size belong together"),
+        ({"shrink_size": 0, "shrink_prob": 0.5}, "shrink_size belong together"),
         ({"centre": True}, "unknown key 'centre' in section 'task.crops'"),
     ):
         with pytest.raises(ValueError, match=words):

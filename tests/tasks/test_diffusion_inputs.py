@@ -270,6 +270,11 @@ def test_captions_that_are_none_are_refused(tmp_path, vae, encoder):
         encode(data, vae, tmp_path / "b", text_encoder=str(encoder), text_column="long")
 
 
+def test_views_are_the_same_after_an_interruption(tmp_path, pictures):
+    crops = {"local_prob": 0.3, "local_size": 24, "shrink_prob": 0.5, "shrink_size": 4}
+    check_resuming(tmp_path, pictures, task={"image_size": 16, "crops": crops})
+
+
 BUCKETS = {"image_size": 16, "buckets": {"max_ratio": 2.0, "step": 4}}
 
 

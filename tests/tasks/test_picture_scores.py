@@ -1,0 +1,71 @@
+"""Distances of folders of pictures: those of all features at once, from files, statistics and batches."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hf_ext.errors import DataError, UsageError
+from hf_ext.metrics import ClassifierFeatures, frechet_distance, kernel_distance_of_subsets
+from hf_ext.tasks import picture_scores
+from hf_ext.tasks.picture_scores import load_network, score
+from tests.kit.command_line import run
+from tests.kit.refusals import refused
+
+from .diffusion_testing import write_judge
+
+
+def write_noise(folder, seed: int, count: int) -> np.ndarray:
+    images = np.random.default_rng(seed).integers(256, size=(count, 16, 16, 3), dtype=np.uint8)
+    folder.mkdir()
+    for number, image in enumerate(images):
+        Image.fromarray(image).save(folder / f"{number:06d}.png")
+    return images
+
+
+def test_folders_are_scored_as_all_features_at_once_and_statistics_again(tmp_path):
+    network = ClassifierFeatures(write_judge(tmp_path / "judge"))
+    made = network(write_noise(tmp_path / "made", 0, 11))
+    # What `hf-ext sample` writes beside its pictures is no picture.
+    (tmp_path / "made" / "sampling.json").write_text("{}")
+    rows = [json.dumps({"file_name": f"{number:06d}.png", "label": 1}) + "\n" for number in range(11)]
+    (tmp_path / "made" / "metadata.jsonl").write_text("".join(rows))
+    real = network(write_noise(tmp_path / "real", 1, 14))
+    words = ["dit", "score", tmp_path / "made", tmp_path / "real", "--network", tmp_path / "judge", "--device", "cpu"]
+    found = json.loads(run(*words, "--batch-size", 4, "--kernel", "--keep", tmp_path / "real.npz", "--json").stdout)
+    kernel, spread = kernel_distance_of_subsets(made, real, subset_size=11)
+    assert found == {
+        "feature_distance": pytest.approx(frechet_distance(made, real), rel=1e-3),
+        "kernel_distance": pytest.approx(kernel, rel=1e-3),
+        "kernel_distance_standard_deviation": pytest.approx(spread, rel=1e-2),
+        "pictures": 11,
+        "reference_pictures": 14,
+    }
+    words[3] = tmp_path / "real.npz"
+    again = json.loads(run(*words, "--json").stdout)
+    assert again["feature_distance"] == pytest.approx(found["feature_distance"], rel=1e-6)
+    assert again["reference_pictures"] == 14 and set(again) == {"feature_distance", "pictures", "reference_pictures"}
+    assert "feature_distance" in run(*words).stdout
+    with refused(UsageError, "kernel"):
+        score(str(tmp_path / "made"), str(tmp_path / "real.npz"), str(tmp_path / "judge"), kernel=True)
+    (tmp_path / "words.jsonl").write_text('{"text": "no picture"}\n')
+    with refused(DataError, "words.jsonl"):
+        score(str(tmp_path / "made"), str(tmp_path / "words.jsonl"), str(tmp_path / "judge"), device="cpu")
+
+
+def test_features_for_the_kernel_distance_are_bounded_and_drawn_at_random(tmp_path, monkeypatch):
+    monkeypatch.setattr(picture_scores, "KEPT", 5)
+    network = ClassifierFeatures(write_judge(tmp_path / "judge"), batch_size=3)
+    features = network(write_noise(tmp_path / "made", 0, 11))
+    seen = picture_scores.see(str(tmp_path / "made"), "train", network, picture_scores.Ranks(), "pictures")
+    chosen = sorted(np.random.default_rng(0).permutation(11)[:5])
+    np.testing.assert_allclose(seen.features, features[chosen], atol=1e-5 * np.abs(features).max())
+    assert seen.statistics.count == 11
+
+
+def test_only_distances_of_the_inception_network_are_fid(monkeypatch, tmp_path):
+    monkeypatch.setattr(picture_scores, "InceptionFeatures", lambda *given: given)
+    assert load_network("org/name/file.pt@v1", "cpu", 8) == (("org/name/file.pt@v1", "cpu", 8), ("fid", "kid"))
+    judge = write_judge(tmp_path / "judge")
+    assert load_network(judge, "cpu", 8)[1] == ("feature_distance", "kernel_distance")
