@@ -125,16 +125,16 @@ def _is_wide(names: list[Any]) -> bool:
     return all(after > before for before, after in zip(places[:-1], places[1:], strict=True))
 
 
-def _nameless_label(frame: pd.DataFrame) -> str:
-    """The first or the last column, where one of them alone holds few whole numbers."""
+def _nameless_label(frame: pd.DataFrame) -> str | None:
+    """The first or the last column, where one of them holds few whole numbers."""
     ends = [str(frame.columns[0]), str(frame.columns[-1])]
     fit = [name for name in ends if _is_class(frame[name])]
-    if len(fit) != 1:
+    if len(fit) > 1:
         raise DataError(
-            f"the columns have no names, and {'both' if fit else 'neither'} of the first and the last hold classes: "
-            f"say which is the label, --label {ends[0]} or --label {ends[1]}"
+            "the columns have no names, and both the first and the last hold classes: say which is the label, "
+            f"--label {ends[0]} or --label {ends[1]}"
         )
-    return fit[0]
+    return fit[0] if fit else None
 
 
 def _is_class(values: "pd.Series[Any]") -> bool:

@@ -9,6 +9,8 @@ from typing import Any
 import datasets
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 from datasets.data_files import SPLIT_KEYWORDS
 
 from hf_ext import __version__
@@ -112,15 +114,21 @@ def _open_rows(files: list[Path], source: DataSource) -> datasets.Dataset:
     numbers = np.concatenate([table.frame[names].to_numpy(dtype=np.float64) for table in tables])
     labels = [value for table in tables for value in table.frame[label].tolist()]
     kept = slice_split(source.split, len(numbers))
-    rows = [
-        # Shorter series are filled up at the end.
-        numbers[index][: int(np.flatnonzero(~np.isnan(numbers[index]))[-1]) + 1] if not np.isnan(numbers[index]).all()
-        else numbers[index][:0]
-        for index in kept
-    ]  # fmt: skip
+    rows = [trim(numbers[index]) for index in kept]
     features = {ARRAY_COLUMN: datasets.List(datasets.Value("float64")), label: _kind_of([labels[i] for i in kept])}
     columns = {ARRAY_COLUMN: rows, label: [_cell_of(labels[index], features[label]) for index in kept]}
     return _from_columns(columns, features, source.split)
+
+
+def trim(row: np.ndarray) -> np.ndarray:
+    """A series of a row without its end: shorter ones are filled up there."""
+    given = np.flatnonzero(~np.isnan(row))
+    return row[: given[-1] + 1 if len(given) else 0]
+
+
+def holds_lists(path: Path) -> bool:
+    """Whether the rows of a parquet file are examples: they hold lists, or pictures."""
+    return any(map(pa.types.is_nested, pq.read_schema(path).types))
 
 
 def _open_panel(files: list[Path], source: DataSource) -> datasets.Dataset:

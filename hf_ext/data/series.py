@@ -7,14 +7,21 @@ from typing import Any
 
 import datasets
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ..errors import DataError
 from .found import Survey, are_values, keep_back, rename, require_classes
 from .opening import open_source
 from .roles import Hints, Roles, find_roles, name_classes
-from .sequence_files import ARRAY_COLUMN, ARRAYS, METADATA, UNLABELLED, open_arrays, read_file, split_files
+from .sequence_files import (
+    ARRAY_COLUMN,
+    ARRAYS,
+    METADATA,
+    UNLABELLED,
+    holds_lists,
+    open_arrays,
+    read_file,
+    split_files,
+)
 from .source import DataSource
 from .tables import Table, read_table, shorten
 
@@ -29,7 +36,7 @@ def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> 
         if len(files) == 1 and places[0].is_file():
             return _look_at_arrays(path, files[0], hints)
         return _look_at_files(path, files, None, Roles("positions", list(read_file(files[0]))), hints)
-    if ending == ".parquet" and any(map(pa.types.is_nested, pq.read_schema(files[0]).types)):
+    if ending == ".parquet" and holds_lists(files[0]):
         # Pictures, for instance, or lists.
         return None
     table = read_table(files[0])

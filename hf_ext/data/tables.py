@@ -168,7 +168,8 @@ def _drop_units(table: Table) -> None:
         first, rest = str(values.iloc[0]).strip(), values.iloc[1:].astype(str).str.strip()
         if pd.isna(values.iloc[0]) or first.lower() in MISSING:
             continue
-        if _parse_cell(first) is not None:
+        # With a decimal comma a number too.
+        if _to_numbers_somehow(pd.Series([first]), decimal=True)[0] is not None:
             return
         if _to_numbers_somehow(_given(rest), decimal=True)[0] is not None:
             units[str(name)] = first
@@ -178,11 +179,6 @@ def _drop_units(table: Table) -> None:
         table.frame = frame.iloc[1:].reset_index(drop=True)
         told = ", ".join(f"{name} in {unit}" for name, unit in list(units.items())[:6])
         table.notes.append(f"a row of units: {told}")
-
-
-def _parse_cell(cell: str) -> float | None:
-    found = _to_numbers(pd.Series([cell]))
-    return None if found is None else float(found.iloc[0])
 
 
 def _convert_columns(table: Table) -> None:
