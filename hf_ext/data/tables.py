@@ -319,6 +319,9 @@ def is_number(value: Any) -> bool:
     return True
 
 
-def shorten(names: list[str]) -> str:
-    """The first of many names."""
-    return ", ".join(map(str, names[:6])) + (", …" if len(names) > 6 else "")
+def shorten(names: list[Any]) -> str:
+    """The first of many names, as many as a line has room for."""
+    told = [str(name) if len(str(name)) <= 40 else f"{str(name)[:39]}…" for name in names[:6]]
+    while len(told) > 1 and sum(map(len, told)) > 80:
+        told.pop()
+    return ", ".join(told) + (f", … ({len(names):,} in all)" if len(names) > len(told) else "")

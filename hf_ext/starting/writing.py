@@ -263,10 +263,10 @@ def _classified_pictures(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
 def _dit(survey: Survey, gpu: bool) -> list[list[str]]:
     if survey.kind != "pictures":
         raise ValueError(f"a Disentangled DiT draws pictures, and these are {survey.kind}: name a folder of pictures.")
-    if not survey.classes:
+    if not survey.classes and survey.captions is None:
         raise ValueError(
-            "these pictures have no classes: put them into two folders or more, one for each class, as in "
-            "pictures/train/cat/1.png. Recipe disentangled_dit/text_to_image learns from captions."
+            "these pictures have neither classes nor captions: put them into two folders or more, one for each class, "
+            "as in pictures/train/cat/1.png, or lay a caption beside each, 1.txt beside 1.png."
         )
     side = max(8, min(64 if gpu else 32, _side(survey, 0.0) // 8 * 8))
     channels = ", in_channels: 1" if survey.gray else ""
@@ -280,11 +280,20 @@ def _dit(survey: Survey, gpu: bool) -> list[list[str]]:
         "  crops: {flip: 0.5}",
         *_column(survey, "image", "image_column"),
     ]
-    patch, count = 4 if side >= 32 else 2, len(survey.classes)
-    preset = "S" if gpu else "tiny"
+    patch, preset = 4 if side >= 32 else 2, "S" if gpu else "tiny"
+    learned = f"num_classes: {len(survey.classes)}"
+    if not survey.classes:
+        learned = "joint_attention_dim: 384"
+        task += [
+            "  # Reads the captions, frozen; 384 numbers a token. Comes from the Hub at the first time.",
+            "  text_encoder: sentence-transformers/all-MiniLM-L6-v2",
+            "  # Tokens of the longest caption; the rest is cut.",
+            "  max_text_length: 32",
+            *([] if survey.captions == "text" else [f"  text_column: {_text(str(survey.captions))}"]),
+        ]
     model = [
         "# Presets: tiny, S, B, L, XL. A patch half as large sees more, and takes four times as long.",
-        f"model: {{preset: {preset}, patch_size: {patch}{channels}, num_classes: {count}}}",
+        f"model: {{preset: {preset}, patch_size: {patch}{channels}, {learned}}}",
     ]
     schedule = _schedule(survey, 100000 if gpu else 2000, 64 if gpu else 16, "1.0e-4" if gpu else "1.0e-3", gpu, 100)
     return [["method: disentangled-dit"], ["task:", *task], model, [f"ema_decay: {0.9999 if gpu else 0.99}"], schedule]
