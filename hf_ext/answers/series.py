@@ -12,6 +12,7 @@ from transformers.utils import logging
 from hf_ext.data.opening import open_source
 from hf_ext.data.roles import Hints, class_name, find_roles, seconds_of
 from hf_ext.data.sequence_files import ARRAY_COLUMN, ARRAYS, SUFFIXES, holds_lists, read_file, trim
+from hf_ext.data.sktime_files import TS, read_ts
 from hf_ext.data.source import DataSource
 from hf_ext.data.tables import read_table
 from hf_ext.mrconv.streaming_mrconv import MRConvCache
@@ -107,6 +108,8 @@ def read_examples(path: Path, columns: list[str] | None, channels: int) -> dict[
         if any(array.ndim > 2 or (array.ndim == 2 and channels == 1 < array.shape[1]) for array in inputs):
             return _count(path, [dict(zip(arrays, row, strict=True)) for row in zip(*arrays.values(), strict=True)])
         return {str(path): _with_rows(arrays)}
+    if ending == TS:
+        return _count(path, [{ARRAY_COLUMN: series} for series in read_ts(path)[0]])
     if ending not in SUFFIXES or (ending == ".parquet" and holds_lists(path)):
         data = open_source(DataSource(str(path), split="train")).with_format("numpy")
         return _count(path, [dict(row) for row in data])

@@ -22,6 +22,7 @@ from .sequence_files import (
     read_file,
     split_files,
 )
+from .sktime_files import TS
 from .source import DataSource
 from .tables import Table, read_table, shorten
 
@@ -36,6 +37,9 @@ def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> 
         if len(files) == 1 and places[0].is_file():
             return _look_at_arrays(path, files[0], hints)
         return _look_at_files(path, files, None, Roles("positions", list(read_file(files[0]))), hints)
+    if ending == TS:
+        train = {"path": path, "split": "train", "rows": "series"}
+        return look_at_lists(train, open_source(DataSource(**train)), [ARRAY_COLUMN])
     if ending == ".parquet" and holds_lists(files[0]):
         # Pictures, for instance, or lists.
         return None

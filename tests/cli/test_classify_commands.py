@@ -236,7 +236,13 @@ def _write_lists(path: Path, series: np.ndarray) -> None:
     path.write_text("\n".join(map(json.dumps, rows)))
 
 
+def _write_ts(path: Path, series: np.ndarray) -> None:
+    lines = [",".join(map(str, row)) + ":x" for row in series]
+    path.write_text("\n".join(["# made", "@univariate true", "@classLabel true x y", "@data", *lines]) + "\n")
+
+
 SEVERAL = {
+    "sktime.ts": _write_ts,
     "wide.csv": lambda path, series: _write_frame(path, pd.DataFrame(series).add_prefix("t").assign(label="x")),
     "nameless.tsv": lambda path, series: _write_frame(path, pd.DataFrame(series), sep="\t", header=False),
     "panel.csv": lambda path, series: _write_frame(
