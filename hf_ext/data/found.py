@@ -50,6 +50,8 @@ class Survey:
     channels: int | None = None
     rows_have_labels: bool = False
     values: bool = False
+    # the share of files that cannot be read
+    broken: float = 0.0
     # In words: what the columns are, what was done to them, what is not used.
     roles: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import shlex
 import tarfile
 import zipfile
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
-import fsspec
 import numpy as np
 import pandas as pd
 from PIL import Image
@@ -20,7 +18,7 @@ from PIL import Image
 from hf_ext.extras import import_extra
 
 from ..errors import DataError
-from .broken import UNDECODABLE
+from .broken import UNDECODABLE, is_broken_picture, open_bytes
 from .found import Survey, keep_back, rename, require_classes
 from .opening import find_files, find_pairs, open_source
 from .roles import Hints, name_classes
@@ -172,7 +170,8 @@ def _words(data: Any, names: list[str], hints: Hints) -> list[str]:
 
 def _measure_pictures(survey: Survey, data: Any, column: str, chosen: list[int]) -> None:
     headers = [header for header in _read_headers(data, column, chosen) if header is not None]
-    _tell_broken(survey, len(chosen) - len(headers), len(chosen))
+    undecoded = data.select_columns([column]).cast_column(column, datasets.Image(decode=False))
+    _tell_broken(survey, sum(is_broken_picture(undecoded[index][column]) for index in chosen), len(chosen))
     if not headers:
         raise DataError(f"none of {len(chosen)} pictures that were looked at can be read: are they pictures?")
     sizes, gray = {header.size for header in headers}, all(header.gray for header in headers)
@@ -188,17 +187,6 @@ class _Header(NamedTuple):
 
     size: tuple[int, int]
     gray: bool
-
-
-def open_bytes(value: dict[str, Any]) -> io.BytesIO | str:
-    """What an undecoded picture or sound is: bytes, or a file, of an archive as of a folder."""
-    if value["bytes"]:
-        return io.BytesIO(value["bytes"])
-    path = str(value["path"])
-    if "::" not in path:
-        return path
-    with fsspec.open(path, "rb") as file:
-        return io.BytesIO(file.read())
 
 
 def _read_headers(data: Any, column: str, chosen: list[int]) -> list[_Header | None]:
@@ -245,6 +233,7 @@ def _measure_sounds(survey: Survey, data: Any, column: str, chosen: list[int]) -
 def _tell_broken(survey: Survey, broken: int, looked_at: int) -> None:
     if broken:
         survey.left_out.append(f"{broken} of {looked_at} that were looked at cannot be read")
+        survey.broken = broken / looked_at
 
 
 def _measure_texts(survey: Survey, data: Any, columns: list[str], chosen: list[int]) -> None:

@@ -70,6 +70,13 @@ def _data(survey: Survey) -> list[str]:
     else:
         told = "Held out by their content" if "hold_out" in survey.eval else "Not trained on"
         lines += [f"  # {told}, to measure.", f"  eval: {_flow(survey.eval)}"]
+    if survey.broken:
+        # Twice as many as were seen.
+        share = min(1.0, round(2 * survey.broken, 2) + 0.01)
+        lines += [
+            "  # Share of examples that may be left out, as they cannot be read.",
+            f"  max_bad_examples: {share:.2g}",
+        ]
     return [*lines, "  # Processes that read; 0 reads in the training itself.", "  num_workers: 2"]
 
 
@@ -201,7 +208,7 @@ def _sounds(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
     return "mrconv-audio", [
         f"  # Samples a second that the model hears; sounds of other rates are resampled (most have {survey.rate}).",
         f"  sampling_rate: {rate}",
-        "  # Samples of the longest sound; the rest is cut.",
+        f"  # Samples of a sound. {_cut(shortened, length)}.",
         f"  max_length: {length}",
         *_classes(survey),
         *_column(survey, "audio"),
@@ -215,7 +222,7 @@ def _texts(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
         return "mrconv-lm", ["  # Bytes that are learned from at once.", f"  max_length: {size}", *column]
     size = 1 + max(16, survey.longest(4096 if gpu else 512))
     return "mrconv-text", [
-        "  # Bytes of the longest text; the rest is cut.",
+        f"  # Bytes of a text, and one for its class. {_cut(survey.lengths, size - 1)}.",
         f"  max_length: {size}",
         *_classes(survey),
         *column,
@@ -224,18 +231,22 @@ def _texts(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
 
 def _series(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
     longest = max(16, survey.longest(16384 if gpu else 2048))
-    cut = sum(length > longest for length in survey.lengths)
-    told = f"{cut} of {len(survey.lengths)} are longer, and are cut" if cut else "No series is longer"
     lines = [
         "  # The channels.",
         f"  columns: {_flow(survey.columns)}",
         *([] if survey.channels is None else [f"  num_channels: {survey.channels}"]),
-        f"  # Steps of a series. {told}.",
+        f"  # Steps of a series. {_cut(survey.lengths, longest)}.",
         f"  max_length: {longest}",
     ]
     if survey.values:
         return "mrconv-regression", [*lines, "  # The value of each.", "  target_columns: [label]"]
     return f"mrconv-{'positions' if survey.rows_have_labels else 'series'}", [*lines, *_classes(survey)]
+
+
+def _cut(lengths: list[int], longest: int) -> str:
+    """How many inputs are cut."""
+    cut = sum(length > longest for length in lengths)
+    return f"{cut:,} of {len(lengths):,} that were looked at are longer, and are cut" if cut else "None is longer"
 
 
 def _classified_pictures(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
