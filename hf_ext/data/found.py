@@ -39,6 +39,8 @@ class Survey:
     sides: list[int] = field(default_factory=list)
     equal: bool = False
     gray: bool = False
+    # whether some have more than 8 bits a channel
+    deep: bool = False
     # how many times the pictures of hq/ are as large as those of lq/
     scale: int = 1
     rate: int = 0

@@ -132,11 +132,15 @@ def _look_at_arrays(path: str, file: Path, hints: Hints) -> Survey:
     flat = [name for name, values in arrays.items() if values.ndim == 1]
     label = hints.label or next((name for name in flat if name.lower() in _LABELS), None)
     inputs = list(hints.inputs) or [name for name, values in arrays.items() if values.ndim in (2, 3)]
-    shapes = ", ".join(f"{name} {'×'.join(map(str, values.shape))}" for name, values in arrays.items())
+    axes = ("examples", "steps", "channels")
+    shapes = ", ".join(
+        f"{name} ({', '.join(f'{size} {axis}' for size, axis in zip(values.shape, axes, strict=False))})"
+        for name, values in arrays.items()
+    )
     if label is None or label not in arrays or not inputs:
         raise DataError(
-            f"{path}: arrays of {len(next(iter(arrays.values()))):,} examples, {shapes} (examples, steps, channels), "
-            f"and no label. {UNLABELLED} Save the classes as an array label in an .npz, or say which array they are: "
+            f"{path}: arrays of {len(next(iter(arrays.values()))):,} examples, {shapes}, and no "
+            f"label. {UNLABELLED} Save the classes as an array label in an .npz, or say which array they are: "
             "--label NAME."
         )
     if len(inputs) > 1:

@@ -176,6 +176,7 @@ def _measure_pictures(survey: Survey, data: Any, column: str, chosen: list[int])
         raise DataError(f"none of {len(chosen)} pictures that were looked at can be read: are they pictures?")
     sizes, gray = {header.size for header in headers}, all(header.gray for header in headers)
     survey.kind, survey.columns, survey.gray = "pictures", [column], gray
+    survey.deep = any(header.deep for header in headers)
     survey.equal, survey.sides = len(sizes) == 1, sorted(min(size) for size in sizes)
     smallest, largest = min(sizes, key=min), max(sizes, key=min)
     span = _size(smallest) if smallest == largest else f"{_size(smallest)} to {_size(largest)}"
@@ -187,6 +188,7 @@ class _Header(NamedTuple):
 
     size: tuple[int, int]
     gray: bool
+    deep: bool
 
 
 def _read_headers(data: Any, column: str, chosen: list[int]) -> list[_Header | None]:
@@ -197,7 +199,8 @@ def _read_headers(data: Any, column: str, chosen: list[int]) -> list[_Header | N
         value = undecoded[index][column]
         try:
             with Image.open(open_bytes(value)) as picture:
-                headers.append(_Header(picture.size, picture.mode in ("1", "L", "LA")))
+                deep = picture.mode[0] in "IF"
+                headers.append(_Header(picture.size, deep or picture.mode in ("1", "L", "LA"), deep))
         except UNDECODABLE:
             headers.append(None)
     return headers
@@ -275,6 +278,7 @@ def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
     survey = Survey("pairs", *kept, about="", count=len(data))
     survey.scale = scale
     survey.sides, survey.gray = sorted(min(lq.size) for lq, _ in read), read[0][1].gray
+    survey.deep = any(header.deep for pair in read for header in pair)
     larger = f", those of {names[1]}/ {survey.scale} times as large" if survey.scale > 1 else ""
     survey.about = f"{len(data):,} pairs of pictures, the smallest with {survey.sides[0]} pixels{larger}"
     survey.roles = [f"{names[0]}/ becomes {names[1]}/"]

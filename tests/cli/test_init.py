@@ -495,6 +495,16 @@ def write_metadata() -> str:
     return "visits"
 
 
+def write_ts() -> str:
+    series = [":".join(",".join(f"{x:.2f}" for x in GENERATOR.normal(size=9 + n)) for _ in "xy") for n in range(12)]
+    head = ["% made", "@problemName knocks", "@univariate false", "@classLabel true up down", "@data"]
+    for part in ("TRAIN", "TEST"):
+        Path("knocks").mkdir(exist_ok=True)
+        lines = [f"{values}:{('up', 'down')[number % 2]}" for number, values in enumerate(series)]
+        Path("knocks", f"knocks_{part}.ts").write_text("\n".join([*head, *lines]))
+    return "knocks"
+
+
 @pytest.mark.parametrize(
     ("write", "words", "method", "expected"),
     [
@@ -504,6 +514,7 @@ def write_metadata() -> str:
         (write_missing, ["--label", "state"], "mrconv-positions", {"columns": ["y"], "label_names": ["calm", "wild"]}),
         (write_arrays, [], "mrconv-series", {"num_channels": 3, "label_names": ["1", "2", "3"]}),
         (write_lists, ["--label", "kind"], "mrconv-series", {"columns": ["x"], "label_names": ["a", "b"]}),
+        (write_ts, [], "mrconv-series", {"num_channels": 2, "label_names": ["down", "up"]}),
         (write_metadata, [], "mrconv-series", {"columns": ["x", "y"], "label_names": ["1", "2"]}),
     ],
 )
@@ -533,6 +544,17 @@ def test_folders_of_pairs_are_no_classes(names):
     # Folders A and B are classes to who draws.
     code = 0 if names == ("A", "B") else 2
     assert (code == 0) == ("these are pairs" not in run("init", "dit", "drawn", "--data", "pairs", code=code).stderr)
+
+
+@pytest.mark.parametrize("kind", ["uint16", "int32", "float32"])
+def test_pictures_of_more_than_8_bits_are_refused_by_who_takes_8(kind):
+    Path("scans").mkdir()
+    for number in range(4):
+        deep = np.arange(400, dtype=kind).reshape(20, 20) + number
+        Image.fromarray(deep).save(f"scans/{number}.tif")
+    for method in ("semanir", "dit"):
+        with refused(DataError, "scans"):
+            write_recipe(method, Path("mine"), look_at("scans"), gpu=False)
 
 
 def test_two_folders_become_pairs_by_a_flag():
