@@ -104,8 +104,8 @@ def read_examples(path: Path, columns: list[str] | None, channels: int) -> dict[
         raise DataError(f"{path} is no file of a sequence: allowed are {', '.join(INPUTS)}.")
     if ending in ARRAYS:
         arrays = read_file(path)
-        inputs = [array for name, array in arrays.items() if name in (columns or arrays)]
-        if any(array.ndim > 2 or (array.ndim == 2 and channels == 1 < array.shape[1]) for array in inputs):
+        given = [array for name, array in arrays.items() if name in (columns or arrays)]
+        if any(array.ndim > 2 or (array.ndim == 2 and channels == 1 < array.shape[1]) for array in given):
             return _count(path, [dict(zip(arrays, row, strict=True)) for row in zip(*arrays.values(), strict=True)])
         return {str(path): _with_rows(arrays)}
     if ending == TS:

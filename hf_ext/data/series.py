@@ -38,7 +38,7 @@ def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> 
             return _look_at_arrays(path, files[0], hints)
         return _look_at_files(path, files, None, Roles("positions", list(read_file(files[0]))), hints)
     if ending == TS:
-        train = {"path": path, "split": "train", "rows": "series"}
+        train: dict[str, Any] = {"path": path, "split": "train", "rows": "series"}
         return look_at_lists(train, open_source(DataSource(**train)), [ARRAY_COLUMN])
     if ending == ".parquet" and holds_lists(files[0]):
         # Pictures, for instance, or lists.
