@@ -22,6 +22,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from hf_ext.data.described import METADATA
 from hf_ext.errors import UsageError
 from hf_ext.hub.checkpoints import split_revision
 from hf_ext.restoration.jobs import find_files, picture_endings, read_list
@@ -99,6 +100,9 @@ class Classifier:
         endings = {"sounds": SOUNDS, "pictures": picture_endings(), "series": frozenset(INPUTS)}[self.kind]
         for word in inputs:
             for found in find_files(word, None, endings):
+                # What is known of the others is no series.
+                if self.kind == "series" and Path(str(found.source)).name in METADATA and found.source != Path(word):
+                    continue
                 yield Input("standard input" if isinstance(found.source, bytes) else str(found.source), found.source)
 
     def classify(

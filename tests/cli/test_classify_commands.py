@@ -1,6 +1,7 @@
 """hf-ext classify on real files: sounds, pictures, texts, series, adapters and tasks of a merge."""
 
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -124,6 +125,12 @@ def test_series_are_read_by_their_columns(tmp_path, caplog):
     shares = model(input_values=torch.from_numpy(values[:32]).float()[None]).logits[0].softmax(-1)
     assert [item["score"] for item in found["classes"]] == pytest.approx(shares.sort().values.tolist()[::-1], rel=1e-4)
     assert "has 40 positions: the first 32 count" in caplog.text
+    # What is known of the files of a folder is none of them.
+    (tmp_path / "folder").mkdir()
+    shutil.copy(tmp_path / "long.csv", tmp_path / "folder")
+    (tmp_path / "folder" / "metadata.csv").write_text("file_name,label\nlong.csv,low\n")
+    (named,) = answers(tmp_path / "model", tmp_path / "folder", "--top-k", 3)
+    assert named["classes"] == found["classes"]
     (swapped,) = answers(tmp_path / "model", tmp_path / "long.csv", "--columns", "b, a", "--top-k", 3)
     assert swapped["classes"] != found["classes"]
     said = run(tmp_path / "model", tmp_path / "long.csv", "--columns", "a,c", code=1).stderr
