@@ -2,6 +2,7 @@
 
 import io
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -21,7 +22,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from hf_ext.data.sequence_files import SUFFIXES
+from hf_ext.data.described import METADATA
 from hf_ext.errors import UsageError
 from hf_ext.hub.checkpoints import split_revision
 from hf_ext.restoration.jobs import find_files, picture_endings, read_list
@@ -31,7 +32,7 @@ from hf_ext.training.bad_examples import UNREADABLE
 from hf_ext.training.models import adapter_base, load_adapter
 
 from ..errors import DataError
-from .series import answer_series
+from .series import INPUTS, answer_series
 
 logger = logging.get_logger(__name__)
 
@@ -96,22 +97,28 @@ class Classifier:
             for text in inputs:
                 yield from (Input(found, found) for found in _read_texts(text))
             return
-        endings = {"sounds": SOUNDS, "pictures": picture_endings(), "series": frozenset(SUFFIXES)}[self.kind]
+        endings = {"sounds": SOUNDS, "pictures": picture_endings(), "series": frozenset(INPUTS)}[self.kind]
         for word in inputs:
             for found in find_files(word, None, endings):
+                # What is known of the others is no series.
+                if self.kind == "series" and Path(str(found.source)).name in METADATA and found.source != Path(word):
+                    continue
                 yield Input("standard input" if isinstance(found.source, bytes) else str(found.source), found.source)
 
-    def classify(self, given: Input, top_k: int = 1, columns: list[str] | None = None) -> list[dict[str, Any]]:
+    def classify(
+        self, given: Input, top_k: int = 1, columns: list[str] | None = None
+    ) -> dict[str, list[dict[str, Any]]]:
         """
-        The likeliest classes of an input, each `{"label", "score"}`; of series also values, and classes of positions,
-        as `answer` says.
+        The likeliest classes of an input, each `{"label", "score"}`, by its name; of series also values, and classes
+        of positions, as `answer` says. A file may hold several series; of a sound that is longer than those of the
+        training the answers to its parts are averaged.
 
         Raises:
             ValueError: If the input cannot be read, or does not fit the model.
         """
         if self.kind == "series":
             if isinstance(given.value, bytes):
-                raise ValueError(f"a series is read from a file, which ends with {', '.join(SUFFIXES)}: name one.")
+                raise ValueError(f"a series is read from a file, which ends with {', '.join(INPUTS)}: name one.")
             return answer_series(self.model, Path(given.value), self.answer, top_k, columns)
         options: dict[str, Any] = {"top_k": top_k}
         value: Any = given.value
@@ -119,7 +126,10 @@ class Classifier:
             value = read_picture(given.value)
         elif self.kind == "sounds":
             rate = self.reader.sampling_rate
-            value = {"raw": self._cut(given, read_sound(given.value, rate)), "sampling_rate": rate}
+            parts = self._parts(given, read_sound(given.value, rate))
+            options["top_k"] = self.model.config.num_labels
+            value = [{"raw": part, "sampling_rate": rate} for part in parts]
+            return {given.name: _average(self._pipeline(value, batch_size=8, **options))[:top_k]}
         else:
             # Some tokenizers do not know how many tokens their model takes.
             config = self.model.config
@@ -127,15 +137,29 @@ class Classifier:
             options["truncation"] = True
             if longest and longest < self.reader.model_max_length:
                 options["max_length"] = longest
-        return [{"label": item["label"], "score": item["score"]} for item in self._pipeline(value, **options)]
+        found = self._pipeline(value, **options)
+        return {given.name: [{"label": item["label"], "score": item["score"]} for item in found]}
 
-    def _cut(self, given: Input, values: Any) -> Any:
-        """As much of an input as the model takes."""
+    def _parts(self, given: Input, samples: Any) -> list[Any]:
+        """Parts of a sound, as long as the model takes; each begins in the middle of the one before."""
         longest = getattr(self.model.config, "longest_input", None)
-        if longest is not None and len(values) > longest:
-            logger.warning(f"{given.name} has {len(values)} positions: the first {longest} count.")
-            return values[:longest]
-        return values
+        if longest is None or len(samples) <= longest:
+            return [samples]
+        starts = [*range(0, len(samples) - longest, max(1, longest // 2)), len(samples) - longest]
+        rate = self.reader.sampling_rate
+        logger.warning(
+            f"{given.name} lasts {len(samples) / rate:.3g} s: the answers to {len(starts)} parts of "
+            f"{longest / rate:.3g} s are averaged."
+        )
+        return [samples[start : start + longest] for start in starts]
+
+
+def _average(answers: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The mean score of each class, the largest first."""
+    sums = Counter[str]()
+    for answer in answers:
+        sums.update({item["label"]: item["score"] / len(answers) for item in answer})
+    return [{"label": label, "score": score} for label, score in sums.most_common()]
 
 
 def load_whole(kind: Any, source: str) -> Any:

@@ -5,15 +5,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from transformers.utils import logging
 
-from hf_ext.data.sequence_files import SUFFIXES, read_file
+from hf_ext.data.opening import open_source
+from hf_ext.data.roles import Hints, class_name, find_roles, seconds_of
+from hf_ext.data.sequence_files import ARRAY_COLUMN, ARRAYS, SUFFIXES, holds_lists, read_file, trim
+from hf_ext.data.sktime_files import TS, read_ts
+from hf_ext.data.source import DataSource
+from hf_ext.data.tables import read_table
 from hf_ext.mrconv.streaming_mrconv import MRConvCache
 from hf_ext.tasks.series import read_numbers
 
+from ..errors import DataError
+
 logger = logging.get_logger(__name__)
 
+# Files of series; of the last two each row is one.
+INPUTS = (*SUFFIXES, ".jsonl", ".json")
+# The rows of the file that positions are, beside the columns of a series.
+ROWS = "the rows of the file"
 # Rows of a long file that a causal model takes at once.
 _ROWS = 4096
 
@@ -21,34 +33,48 @@ _ROWS = 4096
 @torch.no_grad()
 def answer_series(
     model: Any, path: Path, answer: str, top_k: int = 1, columns: list[str] | None = None
-) -> list[dict[str, Any]]:
+) -> dict[str, list[dict[str, Any]]]:
     """
-    The answer to one file. A causal model of positions streams, however long the file is.
+    The answers to a file, by the name of each series in it. A causal model of positions streams long ones.
 
     Args:
         model (`PreTrainedModel`): An MRConv that takes numbers.
-        path (`Path`): A CSV, TSV, parquet or NumPy file; each row a position.
+        path (`Path`):
+            A file as trainings read it: a series, whose rows are positions, or several: a row each, named in a column,
+            lists in rows, an array of three axes.
         answer (`str`): `"classes"`, `"values"` or `"positions"`: what the model was trained to tell.
-        top_k (`int`, defaults to 1): Likeliest classes of the file or of each position.
+        top_k (`int`, defaults to 1): Likeliest classes of a series or of each position.
         columns (`list[str]`, *optional*):
             The channels in the order of the training; when not given, those of the training by name, or all columns
             of numbers where the model has no names.
 
     Returns:
-        `list[dict]`: `label` and `score` of each class, with its `position` where each has one; `label` and `value`
-        of each value.
+        `dict[str, list[dict]]`: `label` and `score` of each class, with its `position`, the row in the file, where
+        each has one; `label` and `value` of each value.
 
     Raises:
-        ValueError: If the file or its columns do not fit the model.
+        DataError: If the file or its columns do not fit the model.
     """
     config = model.config
-    values = read_channels(path, columns or config.input_columns, config.input_size)
+    found = {}
+    for name, example in read_examples(path, columns or config.input_columns, config.input_size).items():
+        values = read_channels(path, example, columns or config.input_columns, config.input_size)
+        found[name] = _answer(model, name, values, answer, top_k)
+        for row in found[name]:
+            if "position" in row:
+                row["position"] = int(example[ROWS][row["position"]])
+    return found
+
+
+def _answer(model: Any, name: str, values: np.ndarray, answer: str, top_k: int) -> list[dict[str, Any]]:
+    """The answer to the numbers of one series, `[length, channels]`."""
+    config = model.config
     series = torch.from_numpy(values).float()[None].to(model.device)
     # What is missing takes the mean of its channel.
     observed = ~series.isnan()
     streams = answer == "positions" and not config.bidirectional
     if series.shape[1] > config.longest_input and not streams:
-        logger.warning(f"{path} has {series.shape[1]} positions: the first {config.longest_input} count.")
+        logger.warning(f"{name} has {series.shape[1]} positions: the first {config.longest_input} count.")
         series, observed = series[:, : config.longest_input], observed[:, : config.longest_input]
     if streams:
         logits = torch.cat(list(_stream(model, series, observed)), 1)
@@ -71,16 +97,68 @@ def _pairs(places: torch.Tensor, scores: torch.Tensor) -> Iterator[tuple[int, fl
     return zip(places.tolist(), scores.tolist(), strict=True)
 
 
-def read_channels(path: Path, columns: list[str] | None, channels: int) -> np.ndarray:
-    """The numbers of a file, `[length, channels]`."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"{path} is no file of a sequence: allowed are {', '.join(SUFFIXES)}.")
-    table = read_file(path)
-    chosen = columns or [name for name, column in table.items() if column.dtype != object]
+def read_examples(path: Path, columns: list[str] | None, channels: int) -> dict[str, dict[str, Any]]:
+    """The series of a file by their names: their columns, and the row of the file that each position is."""
+    ending = path.suffix.lower()
+    if ending not in INPUTS:
+        raise DataError(f"{path} is no file of a sequence: allowed are {', '.join(INPUTS)}.")
+    if ending in ARRAYS:
+        arrays = read_file(path)
+        given = [array for name, array in arrays.items() if name in (columns or arrays)]
+        if any(array.ndim > 2 or (array.ndim == 2 and channels == 1 < array.shape[1]) for array in given):
+            return _count(path, [dict(zip(arrays, row, strict=True)) for row in zip(*arrays.values(), strict=True)])
+        return {str(path): _with_rows(arrays)}
+    if ending == TS:
+        return _count(path, [{ARRAY_COLUMN: series} for series in read_ts(path)[0]])
+    if ending not in SUFFIXES or (ending == ".parquet" and holds_lists(path)):
+        data = open_source(DataSource(str(path), split="train")).with_format("numpy")
+        return _count(path, [dict(row) for row in data])
+    table = read_table(path)
+    frame, wide = table.frame, columns == [ARRAY_COLUMN] and ARRAY_COLUMN not in table.frame
+    # Columns of texts, which may be several things, are not asked for.
+    numbers = [str(name) for name in frame if pd.api.types.is_numeric_dtype(frame[name].dtype)]
+    inputs = () if wide else tuple(name for name in columns or numbers if name in frame)
+    try:
+        roles = find_roles(table, Hints(inputs=inputs))
+    except DataError as error:
+        raise DataError(f"{path}: {error}; leave out what the model does not need.") from error
+    if wide and roles.layout == "series":
+        rows = frame[roles.inputs].to_numpy(dtype=np.float64)
+        return _count(path, [{ARRAY_COLUMN: trim(row)} for row in rows])
+    if roles.problems:
+        logger.warning(f"{path} is read as it is written: {'; '.join(roles.problems)}.")
+    arrays = read_file(path)
+    rows = np.arange(len(frame))
+    if roles.time is not None and not roles.problems:
+        rows = np.argsort(seconds_of(frame[roles.time]), kind="stable")
+    if roles.series is None or roles.series in inputs:
+        return {str(path): _with_rows(arrays, rows)}
+    names = frame[roles.series].map(class_name)
+    return {
+        f"{path}, {roles.series} {name}": _with_rows(arrays, rows[(names == name).to_numpy()[rows]])
+        for name in names.dropna().unique()
+    }
+
+
+def _count(path: Path, examples: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Examples by the number of their row."""
+    named = {f"{path}, row {number + 1}": example for number, example in enumerate(examples)}
+    return {name: {**example, ROWS: range(1 << 40)} for name, example in named.items()}
+
+
+def _with_rows(arrays: dict[str, np.ndarray], rows: np.ndarray | None = None) -> dict[str, Any]:
+    rows = np.arange(len(next(iter(arrays.values())))) if rows is None else rows
+    return {**{name: values[rows] for name, values in arrays.items()}, ROWS: rows}
+
+
+def read_channels(path: Path, table: dict[str, Any], columns: list[str] | None, channels: int) -> np.ndarray:
+    """The numbers of a series, `[length, channels]`."""
+    table = {name: column for name, column in table.items() if name != ROWS}
+    chosen = columns or [name for name, column in table.items() if np.asarray(column).dtype.kind in "iuf"]
     if absent := [name for name in chosen if name not in table]:
-        raise ValueError(
-            f"{path} has no column {', '.join(absent)}; it has {', '.join(table)}: name those that are the channels "
-            f"of the training, {', '.join(chosen)}, in their order: --columns a,b."
+        raise DataError(
+            f"{path} has no column {', '.join(absent)}; it has {', '.join(table)!s:.300}: name those that are the "
+            f"channels of the training, {', '.join(chosen)}, in their order: --columns a,b."
         )
     example = {**table, "file": {"path": str(path), "bytes": None}}
     parts = [read_numbers(example, name, "columns") for name in chosen]
@@ -89,7 +167,7 @@ def read_channels(path: Path, columns: list[str] | None, channels: int) -> np.nd
             name if part.shape[1] == 1 else f"{name} ({part.shape[1]})"
             for name, part in zip(chosen, parts, strict=True)
         )
-        raise ValueError(
+        raise DataError(
             f"{path} has the channels {found}, the model takes {channels}: name those that it was trained on, in "
             "their order: --columns a,b."
         )

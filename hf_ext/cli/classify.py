@@ -42,7 +42,8 @@ def classify(
     is a file, a folder with all below it, a pattern, or @FILE for a list of names, one a line (@- reads it from
     standard input). To a model of texts INPUT is the text, and @FILE has a text a line. What cannot be read is
     reported and the others go on; the exit code is then 1. A model of values of series answers with these, one of
-    positions with a class for each row; a causal one takes files of any length.
+    positions with a class for each row; a causal one takes files of any length. A file of several series has an answer
+    for each. Long sounds are heard in parts, whose answers are averaged.
 
     \b
     Examples:
@@ -61,19 +62,23 @@ def classify(
     given = list(classifier.find_inputs(list(inputs)))
     if not given:
         raise Unusable(f"no {classifier.kind} in {', '.join(inputs)}.")
+    failed = 0
     for item in given:
         try:
-            found.append({"input": item.name, classifier.answer: classifier.classify(item, top_k, names)})
+            answers = classifier.classify(item, top_k, names)
         except (ValueError, OSError, RuntimeError, IndexError) as error:
             click.echo(escape_line(f"{item.name}: {error}"), err=True)
+            failed += 1
+            continue
+        found += [{"input": name, classifier.answer: answer} for name, answer in answers.items()]
     if as_json:
         print_json(found)
     elif found:
         header = _HEADERS[classifier.answer]
         rows = [(item["input"], *map(_cell, row.values())) for item in found for row in item[classifier.answer]]
         print_table(header, rows, names=len(header) - 1, title=source)
-    if len(found) < len(given):
-        raise Failed(f"{len(given) - len(found)} of {len(given)} could not be classified.")
+    if failed:
+        raise Failed(f"{failed} of {len(given)} could not be classified.")
 
 
 @loads

@@ -36,8 +36,9 @@ def init(
 
     \b
     semanir  a folder of pictures, or of lq/ and hq/ with pictures of the same names
-    mrconv   a folder for each class of sounds or pictures; texts with a label or without; tables of numbers
-    dit      a folder for each class of pictures
+    mrconv   a folder for each class of sounds or pictures, or a table beside them; texts with a label or without;
+             tables and arrays of numbers
+    dit      a folder for each class of pictures, or a caption for each: a .txt beside it, or a table
     emr      a folder with a folder for each model, or a file with a model a line; only headers are read
 
     \b
@@ -70,7 +71,8 @@ def init(
         from hf_ext.data.survey import look_at
         from hf_ext.starting.writing import PLACEHOLDERS, write_recipe
 
-        survey = PLACEHOLDERS[method] if data is None else look_at(data, Hints(label, time, series, **names))
+        hints = Hints(label, time, series, **names)
+        survey = PLACEHOLDERS[method] if data is None else look_at(data, hints, method == "semanir")
         text = write_recipe(method, folder, survey, torch.cuda.is_available())
         following = ["hf-ext", *(["train"] if data else ["data", "check"]), str(file)]
         for line in survey.lines if data else ["no data named: placeholders are written"]:

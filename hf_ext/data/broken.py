@@ -1,7 +1,10 @@
-"""Errors that broken files raise in those who decode them."""
+"""Broken files: the errors that they raise in those who decode them, and those that are seen without decoding."""
 
+import io
 import struct
+from typing import Any
 
+import fsspec
 from PIL import Image
 
 # What Pillow makes of broken files; its error for a broken PNG is a SyntaxError, or that of the module struct.
@@ -10,3 +13,33 @@ UNREADABLE = (OSError, SyntaxError, struct.error, Image.DecompressionBombError)
 UNUSABLE = (*UNREADABLE, ValueError, TypeError)
 # What decoders raise beside that for damaged files: of a TIFF, an AVIF, a sound.
 UNDECODABLE = (*UNUSABLE, RuntimeError, LookupError, ArithmeticError, AttributeError, EOFError)
+
+
+def open_bytes(value: dict[str, Any]) -> io.BytesIO | str:
+    """What an undecoded picture or sound is: bytes, or a file, of an archive as of a folder."""
+    if value["bytes"]:
+        return io.BytesIO(value["bytes"])
+    path = str(value["path"])
+    if "::" not in path:
+        return path
+    with fsspec.open(path, "rb") as file:
+        return io.BytesIO(file.read())
+
+
+def is_broken_picture(value: dict[str, Any] | None) -> bool:
+    """Whether the head of a picture cannot be read, or the end of a JPEG or PNG is missing."""
+    if value is None:
+        return True
+    try:
+        given = open_bytes(value)
+        with open(given, "rb") if isinstance(given, str) else given as file:
+            picture = Image.open(file)
+            if picture.format == "PNG":
+                picture.verify()
+            if picture.format == "JPEG":
+                file.seek(max(0, file.seek(0, 2) - 4096))
+                # Cameras write more behind the end.
+                return b"\xff\xd9" not in file.read()
+    except UNDECODABLE:
+        return True
+    return False

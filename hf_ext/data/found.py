@@ -13,6 +13,7 @@ from .opening import SourceError, open_source
 from .roles import Hints, class_name
 from .source import DataSource
 from .splits import choose
+from .tables import shorten
 
 # Of each class this share is held out, and of all at most about so many.
 _KEPT, _MOST_KEPT = 0.1, 1000
@@ -38,15 +39,21 @@ class Survey:
     sides: list[int] = field(default_factory=list)
     equal: bool = False
     gray: bool = False
+    # whether some have more than 8 bits a channel
+    deep: bool = False
     # how many times the pictures of hq/ are as large as those of lq/
     scale: int = 1
     rate: int = 0
     lengths: list[int] = field(default_factory=list)
     columns: list[str] = field(default_factory=list)
+    # of pictures: the column of captions
+    captions: str | None = None
     # of series: channels of a column that holds several; a label for each step; numbers as labels that are no classes
     channels: int | None = None
     rows_have_labels: bool = False
     values: bool = False
+    # the share of files that cannot be read
+    broken: float = 0.0
     # In words: what the columns are, what was done to them, what is not used.
     roles: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -80,7 +87,7 @@ class Survey:
 
 def shorten_or_none(names: list[str]) -> str:
     """The columns that are learned from."""
-    return ", ".join(names[:6]) + (", …" if len(names) > 6 else "") or "none"
+    return shorten(names) or "none"
 
 
 def keep_back(train: dict[str, Any], data: Any) -> tuple[dict[str, Any], dict[str, Any] | None, int]:

@@ -14,6 +14,7 @@ from datasets.packaged_modules.audiofolder.audiofolder import AudioFolder
 from huggingface_hub import HfApi
 
 from ..errors import DataError
+from .described import open_described
 from .sequence_files import ARRAYS, open_arrays, open_sequences, slice_split
 from .source import DataSource, SourcePart
 from .splits import hold_out
@@ -137,7 +138,17 @@ def _load(source: DataSource, section: str) -> AnyDataset:
         )
     # Of a folder of a million pictures the first files tell enough.
     looked_at = islice(first.rglob("*"), 10_000) if files is None else found
-    if any(Path(file).suffix.lower() in AUDIO_SUFFIXES for file in looked_at):
+    sounds = any(Path(file).suffix.lower() in AUDIO_SUFFIXES for file in looked_at)
+    if files is None:
+        about = (
+            (AUDIO_SUFFIXES, "audio", datasets.Image(decode=False))
+            if sounds
+            else (IMAGE_SUFFIXES, "image", datasets.Image())
+        )
+        data = open_described(first, source, *about)
+        if data is not None:
+            return data.to_iterable_dataset(num_shards=min(64, len(data))) if source.streaming else data
+    if sounds:
         return _recordings(str(first.resolve()), files, source)
     # `datasets` names what it reads by the folder: "." has no name.
     folder = str((first if files is None else first.parent).resolve())

@@ -10,7 +10,7 @@ import pandas as pd
 from ..errors import DataError
 from .tables import Table, is_number, shorten, to_seconds
 
-_LABEL = re.compile(r"(label|labels|class|classes|category|target)", re.IGNORECASE)
+LABEL = re.compile(r"(label|labels|class|classes|category|target)", re.IGNORECASE)
 _TIME = re.compile(
     r"(time|date|ds$|epoch|zeit|datum|step|steps|year|timestamp|datetime).*|.*(_|\b)(time|date|timestamp)",
     re.IGNORECASE,
@@ -75,7 +75,7 @@ def find_roles(table: Table, hints: Hints) -> Roles:
     named = [name for name in (hints.label, hints.time, hints.series, *hints.inputs) if name is not None]
     if absent := [name for name in named if name not in frame.columns]:
         raise DataError(f"there is no column {absent[0]!r}; there are {shorten(list(frame.columns))}")
-    label = hints.label or _only([name for name in frame if _LABEL.fullmatch(str(name))], "a label", "--label")
+    label = hints.label or _only([name for name in frame if LABEL.fullmatch(str(name))], "a label", "--label")
     numbers = [name for name in frame if pd.api.types.is_numeric_dtype(frame[name].dtype)]
     texts = [str(name) for name in frame if name not in numbers and name != label]
     if table.nameless and label is None:
@@ -125,16 +125,16 @@ def _is_wide(names: list[Any]) -> bool:
     return all(after > before for before, after in zip(places[:-1], places[1:], strict=True))
 
 
-def _nameless_label(frame: pd.DataFrame) -> str:
-    """The first or the last column, where one of them alone holds few whole numbers."""
+def _nameless_label(frame: pd.DataFrame) -> str | None:
+    """The first or the last column, where one of them holds few whole numbers."""
     ends = [str(frame.columns[0]), str(frame.columns[-1])]
     fit = [name for name in ends if _is_class(frame[name])]
-    if len(fit) != 1:
+    if len(fit) > 1:
         raise DataError(
-            f"the columns have no names, and {'both' if fit else 'neither'} of the first and the last hold classes: "
-            f"say which is the label, --label {ends[0]} or --label {ends[1]}"
+            "the columns have no names, and both the first and the last hold classes: say which is the label, "
+            f"--label {ends[0]} or --label {ends[1]}"
         )
-    return fit[0]
+    return fit[0] if fit else None
 
 
 def _is_class(values: "pd.Series[Any]") -> bool:
@@ -241,8 +241,12 @@ def _length(step: float, dated: bool, times: np.ndarray) -> str:
     seconds = step / 1000 if largest > 1e11 and not dated else step
     for size, unit in ((365 * 86400, "years"), (28 * 86400, "months"), (86400, "days"), (3600, "hours"), (60, "min")):
         if seconds >= size:
-            count = seconds / (30.4 * 86400) if unit == "months" else seconds / size
-            return f"{count:.3g} {unit}"
+            # Months and years have days more or less.
+            count = round(seconds / (30.4375 * 86400)) if unit == "months" else seconds / size
+            count = round(count) if unit == "years" and abs(count - round(count)) < 0.01 else count
+            if unit == "months" and count == 12:
+                return "1 year"
+            return f"{count:.3g} {unit.removesuffix('s') if count == 1 else unit}"
     return f"{seconds:g} s"
 
 

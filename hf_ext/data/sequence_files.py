@@ -9,16 +9,19 @@ from typing import Any
 import datasets
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 from datasets.data_files import SPLIT_KEYWORDS
 
 from hf_ext import __version__
 
 from ..errors import DataError
 from .roles import class_name, seconds_of
+from .sktime_files import TS, read_ts
 from .source import DataSource
 from .tables import TableError, is_number, read_table, to_seconds
 
-SUFFIXES = (".csv", ".tsv", ".parquet", ".npy", ".npz")
+SUFFIXES = (".csv", ".tsv", ".parquet", ".npy", ".npz", TS)
 ARRAYS = (".npy", ".npz")
 METADATA = "metadata.csv"
 # The column of the array in a `.npy` file.
@@ -103,6 +106,22 @@ def open_sequences(found: list[str], source: DataSource) -> datasets.Dataset:
 def _open_rows(files: list[Path], source: DataSource) -> datasets.Dataset:
     """Tables whose rows are series: their numbers as the list `values`, and the label."""
     label = source.column_of("label")
+    if files[0].suffix.lower() == TS:
+        parts = [read_ts(file) for file in files]
+        numbered = [series for found, _ in parts for series in found]
+        kind, classes = _feature(numbered[0]), [value for _, found in parts for value in found]
+    else:
+        numbered, classes = _read_rows(files, label)
+        kind = datasets.List(datasets.Value("float64"))
+    kept = slice_split(source.split, len(numbered))
+    features = {ARRAY_COLUMN: kind, label: _kind_of([classes[index] for index in kept])}
+    columns = {ARRAY_COLUMN: [numbered[index] for index in kept]}
+    columns[label] = [_cell_of(classes[index], features[label]) for index in kept]
+    return _from_columns(columns, features, source.split)
+
+
+def _read_rows(files: list[Path], label: str) -> tuple[list[np.ndarray], list[Any]]:
+    """The series in the rows of tables, and their labels."""
     tables = [read_table(file) for file in files]
     names = [name for name, kind in tables[0].frame.dtypes.items() if pd.api.types.is_numeric_dtype(kind)]
     names = [str(name) for name in names if name != label]
@@ -110,17 +129,18 @@ def _open_rows(files: list[Path], source: DataSource) -> datasets.Dataset:
         if absent := [name for name in [*names, label] if name not in table.frame.columns]:
             raise DataError(f"{file} has no column {absent[0]!r}, as {files[0]} has.")
     numbers = np.concatenate([table.frame[names].to_numpy(dtype=np.float64) for table in tables])
-    labels = [value for table in tables for value in table.frame[label].tolist()]
-    kept = slice_split(source.split, len(numbers))
-    rows = [
-        # Shorter series are filled up at the end.
-        numbers[index][: int(np.flatnonzero(~np.isnan(numbers[index]))[-1]) + 1] if not np.isnan(numbers[index]).all()
-        else numbers[index][:0]
-        for index in kept
-    ]  # fmt: skip
-    features = {ARRAY_COLUMN: datasets.List(datasets.Value("float64")), label: _kind_of([labels[i] for i in kept])}
-    columns = {ARRAY_COLUMN: rows, label: [_cell_of(labels[index], features[label]) for index in kept]}
-    return _from_columns(columns, features, source.split)
+    return [trim(row) for row in numbers], [value for table in tables for value in table.frame[label].tolist()]
+
+
+def trim(row: np.ndarray) -> np.ndarray:
+    """A series of a row without its end: shorter ones are filled up there."""
+    given = np.flatnonzero(~np.isnan(row))
+    return row[: given[-1] + 1 if len(given) else 0]
+
+
+def holds_lists(path: Path) -> bool:
+    """Whether the rows of a parquet file are examples: they hold lists, or pictures."""
+    return any(map(pa.types.is_nested, pq.read_schema(path).types))
 
 
 def _open_panel(files: list[Path], source: DataSource) -> datasets.Dataset:

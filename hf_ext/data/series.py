@@ -7,14 +7,22 @@ from typing import Any
 
 import datasets
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ..errors import DataError
 from .found import Survey, are_values, keep_back, rename, require_classes
 from .opening import open_source
 from .roles import Hints, Roles, find_roles, name_classes
-from .sequence_files import ARRAY_COLUMN, ARRAYS, METADATA, UNLABELLED, open_arrays, read_file, split_files
+from .sequence_files import (
+    ARRAY_COLUMN,
+    ARRAYS,
+    METADATA,
+    UNLABELLED,
+    holds_lists,
+    open_arrays,
+    read_file,
+    split_files,
+)
+from .sktime_files import TS
 from .source import DataSource
 from .tables import Table, read_table, shorten
 
@@ -29,7 +37,10 @@ def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> 
         if len(files) == 1 and places[0].is_file():
             return _look_at_arrays(path, files[0], hints)
         return _look_at_files(path, files, None, Roles("positions", list(read_file(files[0]))), hints)
-    if ending == ".parquet" and any(map(pa.types.is_nested, pq.read_schema(files[0]).types)):
+    if ending == TS:
+        train: dict[str, Any] = {"path": path, "split": "train", "rows": "series"}
+        return look_at_lists(train, open_source(DataSource(**train)), [ARRAY_COLUMN])
+    if ending == ".parquet" and holds_lists(files[0]):
         # Pictures, for instance, or lists.
         return None
     table = read_table(files[0])
@@ -121,11 +132,15 @@ def _look_at_arrays(path: str, file: Path, hints: Hints) -> Survey:
     flat = [name for name, values in arrays.items() if values.ndim == 1]
     label = hints.label or next((name for name in flat if name.lower() in _LABELS), None)
     inputs = list(hints.inputs) or [name for name, values in arrays.items() if values.ndim in (2, 3)]
-    shapes = ", ".join(f"{name} {'×'.join(map(str, values.shape))}" for name, values in arrays.items())
+    axes = ("examples", "steps", "channels")
+    shapes = ", ".join(
+        f"{name} ({', '.join(f'{size} {axis}' for size, axis in zip(values.shape, axes, strict=False))})"
+        for name, values in arrays.items()
+    )
     if label is None or label not in arrays or not inputs:
         raise DataError(
-            f"{path}: arrays of {len(next(iter(arrays.values()))):,} examples, {shapes} (examples, steps, channels), "
-            f"and no label. {UNLABELLED} Save the classes as an array label in an .npz, or say which array they are: "
+            f"{path}: arrays of {len(next(iter(arrays.values()))):,} examples, {shapes}, and no "
+            f"label. {UNLABELLED} Save the classes as an array label in an .npz, or say which array they are: "
             "--label NAME."
         )
     if len(inputs) > 1:

@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import DataError
+from .broken import is_broken_picture
 
 # Columns that say from whom or where an example comes. Examples of one speaker resemble one another: a model that has
 # heard one of them knows the others, so that they stay together.
@@ -66,7 +67,7 @@ def choose(data: datasets.Dataset, share: float, seed: int) -> np.ndarray:
     strata: dict[Any, list[int]] = defaultdict(list)
     for unit, indices in members.items():
         strata[labels[indices[0]]].append(unit)
-    chosen = np.zeros(len(keys), dtype=bool)
+    chosen, has_broken = np.zeros(len(keys), dtype=bool), _find_broken(data)
     for found in strata.values():
         count = sum(len(members[unit]) for unit in found)
         wanted = min(max(1, round(share * count)), count - 1)
@@ -76,6 +77,9 @@ def choose(data: datasets.Dataset, share: float, seed: int) -> np.ndarray:
         for unit in order[:-1]:
             if taken >= wanted:
                 break
+            # A training leaves broken pictures out and counts them; an evaluation would end.
+            if has_broken(members[unit]):
+                continue
             chosen[members[unit]] = True
             taken += len(members[unit])
     if not chosen.any() and len(members) > 1:
@@ -83,6 +87,16 @@ def choose(data: datasets.Dataset, share: float, seed: int) -> np.ndarray:
         unit = min(members, key=lambda unit: _draw(seed, min(keys[index] for index in members[unit])))
         chosen[members[unit]] = True
     return chosen
+
+
+def _find_broken(data: datasets.Dataset) -> Callable[[list[int]], bool]:
+    """Tells whether some of these examples are broken pictures."""
+    # Sounds are kept as undecoded images: their heads are no pictures'.
+    names = [name for name, kind in data.features.items() if isinstance(kind, datasets.Image) and kind.decode]
+    raw = data.select_columns(names)
+    for name in names:
+        raw = raw.cast_column(name, datasets.Image(decode=False))
+    return lambda indices: any(is_broken_picture(raw[index][name]) for index in indices for name in names)
 
 
 def hash_inputs(data: datasets.Dataset) -> list[bytes]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import io
+import shlex
+import tarfile
+import zipfile
 from collections import Counter
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
-import fsspec
 import numpy as np
 import pandas as pd
 from PIL import Image
@@ -17,7 +18,7 @@ from PIL import Image
 from hf_ext.extras import import_extra
 
 from ..errors import DataError
-from .broken import UNDECODABLE
+from .broken import UNDECODABLE, is_broken_picture, open_bytes
 from .found import Survey, keep_back, rename, require_classes
 from .opening import find_files, find_pairs, open_source
 from .roles import Hints, name_classes
@@ -30,17 +31,26 @@ from .tables import shorten, to_seconds
 _NAMES, _EXAMPLES = 10_000, 64
 # Tables of what is known of the other files.
 _ABOUT = (METADATA, "metadata.jsonl", "metadata.parquet")
-# Files of cameras and phones that `datasets` does not list.
-_CAMERA = {".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2"}
+# Files that `datasets` does not list, and who makes others of them.
+_PHONE = "make PNG or JPEG files of them first, for instance with hf-ext restore, or with the program of the camera"
+_FILM = 'make FLAC files of them first: for f in *; do ffmpeg -i "$f" "${f%.*}.flac"; done'
+_FOREIGN = {
+    **dict.fromkeys((".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2"), _PHONE),
+    **dict.fromkeys((".m4a", ".aac", ".wma", ".amr", ".mp4", ".mov"), _FILM),
+    **dict.fromkeys((".7z", ".rar"), "unpack them first"),
+}
+# Columns of captions, the best first.
+_CAPTIONS = ("text", "caption", "captions", "prompt", "description")
 
 
-def look_at(path: str, hints: Hints | None = None) -> Survey:
+def look_at(path: str, hints: Hints | None = None, restores: bool = True) -> Survey:
     """
     Looks at a folder or a file of this machine.
 
     Args:
         path (`str`): A folder, a file, or a pattern of files.
         hints ([`Hints`], *optional*): What somebody says of the columns, where they may mean several things.
+        restores (`bool`, defaults to `True`): Whether pairs of pictures are asked for.
 
     Raises:
         DataError: If there is no such thing, or nothing in it that our trainings read, or it may mean several things;
@@ -49,12 +59,12 @@ def look_at(path: str, hints: Hints | None = None) -> Survey:
     # One bar is enough of a training; here none is.
     datasets.disable_progress_bars()
     try:
-        return _look_at_files(path, find_files(path), hints or Hints())
+        return _look_at_files(path, find_files(path), hints or Hints(), restores)
     finally:
         datasets.enable_progress_bars()
 
 
-def _look_at_files(path: str, found: list[str], hints: Hints) -> Survey:
+def _look_at_files(path: str, found: list[str], hints: Hints, restores: bool) -> Survey:
     """Pairs, series, or what a training reads as examples."""
     if not found:
         raise DataError(
@@ -63,7 +73,9 @@ def _look_at_files(path: str, found: list[str], hints: Hints) -> Survey:
         )
     places = [Path(one) for one in found]
     for place in (places[0] / "train", places[0]):
-        if names := find_pairs(place, hints.pairs):
+        names = find_pairs(place, hints.pairs)
+        # Folders a and b are classes as well: only a restorer takes them for pairs.
+        if names and (restores or tuple(map(str.lower, names)) != ("a", "b")):
             return _look_at_pairs(place, names)
     if hints.pairs:
         raise DataError(f"{path} has no folders {' and '.join(hints.pairs)} with pictures of equal names.")
@@ -78,20 +90,35 @@ def _look_at_files(path: str, found: list[str], hints: Hints) -> Survey:
     if all(file.stat().st_size == 0 for file in named):
         raise DataError(f"{path} holds nothing: its file{'s are' if len(named) > 1 else ' is'} empty.")
     most = endings.most_common(1)[0][0]
-    if most in _CAMERA:
+    if most in _FOREIGN:
         raise DataError(
-            f"{path} holds {endings[most]} files of {most}, which a training does not read: make PNG or JPEG files of "
-            "them first, for instance with hf-ext restore, or with the program of the camera."
+            f"{path} holds {endings[most]} files of {most}, which a training does not read: {_FOREIGN[most]}."
         )
+    for file in named:
+        _refuse_folders_in(file)
     if most in SUFFIXES and (series := look_at_series(path, places, most, hints)) is not None:
         return series
     survey = _look_at_examples(path, hints)
     survey.left_out += [
         f"{count} files of {ending}, which a training does not read"
         for ending, count in endings.items()
-        if ending in _CAMERA
+        if ending in _FOREIGN
     ]
     return survey
+
+
+def _refuse_folders_in(archive: Path) -> None:
+    """Refuses an archive of several folders, which may be classes or splits: a training would not see them."""
+    if zipfile.is_zipfile(archive) and archive.suffix.lower() == ".zip":
+        tool, members = "zipfile", zipfile.ZipFile(archive).namelist()
+    elif archive.name.lower().endswith((".tar", ".tar.gz", ".tgz")) and tarfile.is_tarfile(archive):
+        with tarfile.open(archive) as opened:
+            tool, members = "tarfile", [member.name for member in islice(opened, _NAMES) if member.isfile()]
+    else:
+        return
+    if len({name.rpartition("/")[0] for name in members if name[-1] != "/" and "__MACOSX" not in name}) > 1:
+        command = shlex.join(["python", "-m", tool, "-e", str(archive), archive.name.partition(".")[0]])
+        raise DataError(f"{archive} holds several folders: unpack it first, and name the folder: {command}.")
 
 
 def _look_at_examples(path: str, hints: Hints) -> Survey:
@@ -104,6 +131,8 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     words = {name for name, kind in features.items() if isinstance(kind, datasets.Value) and "string" in kind.dtype}
     texts = [name for name in features if name in words]
     labels = _labels(data)
+    others = [name for name in texts if name != "label"]
+    captions = [name for name in _CAPTIONS if name in words] or (others if len(others) == 1 else [])
     lists = [name for name, kind in features.items() if is_list_of_numbers(kind)]
     if lists and not pictures and not sounds:
         return look_at_lists(train, data, list(hints.inputs) or lists)
@@ -113,6 +142,7 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     chosen = [int(index) for index in np.linspace(0, len(data) - 1, min(_EXAMPLES, len(data)))]
     if pictures:
         _measure_pictures(survey, data, pictures[0], chosen)
+        survey.captions = next(iter(captions), None) if not survey.classes else None
     elif sounds:
         _measure_sounds(survey, data, sounds[0], chosen)
     elif texts := _words(data, [name for name in texts if name != "label"], hints):
@@ -125,6 +155,8 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
         )
     if survey.classes:
         survey.about += f"; {len(survey.classes)} classes: {shorten(survey.classes)}"
+    if survey.captions is not None:
+        survey.roles = [f"{', '.join(survey.columns)}; captions in {survey.captions}"]
     return survey
 
 
@@ -138,10 +170,13 @@ def _words(data: Any, names: list[str], hints: Hints) -> list[str]:
 
 def _measure_pictures(survey: Survey, data: Any, column: str, chosen: list[int]) -> None:
     headers = [header for header in _read_headers(data, column, chosen) if header is not None]
+    undecoded = data.select_columns([column]).cast_column(column, datasets.Image(decode=False))
+    _tell_broken(survey, sum(is_broken_picture(undecoded[index][column]) for index in chosen), len(chosen))
     if not headers:
         raise DataError(f"none of {len(chosen)} pictures that were looked at can be read: are they pictures?")
     sizes, gray = {header.size for header in headers}, all(header.gray for header in headers)
     survey.kind, survey.columns, survey.gray = "pictures", [column], gray
+    survey.deep = any(header.deep for header in headers)
     survey.equal, survey.sides = len(sizes) == 1, sorted(min(size) for size in sizes)
     smallest, largest = min(sizes, key=min), max(sizes, key=min)
     span = _size(smallest) if smallest == largest else f"{_size(smallest)} to {_size(largest)}"
@@ -153,17 +188,7 @@ class _Header(NamedTuple):
 
     size: tuple[int, int]
     gray: bool
-
-
-def open_bytes(value: dict[str, Any]) -> io.BytesIO | str:
-    """What an undecoded picture or sound is: bytes, or a file, of an archive as of a folder."""
-    if value["bytes"]:
-        return io.BytesIO(value["bytes"])
-    path = str(value["path"])
-    if "::" not in path:
-        return path
-    with fsspec.open(path, "rb") as file:
-        return io.BytesIO(file.read())
+    deep: bool
 
 
 def _read_headers(data: Any, column: str, chosen: list[int]) -> list[_Header | None]:
@@ -174,7 +199,8 @@ def _read_headers(data: Any, column: str, chosen: list[int]) -> list[_Header | N
         value = undecoded[index][column]
         try:
             with Image.open(open_bytes(value)) as picture:
-                headers.append(_Header(picture.size, picture.mode in ("1", "L", "LA")))
+                deep = picture.mode[0] in "IF"
+                headers.append(_Header(picture.size, deep or picture.mode in ("1", "L", "LA"), deep))
         except UNDECODABLE:
             headers.append(None)
     return headers
@@ -182,22 +208,35 @@ def _read_headers(data: Any, column: str, chosen: list[int]) -> list[_Header | N
 
 def _measure_sounds(survey: Survey, data: Any, column: str, chosen: list[int]) -> None:
     soundfile = import_extra("soundfile")
-    rates, seconds = Counter[int](), list[float]()
+    rates, seconds, channels, broken = Counter[int](), list[float](), set[int](), 0
     for index in chosen:
         value = data[index][column]
         if value is None:
             continue
         try:
             about = soundfile.info(open_bytes(value))
-        except soundfile.SoundFileError:
+        except (soundfile.SoundFileError, *UNDECODABLE):
+            broken += 1
             continue
         rates[about.samplerate] += 1
+        channels.add(about.channels)
         seconds.append(about.frames / about.samplerate)
     if not seconds:
         raise DataError(f"none of {len(chosen)} sounds that were looked at can be read: are they sound files?")
     survey.kind, survey.columns, survey.rate = "sounds", [column], rates.most_common(1)[0][0]
     survey.lengths = [max(1, round(survey.rate * length)) for length in seconds]
     survey.about = f"{survey.count:,} sounds at {survey.rate} Hz, {min(seconds):.2f} to {max(seconds):.2f} s"
+    if len(rates) > 1:
+        survey.notes.append(f"sounds of {', '.join(map(str, sorted(rates)))} Hz are resampled to one rate")
+    if max(channels) > 1:
+        survey.notes.append(f"{'channels' if min(channels) > 1 else 'channels of some'} are averaged to one")
+    _tell_broken(survey, broken, len(chosen))
+
+
+def _tell_broken(survey: Survey, broken: int, looked_at: int) -> None:
+    if broken:
+        survey.left_out.append(f"{broken} of {looked_at} that were looked at cannot be read")
+        survey.broken = broken / looked_at
 
 
 def _measure_texts(survey: Survey, data: Any, columns: list[str], chosen: list[int]) -> None:
@@ -239,6 +278,7 @@ def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
     survey = Survey("pairs", *kept, about="", count=len(data))
     survey.scale = scale
     survey.sides, survey.gray = sorted(min(lq.size) for lq, _ in read), read[0][1].gray
+    survey.deep = any(header.deep for pair in read for header in pair)
     larger = f", those of {names[1]}/ {survey.scale} times as large" if survey.scale > 1 else ""
     survey.about = f"{len(data):,} pairs of pictures, the smallest with {survey.sides[0]} pixels{larger}"
     survey.roles = [f"{names[0]}/ becomes {names[1]}/"]

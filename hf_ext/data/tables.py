@@ -168,7 +168,8 @@ def _drop_units(table: Table) -> None:
         first, rest = str(values.iloc[0]).strip(), values.iloc[1:].astype(str).str.strip()
         if pd.isna(values.iloc[0]) or first.lower() in MISSING:
             continue
-        if _parse_cell(first) is not None:
+        # With a decimal comma a number too.
+        if _to_numbers_somehow(pd.Series([first]), decimal=True)[0] is not None:
             return
         if _to_numbers_somehow(_given(rest), decimal=True)[0] is not None:
             units[str(name)] = first
@@ -178,11 +179,6 @@ def _drop_units(table: Table) -> None:
         table.frame = frame.iloc[1:].reset_index(drop=True)
         told = ", ".join(f"{name} in {unit}" for name, unit in list(units.items())[:6])
         table.notes.append(f"a row of units: {told}")
-
-
-def _parse_cell(cell: str) -> float | None:
-    found = _to_numbers(pd.Series([cell]))
-    return None if found is None else float(found.iloc[0])
 
 
 def _convert_columns(table: Table) -> None:
@@ -323,6 +319,9 @@ def is_number(value: Any) -> bool:
     return True
 
 
-def shorten(names: list[str]) -> str:
-    """The first of many names."""
-    return ", ".join(map(str, names[:6])) + (", …" if len(names) > 6 else "")
+def shorten(names: list[Any]) -> str:
+    """The first of many names, as many as a line has room for."""
+    told = [str(name) if len(str(name)) <= 40 else f"{str(name)[:39]}…" for name in names[:6]]
+    while len(told) > 1 and sum(map(len, told)) > 80:
+        told.pop()
+    return ", ".join(told) + (f", … ({len(names):,} in all)" if len(names) > len(told) else "")

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from ..data.found import Survey
+from ..errors import DataError
 
 # Where no data are named, what the recipe is an example of; `hf-ext data check` says what is missing.
 PLACEHOLDERS = {
@@ -70,6 +71,13 @@ def _data(survey: Survey) -> list[str]:
     else:
         told = "Held out by their content" if "hold_out" in survey.eval else "Not trained on"
         lines += [f"  # {told}, to measure.", f"  eval: {_flow(survey.eval)}"]
+    if survey.broken:
+        # Twice as many as were seen.
+        share = min(1.0, round(2 * survey.broken, 2) + 0.01)
+        lines += [
+            "  # Share of examples that may be left out, as they cannot be read.",
+            f"  max_bad_examples: {share:.2g}",
+        ]
     return [*lines, "  # Processes that read; 0 reads in the training itself.", "  num_workers: 2"]
 
 
@@ -99,6 +107,7 @@ def _schedule(survey: Survey, steps: int, batch: int, rate: str, gpu: bool, warm
 def _semanir(survey: Survey, gpu: bool) -> list[list[str]]:
     if survey.kind not in ("pictures", "pairs"):
         raise ValueError(f"SemanIR restores pictures, and these are {survey.kind}: name a folder of pictures.")
+    _refuse_deep(survey)
     pairs = survey.kind == "pairs"
     # A multiple of what a window and the levels of a U need, no larger than most pictures.
     patch = max(16, min(128 if gpu else 64, _side(survey) // 8 * 8))
@@ -201,7 +210,7 @@ def _sounds(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
     return "mrconv-audio", [
         f"  # Samples a second that the model hears; sounds of other rates are resampled (most have {survey.rate}).",
         f"  sampling_rate: {rate}",
-        "  # Samples of the longest sound; the rest is cut.",
+        f"  # Samples of a sound. {_cut(shortened, length)}.",
         f"  max_length: {length}",
         *_classes(survey),
         *_column(survey, "audio"),
@@ -215,7 +224,7 @@ def _texts(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
         return "mrconv-lm", ["  # Bytes that are learned from at once.", f"  max_length: {size}", *column]
     size = 1 + max(16, survey.longest(4096 if gpu else 512))
     return "mrconv-text", [
-        "  # Bytes of the longest text; the rest is cut.",
+        f"  # Bytes of a text, and one for its class. {_cut(survey.lengths, size - 1)}.",
         f"  max_length: {size}",
         *_classes(survey),
         *column,
@@ -224,18 +233,22 @@ def _texts(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
 
 def _series(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
     longest = max(16, survey.longest(16384 if gpu else 2048))
-    cut = sum(length > longest for length in survey.lengths)
-    told = f"{cut} of {len(survey.lengths)} are longer, and are cut" if cut else "No series is longer"
     lines = [
         "  # The channels.",
         f"  columns: {_flow(survey.columns)}",
         *([] if survey.channels is None else [f"  num_channels: {survey.channels}"]),
-        f"  # Steps of a series. {told}.",
+        f"  # Steps of a series. {_cut(survey.lengths, longest)}.",
         f"  max_length: {longest}",
     ]
     if survey.values:
         return "mrconv-regression", [*lines, "  # The value of each.", "  target_columns: [label]"]
     return f"mrconv-{'positions' if survey.rows_have_labels else 'series'}", [*lines, *_classes(survey)]
+
+
+def _cut(lengths: list[int], longest: int) -> str:
+    """How many inputs are cut."""
+    cut = sum(length > longest for length in lengths)
+    return f"{cut:,} of {len(lengths):,} that were looked at are longer, and are cut" if cut else "None is longer"
 
 
 def _classified_pictures(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
@@ -263,10 +276,11 @@ def _classified_pictures(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
 def _dit(survey: Survey, gpu: bool) -> list[list[str]]:
     if survey.kind != "pictures":
         raise ValueError(f"a Disentangled DiT draws pictures, and these are {survey.kind}: name a folder of pictures.")
-    if not survey.classes:
+    _refuse_deep(survey)
+    if not survey.classes and survey.captions is None:
         raise ValueError(
-            "these pictures have no classes: put them into two folders or more, one for each class, as in "
-            "pictures/train/cat/1.png. Recipe disentangled_dit/text_to_image learns from captions."
+            "these pictures have neither classes nor captions: put them into two folders or more, one for each class, "
+            "as in pictures/train/cat/1.png, or lay a caption beside each, 1.txt beside 1.png."
         )
     side = max(8, min(64 if gpu else 32, _side(survey, 0.0) // 8 * 8))
     channels = ", in_channels: 1" if survey.gray else ""
@@ -280,14 +294,31 @@ def _dit(survey: Survey, gpu: bool) -> list[list[str]]:
         "  crops: {flip: 0.5}",
         *_column(survey, "image", "image_column"),
     ]
-    patch, count = 4 if side >= 32 else 2, len(survey.classes)
-    preset = "S" if gpu else "tiny"
+    patch, preset = 4 if side >= 32 else 2, "S" if gpu else "tiny"
+    learned = f"num_classes: {len(survey.classes)}"
+    if not survey.classes:
+        learned = "joint_attention_dim: 384"
+        task += [
+            "  # Reads the captions, frozen; 384 numbers a token. Comes from the Hub at the first time.",
+            "  text_encoder: sentence-transformers/all-MiniLM-L6-v2",
+            "  # Tokens of the longest caption; the rest is cut.",
+            "  max_text_length: 32",
+            *([] if survey.captions == "text" else [f"  text_column: {_text(str(survey.captions))}"]),
+        ]
     model = [
         "# Presets: tiny, S, B, L, XL. A patch half as large sees more, and takes four times as long.",
-        f"model: {{preset: {preset}, patch_size: {patch}{channels}, num_classes: {count}}}",
+        f"model: {{preset: {preset}, patch_size: {patch}{channels}, {learned}}}",
     ]
     schedule = _schedule(survey, 100000 if gpu else 2000, 64 if gpu else 16, "1.0e-4" if gpu else "1.0e-3", gpu, 100)
     return [["method: disentangled-dit"], ["task:", *task], model, [f"ema_decay: {0.9999 if gpu else 0.99}"], schedule]
+
+
+def _refuse_deep(survey: Survey) -> None:
+    if survey.deep:
+        raise DataError(
+            f"{survey.train['path']} has pictures of 16 bits, and this training takes 8: make some first, in each "
+            "folder: mkdir 8-bits && mogrify -depth 8 -path 8-bits *.*"
+        )
 
 
 def _need_classes(survey: Survey, what: str) -> None:

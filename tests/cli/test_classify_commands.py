@@ -1,17 +1,22 @@
 """hf-ext classify on real files: sounds, pictures, texts, series, adapters and tasks of a merge."""
 
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import peft
 import pytest
+import soundfile
 import torch
 from PIL import Image
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 import hf_ext
+from hf_ext.answers.classifying import Classifier, Input
+from hf_ext.answers.series import answer_series
 from hf_ext.emr import EMRModel
 from hf_ext.mrconv import (
     MRConvCache,
@@ -120,6 +125,12 @@ def test_series_are_read_by_their_columns(tmp_path, caplog):
     shares = model(input_values=torch.from_numpy(values[:32]).float()[None]).logits[0].softmax(-1)
     assert [item["score"] for item in found["classes"]] == pytest.approx(shares.sort().values.tolist()[::-1], rel=1e-4)
     assert "has 40 positions: the first 32 count" in caplog.text
+    # What is known of the files of a folder is none of them.
+    (tmp_path / "folder").mkdir()
+    shutil.copy(tmp_path / "long.csv", tmp_path / "folder")
+    (tmp_path / "folder" / "metadata.csv").write_text("file_name,label\nlong.csv,low\n")
+    (named,) = answers(tmp_path / "model", tmp_path / "folder", "--top-k", 3)
+    assert named["classes"] == found["classes"]
     (swapped,) = answers(tmp_path / "model", tmp_path / "long.csv", "--columns", "b, a", "--top-k", 3)
     assert swapped["classes"] != found["classes"]
     said = run(tmp_path / "model", tmp_path / "long.csv", "--columns", "a,c", code=1).stderr
@@ -187,6 +198,84 @@ def test_classes_of_positions_stream_where_the_model_does_not_look_ahead(bidirec
     assert [line.split()[2] for line in lines[1:]] == best
 
 
+def _write_frame(path: Path, frame: pd.DataFrame, **how) -> Path:
+    frame.to_csv(path, **{"index": False, **how})
+    return path
+
+
+TABLES = {
+    "commas": lambda path, frame: _write_frame(path, frame),
+    "semicolons": lambda path, frame: _write_frame(path, frame, sep=";", decimal=","),
+    "tabs with a byte order mark": lambda path, frame: _write_frame(path, frame, sep="\t", encoding="utf-8-sig"),
+    "UTF-16 and an index": lambda path, frame: _write_frame(path, frame, index=True, encoding="utf-16"),
+    "dates as the index": lambda path, frame: _write_frame(
+        path, frame.set_index(pd.date_range("2024", periods=len(frame), freq="h")), index=True
+    ),
+    "backwards": lambda path, frame: _write_frame(
+        path, frame.assign(date=pd.date_range("2024", periods=len(frame), freq="D"))[::-1]
+    ),
+    "a row of units": lambda path, frame: _write_frame(
+        path, pd.concat([pd.DataFrame({"a": ["m"], "b": ["s"]}), frame.astype(object)])
+    ),
+    "words for what is missing": lambda path, frame: _write_frame(path, frame, na_rep="n/a"),
+    "latin-1": lambda path, frame: _write_frame(path, frame.assign(ort="Köln"), encoding="latin-1"),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", TABLES)
+def test_tables_are_classified_as_they_train(kind, tmp_path):
+    model = save_series_model(tmp_path / "model", MRConvForTokenClassification, **LABELS)
+    frame = pd.DataFrame(np.random.default_rng(0).normal([100, 3], [20, 1], (20, 2)).round(3), columns=["a", "b"])
+    frame.iloc[3, 1] = np.nan
+    file = TABLES[kind](tmp_path / "table.csv", frame)
+    ((_, found),) = answer_series(model, file, "positions", 3).items()
+    values = torch.tensor(frame.to_numpy()).float()[None]
+    expected = model(input_values=values, observed_mask=~values.isnan()).logits[0].softmax(-1)
+    shares = torch.zeros(20, 3)
+    for row in found:
+        shares[row["position"], LABELS["label2id"][row["label"]]] = row["score"]
+    torch.testing.assert_close(shares.flip(0) if kind == "backwards" else shares, expected, atol=1e-5, rtol=0)
+
+
+def _write_lists(path: Path, series: np.ndarray) -> None:
+    rows = [{"values": row.tolist(), "label": "x"} for row in series]
+    path.write_text("\n".join(map(json.dumps, rows)))
+
+
+def _write_ts(path: Path, series: np.ndarray) -> None:
+    lines = [",".join(map(str, row)) + ":x" for row in series]
+    path.write_text("\n".join(["# made", "@univariate true", "@classLabel true x y", "@data", *lines]) + "\n")
+
+
+SEVERAL = {
+    "sktime.ts": _write_ts,
+    "wide.csv": lambda path, series: _write_frame(path, pd.DataFrame(series).add_prefix("t").assign(label="x")),
+    "nameless.tsv": lambda path, series: _write_frame(path, pd.DataFrame(series), sep="\t", header=False),
+    "panel.csv": lambda path, series: _write_frame(
+        path, pd.DataFrame({"id": np.repeat(["p", "q", "r"], 20), "values": series.ravel()})
+    ),
+    "array.npy": np.save,
+    "channels.npz": lambda path, series: np.savez(path, values=series[..., None], label=np.arange(3)),
+    "lists.jsonl": _write_lists,
+    "lists.parquet": lambda path, series: pd.DataFrame({"values": list(series), "label": "x"}).to_parquet(path),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_each_series_of_a_file_has_an_answer(kind, tmp_path):
+    fields = {"input_size": 1, "input_columns": ["values"], "input_mean": [0.0], "input_std": [1.0]}
+    model = save_series_model(tmp_path / "model", MRConvForSequenceClassification, **LABELS, **fields)
+    series = np.random.default_rng(0).normal(size=(3, 20)).round(3)
+    SEVERAL[kind](tmp_path / kind, series)
+    found = answer_series(model, tmp_path / kind, "classes", 3)
+    shares = model(input_values=torch.from_numpy(series).float()[..., None]).logits.softmax(-1)
+    assert len(found) == 3 and all(name.startswith(str(tmp_path / kind)) for name in found)
+    for answer, expected in zip(found.values(), shares, strict=True):
+        assert [row["score"] for row in answer] == pytest.approx(expected.sort().values.tolist()[::-1], rel=1e-4)
+
+
 def test_series_that_do_not_fit_the_model_are_refused(tmp_path):
     save_series_model(tmp_path / "model", MRConvForSequenceClassification, input_columns=None)
     file = tmp_path / "short.csv"
@@ -238,6 +327,21 @@ def test_an_adapter_brings_its_base(tmp_path):
     assert [item["score"] for item in found["classes"]] == pytest.approx(
         expected.sort().values.tolist()[::-1], abs=1e-5
     )
+
+
+def test_all_of_a_long_sound_is_heard(tmp_path, caplog):
+    classifier = Classifier(hf_ext.released("spoken-digits"))
+    rate, longest = classifier.reader.sampling_rate, classifier.model.config.longest_input
+    samples = np.random.default_rng(0).normal(0, 0.1, longest * 2 + 100).astype(np.float32)
+    soundfile.write(tmp_path / "long.wav", samples, rate, subtype="FLOAT")
+    (found,) = classifier.classify(Input("long", tmp_path / "long.wav"), 10).values()
+    starts = [*range(0, longest + 100, longest // 2), longest + 100]
+    parts = [{"raw": samples[start : start + longest], "sampling_rate": rate} for start in starts]
+    each = [{row["label"]: row["score"] for row in answer} for answer in classifier._pipeline(parts, top_k=10)]
+    means = {label: float(np.mean([answer[label] for answer in each])) for label in each[0]}
+    assert {row["label"]: row["score"] for row in found} == pytest.approx(means, abs=1e-5)
+    assert found[0]["label"] == max(means, key=means.__getitem__)
+    assert f"{len(starts)} parts" in caplog.text
 
 
 def test_what_cannot_be_read_is_said_and_the_others_go_on(tmp_path):

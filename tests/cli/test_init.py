@@ -1,99 +1,28 @@
 """hf-ext init: what it writes for each kind of data trains, or merges, as it stands."""
 
 import json
-import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import datasets
 import numpy as np
 import pytest
-import soundfile
 import yaml
-from PIL import Image
 
 from hf_ext.data.opening import open_source
 from hf_ext.data.source import DataSource
-from hf_ext.data.splits import hash_inputs
 from hf_ext.data.survey import look_at
 from hf_ext.errors import DataError
 from hf_ext.starting.writing import PLACEHOLDERS, write_recipe
 from hf_ext.training.methods import build_task, read_arguments
+from tests.cli.init_testing import SHORT, measured, train, write_pictures, write_sounds, write_tables
 from tests.emr.emr_testing import tiny_bert
 from tests.kit.command_line import run
 from tests.kit.refusals import refused
-
-# Two steps on one core, whatever the recipe was written for.
-SHORT = [
-    "--max_steps",
-    "2",
-    "--warmup_steps",
-    "0",
-    "--eval_steps",
-    "2",
-    "--save_steps",
-    "2",
-    "--data.num_workers",
-    "0",
-]
 
 
 @pytest.fixture(autouse=True)
 def in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-
-def measured(recipe: dict) -> int:
-    """How many examples measure; none of them is trained on."""
-    learned, other = (open_source(DataSource(**recipe["data"][part])) for part in ("train", "eval"))
-    assert not {*hash_inputs(learned)} & {*hash_inputs(other)} and len(learned) > 0
-    return len(other)
-
-
-def write_pictures(folder: str, classes: list[str], count: int, size=(40, 32), mode: str = "RGB") -> None:
-    generator = np.random.default_rng(0)
-    for name in classes:
-        Path(folder, name).mkdir(parents=True)
-        for number in range(count):
-            channels = () if mode == "L" else (3,)
-            pixels = generator.integers(0, 256, (size[1], size[0], *channels), dtype=np.uint8)
-            Image.fromarray(pixels, mode).save(Path(folder, name, f"{number}.png"))
-
-
-def write_sounds(folder: str, classes: list[str], count: int, rate: int, seconds: float) -> None:
-    generator = np.random.default_rng(0)
-    for name in classes:
-        Path(folder, name).mkdir(parents=True)
-        for number in range(count):
-            soundfile.write(Path(folder, name, f"{number}.wav"), generator.normal(0, 0.1, int(rate * seconds)), rate)
-
-
-def write_tables(folder: str, names: list[str], rows: int, label: bool = False) -> None:
-    generator = np.random.default_rng(0)
-    for name in names:
-        path = Path(folder, f"{name}.csv")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lines = [f"{a:.3f},{b:.3f}" + (f",{'up' if a > 0 else 'down'}" if label else "") for a, b in
-                 generator.normal(size=(rows, 2))]  # fmt: skip
-        path.write_text("\n".join(["x,y" + (",label" if label else ""), *lines]))
-
-
-def train(method: str, data: str, *words: str | Path, init: Sequence[str] = ()) -> dict:
-    """What `init` wrote, after it was trained for two steps."""
-    said = run("init", method, "mine", "--data", data, *init).stdout
-    file = Path("mine", f"{method}.yaml")
-    assert said.endswith(f"{file}\nnext: hf-ext train {file}\n")
-    text = file.read_text()
-    assert f"hf-ext train {file}" in text and text.count("#") > 8
-    recipe = yaml.safe_load(text)
-    assert Path(recipe["data"]["train"]["path"]).exists()
-    run("data", "check", file, "--data.num_workers", "0")
-    run("train", file, *SHORT, *words)
-    assert Path("mine/run/snapshot").is_dir()
-    if "eval" in recipe["data"]:
-        scores = [json.loads(line) for line in Path("mine/run/metrics.jsonl").read_text().splitlines()]
-        assert any(key.startswith("eval") for row in scores for key in row)
-    return recipe
 
 
 def test_photographs_become_a_restorer():
@@ -108,16 +37,6 @@ def test_grey_photographs_go_on_from_the_grey_model():
     write_pictures("photos", [""], 3, mode="L")
     run("init", "semanir", "mine", "--data", "photos")
     assert yaml.safe_load(Path("mine/semanir.yaml").read_text())["init_from"] == "denoise-gray"
-
-
-def test_pairs_are_enlarged_as_their_sizes_say():
-    for split in ("train", "test"):
-        write_pictures(f"pairs/{split}", ["lq"], 3, size=(24, 20))
-        write_pictures(f"pairs/{split}", ["hq"], 3, size=(48, 40))
-    recipe = train("semanir", "pairs", "--model.depths", "[1]", "--model.num_heads", "[2]", "--model.embed_dim", "8")
-    assert recipe["model"]["scale"] == 2 and recipe["task"]["degradation"] == {"kind": "paired"}
-    # What is for the test is left for the end.
-    assert recipe["data"]["eval"]["path"] == "pairs/train" and measured(recipe) == 1
 
 
 def test_sounds_in_folders_become_classes():
@@ -297,7 +216,7 @@ def test_what_cannot_be_learned_from_is_refused_with_what_to_do():
         ("semanir", "sounds", "SemanIR restores pictures, and these are sounds"),
         ("mrconv", "sounds", "these sounds have no classes: put them into a folder for each class"),
         ("mrconv", "photos", "these pictures have no classes"),
-        ("dit", "photos", "these pictures have no classes: put them into two folders or more"),
+        ("dit", "photos", "these pictures have neither classes nor captions"),
         ("emr", "empty", "no model in empty"),
         ("emr", "nowhere", "there is nothing at nowhere"),
         ("emr", "photos/0.png", "photos/0.png is no list of models, a line each"),
@@ -306,38 +225,6 @@ def test_what_cannot_be_learned_from_is_refused_with_what_to_do():
     assert not Path("mine").exists()
     run("init", "semanir", "mine", "--data", "photos")
     assert "exists; name another folder" in run("init", "semanir", "mine", "--data", "photos", code=2).stderr
-
-
-def test_broken_files_do_not_hide_the_others():
-    write_pictures("photos", [""], 3)
-    Path("photos/broken.png").write_bytes(b"no picture")
-    assert look_at("photos").about == "4 pictures of 40 x 32 pixels"
-    Path("broken").mkdir()
-    Path("broken/a.png").write_bytes(b"no picture")
-    assert (
-        "none of 1 pictures that were looked at can be read"
-        in run("init", "dit", "d", "--data", "broken", code=2).stderr
-    )
-
-
-def test_pictures_that_are_missing_or_too_large_do_not_hide_the_others():
-    write_pictures("photos", [""], 3)
-    # Twice as large as Pillow opens.
-    Image.new("1", (20_000, 10_000)).save("photos/panorama.png")
-    assert look_at("photos").about == "4 pictures of 40 x 32 pixels"
-    content = {"bytes": Path("photos/0.png").read_bytes(), "path": None}
-    pictures = datasets.Features({"image": datasets.Image()})
-    for number, values in enumerate(([None, content, None], [None, None])):
-        file = f"{number}.parquet"
-        datasets.Dataset.from_dict({"image": values}, features=pictures).to_parquet(file)
-    assert look_at("0.parquet").about == "3 pictures of 40 x 32 pixels"
-    said = run("init", "semanir", "mine", "--data", "1.parquet", code=2).stderr
-    assert "none of 2 pictures that were looked at can be read" in said
-    for part in ("lq", "hq"):
-        write_pictures("pairs", [part], 2)
-        shutil.copy("photos/panorama.png", f"pairs/{part}/0.png")
-    survey = look_at("pairs")
-    assert (survey.count, survey.sides, survey.scale) == (2, [32], 1)
 
 
 def test_numbers_are_the_classes_that_occur(tmp_path):
@@ -411,6 +298,16 @@ def write_metadata() -> str:
     return "visits"
 
 
+def write_ts() -> str:
+    series = [":".join(",".join(f"{x:.2f}" for x in GENERATOR.normal(size=9 + n)) for _ in "xy") for n in range(12)]
+    head = ["% made", "@problemName knocks", "@univariate false", "@classLabel true up down", "@data"]
+    for part in ("TRAIN", "TEST"):
+        Path("knocks").mkdir(exist_ok=True)
+        lines = [f"{values}:{('up', 'down')[number % 2]}" for number, values in enumerate(series)]
+        Path("knocks", f"knocks_{part}.ts").write_text("\n".join([*head, *lines]))
+    return "knocks"
+
+
 @pytest.mark.parametrize(
     ("write", "words", "method", "expected"),
     [
@@ -420,6 +317,7 @@ def write_metadata() -> str:
         (write_missing, ["--label", "state"], "mrconv-positions", {"columns": ["y"], "label_names": ["calm", "wild"]}),
         (write_arrays, [], "mrconv-series", {"num_channels": 3, "label_names": ["1", "2", "3"]}),
         (write_lists, ["--label", "kind"], "mrconv-series", {"columns": ["x"], "label_names": ["a", "b"]}),
+        (write_ts, [], "mrconv-series", {"num_channels": 2, "label_names": ["down", "up"]}),
         (write_metadata, [], "mrconv-series", {"columns": ["x", "y"], "label_names": ["1", "2"]}),
     ],
 )
@@ -430,45 +328,3 @@ def test_series_of_every_shape_train_as_the_recipe_says(write, words, method, ex
     assert recipe["method"] == method and expected.items() <= recipe["task"].items()
     run("train", "mine/mrconv.yaml", *SHORT, *steady, "--max_steps", "3")
     assert json.loads(Path("mine/run/metrics.jsonl").read_text().splitlines()[-1])["step"] == 3
-
-
-@pytest.mark.parametrize(
-    "names", [("noisy", "clean"), ("input", "target"), ("A", "B"), ("low", "high"), ("blur", "sharp")]
-)
-def test_folders_of_pairs_are_no_classes(names):
-    for name in names:
-        write_pictures("pairs", [name], 4, size=(24, 20))
-    small = ["--model.depths", "[1]", "--model.num_heads", "[2]", "--model.embed_dim", "8", "--task.patch_size", "16"]
-    said = run("init", "semanir", "mine", "--data", "pairs").stdout
-    assert f"{names[0]}/ becomes {names[1]}/" in said
-    recipe = yaml.safe_load(Path("mine/semanir.yaml").read_text())
-    assert recipe["task"]["degradation"] == {"kind": "paired"} and recipe["data"]["train"]["pairs"] == [*names]
-    assert measured(recipe) == 1
-    if names == ("noisy", "clean"):
-        run("train", "mine/semanir.yaml", *SHORT, "--init_from", "null", *small, "--per_device_train_batch_size", "1")
-    assert "these are pairs" in run("init", "dit", "drawn", "--data", "pairs", code=2).stderr
-
-
-def test_two_folders_become_pairs_by_a_flag():
-    for name in ("night", "day"):
-        write_pictures("photos", [name], 3)
-    assert look_at("photos").classes == ["day", "night"]
-    said = run("init", "semanir", "mine", "--data", "photos", "--pairs", "night,day").stdout
-    assert "night/ becomes day/" in said
-    assert run("init", "semanir", "other", "--data", "photos", "--pairs", "night,noon", code=2).stderr
-    write_pictures("sizes", ["noisy"], 2)
-    write_pictures("sizes", ["clean"], 2, size=(50, 32))
-    assert "as large" in run("init", "semanir", "other", "--data", "sizes", code=2).stderr
-
-
-def test_pictures_of_an_archive_are_read_and_those_of_phones_said():
-    write_pictures("photos", [""], 6)
-    shutil.make_archive("photos", "zip", "photos")
-    survey = look_at("photos.zip")
-    assert survey.kind == "pictures" and survey.count == 6 and survey.sides == [32] and survey.eval is not None
-    for number in range(2):
-        Path("photos", f"{number}.heic").write_bytes(b"phone")
-    assert "2 files of .heic" in "; ".join(look_at("photos").left_out)
-    Path("phone").mkdir()
-    Path("phone", "a.HEIC").write_bytes(b"phone")
-    assert ".heic" in run("init", "semanir", "mine", "--data", "phone", code=2).stderr

@@ -1,0 +1,116 @@
+"""Pictures and sounds with a table beside them that says what each is, or with a text of its own beside each."""
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+from datasets.data_files import SPLIT_KEYWORDS
+from transformers.utils import logging
+
+from ..errors import DataError
+from .roles import LABEL, class_name
+from .sequence_files import slice_split
+from .source import DataSource
+from .tables import read_table, shorten
+
+logger = logging.get_logger(__name__)
+
+# What `datasets` reads itself.
+METADATA = {"metadata.csv", "metadata.jsonl", "metadata.parquet"}
+_TABLES = {".csv", ".tsv", ".parquet"}
+
+
+def open_described(
+    folder: Path, source: DataSource, endings: set[str], column: str, kind: Any
+) -> datasets.Dataset | None:
+    """
+    Opens a folder of files and what is said of them; None where nothing is.
+
+    Either one table lies beside them, a column of which names each file, with its ending or without; or each file has
+    a `.txt` of its name beside it, its caption. A column of classes is called `label`, whatever its name; where there
+    is none, folders are the classes.
+
+    Args:
+        folder (`Path`): With the files, or with a folder for each split.
+        source ([`DataSource`]): Its split, and the column that is said to be the label.
+        endings (`set[str]`): Those of the files, in small letters.
+        column (`str`), kind (`datasets.Image`): The name of the files' column, and its type.
+
+    Raises:
+        DataError: If a table names files that are not there.
+    """
+    word = source.split.partition("[")[0]
+    words = next((list(words) for words in SPLIT_KEYWORDS.values() if word in words), [word])
+    place = next((folder / name for name in words if (folder / name).is_dir()), folder)
+    beside = [*place.iterdir(), *(place.parent.glob(f"{place.name}.*") if place != folder else ())]
+    tables = [file for file in beside if file.suffix.lower() in _TABLES and file.name not in METADATA]
+    below = (file for file in place.rglob("*") if file.suffix.lower() in endings and file.name[0] != ".")
+    first = next(below, None)
+    if first is None or len(tables) > 1 or any((place / name).is_file() for name in METADATA):
+        return None
+    if not tables and not first.with_suffix(".txt").is_file():
+        return None
+    files = sorted([first, *below])
+    columns: dict[str, list[Any]] = {}
+    if tables:
+        count = len(files)
+        found = _read_table(tables[0], files, source.column_of("label"))
+        if found is None:
+            return None
+        files, columns = found
+        if len(files) < count:
+            logger.warning(f"{count - len(files):,} of {count:,} files have no row in {tables[0]}: they are left out.")
+    elif alone := [file for file in files if not file.with_suffix(".txt").is_file()]:
+        raise DataError(
+            f"{len(alone):,} of {len(files):,} files have no text beside them, such as {alone[0]}: add it."
+        )
+    else:
+        columns = {"text": [file.with_suffix(".txt").read_text(encoding="utf-8").strip() for file in files]}
+    if not {"label", source.column_of("label")} & columns.keys() and all(file.parent != place for file in files):
+        columns["label"] = [file.parent.name for file in files]
+    if place == folder and word not in SPLIT_KEYWORDS[datasets.Split.TRAIN]:
+        raise DataError(f"{folder} has no folder {word!r}: make one, or name another split.")
+    kept = slice_split(source.split, len(files))
+    features = {name: _kind(name, values, source.column_of("label")) for name, values in columns.items()}
+    columns = {name: [values[index] for index in kept] for name, values in columns.items()}
+    return datasets.Dataset.from_dict(
+        {column: [str(files[index].resolve()) for index in kept], **columns},
+        features=datasets.Features({column: kind, **features}),
+        split=datasets.NamedSplit(word),
+    )
+
+
+def _read_table(table: Path, files: list[Path], label: str) -> tuple[list[Path], dict[str, list[Any]]] | None:
+    """The files that a table names, and its other columns; None where it names none."""
+    frame = read_table(table).frame
+    known: dict[str, Path] = {}
+    for file in files:
+        path = file.relative_to(table.parent)
+        known |= dict.fromkeys((path.as_posix(), path.with_suffix("").as_posix(), file.name, file.stem), file)
+    named = {
+        str(name): [class_name(value) or "" for value in frame[name]] for name in frame if name not in (label, "label")
+    }
+    best = max(named, key=lambda name: sum(cell in known for cell in named[name]), default=None)
+    if best is None or not any(cell in known for cell in named[best]):
+        return None
+    if absent := [cell for cell in named[best] if cell not in known]:
+        raise DataError(
+            f"{table} names {len(absent):,} files in its column {best} that are not there, such as {absent[0]!r}: "
+            "remove their rows, or bring the files."
+        )
+    chosen = [known[cell] for cell in named[best]]
+    if len({*chosen}) < len(chosen):
+        raise DataError(f"{table} has several rows of a file in its column {best}: leave one of each.")
+    frame = frame.drop(columns=best)
+    classes = [str(name) for name in frame if LABEL.fullmatch(str(name))]
+    if label not in frame and len(classes) > 1:
+        raise DataError(f"{table}: {shorten(classes)} may each be the class: say which, --label {classes[0]}.")
+    if label not in frame and classes:
+        frame = frame.rename(columns={classes[0]: "label"})
+    return chosen, {str(name): [class_name(value) for value in frame[name]] for name in frame}
+
+
+def _kind(name: str, values: list[Any], label: str) -> Any:
+    """The type of a column: of the label its classes, else texts."""
+    names = sorted({value for value in values if value is not None})
+    return datasets.ClassLabel(names=names) if name in (label, "label") else datasets.Value("string")

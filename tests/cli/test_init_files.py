@@ -1,0 +1,201 @@
+"""hf-ext init on pictures and sounds as they lie: pairs, captions, tables beside them, archives, broken files."""
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pandas as pd
+import pytest
+import soundfile
+import yaml
+from PIL import Image
+
+from hf_ext.data.opening import open_source
+from hf_ext.data.source import DataSource
+from hf_ext.data.survey import look_at
+from hf_ext.errors import DataError
+from hf_ext.starting.writing import write_recipe
+from tests.cli.init_testing import SHORT, measured, names_of, train, write_pictures, write_sounds
+from tests.kit.command_line import run
+from tests.kit.refusals import refused
+from tests.tasks.test_recipes_disentangled_dit import write_encoder
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_pairs_are_enlarged_as_their_sizes_say():
+    for split in ("train", "test"):
+        write_pictures(f"pairs/{split}", ["lq"], 3, size=(24, 20))
+        write_pictures(f"pairs/{split}", ["hq"], 3, size=(48, 40))
+    recipe = train("semanir", "pairs", "--model.depths", "[1]", "--model.num_heads", "[2]", "--model.embed_dim", "8")
+    assert recipe["model"]["scale"] == 2 and recipe["task"]["degradation"] == {"kind": "paired"}
+    # What is for the test is left for the end.
+    assert recipe["data"]["eval"]["path"] == "pairs/train" and measured(recipe) == 1
+
+
+def _write_captions(kind: str, files: list[Path]) -> None:
+    rows = {"picture": [file.stem for file in files], "caption": [f"number {file.stem}" for file in files]}
+    if kind == "txt":
+        for file, words in zip(files, rows["caption"], strict=True):
+            file.with_suffix(".txt").write_text(f"{words}\n")
+    elif kind == "csv":
+        pd.DataFrame(rows).to_csv(files[0].with_name("captions.csv"), index=False, sep=";", encoding="utf-16")
+    else:
+        lines = [json.dumps({"file_name": file.name, "text": f"number {file.stem}"}) for file in files]
+        files[0].with_name("metadata.jsonl").write_text("\n".join(lines))
+
+
+@pytest.mark.parametrize("kind", ["txt", "csv", "jsonl"])
+def test_pictures_are_drawn_from_captions_beside_them(kind):
+    write_pictures("photos", [""], 6, size=(20, 18))
+    _write_captions(kind, sorted(Path("photos").glob("*.png")))
+    write_encoder(Path("encoder"))
+    run("init", "dit", "mine", "--data", "photos")
+    recipe = yaml.safe_load(Path("mine/dit.yaml").read_text())
+    words = ["--task.text_encoder", "encoder", "--model.joint_attention_dim", "null", "--task.samples_per_class", "1"]
+    run("train", "mine/dit.yaml", *SHORT, *words, "--task.sample_steps", "2")
+    data = open_source(DataSource(**recipe["data"]["train"]))
+    column = recipe["task"].get("text_column", "text")
+    assert column == ("caption" if kind == "csv" else "text")
+    assert all(text.startswith("number ") for text in data[column]) and measured(recipe) == 1
+
+
+def _write_flat(table: str) -> None:
+    write_sounds("sounds", [""], 8, 16000, 0.1)
+    soundfile.write("sounds/8.wav", np.zeros((800, 2)), 8000)
+    named = [f"{number}.wav" if table == "labels.csv" else number for number in range(9)]
+    rows = {"clip": named, "category": ["dog", "cat"] * 4 + ["cat"], "length": range(9)}
+    pd.DataFrame(rows).to_csv(f"sounds/{table}", index=False, sep="\t" if table.endswith("tsv") else ",")
+
+
+@pytest.mark.parametrize("table", ["labels.csv", "about.tsv"])
+def test_a_table_beside_sounds_says_their_classes(table):
+    _write_flat(table)
+    recipe = train("mrconv", "sounds")
+    assert recipe["task"]["label_names"] == ["cat", "dog"] and measured(recipe) == 2
+    survey = look_at("sounds")
+    assert survey.count == 9 and any("8000, 16000" in note for note in survey.notes)
+    Path("sounds/3.wav").unlink()
+    with refused(DataError, "3.wav" if table == "labels.csv" else "clip"):
+        look_at("sounds")
+
+
+@pytest.mark.parametrize("kind", ["zip", "gztar", "tar"])
+def test_archives_of_folders_are_to_be_unpacked(kind):
+    write_pictures("animals", ["cat", "dog"], 3)
+    archive = shutil.make_archive("archive", kind, "animals")
+    with refused(DataError, "archive") as caught:
+        look_at(Path(archive).name)
+    command = str(caught.value).rpartition(": ")[2].removesuffix(".")
+    subprocess.run(shlex.split(command.replace("python", sys.executable, 1)), check=True)
+    assert look_at("archive").classes == ["cat", "dog"]
+
+
+# `datasets` leaves a truncated file open.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_broken_files_are_counted_and_train_on_without_them():
+    write_pictures("photos", [""], 12, size=(40, 36))
+    for name in ("3.png", "4.png"):
+        Path("photos", name).write_bytes(Path("photos", name).read_bytes()[:300])
+    Path("photos/bad.jpg").write_bytes(b"no picture")
+    recipe = train("semanir", "photos", "--per_device_train_batch_size", "1", "--task.patch_size", "16")
+    assert "3 of 13" in look_at("photos").left_out[0] and measured(recipe) >= 1
+    for seed in range(8):
+        part = {**recipe["data"]["eval"], "hold_out_seed": seed}
+        assert [picture.size for picture in open_source(DataSource(**part))["image"]]
+        assert not {"3.png", "4.png", "bad.jpg"} & names_of(part)
+
+
+def test_broken_files_do_not_hide_the_others():
+    write_pictures("photos", [""], 3)
+    Path("photos/broken.png").write_bytes(b"no picture")
+    assert look_at("photos").about == "4 pictures of 40 x 32 pixels"
+    Path("broken").mkdir()
+    Path("broken/a.png").write_bytes(b"no picture")
+    assert (
+        "none of 1 pictures that were looked at can be read"
+        in run("init", "dit", "d", "--data", "broken", code=2).stderr
+    )
+
+
+def test_pictures_that_are_missing_or_too_large_do_not_hide_the_others():
+    write_pictures("photos", [""], 3)
+    # Twice as large as Pillow opens.
+    Image.new("1", (20_000, 10_000)).save("photos/panorama.png")
+    assert look_at("photos").about == "4 pictures of 40 x 32 pixels"
+    content = {"bytes": Path("photos/0.png").read_bytes(), "path": None}
+    pictures = datasets.Features({"image": datasets.Image()})
+    for number, values in enumerate(([None, content, None], [None, None])):
+        file = f"{number}.parquet"
+        datasets.Dataset.from_dict({"image": values}, features=pictures).to_parquet(file)
+    assert look_at("0.parquet").about == "3 pictures of 40 x 32 pixels"
+    said = run("init", "semanir", "mine", "--data", "1.parquet", code=2).stderr
+    assert "none of 2 pictures that were looked at can be read" in said
+    for part in ("lq", "hq"):
+        write_pictures("pairs", [part], 2)
+        shutil.copy("photos/panorama.png", f"pairs/{part}/0.png")
+    survey = look_at("pairs")
+    assert (survey.count, survey.sides, survey.scale) == (2, [32], 1)
+
+
+@pytest.mark.parametrize(
+    "names", [("noisy", "clean"), ("input", "target"), ("A", "B"), ("low", "high"), ("blur", "sharp")]
+)
+def test_folders_of_pairs_are_no_classes(names):
+    for name in names:
+        write_pictures("pairs", [name], 4, size=(24, 20))
+    small = ["--model.depths", "[1]", "--model.num_heads", "[2]", "--model.embed_dim", "8", "--task.patch_size", "16"]
+    said = run("init", "semanir", "mine", "--data", "pairs").stdout
+    assert f"{names[0]}/ becomes {names[1]}/" in said
+    recipe = yaml.safe_load(Path("mine/semanir.yaml").read_text())
+    assert recipe["task"]["degradation"] == {"kind": "paired"} and recipe["data"]["train"]["pairs"] == [*names]
+    assert measured(recipe) == 1
+    if names == ("noisy", "clean"):
+        run("train", "mine/semanir.yaml", *SHORT, "--init_from", "null", *small, "--per_device_train_batch_size", "1")
+    # Folders A and B are classes to who draws.
+    code = 0 if names == ("A", "B") else 2
+    assert (code == 0) == ("these are pairs" not in run("init", "dit", "drawn", "--data", "pairs", code=code).stderr)
+
+
+@pytest.mark.parametrize("kind", ["uint16", "int32", "float32"])
+def test_pictures_of_more_than_8_bits_are_refused_by_who_takes_8(kind):
+    Path("scans").mkdir()
+    for number in range(4):
+        deep = np.arange(400, dtype=kind).reshape(20, 20) + number
+        Image.fromarray(deep).save(f"scans/{number}.tif")
+    for method in ("semanir", "dit"):
+        with refused(DataError, "scans"):
+            write_recipe(method, Path("mine"), look_at("scans"), gpu=False)
+
+
+def test_two_folders_become_pairs_by_a_flag():
+    for name in ("night", "day"):
+        write_pictures("photos", [name], 3)
+    assert look_at("photos").classes == ["day", "night"]
+    said = run("init", "semanir", "mine", "--data", "photos", "--pairs", "night,day").stdout
+    assert "night/ becomes day/" in said
+    assert run("init", "semanir", "other", "--data", "photos", "--pairs", "night,noon", code=2).stderr
+    write_pictures("sizes", ["noisy"], 2)
+    write_pictures("sizes", ["clean"], 2, size=(50, 32))
+    assert "as large" in run("init", "semanir", "other", "--data", "sizes", code=2).stderr
+
+
+def test_pictures_of_an_archive_are_read_and_those_of_phones_said():
+    write_pictures("photos", [""], 6)
+    shutil.make_archive("photos", "zip", "photos")
+    survey = look_at("photos.zip")
+    assert survey.kind == "pictures" and survey.count == 6 and survey.sides == [32] and survey.eval is not None
+    for number in range(2):
+        Path("photos", f"{number}.heic").write_bytes(b"phone")
+    assert "2 files of .heic" in "; ".join(look_at("photos").left_out)
+    Path("phone").mkdir()
+    Path("phone", "a.HEIC").write_bytes(b"phone")
+    assert ".heic" in run("init", "semanir", "mine", "--data", "phone", code=2).stderr
