@@ -1,4 +1,4 @@
-"""Code files that ship with a checkpoint, as the publisher, the check before a push and the test of style ask for them."""
+"""Code files that ship with a checkpoint; the publisher, the check before a push and the test of style ask here."""
 
 from pathlib import Path
 

@@ -176,12 +176,12 @@ class MergeConfig:
 
     @property
     def with_masks(self) -> bool:
-        """Whether the result has a mask and a scale for each task."""
+        """True if the result has a mask and a scale for each task."""
         return self.merge_method.masks if self.masks is None else self.masks
 
     @property
     def scaling(self) -> str:
-        """How scales are chosen: deltas have the least squares of each tensor."""
+        """The choice of scales: deltas use least squares per tensor."""
         return "tensor_l2" if self.merge_method.deltas else self.rescale
 
     @property

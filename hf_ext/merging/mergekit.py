@@ -35,7 +35,7 @@ _Source = tuple[str, Mapping[str, Any]]
 
 
 class MergekitError(UsageError):
-    """What of a configuration of mergekit cannot be taken over; `entry` is the key or value that says it."""
+    """An entry of a mergekit configuration that is not supported; `entry` is the key or value that says it."""
 
     entry = ""
 
