@@ -88,7 +88,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "method": ({"merge_method": "passthrough"}, "merge_method 'passthrough'; of its methods linear, slerp"),
     "chance": (
         {"merge_method": "dare_ties"},
-        "merge_method 'dare_ties'.* drawn? at random|would be another draw here",
+        "merge_method 'dare_ties'.* random draws would differ here",
     ),
     "key": ({"allow_negative_weights": True}, "'allow_negative_weights'; base_model, chat_template"),
     "template": ({"chat_template": "chatml"}, "chat_template 'chatml'; auto"),
