@@ -270,7 +270,7 @@ def told(function: Callable[..., Any], *given: Any, clock: Clock | None = None, 
 
 @dataclass(frozen=True)
 class Tab:
-    """What a tab works with: its models by name, the choice of one, and the limits of a request."""
+    """Materials of a tab: its models by name, the choice of one, and the limits of a request."""
 
     sources: dict[str, str]
     model: gr.Dropdown

@@ -90,7 +90,7 @@ def test_links_lead_somewhere(page):
 
 def test_the_readme_is_short():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(text.split()) <= 700
+    assert len(text.split()) <= 550
     for block in read_blocks("README.md"):
         assert block.why or len(block.text.strip().splitlines()) <= 5
 

@@ -165,7 +165,7 @@ async def read_body(request: Request) -> bytes:
 
 
 def read_input(task: AnsweringTask, data: bytes, limits: Limits) -> Any:
-    """What a classifier takes, of a body."""
+    """The input of a classifier, read from a request body."""
     if task.reads == "Image":
         return read_8_bits(data, limits.megapixels)
     return data.decode() if task.reads == "Sequence" else json.loads(data)

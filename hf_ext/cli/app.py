@@ -35,22 +35,22 @@ Four NeurIPS 2024 methods on small models that run on a CPU; made by `hf-ext app
     "allowed_hosts",
     multiple=True,
     metavar="NAME[:PORT]",
-    help="A further name by which browsers reach it; may be repeated.",
+    help="Another host name for browsers. Repeatable.",
 )
-@click.option("--megapixels", default=50.0, show_default=True, type=ABOVE_0, help="Of a picture, at most.")
-@click.option("--gigabytes", default=8.0, show_default=True, type=ABOVE_0, help="Of memory for a picture, at most.")
-@click.option("--seconds", default=600.0, show_default=True, type=ABOVE_0, help="Of one request, at most.")
+@click.option("--megapixels", default=50.0, show_default=True, type=ABOVE_0, help="Largest picture.")
+@click.option("--gigabytes", default=8.0, show_default=True, type=ABOVE_0, help="Most memory for a picture.")
+@click.option("--seconds", default=600.0, show_default=True, type=ABOVE_0, help="Longest duration of a request.")
 @click.option(
     "--space",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Serve nothing: write what a Space of the Hub needs into the new FOLDER.",
+    help="Write the files of a Hub Space into the new FOLDER, and serve nothing.",
 )
 def app(sources: tuple[str, ...], host: str, port: int | None, space: Path | None, **options: Any) -> None:
-    """Restore, draw, listen and merge in a browser, with the models that travel with hf-ext and each MODEL.
+    """Use the released models and each MODEL in a browser: restore, draw, listen, merge.
 
     MODEL is a folder or org/name[@revision]: a SemanIR model, a Disentangled DiT, an MRConv model of sounds, or an
-    artifact of `hf-ext merge`. Nothing is fetched from a network but a MODEL that is named so.
+    artifact of `hf-ext merge`. Only a MODEL on a Hub is downloaded; nothing else is.
 
     \b
     Examples:

@@ -22,10 +22,12 @@ _HEADERS = {
 @click.command()
 @click.argument("source", metavar="MODEL", type=Model())
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
-@click.option("--task", metavar="NAME", help="Of a merge: the task whose model answers.")
-@click.option("--top-k", type=click.IntRange(min=1), default=1, show_default=True, help="Likeliest classes of each.")
-@click.option("--columns", help="Of series: the channels, as in the training: a,b.  [default: those of the training]")
-@click.option("--device", help="cpu, cuda, cuda:1, ...; the GPU if there is one.")
+@click.option("--task", metavar="NAME", help="Task of a merge.")
+@click.option(
+    "--top-k", type=click.IntRange(min=1), default=1, show_default=True, help="Number of most likely classes to print."
+)
+@click.option("--columns", help="Channels of series, such as a,b.  [default: those of the training]")
+@click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the GPU if there is one]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def classify(
     source: str,
@@ -36,14 +38,14 @@ def classify(
     device: str | None,
     as_json: bool,
 ) -> None:
-    """Tell the class of each INPUT by MODEL, a folder or org/name[@revision].
+    """Classify each INPUT with MODEL, a folder or org/name[@revision].
 
-    MODEL takes sounds, pictures, texts or series of numbers; any classifier of transformers is as good as ours. INPUT
-    is a file, a folder with all below it, a pattern, or @FILE for a list of names, one a line (@- reads it from
-    standard input). To a model of texts INPUT is the text, and @FILE has a text a line. What cannot be read is
-    reported and the others go on; the exit code is then 1. A model of values of series answers with these, one of
-    positions with a class for each row; a causal one takes files of any length. A file of several series has an answer
-    for each. Long sounds are heard in parts, whose answers are averaged.
+    MODEL is any classifier of transformers, for sounds, pictures, texts or series of numbers. INPUT is a file, a
+    folder with its subfolders, a pattern, or @FILE for a list of names, one per line (@- reads the list from standard
+    input). For a text model INPUT is the text itself, and @FILE has one text per line. Unreadable inputs are reported,
+    the others are classified, and the exit code is 1. A regression model of series prints values, and a model of
+    positions prints a class for each row. A causal model accepts files of any length. A file with several
+    series has one answer per series. Long sounds are split into windows, and the answers are averaged.
 
     \b
     Examples:

@@ -26,43 +26,53 @@ def dit() -> None:
 @click.option(
     "--size", "image_size", type=click.IntRange(min=1), required=True, help="Side of the pictures in pixels."
 )
-@click.option("--split", default="train", show_default=True, help="Of the data.")
-@click.option("--name", help="Configuration of the data set, where it has several.")
-@click.option("--views", type=click.IntRange(min=1), default=1, show_default=True, help="Latents of each picture.")
-@click.option("--max-ratio", type=float, default=1.0, show_default=True, help="Above 1: buckets of aspect ratios.")
-@click.option("--bucket-step", type=int, default=64, show_default=True, help="Their sides are multiples of it.")
+@click.option("--split", default="train", show_default=True, help="Split of the data.")
+@click.option("--name", help="Configuration of the data set, if it has several.")
+@click.option("--views", type=click.IntRange(min=1), default=1, show_default=True, help="Latents per picture.")
+@click.option(
+    "--max-ratio",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Largest aspect ratio; above 1, pictures go into buckets.",
+)
+@click.option("--bucket-step", type=int, default=64, show_default=True, help="Sides of buckets are multiples of it.")
 @click.option("--flip", type=float, default=0.5, show_default=True, help="Probability of mirroring.")
 @click.option("--local-prob", type=float, default=0.0, show_default=True, help="Probability of a local crop.")
 @click.option("--local-size", type=int, help="Short side of pictures from which local crops are cut.")
 @click.option("--centre", is_flag=True, help="Cut the middle instead of a random place; for test data.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Another seed, other places.")
-@click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Encoded at once.")
-@click.option("--shard-size", type=click.IntRange(min=1), default=1000, show_default=True, help="Rows of a file.")
-@click.option("--image-column", default="image", show_default=True, help="Column of the pictures.")
-@click.option("--posterior", is_flag=True, help="Write the spread of each latent too, for task.posterior.")
-@click.option("--text-encoder", help="Of transformers: folder or org/name[@revision]; its tokens are written too.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the crops.")
 @click.option(
-    "--text-column", multiple=True, help="Its column of captions; may be given several times.  [default: text]"
+    "--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Pictures encoded at once."
+)
+@click.option("--shard-size", type=click.IntRange(min=1), default=1000, show_default=True, help="Rows per file.")
+@click.option("--image-column", default="image", show_default=True, help="Column of the pictures.")
+@click.option(
+    "--posterior", is_flag=True, help="Also write the standard deviation of each latent, for task.posterior."
 )
 @click.option(
-    "--max-text-length", type=click.IntRange(min=1), default=77, show_default=True, help="Tokens of a caption."
+    "--text-encoder", help="Text encoder of transformers, whose states are also written: folder or org/name."
+)
+@click.option("--text-column", multiple=True, help="Column of captions. Repeatable.  [default: text]")
+@click.option(
+    "--max-text-length", type=click.IntRange(min=1), default=77, show_default=True, help="Most tokens of a caption."
 )
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16", "float16"]),
     default="float32",
     show_default=True,
-    help="Of the autoencoder.",
+    help="Precision of the autoencoder.",
 )
-@click.option("--workers", type=click.IntRange(min=1), default=4, show_default=True, help="Threads that decode.")
+@click.option("--workers", type=click.IntRange(min=1), default=4, show_default=True, help="Decoding threads.")
 @click.option(
     "--max-bad-examples",
     type=click.FloatRange(0, 1),
     default=0.001,
     show_default=True,
-    help="Share of the pictures that may be left out, and are listed.",
+    help="Share of pictures that may be unreadable; they are skipped and listed.",
 )
-@click.option("--device", help="cpu, cuda, cuda:1, ...; the GPU if there is one.")
+@click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the GPU if there is one]")
 def precompute(
     data: str,
     out: Path,
@@ -78,11 +88,11 @@ def precompute(
 ) -> None:
     """Encode the pictures of DATA, a folder, file or Hub id, into the new folder OUT of parquet files.
 
-    Place and mirroring are drawn before a picture is encoded, and written beside its latent as the controls that the
-    model is trained with. The other columns, such as label or text, are kept. Unfinished work lies in OUT.partial; the
-    same command goes on with it, and makes only those files anew whose pictures changed. bad_examples.jsonl lists the
-    pictures that cannot be used; transparent ones are put on white. Processes of `accelerate launch -m
-    hf_ext_cli.main dit precompute ...` share the files of OUT.
+    Crop and mirroring are drawn before a picture is encoded. They are stored with its latent, as controls for the
+    training. Other columns, such as label or text, are kept. Transparent pictures are composed on white.
+    bad_examples.jsonl lists unreadable pictures. Unfinished work is in OUT.partial: the same command resumes it, and
+    encodes again only files with changed pictures. Processes of `accelerate launch -m hf_ext_cli.main dit precompute
+    ...` share the files of OUT.
 
     \b
     Examples:
@@ -114,22 +124,22 @@ def precompute(
 @click.option(
     "--network",
     required=True,
-    help="Of the features: the Inception network, a TorchScript file or org/name/file.pt; or any classifier.",
+    help="Network of the features: Inception as a TorchScript file or org/name/file.pt, or any classifier.",
 )
-@click.option("--split", default="train", show_default=True, help="Of the reference.")
-@click.option("--kernel", is_flag=True, help="Measure the kernel distance (KID) too.")
+@click.option("--split", default="train", show_default=True, help="Split of the reference.")
+@click.option("--kernel", is_flag=True, help="Also compute the kernel distance (KID).")
 @click.option(
-    "--keep", type=click.Path(dir_okay=False, path_type=Path), help="Write the reference's statistics, .npz."
+    "--keep", type=click.Path(dir_okay=False, path_type=Path), help="File for the statistics of the reference, .npz."
 )
-@click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Pictures at once.")
+@click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Pictures per batch.")
 @click.option("--device", help="cpu, cuda, cuda:1, ...; the GPU if there is one.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def score(pictures: str, reference: str, as_json: bool, **options: Any) -> None:
-    """Measure how far PICTURES are from those of REFERENCE: FID, or the same distance by another classifier.
+    """Compute the FID between PICTURES and REFERENCE, or the same distance with another classifier.
 
-    Both are a folder, a file or a Hub id; REFERENCE may also be statistics, as --keep writes them. Values of unequal
-    numbers of pictures cannot be compared. Processes of `accelerate launch -m hf_ext_cli.main dit score ...` share
-    the pictures.
+    Each is a folder, a file or a Hub id; REFERENCE can also be statistics that --keep wrote. Values from different
+    numbers of pictures are not comparable. The processes of `accelerate launch -m hf_ext_cli.main dit score ...`
+    share the pictures.
 
     \b
     Examples:
@@ -152,44 +162,54 @@ def score(pictures: str, reference: str, as_json: bool, **options: Any) -> None:
     "--out",
     type=click.Path(path_type=Path),
     required=True,
-    help="A PNG: the grid. Another name: a folder of numbered pictures.",
+    help="PNG file of the grid, or a folder for numbered pictures.",
 )
 @click.option(
     "--class-labels",
-    help="Names or numbers of classes with commas between them. Without it a folder has all in turn, a grid ten.",
+    help="Comma-separated names or numbers of classes.  [default: all in a folder, the first ten in a grid]",
 )
-@click.option("--prompt", "prompts", multiple=True, help="A text, of a text model; may be given several times.")
+@click.option("--prompt", "prompts", multiple=True, help="Text, for a text model. Repeatable.")
 @click.option(
     "--prompts",
     "prompt_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A file with a text in each line.",
+    help="File with one text per line.",
 )
-@click.option("--count", type=click.IntRange(min=1), help="Pictures: of each row of a grid (4), of a folder in all.")
-@click.option("--size", metavar="HEIGHT,WIDTH", help="In pixels; the model's own if not given.")
-@click.option("--original-size", metavar="HEIGHT,WIDTH", help="The control of that name: sharpness.")
-@click.option("--target-size", metavar="HEIGHT,WIDTH", help="The control of that name.")
-@click.option("--crop", metavar="TOP,LEFT", help="The control of that name: which part is seen; 0,0 if not given.")
-@click.option("--flip", is_flag=True, help="The control of that name: mirrored.")
-@click.option("--steps", type=click.IntRange(min=1), default=50, show_default=True, help="Of the scheduler.")
-@click.option("--guidance-scale", type=float, default=4.0, show_default=True, help="1 is off.")
-@click.option("--control-guidance-scale", type=float, default=1.0, show_default=True, help="Of the controls alone.")
-@click.option("--negative", help="Class or text that guidance leads away from; none if not given.")
 @click.option(
-    "--scheduler", help="A class of diffusers, such as DPMSolverMultistepScheduler; the model's own if not given."
+    "--count", type=click.IntRange(min=1), help="Pictures per row of a grid (4), or in a folder altogether."
 )
-@click.option("--image", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A picture to start from.")
-@click.option("--strength", type=float, help="How much of --image is made anew, 0 to 1.  [default: 0.8]")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Another seed, other pictures.")
-@click.option("--batch-size", type=click.IntRange(min=1), help="Drawn at once; half a million pixels if not given.")
+@click.option("--size", metavar="HEIGHT,WIDTH", help="Size in pixels.  [default: the model's]")
+@click.option(
+    "--original-size", metavar="HEIGHT,WIDTH", help="Control for the original size, which sets the sharpness."
+)
+@click.option("--target-size", metavar="HEIGHT,WIDTH", help="Control for the target size.")
+@click.option("--crop", metavar="TOP,LEFT", help="Control for the crop.  [default: 0,0]")
+@click.option("--flip", is_flag=True, help="Control for mirroring.")
+@click.option("--steps", type=click.IntRange(min=1), default=50, show_default=True, help="Steps of the scheduler.")
+@click.option(
+    "--guidance-scale", type=float, default=4.0, show_default=True, help="Guidance by class or text; 1 is off."
+)
+@click.option(
+    "--control-guidance-scale", type=float, default=1.0, show_default=True, help="Guidance by the controls; 1 is off."
+)
+@click.option("--negative", help="Class or text to steer away from.  [default: none]")
+@click.option(
+    "--scheduler", help="Scheduler of diffusers, such as DPMSolverMultistepScheduler.  [default: the model's]"
+)
+@click.option("--image", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Picture to start from.")
+@click.option("--strength", type=float, help="Share of --image that is replaced, 0 to 1.  [default: 0.8]")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the noise.")
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), help="Pictures drawn at once.  [default: half a million pixels]"
+)
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16", "float16"]),
     default="float32",
     show_default=True,
-    help="Of the weights and the work.",
+    help="Precision of the model.",
 )
-@click.option("--device", help="cpu, cuda, cuda:1, ...; the GPU if there is one.")
+@click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the GPU if there is one]")
 def sample(
     source: str,
     out: Path,
@@ -206,11 +226,11 @@ def sample(
     device: str | None,
     **asked: Any,
 ) -> None:
-    """Draw pictures of MODEL, a folder or org/name[@revision], into one labelled grid or a folder.
+    """Generate pictures with MODEL, a folder or org/name[@revision], in one labelled grid or in a folder.
 
-    A grid has a row for each class or text; picture n of every row starts from the same noise, whatever the batch
-    size. In a folder classes or texts come in turn, and each picture is a function of --seed and its number: the same
-    command goes on after a kill, a larger --count adds pictures, and processes of `accelerate launch -m
+    A grid has a row for each class or text. Picture n of every row starts from the same noise, for any batch size. In
+    a folder the classes or texts alternate, and each picture is a function of --seed and its number: the same command
+    resumes after a kill, a larger --count adds pictures, and the processes of `accelerate launch -m
     hf_ext_cli.main sample ...` share the work.
 
     \b

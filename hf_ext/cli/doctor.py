@@ -20,9 +20,9 @@ PATIENCE = 5.0
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--offline", is_flag=True, help="Do not ask the Hub whether it answers.")
+@click.option("--offline", is_flag=True, help="Do not contact the Hub.")
 def doctor(as_json: bool, offline: bool) -> None:
-    """Print versions, devices, extras, cache and Hub: what an issue should say. No token is printed.
+    """Print versions, devices, extras, cache and Hub, for a bug report. No token is printed.
 
     \b
     Examples:

@@ -53,7 +53,7 @@ def method_options() -> list[click.Parameter]:
 
     labels = ", ".join(f"{name} ({method.label.partition(';')[0]})" for name, method in METHODS.items())
     found: list[click.Parameter] = [
-        click.Option(["--method"], type=click.Choice([*METHODS]), help=f"How to merge: {labels}.  [default: emr]")
+        click.Option(["--method"], type=click.Choice([*METHODS]), help=f"Merge method: {labels}.  [default: emr]")
     ]
     for name, holders in options_by_name().items():
         option, dashed = next(iter(holders.values())), name.replace("_", "-")
@@ -75,8 +75,8 @@ def method_options() -> list[click.Parameter]:
 @click.argument("place", metavar="[OUT]", required=False, type=click.Path(file_okay=False, path_type=Path))
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="The same as OUT.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it holds an earlier merge.")
-@click.option("--dry-run", is_flag=True, help="Only show the plan; no weight is read or fetched.")
-@click.option("--dump-yaml", is_flag=True, help="Only print the configuration as a YAML file.")
+@click.option("--dry-run", is_flag=True, help="Show the plan only; no weight is read or downloaded.")
+@click.option("--dump-yaml", is_flag=True, help="Print the configuration as YAML only.")
 @ENDPOINT_OPTION
 @JSON_OPTION
 def merge(
@@ -92,9 +92,9 @@ def merge(
 ) -> None:
     """Merge fine-tunes of one model, local folders or org/name[@revision], into one model and a 1-bit mask per task.
 
-    What a YAML file says, ours or one of mergekit, is replaced by the options. Everything is checked, and the plan
-    shown, before any weight is read. The weights are streamed: neither the memory nor the disk holds the models. The
-    same command continues a merge that was interrupted, with the same result.
+    Options replace the values of the YAML file, which may also be one of mergekit. Everything is checked, and the plan
+    is shown, before any weight is read. Weights are streamed, so memory never holds a whole model. The same command
+    resumes an interrupted merge, with the same result.
 
     \b
     Examples:
@@ -219,15 +219,15 @@ def emr() -> None:
 @emr.command()
 @click.argument("artifact", type=ARTIFACT)
 @click.argument("task", metavar="NAME=ID")
-@click.option("--frozen", is_flag=True, help="Leave all but the new task as it is; only the new model is read.")
-@click.option("--base", metavar="ID", help="The base model, where it is not found as ARTIFACT names it.")
+@click.option("--frozen", is_flag=True, help="Change nothing but the new task; only the new model is read.")
+@click.option("--base", metavar="ID", help="Base model, if it is not where ARTIFACT says.")
 @ENDPOINT_OPTION
 @JSON_OPTION
 def add(artifact: Path, task: str, frozen: bool, base: str | None, endpoint: str | None, as_json: bool) -> None:
     """Add a fine-tuned model to ARTIFACT as the task NAME.
 
-    All tasks are merged again, from where they came. With --frozen the merged model stays as it is and only the new
-    task gets a mask: it is then restored less well than after a new merge, and the other models are not needed.
+    All tasks are merged again, from their checkpoints. With --frozen only the new task gets a mask, and the merged
+    model stays as it is: the other checkpoints are not needed, but the new task is restored less well.
 
     \b
     Examples:
@@ -262,7 +262,7 @@ def remove(artifact: Path, name: str, as_json: bool) -> None:
 @click.argument("artifact")
 @click.argument("task")
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--base", metavar="ID", help="The base model, where it is not found as ARTIFACT names it.")
+@click.option("--base", metavar="ID", help="Base model, if it is not where ARTIFACT says.")
 @ENDPOINT_OPTION
 def export(artifact: str, task: str, out: Path, base: str | None, endpoint: str | None) -> None:
     """Write TASK of ARTIFACT, a folder or org/name[@revision], as a plain checkpoint into OUT.
@@ -281,7 +281,7 @@ def export(artifact: str, task: str, out: Path, base: str | None, endpoint: str 
 @click.argument("artifact", type=ARTIFACT)
 @JSON_OPTION
 def verify(artifact: Path, as_json: bool) -> None:
-    """Read every file of ARTIFACT, and its base where that is on this disk, and compare them with emr.json.
+    """Compare every file of ARTIFACT, and of its base if that is on this disk, with emr.json.
 
     \b
     Examples:
@@ -306,7 +306,7 @@ def verify(artifact: Path, as_json: bool) -> None:
 @ENDPOINT_OPTION
 @JSON_OPTION
 def compare(merges: tuple[str, ...], endpoint: str | None, as_json: bool) -> None:
-    """Show for each task how far merges are from its own model, next to 1-bit deltas of the same size.
+    """Show the error of merges for each task, next to that of 1-bit deltas of the same size.
 
     A MERGE is a folder or org/name[@revision], with masks or without. The numbers are those of their reports.
 
@@ -330,19 +330,23 @@ def compare(merges: tuple[str, ...], endpoint: str | None, as_json: bool) -> Non
 @click.argument("source", metavar="MODEL", type=Model())
 @click.argument("overrides", metavar="[--field VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.option("--config", required=True, type=CONFIG_FILE, help="YAML file of its training: method, task, data.train.")
-@click.option("--kind", required=True, type=click.Choice(["fisher", "gram"]), help="For method fisher, or regmean.")
+@click.option(
+    "--kind", required=True, type=click.Choice(["fisher", "gram"]), help="fisher for method fisher, gram for regmean."
+)
 @click.option(
     "--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="safetensors file to write."
 )
-@click.option("--examples", default=256, show_default=True, type=click.IntRange(min=1), help="Drawn from data.train.")
+@click.option(
+    "--examples", default=256, show_default=True, type=click.IntRange(min=1), help="Examples drawn from data.train."
+)
 @JSON_OPTION
 def statistics(
     source: str, overrides: tuple[str, ...], config: Path, kind: str, out: Path, examples: int, as_json: bool
 ) -> None:
     """Measure MODEL on its training data for hf-ext merge --method fisher or regmean, one file for each task.
 
-    fisher: mean squared gradients of the loss, the size of the model. gram: XᵀX of the inputs of linear layers. Values
-    after MODEL replace those in the YAML file; sections take dots.
+    fisher: mean squared gradients of the loss, as large as the model. gram: XᵀX of the inputs of linear layers. Flags
+    after MODEL replace values of the YAML file; a dot separates section and key.
 
     \b
     Examples:
@@ -362,15 +366,15 @@ def statistics(
 )
 @click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="YAML file to write.")
 @click.option("--steps", default=500, show_default=True, type=click.IntRange(min=1), help="Steps of Adam.")
-@click.option("--learning-rate", default=1e-3, show_default=True, type=float, help="Its learning rate.")
+@click.option("--learning-rate", default=1e-3, show_default=True, type=float, help="Learning rate of Adam.")
 @click.option("--batch-size", default=16, show_default=True, type=click.IntRange(min=1), help="Examples of each task.")
 @click.option("--shared", is_flag=True, help="One weight for each task, not one for each of its tensors.")
 def learn_weights(file: Path, configs: tuple[str, ...], out: Path, **options: Any) -> None:
     """Learn the weights of task arithmetic for the classifiers of the merge FILE.yaml, without labels (AdaMerging).
 
-    The entropy of what the tasks' heads answer falls on the examples of data.eval; labels are not looked at. OUT is
-    the same merge with the weights. Exclude the heads. Base and fine-tunes are in memory. Processes of accelerate
-    launch share the work.
+    The weights minimise the entropy of the tasks' predictions on data.eval; labels are not read. OUT is the same merge
+    with the learned weights. Exclude the heads from the merge. Base and fine-tunes are held in memory. Processes of
+    accelerate launch share the work.
 
     \b
     Examples:

@@ -28,8 +28,8 @@ def extract_lora(
 ) -> None:
     """Write TASK of ARTIFACT, or a FINE_TUNE of --base, as a LoRA that peft loads on the base.
 
-    The difference from the base is cut to a rank, matrix by matrix; the table shows error and size of other ranks.
-    Norms, embeddings and heads go along whole, unless --lora-only leaves them out.
+    The difference from the base is approximated by a low rank, matrix by matrix; a table shows error and size of other
+    ranks. Norms, embeddings and heads are stored whole, unless --lora-only leaves them out.
 
     \b
     Examples:

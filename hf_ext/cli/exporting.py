@@ -10,14 +10,14 @@ from .sources import Model
 
 @click.command()
 @click.argument("source", metavar="MODEL", type=Model())
-@click.option("--onnx", "path", metavar="FILE", required=True, type=click.Path(path_type=Path), help="To write.")
-@click.option("--task", metavar="NAME", help="Of a merge: the task whose model is exported.")
+@click.option("--onnx", "path", metavar="FILE", required=True, type=click.Path(path_type=Path), help="File to write.")
+@click.option("--task", metavar="NAME", help="Task of a merge.")
 def export(source: str, path: Path, task: str | None) -> None:
     """Write a restorer, a folder or org/name[@revision], as an ONNX file in float32.
 
-    It takes a batch of pictures of any size from a smallest on, which the file's metadata name, and gives the restored
-    pictures. Before the file appears, onnxruntime has computed pictures with it, and they are the model's. It takes
-    minutes. This needs the extra hf-ext[onnx].
+    The file restores batches of pictures of any size from a minimum on, which its metadata name. It is written only
+    after onnxruntime has restored pictures with the same result as the model. That takes minutes and needs the extra
+    hf-ext[onnx].
 
     \b
     Examples:

@@ -13,24 +13,24 @@ from .sources import Model
 @click.command()
 @click.argument("source", metavar="MODEL", type=Model())
 @click.argument("prompt")
-@click.option("--task", metavar="NAME", help="Of a merge: the task whose model writes.")
+@click.option("--task", metavar="NAME", help="Task of a merge.")
 @click.option("--max-new-tokens", type=click.IntRange(min=1), default=200, show_default=True, help="Tokens to add.")
 @click.option(
     "--temperature",
     type=click.FloatRange(min=0),
     default=0.8,
     show_default=True,
-    help="Higher is freer; 0 takes the likeliest token.",
+    help="Temperature of sampling; 0 takes the most likely token.",
 )
 @click.option(
     "--top-p",
     type=click.FloatRange(0, 1, min_open=True),
     default=1.0,
     show_default=True,
-    help="Draw from the likeliest tokens that have this share together.",
+    help="Sample from the most likely tokens with this total probability.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Another seed, another text.")
-@click.option("--device", help="cpu, cuda, cuda:1, ...; the GPU if there is one.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the sampling.")
+@click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the GPU if there is one]")
 def generate(
     source: str,
     prompt: str,
@@ -43,8 +43,8 @@ def generate(
 ) -> None:
     """Continue the text PROMPT with MODEL, a language model: a folder or org/name[@revision].
 
-    PROMPT and what follows are written to standard output as they come. - reads PROMPT from standard input. An MRConv
-    streams: each token costs the same, however long the text is.
+    PROMPT and its continuation are written to standard output as they are generated. - reads PROMPT from standard
+    input. An MRConv model streams: the cost of a token does not grow with the length of the text.
 
     \b
     Examples:

@@ -163,10 +163,10 @@ def merge_rows(merge: dict[str, Any]) -> list[tuple[str, str]]:
 @click.argument("source", metavar="SOURCE", type=Model())
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def info(source: str, as_json: bool) -> None:
-    """Say what SOURCE is: a folder, a safetensors file, or org/name[@revision].
+    """Describe SOURCE: a folder, a safetensors file, or org/name[@revision].
 
-    Only headers, configuration and card are read, from a Hub too: the weights are not downloaded. The count of
-    parameters is that of all stored values, buffers included.
+    Only headers, configuration and card are read; the weights are not downloaded. The number of parameters counts all
+    stored values, including buffers.
 
     \b
     Examples:

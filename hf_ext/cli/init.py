@@ -12,12 +12,12 @@ from .terminal import note
 @click.command()
 @click.argument("method", type=click.Choice(["semanir", "mrconv", "dit", "emr"]))
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--data", metavar="PATH", help="Your data: a folder or file; for emr a folder or list of fine-tunes.")
-@click.option("--label", metavar="NAME", help="Of tables and arrays: the column of the class or value.")
-@click.option("--time", metavar="NAME", help="Of tables: the column of the time.")
-@click.option("--series", metavar="NAME", help="Of tables: the column that names the series of a row.")
-@click.option("--inputs", metavar="A,B", help="The columns that are learned from.")
-@click.option("--pairs", metavar="A,B", help="Of pictures: two folders, what is given and what is wanted.")
+@click.option("--data", metavar="PATH", help="Folder or file of your data; for emr a folder or list of fine-tunes.")
+@click.option("--label", metavar="NAME", help="Column of the class or value, in tables and arrays.")
+@click.option("--time", metavar="NAME", help="Column of the time, in tables.")
+@click.option("--series", metavar="NAME", help="Column that names the series of a row, in tables.")
+@click.option("--inputs", metavar="A,B", help="Columns of the inputs.")
+@click.option("--pairs", metavar="A,B", help="Two folders of pictures: inputs and targets.")
 def init(
     method: str,
     folder: Path,
@@ -28,7 +28,7 @@ def init(
     inputs: str | None,
     pairs: str | None,
 ) -> None:
-    """Look at data of your own, and write a commented recipe for them into DIR.
+    """Write a commented recipe for your own data into DIR.
 
     Sizes, classes and lengths fit the data and this machine, and comments say what to change. The recipe runs as it
     stands: `hf-ext train DIR/METHOD.yaml`, or for emr `hf-ext merge DIR/merge.yaml DIR/merged`. Without --data it has

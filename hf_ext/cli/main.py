@@ -36,13 +36,13 @@ COMMANDS = {
         "recipes": "recipes",
     },
     "Publish": {"push": "publishing", "card": "publishing", "hub": "serving"},
-    "What is special to a method": {
+    "Tools of one method": {
         "semanir": "semanir",
         "mrconv": "mrconv",
         "dit": "disentangled_dit",
         "emr": "emr",
     },
-    "Look around": {"models": "models", "info": "information", "doctor": "doctor"},
+    "Information": {"models": "models", "info": "information", "doctor": "doctor"},
 }
 MODULES = {name: module for commands in COMMANDS.values() for name, module in commands.items()}
 
@@ -100,14 +100,14 @@ def main() -> None:
       hf-ext push runs/denoise/snapshot org/name --private
       hf-ext COMMAND --help
 
-    Every command takes -q (errors and results only) and -v (more, and the traceback of an error).
+    Every command accepts -q (errors and results only) and -v (more messages, and the traceback of an error).
 
     \b
     Exit codes: 0 done; 1 tried and failed (disk, network, refused by the Hub, interrupted);
-    2 what was given cannot be used (options, files, configuration); 75 a training was stopped, and has saved.
+    2 unusable input (options, files, configuration); 75 a training was stopped and saved its state.
 
     \b
-    Completion of commands and options by the shell, for bash (also zsh and fish):
+    Shell completion, for bash (also zsh and fish):
       eval "$(_HF_EXT_COMPLETE=bash_source hf-ext)"
     """
 

@@ -10,7 +10,7 @@ from .output import find_terminal, print_json, print_rows
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 def models(as_json: bool) -> None:
-    """List the models that travel with hf-ext. Every command that takes a MODEL takes their names.
+    """List the released models. Every command that takes a MODEL accepts their names.
 
     \b
     Examples:

@@ -11,7 +11,7 @@ from .sources import Model
 
 @click.group(cls=Group)
 def mrconv() -> None:
-    """MRConv: kernels drawn.
+    """MRConv: draw the kernels of a model.
 
     `hf-ext train` trains a model, `hf-ext classify` and `hf-ext generate` use it.
     """
@@ -20,11 +20,14 @@ def mrconv() -> None:
 @mrconv.command()
 @click.argument("source", metavar="MODEL", type=Model())
 @click.argument("out", metavar="OUT.png", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--channel", type=click.IntRange(min=0), default=0, show_default=True, help="Whose kernels to draw.")
+@click.option(
+    "--channel", type=click.IntRange(min=0), default=0, show_default=True, help="Channel whose kernels are drawn."
+)
 def plot(source: str, out: Path, channel: int) -> None:
     """Draw MODEL, a folder or org/name[@revision] that is not merged, into OUT.png.
 
-    How much each resolution counts by depth (‖α‖²), and the kernels of a channel: branches as they contribute, merged.
+    The figure shows the weight of each resolution by depth (‖α‖²), and the kernels of a channel: the branches as they
+    contribute, and the merged kernel.
 
     \b
     Examples:

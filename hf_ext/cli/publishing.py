@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("folder", metavar="FOLDER", type=ModelFolder())
 @click.argument("repo_id", metavar="ORG/NAME")
-@click.option("--branch", "--revision", "revision", help="Branch to commit to, made if missing.  [default: main]")
+@click.option("--branch", "--revision", "revision", help="Branch to commit to, created if missing.  [default: main]")
 @click.option("--create-pr", is_flag=True, help="Open a pull request instead of committing to main.")
 @click.option("--private/--public", default=None, help="Visibility of a repository that does not exist yet.")
 @click.option(
@@ -27,18 +27,19 @@ if TYPE_CHECKING:
 )
 @click.option("--license", help="Licence of the weights, as the Hub names it.")
 @click.option("--endpoint", help="Address of the Hub.  [default: HF_ENDPOINT]")
-@click.option("--check/--no-check", default=True, show_default=True, help="Load it first, with hf_ext and without.")
+@click.option(
+    "--check/--no-check", default=True, show_default=True, help="Load the model first, with hf_ext and without."
+)
 @click.option("--dry-run", is_flag=True, help="Do everything but the upload, and list what would be uploaded.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def push(folder: Path, repo_id: str, check: bool, dry_run: bool, as_json: bool, **options: Any) -> None:
     """Publish FOLDER, the snapshot/ of a run or any safetensors model, as ORG/NAME in one commit.
 
-    A clean copy is made first: weights, configuration, the code of the installed package, and a card. It must load
-    from a Hub's cache, in a process that has hf_ext and in one that has not. Only files that a model consists of go
-    up, by their names, and no link out of FOLDER is followed; what goes up and what stays behind is listed before.
-    Tokens, keys and passwords in these files refuse the push. Code that lies in FOLDER is never run nor uploaded.
-    Afterwards the files on the Hub are compared with those of the copy. The token is that of `hf auth login`, or
-    HF_TOKEN.
+    The push first makes a clean copy: weights, configuration, the code of the installed package, and a card. The copy
+    must load from a Hub's cache, in a process with hf_ext and in one without. Only files that belong to a model are
+    uploaded, and no link out of FOLDER is followed. A list of the files, and of those left behind, is printed first.
+    Tokens, keys and passwords in these files refuse the push. Code in FOLDER is never run and never uploaded. After
+    the upload, the files on the Hub are compared with the copy. The token is that of `hf auth login`, or HF_TOKEN.
 
     \b
     Examples:
@@ -102,9 +103,9 @@ def print_listing(listing: "Listing", to_stderr: bool = False) -> None:
 
 @click.command()
 @click.argument("folder", metavar="FOLDER", type=ModelFolder())
-@click.option("--repo-id", metavar="ORG/NAME", help="Where it will be published.  [default: name of the folder]")
+@click.option("--repo-id", metavar="ORG/NAME", help="Repository of the card.  [default: name of the folder]")
 @click.option("--license", "license_name", help="Licence of the weights, as the Hub names it.")
-@click.option("--check", is_flag=True, help="Write nothing; say what is wrong with the card that is there.")
+@click.option("--check", is_flag=True, help="Check the existing card, and write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def card(
@@ -112,8 +113,8 @@ def card(
 ) -> None:
     """Write the model card, README.md, of FOLDER from its configuration, weights, eval.json and training.json.
 
-    A card that someone wrote or edited is kept. `hf-ext push` does this by itself, in its own copy. With --check the
-    exit code is 1 if something is wrong: what is missing, and with its line what the Hub would refuse or not find.
+    A card that someone wrote or edited is kept. `hf-ext push` writes the card itself, in its own copy. With --check,
+    missing entries and entries that the Hub would refuse or not find are printed, and the exit code is then 1.
 
     \b
     Examples:

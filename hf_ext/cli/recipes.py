@@ -32,9 +32,9 @@ class RecipeFile(click.Path):
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Copy the recipe into this new file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 def recipes(name: str | None, out: Path | None, as_json: bool) -> None:
-    """List the recipes that travel with hf-ext, or print the one that is called NAME.
+    """List the recipes of the package, or print the recipe NAME.
 
-    `hf-ext train NAME` trains one as it is. `hf-ext init` writes a recipe for data of your own.
+    `hf-ext train NAME` trains a recipe as it is. `hf-ext init` writes a recipe for your own data.
 
     \b
     Examples:

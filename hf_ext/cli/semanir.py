@@ -74,29 +74,35 @@ def load_model(source: str, device: str | None, dtype: str | None, task: str | N
 @click.command()
 @click.argument("source", metavar="MODEL", type=Model())
 @click.argument("inputs", metavar="IN...", nargs=-1, required=True)
-@click.option("--task", metavar="NAME", help="Of a merge: the task whose model restores.")
+@click.option("--task", metavar="NAME", help="Task of a merge.")
 @click.option("--out", required=True, help="Folder of the restored pictures; - for one picture on standard output.")
-@click.option("--tile", type=Tile(), help="Side of tiles in pixels, or auto: tiles where memory is short.")
+@click.option("--tile", type=Tile(), help="Side of tiles in pixels, or auto: tiles if memory is short.")
 @click.option("--self-ensemble", is_flag=True, help="Average over the 8 flips and turns: better, 8 times the work.")
 @click.option("--top-k", type=click.IntRange(min=1), help="Keys that each token attends to.")
 @click.option(
     "--strength",
     type=click.FloatRange(0, 1),
     default=1.0,
-    help="How much of the change is made: 0.5 gives the mean of picture and result.",
+    help="Share of the change: 0.5 gives the mean of picture and result.",
 )
 @click.option("--compare", is_flag=True, help="Also draw pictures and crops before and after: OUT/comparison.png.")
-@click.option("--format", "kind", type=click.Choice(FORMATS), help="Of all results; that of the input if not given.")
-@click.option("--quality", type=click.IntRange(1, 100), help="Of JPEG and WebP; 95 if not given.")
-@click.option("--lossless", is_flag=True, help="WebP without loss; that of an input without loss has none anyway.")
 @click.option(
-    "--background", type=Colour(), default="white", show_default=True, help="Behind transparency in JPEG and BMP."
+    "--format", "kind", type=click.Choice(FORMATS), help="Format of all results.  [default: that of the input]"
 )
-@click.option("--suffix", help="Put behind the names of results, such as _restored: a.png becomes a_restored.png.")
+@click.option("--quality", type=click.IntRange(1, 100), help="Quality of JPEG and WebP.  [default: 95]")
+@click.option("--lossless", is_flag=True, help="Write lossless WebP; a lossless input stays lossless anyway.")
+@click.option(
+    "--background",
+    type=Colour(),
+    default="white",
+    show_default=True,
+    help="Colour behind transparency in JPEG and BMP.",
+)
+@click.option("--suffix", help="Suffix of the results' names, such as _restored: a.png becomes a_restored.png.")
 @click.option(
     "--name", "template", help="Names of results: {stem} and {ext} are those of the input, as in {stem}-{ext}."
 )
-@click.option("--overwrite", is_flag=True, help="Replace whatever has the name of a result.")
+@click.option("--overwrite", is_flag=True, help="Replace any file that has the name of a result.")
 @click.option(
     "--max-megapixels",
     type=click.FloatRange(min=0, min_open=True),
@@ -104,7 +110,7 @@ def load_model(source: str, device: str | None, dtype: str | None, task: str | N
     show_default=True,
     help="Larger pictures are reported, not decoded.",
 )
-@click.option("--device", help="cpu, cuda, cuda:1, ...; the GPU if there is one.")
+@click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the GPU if there is one]")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Precision of the model.")
 def restore(
     source: str,
@@ -129,14 +135,14 @@ def restore(
 ) -> None:
     """Restore pictures with MODEL, a folder or org/name[@revision].
 
-    IN is a picture, a folder (with all below it, paths are kept), a pattern, - for a picture on standard input, or
-    @FILE for a list of names, one a line (@- reads it from standard input). Results keep transparency, 16 bits, EXIF
-    data, colour profile and resolution; of GIF, PNG and WebP that move and of TIFFs with pages, every frame is
-    restored. A picture that is broken, or whose result would have the name of another's, is reported and the others
-    go on; the exit code is then 1. HEIC and RAW need the extra hf-ext[images].
+    IN is a picture, a folder (with its subfolders, whose paths are kept), a pattern, - for a picture on standard
+    input, or @FILE for a list of names, one per line (@- reads the list from standard input). Results keep
+    transparency, 16 bits, EXIF data, colour profile and resolution. Every frame of an animated GIF, PNG or WebP and
+    every page of a TIFF is restored. A broken picture is reported, and so is one whose result would overwrite another
+    result; the other pictures are restored, and the exit code is 1. HEIC and RAW need the extra hf-ext[images].
 
-    A result that is there is skipped if the same picture, model and options made it, which .hf-ext-restored.jsonl in
-    OUT remembers. Others of this command are made anew; a file of anyone else is kept and reported.
+    A result is skipped if it comes from the same picture, model and options, as .hf-ext-restored.jsonl in OUT records.
+    Other results of this command are made again. Files that this command did not write are kept and reported.
 
     \b
     Examples:
@@ -308,14 +314,16 @@ def semanir() -> None:
 @click.argument("source", metavar="MODEL", type=Model())
 @click.argument("image", metavar="IMAGE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("out", metavar="OUT.png", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--at", type=Numbers(), metavar="X,Y", help="Pixel of the patch; the middle if not given.")
-@click.option("--stage", type=click.IntRange(min=1), default=1, show_default=True, help="In the order they run.")
-@click.option("--top-k", type=Numbers(), help="Numbers of keys; 1/16 to 1/2 of a window if not given.")
+@click.option("--at", type=Numbers(), metavar="X,Y", help="Pixel of the patch.  [default: the middle]")
+@click.option(
+    "--stage", type=click.IntRange(min=1), default=1, show_default=True, help="Stage, in the order they run."
+)
+@click.option("--top-k", type=Numbers(), help="Numbers of keys.  [default: 1/16 to 1/2 of a window]")
 def explain(source: str, image: Path, out: Path, at: list[int] | None, stage: int, top_k: list[int] | None) -> None:
     """Draw the key-semantic neighbours of a patch of IMAGE into OUT.png, for several k.
 
-    The tokens that the patch attends to in a stage of MODEL, a folder or org/name[@revision], as its dictionary has
-    them: those of its window that are most similar to it.
+    The neighbours are the tokens of the patch's window that it attends to in a stage of MODEL, a folder or
+    org/name[@revision]: the most similar ones.
 
     \b
     Examples:

@@ -21,7 +21,7 @@ def read_token(context: click.Context, option: click.Parameter, path: Path | Non
 
 @click.group(cls=Group)
 def hub() -> None:
-    """A Hub of your own: for tests, for machines without internet, and for the quickstart."""
+    """Run a Hub on this machine: for tests, without internet, and for the quickstart."""
     import_without_models()
 
 
@@ -29,7 +29,7 @@ def hub() -> None:
 @click.option(
     "--root", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder of repositories."
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address; other than loopback needs a token.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address; any but loopback needs a token.")
 @click.option(
     "--port", default=8765, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 takes a free one."
 )
@@ -52,7 +52,7 @@ def hub() -> None:
     "allowed_hosts",
     multiple=True,
     metavar="NAME[:PORT]",
-    help="A further name by which clients reach this server; may be repeated.",
+    help="Another host name for clients. Repeatable.",
 )
 @click.option(
     "--public-url", metavar="URL", help="Address of a proxy before this server; links to large files start with it."
@@ -63,7 +63,7 @@ def hub() -> None:
 def serve(root: Path, **options: Any) -> None:
     """Serve the repositories in a folder to huggingface_hub, transformers, diffusers and datasets.
 
-    It makes the folder if there is none, and runs until Ctrl-C. Clients read its address from HF_ENDPOINT when they
+    A missing folder is created. The server runs until Ctrl-C. Clients read its address from HF_ENDPOINT when they
     start. It has no Xet storage: `hf upload` and push_to_hub need HF_HUB_DISABLE_XET=1, hf-ext push does not.
 
     \b

@@ -20,10 +20,10 @@ CONFIG_FILE = RecipeFile()
 @click.argument("overrides", metavar="[--field VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def train(context: click.Context, show_help: bool, config: Path | None, overrides: tuple[str, ...]) -> None:
-    """Train a model as a YAML file says, or a recipe of `hf-ext recipes` by its name.
+    """Train a model by a YAML file, or by the name of a recipe of `hf-ext recipes`.
 
-    Values after the file replace those in it; sections take dots. The same command continues a run that was
-    interrupted. The run folder holds the curves, resume states, and snapshot/, which loads and can be pushed.
+    Flags after the file replace its values; a dot separates section and key. The same command resumes an interrupted
+    run. The run folder holds the curves, the resume states, and snapshot/, a model to load or push.
 
     \b
     Examples:
@@ -52,7 +52,7 @@ def train(context: click.Context, show_help: bool, config: Path | None, override
 @click.argument("source", metavar="MODEL", type=Model())
 @click.argument("overrides", metavar="[--field VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.option("--config", required=True, type=CONFIG_FILE, help="YAML file that names the method, task and data.eval.")
-@click.option("--task", metavar="NAME", help="Of a merge: the task whose model is evaluated.")
+@click.option("--task", metavar="NAME", help="Task of a merge.")
 @click.option("--output", type=click.Path(path_type=Path), help="Also write the result to this file (eval.json).")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON; a number that is not finite is null.")
 def evaluate(
@@ -65,8 +65,8 @@ def evaluate(
 ) -> None:
     """Evaluate MODEL, a folder or org/name[@revision], on the data.eval of a YAML file.
 
-    Values after MODEL replace those in the file; sections take dots. A peft adapter is put on the model that it names.
-    Processes of `accelerate launch -m hf_ext_cli.main evaluate ...` share the examples.
+    Flags after MODEL replace values of the file; a dot separates section and key. A peft adapter is loaded on the base
+    that it names. Processes of `accelerate launch -m hf_ext_cli.main evaluate ...` share the examples.
 
     \b
     Examples:
@@ -93,7 +93,7 @@ def evaluate(
 
 @click.group(cls=Group)
 def data() -> None:
-    """Look at the data of a training before it begins.
+    """Check the data of a training before it begins.
 
     \b
     Examples:
@@ -102,15 +102,15 @@ def data() -> None:
 
 
 @data.command(name="check", context_settings={"allow_interspersed_args": False})
-@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.argument("config", metavar="FILE.yaml", type=CONFIG_FILE)
 @click.argument("overrides", metavar="[--field VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def check(context: click.Context, config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Read all data of FILE.yaml once, decode and prepare every example, and tell which cannot be used.
+    """Read, decode and prepare every example of FILE.yaml once, and list those that cannot be used.
 
-    Values after the file replace those in it, as for `hf-ext train`. Nothing is written. Exit code 1 where training
-    would end, as data.max_bad_examples allows fewer, or where an example of an evaluation cannot be read.
+    Flags after the file replace its values, as for `hf-ext train`. Nothing is written. The exit code is 1 if more
+    training examples are unusable than data.max_bad_examples allows, or if an evaluation example is unreadable.
 
     \b
     Examples:

@@ -186,7 +186,7 @@ def expected_task(folder: Path) -> str | None:
 def _task(
     folder: Path, config: dict[str, Any], template: str, preferred: str | None, evaluation: dict[str, Any]
 ) -> str | None:
-    """What the model does; preferred is what its template says, then what it was measured at."""
+    """The model's task: of a pipeline its own, else the template's, else that of its first result."""
     # of an adapter transformers guesses no task, and the root of an artifact with masks does none
     if template == "adapter.md" or (folder / "emr.json").is_file():
         return None

@@ -257,7 +257,7 @@ def _find_differences(
 
 
 def _difference(there: RepoFile, path: Path) -> str | None:
-    """What differs between a file of the Hub and one of the folder, if anything does."""
+    """The difference between a file of the Hub and one of the folder, if there is one."""
     size = path.stat().st_size
     if there.size != size:
         return f"it has {there.size:,} bytes there, and {size:,} here"

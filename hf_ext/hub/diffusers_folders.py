@@ -28,7 +28,7 @@ INDEX = "model_index.json"
 
 
 def is_pipeline(folder: Path) -> bool:
-    """Whether a folder is one of a diffusers pipeline."""
+    """True for the folder of a diffusers pipeline."""
     return (folder / INDEX).is_file()
 
 
@@ -147,7 +147,7 @@ def read_remote_headers(source: str) -> tuple[list[TensorInfo], str | None] | No
 
 
 def read_config(folder: Path) -> tuple[dict[str, Any], str]:
-    """What a card says of a pipeline, and the name of its template."""
+    """The fields of a pipeline for its card, and the name of the template."""
     name, pairs = read_index(folder)
     index = read_json_object(folder / INDEX)
     config = {key: value for key, value in index.items() if value != [None, None]} | {"architectures": [name]}

@@ -185,7 +185,7 @@ def cut_folders(message: str) -> str:
 
 
 def cut_paths(value: Any) -> Any:
-    """What may be published of a value of JSON: of each text that is a path its last part."""
+    """A copy of a JSON value that may be published: of each text that is a path, the last part."""
     if isinstance(value, dict):
         return {key: cut_paths(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -28,7 +28,7 @@ _TICK_NS = 2 * 10**9
 
 
 def cache_file() -> Path:
-    """Where hashes are kept between processes."""
+    """The file that keeps hashes between processes."""
     return cached_assets_path("hf_ext", namespace="file_hashes") / "sha256.json"
 
 
@@ -70,7 +70,7 @@ class FileHashes:
                 write_json(self._file or cache_file(), dict(list(entries.items())[-self._most :]), indent=0)
 
     def _read(self) -> dict[str, str]:
-        """What is in the file; nothing where it is missing or damaged."""
+        """The hashes in the file; none where it is missing or damaged."""
         with contextlib.suppress(OSError, ValueError):
             found = json.loads((self._file or cache_file()).read_text())
             if isinstance(found, dict):

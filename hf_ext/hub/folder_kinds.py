@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class CardPart:
-    """What a card says besides what every card says."""
+    """The part of a card that is special to one kind of folder."""
 
     template: str  # name of the file in `model_cards`
     metadata: Mapping[str, Any]  # front matter
@@ -22,7 +22,7 @@ class CardPart:
 
 @dataclass(frozen=True)
 class FolderKind:
-    """What is done with folders of one kind. For others `describe` returns `None`, and `hide_paths` does nothing."""
+    """Handlers for folders of one kind. For others `describe` returns `None`, and `hide_paths` does nothing."""
 
     describe: Callable[[Path], CardPart | None]
     hide_paths: Callable[[Path], None]  # cuts paths of this machine to their last part
@@ -43,5 +43,5 @@ def known_kinds() -> list[FolderKind]:
 
 
 def describe(folder: Path) -> CardPart | None:
-    """What the card of a folder says besides, if its kind is entered."""
+    """The special part of a folder's card, if its kind is registered."""
     return next((part for kind in known_kinds() if (part := kind.describe(folder)) is not None), None)

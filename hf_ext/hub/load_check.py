@@ -1,4 +1,4 @@
-"""What code may travel with a checkpoint, and the proof that the checkpoint loads with this package and without it.
+"""Check of the code beside a checkpoint, and proof that the checkpoint loads with this package and without it.
 
 The code in a folder is run only after each file was found equal to the installed package's, so that a folder that came
 from elsewhere is never executed.

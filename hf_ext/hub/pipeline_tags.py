@@ -1,4 +1,4 @@
-"""Which task of transformers a folder's model really runs: what `pipeline(task, model=...)` loads and can feed."""
+"""The task of transformers that a folder's model runs: `pipeline(task, model=...)` must load and feed it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def runnable_task(folder: Path, config: dict[str, Any], named: Iterable[str | No
 
 
 def _loads(loaders: Iterable[Any], config: dict[str, Any]) -> bool:
-    """Whether an Auto class of a pipeline loads the saved class, or one of ours that is made of it."""
+    """True if an Auto class of a pipeline loads the saved class, or one of ours that is made of it."""
     from transformers import CONFIG_MAPPING
 
     model_type, names = config.get("model_type"), config.get("architectures")
@@ -55,7 +55,7 @@ def _loads(loaders: Iterable[Any], config: dict[str, Any]) -> bool:
 
 
 def _reads(folder: Path, kind: str) -> bool:
-    """Whether a folder has what turns a text, a sound or a picture into the input of its model."""
+    """True if a folder has a tokenizer, feature extractor or processor for the input of its model."""
     if kind == "text":
         return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
     path = folder / "preprocessor_config.json"

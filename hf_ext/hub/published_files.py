@@ -1,4 +1,4 @@
-"""Which files of a folder are published: by name, never by pattern alone, and never through a link that leaves it.
+"""Choice of the files of a folder to publish: by name, never by pattern alone, never through a link that leaves it.
 
 The names are those that transformers, diffusers, peft and their tokenizers write. Whatever else lies in a folder
 (notes, credentials, states of a training) stays behind, and [`Listing`] says so before anything is uploaded.
@@ -57,7 +57,7 @@ _UNLISTED = frozenset((".git", ".cache", "__pycache__"))
 
 
 def is_loaded(name: str) -> bool:
-    """Whether a loader of transformers, diffusers or peft reads a file of this name."""
+    """True if a loader of transformers, diffusers or peft reads a file of this name."""
     if part := _PART.fullmatch(name):
         return part[1] in _CONFIGURATIONS | _TOKENIZERS
     return name in _CONFIGURATIONS | _TOKENIZERS or bool(_WEIGHTS.fullmatch(name) or _TEMPLATE.fullmatch(name))
@@ -73,12 +73,12 @@ def find_variant(folder: Path) -> str | None:
 
 
 def is_tokenizer(name: str) -> bool:
-    """Whether a file of this name is a tokenizer's."""
+    """True if a file of this name belongs to a tokenizer."""
     return name in _TOKENIZERS or bool(_TEMPLATE.fullmatch(name))
 
 
 def is_described(name: str) -> bool:
-    """Whether a file of this name tells people about a model: card, picture, licence, or a report of hf-ext."""
+    """True if a file of this name describes a model: card, picture, licence, or a report of hf-ext."""
     return name in ("README.md", PICTURE) or name in LICENCES or name in REPORTS
 
 
@@ -114,7 +114,7 @@ def refuse_links(folder: Path, reads: Callable[[str], bool] = is_loaded) -> None
 
 @dataclass(frozen=True)
 class Listing:
-    """What a push uploads and what it leaves behind."""
+    """Files that a push uploads, and files that it leaves behind."""
 
     # bytes of every file, by its path in the repository
     files: dict[str, int]

@@ -172,7 +172,7 @@ class RemoteFile:
         raise self._error(f"more than {_MAX_REDIRECTS} redirects; report it to the owner of the Hub")
 
     def headers_for(self, target: str, url: str, headers: dict[str, str]) -> dict[str, str]:
-        """What is sent on to where the Hub redirects: no token to another origin, nothing from https to http."""
+        """Headers for a redirect of the Hub: no token to another origin, nothing from https to http."""
         scheme = urlsplit(target).scheme
         if scheme not in ("http", "https") or (urlsplit(url).scheme == "https" and scheme != "https"):
             raise self._error(f"the Hub redirects to {scheme}://, which is not safe; report it to its owner")

@@ -1,4 +1,4 @@
-"""What stands in a file, as a reader of it would see it: escapes decoded, wrapped lines joined, base64 opened.
+"""Text of a file as a reader would see it: escapes decoded, wrapped lines joined, base64 opened.
 
 A token is found by its shape, and a file can hold it in another shape that its readers undo. So a text is looked at
 as it stands, and as parsers of JSON, YAML, HTML and addresses would give it. They are not called one by one: JSON

@@ -31,7 +31,7 @@ WITHOUT = (
 
 @dataclass(frozen=True)
 class ReleasedModel:
-    """What a released model says of itself, from the `released` section of its `training.json`."""
+    """Description of a released model, from the `released` section of its `training.json`."""
 
     name: str
     folder: Path

@@ -71,7 +71,7 @@ _PACKED = {dtype: 8 // BITS[name] for name, dtype in _DTYPES.items() if BITS[nam
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
     """
-    Where one tensor lies and what it looks like, known before any of its bytes are read.
+    Place, dtype and shape of one tensor, known before any of its bytes are read.
 
     Args:
         dtype (`torch.dtype`): Type of the elements.

@@ -1,4 +1,4 @@
-"""What travels with a checkpoint. The publisher, the check before a push and the test of style all ask here."""
+"""Code files that ship with a checkpoint; the publisher, the check before a push and the test of style ask here."""
 
 from pathlib import Path
 

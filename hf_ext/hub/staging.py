@@ -1,4 +1,4 @@
-"""What is written into a staged folder: the model or pipeline itself, saved again or copied by name, and its code."""
+"""Content of a staged folder: the model or pipeline itself, saved again or copied by name, and its code."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def _is_class(item: object, kind: type) -> bool:
 
 
 def _copy_model(folder: Path, out: Path, room: ModuleType | None) -> None:
-    """What a loader reads and what describes it, of a model of another library or of an adapter."""
+    """Copies the files that a loader reads and those that describe them, of another library's model or an adapter."""
     for name, _ in walk(folder):
         if "/" not in name and (name.endswith(PICKLES) or (name.endswith(".py") and room is None)):
             what = "code" if name.endswith(".py") else "a pickle"

@@ -142,7 +142,7 @@ def _common_base(base: Source, tasks: tuple[Source, ...]) -> Source:
 
 
 def _advice(adapters: Sequence[Source]) -> str:
-    """Why adapters are better kept, in numbers."""
+    """Advice to keep adapters as they are, with numbers."""
     names = ", ".join(repr(task.label) for task in adapters)
     lines = [f"{names} are peft adapters, and adapters: refuse is set."]
     for task in adapters:
@@ -273,7 +273,7 @@ class DeltaSource(VirtualSource):
         return dataclasses.replace(own, files=files)
 
     def _weight_delta(self, name: str, module: str, first: str, second: str) -> _Delta:
-        """How the factors of one module fit its weight, or an error."""
+        """The factors of one module, shaped to fit its weight; an error where they do not."""
         target = self._in_base(name)
         shape = self._base.tensors[target].shape
         a, b = self._adapter.tensors[first].shape, self._adapter.tensors[second].shape
@@ -327,7 +327,7 @@ class DeltaSource(VirtualSource):
 
 
 def is_adapter_part(name: str) -> bool:
-    """Whether a tensor is a part of an adapter, and not a whole tensor of the model."""
+    """True if a tensor is part of an adapter, not a whole tensor of the model."""
     return ".lora_" in name or name.endswith("ia3_l")
 
 

@@ -1,4 +1,4 @@
-"""What the card of a merge says: sources, rescalers, sizes, how to load it, and the report."""
+"""Card of a merge: sources, rescalers, sizes, how to load it, and the report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RUNNING = ("memory", "workers", "device", "max_shard_size")
 
 @dataclass(frozen=True)
 class Merge:
-    """What a folder says about the merge that wrote it."""
+    """Record of a merge, read from the folder that it wrote."""
 
     library: str  # `transformers`, `diffusers` or `peft`
     base: SourceRecord  # the pretrained model
@@ -81,7 +81,7 @@ def _metadata(merge: Merge) -> dict[str, Any]:
 
 
 def _card_values(merge: Merge, folder: Path, config: Mapping[str, Any], repo_id: str) -> dict[str, Any]:
-    """What the template `emr.md` shows beside what every card shows."""
+    """The values that the template `emr.md` shows in addition to those of every card."""
     manifest, method = merge.manifest, str(merge.method.get("method"))
     records = manifest.tasks if manifest else {}
     tasks = [
@@ -130,7 +130,7 @@ def _link(source: SourceRecord) -> str:
 
 
 def public_name(source: SourceRecord) -> str:
-    """What may be published of a source: a Hub's name, or the last part of a path."""
+    """The public name of a source: a Hub id, or the last part of a path."""
     return source.source if source.revision else last_name(source.source)
 
 
@@ -171,7 +171,7 @@ def _is_in_transformers(merge: Merge, architecture: str) -> bool:
 
 
 def _notes(merge: Merge) -> list[str]:
-    """What later changes of the artifact mean for its tasks."""
+    """Notes on later changes of the artifact and their effect on its tasks."""
     voted = merge.method.get("elected_from") or list(merge.tasks)
     frozen = [name for name in merge.tasks if name not in voted]
     gone = [name for name in voted if name not in merge.tasks]

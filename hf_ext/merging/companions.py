@@ -1,4 +1,4 @@
-"""What belongs to a model beside its weights: code, tokenizer, processor, templates, and modules with weights of their
+"""Companions of a model's weights: code, tokenizer, processor, templates, and modules with weights of their
 own. All travels but what is on a list, since every library has files that no list of ours would know.
 """
 

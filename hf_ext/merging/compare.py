@@ -33,7 +33,7 @@ def read_report(source: str | Path, *, token: str | bool | None = None, endpoint
 
 
 def _is_complete(report: Mapping[str, Any]) -> bool:
-    """Whether a report has what a comparison takes of it, of the right kinds."""
+    """True if a report has all entries of a comparison, of the right types."""
     method, sizes, tasks = (report.get(name) for name in ("method", "sizes", "tasks"))
     if not (isinstance(method, dict) and isinstance(sizes, dict) and isinstance(tasks, list)):
         return False
@@ -94,7 +94,7 @@ def compare_merges(
 
 
 def _differences(sources: Sequence[str | Path], reports: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What makes merges hard to compare: other tasks, other checkpoints of the same name."""
+    """Differences that make merges hard to compare: other tasks, other checkpoints of the same name."""
     warnings = []
     first = {entry["task"]: entry for entry in reports[0]["tasks"]}
     for source, report in zip(sources[1:], reports[1:], strict=True):

@@ -39,7 +39,7 @@ class MergeConfig:
             each task (`{a: 0.5, b: 0.2}`), by layer (`[0.2, 0.8]`: from the first to the last) or by a text in the
             tensors' names (`[{filter: mlp, value: 0.5}, {value: 0.3}]`).
         masks (`bool`, *optional*):
-            Whether each task gets its mask and scale. Always with `"emr"` and `"given"`; `True` with another method
+            Give each task a mask and a scale. Always with `"emr"` and `"given"`; `True` with another method
             applies them to its result (Table 9 of the paper).
         rescale (`str`, defaults to `"global"`):
             The scale λ: ratio of L1 norms over the whole model (`"global"`, the paper), ratio of sums of the tensors'
@@ -48,10 +48,10 @@ class MergeConfig:
         drop (`float`, defaults to 0.0):
             DARE, before any method but `"given"`: share of each task vector that is dropped at random, in [0, 1); the
             rest is divided by `1 - drop`.
-        seed (`int`, defaults to 0): Decides what DARE drops.
+        seed (`int`, defaults to 0): Seed of DARE's random choice.
         merged (`str`, *optional*): The merged model of method `"given"`: a folder or `org/name[@revision]`.
         statistics (`dict[str, str]`):
-            What methods `"fisher"` and `"regmean"` know of each task's data: a safetensors file by the task's name,
+            Statistics of each task's data for methods `"fisher"` and `"regmean"`: a safetensors file by task name,
             which `hf-ext emr statistics` makes.
         exclude (`list[str]`):
             Regular expressions, matched from the start of a tensor's name in the base or in a task, for tensors that
@@ -60,14 +60,14 @@ class MergeConfig:
             A tensor whose shape in a task is not the base's: kept by the task (`"extra"`); a resized vocabulary whose
             first tokens agree is merged in its leading rows (`"overlap"`); refused (`"error"`).
         allow_missing (`bool`, defaults to `False`):
-            Whether a tensor that a task lacks, or has in another shape, is merged of the other tasks alone, where one
+            Merge a tensor that a task lacks, or has in another shape, from the other tasks alone, where one
             model is made. Without it such a merge is refused. With masks each task keeps what is its own.
-        small_raw (`bool`, defaults to `False`): Whether one-dimensional tensors stay as each task has them.
+        small_raw (`bool`, defaults to `False`): Keep one-dimensional tensors as each task has them.
         dtype (`str`, *optional*): Type of the merged tensors, if not the base's.
         adapters (`str`, defaults to `"refuse"`):
             Tasks that are peft adapters: refused with advice (`"refuse"`), merged as the full weights that they give
             (`"delta"`), or merged as adapters (`"adapter"`: (IA)³, or LoRA with one common `lora_A`).
-        include_base (`bool`, defaults to `False`): Whether the result holds a copy of the base.
+        include_base (`bool`, defaults to `False`): Store a copy of the base in the result.
         max_shard_size (`str`, defaults to `"5GB"`): Largest weights file.
         memory (`str`, defaults to `"64MB"`): Budget of all I/O buffers together.
         workers (`int`, *optional*): Threads; as many as there are processors.
@@ -176,12 +176,12 @@ class MergeConfig:
 
     @property
     def with_masks(self) -> bool:
-        """Whether the result has a mask and a scale for each task."""
+        """True if the result has a mask and a scale for each task."""
         return self.merge_method.masks if self.masks is None else self.masks
 
     @property
     def scaling(self) -> str:
-        """How scales are chosen: deltas have the least squares of each tensor."""
+        """The choice of scales: deltas use least squares per tensor."""
         return "tensor_l2" if self.merge_method.deltas else self.rescale
 
     @property

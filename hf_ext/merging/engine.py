@@ -124,7 +124,7 @@ class NotFiniteError(DataError):
 
 @dataclass
 class _Buffers:
-    """What one worker reads into; nothing is allocated for a block."""
+    """Read buffers of one worker; nothing is allocated for a block."""
 
     inputs: torch.Tensor  # [N + 2, bytes]: base, tasks, merged model
     unified: torch.Tensor  # [bytes]
@@ -421,7 +421,7 @@ class Engine:
         return out
 
     def _read_statistic(self, row: Row, task: int, shape: tuple[int, ...]) -> torch.Tensor | None:
-        """What the method knows of a task's data, for a tensor."""
+        """The statistic of a task's data for one tensor, if the method uses one."""
         file, name = self._plan.statistics[task], str(row.task_names[task])
         if name not in file.tensors:
             return None
@@ -462,7 +462,7 @@ class Engine:
         )
 
     def _is_finite(self, piece: Piece, task: int, buffers: _Buffers) -> bool:
-        """Whether the weights of a task themselves are finite."""
+        """True if the weights of a task themselves are finite."""
         blocks = _blocks(piece.start, piece.stop, self.block)
         reads = (self._read(self._plan.merged_rows[piece.index], low, high, buffers)[1][task] for low, high in blocks)
         return all(bool(torch.isfinite(weights.float()).all()) for weights in reads)

@@ -124,7 +124,7 @@ def describe_lora(ranks: Mapping[str, int], **more: Any) -> dict[str, Any]:
 
 
 class _Curve:
-    """What errors and sizes would be at other ranks."""
+    """Errors and sizes at other ranks."""
 
     def __init__(self) -> None:
         self._lost = dict.fromkeys(_RANKS, 0.0)
@@ -238,7 +238,7 @@ class _Extraction:
             self._whole.append(name)
 
     def _is_matrix(self, module: str) -> bool:
-        """Whether a module is a linear layer whose weight the base has, and which is not tied to another."""
+        """True if a module is a linear layer whose weight the base has and does not tie to another."""
         weight = f"{module}.weight"
         return (
             type(self._modules.get(module)) in _LINEAR
@@ -263,7 +263,7 @@ class _Extraction:
         self._keep({f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b})
 
     def _refuse_whole(self, name: str) -> str:
-        """Why a tensor cannot go along whole, if it cannot."""
+        """The reason why a tensor cannot be stored whole, if there is one."""
         if name not in self._held:
             return f"{type(self._model).__name__} has no tensor of this name"
         if self._lora_only:

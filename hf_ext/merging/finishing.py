@@ -1,4 +1,4 @@
-"""What a merge writes when all weights are in place: scales, manifest, small files, report, picture, card."""
+"""Last files of a merge, written after all weights: scales, manifest, small files, report, picture, card."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _tell_dtype(path: Path, dtype: str) -> None:
 
 
 def _copy_companions(folder: Path, plan: Plan) -> None:
-    """What belongs to the model to the root, and to every task its configuration and what else is its own."""
+    """Copies the model's companions to the root, and to each task its configuration and its own files."""
     base = {**plan.base.companions.files, **plan.base.companions.modules}
     root = base if plan.config.with_masks else plan.companions
     copy_into(root, folder)
@@ -243,7 +243,7 @@ def _measure_sizes(folder: Path, base: Files, tasks: Iterable[Files]) -> dict[st
 
 
 def _list_own_files(folder: Path, tasks: Iterable[str]) -> dict[str, list[str]]:
-    """What the tasks have beside weights and configuration: tokenizers and the like that differ from the base's."""
+    """The files of the tasks besides weights and configuration that differ from the base's, such as tokenizers."""
     found = {}
     for task in tasks:
         place = folder / "tasks" / task

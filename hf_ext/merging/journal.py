@@ -42,7 +42,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class _Place(NamedTuple):
-    """Where the line of a unit lies."""
+    """Position of the line of a unit."""
 
     file: Path
     start: int
@@ -66,7 +66,7 @@ class Journal:
 
     @staticmethod
     def has_begun(folder: Path) -> bool:
-        """Whether a folder holds a journal with at least one finished unit or pass."""
+        """True if a folder holds a journal with at least one finished unit or pass."""
         if read_passes(folder) is not None:
             return True
         return any("unit" in _parse(line) for file in folder.glob("*.jsonl") for _, line in _lines(file))
@@ -185,7 +185,7 @@ def _require_writable(out: Path) -> None:
 
 
 def _is_merge(folder: Path) -> bool:
-    """Whether a folder was written by a merge, with masks or without."""
+    """True if a merge wrote a folder, with masks or without."""
     with contextlib.suppress(OSError, ValueError):
         found = read_json(folder / MANIFEST)
         return isinstance(found, dict) and found.get("format") == FORMAT
@@ -231,7 +231,7 @@ def explain_full_disk(plan: Plan, partial: Path) -> Iterator[None]:
 
 
 def read_passes(folder: Path) -> dict[str, Any] | None:
-    """What the counting passes have found, of a journal; None where none is finished."""
+    """The results of the counting passes in a journal; None if none is finished."""
     with contextlib.suppress(OSError, ValueError):
         state = read_json(folder / PASSES)
         return state if isinstance(state, dict) else None

@@ -40,7 +40,7 @@ _FREE = ("memory", "workers")
 
 @dataclass(frozen=True)
 class MergeResult:
-    """What a merge wrote."""
+    """Output of a merge."""
 
     path: Path  # the folder
     report: dict[str, Any]  # the content of its `report.json`
@@ -136,7 +136,7 @@ class _Run:
         Outputs(self.partial / "result", self.plan, resume=begun).close(sync=False)
 
     def _can_resume(self, known: Path) -> bool:
-        """Whether there is something to go on from."""
+        """True if there is an interrupted merge to resume."""
         if not known.is_file() or not Journal.has_begun(self.partial / "journal"):
             return False
         changed = _differences(read_json(known), self.identity)
@@ -211,7 +211,7 @@ class _Run:
     # therefore needs no journal of its own. Before the rename everything is flushed to the disk, and the journal is
     # deleted: were it deleted after, a kill between the two would leave a journal without its result.
     def complete(self) -> dict[str, Any]:
-        """What is left when all units are finished: scales, manifest, report, card; then the rename."""
+        """Writes scales, manifest, report and card when all units are finished, then renames the folder."""
         changed = _differences(self.identity, _identity(self.plan))
         if changed:
             shutil.rmtree(self.partial)
@@ -254,7 +254,7 @@ def _start_beside(function: Callable[[], Any]) -> Future[Any]:
 
 
 def _identity(plan: Plan) -> dict[str, Any]:
-    """What must be the same when the merge goes on."""
+    """The settings and sources that must be the same when the merge resumes."""
     from .. import __version__
 
     values = plan.config.to_dict() | plan.config.arguments
@@ -264,7 +264,7 @@ def _identity(plan: Plan) -> dict[str, Any]:
 
 
 def _differences(before: Any, now: Any, where: str = "") -> list[str]:
-    """Where two JSON values differ."""
+    """The places where two JSON values differ."""
     if isinstance(before, dict) and isinstance(now, dict):
         keys = [*before, *(key for key in now if key not in before)]
         found = [_differences(before.get(key), now.get(key), f"{where}.{key}" if where else key) for key in keys]

@@ -35,7 +35,7 @@ _Source = tuple[str, Mapping[str, Any]]
 
 
 class MergekitError(UsageError):
-    """What of a configuration of mergekit cannot be taken over; `entry` is the key or value that says it."""
+    """An entry of a mergekit configuration that is not supported; `entry` is the key or value that says it."""
 
     entry = ""
 
@@ -52,8 +52,8 @@ def read_mergekit(given: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(method, str) or method not in _METHODS:
         random = isinstance(method, str) and method.startswith(("dare", "della"))
         _refuse(
-            f"merge_method {method!r:.80}; of its methods {', '.join(_METHODS)} are had"
-            + (". What it draws at random would be another draw here: see `drop` and method della" if random else ""),
+            f"merge_method {method!r:.80}; supported methods: {', '.join(_METHODS)}"
+            + (". Its random draws would differ here: see `drop` and method della" if random else ""),
             "merge_method",
         )
     for key in given:
@@ -61,7 +61,7 @@ def read_mergekit(given: Mapping[str, Any]) -> dict[str, Any]:
             _refuse(f"{key!r:.80}; {', '.join(_KEYS)} are known", str(key))
     template = given.get("chat_template")
     if template not in (None, "auto"):
-        _refuse(f"chat_template {template!r:.80}; auto is had: the one in which all models agree", "chat_template")
+        _refuse(f"chat_template {template!r:.80}; supported: auto, the one in which all models agree", "chat_template")
     sources, levels = _read_sources(given)
     base = None if given.get("base_model") is None else _read_model(given["base_model"])
     _check_tokenizer(given, base)

@@ -1,4 +1,4 @@
-"""Which tensor of a task is which of the base, and whether the two fit together at all.
+"""Matching of a task's tensors to those of the base, and a check that the two fit together.
 
 Plan and table of a merge, adapters and the extraction of a LoRA ask here; nobody else compares names.
 """
@@ -161,7 +161,7 @@ def _match_loaded(base: Source, task: Source) -> Names:
 
 
 def _may_be_renamed(base: Source, task: Source, names: Names) -> bool:
-    """Whether a tensor of the base without a partner has the shape of one of the task's, or a row for each token."""
+    """True if an unmatched tensor of the base has the shape of one of the task's, or a row for each token."""
     paired = set(names.pairs.values())
     shapes = {info.shape for name, info in task.tensors.items() if name not in paired}
     vocabulary = _vocabulary_size(task.config)
@@ -193,7 +193,7 @@ def _compare_vocabularies(base: Source, task: Source, names: Names, overlap: boo
 
 
 def _has_rows_of_tokens(base: Source, name: str, task: Source, own: str) -> bool:
-    """Whether a tensor has one row for each token, in the base and in a task, and equally many columns."""
+    """True if a tensor has a row for each token, in the base and in a task, and equally many columns."""
     ours, theirs = base.tensors[name].shape, task.tensors[own].shape
     if not ours or not theirs or ours[1:] != theirs[1:]:
         return False
@@ -209,7 +209,7 @@ def _vocabulary_size(config: Mapping[str, Any]) -> int | None:
 
 
 def _is_computed(name: str, info: TensorInfo) -> bool:
-    """Whether a buffer follows from the configuration: positions, rotary frequencies, causal masks."""
+    """True if a buffer follows from the configuration: positions, rotary frequencies, causal masks."""
     causal_mask = name.endswith("attn.bias") and len(info.shape) == 4
     return name.rpartition(".")[2] in _COMPUTED_BUFFERS or causal_mask
 
@@ -248,7 +248,7 @@ def _find_tied_names(base: Source, tasks: Sequence[Source], warnings: list[str])
 
 
 def _has_vocabulary_twice(source: Source, config: Mapping[str, Any]) -> bool:
-    """Whether two tensors of one shape have a row for each token: those are what models tie."""
+    """True if two tensors of one shape have a row for each token: those are the tensors that models tie."""
     parts = [config, *(part for part in config.values() if isinstance(part, dict))]
     rows = {(part["vocab_size"],) for part in parts if "vocab_size" in part}
     shapes = [info.shape for info in source.tensors.values() if info.shape[:1] in rows]
@@ -271,7 +271,7 @@ def _refuse_other_model(base: Source, task: Source) -> None:
 
 
 def _provenance_warnings(base: Source, task: Source) -> list[str]:
-    """What in a task's configuration speaks against its being a fine-tune of the base."""
+    """Warnings about entries of a task's configuration that a fine-tune of the base would not have."""
     warnings = []
     origin = task.came_from
     known = {base.repo_id, base.spec, base.spec.partition("@")[0], base.config.get("_name_or_path")}

@@ -137,7 +137,7 @@ def masked_rows(plan: Plan, task: int) -> dict[str, Row]:
 
 
 def weights_stem(base: Source) -> str:
-    """How the weight files are called."""
+    """The stem of the weight files' names."""
     file = next((info.file for info in base.tensors.values()), "")
     found = _SHARD.fullmatch(file)
     return found[1] if found and found[1] in _STEMS else _STEMS[0]

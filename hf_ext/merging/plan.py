@@ -29,7 +29,7 @@ _SUMS_BYTES = 8 * 10
 
 @dataclass(frozen=True)
 class Plan:
-    """What a merge will do. Made by [`make_plan`]; use it as a context manager, or call [`~Plan.close`]."""
+    """Plan of a merge. Made by [`make_plan`]; use it as a context manager, or call [`~Plan.close`]."""
 
     config: MergeConfig  # the configuration
     base: Source  # the base, opened
@@ -183,7 +183,7 @@ def make_plan(
 
 
 def find_device(config: MergeConfig) -> torch.device:
-    """Where blocks are merged."""
+    """The device on which blocks are merged."""
     device = torch.device(config.device)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UsageError(
@@ -282,7 +282,7 @@ def resolve_plan(plan: Plan) -> Plan:
 
 
 def _compare(plan: Plan, item: Own) -> str:
-    """What happens to a tensor of a task that is stored unless it equals another one."""
+    """The treatment of a task's tensor that is stored unless it equals another one."""
     task = plan.tasks[item.task]
     if item.reason == TIED:
         own = plan.names[item.task].in_task(plan.aliases[item.base_name])
@@ -292,7 +292,7 @@ def _compare(plan: Plan, item: Own) -> str:
 
 
 def _equal(first: Source, first_name: str, second: Source, second_name: str) -> bool:
-    """Whether two tensors are equal byte for byte, read in blocks."""
+    """True if two tensors are equal byte for byte; they are read in blocks."""
     ours, theirs = first.tensors[first_name], second.tensors[second_name]
     if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
         return False

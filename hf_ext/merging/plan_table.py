@@ -17,7 +17,7 @@ _SHOWN_NAMES = 3
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """What is read, what happens to the tensors, sizes, memory, warnings."""
+    """The lines of a plan: sources, treatment of the tensors, sizes, memory, warnings."""
     rows = [("base", _source_text(plan.base))]
     rows += [(f"task {task.label}", _source_text(task)) for task in plan.tasks]
     if plan.merged_model is not None:
@@ -63,7 +63,7 @@ def plan_values(plan: Plan) -> dict[str, Any]:
 
 
 def _stored(plan: Plan, index: int) -> list[Own]:
-    """What is stored for a task, as far as headers tell: first what is sure."""
+    """The tensors stored for a task, as far as headers tell; certain ones first."""
     return plan.own_tensors(KEPT, task=index) + plan.own_tensors(COMPARED, task=index)
 
 
@@ -119,7 +119,7 @@ def _count_text(elements: Mapping[str, int]) -> str:
 
 
 def _task_texts(plan: Plan, index: int) -> list[str]:
-    """What is special about one task, grouped by the reason."""
+    """The tensors of one task that are treated specially, grouped by the reason."""
     texts = []
     groups: dict[str, list[Own]] = defaultdict(list)
     for item in _stored(plan, index):

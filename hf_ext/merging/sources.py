@@ -77,12 +77,12 @@ class Source:
 
     @property
     def title(self) -> str:
-        """How messages name it."""
+        """The name in messages."""
         return f"{_describe_label(self.label)} ({self.spec})"
 
     @cached_property
     def companions(self) -> Companions:
-        """What belongs to the model beside its weights: in the local folder, or in the cache, fetched when it is first
+        """The companions of the model's weights: in the local folder, or in the cache, fetched when it is first
         asked for. Links out of the folder are left out."""
         if isinstance(self.place, RepositoryFiles):
             return find_companions(self.place.fetch_companions())
@@ -106,7 +106,7 @@ class Source:
 
     @property
     def has_float64(self) -> bool:
-        """Whether a tensor is stored as float64, and given as float32."""
+        """True if a tensor is stored as float64 and read as float32."""
         return any(info.dtype == torch.float64 for info in self._stored.values())
 
     def small_files(self, patterns: tuple[str, ...]) -> dict[str, Path]:
@@ -147,7 +147,7 @@ class Source:
         return None if self._stored[own].dtype == torch.float64 else self.checkpoint.location(own)
 
     def identity(self, *, hash_files: bool = False) -> dict[str, Any]:
-        """What tells these weights from others, for `emr.json`."""
+        """The identity of these weights, for `emr.json`."""
         files = {
             name: {
                 "bytes": file.size,
@@ -159,8 +159,8 @@ class Source:
         return {"source": self.repo_id or self.spec, "revision": self.commit, "files": files}
 
     def fingerprint(self) -> dict[str, Any]:
-        """What must not change while a merge is interrupted: the identity; of a local folder the times of its weights
-        and what its small files say, such as the factor of an adapter, too."""
+        """The values that must not change while a merge is interrupted: the identity; for a local folder also the
+        times of its weights and the content of its small files, such as the factor of an adapter."""
         result = self.identity()
         if self.repo_id is None:
             result["small_files"] = {
@@ -183,7 +183,7 @@ class Source:
 
 
 def _describe_label(label: str) -> str:
-    """What a source is of a merge. No task has a space in its name."""
+    """The label of a source in messages; the space tells it from a task's name."""
     return {"base": "base", "merged": "merged model"}.get(label, label if " " in label else f"task {label!r}")
 
 

@@ -56,7 +56,7 @@ def _check_layout(file: Source) -> None:
 
 
 def inputs_first(file: Source, name: str) -> bool:
-    """Whether the rows of a linear layer's weight are its inputs."""
+    """True if the rows of a linear layer's weight are its inputs."""
     return name in json.loads(file.metadata.get("inputs_first", "[]"))
 
 

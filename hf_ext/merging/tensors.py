@@ -87,7 +87,7 @@ class Table:
 
     @property
     def warnings(self) -> list[str]:
-        """What of the tasks does not come into the result as people may expect."""
+        """Warnings about parts of the tasks that the result lacks or changes."""
         return [*self._vocabulary_warnings(), *([] if self._config.with_masks else self._one_model_warnings())]
 
     def _vocabulary_warnings(self) -> list[str]:
@@ -141,7 +141,7 @@ class Table:
         return self._merge(name, info, merged) if merged else Row(name, info.shape, info.dtype)
 
     def _raw_reason(self, name: str, info: TensorInfo) -> tuple[str | None, bool]:
-        """Why a tensor of the base is not merged, if it is not, and whether a task may have it unchanged."""
+        """The reason why a tensor of the base is not merged, if any, and whether a task may have it unchanged."""
         last = name.rpartition(".")[2]
         if not info.dtype.is_floating_point:
             return "not floating-point", True
@@ -159,7 +159,7 @@ class Table:
         return None, False
 
     def _takes_part(self, index: int, name: str, own: str) -> bool:
-        """Whether a task's tensor is merged; if not, it is kept."""
+        """True if a task's tensor is merged; otherwise it is kept."""
         ours, task = self._base.tensors[name], self._tasks[index]
         info, vocabulary = task.tensors[own], self._matching.vocabularies[index]
         tokens, fits = name in vocabulary.tensors, info.shape == ours.shape

@@ -1,4 +1,4 @@
-"""Which tokens the rows of two vocabularies mean, by the files of their tokenizers."""
+"""Tokens of the rows of two vocabularies, read from the files of their tokenizers."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ def remove_task(folder: str | Path, name: str) -> dict[str, Any]:
 
 
 def source_spec(source: SourceRecord, place: Path) -> str:
-    """How a recorded source is given to a merge."""
+    """The string that gives a recorded source to a merge."""
     if source.revision:
         return f"{source.source.partition('@')[0]}@{source.revision}"
     found = find_recorded(source.source, place)
@@ -294,7 +294,7 @@ def _replace_tasks(manifest: Manifest, tasks: dict[str, TaskRecord]) -> Manifest
 
 
 def _complete(work: Path, place: Path, manifest: Manifest, warnings: list[str]) -> None:
-    """What follows from the tasks: the mark of the root, the report, the hashes, the card."""
+    """Writes everything that follows from the tasks: the mark of the root, the report, the hashes, the card."""
     mark_root(work, list(manifest.tasks))
     rewrite_report(work, manifest, warnings)
     # Files that the copy shares with the artifact have the hashes that they had.

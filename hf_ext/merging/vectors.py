@@ -98,7 +98,7 @@ class TaskVectors:
         return torch.from_numpy(halves / 2.0**32)
 
     def state(self) -> dict[str, Any]:
-        """What the passes have found so far: an interrupted merge goes on from it."""
+        """The results of the passes so far, from which an interrupted merge resumes."""
         return {
             "passes": self.passes_done,
             "threshold_bits": self._threshold.tolist(),
@@ -117,7 +117,7 @@ class TaskVectors:
 
 
 def kept_elements(seed: int, task: int, tensor: int, start: int, count: int, drop: float) -> np.ndarray:
-    """Which elements DARE keeps."""
+    """The elements that DARE keeps."""
     return draw_halves(seed, task, tensor, start, count) >= round(drop * 2**32)
 
 

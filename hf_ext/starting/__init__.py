@@ -1,1 +1,1 @@
-"""Where a newcomer starts: recipes that travel with the package, and recipes written for data of one's own."""
+"""Recipes to start from: those of the package, and those written for a user's own data."""

@@ -133,7 +133,7 @@ def _named_base(models: dict[str, str]) -> str:
 
 
 def _origin(folder: Path) -> str | None:
-    """What a model says that it was fine-tuned from."""
+    """The base model that a checkpoint's JSON files name."""
     for name, key in _ORIGINS:
         try:
             value: Any = json.loads((folder / name).read_text(encoding="utf-8")).get(key)

@@ -1,4 +1,4 @@
-"""What a training task of SemanIR does to clean images: its settings, its draws, and patches of the result."""
+"""Degradation of clean images in a training of SemanIR: its settings, its draws, and patches of the result."""
 
 import math
 from dataclasses import dataclass, replace
@@ -136,7 +136,7 @@ class Degradation:
         return [joint.join(f"{end:g}" for end in ends)] if ends else []
 
     def described(self) -> dict[str, Any]:
-        """What a score depends on."""
+        """The settings that a score depends on."""
         values = {name: getattr(self, name) for name in ("sigma", "quality", "factor")}
         values |= {"steps": [link.title for link in self.links] or None, "shuffle": self.shuffle or None}
         values["clip"] = self.clip or None

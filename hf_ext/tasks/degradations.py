@@ -147,7 +147,7 @@ def matlab_luma(image: np.ndarray) -> np.ndarray:
 
 
 def mosaic(image: np.ndarray) -> np.ndarray:
-    """What a sensor behind an RGGB Bayer filter sees: of each pixel one colour, packed to [h / 2, w / 2, 4]."""
+    """Picture of a sensor behind an RGGB Bayer filter: one colour per pixel, packed to [h / 2, w / 2, 4]."""
     _check(image)
     if image.ndim != 3 or image.shape[2] != 3 or image.shape[0] % 2 or image.shape[1] % 2:
         raise UsageError(

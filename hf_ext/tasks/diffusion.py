@@ -194,7 +194,7 @@ class DisentangledDiTTask(Task):
         return group_pictures(data, self.image_column, self.sizes)
 
     def model_fields(self) -> dict[str, Any]:
-        """What the schedule decides of the network: how many timesteps there are."""
+        """The network's settings that follow from the schedule: the number of timesteps."""
         return {"num_train_timesteps": self.scheduler.config.num_train_timesteps}
 
     def build_model(self, config: dict[str, Any], init_from: str | None) -> ModelMixin:
@@ -345,7 +345,7 @@ class DisentangledDiTTask(Task):
         return loss
 
     def _clean(self, batch: dict[str, Any], draw: bool) -> Tensor:
-        """What the network is to make: pixels, or latents, the mode of those of pictures or a draw."""
+        """The target of the network: pixels, or latents (the mode of a picture's distribution, or a draw from it)."""
         if "latents" in batch:
             return batch["latents"]
         if self.autoencoder is None:
@@ -459,5 +459,5 @@ class DisentangledDiTTask(Task):
         pipeline.save_pretrained(folder)
 
     def describe(self) -> dict[str, Any]:
-        """What a loss depends on."""
+        """The settings that a loss depends on."""
         return {"objective": self.objective, "image_size": list(self.size), "eval_timesteps": self.eval_timesteps}

@@ -92,7 +92,7 @@ def _read_size(file: dict[str, Any] | None) -> Size:
 
 
 def _read_exif(image: Image.Image, opened: IO[bytes]) -> Image.Exif:
-    """What a picture says of itself, without decoding it."""
+    """The EXIF data of a picture, without decoding it."""
     if image.format != "PNG" or "exif" in image.info:
         return image.getexif()
     # Of a PNG that has none in its head Pillow decodes the pixels to look behind them, 0.1 s for a photograph. Some

@@ -23,7 +23,7 @@ Size = tuple[int, int]
 @dataclass
 class Crops:
     """
-    How training pictures are cut.
+    Cropping of training pictures.
 
     Args:
         random (`bool`, defaults to `True`): Cut at a random place; the middle otherwise.

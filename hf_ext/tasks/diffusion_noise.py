@@ -1,4 +1,4 @@
-"""What the Disentangled DiT learns to predict: noise schedules, noisy samples and their targets, and what counts more.
+"""Targets of the Disentangled DiT: noise schedules, noisy samples, predictions and loss weights.
 
 Images x, noise e [batch, channels, height, width]; u in [0, 1) is the place on the schedule, 0 the clean end.
 """
@@ -30,8 +30,8 @@ _DIFFUSION = {
 @dataclass
 class Timesteps:
     """
-    Which places u of the noise schedule a training sees, and what their errors weigh; an evaluation sees all places
-    alike and weighs nothing.
+    Distribution of the places u of the noise schedule in a training, and weights of their errors; an evaluation sees
+    all places equally often and weighs nothing.
 
     Args:
         distribution (`"uniform"`, `"logit_normal"` or `"shifted"`, defaults to `"uniform"`):

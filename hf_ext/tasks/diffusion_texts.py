@@ -76,7 +76,7 @@ class TextEncoder:
         return found
 
     def _place(self, folder: str) -> dict[str, Any]:
-        """Where a part lies: in a folder of a pipeline, or where the source says."""
+        """Location of a part: in a folder of a pipeline, or where the source says."""
         name, revision = split_revision(self.source)
         subfolder = folder if pipeline_index(self.source) else ""
         return {"pretrained_model_name_or_path": name, "revision": revision, "subfolder": subfolder}
@@ -96,7 +96,7 @@ class TextEncoder:
 
     @torch.no_grad()
     def states(self, tokens: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """What the encoder says [B, max_length, width], on the device of the tokens, and how many are real [B]."""
+        """The encoder's output [B, max_length, width], on the device of the tokens, and how many are real [B]."""
         mask = tokens["attention_mask"]
         if self.encoder.device != mask.device:
             self.encoder.to(mask.device)
@@ -213,7 +213,7 @@ class Captions(TextEncoder):
     def encode(
         self, tokens: dict[str, Tensor], generator: torch.Generator | list[torch.Generator] | None = None
     ) -> Tensor:
-        """What the network attends to, [B, max_length, width]; fresh noise in the padding without a generator."""
+        """The states to attend to, [B, max_length, width]; fresh noise in the padding without a generator."""
         if "states" in tokens:
             states, lengths = tokens["states"].float(), tokens["length"]
         else:

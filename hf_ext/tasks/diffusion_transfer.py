@@ -33,7 +33,7 @@ from .diffusion_noise import check_signal
 @dataclass
 class Transfer:
     """
-    What a larger or smaller size than the checkpoint's changes.
+    Changes for a picture size that differs from the checkpoint's.
 
     Args:
         positions (`bool`, defaults to `True`):
@@ -85,13 +85,13 @@ def open_pipeline(source: str) -> Checkpoint:
 
 
 def settings_of(kind: Callable[..., Any], config: dict[str, Any]) -> dict[str, Any]:
-    """What of a saved configuration a network is built with."""
+    """The entries of a saved configuration that build a network."""
     allowed = options_of(kind)
     return {name: value for name, value in config.items() if name in allowed}
 
 
 def options_of(kind: Callable[..., Any]) -> set[str]:
-    """What a network can be built with."""
+    """The options that a network can be built with."""
     return set(inspect.signature(kind).parameters)
 
 

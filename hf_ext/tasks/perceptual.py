@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 class FeatureLoss(torch.nn.Module):
     """
-    How differently a frozen network sees two pictures: the mean, over its feature maps, of the distance of two maps
+    Distance of two pictures for a frozen network: the mean, over its feature maps, of the distance of two maps
     relative to the size of the wanted one. So each map counts alike, whatever its scale and its number of values.
 
     Args:

@@ -50,7 +50,7 @@ MOST_ENLARGED, MOST_RATIO = 8, 8
 @dataclass
 class Precompute:
     """
-    What decides the latents.
+    Settings that determine the latents.
 
     Args:
         data (`dict`): The pictures, a map-style [`~hf_ext.training.arguments.DataSource`].
@@ -415,7 +415,7 @@ class _Work:
         return [(latent, None) for latent in DisentangledDiTPipeline.encode_image(self.autoencoder, pixels)]
 
     def _add_states(self, others: dict[int, dict[str, Any]]) -> None:
-        """What the text encoder says of the captions of these examples, and in the first one of no text."""
+        """Adds the text encoder's states of the captions, and to the first example those of an empty text."""
         if self.texts is None or self.no_text is None:
             return
         captions = {(number, name): read_captions(others[number], name) for number in others for name in self.columns}

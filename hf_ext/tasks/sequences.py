@@ -40,7 +40,7 @@ Batch = dict[str, torch.Tensor]
 @dataclass
 class MRConvTask(Task):
     """
-    What all tasks share: building, parameter groups, batches.
+    Base of the MRConv tasks: building, parameter groups, batches.
 
     Args:
         kernel_learning_rate (`float`, *optional*):

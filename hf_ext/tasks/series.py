@@ -32,7 +32,7 @@ _NO_CLASS = -100
 @dataclass
 class SeriesTask(MRConvTask):
     """
-    What tasks on sequences of numbers share. The model gets the numbers as they are: it keeps the mean and spread that
+    Base of tasks on sequences of numbers. The model gets the numbers as they are: it keeps the mean and spread that
     each channel has in the training data.
 
     Args:
@@ -86,7 +86,7 @@ class SeriesTask(MRConvTask):
 @dataclass
 class WholeSeriesTask(SeriesTask):
     """
-    What tasks on sequences of limited length share.
+    Base of tasks on sequences of limited length.
 
     Args:
         max_length (`int`, defaults to 1024): Positions of a sequence, the rest is cut; also the longest kernel.
@@ -119,7 +119,7 @@ class WholeSeriesTask(SeriesTask):
         }
 
     def read_labels(self, example: dict[str, Any], length: int) -> torch.Tensor:
-        """What is to be found in an example that is padded to a length."""
+        """The labels of an example, padded to a length."""
         raise NotImplementedError
 
     def label_of(self, example: dict[str, Any], name: str, option: str) -> Any:
@@ -364,7 +364,7 @@ def _choose(data: datasets.Dataset | datasets.IterableDataset) -> Iterator[dict[
 
 
 def _place(example: dict[str, Any], position: int | None = None) -> str:
-    """Where an example, or a position of it, lies: file and line where it is of a table."""
+    """Location of an example or of a position in it: for a table, file and line."""
     file = example.get("file")
     path = file["path"] if isinstance(file, dict) else None
     if position is None:

@@ -66,7 +66,7 @@ def byte_tokenizer(max_length: int, **special: str) -> PreTrainedTokenizerFast:
 @strict
 @dataclass
 class TokenTask(MRConvTask):
-    """What tasks on texts share: tokens, and the longest kernel, which is that of the longest text."""
+    """Base of tasks on texts: tokens, and the longest kernel, which is that of the longest text."""
 
     max_length: int = 4096
     text_column: str = "text"
@@ -140,7 +140,7 @@ class ListOpsTask(TextTask):
 @dataclass
 class RetrievalTask(TextTask):
     """
-    Whether two texts belong together, byte by byte, with [`MRConvForRetrieval`].
+    Classification of pairs of texts as matching or not, byte by byte, with [`MRConvForRetrieval`].
 
     Args:
         num_labels (`int`, defaults to 2): Number of classes.
@@ -202,7 +202,7 @@ class LanguageModelTask(TokenTask):
         return self._window(example, self.choose_start(example, generator))
 
     def choose_start(self, example: dict[str, Any], generator: np.random.Generator) -> int:
-        """Where a window begins: the last one holds the `<eos>` after the text."""
+        """The start of a window: the last one holds the `<eos>` after the text."""
         count = len(read_text(example, self.text_column, "text_column").encode()) + 1
         return int(generator.integers(max(1, count - self.max_length + 1)))
 

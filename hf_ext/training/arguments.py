@@ -107,7 +107,7 @@ class DataArguments:
 @dataclass
 class ParameterRule:
     """
-    How some parameters are trained.
+    Training settings for some of the parameters.
 
     Args:
         pattern (`str`): A regular expression; the rule is for parameters in whose name it is found.
@@ -123,7 +123,7 @@ class ParameterRule:
 
     @property
     def settings(self) -> dict[str, float]:
-        """What the rule changes in a group of an optimizer."""
+        """The settings that the rule changes in a group of an optimizer."""
         values = {"lr": self.learning_rate, "weight_decay": self.weight_decay}
         return {name: value for name, value in values.items() if value is not None}
 

@@ -41,7 +41,7 @@ class BadExamples:
             self.found = {json.loads(line)["example"] for line in whole.decode().split("\n")[:-1]}
 
     def count_allowed(self, read: int) -> int:
-        """How many examples may be bad once so many were read."""
+        """The number of examples that may be bad once `read` were read."""
         return int(self.share * (max(read, _LEAST_COUNT) if self.total is None else self.total))
 
     def add(self, rows: list[dict[str, str]], read: int) -> None:
@@ -59,7 +59,7 @@ class BadExamples:
             raise DataError(self.explain(rows[-1]))
 
     def explain(self, last: dict[str, str]) -> str:
-        """Why the run ends."""
+        """The message with which the run ends."""
         listed = "" if self.file is None else f" {self.file} lists them."
         return (
             f"{len(self.found)} examples cannot be used, more than data.max_bad_examples {self.share:g} allows; the "
@@ -102,7 +102,7 @@ def decode_row(features: datasets.Features | None, row: dict[str, Any]) -> dict[
 
 
 def find_example_file(source: datasets.Dataset, index: int) -> str:
-    """Where the pictures or recordings of an example lie, or what they are called; nothing is decoded."""
+    """Paths or names of the pictures or recordings of an example; nothing is decoded."""
     return find_row_file(source.with_format("arrow")[index : index + 1].to_pylist()[0])
 
 

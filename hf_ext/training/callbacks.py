@@ -1,4 +1,4 @@
-"""What a run tells those who look on."""
+"""Events of a run for callbacks."""
 
 import contextlib
 import sys

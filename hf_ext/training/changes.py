@@ -1,4 +1,4 @@
-"""What may change between two parts of a run, and whether the result is still that of a run that never stopped."""
+"""Settings that may change on resume, and whether the resumed run stays bit-exact."""
 
 # `before` is what the state says from which the run goes on, `now` what the run is asked to be: arguments, number of
 # processes, how weights are shared out, versions, and the fingerprint of the data. Every difference gets a sentence,
@@ -54,7 +54,7 @@ def installed_versions(*names: str) -> dict[str, str]:
 
 
 def describe_run(arguments: TrainingArguments, processes: int, sharding: str | None) -> dict[str, Any]:
-    """What is compared, as JSON keeps it; but for the data, which has to be opened first."""
+    """The settings to compare, as JSON stores them, without the data, which must be opened first."""
     about = {
         "arguments": asdict(arguments),
         "processes": processes,

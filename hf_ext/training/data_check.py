@@ -59,7 +59,7 @@ def check_data(task: Task, arguments: TrainingArguments) -> list[dict[str, Any]]
 
 
 def _hash(data: Any) -> Counter[bytes]:
-    """How many examples have each key; none of a stream."""
+    """The number of examples with each key; empty for a stream."""
     return Counter() if isinstance(data, datasets.IterableDataset) else Counter(hash_inputs(data))
 
 

@@ -1,4 +1,4 @@
-"""What tells the training data of a run from other data, without reading all of it."""
+"""Fingerprint of the training data, made without reading all of it."""
 
 # A run goes on exactly only with the data it began with: order and augmentation are functions of the position of an
 # example. To hash a million pictures at every start would take longer than many runs. So it is: the number of rows,
@@ -43,7 +43,7 @@ def fingerprint(data: datasets.Dataset | datasets.IterableDataset, section: Any)
 
 
 def compare_fingerprints(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What differs, in words; what one side does not know is equal."""
+    """The differences, in words; a value that one side lacks counts as equal."""
     differences = [
         f"{name}: {before[name]} → {now[name]}"
         for name in ("rows", "shards", "columns")

@@ -53,7 +53,7 @@ def keep_as_is(examples: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def read_all(loader: DataLoader, needs_models: bool = True) -> Generator[Any, None, None]:
-    """What a loader yields; an error in one of its processes is said as if it had happened here."""
+    """Yields the batches of a loader; an error in one of its processes is raised as if it had happened here."""
     try:
         yield from start(loader, needs_models)
     except (OSError, ValueError, TypeError) as error:

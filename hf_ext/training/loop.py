@@ -137,7 +137,7 @@ class _Training(Run):
         self.onlookers.sum_up()
 
     def _is_over(self) -> bool:
-        """Whether the steps are done, or the scores have not become better for long."""
+        """True if all steps are done, or the score has not improved for the allowed number of evaluations."""
         patience = self.arguments.early_stopping_patience
         return self.progress.step >= self.arguments.max_steps or 0 < patience <= self.progress.stale
 

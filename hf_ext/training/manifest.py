@@ -1,4 +1,4 @@
-"""What a resume state says of itself, so that a damaged one is found before it is loaded."""
+"""Manifest of a resume state, by which a damaged state is found before it is loaded."""
 
 # A state is a folder of files that libraries read without asking whether they are whole: a flipped bit of a weight is
 # loaded in silence. So the last thing written into a state is its manifest: length and SHA-256 of every other file,

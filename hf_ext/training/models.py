@@ -1,4 +1,4 @@
-"""What the loop does to a model beforehand: weights from a checkpoint, adapters, activation checkpointing."""
+"""Preparation of a model for the loop: weights from a checkpoint, adapters, activation checkpointing."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -122,7 +122,7 @@ def initialize_from(model: torch.nn.Module, source: str, of_data: tuple[str, ...
 
 
 def _is_of_head(model: torch.nn.Module, name: str) -> bool:
-    """Whether a tensor of a transformers model lies outside the part that all its tasks share."""
+    """True if a tensor of a transformers model is outside the base model that all tasks share."""
     prefix = getattr(model, "base_model_prefix", "")
     return bool(prefix) and hasattr(model, prefix) and not name.startswith(f"{prefix}.")
 

@@ -1,4 +1,4 @@
-"""What a run shows of itself while it runs: times, memory, a profile, and the runs of trackers."""
+"""Measurements of a run while it runs: times, memory, a profile, and the runs of trackers."""
 
 import contextlib
 import time
@@ -25,7 +25,7 @@ TIMINGS = ("samples_per_second", "data_share", "compute_share", "overhead_share"
 
 class Clock:
     """
-    Where the time between two rows of metrics went: data, compute and overhead, which is all that is neither.
+    Stopwatch for the time between two rows of metrics: data, compute, and overhead for the rest.
 
     Data is waiting for the loader and giving the batch to the device. Compute is forward, backward, the update and the
     weight average, as this process sees them: it does not stop the device to look. On a GPU that is the launch of its
@@ -114,7 +114,7 @@ def start_trackers(accelerator: Accelerator, arguments: TrainingArguments, folde
 
 
 def list_tracker_settings(arguments: TrainingArguments, folder: Path, step: int) -> dict[str, dict[str, Any]]:
-    """What each tracker is started with: one run folder is one run of a tracker, however often it goes on."""
+    """The start settings of each tracker: a run folder is one run of a tracker, however often it is resumed."""
     file = folder / "tracker.json"
     if not file.exists():
         write_json(file, {"id": uuid.uuid4().hex[:16]})

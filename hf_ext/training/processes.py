@@ -1,4 +1,4 @@
-"""What training processes check and do together."""
+"""Checks and actions that training processes share."""
 
 import contextlib
 import random
@@ -154,7 +154,7 @@ def seed_step(seed: int, device: torch.device) -> None:
 
 
 def weigh_batches(found: list[torch.Tensor | None], accelerator: Accelerator) -> torch.Tensor | None:
-    """What the mean loss of each batch is worth in the mean of the step; None where all are worth the same."""
+    """The weight of each batch's mean loss in the mean of the step; None if all weigh the same."""
     # Accelerate takes the mean over the passes, DDP that over the processes. A mean of means is the mean of all values
     # only where each was taken of equally many: n_i values of N in all are worth n_i / N in place of 1 in passes ·
     # processes. All worths together are the number of batches.

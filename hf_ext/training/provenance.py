@@ -1,4 +1,4 @@
-"""What a published model says of the run that made it."""
+"""Record of the run that made a published model."""
 
 import platform
 import subprocess
@@ -34,7 +34,7 @@ def provenance(
 
 
 def published_name(path: str | list) -> str:
-    """How a data set or model is called outside this machine: a local folder by its last name, a Hub id as it is."""
+    """The public name of a data set or model: a local folder by its last name, a Hub id as it is."""
     if isinstance(path, list):
         return " + ".join(published_name(part["path"] if isinstance(part, dict) else part) for part in path)
     local = Path(path).expanduser()

@@ -44,7 +44,7 @@ from .manifest import NAME, RANDOM_STATES, DamagedState, hash_files, list_files,
 
 @dataclass
 class Progress:
-    """How far a run is; saved with every state."""
+    """Progress of a run, saved with every state."""
 
     step: int = 0
     samples: int = 0
@@ -99,7 +99,7 @@ class WeightAverage:
             torch._foreach_copy_(self._copies, self._own_parts(self._copied))
 
     def _own_parts(self, tensors: list[Tensor]) -> list[Tensor]:
-        """What this process holds of tensors, to be read without a gradient."""
+        """This process's parts of tensors, to be read without a gradient."""
         # The parameters themselves, which stay the same objects: loading and optimizers write into them, and FSDP2
         # replaces them before the average is made. A part of one is another tensor after FSDP2 has padded it.
         return [own_part(tensor) for tensor in tensors] if self._is_sharded else tensors
@@ -155,7 +155,7 @@ class WeightAverage:
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """What this process holds of a weight: all of it, or a part, where the weights are sharded."""
+    """This process's part of a weight: all of it, or a part, where the weights are sharded."""
     if isinstance(tensor, DTensor):
         tensor = tensor.to_local()
     return tensor.detach()
@@ -295,7 +295,7 @@ class RunFolder:
 
     @property
     def last_good(self) -> str:
-        """Where a failed run goes on, in words."""
+        """The state from which a failed run resumes, in words."""
         steps = self.saved_steps()
         return f"the last good state is step {steps[-1]}" if steps else "there is no state yet"
 
@@ -304,7 +304,7 @@ class RunFolder:
         return self.states / f"step-{step}"
 
     def _aside(self, step: int) -> Path:
-        """Where a state that cannot be used waits until the run has saved another one."""
+        """The folder that keeps an unusable state until the run has saved another one."""
         return self.states / f"damaged-step-{step}"
 
     def prune(self, keep_last: int, best_step: int) -> None:
@@ -326,7 +326,7 @@ class RunFolder:
             file.writelines(json.dumps(row) + "\n" for row in rows)
 
     def name_bad_examples(self, rank: int) -> Path:
-        """Where a process lists the examples that it left out."""
+        """The file in which a process lists the examples that it skipped."""
         return self.path / f"bad_examples{f'-{rank}' if rank else ''}.jsonl"
 
     def add_metrics(self, row: dict[str, Any]) -> None:

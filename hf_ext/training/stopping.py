@@ -1,4 +1,4 @@
-"""When a run saves and ends before its last step: signals, and minutes of the clock."""
+"""Early saves and ends of a run: by signals and by the clock."""
 
 import math
 import signal
@@ -32,7 +32,7 @@ class EvaluationStopped(Exception):
 
 class Stopping:
     """
-    Whether to save or to end, asked after every step; all processes get the same answer after the same step.
+    Decision to save or to end, asked after every step; all processes get the same answer after the same step.
 
     A signal may reach one process only, and clocks differ. So each process starts a reduction of what it knows, which
     runs while the next step is computed, and reads the one that it started a step before: nobody waits, and no device
@@ -68,7 +68,7 @@ class Stopping:
         self._wish = number + _DEADLINE
 
     def _wish_now(self) -> int:
-        """What this process would do, were it alone."""
+        """The decision of this process alone."""
         now = time.monotonic()
         if self._wish == _GO_ON and self.deadline_minutes and now - self.began >= 60 * self.deadline_minutes:
             return _DEADLINE
@@ -77,7 +77,7 @@ class Stopping:
         return self._wish
 
     def ask(self) -> int:
-        """What all processes do after this step: 0 go on, 1 save, more: save and end."""
+        """The decision of all processes after this step: 0 continue, 1 save, more: save and end."""
         if self.ranks.count == 1:
             return self._wish_now()
         answer = _GO_ON

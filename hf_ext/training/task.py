@@ -1,4 +1,4 @@
-"""What a method tells the shared loop."""
+"""Interface between a method and the training loop."""
 
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -15,8 +15,9 @@ from transformers import PreTrainedModel
 
 class Task:
     """
-    What a method tells the shared loop. A task of your own overrides `build_model` and `training_sample`; the other
-    methods have defaults for transformers models that return a loss, and an evaluation that averages that loss.
+    Interface between a method and the training loop. A task of your own overrides `build_model` and
+    `training_sample`; the other methods have defaults for transformers models that return a loss, and an evaluation
+    that averages that loss.
 
     A task is usually a dataclass with `huggingface_hub.dataclasses.strict`: its fields are then the keys of the
     section `task` of a run's YAML file.
@@ -92,7 +93,7 @@ class Task:
 
     def count_targets(self, batch: dict[str, Any]) -> torch.Tensor | None:
         """
-        How many values the loss of a batch is the mean of, where batches of equal size differ in it, such as the
+        The number of values that the loss of a batch averages, where batches of equal size differ in it, such as the
         predicted tokens of texts. The gradient of a step is then that of the mean over all of them, however they are
         split into processes and passes. `None`: every batch counts the same.
         """
@@ -123,5 +124,5 @@ class Task:
         cast(PreTrainedModel, model).save_pretrained(folder, state_dict=state_dict)
 
     def describe(self) -> dict[str, Any]:
-        """What the scores depend on, such as a degradation; for results and cards. The fields of a dataclass."""
+        """The settings that scores depend on, such as a degradation, for results and cards: fields of a dataclass."""
         return {item.name: getattr(self, item.name) for item in fields(self)} if is_dataclass(self) else {}

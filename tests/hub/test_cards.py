@@ -119,7 +119,7 @@ def test_text_of_a_trained_model(snapshot):
     assert_finished(text)
     assert headings(text) == [
         "How to use it",
-        "What it is for",
+        "Intended use",
         "Data",
         "Training",
         "Results",

@@ -5,9 +5,9 @@ from typing import Annotated
 from .options import Option
 from .registry import Block, MethodError, Tensor, merge_method
 
-Share = Annotated[list[float], Option("How much of each task.", default=1.0)]
+Share = Annotated[list[float], Option("Weight of each task.", default=1.0)]
 
-Sum = Annotated[bool, Option("Whether their sum is divided by that of the weights.", default=True)]
+Sum = Annotated[bool, Option("Divide the weighted sum by the sum of the weights.", default=True)]
 
 
 @merge_method("average", "the average of their weights")

@@ -7,11 +7,11 @@ from .options import Option
 from .registry import Block, MethodError, Tensor, merge_method
 from .ties import average_agreeing
 
-Weight = Annotated[list[float], Option("How much of each task.", default=1.0)]
+Weight = Annotated[list[float], Option("Weight of each task.", default=1.0)]
 Density = Annotated[list[float], Option("Share of each task vector that is kept.", default=0.5, above=0, most=1)]
 Epsilon = Annotated[
     list[float],
-    Option("How far the chance of the smallest and the largest is from density.", default=0.15, least=0, most=0.5),
+    Option("Distance from density of the smallest and largest keep probability.", default=0.15, least=0, most=0.5),
 ]
 
 _AT_ONCE = 2**18

@@ -14,7 +14,7 @@ from typing import Any
 @dataclass(frozen=True)
 class Option:
     """
-    What is said of an option: its help, and what it may be.
+    Description of an option: its help and its allowed values.
 
     Args:
         help (`str`): One line.
@@ -87,7 +87,7 @@ class Option:
 
     @property
     def allowed_values(self) -> str:
-        """What a value may be, in words."""
+        """The allowed values, in words."""
         if self.choices:
             return f"one of {', '.join(map(repr, self.choices))}"
         if self.kind is bool:
@@ -127,7 +127,7 @@ def find_value(setting: Any, tensor: str, depth: float) -> Any:
 
 
 def find_depths(names: Collection[str]) -> dict[str, float]:
-    """How far up each tensor is, from 0 in the first layer to 1 in the last; 0 outside of layers."""
+    """The relative depth of each tensor, from 0 in the first layer to 1 in the last; 0 outside of layers."""
     layers = {}
     for name in names:
         parts = name.split(".")

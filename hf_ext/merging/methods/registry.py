@@ -1,4 +1,4 @@
-"""What a merge method is, and the table of those that are registered."""
+"""Definition of a merge method, and the table of registered methods."""
 
 import dataclasses
 import inspect
@@ -24,7 +24,7 @@ class MethodError(UsageError):
 @dataclass
 class Block:
     """
-    What a method gets: a tensor, or a run of its elements, of the base and of the tasks that have it.
+    Input of a method: a tensor, or a run of its elements, of the base and of the tasks that have it.
 
     Args:
         name (`str`): Its name in the base.

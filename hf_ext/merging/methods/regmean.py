@@ -7,7 +7,7 @@ from .options import Option
 from .registry import Block, MethodError, Tensor, merge_method
 
 # With 1 the system has no solution where a task has fewer examples than a layer has inputs.
-Alpha = Annotated[float, Option("What the off-diagonals of G are multiplied by.", least=0, most=0.99)]
+Alpha = Annotated[float, Option("Factor of the off-diagonals of G.", least=0, most=0.99)]
 
 
 @merge_method("regmean", "RegMean", whole=True, statistics="gram")

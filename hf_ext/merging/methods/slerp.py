@@ -6,7 +6,7 @@ from typing import Annotated
 from .options import Option
 from .registry import Block, Tensor, merge_method
 
-Place = Annotated[float, Option("Where between the two models: 0 is the first, 1 the second.", least=0, most=1)]
+Place = Annotated[float, Option("Place between the two models: 0 is the first, 1 the second.", least=0, most=1)]
 # Above this cosine the arc is as good as straight, and its formula divides by nearly nothing.
 _STRAIGHT = 0.9995
 

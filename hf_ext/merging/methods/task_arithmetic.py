@@ -6,7 +6,7 @@ from .average import add_up, weigh
 from .options import Option
 from .registry import Block, Tensor, merge_method
 
-Weight = Annotated[list[float], Option("How much of each task.", default=0.3)]
+Weight = Annotated[list[float], Option("Weight of each task.", default=0.3)]
 
 
 @merge_method("task_arithmetic", "task arithmetic")

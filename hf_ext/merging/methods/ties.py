@@ -6,7 +6,7 @@ from .average import add_up, weigh
 from .options import Option
 from .registry import Block, Tensor, merge_method
 
-Weight = Annotated[list[float], Option("How much of each task.", default=1.0)]
+Weight = Annotated[list[float], Option("Weight of each task.", default=1.0)]
 Density = Annotated[list[float], Option("Share of each task vector that is kept.", default=0.2, above=0, most=1)]
 DensityByTensor = Annotated[list[float], Option("Share of each tensor that is kept.", default=0.2, above=0, most=1)]
 Normalize = Annotated[bool, Option("Divide the sum of those that agree by the sum of their weights.")]
