@@ -26,6 +26,13 @@ def __getattr__(name: str) -> Any:
     return found
 
 
+def _register_models() -> None:
+    """Imports each method's room and its additions, which register models and pipelines with transformers."""
+    for room, additions in _ADDITIONS.items():
+        for part in (f".{room}", *additions):
+            import_module(part, __name__)
+
+
 def _wants_models() -> bool:
     """
     True where models are to be registered: everywhere, but in programs that read first what they were given.
@@ -46,6 +53,4 @@ def _wants_models() -> bool:
 # What a push or a card needs of merges is imported when a folder is published.
 register(lambda: import_module(".merging.publishing", __name__).MERGES)
 if _wants_models():
-    for _room, _additions in _ADDITIONS.items():
-        for _part in (f".{_room}", *_additions):
-            import_module(_part, __name__)
+    _register_models()

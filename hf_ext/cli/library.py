@@ -40,5 +40,4 @@ def import_at_once() -> Iterator[None]:
 
 def register_models() -> None:
     """Registers the package's models with transformers, for a command that builds whatever a checkpoint names."""
-    for room in ("mrconv", "semanir", "fast.mrconv", "fast.semanir"):
-        importlib.import_module(f"hf_ext.{room}")
+    importlib.import_module("hf_ext")._register_models()

@@ -9,6 +9,7 @@ import click
 from hf_ext.terminal import is_quiet
 
 from .information import read_card, read_results
+from .library import register_models
 from .output import print_json, print_rows
 from .sources import ModelFolder
 
@@ -47,6 +48,7 @@ def push(folder: Path, repo_id: str, check: bool, dry_run: bool, as_json: bool, 
       hf-ext push runs/denoise/snapshot org/name --create-pr --message "Longer training"
       hf-ext push runs/denoise/snapshot org/name --dry-run
     """
+    register_models()
     if dry_run:
         listing = try_push(folder, repo_id, options["license"], check)
         result: dict[str, Any] = {"repo_id": repo_id}
@@ -121,6 +123,7 @@ def card(
       hf-ext card runs/denoise/snapshot --repo-id org/name
       hf-ext card runs/denoise/snapshot --check
     """
+    register_models()
     if check:
         problems = find_problems(folder)
         if as_json:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import HfApi, close_session
+from huggingface_hub import HfApi, ModelCard, close_session
 from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 from PIL import Image
 from safetensors.torch import save_file
@@ -180,6 +181,22 @@ def test_a_dry_run_lists_what_would_be_uploaded_and_uploads_nothing(snapshot, hu
     assert files["model.safetensors"] == (snapshot / "model.safetensors").stat().st_size
     assert all(name in run(*arguments).stdout for name in CODE)
     assert not HfApi(endpoint=hub.url, token=False).repo_exists("me/tiny")
+
+
+@pytest.mark.parametrize("words", [["push", "{}", "me/tiny", "--dry-run", "--no-check", "--json"], ["card", "{}"]])
+def test_a_process_of_its_own_knows_our_models(snapshot, tmp_path, words):
+    """The program starts without the models; the tests' process has long imported them."""
+    folder = tmp_path / "snapshot"
+    shutil.copytree(snapshot, folder)
+    (folder / "README.md").unlink(missing_ok=True)
+    program = Path(sys.executable).with_name("hf-ext")
+    done = subprocess.run([program, *(word.format(folder) for word in words)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    if words[0] == "push":
+        assert set(STAGED) <= set(json.loads(done.stdout)["files"])
+    else:
+        metadata = ModelCard.load(folder / "README.md").data
+        assert (metadata.pipeline_tag, metadata.license) == ("image-restoration", "apache-2.0")
 
 
 def test_push_then_info_by_range_reads(snapshot, hub, tmp_path):
