@@ -175,9 +175,7 @@ def score(pictures: str, reference: str, as_json: bool, **options: Any) -> None:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="File with one text per line.",
 )
-@click.option(
-    "--count", type=click.IntRange(min=1), help="Pictures per row of a grid (4), or in a folder altogether."
-)
+@click.option("--count", type=click.IntRange(min=1), help="Pictures per row of a grid (4), or in a folder altogether.")
 @click.option("--size", metavar="HEIGHT,WIDTH", help="Size in pixels.  [default: the model's]")
 @click.option(
     "--original-size", metavar="HEIGHT,WIDTH", help="Control for the original size, which sets the sharpness."

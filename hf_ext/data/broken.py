@@ -16,7 +16,7 @@ UNDECODABLE = (*UNUSABLE, RuntimeError, LookupError, ArithmeticError, AttributeE
 
 
 def open_bytes(value: dict[str, Any]) -> io.BytesIO | str:
-    """What an undecoded picture or sound is: bytes, or a file, of an archive as of a folder."""
+    """Bytes of an undecoded picture or sound of an archive, or the path of its file."""
     if value["bytes"]:
         return io.BytesIO(value["bytes"])
     path = str(value["path"])
@@ -27,7 +27,7 @@ def open_bytes(value: dict[str, Any]) -> io.BytesIO | str:
 
 
 def is_broken_picture(value: dict[str, Any] | None) -> bool:
-    """Whether the head of a picture cannot be read, or the end of a JPEG or PNG is missing."""
+    """True if the head of a picture cannot be read, or the end of a JPEG or PNG is missing."""
     if value is None:
         return True
     try:

@@ -1,4 +1,4 @@
-"""What was found in data, and which part of them measures."""
+"""Findings about data, and the part that measures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_CLASSES = 1000
 
 @dataclass
 class Survey:
-    """What was found. Lengths are samples of a sound, bytes of a text, steps of a series."""
+    """Findings about data. Lengths are samples of a sound, bytes of a text, steps of a series."""
 
     kind: str
     train: dict[str, Any]
@@ -68,7 +68,7 @@ class Survey:
 
     @property
     def lines(self) -> list[str]:
-        """What was understood, in five lines."""
+        """Five lines that describe the data."""
         if self.eval is None:
             split = "all is trained on, nothing measures"
         elif "hold_out" in self.eval:
@@ -91,7 +91,7 @@ def shorten_or_none(names: list[str]) -> str:
 
 
 def keep_back(train: dict[str, Any], data: Any) -> tuple[dict[str, Any], dict[str, Any] | None, int]:
-    """What is trained on, what measures, and how many are trained on: a split of its own, or a share held out."""
+    """Training source, measuring source (a split of its own or a share held out), and the number of training examples."""
     if Path(train["path"]).expanduser().is_dir() and _has_split(train, "validation"):
         return train, {**train, "split": "validation"}, len(data)
     # Of many examples no more than enough, in a round number.
@@ -104,7 +104,7 @@ def keep_back(train: dict[str, Any], data: Any) -> tuple[dict[str, Any], dict[st
 
 
 def _has_split(train: dict[str, Any], split: str) -> bool:
-    """Whether there is a split for validation. That for the test waits for the end."""
+    """True if there is a split for validation. The one for the test waits for the end."""
     try:
         open_source(DataSource(**{**train, "split": split}))
     except SourceError:
@@ -118,7 +118,7 @@ def rename(hints: Hints) -> dict[str, Any]:
 
 
 def are_values(labels: list[Any]) -> bool:
-    """Whether labels are measured numbers, no classes."""
+    """True if labels are measured numbers and not classes."""
     given = [value for value in labels if class_name(value) is not None]
     numbers = [float(value) for value in given if isinstance(value, int | float | np.number)]
     return len(numbers) == len(given) > 0 and any(value % 1 for value in numbers)

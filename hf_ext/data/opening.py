@@ -1,4 +1,4 @@
-"""Where examples come from: files, folders, the Hub and mixtures of them, opened with `datasets`."""
+"""Sources of examples: files, folders, the Hub and mixtures of them, opened with `datasets`."""
 
 import glob
 import re
@@ -64,7 +64,7 @@ def name_sets(data: datasets.Dataset | dict[str, datasets.Dataset] | None) -> di
 
 
 def describe_memory(data: datasets.Dataset) -> DataSource:
-    """How results name a data set that was given in Python."""
+    """Name in results of a data set that was given in Python."""
     return DataSource(data.info.dataset_name or "a data set given in Python", split=str(data.split or "all"))
 
 
@@ -79,7 +79,7 @@ def find_files(path: Any) -> list[str]:
 
 
 def _reasons(error: BaseException) -> str:
-    """What an exception and its causes say."""
+    """Messages of an exception and its causes."""
     # datasets writes "An error occurred" over the exception that tells which.
     texts: list[str] = []
     found: BaseException | None = error
@@ -170,7 +170,7 @@ def _require_split(files: list[str], split: str) -> None:
 
 
 def _is_on_hub(name: str) -> bool:
-    """Whether a Hub says that it has a data set."""
+    """True if a Hub says that it has a data set."""
     # `datasets` takes anything of that name from its cache, such as an earlier state of a folder that was moved since.
     try:
         HfApi().dataset_info(name)

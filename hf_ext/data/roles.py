@@ -30,7 +30,7 @@ _REPEATS = 0.5
 
 @dataclass(frozen=True)
 class Hints:
-    """What somebody says of their data: names of columns, and of two folders of a pair."""
+    """Hints of a user about their data: names of columns, and of two folders of a pair."""
 
     label: str | None = None
     time: str | None = None
@@ -42,7 +42,7 @@ class Hints:
 @dataclass
 class Roles:
     """
-    What the columns of a table are.
+    Roles of the columns of a table.
 
     Args:
         layout (`str`): `"positions"`: a row is a step of a series; `"series"`: a row is a series; `"texts"`.
@@ -114,7 +114,7 @@ def _only(names: list[Any], what: str, flag: str) -> str | None:
 
 
 def _is_wide(names: list[Any]) -> bool:
-    """Whether names count steps: t0, t1, t2; 0, 1, 2."""
+    """True if names count steps: t0, t1, t2; 0, 1, 2."""
     if len(names) < _WIDE:
         return False
     parts = [re.fullmatch(r"(.*?)(\d+)", str(name)) for name in names]

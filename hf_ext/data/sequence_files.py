@@ -139,7 +139,7 @@ def trim(row: np.ndarray) -> np.ndarray:
 
 
 def holds_lists(path: Path) -> bool:
-    """Whether the rows of a parquet file are examples: they hold lists, or pictures."""
+    """True if the rows of a parquet file are examples: they hold lists, or pictures."""
     return any(map(pa.types.is_nested, pq.read_schema(path).types))
 
 
@@ -297,7 +297,7 @@ def split_files(files: list[Path], name: str) -> list[Path]:
 
 
 def _read_metadata(folder: Path, files: list[Path]) -> dict[str, list[Any]]:
-    """What `metadata.csv` says of each file, by column; nothing where there is none."""
+    """Columns of `metadata.csv` for each file; empty without it."""
     table = folder / METADATA
     if not table.is_file():
         return {}
@@ -398,7 +398,7 @@ def _generate_rows(path: str, first: int, stop: int, **_: Any) -> Iterator[dict[
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    """What changes with a file."""
+    """Time stamp and size, which change with a file."""
     return path.stat().st_size, path.stat().st_mtime_ns
 
 

@@ -154,7 +154,7 @@ def _look_at_arrays(path: str, file: Path, hints: Hints) -> Survey:
 
 
 def is_list_of_numbers(kind: Any) -> bool:
-    """Whether a column holds a series of numbers, of one channel or several."""
+    """True if a column holds a series of numbers, of one channel or several."""
     inner = getattr(kind, "feature", None)
     inner = getattr(inner, "feature", inner)
     return isinstance(inner, datasets.Value) and inner.dtype.startswith(("float", "int", "uint"))

@@ -12,7 +12,7 @@ from ..settings import build
 @dataclass
 class DataSource:
     """
-    Where examples come from: anything that `datasets.load_dataset` reads, or a folder of paired images.
+    Source of examples: anything that `datasets.load_dataset` reads, or a folder of paired images.
 
     Args:
         path (`str` or `list`):
@@ -117,7 +117,7 @@ class DataSource:
         return next((old for old, new in (self.rename_columns or {}).items() if new == name), name)
 
     def shares_with(self, other: "DataSource") -> bool:
-        """Whether another source holds the same examples, as far as its words say."""
+        """True if another source holds the same examples, as far as its words say."""
         if (self.path, self.name) != (other.path, other.name):
             return False
         held_out = (self.hold_out, self.hold_out_seed) == (other.hold_out, other.hold_out_seed)

@@ -116,7 +116,7 @@ def hash_inputs(data: datasets.Dataset) -> list[bytes]:
 
 
 def _sizes(raw: Any, columns: list[str]) -> dict[int, int]:
-    """How many files that are named have each size: the content of one whose size no other has is never read."""
+    """Number of named files of each size: a file whose size no other has is never read."""
     features = raw.features  # a copy of all, made each time
     files = [name for name in columns if _is_file(features[name])]
     count: dict[int, int] = defaultdict(int)
@@ -193,7 +193,7 @@ def find_groups(data: datasets.Dataset, labels: list[Any]) -> list[Any] | None:
 
 
 def _separable(groups: list[Any], labels: list[Any]) -> bool:
-    """Whether each class has two groups or more, and some group has two examples or more."""
+    """True if each class has two groups or more, and some group has two examples or more."""
     found: dict[Any, set[Any]] = defaultdict(set)
     for group, label in zip(groups, labels, strict=True):
         found[label].add(group)

@@ -1,4 +1,4 @@
-"""What somebody's data are: kind, sizes, classes, and which of them are kept back to measure."""
+"""Survey of a user's data: kind, sizes, classes, and the share that is held out to measure."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def _measure_pictures(survey: Survey, data: Any, column: str, chosen: list[int])
 
 
 class _Header(NamedTuple):
-    """What a picture says of itself before it is decoded."""
+    """Header of a picture that is not decoded."""
 
     size: tuple[int, int]
     gray: bool

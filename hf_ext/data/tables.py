@@ -143,7 +143,7 @@ def _find_separator(sample: str) -> str:
 
 
 def _counts_up(names: list[str]) -> bool:
-    """Whether names are 0, 1, 2, …, as pandas writes columns without any."""
+    """True if names are 0, 1, 2, …, as pandas writes columns without any."""
     first = 0 if len(names) < _NAMELESS or str(names[0]).strip() == "0" else 1
     return len(names) > 1 and [str(name).strip() for name in names] == [str(n + first) for n in range(len(names))]
 
@@ -311,7 +311,7 @@ def _seconds(times: pd.DatetimeIndex) -> np.ndarray:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a cell can be read as a number."""
+    """True if a cell can be read as a number."""
     try:
         float(value)
     except (TypeError, ValueError, OverflowError):

@@ -246,7 +246,7 @@ def _series(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
 
 
 def _cut(lengths: list[int], longest: int) -> str:
-    """How many inputs are cut."""
+    """Number of inputs that are cut."""
     cut = sum(length > longest for length in lengths)
     return f"{cut:,} of {len(lengths):,} that were looked at are longer, and are cut" if cut else "None is longer"
 

@@ -178,7 +178,7 @@ def test_from_the_hub_to_the_hub_and_back(hub, on_hub, models, tmp_path, run_cli
     data = card.data.to_dict()
     assert (data["base_model"], data["base_model_relation"]) == (["org/base", "org/a", "org/b"], "merge")
     assert (data["library_name"], data["tags"]) == ("transformers", ["merge", "model-merging", "emr-merging"])
-    assert "not the model of any task" in card.text and f"org/a/tree/{on_hub['a']}" in card.text
+    assert "not the model of a task" in card.text and f"org/a/tree/{on_hub['a']}" in card.text
     first, second = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
     expected = EMRModel.from_pretrained(artifact, "a", endpoint=hub.url).model.state_dict()
     torch.save(expected, tmp_path / "expected.pt")
