@@ -91,7 +91,7 @@ def shorten_or_none(names: list[str]) -> str:
 
 
 def keep_back(train: dict[str, Any], data: Any) -> tuple[dict[str, Any], dict[str, Any] | None, int]:
-    """Training source, measuring source (a split of its own or a share held out), and the number of training examples."""
+    """Training source, measuring source (a split of its own, or a held-out share), number of training examples."""
     if Path(train["path"]).expanduser().is_dir() and _has_split(train, "validation"):
         return train, {**train, "split": "validation"}, len(data)
     # Of many examples no more than enough, in a round number.
