@@ -22,11 +22,15 @@ _SMALLEST_HEAD = 16
 @cache
 def compile_attention() -> Callable[..., Tensor]:
     """The fused kernel."""
-    # A kernel for each number of heads and each head size, so more than torch keeps by default; above, an error.
-    # Its stub does not know the limit.
-    compiling: Any = torch.compile
-    fused: Callable[..., Tensor] = compiling(flex_attention, fullgraph=True, recompile_limit=128)
-    return fused
+    fused: Callable[..., Tensor] = torch.compile(flex_attention, fullgraph=True)
+
+    def call(*tensors: Tensor, **options: Any) -> Tensor:
+        # A kernel for each number of heads and each head size, so more than torch keeps by default; above, an error.
+        # An argument of `compile` since torch 2.12 only.
+        with torch._dynamo.config.patch(recompile_limit=128):
+            return fused(*tensors, **options)
+
+    return call
 
 
 def _places(dictionary: Dictionary, device: torch.device) -> Tensor:

@@ -118,6 +118,10 @@ def rehearse_schedule(scheduler: SchedulerMixin, channels: int, steps: int) -> N
     # Schedulers take whatever their configuration says, and stumble when they use it: in `set_timesteps`, or in any of
     # the steps. Here neither network nor sizes can be the reason.
     trial: Any = copy.deepcopy(scheduler)
+    # `add_noise` leaves the tables of a scheduler on the device of its pictures.
+    for name, value in vars(trial).items():
+        if isinstance(value, torch.Tensor):
+            setattr(trial, name, value.cpu())
     config, doubled = trial.config, str(trial.config.get("variance_type")).startswith("learned")
     latents = torch.ones(1, channels, 1, 1)
     output = torch.zeros(1, 2 * channels if doubled else channels, 1, 1)

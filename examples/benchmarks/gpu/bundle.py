@@ -29,6 +29,7 @@ BRING = (
     *("transformers", "diffusers", "datasets", "evaluate", "peft", "accelerate", "huggingface_hub", "hf-xet"),
     *("pathspec", "h11", "filelock", "click", "tifffile", "numpngw"),
     *("httpx2", "httpcore2", "truststore", "anyio", "idna", "dill", "multiprocess", "xxhash", "fsspec", "regex"),
+    *("starlette", "uvicorn"),  # of the tests
     *("importlib_metadata", "lazy-importer", "lazy-loader", "zipp", "typing-extensions", "tokenizers"),
 )
 
@@ -102,6 +103,9 @@ COMMANDS = """On the machine with the GPU, in the copy of this tree:
 
   python3 -m pip install -q --no-index --no-deps --no-compile --upgrade --target .gpu/site .gpu/wheels/*.whl
   PYTHONPATH=$PWD/.gpu/site make gpu PY=python3{data}
+  PYTHONPATH=$PWD/.gpu/site python3 -P -m pytest -m gpu tests
+
+The tree itself must not be on the path: `hf_ext.pipelines` exists only in the installed wheel.
 
 Where a command may run for minutes only, PART=name,name and LIMIT=seconds of a part keep to them.
 What comes back, with the states of the trainings, in files of at most 15 MiB, and how it gets into this tree:
