@@ -159,6 +159,15 @@ class MRConvPairTest(MRConvModelTest):
             single = [model(**{name: value[[row]] for name, value in inputs.items()}).logits for row in range(3)]
         torch.testing.assert_close(torch.cat(single), logits, atol=1e-5, rtol=1e-5)
 
+    def test_load_with_mismatched_shapes(self) -> None:
+        """As the shared test, with the first documents: the Auto class makes a classifier of one text."""
+        config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
+        inputs.pop("input_ids_2")
+        with mock.patch.object(
+            self.model_tester, "prepare_config_and_inputs_for_common", lambda: (config, dict(inputs))
+        ):
+            super().test_load_with_mismatched_shapes()
+
 
 class MRConvAudioTester(MRConvModelTester):
     """Waveforms."""
