@@ -307,8 +307,8 @@ class MRConvModel(MRConvPreTrainedModel):
                     )
                 values = values.masked_fill(observed == 0, 0)
             values = zero_padding(values, attention_mask)
-        # As for `inputs_embeds`: all three inputs give the same hidden states, at padding too.
-        return zero_padding(self.embedding(values), attention_mask)
+        embedded: Tensor = self.embedding(values)
+        return embedded
 
 
 class MRConvForSequenceClassification(MRConvPreTrainedModel):

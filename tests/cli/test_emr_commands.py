@@ -53,9 +53,9 @@ def artifact(merged, tmp_path) -> Path:
 
 def test_released_models_are_merged_by_their_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    tasks = ["--task", "noise=denoise-color", "--task", "mixed=photo"]
+    tasks = ["--task", "noise=denoise-color", "--task", "jpeg=jpeg-color"]
     planned = run("merge", "--base", "denoise-color", *tasks, "--out", "merged", "--dry-run").output
-    assert "SemanIRForImageRestoration" in planned and "task noise" in planned and "task mixed" in planned
+    assert "SemanIRForImageRestoration" in planned and "task noise" in planned and "task jpeg" in planned
 
 
 def test_the_help_has_the_methods_options_with_their_defaults():
