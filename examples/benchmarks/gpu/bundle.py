@@ -103,9 +103,9 @@ COMMANDS = """On the machine with the GPU, in the copy of this tree:
 
   python3 -m pip install -q --no-index --no-deps --no-compile --upgrade --target .gpu/site .gpu/wheels/*.whl
   PYTHONPATH=$PWD/.gpu/site make gpu PY=python3{data}
-  PYTHONPATH=$PWD/.gpu/site python3 -P -m pytest -m gpu tests
+  PYTHONPATH=$PWD/.gpu/site:$PWD python3 -P -m pytest -o pythonpath=examples/mrconv/data -m gpu tests
 
-The tree itself must not be on the path: `hf_ext.pipelines` exists only in the installed wheel.
+The installed wheel comes before the tree on the path: `hf_ext.pipelines` exists only in the wheel.
 
 Where a command may run for minutes only, PART=name,name and LIMIT=seconds of a part keep to them.
 What comes back, with the states of the trainings, in files of at most 15 MiB, and how it gets into this tree:
