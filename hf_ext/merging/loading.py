@@ -98,6 +98,19 @@ def find_loaded_names(names: Mapping[str, object], config: Mapping[str, Any]) ->
     return found
 
 
+def read_labels(config: Mapping[str, Any]) -> dict[str, str]:
+    """Names of the classes of a configuration by their numbers; those that transformers makes up are no names."""
+    names = {str(key): str(name) for key, name in (config.get("id2label") or {}).items()}
+    return {} if any(name in ("", f"LABEL_{key}") for key, name in names.items()) else names
+
+
+def find_label_rows(tensors: Mapping[str, Any], config: Mapping[str, Any], count: int) -> list[str]:
+    """Tensors outside the base model that have a row for each of `count` classes."""
+    model = build_empty(config)
+    prefix = "" if model is None else f"{model.base_model_prefix}."
+    return [name for name, info in tensors.items() if info.shape[:1] == (count,) and not name.startswith(prefix)]
+
+
 def compare_settings(base: Mapping[str, Any], task: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """Settings of the network that differ between two configurations of a kind, with the value in each."""
     if not [*_differences(base, task)]:

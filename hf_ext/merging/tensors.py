@@ -19,6 +19,7 @@ from hf_ext.hub.safetensors_headers import TensorInfo
 
 from ..errors import DataError
 from .configuration import MergeConfig
+from .loading import find_label_rows, read_labels
 from .name_matching import Matching, Names, Vocabulary
 from .sources import Source
 
@@ -103,6 +104,7 @@ class Table:
     def _one_model_warnings(self) -> list[str]:
         """Tells of tensors that are of some tasks only: one model has no place for others."""
         warnings = []
+        self._refuse_other_labels()
         for index, task in enumerate(self._tasks):
             lost = [item for item in self.own if (item.task, item.rule) == (index, KEPT)]
             lost = [item for item in lost if item.reason not in (_EXCLUDED, _SMALL) and item.nbytes]
@@ -122,6 +124,27 @@ class Table:
             if absent:
                 warnings.append(f"{task.title} takes no part in {', '.join(absent)}: only the others are merged there")
         return warnings
+
+    def _refuse_other_labels(self) -> None:
+        """Refuses to mix rows of a head that mean other classes in one task than in the base, or in another task."""
+        first, expected = None, {}
+        for index, source in enumerate((self._base, *self._tasks), -1):
+            found = read_labels(source.config)
+            if first is None and found:
+                first, expected = source, found
+            other = [key for key in expected if found.get(key, expected[key]).casefold() != expected[key].casefold()]
+            if first is None or not other:
+                continue
+            rows = find_label_rows(self._base.tensors, self._base.config, len(expected))
+            mixed = [row.name for row in self.rows if row.name in rows and row.task_names and row.task_names[index]]
+            if mixed:
+                key = other[0]
+                raise DataError(
+                    f"{source.title} has other classes (class {key} is {found[key]!r}, in {first.title} "
+                    f"{expected[key]!r}), and method {self._config.method!r} would mix their rows in "
+                    f"{name_some(mixed)}. Exclude them, which takes the base's, bring the classes into one order, or "
+                    "choose a method with masks."
+                )
 
     def _decide(self, name: str, info: TensorInfo) -> Row:
         """Decides on one tensor of the base."""

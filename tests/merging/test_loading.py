@@ -160,6 +160,33 @@ def test_what_one_model_would_make_of_some_tasks_is_refused(tmp_path):
     assert "allow_missing" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("base", "a", "b", "allowed"),
+    [
+        (["neg", "pos"], ["neg", "pos"], ["NEG", "POS"], True),
+        (["neg", "pos"], ["neg", "pos"], ["pos", "neg"], False),
+        (["neg", "pos"], ["neg", "pos"], ["cat", "dog"], False),
+        (["LABEL_0", "LABEL_1"], ["neg", "pos"], ["pos", "neg"], False),
+        (["LABEL_0", "LABEL_1"], ["neg", "pos"], ["LABEL_0", "LABEL_1"], True),
+    ],
+)
+@pytest.mark.parametrize("kind", ["BertForSequenceClassification", "ViTForImageClassification"])
+def test_one_model_has_one_meaning_of_each_class(tmp_path, kind, base, a, b, allowed):
+    model_class = getattr(transformers, kind)
+    sizes = _VISION if kind.startswith("ViT") else _TEXT
+    for name, labels in (("base", base), ("a", a), ("b", b)):
+        settings = model_class.config_class(**sizes, id2label=dict(enumerate(labels)))
+        model_class(settings).save_pretrained(tmp_path / name)
+    config = {"base": str(tmp_path / "base"), "tasks": {name: str(tmp_path / name) for name in "ab"}}
+    if not allowed:
+        with refused(DataError, "'b'", repr(b[0]), "classifier.weight"):
+            make_plan(config | {"method": "average"})
+    one = {"method": "average", "exclude": [] if allowed else ["classifier.*"]}
+    for choice in (one, {"method": "emr"}):
+        with make_plan(config | choice) as plan:
+            assert plan.merged_rows
+
+
 LLAMA = transformers.LlamaConfig(**_TEXT).to_dict()
 
 
