@@ -12,7 +12,7 @@ from .tables import Table, is_number, shorten, to_seconds
 
 LABEL = re.compile(r"(label|labels|class|classes|category|target)", re.IGNORECASE)
 _TIME = re.compile(
-    r"(time|date|ds$|epoch|zeit|datum|step|steps|year|timestamp|datetime).*|.*(_|\b)(time|date|timestamp)",
+    r"(time|date|ds$|ts$|epoch|zeit|datum|step|steps|year|timestamp|datetime).*|.*(_|\b)(time|date|timestamp)",
     re.IGNORECASE,
 )
 # Times only where they rise from row to row: a month from 1 to 12 is a season, and t may be a temperature.
@@ -77,9 +77,9 @@ def find_roles(table: Table, hints: Hints) -> Roles:
         raise DataError(f"there is no column {absent[0]!r}; there are {shorten(list(frame.columns))}")
     label = hints.label or _only([name for name in frame if LABEL.fullmatch(str(name))], "a label", "--label")
     numbers = [name for name in frame if pd.api.types.is_numeric_dtype(frame[name].dtype)]
-    texts = [str(name) for name in frame if name not in numbers and name != label]
     if table.nameless and label is None:
         label = _nameless_label(frame)
+    texts = [str(name) for name in frame if name not in numbers and name != label]
     steps = [name for name in numbers if name != label]
     if hints.time is None and hints.series is None and (table.nameless or _is_wide(steps)):
         return Roles("series", list(hints.inputs) or steps, label, left_out=dict.fromkeys(texts, "texts"))
@@ -89,15 +89,18 @@ def find_roles(table: Table, hints: Hints) -> Roles:
     others = [name for name in texts if name not in (time, series, *times)]
     inputs = list(hints.inputs) or [name for name in numbers if name not in (label, time, series)]
     prose = [name for name in others if _is_prose(frame[name])]
-    if not inputs or (prose and not hints.inputs):
+    if not inputs or (prose and not hints.inputs) or {*hints.inputs} & {*prose}:
         if not inputs and not prose and (time or not others):
             raise DataError("there is no column of numbers beside those of times and names")
-        return Roles("texts", prose or others, label)
-    if label is None and others and not hints.inputs:
+        return Roles("texts", list(hints.inputs) or prose or others, label)
+    # A column of True and False is a class, or an input.
+    asked = others + [name for name in inputs if pd.api.types.is_bool_dtype(frame[name].dtype)]
+    if label is None and asked and not hints.inputs:
+        rest = [name for name in inputs if name not in asked]
         raise DataError(
-            f"the column{'s' if len(others) > 1 else ''} {shorten(others)} may name classes, or several series: say "
-            f"which: --label {others[0]} or --series {others[0]}, or leave {'them' if len(others) > 1 else 'it'} out "
-            f"with --inputs {','.join(inputs[:3])}"
+            f"the column{'s' if len(asked) > 1 else ''} {shorten(asked)} may name classes, or several series: say "
+            f"which: --label {asked[0]} or --series {asked[0]}, or leave {'them' if len(asked) > 1 else 'it'} out "
+            f"with --inputs {','.join(rest[:6])}{',…' if len(rest) > 6 else ''}"
         )
     left_out = {**dict.fromkeys(others, "texts"), **dict.fromkeys(times, "another time")}
     roles = Roles("positions", inputs, label, time, series, left_out)
@@ -146,7 +149,8 @@ def _is_class(values: "pd.Series[Any]") -> bool:
 
 def _is_prose(values: "pd.Series[Any]") -> bool:
     cells = values.dropna().astype(str)
-    return bool(len(cells)) and (
+    # Words have letters; numbers with signs have none.
+    return bool(len(cells)) and cells.str.contains(r"[^\W\d_]", regex=True).mean() > 0.5 and (
         cells.str.len().mean() > 30 or (cells.str.contains(r"\s", regex=True).mean() > 0.5 and cells.nunique() > 20)
         or (cells.nunique() > max(2, _REPEATS * len(cells)))
     )  # fmt: skip

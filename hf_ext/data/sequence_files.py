@@ -220,7 +220,9 @@ def read_file(path: Path) -> dict[str, np.ndarray]:
         raise DataError(f"{path} cannot be read: {str(error).strip().rstrip('.')}.") from error
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) != 1 or not min(lengths.values()):
-        raise DataError(f"{path} must hold rows, as many in each column; got {lengths or 'no column'}.")
+        splits = [name for name in lengths if "test" in name.lower()]
+        advice = f" Save each split as a file of its own: {splits[0]} is one of another." if splits else ""
+        raise DataError(f"{path} must hold rows, as many in each column; got {lengths or 'no column'}.{advice}")
     return columns
 
 

@@ -39,6 +39,8 @@ _FOREIGN = {
     **dict.fromkeys((".m4a", ".aac", ".wma", ".amr", ".mp4", ".mov"), _FILM),
     **dict.fromkeys((".7z", ".rar"), "unpack them first"),
 }
+# A column beside texts that holds no more different cells than this share of the rows may name classes.
+_CLASSES = 0.2
 # Columns of captions, the best first.
 _CAPTIONS = ("text", "caption", "captions", "prompt", "description")
 
@@ -56,12 +58,16 @@ def look_at(path: str, hints: Hints | None = None, restores: bool = True) -> Sur
         DataError: If there is no such thing, or nothing in it that our trainings read, or it may mean several things;
             then it names the flag that decides.
     """
-    # One bar is enough of a training; here none is.
-    datasets.disable_progress_bars()
+    # One bar is enough of a training; here none is. Where the environment hides them already, datasets warns of each
+    # call that would show them again.
+    hidden = datasets.are_progress_bars_disabled()
+    if not hidden:
+        datasets.disable_progress_bars()
     try:
         return _look_at_files(path, find_files(path), hints or Hints(), restores)
     finally:
-        datasets.enable_progress_bars()
+        if not hidden:
+            datasets.enable_progress_bars()
 
 
 def _look_at_files(path: str, found: list[str], hints: Hints, restores: bool) -> Survey:
@@ -146,7 +152,7 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     elif sounds:
         _measure_sounds(survey, data, sounds[0], chosen)
     elif texts := _words(data, [name for name in texts if name != "label"], hints):
-        _measure_texts(survey, data, texts, chosen)
+        _measure_texts(survey, data, texts, chosen, hints)
     else:
         raise DataError(
             f"{path} has the columns {shorten(list(features))}: no picture, sound or text. Series of numbers are CSV, "
@@ -239,13 +245,20 @@ def _tell_broken(survey: Survey, broken: int, looked_at: int) -> None:
         survey.broken = broken / looked_at
 
 
-def _measure_texts(survey: Survey, data: Any, columns: list[str], chosen: list[int]) -> None:
+def _measure_texts(survey: Survey, data: Any, columns: list[str], chosen: list[int], hints: Hints) -> None:
     rows = [data[index] for index in chosen]
     lengths = {name: [len((row[name] or "").encode()) for row in rows] for name in columns}
     column = max(columns, key=lambda name: sum(lengths[name]))
     survey.kind, survey.columns, survey.lengths = "texts", [column], [max(1, length) for length in lengths[column]]
     survey.about = f"{survey.count:,} texts of {min(lengths[column])} to {max(lengths[column])} bytes"
     others = [name for name in data.features if name != column]
+    if others and "label" not in others and not hints.inputs:
+        few = [name for name in others if len({*map(str, data[name])}) <= _CLASSES * len(data)]
+        if few:
+            raise DataError(
+                f"{survey.train['path']}: the column{'s' if len(few) > 1 else ''} {shorten(few)} beside the texts of "
+                f"{column} may name classes: say which, --label {few[0]}, or take the texts alone, --inputs {column}."
+            )
     if others and "label" not in others:
         survey.about += f" in the column {column}; classes would be in a column `label`, not in {shorten(others)}"
 

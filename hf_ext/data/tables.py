@@ -6,6 +6,7 @@ import csv
 import io
 import re
 import warnings
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,10 @@ _COMMA_GROUPS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")
 _POINT_GROUPS = re.compile(r"[-+]?\d{1,3}(\.\d{3})+(,\d+)?")
 _SPACE_GROUPS = re.compile(r"[-+]?\d{1,3}([\u0020\u00a0\u202f']\d{3})+([.,]\d+)?")
 _DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
+# 12 %, $12.50 and 12 €.
+_SIGNS = re.compile(r"^[$€£¥]\s*|\s*[%$€£¥]$")
+# What Excel writes before a table: sep=;
+_SEPARATOR_LINE = re.compile(r"sep=(.)\s*", re.IGNORECASE)
 # Columns from which on a table whose first line are numbers is one without names: a series in each row.
 _NAMELESS = 8
 
@@ -81,22 +86,40 @@ def _read_text(path: Path) -> Table:
         comments = sum(bool(line.strip()) for line in lines[:skipped])
         if comments:
             notes.append(f"{comments} comment line{'s' if comments > 1 else ''} before the names of the columns")
-    separator = "\t" if path.suffix.lower() == ".tsv" and "\t" in text[:_SAMPLE] else _find_separator(text[:_SAMPLE])
+    told = _SEPARATOR_LINE.fullmatch(lines[skipped]) if skipped < len(lines) else None
+    if told is not None:
+        skipped += 1
+        text = "\n".join(lines[skipped:])
+        separator = told[1]
+    elif path.suffix.lower() == ".tsv" and "\t" in text[:_SAMPLE]:
+        separator = "\t"
+    else:
+        separator = _find_separator(text[:_SAMPLE])
     if separator != ("\t" if path.suffix.lower() == ".tsv" else ","):
         names = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas", r"\s+": "spaces"}
-        notes.append(f"separated by {names[separator]}")
-    first = next(csv.reader(io.StringIO(text[:_SAMPLE]), delimiter=separator), []) if len(separator) == 1 else (
+        notes.append(f"separated by {names.get(separator, repr(separator))}")
+    first = next(csv.reader(io.StringIO(text), delimiter=separator), []) if len(separator) == 1 else (
         lines[skipped].split() if skipped < len(lines) else [])  # fmt: skip
     numbers = bool(first) and all(is_number(_point(name, separator)) for name in first)
     nameless = numbers and len(first) >= _NAMELESS and len(set(first)) > 2 and not _counts_up(first)
+    nameless = nameless or _starts_with_a_row(text, first, separator)
     if numbers and not nameless and not _counts_up(first):
         raise DataError(f"its first line, {', '.join(first)!s:.60}, must hold the names of the columns")
+    if not nameless and (twice := [name for name, count in Counter(filter(None, first)).items() if count > 1]):
+        raise DataError(f"{first.count(twice[0])} columns are called {twice[0]!r}: give each a name of its own")
     with warnings.catch_warnings():
         # It says that fields without a name are dropped.
         warnings.simplefilter("error", pd.errors.ParserWarning)
         warnings.simplefilter("ignore", pd.errors.DtypeWarning)
         frame = pd.read_csv(io.StringIO(text), sep=separator, header=None if nameless else "infer", **_CELLS)
     frame.columns = [str(name).strip() for name in frame.columns]
+    # As after a separator at the end of each line.
+    empty = [name for name in frame.columns if name.startswith("Unnamed:") and frame[name].isna().all()]
+    if empty and not nameless:
+        frame = frame.drop(columns=empty)
+        notes.append(f"{len(empty)} column{'s' if len(empty) > 1 else ''} without a name and without a cell left out")
+    if nameless:
+        notes.append("no line of names: columns count from 0")
     table = Table(frame, notes, nameless, separator)
     _drop_units(table)
     return table
@@ -146,6 +169,16 @@ def _counts_up(names: list[str]) -> bool:
     """True if names are 0, 1, 2, …, as pandas writes columns without any."""
     first = 0 if len(names) < _NAMELESS or str(names[0]).strip() == "0" else 1
     return len(names) > 1 and [str(name).strip() for name in names] == [str(n + first) for n in range(len(names))]
+
+
+def _starts_with_a_row(text: str, first: list[str], separator: str) -> bool:
+    """True if the first line is a row: numbers, and a class, first or last, that other rows have in its place."""
+    words = [place for place, name in enumerate(first) if not is_number(_point(name, separator))]
+    if len(first) <= _NAMELESS or len(words) != 1 or words[0] not in (0, len(first) - 1) or len(separator) > 1:
+        return False
+    rows = csv.reader(io.StringIO(text[:_SAMPLE]), delimiter=separator)
+    cells = [row[words[0]].strip() for row in rows if len(row) == len(first)]
+    return cells.count(first[words[0]].strip()) > 1
 
 
 def _point(value: str, separator: str) -> str:
@@ -254,6 +287,12 @@ def _to_numbers_somehow(cells: "pd.Series[str]", decimal: bool) -> tuple["pd.Ser
         if written.str.contains(".", regex=False).any():
             cells = cells.str.replace(".", "", regex=False)
         return _to_numbers(cells.str.replace(",", ".", regex=False)), "decimal commas"
+    signs = sorted({sign for cell in cells for sign in cell if sign in "%$€£¥"})
+    if signs:
+        found, how = _to_numbers_somehow(cells.str.replace(_SIGNS, "", regex=True), decimal)
+        # One column has one unit.
+        if found is not None and len(signs) == 1:
+            return found, " and ".join(filter(None, [how, f"the sign {signs[0]}"]))
     return None, ""
 
 

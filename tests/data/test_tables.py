@@ -14,6 +14,7 @@ from hf_ext.data.source import DataSource
 from hf_ext.data.splits import hash_inputs
 from hf_ext.data.survey import look_at
 from hf_ext.data.tables import read_table
+from hf_ext.errors import DataError
 
 HOURS = pd.date_range("2024-03-01", periods=24, freq="h")
 RNG = np.random.default_rng(0)
@@ -118,6 +119,7 @@ CASES = {
     "European days": alone(date=[day.strftime("%d.%m.%Y") for day in pd.date_range("2024-01-10", periods=24)]),
     "epoch in seconds": alone(epoch=[1_700_000_000 + 60 * step for step in range(24)]),
     "epoch in milliseconds": alone(timestamp=[1_700_000_000_000 + 60_000 * step for step in range(24)]),
+    "ts": alone(ts=[1_700_000_000_000 + 60_000 * step for step in range(24)]),
     "seconds from 0": alone(time=[step * 0.5 for step in range(24)]),
     "t": alone(t=range(24)),
     "step": alone(step=range(24)),
@@ -196,12 +198,39 @@ CASES = {
         "\n".join(",".join(map(str, [row % 2, *RNG.normal(size=9).round(4), row % 2])) for row in range(10)),
         refused=("--label",),
     ),
+    "nameless, a word last": Case(
+        wide(STEPS, WORDS).split("\n", 1)[1], 20, layout="series", notes="no line of names",
+    ),
+    "nameless, a word first": Case(
+        wide(STEPS, WORDS, True).split("\n", 1)[1], 20, layout="series", notes="no line of names",
+    ),
+    "names that are wavelengths": Case(
+        wide([str(400 + 2 * step) for step in range(20)], WORDS, True), 20, layout="series"
+    ),
+    "wide with a separator at the end of lines": Case(
+        wide(STEPS, WORDS).replace("\n", ",\n"), 20, layout="series", notes="without a cell",
+    ),
+    "a name twice": Case(wide(STEPS, WORDS).replace("t2,", "t1,", 1), refused=("2 columns", "'t1'")),
     # how numbers are written
     "semicolons": Case(rows(LABELLED, ";"), notes="semicolons"),
     "semicolons and decimal commas": Case(
         rows(GERMAN, ";", lambda cell: str(cell).replace(".", ",")), time="zeit", notes="decimal commas"
     ),
     "tabs": Case(rows(LABELLED, "\t"), notes="tabs"),
+    "a line that names the separator": Case(
+        "sep=;\n" + rows(LABELLED, ";", lambda cell: str(cell).replace(".", ",")), notes="semicolons"
+    ),
+    "per cent": Case(rows({"y": [f"{value:.2f}%" for value in Y], "label": STATES}), ["y"], notes="the sign % in y"),
+    "dollars and thousands": Case(
+        rows({"y": [f"${12000 + step * 137:,}" for step in range(24)], "label": STATES}, quote='"'), ["y"],
+        notes="commas between thousands and the sign $ in y",
+    ),
+    "euros after decimal commas": Case(
+        rows({"y": [f"{step},50 €" for step in range(24)], "label": STATES}, ";"), ["y"], notes="the sign € in y",
+    ),
+    "two currencies": Case(
+        rows({"y": [f"{'$€'[step % 2]}{step}" for step in range(24)], "z": Z, "label": STATES}), ["z"]
+    ),
     "tsv": Case(rows(LABELLED, "\t"), suffix=".tsv"),
     "bars": Case(rows(LABELLED, "|"), notes="bars"),
     "decimal commas in quotes": Case(
@@ -253,6 +282,12 @@ CASES = {
     ),
     "a class that nobody named": Case(rows({"y": Y, "z": Z, "state": STATES}),
         refused=("--label state", "--series state")),
+    "true and false that nobody named": Case(
+        rows({"y": Y, "z": Z, "ok": [w == "calm" for w in STATES]}), refused=("--label ok", "--inputs y,z")
+    ),
+    "true and false beside a class": Case(
+        rows({"y": Y, "on": [step % 2 == 0 for step in range(24)], "label": STATES}), ["y", "on"]
+    ),
     "two labels": Case(rows({**LABELLED, "class": STATES}), refused=("--label",)),
     "one class": Case(rows({**LABELLED, "label": ["calm"] * 24}), refused=("calm",)),
     "values of steps": Case(rows({**LABELLED, "label": Z}), refused=("mrconv-regression",)),
@@ -271,6 +306,20 @@ def write(tmp_path, case: Case):
     place = tmp_path / f"table{case.suffix}"
     place.write_bytes(case.text if isinstance(case.text, bytes) else case.text.encode(case.encoding))
     return place
+
+
+@pytest.mark.parametrize("inputs", [(), ("review",)])
+def test_classes_of_texts_are_asked_for(tmp_path, inputs):
+    columns = {"review": [f"a text with the number {number}" for number in range(24)], "mood": STATES}
+    place = tmp_path / "texts.csv"
+    place.write_text(rows(columns), encoding="utf-8")
+    if inputs:
+        assert look_at(str(place), Hints(inputs=inputs)).classes == []
+    else:
+        with pytest.raises(DataError) as error:
+            look_at(str(place))
+        assert "--label mood" in str(error.value) and "--inputs review" in str(error.value)
+    assert look_at(str(place), Hints(label="mood")).classes == WORDS
 
 
 def test_there_are_many():
