@@ -42,7 +42,7 @@ def open_source(source: DataSource, section: str = "data") -> AnyDataset:
         whole = replace(source, split="train", hold_out=0.0) if source.hold_out else source
         data = _load(whole, section)
         if source.rename_columns:
-            data = data.rename_columns(source.rename_columns)
+            data = data.rename_columns(source.new_names)
         if source.hold_out:
             data = hold_out(data, source.hold_out, source.hold_out_seed, measures=source.split == "validation")
         return _keep_audio_files(data)

@@ -114,7 +114,12 @@ class DataSource:
 
     def column_of(self, name: str) -> str:
         """The column that has a name only after `rename_columns`."""
-        return next((old for old, new in (self.rename_columns or {}).items() if new == name), name)
+        return next((old for old, new in self.new_names.items() if new == name), name)
+
+    @property
+    def new_names(self) -> dict[str, str]:
+        """`rename_columns`, whose keys YAML may have read as numbers."""
+        return {str(old): new for old, new in (self.rename_columns or {}).items()}
 
     def shares_with(self, other: "DataSource") -> bool:
         """True if another source holds the same examples, as far as its words say."""

@@ -59,18 +59,18 @@ def write_recipe(method: str, folder: Path, survey: Survey, gpu: bool) -> str:
 
 def _data(survey: Survey) -> list[str]:
     """The section of the data."""
-    lines = ["data:", f"  train: {_flow(survey.train)}"]
+    lines = ["data:", f"  train: {flow(survey.train)}"]
     if survey.eval is None:
         other = {**survey.train, "split": "validation"}
         if survey.kind == "pairs":
             other = {"path": str(Path(survey.train["path"]).with_name("validation"))}
         lines += [
             "  # Nothing is kept back to measure. Put some into a folder validation/ beside the others, and write:",
-            f"  # eval: {_flow(other)}",
+            f"  # eval: {flow(other)}",
         ]
     else:
         told = "Held out by their content" if "hold_out" in survey.eval else "Not trained on"
-        lines += [f"  # {told}, to measure.", f"  eval: {_flow(survey.eval)}"]
+        lines += [f"  # {told}, to measure.", f"  eval: {flow(survey.eval)}"]
     if survey.broken:
         # Twice as many as were seen.
         share = min(1.0, round(2 * survey.broken, 2) + 0.01)
@@ -235,7 +235,7 @@ def _series(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
     longest = max(16, survey.longest(16384 if gpu else 2048))
     lines = [
         "  # The channels.",
-        f"  columns: {_flow(survey.columns)}",
+        f"  columns: {flow(survey.columns)}",
         *([] if survey.channels is None else [f"  num_channels: {survey.channels}"]),
         f"  # Steps of a series. {_cut(survey.lengths, longest)}.",
         f"  max_length: {longest}",
@@ -260,8 +260,8 @@ def _classified_pictures(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
         return "mrconv-pixels", [
             "  # Pixels in a row are a sequence; all pictures have this side.",
             f"  image_size: {side}",
-            f"  mean: {_flow([0.5] * channels)}",
-            f"  std: {_flow([0.25] * channels)}",
+            f"  mean: {flow([0.5] * channels)}",
+            f"  std: {flow([0.25] * channels)}",
             *_classes(survey),
             *column,
         ]
@@ -334,7 +334,7 @@ def _classes(survey: Survey) -> list[str]:
     # A list that nobody would read to its end is left to the data, unless they have nothing but names.
     numbers = [str(number) for number in range(len(survey.classes))]
     short = len(survey.classes) > 100 and (survey.named or survey.classes == numbers)
-    names = [] if short else [f"  label_names: {_flow(survey.classes)}"]
+    names = [] if short else [f"  label_names: {flow(survey.classes)}"]
     return [f"  num_labels: {len(survey.classes)}", *names]
 
 
@@ -353,10 +353,12 @@ def _smallest(survey: Survey) -> str:
     return f"; the smallest side seen is {survey.sides[0]}" if survey.sides else ""
 
 
-def _flow(value: Any) -> str:
+def flow(value: Any) -> str:
     """A mapping or list of YAML in one line."""
     if isinstance(value, dict):
-        items = (f"{key}: {_text(item) if isinstance(item, str) else _flow(item)}" for key, item in value.items())
+        items = (
+            f"{_text(str(key))}: {_text(item) if isinstance(item, str) else flow(item)}" for key, item in value.items()
+        )
         return "{" + ", ".join(items) + "}"
     return json.dumps(value, ensure_ascii=False)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 
 from hf_ext.data.opening import open_source
 from hf_ext.data.roles import Hints, class_name, find_roles, name_classes
@@ -15,6 +16,7 @@ from hf_ext.data.splits import hash_inputs
 from hf_ext.data.survey import look_at
 from hf_ext.data.tables import read_table
 from hf_ext.errors import DataError
+from hf_ext.starting.writing import flow
 
 HOURS = pd.date_range("2024-03-01", periods=24, freq="h")
 RNG = np.random.default_rng(0)
@@ -346,8 +348,9 @@ def test_a_table_is_understood_or_refused(tmp_path, name):
         assert survey.columns == case.inputs
     assert survey.values if case.values else survey.classes == case.classes
     assert case.notes in "; ".join(survey.notes) and len(survey.lines) == 5
-    # Training and evaluation read it as it was understood, and share nothing.
-    learned, measured = (open_source(DataSource(**words)) for words in (survey.train, survey.eval))
+    # Training and evaluation read it as it was understood, also after YAML, and share nothing.
+    written = (yaml.safe_load(flow(words)) for words in (survey.train, survey.eval))
+    learned, measured = (open_source(DataSource(**words)) for words in written)
     assert not {*hash_inputs(learned)} & {*hash_inputs(measured)}
     for row in (learned[0], measured[0]):
         lengths = {len(row[column]) for column in survey.columns}
