@@ -218,7 +218,9 @@ def make(name: str, work: Path) -> Path:
                 check = {"psnr": round(restore_cat(folder), 3)}
         training = read_report(work, name)
         hours = round(count_core_hours(work, name), 2)
+        machine = training["hardware"].rpartition(" on ")[2]
         numbers = {"parameters": parameters, "steps": training["steps"], "core_hours": hours}
+        numbers |= {} if machine.startswith("CPU") else {"machine": f"one {machine}"}
         training |= {"released": {**tell(release, scores), **numbers}, "check": check}
         return write_release(folder, training, results, picture)
 

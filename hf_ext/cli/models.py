@@ -27,9 +27,8 @@ def models(as_json: bool) -> None:
     if not found:
         click.echo(f"No model travels with this version: {WITHOUT}.")
     for model in found:
-        size = (
-            f"{model.parameters / 1e6:.2f} M parameters, {model.bytes / 1e6:.1f} MB, {model.core_hours:g} core-hours"
-        )
+        size = f"{model.parameters / 1e6:.2f} M parameters, {model.bytes / 1e6:.1f} MB"
+        size += f", trained for {model.core_hours:g} hours of {model.machine}"
         title = f"{model.name}: {model.task}"
         rows = [("size", size), ("scores", model.scores), ("data", model.data), ("licence", model.license)]
         if find_terminal():

@@ -44,8 +44,9 @@ class ReleasedModel:
     # of its weights on disk
     bytes: int
     steps: int
-    # processor time of the training
+    # time of the training, on the machine
     core_hours: float
+    machine: str = "one core"
 
 
 def list_released() -> list[ReleasedModel]:

@@ -79,7 +79,7 @@ def test_a_mistyped_name_is_answered_with_the_nearest():
 def test_models_are_listed_with_scores_and_licence():
     result = CliRunner().invoke(main, ["models"])
     assert result.exit_code == 0
-    assert all(text in result.output for text in ("denoise-tiny", *SUMMARY.values(), "0.5 core-hours"))
+    assert all(text in result.output for text in ("denoise-tiny", *SUMMARY.values(), "0.5 hours of one core"))
     (entry,) = json.loads(CliRunner().invoke(main, ["models", "--json"]).output)
     assert entry["name"] == "denoise-tiny" and "folder" not in entry
 
