@@ -183,10 +183,16 @@ def _measure_pictures(survey: Survey, data: Any, column: str, chosen: list[int])
     sizes, gray = {header.size for header in headers}, all(header.gray for header in headers)
     survey.kind, survey.columns, survey.gray = "pictures", [column], gray
     survey.deep = any(header.deep for header in headers)
+    _tell_halved(survey, headers)
     survey.equal, survey.sides = len(sizes) == 1, sorted(min(size) for size in sizes)
     smallest, largest = min(sizes, key=min), max(sizes, key=min)
     span = _size(smallest) if smallest == largest else f"{_size(smallest)} to {_size(largest)}"
     survey.about = f"{survey.count:,} pictures of {span} pixels{', grey' if gray else ''}"
+
+
+def _tell_halved(survey: Survey, headers: list[_Header]) -> None:
+    if any(header.halved for header in headers):
+        survey.notes.append("colours of 16 bits are read as 8")
 
 
 class _Header(NamedTuple):
@@ -195,6 +201,7 @@ class _Header(NamedTuple):
     size: tuple[int, int]
     gray: bool
     deep: bool
+    halved: bool = False
 
 
 def _read_headers(data: Any, column: str, chosen: list[int]) -> list[_Header | None]:
@@ -206,7 +213,9 @@ def _read_headers(data: Any, column: str, chosen: list[int]) -> list[_Header | N
         try:
             with Image.open(open_bytes(value)) as picture:
                 deep = picture.mode[0] in "IF"
-                headers.append(_Header(picture.size, deep or picture.mode in ("1", "L", "LA"), deep))
+                # How Pillow's decoders call 16 bits in several channels, of which it keeps the upper 8.
+                halved = not deep and ";16" in str([tile.args for tile in getattr(picture, "tile", ())])
+                headers.append(_Header(picture.size, deep or picture.mode in ("1", "L", "LA"), deep, halved))
         except UNDECODABLE:
             headers.append(None)
     return headers
@@ -292,6 +301,7 @@ def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
     survey.scale = scale
     survey.sides, survey.gray = sorted(min(lq.size) for lq, _ in read), read[0][1].gray
     survey.deep = any(header.deep for pair in read for header in pair)
+    _tell_halved(survey, [header for pair in read for header in pair])
     larger = f", those of {names[1]}/ {survey.scale} times as large" if survey.scale > 1 else ""
     survey.about = f"{len(data):,} pairs of pictures, the smallest with {survey.sides[0]} pixels{larger}"
     survey.roles = [f"{names[0]}/ becomes {names[1]}/"]

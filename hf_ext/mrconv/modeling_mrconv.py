@@ -213,6 +213,9 @@ class MRConvModel(MRConvPreTrainedModel):
             start, stop, valid = valid_range(attention_mask, hidden, cache is not None)
         else:
             start, stop, valid = None, None, packing.valid
+        if valid is not None:
+            # Tokens, numbers and embeddings of one text agree there too.
+            hidden = hidden.masked_fill(~valid[..., None], 0)
         # Fewer than there are, where the configuration says so: generation that leaves early sets it for a while.
         for layer in self.layers[: self.config.num_hidden_layers]:
             hidden = layer(hidden, start, stop, valid, cache, packing)

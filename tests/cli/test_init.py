@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 
 import datasets
+import numpngw
 import numpy as np
 import pytest
+import tifffile
 import yaml
 
 from hf_ext.data.opening import open_source
@@ -62,6 +64,15 @@ def test_small_pictures_of_one_size_are_read_pixel_by_pixel():
     assert (
         recipe["method"] == "mrconv-pixels" and recipe["task"]["image_size"] == 8 and len(recipe["task"]["mean"]) == 1
     )
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_colours_of_16_bits_are_said_to_become_8(tmp_path, suffix):
+    pixels = np.random.default_rng(0).integers(0, 2**16, (4, 8, 8, 3), dtype=np.uint16)
+    for index, picture in enumerate(pixels):
+        place = tmp_path / f"{index}.{suffix}"
+        (numpngw.write_png if suffix == "png" else tifffile.imwrite)(place, picture)
+    assert any("16 bits" in text for text in look_at(str(tmp_path)).notes)
 
 
 def test_other_pictures_are_seen_in_stages():

@@ -112,15 +112,6 @@ class MRConvModelTest(ModelTesterMixin, unittest.TestCase):
         with mock.patch.object(test_modeling_common, "get_model_conversion_mapping", those_of):
             super().test_reverse_loading_mapping(check_keys_were_modified=False)
 
-    def test_inputs_embeds_matches_input_ids(self) -> None:
-        """As the shared test, without padding: hidden states there mean nothing, and differ."""
-        config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
-        inputs.pop("attention_mask")
-        with mock.patch.object(
-            self.model_tester, "prepare_config_and_inputs_for_common", lambda: (config, dict(inputs))
-        ):
-            super().test_inputs_embeds_matches_input_ids()
-
 
 class MRConvMergedModelTester(MRConvModelTester):
     """A model whose convolutions are merged: their kernels are buffers."""
