@@ -227,46 +227,83 @@ def test_signals_are_left_as_they_were(tmp_path, examples):
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="a script of bash")
-def test_a_job_of_slurm_that_was_stopped_is_queued_again(tmp_path, monkeypatch):
+# What stands in for srun: one process for the port, else one for each task, numbered within its node.
+SRUN = """#!/bin/bash
+tasks=$SLURM_NTASKS
+while [[ $1 = --* ]]; do [[ $1 = --ntasks=1 ]] && tasks=1; shift; done
+for ((task = 0; task < tasks; task++)); do
+  SLURM_PROCID=$task SLURM_LOCALID=$((task % SLURM_NTASKS_PER_NODE)) "$@" & waited+=($!)
+done
+code=0
+for process in "${waited[@]}"; do wait "$process" || code=$?; done
+exit $code
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    """A function that runs the job of examples/accelerate with commands that stand in for SLURM's."""
     commands = tmp_path / "bin"
     commands.mkdir()
     (commands / "python").write_text(f'#!/bin/bash\nexec {sys.executable} "$@"\n')
-    (commands / "srun").write_text(
-        '#!/bin/bash\nwhile [[ $1 = --* ]]; do shift; done\nSLURM_PROCID=0 SLURM_LOCALID=0 exec "$@"\n'
-    )
+    (commands / "srun").write_text(SRUN)
     (commands / "scontrol").write_text(
         f'#!/bin/bash\necho "$@" >> {tmp_path}/said\n[ $1 = requeue ] || echo localhost\n'
     )
     for name in ("python", "srun", "scontrol"):
         (commands / name).chmod(0o755)
-    (tmp_path / "data.jsonl").write_text('{"text": "ab", "label": 0}\n{"text": "cd", "label": 1}\n')
+    rows = [f'{{"text": "{letter}b", "label": {place % 2}}}\n' for place, letter in enumerate("abcdefgh")]
+    (tmp_path / "data.jsonl").write_text("".join(rows))
     run = tmp_path / "run.yaml"
     run.write_text(
         "method: mrconv-text\noutput_dir: out\nmax_steps: 3\nreport_to: none\nper_device_train_batch_size: 2\n"
         "data: {train: {path: data.jsonl}}\ntask: {max_length: 16, num_labels: 2}\n"
         "model: {hidden_size: 8, num_hidden_layers: 1}\n"
     )
-    variables = environment(
-        PATH=f"{commands}:{os.environ['PATH']}",
-        SLURM_NTASKS="1",
-        SLURM_NTASKS_PER_NODE="1",
-        SLURM_JOB_NODELIST="node",
-        SLURM_JOB_ID="7",
-    )
 
-    def job(*flags: str) -> subprocess.CompletedProcess:
+    def job(tasks: int, a_node: int, *flags: str, **more: str) -> subprocess.CompletedProcess:
+        variables = environment(
+            PATH=f"{commands}:{os.environ['PATH']}",
+            SLURM_NTASKS=str(tasks),
+            SLURM_NTASKS_PER_NODE=str(a_node),
+            SLURM_JOB_NODELIST="node",
+            SLURM_JOB_ID="7",
+            **more,
+        )
         words = ["bash", str(ROOT / "examples/accelerate/slurm.sh"), str(run), *flags]
         return subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=280)
 
-    stopped = job("--deadline_minutes=1e-9")
+    return job
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="a script of bash")
+def test_a_job_of_slurm_that_was_stopped_is_queued_again(tmp_path, slurm):
+    stopped = slurm(1, 1, "--deadline_minutes=1e-9")
     assert stopped.returncode == EXIT_CODE, stopped.stderr
     assert "step 2 of 3 is saved, and the same command goes on" in stopped.stderr or "step 1 of 3" in stopped.stderr
     assert (tmp_path / "said").read_text().splitlines()[-1] == "requeue 7"
-    assert job().returncode == 0
+    assert slurm(1, 1).returncode == 0
     assert saved_steps(tmp_path / "out")[-1] == 3
     assert (tmp_path / "said").read_text().count("requeue") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="a script of bash")
+def test_four_processes_of_two_nodes_are_one_run(tmp_path, slurm):
+    stopped = slurm(4, 2, "--deadline_minutes=1e-9")
+    assert stopped.returncode == EXIT_CODE, stopped.stderr
+    assert slurm(4, 2).returncode == 0
+    assert saved_steps(tmp_path / "out")[-1] == 3
+    told = json.loads((tmp_path / "out" / "snapshot" / "training.json").read_text(encoding="utf-8"))
+    assert told["samples"] == 3 * 4 * 2 and told["hardware"].startswith("4 process")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a script of bash")
+def test_a_sharded_job_is_told_to_the_training(slurm):
+    # There is no GPU here, and sharding is refused: FSDP2 was asked for.
+    refused = slurm(1, 1, SHARDED="1")
+    assert refused.returncode == 2 and "FSDP" in refused.stderr
 
 
 @pytest.mark.slow
