@@ -107,7 +107,16 @@ def same_content(first: Path, second: Path) -> bool:
         return False
 
 
-def join_companions(base: Companions, tasks: Mapping[str, Companions]) -> tuple[dict[str, Path], list[str]]:
+@dataclass(frozen=True)
+class Joined:
+    """The files of one model beside its weights."""
+
+    files: Mapping[str, Path]
+    told: list[str]  # what of the tasks is not among them, in words
+    modules: tuple[str, ...] = ()  # weights in folders of their own, which differ and are merged by themselves
+
+
+def join_companions(base: Companions, tasks: Mapping[str, Companions]) -> Joined:
     """
     The files of one model that is merged of several.
 
@@ -118,13 +127,13 @@ def join_companions(base: Companions, tasks: Mapping[str, Companions]) -> tuple[
         tasks (`Mapping[str, Companions]`): Those of the tasks, by how messages name them.
 
     Returns:
-        `tuple[dict[str, Path], list[str]]`: Files by name, and what of the tasks is not among them, in words.
+        [`Joined`]: Files by name, what of the tasks is not among them, and modules to merge.
 
     Raises:
-        DataError: Weights of a module differ, which are not merged.
+        DataError: Weights of a module are in some of the models only, or are no safetensors.
     """
     ours = {**base.files, **base.modules}
-    joined, differing = dict(ours), dict[str, list[str]]()
+    joined, differing, modules = dict(ours), dict[str, list[str]](), list[str]()
     for name in dict.fromkeys(name for own in tasks.values() for name in (*own.files, *own.modules)):
         held = [own.modules.get(name) or own.files.get(name) for own in tasks.values()]
         first = next(path for path in held if path is not None)
@@ -135,15 +144,19 @@ def join_companions(base: Companions, tasks: Mapping[str, Companions]) -> tuple[
         for title, path in zip(tasks, held, strict=True):
             if path is None or (name in ours and same_content(ours[name], path)):
                 continue
-            if name in tasks[title].modules:
-                module = PurePosixPath(name).parent.as_posix()
+            if name not in tasks[title].modules:
+                differing.setdefault(title, []).append(name)
+            elif all(name in own.modules for own in (base, *tasks.values())) and name.endswith("/model.safetensors"):
+                modules += [name] if name not in modules else []
+                joined.pop(name, None)
+            else:
                 raise DataError(
-                    f"{title}: {name} holds weights of a module of its own that are not the base's, and one model has "
-                    f"a place for one. Merge the folders {module} by a command of their own and put the result into "
-                    "the base, or choose a method with masks, where each task keeps its module."
+                    f"{title}: {name} holds weights of a module of its own that are not the base's, and not all tasks "
+                    "and the base have it as model.safetensors, to be merged. Bring them to one form, or choose a "
+                    "method with masks, where each task keeps its module."
                 )
-            differing.setdefault(title, []).append(name)
-    return joined, [
+    told = [
         f"{title}: {', '.join(names)} differ from the base's or are not in all tasks; the one model has the base's"
         for title, names in differing.items()
     ]
+    return Joined(joined, told, tuple(modules))

@@ -20,7 +20,7 @@ import numpy as np
 
 from ..distributed import Ranks
 from ..errors import DataError, OtherRun
-from ..files import read_json, remove_leftovers, replace_folder, sync, write_json
+from ..files import copy_into, read_json, remove_leftovers, replace_folder, sync, write_json
 from ..progress import progress
 from ..system import count_cores
 from .configuration import MergeConfig
@@ -103,6 +103,8 @@ def merge_checkpoints(
         run.count()
         with ranks.together(), explain_full_disk(plan, run.partial):
             run.merge()
+        for name, module in plan.modules.items():
+            merge_checkpoints(module, run.module_folder(name), overwrite=True, progress=False)
         with ranks.together(), explain_full_disk(plan, run.partial):
             if ranks.index == 0:
                 report = run.complete()
@@ -118,6 +120,10 @@ class _Run:
         self.identity = _identity(plan)
         self.progress = progress and ranks.index == 0
         self.vectors = TaskVectors(plan.config)
+
+    def module_folder(self, name: str) -> Path:
+        """The folder of the merge of a module with weights of its own."""
+        return self.partial / "modules" / Path(name).parent
 
     def prepare(self, stack: contextlib.ExitStack) -> None:
         """Creates the partial folder, or checks that the one that is there is of this merge; reserves all files."""
@@ -221,6 +227,7 @@ class _Run:
         base = self.base_identity.result()
         closed = _start_beside(self.outputs.close)
         try:
+            copy_into({name: self.module_folder(name) / Path(name).name for name in self.plan.modules}, folder)
             report = finish(folder, self.plan, sums, base, out=self.out)
         finally:
             closed.result()

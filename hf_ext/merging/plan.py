@@ -43,6 +43,8 @@ class Plan:
     statistics: tuple[Source, ...] = ()  # those of the tasks' data, opened, where the method wants them
     warnings: list[str] = field(default_factory=list)  # what the user should look at
     companions: Mapping[str, Path] = field(default_factory=dict)  # files beside the weights of the root
+    # weights in folders of their own, of modules that are merged by themselves, by their names in the model
+    modules: Mapping[str, MergeConfig] = field(default_factory=dict)
 
     @cached_property
     def merged_rows(self) -> tuple[Row, ...]:
@@ -221,10 +223,13 @@ def _plan(config: MergeConfig, inputs: Inputs) -> Plan:
             if source.companions.left_out
         ),
     ]
-    companions = base.companions.files
+    companions, modules = base.companions.files, dict[str, MergeConfig]()
     if not config.with_masks:
-        companions, told = join_companions(base.companions, {task.title: task.companions for task in tasks})
-        warnings += told
+        joined = join_companions(base.companions, {task.title: task.companions for task in tasks})
+        companions = joined.files
+        warnings += joined.told
+        modules = {name: _plan_module(config, base, tasks, name) for name in joined.modules}
+        warnings += [f"{name}: the module of each model is merged by itself, by the same method" for name in modules]
     plan = Plan(
         config,
         base,
@@ -238,9 +243,24 @@ def _plan(config: MergeConfig, inputs: Inputs) -> Plan:
         inputs.statistics,
         warnings,
         companions,
+        modules,
     )
     warnings += _size_warnings(plan)
     return plan
+
+
+def _plan_module(config: MergeConfig, base: Source, tasks: tuple[Source, ...], name: str) -> MergeConfig:
+    """The merge of a module with weights in a folder of its own; what does not fit is refused before it begins."""
+    if config.statistics or config.merged is not None:
+        raise DataError(
+            f"{name} holds weights of a module of its own that differ, and method {config.method!r} needs more than "
+            "weights to merge them. Choose another method, or one with masks, where each task keeps its module."
+        )
+    own, *others = (str(source.companions.modules[name].parent) for source in (base, *tasks))
+    places = {task.label: place for task, place in zip(tasks, others, strict=True)}
+    module = dataclasses.replace(config, base=own, tasks=places, exclude=[])
+    make_plan(module).close()
+    return module
 
 
 def _size_warnings(plan: Plan) -> list[str]:

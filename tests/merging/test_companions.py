@@ -119,10 +119,35 @@ def test_modules_of_sentence_transformers_travel_and_those_of_a_task_are_its_own
         assert own <= names(exported)
         found, expected = (load_file(Path(place, "2_Dense", "model.safetensors")) for place in (exported, tasks[task]))
         assert all(found[name].equal(expected[name]) for name in expected)
-    with refused(DataError, "2_Dense"):
-        merge(config | {"method": "average"}, tmp_path / "one")
-    one = merge(config | {"method": "average", "tasks": {"a": tasks["a"]}}, tmp_path / "one")
-    assert own <= names(one)
+
+
+def test_modules_that_all_have_are_merged_by_themselves(tmp_path):
+    base = add_sentence_modules(tiny_bert(tmp_path / "base"))
+    tasks = {}
+    for seed, name in enumerate("ab", 1):
+        folder = tiny_bert(tmp_path / name, seed, base=base, task_head=False)
+        tasks[name] = str(add_sentence_modules(folder, seed=seed))
+    config = {"base": str(base), "tasks": tasks, "method": "average"}
+    one = merge(config, tmp_path / "one")
+    found, *parts = (load_file(Path(place, "2_Dense", "model.safetensors")) for place in (one, *tasks.values()))
+    for name, value in found.items():
+        torch.testing.assert_close(value, (parts[0][name] + parts[1][name]) / 2)
+    assert {"modules.json", "1_Pooling/config.json", "2_Dense/config.json"} <= names(one)
+    assert not [name for name in names(one) if name.startswith("2_Dense") and name.endswith((".md", ".png"))]
+    with make_plan(config) as plan:
+        assert any("2_Dense" in text for text in plan.warnings)
+    # An equal module is copied; one that a task lacks, or that has other sizes, is refused before anything is read.
+    merge(config | {"tasks": {"a": str(add_sentence_modules(Path(tasks["a"])))}}, tmp_path / "same")
+    (Path(tasks["b"]) / "2_Dense" / "model.safetensors").unlink()
+    write_json(Path(tasks["b"]) / "modules.json", MODULES[:2])
+    add_sentence_modules(Path(tasks["a"]), seed=3)
+    with refused(DataError, "2_Dense", "'a'"):
+        make_plan(config)
+    narrow = {"linear.weight": torch.zeros(2, 16), "linear.bias": torch.zeros(2)}
+    add_sentence_modules(Path(tasks["b"]), seed=2)
+    save_file(narrow, Path(tasks["b"]) / "2_Dense" / "model.safetensors", metadata={"format": "pt"})
+    with refused(DataError, "linear.bias", "2_Dense"):
+        make_plan(config)
 
 
 @pytest.mark.slow
