@@ -290,7 +290,7 @@ def build_app(models: dict[str, dict[str, str]], limits: Limits = LIMITS) -> gr.
     """The page with its four tabs; `models` are those of [`find_models`], `limits` those of a request."""
     # Nothing is told to anybody, and what was uploaded goes after an hour.
     with gr.Blocks(title="hf-ext", analytics_enabled=False, delete_cache=(60, 3600)) as app:
-        gr.Markdown("# hf-ext\nFour NeurIPS 2024 methods on small models: what you give is worked on where this runs.")
+        gr.Markdown("# hf-ext\nFour NeurIPS 2024 methods on small models. The models run on the machine that serves this page.")
         for tab, lay_out in zip(TABS, (_restore_tab, _draw_tab, _listen_tab, _merge_tab), strict=True):
             with gr.Tab(tab.capitalize(), id=tab):
                 if models[tab]:
@@ -341,7 +341,7 @@ def _draw_tab(tab: Tab) -> None:
             result = gr.Image(show_label=False, format="png", buttons=_SAVE, interactive=False, elem_id="draw-result")
             gr.Markdown(
                 "Both rows start from the same noise. Above: the usual controls. Below: as the sliders say, in shares "
-                "of the picture's own size. A model that has not seen a control vary in training hardly minds it."
+                "of the picture's own size. A control that did not vary in training has little effect."
             )
     button.click(
         functools.partial(tab.ask, draw), [tab.model, label, size, top, left, flip, steps, guidance, seed], result

@@ -23,7 +23,9 @@ sys.path.append(str(DIT))
 
 from generating import generate_images
 from measuring import CLASSES, Judge, load
-from pictures import draw_classes
+from pictures import COLUMNS, SHOWN, draw_classes
+
+from hf_ext.tasks.diffusion_grids import draw_grid, sample_rows
 
 
 def judge_pictures(folder: Path, data: Path, per_class: int = PER_CLASS) -> tuple[list[dict[str, Any]], str]:
@@ -61,6 +63,21 @@ def judge_pictures(folder: Path, data: Path, per_class: int = PER_CLASS) -> tupl
 def draw(folder: Path) -> Image.Image:
     """A row for each class."""
     return draw_classes(load(folder))
+
+
+# Rows of one noise: sizes that the picture may have had, and places of the part, of a picture of 48 x 48 pixels.
+CONTROLS: dict[str, dict[str, Any]] = {
+    **{f"size {side}": {"original_size": (side, side)} for side in (8, 12, 16, 24, 32)},
+    **{f"top {place}": {"crop": (place, 8)} for place in (2, 14)},
+    **{f"left {place}": {"crop": (8, place)} for place in (2, 14)},
+}
+
+
+def draw_controls(folder: Path, label: str = "automobile") -> Image.Image:
+    """A row for each value of a control; the pictures of a column begin with the same noise."""
+    pipeline = load(folder)
+    rows = [sample_rows(pipeline, [label], COLUMNS, 0, **SAMPLING, **asked)[0] for asked in CONTROLS.values()]
+    return draw_grid(rows, [*CONTROLS], SHOWN)
 
 
 def draw_again(folder: Path) -> list[float]:

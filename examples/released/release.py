@@ -209,6 +209,7 @@ def make(name: str, work: Path) -> Path:
             results, scores = drawing.judge_pictures(folder, work / "data" / "cifar10")
             check: dict[str, Any] = {"means": [round(value, 3) for value in drawing.draw_again(folder)]}
             picture = drawing.draw(folder)
+            drawing.draw_controls(folder).save(folder / "controls.png", optimize=True)
         else:
             results = measure(name, folder, release)
             scores, picture = summarize(release, results), draw(name, folder, release)

@@ -255,7 +255,8 @@ def test_noise_is_not_predicted_where_there_is_nothing_else(kind):
 
 SPACINGS = ["", "use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas"]
 # Relative distance to the probability flow's end after 20 and 50 steps. Beta sigmas put few of them near the picture.
-DISTANCE = {20: {"use_beta_sigmas": 0.8}, 50: {"use_beta_sigmas": 0.35}}
+# CogVideoX's levels are coarse at the end: with 20, 50, 100 and 200 steps the distance is 0.24, 0.13, 0.07 and 0.04.
+DISTANCE = {20: {"use_beta_sigmas": 0.8}, 50: {"use_beta_sigmas": 0.35, "CogVideoXDDIMScheduler": 0.14}}
 OTHERWISE = {20: 0.25, 50: 0.11}
 PIXELS = (0.65 + 0.25 * torch.randn(1, 1, 16, 16, generator=generator(5))).clamp(0, 1)
 NOISE = torch.randn(1, 1, 16, 16, generator=generator())
@@ -313,7 +314,7 @@ def check_picture(name, spacing, mode, steps, images):
         exact = 0.3 + 0.5 * NOISE
         distance = float((images - exact).norm() / (exact - 0.3).norm())
         # of few steps the result is between the mean and the exact picture
-        assert distance < (1.05 if steps < 4 else DISTANCE[steps].get(spacing, OTHERWISE[steps]))
+        assert distance < (1.05 if steps < 4 else DISTANCE[steps].get(spacing or name, OTHERWISE[steps]))
 
 
 def check_row(name, spacing, prediction, steps):

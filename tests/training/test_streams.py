@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from hf_ext.data.opening import open_source
+from hf_ext.errors import UsageError
 from hf_ext.training.arguments import DataSource
 from hf_ext.training.data import TrainingLoader
+from tests.kit.refusals import refused
 
 from .test_data import write_tar
 from .tiny import SIDE, TinyTask, make_arguments, run, write_images, write_shards
@@ -93,6 +95,11 @@ class Cut:
 
 
 def check(root: Path, kind: str, workers: int, world: int, cuts: list[int]) -> None:
+    if kind == "pictures" and workers > 1:
+        # A folder of so few pictures is one shard, which has no place for two readers.
+        with refused(UsageError, "num_workers", "1 shard"):
+            Cut(root, kind, workers, 0, world).open()
+        return
     for rank in range(world):
         expected, states = Cut(root, kind, workers, rank, world).read(BATCHES)
         assert len({number for batch in expected for number in batch}) > BATCHES
