@@ -290,7 +290,9 @@ def build_app(models: dict[str, dict[str, str]], limits: Limits = LIMITS) -> gr.
     """The page with its four tabs; `models` are those of [`find_models`], `limits` those of a request."""
     # Nothing is told to anybody, and what was uploaded goes after an hour.
     with gr.Blocks(title="hf-ext", analytics_enabled=False, delete_cache=(60, 3600)) as app:
-        gr.Markdown("# hf-ext\nFour NeurIPS 2024 methods on small models. The models run on the machine that serves this page.")
+        gr.Markdown(
+            "# hf-ext\nFour NeurIPS 2024 methods on small models. The models run on the machine that serves this page."
+        )
         for tab, lay_out in zip(TABS, (_restore_tab, _draw_tab, _listen_tab, _merge_tab), strict=True):
             with gr.Tab(tab.capitalize(), id=tab):
                 if models[tab]:

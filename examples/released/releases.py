@@ -146,8 +146,8 @@ RELEASES = {
         (0,),
     ),
     "cifar10": Release(
-        "draws pictures of 32 × 32 pixels of ten classes; the control of size makes them sharp or blurred, that of crop "
-        "moves them a little",
+        "draws pictures of 32 × 32 pixels of ten classes; the control of size makes them sharp or blurred, that of "
+        "crop moves them a little",
         "CIFAR-10, 50,000 pictures (its authors state no licence)",
         TINY,
         caption="Eight pictures of each class, from the first noises, none chosen",
