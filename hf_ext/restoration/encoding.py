@@ -92,6 +92,8 @@ class Frames(NamedTuple):
     # Whether it was a WebP without loss, and how a JPEG halved its colours, as Pillow numbers it: 0 is not at all.
     lossless: bool = False
     subsampling: int = 0
+    # Colours that became RGB, such as CMYK.
+    converted: str = ""
 
 
 class Encoding(NamedTuple):
@@ -132,6 +134,8 @@ def encode_frames(
         raise UsageError(f"{format} cannot hold {count} pages. Write them as .tif, or give each as a file of its own.")
     if count > 1 and frames.durations is not None and format not in _ANIMATED:
         raise UsageError(f"{format} cannot hold {count} frames that move. Write them as .gif, .png or .webp.")
+    if frames.converted:
+        say(f"{frames.converted} became RGB, without its colour profile")
     deep = first.pixels.dtype == np.uint16
     if deep and (format not in ("PNG", "TIFF") or (count > 1 and format == "PNG")):
         say(f"{format} has 8 bits a channel: the picture's 16 are rounded to them")

@@ -40,6 +40,8 @@ _MOVING, _FIRST = ("GIF", "PNG", "WEBP", "AVIF", "FLI"), ("MPO", "JPEG", "PSD")
 _LET_THROUGH = (
     SyntaxError, EOFError, struct.error, zlib.error, IndexError, OverflowError, RuntimeError, TypeError, KeyError,
 )  # fmt: skip
+# Modes of Pillow whose values RGB does not hold exactly.
+_OTHER_COLOURS = ("CMYK", "YCbCr", "LAB", "HSV")
 # A TIFF's tag.
 _ICC_PROFILE = 34675
 
@@ -159,9 +161,11 @@ def _pixels_of_pages(image: ImageFile.ImageFile, count: int) -> int:
 
 
 def _frames(image: ImageFile.ImageFile, source: Source, count: int) -> Frames:
+    converted = image.mode if image.mode in _OTHER_COLOURS else ""
     if count == 1:
         lossless, subsampling = _is_lossless(image, source), jpeg_subsampling(image)
-        return Frames([_picture(image, source, 0)], lossless=lossless, subsampling=subsampling)
+        picture = _picture(image, source, 0)
+        return Frames([picture], lossless=lossless, subsampling=subsampling, converted=converted)
     pictures, durations = [], []
     for number in range(count):
         if number:
@@ -174,7 +178,7 @@ def _frames(image: ImageFile.ImageFile, source: Source, count: int) -> Frames:
         # Some formats know it when the frame is decoded.
         durations.append(float(image.info.get("duration") or 0))
     if image.format not in _MOVING:
-        return Frames(pictures)
+        return Frames(pictures, converted=converted)
     plays = image.info.get("loop", 1)
     if image.format == "GIF" and image.info.get("loop"):
         # It says how often it is played again.

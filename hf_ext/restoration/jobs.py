@@ -5,7 +5,9 @@ import io
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -201,13 +203,22 @@ def find_files(name: str, out: Path | None, endings: frozenset[str]) -> Iterator
         raise ValueError(f"{name} does not exist; give files, folders, patterns, or - for standard input.")
 
 
+@contextmanager
+def _open(source: Path | bytes) -> Iterator[Image.Image]:
+    """A picture by its header; what Pillow warns of, such as damaged EXIF data, is told where it is read."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+            yield image
+
+
 def _ending_of(source: Path | bytes, relative: Path) -> str:
     """The ending of a result: that of its input, or one that holds what is in it."""
     kind = relative.suffix
     if isinstance(source, Path) and kind.lower() != ".gif":
         return kind if kind.lower() in WRITTEN else ".png"
     try:
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+        with _open(source) as image:
             moving, format = getattr(image, "is_animated", False), image.format
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return ".png"
@@ -234,7 +245,7 @@ def check_places(jobs: list[Job]) -> None:
 def megapixels_of(job: Job) -> float:
     """Size of a picture as its header says."""
     try:
-        with Image.open(io.BytesIO(job.source) if isinstance(job.source, bytes) else job.source) as image:
+        with _open(job.source) as image:
             return image.width * image.height / 1e6
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return 0.0

@@ -213,15 +213,26 @@ def tiffs(folder) -> None:
 def test_every_tiff_is_restored_to_one_that_can_be_read(folder_of_model, model, tmp_path):
     (tmp_path / "in").mkdir()
     tiffs(tmp_path / "in")
-    run(folder_of_model, tmp_path / "in", "--out", tmp_path / "out")
+    told = run(folder_of_model, tmp_path / "in", "--out", tmp_path / "out").stderr.splitlines()
     names = files(tmp_path / "in")
     assert files(tmp_path / "out") == names and len(names) == 8
+    # What RGB does not hold exactly is said, nothing else.
+    said = [line for line in told if "became RGB" in line]
+    assert [next(kind for kind in ("CMYK", "LAB", "YCbCr") if f"{kind}.tif: {kind}" in line) for line in said]
+    assert len(said) == 3
     for name in names:
         picture = read_image(tmp_path / "in" / name)
         wanted = restore_image(model, picture.pixels)
         assert wanted.dtype == (np.uint16 if name == "deep.tif" else np.uint8)
         # Another program reads the same.
         np.testing.assert_array_equal(tifffile.imread(tmp_path / "out" / name), wanted, err_msg=name)
+
+
+def test_damaged_exif_data_write_no_line_of_python(folder_of_model, tmp_path):
+    broken = b"Exif\0\0MM\0*\0\0\0\x08\0\0\0\0"
+    Image.fromarray(make_pixels(8, 9, 3)).save(tmp_path / "a.jpg", exif=broken)
+    result = run(folder_of_model, tmp_path / "a.jpg", "--out", tmp_path / "out")
+    assert "Warning" not in result.stderr and files(tmp_path / "out") == ["a.jpg"]
 
 
 def save_moving(path, **options) -> None:
