@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pandas as pd
 from datasets.data_files import SPLIT_KEYWORDS
 from transformers.utils import logging
 
@@ -17,7 +18,7 @@ logger = logging.get_logger(__name__)
 
 # What `datasets` reads itself.
 METADATA = {"metadata.csv", "metadata.jsonl", "metadata.parquet"}
-_TABLES = {".csv", ".tsv", ".parquet"}
+_TABLES = {".csv", ".tsv", ".parquet", ".jsonl"}
 
 
 def open_described(
@@ -82,7 +83,10 @@ def open_described(
 
 def _read_table(table: Path, files: list[Path], label: str) -> tuple[list[Path], dict[str, list[Any]]] | None:
     """The files that a table names, and its other columns; None where it names none."""
-    frame = read_table(table).frame
+    if table.suffix.lower() == ".jsonl":
+        frame = pd.read_json(table, lines=True, dtype=False)
+    else:
+        frame = read_table(table).frame
     known: dict[str, Path] = {}
     for file in files:
         path = file.relative_to(table.parent)

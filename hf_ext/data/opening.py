@@ -23,7 +23,7 @@ IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp"}
 AUDIO_SUFFIXES = {".wav", ".flac", ".ogg", ".mp3", ".aiff"}
 
 # Names that people give to folders of pairs: what is given, what is wanted.
-_PAIRS = (
+PAIRS = (
     ("lq", "hq"), ("lr", "hr"), ("noisy", "clean"), ("input", "target"), ("input", "gt"), ("input", "groundtruth"),
     ("low", "high"), ("blur", "sharp"), ("blurry", "sharp"), ("blurred", "sharp"), ("rain", "clean"),
     ("hazy", "clear"), ("degraded", "clean"), ("source", "target"), ("a", "b"),
@@ -99,6 +99,23 @@ def _advice(section: str) -> str:
     return f"Set --{section}.path (and --{section}.split){without}."
 
 
+def _refuse_capital_splits(folder: Path, tables: bool) -> None:
+    """
+    Refuses Train and Test beside one another: `datasets` knows splits in small letters, and would join these.
+
+    Files of series, such as GunPoint_TRAIN.tsv, are found in any case.
+    """
+    known = {word for words in SPLIT_KEYWORDS.values() for word in words}
+    places = [path for path in folder.iterdir() if tables or path.is_dir()]
+    names = [path.name for path in places if path.name.partition(".")[0].casefold() in known]
+    wrong = sorted(name for name in names if name.partition(".")[0] not in known)
+    if len(names) > 1 and wrong:
+        raise DataError(
+            f"{folder} has {', '.join(wrong)}: splits are found by names in small letters, and these would be learned "
+            f"from together. Rename them, such as {wrong[0]} to {wrong[0].lower()}."
+        )
+
+
 def _load(source: DataSource, section: str) -> AnyDataset:
     path, found = str(source.path), find_files(source.path)
     if not found:
@@ -117,7 +134,9 @@ def _load(source: DataSource, section: str) -> AnyDataset:
             name, source.name, split=source.split, streaming=source.streaming, revision=revision or None
         )
     first = Path(found[0])
-    if not first.is_dir():
+    if first.is_dir():
+        _refuse_capital_splits(first, tables=source.rows == "examples")
+    else:
         _require_split(found, source.split)
     if source.rows != "examples":
         return open_sequences(found, source)
@@ -304,7 +323,7 @@ def find_pairs(place: Path, names: tuple[str, ...] = ()) -> tuple[str, str] | No
     if not place.is_dir():
         return None
     folders = {folder.name.lower(): folder.name for folder in place.iterdir() if folder.is_dir()}
-    for given, wanted in [names] if names else _PAIRS:
+    for given, wanted in [names] if names else PAIRS:
         if given.lower() in folders and wanted.lower() in folders and (names or len(folders) == 2):
             found = folders[given.lower()], folders[wanted.lower()]
             first, second = ({*_pictures(place / name)} for name in found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import tarfile
 import zipfile
@@ -20,7 +21,7 @@ from hf_ext.extras import import_extra
 from ..errors import DataError
 from .broken import UNDECODABLE, is_broken_picture, open_bytes
 from .found import Survey, keep_back, rename, require_classes
-from .opening import find_files, find_pairs, open_source
+from .opening import PAIRS, find_files, find_pairs, open_source
 from .roles import Hints, name_classes
 from .sequence_files import METADATA, SUFFIXES
 from .series import is_list_of_numbers, look_at_lists, look_at_series
@@ -83,6 +84,8 @@ def _look_at_files(path: str, found: list[str], hints: Hints, restores: bool) ->
         # Folders a and b are classes as well: only a restorer takes them for pairs.
         if names and (restores or tuple(map(str.lower, names)) != ("a", "b")):
             return _look_at_pairs(place, names)
+    if restores and not hints.pairs and places[0].is_dir():
+        _refuse_mixed_pairs(places[0])
     if hints.pairs:
         raise DataError(f"{path} has no folders {' and '.join(hints.pairs)} with pictures of equal names.")
     below = (file for part in places for file in ([part] if part.is_file() else part.rglob("*")))
@@ -111,6 +114,24 @@ def _look_at_files(path: str, found: list[str], hints: Hints, restores: bool) ->
         if ending in _FOREIGN
     ]
     return survey
+
+
+def _refuse_mixed_pairs(folder: Path) -> None:
+    """Refuses 1_noisy.png beside 1_clean.png: as single pictures the noisy ones would be learned as targets."""
+    stems = {file.stem for file in islice(folder.iterdir(), _NAMES) if file.is_file() and file.name[0] != "."}
+    for given, wanted in PAIRS:
+        # Endings of a letter, and files that belong to other words, say little.
+        inputs = [stem for stem in stems if len(given) > 1 and re.search(rf"[_-]{given}$", stem, re.IGNORECASE)]
+        pairs = [stem for stem in inputs if {f"{stem[: -len(given)]}{word}" for word in _cases(wanted)} & stems]
+        if len(pairs) > 1 and 4 * len(pairs) >= len(stems):
+            raise DataError(
+                f"{folder} has pairs of pictures in one folder, such as {min(pairs)} and one of {wanted}: put them into "
+                f"two folders, {given}/ and {wanted}/, under equal names."
+            )
+
+
+def _cases(word: str) -> tuple[str, ...]:
+    return word, word.upper(), word.capitalize()
 
 
 def _refuse_folders_in(archive: Path) -> None:
@@ -231,6 +252,9 @@ def _measure_sounds(survey: Survey, data: Any, column: str, chosen: list[int]) -
         try:
             about = soundfile.info(open_bytes(value))
         except (soundfile.SoundFileError, *UNDECODABLE):
+            broken += 1
+            continue
+        if not about.frames:
             broken += 1
             continue
         rates[about.samplerate] += 1

@@ -7,6 +7,7 @@ import datasets
 import numpngw
 import numpy as np
 import pytest
+import soundfile
 import tifffile
 import yaml
 
@@ -73,6 +74,48 @@ def test_colours_of_16_bits_are_said_to_become_8(tmp_path, suffix):
         place = tmp_path / f"{index}.{suffix}"
         (numpngw.write_png if suffix == "png" else tifffile.imwrite)(place, picture)
     assert any("16 bits" in text for text in look_at(str(tmp_path)).notes)
+
+
+@pytest.mark.parametrize("names", [("Train", "Val", "TEST"), ("TRAIN", "test"), ("train", "Test")])
+def test_splits_in_capitals_are_not_learned_from_together(names):
+    for name in names:
+        write_pictures(f"animals/{name}", ["cat", "dog"], 3)
+    with refused(DataError, *(name for name in names if name != name.lower())):
+        look_at("animals")
+    with refused(DataError, "small letters"):
+        open_source(DataSource("animals"))
+
+
+def test_a_class_may_be_called_like_a_split():
+    write_pictures("signs", ["Test", "Stop"], 3)
+    assert look_at("signs").classes == ["Stop", "Test"]
+
+
+@pytest.mark.parametrize("ends", [("_noisy", "_clean"), ("-LR", "-HR"), ("_input", "_target")])
+def test_pairs_in_one_folder_are_refused(ends):
+    Path("photos").mkdir()
+    for end in ends:
+        write_pictures(f"of{end}", [""], 3)
+        for number in range(3):
+            Path(f"of{end}", f"{number}.png").rename(Path("photos") / f"{number}{end}.png")
+    with refused(DataError, "two folders"):
+        look_at("photos")
+    # Classifiers have classes in names of folders; a word at the end of a few names says little.
+    assert look_at("photos", restores=False).kind == "pictures"
+
+
+def test_captions_may_stand_in_json_lines():
+    write_pictures("photos", [""], 4)
+    rows = [json.dumps({"file_name": f"{number}.png", "caption": f"picture {number}"}) for number in range(4)]
+    Path("photos/captions.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    assert look_at("photos").captions == "caption"
+
+
+def test_sounds_without_samples_are_counted_as_broken():
+    write_sounds("sounds", ["cat", "dog"], 4, 8000, 0.1)
+    soundfile.write("sounds/cat/empty.wav", np.zeros((0, 1)), 8000)
+    survey = look_at("sounds")
+    assert min(survey.lengths) == 800 and any("1 of 9" in text for text in survey.left_out)
 
 
 def test_other_pictures_are_seen_in_stages():
