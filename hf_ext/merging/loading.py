@@ -6,6 +6,7 @@ model may so have other names for the same tensors. The library is asked only wh
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -106,7 +107,10 @@ def read_labels(config: Mapping[str, Any]) -> dict[str, str]:
 
 def find_label_rows(tensors: Mapping[str, Any], config: Mapping[str, Any], count: int) -> list[str]:
     """Tensors outside the base model that have a row for each of `count` classes."""
-    model = build_empty(config)
+    model = None
+    with contextlib.suppress(ValueError):
+        model = build_empty(config)
+    # Of a class that cannot be built nothing is known.
     prefix = "" if model is None else f"{model.base_model_prefix}."
     return [name for name, info in tensors.items() if info.shape[:1] == (count,) and not name.startswith(prefix)]
 

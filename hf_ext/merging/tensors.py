@@ -135,8 +135,8 @@ class Table:
             other = [key for key in expected if found.get(key, expected[key]).casefold() != expected[key].casefold()]
             if first is None or not other:
                 continue
-            rows = find_label_rows(self._base.tensors, self._base.config, len(expected))
-            mixed = [row.name for row in self.rows if row.name in rows and row.task_names and row.task_names[index]]
+            rows = find_label_rows(source.tensors, source.config, len(expected))
+            mixed = [row.name for row in self.rows if row.task_names and row.task_names[index] in rows]
             if mixed:
                 key = other[0]
                 raise DataError(
