@@ -125,8 +125,8 @@ def _refuse_mixed_pairs(folder: Path) -> None:
         pairs = [stem for stem in inputs if {f"{stem[: -len(given)]}{word}" for word in _cases(wanted)} & stems]
         if len(pairs) > 1 and 4 * len(pairs) >= len(stems):
             raise DataError(
-                f"{folder} has pairs of pictures in one folder, such as {min(pairs)} and one of {wanted}: put them into "
-                f"two folders, {given}/ and {wanted}/, under equal names."
+                f"{folder} has pairs of pictures in one folder, such as {min(pairs)} and one of {wanted}: put them "
+                f"into two folders, {given}/ and {wanted}/, under equal names."
             )
 
 
