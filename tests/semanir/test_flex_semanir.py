@@ -62,8 +62,9 @@ def test_what_torch_does_not_do_is_refused():
         kernels.flex_attention_(*(x.to("meta") for x in case[:4]), case.dictionary)
 
 
-# torch 2.11 looks at `.grad` of inner tensors while it compiles, and warns of it itself.
+# Warnings of torch 2.11 of its own doing while it compiles: `.grad` of inner tensors, `torch.jit.script_method`.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_device_equals_the_reference(dtype):
