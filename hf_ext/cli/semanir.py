@@ -85,7 +85,12 @@ def load_model(source: str, device: str | None, dtype: str | None, task: str | N
     default=1.0,
     help="Share of the change: 0.5 gives the mean of picture and result.",
 )
-@click.option("--compare", is_flag=True, help="Also draw pictures and crops before and after: OUT/comparison.png.")
+@click.option("--wrap", is_flag=True, help="Each edge goes on at the opposite one: textures that tile keep no seam.")
+@click.option(
+    "--compare",
+    is_flag=True,
+    help="Also draw pictures and crops before and after: OUT/comparison.png, and comparison.html with sliders.",
+)
 @click.option(
     "--format", "kind", type=click.Choice(FORMATS), help="Format of all results.  [default: that of the input]"
 )
@@ -121,6 +126,7 @@ def restore(
     self_ensemble: bool,
     top_k: int | None,
     strength: float,
+    wrap: bool,
     compare: bool,
     kind: str | None,
     quality: int | None,
@@ -163,7 +169,7 @@ def restore(
     folder, name = _folder_of_results(out, compare), _name_of_results(suffix, template)
     sheet = folder / "comparison.png" if folder is not None and compare else None
     encoding = {"quality": quality, "lossless": lossless, "background": background}
-    options = {"tile": tile, "self_ensemble": self_ensemble, "top_k": top_k, "strength": strength}
+    options = {"tile": tile, "self_ensemble": self_ensemble, "top_k": top_k, "strength": strength, "wrap": wrap}
     ranks, made_with = Ranks(), {**options, **encoding, "task": task, "dtype": dtype}
     # One process looks: another would see results of those that have begun, and standard input is read once.
     plan, to_do = ranks.ask_first(
@@ -239,8 +245,9 @@ def _plan(
         click.echo(escape_line(text), err=True)
     if not plan.jobs:
         raise Unusable(f"none of {len(plan.skipped) + len(plan.refused)} pictures can be restored.")
-    if to_do and sheet is not None and sheet.exists() and not overwrite:
-        raise Failed(f"{sheet} exists; say --overwrite to replace it, or move it.")
+    drawn = [] if sheet is None else [sheet, sheet.with_suffix(".html")]
+    if to_do and not overwrite and (there := [str(path) for path in drawn if path.exists()]):
+        raise Failed(f"{' and '.join(there)} would be replaced; say --overwrite, or move them.")
     check_places(to_do)
     remove_leftovers_of(job.out for job in to_do if job.out is not None)
     return plan, to_do

@@ -1,7 +1,11 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""A sheet of pictures before and after their restoration: the whole of each, and crops."""
+"""Pictures before and after their restoration: a sheet of the whole of each and crops, and a page with sliders."""
 
+import html
+import os
+from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import quote
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -14,6 +18,55 @@ _INK, PAPER = (25, 25, 25), (255, 255, 255)
 WINDOW, PATCH = (255, 200, 0), (255, 40, 40)
 # Restored pixels of a crop's side; enlarged four times it fills a panel.
 _CROP = 80
+
+# What browsers show.
+_SHOWN = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".avif")
+_PAGE = """<!DOCTYPE html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>Before and after</title>
+<style>
+body {{ font-family: sans-serif; max-width: 1100px; margin: auto; padding: 1em }}
+figure {{ margin: 0 0 2em; --at: 50% }}
+figure div {{ position: relative; line-height: 0 }}
+img {{ width: 100% }}
+img.before {{ position: absolute; inset: 0; height: 100%; clip-path: inset(0 calc(100% - var(--at)) 0 0) }}
+input {{ width: 100% }}
+</style>
+<p>Left of the slider: before. Right: after.</p>
+{figures}
+</html>
+"""
+_FIGURE = """<figure><figcaption>{title}</figcaption>
+<div><img loading="lazy" src="{after}" alt="after">
+<img class="before" loading="lazy" src="{before}" alt="before"></div>
+<input type="range" min="0" max="100" aria-label="Share that is shown as before"
+ oninput="this.parentNode.style.setProperty('--at', this.value + '%')"></figure>"""
+
+
+def comparison_page(folder: Path, pairs: list[tuple[str, Path, Path]]) -> str:
+    """
+    A page of pictures before and after under a slider each, which opens from disk.
+
+    Args:
+        folder (`Path`): Where the page will lie; it names the pictures from there.
+        pairs (`list[tuple[str, Path, Path]]`): Title, file before and file after. Kinds that browsers do not show are
+            left out.
+    """
+    figures = [
+        _FIGURE.format(title=html.escape(title), before=_address(before, folder), after=_address(after, folder))
+        for title, before, after in pairs
+        if {before.suffix.lower(), after.suffix.lower()} <= {*_SHOWN}
+    ]
+    return _PAGE.format(figures="\n".join(figures))
+
+
+def _address(file: Path, folder: Path) -> str:
+    """The address of a file for a page in a folder."""
+    try:
+        return quote(Path(os.path.relpath(file, folder)).as_posix())
+    except ValueError:
+        # Of another drive.
+        return file.resolve().as_uri()
 
 
 def show_colours(pixels: np.ndarray) -> np.ndarray:

@@ -23,7 +23,7 @@ class ImageRestorationPipeline(PlainPipeline):
 
     model: SemanIRForImageRestoration
 
-    _options = (("max_megapixels",), ("tile", "self_ensemble", "top_k", "strength"), ("output_type",))
+    _options = (("max_megapixels",), ("tile", "self_ensemble", "top_k", "strength", "wrap"), ("output_type",))
 
     def __call__(self, inputs: Any, **kwargs: Any) -> Any:
         """
@@ -37,6 +37,8 @@ class ImageRestorationPipeline(PlainPipeline):
             self_ensemble (`bool`, *optional*, defaults to `False`): Average over the eight flips and turns.
             top_k (`int`, *optional*): Keys per token; the model's own number if not given.
             strength (`float`, *optional*, defaults to 1.0): How much of the change is made, 0 to 1.
+            wrap (`bool`, *optional*, defaults to `False`): Each edge goes on at the opposite one, as of textures that
+                are laid side by side.
             output_type (`str`, *optional*, defaults to `"pil"`): `"pil"`, or `"np"` for arrays of shape `(height,
                 width, channels)`, with 16 bits where the input has them. PIL images of several channels have 8 bits.
             max_megapixels (`float`, *optional*, defaults to 200): Larger files are refused before they are decoded.

@@ -11,7 +11,7 @@ import numpy as np
 from hf_ext.distributed import Ranks
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 
-from .comparison import Comparison, compare_pictures, comparison_sheet
+from .comparison import Comparison, compare_pictures, comparison_page, comparison_sheet
 from .encoding import DEFAULT, FORMATS, Encoding, Frames, Picture, encode_frames
 from .files import read_frames, write_bytes, write_image
 from .jobs import Job
@@ -60,7 +60,8 @@ def restore_files(
     Processes of `accelerate launch`, which all have the same `jobs`, share them; one that gets none needs no model.
     Each has the report of all, in the order of the jobs.
 
-    `compare` is a file for a sheet of up to 8 pictures before and after, of several frames the first. `progress` is
+    `compare` is a file for a sheet of up to 8 pictures before and after, of several frames the first; beside it goes a
+    page of all of them that browsers show, with a slider each. `progress` is
     called with the megapixels done since the last call, `say` with what was wrong with a picture, or what its format
     cannot hold: when it happens, and of several processes in the end, by the first. The options are those of
     [`~tiles.restore_image`].
@@ -98,6 +99,10 @@ def restore_files(
                 say(text)
         if compare is not None and sheet:
             write_image(compare, Picture(np.asarray(comparison_sheet(sheet))), overwrite=True)
+            done = [jobs[number] for number, outcome in joined if outcome.wrong is None]
+            pairs = [(job.name, job.source, job.out) for job in done if job.out and isinstance(job.source, Path)]
+            page = comparison_page(compare.parent, pairs)
+            write_bytes(compare.with_suffix(".html"), page.encode(), overwrite=True)
     return report
 
 

@@ -39,6 +39,7 @@ def restore_image(
     self_ensemble: bool = False,
     top_k: int | None = None,
     strength: float = 1.0,
+    wrap: bool = False,
     progress: Progress | None = None,
 ) -> np.ndarray:
     """
@@ -66,6 +67,9 @@ def restore_image(
         top_k (`int`, *optional*): Keys per token; the model's own number if not given.
         strength (`float`, *optional*, defaults to 1.0): How much of the change is made, 0 to 1: a mean of image and
             result, for taste or where a model removes too much. For models that keep the size.
+        wrap (`bool`, *optional*, defaults to `False`): Each edge goes on at the opposite one, as of a texture that is
+            laid side by side; the result has no seam there. The image is surrounded by itself, as wide as tiles
+            overlap.
         progress (`Callable[[int, int], None]`, *optional*): Called with the pixels of the image that are done and that
             there are to do; each of the eight passes of a self-ensemble counts an eighth.
 
@@ -92,12 +96,25 @@ def restore_image(
         raise UsageError(
             "`self_ensemble` turns the picture, which changes the order of a mosaic's colours: leave it out."
         )
-    work = _Work(model, tile, self_ensemble, top_k, progress, image.shape[0] * image.shape[1])
-    restored = restore_picture(image, config, work.restore)
+    if wrap and config.demosaicks:
+        raise UsageError("`wrap` would change the order of a mosaic's colours at the edges: leave it out.")
+    margin = tile_overlap(model) if wrap else 0
+    surrounded = np.pad(image, ((margin, margin), (margin, margin), (0, 0)), mode="wrap") if wrap else image
+    work = _Work(model, tile, self_ensemble, top_k, progress, surrounded.shape[0] * surrounded.shape[1])
+    restored = restore_picture(surrounded, config, work.restore)
+    if wrap:
+        first, height, width = (size * config.scale for size in (margin, *image.shape[:2]))
+        restored = restored[first : first + height, first : first + width]
     if strength != 1:
         given = to_unit(image)
         restored = given + np.float32(strength) * (restored - given)
     return from_unit(restored, image.dtype) if whole_numbers else restored
+
+
+def tile_overlap(model: SemanIRForImageRestoration) -> int:
+    """Pixels that neighbouring tiles share: a multiple of the model's windows."""
+    config = model.config
+    return max(config.descriptor.tile_overlap, 4 * config.window_size * config.stem_scale)
 
 
 def lacks_memory(error: Exception) -> bool:
@@ -173,7 +190,7 @@ class _Work:
         self.model = model
         self.descriptor = model.config.descriptor
         self.tile, self.top_k, self.progress, self.pixels = tile, top_k, progress, pixels
-        self.overlap = max(self.descriptor.tile_overlap, 4 * model.config.window_size * model.config.stem_scale)
+        self.overlap = tile_overlap(model)
         self.turns = 8 if self_ensemble else 1
         self.done, self.precise = 0.0, False
         step, overlap = self.descriptor.multiple_of, self.overlap

@@ -233,7 +233,7 @@ def test_a_sheet_compares_before_and_after(models, photos, tmp_path):
         assert sheet.size == (3 * 336 + 16, 4 * 362 + 16)
     shutil.rmtree(out / "more")
     result = run("restore", models / "enlarge", photos, "--out", out, "--compare", code=1)
-    assert "comparison.png exists; say --overwrite to replace it" in result.stderr
+    assert "comparison.png" in result.stderr and "comparison.html would be replaced; say --overwrite" in result.stderr
     assert not (out / "more").exists()
 
 

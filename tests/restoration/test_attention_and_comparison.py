@@ -1,12 +1,15 @@
 """Pictures of crops before and after, and of the key-semantic neighbours of a patch."""
 
+import re
+from urllib.parse import unquote
+
 import numpy as np
 import pytest
 import torch
 
 from hf_ext.errors import UsageError
 from hf_ext.restoration.attention import explain, find_neighbours
-from hf_ext.restoration.comparison import compare_pictures, comparison_sheet
+from hf_ext.restoration.comparison import compare_pictures, comparison_page, comparison_sheet
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from tests.kit.refusals import refused
 
@@ -59,6 +62,19 @@ def test_a_sheet_shows_the_whole_its_middle_and_what_changed_most(channels, scal
 def test_a_tiny_picture_has_a_sheet():
     comparison = compare_pictures("a.png", make_pixels(1, 1, 3), make_pixels(1, 1, 3))
     assert comparison_sheet([comparison]).size[0] == 3 * 336 + 16
+
+
+def test_a_page_names_its_pictures_from_where_it_lies(tmp_path):
+    """Names are text, not markup; kinds that browsers do not show are left out."""
+    names = ("a.png", "b c#1.JPG", '"><script>x</script>.webp', "d.tif", "e%41.gif")
+    pairs = [(name, tmp_path / "in" / name, tmp_path / "out" / "deep" / name) for name in names]
+    pairs.append(("f.heic", tmp_path / "in" / "f.heic", tmp_path / "out" / "f.png"))
+    page = comparison_page(tmp_path / "out", pairs)
+    assert page.count("<figure>") == 4 and "<script" not in page
+    addresses = re.findall(r'src="([^"]*)"', page)
+    kept = names[:3] + names[4:]
+    found = [(tmp_path / "out" / unquote(address)).resolve() for address in addresses]
+    assert found == [tmp_path / side / name for name in kept for side in ("out/deep", "in")]
 
 
 @pytest.mark.parametrize("architecture", ["columnar", "u-shaped"])

@@ -87,7 +87,7 @@ def test_the_sheets_name_is_not_for_pictures(folder_of_model, photos, tmp_path):
     result = run(folder_of_model, photos, "--out", out, "--compare", code=1)
     assert "comparison.png: would be written to" in result.stderr
     assert "and so would the sheet of --compare" in result.stderr
-    assert files(out) == ["a.png", "comparison.png", "more/b.png"]
+    assert files(out) == ["a.png", "comparison.html", "comparison.png", "more/b.png"]
     assert read_image(out / "comparison.png").pixels.shape[1] == 3 * 336 + 16
 
 
@@ -249,7 +249,7 @@ def test_every_frame_is_restored(folder_of_model, model, tmp_path):
     out = tmp_path / "out"
     result = run(folder_of_model, tmp_path / "in", "--out", out, "--compare")
     # Formats stay as they are, a moving GIF too.
-    assert files(out) == ["a.gif", "b.png", "c.webp", "comparison.png", "d.tif"]
+    assert files(out) == ["a.gif", "b.png", "c.webp", "comparison.html", "comparison.png", "d.tif"]
     assert result.stdout.startswith("4 restored")
     for name in ("a.gif", "b.png", "c.webp", "d.tif"):
         before, after = read_frames(tmp_path / "in" / name), read_frames(out / name)

@@ -6,7 +6,7 @@ import torch
 from transformers.modeling_outputs import ImageSuperResolutionOutput
 
 from hf_ext.errors import DataError, UsageError
-from hf_ext.restoration.tiles import restore_image, tile_spans
+from hf_ext.restoration.tiles import restore_image, tile_overlap, tile_spans
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from tests.kit.refusals import refused
 
@@ -321,3 +321,39 @@ def test_a_strength_must_make_sense():
 def test_tiles_off_the_grid_are_refused(tile):
     with refused(UsageError, "32 up", "auto"):
         restore_image(make_model(), make_image(8, 8, 3), tile=tile)
+
+
+@pytest.mark.parametrize("scale", [1, 2])
+@pytest.mark.parametrize("size", [(24, 32), (21, 34), (3, 5)])
+@pytest.mark.parametrize("turns", [False, True])
+def test_a_wrapped_picture_goes_on_at_its_opposite_edge(scale, size, turns):
+    """The reference lays the picture side by side until its middle has only itself around it."""
+    model = make_model(scale=scale)
+    image = make_image(*size, 3)
+    wrapped = restore_image(model, image, wrap=True, self_ensemble=turns)
+    assert wrapped.shape == (size[0] * scale, size[1] * scale, 3)
+    margin = tile_overlap(model)
+    wide = np.pad(image, ((margin, margin), (margin, margin), (0, 0)), mode="wrap")
+    inner = slice(margin * scale, (margin + size[0]) * scale), slice(margin * scale, (margin + size[1]) * scale)
+    np.testing.assert_allclose(wrapped, restore_image(model, wide, self_ensemble=turns)[inner], atol=1e-5)
+    plain = restore_image(model, image, self_ensemble=turns)
+    assert np.abs(plain - wrapped).max() > 1e-4
+
+
+@pytest.mark.parametrize("stem_scale", [1, 2])
+def test_a_wrapped_picture_moves_with_its_beginning(stem_scale):
+    """A texture has no first column: rolled by whole windows, its result is rolled too."""
+    model = make_model(stem_scale=stem_scale)
+    image = make_image(32, 48, 3)
+    step = model.config.window_size * stem_scale
+    rolled = restore_image(model, np.roll(image, (step, 2 * step), (0, 1)), wrap=True)
+    np.testing.assert_allclose(
+        rolled, np.roll(restore_image(model, image, wrap=True), (step, 2 * step), (0, 1)), atol=1e-4
+    )
+    without = restore_image(model, np.roll(image, (step, 2 * step), (0, 1)))
+    assert np.abs(without - np.roll(restore_image(model, image), (step, 2 * step), (0, 1))).max() > 1e-3
+
+
+def test_a_mosaic_is_not_wrapped():
+    with refused(UsageError, "wrap"):
+        restore_image(make_model(num_channels=4, num_channels_out=3, scale=2), make_image(8, 8, 1), wrap=True)
