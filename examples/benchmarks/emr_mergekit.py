@@ -1,25 +1,21 @@
-"""One model by methods that mergekit has too: time, memory and rounding of both, from the same YAML files.
+"""Time, memory and rounding of merges into one model, beside mergekit 0.1.5, from the same YAML files.
 
-Run with the Python of hf-ext; `MERGEKIT` is one that has mergekit 0.1.5:
-`python examples/benchmarks/emr_mergekit.py --mergekit MERGEKIT`
+Run with the Python of hf-ext; `--mergekit` is a Python that has mergekit:
+`python examples/benchmarks/emr_mergekit.py --folder /scratch --mergekit /mergekit/bin/python`
 """
 
-import argparse
-import json
 import shutil
-import tempfile
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 import yaml
-from emr_measuring import run_program
+from emr_measuring import read_words, run_program, run_rounds, write_found
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-RESULTS = Path(__file__).with_name("results") / "emr_mergekit"
-WEIGHTED = [("a", 0.5), ("b", 0.3), ("c", 0.2)]
+WEIGHTS = {"a": 0.5, "b": 0.3, "c": 0.2}
 METHODS: dict[str, dict[str, Any]] = {
     "linear": {},
     "task_arithmetic": {},
@@ -27,26 +23,30 @@ METHODS: dict[str, dict[str, Any]] = {
     "model_stock": {},
     "ties": {"parameters": {"density": 0.5}},
 }
+SIZES = {
+    "33 M": {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 6, "vocab_size": 16000},
+    "500 M": {"hidden_size": 1536, "intermediate_size": 4096, "num_hidden_layers": 15, "vocab_size": 32000},
+}
 
 
-def write_models(folder: Path, dtype: torch.dtype) -> None:
-    """A Llama of 33 M weights and three that differ a little."""
-    sizes = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 6, "num_attention_heads": 8}
+def write_models(folder: Path, sizes: dict[str, int], dtype: torch.dtype) -> int:
+    """Writes a Llama and three that differ a little from it; the number of weights."""
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=16000, tie_word_embeddings=True, **sizes))
-    for name in ("base", "a", "b", "c"):
-        if name != "base":
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter.add_(2e-3 * torch.randn_like(parameter))
+    model = LlamaForCausalLM(LlamaConfig(num_attention_heads=8, tie_word_embeddings=True, **sizes))
+    base = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    for name in ("base", *WEIGHTS):
+        with torch.no_grad():
+            for key, parameter in model.named_parameters():
+                parameter.copy_(base[key] if name == "base" else base[key] + 2e-3 * torch.randn_like(parameter))
         model.to(dtype).save_pretrained(folder / name)
         model.float()
+    return model.num_parameters()
 
 
 def write_configuration(folder: Path, method: str, dtype: str) -> Path:
     """The YAML file that both read."""
     models: list[dict[str, Any]] = [
-        {"model": str(folder / name), "parameters": {"weight": weight}} for name, weight in WEIGHTED
+        {"model": str(folder / name), "parameters": {"weight": weight}} for name, weight in WEIGHTS.items()
     ]
     if method == "slerp":
         models = [{"model": str(folder / name)} for name in ("base", "a")]
@@ -58,82 +58,101 @@ def write_configuration(folder: Path, method: str, dtype: str) -> Path:
     return path
 
 
-def compare_times(folder: Path, mergekit: str, rounds: int) -> list[dict[str, Any]]:
-    """Both programs in turns, each in a process of its own; the median of the rounds."""
-    rows = []
-    for method in METHODS:
-        config = write_configuration(folder, method, "float32")
-        runs: dict[str, list[dict[str, Any]]] = {"hf-ext": [], "mergekit": []}
-        for _ in range(rounds):
-            for tool, found in runs.items():
-                out = folder / "out"
-                shutil.rmtree(out, ignore_errors=True)
-                words = {"config": yaml.safe_load(config.read_text()) if tool == "hf-ext" else str(config)}
-                program, python = ("hf_ext_merge", None) if tool == "hf-ext" else ("mergekit", mergekit)
-                options = {} if python is None else {"python": python}
-                found.append(run_program(program, {**words, "out": str(out)}, folder / "log", sample=True, **options))
-        for tool, found in runs.items():
-            keys = sorted(key for key, value in found[0].items() if isinstance(value, int | float))
-            rows.append({"method": method, "tool": tool, **{key: median(run[key] for run in found) for key in keys}})
-    return rows
+class Programs:
+    """Both programs, each run in a process of its own."""
+
+    def __init__(self, folder: Path, mergekit: str) -> None:
+        self.folder, self.python = folder, mergekit
+
+    def __call__(self, tool: str, config: Path, out: Path) -> dict[str, Any]:
+        words, log = {"config": str(config), "out": str(out)}, self.folder / "log"
+        if tool == "mergekit":
+            return run_program("mergekit", words, log, python=self.python)
+        return run_program("hf_ext_merge", words, log)
 
 
-def compare_rounding(folder: Path, mergekit: str) -> list[dict[str, Any]]:
-    """Largest distance of a bfloat16 result from the merge in float32, and how many are further than one rounding."""
+def exact_ties(base: torch.Tensor, *models: torch.Tensor) -> torch.Tensor:
+    """TIES of one tensor in float64. Of values as large as the smallest that is kept, all are kept, as hf-ext does;
+    mergekit keeps some of them. In bfloat16 they are many."""
+    vectors = [model - base for model in models]
+    for vector in vectors:
+        kept = max(1, int(METHODS["ties"]["parameters"]["density"] * vector.numel()))
+        vector[vector.abs() < vector.abs().flatten().kthvalue(vector.numel() - kept + 1).values] = 0
+    weighted = [weight * vector for weight, vector in zip(WEIGHTS.values(), vectors, strict=True)]
+    sign = torch.where(sum(weighted) >= 0, 1.0, -1.0)
+    agrees = [vector.sign() == sign for vector in vectors]
+    divisor = sum(weight * agree for weight, agree in zip(WEIGHTS.values(), agrees, strict=True))
+    total = sum(vector * agree for vector, agree in zip(weighted, agrees, strict=True))
+    return base + total / torch.where(divisor == 0, 1.0, divisor)
+
+
+def compare_rounding(folder: Path, run: Programs) -> list[dict[str, Any]]:
+    """Distance of bfloat16 results from float64 (mergekit's): the largest, and the share beyond one rounding."""
     rows = []
+    models = [load_file(folder / name / "model.safetensors") for name in ("base", *WEIGHTS)]
     for method in METHODS:
         results = {}
         for name, tool, dtype in (
-            ("exact", "hf_ext_merge", "float32"),
-            ("hf-ext", "hf_ext_merge", "bfloat16"),
+            ("exact", "mergekit", "float64"),
+            ("hf-ext", "hf-ext", "bfloat16"),
             ("mergekit", "mergekit", "bfloat16"),
         ):
-            config, out = write_configuration(folder, method, dtype), folder / f"{method}-{name}"
-            told = str(config) if tool == "mergekit" else yaml.safe_load(config.read_text())
-            python = {"python": mergekit} if tool == "mergekit" else {}
-            run_program(tool, {"config": told, "out": str(out)}, folder / "log", **python)
+            out = folder / f"{method}-{name}"
+            run(tool, write_configuration(folder, method, dtype), out)
             results[name] = load_file(out / "model.safetensors")
             shutil.rmtree(out)
         for tool in ("hf-ext", "mergekit"):
             largest, wrong, elements = 0.0, 0, 0
             for key, exact in results["exact"].items():
-                unit = torch.ldexp(torch.ones_like(exact), exact.abs().clamp_min(1e-30).frexp().exponent - 8)
-                distance = (results[tool][key].double() - exact.double()).abs()
+                if (method, tool) == ("ties", "hf-ext"):
+                    exact = exact_ties(*(weights[key].double() for weights in models))
+                # A spacing of bfloat16 at the exact value; rounding once costs half of it.
+                spacing = torch.ldexp(torch.ones_like(exact), exact.abs().clamp_min(1e-30).frexp().exponent - 8)
+                distance = (results[tool][key].double() - exact).abs()
                 largest = max(largest, distance.max().item())
-                # A half is what rounding once costs; the merge in float32 is itself rounded.
-                wrong += int((distance > 0.51 * unit.double()).sum())
+                wrong += int((distance > 0.51 * spacing).sum())
                 elements += exact.numel()
             rows.append({"method": method, "tool": tool, "largest": largest, "beyond_one_rounding": wrong / elements})
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mergekit", required=True, help="Python with mergekit 0.1.5")
-    parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
-    found = {}
-    for key, dtype in (("times", torch.float32), ("rounding", torch.bfloat16)):
-        with tempfile.TemporaryDirectory() as place:
-            write_models(Path(place), dtype)
-            if key == "times":
-                found[key] = compare_times(Path(place), arguments.mergekit, arguments.rounds)
-            else:
-                found[key] = compare_rounding(Path(place), arguments.mergekit)
-    RESULTS.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+def draw(found: dict[str, Any]) -> str:
     lines = [
-        "| method | tool | processor s of the work | peak MB over imports | whole process s |",
-        "|---|---|---|---|---|",
+        "| weights | method | tool | process s | processor s | of it the work | peak MB over imports |",
+        "|---|---|---|---:|---:|---:|---:|",
     ]
-    for row in found["times"]:
-        work, whole = row["processor_seconds"], row["process_seconds"]
-        lines.append(
-            f"| {row['method']} | {row['tool']} | {work:.2f} | {row['peak_above_imports'] / 1e6:.0f} | {whole:.1f} |"
-        )
-    lines += ["", "| method | tool | largest distance | share beyond one rounding |", "|---|---|---|---|"]
+    for size, methods in found["times"].items():
+        for name, row in methods.items():
+            method, tool = name.split(", ")
+            seconds = [row[key] for key in ("process_seconds", "process_processor_seconds", "processor_seconds")]
+            cells = [size, method, tool, *(f"{value:.2f}" for value in seconds)]
+            lines.append(f"| {' | '.join(cells)} | {row['peak_above_imports'] / 1e6:.0f} |")
+    lines += ["", "| method | tool | largest distance | share beyond one rounding |", "|---|---|---:|---:|"]
     for row in found["rounding"]:
-        lines.append(f"| {row['method']} | {row['tool']} | {row['largest']:.1e} | {row['beyond_one_rounding']:.1%} |")
-    RESULTS.with_suffix(".md").write_text("\n".join(lines) + "\n")
+        lines.append(f"| {row['method']} | {row['tool']} | {row['largest']:.1e} | {row['beyond_one_rounding']:.2%} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    words, scratch, results = read_words(__doc__, mergekit="Python with mergekit 0.1.5")
+    found: dict[str, Any] = {"times": {}}
+    sizes = dict(list(SIZES.items())[:1]) if words.quick else SIZES
+    halves = scratch / "bfloat16"
+    write_models(halves, SIZES["33 M"], torch.bfloat16)
+    found["rounding"] = compare_rounding(halves, Programs(halves, words.mergekit))
+    for size, shape in sizes.items():
+        folder = scratch / size.replace(" ", "")
+        found.setdefault("weights", {})[size] = write_models(folder, shape, torch.float32)
+        run, out = Programs(folder, words.mergekit), folder / "out"
+        rows = {
+            f"{method}, {tool}": partial(run, tool, write_configuration(folder, method, "float32"), out)
+            for method in METHODS
+            for tool in ("hf-ext", "mergekit")
+        }
+        found["times"][size] = run_rounds(rows, 1 if words.quick else 3, out)
+        shutil.rmtree(folder)
+    write_found(found, results, "emr_mergekit")
+    (results / "emr_mergekit.md").write_text(draw(found))
 
 
 if __name__ == "__main__":

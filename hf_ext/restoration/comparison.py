@@ -29,7 +29,8 @@ body {{ font-family: sans-serif; max-width: 1100px; margin: auto; padding: 1em }
 figure {{ margin: 0 0 2em; width: fit-content; max-width: 100%; --at: 50% }}
 figure div {{ position: relative; line-height: 0 }}
 img {{ max-width: 100% }}
-img.before {{ position: absolute; inset: 0; width: 100%; height: 100%; clip-path: inset(0 calc(100% - var(--at)) 0 0) }}
+img.before {{ position: absolute; inset: 0; width: 100%; height: 100% }}
+img.before {{ clip-path: inset(0 calc(100% - var(--at)) 0 0) }}
 input {{ width: 100% }}
 </style>
 <p>Left of the slider: before. Right: after.</p>

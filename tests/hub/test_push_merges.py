@@ -271,7 +271,7 @@ def test_a_card_of_a_plain_merge(models, tmp_path):
     assert card.data.license == "mit" and "the average of their weights" in card.text
     assert "λ" not in card.text.partition("## Report")[0] and "emr_loader" not in card.text
     assert "BertModel.from_pretrained" in card.text
-    assert "report.png" in {path.name for path in staged.iterdir()}
+    assert "report.json" in {path.name for path in staged.iterdir()}
     check_loads(staged)
 
 
