@@ -324,7 +324,6 @@ def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
     survey = Survey("pairs", *kept, about="", count=len(data))
     survey.scale = scale
     survey.sides, survey.gray = sorted(min(lq.size) for lq, _ in read), read[0][1].gray
-    survey.deep = any(header.deep for pair in read for header in pair)
     _tell_halved(survey, [header for pair in read for header in pair])
     larger = f", those of {names[1]}/ {survey.scale} times as large" if survey.scale > 1 else ""
     survey.about = f"{len(data):,} pairs of pictures, the smallest with {survey.sides[0]} pixels{larger}"

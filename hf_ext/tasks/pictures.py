@@ -19,21 +19,27 @@ def require_picture(value: Any, column: str) -> Image.Image:
     return value
 
 
-def in_colours(picture: Image.Image, mode: str) -> Image.Image:
+def deep_grey(picture: Image.Image) -> np.ndarray | None:
     """
-    A picture of 8 bits, of mode `"L"` or `"RGB"`; whole numbers of 16 bits are scaled.
+    Grey of 16 bits as uint16 `[height, width]`, from black at 0 to white at 65535; `None` for a picture of 8 bits.
 
     Raises:
-        ValueError: If the picture has floats, or whole numbers outside 16 bits.
+        DataError: If the picture has floats, or whole numbers outside 16 bits.
     """
-    # Pillow clips these modes to 8 bits when it converts them: the picture would come out white.
-    if picture.mode[0] in "IF":
-        values = np.asarray(picture)
-        low, high = values.min(), values.max()
-        if picture.mode == "F" or low < 0 or high > 65535:
-            raise DataError(
-                f"a picture has PIL mode {picture.mode!r} and values from {low:g} to {high:g}, and only whole numbers "
-                "from 0 to 65535 are scaled to 8 bits: convert it to 8 bits."
-            )
-        picture = Image.fromarray(to_8_bits(spread_grey(values.astype(np.uint16), picture)))
-    return picture.convert(mode)
+    if picture.mode[0] not in "IF":
+        return None
+    values = np.asarray(picture)
+    low, high = values.min(), values.max()
+    if picture.mode == "F" or low < 0 or high > 65535:
+        raise DataError(
+            f"a picture has PIL mode {picture.mode!r} and values from {low:g} to {high:g}, and only whole numbers "
+            "from 0 to 65535 can be read: convert it to 8 or 16 bits."
+        )
+    return spread_grey(values.astype(np.uint16), picture)
+
+
+def in_colours(picture: Image.Image, mode: str) -> Image.Image:
+    """A picture of 8 bits, of mode `"L"` or `"RGB"`; whole numbers of 16 bits are scaled, others refused."""
+    # Pillow clips 16 bits to 8 when it converts them: the picture would come out white.
+    deep = deep_grey(picture)
+    return (picture if deep is None else Image.fromarray(to_8_bits(deep))).convert(mode)

@@ -16,19 +16,20 @@ from transformers import PreTrainedModel
 
 import hf_ext.fast.semanir  # noqa: F401 (it enters itself: a training imports no more than its task)
 from hf_ext.hub.checkpoints import split_revision
+from hf_ext.restoration.encoding import to_8_bits
 from hf_ext.restoration.tiles import restore_image
 from hf_ext.semanir.configuration_semanir import PRESETS, SemanIRConfig
-from hf_ext.semanir.image_processing_semanir import SemanIRImageProcessor
+from hf_ext.semanir.image_processing_semanir import SemanIRImageProcessor, to_unit
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 from hf_ext.training.models import initialize_from, read_model_section
 from hf_ext.training.task import Task
 
-from ..errors import DataError, MissingColumn, UsageError
+from ..errors import MissingColumn, UsageError
 from .degradation_settings import Degradation, read_degradations
 from .degradations import matlab_luma, unpack_mosaic
 from .made_pictures import make_picture
 from .perceptual import FeatureLoss
-from .pictures import require_picture
+from .pictures import deep_grey, require_picture
 
 logger = logging.getLogger(__name__)
 
@@ -324,7 +325,7 @@ class SemanIRTask(Task):
 
     def _images(self, example: dict[str, Any], degradation: Degradation) -> list[np.ndarray]:
         """
-        The clean image, or degraded and clean, as uint8 arrays [height, width, channels]. For noise a file of one
+        The clean image, or degraded and clean, as [`_pixels`] gives them. For noise a file of one
         channel stays one, also where the model has three: a grey picture has one noise, not three to average.
         """
         paired = degradation.kind == "paired"
@@ -346,10 +347,15 @@ class SemanIRTask(Task):
         return images
 
     def _pixels(self, image: Image.Image, kind: str) -> np.ndarray:
-        """uint8 [height, width, channels]; of a grey image one channel, but for a mosaic, which has colours."""
-        # Pillow clips these modes to 8 bits when it converts them.
-        if image.mode[0] in "IF":
-            raise DataError(f"an image has PIL mode {image.mode!r}, more than 8 bits a channel: convert it to 8 bits.")
+        """
+        [height, width, channels], uint8, or of grey of 16 bits float32 with white at 1, which pairs and noise keep; of
+        a grey image one channel, but for a mosaic, which has colours.
+        """
+        deep = deep_grey(image)
+        if deep is not None and kind in ("paired", "gaussian_noise"):
+            return to_unit(deep)[..., None]
+        if deep is not None:
+            image = Image.fromarray(to_8_bits(deep))
         if image.mode in GRAY_MODES and kind != "mosaic":
             return np.asarray(image.convert("L"))[..., None]
         if self.config.num_channels_out != 1:

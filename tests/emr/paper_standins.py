@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,8 @@ def draw_pictures(seed: int, size: int = 16) -> list[Image.Image]:
     return [Image.fromarray(generator.integers(0, 256, (size, size, 3), dtype=np.uint8)) for _ in range(SAMPLES)]
 
 
-def make_clips(place: Path, recipe: dict[str, Any], push: Push) -> Scores:
-    """Encoders of pictures, and the CLIP that they are from, as pickles."""
+def make_clips(place: Path, recipe: dict[str, Any], push: Push, model: str = "base-patch32") -> Scores:
+    """Encoders of pictures, and the CLIP that they are from, of the bases as pickles."""
     torch.manual_seed(0)
     tokenizer = byte_tokenizer(77)
     size = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -87,16 +88,20 @@ def make_clips(place: Path, recipe: dict[str, Any], push: Push) -> Scores:
     clip = CLIPModel(config).eval()
     perturb(clip, 0, 0.2)
     processor = CLIPImageProcessor(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
-    base = save_as_pickle(clip, place / "clip")
+    base = place / "clip"
+    if model.startswith("base"):
+        save_as_pickle(clip, base)
+    else:
+        clip.save_pretrained(base)
     tokenizer.save_pretrained(base)
     processor.save_pretrained(base)
-    push("openai/clip-vit-base-patch32", base)
+    push(f"openai/clip-vit-{model}", base)
     for number, (name, entry) in enumerate(recipe["tasks"].items(), 1):
         clip.save_pretrained(place / "clip-whole")
         encoder = CLIPVisionModel.from_pretrained(place / "clip-whole").eval()
         perturb(encoder, number, 0.05)
         encoder.save_pretrained(place / name)
-        push(f"tanganke/clip-vit-base-patch32_{name}", place / name)
+        push(f"tanganke/clip-vit-{model}_{name}", place / name)
         pictures = draw_pictures(number)
         with torch.no_grad():
             heads = []
@@ -345,6 +350,8 @@ def make_beits(place: Path, recipe: dict[str, Any], push: Push) -> Scores:
 
 TABLES = {
     "vit-b32-8": make_clips,
+    "vit-l14-8": partial(make_clips, model="large-patch14"),
+    "vit-b16-8": partial(make_clips, model="base-patch16"),
     "vit-b16-30": make_vits,
     "roberta-glue": make_robertas,
     "gpt2-glue": make_gpt2s,

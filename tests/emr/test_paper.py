@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from huggingface_hub import HfApi, constants
 from PIL import Image
 from sklearn.metrics import matthews_corrcoef
@@ -115,7 +114,7 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             place = tmp_path / "work"
             place.mkdir()
             file = PAPER / table / "evaluate.yaml"
-            scores = TABLES[table](place, yaml.safe_load(file.read_text()) if file.is_file() else {}, push)
+            scores = TABLES[table](place, score.read_settings(file) if file.is_file() else {}, push)
             return hub.url, place, scores
 
         yield make

@@ -183,9 +183,16 @@ METHODS: dict[str, Callable[..., dict[str, float]]] = {
 }
 
 
+def read_settings(path: Path) -> dict[str, Any]:
+    """What a recipe says; where it says nothing, what the recipe says that its `like` names."""
+    given = read_yaml(path)
+    like = given.pop("like", None)
+    return given if like is None else {**read_settings(path.parent / like), **given}
+
+
 def read_recipe(path: Path) -> tuple[dict[str, Entry], int]:
     """The tasks of a recipe, with what it says for all of them, and its batch size."""
-    given = read_yaml(path)
+    given = read_settings(path)
     batch, shared, tasks = given.pop("batch_size", 32), given.pop("task", {}), given.pop("tasks")
     entries = {
         name: build(Entry, {**given, **entry, "task": {**shared, **entry.get("task", {})}}, f"tasks.{name}")
