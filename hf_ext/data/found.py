@@ -39,8 +39,9 @@ class Survey:
     sides: list[int] = field(default_factory=list)
     equal: bool = False
     gray: bool = False
-    # whether some have more than 8 bits a channel
+    # whether some have more than 8 bits a channel, and whether nobody knows their range: 32 bits, floats
     deep: bool = False
+    boundless: bool = False
     # how many times the pictures of hq/ are as large as those of lq/
     scale: int = 1
     rate: int = 0

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import datasets
 import httpx2
+import pandas as pd
 from datasets.data_files import SPLIT_KEYWORDS, get_data_patterns
 from datasets.packaged_modules.audiofolder.audiofolder import AudioFolder
 from huggingface_hub import HfApi
@@ -18,8 +19,10 @@ from .described import open_described
 from .sequence_files import ARRAYS, open_arrays, open_sequences, slice_split
 from .source import DataSource, SourcePart
 from .splits import hold_out
+from .tables import is_plain, read_table
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp"}
+WORD_SUFFIXES = {".csv", ".tsv", ".txt", ".json", ".jsonl"}
 AUDIO_SUFFIXES = {".wav", ".flac", ".ogg", ".mp3", ".aiff"}
 
 # Names that people give to folders of pairs: what is given, what is wanted.
@@ -169,6 +172,17 @@ def _load(source: DataSource, section: str) -> AnyDataset:
             return data.to_iterable_dataset(num_shards=min(64, len(data))) if source.streaming else data
     if sounds:
         return _recordings(str(first.resolve()), files, source)
+    foreign = [Path(file) for file in _words_among(first, found) if not is_plain(Path(file))]
+    if foreign and files is not None and all(Path(file).suffix.lower() in (".csv", ".tsv") for file in found):
+        frame = pd.concat([read_table(Path(file)).frame for file in found], ignore_index=True)
+        data = datasets.Dataset.from_pandas(frame, preserve_index=False)
+        data = data.select(slice_split(source.split, len(data)))
+        return data.to_iterable_dataset(num_shards=min(64, len(data))) if source.streaming else data
+    if foreign:
+        raise DataError(
+            f"{foreign[0]} is no UTF-8, or not separated as its ending says: name the file itself, if it is a CSV or "
+            f"TSV, or write it anew, such as with iconv -f UTF-16 -t UTF-8 {foreign[0].name}."
+        )
     # `datasets` names what it reads by the folder: "." has no name.
     folder = str((first if files is None else first.parent).resolve())
     return datasets.load_dataset(folder, source.name, data_files=files, split=source.split, streaming=source.streaming)
@@ -186,6 +200,12 @@ def _require_split(files: list[str], split: str) -> None:
             f"a file has no split {name!r}: write split: train for all of it, a slice such as train[80%:], or "
             "hold_out: 0.1 with split: validation for a part that is not trained on"
         )
+
+
+def _words_among(first: Path, found: list[str]) -> list[str]:
+    """The files of words among what a source names: of a folder, some."""
+    files = found if not first.is_dir() else map(str, islice(first.rglob("*"), 10_000))
+    return [file for file in files if Path(file).suffix.lower() in WORD_SUFFIXES and Path(file).is_file()]
 
 
 def _is_on_hub(name: str) -> bool:

@@ -88,13 +88,20 @@ def find_roles(table: Table, hints: Hints) -> Roles:
     times = [name for name in texts if name not in (time, series) and to_seconds(frame[name]) is not None]
     others = [name for name in texts if name not in (time, series, *times)]
     inputs = list(hints.inputs) or [name for name in numbers if name not in (label, time, series)]
-    prose = [name for name in others if _is_prose(frame[name])]
+    prose = [name for name in others if is_prose(frame[name])]
+    if inputs:
+        # One word a row, seldom the same, beside numbers: keys, serial numbers.
+        names = [name for name in others if name not in prose and _names_rows(frame[name])]
+    else:
+        names, prose = [], prose + [name for name in others if name not in prose and _names_rows(frame[name])]
     if not inputs or (prose and not hints.inputs) or {*hints.inputs} & {*prose}:
         if not inputs and not prose and (time or not others):
             raise DataError("there is no column of numbers beside those of times and names")
         return Roles("texts", list(hints.inputs) or prose or others, label)
     # A column of True and False is a class, or an input.
-    asked = others + [name for name in inputs if pd.api.types.is_bool_dtype(frame[name].dtype)]
+    asked = [name for name in others if name not in names] + [
+        name for name in inputs if pd.api.types.is_bool_dtype(frame[name].dtype)
+    ]
     if label is None and asked and not hints.inputs:
         rest = [name for name in inputs if name not in asked]
         raise DataError(
@@ -102,7 +109,11 @@ def find_roles(table: Table, hints: Hints) -> Roles:
             f"which: --label {asked[0]} or --series {asked[0]}, or leave {'them' if len(asked) > 1 else 'it'} out "
             f"with --inputs {','.join(rest[:6])}{',…' if len(rest) > 6 else ''}"
         )
-    left_out = {**dict.fromkeys(others, "texts"), **dict.fromkeys(times, "another time")}
+    left_out = {
+        **dict.fromkeys(others, "texts"),
+        **dict.fromkeys(names, "names of the rows"),
+        **dict.fromkeys(times, "another time"),
+    }
     roles = Roles("positions", inputs, label, time, series, left_out)
     unused = [name for name in numbers if name not in (*inputs, label, time, series)]
     roles.left_out |= dict.fromkeys(unused, "not among the inputs")
@@ -147,13 +158,23 @@ def _is_class(values: "pd.Series[Any]") -> bool:
     return bool((given % 1 == 0).all()) and given.nunique() <= max(2, len(given) // 2)
 
 
-def _is_prose(values: "pd.Series[Any]") -> bool:
+def is_prose(values: "pd.Series[Any]") -> bool:
+    """True if cells are texts of several words, and no names."""
     cells = values.dropna().astype(str)
+    return _has_letters(cells) and (
+        cells.str.len().mean() > 30
+        or (cells.str.contains(r"\s", regex=True).mean() > 0.5 and cells.nunique() > min(20, _REPEATS * len(cells)))
+    )
+
+
+def _names_rows(values: "pd.Series[Any]") -> bool:
+    cells = values.dropna().astype(str)
+    return _has_letters(cells) and cells.nunique() > max(2, _REPEATS * len(cells))
+
+
+def _has_letters(cells: "pd.Series[str]") -> bool:
     # Words have letters; numbers with signs have none.
-    return bool(len(cells)) and cells.str.contains(r"[^\W\d_]", regex=True).mean() > 0.5 and (
-        cells.str.len().mean() > 30 or (cells.str.contains(r"\s", regex=True).mean() > 0.5 and cells.nunique() > 20)
-        or (cells.nunique() > max(2, _REPEATS * len(cells)))
-    )  # fmt: skip
+    return bool(len(cells)) and bool(cells.str.contains(r"[^\W\d_]", regex=True).mean() > 0.5)
 
 
 def _find_series(frame: pd.DataFrame, label: str | None) -> str | None:

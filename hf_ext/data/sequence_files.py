@@ -19,7 +19,7 @@ from ..errors import DataError
 from .roles import class_name, seconds_of
 from .sktime_files import TS, read_ts
 from .source import DataSource
-from .tables import TableError, is_number, read_table, to_seconds
+from .tables import is_number, read_table, to_seconds
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".npy", ".npz", TS)
 ARRAYS = (".npy", ".npz")
@@ -214,7 +214,7 @@ def read_file(path: Path) -> dict[str, np.ndarray]:
             columns = _read_arrays(path)
         else:
             columns = {str(name): _plain_column(values) for name, values in read_table(path).frame.items()}
-    except TableError:
+    except DataError:
         raise
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read: {str(error).strip().rstrip('.')}.") from error
@@ -228,8 +228,16 @@ def read_file(path: Path) -> dict[str, np.ndarray]:
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     with path.open("rb") as file:
-        found = np.load(file, allow_pickle=False)
-        arrays = {ARRAY_COLUMN: found} if isinstance(found, np.ndarray) else dict(found)
+        try:
+            found = np.load(file, allow_pickle=False)
+            arrays = {ARRAY_COLUMN: found} if isinstance(found, np.ndarray) else dict(found)
+        except ValueError as error:
+            if "allow_pickle" not in str(error):
+                raise
+            raise DataError(
+                f"{path} cannot be read: it holds Python objects, which may run code. Save series of different "
+                "lengths as parquet, with a column of lists and a column label."
+            ) from error
     if scalars := [name for name, array in arrays.items() if array.ndim == 0]:
         raise DataError(f"{', '.join(scalars)} has no axis")
     return arrays
@@ -367,7 +375,10 @@ def _fit_columns(
 ) -> dict[str, np.ndarray]:
     """The columns of a file as those of the first; refuses what cannot be."""
     if columns.keys() != kinds.keys():
-        raise DataError(f"{path} has the columns {', '.join(columns)}; {first} has {', '.join(kinds)}.")
+        raise DataError(
+            f"{path} has the columns {', '.join(columns)}; {first} has {', '.join(kinds)}. A table that names the "
+            "class of each file is called metadata.csv and has the columns file_name and label."
+        )
     fitted = {}
     for name, values in columns.items():
         if _is_text(values) and kinds[name] == "number":

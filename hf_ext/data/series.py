@@ -36,6 +36,11 @@ def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> 
     if ending in ARRAYS:
         if len(files) == 1 and places[0].is_file():
             return _look_at_arrays(path, files[0], hints)
+        if apart := [file for file in files if file.stem.lower().partition("_")[0] in _LABELS]:
+            raise DataError(
+                f"{path}: {apart[0].name} holds labels of another file: save both in one, np.savez('train.npz', "
+                "X=..., label=...), a file for each split."
+            )
         return _look_at_files(path, files, None, Roles("positions", list(read_file(files[0]))), hints)
     if ending == TS:
         train: dict[str, Any] = {"path": path, "split": "train", "rows": "series"}
@@ -50,6 +55,12 @@ def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> 
         raise DataError(f"{files[0]}: {error}.") from error
     if roles.layout == "texts":
         return None
+    for name in roles.inputs:
+        if (infinite := np.isinf(table.frame[name].to_numpy(dtype=np.float64, na_value=np.nan))).any():
+            raise DataError(
+                f"{files[0]}: column {name!r}, row {int(infinite.argmax()) + 1}: a number that is infinite; leave the "
+                "cell empty if the value is not known."
+            )
     of_a_split = len(places) == 1 and places[0].is_dir() and bool(split_files(files, "train"))
     if roles.layout == "series" or roles.series is not None:
         return _look_at_rows(path, table, roles, hints)
@@ -199,6 +210,11 @@ def _read_labels(survey: Survey, data: Any) -> None:
         return
     require_classes(found)
     survey.classes = name_classes(found)
+    if len(survey.classes) == len(found) > 2:
+        raise DataError(
+            f"{survey.train['path']}: {survey.about}; the label has {len(found)} different values, one each: it names "
+            "the examples. A class occurs several times."
+        )
     if len(survey.classes) < 2:
         raise DataError(
             f"{survey.train['path']}: {survey.about}; the label says only {survey.classes or 'nothing'}: a class "

@@ -22,11 +22,11 @@ from ..errors import DataError
 from .broken import UNDECODABLE, is_broken_picture, open_bytes
 from .found import Survey, keep_back, rename, require_classes
 from .opening import PAIRS, find_files, find_pairs, open_source
-from .roles import Hints, name_classes
+from .roles import Hints, is_prose, name_classes
 from .sequence_files import METADATA, SUFFIXES
 from .series import is_list_of_numbers, look_at_lists, look_at_series
 from .source import DataSource
-from .tables import shorten, to_seconds
+from .tables import is_number, shorten, to_seconds
 
 # Files whose names are looked at, and examples that are opened.
 _NAMES, _EXAMPLES = 10_000, 64
@@ -42,6 +42,10 @@ _FOREIGN = {
 }
 # A column beside texts that holds no more different cells than this share of the rows may name classes.
 _CLASSES = 0.2
+_TABLES = (
+    "Series of numbers are CSV, TSV, parquet or NumPy files outside of archives, or lists in JSON lines. A table of "
+    "numbers in JSON lines becomes one with pandas: read_json(..., lines=True).to_csv(...)."
+)
 # Columns of captions, the best first.
 _CAPTIONS = ("text", "caption", "captions", "prompt", "description")
 
@@ -173,18 +177,31 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     elif sounds:
         _measure_sounds(survey, data, sounds[0], chosen)
     elif texts := _words(data, [name for name in texts if name != "label"], hints):
+        _refuse_numbers(path, data, texts, hints)
         _measure_texts(survey, data, texts, chosen, hints)
     else:
-        raise DataError(
-            f"{path} has the columns {shorten(list(features))}: no picture, sound or text. Series of numbers are CSV, "
-            "TSV, parquet or NumPy files, or lists in JSON lines. A table of numbers in JSON lines becomes one with "
-            "pandas: read_json(..., lines=True).to_csv(...)."
-        )
+        raise DataError(f"{path} has the columns {shorten(list(features))}: no picture, sound or text. {_TABLES}")
     if survey.classes:
         survey.about += f"; {len(survey.classes)} classes: {shorten(survey.classes)}"
     if survey.captions is not None:
         survey.roles = [f"{', '.join(survey.columns)}; captions in {survey.captions}"]
     return survey
+
+
+def _refuse_numbers(path: str, data: Any, texts: list[str], hints: Hints) -> None:
+    """Refuses a table of numbers that is no file of tables: in an archive, in JSON lines, in lines of text."""
+    head = pd.DataFrame(data.select_columns(texts)[:_EXAMPLES])
+    numbers = [
+        name
+        for name, kind in data.features.items()
+        if isinstance(kind, datasets.Value) and name != "label" and kind.dtype.startswith(("float", "int", "uint"))
+    ]
+    if len(numbers) > 1 and not hints.inputs and not any(is_prose(head[name]) for name in texts):
+        raise DataError(f"{path} has the columns {shorten(list(data.features))}: a table of numbers. {_TABLES}")
+    cells = [re.split(r"[\s,;|]+", text.strip()) for text in head[texts[0]].dropna()]
+    rows = [len(row) > 2 and sum(map(is_number, row)) >= len(row) - 1 for row in cells]
+    if len(texts) == 1 and rows and sum(rows) >= 0.9 * len(rows):
+        raise DataError(f"{path} holds lines of numbers. {_TABLES}")
 
 
 def _words(data: Any, names: list[str], hints: Hints) -> list[str]:
@@ -203,15 +220,16 @@ def _measure_pictures(survey: Survey, data: Any, column: str, chosen: list[int])
         raise DataError(f"none of {len(chosen)} pictures that were looked at can be read: are they pictures?")
     sizes, gray = {header.size for header in headers}, all(header.gray for header in headers)
     survey.kind, survey.columns, survey.gray = "pictures", [column], gray
-    survey.deep = any(header.deep for header in headers)
-    _tell_halved(survey, headers)
+    _tell_depth(survey, headers)
     survey.equal, survey.sides = len(sizes) == 1, sorted(min(size) for size in sizes)
     smallest, largest = min(sizes, key=min), max(sizes, key=min)
     span = _size(smallest) if smallest == largest else f"{_size(smallest)} to {_size(largest)}"
     survey.about = f"{survey.count:,} pictures of {span} pixels{', grey' if gray else ''}"
 
 
-def _tell_halved(survey: Survey, headers: list[_Header]) -> None:
+def _tell_depth(survey: Survey, headers: list[_Header]) -> None:
+    survey.deep = any(header.deep for header in headers)
+    survey.boundless = any(header.boundless for header in headers)
     if any(header.halved for header in headers):
         survey.notes.append("colours of 16 bits are read as 8")
 
@@ -222,7 +240,8 @@ class _Header(NamedTuple):
     size: tuple[int, int]
     gray: bool
     deep: bool
-    halved: bool = False
+    halved: bool
+    boundless: bool
 
 
 def _read_headers(data: Any, column: str, chosen: list[int]) -> list[_Header | None]:
@@ -236,7 +255,8 @@ def _read_headers(data: Any, column: str, chosen: list[int]) -> list[_Header | N
                 deep = picture.mode[0] in "IF"
                 # How Pillow's decoders call 16 bits in several channels, of which it keeps the upper 8.
                 halved = not deep and ";16" in str([tile.args for tile in getattr(picture, "tile", ())])
-                headers.append(_Header(picture.size, deep or picture.mode in ("1", "L", "LA"), deep, halved))
+                gray, boundless = deep or picture.mode in ("1", "L", "LA"), picture.mode in ("I", "F")
+                headers.append(_Header(picture.size, gray, deep, halved, boundless))
         except UNDECODABLE:
             headers.append(None)
     return headers
@@ -324,7 +344,7 @@ def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
     survey = Survey("pairs", *kept, about="", count=len(data))
     survey.scale = scale
     survey.sides, survey.gray = sorted(min(lq.size) for lq, _ in read), read[0][1].gray
-    _tell_halved(survey, [header for pair in read for header in pair])
+    _tell_depth(survey, [header for pair in read for header in pair])
     larger = f", those of {names[1]}/ {survey.scale} times as large" if survey.scale > 1 else ""
     survey.about = f"{len(data):,} pairs of pictures, the smallest with {survey.sides[0]} pixels{larger}"
     survey.roles = [f"{names[0]}/ becomes {names[1]}/"]

@@ -69,14 +69,18 @@ def read_table(path: Path) -> Table:
         else:
             table = _read_text(path)
         _convert_columns(table)
-    except (OSError, ValueError, TypeError, OverflowError, pd.errors.ParserWarning) as error:
+    except (OSError, ValueError, TypeError, OverflowError, csv.Error, pd.errors.ParserWarning) as error:
         raise TableError(f"{path} cannot be read: {str(error).strip().rstrip('.')}.") from error
-    _drop_index(table)
+    # A table that was written twice has two.
+    while _drop_index(table):
+        pass
     return table
 
 
 def _read_text(path: Path) -> Table:
     text, notes = _decode(path.read_bytes())
+    # Old Macs end lines with a return alone.
+    text = re.sub(r"\r\n?", "\n", text)
     lines = text.splitlines()
     skipped = 0
     while skipped < len(lines) and (not lines[skipped].strip() or lines[skipped].lstrip().startswith(_COMMENTS)):
@@ -103,7 +107,9 @@ def _read_text(path: Path) -> Table:
     numbers = bool(first) and all(is_number(_point(name, separator)) for name in first)
     nameless = numbers and len(first) >= _NAMELESS and len(set(first)) > 2 and not _counts_up(first)
     nameless = nameless or _starts_with_a_row(text, first, separator)
-    if numbers and not nameless and not _counts_up(first):
+    # A number of stars and a review.
+    row = any(map(is_number, first)) and any(name.count(" ") > 3 for name in first)
+    if (numbers or row) and not nameless and not _counts_up(first):
         raise DataError(f"its first line, {', '.join(first)!s:.60}, must hold the names of the columns")
     if not nameless and (twice := [name for name, count in Counter(filter(None, first)).items() if count > 1]):
         raise DataError(f"{first.count(twice[0])} columns are called {twice[0]!r}: give each a name of its own")
@@ -140,6 +146,22 @@ def _decode(held: bytes) -> tuple[str, list[str]]:
         return held.decode("cp1252"), ["encoded as Windows-1252 (latin-1)"]
     except UnicodeDecodeError:
         return held.decode("latin-1"), ["encoded as latin-1"]
+
+
+def is_plain(path: Path) -> bool:
+    """True if a file is UTF-8, and has the separator of its ending, as `datasets` reads it."""
+    with path.open("rb") as file:
+        held = file.read(_SAMPLE)
+    try:
+        # The last character may be cut off.
+        text = codecs.getincrementaldecoder("utf-8")().decode(held)
+    except UnicodeDecodeError:
+        return False
+    suffix = path.suffix.lower()
+    if "\0" in text or suffix not in (".csv", ".tsv"):
+        return "\0" not in text
+    own = "," if suffix == ".csv" else "\t"
+    return own in text.partition("\n")[0] or _find_separator(text) == own
 
 
 def _find_separator(sample: str) -> str:
@@ -305,11 +327,11 @@ def _to_numbers(cells: "pd.Series[Any]") -> "pd.Series[float] | None":
     return None
 
 
-def _drop_index(table: Table) -> None:
-    """Leaves out a first column that counts the rows, as `to_csv()` writes it."""
+def _drop_index(table: Table) -> bool:
+    """Leaves out a first column that counts the rows, as `to_csv()` writes it; True if there is one."""
     frame = table.frame
     if len(frame.columns) < 2 or not len(frame):
-        return
+        return False
     name = str(frame.columns[0])
     values = frame.iloc[:, 0]
     if _INDEX.fullmatch(name) and pd.api.types.is_numeric_dtype(values) and values.dtype != bool:
@@ -318,11 +340,12 @@ def _drop_index(table: Table) -> None:
             table.frame = frame.iloc[:, 1:]
             told = "" if name.startswith("Unnamed") or not name else f", {name},"
             table.notes.append(f"the first column{told} counts the rows, and is left out")
-            return
+            return True
     if name.startswith("Unnamed:") and pd.api.types.is_numeric_dtype(values) and len(frame) == 1:
         table.frame = frame.iloc[:, 1:]
     elif name.startswith("Unnamed:"):
         table.frame = frame.rename(columns={frame.columns[0]: "index"})
+    return False
 
 
 def to_seconds(values: "pd.Series[Any]") -> np.ndarray | None:

@@ -107,6 +107,7 @@ def _schedule(survey: Survey, steps: int, batch: int, rate: str, gpu: bool, warm
 def _semanir(survey: Survey, gpu: bool) -> list[list[str]]:
     if survey.kind not in ("pictures", "pairs"):
         raise ValueError(f"SemanIR restores pictures, and these are {survey.kind}: name a folder of pictures.")
+    _refuse_deep(survey, survey.boundless)
     pairs = survey.kind == "pairs"
     # A multiple of what a window and the levels of a U need, no larger than most pictures.
     patch = max(16, min(128 if gpu else 64, _side(survey) // 8 * 8))
@@ -275,11 +276,7 @@ def _classified_pictures(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
 def _dit(survey: Survey, gpu: bool) -> list[list[str]]:
     if survey.kind != "pictures":
         raise ValueError(f"a Disentangled DiT draws pictures, and these are {survey.kind}: name a folder of pictures.")
-    if survey.deep:
-        raise DataError(
-            f"{survey.train['path']} has pictures of 16 bits, and this training takes 8: make some first, in each "
-            "folder: mkdir 8-bits && mogrify -depth 8 -path 8-bits *.*"
-        )
+    _refuse_deep(survey, survey.deep)
     if not survey.classes and survey.captions is None:
         raise ValueError(
             "these pictures have neither classes nor captions: put them into two folders or more, one for each class, "
@@ -314,6 +311,14 @@ def _dit(survey: Survey, gpu: bool) -> list[list[str]]:
     ]
     schedule = _schedule(survey, 100000 if gpu else 2000, 64 if gpu else 16, "1.0e-4" if gpu else "1.0e-3", gpu, 100)
     return [["method: disentangled-dit"], ["task:", *task], model, [f"ema_decay: {0.9999 if gpu else 0.99}"], schedule]
+
+
+def _refuse_deep(survey: Survey, deep: bool) -> None:
+    if deep:
+        raise DataError(
+            f"{survey.train['path']} has pictures of more bits than this training takes: make some of 8 first, in "
+            "each folder: mkdir 8-bits && mogrify -depth 8 -path 8-bits *.*"
+        )
 
 
 def _need_classes(survey: Survey, what: str) -> None:

