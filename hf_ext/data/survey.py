@@ -26,7 +26,7 @@ from .roles import Hints, is_prose, name_classes
 from .sequence_files import METADATA, SUFFIXES
 from .series import is_list_of_numbers, look_at_lists, look_at_series
 from .source import DataSource
-from .tables import is_number, shorten, to_seconds
+from .tables import is_number, is_plain, read_table, shorten, to_seconds
 
 # Files whose names are looked at, and examples that are opened.
 _NAMES, _EXAMPLES = 10_000, 64
@@ -112,6 +112,8 @@ def _look_at_files(path: str, found: list[str], hints: Hints, restores: bool) ->
     if most in SUFFIXES and (series := look_at_series(path, places, most, hints)) is not None:
         return series
     survey = _look_at_examples(path, hints)
+    if most in (".csv", ".tsv"):
+        survey.notes += [note for file in named if not is_plain(file) for note in read_table(file).notes]
     survey.left_out += [
         f"{count} files of {ending}, which a training does not read"
         for ending, count in endings.items()
