@@ -156,7 +156,7 @@ def join_companions(base: Companions, tasks: Mapping[str, Companions]) -> Joined
                     "method with masks, where each task keeps its module."
                 )
     told = [
-        f"{title}: {', '.join(names)} differ from the base's or are not in all tasks; the one model has the base's"
+        f"{title} has its own {', '.join(names)}, or not all tasks have it; the one model has the base's"
         for title, names in differing.items()
     ]
     return Joined(joined, told, tuple(modules))

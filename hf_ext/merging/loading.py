@@ -18,6 +18,7 @@ import torch
 MEANINGS = (
     *("num_attention_heads", "num_key_value_heads", "num_heads", "n_head", "head_dim", "rope_theta"),
     *("encoder_attention_heads", "decoder_attention_heads"),
+    *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers"),
 )
 # Labels, origin, tokens and how a model is trained or run. Sizes of tensors are compared with the tensors.
 _NO_SETTINGS = re.compile(

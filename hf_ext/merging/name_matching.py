@@ -114,6 +114,12 @@ def match_names(
     warnings += [warning for task in tasks for warning in _compare_configurations(base, task, masks)]
     aliases = _find_tied_names(base, tasks, warnings)
     both = list(zip(tasks, names, strict=True))
+    # A base without its head has other names too; of one class, names differ only where a program changed them.
+    warnings += [
+        f"{task.title} calls its tensors {own.task_prefix}*, the base {own.base_prefix}*: they are taken for the same"
+        for task, own in both
+        if own.task_prefix != own.base_prefix and task.config.get("architectures") == base.config.get("architectures")
+    ]
     return Matching(
         names,
         tuple(_compare_vocabularies(base, task, own, overlap) for task, own in both),

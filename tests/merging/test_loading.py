@@ -197,6 +197,7 @@ LLAMA = transformers.LlamaConfig(**_TEXT).to_dict()
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, "rope_parameters.rope_theta", True),
         # As transformers 4 wrote it.
         ({"rope_parameters": None, "rope_theta": 1e6}, "rope_parameters.rope_theta", True),
+        ({"num_hidden_layers": 2}, "num_hidden_layers", True),
         ({"hidden_act": "gelu"}, "hidden_act", False),
         ({"rms_norm_eps": 1e-3}, "rms_norm_eps", False),
         ({"max_position_embeddings": 64}, "max_position_embeddings", False),
@@ -220,6 +221,20 @@ def test_settings_that_change_what_is_computed_are_compared(tmp_path, changes, k
     else:
         with make_plan(one) as plan:
             assert any(f"has {key} " in text for text in plan.warnings) == (key is not None)
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "architectures", "said"), [("x.y.", "A", True), ("x.y.", "B", False), ("", "A", False)]
+)
+def test_names_that_a_program_changed_are_matched_and_said(tmp_path, wrapper, architectures, said):
+    names = ("layer.0.w", "layer.1.w", "head.w")
+    for name, prefix, kind in (("base", "", "A"), ("task", wrapper, architectures)):
+        tensors = {f"{prefix}{own}": torch.ones(4) for own in names}
+        write_weights(tmp_path / name, tensors, config={"architectures": [kind]})
+    config = {"base": str(tmp_path / "base"), "tasks": {"a": str(tmp_path / "task")}, "method": "average"}
+    with make_plan(config) as plan:
+        assert len(plan.merged_rows) == 3
+        assert any("x.y.*" in text for text in plan.warnings) == said
 
 
 def test_settings_of_the_parts_of_a_model_are_compared(tmp_path):
