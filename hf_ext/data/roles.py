@@ -194,13 +194,20 @@ def _find_time(frame: pd.DataFrame, names: list[Any], series: str | None) -> str
         if pd.api.types.is_numeric_dtype(values.dtype):
             kept = [values] if series is None else [part for _, part in values.groupby(frame[series])]
             rising = all(part.is_monotonic_increasing and part.is_unique for part in kept)
-            mixed = strong and all(part.is_unique for part in kept)
-            if len(values) > 1 and (mixed or (rising and _RISING.fullmatch(str(name)))):
+            mixed = all(part.is_unique for part in kept) and (strong or all(map(_is_even, kept)))
+            named = strong or _RISING.fullmatch(str(name))
+            if len(values) > 1 and named and (mixed or (rising and not strong)):
                 counted.append(str(name))
         elif (strong or place == 0 or _RISING.fullmatch(str(name))) and to_seconds(values) is not None:
             written.append(str(name))
     # A date says more than the year beside it.
     return _only(written or counted, "the time", "--time")
+
+
+def _is_even(values: "pd.Series[Any]") -> bool:
+    """True if numbers are a row of equal steps, in any order: hours that somebody shuffled."""
+    steps = np.diff(np.sort(values.to_numpy(dtype=np.float64, na_value=np.nan)))
+    return len(steps) > 1 and bool(np.allclose(steps, steps[0]))
 
 
 def seconds_of(values: "pd.Series[Any]") -> np.ndarray:

@@ -142,7 +142,7 @@ def _look_at_arrays(path: str, file: Path, hints: Hints) -> Survey:
     arrays = read_file(file)
     flat = [name for name, values in arrays.items() if values.ndim == 1]
     label = hints.label or next((name for name in flat if name.lower() in _LABELS), None)
-    inputs = list(hints.inputs) or [name for name, values in arrays.items() if values.ndim in (2, 3)]
+    inputs = list(hints.inputs) or [name for name, values in arrays.items() if values.ndim in (2, 3) and name != label]
     axes = ("examples", "steps", "channels")
     shapes = ", ".join(
         f"{name} ({', '.join(f'{size} {axis}' for size, axis in zip(values.shape, axes, strict=False))})"
@@ -156,6 +156,11 @@ def _look_at_arrays(path: str, file: Path, hints: Hints) -> Survey:
         )
     if len(inputs) > 1:
         raise DataError(f"{path}: {shorten(inputs)} may each be the series: say which, --inputs {inputs[0]}.")
+    if arrays[label].shape != arrays[inputs[0]].shape[: arrays[label].ndim]:
+        raise DataError(
+            f"{path}: {shapes}: {label} must hold a class for each example, or for each step; of a row with a one for "
+            f"the class save {label}.argmax(1)."
+        )
     train = {"path": path, "split": "train", **rename(Hints(label=label))}
     data = open_arrays(file, "train").rename_columns({label: "label"} if label != "label" else {})
     survey = look_at_lists(train, data, inputs)
@@ -269,4 +274,5 @@ def _tell_classes(survey: Survey) -> None:
     if survey.values:
         survey.about += "; values to be told"
     elif survey.classes:
-        survey.about += f"; {len(survey.classes)} classes: {shorten(survey.classes)}"
+        place = " of steps" if survey.rows_have_labels else ""
+        survey.about += f"; {len(survey.classes)} classes{place}: {shorten(survey.classes)}"

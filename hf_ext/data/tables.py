@@ -32,6 +32,8 @@ _SPACE_GROUPS = re.compile(r"[-+]?\d{1,3}([\u0020\u00a0\u202f']\d{3})+([.,]\d+)?
 _DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
 # 12 %, $12.50 and 12 €.
 _SIGNS = re.compile(r"^[$€£¥]\s*|\s*[%$€£¥]$")
+# 31/12/2024 and 12-31-2024, with or without a time of day.
+_DATE = r"^(\d{1,2})([./-])(\d{1,2})[./-](\d{4})((?:[ T].*)?)$"
 # What Excel writes before a table: sep=;
 _SEPARATOR_LINE = re.compile(r"sep=(.)\s*", re.IGNORECASE)
 # Columns from which on a table whose first line are numbers is one without names: a series in each row.
@@ -359,10 +361,33 @@ def to_seconds(values: "pd.Series[Any]") -> np.ndarray | None:
             return _seconds(pd.PeriodIndex(cells.str.replace(r"[- ]", "", regex=True), freq="Q").to_timestamp())
     if is_number(sample):
         return None
+    parts = cells.str.extract(_DATE)
+    if parts.notna().all(axis=None):
+        return _seconds_of_dates(cells, parts)
     for options in ({"format": "ISO8601"}, {"format": "mixed"}, {"format": "mixed", "dayfirst": True}):
         with contextlib.suppress(ValueError, TypeError, OverflowError, AttributeError), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return _seconds(pd.DatetimeIndex(pd.to_datetime(cells, utc=True, **options)))
+    return None
+
+
+def _seconds_of_dates(cells: "pd.Series[str]", parts: pd.DataFrame) -> np.ndarray | None:
+    """Times of dates such as 3/1/2024, all in one order: pandas would choose one for each cell."""
+    first, second = (parts[column].astype(int) > 12 for column in (0, 2))
+    dots = bool((parts[1] == ".").any())
+    if not dots and not first.any() and not second.any() and (parts[0].astype(int) != parts[2].astype(int)).any():
+        raise DataError(
+            f"dates such as {cells[parts[0].astype(int) != parts[2].astype(int)].iloc[0]} may begin with the day or "
+            "with the month: write them as 2024-12-31"
+        )
+    with contextlib.suppress(ValueError, TypeError, OverflowError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        order = "%d{0}%m" if dots or first.any() else "%m{0}%d"
+        days = parts[0] + "/" + parts[2] + "/" + parts[3]
+        dates = pd.to_datetime(days, format=f"{order.format('/')}/%Y")
+        clock = parts[4].where(parts[4].str.strip() != "", "00:00:00")
+        times = pd.to_datetime("1970-01-01 " + clock.str.strip(), format="mixed")
+        return _seconds(pd.DatetimeIndex(dates)) + _seconds(pd.DatetimeIndex(times))
     return None
 
 
