@@ -24,7 +24,7 @@ _CELLS: dict[str, Any] = {"keep_default_na": False, "na_values": [""], "index_co
 _SAMPLE = 1 << 16
 _COMMENTS = ("#", "%", "//")
 _SEPARATORS = (",", ";", "\t", "|")
-_INDEX = re.compile(r"(Unnamed: 0|index|row|rownames?|row_?id|id|)", re.IGNORECASE)
+_INDEX = re.compile(r"(Unnamed: 0(\.\d+)?|index|row|rownames?|row_?id|id|)", re.IGNORECASE)
 # 12,000 and 1.234.567,8 and 12 000: groups of three digits after the first.
 _COMMA_GROUPS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")
 _POINT_GROUPS = re.compile(r"[-+]?\d{1,3}(\.\d{3})+(,\d+)?")

@@ -1,7 +1,9 @@
 """Tables as people have them: of each of many small inputs, what must be understood, or refused."""
 
+import gzip
 import io
 import time
+import zipfile
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +19,7 @@ from hf_ext.data.survey import look_at
 from hf_ext.data.tables import read_table
 from hf_ext.errors import DataError
 from hf_ext.starting.writing import flow
+from tests.kit.refusals import refused
 
 HOURS = pd.date_range("2024-03-01", periods=24, freq="h")
 RNG = np.random.default_rng(0)
@@ -295,7 +298,35 @@ CASES = {
     "values of steps": Case(rows({**LABELLED, "label": Z}), refused=("mrconv-regression",)),
     "inputs that were named": Case(rows({"time": range(24), **LABELLED}), ["z"], "time", hints=Hints(inputs=("z",))),
     "a column that is not there": Case(rows(LABELLED), hints=Hints(label="nothing"), refused=("'nothing'",)),
+    "a class for each row": Case(rows({**LABELLED, "label": [f"L{step}" for step in range(24)]}), refused=("24",)),
+    "keys beside numbers": Case(rows({"key": [f"{7919 * step:06x}k" for step in range(24)], **LABELLED})),
+    # one order of day and month for all dates
+    "dates with dots": Case(
+        rows({"date": [f"{step % 12 + 1:02}.{step // 12 + 1:02}.2024" for step in range(24)], **LABELLED}),
+        time="date", notes="a step of 1 day",
+    ),
+    "European days with slashes": Case(
+        rows({"date": [day.strftime("%d/%m/%Y") for day in pd.date_range("2024-01-10", periods=24)], **LABELLED}),
+        time="date", notes="a step of 1 day",
+    ),
+    "European days with times": Case(
+        rows({"date": [hour.strftime("%d/%m/%Y %H:%M") for hour in HOURS + pd.Timedelta(days=20)], **LABELLED}),
+        time="date", notes="a step of 1 hour",
+    ),
+    "days or months": Case(rows({"date": [f"{step % 12 + 1}/3/{2000 + step}" for step in range(24)], **LABELLED}),
+        refused=("2/3/2001", "2024-12-31")),
+    "hours of a panel, shuffled": Case(
+        rows({"patient": [1] * 12 + [2] * 12, "hour": [*RNG.permutation(12), *RNG.permutation(12)],
+              "y": Y, "label": STATES}),
+        ["y"], "hour", "patient", notes="are sorted",
+    ),
+    "written twice": Case(pd.read_csv(io.StringIO(INDEXED)).to_csv(), 20, layout="series", classes=["a", "b"]),
+    "line ends of old Macs": Case(rows(LABELLED).replace("\n", "\r")),
     # what cannot be read
+    "an infinite number": Case(rows({**LABELLED, "y": [*Y[:5], "inf", *Y[6:]]}), refused=("'y'", "row 6")),
+    "stars and reviews without names": Case(
+        "\n".join(f"{row % 5},a review of some words {row}" for row in range(24)), refused=("names of the columns",)
+    ),
     "dates alone": Case(rows({"date": [*HOURS]}), refused=("no column of numbers",)),
     "a number of 400 digits": Case("y\n1\n" + "9" * 400 + "\n", refused=("too large",)),
     "no row": Case("y,label\n", refused=()),
@@ -322,6 +353,68 @@ def test_classes_of_texts_are_asked_for(tmp_path, inputs):
             look_at(str(place))
         assert "--label mood" in str(error.value) and "--inputs review" in str(error.value)
     assert look_at(str(place), Hints(label="mood")).classes == WORDS
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+@pytest.mark.parametrize(
+    ("encoding", "separator", "note"),
+    [
+        ("latin-1", ";", "Windows-1252"),
+        ("utf-16", ",", "UTF-16"),
+        ("utf-16-be", "\t", "UTF-16"),
+        ("utf-8", ";", "semi"),
+    ],
+)
+def test_texts_have_any_encoding_and_separator(tmp_path, encoding, separator, note, suffix):
+    """The recipe's own source reads the same texts that `init` looked at."""
+    texts = [f"Füße gehören ins Café Nummer {number}" for number in range(24)]
+    place = tmp_path / f"texts{suffix}"
+    place.write_text(rows({"text": texts, "label": STATES}, separator), encoding=encoding)
+    survey = look_at(str(place))
+    assert survey.kind == "texts" and survey.classes == WORDS
+    assert any(note in text for text in survey.notes)
+    parts = [open_source(DataSource(**part)) for part in (survey.train, survey.eval)]
+    assert sorted(text for part in parts for text in part["text"]) == sorted(texts)
+
+
+@pytest.mark.parametrize("kind", ["zip", "gz", "jsonl", "txt", "csv of a folder"])
+def test_a_table_of_numbers_is_never_taken_for_texts(tmp_path, kind):
+    held = wide(STEPS, WORDS)
+    if kind == "zip":
+        place = tmp_path / "wide.zip"
+        with zipfile.ZipFile(place, "w") as archive:
+            archive.writestr("wide.csv", held)
+    elif kind == "gz":
+        place = tmp_path / "wide.csv.gz"
+        place.write_bytes(gzip.compress(held.encode()))
+    elif kind == "jsonl":
+        place = tmp_path / "wide.jsonl"
+        pd.read_csv(io.StringIO(held)).rename(columns={"label": "state"}).to_json(place, orient="records", lines=True)
+    elif kind == "txt":
+        place = tmp_path / "wide.txt"
+        place.write_text(held.replace(",", " "))
+    else:
+        place = tmp_path / "texts"
+        place.mkdir()
+        (place / "train.csv").write_text("text;label\n" + "one of many words;a\nanother of many words;b\n" * 9)
+    with refused(DataError, place.name):
+        look_at(str(place))
+
+
+@pytest.mark.parametrize("broken", ["objects", "one hot", "apart"])
+def test_arrays_that_cannot_be_learned_from_are_refused(tmp_path, broken):
+    place, series = tmp_path / "data.npz", RNG.normal(size=(12, 8))
+    if broken == "objects":
+        np.savez(place, X=np.array([series[0, :3], series[1]], dtype=object), y=[0, 1])
+    elif broken == "one hot":
+        np.savez(place, X=series, y=np.eye(3)[np.arange(12) % 3])
+    else:
+        place = tmp_path / "arrays"
+        place.mkdir()
+        np.save(place / "X_train.npy", series)
+        np.save(place / "y_train.npy", np.arange(12) % 2)
+    with refused(DataError, {"objects": "parquet", "one hot": "argmax", "apart": "savez"}[broken]):
+        look_at(str(place), Hints(label="y" if broken == "one hot" else None))
 
 
 def test_there_are_many():
