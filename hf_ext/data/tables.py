@@ -152,13 +152,15 @@ def _decode(held: bytes) -> tuple[str, list[str]]:
 
 def is_plain(path: Path) -> bool:
     """True if a file is UTF-8, and has the separator of its ending, as `datasets` reads it."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
     with path.open("rb") as file:
-        held = file.read(_SAMPLE)
-    try:
-        # The last character may be cut off.
-        text = codecs.getincrementaldecoder("utf-8")().decode(held)
-    except UnicodeDecodeError:
-        return False
+        try:
+            text = decoder.decode(file.read(_SAMPLE))
+            # One word far down is enough; in more than this nobody writes another encoding.
+            for _ in range(64):
+                decoder.decode(file.read(1 << 20))
+        except UnicodeDecodeError:
+            return False
     suffix = path.suffix.lower()
     if "\0" in text or suffix not in (".csv", ".tsv"):
         return "\0" not in text

@@ -86,6 +86,22 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("a token of Notion", "ntn_ secret_", rf"{_NAME}(?:ntn_[A-Za-z0-9]{{40,}}|secret_[A-Za-z0-9]{{43}})"),
     ("a key of Linear", "lin_", rf"{_NAME}lin_(?:api|oauth)_[A-Za-z0-9]{{32,}}"),
     ("a token of Airtable", "pat", rf"{_NAME}pat[A-Za-z0-9]{{14}}\.[0-9a-f]{{64}}"),
+    # Houses of which one prefix is enough.
+    (
+        "a token of a service",
+        "nfp_ bkua_ ccipat_ ccipra_ sqa_ squ_ sqp_ tvly- rnd_ cfpat- phx_ phc_",
+        rf"{_NAME}(?:nfp_[A-Za-z0-9]{{36}}|bkua_[0-9a-f]{{40}}|CCIP(?:AT|RA)_\w{{40,}}|sq[aup]_[0-9a-f]{{40}}"
+        r"|tvly-(?:dev-|prod-)?[A-Za-z0-9]{30,}|rnd_[A-Za-z0-9]{24,}|CFPAT-[\w\-]{40,}|ph[xc]_[A-Za-z0-9]{40,})",
+    ),
+    ("a key of RunPod", "rpa_", rf"{_NAME}rpa_[A-Za-z0-9]{{40,}}"),
+    ("a key of Modal", "ak- as-", rf"{_NAME}a[ks]-[A-Za-z0-9]{{22}}(?![A-Za-z0-9\-])"),
+    ("a key of Lambda", "secret_", rf"{_NAME}secret_\w{{1,60}}_[0-9a-f]{{32}}\.[A-Za-z0-9]{{32}}"),
+    ("a key of Voyage", "pa-", rf"{_NAME}pa-[\w\-]{{43}}(?![\w\-])"),
+    ("a token of Mapbox", "sk.eyj", rf"{_START}sk\.eyJ[\w\-]{{40,}}\.[\w\-]{{20,}}"),
+    ("a token of Okta", "ssws", r"SSWS\s+(?P<value>00[\w\-]{38,})"),
+    ("a token of PayPal", "access_token$", r"access_token\$(?:production|sandbox)\$[0-9a-z]{16}\$[0-9a-f]{32}"),
+    ("a token of Resend", "re_", rf"{_NAME}re_[A-Za-z0-9]{{8}}_[A-Za-z0-9]{{24}}(?!\w)"),
+    ("a token of Dynatrace", "dt0", rf"{_START}dt0[a-z]\d\d\.[A-Z0-9]{{24}}\.[A-Z0-9]{{64}}"),
     # Messages and money.
     ("a token of Slack", "xox xapp-", rf"{_START}(?:xox[abeoprs]|xapp)-[A-Za-z0-9\-]{{20,}}"),
     ("a webhook", "hooks.slack.com", r"hooks\.slack\.com/(?:services|workflows|triggers)/[\w/]{20,}"),

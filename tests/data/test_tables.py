@@ -367,7 +367,8 @@ def test_classes_of_texts_are_asked_for(tmp_path, inputs):
 )
 def test_texts_have_any_encoding_and_separator(tmp_path, encoding, separator, note, suffix):
     """The recipe's own source reads the same texts that `init` looked at."""
-    texts = [f"Füße gehören ins Café Nummer {number}" for number in range(24)]
+    # The first letter that is no ASCII lies far down.
+    texts = [f"{'x' * 4000} gehoeren ins Cafe Nummer {number}" for number in range(23)] + ["Füße gehören ins Café"]
     place = tmp_path / f"texts{suffix}"
     place.write_text(rows({"text": texts, "label": STATES}, separator), encoding=encoding)
     survey = look_at(str(place))

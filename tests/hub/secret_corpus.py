@@ -156,6 +156,22 @@ def _packages(add: Add) -> None:
     add("airtable", "pa", "t", letters(WORD, 14), ".", letters(HEX, 64))
 
 
+def _houses(add: Add) -> None:
+    add("netlify", "nf", "p_", letters(WORD, 36))
+    add("buildkite", "bk", "ua_", letters(HEX, 40))
+    add("circleci", "CCI", "PAT_", letters(WORD, 22), "_", letters(HEX, 40))
+    add("sonar", "s", "qu_", letters(HEX, 40))
+    add("tavily", "tv", "ly-", letters(WORD, 32))
+    add("runpod", "rp", "a_", letters(LARGE + DIGITS, 40))
+    add("modal", "a", "k-", letters(WORD, 22))
+    add("lambda", "sec", "ret_mykey_", letters(HEX, 32), ".", letters(WORD, 32))
+    add("voyage", "p", "a-", letters(WORD, 43))
+    add("mapbox", "s", "k.ey", "J", letters(WORD, 60), ".", letters(WORD, 22))
+    add("okta", "SS", "WS 00", letters(WORD, 40))
+    add("paypal", "access_", "token$production$", letters(SMALL + DIGITS, 16), "$", letters(HEX, 32))
+    add("resend", "r", "e_", letters(WORD, 8), "_", letters(WORD, 24))
+
+
 def _messages(add: Add) -> None:
     add("slack bot", "xo", "xb-", letters(DIGITS, 12), "-", letters(DIGITS, 12), "-", letters(WORD, 24))
     add("slack user", "xo", "xp-", letters(DIGITS, 12), "-", letters(HEX, 32))
@@ -219,7 +235,7 @@ def shapes() -> dict[str, str]:
     def add(kind: str, *parts: str) -> None:
         made[kind] = "".join(parts)
 
-    for group in (_hugging_face, _models, _clouds, _packages, _messages, _keys):
+    for group in (_hugging_face, _models, _clouds, _packages, _houses, _messages, _keys):
         group(add)
     return made
 

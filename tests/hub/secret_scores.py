@@ -19,7 +19,8 @@ HEAD = """# What a push finds of secrets
 `python -m tests.hub.secret_scores` wrote this page, and the tests compare it with what is found. Each of {kinds}
 made-up secrets, all of other kinds, was put into each of {places} places of a folder: of {all:,}, {found:,} are
 refused. The search was written with these places at hand. The disguises were thought of afterwards: at first sight it
-found 48 % of them, which is the better measure of what it does with others; half of the gaps were closed then.
+found 48 % of them, which is the better measure of what it does with others; half of the gaps were closed then. Of
+115 kinds that were listed later, without a look at the search, it found 103; the other 12 are in it now.
 `SECURITY.md` says what no search can see.
 
 """
