@@ -120,12 +120,13 @@ def precompute(
 
 @dit.command()
 @click.argument("pictures", metavar="PICTURES")
-@click.argument("reference", metavar="REFERENCE")
+@click.argument("reference", metavar="[REFERENCE]", required=False)
 @click.option(
     "--network",
-    required=True,
-    help="Network of the features: Inception as a TorchScript file or org/name/file.pt, or any classifier.",
+    help="Network of the features: Inception as a TorchScript file or org/name/file.pt, and #sha256=HASH to check it; "
+    "or any classifier.",
 )
+@click.option("--clip", help="CLIP model: how well pictures fit their texts. Folder or org/name[@revision].")
 @click.option("--split", default="train", show_default=True, help="Split of the reference.")
 @click.option("--kernel", is_flag=True, help="Also compute the kernel distance (KID).")
 @click.option(
@@ -134,17 +135,19 @@ def precompute(
 @click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Pictures per batch.")
 @click.option("--device", help="cpu, cuda, cuda:1, ...; the GPU if there is one.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def score(pictures: str, reference: str, as_json: bool, **options: Any) -> None:
-    """Compute the FID between PICTURES and REFERENCE, or the same distance with another classifier.
+def score(pictures: str, reference: str | None, as_json: bool, **options: Any) -> None:
+    """Compute the FID between PICTURES and REFERENCE, or the same distance with another classifier; or a CLIP score.
 
-    Each is a folder, a file or a Hub id; REFERENCE can also be statistics that --keep wrote. Values from different
-    numbers of pictures are not comparable. The processes of `accelerate launch -m hf_ext_cli.main dit score ...`
+    Each is a folder, a file or a Hub id; REFERENCE can also be statistics that --keep wrote with the same network.
+    --clip needs a column `text`, which `hf-ext sample` writes. Values from different numbers of pictures are not
+    comparable. The processes of `accelerate launch -m hf_ext_cli.main dit score ...`
     share the pictures.
 
     \b
     Examples:
       hf-ext dit score pictures data/cifar10 --network inception-2015-12-05.pt --keep cifar10.npz --kernel
       hf-ext dit score pictures cifar10.npz --network inception-2015-12-05.pt --json
+      hf-ext dit score pictures --clip openai/clip-vit-base-patch16
     """
     from hf_ext.distributed import Ranks
     from hf_ext.tasks.picture_scores import score as measure

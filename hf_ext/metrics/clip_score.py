@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from transformers import CLIPModel, CLIPProcessor
 
+from hf_ext.hub.checkpoints import split_revision
+
 from .images import check_images
 
 INPUTS_DESCRIPTION = """
@@ -54,7 +56,7 @@ class CLIPScore(evaluate.Metric):
     cut to the model's longest. Values depend on the model: name it beside them.
 
     Args:
-        model (`str`): Folder or Hub id of a CLIP model with its processor, for instance
+        model (`str`): Folder or `org/name[@revision]` of a CLIP model with its processor, for instance
             `"openai/clip-vit-base-patch16"`.
         device (`str`, *optional*, defaults to `"cpu"`): Where it runs.
         batch_size (`int`, *optional*, defaults to 64): Pairs at once.
@@ -62,9 +64,10 @@ class CLIPScore(evaluate.Metric):
 
     def __init__(self, *args: Any, model: str, device: str = "cpu", batch_size: int = 64, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        network: Any = CLIPModel.from_pretrained(model)
+        name, revision = split_revision(model)
+        network: Any = CLIPModel.from_pretrained(name, revision=revision)
         self.model = network.to(device).eval()
-        self.processor = CLIPProcessor.from_pretrained(model)
+        self.processor = CLIPProcessor.from_pretrained(name, revision=revision)
         self.batch_size = batch_size
 
     def _info(self) -> evaluate.MetricInfo:

@@ -3,6 +3,7 @@
 Also the base of the `evaluate` modules that compare features.
 """
 
+import hashlib
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -101,12 +102,14 @@ class InceptionFeatures:
     numbers. A TorchScript file is a program: use one that you trust.
 
     Args:
-        source (`str`): Path of the file, or `org/name/file.pt[@revision]` on the Hub.
+        source (`str`): Path of the file, or `org/name/file.pt[@revision]` on the Hub. `#sha256=…` at its end is the
+            hash that the file must have.
         device (`str`, *optional*, defaults to `"cpu"`): Where it runs.
         batch_size (`int`, *optional*, defaults to 64): Images at once, of one size.
     """
 
     def __init__(self, source: str, device: str = "cpu", batch_size: int = 64):
+        source, _, wanted = source.partition("#sha256=")
         path, revision = split_revision(source)
         if not Path(path).is_file():
             parts = path.split("/", 2)
@@ -117,10 +120,17 @@ class InceptionFeatures:
                     f"classifier"
                 )
             path = hf_hub_download("/".join(parts[:2]), parts[2], revision=revision)
+        with open(path, "rb") as file:
+            self.digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if wanted and self.digest != wanted.lower():
+            raise ValueError(f"{source} has the SHA-256 {self.digest}, not {wanted}: fetch the file again")
         with warnings.catch_warnings():
             # TorchScript is deprecated, but the published file is one. The warning has another class since torch 2.15.
             warnings.filterwarnings("ignore", message=".*torch.jit")
-            self.network = torch.jit.load(path, map_location=device).eval()
+            try:
+                self.network = torch.jit.load(path, map_location=device).eval()
+            except (RuntimeError, ValueError) as error:
+                raise ValueError(f"{source} is no TorchScript file that can be read on {device}: {error}") from error
         self.device = device
         self.batch_size = batch_size
 

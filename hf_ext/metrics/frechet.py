@@ -35,11 +35,13 @@ class FeatureStatistics:
         mean (`numpy.ndarray` of shape `[dimensions]`): The mean.
         covariance (`numpy.ndarray` of shape `[dimensions, dimensions]`): The unbiased covariance.
         count (`int`, *optional*): Number of vectors; unknown in many files that others publish.
+        network (`str`, *optional*): Hash of the network that the vectors come from; the same.
     """
 
     mean: np.ndarray
     covariance: np.ndarray
     count: int | None = None
+    network: str | None = None
 
     def __post_init__(self) -> None:
         size = self.mean.shape[-1] if self.mean.ndim else 0
@@ -65,11 +67,13 @@ class FeatureStatistics:
             if not {"mu", "sigma"} <= set(content.files):
                 raise ValueError(f"{path} must hold arrays 'mu' and 'sigma', it holds {sorted(content.files)}")
             count = int(content["count"]) if "count" in content.files else None
-            return cls(content["mu"].astype(np.float64), content["sigma"].astype(np.float64), count)
+            network = str(content["network"]) if "network" in content.files else None
+            return cls(content["mu"].astype(np.float64), content["sigma"].astype(np.float64), count, network)
 
     def save(self, path: str | Path) -> None:
         """Writes what [`~FeatureStatistics.load`] reads."""
-        known: dict[str, Any] = {} if self.count is None else {"count": np.int64(self.count)}
+        about = {"count": self.count, "network": self.network}
+        known: dict[str, Any] = {name: np.array(value) for name, value in about.items() if value is not None}
         with whole_file(path) as file:
             np.savez(file, mu=self.mean, sigma=self.covariance, **known)
 

@@ -55,7 +55,7 @@ def sample_folder(
     """
     size = batch_size or default_batch_size(pipeline, options)
     with ranks.together():
-        weights = _digest(pipeline.transformer)
+        weights = weights_digest(pipeline.transformer)
     given = hashlib.sha256(json.dumps(list(conditions)).encode()).hexdigest()
     wanted = {"weights": weights, "seed": seed, "conditions": given, **_tell(options)}
     wanted["scheduler"] = {"class": type(pipeline.scheduler).__name__, **_tell(dict(pipeline.scheduler.config))}
@@ -101,7 +101,7 @@ def _tell(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _digest(model: torch.nn.Module) -> str:
+def weights_digest(model: torch.nn.Module) -> str:
     """A hash of the weights: a folder of a training may hold others tomorrow."""
     found = hashlib.sha256()
     for name, value in model.state_dict().items():

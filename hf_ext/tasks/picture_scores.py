@@ -1,10 +1,11 @@
-"""Distances of a set of pictures to real ones, in the features of a network: read and summed batch by batch.
+"""Distances of a set of pictures to real ones, and the fit of pictures to their texts: read and summed in batches.
 
 Means and covariances are summed, so memory does not grow with the number of pictures; the kernel distance keeps the
 features of some pictures, drawn at random. Processes of `accelerate launch` share the pictures.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,18 @@ from hf_ext.data.source import DataSource
 from hf_ext.distributed import Ranks
 from hf_ext.metrics import (
     ClassifierFeatures,
+    CLIPScore,
     FeatureStatistics,
     FeatureSums,
     InceptionFeatures,
     frechet_distance,
     kernel_distance_of_subsets,
 )
+from hf_ext.metrics.clip_score import clip_score
 from hf_ext.progress import progress
 
-from ..errors import DataError, UsageError
+from ..errors import DataError, MissingColumn, UsageError
+from .diffusion_samples import weights_digest
 from .pictures import in_colours
 
 # Pictures of a set whose features are kept for the kernel distance (82 MB), and samples of a subset of them.
@@ -39,45 +43,71 @@ class Seen:
     features: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.float32))
 
 
-def load_network(source: str, device: str, batch_size: int) -> tuple[Any, tuple[str, str]]:
-    """A network of features, and how the distances in them are called: a classifier's are no FID."""
-    if source.partition("@")[0].endswith((".pt", ".pth")):
-        return InceptionFeatures(source, device, batch_size), ("fid", "kid")
-    return ClassifierFeatures(source, device, batch_size), ("feature_distance", "kernel_distance")
+def load_network(source: str, device: str, batch_size: int) -> tuple[Any, str, tuple[str, str]]:
+    """A network of features, its hash, and how the distances in them are called: a classifier's are no FID."""
+    if source.partition("#")[0].partition("@")[0].endswith((".pt", ".pth")):
+        inception = InceptionFeatures(source, device, batch_size)
+        return inception, inception.digest, ("fid", "kid")
+    classifier = ClassifierFeatures(source, device, batch_size)
+    return classifier, weights_digest(classifier.model), ("feature_distance", "kernel_distance")
 
 
-def see(path: str, split: str, network: Any, ranks: Ranks, description: str) -> Seen:
-    """Reads pictures of a folder, a file or a Hub id; or statistics, of a file `.npz`."""
-    if path.endswith(".npz"):
-        return Seen(FeatureStatistics.load(path))
+def open_pictures(path: str, split: str, ranks: Ranks, description: str) -> tuple[Any, str]:
+    """Pictures of a folder, a file or a Hub id, and their column."""
     with ranks.first_before_others():
         data: Any = open_source(DataSource(path, split=split), description)
     columns = [name for name, feature in (data.features or {}).items() if isinstance(feature, datasets.Image)]
     if not columns:
         raise DataError(f"{path} has no column of pictures; it has {sorted(data.features or {})}.")
-    chosen = {*np.random.default_rng(0).permutation(len(data))[:KEPT].tolist()}
-    own, sums = ranks.share([*range(len(data))]), FeatureSums()
-    features: dict[int, np.ndarray] = {}
+    return data, columns[0]
+
+
+def read_batches(data: Any, column: str, size: int, ranks: Ranks, description: str) -> Iterator[tuple[list[int], Any]]:
+    """The share of this process: numbers and rows, whose pictures are RGB."""
+    own = ranks.share([*range(len(data))])
     with progress(total=len(own), description=description, unit=" pictures", shown=ranks.index == 0) as bar:
-        for start in range(0, len(own), network.batch_size):
-            numbers = own[start : start + network.batch_size]
-            found = network([in_colours(picture, "RGB") for picture in data[numbers][columns[0]]])
-            sums.add(found)
-            features |= {number: row for number, row in zip(numbers, found, strict=True) if number in chosen}
+        for start in range(0, len(own), size):
+            numbers = own[start : start + size]
+            rows = data[numbers]
+            yield numbers, {**rows, column: [in_colours(picture, "RGB") for picture in rows[column]]}
             bar.update(len(numbers))
+
+
+def score_texts(path: str, model: str, batch_size: int, device: str, ranks: Ranks) -> float:
+    """The mean CLIP score of pictures and the texts beside them."""
+    data, column = open_pictures(path, "train", ranks, "pictures")
+    if "text" not in data.features:
+        raise MissingColumn.of("text", data.features, "--clip")
+    with ranks.first_before_others():
+        network = CLIPScore(model=model, device=device)
+    batches = read_batches(data, column, batch_size, ranks, "texts")
+    own = [float(clip_score(*network.embed(rows[column], rows["text"])).sum()) for _, rows in batches]
+    return sum(value for part in ranks.gather(own) for value in part) / len(data)
+
+
+def see(path: str, split: str, network: Any, ranks: Ranks, description: str) -> Seen:
+    """Features of the pictures of a folder, a file or a Hub id."""
+    data, column = open_pictures(path, split, ranks, description)
+    chosen = {*np.random.default_rng(0).permutation(len(data))[:KEPT].tolist()}
+    sums, features = FeatureSums(), dict[int, np.ndarray]()
+    for numbers, rows in read_batches(data, column, network.batch_size, ranks, description):
+        found = network(rows[column])
+        sums.add(found)
+        features |= {number: row for number, row in zip(numbers, found, strict=True) if number in chosen}
     joined = FeatureSums()
-    for part, rows in ranks.gather((sums, features)):
+    for part, kept in ranks.gather((sums, features)):
         joined.join(part)
-        features |= rows
+        features |= kept
     # In the order of the pictures, however many processes read them.
     return Seen(joined.statistics(), np.stack([features[number] for number in sorted(features)]))
 
 
 def score(
     pictures: str,
-    reference: str,
-    network: str,
+    reference: str | None = None,
+    network: str | None = None,
     *,
+    clip: str | None = None,
     split: str = "train",
     kernel: bool = False,
     keep: Path | None = None,
@@ -85,13 +115,17 @@ def score(
     device: str | None = None,
 ) -> dict[str, Any]:
     """
-    Compares pictures with real ones.
+    Compares pictures with real ones, or with their texts.
 
     Args:
         pictures (`str`): Folder, file or Hub id of the pictures.
-        reference (`str`): The same of real ones; or their statistics, an `.npz` file with `mu` and `sigma`.
-        network (`str`): The TorchScript file of the Inception network, or `org/name/file.pt` of the Hub: FID. Or a
-            classifier of transformers, folder or Hub id: the same distance of its features.
+        reference (`str`, *optional*): The same of real ones; or their statistics, an `.npz` file with `mu` and
+            `sigma`. Those written by `keep` know their network, and are refused with another one.
+        network (`str`, *optional*): The TorchScript file of the Inception network, or `org/name/file.pt` of the Hub,
+            and its hash after `#sha256=`: FID. Or a classifier of transformers, folder or Hub id: the same distance of
+            its features.
+        clip (`str`, *optional*): CLIP model of transformers, folder or `org/name[@revision]`: the CLIP score of the
+            pictures and their column `text`.
         split (`str`, defaults to `"train"`): Of the reference.
         kernel (`bool`, defaults to `False`): Measure the kernel distance (KID) too.
         keep (`Path`, *optional*): Where the statistics of the reference are written, for the next time.
@@ -101,18 +135,30 @@ def score(
     Returns:
         `dict`: The distances by their names, and how many pictures of each set they come from.
     """
-    if kernel and reference.endswith(".npz"):
+    if (reference is None) != (network is None) or (network is None and (clip is None or kernel or keep)):
+        raise UsageError("REFERENCE and --network go together, --kernel and --keep need them; or give --clip alone.")
+    if kernel and str(reference).endswith(".npz"):
         raise UsageError(f"{reference} has means and covariances: a kernel distance needs the pictures themselves.")
     ranks = Ranks()
+    place, texts = ranks.own_device(device), {}
+    if clip is not None:
+        texts["clip_score"] = score_texts(pictures, clip, batch_size, place, ranks)
+    if reference is None or network is None:
+        return texts
     with ranks.first_before_others():
-        model, (name, kernel_name) = load_network(network, ranks.own_device(device), batch_size)
-    real = see(reference, split, model, ranks, "reference")
+        model, digest, (name, kernel_name) = load_network(network, place, batch_size)
+    if reference.endswith(".npz"):
+        real = Seen(FeatureStatistics.load(reference))
+    else:
+        real = see(reference, split, model, ranks, "reference")
+    if real.statistics.network not in (None, digest):
+        raise DataError(f"{reference} comes from another network ({real.statistics.network}) than {network}.")
     if keep is not None and ranks.index == 0:
-        real.statistics.save(keep)
+        replace(real.statistics, network=digest).save(keep)
     made = see(pictures, "train", model, ranks, "pictures")
     found: dict[str, Any] = {name: frechet_distance(made.statistics, real.statistics)}
     if kernel:
         size = min(SUBSET, len(made.features), len(real.features))
         found[kernel_name], spread = kernel_distance_of_subsets(made.features, real.features, subset_size=size)
         found[f"{kernel_name}_standard_deviation"] = spread
-    return {**found, "pictures": made.statistics.count, "reference_pictures": real.statistics.count}
+    return {**texts, **found, "pictures": made.statistics.count, "reference_pictures": real.statistics.count}

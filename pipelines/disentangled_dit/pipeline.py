@@ -73,10 +73,10 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
     _FLOW_MATCH = (diffusers.FlowMatchEulerDiscreteScheduler, diffusers.FlowMatchHeunDiscreteScheduler)
     # LMS takes the place in the schedule for the number of steps it has seen; PNDM counts its first steps itself.
     _FROM_THE_FIRST_STEP = (diffusers.LMSDiscreteScheduler, diffusers.PNDMScheduler)
-    _SPACINGS = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")
+    _SPACINGS = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "use_lu_lambdas")
     _DIVERGING = diffusers.SASolverScheduler
     _PADDINGS = ("zeros", "replicate", "noisy_replicate")
-    _NUMBERS = ("guidance_scale", "control_guidance_scale", "guidance_rescale", "eta")
+    _NUMBERS = ("guidance_scale", "control_guidance_scale", "eta", "guidance_rescale", "guidance_interval")
     _OUTPUT_TYPES = ("pil", "np", "pt", "latent")
     # What a caller gives for each control, how many numbers that is, and the largest; crop and flip may be 0.
     _CONTROLS = {
@@ -229,22 +229,17 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             if len(negative_prompt_embeds) == 1:
                 negative_prompt_embeds = negative_prompt_embeds.expand(len(given), -1, -1)
             if negative_prompt_embeds.shape != given.shape:
-                raise ValueError(
-                    f"The negative text has the shape {tuple(negative_prompt_embeds.shape)} and the text "
-                    f"{tuple(given.shape)}; they must be equal, or the negative text one row."
-                )
+                shapes = f"{tuple(negative_prompt_embeds.shape)} and the text {tuple(given.shape)}"
+                raise ValueError(f"The negative text has the shape {shapes}; give equal ones, or one negative text.")
             negative_prompt_embeds = negative_prompt_embeds.repeat_interleave(num_images_per_prompt, dim=0)
         prompt_embeds = None if given is None else given.repeat_interleave(num_images_per_prompt, dim=0)
-        # one return, and of these names: diffusers' tests read them from the code
         return prompt_embeds, negative_prompt_embeds
 
     def _encode_texts(self, texts: str | list[str], device: Any, length: int | None) -> Tensor:
         """Padded tokens [texts, length, width]."""
         if self.text_encoder is None or self.tokenizer is None:
-            raise ValueError(
-                "There is no text_encoder and tokenizer; load the pipeline with them, or give prompt_embeds and, with "
-                "guidance, negative_prompt_embeds."
-            )
+            instead = "give prompt_embeds and, with guidance, negative_prompt_embeds"
+            raise ValueError(f"There is no text_encoder and tokenizer; load the pipeline with them, or {instead}.")
         texts = [texts] if isinstance(texts, str) else texts
         if not isinstance(texts, list | tuple) or not texts or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"prompt and negative_prompt are a text or a list of texts, got {texts!r}.")
@@ -314,10 +309,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         for name in ("block_out_channels", "down_block_out_channels", "encoder_block_out_channels"):
             if vae.config.get(name):
                 return 2 ** (len(vae.config[name]) - 1)
-        raise ValueError(
-            f"{type(vae).__name__} does not say how much smaller its latents are; use an autoencoder for pictures "
-            "that has block_out_channels in its configuration."
-        )
+        wanted = "use an autoencoder for pictures that has block_out_channels in its configuration"
+        raise ValueError(f"{type(vae).__name__} does not say how much smaller its latents are; {wanted}.")
 
     @classmethod
     def encode_image(cls, vae: ModelMixin, image: Tensor) -> Tensor:
@@ -373,7 +366,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
     @classmethod
     def _read_pictures(cls, pictures: Any, name: str) -> Any:
         """Pictures as diffusers' processors read them rightly: opaque and of 8 bits, or numbers in [0, 1]."""
-        if isinstance(pictures, list | tuple):
+        if isinstance(pictures, list | tuple) and pictures:
             return [cls._read_pictures(picture, name) for picture in pictures]
         if isinstance(pictures, Image.Image):
             if pictures.mode[0] in "IF":
@@ -385,11 +378,14 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             return pictures
         if not isinstance(pictures, Tensor | np.ndarray):
             raise ValueError(f"{name} is a {type(pictures).__name__}; a PIL picture, an array or a tensor is needed.")
+        values: Any = pictures
         most = {"bool": 1, "uint8": 255}.get(str(pictures.dtype).rpartition(".")[2])
         if most is not None:
             return (pictures.float() if isinstance(pictures, Tensor) else pictures.astype(np.float32)) / most
-        if "float" not in str(pictures.dtype):
-            raise ValueError(f"{name} has {pictures.dtype} values; uint8, or floats from 0 to 1 are needed.")
+        # floats of a resized picture go a little beyond, those from 0 to 255 far
+        if "float" not in str(pictures.dtype) or not (abs(values) <= 2).all():
+            found = f"{pictures.dtype} values up to {values.max()}"
+            raise ValueError(f"{name} has {found}; uint8, or finite floats from 0 to 1 are needed.")
         return pictures
 
     def prepare_image_latents(self, image: PipelineImageInput | Tensor, count: int, height: int, width: int) -> Tensor:
@@ -410,16 +406,16 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         factor, pictures = self.vae_scale_factor, self._read_pictures(mask_image, "mask_image")
         mask = self.mask_processor.preprocess(pictures, height=height, width=width).to(self._execution_device)
         mask = F.max_pool2d(mask.float(), factor) > 0.5
+        if not mask.any():
+            raise ValueError("mask_image has no white part (255 in uint8, True, or 1.0), so nothing is made anew.")
         return self._for_each(mask, "mask_image", (count, 1, height // factor, width // factor))
 
     @staticmethod
     def _for_each(latents: Tensor, name: str, shape: tuple[int, ...]) -> Tensor:
         """Latents of one picture, or of each, for all of them."""
         if latents.shape[1:] != shape[1:] or shape[0] % len(latents) != 0:
-            raise ValueError(
-                f"{name} gives latents of shape {tuple(latents.shape)}; of shape {shape[1:]} are needed, for one of "
-                f"the {shape[0]} pictures or for each of them."
-            )
+            wanted = f"{shape[1:]} are needed, for one of the {shape[0]} pictures or for each of them"
+            raise ValueError(f"{name} gives latents of shape {tuple(latents.shape)}; of shape {wanted}.")
         return latents.repeat_interleave(shape[0] // len(latents), dim=0)
 
     def prepare_latents(self, count: int, height: int, width: int, generator: Any, latents: Tensor | None) -> Tensor:
@@ -477,13 +473,16 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         if levels is not None and levels[begin] == levels[-1]:
             raise ValueError(f"{name} ends at the noise it starts from in so few steps ({steps}); take more steps.")
         left = scheduler.timesteps[begin:]
+        if not ((left >= 0) & (left <= scheduler.config.num_train_timesteps)).all():
+            raise ValueError(f"{name} gives timesteps that the network has not seen: {left.tolist()}.")
+        if kept is not None and steps == total and kept[left[0].long()] > 0.5:
+            problem = "where the network expects a picture: take more steps, or timestep_spacing='trailing'"
+            self._LOGGER.warning(f"{name} starts from noise at timestep {int(left[0])}, {problem}.")
         # x0 = (x - sqrt(1 - a) e) / sqrt(a) has no value where a, the kept part of the picture, is 0
         blind = kept is not None and not kept[left.long().to(kept.device)].all()
         if blind and self.config.prediction_type == "epsilon":
-            raise ValueError(
-                f"{name} starts from noise alone (zero-terminal SNR), of which predicted noise makes no picture; set "
-                "rescale_betas_zero_snr=False, or timestep_spacing='leading'."
-            )
+            advice = "set rescale_betas_zero_snr=False, or timestep_spacing='leading'"
+            raise ValueError(f"{name} starts from noise alone (zero-terminal SNR), unknown to epsilon; {advice}.")
         return left, steps
 
     def prepare_extra_step_kwargs(self, generator: Any, eta: float) -> dict[str, Any]:
@@ -505,19 +504,21 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         kind, get = type(scheduler), scheduler.config.get
         flow_match, flow = isinstance(scheduler, self._FLOW_MATCH), bool(get("use_flow_sigmas"))
         found = "flow_prediction" if flow_match else str(get("prediction_type", "epsilon"))
-        count, spaced = get("num_train_timesteps"), [name for name in self._SPACINGS if get(name)]
+        count, diverging = get("num_train_timesteps"), isinstance(scheduler, self._DIVERGING)
+        spaced = [f"{name}=True" for name in self._SPACINGS if get(name) and (flow or diverging)]
+        spaced += ["lower_order_final=False"] if diverging and not get("lower_order_final") else []
         trained = count if self.transformer is None else self.transformer.config.num_train_timesteps
         times, problem = getattr(scheduler, "timesteps", None), None
         if not flow_match and not self._is_of_the_family(scheduler):
             problem = "is neither of the DDPM family (DDIM, DPM++, UniPC, Euler ...) nor a flow-matching Euler or Heun"
-        elif not flow_match and times is not None and len(times) > 1 and bool(times[0] < times[-1]):
+        elif get("invert_sigmas") or (not flow_match and times is not None and bool(times[0] < times[-1])):
             problem = "goes from pictures to noise; use the one that it is the inverse of"
         elif not flow_match and flow != (found == "flow_prediction"):
             problem = f"has prediction_type={found!r} and use_flow_sigmas={flow}; 'flow_prediction' alone needs True"
         elif get("timestep_type") == "continuous":
             problem = "has timestep_type='continuous', numbers that the network has not seen; make it with 'discrete'"
-        elif spaced and (flow or isinstance(scheduler, self._DIVERGING)):
-            problem = f"makes no pictures with {spaced[0]}=True{' and use_flow_sigmas=True' if flow else ''}"
+        elif spaced:
+            problem = f"makes no pictures with {spaced[0]}{' and use_flow_sigmas=True' if flow else ''}"
         elif found != (self.config.prediction_type or found):
             problem = f"reads the network's output as {found}, and this network predicts {self.config.prediction_type}"
         elif flow_match and get("use_dynamic_shifting"):
@@ -566,10 +567,9 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         given = {"height": (height, usual[0]), "width": (width, usual[1])}
         sides = [self._count(name, side * factor if wish is None else wish) for name, (wish, side) in given.items()]
         if any(side % (factor * patch) for side in sides):
-            raise ValueError(
-                f"height and width are {sides}; they must be multiples of {factor * patch} pixels ({patch} for the "
-                f"transformer's patches, times {factor} for the autoencoder)."
-            )
+            why = f"{patch} for the transformer's patches, times {factor} for the autoencoder"
+            wanted = f"multiples of {factor * patch} pixels ({why})"
+            raise ValueError(f"height and width are {sides}; they must be {wanted}.")
         return sides[0], sides[1]
 
     def _check_labels(self, labels: Any, name: str) -> list[int]:
@@ -601,10 +601,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             labels = [(0, 0)] * len(tokens)
             tokens = tokens if others is None else torch.cat([others.to(tokens), tokens])
             if tokens.shape[-1] != (width := self.transformer.config.joint_attention_dim):
-                raise ValueError(
-                    f"The tokens of the texts have {tokens.shape[-1]} numbers, and the transformer takes {width} "
-                    "(joint_attention_dim); use the text encoder that it was trained with."
-                )
+                advice = f"takes {width} (joint_attention_dim); use the text encoder that it was trained with"
+                raise ValueError(f"Tokens of texts have {tokens.shape[-1]} numbers, and the transformer {advice}.")
             inputs = {"encoder_hidden_states": tokens.to(self._execution_device, self.transformer.dtype)}
         context, _ = self.transformer(**inputs, attention_kwargs=self._attention_kwargs, return_conditioning=True)
         return context.repeat_interleave(images, dim=0), [pair for pair in labels for _ in range(images)]
@@ -691,14 +689,11 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             # a cache may keep a row for each branch that there was
             self.transformer._reset_stateful_cache()
         if "null" in weights and config.condition_dropout == 0 and not self._has_negative:
-            raise ValueError(
-                f"guidance_scale={self._guidance_scale} needs a network that was trained with condition_dropout, or a "
-                "negative class or text."
-            )
+            needed = "a network that was trained with condition_dropout, or a negative class or text"
+            raise ValueError(f"guidance_scale={self._guidance_scale} needs {needed}.")
         if "uncontrolled" in weights and config.control_dropout == 0:
-            raise ValueError(
-                f"control_guidance_scale={self._control_guidance_scale} needs control_dropout in training."
-            )
+            strength = self._control_guidance_scale
+            raise ValueError(f"control_guidance_scale={strength} needs control_dropout in training.")
         return weights
 
     @staticmethod
@@ -869,6 +864,9 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
                 # some schedulers take several timesteps for a step, or a few more at the start
                 if i + 1 == len(times) or (len(times) - i <= steps * order and (i + 1) % order == 0):
                     progress_bar.update()
+        if not latents.isfinite().all():
+            name = type(self.scheduler).__name__
+            raise ValueError(f"The pictures are not finite: try other options of {name}, more steps, or bfloat16.")
         return latents
 
     @staticmethod
@@ -877,8 +875,9 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         guided: Any = sum(weight * part for weight, part in zip(weights.values(), outputs, strict=True))
         if rescale == 0 or len(outputs) == 1:
             return guided
-        spread, wanted = (value.std(dim=(1, 2, 3), keepdim=True) for value in (guided, outputs[-1]))
-        return guided * (1 - rescale + rescale * wanted / spread)
+        spread, wanted = (value.std(dim=(1, 2, 3), correction=0, keepdim=True) for value in (guided, outputs[-1]))
+        # a network that was just made predicts 0 everywhere
+        return guided * (1 - rescale + rescale * wanted / spread.clamp(min=1e-12))
 
     def _call_back(
         self, call: Any, step: int, timestep: Tensor, latents: Tensor, noise_pred: Tensor, embeds: Tensor
@@ -888,7 +887,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         tensors = {"latents": latents, "noise_pred": noise_pred, "prompt_embeds": embeds}
         tensors["negative_prompt_embeds"] = embeds[:-count]
         tensors = {name: tensors[name] for name in call.callback_on_step_end_tensor_inputs}
-        changed = call.callback_on_step_end(self, step, timestep, tensors)
+        changed = call.callback_on_step_end(self, step, timestep, tensors) or {}
         embeds = changed.get("prompt_embeds", embeds)
         if "negative_prompt_embeds" in changed:
             embeds = torch.cat([changed["negative_prompt_embeds"], embeds[-count:]])
@@ -903,18 +902,24 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         if self.transformer.config.num_classes is None:
             if (texts[0] is None) == (texts[1] is None) or any(value is not None for value in classes):
                 raise ValueError("This is a text model: give prompt or prompt_embeds, not both, and no class_labels.")
+            if texts[2] is not None and texts[3] is not None:
+                raise ValueError("Give negative_prompt or negative_prompt_embeds, not both.")
         elif classes[0] is None or any(value is not None for value in texts):
             raise ValueError("This is a class model: give class_labels, no prompt; numbers or names of classes.")
         if call.output_type not in self._OUTPUT_TYPES:
             raise ValueError(f"output_type is {call.output_type!r}; one of {', '.join(self._OUTPUT_TYPES)} fits.")
         if unknown := sorted(set(call.callback_on_step_end_tensor_inputs) - set(self._callback_tensor_inputs)):
             raise ValueError(f"callback_on_step_end_tensor_inputs: {unknown}, not of {self._callback_tensor_inputs}.")
-        numbers = {name: getattr(call, name) for name in self._NUMBERS} | {"strength": strength}
-        for name, value in {**numbers, "guidance_interval": call.guidance_interval}.items():
-            each = self._plain(value) if name == "guidance_interval" else [self._plain(value)]
-            counted = isinstance(each, list) and len(each) == 1 + (name == "guidance_interval")
-            if not counted or not all(isinstance(number, int | float) and math.isfinite(number) for number in each):
-                raise ValueError(f"{name} is {value!r}; a finite number is needed, or two for guidance_interval.")
+        for name, value in {**{name: getattr(call, name) for name in self._NUMBERS}, "strength": strength}.items():
+            each, count = self._plain(value), 1 + (name == "guidance_interval")
+            each = each if isinstance(each, list) else [each]
+            fits = all(isinstance(number, int | float) and math.isfinite(number) for number in each)
+            bounded = [0, *each, 1] if fits and name in self._NUMBERS[3:] else []
+            if not fits or len(each) != count or bounded != sorted(bounded):
+                wanted = "from 0 to 1 for guidance_rescale, and two growing ones for guidance_interval"
+                raise ValueError(f"{name} is {value!r}; a finite number is needed, {wanted}.")
+        if call.latents is not None and not (isinstance(call.latents, Tensor) and call.latents.ndim == 4):
+            raise ValueError("latents must be a tensor of shape (pictures, channels, height, width).")
 
     # Saving
 

@@ -585,10 +585,8 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
                 f"`hidden_states` must have shape (batch, {channels}, height, width) with height and width divisible "
                 f"by the patch size {patch}, got {shape}."
             )
-        for name, value, width in (
-            ("modulation", modulation, sum(self.modulation_sizes)),
-            ("context", context, self.inner_dim),
-        ):
+        inputs = {"modulation": (modulation, sum(self.modulation_sizes)), "context": (context, self.inner_dim)}
+        for name, (value, width) in inputs.items():
             if value.shape[0] not in (1, shape[0]) or value.shape[-1] != width:
                 raise ValueError(
                     f"{name}, or the inputs that it is made of, must have {shape[0]} rows, like `hidden_states`, or "
@@ -596,21 +594,18 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
                 )
         tokens = shape[2] // patch * (shape[3] // patch)
         for residual in residuals:
-            if tuple(residual.shape) not in ((1, tokens, self.inner_dim), (shape[0], tokens, self.inner_dim)):
-                raise ValueError(
-                    f"`block_controlnet_hidden_states` must each have shape ({shape[0]}, {tokens}, {self.inner_dim}), "
-                    f"got {tuple(residual.shape)}."
-                )
+            wanted, given = (shape[0], tokens, self.inner_dim), tuple(residual.shape)
+            if given not in (wanted, (1, *wanted[1:])):
+                raise ValueError(f"`block_controlnet_hidden_states` must each have shape {wanted}, got {given}.")
         if keep_indices is None:
             return
         if self.config.num_decoder_layers == 0 or embedding is None or residuals:
             raise ValueError("`keep_indices` needs num_decoder_layers > 0, `timestep` and no ControlNet's residuals.")
         rows, kept = keep_indices.shape if keep_indices.ndim == 2 else (0, 0)
         if rows != shape[0] or not 0 < kept <= tokens or keep_indices.dtype != torch.int64:
-            raise ValueError(
-                f"`keep_indices` must be int64 of shape ({shape[0]}, kept) with 1 to {tokens} kept tokens, got "
-                f"{keep_indices.dtype} of shape {tuple(keep_indices.shape)}."
-            )
+            found = f"{keep_indices.dtype} of shape {tuple(keep_indices.shape)}"
+            needed = f"int64 of shape ({shape[0]}, kept) with 1 to {tokens} kept tokens"
+            raise ValueError(f"`keep_indices` must be {needed}, got {found}.")
 
     def _denoise(
         self, hidden_states: Tensor, context: Tensor, modulation: Tensor, masking: Masking, residuals: list[Tensor]

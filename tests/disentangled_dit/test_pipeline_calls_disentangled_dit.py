@@ -19,6 +19,7 @@ from tests.disentangled_dit.pipeline_testing import (
     start,
     within_mask,
 )
+from tests.kit.refusals import refused
 
 FEW = {"num_inference_steps": 3, "output_type": "latent"}
 BYTES = np.random.default_rng(0).integers(0, 256, (6, 10, 3), dtype=np.uint8)
@@ -235,3 +236,33 @@ def test_duplicate_timesteps_of_a_cosine_schedule_are_counted():
     scheduler = DPMSolverMultistepScheduler.from_config(cosine.config, use_karras_sigmas=True)
     images = make_pipeline(scheduler)(class_labels=0, num_inference_steps=20, output_type="latent").images
     assert scheduler.timesteps.unique().numel() < len(scheduler.timesteps) and images.isfinite().all()
+
+
+WRONG = {
+    "swapped interval": ({"guidance_interval": (0.8, 0.2)}, "guidance_interval"),
+    "interval beyond the steps": ({"guidance_interval": (-1, 5)}, "guidance_interval"),
+    "rescale above 1": ({"guidance_rescale": 2.0}, "guidance_rescale"),
+    "floats up to 255": ({"image": BYTES.astype(np.float32)}, "image"),
+    "NaN in a picture": ({"image": np.full((6, 10, 3), np.nan)}, "image"),
+    "no picture in a list": ({"image": []}, "image"),
+    "a mask of 0 and 1 in bytes": ({"mask_image": np.eye(6, 10).astype(np.uint8)}, "mask_image"),
+    "a mask without a hole": ({"mask_image": np.zeros((6, 10), dtype=bool)}, "mask_image"),
+    "latents of NumPy": ({"latents": np.zeros((1, 3, 6, 10))}, "latents"),
+    "latents that are not finite": ({"latents": torch.full((1, 3, 6, 10), torch.nan)}, "finite"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_would_spoil_pictures_in_silence_is_refused(case):
+    options, word = WRONG[case]
+    call = {"class_labels": 0, "image": BYTES, "mask_image": np.ones((6, 10), dtype=bool), **FEW, "strength": 1.0}
+    with refused(ValueError, word):
+        within_mask(make_pipeline())(**{**call, **options})
+
+
+def test_rescaled_guidance_of_a_network_that_was_just_made_is_finite():
+    pipeline = make_pipeline()
+    torch.nn.init.zeros_(pipeline.transformer.proj_out.weight)
+    torch.nn.init.zeros_(pipeline.transformer.proj_out.bias)
+    images = pipeline(class_labels=0, guidance_rescale=0.7, generator=generator(), **FEW).images
+    assert torch.as_tensor(images).isfinite().all()

@@ -1,6 +1,7 @@
 """diffusers' schedulers in the pipeline: all of them against the exact answer for Gaussian pictures."""
 
 import inspect
+from types import SimpleNamespace
 
 import diffusers
 import pytest
@@ -346,3 +347,35 @@ def test_every_spacing_of_noise_levels_is_right_with_many_steps(name, spacing):
     for prediction in predictions(name):
         for steps in (20, 50):
             check_row(name, spacing, prediction, steps)
+
+
+# Options with which schedulers of diffusers make no pictures: of each the prediction, and the steps.
+USELESS = [
+    ("FlowMatchEulerDiscreteScheduler", "flow_prediction", {"invert_sigmas": True}, 20),
+    ("DPMSolverMultistepScheduler", "flow_prediction", {"use_lu_lambdas": True}, 20),
+    ("UniPCMultistepScheduler", "flow_prediction", {"shift_terminal": 0.1}, 1),
+    ("UniPCMultistepScheduler", "epsilon", {"lower_order_final": False}, 20),
+    ("UniPCMultistepScheduler", "epsilon", {"predict_x0": False}, 3),
+    ("UniPCMultistepScheduler", "epsilon", {"solver_type": "bh1"}, 3),
+    ("SASolverScheduler", "epsilon", {"lower_order_final": False}, 20),
+]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize(("name", "prediction", "options", "steps"), USELESS)
+def test_options_that_spoil_pictures_are_refused_by_name(name, prediction, options, steps):
+    made = make_scheduler(name, prediction)
+    with pytest.raises(ValueError, match=name):
+        pipeline = DisentangledDiTPipeline(
+            GaussianDenoiser(prediction), type(made).from_config(made.config, **options)
+        )
+        quiet(pipeline)(class_labels=0, num_inference_steps=steps, guidance_scale=1.0, output_type="latent")
+
+
+def test_noise_where_the_network_expects_a_picture_is_told(monkeypatch):
+    told = []
+    monkeypatch.setattr(DisentangledDiTPipeline, "_LOGGER", SimpleNamespace(warning=told.append))
+    for spacing in ("trailing", "leading"):
+        pipeline = quiet(DisentangledDiTPipeline(GaussianDenoiser(), DDIMScheduler(timestep_spacing=spacing)))
+        pipeline(class_labels=0, num_inference_steps=1, guidance_scale=1.0, output_type="latent")
+    assert len(told) == 1 and "DDIMScheduler" in told[0]

@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +10,8 @@ import pytest
 import torch
 from PIL import Image
 from transformers import (
-    CLIPConfig,
-    CLIPImageProcessor,
     CLIPModel,
     CLIPProcessor,
-    CLIPTokenizer,
     ConvNextImageProcessor,
     RegNetConfig,
     RegNetForImageClassification,
@@ -37,6 +33,7 @@ from hf_ext.metrics.clip_score import clip_score
 from hf_ext.metrics.features import as_rgb
 from tests.kit import warm_python
 from tests.kit.refusals import refused
+from tests.kit.scorers import write_clip, write_inception
 
 TESTS = Path(__file__).parent
 
@@ -55,24 +52,9 @@ def classifier(tmp_path_factory) -> str:
     return folder
 
 
-# Written to a file: TorchScript reads a module's source.
-class NotInception(torch.nn.Module):
-    """Takes and returns what NVIDIA's file does; 2048 numbers are made of means over rows and columns."""
-
-    def forward(self, images: torch.Tensor, return_features: bool = False) -> torch.Tensor:
-        values = images.to(torch.float32) / 255
-        features = torch.cat([values.mean(2).flatten(1), values.mean(3).flatten(1)], 1).repeat(1, 2048)[:, :2048]
-        return features if return_features else features[:, :1008]
-
-
 @pytest.fixture(scope="module")
 def inception(tmp_path_factory) -> str:
-    path = str(tmp_path_factory.mktemp("inception") / "network.pt")
-    with warnings.catch_warnings():
-        # A DeprecationWarning up to torch 2.14, a FutureWarning since then.
-        warnings.filterwarnings("ignore", message=".*torch.jit.script")
-        torch.jit.script(NotInception()).save(path)
-    return path
+    return write_inception(tmp_path_factory.mktemp("inception") / "network.pt")
 
 
 def test_a_classifiers_features_and_classes(classifier):
@@ -160,23 +142,7 @@ def test_what_is_no_picture_is_refused(images, error, message):
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory) -> str:
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("clip")
-    letters = [chr(97 + index) for index in range(26)]
-    words = ["<|startoftext|>", "<|endoftext|>", *letters, *(f"{letter}</w>" for letter in letters)]
-    (folder / "vocab.json").write_text(json.dumps({word: index for index, word in enumerate(words)}))
-    (folder / "merges.txt").write_text("#version: 0.2\n")
-    tokenizer = CLIPTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"), model_max_length=12)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = CLIPConfig(
-        text_config={**sizes, "vocab_size": 54, "max_position_embeddings": 12, "bos_token_id": 0, "eos_token_id": 1},
-        vision_config={**sizes, "image_size": 16, "patch_size": 8},
-        projection_dim=8,
-    )
-    CLIPModel(config).save_pretrained(folder)
-    processor = CLIPImageProcessor(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
-    CLIPProcessor(processor, tokenizer).save_pretrained(folder)
-    return str(folder)
+    return write_clip(tmp_path_factory.mktemp("clip"))
 
 
 def test_clip_score_is_a_hundred_cosines():

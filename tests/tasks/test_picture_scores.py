@@ -1,17 +1,20 @@
 """Distances of folders of pictures: those of all features at once, from files, statistics and batches."""
 
+import hashlib
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from hf_ext.errors import DataError, UsageError
-from hf_ext.metrics import ClassifierFeatures, frechet_distance, kernel_distance_of_subsets
+from hf_ext.errors import DataError, MissingColumn, UsageError
+from hf_ext.metrics import ClassifierFeatures, CLIPScore, frechet_distance, kernel_distance_of_subsets
 from hf_ext.tasks import picture_scores
 from hf_ext.tasks.picture_scores import load_network, score
 from tests.kit.command_line import run
 from tests.kit.refusals import refused
+from tests.kit.scorers import write_clip, write_inception
 
 from .diffusion_testing import write_judge
 
@@ -65,7 +68,43 @@ def test_features_for_the_kernel_distance_are_bounded_and_drawn_at_random(tmp_pa
 
 
 def test_only_distances_of_the_inception_network_are_fid(monkeypatch, tmp_path):
-    monkeypatch.setattr(picture_scores, "InceptionFeatures", lambda *given: given)
-    assert load_network("org/name/file.pt@v1", "cpu", 8) == (("org/name/file.pt@v1", "cpu", 8), ("fid", "kid"))
+    monkeypatch.setattr(picture_scores, "InceptionFeatures", lambda *given: SimpleNamespace(given=given, digest="d"))
+    for source in ("org/name/file.pt@v1", "org/name/file.pt@v1#sha256=ab", "file.pth"):
+        network, *told = load_network(source, "cpu", 8)
+        assert network.given == (source, "cpu", 8) and told == ["d", ("fid", "kid")]
     judge = write_judge(tmp_path / "judge")
-    assert load_network(judge, "cpu", 8)[1] == ("feature_distance", "kernel_distance")
+    assert load_network(judge, "cpu", 8)[2] == ("feature_distance", "kernel_distance")
+
+
+def test_fid_by_a_file_whose_hash_is_checked(tmp_path):
+    write_noise(tmp_path / "made", 0, 5), write_noise(tmp_path / "real", 1, 6)
+    network = write_inception(tmp_path / "network.pt")
+    digest = hashlib.sha256((tmp_path / "network.pt").read_bytes()).hexdigest()
+    words = ["dit", "score", tmp_path / "made", tmp_path / "real", "--device", "cpu", "--json", "--network"]
+    found = json.loads(run(*words, f"{network}#sha256={digest.upper()}", "--keep", tmp_path / "real.npz").stdout)
+    assert found["fid"] > 0 and found["pictures"] == 5
+    words[3] = tmp_path / "real.npz"
+    assert json.loads(run(*words, network).stdout)["fid"] == pytest.approx(found["fid"])
+    # The same words, another network: of the file, of the statistics.
+    other = write_inception(tmp_path / "other.pt", scale=2.0)
+    for source, told in ((f"{other}#sha256={digest}", digest), (other, "real.npz")):
+        with refused(ValueError, told):
+            score(str(tmp_path / "made"), str(tmp_path / "real.npz"), source, device="cpu")
+    (tmp_path / "page.pt").write_text("<html>404</html>")
+    with refused(ValueError, "page.pt", "TorchScript"):
+        load_network(str(tmp_path / "page.pt"), "cpu", 8)
+
+
+def test_clip_score_of_a_folder_that_sample_wrote(tmp_path):
+    images, texts = write_noise(tmp_path / "made", 0, 5), ["a cat", "a dog", "red", "blue", "a cat"]
+    model = write_clip(tmp_path / "clip")
+    with refused(MissingColumn, "text"):
+        score(str(tmp_path / "made"), clip=model, device="cpu")
+    rows = [json.dumps({"file_name": f"{number:06d}.png", "text": text}) + "\n" for number, text in enumerate(texts)]
+    (tmp_path / "made" / "metadata.jsonl").write_text("".join(rows))
+    found = json.loads(run("dit", "score", tmp_path / "made", "--clip", model, "--batch-size", 2, "--json").stdout)
+    wanted = CLIPScore(model=model, cache_dir=str(tmp_path)).compute(predictions=list(images), references=texts)
+    assert found == {"clip_score": pytest.approx(wanted["clip_score"], abs=1e-3)}
+    for given in ({}, {"network": model}, {"reference": "real"}, {"clip": model, "kernel": True}):
+        with refused(UsageError, "REFERENCE"):
+            score(str(tmp_path / "made"), **given)
