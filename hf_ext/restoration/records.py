@@ -6,7 +6,6 @@ nothing is loaded.
 
 import hashlib
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -102,7 +101,8 @@ def identify_model(source: str) -> str:
     folder = Path(source)
     if folder.is_dir():
         files = sorted(path for path in folder.rglob("*") if path.suffix in _MODEL_FILES and path.is_file())
-        return _hash_text(f"{path.relative_to(folder).as_posix()} {_hash_file(path)}" for path in files)
+        lines = (f"{path.relative_to(folder).as_posix()} {_hash_file(path)}" for path in files)
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
     name, _, revision = source.partition("@")
     for config in ("config.json", "adapter_config.json"):
         cached = try_to_load_from_cache(name, config, revision=revision or None)
@@ -145,7 +145,3 @@ def _read(file: Path) -> dict[str, list[Record]]:
 def _hash_file(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _hash_text(lines: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -163,7 +163,8 @@ def load_model(
 
 def _load_checkpoint(source: str, device: str | None, dtype: torch.dtype | str | None) -> SemanIRForImageRestoration:
     """The model of a checkpoint, an adapter with its base; on the GPU if there is one."""
-    base = None if _is_plain_folder(source) else _find_base(source)
+    plain = os.path.isdir(source) and not os.path.exists(os.path.join(source, "adapter_config.json"))
+    base = None if plain else _find_base(source)
     name, revision = split_revision(base or source)
     config = AutoConfig.from_pretrained(name, revision=revision)
     if config.model_type != "semanir":
@@ -185,10 +186,6 @@ def _load_checkpoint(source: str, device: str | None, dtype: torch.dtype | str |
             "is about as fast as float32 and needs as little memory."
         )
     return restorer
-
-
-def _is_plain_folder(source: str) -> bool:
-    return os.path.isdir(source) and not os.path.exists(os.path.join(source, "adapter_config.json"))
 
 
 def _find_base(source: str) -> str | None:

@@ -160,12 +160,8 @@ def bucket_sizes(side: int, step: int, max_ratio: float) -> list[Size]:
         if long / short <= max_ratio:
             found |= {(short, long), (long, short)}
     # Of those that differ in one side only, the larger.
-    kept = [size for size in found if not any(_holds(other, size) for other in found - {size})]
+    kept = [a for a in found if not any(b[0] >= a[0] and b[1] >= a[1] for b in found - {a})]
     return sorted(kept, key=lambda size: size[1] / size[0])
-
-
-def _holds(large: Size, small: Size) -> bool:
-    return large[0] >= small[0] and large[1] >= small[1]
 
 
 def nearest_bucket(original: Size, buckets: list[Size]) -> Size:

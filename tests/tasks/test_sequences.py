@@ -64,6 +64,12 @@ def listops() -> dict[str, list]:
     return {"text": [row[0] for row in rows], "label": [row[1] for row in rows]}
 
 
+def of_pixels(side: int, labels: list[int], mode: str = "RGB") -> tuple:
+    """The row of a recipe that reads pictures as sequences."""
+    data = {"image": pictures(side, mode), "label": labels}
+    return lambda: data, [f"--task.image_size={side}"], AutoModelForSequenceClassification
+
+
 # Recipe: a slice of data like its own, overrides that make it tiny, and the class that loads the result.
 SLICES = {
     "listops": (listops, ["--task.max_length=32"], AutoModelForSequenceClassification),
@@ -78,26 +84,10 @@ SLICES = {
         ["--task.max_length=16"],
         AutoModelForNextSentencePrediction,
     ),
-    "image": (
-        lambda: {"image": pictures(6), "label": [0, 1, 2, 9]},
-        ["--task.image_size=6"],
-        AutoModelForSequenceClassification,
-    ),
-    "scifar": (
-        lambda: {"image": pictures(6), "label": [0, 1, 2, 9]},
-        ["--task.image_size=6"],
-        AutoModelForSequenceClassification,
-    ),
-    "pathfinder": (
-        lambda: {"image": pictures(6, "L"), "label": [0, 1, 1, 0]},
-        ["--task.image_size=6"],
-        AutoModelForSequenceClassification,
-    ),
-    "pathx": (
-        lambda: {"image": pictures(8, "L"), "label": [0, 1, 1, 0]},
-        ["--task.image_size=8"],
-        AutoModelForSequenceClassification,
-    ),
+    "image": of_pixels(6, [0, 1, 2, 9]),
+    "scifar": of_pixels(6, [0, 1, 2, 9]),
+    "pathfinder": of_pixels(6, [0, 1, 1, 0], "L"),
+    "pathx": of_pixels(8, [0, 1, 1, 0], "L"),
     "speech_commands": (
         lambda: {"audio": recordings(), "label": [0, 34, 2, 1]},
         ["--task.max_length=64"],
@@ -108,11 +98,7 @@ SLICES = {
         ["--task.max_length=64"],
         AutoModelForAudioClassification,
     ),
-    "study-scifar": (
-        lambda: {"image": pictures(6), "label": [0, 1, 2, 9]},
-        ["--task.image_size=6"],
-        AutoModelForSequenceClassification,
-    ),
+    "study-scifar": of_pixels(6, [0, 1, 2, 9]),
     "study-images": (
         lambda: {"image": pictures(20), "label": [0, 1, 2, 9]},
         ["--task.image_size=16", "--model={hidden_sizes: [4, 4], depths: [1, 1], kernel_size: 4}"],
