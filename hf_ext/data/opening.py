@@ -172,17 +172,8 @@ def _load(source: DataSource, section: str) -> AnyDataset:
             return data.to_iterable_dataset(num_shards=min(64, len(data))) if source.streaming else data
     if sounds:
         return _recordings(str(first.resolve()), files, source)
-    foreign = [Path(file) for file in _words_among(first, found) if not is_plain(Path(file))]
-    if foreign and files is not None and all(Path(file).suffix.lower() in (".csv", ".tsv") for file in found):
-        frame = pd.concat([read_table(Path(file)).frame for file in found], ignore_index=True)
-        data = datasets.Dataset.from_pandas(frame, preserve_index=False)
-        data = data.select(slice_split(source.split, len(data)))
-        return data.to_iterable_dataset(num_shards=min(64, len(data))) if source.streaming else data
-    if foreign:
-        raise DataError(
-            f"{foreign[0]} is no UTF-8, or not separated as its ending says: name the file itself, if it is a CSV or "
-            f"TSV, or write it anew, such as with iconv -f UTF-16 -t UTF-8 {foreign[0].name}."
-        )
+    if (table := _open_foreign(first, found, source)) is not None:
+        return table
     # `datasets` names what it reads by the folder: "." has no name.
     folder = str((first if files is None else first.parent).resolve())
     return datasets.load_dataset(folder, source.name, data_files=files, split=source.split, streaming=source.streaming)
@@ -202,10 +193,23 @@ def _require_split(files: list[str], split: str) -> None:
         )
 
 
-def _words_among(first: Path, found: list[str]) -> list[str]:
-    """The files of words among what a source names: of a folder, some."""
-    files = found if not first.is_dir() else map(str, islice(first.rglob("*"), 10_000))
-    return [file for file in files if Path(file).suffix.lower() in WORD_SUFFIXES and Path(file).is_file()]
+def _open_foreign(first: Path, found: list[str], source: DataSource) -> AnyDataset | None:
+    """Tables that `datasets` would misread: of another encoding or separator; None where there are none."""
+    files = [Path(file) for file in found] if not first.is_dir() else islice(first.rglob("*"), 10_000)
+    foreign = [
+        file for file in files if file.suffix.lower() in WORD_SUFFIXES and file.is_file() and not is_plain(file)
+    ]
+    if not foreign:
+        return None
+    if first.is_dir() or any(Path(file).suffix.lower() not in (".csv", ".tsv") for file in found):
+        raise DataError(
+            f"{foreign[0]} is no UTF-8, or not separated as its ending says: name the file itself, if it is a CSV or "
+            f"TSV, or write it anew, such as with iconv -f UTF-16 -t UTF-8 {foreign[0].name}."
+        )
+    frame = pd.concat([read_table(Path(file)).frame for file in found], ignore_index=True)
+    data = datasets.Dataset.from_pandas(frame, preserve_index=False)
+    data = data.select(slice_split(source.split, len(data)))
+    return data.to_iterable_dataset(num_shards=min(64, len(data))) if source.streaming else data
 
 
 def _is_on_hub(name: str) -> bool:

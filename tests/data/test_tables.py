@@ -1,9 +1,7 @@
 """Tables as people have them: of each of many small inputs, what must be understood, or refused."""
 
-import gzip
 import io
 import time
-import zipfile
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +17,6 @@ from hf_ext.data.survey import look_at
 from hf_ext.data.tables import read_table
 from hf_ext.errors import DataError
 from hf_ext.starting.writing import flow
-from tests.kit.refusals import refused
 
 HOURS = pd.date_range("2024-03-01", periods=24, freq="h")
 RNG = np.random.default_rng(0)
@@ -353,69 +350,6 @@ def test_classes_of_texts_are_asked_for(tmp_path, inputs):
             look_at(str(place))
         assert "--label mood" in str(error.value) and "--inputs review" in str(error.value)
     assert look_at(str(place), Hints(label="mood")).classes == WORDS
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
-@pytest.mark.parametrize(
-    ("encoding", "separator", "note"),
-    [
-        ("latin-1", ";", "Windows-1252"),
-        ("utf-16", ",", "UTF-16"),
-        ("utf-16-be", "\t", "UTF-16"),
-        ("utf-8", ";", "semi"),
-    ],
-)
-def test_texts_have_any_encoding_and_separator(tmp_path, encoding, separator, note, suffix):
-    """The recipe's own source reads the same texts that `init` looked at."""
-    # The first letter that is no ASCII lies far down.
-    texts = [f"{'x' * 4000} gehoeren ins Cafe Nummer {number}" for number in range(23)] + ["Füße gehören ins Café"]
-    place = tmp_path / f"texts{suffix}"
-    place.write_text(rows({"text": texts, "label": STATES}, separator), encoding=encoding)
-    survey = look_at(str(place))
-    assert survey.kind == "texts" and survey.classes == WORDS
-    assert any(note in text for text in survey.notes)
-    parts = [open_source(DataSource(**part)) for part in (survey.train, survey.eval)]
-    assert sorted(text for part in parts for text in part["text"]) == sorted(texts)
-
-
-@pytest.mark.parametrize("kind", ["zip", "gz", "jsonl", "txt", "csv of a folder"])
-def test_a_table_of_numbers_is_never_taken_for_texts(tmp_path, kind):
-    held = wide(STEPS, WORDS)
-    if kind == "zip":
-        place = tmp_path / "wide.zip"
-        with zipfile.ZipFile(place, "w") as archive:
-            archive.writestr("wide.csv", held)
-    elif kind == "gz":
-        place = tmp_path / "wide.csv.gz"
-        place.write_bytes(gzip.compress(held.encode()))
-    elif kind == "jsonl":
-        place = tmp_path / "wide.jsonl"
-        pd.read_csv(io.StringIO(held)).rename(columns={"label": "state"}).to_json(place, orient="records", lines=True)
-    elif kind == "txt":
-        place = tmp_path / "wide.txt"
-        place.write_text(held.replace(",", " "))
-    else:
-        place = tmp_path / "texts"
-        place.mkdir()
-        (place / "train.csv").write_text("text;label\n" + "one of many words;a\nanother of many words;b\n" * 9)
-    with refused(DataError, place.name):
-        look_at(str(place))
-
-
-@pytest.mark.parametrize("broken", ["objects", "one hot", "apart"])
-def test_arrays_that_cannot_be_learned_from_are_refused(tmp_path, broken):
-    place, series = tmp_path / "data.npz", RNG.normal(size=(12, 8))
-    if broken == "objects":
-        np.savez(place, X=np.array([series[0, :3], series[1]], dtype=object), y=[0, 1])
-    elif broken == "one hot":
-        np.savez(place, X=series, y=np.eye(3)[np.arange(12) % 3])
-    else:
-        place = tmp_path / "arrays"
-        place.mkdir()
-        np.save(place / "X_train.npy", series)
-        np.save(place / "y_train.npy", np.arange(12) % 2)
-    with refused(DataError, {"objects": "parquet", "one hot": "argmax", "apart": "savez"}[broken]):
-        look_at(str(place), Hints(label="y" if broken == "one hot" else None))
 
 
 def test_there_are_many():

@@ -184,7 +184,7 @@ METHODS: dict[str, Callable[..., dict[str, float]]] = {
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """What a recipe says; where it says nothing, what the recipe says that its `like` names."""
+    """Settings of a recipe, and those it has from the recipe that its `like` names."""
     given = read_yaml(path)
     like = given.pop("like", None)
     return given if like is None else {**read_settings(path.parent / like), **given}
