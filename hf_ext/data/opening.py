@@ -195,10 +195,10 @@ def _require_split(files: list[str], split: str) -> None:
 
 def _open_foreign(first: Path, found: list[str], source: DataSource) -> AnyDataset | None:
     """Tables that `datasets` would misread: of another encoding or separator; None where there are none."""
-    files = [Path(file) for file in found] if not first.is_dir() else islice(first.rglob("*"), 10_000)
-    foreign = [
-        file for file in files if file.suffix.lower() in WORD_SUFFIXES and file.is_file() and not is_plain(file)
-    ]
+    # Of a folder the beginnings of some files tell enough.
+    files, megabytes = ((Path(file) for file in found), 64) if not first.is_dir() else (first.rglob("*"), 0)
+    words = (file for file in files if file.suffix.lower() in WORD_SUFFIXES and file.is_file())
+    foreign = [file for file in islice(words, 1_000) if not is_plain(file, megabytes)]
     if not foreign:
         return None
     if first.is_dir() or any(Path(file).suffix.lower() not in (".csv", ".tsv") for file in found):

@@ -150,14 +150,14 @@ def _decode(held: bytes) -> tuple[str, list[str]]:
         return held.decode("latin-1"), ["encoded as latin-1"]
 
 
-def is_plain(path: Path) -> bool:
-    """True if a file is UTF-8, and has the separator of its ending, as `datasets` reads it."""
+def is_plain(path: Path, megabytes: int = 64) -> bool:
+    """True if a file is UTF-8, as far as is read, and has the separator of its ending: `datasets` reads such."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     with path.open("rb") as file:
         try:
             text = decoder.decode(file.read(_SAMPLE))
-            # One word far down is enough; in more than this nobody writes another encoding.
-            for _ in range(64):
+            # One word far down is enough.
+            for _ in range(megabytes):
                 decoder.decode(file.read(1 << 20))
         except UnicodeDecodeError:
             return False
