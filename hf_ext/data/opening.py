@@ -196,12 +196,13 @@ def _require_split(files: list[str], split: str) -> None:
 def _open_foreign(first: Path, found: list[str], source: DataSource) -> AnyDataset | None:
     """Tables that `datasets` would misread: of another encoding or separator; None where there are none."""
     # Of a folder the beginnings of some files tell enough.
-    files, megabytes = ((Path(file) for file in found), 64) if not first.is_dir() else (first.rglob("*"), 0)
+    folder = first.is_dir()
+    files = islice(first.rglob("*"), 10_000) if folder else map(Path, found)
     words = (file for file in files if file.suffix.lower() in WORD_SUFFIXES and file.is_file())
-    foreign = [file for file in islice(words, 1_000) if not is_plain(file, megabytes)]
+    foreign = [file for file in words if not is_plain(file, 0 if folder else 64)]
     if not foreign:
         return None
-    if first.is_dir() or any(Path(file).suffix.lower() not in (".csv", ".tsv") for file in found):
+    if folder or any(Path(file).suffix.lower() not in (".csv", ".tsv") for file in found):
         raise DataError(
             f"{foreign[0]} is no UTF-8, or not separated as its ending says: name the file itself, if it is a CSV or "
             f"TSV, or write it anew, such as with iconv -f UTF-16 -t UTF-8 {foreign[0].name}."
