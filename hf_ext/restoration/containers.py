@@ -8,12 +8,15 @@ from PIL import ImageFile, JpegImagePlugin
 
 # Chunks of a PNG that say which light its values stand for: without them viewers show other colours.
 _COLOUR_CHUNKS = (b"cHRM", b"gAMA", b"sRGB", b"cICP", b"mDCV", b"cLLI")
+# Texts, such as the prompt of a drawn picture. Not XMP, which repeats the orientation, and not who wrote the file when.
+_TEXT_CHUNKS, _LONGEST = (b"tEXt", b"zTXt", b"iTXt"), 1 << 20
+_OF_THE_FILE = (b"XML:com.adobe.xmp\0", b"Software\0", b"Creation Time\0")
 # Behind the signature of 8 bytes and the header of 25, other chunks may stand.
 PNG_HEADER = 33
 
 
 def colour_chunks(image: ImageFile.ImageFile) -> bytes:
-    """The chunks of a PNG that say which light its values stand for, as they lie in the file; of others nothing."""
+    """Chunks of a PNG that say which light its values stand for, and its texts, as they lie in the file."""
     if image.format != "PNG" or image.fp is None:
         return b""
     place, found = image.fp.tell(), b""
@@ -23,6 +26,9 @@ def colour_chunks(image: ImageFile.ImageFile) -> bytes:
         # Content and checksum. None of these chunks is longer than the 32 bytes of cHRM.
         if head[4:] in _COLOUR_CHUNKS and length <= 32:
             found += head + image.fp.read(length + 4)
+        elif head[4:] in _TEXT_CHUNKS and length <= _LONGEST:
+            content = image.fp.read(length + 4)
+            found += b"" if content.startswith(_OF_THE_FILE) else head + content
         else:
             image.fp.seek(length + 4, 1)
     image.fp.seek(place)
@@ -36,15 +42,24 @@ def insert_chunks(png: bytes, chunks: bytes) -> bytes:
 
 def has_other_light(chunks: bytes) -> bool:
     """Tells colour chunks of anything but sRGB, whose values a file without them has too."""
+    # A power of 1 / 2.2 in units of 1 / 100,000, and the primaries and curve of sRGB.
+    return any(
+        (kind == b"gAMA" and content != (45455).to_bytes(4)) or (kind == b"cICP" and content[:2] != b"\x01\x0d")
+        for kind, content in _read_chunks(chunks)
+    )
+
+
+def has_texts(chunks: bytes) -> bool:
+    """Tells chunks of a PNG that hold texts."""
+    return any(kind in _TEXT_CHUNKS for kind, _ in _read_chunks(chunks))
+
+
+def _read_chunks(chunks: bytes) -> Iterator[tuple[bytes, bytes]]:
     place = 0
     while place < len(chunks):
         length, kind = struct.unpack(">I4s", chunks[place : place + 8])
-        content = chunks[place + 8 : place + 8 + length]
-        # A power of 1 / 2.2 in units of 1 / 100,000, and the primaries and curve of sRGB.
-        if (kind == b"gAMA" and content != (45455).to_bytes(4)) or (kind == b"cICP" and content[:2] != b"\x01\x0d"):
-            return True
+        yield kind, chunks[place + 8 : place + 8 + length]
         place += length + 12
-    return False
 
 
 def jpeg_subsampling(image: ImageFile.ImageFile) -> int:

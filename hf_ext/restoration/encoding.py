@@ -23,7 +23,7 @@ from transformers.utils import logging
 from hf_ext.semanir.image_processing_semanir import pixels_to_image
 
 from ..errors import UsageError
-from .containers import has_other_light, insert_chunks
+from .containers import has_other_light, has_texts, insert_chunks
 
 logger = logging.get_logger(__name__)
 
@@ -74,7 +74,7 @@ class Picture(NamedTuple):
     exif: Image.Exif | None = None
     icc_profile: bytes | None = None
     dpi: tuple[float, float] | None = None
-    # Chunks of a PNG that say which light its values stand for; see [`colour_chunks`].
+    # Chunks of a PNG that say which light its values stand for, and texts; see [`colour_chunks`].
     colour_chunks: bytes = b""
 
 
@@ -141,6 +141,8 @@ def encode_frames(
         say(f"{format} has 8 bits a channel: the picture's 16 are rounded to them")
     if format != "PNG" and not first.icc_profile and has_other_light(first.colour_chunks):
         say(f"{format} has no place for the gamma or colour space that the PNG names: colours may look different")
+    if format != "PNG" and has_texts(first.colour_chunks):
+        say(f"{format} has no place for the texts in the PNG: they are left out")
     try:
         if format == "TIFF":
             return _tiff(frames.pictures)

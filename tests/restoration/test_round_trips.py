@@ -149,13 +149,29 @@ def chunk(kind: bytes, content: bytes) -> bytes:
 def test_chunks_of_colour_are_kept_and_said_where_they_cannot_be(chunks, other, bits, models, tmp_path):
     write(tmp_path / "in.png", [pixels_of("RGB", bits)])
     data = (tmp_path / "in.png").read_bytes()
-    (tmp_path / "in.png").write_bytes(data[:33] + chunks + chunk(b"tEXt", b"a\0b") + data[33:])
+    (tmp_path / "in.png").write_bytes(data[:33] + chunks + chunk(b"zzZz", b"a\0b") + data[33:])
     frames, said = restored(models[3], tmp_path / "in.png", tmp_path / "out.png")
     written = (tmp_path / "out.png").read_bytes()
     assert written.count(chunks) == 1 and written.index(chunks) < written.index(b"IDAT") and said == []
     np.testing.assert_array_equal(frames.pictures[0].pixels, pixels_of("RGB", bits))
     _, said = restored(models[3], tmp_path / "in.png", tmp_path / "out.bmp")
     assert len(said) == other + (bits == 16)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_texts_of_a_png_are_kept_and_said_where_they_cannot_be(bits, models, tmp_path):
+    write(tmp_path / "in.png", [pixels_of("RGB", bits)])
+    data = (tmp_path / "in.png").read_bytes()
+    texts = chunk(b"tEXt", b"parameters\0a cat, steps: 20") + chunk(b"zTXt", b"more\0\0" + zlib.compress(b"x" * 99))
+    xmp = chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0<x tiff:Orientation='6'/>")
+    (tmp_path / "in.png").write_bytes(data[:33] + texts + xmp + data[33:])
+    _, said = restored(models[3], tmp_path / "in.png", tmp_path / "out.png")
+    written = (tmp_path / "out.png").read_bytes()
+    assert written.count(texts) == 1 and b"com.adobe.xmp" not in written and said == []
+    with Image.open(tmp_path / "out.png") as image:
+        assert image.text == {"parameters": "a cat, steps: 20", "more": "x" * 99}
+    _, said = restored(models[3], tmp_path / "in.png", tmp_path / "out.jpg")
+    assert any("texts" in text for text in said) and len(said) == 1 + (bits == 16)
 
 
 @pytest.mark.parametrize("subsampling", [0, 1, 2])
