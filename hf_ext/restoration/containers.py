@@ -8,7 +8,7 @@ from PIL import ImageFile, JpegImagePlugin
 
 # Chunks of a PNG that say which light its values stand for: without them viewers show other colours.
 _COLOUR_CHUNKS = (b"cHRM", b"gAMA", b"sRGB", b"cICP", b"mDCV", b"cLLI")
-# Texts, such as the prompt of a drawn picture. Not XMP, which repeats the orientation, and not who wrote the file when.
+# Texts, such as the prompt of a drawn picture. XMP repeats the orientation, which is applied; others tell of the file.
 _TEXT_CHUNKS, _LONGEST = (b"tEXt", b"zTXt", b"iTXt"), 1 << 20
 _OF_THE_FILE = (b"XML:com.adobe.xmp\0", b"Software\0", b"Creation Time\0")
 # Behind the signature of 8 bytes and the header of 25, other chunks may stand.

@@ -169,7 +169,7 @@ def test_texts_of_a_png_are_kept_and_said_where_they_cannot_be(bits, models, tmp
     written = (tmp_path / "out.png").read_bytes()
     assert written.count(texts) == 1 and b"com.adobe.xmp" not in written and said == []
     with Image.open(tmp_path / "out.png") as image:
-        assert image.text == {"parameters": "a cat, steps: 20", "more": "x" * 99}
+        assert image.text.items() >= {"parameters": "a cat, steps: 20", "more": "x" * 99}.items()
     _, said = restored(models[3], tmp_path / "in.png", tmp_path / "out.jpg")
     assert any("texts" in text for text in said) and len(said) == 1 + (bits == 16)
 
