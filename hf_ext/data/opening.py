@@ -207,8 +207,14 @@ def _open_foreign(first: Path, found: list[str], source: DataSource) -> AnyDatas
             f"{foreign[0]} is no UTF-8, or not separated as its ending says: name the file itself, if it is a CSV or "
             f"TSV, or write it anew, such as with iconv -f UTF-16 -t UTF-8 {foreign[0].name}."
         )
-    frame = pd.concat([read_table(Path(file)).frame for file in found], ignore_index=True)
-    data = datasets.Dataset.from_pandas(frame, preserve_index=False)
+    frames = [read_table(Path(file)).frame for file in found]
+    for file, frame in zip(found, frames, strict=True):
+        if [*frame.columns] != [*frames[0].columns]:
+            raise DataError(
+                f"{file} has the columns {', '.join(map(str, frame.columns))!s:.200}; {found[0]} has "
+                f"{', '.join(map(str, frames[0].columns))!s:.200}: bring them to the same."
+            )
+    data = datasets.Dataset.from_pandas(pd.concat(frames, ignore_index=True), preserve_index=False)
     data = data.select(slice_split(source.split, len(data)))
     return data.to_iterable_dataset(num_shards=min(64, len(data))) if source.streaming else data
 

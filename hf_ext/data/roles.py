@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import DataError
-from .tables import Table, is_number, shorten, to_seconds
+from .tables import Table, is_number, shorten, to_seconds, unclear_date
 
 LABEL = re.compile(r"(label|labels|class|classes|category|target)", re.IGNORECASE)
 _TIME = re.compile(
@@ -214,6 +214,11 @@ def seconds_of(values: "pd.Series[Any]") -> np.ndarray:
     """A column of times as numbers that rise with them."""
     if pd.api.types.is_numeric_dtype(values.dtype):
         return values.to_numpy(dtype=np.float64, na_value=np.nan)
+    if (date := unclear_date(values)) is not None:
+        raise DataError(
+            f"column {values.name!r}: dates such as {date} may begin with the day or with the month: write them as "
+            "2024-12-31"
+        )
     found = to_seconds(values)
     if found is None:
         bad = next((cell for cell in values if to_seconds(pd.Series([cell])) is None), values.iloc[0])

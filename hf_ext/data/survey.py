@@ -199,10 +199,13 @@ def _refuse_numbers(path: str, data: Any, texts: list[str], hints: Hints) -> Non
         if isinstance(kind, datasets.Value) and name != "label" and kind.dtype.startswith(("float", "int", "uint"))
     ]
     if len(numbers) > 1 and not hints.inputs and not any(is_prose(head[name]) for name in texts):
-        raise DataError(f"{path} has the columns {shorten(list(data.features))}: a table of numbers. {_TABLES}")
+        raise DataError(
+            f"{path} has the columns {shorten(list(data.features))}: a table of numbers. {_TABLES} For the texts of "
+            f"{texts[0]} say --inputs {texts[0]}."
+        )
     cells = [re.split(r"[\s,;|]+", text.strip()) for text in head[texts[0]].dropna()]
     rows = [len(row) > 2 and sum(map(is_number, row)) >= len(row) - 1 for row in cells]
-    if len(texts) == 1 and rows and sum(rows) >= 0.9 * len(rows):
+    if len(texts) == 1 and not hints.inputs and rows and sum(rows) >= 0.9 * len(rows):
         raise DataError(f"{path} holds lines of numbers. {_TABLES}")
 
 

@@ -32,8 +32,8 @@ _SPACE_GROUPS = re.compile(r"[-+]?\d{1,3}([\u0020\u00a0\u202f']\d{3})+([.,]\d+)?
 _DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
 # 12 %, $12.50 and 12 €.
 _SIGNS = re.compile(r"^[$€£¥]\s*|\s*[%$€£¥]$")
-# 31/12/2024 and 12-31-2024, with or without a time of day.
-_DATE = r"^(\d{1,2})([./-])(\d{1,2})[./-](\d{4})((?:[ T].*)?)$"
+# 31/12/2024, 12-31-2024 and 31.12.24, with or without a time of day. 24-12-31 begins with the year.
+_DATE = r"^(\d{1,2})([./-])(\d{1,2})(?:[./-](?=\d{4}(?!\d))|[./](?=\d\d(?!\d)))(\d{4}|\d\d)((?:[ T].*)?)$"
 # What Excel writes before a table: sep=;
 _SEPARATOR_LINE = re.compile(r"sep=(.)\s*", re.IGNORECASE)
 # Columns from which on a table whose first line are numbers is one without names: a series in each row.
@@ -109,8 +109,8 @@ def _read_text(path: Path) -> Table:
     numbers = bool(first) and all(is_number(_point(name, separator)) for name in first)
     nameless = numbers and len(first) >= _NAMELESS and len(set(first)) > 2 and not _counts_up(first)
     nameless = nameless or _starts_with_a_row(text, first, separator)
-    # A number of stars and a review.
-    row = any(map(is_number, first)) and any(name.count(" ") > 3 for name in first)
+    # A number of stars, which others gave too, and a review.
+    row = any(name.count(" ") > 3 for name in first) and _repeats_a_number(text, first, separator)
     if (numbers or row) and not nameless and not _counts_up(first):
         raise DataError(f"its first line, {', '.join(first)!s:.60}, must hold the names of the columns")
     if not nameless and (twice := [name for name, count in Counter(filter(None, first)).items() if count > 1]):
@@ -205,6 +205,13 @@ def _starts_with_a_row(text: str, first: list[str], separator: str) -> bool:
     rows = csv.reader(io.StringIO(text[:_SAMPLE]), delimiter=separator)
     cells = [row[words[0]].strip() for row in rows if len(row) == len(first)]
     return cells.count(first[words[0]].strip()) > 1
+
+
+def _repeats_a_number(text: str, first: list[str], separator: str) -> bool:
+    """True if a number of the first line stands again in its column."""
+    places = [place for place, name in enumerate(first) if is_number(name)]
+    rows = [row for row in csv.reader(io.StringIO(text[:_SAMPLE]), delimiter=separator) if len(row) == len(first)]
+    return any([row[place].strip() for row in rows].count(first[place].strip()) > 1 for place in places)
 
 
 def _point(value: str, separator: str) -> str:
@@ -365,7 +372,7 @@ def to_seconds(values: "pd.Series[Any]") -> np.ndarray | None:
         return None
     parts = cells.str.extract(_DATE)
     if parts.notna().all(axis=None):
-        return _seconds_of_dates(cells, parts)
+        return _seconds_of_dates(parts)
     for options in ({"format": "ISO8601"}, {"format": "mixed"}, {"format": "mixed", "dayfirst": True}):
         with contextlib.suppress(ValueError, TypeError, OverflowError, AttributeError), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -373,20 +380,25 @@ def to_seconds(values: "pd.Series[Any]") -> np.ndarray | None:
     return None
 
 
-def _seconds_of_dates(cells: "pd.Series[str]", parts: pd.DataFrame) -> np.ndarray | None:
+def unclear_date(values: "pd.Series[Any]") -> str | None:
+    """A date that may begin with the day or with the month, where no other date of the column tells which."""
+    cells = values.astype(str).str.strip()
+    parts = cells.str.extract(_DATE)
+    if not len(cells) or not parts.notna().all(axis=None) or (parts[1] == ".").any():
+        return None
+    first, second = parts[0].astype(int), parts[2].astype(int)
+    return None if (first > 12).any() or (second > 12).any() or not (first != second).any() else (
+        str(cells[first != second].iloc[0]))  # fmt: skip
+
+
+def _seconds_of_dates(parts: pd.DataFrame) -> np.ndarray | None:
     """Times of dates such as 3/1/2024, all in one order: pandas would choose one for each cell."""
-    first, second = (parts[column].astype(int) > 12 for column in (0, 2))
-    dots = bool((parts[1] == ".").any())
-    if not dots and not first.any() and not second.any() and (parts[0].astype(int) != parts[2].astype(int)).any():
-        raise DataError(
-            f"dates such as {cells[parts[0].astype(int) != parts[2].astype(int)].iloc[0]} may begin with the day or "
-            "with the month: write them as 2024-12-31"
-        )
+    days_first = bool((parts[1] == ".").any() or (parts[0].astype(int) > 12).any())
     with contextlib.suppress(ValueError, TypeError, OverflowError), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        order = "%d{0}%m" if dots or first.any() else "%m{0}%d"
         days = parts[0] + "/" + parts[2] + "/" + parts[3]
-        dates = pd.to_datetime(days, format=f"{order.format('/')}/%Y")
+        year = "%Y" if parts[3].str.len().eq(4).all() else "%y"
+        dates = pd.to_datetime(days, format=f"{'%d/%m' if days_first else '%m/%d'}/{year}")
         clock = parts[4].where(parts[4].str.strip() != "", "00:00:00")
         times = pd.to_datetime("1970-01-01 " + clock.str.strip(), format="mixed")
         return _seconds(pd.DatetimeIndex(dates)) + _seconds(pd.DatetimeIndex(times))

@@ -14,6 +14,8 @@ _START, _NAME = r"(?<![A-Za-z0-9])", r"(?<![A-Za-z0-9_])"
 # Comes between a name and its value, in JSON, YAML, Python and shells.
 _IS = r"[\"'\]]{0,2}\s{0,3}(?::|=>?|\s)\s{0,3}[\"'\[]{0,2}"
 _MIXED = r"(?=[^\s\"']*[A-Za-z])(?=[^\s\"']*[0-9])"
+# As words and names in addresses seldom are.
+_CASED = r"(?=[\w\-]{0,42}[A-Z])(?=[\w\-]{0,42}[a-z])(?=[\w\-]{0,42}[0-9])"
 
 # Kind; texts of which one must be there, in small letters (it is found faster than a pattern); the pattern.
 _TABLE: tuple[tuple[str, str, str], ...] = (
@@ -89,14 +91,14 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     # Houses of which one prefix is enough.
     (
         "a token of a service",
-        "nfp_ bkua_ ccipat_ ccipra_ sqa_ squ_ sqp_ tvly- rnd_ cfpat- phx_ phc_",
+        "nfp_ bkua_ ccipat_ ccipra_ sqa_ squ_ sqp_ tvly- rnd_ cfpat- phx_",
         rf"{_NAME}(?:nfp_[A-Za-z0-9]{{36}}|bkua_[0-9a-f]{{40}}|CCIP(?:AT|RA)_\w{{40,}}|sq[aup]_[0-9a-f]{{40}}"
-        r"|tvly-(?:dev-|prod-)?[A-Za-z0-9]{30,}|rnd_[A-Za-z0-9]{24,}|CFPAT-[\w\-]{40,}|ph[xc]_[A-Za-z0-9]{40,})",
+        r"|tvly-(?:dev-|prod-)?[A-Za-z0-9]{30,}|rnd_[A-Za-z0-9]{24,}|CFPAT-[\w\-]{40,}|phx_[A-Za-z0-9]{40,})",
     ),
     ("a key of RunPod", "rpa_", rf"{_NAME}rpa_[A-Za-z0-9]{{40,}}"),
-    ("a key of Modal", "ak- as-", rf"{_NAME}a[ks]-[A-Za-z0-9]{{22}}(?![A-Za-z0-9\-])"),
+    ("a key of Modal", "ak- as-", rf"{_NAME}a[ks]-{_CASED}[A-Za-z0-9]{{22}}(?![A-Za-z0-9\-])"),
     ("a key of Lambda", "secret_", rf"{_NAME}secret_\w{{1,60}}_[0-9a-f]{{32}}\.[A-Za-z0-9]{{32}}"),
-    ("a key of Voyage", "pa-", rf"{_NAME}pa-[\w\-]{{43}}(?![\w\-])"),
+    ("a key of Voyage", "pa-", rf"{_NAME}pa-{_CASED}[\w\-]{{43}}(?![\w\-])"),
     ("a token of Mapbox", "sk.eyj", rf"{_START}sk\.eyJ[\w\-]{{40,}}\.[\w\-]{{20,}}"),
     ("a token of Okta", "ssws", r"SSWS\s+(?P<value>00[\w\-]{38,})"),
     ("a token of PayPal", "access_token$", r"access_token\$(?:production|sandbox)\$[0-9a-z]{16}\$[0-9a-f]{32}"),

@@ -33,7 +33,7 @@ img.before {{ position: absolute; inset: 0; width: 100%; height: 100% }}
 img.before {{ clip-path: inset(0 calc(100% - var(--at)) 0 0) }}
 input {{ width: 100% }}
 </style>
-<p>Left of the slider: before. Right: after.</p>
+<p>Left of the slider: before. Right: after.{left_out}</p>
 {figures}
 </html>
 """
@@ -51,14 +51,16 @@ def comparison_page(folder: Path, pairs: list[tuple[str, Path, Path]]) -> str:
     Args:
         folder (`Path`): Where the page will lie; it names the pictures from there.
         pairs (`list[tuple[str, Path, Path]]`): Title, file before and file after. Kinds that browsers do not show are
-            left out.
+            left out, and the page says how many.
     """
     figures = [
         _FIGURE.format(title=html.escape(title), before=_address(before, folder), after=_address(after, folder))
         for title, before, after in pairs
         if {before.suffix.lower(), after.suffix.lower()} <= {*_SHOWN}
     ]
-    return _PAGE.format(figures="\n".join(figures))
+    hidden = len(pairs) - len(figures)
+    told = f" Left out: {hidden} of {len(pairs)}, of kinds that browsers do not show." if hidden else ""
+    return _PAGE.format(figures="\n".join(figures), left_out=told)
 
 
 def _address(file: Path, folder: Path) -> str:

@@ -19,12 +19,13 @@ def colour_chunks(image: ImageFile.ImageFile) -> bytes:
     """Chunks of a PNG that say which light its values stand for, and its texts, as they lie in the file."""
     if image.format != "PNG" or image.fp is None:
         return b""
-    place, found = image.fp.tell(), b""
+    place, found, before_pixels = image.fp.tell(), b"", True
     image.fp.seek(PNG_HEADER)
-    while len(head := image.fp.read(8)) == 8 and head[4:] != b"IDAT":
+    while len(head := image.fp.read(8)) == 8 and head[4:] != b"IEND":
         length = struct.unpack(">I", head[:4])[0]
+        before_pixels = before_pixels and head[4:] != b"IDAT"
         # Content and checksum. None of these chunks is longer than the 32 bytes of cHRM.
-        if head[4:] in _COLOUR_CHUNKS and length <= 32:
+        if head[4:] in _COLOUR_CHUNKS and length <= 32 and before_pixels:
             found += head + image.fp.read(length + 4)
         elif head[4:] in _TEXT_CHUNKS and length <= _LONGEST:
             content = image.fp.read(length + 4)

@@ -80,8 +80,14 @@ def score_texts(path: str, model: str, batch_size: int, device: str, ranks: Rank
         raise MissingColumn.of("text", data.features, "--clip")
     with ranks.first_before_others():
         network = CLIPScore(model=model, device=device)
-    batches = read_batches(data, column, batch_size, ranks, "texts")
-    own = [float(clip_score(*network.embed(rows[column], rows["text"])).sum()) for _, rows in batches]
+    own = []
+    for numbers, rows in read_batches(data, column, batch_size, ranks, "texts"):
+        for number, text in zip(numbers, rows["text"], strict=True):
+            if not isinstance(text, str):
+                raise DataError(
+                    f"{path}: picture {number + 1} has {text!r} for a text: give each one, or leave it out."
+                )
+        own.append(float(clip_score(*network.embed(rows[column], rows["text"])).sum()))
     return sum(value for part in ranks.gather(own) for value in part) / len(data)
 
 

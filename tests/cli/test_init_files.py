@@ -146,6 +146,17 @@ def test_pictures_that_are_missing_or_too_large_do_not_hide_the_others():
     assert (survey.count, survey.sides, survey.scale) == (2, [32], 1)
 
 
+def test_pairs_of_16_bits_train():
+    pixels = np.random.default_rng(0)
+    for name in ("noisy", "clean"):
+        Path("pairs", name).mkdir(parents=True)
+        for index in range(4):
+            Image.fromarray(pixels.integers(0, 65536, (24, 20), dtype=np.uint16)).save(f"pairs/{name}/{index}.png")
+    small = ["--model.depths", "[1]", "--model.num_heads", "[2]", "--model.embed_dim", "8"]
+    recipe = train("semanir", "pairs", *small, "--init_from", "null")
+    assert recipe["task"]["degradation"] == {"kind": "paired"} and measured(recipe) == 1
+
+
 @pytest.mark.parametrize(
     "names", [("noisy", "clean"), ("input", "target"), ("A", "B"), ("low", "high"), ("blur", "sharp")]
 )

@@ -78,3 +78,29 @@ def test_arrays_that_cannot_be_learned_from_are_refused(tmp_path, broken):
         np.save(place / "y_train.npy", np.arange(12) % 2)
     with refused(DataError, {"objects": "parquet", "one hot": "argmax", "apart": "savez"}[broken]):
         look_at(str(place), Hints(label="y" if broken == "one hot" else None))
+
+
+def test_files_of_other_columns_are_not_joined(tmp_path):
+    for number, names in enumerate((("text", "label"), ("words", "label"))):
+        columns = {names[0]: [f"ein kurzer Satz {step}" for step in range(24)], names[1]: STATES}
+        (tmp_path / f"{number}.csv").write_text(rows(columns, ";"))
+    with refused(DataError, "1.csv", "words"):
+        look_at(str(tmp_path / "*.csv"))
+
+
+@pytest.mark.parametrize("wanted", [None, "label"])
+def test_unclear_dates_beside_texts_do_not_matter(tmp_path, wanted):
+    columns = {"day": [f"{step % 12 + 1}/3/2024" for step in range(24)]}
+    columns |= {"text": [f"a text of some words {step}" for step in range(24)], "label": STATES}
+    place = tmp_path / "texts.csv"
+    place.write_text(rows(columns))
+    assert look_at(str(place), Hints(label=wanted)).columns == ["text"]
+
+
+def test_a_first_line_of_years_and_long_names_is_one_of_names(tmp_path):
+    place = tmp_path / "wide.csv"
+    columns = {"share of people with access to water": WORDS * 12}
+    columns |= {str(year): RNG.normal(size=24).round(3).tolist() for year in range(1990, 2010)}
+    place.write_text(rows(columns))
+    survey = look_at(str(place), Hints(label="share of people with access to water"))
+    assert survey.classes == WORDS and {*survey.lengths} == {20}

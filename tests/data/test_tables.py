@@ -310,8 +310,16 @@ CASES = {
         rows({"date": [hour.strftime("%d/%m/%Y %H:%M") for hour in HOURS + pd.Timedelta(days=20)], **LABELLED}),
         time="date", notes="a step of 1 hour",
     ),
+    "years of two digits": Case(
+        rows({"date": [day.strftime("%d/%m/%y") for day in pd.date_range("2024-01-10", periods=24)], **LABELLED}),
+        time="date", notes="a step of 1 day",
+    ),
+    "years of two digits and dots": Case(
+        rows({"date": [day.strftime("%d.%m.%y") for day in pd.date_range("2024-03-01", periods=24)], **LABELLED}),
+        time="date", notes="a step of 1 day",
+    ),
     "days or months": Case(rows({"date": [f"{step % 12 + 1}/3/{2000 + step}" for step in range(24)], **LABELLED}),
-        refused=("2/3/2001", "2024-12-31")),
+        refused=("1/3/2000", "2024-12-31")),
     "hours of a panel, shuffled": Case(
         rows({"patient": [1] * 12 + [2] * 12, "hour": [*RNG.permutation(12), *RNG.permutation(12)],
               "y": Y, "label": STATES}),

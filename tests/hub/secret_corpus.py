@@ -218,7 +218,7 @@ def _keys(add: Add) -> None:
     add("mongodb", "mongodb+srv://alice:c0rr3ct", "horse@cluster0.acme.mongodb.net")
     add("redis", "redis://:h0rseba", "ttery@cache.acme.com:6379")
     add("ftp", "ftp://alice:5taple", "x@ftp.acme.com")
-    add("pip index", "--extra-", "index-url https://bot:7hatsr1", "ght@pypi.acme.com/simple")
+    add("address of packages", "get https://bot:7hatsr1", "ght@packages.acme.com/simple")
     add("database password", "DB_PASS", "WORD=c0rrect-horse")
     add("password yaml", "pass", "word: Tr0ub4dor&3x")
     add("password json", '{"pass', 'word": "c0rrect-h0rse"}')

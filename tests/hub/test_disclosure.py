@@ -98,6 +98,7 @@ hf_ext hf_xet hf_hub_download hf_token hf_olmo_hybrid_model_with_a_long_name tas
 sk-learn ask-me-anything-about-this-model risk-0123456789012345678 AKIAN AKIAabcdefgh12345678 ghp_short xoxb-
 self_hf_abcdefghijklmnopqrstuvwxyz
 -----BEGIN CERTIFICATE----- -----BEGIN PUBLIC KEY----- sk-based-classification-with-a-pipeline AIzashort glpat-short
+pa-a-word-in-an-address-of-some-forty-three-ch as-internationalisationals re_compiled_abcdefghijklmnopqrstuvwxyz
 """
 
 
@@ -110,7 +111,9 @@ def test_harmless_words_are_none(tmp_path):
 
 def test_the_scan_is_linear(tmp_path):
     """Texts made of beginnings of tokens, a megabyte each: no pattern goes over them again and again."""
-    for index, piece in enumerate(("sk-a-", "sk-aaaaaaaaaaaaaaa-", "-----BEGIN A ", "hf_a", "xoxb-1 ", "A ", "sk-")):
+    for index, piece in enumerate(
+        ("sk-a-", "sk-aaaaaaaaaaaaaaa-", "-----BEGIN A ", "hf_a", "xoxb-1 ", "A ", "sk-", "pa-", "secret_")
+    ):
         (tmp_path / f"{index}.txt").write_text(piece * (2**20 // len(piece)))
     started = time.process_time()
     refuse_secrets(tmp_path)

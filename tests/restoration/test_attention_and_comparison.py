@@ -70,7 +70,8 @@ def test_a_page_names_its_pictures_from_where_it_lies(tmp_path):
     pairs = [(name, tmp_path / "in" / name, tmp_path / "out" / "deep" / name) for name in names]
     pairs.append(("f.heic", tmp_path / "in" / "f.heic", tmp_path / "out" / "f.png"))
     page = comparison_page(tmp_path / "out", pairs)
-    assert page.count("<figure>") == 4 and "<script" not in page
+    assert page.count("<figure>") == 4 and "<script" not in page and "2 of 6" in page
+    assert "Left out" not in comparison_page(tmp_path, pairs[:1])
     addresses = re.findall(r'src="([^"]*)"', page)
     kept = names[:3] + names[4:]
     found = [(tmp_path / "out" / unquote(address)).resolve() for address in addresses]

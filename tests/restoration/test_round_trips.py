@@ -164,10 +164,11 @@ def test_texts_of_a_png_are_kept_and_said_where_they_cannot_be(bits, models, tmp
     data = (tmp_path / "in.png").read_bytes()
     texts = chunk(b"tEXt", b"parameters\0a cat, steps: 20") + chunk(b"zTXt", b"more\0\0" + zlib.compress(b"x" * 99))
     xmp = chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0<x tiff:Orientation='6'/>")
-    (tmp_path / "in.png").write_bytes(data[:33] + texts + xmp + data[33:])
+    late = chunk(b"tEXt", b"late\0behind the pixels")
+    (tmp_path / "in.png").write_bytes(data[:33] + texts + xmp + data[33:-12] + late + data[-12:])
     _, said = restored(models[3], tmp_path / "in.png", tmp_path / "out.png")
     written = (tmp_path / "out.png").read_bytes()
-    assert written.count(texts) == 1 and b"com.adobe.xmp" not in written and said == []
+    assert written.count(texts) == written.count(late) == 1 and b"com.adobe.xmp" not in written and said == []
     with Image.open(tmp_path / "out.png") as image:
         assert image.text.items() >= {"parameters": "a cat, steps: 20", "more": "x" * 99}.items()
     _, said = restored(models[3], tmp_path / "in.png", tmp_path / "out.jpg")
