@@ -8,7 +8,7 @@ import click
 
 from hf_ext.terminal import is_quiet
 
-from .information import read_card, read_results
+from .information import read_results
 from .library import register_models
 from .output import print_json, print_rows
 from .sources import ModelFolder
@@ -142,23 +142,24 @@ def card(
 
 def find_problems(folder: Path) -> list[str]:
     """Gaps of a card and contradictions to the folder, one line each."""
-    from huggingface_hub import ModelCard
-
-    from hf_ext.hub.card_rules import check_card
+    from hf_ext.hub.card_rules import check_card, read_results_of
     from hf_ext.hub.cards import expected_task
+    from hf_ext.hub.front_matter import read_front_matter
 
     path = folder / "README.md"
     if not path.is_file():
         return [f"{path}: there is no card"]
-    # It refuses in words what ModelCard would try for ever.
-    read_card(path)
-    content = ModelCard.load(path)
+    text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        metadata, broken = read_front_matter(text), check_card(text)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     wanted = ["license", "library_name", *(["pipeline_tag"] if expected_task(folder) is not None else [])]
-    problems = [f"{path}: {name} is not in the metadata" for name in wanted if content.data.get(name) is None]
-    problems += [f"{path}, {problem}" for problem in check_card(path.read_text(encoding="utf-8"))]
-    if "[More Information Needed]" in content.text:
+    problems = [f"{path}: {name} is not in the metadata" for name in wanted if metadata.get(name) is None]
+    problems += [f"{path}, {problem}" for problem in broken]
+    if "[More Information Needed]" in text:
         problems.append(f"{path}: [More Information Needed] is left in the text")
-    stated = {(result.metric_type, result.metric_value) for result in content.data.eval_results or []}
+    stated = set(read_results_of(metadata))
     return problems + [
         f"{path}: {result['metric']} of {result['value']} in eval.json is not in the metadata"
         for result in read_results(folder / "eval.json")

@@ -42,6 +42,9 @@ _OWN_TASKS = ("image-restoration",)
 _ID = re.compile(
     r"(?!.*(?:--|\.\.|[.\-]$))(?:[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95}/)?[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95}(?<![.\-])"
 )
+_LINK = re.compile(r"https?://\S+|[^\s:]+")
+# Of a model to its base.
+_RELATIONS = ("adapter", "finetune", "merge", "quantized")
 _LANGUAGE = re.compile(r"[a-z]{2,3}|code|multilingual")
 
 
@@ -131,7 +134,7 @@ def _apply(metadata: dict[str, Any]) -> Iterator[_Broken]:
         yield ("pipeline_tag",), f"must be a text, got {tag!r:.60}", True
     elif tag is not None and tag not in TASKS and tag not in _OWN_TASKS:
         yield ("pipeline_tag",), f"is {tag!r:.60}, which is no task of the Hub, so nobody finds the model by it", False
-    for name in ("base_model", "datasets"):
+    for name in ("base_model", "datasets", "new_version"):
         for path, value in _texts(metadata, name):
             if not isinstance(value, str) or not _ID.fullmatch(value):
                 # A name that is none of a data set is shown without a link.
@@ -140,6 +143,12 @@ def _apply(metadata: dict[str, Any]) -> Iterator[_Broken]:
     for name in ("license_name", "license_link", "library_name", "base_model_relation", "thumbnail"):
         if not isinstance(value := metadata.get(name), str | None):
             yield (name,), f"must be a text, got {value!r:.60}", True
+    relation = metadata.get("base_model_relation")
+    if isinstance(relation, str) and relation not in _RELATIONS:
+        yield ("base_model_relation",), f"must be {', '.join(_RELATIONS)}, got {relation!r:.60}", False
+    link = metadata.get("license_link")
+    if isinstance(link, str) and not _LINK.fullmatch(link):
+        yield ("license_link",), f"must be an address or the name of a file, got {link!r:.60}", False
     for name in ("tags", "metrics"):
         value = metadata.get(name)
         if name == "tags" and value is not None and not isinstance(value, list):
@@ -179,6 +188,16 @@ def _check_results(index: Any) -> Iterator[_Broken]:
             yield (*path, "results"), "must be a list", True
     if not isinstance(index, list):
         yield start, "must be a list", True
+
+
+def read_results_of(metadata: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """Metric and value of each result in the metadata of a card; what breaks the rules is left out."""
+    for path, model in _items(metadata.get("model-index"), ()):
+        for place, result in _items(_get(model, "results"), path):
+            for _, metric in _items(_get(result, "metrics"), place):
+                kind, value = _get(metric, "type"), _get(metric, "value")
+                if isinstance(kind, str) and isinstance(value, int | float | str):
+                    yield kind, value
 
 
 def _items(value: Any, path: tuple[str | int, ...]) -> list[tuple[tuple[str | int, ...], Any]]:

@@ -20,6 +20,16 @@ _FRONT_MATTER = re.compile(r"\A(?:\ufeff)?\s*---[ \t]*\r?\n(.*?)\r?\n?---[ \t]*(
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """PyYAML's safe loader, in C where there is one, without the numbers that cost more than their length."""
 
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
+        """Refuses a key that is there twice, as YAML and the Hub do; PyYAML keeps the last."""
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise ValueError(f"{key.value!r:.60} is twice in the metadata of the card; keep one of them")
+                seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
 
 def _construct_number(loader: _Loader, node: yaml.ScalarNode) -> Any:
     """A number; a very long one stays text, since PyYAML's arithmetic on `1:59:59...` takes its length squared."""

@@ -120,6 +120,9 @@ SAID = {
     "license: other\nlicense_name: mine": [(2, "license")],
     "pipeline_tag: foo-bar": [(2, "pipeline_tag")],
     "datasets: [my photographs]": [(2, "datasets[0]")],
+    "license: mit\nbase_model: a/b\nbase_model_relation: cousin": [(4, "base_model_relation")],
+    "license: other\nlicense_name: x\nlicense_link: ask me": [(4, "license_link")],
+    "new_version: a/b/c": [(2, "new_version")],
 }
 
 
@@ -160,6 +163,38 @@ def test_the_check_of_a_card_names_lines(tmp_path):
     problems = json.loads(result.output)["problems"]
     assert result.exit_code == 1 and len(problems) == 2
     assert [f"line {line}:" in problem for line, problem in zip((3, 4), problems, strict=True)] == [True, True]
+
+
+NO_METADATA = [
+    "license: [mit",
+    "license: mit\nlicense: mit",
+    "model-index:\n- name: x\n  name: y",
+    "- license",
+    "license: &a mit\nbase_model: *a",
+    "a: 1\n b: 2",
+]
+
+
+@pytest.mark.parametrize("metadata", NO_METADATA)
+def test_metadata_that_no_reader_takes_is_refused_in_a_line(metadata, tmp_path, url):
+    card = f"---\n{metadata}\n---\n# Mine\n"
+    with pytest.raises(ValueError):
+        check_card(card)
+    answer = ask(url, "POST", "/api/validate-yaml", json.dumps({"content": card, "repoType": "model"}).encode())
+    assert answer.status == 400
+    bert = save_bert(tmp_path / "bert")
+    (bert / "README.md").write_text(card)
+    result = CliRunner().invoke(main, ["card", str(bert), "--check"])
+    assert result.exit_code == 2 and isinstance(result.exception, SystemExit)
+
+
+@pytest.mark.parametrize("metadata", [*BAD, *SAID])
+def test_the_check_of_a_card_says_every_problem(metadata, tmp_path):
+    bert = save_bert(tmp_path / "bert")
+    (bert / "README.md").write_text(f"---\n{metadata}\n---\n# Mine\n")
+    result = CliRunner().invoke(main, ["card", str(bert), "--check", "--json"])
+    assert result.exit_code == 1 and isinstance(result.exception, SystemExit)
+    assert sum(", line " in each for each in json.loads(result.output)["problems"]) >= 1
 
 
 def test_a_client_that_commits_such_a_card_is_refused(hub, hub_cache):
