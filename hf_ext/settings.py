@@ -20,7 +20,7 @@ T = TypeVar("T")
 MAX_CHARACTERS = 200_000
 # Fields of models' configurations that matter in training alone, beside those that are called dropout or the like.
 _OF_TRAINING = (
-    *("reconstruction_loss", "train_top_k", "norm_momentum", "sync_batch_norm"),
+    *("reconstruction_loss", "train_top_k", "sync_batch_norm"),
     *("initializer_range", "layer_scale_init_value"),
 )
 

@@ -96,7 +96,6 @@ class MRConvConfig(PreTrainedConfig):
         tied_dropout (`bool`, *optional*, defaults to `True`):
             Whether dropout drops whole channels of a sample, at every position.
         norm_eps (`float`, *optional*, defaults to 1e-5): Added to every variance.
-        norm_momentum (`float`, *optional*, defaults to 0.1): Share of a new batch in the running statistics.
         sync_batch_norm (`bool`, *optional*, defaults to `True`):
             Whether batch statistics are those of all processes together, where several train.
         sampling_rate (`int`, *optional*): Samples per second of the input, where that has a meaning.
@@ -112,6 +111,10 @@ class MRConvConfig(PreTrainedConfig):
         input_mean, input_std (`list[float]`, *optional*):
             Mean and spread of each channel of a continuous input, by which the model normalises it: those of the
             training data. Inputs are then given as they were measured.
+        input_delta_std (`list[float]`, *optional*):
+            Spread of each channel's change from one position to the next, in the units of the input. The model then
+            gets these changes too, "delta features", divided by their spread: twice as many channels. Such a model
+            takes whole sequences, without a cache or packing.
         target_mean, target_std (`list[float]`, *optional*):
             Of each target of a regression: the model answers in the targets' own units.
         input_columns (`list[str]`, *optional*): Columns of a file that hold the channels, in their order.
@@ -137,7 +140,6 @@ class MRConvConfig(PreTrainedConfig):
     dropout: float | int = 0.0
     tied_dropout: bool = True
     norm_eps: float = 1e-5
-    norm_momentum: float = 0.1
     sync_batch_norm: bool = True
     sampling_rate: int | None = None
     rate_factor: float | int = 1.0
@@ -148,6 +150,7 @@ class MRConvConfig(PreTrainedConfig):
     initializer_range: float = 0.02
     input_mean: list[float] | None = None
     input_std: list[float] | None = None
+    input_delta_std: list[float] | None = None
     target_mean: list[float] | None = None
     target_std: list[float] | None = None
     input_columns: list[str] | None = None
@@ -193,8 +196,6 @@ class MRConvConfig(PreTrainedConfig):
                 raise ValueError(f"`{name}` is {value}; it must be positive.")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"`dropout` is {self.dropout}; it must be at least 0 and below 1.")
-        if not 0 < self.norm_momentum <= 1:
-            raise ValueError(f"`norm_momentum` is {self.norm_momentum}; it must be above 0 and at most 1.")
         longest = self.branches[0][1]
         if self.num_modes is not None and not 1 <= self.num_modes <= longest // 2 + 1:
             raise ValueError(
@@ -204,6 +205,9 @@ class MRConvConfig(PreTrainedConfig):
 
     def validate_statistics(self) -> None:
         """Check that means and spreads come in pairs, one for each channel of the input or target."""
+        deltas = self.input_delta_std
+        if deltas is not None and (len(deltas) != self.input_size or not min(deltas) > 0):
+            raise ValueError(f"`input_delta_std` is {deltas}; give {self.input_size} numbers over 0.")
         for name, count in (("input", self.input_size), ("target", self.num_labels)):
             mean, std = getattr(self, f"{name}_mean"), getattr(self, f"{name}_std")
             if mean is None and std is None:

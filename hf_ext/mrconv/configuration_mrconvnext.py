@@ -27,7 +27,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 # Fields that its convolutions have too.
 _CONVOLUTION = (
-    *("kernel_type", "kernel_size", "num_modes", "branch_norm", "norm_eps", "norm_momentum", "sync_batch_norm"),
+    *("kernel_type", "kernel_size", "num_modes", "branch_norm", "norm_eps", "sync_batch_norm"),
     "reparameterized",
 )
 
@@ -56,7 +56,6 @@ class MRConvNextConfig(PreTrainedConfig):
         num_modes (`int`, *optional*): Modes m of a Fourier kernel; `kernel_size // 2 + 1` when not given.
         branch_norm (`str`, *optional*, defaults to `"batch"`): Normalisation of the branches, as in [`MRConvConfig`].
         norm_eps (`float`, *optional*, defaults to 1e-5): Added to the variance in the normalisation of the branches.
-        norm_momentum (`float`, *optional*, defaults to 0.1): Share of a new batch in the branches' running statistics.
         sync_batch_norm (`bool`, *optional*, defaults to `True`):
             Whether the branches' statistics are those of the batches of all processes together.
         layer_norm_eps (`float`, *optional*, defaults to 1e-6): Added to the variance in every LayerNorm.
@@ -82,7 +81,6 @@ class MRConvNextConfig(PreTrainedConfig):
     num_modes: int | None = None
     branch_norm: str = "batch"
     norm_eps: float = 1e-5
-    norm_momentum: float = 0.1
     sync_batch_norm: bool = True
     layer_norm_eps: float = 1e-6
     layer_scale_init_value: float | int = 1e-6

@@ -78,7 +78,8 @@ class MRConvPreciseBuffers(nn.Module):
 
     running_mean: Tensor
     running_var: Tensor
-    momentum: float
+    # Share of a new batch in the running statistics.
+    momentum = 0.1
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         before = dict(self._buffers)
@@ -143,9 +144,9 @@ class MRConvBranchNorm(MRConvPreciseBuffers):
     place has no other entrance.
     """
 
-    def __init__(self, num_branches: int, channels: int, eps: float, momentum: float):
+    def __init__(self, num_branches: int, channels: int, eps: float):
         super().__init__()
-        self.eps, self.momentum = eps, momentum
+        self.eps = eps
         self.register_statistics(num_branches, channels)
 
     def forward(self, alpha: Tensor, convolve: BatchConvolution | None = None) -> list[Tensor] | tuple[Tensor, Tensor]:
@@ -179,9 +180,9 @@ class MRConvBranchLayerNorm(nn.Module):
 class MRConvBatchNorm(MRConvPreciseBuffers):
     """Batch normalisation of hidden states (B, L, D) over the valid positions, of all processes if `synchronized`."""
 
-    def __init__(self, channels: int, eps: float, momentum: float, synchronized: bool):
+    def __init__(self, channels: int, eps: float, synchronized: bool):
         super().__init__()
-        self.eps, self.momentum, self.synchronized = eps, momentum, synchronized
+        self.eps, self.synchronized = eps, synchronized
         self.register_statistics(channels)
 
     def forward(self, hidden: Tensor, valid: Tensor | None = None) -> Tensor:
@@ -229,7 +230,7 @@ def make_norm(config: MRConvConfig) -> nn.Module:
     """Normalisation of a block, as the configuration has it."""
     if config.norm == "layer":
         return MRConvLayerNorm(config.hidden_size, eps=config.norm_eps)
-    return MRConvBatchNorm(config.hidden_size, config.norm_eps, config.norm_momentum, config.sync_batch_norm)
+    return MRConvBatchNorm(config.hidden_size, config.norm_eps, config.sync_batch_norm)
 
 
 class MRConvLayer(MRConvPreciseBuffers):
@@ -260,7 +261,7 @@ class MRConvLayer(MRConvPreciseBuffers):
         self.alpha = nn.Parameter(torch.empty(len(branches), channels))
         self.norm: MRConvBranchNorm | MRConvBranchLayerNorm | None = None
         if config.branch_norm == "batch":
-            self.norm = MRConvBranchNorm(len(branches), channels, config.norm_eps, config.norm_momentum)
+            self.norm = MRConvBranchNorm(len(branches), channels, config.norm_eps)
         elif config.branch_norm == "layer":
             self.norm = MRConvBranchLayerNorm(len(branches), channels, config.norm_eps)
         self.reset_parameters()

@@ -15,6 +15,7 @@ from transformers.utils import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_mrconv import MRConvConfig
+from .kernels_mrconv import precise
 from .modeling_layers_mrconv import MRConvBlock, MRConvPreTrainedModel, make_norm, make_units
 
 # Arguments of other models that MRConv has no meaning for, and why.
@@ -121,6 +122,15 @@ def zero_padding(values: Tensor, attention_mask: Tensor | None) -> Tensor:
     return values.masked_fill(attention_mask[:, -values.shape[1] :, None] == 0, 0)
 
 
+def delta_features(values: Tensor, attention_mask: Tensor | None, observed: Tensor | None) -> Tensor:
+    """Change of each channel of values `(B, L, C)` from the position before; 0 where one of the two is not known."""
+    known = torch.ones_like(values, dtype=torch.bool) if observed is None else observed != 0
+    if attention_mask is not None:
+        known = known & (attention_mask[..., None] != 0)
+    known = known[:, 1:] & known[:, :-1]
+    return F.pad(torch.where(known, values[:, 1:] - values[:, :-1], 0), (0, 0, 1, 0))
+
+
 def masked_mean(hidden: Tensor, valid: Tensor | None) -> Tensor:
     """Mean over the valid positions of hidden states `(B, L, D)`, summed in float32 at least."""
     dtype = torch.promote_types(hidden.dtype, torch.float32)
@@ -139,10 +149,12 @@ class MRConvModel(MRConvPreTrainedModel):
     def __init__(self, config: MRConvConfig):
         super().__init__(config)
         if config.vocab_size is None:
-            self.embedding: nn.Module = nn.Linear(config.input_size, config.hidden_size)
+            channels = config.input_size * (1 if config.input_delta_std is None else 2)
+            self.embedding: nn.Module = nn.Linear(channels, config.hidden_size)
         else:
             self.embedding = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.units = make_units(config.input_mean, config.input_std)
+        self.delta_units = make_units(None if config.input_delta_std is None else [0.0], config.input_delta_std)
         self.layers = nn.ModuleList(MRConvBlock(config, index) for index in range(config.num_hidden_layers))
         self.final_norm = make_norm(config) if config.prenorm else None
         self.post_init()
@@ -197,6 +209,8 @@ class MRConvModel(MRConvPreTrainedModel):
         refuse_unknown(kwargs)
         given = {"position_ids": position_ids, "cu_seq_lens_q": cu_seq_lens_q, "seq_idx": seq_idx}
         hidden = self.embed(input_ids, inputs_embeds, input_values, attention_mask, observed_mask)
+        if self.delta_units is not None and (cache is not None or any(each is not None for each in given.values())):
+            raise ValueError("A model with `input_delta_std` takes whole sequences: no cache, and one in each row.")
         if cache is not None:
             refuse_packing(given, "the cache of a row is that of one sequence, whose positions follow one another")
             self._check_cache(cache, attention_mask, hidden)
@@ -301,15 +315,20 @@ class MRConvModel(MRConvPreTrainedModel):
                 raise TypeError(
                     f"`input_values` is {values.dtype}; give floating-point numbers, or tokens as `input_ids`."
                 )
+            raw = precise(values)
             values = (values if self.units is None else self.units.normalize(values)).to(self.dtype)
-            if observed_mask is not None:
-                observed = observed_mask[..., None] if observed_mask.ndim == 2 else observed_mask
+            observed = observed_mask
+            if observed is not None:
+                observed = observed[..., None] if observed.ndim == 2 else observed
                 if observed.shape != values.shape:
                     raise ValueError(
-                        f"`observed_mask` has shape {tuple(observed_mask.shape)}; expected {shape}, as `input_values`."
+                        f"`observed_mask` has shape {tuple(observed.shape)}; expected {shape}, as `input_values`."
                     )
                 values = values.masked_fill(observed == 0, 0)
             values = zero_padding(values, attention_mask)
+            if self.delta_units is not None:
+                changes = delta_features(raw, attention_mask, observed) / config.rate_factor
+                values = torch.cat([values, self.delta_units.normalize(changes).to(values.dtype)], -1)
         embedded: Tensor = self.embedding(values)
         return embedded
 

@@ -104,7 +104,10 @@ class WholeSeriesTask(SeriesTask):
 
     def encode(self, example: dict[str, Any]) -> Batch:
         """The numbers with their mask, and what is to be found."""
-        numbers = self.read_values(example)[: self.max_length]
+        return self.encode_numbers(example, self.read_values(example)[: self.max_length])
+
+    def encode_numbers(self, example: dict[str, Any], numbers: np.ndarray) -> Batch:
+        """These numbers of an example, float64 `[length, channels]`, with their mask, and what is to be found."""
         observed = torch.from_numpy(~np.isnan(numbers)).long()
         values = torch.from_numpy(np.nan_to_num(numbers, nan=0.0)).float()
         missing = self.max_length - len(values)
@@ -132,9 +135,42 @@ class WholeSeriesTask(SeriesTask):
 @strict
 @dataclass
 class SeriesClassificationTask(WholeSeriesTask, ClassificationTask):
-    """Classification of sequences of numbers with [`MRConvForSequenceClassification`]."""
+    """
+    Classification of sequences of numbers with [`MRConvForSequenceClassification`].
+
+    Args:
+        deltas (`bool`, defaults to `False`):
+            Give the model the change of each channel from step to step too. It sees fine detail of smooth series.
+        crop (`float`, defaults to 0.0):
+            Largest share of a series that is cut from its ends, at random, each time it is trained on. For series
+            whose class does not depend on when something happens.
+    """
+
+    deltas: bool = False
+    crop: float | int = 0.0
 
     pipeline_tag: ClassVar[str] = "time-series-classification"
+
+    def validate_crop(self) -> None:
+        if not 0 <= self.crop < 1:
+            raise ValueError(f"crop must be at least 0 and below 1, got {self.crop}.")
+
+    def read_data(self, data: datasets.Dataset | datasets.IterableDataset) -> np.ndarray | None:
+        """Measures mean and spread of each channel, and the spread of its changes."""
+        scanned = super().read_data(data)
+        if self.deltas:
+            changes = measure("input_delta", lambda example: np.diff(self.read_values(example), axis=0), data)
+            self.learned |= {name: value for name, value in changes.items() if name == "input_delta_std"}
+        return scanned
+
+    def training_sample(self, example: dict[str, Any], generator: np.random.Generator) -> Batch:
+        """The example, or a random window of it."""
+        numbers = self.read_values(example)
+        kept = max(1, round(len(numbers) * float(generator.uniform(1 - self.crop, 1))))
+        start = int(generator.integers(len(numbers) - kept + 1))
+        window = numbers[start : start + kept][: self.max_length]
+        # A window without any number teaches nothing.
+        return self.encode(example) if np.isnan(window).all() else self.encode_numbers(example, window)
 
     def read_labels(self, example: dict[str, Any], length: int) -> torch.Tensor:
         """The class."""

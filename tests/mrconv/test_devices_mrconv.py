@@ -136,7 +136,7 @@ def test_a_gpu_checks_masks_by_itself():
 @pytest.mark.parametrize("padding", [0.0, 1e6])
 def test_masked_norm_is_the_norm_of_the_valid_rows(padding):
     """What stands at padding reaches neither statistics nor gradients."""
-    norm = MRConvBatchNorm(5, 1e-5, 0.1, False).double()
+    norm = MRConvBatchNorm(5, 1e-5, False).double()
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(3, 11, 5, generator=generator, dtype=torch.float64) + 3
     valid = torch.arange(11) < torch.tensor([11, 4, 0])[:, None]

@@ -228,8 +228,22 @@ def test_heads_refuse_configurations_that_they_cannot_be(model_class, fields, wo
         make_model(model_class, **fields)
 
 
+class TestDeltaFeatures(MRConvTester, LoraTesterMixin):
+    """A classifier that takes the changes of its channels too."""
+
+    model_class = MRConvForSequenceClassification
+    fields = {**CHANNELS, "input_delta_std": [5.0, 0.02], "bidirectional": True}
+    lora_targets = ["pointwise"]
+
+    def make_inputs(self):
+        mask = torch.ones(4, 20, dtype=torch.int64)
+        mask[1, 13:] = 0
+        mask[2, :4] = 0
+        return {"input_values": make_measurements(4, 20), "attention_mask": mask, "labels": torch.arange(4) % 3}
+
+
 # What streams and packs stays where no head can use it: files beside the weights, and lines in all at most.
-MOST_LINES = {MRConvForSequenceClassification: 2000, MRConvForCausalLM: 3050}
+MOST_LINES = {MRConvForSequenceClassification: 2010, MRConvForCausalLM: 3055}
 
 
 @pytest.mark.parametrize("model_class", MOST_LINES)
@@ -254,9 +268,10 @@ AUTO_CLASSES = {
     "masked": (AutoModelForMaskedLM, MRConvForMaskedLM),
     "positions": (AutoModelForTokenClassification, MRConvForTokenClassification),
     "regression": (AutoModelForSequenceClassification, MRConvForSequenceClassification),
+    "deltas": (AutoModelForSequenceClassification, MRConvForSequenceClassification),
 }
 # Of those whose input is measured.
-MEASURED = {"positions": TestPositions, "regression": TestRegression}
+MEASURED = {"positions": TestPositions, "regression": TestRegression, "deltas": TestDeltaFeatures}
 
 # Runs where hf_ext cannot be imported. Arguments: folders by kind as JSON, tokens and values, where to write, and
 # which of them is which input.

@@ -231,7 +231,7 @@ def run(folder, rank, points, form):
     gradients = torch.autograd.grad(results[0], leaves(case), cotangent.expand_as(results[0]).sin())
     layer_calls = calls.copy()
     calls.clear()
-    norm = MRConvBatchNorm(18, 1e-5, 0.1, True).double()
+    norm = MRConvBatchNorm(18, 1e-5, True).double()
     hidden = case["u"].detach().mT.clone().requires_grad_()
     time = torch.arange(hidden.shape[1])
     valid = (time >= case["start"][:, None]) & (time < case["stop"][:, None])
@@ -297,7 +297,7 @@ def test_two_processes_equal_one_on_the_joined_batch(tmp_path, points, form):
         layer_calls = [1] + [5 * 18] * 4
     assert [counts[:2], second_counts[:2]] == [(layer_calls, norm_calls)] * 2
     assert (counts[2], second_counts[2]) == ((1, 1) if points > 400 else (6, 9))
-    norm = MRConvBatchNorm(18, 1e-5, 0.1, False).double()
+    norm = MRConvBatchNorm(18, 1e-5, False).double()
     hidden = case["u"].detach().mT.clone().requires_grad_()
     time = torch.arange(hidden.shape[1])
     valid = (time >= case["start"][:, None]) & (time < case["stop"][:, None])

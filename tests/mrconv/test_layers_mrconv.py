@@ -228,7 +228,7 @@ def test_statistics_are_counted_once_under_activation_checkpointing(reentrant):
 
 def test_block_statistics_are_those_of_torch():
     """Without a mask the normalisation of blocks is BatchNorm1d."""
-    ours, theirs = MRConvBatchNorm(4, 1e-5, 0.1, False).double(), torch.nn.BatchNorm1d(4).double()
+    ours, theirs = MRConvBatchNorm(4, 1e-5, False).double(), torch.nn.BatchNorm1d(4).double()
     for _ in range(3):
         hidden = make_signal(2, 7, 4) * 3 + 1
         torch.testing.assert_close(ours(hidden), theirs(hidden.transpose(1, 2)).transpose(1, 2))

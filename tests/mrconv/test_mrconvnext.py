@@ -82,7 +82,6 @@ class TestConfig(ConfigTesterMixin):
         "num_modes": 3,
         "branch_norm": "kernel",
         "norm_eps": 1e-4,
-        "norm_momentum": 0.05,
         "sync_batch_norm": False,
         "layer_norm_eps": 1e-5,
         "layer_scale_init_value": 1.0,

@@ -371,3 +371,33 @@ def test_what_the_maker_writes_is_what_the_recipes_read(tmp_path, monkeypatch):
         assert task.training_sample(open_source(test)[0], np.random.default_rng(0)).keys() == sample.keys()
     with refused(SystemExit, "exists", "folder"):
         maker.write_all(tmp_path / "data" / "series")
+
+
+def test_windows_and_changes_of_a_classification(tmp_path):
+    """A crop is a window of the series, the evaluation sees all of it, and the changes have their own spread."""
+    task = SeriesClassificationTask(**KNOCKS, num_labels=2, label_names=["left", "right"], deltas=True, crop=0.5)
+    data = knocks()
+    task.read_data(data)
+    changes = np.concatenate([np.diff(np.array([row["x"], row["y"]]).T, axis=0) for row in data])
+    np.testing.assert_allclose(task.learned["input_delta_std"], changes.std(0), rtol=1e-9)
+    assert "input_delta_mean" not in task.learned
+    generator, lengths = np.random.default_rng(3), set()
+    for row in list(data) * 4:
+        whole = torch.tensor([row["x"], row["y"]]).T
+        sample = task.training_sample(row, generator)
+        length = int(sample["attention_mask"].sum())
+        lengths.add(length / len(whole))
+        windows = whole.unfold(0, length, 1).transpose(1, 2)
+        assert (windows == sample["input_values"][:length]).all((1, 2)).any()
+        assert int(task.encode(row)["attention_mask"].sum()) == len(whole)
+    assert 0.45 < min(lengths) < 0.6 and max(lengths) > 0.95
+    scores = run(task, data, tmp_path / "run", steps=60)
+    assert scores["accuracy"] > 0.9
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "snapshot")
+    assert model.config.input_delta_std == pytest.approx(changes.std(0).tolist())
+
+
+@pytest.mark.parametrize("crop", [-0.1, 1.0, float("nan"), "much"])
+def test_a_crop_that_leaves_nothing_is_refused(crop):
+    with pytest.raises(StrictDataclassError):
+        SeriesClassificationTask(**KNOCKS, num_labels=2, crop=crop)

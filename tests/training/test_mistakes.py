@@ -310,7 +310,7 @@ def test_fields_of_the_training_alone_go_with_an_adapter(tmp_path):
 
     sizes = {**TEXT, "vocab_size": 20, "max_position_embeddings": 16, "num_labels": 3}
     MRConvForSequenceClassification(MRConvConfig(**sizes)).save_pretrained(tmp_path / "base")
-    check(dropout=0.3, tied_dropout=False, norm_momentum=0.5, sync_batch_norm=False, initializer_range=0.1, **TEXT)
+    check(dropout=0.3, tied_dropout=False, sync_batch_norm=False, initializer_range=0.1, **TEXT)
     with refused(DataError, "norm_eps", "1e-05", "0.001"):
         check(prenorm=False, norm_eps=1e-3, dropout=0.3)
     # What a task has taken from its data.
