@@ -22,7 +22,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from hf_ext.data.described import METADATA
+from hf_ext.data.about import METADATA
 from hf_ext.errors import UsageError
 from hf_ext.hub.checkpoints import split_revision
 from hf_ext.restoration.jobs import find_files, picture_endings, read_list

@@ -2,6 +2,8 @@
 
 import io
 import struct
+import tarfile
+import zipfile
 from typing import Any
 
 import fsspec
@@ -13,6 +15,8 @@ UNREADABLE = (OSError, SyntaxError, struct.error, Image.DecompressionBombError)
 UNUSABLE = (*UNREADABLE, ValueError, TypeError)
 # What decoders raise beside that for damaged files: of a TIFF, an AVIF, a sound.
 UNDECODABLE = (*UNUSABLE, RuntimeError, LookupError, ArithmeticError, AttributeError, EOFError)
+# The same of archives, and of kinds of files whose readers are not installed.
+UNOPENABLE = (*UNDECODABLE, zipfile.BadZipFile, tarfile.TarError, ImportError)
 
 
 def open_bytes(value: dict[str, Any]) -> io.BytesIO | str:

@@ -4,21 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import pandas as pd
 from datasets.data_files import SPLIT_KEYWORDS
-from transformers.utils import logging
 
 from ..errors import DataError
-from .roles import LABEL, class_name
-from .sequence_files import slice_split
+from .about import METADATA, TABLES, match_rows
+from .roles import class_name
 from .source import DataSource
-from .tables import read_table, shorten
-
-logger = logging.get_logger(__name__)
-
-# What `datasets` reads itself.
-METADATA = {"metadata.csv", "metadata.jsonl", "metadata.parquet"}
-_TABLES = {".csv", ".tsv", ".parquet", ".jsonl"}
+from .splits import slice_split
 
 
 def open_described(
@@ -44,7 +36,7 @@ def open_described(
     words = next((list(words) for words in SPLIT_KEYWORDS.values() if word in words), [word])
     place = next((folder / name for name in words if (folder / name).is_dir()), folder)
     beside = [*place.iterdir(), *(place.parent.glob(f"{place.name}.*") if place != folder else ())]
-    tables = [file for file in beside if file.suffix.lower() in _TABLES and file.name not in METADATA]
+    tables = [file for file in beside if file.suffix.lower() in TABLES and file.name not in METADATA]
     below = (file for file in place.rglob("*") if file.suffix.lower() in endings and file.name[0] != ".")
     first = next(below, None)
     if first is None or len(tables) > 1 or any((place / name).is_file() for name in METADATA):
@@ -54,13 +46,11 @@ def open_described(
     files = sorted([first, *below])
     columns: dict[str, list[Any]] = {}
     if tables:
-        count = len(files)
-        found = _read_table(tables[0], files, source.column_of("label"))
+        found = match_rows(tables[0], files, source.column_of("label"))
         if found is None:
             return None
-        files, columns = found
-        if len(files) < count:
-            logger.warning(f"{count - len(files):,} of {count:,} files have no row in {tables[0]}: they are left out.")
+        files, frame = found
+        columns = {str(name): [class_name(value) for value in frame[name]] for name in frame}
     elif alone := [file for file in files if not file.with_suffix(".txt").is_file()]:
         raise DataError(
             f"{len(alone):,} of {len(files):,} files have no text beside them, such as {alone[0]}: add it."
@@ -79,39 +69,6 @@ def open_described(
         features=datasets.Features({column: kind, **features}),
         split=datasets.NamedSplit(word),
     )
-
-
-def _read_table(table: Path, files: list[Path], label: str) -> tuple[list[Path], dict[str, list[Any]]] | None:
-    """The files that a table names, and its other columns; None where it names none."""
-    if table.suffix.lower() == ".jsonl":
-        frame = pd.read_json(table, lines=True, dtype=False)
-    else:
-        frame = read_table(table).frame
-    known: dict[str, Path] = {}
-    for file in files:
-        path = file.relative_to(table.parent)
-        known |= dict.fromkeys((path.as_posix(), path.with_suffix("").as_posix(), file.name, file.stem), file)
-    named = {
-        str(name): [class_name(value) or "" for value in frame[name]] for name in frame if name not in (label, "label")
-    }
-    best = max(named, key=lambda name: sum(cell in known for cell in named[name]), default=None)
-    if best is None or not any(cell in known for cell in named[best]):
-        return None
-    if absent := [cell for cell in named[best] if cell not in known]:
-        raise DataError(
-            f"{table} names {len(absent):,} files in its column {best} that are not there, such as {absent[0]!r}: "
-            "remove their rows, or bring the files."
-        )
-    chosen = [known[cell] for cell in named[best]]
-    if len({*chosen}) < len(chosen):
-        raise DataError(f"{table} has several rows of a file in its column {best}: leave one of each.")
-    frame = frame.drop(columns=best)
-    classes = [str(name) for name in frame if LABEL.fullmatch(str(name))]
-    if label not in frame and len(classes) > 1:
-        raise DataError(f"{table}: {shorten(classes)} may each be the class: say which, --label {classes[0]}.")
-    if label not in frame and classes:
-        frame = frame.rename(columns={classes[0]: "label"})
-    return chosen, {str(name): [class_name(value) for value in frame[name]] for name in frame}
 
 
 def _kind(name: str, values: list[Any], label: str) -> Any:

@@ -15,10 +15,11 @@ from datasets.packaged_modules.audiofolder.audiofolder import AudioFolder
 from huggingface_hub import HfApi
 
 from ..errors import DataError
+from .broken import UNOPENABLE
 from .described import open_described
-from .sequence_files import ARRAYS, open_arrays, open_sequences, slice_split
+from .sequence_files import ARRAYS, open_arrays, open_sequences
 from .source import DataSource, SourcePart
-from .splits import hold_out
+from .splits import hold_out, slice_split
 from .tables import is_plain, read_table
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp"}
@@ -52,7 +53,7 @@ def open_source(source: DataSource, section: str = "data") -> AnyDataset:
     except SourceError:
         raise
     # datasets raises ConnectionError, an OSError, for a Hub that it cannot reach, and RuntimeError for scripts.
-    except (OSError, datasets.exceptions.DatasetsError, ValueError, TypeError, RuntimeError) as error:
+    except (datasets.exceptions.DatasetsError, *UNOPENABLE) as error:
         here = bool(parts) or bool(find_files(source.path))
         kind = "" if here else "there is no such folder or file here, and as a data set of the Hub: "
         raise SourceError(
@@ -81,13 +82,19 @@ def find_files(path: Any) -> list[str]:
     return [str(place)] if place.exists() else sorted(glob.glob(str(place), recursive=True))
 
 
+# The kinds that `datasets` names are four lines of endings, most of them of other trades.
+_FORMATS = re.compile(r"(?:Unable to find|Couldn't find any data file at) (\S+) with any supported extension \[.*\]")
+_KINDS = "pictures, sounds, texts, CSV, TSV, JSON lines, parquet, NumPy and .ts are"
+
+
 def _reasons(error: BaseException) -> str:
     """Messages of an exception and its causes."""
     # datasets writes "An error occurred" over the exception that tells which.
     texts: list[str] = []
     found: BaseException | None = error
     while found is not None:
-        text = str(found).strip() or type(found).__name__
+        text = _FORMATS.sub(rf"\1 is of no kind that is read: {_KINDS}", " ".join(str(found).split()))
+        text = text or type(found).__name__
         if not any(text in known for known in texts):
             texts.append(text)
         found = found.__cause__

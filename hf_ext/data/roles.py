@@ -22,8 +22,9 @@ _SERIES = re.compile(
     r"|user|device|engine|store|id|ids|sid|group)([ _-]?(id|no|number))?",
     re.IGNORECASE,
 )
-# A row with so many numbers whose names count up is a whole series.
+# A row with so many numbers whose names count up is a whole series: t0, V1, 400.5, h06:30, 0.5 s.
 _WIDE = 8
+_COUNTED = re.compile(r"(.*?)(\d+(?:[.:]\d+)?)(\D*)")
 # A column of more different texts than this share of its rows is prose, or names of the rows.
 _REPEATS = 0.5
 
@@ -81,8 +82,8 @@ def find_roles(table: Table, hints: Hints) -> Roles:
         label = _nameless_label(frame)
     texts = [str(name) for name in frame if name not in numbers and name != label]
     steps = [name for name in numbers if name != label]
-    if hints.time is None and hints.series is None and (table.nameless or _is_wide(steps)):
-        return Roles("series", list(hints.inputs) or steps, label, left_out=dict.fromkeys(texts, "texts"))
+    if (wide := _find_wide(table, steps, label, hints)) is not None:
+        return wide
     series = hints.series or _find_series(frame, label)
     time = hints.time or _find_time(frame, [name for name in frame if name not in (label, series)], series)
     times = [name for name in texts if name not in (time, series) and to_seconds(frame[name]) is not None]
@@ -127,16 +128,58 @@ def _only(names: list[Any], what: str, flag: str) -> str | None:
     return str(names[0]) if names else None
 
 
-def _is_wide(names: list[Any]) -> bool:
-    """True if names count steps: t0, t1, t2; 0, 1, 2."""
-    if len(names) < _WIDE:
-        return False
-    parts = [re.fullmatch(r"(.*?)(\d+)", str(name)) for name in names]
-    found = [part for part in parts if part is not None]
-    if len(found) < 0.9 * len(names) or len({part[1] for part in found}) > 1:
-        return False
-    places = [int(part[2]) for part in found]
-    return all(after > before for before, after in zip(places[:-1], places[1:], strict=True))
+def step_columns(names: list[Any]) -> list[str]:
+    """The columns that count the steps of a series in each row, `t0`, `t1` or `0.5 s`, `1.0 s`; none otherwise."""
+    groups = _count_up(names)
+    return groups[0] if len(groups) == 1 and len(groups[0]) >= 0.8 * len(names) else []
+
+
+def _count_up(names: list[Any]) -> list[list[str]]:
+    """Names that differ in a number alone, which rises, at least so many that they may be steps."""
+    groups: dict[tuple[str, str], list[tuple[float, str]]] = {}
+    for name in map(str, names):
+        if (part := _COUNTED.fullmatch(name)) is not None:
+            place = float(part[2].replace(":", "."))
+            groups.setdefault((part[1], part[3]), []).append((place, name))
+    rising = [
+        [name for _, name in group]
+        for group in groups.values()
+        if all(after > before for (before, _), (after, _) in zip(group[:-1], group[1:], strict=True))
+    ]
+    return [group for group in rising if len(group) >= _WIDE]
+
+
+def _find_wide(table: Table, names: list[Any], label: str | None, hints: Hints) -> Roles | None:
+    """A table whose rows are series; None where a row is a step. Refuses one that may be either."""
+    frame, groups = table.frame, _count_up(names)
+    if hints.time is not None or hints.series is not None or hints.inputs:
+        return None
+    if table.nameless:
+        return Roles("series", names, label)
+    steps = step_columns(names)
+    rest = [name for name in frame if name not in (*steps, label)]
+    if not groups:
+        return None
+    series = _find_series(frame[rest], label)
+    time = _find_time(frame, [name for name in rest if name != series], series)
+    if len(groups) > 1 and time is None:
+        raise DataError(
+            f"the columns count up under {len(groups)} names, from {groups[0][0]} and from {groups[1][0]}. Say which "
+            "are channels if a row is a step, --inputs NAME,NAME; if a row is a series of several channels, save all "
+            "as arrays [examples, steps, channels] in an .npz"
+        )
+    if not steps or (time is not None and series is not None):
+        return None
+    if (beside := time or series) is not None:
+        flag = "--time" if time else "--series"
+        raise DataError(
+            f"{steps[0]} to {steps[-1]} may be channels, or the steps of a series in each row, and {beside} is beside "
+            f"them: say {flag} {beside} if a row is a step, or leave that column out of the file if it is a series"
+        )
+    numbers = {*names}
+    return Roles(
+        "series", steps, label, left_out={str(name): "no step" if name in numbers else "texts" for name in rest}
+    )
 
 
 def _nameless_label(frame: pd.DataFrame) -> str | None:

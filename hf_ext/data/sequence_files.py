@@ -16,14 +16,15 @@ from datasets.data_files import SPLIT_KEYWORDS
 from hf_ext import __version__
 
 from ..errors import DataError
-from .roles import class_name, seconds_of
+from .about import METADATA, find_about, match_rows
+from .roles import class_name, seconds_of, step_columns
 from .sktime_files import TS, read_ts
 from .source import DataSource
+from .splits import slice_split
 from .tables import is_number, read_table, to_seconds
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".npy", ".npz", TS)
 ARRAYS = (".npy", ".npz")
-METADATA = "metadata.csv"
 # The column of the array in a `.npy` file.
 ARRAY_COLUMN = "values"
 # Of series that nothing is known of.
@@ -60,7 +61,7 @@ def open_sequences(found: list[str], source: DataSource) -> datasets.Dataset:
         return _open_rows(files, source)
     if source.series is not None:
         return _open_panel(files, source)
-    about = {} if folder is None else _read_metadata(folder, files)
+    files, about = (files, {}) if folder is None else _read_about(folder, files, source.column_of("label"))
     first = _find_kinds(files)
     # Of labels at every position, a column of the files, folders are something else: patients, machines.
     if not about and "label" not in first and folder is not None and all(file.parent != folder for file in files):
@@ -125,6 +126,7 @@ def _read_rows(files: list[Path], label: str) -> tuple[list[np.ndarray], list[An
     tables = [read_table(file) for file in files]
     names = [name for name, kind in tables[0].frame.dtypes.items() if pd.api.types.is_numeric_dtype(kind)]
     names = [str(name) for name in names if name != label]
+    names = step_columns(names) or names
     for file, table in zip(files, tables, strict=True):
         if absent := [name for name in [*names, label] if name not in table.frame.columns]:
             raise DataError(f"{file} has no column {absent[0]!r}, as {files[0]} has.")
@@ -140,7 +142,10 @@ def trim(row: np.ndarray) -> np.ndarray:
 
 def holds_lists(path: Path) -> bool:
     """True if the rows of a parquet file are examples: they hold lists, or pictures."""
-    return any(map(pa.types.is_nested, pq.read_schema(path).types))
+    try:
+        return any(map(pa.types.is_nested, pq.read_schema(path).types))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
 
 
 def _open_panel(files: list[Path], source: DataSource) -> datasets.Dataset:
@@ -196,15 +201,6 @@ def open_arrays(path: Path, split: str) -> datasets.Dataset:
     features = {name: _feature(values[0]) for name, values in arrays.items()}
     options = {"path": str(path), "stamp": _stamp(path), "first": kept.start, "stop": kept.stop}
     return _make(_generate_rows, options, features, split)
-
-
-def slice_split(split: str, count: int) -> range:
-    """The numbers that a split such as `train[:80%]` takes of so many."""
-    name = split.partition("[")[0]
-    found = datasets.ReadInstruction.from_spec(split).to_absolute({name: count})
-    if len(found) != 1:
-        raise DataError(f"the split {split!r} has {len(found)} parts: name one slice.")
-    return range(found[0].from_ or 0, count if found[0].to is None else found[0].to)
 
 
 def read_file(path: Path) -> dict[str, np.ndarray]:
@@ -282,7 +278,7 @@ def _list_files(found: list[str], split: str) -> tuple[Path | None, list[Path]]:
     files = sorted(
         file
         for file in folder.rglob("*")
-        if file.suffix.lower() in SUFFIXES and file.name != METADATA and not file.name.startswith(".")
+        if file.suffix.lower() in SUFFIXES and file.name not in METADATA and not file.name.startswith(".")
     )
     if folder == place.resolve() and (named := split_files(files, name)):
         files = named
@@ -296,7 +292,7 @@ def split_files(files: list[Path], name: str) -> list[Path]:
     words = {word: kind for kind, known in SPLIT_KEYWORDS.items() for word in known}
     found: dict[Path, str] = {}
     for file in files:
-        if file.suffix.lower() not in SUFFIXES or file.name == METADATA:
+        if file.suffix.lower() not in SUFFIXES or file.name in METADATA:
             continue
         parts = [part for part in re.split(r"[\W_]|\d+", file.stem.lower()) if part in words]
         if not parts:
@@ -306,29 +302,21 @@ def split_files(files: list[Path], name: str) -> list[Path]:
     return [file for file, kind in found.items() if kind == wanted] if len({*found.values()}) > 1 else []
 
 
-def _read_metadata(folder: Path, files: list[Path]) -> dict[str, list[Any]]:
-    """Columns of `metadata.csv` for each file; empty without it."""
-    table = folder / METADATA
-    if not table.is_file():
-        return {}
-    columns = {name: values.tolist() for name, values in read_file(table).items()}
-    if "file_name" not in columns:
-        raise DataError(f"{table} has the columns {', '.join(columns)}: one must be file_name.")
-    if reserved := sorted(columns.keys() & {"file", "first_row"}):
-        raise DataError(f"{table} has a column {reserved[0]!r}, a name that is taken: rename it.")
-    named = columns.pop("file_name")
-    rows = {name: row for row, name in enumerate(named)}
-    if len(rows) < len(named):
-        twice = next(name for row, name in enumerate(named) if rows[name] != row)
-        raise DataError(f"{table} has two rows of {twice}: give each file one row.")
-    names = [file.relative_to(folder).as_posix() for file in files]
-    absent, unknown = sorted(rows.keys() - {*names}), sorted({*names} - rows.keys())
-    if absent or unknown or len(rows) < len(names):
+def _read_about(folder: Path, files: list[Path], label: str) -> tuple[list[Path], dict[str, list[Any]]]:
+    """The files, those of a table beside them where there is one, and its columns: numbers, everything else texts."""
+    table = find_about(folder, files)
+    if table is None:
+        return files, {}
+    files = [file for file in files if file != table]
+    found = match_rows(table, files, label)
+    if found is None:
         raise DataError(
-            f"{table} and the files do not agree: {len(absent)} rows have no file, such as {absent[:3]}, and "
-            f"{len(unknown)} files no row, such as {unknown[:3]}. Give each file one row."
+            f"{table} names none of {len(files):,} files, such as {files[0].name}: add a column file_name."
         )
-    return {name: [values[rows[file]] for file in names] for name, values in columns.items()}
+    files, frame = found
+    if reserved := sorted({"file", "first_row"} & {*map(str, frame)}):
+        raise DataError(f"{table} has a column {reserved[0]!r}, a name that is taken: rename it.")
+    return files, {str(name): _plain_column(frame[name]).tolist() for name in frame}
 
 
 def _feature(values: np.ndarray) -> Any:

@@ -9,13 +9,13 @@ import datasets
 import numpy as np
 
 from ..errors import DataError
+from .about import METADATA, find_about
 from .found import Survey, are_values, keep_back, rename, require_classes
 from .opening import open_source
 from .roles import Hints, Roles, find_roles, name_classes
 from .sequence_files import (
     ARRAY_COLUMN,
     ARRAYS,
-    METADATA,
     UNLABELLED,
     holds_lists,
     open_arrays,
@@ -32,7 +32,8 @@ _LABELS = ("label", "labels", "y", "class", "classes", "target", "targets")
 def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> Survey | None:
     """Tables and arrays of numbers; None where rows are examples of something else."""
     below = {file for place in places for file in ([place] if place.is_file() else place.rglob(f"*{ending}"))}
-    files = sorted(file for file in below if file.suffix.lower() == ending and file.name != METADATA)
+    files = sorted(file for file in below if file.suffix.lower() == ending and file.name not in METADATA)
+    files, unnamed = _split_about(places, files)
     if ending in ARRAYS:
         if len(files) == 1 and places[0].is_file():
             return _look_at_arrays(path, files[0], hints)
@@ -41,7 +42,8 @@ def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> 
                 f"{path}: {apart[0].name} holds labels of another file: save both in one, np.savez('train.npz', "
                 "X=..., label=...), a file for each split."
             )
-        return _look_at_files(path, files, None, Roles("positions", list(read_file(files[0]))), hints)
+        roles = Roles("positions", list(read_file(files[0])))
+        return _look_at_files(path, files, None, roles, hints, unnamed)
     if ending == TS:
         train: dict[str, Any] = {"path": path, "split": "train", "rows": "series"}
         return look_at_lists(train, open_source(DataSource(**train)), [ARRAY_COLUMN])
@@ -66,7 +68,18 @@ def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> 
         return _look_at_rows(path, table, roles, hints)
     if len(files) == 1 or of_a_split:
         return _look_at_one(path, table, roles, hints, of_a_split)
-    return _look_at_files(path, files, table, roles, hints)
+    return _look_at_files(path, files, table, roles, hints, unnamed)
+
+
+def _split_about(places: list[Path], files: list[Path]) -> tuple[list[Path], list[Path] | None]:
+    """The files of series, and those of them that the table beside them may not name; None where there is none."""
+    if len(places) > 1 or not places[0].is_dir():
+        return files, None
+    folder = places[0] / "train" if (places[0] / "train").is_dir() else places[0]
+    below = [file for file in files if folder in file.parents]
+    about = find_about(folder, below) if below else None
+    named = [file for file in below if file != about]
+    return [file for file in files if file != about], None if about is None else named
 
 
 def _source(path: str, roles: Roles, hints: Hints) -> dict[str, Any]:
@@ -114,7 +127,9 @@ def _look_at_one(path: str, table: Table, roles: Roles, hints: Hints, of_a_split
     return survey
 
 
-def _look_at_files(path: str, files: list[Path], table: Table | None, roles: Roles, hints: Hints) -> Survey:
+def _look_at_files(
+    path: str, files: list[Path], table: Table | None, roles: Roles, hints: Hints, named: list[Path] | None
+) -> Survey:
     """A series in each file."""
     train = _source(path, roles, hints)
     data = open_source(DataSource(**train))
@@ -134,6 +149,8 @@ def _look_at_files(path: str, files: list[Path], table: Table | None, roles: Rol
     _read_labels(survey, data)
     survey.about = f"{len(data):,} files of {_span(survey.lengths)} rows with the numbers {shorten(roles.inputs)}"
     _tell(survey, table, roles)
+    if named is not None and len(named) > len(data):
+        survey.left_out.append(f"{len(named) - len(data):,} files that have no row in the table beside them")
     return survey
 
 
@@ -148,6 +165,12 @@ def _look_at_arrays(path: str, file: Path, hints: Hints) -> Survey:
         f"{name} ({', '.join(f'{size} {axis}' for size, axis in zip(values.shape, axes, strict=False))})"
         for name, values in arrays.items()
     )
+    tests = [name for name in arrays if "test" in name.lower()]
+    if tests and not hints.inputs:
+        raise DataError(
+            f"{path}: {shapes}: {tests[0]} is of another split. Save each split as a file of its own, or name the "
+            "arrays to learn from: --inputs and --label."
+        )
     if label is None or label not in arrays or not inputs:
         raise DataError(
             f"{path}: arrays of {len(next(iter(arrays.values()))):,} examples, {shapes}, and no "
@@ -178,6 +201,11 @@ def is_list_of_numbers(kind: Any) -> bool:
 
 def look_at_lists(train: dict[str, Any], data: Any, columns: list[str]) -> Survey:
     """A series in each example, whose columns are lists."""
+    known = [
+        name for name, kind in data.features.items() if name.lower() in _LABELS and isinstance(kind, datasets.Value)
+    ]
+    if "label" not in data.features and len(known) == 1:
+        train, data = {**train, **rename(Hints(label=known[0]))}, data.rename_columns({known[0]: "label"})
     if "label" not in data.features:
         raise DataError(
             f"{train['path']}: {len(data):,} series in {shorten(columns)}, and no label. {UNLABELLED} Add a column "
@@ -193,6 +221,8 @@ def look_at_lists(train: dict[str, Any], data: Any, columns: list[str]) -> Surve
     survey.about = f"{len(data):,} series of {_span(survey.lengths)} steps"
     survey.about += f" and {channels} channels" if channels > 1 else ""
     survey.roles = [f"numbers in {shorten(columns)}"]
+    if known and known[0] != "label":
+        survey.roles.append(f"label in {known[0]}")
     _tell_classes(survey)
     if survey.channels is not None and survey.channels > max(survey.lengths):
         survey.notes.append("fewer steps than channels: if they are the other way round, transpose the array")
@@ -232,9 +262,12 @@ def _refuse(path: str, about: str, table: Table, roles: Roles) -> None:
     told = "; ".join([about, *_columns(roles), *roles.notes, *table.notes])
     if roles.label is None:
         problems = f" {_sentence(roles.problems)}" if roles.problems else ""
+        texts = [name for name, why in roles.left_out.items() if why == "texts"]
+        # Classes are fewer than names.
+        which = f"--label {min(texts, key=lambda name: table.frame[name].nunique()) if texts else 'NAME'}"
         raise DataError(
             f"{path}: {told}; and no label.{problems} {UNLABELLED} Add a column label with the class of each "
-            f"{'series' if roles.layout == 'series' or roles.series else 'row'}, or say which it is: --label NAME."
+            f"{'series' if roles.layout == 'series' or roles.series else 'row'}, or say which it is: {which}."
         )
     if roles.problems:
         raise DataError(f"{path}: {told}. {_sentence(roles.problems)}")

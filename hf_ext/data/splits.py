@@ -27,6 +27,15 @@ _NAMES = {"file", "file_name", "path", "__key__", "__url__", "first_row", "id", 
 _BLOCK = 1 << 20
 
 
+def slice_split(split: str, count: int) -> range:
+    """The numbers that a split such as `train[:80%]` takes of so many."""
+    name = split.partition("[")[0]
+    found = datasets.ReadInstruction.from_spec(split).to_absolute({name: count})
+    if len(found) != 1:
+        raise DataError(f"the split {split!r} has {len(found)} parts: name one slice.")
+    return range(found[0].from_ or 0, count if found[0].to is None else found[0].to)
+
+
 def hold_out(data: datasets.Dataset, share: float, seed: int, measures: bool) -> datasets.Dataset:
     """
     The examples that measure, or the others, which are trained on.

@@ -19,19 +19,18 @@ from PIL import Image
 from hf_ext.extras import import_extra
 
 from ..errors import DataError
+from .about import METADATA
 from .broken import UNDECODABLE, is_broken_picture, open_bytes
 from .found import Survey, keep_back, rename, require_classes
 from .opening import PAIRS, find_files, find_pairs, open_source
 from .roles import Hints, is_prose, name_classes
-from .sequence_files import METADATA, SUFFIXES
+from .sequence_files import SUFFIXES
 from .series import is_list_of_numbers, look_at_lists, look_at_series
 from .source import DataSource
 from .tables import is_number, is_plain, read_table, shorten, to_seconds
 
 # Files whose names are looked at, and examples that are opened.
 _NAMES, _EXAMPLES = 10_000, 64
-# Tables of what is known of the other files.
-_ABOUT = (METADATA, "metadata.jsonl", "metadata.parquet")
 # Files that `datasets` does not list, and who makes others of them.
 _PHONE = "make PNG or JPEG files of them first, for instance with hf-ext restore, or with the program of the camera"
 _FILM = 'make FLAC files of them first: for f in *; do ffmpeg -i "$f" "${f%.*}.flac"; done'
@@ -95,7 +94,7 @@ def _look_at_files(path: str, found: list[str], hints: Hints, restores: bool) ->
     below = (file for part in places for file in ([part] if part.is_file() else part.rglob("*")))
     named = [file for file in islice((file for file in below if file.is_file()), _NAMES) if file.name[0] != "."]
     # A table that says what is known of the others is none of them.
-    endings = Counter(file.suffix.lower() for file in named if file.name not in _ABOUT) or Counter(
+    endings = Counter(file.suffix.lower() for file in named if file.name not in METADATA) or Counter(
         file.suffix.lower() for file in named
     )
     if not endings:
@@ -222,7 +221,7 @@ def _measure_pictures(survey: Survey, data: Any, column: str, chosen: list[int])
     undecoded = data.select_columns([column]).cast_column(column, datasets.Image(decode=False))
     _tell_broken(survey, sum(is_broken_picture(undecoded[index][column]) for index in chosen), len(chosen))
     if not headers:
-        raise DataError(f"none of {len(chosen)} pictures that were looked at can be read: are they pictures?")
+        raise DataError(f"{survey.train['path']}: none of {len(chosen)} pictures can be read: are they pictures?")
     sizes, gray = {header.size for header in headers}, all(header.gray for header in headers)
     survey.kind, survey.columns, survey.gray = "pictures", [column], gray
     _tell_depth(survey, headers)
@@ -286,7 +285,7 @@ def _measure_sounds(survey: Survey, data: Any, column: str, chosen: list[int]) -
         channels.add(about.channels)
         seconds.append(about.frames / about.samplerate)
     if not seconds:
-        raise DataError(f"none of {len(chosen)} sounds that were looked at can be read: are they sound files?")
+        raise DataError(f"{survey.train['path']}: none of {len(chosen)} sounds can be read: are they sound files?")
     survey.kind, survey.columns, survey.rate = "sounds", [column], rates.most_common(1)[0][0]
     survey.lengths = [max(1, round(survey.rate * length)) for length in seconds]
     survey.about = f"{survey.count:,} sounds at {survey.rate} Hz, {min(seconds):.2f} to {max(seconds):.2f} s"
@@ -331,7 +330,7 @@ def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
     small, large = (_read_headers(data, column, chosen) for column in ("lq", "hq"))
     read = [(lq, hq) for lq, hq in zip(small, large, strict=True) if lq is not None and hq is not None]
     if not read:
-        raise DataError(f"none of {len(chosen)} pairs that were looked at can be read: are they pictures?")
+        raise DataError(f"none of {len(chosen)} pairs can be read: are they pictures?")
     scales = {(hq.size[0] / lq.size[0], hq.size[1] / lq.size[1]) for lq, hq in read}
     scale = max(1, round(read[0][1].size[0] / read[0][0].size[0]))
     if any(abs(width - scale) > 0.02 or abs(height - scale) > 0.02 for width, height in scales):

@@ -321,8 +321,10 @@ def _to_numbers_somehow(cells: "pd.Series[str]", decimal: bool) -> tuple["pd.Ser
             cells = cells.str.replace(".", "", regex=False)
         return _to_numbers(cells.str.replace(",", ".", regex=False)), "decimal commas"
     signs = sorted({sign for cell in cells for sign in cell if sign in "%$€£¥"})
-    if signs:
-        found, how = _to_numbers_somehow(cells.str.replace(_SIGNS, "", regex=True), decimal)
+    bare = cells.str.replace(_SIGNS, "", regex=True)
+    # A sign within a text stays there.
+    if signs and not bare.equals(cells):
+        found, how = _to_numbers_somehow(bare, decimal)
         # One column has one unit.
         if found is not None and len(signs) == 1:
             return found, " and ".join(filter(None, [how, f"the sign {signs[0]}"]))

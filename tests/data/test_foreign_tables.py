@@ -104,3 +104,49 @@ def test_a_first_line_of_years_and_long_names_is_one_of_names(tmp_path):
     place.write_text(rows(columns))
     survey = look_at(str(place), Hints(label="share of people with access to water"))
     assert survey.classes == WORDS and {*survey.lengths} == {20}
+
+
+KINDS = [
+    "mat",
+    "pkl",
+    "feather",
+    "db",
+    "h5",
+    "xml",
+    "toml",
+    "eval",
+    "parquet",
+    "tar",
+    "zip",
+    "csv",
+    "tsv",
+    "jsonl",
+    "txt",
+    "npy",
+    "npz",
+    "arrow",
+    "lance",
+    "ts",
+    "wav",
+]
+
+
+@pytest.mark.parametrize("held", [bytes(range(256)) * 4, b"\x89HDF\r\n\x1a\n\0\0"], ids=["bytes", "head"])
+@pytest.mark.parametrize("ending", KINDS)
+def test_bytes_of_any_ending_are_refused_in_a_line_or_texts(tmp_path, ending, held):
+    place = tmp_path / f"data.{ending}"
+    place.write_bytes(held)
+    try:
+        survey = look_at(str(place))
+    except DataError as error:
+        assert place.name in str(error) and "\n" not in str(error) and len(str(error)) < 700
+    else:
+        assert survey.kind == "texts"
+
+
+@pytest.mark.parametrize("cell", ["a $5 bill, by me", "50% off it all", "R$5", "5$x", "$", "%", "€ 5 €", "$$5"])
+def test_signs_within_texts_stay_texts(tmp_path, cell):
+    place = tmp_path / "texts.csv"
+    pd.DataFrame({"text": [cell, f"{cell} x", "no", "yes"] * 5, "label": ["a", "b"] * 10}).to_csv(place, index=False)
+    survey = look_at(str(place))
+    assert survey.kind == "texts" and survey.classes == ["a", "b"]

@@ -1,0 +1,146 @@
+"""Tables that say what other files are: which table it is, whom its rows name, and what is refused."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from hf_ext.data.opening import open_source
+from hf_ext.data.source import DataSource
+from hf_ext.data.survey import look_at
+from hf_ext.errors import DataError
+from tests.kit.refusals import refused
+
+NAMES = [f"walk{index}" for index in range(12)]
+CLASSES = {name: "ab"[index % 2] for index, name in enumerate(NAMES)}
+
+
+@pytest.fixture
+def walks(tmp_path):
+    """A folder of twelve series; the first number of each is its number."""
+    folder = tmp_path / "walks"
+    folder.mkdir()
+    for index, name in enumerate(NAMES):
+        pd.DataFrame({"x": [float(index), *np.arange(5.0)], "y": np.ones(6)}).to_csv(
+            folder / f"{name}.csv", index=False
+        )
+    return folder
+
+
+def as_table(names, header=("file_name", "label"), separator=",", ending=".csv") -> str:
+    lines = [separator.join(header), *(f"{name}{ending}{separator}{CLASSES[name]}" for name in names)]
+    return "\n".join(lines)
+
+
+def as_lines(names) -> str:
+    return "\n".join(json.dumps({"file_name": f"{name}.csv", "label": CLASSES[name]}) for name in names)
+
+
+TABLES = {
+    "metadata.csv": as_table(NAMES),
+    "metadata.jsonl": as_lines(NAMES),
+    "labels.csv": as_table(NAMES, ("filename", "class")),
+    "a_first_in_the_alphabet.csv": as_table(NAMES, ("recording", "category"), ";"),
+    "reference.tsv": as_table(NAMES, ("id", "target"), "\t", ""),
+    "zz.jsonl": as_lines(NAMES),
+    "in_other_order.csv": as_table(NAMES[::-1], ("name", "label")),
+    "utf16.csv": as_table(NAMES).encode("utf-16"),
+    "windows.csv": ("\ufeff" + as_table(NAMES).replace("\n", "\r\n")).encode(),
+    "with_values.csv": "\n".join(["file,age,label", *(f"{name}.csv,{7.5},{CLASSES[name]}" for name in NAMES)]),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_that_names_the_files_tells_their_classes(walks, name):
+    held = TABLES[name]
+    (walks / name).write_bytes(held if isinstance(held, bytes) else held.encode())
+    survey = look_at(str(walks))
+    assert survey.classes == ["a", "b"] and survey.columns == ["x", "y"] and survey.count == 12
+    data = open_source(DataSource(**{**survey.train, "hold_out": 0.0}))
+    assert {f"walk{row['x'][0]:.0f}": str(row["label"]) for row in data} == CLASSES
+
+
+def test_parquet_says_it_too(walks):
+    frame = pd.DataFrame({"file_name": [f"{name}.csv" for name in NAMES], "label": [*CLASSES.values()]})
+    frame.to_parquet(walks / "about.parquet")
+    assert look_at(str(walks)).classes == ["a", "b"]
+
+
+def test_files_without_a_row_are_left_out_and_said(walks):
+    (walks / "labels.csv").write_text(as_table(NAMES[:-2]))
+    survey = look_at(str(walks))
+    assert survey.count == 10 and any(line.startswith("2 files") for line in survey.left_out)
+
+
+def test_a_table_may_lie_beside_the_folder_of_its_split(walks, tmp_path):
+    root = tmp_path / "root"
+    root.mkdir()
+    walks.rename(root / "train")
+    (root / "train.csv").write_text("\n".join(["file,label", *(f"train/{n}.csv,{CLASSES[n]}" for n in NAMES)]))
+    survey = look_at(str(root))
+    assert survey.classes == ["a", "b"] and survey.count == 12
+
+
+@pytest.mark.parametrize(
+    ("text", "facts"),
+    [
+        (as_table(NAMES) + "\nwalk99.csv,a", ["walk99.csv"]),
+        (as_table(NAMES) + "\nwalk3.csv,a", ["walk3.csv"]),
+        (
+            as_table(NAMES[:2]).replace("label", "class").replace("\n", ",b\n").replace("class,b", "class,target"),
+            ["--label"],
+        ),
+        ("file_name,label,first_row\nwalk0.csv,a,1\nwalk1.csv,b,1", ["first_row"]),
+    ],
+)
+def test_tables_that_do_not_fit_are_refused(walks, text, facts):
+    (walks / "labels.csv").write_text(text)
+    with refused(DataError, "labels.csv", *facts):
+        look_at(str(walks))
+
+
+def test_metadata_that_names_no_file_is_refused(walks):
+    (walks / "metadata.csv").write_text("file_name,label\nother1,a\nother2,b")
+    with refused(DataError, "metadata.csv"):
+        look_at(str(walks))
+
+
+def test_two_tables_are_refused(walks):
+    for name in ("labels.csv", "more.csv"):
+        (walks / name).write_text(as_table(NAMES))
+    with refused(DataError, "labels.csv", "more.csv"):
+        look_at(str(walks))
+
+
+def test_a_name_of_several_files_is_no_name(tmp_path):
+    for folder in ("one", "two"):
+        for index in range(4):
+            place = tmp_path / "data" / folder / f"r{index}.csv"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text("x,y\n1,2\n3,4\n")
+    table = tmp_path / "data" / "labels.csv"
+    table.write_text("name,label\n" + "".join(f"r{index}.csv,{'ab'[index % 2]}\n" for index in range(4)))
+    with refused(DataError, "labels.csv", "r0.csv"):
+        look_at(str(tmp_path / "data"))
+    lines = [f"{folder}/r{index}.csv,{'ab'[index % 2]}" for folder in ("one", "two") for index in range(4)]
+    table.write_text("\n".join(["name,label", *lines]))
+    assert look_at(str(tmp_path / "data")).count == 8
+
+
+def test_series_of_numbers_whose_cells_are_names_are_no_table(tmp_path):
+    for index in range(6):
+        (tmp_path / f"{index}.csv").write_text(
+            "x,label\n" + "".join(f"{step},{'ab'[step % 2]}\n" for step in range(6))
+        )
+    survey = look_at(str(tmp_path))
+    assert survey.rows_have_labels and survey.count == 6
+
+
+@pytest.mark.parametrize("label", ["y", "target", "class", "labels"])
+def test_labels_beside_lists_have_the_names_that_labels_have(tmp_path, label):
+    rows = [{"values": [float(row), 1.0, 2.0], label: "ab"[row % 2]} for row in range(12)]
+    pd.DataFrame(rows).to_parquet(tmp_path / "lists.parquet")
+    survey = look_at(str(tmp_path / "lists.parquet"))
+    assert survey.classes == ["a", "b"] and survey.columns == ["values"]
+    assert "label" in open_source(DataSource(**survey.train)).features

@@ -1,0 +1,116 @@
+"""Tables whose columns count: each row a series, channels of a step, or refused with the flag that decides."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from hf_ext.data.opening import open_source
+from hf_ext.data.roles import Hints
+from hf_ext.data.source import DataSource
+from hf_ext.data.survey import look_at
+from hf_ext.errors import DataError
+from tests.kit.refusals import refused
+
+ROWS = 24
+NUMBERS = np.random.default_rng(0).normal(size=(ROWS, 16)).round(3)
+LABELS = ["a", "b"] * (ROWS // 2)
+
+
+def counted(form: str = "ch{}", first: int = 1, count: int = 16, offset: int = 0) -> dict:
+    return {form.format(first + index): NUMBERS[:, offset + index] for index in range(count)}
+
+
+CHANNELS = counted()
+# Names of the steps' columns: all are a row a series.
+SERIES = {
+    "channels": CHANNELS,
+    "zeros before": counted("t{:02d}", 0),
+    "numbers": counted("{}", 0),
+    "fractions": {f"{0.5 * index}": NUMBERS[:, index] for index in range(16)},
+    "wavelengths": {f"{400 + 2.5 * index} nm": NUMBERS[:, index] for index in range(16)},
+    "hours": {f"{index:02d}:30": NUMBERS[:, index] for index in range(16)},
+    "hours with a letter": {f"h{index}:00": NUMBERS[:, index] for index in range(16)},
+    "units behind": counted("{} s"),
+    "one left out": {name: values for name, values in CHANNELS.items() if name != "ch5"},
+}
+# Columns beside 16 that count: left out, and said.
+BESIDE = {
+    "age": np.arange(ROWS) * 7 % 60,
+    "temperature": NUMBERS[:, 0] + 20,
+    "sex": ["m", "f", "f"] * 8,
+    "patient": np.arange(ROWS) * 3 + 100,
+    "clinic": [f"clinic {row}" for row in range(ROWS)],
+}
+# Columns beside them by which a row may be a step, the flag that decides.
+EITHER = {
+    "time": (np.arange(ROWS) * 0.1, "--time time"),
+    "seconds": (np.arange(ROWS) * 0.1, "--time seconds"),
+    "timestamp": (1_700_000_000 + np.arange(ROWS) * 60, "--time timestamp"),
+    "date": (pd.date_range("2024-01-15", periods=ROWS).astype(str), "--time date"),
+    "subject": (np.repeat([1, 2, 3, 4], 6), "--series subject"),
+    "machine_id": (np.repeat(["m1", "m2", "m3"], 8), "--series machine_id"),
+}
+
+
+def write(folder, columns: dict) -> str:
+    place = folder / "table.csv"
+    pd.DataFrame(columns).to_csv(place, index=False)
+    return str(place)
+
+
+def check_series(place: str, steps: np.ndarray) -> None:
+    survey = look_at(place)
+    assert survey.train["rows"] == "series" and survey.classes == ["a", "b"]
+    data = open_source(DataSource(path=place, rows="series"))
+    np.testing.assert_allclose(np.stack(data["values"]), steps)
+
+
+@pytest.mark.parametrize("name", SERIES)
+def test_a_row_is_a_series_where_all_numbers_count(tmp_path, name):
+    columns = SERIES[name]
+    check_series(write(tmp_path, {**columns, "label": LABELS}), np.stack([*columns.values()], 1))
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("name", BESIDE)
+def test_what_does_not_count_is_no_step(tmp_path, name, first):
+    beside = {name: BESIDE[name]}
+    columns = {**beside, **CHANNELS} if first else {**CHANNELS, **beside}
+    place = write(tmp_path, {**columns, "label": LABELS})
+    check_series(place, NUMBERS)
+    assert any(line.startswith(name) for line in look_at(place).left_out)
+
+
+@pytest.mark.parametrize("name", EITHER)
+def test_what_may_be_steps_or_channels_is_refused_with_the_flag(tmp_path, name):
+    values, flag = EITHER[name]
+    place = write(tmp_path, {name: values, **CHANNELS, "label": LABELS})
+    with refused(DataError, "ch1", "ch16", flag):
+        look_at(place)
+    option, column = flag.removeprefix("--").split()
+    survey = look_at(place, Hints(**{option: column}))
+    assert survey.train["rows"] == "positions" and survey.columns == [*CHANNELS]
+    # Without it each row is a series.
+    check_series(write(tmp_path, {**CHANNELS, "label": LABELS}), NUMBERS)
+
+
+def test_a_panel_with_times_needs_no_flag(tmp_path):
+    place = write(tmp_path, {"unit": np.repeat([1, 2], 12), "time": [*range(12)] * 2, **CHANNELS, "label": LABELS})
+    survey = look_at(place)
+    assert (survey.train["series"], survey.train["time"], survey.columns) == ("unit", "time", [*CHANNELS])
+
+
+def test_two_counted_groups_are_refused_or_channels(tmp_path):
+    columns = {**counted("x{}", 0, 8), **counted("y{}", 0, 8, 8), "label": LABELS}
+    with refused(DataError, "x0", "y0", "--inputs"):
+        look_at(write(tmp_path, columns))
+    survey = look_at(write(tmp_path, columns), Hints(inputs=("x0", "y0")))
+    assert survey.train["rows"] == "positions" and survey.columns == ["x0", "y0"]
+    survey = look_at(write(tmp_path, {"time": range(ROWS), **columns}))
+    assert survey.train["rows"] == "positions" and len(survey.columns) == 16
+
+
+def test_a_refusal_names_the_column_that_may_be_the_class(tmp_path):
+    names = [f"p{row}" for row in range(ROWS)]
+    with refused(DataError, "--label diagnosis"):
+        look_at(write(tmp_path, {"patient": names, **CHANNELS, "diagnosis": ["sick", "well"] * (ROWS // 2)}))
