@@ -4,8 +4,9 @@
     OMP_NUM_THREADS=1 python examples/benchmarks/mrconv_series.py --data DATA/aeon/datasets/data
 
 Six sets come with the wheel of aeon. Both learn from the whole official training part and are scored once on the test
-part. MRConv takes 1,000 steps of 16 series on one core, whatever the set; nothing was tuned on these sets. MiniROCKET
-has its usual 10,000 features and a ridge classifier, and needs series of one length: shorter ones end in zeros.
+part. MRConv takes 1,000 steps of 16 series on one core, whatever the set. Its recipe was chosen by three folds of the
+training parts of OSULeaf and ACSF1. MiniROCKET has its usual 10,000 features and a ridge classifier, and needs series of
+one length: shorter ones end in zeros.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from hf_ext.tasks.series import SeriesClassificationTask
 from hf_ext.training import TrainingArguments, train
 
 SETS = ["GunPoint", "ItalyPowerDemand", "OSULeaf", "ACSF1", "BasicMotions", "JapaneseVowels"]
-MODEL = {"hidden_size": 32, "num_hidden_layers": 3, "kernel_type": "fourier", "kernel_size": 16}
+MODEL = {"hidden_size": 64, "num_hidden_layers": 3, "kernel_type": "dilated", "kernel_size": 8}
 MODEL |= {"norm": "batch", "dropout": 0.1, "bidirectional": True}
 
 
@@ -48,6 +49,8 @@ def score_mrconv(data: Path, name: str, seed: int, steps: int) -> dict[str, floa
         max_length=max(len(each) for series, _ in parts.values() for each in series),
         num_labels=len(classes),
         label_names=classes,
+        deltas=True,
+        crop=0.4,
     )
     places = {part: str(data / name / f"{name}_{part}.ts") for part in parts}
     with tempfile.TemporaryDirectory() as folder:

@@ -178,14 +178,16 @@ def _mrconv(survey: Survey, gpu: bool) -> list[list[str]]:
             ]
         )
     else:
+        # On small sets of series short dilated kernels and a wider model learn more.
+        series = method == "mrconv-series"
         model = [
             "model:",
             "  # Width and depth: more learn more, and take longer.",
-            f"  hidden_size: {128 if gpu else 32}",
+            f"  hidden_size: {128 if gpu else 64 if series else 32}",
             f"  num_hidden_layers: {6 if gpu else 3}",
-            "  kernel_type: fourier",
+            f"  kernel_type: {'dilated' if series else 'fourier'}",
             "  # Length of the shortest kernel; the longest is as long as the input.",
-            "  kernel_size: 16",
+            f"  kernel_size: {8 if series else 16}",
             f"  norm: {'layer' if causal else 'batch'}",
             "  dropout: 0.1",
             *(
@@ -242,7 +244,16 @@ def _series(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
     ]
     if survey.values:
         return "mrconv-regression", [*lines, "  # The value of each.", "  target_columns: [label]"]
-    return f"mrconv-{'positions' if survey.rows_have_labels else 'series'}", [*lines, *_classes(survey)]
+    if survey.rows_have_labels:
+        return "mrconv-positions", [*lines, *_classes(survey)]
+    lines += [
+        "  # The model gets the change of each channel from step to step too.",
+        "  deltas: true",
+        "  # Each training sees a random window of a series, up to this share shorter; 0.0 where it matters when",
+        "  # something happens.",
+        "  crop: 0.4",
+    ]
+    return "mrconv-series", [*lines, *_classes(survey)]
 
 
 def _cut(lengths: list[int], longest: int) -> str:
