@@ -43,7 +43,7 @@ def find_about(place: Path, files: list[Path]) -> Path | None:
 
 
 def _names_one(table: Path, keys: set[str], usual: str) -> bool:
-    """True if the first row of a table names a file. Names that are numbers are values as well, and say nothing."""
+    """True if the first row of a table names a file. Beside tables, names that are numbers may be their values."""
     if table.suffix.lower() == ".parquet":
         # Of many such files each may be a series.
         cells = [] if usual == ".parquet" else [str(cell) for cell in pd.read_parquet(table).head(1).squeeze(axis=0)]
@@ -54,7 +54,8 @@ def _names_one(table: Path, keys: set[str], usual: str) -> bool:
         lines = head.replace(b"\0", b"").decode("utf-8", errors="replace").splitlines()[:2]
         cells = re.split(r'[,;\t|"]', lines[-1]) if lines else []
     own = {table.name, table.stem}
-    return any(cell.strip() in keys - own and not re.fullmatch(r"[-+.\d\s]*", cell) for cell in cells)
+    values = r"[-+.\d\s]*" if usual in TABLES else r"\s*"
+    return any(cell.strip() in keys - own and not re.fullmatch(values, cell) for cell in cells)
 
 
 def match_rows(table: Path, files: list[Path], label: str) -> tuple[list[Path], pd.DataFrame] | None:
@@ -69,7 +70,7 @@ def match_rows(table: Path, files: list[Path], label: str) -> tuple[list[Path], 
         DataError: If a row names no file, a file has several rows, or several columns may be the class.
     """
     jsonl = table.suffix.lower() == ".jsonl"
-    frame = pd.read_json(table, lines=True, dtype=False) if jsonl else read_table(table).frame
+    frame = pd.read_json(table, lines=True, dtype=False) if jsonl else read_table(table, keep_index=True).frame
     known: dict[str, Path | None] = {}
     for file in files:
         path = file.relative_to(table.parent)

@@ -1,4 +1,4 @@
-"""Pictures and sounds with a table beside them that says what each is, or with a text of its own beside each."""
+"""Files with what is said of them: by a table or a text beside them, or by the folders of texts."""
 
 from pathlib import Path
 from typing import Any
@@ -7,10 +7,11 @@ import datasets
 from datasets.data_files import SPLIT_KEYWORDS
 
 from ..errors import DataError
-from .about import METADATA, TABLES, match_rows
+from .about import METADATA, find_about, match_rows
 from .roles import class_name
 from .source import DataSource
 from .splits import slice_split
+from .tables import read_text
 
 
 def open_described(
@@ -32,21 +33,17 @@ def open_described(
     Raises:
         DataError: If a table names files that are not there.
     """
-    word = source.split.partition("[")[0]
-    words = next((list(words) for words in SPLIT_KEYWORDS.values() if word in words), [word])
-    place = next((folder / name for name in words if (folder / name).is_dir()), folder)
-    beside = [*place.iterdir(), *(place.parent.glob(f"{place.name}.*") if place != folder else ())]
-    tables = [file for file in beside if file.suffix.lower() in TABLES and file.name not in METADATA]
-    below = (file for file in place.rglob("*") if file.suffix.lower() in endings and file.name[0] != ".")
-    first = next(below, None)
-    if first is None or len(tables) > 1 or any((place / name).is_file() for name in METADATA):
+    word, place = _folder_of(folder, source.split)
+    files = sorted(file for file in place.rglob("*") if file.suffix.lower() in endings and file.name[0] != ".")
+    table = find_about(place, files) if files else None
+    # What `datasets` reads itself.
+    if not files or (table is not None and table.name in METADATA):
         return None
-    if not tables and not first.with_suffix(".txt").is_file():
+    if table is None and not files[0].with_suffix(".txt").is_file():
         return None
-    files = sorted([first, *below])
     columns: dict[str, list[Any]] = {}
-    if tables:
-        found = match_rows(tables[0], files, source.column_of("label"))
+    if table is not None:
+        found = match_rows(table, files, source.column_of("label"))
         if found is None:
             return None
         files, frame = found
@@ -62,13 +59,49 @@ def open_described(
     if place == folder and word not in SPLIT_KEYWORDS[datasets.Split.TRAIN]:
         raise DataError(f"{folder} has no folder {word!r}: make one, or name another split.")
     kept = slice_split(source.split, len(files))
-    features = {name: _kind(name, values, source.column_of("label")) for name, values in columns.items()}
+    features: dict[str, Any] = {
+        name: _kind(name, values, source.column_of("label")) for name, values in columns.items()
+    }
     columns = {name: [values[index] for index in kept] for name, values in columns.items()}
     return datasets.Dataset.from_dict(
         {column: [str(files[index].resolve()) for index in kept], **columns},
         features=datasets.Features({column: kind, **features}),
         split=datasets.NamedSplit(word),
     )
+
+
+def open_text_folders(folder: Path, source: DataSource) -> datasets.Dataset | None:
+    """
+    Opens texts in a folder for each class: each `.txt` is an example, the name of its folder the class.
+
+    None where some lie in no such folder, there is one class alone, or other files are there: then `datasets` makes an
+    example of each line.
+
+    Raises:
+        DataError: If a file is no text.
+    """
+    word, place = _folder_of(folder, source.split)
+    files = sorted(file for file in place.rglob("*") if file.is_file() and file.name[0] != ".")
+    names = sorted({file.parent.name for file in files})
+    if len(names) < 2 or any(file.suffix.lower() != ".txt" or file.parent == place for file in files):
+        return None
+    if place == folder and ({*names} & {name for words in SPLIT_KEYWORDS.values() for name in words}):
+        return None
+    if place == folder and word not in SPLIT_KEYWORDS[datasets.Split.TRAIN]:
+        raise DataError(f"{folder} has no folder {word!r}: make one, or name another split.")
+    kept = [files[index] for index in slice_split(source.split, len(files))]
+    return datasets.Dataset.from_dict(
+        {"text": [read_text(file) for file in kept], "label": [file.parent.name for file in kept]},
+        features=datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)}),
+        split=datasets.NamedSplit(word),
+    )
+
+
+def _folder_of(folder: Path, split: str) -> tuple[str, Path]:
+    """Name of a split without its slice, and the folder that holds it: one of its own, or all."""
+    word = split.partition("[")[0]
+    words = next((list(words) for words in SPLIT_KEYWORDS.values() if word in words), [word])
+    return word, next((folder / name for name in words if (folder / name).is_dir()), folder)
 
 
 def _kind(name: str, values: list[Any], label: str) -> Any:

@@ -16,7 +16,7 @@ from huggingface_hub import HfApi
 
 from ..errors import DataError
 from .broken import UNOPENABLE
-from .described import open_described
+from .described import open_described, open_text_folders
 from .sequence_files import ARRAYS, open_arrays, open_sequences
 from .source import DataSource, SourcePart
 from .splits import hold_out, slice_split
@@ -177,6 +177,8 @@ def _load(source: DataSource, section: str) -> AnyDataset:
         data = open_described(first, source, *about)
         if data is not None:
             return data.to_iterable_dataset(num_shards=min(64, len(data))) if source.streaming else data
+        if not sounds and (texts := open_text_folders(first, source)) is not None:
+            return texts.to_iterable_dataset(num_shards=min(64, len(texts))) if source.streaming else texts
     if sounds:
         return _recordings(str(first.resolve()), files, source)
     if (table := _open_foreign(first, found, source)) is not None:

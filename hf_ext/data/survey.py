@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import datasets
 import numpy as np
 import pandas as pd
+from datasets.data_files import SPLIT_KEYWORDS
 from PIL import Image
 
 from hf_ext.extras import import_extra
@@ -22,7 +23,7 @@ from ..errors import DataError
 from .about import METADATA
 from .broken import UNDECODABLE, is_broken_picture, open_bytes
 from .found import Survey, keep_back, rename, require_classes
-from .opening import PAIRS, find_files, find_pairs, open_source
+from .opening import AUDIO_SUFFIXES, IMAGE_SUFFIXES, PAIRS, find_files, find_pairs, open_source
 from .roles import Hints, is_prose, name_classes
 from .sequence_files import SUFFIXES
 from .series import is_list_of_numbers, look_at_lists, look_at_series
@@ -39,6 +40,8 @@ _FOREIGN = {
     **dict.fromkeys((".m4a", ".aac", ".wma", ".amr", ".mp4", ".mov"), _FILM),
     **dict.fromkeys((".7z", ".rar"), "unpack them first"),
 }
+# Folders of what belongs to pictures and is no class.
+_MASKS = {"mask", "masks", "label", "labels", "annotation", "annotations", "segmentation", "segmentations"}
 # A column beside texts that holds no more different cells than this share of the rows may name classes.
 _CLASSES = 0.2
 _TABLES = (
@@ -87,8 +90,10 @@ def _look_at_files(path: str, found: list[str], hints: Hints, restores: bool) ->
         # Folders a and b are classes as well: only a restorer takes them for pairs.
         if names and (restores or tuple(map(str.lower, names)) != ("a", "b")):
             return _look_at_pairs(place, names)
-    if restores and not hints.pairs and places[0].is_dir():
-        _refuse_mixed_pairs(places[0])
+    if places[0].is_dir():
+        _refuse_masks(places[0])
+        if restores and not hints.pairs:
+            _refuse_mixed_pairs(places[0])
     if hints.pairs:
         raise DataError(f"{path} has no folders {' and '.join(hints.pairs)} with pictures of equal names.")
     below = (file for part in places for file in ([part] if part.is_file() else part.rglob("*")))
@@ -119,6 +124,16 @@ def _look_at_files(path: str, found: list[str], hints: Hints, restores: bool) ->
         if ending in _FOREIGN
     ]
     return survey
+
+
+def _refuse_masks(folder: Path) -> None:
+    """Refuses pictures and their masks in two folders: as folders of classes they would be learned."""
+    names = {path.name.casefold() for path in folder.iterdir() if path.is_dir()}
+    if len(names) == 2 and names & {"image", "images", "img", "imgs"} and names & _MASKS:
+        raise DataError(
+            f"{folder} has the folders {' and '.join(sorted(names))}: masks and boxes are learned by none of these "
+            "trainings. Name the folder of the pictures alone."
+        )
 
 
 def _refuse_mixed_pairs(folder: Path) -> None:
@@ -169,7 +184,7 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     if lists and not pictures and not sounds:
         return look_at_lists(train, data, list(hints.inputs) or lists)
     kept = keep_back(train, data)
-    survey = Survey("", *kept, about="", count=len(data), classes=_class_names(data, labels))
+    survey = Survey("", *kept, about="", count=len(data), classes=_class_names(path, data, labels))
     survey.named = isinstance(features.get("label"), datasets.ClassLabel)
     chosen = [int(index) for index in np.linspace(0, len(data) - 1, min(_EXAMPLES, len(data)))]
     if pictures:
@@ -182,11 +197,24 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
         _measure_texts(survey, data, texts, chosen, hints)
     else:
         raise DataError(f"{path} has the columns {shorten(list(features))}: no picture, sound or text. {_TABLES}")
+    if pictures or sounds:
+        survey.left_out += _unnamed(Path(path), len(data))
     if survey.classes:
         survey.about += f"; {len(survey.classes)} classes: {shorten(survey.classes)}"
     if survey.captions is not None:
         survey.roles = [f"{', '.join(survey.columns)}; captions in {survey.captions}"]
     return survey
+
+
+def _unnamed(place: Path, count: int) -> list[str]:
+    """Files of a training that the table beside them does not name."""
+    place = place / "train" if (place / "train").is_dir() else place
+    splits = {word for words in SPLIT_KEYWORDS.values() for word in words}
+    if not place.is_dir() or any(path.name in splits for path in place.iterdir()):
+        return []
+    endings = IMAGE_SUFFIXES | AUDIO_SUFFIXES
+    more = sum(file.suffix.lower() in endings and file.name[0] != "." for file in place.rglob("*")) - count
+    return [f"{more:,} files that have no row in the table beside them"] if more > 0 else []
 
 
 def _refuse_numbers(path: str, data: Any, texts: list[str], hints: Hints) -> None:
@@ -360,10 +388,12 @@ def _labels(data: Any) -> list[Any] | None:
     return list(data["label"]) if "label" in data.features else None
 
 
-def _class_names(data: Any, labels: list[Any] | None) -> list[str]:
+def _class_names(path: str, data: Any, labels: list[Any] | None) -> list[str]:
     kind = data.features.get("label")
-    if labels is None or not isinstance(kind, datasets.ClassLabel | datasets.Value):
+    if labels is None:
         return []
+    if not isinstance(kind, datasets.ClassLabel | datasets.Value):
+        raise DataError(f"{path}: the column label holds lists, or texts and numbers: a class is one of them.")
     if isinstance(kind, datasets.ClassLabel):
         return list(kind.names)
     require_classes(labels)

@@ -55,9 +55,13 @@ class TableError(DataError):
     """A file that is no table."""
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path, keep_index: bool = False) -> Table:
     """
     Reads a CSV, TSV or parquet file.
+
+    Args:
+        path (`Path`): The file.
+        keep_index (`bool`, defaults to `False`): Whether first columns that count the rows stay: they may name files.
 
     Raises:
         TableError: If it is no table, or has a number that is none.
@@ -69,17 +73,30 @@ def read_table(path: Path) -> Table:
             plain = isinstance(frame.index, pd.RangeIndex)
             table = Table(frame if plain else frame.reset_index())
         else:
-            table = _read_text(path)
+            table = _read_table(path)
         _convert_columns(table)
     except (OSError, ValueError, TypeError, OverflowError, csv.Error, pd.errors.ParserWarning) as error:
         raise TableError(f"{path} cannot be read: {str(error).strip().rstrip('.')}.") from error
     # A table that was written twice has two.
-    while _drop_index(table):
+    while not keep_index and _drop_index(table):
         pass
     return table
 
 
-def _read_text(path: Path) -> Table:
+def read_text(path: Path) -> str:
+    """
+    Reads a file of text of any usual encoding.
+
+    Raises:
+        TableError: If it is no text.
+    """
+    try:
+        return _decode(path.read_bytes())[0].strip()
+    except (OSError, ValueError) as error:
+        raise TableError(f"{path} cannot be read: {str(error).strip().rstrip('.')}.") from error
+
+
+def _read_table(path: Path) -> Table:
     text, notes = _decode(path.read_bytes())
     # Old Macs end lines with a return alone.
     text = re.sub(r"\r\n?", "\n", text)
