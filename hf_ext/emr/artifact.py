@@ -21,7 +21,7 @@ from ..hub.file_hashes import file_sha256
 from ..hub.safetensors_headers import CheckpointError, TensorInfo
 from ..hub.safetensors_writer import SafetensorsWriter
 from .emr_loader import OWN_FILE
-from .manifest import MANIFEST, Manifest, artifact_file, find_recorded
+from .manifest import MANIFEST, Manifest, artifact_file, find_folder
 from .ops import SUMS, TOTALS
 
 
@@ -208,7 +208,7 @@ def verify_artifact(folder: str | Path) -> Verification:
     manifest = Manifest.read(place)
     told, notes = {name: (place / name, about) for name, about in manifest.files.items()}, []
     base, inside = manifest.base, manifest.base.folder
-    at = place / inside if inside is not None else find_recorded(base.source, place)
+    at = place / inside if inside is not None else find_folder(base.source, place)
     if inside is None and (base.revision is not None or not at.is_dir()):
         notes.append(f"the base, {base.source}, was not read: it is not on this disk where the artifact says.")
     else:

@@ -34,7 +34,16 @@ from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
 from .arithmetic import compute_scales
 from .artifact import open_extras, open_masks, open_unified, read_sums, read_tasks
 from .deltas import restore_directions
-from .manifest import MANIFEST, Manifest, SourceRecord, TaskRecord, TensorRecord, artifact_file, find_recorded
+from .manifest import (
+    MANIFEST,
+    WEIGHT_STEMS,
+    Manifest,
+    SourceRecord,
+    TaskRecord,
+    TensorRecord,
+    artifact_file,
+    find_folder,
+)
 from .ops import restore_block
 
 # What an artifact has and a plain checkpoint does not.
@@ -215,8 +224,7 @@ class TaskWeights:
         with whole_folder(out) as partial:
             copy_into(files, partial)
             sizes = {name: math.prod(shape) * dtype.itemsize for name, (dtype, shape) in entries.items()}
-            weights = self.manifest.unified or self.manifest.base.files
-            stem = re.sub(r"-\d{5}-of-\d{5}$", "", Path(next(iter(weights))).stem)
+            stem = WEIGHT_STEMS.get(self.manifest.library, "model")
             shards = plan_shards(sizes, self.shard_bytes, stem)
             for file, names in shards.items():
                 self._write(task, partial / file, {name: entries[name] for name in names})
@@ -297,7 +305,7 @@ class TaskWeights:
         base = self.manifest.base
         named = base.source + (f" at commit {base.revision}" if base.revision else "")
         hub = given is None and base.folder is None and base.revision is not None
-        place = find_recorded(base.source, self.folder) if given is None else Path(given).expanduser()
+        place = find_folder(base.source, self.folder) if given is None else find_folder(str(given), Path())
         if given is None and base.folder is not None:
             if self._repository:
                 self._download(*self._repository, [f"{base.folder}/*"])

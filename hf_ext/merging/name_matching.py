@@ -113,7 +113,7 @@ def match_names(
     warnings = [warning for task in tasks for warning in _provenance_warnings(base, task)]
     warnings += [warning for task in tasks for warning in _compare_configurations(base, task, masks)]
     aliases = _find_tied_names(base, tasks, warnings)
-    both = list(zip(tasks, names, strict=True))
+    both, taken = list(zip(tasks, names, strict=True)), dict[int, str]()
     # A base without its head has other names too; of one class, names differ only where a program changed them.
     warnings += [
         f"{task.title} calls its tensors {own.task_prefix}*, the base {own.base_prefix}*: they are taken for the same"
@@ -122,7 +122,7 @@ def match_names(
     ]
     return Matching(
         names,
-        tuple(_compare_vocabularies(base, task, own, overlap) for task, own in both),
+        tuple(_compare_vocabularies(base, task, own, overlap, taken) for task, own in both),
         tuple(_find_unsaved(task, own) for task, own in both),
         frozenset(name for name, info in base.tensors.items() if _is_computed(name, info)),
         aliases,
@@ -185,7 +185,9 @@ def _match_given(base: Source, model: Source) -> dict[str, str]:
     }
 
 
-def _compare_vocabularies(base: Source, task: Source, names: Names, overlap: bool) -> Vocabulary:
+def _compare_vocabularies(
+    base: Source, task: Source, names: Names, overlap: bool, taken: dict[int, str]
+) -> Vocabulary:
     tensors = frozenset(name for name, own in names.pairs.items() if _has_rows_of_tokens(base, name, task, own))
     ours, theirs = _vocabulary_size(base.config), _vocabulary_size(task.config)
     difference = ""
@@ -194,7 +196,7 @@ def _compare_vocabularies(base: Source, task: Source, names: Names, overlap: boo
             difference = f"{theirs} tokens, the base {ours}"
         else:
             first, second = (source.small_files(TOKENIZERS) for source in (base, task))
-            difference = compare_tokens(first, second, None if ours == theirs else min(ours, theirs))
+            difference = compare_tokens(first, second, taken, None if ours == theirs else min(ours, theirs))
     return Vocabulary(tensors, ours != theirs, difference)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hf_ext.emr.manifest import find_recorded
+from hf_ext.emr.manifest import find_folder
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.files import read_json_object
 from hf_ext.hub.disclosure import cut_paths
@@ -48,7 +48,7 @@ def open_task(artifact: str, task: str, base: str | None = None, endpoint: str |
     if base is None and origin.folder is not None:
         place = str((weights.folder / origin.folder).resolve())
     elif own and origin.revision is None:
-        place = str(find_recorded(origin.source, weights.folder).resolve())
+        place = str(find_folder(origin.source, weights.folder).resolve())
     in_base = {name: record.base_name(name) for name in names if record.base_name(name) in held}
     yield Pair(
         f"task {task!r} of {artifact}",
