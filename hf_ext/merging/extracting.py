@@ -8,7 +8,6 @@ matrix of a linear layer goes along whole, as `modules_to_save` and as biases of
 from __future__ import annotations
 
 import math
-import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -19,16 +18,17 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.pytorch_utils import Conv1D
 
 from hf_ext.emr.building import differing_keys, model_class
-from hf_ext.files import read_json_object, require_free, whole_folder, write_json
+from hf_ext.files import copy_into, read_json_object, require_free, whole_folder, write_json
 from hf_ext.hub.disclosure import cut_paths
 from hf_ext.hub.safetensors_writer import SafetensorsWriter
 from hf_ext.settings import matters_in_use
 
+from ..errors import DataError
 from .pairs import Pair
 from .sources import size_text
 
@@ -205,13 +205,20 @@ class _Extraction:
         for module, found in self._matrices.items() if self._biases else ():
             # peft gives B a bias in every module or in none.
             self._keep({f"{module}.lora_B.bias": self._biases.get(module, torch.zeros(found["shape"][0]))})
-        for name, path in self._pair.files.items():
-            shutil.copyfile(path, self._folder / name)
+        self._warnings = _warn_of_settings(self._pair, self._model)
+        copy_into({name: path for name, path in self._pair.files.items() if self._belongs(name)}, self._folder)
         self._write_config(saved)
         self._write_weights()
         report = self._report(saved)
         write_json(self._folder / "report.json", report)
         return report
+
+    def _belongs(self, name: str) -> bool:
+        """True for a file of the fine-tune that the adapter needs. Beside a config.json, transformers looks for whole
+        weights and not for an adapter, so it is taken only where that of the base would not do."""
+        own = read_json_object(self._pair.files["config.json"])
+        labels = any(own.get(key) != self._pair.base_config.get(key) for key in ("id2label", "problem_type"))
+        return name != "config.json" or labels or bool(self._warnings)
 
     def _take(self, name: str, rank: int | None, error: float | None) -> None:
         """Decides on a tensor of the fine-tune, and keeps what the adapter needs of it."""
@@ -342,7 +349,7 @@ class _Extraction:
             "bytes_of_fine_tune": self._bytes,
             "error_of_matrices": _share(self._lost_of_matrices, self._of_matrices),
             "error": _share(self._lost_of_all, self._of_all),
-            "warnings": _warn_of_settings(self._pair, self._model),
+            "warnings": self._warnings,
             "by_rank": self._curve.rows(),
             "matrices": self._matrices,
             "biases": sorted(self._biases),
@@ -363,6 +370,12 @@ def _build_outline(pair: Pair) -> nn.Module:
     """The model of a fine-tune without its weights."""
     if "config.json" not in pair.files:
         raise ValueError(f"{pair.title}: there is no config.json, which names the class of the model; add it")
+    told = read_json_object(pair.files["config.json"])
+    if "auto_map" in told and told.get("model_type") not in CONFIG_MAPPING:
+        raise DataError(
+            f"{pair.title}: its class is code that lies beside its weights ({told['auto_map']!r:.80}), and is "
+            "not run here; import the package that registers the class, or let peft train an adapter"
+        )
     config = AutoConfig.from_pretrained(pair.files["config.json"])
     with torch.device("meta"):
         return model_class(config, pair.files["config.json"].parent, False)(config)

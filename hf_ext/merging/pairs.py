@@ -69,7 +69,7 @@ def open_fine_tune(base: str, fine_tune: str, endpoint: str | None = None) -> It
     """A fine-tune beside its base, both folders or `org/name[@revision]`."""
     with (
         open_weights("base", base, endpoint=endpoint) as first,
-        open_weights("fine-tune", fine_tune, endpoint=endpoint) as own,
+        open_weights("the fine-tune", fine_tune, endpoint=endpoint) as own,
     ):
         for source in (first, own):
             if source.library != "transformers":
@@ -82,7 +82,7 @@ def open_fine_tune(base: str, fine_tune: str, endpoint: str | None = None) -> It
             first.repo_id or str(Path(base).expanduser().resolve()),
             first.commit,
             first.config,
-            own.companions.files,
+            {**own.companions.files, **own.companions.modules},
             tuple(own.tensors),
             {name: first.tensors[other].shape for name, other in in_base.items()},
             own.read,
