@@ -23,12 +23,6 @@ from .tokens import TOKENIZERS, compare_tokens
 _COMPUTED_BUFFERS = ("position_ids", "inv_freq", "original_inv_freq", "masked_bias", "relative_position_index")
 # A prefix that fewer names have is a layer, not a wrapper.
 _PREFIX_SHARE = 1 / 3
-# Of SemanIR; of what it did not have at first, with what a configuration means that lacks it.
-_SEMANIR_SETTINGS: dict[str, Any] = {
-    **dict.fromkeys(("num_channels", "num_channels_out", "scale", "image_mean"), None),
-    **dict.fromkeys(("window_size", "shift_policy", "similarity", "include_self", "top_k"), None),
-    "interpolated_base": False,
-}
 
 
 class Names:
@@ -298,13 +292,7 @@ def _compare_configurations(base: Source, task: Source, masks: bool) -> list[str
     if base.library != "transformers" or base.config.get("model_type") != task.config.get("model_type"):
         return []
     warnings = []
-    settings = {key: (expected, found) for key, expected, found in compare_settings(base.config, task.config)}
-    if base.config.get("model_type") == "semanir":
-        both = {
-            key: (base.config.get(key, value), task.config.get(key, value)) for key, value in _SEMANIR_SETTINGS.items()
-        }
-        settings |= {key: pair for key, pair in both.items() if pair[0] != pair[1]}
-    for key, (expected, found) in settings.items():
+    for key, expected, found in compare_settings(base.config, task.config):
         told = f"{task.title} has {key} {found!r}, the base {expected!r}"
         if key.rpartition(".")[2] in MEANINGS and not masks:
             raise DataError(
