@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ..files import read_json, write_json
-from ..hub.checkpoints import Checkpoint, open_checkpoint
+from ..hub.checkpoints import Checkpoint, explain_hub, open_checkpoint
 from ..hub.file_hashes import file_sha256
 from ..hub.safetensors_headers import CheckpointError, TensorInfo
 from ..hub.safetensors_writer import SafetensorsWriter
@@ -268,12 +268,7 @@ def read_tasks(source: str | Path) -> list[str] | None:
 def fetch_file(source: str, file: str, *, token: str | bool | None = None, endpoint: str | None = None) -> Path:
     """One file of `org/name[@revision]`, in the cache."""
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     name, _, revision = source.partition("@")
-    try:
+    with explain_hub(f"{file} of {source}", endpoint):
         return Path(hf_hub_download(name, file, revision=revision or None, token=token, endpoint=endpoint))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
-        raise CheckpointError(
-            f"{source}: its {file} cannot be fetched ({str(error).splitlines()[0]}); check the name and the token."
-        ) from error

@@ -17,16 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-import httpx2
 import numpy as np
 import torch
-from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RevisionResolutionError
+from huggingface_hub import HfApi
 from safetensors import safe_open
 
 from ..errors import UsageError
 from ..files import copy_into, read_json, require_free, whole_folder
-from ..hub.checkpoints import Checkpoint, open_checkpoint
+from ..hub.checkpoints import Checkpoint, explain_hub, open_checkpoint
 from ..hub.file_hashes import file_sha256
 from ..hub.published_files import walk
 from ..hub.safetensors_headers import CheckpointError, TensorInfo
@@ -338,29 +336,14 @@ class TaskWeights:
             raise ValueError(f"two revisions for {name}: {written!r} and {revision!r}; give one")
         if not re.fullmatch(r"[\w\-][\w.\-]*/[\w\-][\w.\-]*", name):
             raise CheckpointError(f"{source}: no such folder, and not of the form org/name or org/name@revision.")
-        try:
+        with explain_hub(source, self._api.endpoint):
             return name, str(self._api.resolve_revision(name, revision=written or revision).resolved)
-        except (HfHubHTTPError, HFValidationError, RevisionResolutionError, httpx2.TransportError) as error:
-            raise CheckpointError(
-                f"{source}: no such repository or revision on {self._api.endpoint}, or no access to it "
-                f"({str(error).splitlines()[0]}); check the name, and pass a token if it is private."
-            ) from error
 
     def _download(self, name: str, commit: str, allowed: list[str], ignored: list[str] | None = None) -> Path:
-        try:
-            folder = snapshot_download(
-                name,
-                revision=commit,
-                allow_patterns=allowed,
-                ignore_patterns=ignored,
-                token=self._api.token,
-                endpoint=self._api.endpoint,
+        with explain_hub(f"{', '.join(allowed)} of {name}@{commit[:12]}", self._api.endpoint):
+            folder = self._api.snapshot_download(
+                name, revision=commit, allow_patterns=allowed, ignore_patterns=ignored
             )
-        except (HfHubHTTPError, LocalEntryNotFoundError, httpx2.TransportError) as error:
-            raise CheckpointError(
-                f"{name}@{commit[:12]}: {', '.join(allowed)} cannot be fetched from {self._api.endpoint} "
-                f"({str(error).splitlines()[0]}); check the connection and the token, and try again."
-            ) from error
         return Path(folder)
 
 
