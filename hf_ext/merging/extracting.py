@@ -123,38 +123,25 @@ def describe_lora(ranks: Mapping[str, int], **more: Any) -> dict[str, Any]:
     return config | {"target_modules": sorted(ranks)}
 
 
-class _Curve:
-    """Errors and sizes at other ranks."""
+def _list_ranks(matrices: list[tuple[torch.Tensor, float, int, int]]) -> list[dict[str, Any]]:
+    """Rank, relative error and bytes of other ranks, up to where nothing is lost, or where it is not known.
 
-    def __init__(self) -> None:
-        self._lost = dict.fromkeys(_RANKS, 0.0)
-        self._numbers = dict.fromkeys(_RANKS, 0)
-        self._largest, self._known, self._squares = 1, max(_RANKS), 0.0
-
-    def add(self, squares: torch.Tensor, total: float, rows: int, columns: int) -> None:
-        """Adds a matrix by the squared singular values that are known, and the sum of all."""
-        full = min(rows, columns)
-        if len(squares) < full:
-            self._known = min(self._known, len(squares))
-        unknown = max(total - float(squares.sum()), 0.0) if len(squares) < full else 0.0
-        for rank in _RANKS:
-            self._lost[rank] += float(squares[rank:].sum()) + unknown
-            self._numbers[rank] += min(rank, full) * (rows + columns)
-        self._largest = max(self._largest, full)
-        self._squares += total
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Rank, relative error and bytes, up to where nothing is lost, or where it is not known."""
-        limit = self._known if self._squares else 0
-        needed = [rank for rank in _RANKS if rank < 2 * self._largest and rank <= limit]
-        return [
-            {
-                "rank": min(rank, self._largest),
-                "error": math.sqrt(self._lost[rank] / self._squares),
-                "bytes": 4 * self._numbers[rank],
-            }
-            for rank in needed
-        ]
+    A matrix is given by the squared singular values that are known, the sum of all, and its rows and columns.
+    """
+    whole = sum(total for _, total, _, _ in matrices)
+    largest = max((min(rows, columns) for _, _, rows, columns in matrices), default=1)
+    known = min(
+        (len(squares) for squares, _, rows, columns in matrices if len(squares) < min(rows, columns)),
+        default=_RANKS[-1],
+    )
+    # of what is known only in part, the rest is lost at every rank
+    rest = sum(max(part[1] - float(part[0].sum()), 0.0) for part in matrices if len(part[0]) < min(part[2:]))
+    found = []
+    for rank in (rank for rank in _RANKS if whole and rank < 2 * largest and rank <= known):
+        lost = rest + sum(float(squares[rank:].sum()) for squares, _, _, _ in matrices)
+        numbers = sum(min(rank, rows, columns) * (rows + columns) for _, _, rows, columns in matrices)
+        found.append({"rank": min(rank, largest), "error": math.sqrt(lost / whole), "bytes": 4 * numbers})
+    return found
 
 
 class _Extraction:
@@ -182,7 +169,7 @@ class _Extraction:
             self._places[id(tensor)].append(name)
         self._parts: list[Path] = []
         self._entries: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
-        self._curve = _Curve()
+        self._known: list[tuple[torch.Tensor, float, int, int]] = []
         self._matrices: dict[str, dict[str, Any]] = {}
         self._biases: dict[str, torch.Tensor] = {}
         self._whole: list[str] = []
@@ -261,7 +248,7 @@ class _Extraction:
         difference = difference.T if type(self._modules[module]) is Conv1D else difference
         a, b, squares = cut_matrix(difference, rank, error)
         rows, columns = difference.shape
-        self._curve.add(squares, square, rows, columns)
+        self._known.append((squares, square, rows, columns))
         lost = _sum_of_squares(difference - b @ a)
         self._of_matrices += square
         self._lost_of_matrices += lost
@@ -350,7 +337,7 @@ class _Extraction:
             "error_of_matrices": _share(self._lost_of_matrices, self._of_matrices),
             "error": _share(self._lost_of_all, self._of_all),
             "warnings": self._warnings,
-            "by_rank": self._curve.rows(),
+            "by_rank": _list_ranks(self._known),
             "matrices": self._matrices,
             "biases": sorted(self._biases),
             "modules_to_save": saved,
