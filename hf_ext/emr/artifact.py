@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from ..files import read_json, write_json
-from ..hub.checkpoints import Checkpoint, open_checkpoint
+from ..hub.checkpoints import Checkpoint, explain_hub, open_checkpoint
 from ..hub.file_hashes import file_sha256
 from ..hub.safetensors_headers import CheckpointError, TensorInfo
 from ..hub.safetensors_writer import SafetensorsWriter
 from .emr_loader import OWN_FILE
-from .manifest import MANIFEST, Manifest, artifact_file, find_recorded
+from .manifest import MANIFEST, Manifest, artifact_file, find_folder
 from .ops import SUMS, TOTALS
 
 
@@ -208,7 +208,7 @@ def verify_artifact(folder: str | Path) -> Verification:
     manifest = Manifest.read(place)
     told, notes = {name: (place / name, about) for name, about in manifest.files.items()}, []
     base, inside = manifest.base, manifest.base.folder
-    at = place / inside if inside is not None else find_recorded(base.source, place)
+    at = place / inside if inside is not None else find_folder(base.source, place)
     if inside is None and (base.revision is not None or not at.is_dir()):
         notes.append(f"the base, {base.source}, was not read: it is not on this disk where the artifact says.")
     else:
@@ -268,12 +268,7 @@ def read_tasks(source: str | Path) -> list[str] | None:
 def fetch_file(source: str, file: str, *, token: str | bool | None = None, endpoint: str | None = None) -> Path:
     """One file of `org/name[@revision]`, in the cache."""
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     name, _, revision = source.partition("@")
-    try:
+    with explain_hub(f"{file} of {source}", endpoint):
         return Path(hf_hub_download(name, file, revision=revision or None, token=token, endpoint=endpoint))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
-        raise CheckpointError(
-            f"{source}: its {file} cannot be fetched ({str(error).splitlines()[0]}); check the name and the token."
-        ) from error

@@ -23,6 +23,8 @@ MANIFEST = "emr.json"
 FORMAT = "emr-merging"
 # 2 where the tasks are deltas, which readers of 1 cannot read.
 FORMAT_VERSION, DELTAS_VERSION = 1, 2
+# Names of weight files that `from_pretrained` of each library looks for.
+WEIGHT_STEMS = {"transformers": "model", "diffusers": "diffusion_pytorch_model", "peft": "adapter_model"}
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
@@ -234,3 +236,9 @@ def find_recorded(source: str, folder: str | Path) -> Path:
     """The place of a local checkpoint that [`recorded_path`] wrote down."""
     path = Path(source).expanduser()
     return path if path.is_absolute() else Path(os.path.normpath(Path(os.path.realpath(folder)) / path))
+
+
+def find_folder(source: str, folder: str | Path) -> Path:
+    """The folder in which the weights of such a checkpoint lie, which may have been given by its file."""
+    place = find_recorded(source, folder)
+    return place.parent if place.is_file() else place

@@ -17,16 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-import httpx2
 import numpy as np
 import torch
-from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RevisionResolutionError
+from huggingface_hub import HfApi
 from safetensors import safe_open
 
 from ..errors import UsageError
 from ..files import copy_into, read_json, require_free, whole_folder
-from ..hub.checkpoints import Checkpoint, open_checkpoint
+from ..hub.checkpoints import Checkpoint, explain_hub, open_checkpoint
 from ..hub.file_hashes import file_sha256
 from ..hub.published_files import walk
 from ..hub.safetensors_headers import CheckpointError, TensorInfo
@@ -34,7 +32,16 @@ from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
 from .arithmetic import compute_scales
 from .artifact import open_extras, open_masks, open_unified, read_sums, read_tasks
 from .deltas import restore_directions
-from .manifest import MANIFEST, Manifest, SourceRecord, TaskRecord, TensorRecord, artifact_file, find_recorded
+from .manifest import (
+    MANIFEST,
+    WEIGHT_STEMS,
+    Manifest,
+    SourceRecord,
+    TaskRecord,
+    TensorRecord,
+    artifact_file,
+    find_folder,
+)
 from .ops import restore_block
 
 # What an artifact has and a plain checkpoint does not.
@@ -215,8 +222,7 @@ class TaskWeights:
         with whole_folder(out) as partial:
             copy_into(files, partial)
             sizes = {name: math.prod(shape) * dtype.itemsize for name, (dtype, shape) in entries.items()}
-            weights = self.manifest.unified or self.manifest.base.files
-            stem = re.sub(r"-\d{5}-of-\d{5}$", "", Path(next(iter(weights))).stem)
+            stem = WEIGHT_STEMS.get(self.manifest.library, "model")
             shards = plan_shards(sizes, self.shard_bytes, stem)
             for file, names in shards.items():
                 self._write(task, partial / file, {name: entries[name] for name in names})
@@ -297,7 +303,7 @@ class TaskWeights:
         base = self.manifest.base
         named = base.source + (f" at commit {base.revision}" if base.revision else "")
         hub = given is None and base.folder is None and base.revision is not None
-        place = find_recorded(base.source, self.folder) if given is None else Path(given).expanduser()
+        place = find_folder(base.source, self.folder) if given is None else find_folder(str(given), Path())
         if given is None and base.folder is not None:
             if self._repository:
                 self._download(*self._repository, [f"{base.folder}/*"])
@@ -330,29 +336,14 @@ class TaskWeights:
             raise ValueError(f"two revisions for {name}: {written!r} and {revision!r}; give one")
         if not re.fullmatch(r"[\w\-][\w.\-]*/[\w\-][\w.\-]*", name):
             raise CheckpointError(f"{source}: no such folder, and not of the form org/name or org/name@revision.")
-        try:
+        with explain_hub(source, self._api.endpoint):
             return name, str(self._api.resolve_revision(name, revision=written or revision).resolved)
-        except (HfHubHTTPError, HFValidationError, RevisionResolutionError, httpx2.TransportError) as error:
-            raise CheckpointError(
-                f"{source}: no such repository or revision on {self._api.endpoint}, or no access to it "
-                f"({str(error).splitlines()[0]}); check the name, and pass a token if it is private."
-            ) from error
 
     def _download(self, name: str, commit: str, allowed: list[str], ignored: list[str] | None = None) -> Path:
-        try:
-            folder = snapshot_download(
-                name,
-                revision=commit,
-                allow_patterns=allowed,
-                ignore_patterns=ignored,
-                token=self._api.token,
-                endpoint=self._api.endpoint,
+        with explain_hub(f"{', '.join(allowed)} of {name}@{commit[:12]}", self._api.endpoint):
+            folder = self._api.snapshot_download(
+                name, revision=commit, allow_patterns=allowed, ignore_patterns=ignored
             )
-        except (HfHubHTTPError, LocalEntryNotFoundError, httpx2.TransportError) as error:
-            raise CheckpointError(
-                f"{name}@{commit[:12]}: {', '.join(allowed)} cannot be fetched from {self._api.endpoint} "
-                f"({str(error).splitlines()[0]}); check the connection and the token, and try again."
-            ) from error
         return Path(folder)
 
 

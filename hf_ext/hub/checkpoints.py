@@ -9,6 +9,7 @@ import hashlib
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
@@ -17,6 +18,7 @@ from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.errors import (
     HfHubHTTPError,
     HFValidationError,
+    LocalEntryNotFoundError,
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
@@ -318,22 +320,30 @@ def _find_entry(names: list[str], where: str) -> str:
     raise CheckpointError(f"{where}: no .safetensors file here; found {sorted(names)[:5]}. Is it a checkpoint?")
 
 
+@contextmanager
+def explain_hub(where: str, endpoint: str | None) -> Iterator[None]:
+    """Says of a request to a Hub that failed what it was for, as a [`CheckpointError`]."""
+    endpoint = endpoint or constants.ENDPOINT
+    try:
+        yield
+    except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
+        raise CheckpointError(
+            f"{where}: no such repository or revision on {endpoint}, or no access to it; check the name, and pass "
+            f"a token if it is private ({str(error).splitlines()[0]})"
+        ) from error
+    except (RevisionResolutionError, LocalEntryNotFoundError, httpx2.TransportError) as error:
+        raise CheckpointError(f"{where}: {endpoint} cannot be reached and this is not in the cache.") from error
+    except HfHubHTTPError as error:
+        raise CheckpointError(f"{where}: {str(error).splitlines()[0]}") from error
+
+
 def _open_repository(repo_id: str, revision: str | None, token: str | bool | None, endpoint: str | None) -> Checkpoint:
     api = HfApi(endpoint=endpoint, token=token)
     where = f"{repo_id}@{revision or constants.DEFAULT_REVISION}"
-    try:
+    with explain_hub(where, api.endpoint):
         # falls back on the cache when the Hub cannot be reached
         commit = api.resolve_revision(repo_id, revision=revision).resolved
         listing = _list_files(api, repo_id, commit)
-    except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
-        raise CheckpointError(
-            f"{where}: no such repository or revision on {api.endpoint}, or no access to it; check the name, and pass "
-            f"a token if it is private ({str(error).splitlines()[0]})"
-        ) from error
-    except (RevisionResolutionError, httpx2.TransportError) as error:
-        raise CheckpointError(f"{where}: {api.endpoint} cannot be reached and this is not in the cache.") from error
-    except HfHubHTTPError as error:
-        raise CheckpointError(f"{where}: {str(error).splitlines()[0]}") from error
     if listing is None:
         snapshot = Path(constants.HF_HUB_CACHE, f"models--{repo_id.replace('/', '--')}", "snapshots", commit)
         if not snapshot.is_dir():

@@ -143,8 +143,10 @@ class MergeConfig:
         try:
             return cls.from_dict(mapping)
         except ValueError as error:
-            found = isinstance(error, MergekitError) and error.find_line(Path(path).read_text(encoding="utf-8"))
-            raise DataError(f"{path}{f', line {found}' if found else ''}: {error}") from error
+            line = ""
+            if isinstance(error, MergekitError):
+                line = f", line {error.find_line(Path(path).read_text(encoding='utf-8'))}"
+            raise DataError(f"{path}{line}: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
         """

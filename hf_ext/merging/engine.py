@@ -24,7 +24,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -139,7 +139,12 @@ class Engine:
         self._outputs = outputs
         self._vectors = vectors
         self._method, self._arguments = plan.config.merge_method, plan.config.arguments
-        self._options = [_find_options(plan, row, depth) for row, depth in _with_depths(plan)]
+        depths = find_depths(plan.base.tensors)
+        self._options = []
+        for row in plan.merged_rows:
+            named = zip(plan.config.tasks, row.task_names, strict=True)
+            tasks = [task for task, name in named if name is not None]
+            self._options.append(plan.config.find_options(row.name, depths[row.name], tasks))
         # elected plainly, by the kernels that mask and sum up too
         self._fused = self._method.fused and plan.config.drop == 0
         # one worker at a time holds a whole tensor of every checkpoint
@@ -466,17 +471,6 @@ class Engine:
         blocks = _blocks(piece.start, piece.stop, self.block)
         reads = (self._read(self._plan.merged_rows[piece.index], low, high, buffers)[1][task] for low, high in blocks)
         return all(bool(torch.isfinite(weights.float()).all()) for weights in reads)
-
-
-def _find_options(plan: Plan, row: Row, depth: float) -> dict[str, Any]:
-    """The options of the method for one merged tensor and the tasks that have it."""
-    named = zip(plan.config.tasks, row.task_names, strict=True)
-    return plan.config.find_options(row.name, depth, [task for task, name in named if name is not None])
-
-
-def _with_depths(plan: Plan) -> Iterator[tuple[Row, float]]:
-    depths = find_depths(plan.base.tensors)
-    return ((row, depths[row.name]) for row in plan.merged_rows)
 
 
 def _blocks(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:

@@ -8,7 +8,6 @@ matrix of a linear layer goes along whole, as `modules_to_save` and as biases of
 from __future__ import annotations
 
 import math
-import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -19,16 +18,17 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.pytorch_utils import Conv1D
 
 from hf_ext.emr.building import differing_keys, model_class
-from hf_ext.files import read_json_object, require_free, whole_folder, write_json
+from hf_ext.files import copy_into, read_json_object, require_free, whole_folder, write_json
 from hf_ext.hub.disclosure import cut_paths
 from hf_ext.hub.safetensors_writer import SafetensorsWriter
 from hf_ext.settings import matters_in_use
 
+from ..errors import DataError
 from .pairs import Pair
 from .sources import size_text
 
@@ -123,38 +123,25 @@ def describe_lora(ranks: Mapping[str, int], **more: Any) -> dict[str, Any]:
     return config | {"target_modules": sorted(ranks)}
 
 
-class _Curve:
-    """Errors and sizes at other ranks."""
+def _list_ranks(matrices: list[tuple[torch.Tensor, float, int, int]]) -> list[dict[str, Any]]:
+    """Rank, relative error and bytes of other ranks, up to where nothing is lost, or where it is not known.
 
-    def __init__(self) -> None:
-        self._lost = dict.fromkeys(_RANKS, 0.0)
-        self._numbers = dict.fromkeys(_RANKS, 0)
-        self._largest, self._known, self._squares = 1, max(_RANKS), 0.0
-
-    def add(self, squares: torch.Tensor, total: float, rows: int, columns: int) -> None:
-        """Adds a matrix by the squared singular values that are known, and the sum of all."""
-        full = min(rows, columns)
-        if len(squares) < full:
-            self._known = min(self._known, len(squares))
-        unknown = max(total - float(squares.sum()), 0.0) if len(squares) < full else 0.0
-        for rank in _RANKS:
-            self._lost[rank] += float(squares[rank:].sum()) + unknown
-            self._numbers[rank] += min(rank, full) * (rows + columns)
-        self._largest = max(self._largest, full)
-        self._squares += total
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Rank, relative error and bytes, up to where nothing is lost, or where it is not known."""
-        limit = self._known if self._squares else 0
-        needed = [rank for rank in _RANKS if rank < 2 * self._largest and rank <= limit]
-        return [
-            {
-                "rank": min(rank, self._largest),
-                "error": math.sqrt(self._lost[rank] / self._squares),
-                "bytes": 4 * self._numbers[rank],
-            }
-            for rank in needed
-        ]
+    A matrix is given by the squared singular values that are known, the sum of all, and its rows and columns.
+    """
+    whole = sum(total for _, total, _, _ in matrices)
+    largest = max((min(rows, columns) for _, _, rows, columns in matrices), default=1)
+    known = min(
+        (len(squares) for squares, _, rows, columns in matrices if len(squares) < min(rows, columns)),
+        default=_RANKS[-1],
+    )
+    # of what is known only in part, the rest is lost at every rank
+    rest = sum(max(part[1] - float(part[0].sum()), 0.0) for part in matrices if len(part[0]) < min(part[2:]))
+    found = []
+    for rank in (rank for rank in _RANKS if whole and rank < 2 * largest and rank <= known):
+        lost = rest + sum(float(squares[rank:].sum()) for squares, _, _, _ in matrices)
+        numbers = sum(min(rank, rows, columns) * (rows + columns) for _, _, rows, columns in matrices)
+        found.append({"rank": min(rank, largest), "error": math.sqrt(lost / whole), "bytes": 4 * numbers})
+    return found
 
 
 class _Extraction:
@@ -182,7 +169,7 @@ class _Extraction:
             self._places[id(tensor)].append(name)
         self._parts: list[Path] = []
         self._entries: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
-        self._curve = _Curve()
+        self._known: list[tuple[torch.Tensor, float, int, int]] = []
         self._matrices: dict[str, dict[str, Any]] = {}
         self._biases: dict[str, torch.Tensor] = {}
         self._whole: list[str] = []
@@ -205,13 +192,20 @@ class _Extraction:
         for module, found in self._matrices.items() if self._biases else ():
             # peft gives B a bias in every module or in none.
             self._keep({f"{module}.lora_B.bias": self._biases.get(module, torch.zeros(found["shape"][0]))})
-        for name, path in self._pair.files.items():
-            shutil.copyfile(path, self._folder / name)
+        self._warnings = _warn_of_settings(self._pair, self._model)
+        copy_into({name: path for name, path in self._pair.files.items() if self._belongs(name)}, self._folder)
         self._write_config(saved)
         self._write_weights()
         report = self._report(saved)
         write_json(self._folder / "report.json", report)
         return report
+
+    def _belongs(self, name: str) -> bool:
+        """True for a file of the fine-tune that the adapter needs. Beside a config.json, transformers looks for whole
+        weights and not for an adapter, so it is taken only where that of the base would not do."""
+        own = read_json_object(self._pair.files["config.json"])
+        labels = any(own.get(key) != self._pair.base_config.get(key) for key in ("id2label", "problem_type"))
+        return name != "config.json" or labels or bool(self._warnings)
 
     def _take(self, name: str, rank: int | None, error: float | None) -> None:
         """Decides on a tensor of the fine-tune, and keeps what the adapter needs of it."""
@@ -254,7 +248,7 @@ class _Extraction:
         difference = difference.T if type(self._modules[module]) is Conv1D else difference
         a, b, squares = cut_matrix(difference, rank, error)
         rows, columns = difference.shape
-        self._curve.add(squares, square, rows, columns)
+        self._known.append((squares, square, rows, columns))
         lost = _sum_of_squares(difference - b @ a)
         self._of_matrices += square
         self._lost_of_matrices += lost
@@ -342,8 +336,8 @@ class _Extraction:
             "bytes_of_fine_tune": self._bytes,
             "error_of_matrices": _share(self._lost_of_matrices, self._of_matrices),
             "error": _share(self._lost_of_all, self._of_all),
-            "warnings": _warn_of_settings(self._pair, self._model),
-            "by_rank": self._curve.rows(),
+            "warnings": self._warnings,
+            "by_rank": _list_ranks(self._known),
             "matrices": self._matrices,
             "biases": sorted(self._biases),
             "modules_to_save": saved,
@@ -363,6 +357,12 @@ def _build_outline(pair: Pair) -> nn.Module:
     """The model of a fine-tune without its weights."""
     if "config.json" not in pair.files:
         raise ValueError(f"{pair.title}: there is no config.json, which names the class of the model; add it")
+    told = read_json_object(pair.files["config.json"])
+    if "auto_map" in told and told.get("model_type") not in CONFIG_MAPPING:
+        raise DataError(
+            f"{pair.title}: its class is code that lies beside its weights ({told['auto_map']!r:.80}), and is "
+            "not run here; import the package that registers the class, or let peft train an adapter"
+        )
     config = AutoConfig.from_pretrained(pair.files["config.json"])
     with torch.device("meta"):
         return model_class(config, pair.files["config.json"].parent, False)(config)

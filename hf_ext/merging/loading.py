@@ -10,6 +10,7 @@ import contextlib
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +28,9 @@ _NO_SETTINGS = re.compile(
     r"|\w*dropout\w*|\w*_pdrop|\w*drop_path\w*|layerdrop|initializer_\w+|gradient_checkpointing|tie_word_embeddings"
     r"|name_or_path|train_\w+|emr_tasks|base_model_name_or_path"
 )
+
+# Kinds of models that are ours; a merge does not import their rooms before it needs them.
+_OWN_KINDS = ("semanir", "mrconv")
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -130,6 +134,9 @@ def _resolve(config: Mapping[str, Any]) -> Mapping[str, Any]:
     from transformers import CONFIG_MAPPING
 
     kind = str(config.get("model_type"))
+    if kind in _OWN_KINDS and kind not in CONFIG_MAPPING:
+        # importing the room registers its classes
+        import_module(f"hf_ext.{kind}")
     if kind not in CONFIG_MAPPING:
         return config
     try:

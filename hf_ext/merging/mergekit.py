@@ -5,104 +5,145 @@ precision the two results differ by several roundings. Whatever would give somet
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import yaml
+
 from hf_ext.emr.artifact import fetch_file
-from hf_ext.files import read_json
+from hf_ext.files import read_json_object
 
 from ..errors import UsageError
+from .methods import METHODS, Option
 
 _KEYS = (
-    "base_model",
-    "chat_template",
-    "dtype",
-    "merge_method",
-    "models",
-    "name",
-    "out_dtype",
-    "parameters",
-    "slices",
-    "tokenizer",
-    "tokenizer_source",
+    *("base_model", "chat_template", "dtype", "merge_method", "models", "name", "out_dtype", "parameters", "slices"),
+    *("tokenizer", "tokenizer_source"),
 )
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+_DTYPES = ("float32", "float16", "bfloat16")
 # The last one tells how mergekit keeps masks, which changes nothing.
 _PARAMETERS = ("weight", "density", "lambda", "normalize", "rescale", "t", "filter_wise", "int8_mask")
-# A source of a slice or an entry of `models`: model and parameters.
-_Source = tuple[str, Mapping[str, Any]]
 
 
 class MergekitError(UsageError):
-    """An entry of a mergekit configuration that is not supported; `entry` is the key or value that says it."""
+    """An entry of a mergekit configuration that is not supported; `place` holds the keys that lead to it."""
 
-    entry = ""
+    place: tuple[Any, ...] = ()
 
-    def find_line(self, text: str) -> int | None:
-        """The line of the file that has the entry, if one has."""
-        word = re.compile(rf"(?<![\w.-]){re.escape(self.entry)}(?![\w.-])")
-        lines = enumerate(text.split("\n"), 1)
-        return next((number for number, line in lines if self.entry and word.search(line.partition("#")[0])), None)
+    def find_line(self, text: str) -> int:
+        """The line of the file that has the entry, or of what is around it."""
+        node: Any = yaml.compose(text, Loader=yaml.SafeLoader)
+        line = node.start_mark.line
+        for key in self.place:
+            inner = enumerate(node.value) if isinstance(node, yaml.SequenceNode) else node.value
+            named = ((getattr(own, "value", own), own, value) for own, value in inner)
+            found = next(((own, value) for name, own, value in named if str(name) == str(key)), None)
+            if found is None:
+                break
+            node = found[1]
+            line = getattr(found[0], "start_mark", node.start_mark).line
+        return int(line) + 1
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A value of the configuration, and the keys that lead to it."""
+
+    value: Any
+    place: tuple[Any, ...] = ()
+
+    def refuse(self, what: str) -> NoReturn:
+        error = MergekitError(f"a mergekit configuration cannot be taken over with {what}.")
+        error.place = self.place
+        raise error
+
+    def get(self, key: Any) -> "_Entry":
+        """The entry of a mapping; what is not there is `None`."""
+        return _Entry(self.value.get(key), (*self.place, key))
+
+    def check(self, what: str, *known: str, needed: str | None = None) -> "_Entry":
+        """The same, after anything but a mapping with these keys was refused; `None` is an empty one."""
+        found = {} if self.value is None and needed is None else self.value
+        if not isinstance(found, Mapping):
+            self.refuse(f"{what} {found!r:.80}, which must be `key: value` lines")
+        for key in found if known else ():
+            if key not in known:
+                _Entry(None, (*self.place, key)).refuse(f"{key!r:.80} in {what}; {', '.join(known)} are known")
+        if needed is not None and needed not in found:
+            self.refuse(f"{what} without {needed}")
+        return _Entry(found, self.place)
+
+    def items(self, what: str) -> list["_Entry"]:
+        """The entries of a list that holds one or more."""
+        if not isinstance(self.value, list) or not self.value:
+            self.refuse(f"{what} {self.value!r:.80}, which must be a list")
+        return [_Entry(item, (*self.place, index)) for index, item in enumerate(self.value)]
 
 
 def read_mergekit(given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a [`MergeConfig`] that means the same."""
-    method = given.get("merge_method")
-    if not isinstance(method, str) or method not in _METHODS:
-        random = isinstance(method, str) and method.startswith(("dare", "della"))
-        _refuse(
-            f"merge_method {method!r:.80}; supported methods: {', '.join(_METHODS)}"
-            + (". Its random draws would differ here: see `drop` and method della" if random else ""),
-            "merge_method",
+    root = _Entry(given)
+    method = root.get("merge_method")
+    if not isinstance(method.value, str) or method.value not in _METHODS:
+        random = isinstance(method.value, str) and method.value.startswith(("dare", "della"))
+        method.refuse(
+            f"merge_method {method.value!r:.80}; supported methods: {', '.join(_METHODS)}"
+            + (". Its random draws would differ here: see `drop` and method della" if random else "")
         )
-    for key in given:
-        if key not in _KEYS:
-            _refuse(f"{key!r:.80}; {', '.join(_KEYS)} are known", str(key))
-    template = given.get("chat_template")
-    if template not in (None, "auto"):
-        _refuse(f"chat_template {template!r:.80}; supported: auto, the one in which all models agree", "chat_template")
-    sources, levels = _read_sources(given)
-    base = None if given.get("base_model") is None else _read_model(given["base_model"])
-    _check_tokenizer(given, base)
-    fields = _METHODS[method](_Reader(base, sources, levels))
-    dtype = given.get("out_dtype") or given.get("dtype")
-    return fields | ({} if dtype is None else {"dtype": dtype})
+    root.check("the file", *_KEYS)
+    template = root.get("chat_template")
+    if template.value not in (None, "auto"):
+        template.refuse(f"chat_template {template.value!r:.80}; supported: auto, the one in which all models agree")
+    reader = _Reader(root)
+    _check_tokenizer(root, reader.base)
+    fields = _METHODS[method.value](reader)
+    # the later one counts
+    for key in ("dtype", "out_dtype"):
+        dtype = root.get(key)
+        if dtype.value is None:
+            continue
+        fields["dtype"] = str(dtype.value).removeprefix("torch.")
+        if fields["dtype"] not in _DTYPES:
+            dtype.refuse(f"{key} {dtype.value!r:.80}; {', '.join(_DTYPES)} are known")
+    return fields
 
 
-def _check_tokenizer(given: Mapping[str, Any], base: str | None) -> None:
+def _check_tokenizer(root: _Entry, base: str | None) -> None:
     """Refuses another tokenizer than the base's, by either key of mergekit."""
-    key, source = "tokenizer_source", given.get("tokenizer_source")
-    if given.get("tokenizer") is not None:
-        told = _mapping("tokenizer", given["tokenizer"])
-        if source is not None or set(told) != {"source"}:
-            _refuse(
-                f"tokenizer with {', '.join(map(str, told))} here; it has source alone, without tokenizer_source",
-                "tokenizer",
-            )
-        key, source = "tokenizer.source", told["source"]
-    if source not in (None, "base", base):
-        _refuse(
-            f"{key} {source!r:.80}: the result has the base's tokens; mergekit makes a model with others",
-            key.partition(".")[0],
+    source = root.get("tokenizer_source")
+    if root.value.get("tokenizer") is not None:
+        told = root.get("tokenizer").check("tokenizer", "source", needed="source")
+        if source.value is not None:
+            source.refuse("tokenizer_source beside tokenizer")
+        source = told.get("source")
+    if source.value not in (None, "base", base):
+        key = ".".join(source.place)
+        source.refuse(
+            f"{key} {source.value!r:.80}: the result has the base's tokens; mergekit makes a model of others"
         )
 
 
 class _Reader:
     """Models and parameters: of a model, of its slice, of all, in this order."""
 
-    def __init__(self, base: str | None, sources: Sequence[_Source], levels: Sequence[Mapping[str, Any]]) -> None:
-        self.base, self.levels = base, levels
-        self.sources = dict(sources)
-        if len(self.sources) < len(sources):
-            _refuse("a model that comes twice")
-        for key in {key for part in (*self.sources.values(), *levels) for key in part} - {*_PARAMETERS}:
-            _refuse(f"parameter {key!r:.80}; {', '.join(_PARAMETERS)} are known", str(key))
+    def __init__(self, root: _Entry) -> None:
+        self.root = root
+        self.base = None if root.value.get("base_model") is None else _read_model(root.get("base_model"))
+        sources, self.levels = _read_sources(root)
+        self.sources: dict[str, _Entry] = {}
+        for entry in sources:
+            model = _read_model(entry.get("model"))
+            if model in self.sources:
+                entry.get("model").refuse("a model that comes twice")
+            self.sources[model] = entry.get("parameters").check("parameters", *_PARAMETERS)
 
     def name_tasks(self, *, without_base: bool = True, least: int = 1) -> dict[str, str]:
         """The tasks by a name of their own, which is the last part of where they are."""
         if without_base and self.base is None:
-            _refuse("a merge by differences without base_model")
+            self.root.get("merge_method").refuse("a merge by differences without base_model")
         found: dict[str, str] = {}
         for model in self.sources:
             if without_base and model == self.base:
@@ -114,46 +155,54 @@ class _Reader:
             numbered = (f"{plain}-{number}" if number > 1 else plain for number in range(1, len(found) + 2))
             found[next(name for name in numbered if name.casefold() not in taken)] = model
         if len(found) < least:
-            _refuse(f"{len(found)} model(s) beside the base, of which this method needs {least} or more")
+            self.refuse(f"{len(found)} model(s) beside the base, of which this method needs {least} or more")
         return found
 
-    def read(self, name: str, default: Any = None, *, model: str | None = None) -> Any:
+    def refuse(self, what: str) -> NoReturn:
+        """Refuses the models together."""
+        self.root.get("models" if "models" in self.root.value else "slices").refuse(what)
+
+    def read(self, name: str, option: Option, default: Any = None, *, model: str | None = None) -> Any:
         """A parameter of a model, or of all; levels are joined where filters of one leave tensors to the next."""
         chain = [self.sources[model]] if model is not None else []
         parts: list[Any] = []
-        for level in (*chain, *self.levels, {name: default}):
-            setting = level.get(name)
-            if setting is None:
+        for level in (*chain, *self.levels, _Entry({name: default})):
+            entry = level.get(name)
+            if entry.value is None:
                 continue
-            entries = [setting] if isinstance(setting, Mapping) else setting
-            if not (isinstance(entries, list) and entries and isinstance(entries[0], Mapping)):
-                return [*parts, {"value": setting}] if parts else setting
+            entries = [entry.value] if isinstance(entry.value, Mapping) else entry.value
+            try:
+                option.read(name, entries)
+            except ValueError as error:
+                entry.refuse(f"a parameter that this method does not take: {str(error).rstrip('.')}")
+            if not (isinstance(entries, list) and isinstance(entries[0], Mapping)):
+                return [*parts, {"value": entry.value}] if parts else entry.value
             parts += entries
-            if any(isinstance(entry, Mapping) and entry.get("filter", "*") in (None, "*") for entry in entries):
+            if any(part.get("filter", "*") in (None, "*") for part in entries):
                 return parts
         of = f" of {model}" if model is not None else ""
-        _refuse(f"no {name}{of}{' where no filter fits' if parts else ''}, which this method needs")
+        place = self.sources[model] if model is not None else self.root.get("merge_method")
+        place.refuse(f"no {name}{of}{' where no filter fits' if parts else ''}, which this method needs")
 
-    def read_each(self, name: str, tasks: Mapping[str, str], default: Any = None) -> Any:
+    def read_each(self, name: str, option: Option, tasks: Mapping[str, str], default: Any = None) -> Any:
         """A parameter of the tasks: one for all, or one for each."""
-        found = {task: self.read(name, default, model=model) for task, model in tasks.items()}
+        found = {task: self.read(name, option, default, model=model) for task, model in tasks.items()}
         first = next(iter(found.values()))
         return first if all(setting == first for setting in found.values()) else found
 
     def read_flag(self, name: str, default: bool) -> bool:
         """A parameter that is true or false for the whole model."""
-        flag = self.read(name, default)
-        if not isinstance(flag, bool):
-            _refuse(f"{name} {flag!r:.80}, which must be true or false", name)
-        return bool(flag)
+        return bool(self.read(name, Option("", kind=bool, by_layer=False), default))
 
 
 def _read_linear(reader: _Reader) -> dict[str, Any]:
     if reader.base is not None and reader.base not in reader.sources:
-        _refuse("a base_model of linear that is none of its models, and would be averaged in")
+        reader.root.get("base_model").refuse(
+            "a base_model of linear that is none of its models, and would be averaged in"
+        )
     # of an average it does not matter what the differences are from
     tasks = reader.name_tasks(without_base=False)
-    weight = reader.read_each("weight", tasks)
+    weight = reader.read_each("weight", METHODS["average"].options["weight"], tasks)
     return {
         "method": "average",
         "base": reader.base or next(iter(tasks.values())),
@@ -166,17 +215,18 @@ def _read_linear(reader: _Reader) -> dict[str, Any]:
 def _read_slerp(reader: _Reader) -> dict[str, Any]:
     tasks = reader.name_tasks()
     if len(tasks) != 1:
-        _refuse(f"slerp of {len(tasks) + 1} models; base_model and one more are needed")
-    return {"method": "slerp", "base": reader.base, "tasks": tasks, "t": reader.read("t")}
+        reader.refuse(f"slerp of {len(tasks) + 1} models; base_model and one more are needed")
+    place = reader.read("t", METHODS["slerp"].options["t"])
+    return {"method": "slerp", "base": reader.base, "tasks": tasks, "t": place}
 
 
 def _read_task_arithmetic(reader: _Reader) -> dict[str, Any]:
-    tasks, factor = reader.name_tasks(), reader.read("lambda", 1.0)
-    weight = reader.read_each("weight", tasks)
-    normalize = reader.read_flag("normalize", False)
-    if isinstance(factor, list | bool) or (normalize and factor != 1):
-        _refuse(f"lambda {factor!r:.80} here: put it into the weights", "lambda")
-    if normalize:
+    tasks = reader.name_tasks()
+    weight = reader.read_each("weight", METHODS["task_arithmetic"].options["weight"], tasks)
+    factor = float(reader.read("lambda", Option("", by_layer=False), 1.0))
+    if reader.read_flag("normalize", False):
+        if factor != 1:
+            reader.root.get("merge_method").refuse("lambda beside normalize: put it into the weights")
         return {"method": "average", "base": reader.base, "tasks": tasks, "weight": weight}
     weight = weight if factor == 1 else _multiply(weight, factor)
     return {"method": "task_arithmetic", "base": reader.base, "tasks": tasks, "weight": weight}
@@ -184,22 +234,22 @@ def _read_task_arithmetic(reader: _Reader) -> dict[str, Any]:
 
 def _read_ties(reader: _Reader) -> dict[str, Any]:
     if reader.read_flag("rescale", False):
-        _refuse("rescale: true of ties", "rescale")
-    tasks = reader.name_tasks()
+        next(level for level in reader.levels if "rescale" in level.value).get("rescale").refuse("rescale of ties")
+    tasks, options = reader.name_tasks(), METHODS["ties_by_tensor"].options
     return {
         "method": "ties_by_tensor",
         "base": reader.base,
         "tasks": tasks,
-        "weight": reader.read_each("weight", tasks),
-        "density": reader.read_each("density", tasks, 1.0),
-        "normalize": reader.read("normalize", True),
-        "scale": reader.read("lambda", 1.0),
+        "weight": reader.read_each("weight", options["weight"], tasks),
+        "density": reader.read_each("density", options["density"], tasks, 1.0),
+        "normalize": reader.read("normalize", options["normalize"], True),
+        "scale": reader.read("lambda", options["scale"], 1.0),
     }
 
 
 def _read_model_stock(reader: _Reader) -> dict[str, Any]:
     tasks = reader.name_tasks(least=2)
-    rows = reader.read("filter_wise", False)
+    rows = reader.read("filter_wise", METHODS["model_stock"].options["filter_wise"], False)
     return {"method": "model_stock", "base": reader.base, "tasks": tasks, "filter_wise": rows, "away": True}
 
 
@@ -212,91 +262,75 @@ _METHODS: dict[str, Callable[[_Reader], dict[str, Any]]] = {
 }
 
 
-def _read_sources(given: Mapping[str, Any]) -> tuple[list[_Source], list[Mapping[str, Any]]]:
+def _read_sources(root: _Entry) -> tuple[list[_Entry], list[_Entry]]:
     """The models with their own parameters, and those of all, the nearer first."""
-    models, slices = given.get("models"), given.get("slices")
-    shared = _mapping("parameters", given.get("parameters") or {})
-    if (models is None) == (slices is None):
-        _refuse("`models` and `slices` both, or none of them", "slices")
-    if slices is None:
-        return [_read_source(entry, "model", "parameters") for entry in _list("models", models)], [shared]
+    models, slices = root.get("models"), root.get("slices")
+    shared = root.get("parameters").check("parameters", *_PARAMETERS)
+    if (models.value is None) == (slices.value is None):
+        slices.refuse("`models` and `slices` both, or none of them")
+    if slices.value is None:
+        entries = models.items("models")
+        return [entry.check("a model", "model", "parameters", needed="model") for entry in entries], [shared]
     # Slices of the same models with the same parameters are one, in their order.
-    first, reached = _mapping("a slice", _list("slices", slices)[0]), 0
-    for part in (_mapping("a slice", item) for item in slices):
-        if not {"sources"} <= set(part) <= {"sources", "parameters"}:
-            _refuse(f"a slice with {', '.join(map(str, part))}; it has sources and parameters", "slices")
-        ranges = [_mapping("a source", entry).get("layer_range") for entry in _list("sources", part["sources"])]
-        if _without_layers(part) != _without_layers(first):
-            _refuse("slices of other models or parameters: put what differs by layer into one slice", "slices")
-        start, stop = ranges[0] if isinstance(ranges[0], list) and len(ranges[0]) == 2 else (None, None)
-        if start != reached or not isinstance(stop, int) or any(item != ranges[0] for item in ranges):
-            _refuse(f"layer_range {ranges!r:.80}: every model gives the layers from {reached} on", "layer_range")
+    parts = [part.check("a slice", "sources", "parameters", needed="sources") for part in slices.items("slices")]
+    first, ours, reached = parts[0].get("sources").items("sources"), list[Any](), 0
+    keys = ("model", "parameters", "layer_range")
+    for part in parts:
+        sources = [item.check("a source", *keys, needed="model") for item in part.get("sources").items("sources")]
+        told = [{key: value for key, value in item.value.items() if key != "layer_range"} for item in sources]
+        ours = told if part is parts[0] else ours
+        if (part.value.get("parameters"), told) != (parts[0].value.get("parameters"), ours):
+            part.refuse("slices of other models or parameters: put what differs by layer into one slice")
+        if len(parts) > 1 and _has_gradient([root.value.get("parameters"), part.value]):
+            part.refuse("a list of values by layer, which runs through each of several slices: use one slice")
+        ranges = [item.value.get("layer_range") for item in sources]
+        stop: Any = ranges[0][1] if isinstance(ranges[0], list) and len(ranges[0]) == 2 else None
+        fits = isinstance(stop, int) and stop > reached
+        for item, layers in zip(sources, ranges, strict=True):
+            if not fits or layers != [reached, stop]:
+                item.get("layer_range").refuse(
+                    f"layer_range {layers!r:.80}: every model gives the layers from {reached} on"
+                )
         reached = stop
-    entries = _list("sources", first["sources"])
-    sources = [_read_source(entry, "model", "parameters", "layer_range") for entry in entries]
-    for model, _ in sources:
-        if (layers := _count_layers(model)) != reached:
-            _refuse(f"layer_range up to {reached} of {model}: all its layers are [0, {layers}]", "layer_range")
-    return sources, [_mapping("parameters", first.get("parameters") or {}), shared]
+    for item in first:
+        if (layers := _count_layers(item)) != reached:
+            item.get("layer_range").refuse(f"layer_range up to {reached}: all layers of the model are [0, {layers}]")
+    return first, [parts[0].get("parameters").check("parameters", *_PARAMETERS), shared]
 
 
-def _without_layers(part: Mapping[str, Any]) -> tuple[Any, list[Any]]:
-    entries = [{key: value for key, value in entry.items() if key != "layer_range"} for entry in part["sources"]]
-    return part.get("parameters"), entries
+def _has_gradient(value: Any) -> bool:
+    """True if settings hold a list of values from the first layer to the last, but for `layer_range`."""
+    if isinstance(value, Mapping):
+        return any(_has_gradient(inner) for key, inner in value.items() if key != "layer_range")
+    if not isinstance(value, list):
+        return False
+    return any(_has_gradient(inner) if isinstance(inner, Mapping | list) else inner is not None for inner in value)
 
 
-def _read_source(entry: Any, *known: str) -> _Source:
-    mapping = _mapping("an entry of the models", entry)
-    if not {"model"} <= set(mapping) <= set(known):
-        _refuse(f"a model with {', '.join(map(str, mapping))}; it has {', '.join(known)}", "model")
-    return _read_model(mapping["model"]), _mapping("parameters", mapping.get("parameters") or {})
-
-
-def _read_model(model: Any) -> str:
-    if not isinstance(model, str) or "+" in model:
-        _refuse(
-            f"model {model!r:.80}: name a folder or org/name[@revision]; adapters are merged in by peft first",
-            str(model),
+def _read_model(model: _Entry) -> str:
+    if not isinstance(model.value, str) or not model.value.strip() or "+" in model.value:
+        model.refuse(
+            f"model {model.value!r:.80}: name a folder or org/name[@revision]; adapters are merged in by peft first"
         )
-    return str(model)
+    return str(model.value)
 
 
-def _count_layers(model: str) -> int:
+def _count_layers(entry: _Entry) -> int:
     """Layers by the configuration of a model, on this disk or on the Hub."""
+    model = _read_model(entry.get("model"))
     folder = Path(model).expanduser()
     path = folder / "config.json" if folder.exists() else fetch_file(model, "config.json")
-    config = _mapping(f"config.json of {model}", read_json(path)) if path.is_file() else {}
+    config = read_json_object(path, optional=True)
     found = next((config[key] for key in _LAYERS if isinstance(config.get(key), int)), None)
     if found is None:
-        _refuse(f"slices of {model}, whose config.json does not tell its layers: give `models` instead")
+        entry.refuse(f"slices of {model}, whose config.json does not tell its layers: give `models` instead")
     return int(found)
 
 
-def _multiply(setting: Any, factor: Any) -> Any:
-    """A setting with all its numbers multiplied; what is none is refused later, with the name of its task."""
+def _multiply(setting: Any, factor: float) -> Any:
+    """A setting with all its numbers multiplied."""
     if isinstance(setting, Mapping):
         return {key: value if key == "filter" else _multiply(value, factor) for key, value in setting.items()}
     if isinstance(setting, list):
         return [_multiply(value, factor) for value in setting]
-    try:
-        return float(setting) * float(factor)
-    except (TypeError, ValueError):
-        return f"{setting!r} times lambda {factor!r}"
-
-
-def _mapping(what: str, value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        _refuse(f"{what} {value!r:.80}, which must be `key: value` lines")
-    return value
-
-
-def _list(what: str, value: Any) -> list[Any]:
-    if not isinstance(value, list) or not value:
-        _refuse(f"{what} {value!r:.80}, which must be a list")
-    return value
-
-
-def _refuse(what: str, entry: str = "") -> NoReturn:
-    error = MergekitError(f"a mergekit configuration cannot be taken over with {what}.")
-    error.entry = entry
-    raise error
+    return float(setting) * factor

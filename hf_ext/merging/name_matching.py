@@ -23,12 +23,6 @@ from .tokens import TOKENIZERS, compare_tokens
 _COMPUTED_BUFFERS = ("position_ids", "inv_freq", "original_inv_freq", "masked_bias", "relative_position_index")
 # A prefix that fewer names have is a layer, not a wrapper.
 _PREFIX_SHARE = 1 / 3
-# Of SemanIR; of what it did not have at first, with what a configuration means that lacks it.
-_SEMANIR_SETTINGS: dict[str, Any] = {
-    **dict.fromkeys(("num_channels", "num_channels_out", "scale", "image_mean"), None),
-    **dict.fromkeys(("window_size", "shift_policy", "similarity", "include_self", "top_k"), None),
-    "interpolated_base": False,
-}
 
 
 class Names:
@@ -113,7 +107,7 @@ def match_names(
     warnings = [warning for task in tasks for warning in _provenance_warnings(base, task)]
     warnings += [warning for task in tasks for warning in _compare_configurations(base, task, masks)]
     aliases = _find_tied_names(base, tasks, warnings)
-    both = list(zip(tasks, names, strict=True))
+    both, taken = list(zip(tasks, names, strict=True)), dict[int, str]()
     # A base without its head has other names too; of one class, names differ only where a program changed them.
     warnings += [
         f"{task.title} calls its tensors {own.task_prefix}*, the base {own.base_prefix}*: they are taken for the same"
@@ -122,7 +116,7 @@ def match_names(
     ]
     return Matching(
         names,
-        tuple(_compare_vocabularies(base, task, own, overlap) for task, own in both),
+        tuple(_compare_vocabularies(base, task, own, overlap, taken) for task, own in both),
         tuple(_find_unsaved(task, own) for task, own in both),
         frozenset(name for name, info in base.tensors.items() if _is_computed(name, info)),
         aliases,
@@ -185,7 +179,9 @@ def _match_given(base: Source, model: Source) -> dict[str, str]:
     }
 
 
-def _compare_vocabularies(base: Source, task: Source, names: Names, overlap: bool) -> Vocabulary:
+def _compare_vocabularies(
+    base: Source, task: Source, names: Names, overlap: bool, taken: dict[int, str]
+) -> Vocabulary:
     tensors = frozenset(name for name, own in names.pairs.items() if _has_rows_of_tokens(base, name, task, own))
     ours, theirs = _vocabulary_size(base.config), _vocabulary_size(task.config)
     difference = ""
@@ -194,7 +190,7 @@ def _compare_vocabularies(base: Source, task: Source, names: Names, overlap: boo
             difference = f"{theirs} tokens, the base {ours}"
         else:
             first, second = (source.small_files(TOKENIZERS) for source in (base, task))
-            difference = compare_tokens(first, second, None if ours == theirs else min(ours, theirs))
+            difference = compare_tokens(first, second, taken, None if ours == theirs else min(ours, theirs))
     return Vocabulary(tensors, ours != theirs, difference)
 
 
@@ -296,13 +292,7 @@ def _compare_configurations(base: Source, task: Source, masks: bool) -> list[str
     if base.library != "transformers" or base.config.get("model_type") != task.config.get("model_type"):
         return []
     warnings = []
-    settings = {key: (expected, found) for key, expected, found in compare_settings(base.config, task.config)}
-    if base.config.get("model_type") == "semanir":
-        both = {
-            key: (base.config.get(key, value), task.config.get(key, value)) for key, value in _SEMANIR_SETTINGS.items()
-        }
-        settings |= {key: pair for key, pair in both.items() if pair[0] != pair[1]}
-    for key, (expected, found) in settings.items():
+    for key, expected, found in compare_settings(base.config, task.config):
         told = f"{task.title} has {key} {found!r}, the base {expected!r}"
         if key.rpartition(".")[2] in MEANINGS and not masks:
             raise DataError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import torch
 
 from hf_ext.emr.artifact import mask_bytes
+from hf_ext.emr.manifest import WEIGHT_STEMS
 
 from ..errors import DataError
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
@@ -18,9 +18,6 @@ from .plan import Plan
 from .sources import Source
 from .tensors import KEPT, Row
 
-_SHARD = re.compile(r"(.+?)(-\d{5}-of-\d{5})?\.safetensors")
-# The names that `from_pretrained` looks for.
-_STEMS = ("model", "diffusion_pytorch_model", "adapter_model")
 Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
@@ -82,13 +79,13 @@ class Outputs:
     def _open_shards(self, folder: str, layout: Layout) -> dict[str, SafetensorsWriter]:
         """Weights as `from_pretrained` finds them, in as many files as `max_shard_size` asks for."""
         sizes = {name: math.prod(shape) * dtype.itemsize for name, (dtype, shape) in layout.items()}
-        shards = plan_shards(sizes, self._plan.config.shard_bytes, weights_stem(self._plan.base))
+        stem = WEIGHT_STEMS[self._plan.base.library]
+        shards = plan_shards(sizes, self._plan.config.shard_bytes, stem)
         found: dict[str, SafetensorsWriter] = {}
         for file, names in shards.items():
             writer = self._open(folder + file, {name: layout[name] for name in names})
             found |= dict.fromkeys(names, writer)
         if len(shards) > 1:
-            stem = weights_stem(self._plan.base)
             (self.folder / f"{folder}{stem}.safetensors.index.json").write_text(shard_index(shards, sizes))
         return found
 
@@ -134,10 +131,3 @@ def masked_rows(plan: Plan, task: int) -> dict[str, Row]:
     """The merged tensors in which a task takes part."""
     named = ((row.task_names[task], row) for row in plan.merged_rows)
     return {name: row for name, row in named if name is not None}
-
-
-def weights_stem(base: Source) -> str:
-    """The stem of the weight files' names."""
-    file = next((info.file for info in base.tensors.values()), "")
-    found = _SHARD.fullmatch(file)
-    return found[1] if found and found[1] in _STEMS else _STEMS[0]

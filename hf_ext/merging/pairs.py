@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hf_ext.emr.manifest import find_recorded
+from hf_ext.emr.manifest import find_folder
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.files import read_json_object
 from hf_ext.hub.disclosure import cut_paths
@@ -48,7 +48,7 @@ def open_task(artifact: str, task: str, base: str | None = None, endpoint: str |
     if base is None and origin.folder is not None:
         place = str((weights.folder / origin.folder).resolve())
     elif own and origin.revision is None:
-        place = str(find_recorded(origin.source, weights.folder).resolve())
+        place = str(find_folder(origin.source, weights.folder).resolve())
     in_base = {name: record.base_name(name) for name in names if record.base_name(name) in held}
     yield Pair(
         f"task {task!r} of {artifact}",
@@ -69,7 +69,7 @@ def open_fine_tune(base: str, fine_tune: str, endpoint: str | None = None) -> It
     """A fine-tune beside its base, both folders or `org/name[@revision]`."""
     with (
         open_weights("base", base, endpoint=endpoint) as first,
-        open_weights("fine-tune", fine_tune, endpoint=endpoint) as own,
+        open_weights("the fine-tune", fine_tune, endpoint=endpoint) as own,
     ):
         for source in (first, own):
             if source.library != "transformers":
@@ -82,7 +82,7 @@ def open_fine_tune(base: str, fine_tune: str, endpoint: str | None = None) -> It
             first.repo_id or str(Path(base).expanduser().resolve()),
             first.commit,
             first.config,
-            own.companions.files,
+            {**own.companions.files, **own.companions.modules},
             tuple(own.tensors),
             {name: first.tensors[other].shape for name, other in in_base.items()},
             own.read,

@@ -11,14 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import httpx2
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from tqdm.auto import tqdm
 
 from hf_ext.files import read_json_object, stays_inside
-from hf_ext.hub.checkpoints import Checkpoint, open_checkpoint
+from hf_ext.hub.checkpoints import Checkpoint, explain_hub, open_checkpoint
 from hf_ext.hub.file_hashes import file_sha256
 from hf_ext.hub.safetensors_headers import CheckpointError, TensorInfo
 
@@ -211,7 +209,8 @@ class RepositoryFiles:
     def _fetch(self, patterns: tuple[str, ...], ignored: tuple[str, ...]) -> Path:
         with self._lock:
             if patterns not in self._fetched:
-                try:
+                what = f"configuration and tokenizer of {self.repo_id}@{self._commit[:12]}"
+                with explain_hub(what, self._endpoint):
                     folder = snapshot_download(
                         self.repo_id,
                         revision=self._commit,
@@ -221,11 +220,6 @@ class RepositoryFiles:
                         endpoint=self._endpoint,
                         tqdm_class=_NoBar,
                     )
-                except (HfHubHTTPError, LocalEntryNotFoundError, httpx2.TransportError) as error:
-                    raise CheckpointError(
-                        f"{self.repo_id}@{self._commit[:12]}: configuration and tokenizer cannot be fetched "
-                        f"({str(error).splitlines()[0]}); try again."
-                    ) from error
                 self._fetched[patterns] = Path(folder)
             return self._fetched[patterns]
 

@@ -145,7 +145,7 @@ def test_what_is_no_merge_is_refused(folders, tmp_path, url):
         read_report(folders["red"])
     with refused(CheckpointError, "report.json"):
         read_report("nowhere")
-    with refused(CheckpointError, "fetched"):
+    with refused(CheckpointError, "org/nothing", "report.json"):
         read_report("org/nothing", endpoint=url)
     (tmp_path / "report.json").write_text('{"format_version": 2, "tasks": []}')
     with refused(CheckpointError, "report", "merge"):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -100,6 +100,10 @@ def test_at_full_rank_the_adapter_answers_as_the_task(make: Callable[..., Any], 
         before = plain(**inputs).logits
         wanted = EMRModel.from_pretrained(merged, "a").model(**inputs).logits
         found = load_adapter(plain, tmp_path / "lora")(**inputs).logits
+        # transformers finds the base by itself
+        with warnings.catch_warnings(action="ignore"):
+            loaded = kind.from_pretrained(tmp_path / "lora").eval()
+        torch.testing.assert_close(loaded(**inputs).logits, found)
     assert (found - wanted).abs().max() < 1e-4 < 1e-3 < (before - wanted).abs().max()
     assert report["left_out"] == report["warnings"] == [] and report["error"] < 1e-5
     # At full rank it is no gain.
@@ -216,6 +220,16 @@ def test_a_fine_tune_of_a_low_rank_is_found_again(tmp_path: Path):
     assert report["modules_to_save"] == report["biases"] == report["left_out"] == []
 
 
+def test_files_of_sub_folders_go_along(berts: Path, tmp_path: Path):
+    tuned = tiny_bert(tmp_path / "tuned", 3, base=berts / "base", task_head=False)
+    (tuned / "modules.json").write_text(json.dumps([{"path": "2_Dense"}]))
+    (tuned / "2_Dense").mkdir()
+    save_file({"linear.weight": torch.ones(2, 16)}, tuned / "2_Dense" / "model.safetensors")
+    with open_fine_tune(str(berts / "base"), str(tuned)) as pair:
+        extract_lora(pair, tmp_path / "lora", rank=2)
+    assert load_file(tmp_path / "lora" / "2_Dense" / "model.safetensors")["linear.weight"].sum() == 32
+
+
 def test_a_fine_tune_of_biases_alone(berts: Path, tmp_path: Path):
     model: Any = BertForSequenceClassification.from_pretrained(berts / "a")
     perturb_named(model, lambda name: name.endswith("dense.bias"), 5, 0.1)
@@ -283,6 +297,12 @@ def test_what_cannot_be_extracted_is_refused_in_words(berts: Path, tmp_path: Pat
     assert "they cannot come from one model" in refusal(str(tiny_gpt2(tmp_path / "gpt2")), a)
     write_weights(tmp_path / "raw", load_file(berts / "a" / "model.safetensors"))
     assert "there is no config.json" in refusal(base, str(tmp_path / "raw"))
+    config = json.loads((berts / "a" / "config.json").read_text())
+    own = {"model_type": "own", "auto_map": {"AutoModel": "modeling_own.Own"}}
+    for name in ("base", "a"):
+        shutil.copytree(berts / name, tmp_path / "own" / name)
+        (tmp_path / "own" / name / "config.json").write_text(json.dumps(config | own))
+    assert "modeling_own.Own" in refusal(str(tmp_path / "own" / "base"), str(tmp_path / "own" / "a"))
     unets = [tiny_unet(tmp_path / "unet"), tiny_unet(tmp_path / "u1", 1, base=tmp_path / "unet")]
     merged = merge(unets[0], {"a": unets[1]}, tmp_path / "merged")
     with refused(DataError, "diffusers", "merge"), open_task(str(merged), "a"):

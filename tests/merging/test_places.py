@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModel
 
 from hf_ext.emr import emr_loader
+from hf_ext.emr.artifact import verify_artifact
 from hf_ext.emr.manifest import Manifest, find_recorded, recorded_path
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import OtherRun, UsageError
@@ -40,6 +41,21 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_set(tmp_path / "project" / "models")
     monkeypatch.chdir(tmp_path / "project")
     return tmp_path / "project"
+
+
+@pytest.mark.parametrize("method", ["emr", "onebit"])
+@pytest.mark.parametrize("file", ["model.fp16", "consolidated", "diffusion_pytorch_model"])
+def test_weights_have_the_names_that_from_pretrained_finds(tmp_path, method, file):
+    base = tiny_bert(tmp_path / "base")
+    task = tiny_bert(tmp_path / "task", 1, base=base, task_head=False)
+    given = base / f"{file}.safetensors"
+    os.rename(base / "model.safetensors", given)
+    merged = merge({"base": str(given), "tasks": {"a": str(task)}, "method": method}, tmp_path / "merged")
+    exported = TaskWeights(merged).export("a", tmp_path / "exported")
+    expected = load_file(task / "model.safetensors")
+    for name, values in AutoModel.from_pretrained(exported).state_dict().items():
+        torch.testing.assert_close(values, expected[name], rtol=0, atol=2e-2)
+    assert not verify_artifact(merged).wrong and not verify_artifact(merged).notes
 
 
 def relative(*names: str, **options: Any) -> dict[str, Any]:

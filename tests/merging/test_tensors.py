@@ -244,6 +244,19 @@ def reordered(folder: Path, base: Path, seed: int, words: tuple[str, ...]) -> Pa
     return write_tokenizer(folder, words)
 
 
+@pytest.mark.parametrize("known", [len(WORDS) - 2, 0])
+def test_tasks_with_other_tokens_in_a_row_that_the_base_leaves_open_are_not_mixed(tmp_path, known):
+    base = tiny_bert(tmp_path / "base")
+    tasks = {name: str(reordered(tmp_path / name, base, 1, (*WORDS[:-2], name))) for name in ("x", "y")}
+    (base / "tokenizer.json").unlink()
+    if known:
+        write_tokenizer(base, WORDS[:known])
+    with refused(DataError, "'y'", f"token {len(WORDS) - 2}", "'x'"):
+        make_plan({"base": str(base), "tasks": tasks, "method": "average"})
+    with make_plan({"base": str(base), "tasks": tasks}) as plan:
+        assert [item.task for item in plan.own_tensors(KEPT) if item.name == EMBEDDING] == [1]
+
+
 @pytest.mark.parametrize("method", ["average", "ties", "slerp", "task_arithmetic"])
 @pytest.mark.parametrize("kind", ["more tokens", "another order"])
 def test_one_model_of_other_vocabularies_is_refused(tmp_path, method, kind):

@@ -60,6 +60,8 @@ class Option:
                 raise ValueError(
                     f"{name}: an entry has `value` and may have `filter`, nothing else; got {part!r:.80}."
                 )
+            if isinstance(part.get("filter"), list | Mapping):
+                raise ValueError(f"{name}: `filter` is one text in the names of tensors; got {part['filter']!r:.80}.")
             if isinstance(part["value"], list) and any(isinstance(inner, Mapping) for inner in part["value"]):
                 raise ValueError(f"{name}: `value` is a number or a list of numbers; got {part['value']!r:.80}.")
         return [
