@@ -13,12 +13,18 @@ from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import close_session
+from hypothesis import HealthCheck, settings
 from PIL import Image
 
 from hf_ext.embedded_hub.server import EmbeddedHub
 from tests.kit import warm_python
 from tests.kit.hub import CONTENT, ask, commit_body, create_repository, run_python
 from tests.kit.process_state import forget_accelerate
+
+# A busy machine draws examples slowly; the fixtures are folders and registries that all examples may share.
+_CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+settings.register_profile("any machine", deadline=None, suppress_health_check=_CHECKS)
+settings.load_profile("any machine")
 
 # Seconds after which a slow test counts as hanging: three times what the longest takes on two busy cores.
 SLOW_LIMIT = 900

@@ -101,7 +101,7 @@ def test_compiled_and_torch_give_the_same_bits(monkeypatch):
         assert_agree(block, plain)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_fuzz_against_the_textbook(data):
     count, n = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 40))

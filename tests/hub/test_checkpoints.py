@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -55,7 +55,7 @@ def test_a_tensor_is_new_memory_each_time(tmp_path):
 
 
 @given(st.data())
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30)
 def test_blocks_are_slices_of_the_flat_tensor(tmp_path, data):
     tensors = some_tensors()
     save_file(tensors, tmp_path / "model.safetensors")
@@ -136,7 +136,7 @@ def test_a_closed_checkpoint_says_so(tmp_path):
 
 
 @given(st.binary(max_size=200), st.booleans())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @example(b"{}", True)
 @example(b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}', True)
 def test_arbitrary_bytes_are_a_checkpoint_error_or_what_safetensors_reads_too(tmp_path, content, framed):

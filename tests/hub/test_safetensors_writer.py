@@ -59,7 +59,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6
 kinds = st.tuples(types, shapes).filter(lambda kind: kind[0] != torch.float4_e2m1fn_x2 or kind[1])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.dictionaries(texts, kinds, min_size=1, max_size=6), st.randoms())
 def test_any_names_types_and_shapes_written_in_pieces_in_any_order(tmp_path_factory, described, random):
     path = tmp_path_factory.mktemp("writer") / "model.safetensors"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
@@ -355,7 +355,7 @@ options = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80)
 @given(families(), options)
 def test_every_tensor_has_one_place_or_the_plan_is_refused(tmp_path, family, options):
     base, tasks = family
@@ -398,7 +398,7 @@ entries = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80)
 @given(
     st.dictionaries(st.sampled_from(["w", "v", "../w", "__metadata__"]), entries | header_values, max_size=3),
     st.integers(0, 40),

@@ -37,7 +37,7 @@ def evaluate(text):
     return value, deepest, most
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 30), st.integers(4, 8), st.integers(3, 6), st.integers(0, 8))
 def test_labels_and_limits_of_short_expressions(seed, index, depth, arguments, shortest):
     task = ListOps(seed, shortest, shortest + 25, depth, arguments)

@@ -145,7 +145,7 @@ def test_operator_equals_its_reference(name, form, dtype):
             assert_agree(name, case, dtype)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     batch=st.integers(1, 3),
     length=st.integers(1, 41),
@@ -175,7 +175,7 @@ def test_layer_equals_its_reference_at_any_length_and_kernels(batch, length, tap
         assert_agree("batch_norm_conv", case, torch.float64)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(1, 60), st.integers(1, 80), st.integers(0, 80), st.sampled_from(["fast", "plain"]))
 def test_convolution_equals_its_reference_at_any_length(length, taps, backward, form):
     wing = random(2, backward, seed=2, gradient=length > 1) if backward else None

@@ -84,7 +84,7 @@ def test_a_prompt_leaves_the_state_that_tokens_go_on_from(taps, prompt, filled_w
     assert_near(result, long_conv(u, kernel) + bias[:, None], 1e-12)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(1, 200), st.lists(st.integers(1, 90), min_size=1, max_size=12))
 def test_any_kernel_and_any_chunks_equal_the_whole(taps, chunks):
     kernel, bias, u = make(taps, 300)
@@ -282,7 +282,7 @@ def test_a_stream_goes_on_in_and_outside_of_inference_mode():
     assert_near(torch.cat([second, third], dim=-1), expected.flip(0)[..., 70:], 1e-12)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 150), st.integers(0, 200), st.lists(st.integers(1, 70), min_size=1, max_size=4), st.data())
 def test_cropping_takes_positions_back(taps, seen, wrong, data):
     kernel, bias, u = make(taps, 300)

@@ -156,7 +156,7 @@ def test_tokens_without_length_have_finite_gradients():
     assert all(part.isfinite().all() for part in run(ops.key_semantic_attention, inputs, dictionary, torch.float32))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     tokens=st.integers(1, 70),
     top_k=st.integers(1, 80),

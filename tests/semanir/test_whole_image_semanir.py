@@ -76,7 +76,7 @@ def test_parts_of_an_image_make_the_same_image(fields):
     assert torch.equal(images, given)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     size=st.tuples(st.integers(1, 18), st.integers(1, 18)),
     memory_budget=st.sampled_from([1, 2_000, 20_000, 100_000]),
