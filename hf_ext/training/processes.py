@@ -1,6 +1,7 @@
 """Checks and actions that training processes share."""
 
 import contextlib
+import os
 import random
 import re
 import sys
@@ -19,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from ..distributed import FailedElsewhereError, LostProcessError, Ranks
 from ..files import read_json, write_json
 from .arguments import TrainingArguments
-from .launcher import check_processes, needs_processors, require_devices
+from .launcher import check_processes, needs_processors, require_devices, require_own_device
 from .state import RunFolder, own_part
 
 
@@ -36,6 +37,10 @@ def check_tracker(name: str) -> None:
 def make_accelerator(arguments: TrainingArguments, folder: Path) -> Accelerator:
     """Lets the processes of this launch find each other, on devices that can do what is asked for."""
     require_devices()
+    require_own_device()
+    # Each process makes the whole model from the seed or a file. With FSDP accelerate's launcher asks by default that
+    # only the first one does, which fails for models with buffers.
+    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
     accelerator = Accelerator(
         cpu=needs_processors(),
         mixed_precision=arguments.mixed_precision,

@@ -127,9 +127,10 @@ class Run:
         optimizer = build_optimizer(self.task, module, arguments)
         self.scheduler = build_schedule(optimizer, arguments)
         if self.accelerator.distributed_type == DistributedType.DEEPSPEED:
-            # DeepSpeed asks for it where it is given no loader of its own.
-            plugin = self.accelerator.state.deepspeed_plugin
-            plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = arguments.per_device_train_batch_size
+            # DeepSpeed asks for the one where it is given no loader of its own, and clips to 1 without the other.
+            config = self.accelerator.state.deepspeed_plugin.deepspeed_config
+            config["train_micro_batch_size_per_gpu"] = arguments.per_device_train_batch_size
+            config["gradient_clipping"] = arguments.max_grad_norm
         # Where the weights are sharded, every process saves its part of the average; else the main process saves it.
         self.is_sharded = self.accelerator.distributed_type == DistributedType.FSDP
         if self.is_sharded:
