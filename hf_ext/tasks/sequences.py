@@ -261,12 +261,23 @@ class ClassificationTask(MRConvTask):
         # A table with an empty cell, or of an array, has whole numbers as floats.
         index = int(index) if isinstance(index, float) and index.is_integer() else index
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < self.num_labels:
+            names = f", or one of {', '.join(self.label_names)}" if self.label_names else ""
             raise DataError(
-                f"column {self.label_column!r} holds {value!r}; allowed: 0 to {self.num_labels - 1}"
-                f"{', or one of ' + ', '.join(self.label_names) if self.label_names else ''}. Set task.num_labels"
-                f"{'' if self.label_names or not isinstance(value, str) else ' and task.label_names'}."
+                f"column {self.label_column!r} holds {value!r}; allowed: 0 to {self.num_labels - 1}{names}. "
+                f"{self._advise(value)}."
             )
         return index
+
+    def _advise(self, value: Any) -> str:
+        """What to do about a value that is no class."""
+        if class_name(value) is None:
+            return "Fill in the labels that are missing, or take these examples out"
+        if isinstance(value, str | bool) or (isinstance(value, int) and value < 0):
+            wanted = "Name all in task.label_names" if self.label_names else "Set task.num_labels and task.label_names"
+            return f"{wanted}, such as ['{class_name(value)}', …]"
+        if isinstance(value, int):
+            return "Set task.num_labels to the number of classes"
+        return "A label is one whole number or one name; fractions are learned by method mrconv-regression"
 
     def evaluate_batch(
         self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]

@@ -325,6 +325,8 @@ def apply_overrides(mapping: dict[str, Any], flags: list[str]) -> dict[str, Any]
         name, sign, value = word[2:].partition("=")
         if not sign:
             value = words.pop(0) if words and not words[0].startswith("--") else "true"
+        if not value.strip():
+            raise SettingsError(f"--{name} has no value: give one, or null for its default.")
         *sections, last = name.split(".")
         target = result
         for section in sections:

@@ -218,8 +218,9 @@ class RunFolder:
             if self.before is not None:
                 self.changes = compare_settings(self.before, about, self.path)
             return
-        if self.path.exists() and not self.path.is_dir():
-            raise UsageError(f"{self.path} is a file: choose a folder as output_dir.")
+        if os.path.lexists(self.path) and not self.path.is_dir():
+            what = "a link to nothing" if self.path.is_symlink() and not self.path.exists() else "a file"
+            raise UsageError(f"{self.path} is {what}: choose a folder as output_dir.")
         if any(path.exists() for path in (self.states, self.snapshot, self.best, self.metrics)):
             raise UsageError(
                 f"{self.path} holds training files but no args.json, so it is not a run that can be continued: "
