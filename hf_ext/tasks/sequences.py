@@ -162,7 +162,8 @@ class MRConvTask(Task):
     def describe(self) -> dict[str, Any]:
         """The options of the task that change what a score means."""
         options = super().describe()
-        return {name: options[name] for name in options if name not in ("kernel_learning_rate", "label_names")}
+        left_out = ("kernel_learning_rate", "label_names", "label_smoothing")
+        return {name: options[name] for name in options if name not in left_out}
 
 
 def cut_padding(batch: Batch) -> Batch:
@@ -191,11 +192,13 @@ class ClassificationTask(MRConvTask):
         num_labels (`int`, defaults to 10): Number of classes.
         label_names (`list[str]`, *optional*): Their names, in the order of their numbers.
         label_column (`str`, defaults to `"label"`): Column of the class: its number, or one of the names.
+        label_smoothing (`float`, defaults to 0.0): Share of each label that training gives to all classes alike.
     """
 
     num_labels: int = 10
     label_names: list[str] = field(default_factory=list)
     label_column: str = "label"
+    label_smoothing: float = 0.0
 
     model_class: ClassVar[Callable[..., PreTrainedModel]] = MRConvForSequenceClassification
     metric_names: ClassVar[dict[str, str]] = {"accuracy": "accuracy", "loss": "cross entropy (nats)"}
@@ -207,6 +210,19 @@ class ClassificationTask(MRConvTask):
         self.numbered = False
         # The names by which data whose classes have names are matched, in the order of the numbers.
         self.known_classes: list[str] = list(self.label_names)
+
+    def validate_label_smoothing(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing must be from 0 to below 1, got {self.label_smoothing}.")
+
+    def loss(self, model: nn.Module, batch: dict[str, Any], step: int) -> torch.Tensor:
+        """The model's own loss, or cross entropy with smoothed labels."""
+        if not self.label_smoothing:
+            return super().loss(model, batch, step)
+        inputs = cut_padding(batch)
+        labels = inputs.pop("labels")
+        logits = model(**inputs).logits.float().flatten(0, -2)
+        return F.cross_entropy(logits, labels.flatten(), label_smoothing=self.label_smoothing)
 
     def validate_labels(self) -> None:
         if self.num_labels < 2:

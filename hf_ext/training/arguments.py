@@ -189,7 +189,7 @@ class TrainingArguments:
         save_total_limit (`int`, defaults to 2):
             Resume states kept, beside the best. Where the last one is damaged, a run goes on from the one before: with
             1 there is none, for half the room.
-        report_to (`str`, defaults to `"tensorboard"`): An accelerate tracker, or `"none"`.
+        report_to (`str` or `list[str]`, defaults to `"tensorboard"`): An accelerate tracker, several, or `"none"`.
         tracker_project (`str`, defaults to `"hf-ext"`): The tracker's project.
         run_name (`str`, *optional*): The tracker's name of the run; the run folder's name when not given.
         strict_callbacks (`bool`, defaults to `False`):
@@ -237,7 +237,7 @@ class TrainingArguments:
     deadline_minutes: float = field(default=0.0, metadata=FREE)
     timeout_minutes: float = field(default=1440.0, metadata=FREE)
     save_total_limit: int = field(default=2, metadata=FREE)
-    report_to: str = field(default="tensorboard", metadata=FREE)
+    report_to: str | list[str] = field(default="tensorboard", metadata=FREE)
     tracker_project: str = field(default="hf-ext", metadata=FREE)
     run_name: str | None = field(default=None, metadata=FREE)
     strict_callbacks: bool = field(default=False, metadata=FREE)
@@ -250,6 +250,12 @@ class TrainingArguments:
     @property
     def data_arguments(self) -> DataArguments:
         return build(DataArguments, self.data, "data")
+
+    @property
+    def trackers(self) -> list[str]:
+        """The trackers that are written to."""
+        named = [self.report_to] if isinstance(self.report_to, str) else self.report_to
+        return [name for name in named if name != "none"]
 
     @property
     def rules(self) -> list[ParameterRule]:

@@ -23,7 +23,7 @@ from .data import TrainingLoader, describe_small_groups
 from .fingerprint import fingerprint
 from .models import add_adapter, build_model, enable_activation_checkpointing, pin_revision, refuse_lost_fields
 from .optimizing import build_optimizer, build_schedule, count_steps, describe_warm_up, read_optimizer
-from .processes import check_tracker, make_accelerator, prepare_sharding
+from .processes import check_trackers, make_accelerator, prepare_sharding
 from .pushing import PushModels
 from .state import Progress, RunFolder, WeightAverage, load_state, use_plain_names
 from .task import Task
@@ -46,8 +46,8 @@ class Run:
         self.folder = folder
         self.progress = Progress()
         self.metrics: dict[str, float] = {}
-        check_installed(*["tensorboard"] * (arguments.report_to == "tensorboard"), "matplotlib")
-        check_tracker(arguments.report_to)
+        check_installed(*["tensorboard"] * ("tensorboard" in arguments.trackers), "matplotlib")
+        check_trackers(arguments.trackers)
         read_optimizer(arguments)
         self.accelerator = make_accelerator(arguments, folder.path)
         publisher = [] if arguments.hub_model_id is None else [PushModels(arguments, folder)]

@@ -55,6 +55,8 @@ class Progress:
     stale: int = 0
     # The evaluation of this step was interrupted: neither its row nor the models that come of it are on disk.
     owes_evaluation: bool = False
+    # A callback ended the run.
+    ended: bool = False
 
     def state_dict(self) -> dict[str, Any]:
         """The fields as a dictionary."""
