@@ -285,7 +285,7 @@ class ClassificationTask(MRConvTask):
         return index
 
     def _advise(self, value: Any) -> str:
-        """What to do about a value that is no class."""
+        """Advice on a value that is no class."""
         if class_name(value) is None:
             return "Fill in the labels that are missing, or take these examples out"
         if isinstance(value, str | bool) or (isinstance(value, int) and value < 0):
