@@ -162,7 +162,8 @@ class MRConvTask(Task):
     def describe(self) -> dict[str, Any]:
         """The options of the task that change what a score means."""
         options = super().describe()
-        return {name: options[name] for name in options if name not in ("kernel_learning_rate", "label_names")}
+        left_out = ("kernel_learning_rate", "label_names", "label_smoothing")
+        return {name: options[name] for name in options if name not in left_out}
 
 
 def cut_padding(batch: Batch) -> Batch:
@@ -191,11 +192,13 @@ class ClassificationTask(MRConvTask):
         num_labels (`int`, defaults to 10): Number of classes.
         label_names (`list[str]`, *optional*): Their names, in the order of their numbers.
         label_column (`str`, defaults to `"label"`): Column of the class: its number, or one of the names.
+        label_smoothing (`float`, defaults to 0.0): Share of each label that training gives to all classes alike.
     """
 
     num_labels: int = 10
     label_names: list[str] = field(default_factory=list)
     label_column: str = "label"
+    label_smoothing: float = 0.0
 
     model_class: ClassVar[Callable[..., PreTrainedModel]] = MRConvForSequenceClassification
     metric_names: ClassVar[dict[str, str]] = {"accuracy": "accuracy", "loss": "cross entropy (nats)"}
@@ -207,6 +210,19 @@ class ClassificationTask(MRConvTask):
         self.numbered = False
         # The names by which data whose classes have names are matched, in the order of the numbers.
         self.known_classes: list[str] = list(self.label_names)
+
+    def validate_label_smoothing(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing must be from 0 to below 1, got {self.label_smoothing}.")
+
+    def loss(self, model: nn.Module, batch: dict[str, Any], step: int) -> torch.Tensor:
+        """The model's own loss, or cross entropy with smoothed labels."""
+        if not self.label_smoothing:
+            return super().loss(model, batch, step)
+        inputs = cut_padding(batch)
+        labels = inputs.pop("labels")
+        logits = model(**inputs).logits.float().flatten(0, -2)
+        return F.cross_entropy(logits, labels.flatten(), label_smoothing=self.label_smoothing)
 
     def validate_labels(self) -> None:
         if self.num_labels < 2:
@@ -261,12 +277,23 @@ class ClassificationTask(MRConvTask):
         # A table with an empty cell, or of an array, has whole numbers as floats.
         index = int(index) if isinstance(index, float) and index.is_integer() else index
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < self.num_labels:
+            names = f", or one of {', '.join(self.label_names)}" if self.label_names else ""
             raise DataError(
-                f"column {self.label_column!r} holds {value!r}; allowed: 0 to {self.num_labels - 1}"
-                f"{', or one of ' + ', '.join(self.label_names) if self.label_names else ''}. Set task.num_labels"
-                f"{'' if self.label_names or not isinstance(value, str) else ' and task.label_names'}."
+                f"column {self.label_column!r} holds {value!r}; allowed: 0 to {self.num_labels - 1}{names}. "
+                f"{self._advise(value)}."
             )
         return index
+
+    def _advise(self, value: Any) -> str:
+        """Advice on a value that is no class."""
+        if class_name(value) is None:
+            return "Fill in the labels that are missing, or take these examples out"
+        if isinstance(value, str | bool) or (isinstance(value, int) and value < 0):
+            wanted = "Name all in task.label_names" if self.label_names else "Set task.num_labels and task.label_names"
+            return f"{wanted}, such as ['{class_name(value)}', …]"
+        if isinstance(value, int):
+            return "Set task.num_labels to the number of classes"
+        return "A label is one whole number or one name; fractions are learned by method mrconv-regression"
 
     def evaluate_batch(
         self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]

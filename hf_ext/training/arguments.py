@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -136,6 +137,28 @@ class ParameterRule:
             _require(math.isfinite(value) and value >= 0, name, value, "0 or more")
 
 
+# Fields of `TrainingArguments`, their test, and what is allowed in words.
+_RANGES: list[tuple[str, Callable[[Any], bool], str]] = [
+    ("num_train_epochs", lambda value: 0 < value < math.inf, "more than 0"),
+    (
+        "max_steps per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps logging_steps "
+        "eval_steps save_steps save_total_limit",
+        lambda value: value >= 1,
+        "a whole number of at least 1",
+    ),
+    ("seed early_stopping_patience warmup_steps", lambda value: value >= 0, "0 or more"),
+    (
+        "weight_decay max_grad_norm save_minutes deadline_minutes",
+        lambda value: 0 <= value < math.inf,
+        "0 or more, and finite",
+    ),
+    ("learning_rate", lambda value: 0 < value < math.inf, "more than 0, and finite"),
+    ("timeout_minutes", lambda value: 0 < value < 1e6, "more than 0, below 1e6"),
+    ("ema_decay", lambda value: 0 <= value < 1, "in [0, 1); 0 is off"),
+    ("lr_scheduler_type", lambda value: value in SCHEDULES, f"one of {', '.join(SCHEDULES)}"),
+]
+
+
 @strict
 @dataclass
 class TrainingArguments:
@@ -189,7 +212,7 @@ class TrainingArguments:
         save_total_limit (`int`, defaults to 2):
             Resume states kept, beside the best. Where the last one is damaged, a run goes on from the one before: with
             1 there is none, for half the room.
-        report_to (`str`, defaults to `"tensorboard"`): An accelerate tracker, or `"none"`.
+        report_to (`str` or `list[str]`, defaults to `"tensorboard"`): An accelerate tracker, several, or `"none"`.
         tracker_project (`str`, defaults to `"hf-ext"`): The tracker's project.
         run_name (`str`, *optional*): The tracker's name of the run; the run folder's name when not given.
         strict_callbacks (`bool`, defaults to `False`):
@@ -237,7 +260,7 @@ class TrainingArguments:
     deadline_minutes: float = field(default=0.0, metadata=FREE)
     timeout_minutes: float = field(default=1440.0, metadata=FREE)
     save_total_limit: int = field(default=2, metadata=FREE)
-    report_to: str = field(default="tensorboard", metadata=FREE)
+    report_to: str | list[str] = field(default="tensorboard", metadata=FREE)
     tracker_project: str = field(default="hf-ext", metadata=FREE)
     run_name: str | None = field(default=None, metadata=FREE)
     strict_callbacks: bool = field(default=False, metadata=FREE)
@@ -252,6 +275,12 @@ class TrainingArguments:
         return build(DataArguments, self.data, "data")
 
     @property
+    def trackers(self) -> list[str]:
+        """The trackers that are written to."""
+        named = [self.report_to] if isinstance(self.report_to, str) else self.report_to
+        return [name for name in named if name != "none"]
+
+    @property
     def rules(self) -> list[ParameterRule]:
         return [
             build(ParameterRule, rule, f"parameter_rules[{place}]") for place, rule in enumerate(self.parameter_rules)
@@ -259,36 +288,10 @@ class TrainingArguments:
 
     def validate_ranges(self) -> None:
         _ = self.rules
-        if self.num_train_epochs is not None:
-            allowed = 0 < self.num_train_epochs < math.inf
-            _require(allowed, "num_train_epochs", self.num_train_epochs, "more than 0")
-        positive = "max_steps per_device_train_batch_size gradient_accumulation_steps logging_steps eval_steps"
-        for name in (*positive.split(), "save_steps", "save_total_limit"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
-        if self.per_device_eval_batch_size is not None:
-            name = "per_device_eval_batch_size"
-            _require(self.per_device_eval_batch_size >= 1, name, self.per_device_eval_batch_size, "1 or more")
-        for name in (
-            "seed",
-            "early_stopping_patience",
-            "weight_decay",
-            "max_grad_norm",
-            "warmup_steps",
-            "save_minutes",
-            "deadline_minutes",
-        ):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
-        for name in ("learning_rate", "weight_decay", "max_grad_norm", "save_minutes", "deadline_minutes"):
-            _require(math.isfinite(getattr(self, name)), name, getattr(self, name), "finite")
-        _require(0 < self.timeout_minutes < 1e6, "timeout_minutes", self.timeout_minutes, "more than 0, below 1e6")
-        _require(self.learning_rate > 0, "learning_rate", self.learning_rate, "more than 0")
-        _require(0 <= self.ema_decay < 1, "ema_decay", self.ema_decay, "in [0, 1); 0 is off")
-        _require(
-            self.lr_scheduler_type in SCHEDULES,
-            "lr_scheduler_type",
-            self.lr_scheduler_type,
-            f"one of {', '.join(SCHEDULES)}",
-        )
+        for names, is_right, words in _RANGES:
+            for name in names.split():
+                value = getattr(self, name)
+                _require(value is None or is_right(value), name, value, words)
 
     def validate_profile(self) -> None:
         steps = self.profile_steps
@@ -325,6 +328,8 @@ def apply_overrides(mapping: dict[str, Any], flags: list[str]) -> dict[str, Any]
         name, sign, value = word[2:].partition("=")
         if not sign:
             value = words.pop(0) if words and not words[0].startswith("--") else "true"
+        if not value.strip():
+            raise SettingsError(f"--{name} has no value: give one, or null for its default.")
         *sections, last = name.split(".")
         target = result
         for section in sections:

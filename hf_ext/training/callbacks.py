@@ -16,6 +16,9 @@ class Callback:
     Something that looks on at a run, in its main process. Override what you need; each method may be left out. What it
     raises is said and counted, and the run goes on; with `strict_callbacks` it ends the run.
 
+    What a method returns steers the run, in all processes and within two steps: `"save"` a state, `"evaluate"` and
+    save, or `"end"` the run as complete, evaluated and saved; `None` lets it go on.
+
     Example:
 
     ```python
@@ -24,19 +27,20 @@ class Callback:
     >>> class Printer(Callback):
     ...     def on_evaluate(self, step, metrics, model):
     ...         print(step, metrics)
+    ...         return "end" if metrics["accuracy"] > 0.99 else None
     ```
     """
 
-    def on_begin(self, step: int, folder: Path, model: torch.nn.Module) -> None:
+    def on_begin(self, step: int, folder: Path, model: torch.nn.Module) -> str | None:
         """Called before the first step of this process; `step` steps are done, and the run writes to `folder`."""
 
-    def on_log(self, step: int, values: dict[str, Any]) -> None:
+    def on_log(self, step: int, values: dict[str, Any]) -> str | None:
         """Called with each row of `metrics.jsonl`."""
 
-    def on_evaluate(self, step: int, metrics: dict[str, float], model: torch.nn.Module) -> None:
+    def on_evaluate(self, step: int, metrics: dict[str, float], model: torch.nn.Module) -> str | None:
         """Called after each evaluation; the model has the weights that were evaluated."""
 
-    def on_save(self, step: int, folder: Path, is_best: bool) -> None:
+    def on_save(self, step: int, folder: Path, is_best: bool) -> str | None:
         """Called when a model was written: `folder` is `snapshot/`, or `best/` where it is the best so far."""
 
     def on_end(self, step: int) -> None:

@@ -21,7 +21,7 @@ import torch
 from datasets.distributed import split_dataset_by_node
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate, get_worker_info
 
-from ..errors import UsageError
+from ..errors import DataError, UsageError
 from .arguments import DataSource
 from .bad_examples import (
     UNUSABLE,
@@ -115,10 +115,12 @@ class IndexedSamples(Dataset):
             try:
                 return self.transform(read_example(self.source, index), generator), [*bad.values()]
             except UNUSABLE as error:
-                # One more than allowed: the training process, which knows all of them, ends the run.
-                if len(bad) > self.bad_allowed or not self.bad_allowed:
-                    raise
                 bad[index] = name_bad(str(index), find_example_file(self.source, index), error)
+                if not self.bad_allowed and type(error) is DataError:
+                    raise DataError(describe_bad(bad[index])) from error
+                # One more than allowed: the training process, which knows all of them, ends the run.
+                if len(bad) > self.bad_allowed + 1 or not self.bad_allowed:
+                    raise
                 others = (int(other) for other in self._stand_ins(order, offset) if other not in bad)
                 if (found := next(others, None)) is None:
                     raise

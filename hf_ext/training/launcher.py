@@ -6,11 +6,12 @@
 # do is refused. docs/training.md has the table, tests/training/test_launcher.py a test a row.
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
+from ..errors import UsageError
 from .arguments import TrainingArguments
 
 # Ways to share a model out that the loop does not know, by what tells them.
@@ -20,7 +21,30 @@ _OTHER_WAYS = {
     "ACCELERATE_USE_SAGEMAKER": "SageMaker",
     "ACCELERATE_IN_TPU_POD": "a TPU pod",
 }
-_RANKS = ("LOCAL_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+# Numbers of processes that MPI and its relatives tell.
+_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+_NUMBERS = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT", *_SIZES)
+# Words that each variable may have; another one is a traceback of accelerate, or means nothing to it.
+_ON, _OFF = ("true", "1", "yes", "y", "on", "t"), ("false", "0", "no", "n", "off", "f")
+_FLAGS = ("ACCELERATE_USE_CPU", "ACCELERATE_DEBUG_MODE", "ACCELERATE_CPU_AFFINITY", "FORK_LAUNCHED", *_OTHER_WAYS)
+_SWITCHES = ("FULLGRAPH", "DYNAMIC", "REGIONAL_COMPILATION")
+_WORDS = {
+    **dict.fromkeys([*_FLAGS, *(f"ACCELERATE_DYNAMO_USE_{name}" for name in _SWITCHES)], (*_ON, *_OFF)),
+    **dict.fromkeys(["ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"], ("true", "false")),
+    "ACCELERATE_FP8_BACKEND": ("no",),
+}
+# The same where FSDP is on: what else it knows has no effect here, fails, or belongs to FSDP 1.
+_FSDP_WORDS = {
+    "FSDP_VERSION": ("2",),
+    "FSDP_OFFLOAD_PARAMS": _OFF,
+    "FSDP_ACTIVATION_CHECKPOINTING": (*_ON, *_OFF),
+    "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD": _OFF,
+    "FSDP_RESHARD_AFTER_FORWARD": (*_ON, *_OFF),
+    "FSDP_STATE_DICT_TYPE": ("sharded_state_dict", "full_state_dict"),
+    "FSDP_AUTO_WRAP_POLICY": ("transformer_based_wrap", "no_wrap"),
+    "FSDP_BACKWARD_PREFETCH": ("backward_pre", "backward_post", "no_prefetch"),
+    "FSDP_IGNORED_MODULES": ("none",),
+}
 
 
 def honour_launcher(
@@ -37,8 +61,9 @@ def honour_launcher(
         `tuple[TrainingArguments, list[str]]`: The run with the launcher's settings, and a sentence for each.
 
     Raises:
-        ValueError: If a setting contradicts the run's, or is none that the loop can honour.
+        UsageError: If a setting contradicts the run's, or is none that the loop can honour.
     """
+    _check_words(environment, _WORDS)
     _refuse_other_ways(environment)
     _refuse_lost_processes(environment)
     changes = {**_read_precision(arguments, environment), **_read_compiling(arguments, environment)}
@@ -61,44 +86,78 @@ def has_devices() -> bool:
 def needs_processors(environment: Mapping[str, str] = os.environ) -> bool:
     """Tells whether accelerate has to be told that the processes of this launch compute on processors."""
     # It notices by itself in a launch of one process. Of several, each would train alone, as if it were the first.
-    return "LOCAL_RANK" in environment and not has_devices()
+    return ("LOCAL_RANK" in environment or _count_started(environment) > 1) and not has_devices()
 
 
 def require_devices(environment: Mapping[str, str] = os.environ) -> None:
     """Refuses sharding where there is no GPU: accelerate would fall back to plain copies, or end with a traceback."""
     for name, what in (("ACCELERATE_USE_FSDP", "FSDP"), ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed")):
         if _is_on(environment, name) and (_is_on(environment, "ACCELERATE_USE_CPU") or not has_devices()):
-            raise ValueError(
+            raise UsageError(
                 f"accelerate is told to use {what}, which needs GPUs, and this run has none: give another file with "
                 "--config_file, such as examples/accelerate/ddp_2_cpu.yaml, or start it with hf-ext train."
             )
 
 
-def check_processes(found: int, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuses a launch whose processes did not all find each other."""
-    told = _read_number(environment, "WORLD_SIZE", 1) if "LOCAL_RANK" in environment else 1
-    if found != told:
-        raise ValueError(
-            f"the launcher started {told} processes, and this one found {found}: accelerate was set up before the "
-            "training, without the others. Take that out of the script."
+def require_own_device(environment: Mapping[str, str] = os.environ) -> None:
+    """Refuses an ACCELERATE_TORCH_DEVICE that this machine does not have, or that several processes would share."""
+    import torch
+
+    if (told := environment.get("ACCELERATE_TORCH_DEVICE")) is None:
+        return
+    found = torch.accelerator.current_accelerator() if has_devices() else None
+    names = (
+        [found.type, *(f"{found.type}:{index}" for index in range(torch.accelerator.device_count()))] if found else []
+    )
+    allowed = ["cpu", *names] if _count_started(environment) == 1 else ["cpu"] if found is None else []
+    if told not in allowed:
+        raise UsageError(
+            f"ACCELERATE_TORCH_DEVICE is {told!r} ; allowed here: {', '.join(allowed) or 'nothing'}. "
+            "Unset it: each process takes a device of its own."
         )
 
 
+def check_processes(found: int, environment: Mapping[str, str] = os.environ) -> None:
+    """Refuses a launch whose processes did not all find each other."""
+    if found != (told := _count_started(environment)):
+        raise UsageError(
+            f"the launcher started {told} processes, and this one found {found}. Start them with accelerate launch or "
+            "torchrun, which set LOCAL_RANK; if they do, a script set up accelerate before the training, without the "
+            "others: take that out of it."
+        )
+
+
+def _count_started(environment: Mapping[str, str]) -> int:
+    """The number of processes that a launcher started, this one among them."""
+    # A container of a cluster may have WORLD_SIZE alone, and nobody to wait for.
+    if "LOCAL_RANK" in environment or {"RANK", "MASTER_ADDR"} <= environment.keys():
+        return _read_number(environment, "WORLD_SIZE", 1)
+    return max(_read_number(environment, name, 1) for name in _SIZES)
+
+
 def _is_on(environment: Mapping[str, str], name: str) -> bool:
-    return environment.get(name, "").lower() in ("1", "true", "yes", "y", "on", "t")
+    return environment.get(name, "").lower() in _ON
 
 
 def _read_number(environment: Mapping[str, str], name: str, default: int) -> int:
     value = environment.get(name, str(default))
-    if not value.strip().isdigit():
-        raise ValueError(f"{name} is {value!r} in the environment; allowed: a whole number.")
+    if not (value.isascii() and value.isdigit()):
+        raise UsageError(f"{name} is {value!r} in the environment; allowed: a whole number.")
     return int(value)
+
+
+def _check_words(environment: Mapping[str, str], allowed: Mapping[str, Sequence[str]]) -> None:
+    """Refuses values of variables that are not among the allowed ones."""
+    for name, words in allowed.items():
+        if environment.get(name, words[0]).lower() not in words:
+            setting = f" ({name.lower()} in a file of accelerate)" if name.startswith("FSDP_") else ""
+            raise UsageError(f"{name}{setting} is {environment[name]!r}; allowed: {', '.join(words)}.")
 
 
 def _refuse_other_ways(environment: Mapping[str, str]) -> None:
     for name, what in _OTHER_WAYS.items():
         if _is_on(environment, name):
-            raise ValueError(
+            raise UsageError(
                 f"accelerate is told to use {what} ({name}), which this training does not know; allowed: one process, "
                 "DDP, FSDP2, and DeepSpeed with zero_stage 1 or 2."
             )
@@ -106,10 +165,13 @@ def _refuse_other_ways(environment: Mapping[str, str]) -> None:
 
 def _refuse_lost_processes(environment: Mapping[str, str]) -> None:
     """Refuses `accelerate launch --cpu --num_processes 2`, which starts one process and says nothing."""
+    numbers = {name: _read_number(environment, name, 0) for name in _NUMBERS if environment.get(name) != "-1"}
+    if "RANK" in environment and numbers["RANK"] >= (started := _count_started(environment)):
+        raise UsageError(f"RANK is {numbers['RANK']} in the environment; allowed: less than WORLD_SIZE, {started}.")
     # All that is left of the number is the address at which the processes would have met.
-    alone = not any(name in environment for name in _RANKS) and _read_number(environment, "WORLD_SIZE", 1) == 1
+    alone = "LOCAL_RANK" not in environment and max(numbers[name] for name in ("WORLD_SIZE", *_SIZES)) < 2
     if alone and _is_on(environment, "ACCELERATE_USE_CPU") and {"KMP_AFFINITY", "MASTER_PORT"} <= environment.keys():
-        raise ValueError(
+        raise UsageError(
             "accelerate launch was given several processes on CPUs (MASTER_PORT is set) and started one. Take "
             "--config_file examples/accelerate/ddp_2_cpu.yaml, which starts as many as it says; for one process unset "
             "MASTER_PORT."
@@ -122,9 +184,9 @@ def _read_precision(arguments: TrainingArguments, environment: Mapping[str, str]
     if told in ("", "no", arguments.mixed_precision):
         return {}
     if told not in ("bf16", "fp16"):
-        raise ValueError(f"accelerate is told mixed_precision {told!r}; allowed: 'no', 'bf16', 'fp16'.")
+        raise UsageError(f"accelerate is told mixed_precision {told!r}; allowed: 'no', 'bf16', 'fp16'.")
     if arguments.mixed_precision != "no":
-        raise ValueError(
+        raise UsageError(
             f"mixed_precision is {arguments.mixed_precision} in the recipe and {told} in the configuration of "
             "accelerate (ACCELERATE_MIXED_PRECISION): say the same in both, or 'no' there."
         )
@@ -136,11 +198,10 @@ def _read_compiling(arguments: TrainingArguments, environment: Mapping[str, str]
     if told in ("", "no"):
         return {}
     mode = environment.get("ACCELERATE_DYNAMO_MODE", "default")
-    switches = [f"use_{name}" for name in ("fullgraph", "dynamic", "regional_compilation")]
-    others = [name for name in switches if _is_on(environment, f"ACCELERATE_DYNAMO_{name.upper()}")]
+    others = [f"use_{name.lower()}" for name in _SWITCHES if _is_on(environment, f"ACCELERATE_DYNAMO_USE_{name}")]
     others += [] if mode == "default" else [f"mode {mode}"]
     if told != "inductor" or others:
-        raise ValueError(
+        raise UsageError(
             f"accelerate is told to compile with dynamo_backend {told}{''.join(f', {name}' for name in others)}; "
             "allowed: 'inductor' in its default mode, which is --torch_compile true, or 'no'."
         )
@@ -148,38 +209,36 @@ def _read_compiling(arguments: TrainingArguments, environment: Mapping[str, str]
 
 
 def _read_fsdp(arguments: TrainingArguments, environment: Mapping[str, str]) -> dict[str, Any]:
-    if (version := environment.get("FSDP_VERSION", "1")) != "2":
-        raise ValueError(
-            f"FSDP {version} is not supported: set fsdp_version: 2 in the file of accelerate, as in "
-            "examples/accelerate/fsdp2.yaml."
-        )
-    if _is_on(environment, "FSDP_OFFLOAD_PARAMS"):
-        raise ValueError("fsdp_offload_params is not supported: set it to false in the file of accelerate.")
+    _check_words({"FSDP_VERSION": "1", **environment}, _FSDP_WORDS)
     wanted = _is_on(environment, "FSDP_ACTIVATION_CHECKPOINTING") and not arguments.activation_checkpointing
     return {"activation_checkpointing": True} if wanted else {}
 
 
 def _check_deepspeed(arguments: TrainingArguments, environment: Mapping[str, str]) -> None:
     if find_spec("deepspeed") is None:
-        raise ValueError("accelerate is told to use DeepSpeed, which is not installed: pip install deepspeed.")
+        raise UsageError("accelerate is told to use DeepSpeed, which is not installed: pip install deepspeed.")
     if (file := environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")).lower() != "none":
-        raise ValueError(
+        raise UsageError(
             f"deepspeed_config_file {file} is not supported, as it repeats what the recipe says: write zero_stage "
             "into the file of accelerate, as in examples/accelerate/deepspeed_zero2.yaml."
         )
     stage = _read_number(environment, "ACCELERATE_DEEPSPEED_ZERO_STAGE", 2)
     if stage not in (1, 2):
-        raise ValueError(f"DeepSpeed's zero_stage {stage} is not supported: set it to 1 or 2, or use FSDP2.")
-    clipping = environment.get("ACCELERATE_GRADIENT_CLIPPING", "none").lower()
-    if clipping != "none" and float(clipping) != arguments.max_grad_norm:
-        raise ValueError(
+        raise UsageError(f"DeepSpeed's zero_stage {stage} is not supported: set it to 1 or 2, or use FSDP2.")
+    clipping = environment.get("ACCELERATE_GRADIENT_CLIPPING", "auto").lower()
+    try:
+        agrees = clipping == "auto" or float(clipping) == arguments.max_grad_norm
+    except ValueError:
+        agrees = False
+    if not agrees:
+        raise UsageError(
             f"max_grad_norm is {arguments.max_grad_norm} in the recipe and gradient_clipping {clipping} in the "
             "configuration of accelerate: say the same in both."
         )
     precision = _read_precision(arguments, environment).get("mixed_precision", arguments.mixed_precision)
     if arguments.ema_decay and precision != "no":
         # It keeps the model itself in 16 bits, in which an average that moves little does not move at all.
-        raise ValueError(
+        raise UsageError(
             f"DeepSpeed with mixed_precision {precision} has no weights in 32 bits to average: set ema_decay to 0 or "
             "mixed_precision to 'no', or use FSDP2."
         )
@@ -190,7 +249,7 @@ def _check_accumulation(arguments: TrainingArguments, environment: Mapping[str, 
     wanted = arguments.gradient_accumulation_steps
     told = _read_number(environment, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", wanted)
     if told != wanted:
-        raise ValueError(
+        raise UsageError(
             f"gradient_accumulation_steps is {wanted} in the recipe and {told} in the configuration of accelerate "
             "(ACCELERATE_GRADIENT_ACCUMULATION_STEPS): take it out there, or say the same number."
         )

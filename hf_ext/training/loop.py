@@ -28,7 +28,7 @@ from .processes import check_weights, gather_weights, name_failures, plain_class
 from .provenance import provenance
 from .run import Run
 from .state import RunFolder, clear_write_errors, save_state
-from .stopping import EvaluationStopped, Stopping
+from .stopping import END, EVALUATE, EvaluationStopped, Stopping
 from .task import Task
 
 
@@ -93,7 +93,8 @@ class _Training(Run):
             self._say(f"{self.folder.path} is complete: {progress.step} of {arguments.max_steps} steps are done.")
             self.accelerator.end_training()
             return
-        start_trackers(self.accelerator, arguments, self.folder.path, progress.step)
+        with self.onlookers.guard("the start of a tracker"):
+            start_trackers(self.accelerator, arguments, self.folder.path, progress.step)
         self.model.train()
         self.clock, window, norm = Clock(), torch.zeros((), device=self.accelerator.device), None
         profile = Profile(arguments.profile_steps, self.folder.path / f"profile-{self.accelerator.process_index}")
@@ -126,10 +127,11 @@ class _Training(Run):
                 bar.set_postfix(shown, refresh=False)
                 window.zero_()
                 window_start, window_samples = progress.step, progress.samples
+                progress.ended = answer == END
                 with self.clock.stop():
-                    if self._checkpoint(save=bool(answer)):
+                    if self._checkpoint(save=bool(answer), evaluate=answer in (EVALUATE, END)):
                         stopping.restart_clock()
-                if progress.step < arguments.max_steps:
+                if not self._is_over():
                     stopping.end(answer, progress.step, arguments.max_steps)
         self._tell("on_end", progress.step)
         with self.onlookers.guard("the tracker"):
@@ -137,9 +139,9 @@ class _Training(Run):
         self.onlookers.sum_up()
 
     def _is_over(self) -> bool:
-        """True if all steps are done, or the score has not improved for the allowed number of evaluations."""
-        patience = self.arguments.early_stopping_patience
-        return self.progress.step >= self.arguments.max_steps or 0 < patience <= self.progress.stale
+        """True if all steps are done, the score did not improve for too many evaluations, or a callback said so."""
+        patience, progress = self.arguments.early_stopping_patience, self.progress
+        return progress.ended or progress.step >= self.arguments.max_steps or 0 < patience <= progress.stale
 
     def _step(self, batches: Iterator[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor | None]:
         """One optimizer step; the mean loss of this process and, where clipped, the gradient norm."""
@@ -201,8 +203,9 @@ class _Training(Run):
 
     def _log(self, values: dict[str, float]) -> None:
         """One row in metrics.jsonl and the tracker."""
-        with self.onlookers.guard("the tracker"):
-            self.accelerator.log(values, step=self.progress.step)
+        for tracker in self.accelerator.trackers:
+            with self.onlookers.guard(f"the tracker {tracker.name}"):
+                tracker.log(values, step=self.progress.step)
         if self.accelerator.is_main_process:
             row = {"step": self.progress.step, "samples": self.progress.samples, **values}
             self.folder.add_metrics(row)
@@ -212,16 +215,16 @@ class _Training(Run):
         """Calls a method of all callbacks."""
         for callback in self.callbacks:
             with self.onlookers.guard(type(callback).__name__):
-                getattr(callback, event)(*values)
+                self.stopping.take(getattr(callback, event)(*values))
 
-    def _checkpoint(self, save: bool) -> bool:
+    def _checkpoint(self, save: bool, evaluate: bool = False) -> bool:
         """Evaluation, resume state and snapshots where they are due, or asked for; whether a state was saved."""
         arguments, improved = self.arguments, False
-        save = save or self._due(arguments.save_steps)
-        if not (save or self._due(arguments.eval_steps)):
+        save, evaluate = save or self._due(arguments.save_steps), evaluate or self._due(arguments.eval_steps)
+        if not (save or evaluate):
             return False
         check_weights(self.model, self.accelerator, self.folder, self.progress.step)
-        if self.eval_data and self._due(arguments.eval_steps):
+        if self.eval_data and evaluate:
             try:
                 improved = self._evaluate()
             except EvaluationStopped as stopped:
@@ -280,15 +283,15 @@ class _Training(Run):
 
     def _draw_samples(self, data: datasets.Dataset) -> None:
         self.module.eval()
-        with torch.no_grad():
+        picture, folder = None, self.folder.path / "samples"
+        with self.onlookers.guard("samples/"), torch.no_grad():
             picture = self.task.sample_picture(self.module, [data[index] for index in range(min(3, len(data)))])
         self.module.train()
         if picture is not None and self.accelerator.is_main_process:
-            folder = self.folder.path / "samples"
             with self.onlookers.guard("samples/"):
                 folder.mkdir(exist_ok=True)
                 picture.save(folder / f"step-{self.progress.step}.png")
-            with self.onlookers.guard("the tracker"):
+            with self.onlookers.guard("a tracker's picture"):
                 show_picture(self.accelerator, picture, self.progress.step)
 
     def _published_weights(self) -> contextlib.AbstractContextManager[None]:

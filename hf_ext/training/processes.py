@@ -1,6 +1,7 @@
 """Checks and actions that training processes share."""
 
 import contextlib
+import os
 import random
 import re
 import sys
@@ -17,18 +18,19 @@ from accelerate.utils import InitProcessGroupKwargs, ProjectConfiguration, conve
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from ..distributed import FailedElsewhereError, LostProcessError, Ranks
+from ..errors import UsageError
 from ..files import read_json, write_json
 from .arguments import TrainingArguments
-from .launcher import check_processes, needs_processors, require_devices
+from .launcher import check_processes, needs_processors, require_devices, require_own_device
 from .state import RunFolder, own_part
 
 
-def check_tracker(name: str) -> None:
+def check_trackers(names: list[str]) -> None:
     """Refuses a tracker that is not installed, for which accelerate would only warn."""
     trackers = [str(tracker) for tracker in get_available_trackers()]
-    if name not in ("none", *trackers):
-        raise ValueError(
-            f"report_to is {name!r}; installed here are: none, {', '.join(trackers)}. Install the tracker that you "
+    if missing := [name for name in names if name not in trackers]:
+        raise UsageError(
+            f"report_to is {missing[0]!r}; installed here are: none, {', '.join(trackers)}. Install the one that you "
             "want, or use one of these."
         )
 
@@ -36,11 +38,15 @@ def check_tracker(name: str) -> None:
 def make_accelerator(arguments: TrainingArguments, folder: Path) -> Accelerator:
     """Lets the processes of this launch find each other, on devices that can do what is asked for."""
     require_devices()
+    require_own_device()
+    # Each process makes the whole model from the seed or a file. With FSDP accelerate's launcher asks by default that
+    # only the first one does, which fails for models with buffers.
+    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
     accelerator = Accelerator(
         cpu=needs_processors(),
         mixed_precision=arguments.mixed_precision,
         gradient_accumulation_steps=arguments.gradient_accumulation_steps,
-        log_with=None if arguments.report_to == "none" else arguments.report_to,
+        log_with=arguments.trackers or None,
         project_config=ProjectConfiguration(str(folder), str(folder / "tensorboard")),
         # It would wrap the model, which renames its weights: `torch_compile` compiles it in place.
         dynamo_backend="no",

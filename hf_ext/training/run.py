@@ -23,7 +23,7 @@ from .data import TrainingLoader, describe_small_groups
 from .fingerprint import fingerprint
 from .models import add_adapter, build_model, enable_activation_checkpointing, pin_revision, refuse_lost_fields
 from .optimizing import build_optimizer, build_schedule, count_steps, describe_warm_up, read_optimizer
-from .processes import check_tracker, make_accelerator, prepare_sharding
+from .processes import check_trackers, make_accelerator, prepare_sharding
 from .pushing import PushModels
 from .state import Progress, RunFolder, WeightAverage, load_state, use_plain_names
 from .task import Task
@@ -46,8 +46,8 @@ class Run:
         self.folder = folder
         self.progress = Progress()
         self.metrics: dict[str, float] = {}
-        check_installed(*["tensorboard"] * (arguments.report_to == "tensorboard"), "matplotlib")
-        check_tracker(arguments.report_to)
+        check_installed(*["tensorboard"] * ("tensorboard" in arguments.trackers), "matplotlib")
+        check_trackers(arguments.trackers)
         read_optimizer(arguments)
         self.accelerator = make_accelerator(arguments, folder.path)
         publisher = [] if arguments.hub_model_id is None else [PushModels(arguments, folder)]
@@ -127,9 +127,10 @@ class Run:
         optimizer = build_optimizer(self.task, module, arguments)
         self.scheduler = build_schedule(optimizer, arguments)
         if self.accelerator.distributed_type == DistributedType.DEEPSPEED:
-            # DeepSpeed asks for it where it is given no loader of its own.
-            plugin = self.accelerator.state.deepspeed_plugin
-            plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = arguments.per_device_train_batch_size
+            # DeepSpeed asks for the one where it is given no loader of its own, and clips to 1 without the other.
+            config = self.accelerator.state.deepspeed_plugin.deepspeed_config
+            config["train_micro_batch_size_per_gpu"] = arguments.per_device_train_batch_size
+            config["gradient_clipping"] = arguments.max_grad_norm
         # Where the weights are sharded, every process saves its part of the average; else the main process saves it.
         self.is_sharded = self.accelerator.distributed_type == DistributedType.FSDP
         if self.is_sharded:

@@ -55,6 +55,8 @@ class Progress:
     stale: int = 0
     # The evaluation of this step was interrupted: neither its row nor the models that come of it are on disk.
     owes_evaluation: bool = False
+    # A callback ended the run.
+    ended: bool = False
 
     def state_dict(self) -> dict[str, Any]:
         """The fields as a dictionary."""
@@ -218,8 +220,9 @@ class RunFolder:
             if self.before is not None:
                 self.changes = compare_settings(self.before, about, self.path)
             return
-        if self.path.exists() and not self.path.is_dir():
-            raise UsageError(f"{self.path} is a file: choose a folder as output_dir.")
+        if os.path.lexists(self.path) and not self.path.is_dir():
+            what = "a link to nothing" if self.path.is_symlink() and not self.path.exists() else "a file"
+            raise UsageError(f"{self.path} is {what}: choose a folder as output_dir.")
         if any(path.exists() for path in (self.states, self.snapshot, self.best, self.metrics)):
             raise UsageError(
                 f"{self.path} holds training files but no args.json, so it is not a run that can be continued: "

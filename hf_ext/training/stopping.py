@@ -10,12 +10,15 @@ from typing import Any
 import torch
 
 from ..distributed import Ranks
+from ..errors import UsageError
 from .loader_processes import SIGNALS
 
 # What a process ends with that was stopped and has saved: "try again" in the list of BSD.
 EXIT_CODE = 75
 # What processes tell each other; a larger number outweighs a smaller one, and a signal is its number more than these.
-_GO_ON, _SAVE, _DEADLINE = 0, 1, 2
+_GO_ON, _SAVE, EVALUATE, END, _DEADLINE = 0, 1, 2, 3, 4
+# Words of callbacks for them.
+_WORDS = {None: _GO_ON, "save": _SAVE, "evaluate": EVALUATE, "end": END}
 
 
 class RunStopped(KeyboardInterrupt):
@@ -44,7 +47,7 @@ class Stopping:
         self.save_minutes = save_minutes
         self.deadline_minutes = deadline_minutes
         self.began = self.saved = time.monotonic()
-        self._wish = _GO_ON
+        self._wish = self._asked = _GO_ON
         self._question: tuple[torch.Tensor, Any] | None = None
         self._handlers: dict[int, Any] = {}
 
@@ -67,8 +70,18 @@ class Stopping:
             raise KeyboardInterrupt
         self._wish = number + _DEADLINE
 
+    def take(self, word: str | None) -> None:
+        """Takes what a callback returned for the next answer."""
+        if word not in _WORDS:
+            raise UsageError(f"a callback returned {word!r}; allowed: None, 'save', 'evaluate', 'end'.")
+        self._asked = max(self._asked, _WORDS[word])
+
     def _wish_now(self) -> int:
-        """The decision of this process alone."""
+        """The decision of this process alone; a callback's word counts once."""
+        asked, self._asked = self._asked, _GO_ON
+        return max(asked, self._read_clock())
+
+    def _read_clock(self) -> int:
         now = time.monotonic()
         if self._wish == _GO_ON and self.deadline_minutes and now - self.began >= 60 * self.deadline_minutes:
             return _DEADLINE
@@ -77,7 +90,7 @@ class Stopping:
         return self._wish
 
     def ask(self) -> int:
-        """The decision of all processes after this step: 0 continue, 1 save, more: save and end."""
+        """The decision of all processes after this step: 0 continue, 1 save, more as named above."""
         if self.ranks.count == 1:
             return self._wish_now()
         answer = _GO_ON
@@ -100,11 +113,13 @@ class Stopping:
     def interrupt_evaluation(self) -> None:
         """Ends an evaluation between two batches, in all processes, where the run is to end."""
         answer = self.ask()
-        if answer > _SAVE:
+        if answer >= _DEADLINE:
             raise EvaluationStopped(answer)
         if answer == _SAVE:
             # Asked again after the evaluation.
             self.saved = -math.inf
+        elif answer:
+            self._asked = max(self._asked, answer)
 
     def end(self, answer: int, step: int, max_steps: int) -> None:
         """
@@ -113,7 +128,7 @@ class Stopping:
         Raises:
             RunStopped: With what ended the run, in the main process; the others say nothing.
         """
-        if answer <= _SAVE:
+        if answer < _DEADLINE:
             return
         if self._question is not None:
             self._question[1].wait()

@@ -26,6 +26,7 @@ from transformers import (
 
 import hf_ext  # noqa: F401
 from hf_ext.errors import DataError, MissingColumn
+from hf_ext.settings import SettingsError
 from hf_ext.tasks.sequences import cut_padding
 from hf_ext.tasks.signals import AudioTask, ImageTask, PixelTask, random_box
 from hf_ext.tasks.texts import LanguageModelTask, ListOpsTask, MaskedLanguageModelTask, RetrievalTask, TextTask
@@ -352,6 +353,19 @@ def test_classes_may_be_names():
         task.label({"label": "maybe"})
     with refused(ValueError, "holds 2", "0 to 1"):
         task.label({"label": 2})
+
+
+def test_smoothed_labels_are_learned_and_scores_stay(tmp_path):
+    plain, smooth = TextTask(num_labels=3, max_length=6), TextTask(num_labels=3, max_length=6, label_smoothing=0.3)
+    model = plain.build_model(TINY, None).eval()
+    batch = plain.batch(model, [{"text": "ab", "label": 0}, {"text": "cde", "label": 2}])
+    logits = model(**{name: values for name, values in batch.items() if name != "labels"}).logits.log_softmax(-1)
+    own = -logits.gather(1, batch["labels"][:, None]).mean()
+    torch.testing.assert_close(plain.loss(model, batch, 0), own)
+    torch.testing.assert_close(smooth.loss(model, batch, 0), 0.7 * own - 0.3 * logits.mean())
+    assert smooth.describe() == plain.describe()
+    with refused(SettingsError, "label_smoothing"):
+        build(TextTask, {"label_smoothing": 1.0}, "task")
 
 
 def test_a_checkpoint_for_other_data_is_refused(tmp_path):

@@ -237,6 +237,15 @@ def test_scores_of_positions_are_those_of_scikit_learn():
     assert found["accuracy_of_largest"] == pytest.approx(max(map(truth.count, range(3))) / len(truth))
 
 
+# What is wrong about a label decides what helps.
+WRONG_LABELS = [
+    *((missing, "missing") for missing in (None, "", float("nan"), -100)),
+    *((name, rf"task.label_names, such as \['{name}'") for name in (-1, True, "walk")),
+    (999, "task.num_labels to"),
+    *((several, "mrconv-regression") for several in (0.5, [0], {"a": 1})),
+]
+
+
 @pytest.mark.parametrize(
     ("task", "example", "words"),
     [
@@ -250,7 +259,12 @@ def test_scores_of_positions_are_those_of_scikit_learn():
         (SeriesClassificationTask(), {"values": [[1.0, 2.0]]}, "hold 2 channels, the model takes 1"),
         (SeriesClassificationTask(**KNOCKS), {"x": [1.0], "y": [1.0, 2.0]}, r"got \{'x': 1, 'y': 2\}"),
         (SeriesClassificationTask(), {"values": [1.0]}, "no column 'label'"),
-        (SeriesClassificationTask(), {"values": [1.0], "label": "walk"}, "Set task.num_labels and task.label_names"),
+        *((SeriesClassificationTask(), {"values": [1.0], "label": wrong}, words) for wrong, words in WRONG_LABELS),
+        (
+            SeriesClassificationTask(num_labels=2, label_names=["a", "b"]),
+            {"values": [1.0], "label": "c"},
+            "Name all in",
+        ),
         (
             SeriesRegressionTask(),
             {"values": [1.0], "target": "much"},

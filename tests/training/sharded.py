@@ -17,13 +17,14 @@ from hf_ext.training.arguments import build
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 
-# What `examples/accelerate/fsdp2.yaml` says, as the launcher hands it on.
+# What `examples/accelerate/fsdp2.yaml` says, as the launcher hands it on, and its efficient loading, which it asks for
+# where no file says otherwise.
 FSDP2 = {
     "ACCELERATE_USE_FSDP": "true",
     "FSDP_VERSION": "2",
     "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
     "FSDP_RESHARD_AFTER_FORWARD": "true",
-    "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": "true",
     "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT",
 }
 SEQUENCES = {"hidden_size": 8, "num_hidden_layers": 2, "kernel_size": 4}

@@ -180,6 +180,39 @@ def test_callbacks_hear_of_everything_in_order(tmp_path, examples):
     ]
 
 
+class Word(Callback):
+    """Says a word when it hears of a step."""
+
+    def __init__(self, word, step):
+        self.word, self.step = word, step
+
+    def on_log(self, step, values):
+        return self.word if step == self.step and "loss" in values else None
+
+
+@pytest.mark.parametrize(
+    ("word", "saved", "evaluated"),
+    [("save", [4, 8], [8]), ("evaluate", [4, 8], [4, 8]), ("end", [4], [4]), (None, [8], [8])],
+)
+def test_a_callback_steers_a_run(tmp_path, examples, word, saved, evaluated):
+    data = {**source(examples), "eval": {"path": str(examples)}}
+    options = {"max_steps": 8, "logging_steps": 1, "save_steps": 90, "eval_steps": 90, "save_total_limit": 9}
+    arguments = make_arguments(tmp_path / "run", data, **options)
+    run(TinyTask(), arguments, None, None, [Word(word, 3)])
+    assert sorted(int(path.name[5:]) for path in (tmp_path / "run" / "state").iterdir()) == saved
+    found = rows(tmp_path / "run")
+    assert [row["step"] for row in found if "eval_mse" in row] == evaluated
+    # A run that a callback ended is complete.
+    run(TinyTask(), arguments)
+    assert rows(tmp_path / "run") == found
+
+
+def test_a_word_that_no_callback_may_say_is_a_failure_of_it(tmp_path, examples):
+    arguments = make_arguments(tmp_path / "run", source(examples), max_steps=2, logging_steps=1, strict_callbacks=True)
+    with refused(UsageError, "'halt'"):
+        run(TinyTask(), arguments, None, None, [Word("halt", 1)])
+
+
 PUSH_SCRIPT = """
 import sys
 from huggingface_hub import HfApi, hf_hub_download

@@ -182,8 +182,12 @@ def test_folders_of_others_are_left_alone(tmp_path, examples):
         run(TinyTask(), make_arguments(tmp_path / "c", data))
     assert [path.name for path in (tmp_path / "c").iterdir()] == ["mine.tmp"]
     (tmp_path / "d").write_text("precious")
-    with refused(UsageError, "d is a file"):
-        run(TinyTask(), make_arguments(tmp_path / "d", data))
+    (tmp_path / "to nothing").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "ring").symlink_to(tmp_path / "ring")
+    (tmp_path / "to a file").symlink_to(tmp_path / "d")
+    for name, what in (("d", "a file"), ("to a file", "a file"), ("to nothing", "a link"), ("ring", "a link")):
+        with refused(UsageError, f"{name} is {what}"):
+            run(TinyTask(), make_arguments(tmp_path / name, data))
     with refused(DataError, "inside", "lies"):
         run(TinyTask(), make_arguments(examples / "run", data))
     assert not (examples / "run").exists()

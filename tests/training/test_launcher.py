@@ -13,10 +13,18 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
 from safetensors.torch import load_file
 
+from hf_ext.errors import UsageError
 from hf_ext.training import launcher
-from hf_ext.training.launcher import check_processes, honour_launcher, needs_processors, require_devices
+from hf_ext.training.launcher import (
+    check_processes,
+    honour_launcher,
+    needs_processors,
+    require_devices,
+    require_own_device,
+)
 from hf_ext.training.processes import gather_weights
 from tests.kit.process_state import forget_accelerate
+from tests.kit.refusals import refused
 
 from .launching import ROOT, environment
 from .tiny import TinyTask, make_arguments, run
@@ -25,7 +33,9 @@ from .tiny import TinyTask, make_arguments, run
 # where it is refused. docs/training.md has them in words.
 FSDP2 = {"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": {"fsdp_version": 2}}
 ZERO2 = {"distributed_type": "DEEPSPEED", "num_processes": 2, "deepspeed_config": {"zero_stage": 2}}
+MUCH = {**ZERO2, "deepspeed_config": {"zero_stage": 2, "gradient_clipping": "much"}}
 CHECKPOINTING = {**FSDP2, "fsdp_config": {"fsdp_version": 2, "fsdp_activation_checkpointing": True}}
+SIZES = {**FSDP2, "fsdp_config": {"fsdp_version": 2, "fsdp_auto_wrap_policy": "SIZE_BASED_WRAP"}}
 OFFLOADING = {**FSDP2, "fsdp_config": {"fsdp_version": 2, "fsdp_offload_params": True}}
 ROWS = {
     "nothing": ({}, [], {}, {}),
@@ -42,18 +52,55 @@ ROWS = {
     "fsdp 1": ({**FSDP2, "fsdp_config": {"fsdp_version": 1}}, [], {}, None),
     "fsdp with checkpointing": (CHECKPOINTING, [], {}, {"activation_checkpointing": True}),
     "fsdp with offloading": (OFFLOADING, [], {}, None),
+    "fsdp by sizes": (SIZES, [], {}, None),
+    "offloaded activations": (CHECKPOINTING, ["--fsdp_activation_checkpointing_offload", "true"], {}, None),
     "zero 2": (ZERO2, [], {}, {}),
     "zero 3": (ZERO2, ["--zero_stage", "3"], {}, None),
     "zero 2 with an average": (ZERO2, ["--mixed_precision", "bf16"], {"ema_decay": 0.9}, None),
     "zero 2 in bf16": (ZERO2, ["--mixed_precision", "bf16"], {}, {"mixed_precision": "bf16"}),
     "another clipping": (ZERO2, ["--gradient_clipping", "0.5"], {}, None),
     "equal clipping": (ZERO2, ["--gradient_clipping", "1"], {}, {}),
+    "a clipping that is none": (MUCH, [], {}, None),
+    "automatic clipping": ({**MUCH, "deepspeed_config": {"gradient_clipping": "auto"}}, [], {}, {}),
     "another accumulation": (ZERO2, ["--gradient_accumulation_steps", "4"], {}, None),
     "a file of deepspeed": ({**ZERO2, "deepspeed_config": {"deepspeed_config_file": "a.json"}}, [], {}, None),
     "several on processors": ({}, ["--cpu", "--num_processes", "2"], {}, None),
     "one on processors": ({}, ["--cpu", "--num_processes", "1"], {}, {}),
     "megatron": ({"distributed_type": "MEGATRON_LM", "num_processes": 2}, [], {}, None),
 }
+# Variables, and whether a run with them is refused; those of the first rows bring accelerate to a traceback.
+TORCHRUN = {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+VARIABLES = [
+    *(({name: value}, True) for name in ("ACCELERATE_USE_CPU", "ACCELERATE_DEBUG_MODE") for value in ("maybe", "")),
+    *(
+        ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", f"FSDP_{name}": "quark"}, True)
+        for name in (
+            "STATE_DICT_TYPE",
+            "AUTO_WRAP_POLICY",
+            "BACKWARD_PREFETCH",
+            "RESHARD_AFTER_FORWARD",
+            "OFFLOAD_PARAMS",
+            "IGNORED_MODULES",
+        )
+    ),
+    # To accelerate this is no FSDP, to its own launcher it is.
+    ({"ACCELERATE_USE_FSDP": "1", "FSDP_VERSION": "2"}, True),
+    ({"ACCELERATE_DYNAMO_USE_FULLGRAPH": "maybe"}, True),
+    ({"ACCELERATE_CPU_AFFINITY": "maybe"}, True),
+    ({"ACCELERATE_FP8_BACKEND": "TE"}, True),
+    ({"ACCELERATE_MIXED_PRECISION": "fp8"}, True),
+    *(({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": value}, True) for value in ("", "auto", "-1", "²", "1.0")),
+    *(({**TORCHRUN, name: "two"}, True) for name in TORCHRUN if name != "MASTER_ADDR"),
+    ({**TORCHRUN, "RANK": "1"}, True),
+    ({"PMI_SIZE": "two"}, True),
+    (TORCHRUN, False),
+    ({"LOCAL_RANK": "-1"}, False),
+    ({"WORLD_SIZE": "2"}, False),
+    ({"PMI_SIZE": "1"}, False),
+    ({"ACCELERATE_USE_CPU": "1", "ACCELERATE_DEBUG_MODE": "YES"}, False),
+    # Without FSDP these say nothing.
+    ({"FSDP_VERSION": "1", "FSDP_OFFLOAD_PARAMS": "true"}, False),
+]
 # Refused rows that need neither DeepSpeed nor other fields of the run.
 LAUNCHED = [
     row
@@ -101,6 +148,43 @@ def test_each_setting_of_a_launcher_is_honoured_or_refused(row, tmp_path, monkey
     assert len(notes) == len(changes)
     # Once more, as the loop does after the launch.
     assert honour_launcher(found, handed) == (found, [])
+
+
+@pytest.mark.parametrize(("variables", "is_refused"), VARIABLES)
+def test_odd_values_of_variables_are_named(tmp_path, variables, is_refused):
+    arguments = make_arguments(tmp_path / "run", {}, gradient_accumulation_steps=1)
+    if not is_refused:
+        assert honour_launcher(arguments, variables) == (arguments, [])
+        return
+    with refused(UsageError) as caught:
+        honour_launcher(arguments, variables)
+    assert any(name in str(caught.value) for name in variables) or "fp8" in str(caught.value)
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch):
+    for told in ("quark", "", "meta", "cuda:99"):
+        with refused(UsageError, "ACCELERATE_TORCH_DEVICE"):
+            require_own_device({"ACCELERATE_TORCH_DEVICE": told})
+    require_own_device({"ACCELERATE_TORCH_DEVICE": "cpu"})
+    require_own_device({})
+    monkeypatch.setattr(launcher, "has_devices", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    require_own_device({"ACCELERATE_TORCH_DEVICE": "cuda:1"})
+    # All processes of a launch would take it.
+    with refused(UsageError, "ACCELERATE_TORCH_DEVICE"):
+        require_own_device({"ACCELERATE_TORCH_DEVICE": "cuda:1", **TORCHRUN, "WORLD_SIZE": "2"})
+
+
+def test_processes_that_mpi_or_a_cluster_starts_find_each_other_or_are_refused(monkeypatch):
+    for told in ({"OMPI_COMM_WORLD_SIZE": "2"}, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}):
+        for devices in (False, True):
+            monkeypatch.setattr(launcher, "has_devices", lambda found=devices: found)
+            # On processors accelerate finds them, once it is told to; on GPUs it knows nothing of them.
+            assert needs_processors(told) == (not devices)
+        check_processes(2, told)
+        with refused(UsageError, "2"):
+            check_processes(1, told)
 
 
 def test_sharding_without_gpus_is_refused_and_processes_on_processors_are_found(monkeypatch):

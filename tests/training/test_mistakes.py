@@ -219,6 +219,12 @@ def test_yaml_that_cannot_be_used_is_refused_in_words(text, said):
         apply_overrides({}, ["--x", text])
 
 
+@pytest.mark.parametrize("flags", [["--max_steps="], ["--max_steps", ""], ["--data.train.path= "], ["--peft="]])
+def test_a_flag_without_its_value_is_not_the_default(flags):
+    with refused(SettingsError, flags[0].partition("=")[0]):
+        apply_overrides({"max_steps": 5}, flags)
+
+
 def test_aliases_stand_for_what_they_name():
     assert parse_yaml("x: &x {a: 1}\ny: *x\nz: {<<: *x, b: 2}") == {
         "x": {"a": 1},

@@ -9,10 +9,12 @@ from types import SimpleNamespace
 import pytest
 from safetensors.torch import load_file
 
+from hf_ext.errors import UsageError
 from hf_ext.training import Callback
 from hf_ext.training.callbacks import Onlookers
 from hf_ext.training.pushing import PushModels
 from hf_ext.training.state import RunFolder
+from tests.kit.refusals import refused
 
 from .launching import fork_pairs
 from .tiny import TinyConfig, TinyModel, TinyTask, contents, make_arguments, run
@@ -35,7 +37,11 @@ def test_onlookers_that_raise_end_no_run(tmp_path, examples, monkeypatch, capsys
     data = {"train": {"path": str(examples)}, "eval": {"path": str(examples)}}
     run(TinyTask(), make_arguments(tmp_path / "whole", data))
     capsys.readouterr()
-    monkeypatch.setattr("accelerate.Accelerator.log", broken)
+    heard = []
+    good = SimpleNamespace(name="good", log=lambda values, step: heard.append(step), finish=broken)
+    bad = SimpleNamespace(name="bad", log=broken, log_images=broken, finish=broken)
+    start = lambda accelerator, *_: setattr(accelerator, "trackers", [bad, good])  # noqa: E731
+    monkeypatch.setattr("hf_ext.training.loop.start_trackers", start)
     monkeypatch.setattr("hf_ext.training.loop.plot_curves", broken)
     monkeypatch.setattr("PIL.Image.Image.save", broken)
     run(TinyTask(), make_arguments(tmp_path / "run", data), None, None, [Broken()])
@@ -43,9 +49,34 @@ def test_onlookers_that_raise_end_no_run(tmp_path, examples, monkeypatch, capsys
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
     # Each once when it fails first, and once with its count in the end.
     failed = [line for line in said if "data.eval reads" not in line]
-    assert len(failed) == 8 and len({*failed}) == 8
+    assert len(failed) == 12 and len({*failed}) == 12
+    assert heard == [row["step"] for row in RunFolder(tmp_path / "run").read_metrics()]
     with pytest.raises(OSError):
         run(TinyTask(), make_arguments(tmp_path / "strict", data, strict_callbacks=True))
+
+
+@pytest.mark.parametrize(
+    "place", ["hf_ext.training.loop.start_trackers", "tests.training.tiny.TinyTask.sample_picture"]
+)
+def test_a_tracker_that_does_not_start_and_a_picture_that_is_not_drawn_end_no_run(
+    tmp_path, examples, monkeypatch, place
+):
+    monkeypatch.setattr(place, broken)
+    data = {"train": {"path": str(examples)}, "eval": {"path": str(examples)}}
+    run(TinyTask(), make_arguments(tmp_path / "run", data, max_steps=2))
+    assert RunFolder(tmp_path / "run").read_metrics()[-1]["step"] == 2
+    with pytest.raises(OSError):
+        run(TinyTask(), make_arguments(tmp_path / "strict", data, max_steps=2, strict_callbacks=True))
+
+
+def test_several_trackers_are_checked_and_none_is_none(tmp_path, examples):
+    data = {"train": {"path": str(examples)}}
+    for told, trackers in (("none", []), ("tensorboard", ["tensorboard"]), (["tensorboard", "none"], ["tensorboard"])):
+        assert make_arguments(tmp_path / "run", data, report_to=told).trackers == trackers
+    with refused(UsageError, "pigeons"):
+        run(TinyTask(), make_arguments(tmp_path / "run", data, report_to=["tensorboard", "pigeons"]))
+    run(TinyTask(), make_arguments(tmp_path / "run", data, report_to=["tensorboard"], max_steps=1))
+    assert [*(tmp_path / "run" / "tensorboard").rglob("events*")]
 
 
 def test_failures_are_counted_and_strict_ones_raised(capsys):
