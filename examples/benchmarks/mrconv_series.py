@@ -5,8 +5,8 @@
 
 Six sets come with the wheel of aeon. Both learn from the whole official training part and are scored once on the test
 part. MRConv takes 1,000 steps of 16 series on one core, whatever the set. Its recipe was chosen by three folds of the
-training parts of OSULeaf and ACSF1. MiniROCKET has its usual 10,000 features and a ridge classifier, and needs series of
-one length: shorter ones end in zeros.
+training parts of OSULeaf and ACSF1. MiniROCKET has its usual 10,000 features and a ridge classifier, and needs series
+of one length: shorter ones end in zeros.
 """
 
 import argparse
