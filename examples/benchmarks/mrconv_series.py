@@ -4,7 +4,7 @@
     OMP_NUM_THREADS=1 python examples/benchmarks/mrconv_series.py --data DATA/aeon/datasets/data
 
 Six sets come with the wheel of aeon. Both learn from the whole official training part and are scored once on the test
-part. MRConv takes 1,000 steps of 16 series on one core, whatever the set. Its recipe was chosen by three folds of the
+part. MRConv takes 600 steps of 16 series on one core, whatever the set. Its recipe was chosen by three folds of the
 training parts of OSULeaf and ACSF1. MiniROCKET has its usual 10,000 features and a ridge classifier, and needs series
 of one length: shorter ones end in zeros.
 """
@@ -126,4 +126,4 @@ def draw(content: Content) -> str:
 
 
 if __name__ == "__main__":
-    run("mrconv_series", __doc__, measure, draw, data="", sets=SETS, seeds=3, steps=1000)
+    run("mrconv_series", __doc__, measure, draw, data="", sets=SETS, seeds=3, steps=600)

@@ -199,7 +199,8 @@ def _mrconv(survey: Survey, gpu: bool) -> list[list[str]]:
                 ]
             ),
         ]
-    schedule = _schedule(survey, 20000 if gpu else 1000, 32 if gpu else 16, "4.0e-3", gpu, 50)
+    steps = 20000 if gpu else 600 if method == "mrconv-series" else 1000
+    schedule = _schedule(survey, steps, 32 if gpu else 16, "4.0e-3", gpu, 50)
     return [[f"method: {method}"], ["task:", *task], model, ["weight_decay: 0.05"], schedule]
 
 

@@ -1,0 +1,77 @@
+"""docs/data.md: what each block of *What lies there* shows is understood by the command before it."""
+
+import re
+import wave
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hf_ext.data.survey import look_at
+from hf_ext.starting.writing import write_recipe
+
+PAGE = Path(__file__).parents[2] / "docs" / "data.md"
+SHAPES = re.findall(
+    r"\*\*(.+?):\*\* `hf-ext init (\w+) r --data (\S+)`.*?\n\n```(?:text|csv)\n(.*?)\n```", PAGE.read_text("utf-8")
+    , re.DOTALL
+)  # fmt: skip
+COPIES = 6
+
+
+def write_file(path: Path, number: int) -> None:
+    """A small file of the kind that its ending says, another for each number."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".png":
+        Image.effect_noise((40, 40), 10 + number).convert("RGB").save(path)
+    elif path.suffix == ".wav":
+        with wave.open(str(path), "wb") as file:
+            file.setparams((1, 2, 8000, 0, "NONE", ""))
+            file.writeframes((np.sin(np.arange(800) * number / 9) * 9000).astype(np.int16).tobytes())
+    elif path.suffix == ".csv":
+        path.write_text("x,y\n" + "".join(f"{number + step},{step}\n" for step in range(5)), encoding="utf-8")
+    else:
+        path.write_text(f"words of number {number}", encoding="utf-8")
+
+
+def write_shape(place: str, block: str) -> None:
+    """What a block shows: a table, an array, or files, of which there are several."""
+    lines = block.splitlines()
+    if "," in lines[0]:
+        if place.endswith(".csv"):
+            rows = [re.sub(r"\d\b", str(copy), row, count=1) for copy in range(COPIES) for row in lines[1:]]
+            # Steps of one series have times that rise.
+            if lines[0].startswith("time"):
+                rows = [f"{index / 10},{row.partition(',')[2]}" for index, row in enumerate(lines[1:] * COPIES)]
+            Path(place).write_text("\n".join([lines[0], *rows]), encoding="utf-8")
+        else:
+            np.savez(place, X=np.random.default_rng(0).normal(size=(8, 9, 2)), y=np.arange(8) % 2)
+        return
+    names = []
+    for number in range(1, COPIES + 1):
+        for line in lines:
+            if not line.endswith("labels.csv"):
+                names.append(re.sub(r"\d+(?=\.\w+$)", str(number), line))
+                write_file(Path(names[-1]), number + 7 * lines.index(line))
+    for line in lines:
+        if line.endswith("labels.csv"):
+            rows = [f"{Path(name).name},{'ab'[index // 2 % 2]}" for index, name in enumerate(dict.fromkeys(names))]
+            Path(line).write_text("\n".join(["name,label", *rows]), encoding="utf-8")
+
+
+def test_the_page_shows_them():
+    assert len(SHAPES) >= 11
+
+
+@pytest.mark.parametrize(("title", "method", "place", "block"), SHAPES, ids=[shape[0] for shape in SHAPES])
+def test_a_shape_is_understood(tmp_path, monkeypatch, title, method, place, block):
+    monkeypatch.chdir(tmp_path)
+    write_shape(place, block)
+    survey = look_at(place, restores=method == "semanir")
+    assert survey.kind in {"semanir": ("pictures", "pairs"), "dit": ("pictures",)}.get(
+        method, ("series", "sounds", "texts", "pictures")
+    )
+    assert ("class" in title or survey.kind in ("series", "sounds")) <= (len(survey.classes) == 2)
+    assert (survey.kind == "pairs") == title.startswith("Pairs")
+    assert (survey.captions is not None) == ("captions" in title)
+    assert f"path: {place}" in write_recipe(method, Path("r"), survey, gpu=False)
