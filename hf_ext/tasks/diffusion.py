@@ -118,6 +118,7 @@ class DisentangledDiTTask(Task):
 
     # Replaced in a subclass, other networks train on the same data: examples/disentangled_dit/peers.py.
     model_class: ClassVar[Callable[..., ModelMixin]] = DisentangledDiTTransformer2DModel
+    pipeline_class: ClassVar[type[DisentangledDiTPipeline]] = DisentangledDiTPipeline
     config_class: ClassVar[type | None] = DisentangledDiTTransformer2DModel
     presets: ClassVar[dict[str, dict[str, Any]]] = DisentangledDiTTransformer2DModel.PRESETS
 
@@ -413,7 +414,7 @@ class DisentangledDiTTask(Task):
         base: Any = model.get_base_model() if isinstance(model, peft.PeftModel) else model
         device = next(base.parameters()).device
         autoencoder, encoder = self.autoencoder, None if captions is None else captions.encoder
-        return DisentangledDiTPipeline(
+        return self.pipeline_class(
             base,
             self.scheduler,
             None if autoencoder is None else autoencoder.to(device),
