@@ -301,8 +301,8 @@ def test_four_processes_of_two_nodes_are_one_run(tmp_path, slurm):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a script of bash")
 def test_another_program_of_a_job_goes_on_after_the_signal(tmp_path, slurm):
-    program = "import os, sys; print(os.environ['RANK'], *sys.argv[1:], flush=True); 'last' in sys.argv or os.kill(os.getpid(), 10)"
-    (tmp_path / "program.py").write_text(program)
+    program = "import os, sys\nprint(os.environ['RANK'], *sys.argv[1:], flush=True)\n"
+    (tmp_path / "program.py").write_text(program + "'last' in sys.argv or os.kill(os.getpid(), 10)")
     stopped = slurm(1, 1, "a  b", PROGRAM="python program.py")
     assert stopped.returncode == 138 and stopped.stdout == f"0 {tmp_path / 'run.yaml'} a  b\n"
     assert (tmp_path / "said").read_text().splitlines()[-1] == "requeue 7"

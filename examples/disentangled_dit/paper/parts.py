@@ -42,10 +42,15 @@ def measure_drift(folders: list[Path]) -> None:
     print(json.dumps({name: float(np.mean([row[name] for row in found])) for name in found[0]}))
 
 
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["prompts"] and len(sys.argv) == 6:
-        write_prompts(*sys.argv[2:])
-    elif sys.argv[1:2] == ["drift"] and len(sys.argv) > 3:
-        measure_drift([Path(word) for word in sys.argv[2:]])
+def main(words: list[str]) -> None:
+    """Does one of the steps."""
+    if words[:1] == ["prompts"] and len(words) == 5:
+        write_prompts(*words[1:])
+    elif words[:1] == ["drift"] and len(words) > 2:
+        measure_drift([Path(word) for word in words[1:]])
     else:
         sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

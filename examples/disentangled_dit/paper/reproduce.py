@@ -3,7 +3,7 @@
 python examples/disentangled_dit/paper/reproduce.py TABLE WORK [--run | --slurm] [--with OWN.yaml] [--processes N]
 TABLE is a folder of rows/. Without --run the remaining commands are printed, with --slurm as jobs that wait for one
 another: `... --slurm | bash`. The same command goes on after a kill. WORK/TABLE.md is the table of what is measured.
-OWN.yaml overlays the recipes, by the names of their bases or `all`: `all: {batch: 64}`.
+OWN.yaml overlays the recipes of `all` rows, of a base or of TABLE/ROW: `all: {batch: 64}`.
 """
 
 import argparse
@@ -30,6 +30,7 @@ sys.path[:0] = [str(PAPER.parent), str(PAPER.parents[1])]
 
 from experiments import count_parameters, table
 
+TABLES = sorted(path.name for path in (PAPER / "rows").iterdir())
 SLURM = PAPER.parents[1] / "accelerate" / "slurm.sh"
 # Programs of Python, and one that is not.
 TRAINING, COMMAND = ("-m", "hf_ext.training"), ("-m", "hf_ext_cli.main")
@@ -121,16 +122,14 @@ def merge(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def read_recipe(name: str, own: dict[str, Any] | None = None) -> Recipe:
+def read_recipe(name: str, own: dict[str, Any]) -> Recipe:
     """The recipe of `TABLE/ROW`: its bases, its own fields, and a user's."""
-    files, bases = [PAPER / "rows" / f"{name}.yaml"], [path.stem for path in (PAPER / "base").glob("*.yaml")]
-    refuse_unknown(own or {}, ["all", *bases], " in the file of --with")
-    layers: list[dict[str, Any]] = []
+    files, layers = [PAPER / "rows" / f"{name}.yaml"], list[dict[str, Any]]()
     for file in files:
         layers.insert(0, read_yaml(file))
         if base := layers[0].pop("base", None):
             files.append(PAPER / "base" / f"{base}.yaml")
-    overlays = [(own or {}).get(key) or {} for key in ("all", *(file.stem for file in files[:0:-1]))]
+    overlays = [own.get(key) or {} for key in ("all", *(file.stem for file in files[:0:-1]), name)]
     fields: dict[str, Any] = {}
     for layer in (*layers, *overlays):
         fields = merge(fields, layer)
@@ -168,7 +167,7 @@ def is_drawn(folder: Path, count: int) -> bool:
 class Plan:
     """The steps of rows, each once and after what it needs, with what is done already."""
 
-    def __init__(self, work: Path, own: dict[str, Any] | None = None, processes: int = 1):
+    def __init__(self, work: Path, own: dict[str, Any], processes: int):
         self.work, self.processes = work, processes
         self.recipe = cache(lambda name: read_recipe(name, own))
         self.steps: dict[str, Step] = {}
@@ -296,9 +295,8 @@ class Plan:
 
 def rows_of(name: str) -> list[str]:
     """The rows of a table, in the order of their files."""
-    known = sorted(path.name for path in (PAPER / "rows").iterdir())
-    if name not in known:
-        raise UsageError(f"there is no table {name!r}; allowed: {', '.join(known)}.")
+    if name not in TABLES:
+        raise UsageError(f"there is no table {name!r}; allowed: {', '.join(TABLES)}.")
     return [f"{name}/{path.stem}" for path in sorted((PAPER / "rows" / name).glob("*.yaml"))]
 
 
@@ -354,7 +352,9 @@ def reproduce(words: list[str] | None = None) -> int:
     parser.add_argument("--with", dest="own", type=Path)
     parser.add_argument("--processes", type=int)
     given = parser.parse_args(words)
-    own = None if given.own is None else read_yaml(given.own)
+    own = {} if given.own is None else read_yaml(given.own)
+    bases = [path.stem for path in (PAPER / "base").glob("*.yaml")]
+    refuse_unknown(own, ["all", *bases, *(row for table in TABLES for row in rows_of(table))], f" in {given.own}")
     processes = given.processes or (NODES if given.slurm else 1)
     if processes < 1:
         raise UsageError(f"--processes is {processes}; allowed: 1 or more.")
