@@ -47,7 +47,7 @@ SHOWN = ("fid", "feature_distance", "clip_score", "content_distance", "detail_di
 @dataclass
 class Recipe:
     """
-    What a row is made of.
+    Settings of a row.
 
     Args:
         data (`dict`): `repository` of the Hub, or a `path`; and `split`.
