@@ -66,13 +66,13 @@ def open_pictures(path: str, split: str, ranks: Ranks, description: str) -> tupl
 def read_batches(
     data: Any, column: str, size: int, ranks: Ranks, description: str, side: int | None = None
 ) -> Iterator[tuple[list[int], Any]]:
-    """The share of this process: numbers and rows, whose pictures are RGB, and middle squares where a side is given."""
+    """The share of this process: numbers and rows, whose pictures are RGB; with a side, their middle squares."""
     own = ranks.share([*range(len(data))])
     with progress(total=len(own), description=description, unit=" pictures", shown=ranks.index == 0) as bar:
         for start in range(0, len(own), size):
             numbers = own[start : start + size]
             rows = data[numbers]
-            pictures = [in_colours(picture, "RGB") for picture in rows[column]]
+            pictures: list[Any] = [in_colours(picture, "RGB") for picture in rows[column]]
             if side is not None:
                 pictures = [cut_view(picture, (side, side), 3, Crops(), None).pixels for picture in pictures]
             yield numbers, {**rows, column: pictures}
