@@ -212,7 +212,10 @@ class DisentangledDiTTask(Task):
             height, width = settings.pop("sample_size")
             before, self.scheduler, self.cut = transfer(checkpoint, (height, width), self._transfer, self.cut)
             settings = {**settings_of(self.model_class, before), **settings}
-            self.id2label = self.id2label or checkpoint.id2label
+            known = checkpoint.id2label or {}
+            if self.text_encoder is None and changes.get("num_classes", len(known)) == len(known):
+                # Other numbers are other classes.
+                self.id2label = self.id2label or checkpoint.id2label
         settings = {**settings, **self._conditions_of_model(changes, settings), **changes}
         settings |= self.model_fields()
         model = self.model_class(**settings)
