@@ -1,9 +1,11 @@
 #!/bin/bash
 # sbatch examples/accelerate/slurm.sh FILE.yaml [--field value ...]
 # SHARDED=1 sbatch --export=ALL examples/accelerate/slurm.sh FILE.yaml [--field value ...]
+# PROGRAM="python -m hf_ext_cli.main" sbatch --export=ALL examples/accelerate/slurm.sh sample MODEL ...
 # A job of two nodes with eight GPUs each that SLURM may stop at any time: 120 s before the end SLURM signals every
 # process; the run saves within a step and ends with 75, and the job is queued again. It goes on bit for bit.
 # Each process has all weights (DDP); with SHARDED=1 a sixteenth of them (FSDP2), and goes on on any number of processes.
+# PROGRAM is any other command that processes share, such as sampling: the signal ends it at once, and it goes on too.
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=8
 #SBATCH --gpus-per-node=8
@@ -30,7 +32,8 @@ fi
 # Without a launcher between SLURM and the training: a launcher would be ended by the signal first. Who fails ends alone;
 # the others end by themselves, or after ten minutes by SLURM.
 srun --kill-on-bad-exit=0 --wait=600 bash -c \
-  'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec python -m hf_ext.training "$@"' train "$@"
+  "RANK=\$SLURM_PROCID LOCAL_RANK=\$SLURM_LOCALID exec ${PROGRAM:-python -m hf_ext.training} \"\$@\"" train "$@"
 code=$?
-[ $code -eq 75 ] && scontrol requeue "$SLURM_JOB_ID"
+# 138: ended by the signal.
+[ $code -eq 75 ] || [ $code -eq 138 ] && scontrol requeue "$SLURM_JOB_ID"
 exit $code

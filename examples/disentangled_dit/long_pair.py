@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from measuring import Judge, measure_classes
-from peers import OURS
 from sets import prepare
 
 from hf_ext.files import read_json, write_json
@@ -35,9 +34,7 @@ def count_steps(folder: Path) -> int:
 def judge_model(folder: Path, judge: Judge, per_class: int) -> dict[str, Any]:
     """The row of a model."""
     config = read_json(folder / "transformer" / "config.json")
-    # The twin has one stream, as the claim's corners with the class in adaLN.
-    kind = "one-stream" if config["conditioning"] == "adaln" else OURS
-    measured = measure_classes(folder, judge, per_class, kind)
+    measured = measure_classes(folder, judge, per_class)
     return {"conditioning": config["conditioning"], "steps": count_steps(folder), **measured}
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import classifier  # noqa: F401  registers the judge, which is loaded by its name
 import datasets
 import numpy as np
+import peers  # noqa: F401  registers other networks than ours, too
 from captions import border_colour, lightness
+from diffusers import DiffusionPipeline
 from generating import evaluate_size_control, generate_images, measure_images
-from peers import OURS, load_peer
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from sets import resized
@@ -85,22 +86,22 @@ def right_shares(folder: Path, sets: dict[str, Path]) -> dict[str, float]:
     return shares
 
 
-def load(snapshot: Path, kind: str = OURS) -> DisentangledDiTPipeline:
+def load(snapshot: Path) -> DisentangledDiTPipeline:
     """A run's pipeline, without bars."""
-    pipeline = DisentangledDiTPipeline.from_pretrained(snapshot) if kind == OURS else load_peer(snapshot, kind)
+    pipeline: DisentangledDiTPipeline = DiffusionPipeline.from_pretrained(snapshot)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
 
-def measure_classes(snapshot: Path, judge: Judge, per_class: int, kind: str = OURS, **asked: Any) -> dict[str, float]:
+def measure_classes(snapshot: Path, judge: Judge, per_class: int, **asked: Any) -> dict[str, float]:
     """Equally many images of each of CIFAR-10's classes, by the classifier's eyes; `asked` are controls."""
     labels = np.tile(np.arange(CLASSES), per_class)
-    return judge.measure(generate_images(load(snapshot, kind), labels.tolist(), **SAMPLING, **asked), labels)
+    return judge.measure(generate_images(load(snapshot), labels.tolist(), **SAMPLING, **asked), labels)
 
 
-def measure_sizes(snapshot: Path, judge: Judge, sizes: list[int], per_class: int, kind: str = OURS) -> list[float]:
+def measure_sizes(snapshot: Path, judge: Judge, sizes: list[int], per_class: int) -> list[float]:
     """Feature distances of the images of each size to real ones made so small and enlarged again."""
-    pipeline, labels = load(snapshot, kind), np.tile(np.arange(CLASSES), per_class).tolist()
+    pipeline, labels = load(snapshot), np.tile(np.arange(CLASSES), per_class).tolist()
     found = []
     for size in sizes:
         made = generate_images(pipeline, labels, original_size=(size, size), **SAMPLING)
@@ -114,11 +115,9 @@ def smaller(images: np.ndarray, size: int) -> np.ndarray:
     return as_arrays(resized(resized(Image.fromarray(image), size), images.shape[1]) for image in images)
 
 
-def measure_control(
-    snapshot: Path, judge: Judge, sizes: list[int], per_class: int, kind: str = OURS
-) -> dict[str, Any]:
+def measure_control(snapshot: Path, judge: Judge, sizes: list[int], per_class: int) -> dict[str, Any]:
     """Changes by the size control, with noise and class fixed."""
-    pipeline = load(snapshot, kind)
+    pipeline = load(snapshot)
     found = evaluate_size_control(pipeline, judge.classifier, sizes, images_per_class=per_class, **SAMPLING)
     # The classifier knows CIFAR-10's classes only, and so never sees the class of the photographs.
     share = pipeline.transformer.config.num_classes / CLASSES
@@ -135,12 +134,12 @@ def real_sizes(judge: Judge, sizes: list[int]) -> dict[str, Any]:
     return {"sizes": sizes, "high_frequency_energy": energies, "accuracy": accuracy}
 
 
-def measure_texts(snapshot: Path, judge: Judge, data: Path, count: int, kind: str = OURS) -> dict[str, float]:
+def measure_texts(snapshot: Path, judge: Judge, data: Path, count: int) -> dict[str, float]:
     """Images of test captions: distances and classes, and the shares that obey what the captions say besides."""
     rows = datasets.load_dataset(str(data), split="test")
     rows = rows.select(range(min(count, len(rows))))
     texts = list(rows["text"])
-    made = generate_images(load(snapshot, kind), texts, **SAMPLING)
+    made = generate_images(load(snapshot), texts, **SAMPLING)
     light = [lightness(image) == text.split()[1] for text, image in zip(texts, made, strict=True) if " photo " in text]
     colours = [
         border_colour(image) == text.split()[-1] for text, image in zip(texts, made, strict=True) if " front " in text

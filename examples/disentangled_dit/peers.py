@@ -1,21 +1,23 @@
 """Networks of diffusers on Disentangled DiT's task and recipe: UNets, DiT, PixArt and the mmDiT of Stable Diffusion 3.
 
 accelerate launch examples/disentangled_dit/peers.py sd3 examples/disentangled_dit/FILE.yaml [--field value]
+accelerate launch examples/disentangled_dit/peers.py sample MODEL [options of hf-ext sample]
 The section `model` then holds options of [`Peer`]. Each takes the class in its own way, or a text if it attends, and
 the controls where its class in diffusers has a place for numbers, with constant weight: that is what there is to
-compare with.
+compare with. A snapshot is a whole pipeline; where this module is imported, diffusers loads it.
 """
 
 import sys
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import diffusers
 import torch
+import variants
 from diffusers import (
     ConfigMixin,
+    DiffusionPipeline,
     DiTTransformer2DModel,
     ModelMixin,
     PixArtTransformer2DModel,
@@ -29,10 +31,7 @@ from diffusers.models.embeddings import LabelEmbedding, get_timestep_embedding
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
-from transformers import AutoModelForTextEncoding, AutoTokenizer
-from variants import VARIANTS
 
-from hf_ext.files import read_json, write_json
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
 from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.training import TrainingArguments, build_task, main
@@ -41,8 +40,24 @@ from hf_ext.training.arguments import build
 # The name of our network, which is no peer.
 OURS = "ours"
 SINUSOIDS = 256
-# How a pipeline prepares texts.
-TEXT_OPTIONS = ("text_padding", "text_padding_noise", "max_text_length")
+
+
+class Patches(nn.Module):
+    """Embedded patches of any rectangle, on the coordinates of our network: the `pos_embed` of a peer."""
+
+    position_embedding = DisentangledDiTTransformer2DModel.position_embedding
+
+    def __init__(self, proj: nn.Conv2d, config: Any):
+        super().__init__()
+        self.proj, self.config, self.inner_dim = proj, config, proj.out_channels
+        self.known: dict[tuple[int, int, torch.device], Tensor] = {}
+
+    def forward(self, latents: Tensor) -> Tensor:
+        tokens = self.proj(latents)
+        key = (*tokens.shape[2:], tokens.device)
+        if key not in self.known:
+            self.known[key] = self.position_embedding(*key)
+        return tokens.flatten(2).transpose(1, 2) + self.known[key].to(tokens.dtype)
 
 
 class Peer(ModelMixin, ConfigMixin, CacheMixin):
@@ -51,16 +66,18 @@ class Peer(ModelMixin, ConfigMixin, CacheMixin):
     it and the same pipeline samples from it.
 
     Args:
-        sample_size (`int` or `list[int]`): Side of the square images or latents.
+        sample_size (`int` or `list[int]`): Side, or height and width, of the images or latents.
         patch_size (`int`): Of the transformers.
         in_channels (`int`): Channels in and out.
         num_layers, num_attention_heads, attention_head_dim (`int`): As in our network. The width D is heads times
             `attention_head_dim`; the UNets have D / 2, D, D channels on three levels, and `num_layers` // 6 residual
             blocks on each.
+        block_out_channels (`list[int]`, *optional*): Instead, the channels on each level of the UNet that attends.
         num_classes (`int`, *optional*): Number of classes; that label is no class.
         joint_attention_dim (`int`, *optional*): Instead, the width of a text encoder's tokens, where a peer attends.
         condition_dropout, control_dropout (`float`): As in our network.
         num_train_timesteps (`int`): Of the schedule.
+        pos_embed_base_size (`list[int]`, *optional*): As in our network.
     """
 
     CONTROL_SIZES = DisentangledDiTTransformer2DModel.CONTROL_SIZES
@@ -68,6 +85,7 @@ class Peer(ModelMixin, ConfigMixin, CacheMixin):
     known: ClassVar[tuple[str, ...]] = ()
     # Whether it attends to tokens, of a class or a text.
     attends: ClassVar[bool] = False
+    _supports_gradient_checkpointing = True
 
     @register_to_config
     def __init__(
@@ -83,11 +101,11 @@ class Peer(ModelMixin, ConfigMixin, CacheMixin):
         condition_dropout: float = 0.1,
         control_dropout: float = 0.1,
         num_train_timesteps: int = 1000,
+        pos_embed_base_size: list[int] | None = None,
+        block_out_channels: list[int] | None = None,
     ):
         super().__init__()
-        sides = {sample_size} if isinstance(sample_size, int) else set(sample_size)
-        if len(sides) != 1:
-            raise ValueError(f"peers make square images; got size {sample_size}.")
+        sides = [sample_size] * 2 if isinstance(sample_size, int) else list(sample_size)
         if (num_classes is None) == (joint_attention_dim is None):
             raise ValueError(f"give one of {num_classes=} and {joint_attention_dim=}, not both or neither.")
         if joint_attention_dim is not None and not self.attends:
@@ -96,9 +114,12 @@ class Peer(ModelMixin, ConfigMixin, CacheMixin):
         self.register_to_config(
             conditioning="attention",
             control_alpha=dict.fromkeys(self.known, 0.0),
+            pos_embed_base_size=pos_embed_base_size or [side // patch_size for side in sides],
         )
-        self.side, self.width = sides.pop(), num_attention_heads * attention_head_dim
+        self.side, self.width = max(sides), num_attention_heads * attention_head_dim
         self.network = self.make_network()
+        if hasattr(self.network, "pos_embed"):
+            self.network.pos_embed = Patches(self.network.pos_embed.proj, self.config)
 
     def make_network(self) -> ModelMixin:
         """The network, and the adapter's own layers."""
@@ -212,20 +233,24 @@ class CrossUNetPeer(Peer):
 
     def make_network(self) -> UNet2DConditionModel:
         config, width = self.config, self.width
-        self.register_to_config(patch_size=4)
+        channels = config.block_out_channels or [width // 2, width, width]
+        attending = len(channels) - 1
+        self.register_to_config(patch_size=2**attending)
         self.tokens = self.make_tokens()
         network = UNet2DConditionModel(
             sample_size=self.side,
             in_channels=config.in_channels,
             out_channels=config.in_channels,
-            block_out_channels=(width // 2, width, width),
-            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-            up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+            block_out_channels=tuple(channels),
+            down_block_types=("DownBlock2D", *["CrossAttnDownBlock2D"] * attending),
+            up_block_types=(*["CrossAttnUpBlock2D"] * attending, "UpBlock2D"),
             layers_per_block=max(1, config.num_layers // 6),
             # In this class it is the number of heads.
-            attention_head_dim=config.num_attention_heads,
+            attention_head_dim=config.num_attention_heads
+            if config.block_out_channels is None
+            else tuple(count // config.attention_head_dim for count in channels),
             cross_attention_dim=width,
-            norm_num_groups=8,
+            norm_num_groups=8 if config.block_out_channels is None else 32,
             class_embed_type="projection",
             projection_class_embeddings_input_dim=SINUSOIDS * sum(self.CONTROL_SIZES.values()),
         )
@@ -248,10 +273,15 @@ class DiTPeer(Peer):
                 module.dropout_prob = 0.0
         norms = [block.norm1.linear for block in network.transformer_blocks]
         start(network, [*norms, network.proj_out_1, network.proj_out_2])
+        # The class in diffusers puts patches together to a square alone: each is an image to it.
+        network.proj_out_2.register_forward_hook(lambda layer, given, tokens: tokens.flatten(0, 1)[:, None])
         return network
 
     def predict(self, sample: Tensor, timestep: Tensor, context: Tensor, controls: Tensor) -> Tensor:
-        return self.network(sample, timestep, context[:, 0, 0].long()).sample
+        rows, columns = (side // self.config.patch_size for side in sample.shape[2:])
+        patches = self.network(sample, timestep, context[:, 0, 0].long()).sample
+        # [B, rows, columns, C, patch, patch] -> [B, C, rows * patch, columns * patch]
+        return patches.unflatten(0, (-1, rows, columns)).permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
 
 
 class PixArtPeer(Peer):
@@ -322,29 +352,28 @@ PEERS = {
     "dit": DiTPeer,
     "pixart": PixArtPeer,
     "sd3": SD3Peer,
-    **VARIANTS,
+    **variants.VARIANTS,
 }
+
+
+class PeerPipeline(DisentangledDiTPipeline):
+    """Our pipeline with a peer, saved by its class alone: no code of ours loads it elsewhere."""
+
+    save_pretrained = DiffusionPipeline.save_pretrained
+    to_json_string = DiffusionPipeline.to_json_string
+
+
+# What diffusers looks up when it loads a folder: the pipeline's class, and the modules of its networks.
+diffusers.PeerPipeline = PeerPipeline
+diffusers.pipelines.peers, diffusers.pipelines.variants = sys.modules[__name__], variants
 
 
 @strict
 @dataclass
 class PeerTask(DisentangledDiTTask):
-    """The task with a peer: what it publishes is read by [`load_peer`], since no package of ours travels with it."""
+    """The task with a peer."""
 
-    def save_model(self, model: nn.Module, state_dict: dict[str, Tensor], folder: Path) -> None:
-        """Network and schedule, and what reads texts."""
-        with torch.device("meta"):
-            copy = type(model).from_config(model.config)
-        copy.load_state_dict(state_dict, assign=True)
-        copy.save_pretrained(folder / "transformer")
-        self.scheduler.save_pretrained(folder / "scheduler")
-        # What another run starts from has an index, as a pipeline's.
-        index: dict[str, Any] = {"scheduler": ["diffusers", type(self.scheduler).__name__]}
-        if self.text_encoder is not None:
-            self.captions.encoder.save_pretrained(folder / "text_encoder")
-            self.captions.tokenizer.save_pretrained(folder / "tokenizer")
-            index |= {name: getattr(self, name) for name in TEXT_OPTIONS}
-        write_json(folder / "model_index.json", index)
+    pipeline_class = PeerPipeline
 
 
 def make_task(arguments: TrainingArguments, peer: str) -> DisentangledDiTTask:
@@ -356,21 +385,19 @@ def make_task(arguments: TrainingArguments, peer: str) -> DisentangledDiTTask:
     return task
 
 
-def load_peer(folder: str | Path, peer: str) -> DisentangledDiTPipeline:
-    """The pipeline of a peer's snapshot, which samples as from our network."""
-    folder = Path(folder)
-    network = PEERS[peer].from_pretrained(folder / "transformer").eval()
-    index = read_json(folder / "model_index.json")
-    scheduler = getattr(diffusers, index["scheduler"][1]).from_pretrained(folder / "scheduler")
-    if network.config.joint_attention_dim is None:
-        return DisentangledDiTPipeline(network, scheduler, None, None, None)
-    encoder = AutoModelForTextEncoding.from_pretrained(folder / "text_encoder").eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
-    options = {name: index[name] for name in TEXT_OPTIONS}
-    return DisentangledDiTPipeline(network, scheduler, None, encoder, tokenizer, **options)
+def run(words: list[str]) -> int | None:
+    """Trains a peer, or samples from one."""
+    if words[:1] == ["sample"]:
+        from hf_ext_cli.main import main as command
+
+        return command(words, prog_name="hf-ext")
+    if len(words) < 2 or words[0] not in PEERS:
+        sys.exit(__doc__)
+    return main(words[1:], partial(make_task, peer=words[0]))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3 or sys.argv[1] not in PEERS:
-        sys.exit(__doc__)
-    sys.exit(main(sys.argv[2:], partial(make_task, peer=sys.argv[1])))
+    # By their name, and not as __main__, the classes are found again.
+    import peers
+
+    sys.exit(peers.run(sys.argv[1:]))

@@ -175,11 +175,9 @@ class Study:
             self.trainings[name]()
         return snapshot
 
-    def classes(self, name: str, row: dict[str, Any], data: str, kind: str = OURS) -> dict[str, Any]:
+    def classes(self, name: str, row: dict[str, Any], data: str) -> dict[str, Any]:
         """The row of a class model, with its images measured."""
-        measured = self.keep(
-            f"measure-{name}", lambda: measure_classes(self.model(name), self.judge(data), MEASURED, kind)
-        )
+        measured = self.keep(f"measure-{name}", lambda: measure_classes(self.model(name), self.judge(data), MEASURED))
         return {**row, "measured": measured}
 
 
@@ -203,10 +201,10 @@ def claim_row(study: Study, variant: str, changes: dict[str, Any], seed: int) ->
     """A run on pictures with originals of many sizes: its images, and what the size control does."""
     name, kind = f"claim-{variant}-{seed}", KINDS.get(variant, OURS)
     row = study.run(name, {**study.values("varied", **changes), "seed": seed}, CLAIM_STEPS, kind)
-    row = study.classes(name, row, "16", kind)
+    row = study.classes(name, row, "16")
     control = study.keep(
         f"measure-{name}-control",
-        lambda: measure_control(study.model(name), study.judge("16"), SIZES, PER_SIZE, kind),
+        lambda: measure_control(study.model(name), study.judge("16"), SIZES, PER_SIZE),
     )
     return {**row, "control": control}
 
@@ -262,11 +260,11 @@ def distances(study: Study) -> dict[str, Any]:
     """Distance of the images of a size to real pictures of that size, of the claim's models of the first seed."""
     found = {}
     for variant, changes in VARIANTS.items():
-        name, kind = f"claim-{variant}-{SEEDS[0]}", KINDS.get(variant, OURS)
+        name = f"claim-{variant}-{SEEDS[0]}"
         claim_row(study, variant, changes, SEEDS[0])
 
-        def compute(name: str = name, kind: str = kind) -> list[float]:
-            return measure_sizes(study.model(name), study.judge("16"), SIZES, MEASURED, kind)
+        def compute(name: str = name) -> list[float]:
+            return measure_sizes(study.model(name), study.judge("16"), SIZES, MEASURED)
 
         found[variant] = study.keep(f"measure-{name}-distances", compute)
     return found
@@ -319,7 +317,7 @@ def compare(study: Study) -> dict[str, Any]:
     for name in (OURS, "masked", *PEERS):
         kind, run = name if name in PEERS else OURS, f"peer-{name}"
         values = best_rate(study, run, study.values("16", **network_values(name, PEERS)), kind)
-        rows[name] = study.classes(run, study.run(run, values, PEER_STEPS, kind), "16", kind)
+        rows[name] = study.classes(run, study.run(run, values, PEER_STEPS, kind), "16")
     return rows
 
 
@@ -335,7 +333,7 @@ def text_row(study: Study, run: str, values: dict[str, Any], kind: str = OURS) -
     row = study.run(run, values, TEXT_STEPS, kind)
 
     def compute() -> dict[str, float]:
-        return measure_texts(study.model(run), study.judge("16"), study.sets["captioned"], 10 * MEASURED, kind)
+        return measure_texts(study.model(run), study.judge("16"), study.sets["captioned"], 10 * MEASURED)
 
     return {**row, "measured": study.keep(f"measure-{run}", compute)}
 

@@ -128,6 +128,9 @@ def precompute(
 )
 @click.option("--clip", help="CLIP model: how well pictures fit their texts. Folder or org/name[@revision].")
 @click.option("--split", default="train", show_default=True, help="Split of the reference.")
+@click.option(
+    "--size", type=click.IntRange(min=1), help="Cut the reference's pictures to middle squares of that side first."
+)
 @click.option("--kernel", is_flag=True, help="Also compute the kernel distance (KID).")
 @click.option(
     "--keep", type=click.Path(dir_okay=False, path_type=Path), help="File for the statistics of the reference, .npz."

@@ -118,6 +118,7 @@ class DisentangledDiTTask(Task):
 
     # Replaced in a subclass, other networks train on the same data: examples/disentangled_dit/peers.py.
     model_class: ClassVar[Callable[..., ModelMixin]] = DisentangledDiTTransformer2DModel
+    pipeline_class: ClassVar[type[DisentangledDiTPipeline]] = DisentangledDiTPipeline
     config_class: ClassVar[type | None] = DisentangledDiTTransformer2DModel
     presets: ClassVar[dict[str, dict[str, Any]]] = DisentangledDiTTransformer2DModel.PRESETS
 
@@ -211,7 +212,10 @@ class DisentangledDiTTask(Task):
             height, width = settings.pop("sample_size")
             before, self.scheduler, self.cut = transfer(checkpoint, (height, width), self._transfer, self.cut)
             settings = {**settings_of(self.model_class, before), **settings}
-            self.id2label = self.id2label or checkpoint.id2label
+            known = checkpoint.id2label or {}
+            if self.text_encoder is None and changes.get("num_classes", len(known)) == len(known):
+                # Other numbers are other classes.
+                self.id2label = self.id2label or checkpoint.id2label
         settings = {**settings, **self._conditions_of_model(changes, settings), **changes}
         settings |= self.model_fields()
         model = self.model_class(**settings)
@@ -413,7 +417,7 @@ class DisentangledDiTTask(Task):
         base: Any = model.get_base_model() if isinstance(model, peft.PeftModel) else model
         device = next(base.parameters()).device
         autoencoder, encoder = self.autoencoder, None if captions is None else captions.encoder
-        return DisentangledDiTPipeline(
+        return self.pipeline_class(
             base,
             self.scheduler,
             None if autoencoder is None else autoencoder.to(device),

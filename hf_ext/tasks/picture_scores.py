@@ -28,6 +28,7 @@ from hf_ext.metrics.clip_score import clip_score
 from hf_ext.progress import progress
 
 from ..errors import DataError, MissingColumn, UsageError
+from .diffusion_data import Crops, cut_view
 from .diffusion_samples import weights_digest
 from .pictures import in_colours
 
@@ -62,14 +63,19 @@ def open_pictures(path: str, split: str, ranks: Ranks, description: str) -> tupl
     return data, columns[0]
 
 
-def read_batches(data: Any, column: str, size: int, ranks: Ranks, description: str) -> Iterator[tuple[list[int], Any]]:
-    """The share of this process: numbers and rows, whose pictures are RGB."""
+def read_batches(
+    data: Any, column: str, size: int, ranks: Ranks, description: str, side: int | None = None
+) -> Iterator[tuple[list[int], Any]]:
+    """The share of this process: numbers and rows, whose pictures are RGB; with a side, their middle squares."""
     own = ranks.share([*range(len(data))])
     with progress(total=len(own), description=description, unit=" pictures", shown=ranks.index == 0) as bar:
         for start in range(0, len(own), size):
             numbers = own[start : start + size]
             rows = data[numbers]
-            yield numbers, {**rows, column: [in_colours(picture, "RGB") for picture in rows[column]]}
+            pictures: list[Any] = [in_colours(picture, "RGB") for picture in rows[column]]
+            if side is not None:
+                pictures = [cut_view(picture, (side, side), 3, Crops(), None).pixels for picture in pictures]
+            yield numbers, {**rows, column: pictures}
             bar.update(len(numbers))
 
 
@@ -91,12 +97,12 @@ def score_texts(path: str, model: str, batch_size: int, device: str, ranks: Rank
     return sum(value for part in ranks.gather(own) for value in part) / len(data)
 
 
-def see(path: str, split: str, network: Any, ranks: Ranks, description: str) -> Seen:
-    """Features of the pictures of a folder, a file or a Hub id."""
+def see(path: str, split: str, network: Any, ranks: Ranks, description: str, side: int | None = None) -> Seen:
+    """Features of the pictures of a folder, a file or a Hub id, or of their middle squares."""
     data, column = open_pictures(path, split, ranks, description)
     chosen = {*np.random.default_rng(0).permutation(len(data))[:KEPT].tolist()}
     sums, features = FeatureSums(), dict[int, np.ndarray]()
-    for numbers, rows in read_batches(data, column, network.batch_size, ranks, description):
+    for numbers, rows in read_batches(data, column, network.batch_size, ranks, description, side):
         found = network(rows[column])
         sums.add(found)
         features |= {number: row for number, row in zip(numbers, found, strict=True) if number in chosen}
@@ -115,6 +121,7 @@ def score(
     *,
     clip: str | None = None,
     split: str = "train",
+    size: int | None = None,
     kernel: bool = False,
     keep: Path | None = None,
     batch_size: int = 64,
@@ -133,6 +140,8 @@ def score(
         clip (`str`, *optional*): CLIP model of transformers, folder or `org/name[@revision]`: the CLIP score of the
             pictures and their column `text`.
         split (`str`, defaults to `"train"`): Of the reference.
+        size (`int`, *optional*): Side of the middle squares that are cut from the reference's pictures, as
+            `hf-ext dit precompute` cuts them; Inception needs pictures of one size.
         kernel (`bool`, defaults to `False`): Measure the kernel distance (KID) too.
         keep (`Path`, *optional*): Where the statistics of the reference are written, for the next time.
         batch_size (`int`, defaults to 64): Pictures at once.
@@ -143,6 +152,8 @@ def score(
     """
     if (reference is None) != (network is None) or (network is None and (clip is None or kernel or keep)):
         raise UsageError("REFERENCE and --network go together, --kernel and --keep need them; or give --clip alone.")
+    if size is not None and (reference is None or reference.endswith(".npz")):
+        raise UsageError(f"size cuts pictures of the reference, which is {reference}: give pictures, or leave it out.")
     if kernel and str(reference).endswith(".npz"):
         raise UsageError(f"{reference} has means and covariances: a kernel distance needs the pictures themselves.")
     ranks = Ranks()
@@ -156,7 +167,7 @@ def score(
     if reference.endswith(".npz"):
         real = Seen(FeatureStatistics.load(reference))
     else:
-        real = see(reference, split, model, ranks, "reference")
+        real = see(reference, split, model, ranks, "reference", size)
     if real.statistics.network not in (None, digest):
         raise DataError(f"{reference} comes from another network ({real.statistics.network}) than {network}.")
     if keep is not None and ranks.index == 0:

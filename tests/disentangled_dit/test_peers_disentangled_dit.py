@@ -10,7 +10,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from diffusers import DDIMScheduler
+from diffusers import DDIMScheduler, DiffusionPipeline
 from PIL import Image
 from transformers import BertConfig, BertModel
 
@@ -96,6 +96,41 @@ def test_conditions_given_ahead_change_nothing(peers, name):
         assert peer(given["hidden_states"], timestep=500, class_labels=given["class_labels"]).sample.shape == one.shape
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_peer_takes_any_rectangle_and_another_size_has_the_same_weights(peers, name):
+    peer = make(peers, name).eval()
+    small, wide = inputs(), {**inputs(), "hidden_states": torch.randn(3, 3, 8, 16, generator=generator())}
+    made = peers.PEERS[name](
+        **{**SIZES, "sample_size": [8, 16], "pos_embed_base_size": peer.config.pos_embed_base_size}
+    )
+    made.load_state_dict(peer.state_dict())
+    with torch.no_grad():
+        found = made.eval()(**wide).sample
+        assert found.shape == (3, 3, 8, 16) and (found[..., :8] - found[..., 8:]).abs().amax() > 1e-5
+        assert_same_answers(peer(**wide).sample, found)
+        assert_same_answers(made(**small).sample, peer(**small).sample)
+    if hasattr(peer.network, "pos_embed"):
+        # Twice as many patches lie between the pre-training's places: every second one is one of these.
+        positions = made.network.pos_embed.position_embedding
+        torch.testing.assert_close(positions(4, 8).view(4, 8, -1)[:, ::2], positions(4, 4).view(4, 4, -1))
+
+
+def test_the_patches_of_dit_are_put_together_as_diffusers_does(peers):
+    peer, given = make(peers, "dit").eval(), inputs()
+    with torch.no_grad():
+        found = peer(**given).sample
+        peer.network.proj_out_2._forward_hooks.clear()
+        expected = peer.network(given["hidden_states"], given["timestep"], given["class_labels"]).sample
+        assert_same_answers(found, expected)
+
+
+def test_the_unet_of_latent_diffusion_has_its_published_size(peers):
+    sizes = {"num_attention_heads": 16, "attention_head_dim": 32, "num_layers": 12, "num_classes": 1000}
+    with torch.device("meta"):
+        unet = peers.PEERS["unet-cross"](32, in_channels=4, block_out_channels=[192, 384, 576, 960], **sizes)
+    assert unet.num_parameters() == pytest.approx(400e6, rel=0.02)
+
+
 @pytest.mark.parametrize("name", ["unet-cross", "pixart", "sd3"])
 def test_a_peer_that_attends_draws_texts_and_so_does_its_snapshot(peers, name, tmp_path):
     tokenizer = make_tokenizer()
@@ -117,7 +152,7 @@ def test_a_peer_that_attends_draws_texts_and_so_does_its_snapshot(peers, name, t
     task.save_model(peer, peer.state_dict(), tmp_path / "snapshot")
     call = {"prompt": ["red", "blue"], "num_inference_steps": 2, "guidance_scale": 2.0, "output_type": "pt"}
     images = []
-    for pipeline in (task.pipeline(peer.eval()), peers.load_peer(tmp_path / "snapshot", name)):
+    for pipeline in (task.pipeline(peer.eval()), DiffusionPipeline.from_pretrained(tmp_path / "snapshot")):
         pipeline.set_progress_bar_config(disable=True)
         assert pipeline.config.max_text_length == 5
         images.append(pipeline(**call, generator=generator()).images)
@@ -140,7 +175,7 @@ def test_our_pipeline_samples_from_a_peer_and_its_snapshot(peers, name, tmp_path
     task = peers.PeerTask(image_size=8)
     task.scheduler = scheduler
     task.save_model(peer, peer.state_dict(), tmp_path)
-    loaded = peers.load_peer(tmp_path, name)
+    loaded = DiffusionPipeline.from_pretrained(tmp_path)
     loaded.set_progress_bar_config(disable=True)
     assert_same_weights(loaded.transformer, peer)
     assert_same_answers(loaded(**call, latents=noise).images, images)
@@ -189,7 +224,7 @@ def test_a_run_of_a_peer_leaves_a_snapshot_that_samples(peers, tmp_path):
     (tmp_path / "run.yaml").write_text(json.dumps(settings))
     words = [str(tmp_path / "run.yaml"), "--max_steps", "3"]
     assert main(words, partial(peers.make_task, peer="sd3")) == 0
-    pipeline = peers.load_peer(tmp_path / "run" / "snapshot", "sd3")
+    pipeline = DiffusionPipeline.from_pretrained(tmp_path / "run" / "snapshot")
     images = pipeline([0, 4], num_inference_steps=2, output_type="np").images
     assert images.shape == (2, 8, 8, 3)
     assert type(pipeline.scheduler).__name__ == "FlowMatchEulerDiscreteScheduler"
@@ -199,13 +234,11 @@ def test_a_run_of_a_peer_leaves_a_snapshot_that_samples(peers, tmp_path):
     assert main([*words, first], make) == 0
     more = ["--model", "{}", "--init_from", f"{first}/snapshot", "--task.image_size", "12"]
     assert main([words[0], *more, "--output_dir", str(tmp_path / "second")], make) == 0
-    network = peers.load_peer(tmp_path / "second" / "snapshot", "one-stream").transformer
+    network = DiffusionPipeline.from_pretrained(tmp_path / "second" / "snapshot").transformer
     assert network.config.sample_size == [12, 12] and network.config.pos_embed_base_size == [4, 4]
 
 
 def test_a_peer_refuses_what_it_cannot_do(peers):
-    with pytest.raises(ValueError, match="square images"):
-        peers.PEERS["dit"](**{**SIZES, "sample_size": [8, 16]})
     with pytest.raises(ValueError, match="DiTPeer takes classes only"):
         peers.PEERS["dit"](**{**SIZES, "num_classes": None, "joint_attention_dim": 4})
     with pytest.raises(ValueError, match="not both or neither"):

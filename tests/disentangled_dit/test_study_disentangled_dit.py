@@ -228,7 +228,8 @@ def test_long_runs_are_judged_at_equal_steps(load, trained, tmp_path):
         if conditioning == "adaln":
             network = load("variants").OneStream(**SIZES | fields).eval()
             shake(network)
-        DisentangledDiTPipeline(network, DDIMScheduler(), None, None, None).save_pretrained(folder)
+        kind = load("peers").PeerPipeline if conditioning == "adaln" else DisentangledDiTPipeline
+        kind(network, DDIMScheduler(), None, None, None).save_pretrained(folder)
         (folder / "training.json").write_text(json.dumps(told[conditioning]))
         rows = pair.add_row(rows, pair.judge_model(folder, judge, 1))
     assert [(row["conditioning"], row["steps"]) for row in rows] == [("adaln", 90), ("attention", 90)]

@@ -18,7 +18,7 @@ from hf_ext.tasks.diffusion_transfer import Checkpoint, Transfer, open_pipeline,
 from tests.kit.hub import run_python
 from tests.kit.refusals import refused
 
-from .diffusion_testing import losses, make_arguments, run, write_pictures
+from .diffusion_testing import CLASSES, losses, make_arguments, run, write_pictures
 
 
 @pytest.fixture
@@ -129,17 +129,27 @@ def test_flow_matching_moves_the_timestep_with_the_noise(shift, size):
     torch.testing.assert_close(after.timesteps, 1000 * after.sigmas[:-1])
 
 
-def test_another_data_set_brings_its_own_classes(tmp_path, base):
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["x", "y"])})
+@pytest.mark.parametrize(
+    ("kind", "model", "names"),
+    [
+        (datasets.ClassLabel(names=["x", "y"]), {}, {0: "x", 1: "y"}),
+        # Classes without names do not have those of the checkpoint's, unless they are as many.
+        (datasets.Value("int64"), {"num_classes": 2}, None),
+        (datasets.Value("int64"), {"num_classes": 3}, dict(enumerate(CLASSES))),
+        (datasets.Value("int64"), {}, dict(enumerate(CLASSES))),
+    ],
+)
+def test_another_data_set_brings_its_own_classes(tmp_path, base, kind, model, names):
+    features = datasets.Features({"image": datasets.Image(), "label": kind})
     pictures = datasets.load_dataset(str(tmp_path / "pictures"), split="train")
     columns = {"image": pictures["image"][:4], "label": [0, 1, 0, 1]}
     (tmp_path / "other").mkdir()
     datasets.Dataset.from_dict(columns, features=features).to_parquet(str(tmp_path / "other" / "train.parquet"))
     arguments = make_arguments(
-        tmp_path / "run", tmp_path / "other", model={}, init_from=str(base), task={"image_size": 8}, max_steps=1
+        tmp_path / "run", tmp_path / "other", model=model, init_from=str(base), task={"image_size": 8}, max_steps=1
     )
     task, _ = run(arguments)
-    assert task.id2label == {0: "x", 1: "y"} and task.config["num_classes"] == 2
+    assert task.id2label == names and task.config["num_classes"] == len(names or "xy")
     assert len(losses(tmp_path / "run")) == 1
 
 

@@ -57,6 +57,24 @@ def test_folders_are_scored_as_all_features_at_once_and_statistics_again(tmp_pat
         score(str(tmp_path / "made"), str(tmp_path / "words.jsonl"), str(tmp_path / "judge"), device="cpu")
 
 
+def test_pictures_of_the_reference_are_cut_as_a_training_cuts_them(tmp_path):
+    noise = write_noise(tmp_path / "made", 0, 4)
+    (tmp_path / "real").mkdir()
+    for number, image in enumerate(noise):
+        # Beside the middle square there is something else, of another width in each.
+        wide = np.pad(image, ((0, 0), (number, number), (0, 0)))
+        Image.fromarray(wide).save(tmp_path / "real" / f"{number}.png")
+    network = write_inception(tmp_path / "network.pt")
+    given = (str(tmp_path / "made"), str(tmp_path / "real"), network)
+    found = score(*given, size=16, keep=tmp_path / "real.npz", device="cpu")
+    assert found["fid"] == pytest.approx(0, abs=1e-3) and found["reference_pictures"] == 4
+    with pytest.raises(ValueError, match="one size"):
+        score(*given, device="cpu")
+    for reference in (str(tmp_path / "real.npz"), None):
+        with refused(UsageError, "size"):
+            score(given[0], reference, network if reference else None, clip=network, size=16, device="cpu")
+
+
 def test_features_for_the_kernel_distance_are_bounded_and_drawn_at_random(tmp_path, monkeypatch):
     monkeypatch.setattr(picture_scores, "KEPT", 5)
     network = ClassifierFeatures(write_judge(tmp_path / "judge"), batch_size=3)

@@ -300,6 +300,18 @@ def test_four_processes_of_two_nodes_are_one_run(tmp_path, slurm):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a script of bash")
+def test_another_program_of_a_job_goes_on_after_the_signal(tmp_path, slurm):
+    program = "import os, sys\nprint(os.environ['RANK'], *sys.argv[1:], flush=True)\n"
+    (tmp_path / "program.py").write_text(program + "'last' in sys.argv or os.kill(os.getpid(), 10)")
+    stopped = slurm(1, 1, "a  b", PROGRAM="python program.py")
+    assert stopped.returncode == 138 and stopped.stdout == f"0 {tmp_path / 'run.yaml'} a  b\n"
+    assert (tmp_path / "said").read_text().splitlines()[-1] == "requeue 7"
+    done = slurm(2, 1, "last", PROGRAM="python program.py")
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 2
+    assert (tmp_path / "said").read_text().count("requeue") == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a script of bash")
 def test_a_sharded_job_is_told_to_the_training(slurm):
     # There is no GPU here, and sharding is refused: FSDP2 was asked for.
     refused = slurm(1, 1, SHARDED="1")

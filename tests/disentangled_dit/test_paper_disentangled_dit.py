@@ -1,0 +1,352 @@
+"""The paper's tables: valid recipes, a driver that does what remains, and every row to its end when it is tiny."""
+
+import contextlib
+import io
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import BertConfig, BertModel
+
+from hf_ext.errors import DataError, OtherRun, UsageError
+from hf_ext.training import TrainingArguments
+from hf_ext.training import main as train
+from hf_ext.training.arguments import build, read_yaml
+from tests.kit.command_line import run
+from tests.kit.process_state import forget_accelerate
+from tests.kit.refusals import refused
+from tests.kit.scorers import write_clip, write_inception
+from tests.kit.studies import EXAMPLES, module_loader
+
+from .pipeline_testing import WORDS, make_tokenizer, make_vae
+
+PAPER = EXAMPLES / "disentangled_dit" / "paper"
+TABLES = sorted(path.name for path in (PAPER / "rows").iterdir())
+ROWS = sorted(f"{path.parent.name}/{path.stem}" for path in PAPER.glob("rows/*/*.yaml"))
+load_peers, load = module_loader(PAPER.parent), module_loader(PAPER)
+
+
+@pytest.fixture
+def reproduce(load_peers, load):
+    return load("reproduce")
+
+
+# Recipes
+
+
+def test_every_row_has_a_valid_recipe_of_the_specified_length_batch_and_size(reproduce, load_peers):
+    peers, sizes = load_peers("peers"), {}
+    for name in ROWS:
+        recipe = reproduce.read_recipe(name, {})
+        others = [other for other in (recipe.start, recipe.trained) if other is not None]
+        assert len(others) < 2 and set(others) <= set(ROWS), name
+        wide = recipe.train["task"]["image_size"] == 512
+        assert recipe.batch == (384 if wide else 2048) and recipe.train["learning_rate"] == 1e-4
+        assert recipe.train["max_steps"] == (100000 if wide else 124000 if "cc12m" in str(recipe.data) else 120000)
+        assert recipe.latents["size"] == recipe.score["size"] == recipe.train["task"]["image_size"]
+        # A larger model goes on from a smaller one.
+        assert bool(others) >= wide
+        arguments = build(TrainingArguments, {**recipe.train, "output_dir": "x", "data": {"train": {"path": "x"}}})
+        task = peers.make_task(arguments, recipe.peer)
+        if not others:
+            with torch.device("meta"):
+                sizes[name] = task.build_model(arguments.model, None).num_parameters() / 1e6
+    found = {name.rpartition("-")[2]: round(sizes[name]) for name in sizes if "architectures/imagenet" in name}
+    assert found == {"unet": 404, "dit": 750, "mdtv2": 699, "pixart": 606, "mmdit": 1332, "ours": 1335}
+
+
+def test_every_architecture_data_set_and_size_has_a_row(reproduce):
+    names = {name.partition("/")[2] for name in ROWS if name.startswith("architectures/")}
+    wanted = {f"imagenet-{side}-{model}" for side in (256, 512) for model in ("1-unet", "2-dit", "3-mdtv2")}
+    models = ("4-pixart", "5-mmdit", "6-ours")
+    wanted |= {f"{data}-{side}-{model}" for data in ("imagenet", "cc12m") for side in (256, 512) for model in models}
+    # DiT and mDT take classes alone.
+    assert names == wanted | {"cc12m-256-1-unet", "cc12m-512-1-unet"}
+    assert len(TABLES) == 8
+
+
+def test_fields_of_a_user_are_laid_over_those_of_a_row_and_its_bases(reproduce):
+    own = {
+        "all": {"batch": 8, "train": {"model": {"preset": None, "num_layers": 2}}},
+        "imagenet-256": {"batch": 16, "data": {"path": "photos"}},
+        "architectures/imagenet-512-6-ours": {"batch": 32},
+    }
+    small, large = (reproduce.read_recipe(f"architectures/imagenet-{side}-6-ours", own) for side in (256, 512))
+    assert (small.batch, large.batch) == (16, 32) and large.data["path"] == "photos"
+    assert small.train["model"] == {"in_channels": 4, "sample_size": 32, "num_classes": 1000, "num_layers": 2}
+    with refused(UsageError, "peer"):
+        reproduce.read_recipe(ROWS[0], {"all": {"peers": "dit"}})
+
+
+# The driver
+
+
+def finish(line: str) -> None:
+    """Writes what a command would leave."""
+    words = shlex.split(line)
+    if "mv" in words:
+        Path(words[-1]).parent.mkdir(parents=True, exist_ok=True)
+        Path(words[-1]).write_text('{"fid": 12.345, "pictures": 50000}')
+        if "--keep" in words:
+            Path(words[words.index("--keep") + 1]).touch()
+    elif "precompute" in words:
+        Path(words[6]).mkdir(parents=True)
+    elif "sample" in words:
+        out = Path(words[words.index("--out") + 1])
+        out.mkdir(parents=True)
+        (out / "metadata.jsonl").write_text("{}\n" * int(words[words.index("--count") + 1]))
+    else:
+        settings = json.loads(Path(words[-1]).read_text())
+        snapshot = Path(settings["output_dir"]) / "snapshot"
+        (snapshot / "transformer").mkdir(parents=True)
+        told = {"steps": settings["max_steps"], "samples": 10, "commit": "c0ffee" * 7}
+        (snapshot / "training.json").write_text(json.dumps(told))
+
+
+@pytest.mark.parametrize("table", ["padding", "crops"])
+def test_the_driver_goes_on_where_it_was_ended_and_collects_the_table(reproduce, table, tmp_path, monkeypatch, capsys):
+    work, done = tmp_path / "my work", []
+
+    def execute(line: str) -> int:
+        if len(done) % 4 == 3 and done[-1] != "killed":
+            done.append("killed")
+            return 137
+        done.append(line)
+        finish(line)
+        return 0
+
+    monkeypatch.setattr(reproduce, "execute", execute)
+    assert reproduce.reproduce([table, str(work)]) == 0
+    planned = capsys.readouterr().out.splitlines()
+    while code := reproduce.reproduce([table, str(work), "--run"]):
+        assert code == 137
+    lines = [line for line in done if line != "killed"]
+    assert len(lines) < len(done)
+    # Each once; who reads the statistics of real pictures knows after a kill that they are there.
+    assert lines == planned
+    capsys.readouterr()
+    assert reproduce.reproduce([table, str(work)]) == 0 and not capsys.readouterr().out.strip()
+    rows = (work / f"{table}.md").read_text().splitlines()
+    assert len(rows) == 2 + 3 and all("12.35" in row and "c0ffeec0ffee |" in row for row in rows[2:])
+    # What was scored needs its model no more, and a changed recipe is refused.
+    (work / "own.yaml").write_text("all: {train: {learning_rate: 1.0}}")
+    with refused(OtherRun, "recipe"):
+        reproduce.reproduce([table, str(work), "--with", str(work / "own.yaml")])
+
+
+def test_jobs_of_slurm_wait_for_what_they_need(reproduce, tmp_path, capsys):
+    assert reproduce.reproduce(["schedule", str(tmp_path), "--slurm"]) == 0
+    script = tmp_path / "jobs.sh"
+    script.write_text(capsys.readouterr().out)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "hf").write_text("#!/bin/bash\necho complete\n")
+    (programs / "sbatch").write_text(f'#!/bin/bash\necho "$PROGRAM|$*" >> {tmp_path}/jobs\nwc -l < {tmp_path}/jobs\n')
+    for path in programs.iterdir():
+        path.chmod(0o755)
+    path = f"{programs}:{os.environ['PATH']}"
+    subprocess.run(["bash", str(script)], env={**os.environ, "PATH": path}, check=True, timeout=60)
+    jobs = [line.partition("|") for line in (tmp_path / "jobs").read_text().splitlines()]
+    after = [
+        next((word.partition("afterok:")[2].split(":") for word in told.split() if "afterok" in word), [])
+        for _, _, told in jobs
+    ]
+    # Two sets of latents, two pre-trainings and trainings, pictures and scores.
+    kinds = [
+        next(kind for kind in ("precompute", "train.yaml", "score", "sample") if kind in told) for _, _, told in jobs
+    ]
+    assert kinds == [*["precompute"] * 2, "train.yaml", *["train.yaml", "sample", "score"] * 2]
+    assert after == [[], [], ["2"], ["1", "3"], ["4"], ["5"], ["1", "3"], ["7"], ["8", "6"]]
+    assert [program for program, _, _ in jobs][:3] == ["python -m hf_ext_cli.main"] * 2 + ["python -m hf_ext.training"]
+    settings = json.loads((tmp_path / "rows/schedule/1-same/train.yaml").read_text())
+    assert settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"] * 16 == 384
+    assert (tmp_path / "data" / "ILSVRC--imagenet-1k.complete").read_text() == "complete\n"
+
+
+def test_what_cannot_be_reproduced_is_refused(reproduce, tmp_path):
+    for words, kind, named in (
+        (["tables"], UsageError, "architectures"),
+        (["padding", "--processes", "-1"], UsageError, "-1"),
+        (["padding", "--processes", "5"], DataError, "160"),
+    ):
+        with refused(kind, named):
+            reproduce.reproduce([words[0], str(tmp_path), *words[1:]])
+    (tmp_path / "own.yaml").write_text("cc12m: {batch: 1}")
+    with refused(UsageError, "cc12m-256"):
+        reproduce.reproduce(["padding", str(tmp_path), "--with", str(tmp_path / "own.yaml")])
+    words = [sys.executable, str(PAPER / "reproduce.py"), "none", str(tmp_path)]
+    told = subprocess.run(words, capture_output=True, text=True, timeout=280)
+    assert told.returncode == 2 and told.stderr.startswith("Error: ") and "Traceback" not in told.stderr
+
+
+# Every row to its end
+
+
+def write_rows(path: Path, image: str, **columns: list) -> str:
+    pictures = [
+        Image.fromarray(np.random.default_rng(number).integers(256, size=(20, 18 + number, 3), dtype=np.uint8))
+        for number in range(6)
+    ]
+    rows = datasets.Dataset.from_dict({image: pictures, **columns}).cast_column(image, datasets.Image())
+    if "label" in columns:
+        rows = rows.cast_column("label", datasets.ClassLabel(names=["hen", "fish"]))
+    path.mkdir()
+    rows.to_parquet(str(path / "train.parquet"))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def stand_ins(tmp_path_factory) -> Path:
+    """Tiny data, models and settings in place of the recipes'; the folder of the work is the same for all tables."""
+    folder = tmp_path_factory.mktemp("paper")
+    make_vae().save_pretrained(folder / "vae")
+    tokenizer = make_tokenizer()
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    torch.manual_seed(0)
+    BertModel(BertConfig(vocab_size=len(WORDS), **shape)).save_pretrained(folder / "encoder")
+    tokenizer.save_pretrained(folder / "encoder")
+    imagenet = write_rows(folder / "imagenet", "image", label=[0, 1] * 3)
+    imagenet22k = write_rows(folder / "imagenet22k", "jpg", cls=[0, 1, 2] * 2)
+    cc12m = write_rows(folder / "cc12m", "jpg", txt=["a red hen", "green fish", "hen on grass"] * 2)
+    coco = write_rows(folder / "coco", "image", caption=[["a hen", "hen"], ["a fish"]] * 3)
+    text = {"text_encoder": str(folder / "encoder"), "max_text_length": 6}
+    model = dict.fromkeys(["preset", "block_out_channels", "sample_size", "in_channels", "num_classes"])
+    model |= {"num_layers": 5, "num_attention_heads": 4, "attention_head_dim": 12, "joint_attention_dim": None}
+    training = {"max_steps": 2, "warmup_steps": 0, "per_device_train_batch_size": 2, "mixed_precision": "no"}
+    drawn = {"count": 2, "steps": 2, "dtype": "float32"}
+    network, clip = write_inception(folder / "network.pt"), write_clip(folder / "clip")
+
+    def of(side: int, **more):
+        size = {"latents": {"size": side}, "train": {"task": {"image_size": side}}, "score": {"size": side}}
+        return {**size, **more}
+
+    own = {
+        "all": {
+            "batch": 4,
+            "latents": {"vae": str(folder / "vae"), "device": "cpu", "max-bad-examples": 0},
+            "train": {
+                **training,
+                "save_steps": 1,
+                "report_to": "none",
+                "ema_decay": 0.5,
+                "data": {"num_workers": 0},
+                "task": {"vae": str(folder / "vae"), "sample_steps": 1, "samples_per_class": 1},
+                "model": model,
+            },
+            "samples": {"fid": drawn},
+            "score": {"network": network, "device": "cpu"},
+        },
+        "imagenet-256": of(16, data={"path": imagenet}),
+        "imagenet-512": of(32),
+        "cc12m-256": {
+            "data": {"path": cc12m},
+            "latents": {"size": 16, "text-encoder": str(folder / "encoder"), "max-text-length": 6},
+            "train": {"task": {"image_size": 16, **text}},
+            "samples": {"clip": {**drawn, "prompts": {"repository": None, "path": coco}}},
+            "score": {"size": 16, "clip": clip, "split": "train"},
+        },
+        "cc12m-512": of(32),
+        "sizes": {"samples": {f"size-{side}": drawn for side in (128, 256, 512, 1024)}},
+        "crops/2-local-256": {"latents": {"local-size": 32}},
+    }
+    for side in (256, 512):
+        own[f"imagenet22k-{side}"] = {"data": {"path": imagenet22k}, "train": {"model": {"num_classes": 3}}}
+    (folder / "own.yaml").write_text(json.dumps(own))
+    return folder
+
+
+def execute_here(load_peers, load, line: str) -> int:
+    """Does in this process what a command of the driver does."""
+    forget_accelerate()
+    words = shlex.split(line)
+    is_kept = words[0] == "mkdir"
+    if is_kept:
+        Path(words[2]).mkdir(parents=True, exist_ok=True)
+        out, words = Path(words[-1]), words[4 : words.index(">")]
+    _, program, *words = words
+    printed = io.StringIO()
+    if program == "-m":
+        module, *words = words
+        if module == "hf_ext.training":
+            return train(words)
+        assert module == "hf_ext_cli.main"
+        result = run(*words, code=None)
+        assert result.exit_code == 0, result.output
+        printed.write(result.stdout)
+    elif program.endswith("peers.py"):
+        with contextlib.suppress(SystemExit), contextlib.redirect_stdout(printed):
+            assert not load_peers("peers").run(words)
+    else:
+        with contextlib.redirect_stdout(printed):
+            load("parts").main(words)
+    if is_kept:
+        out.write_text(printed.getvalue())
+    return 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", TABLES)
+def test_every_row_of_a_table_comes_to_its_end(reproduce, load_peers, load, stand_ins, table, monkeypatch, capsys):
+    words = [table, str(stand_ins / "work"), "--with", str(stand_ins / "own.yaml")]
+    done: list[str] = []
+
+    def execute(line: str) -> int:
+        done.append(line)
+        return 130 if len(done) % 9 == 8 else execute_here(load_peers, load, line)
+
+    monkeypatch.setattr(reproduce, "execute", execute)
+    while code := reproduce.reproduce([*words, "--run"]):
+        assert code == 130, done[-1]
+    capsys.readouterr()
+    assert reproduce.reproduce(words) == 0 and not capsys.readouterr().out.strip()
+    header, _, *rows = (stand_ins / "work" / f"{table}.md").read_text().splitlines()
+    wanted = ["fid: fid"] + ["clip: clip_score"] * (table in ("padding", "crops-and-flips"))
+    wanted += ["drift: content_distance"] * (table == "controls")
+    assert len(rows) == sum(name.startswith(f"{table}/") for name in ROWS)
+    for column in wanted:
+        values = [row.split(" | ")[header.split(" | ").index(column)] for row in rows]
+        # Where nothing can drift, nothing is measured.
+        assert values.count("–") == (column.startswith("drift")) and all(
+            np.isfinite(float(value)) for value in values if value != "–"
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="a script of bash")
+def test_a_driver_that_was_killed_in_a_training_goes_on(reproduce, load_peers, load, stand_ins, monkeypatch, tmp_path):
+    own = read_yaml(stand_ins / "own.yaml")
+    own["all"]["train"]["max_steps"] = 100000
+    (tmp_path / "long.yaml").write_text(json.dumps(own))
+    words = ["crops", str(tmp_path / "work"), "--run", "--with"]
+    command = [sys.executable, str(PAPER / "reproduce.py"), *words, str(tmp_path / "long.yaml")]
+    process = subprocess.Popen(command, start_new_session=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    try:
+        metrics = tmp_path / "work/rows/architectures/imagenet-256-6-ours/run/metrics.jsonl"
+        limit = time.monotonic() + 300
+        while not metrics.is_file() or len(metrics.read_text().splitlines()) < 3:
+            assert process.poll() is None and time.monotonic() < limit
+            time.sleep(0.2)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    seen = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
+    lines: list[str] = []
+    monkeypatch.setattr(reproduce, "execute", lambda line: lines.append(line) or 1)
+    assert reproduce.reproduce([*words, str(tmp_path / "long.yaml")]) == 1
+    # Latents are there, and the training goes on to an end that is near.
+    (line,) = lines
+    settings = tmp_path / "work/rows/architectures/imagenet-256-6-ours/train.yaml"
+    assert line == f"python -m hf_ext.training {settings}"
+    assert train([str(settings), "--max_steps", str(seen[-1] + 5)]) == 0
+    steps = [json.loads(row)["step"] for row in metrics.read_text().splitlines() if "loss" in row]
+    assert steps == list(range(1, seen[-1] + 6))
