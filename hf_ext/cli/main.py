@@ -74,7 +74,7 @@ class Commands(Group):
         try:
             return super().invoke(ctx)
         except click.ClickException as error:
-            error.message = show_lines(error, error.message)
+            vars(error)["message"] = show_lines(error, error.message)
             raise
         # They carry their exit code; a closed pipe (`hf-ext info x | head`) is no error of ours.
         except (click.exceptions.Exit, click.Abort, BrokenPipeError):
