@@ -12,6 +12,8 @@ from setuptools import Distribution, setup
 from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
+# A wheel holds the modes of its files: the same ones whoever builds it.
+os.umask(0o022)
 FOLDERS = ("disentangled_dit", "emr", "mrconv", "released", "semanir")
 
 

@@ -5,11 +5,16 @@ options, files, folders, names. A bug of ours keeps its traceback.
 """
 
 import errno
+import lzma
+import tarfile
+import zipfile
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from .distributed import FailedElsewhereError
 from .extras import explain_missing
+from .terminal import show_lines
 
 DONE, FAILED, UNUSABLE = 0, 1, 2
 # What the system says of a path that the user chose; other numbers are of the disk or of the machine.
@@ -25,6 +30,8 @@ _OF_THE_PATH = {
     errno.ELOOP,
     errno.ENAMETOOLONG,
 }
+# What Python's readers of archives raise for broken ones.
+BROKEN_ARCHIVE = (EOFError, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, zlib.error)
 
 
 class UsageError(ValueError):
@@ -88,7 +95,7 @@ def classify(error: BaseException) -> Ending | None:
         return Ending(FAILED, install or message(error)) if install or error.name is None else None
     if isinstance(error, FloatingPointError | MemoryError):
         return Ending(FAILED, message(error))
-    if isinstance(error, ValueError | TypeError):
+    if isinstance(error, (ValueError, TypeError, *BROKEN_ARCHIVE)):
         return Ending(UNUSABLE, message(error))
     return _classify_library(error)
 
@@ -139,7 +146,7 @@ def message(error: BaseException) -> str:
     """The text of an exception, or its name where it has none; of a failed request with the address."""
     import httpx2
 
-    text = str(error) or type(error).__name__
+    text = show_lines(error, str(error) or type(error).__name__)
     if not isinstance(error, httpx2.RequestError):
         return text
     try:

@@ -24,6 +24,14 @@ def escape_line(text: str) -> str:
     return escape(text).replace("\n", "\\u000a")
 
 
+def show_lines(error: BaseException, text: str) -> str:
+    r"""The text of an exception in which no name of a file begins a line: `\u000a` is the new line of a name."""
+    # Errors of ours and of click are one line; where they cite other lines, these stand two blanks further in. Those
+    # of libraries may have several, which are moved there.
+    ours = type(error).__module__.partition(".")[0] in ("hf_ext", "hf_ext_cli", "click")
+    return re.sub(r"\n(?!  )", r"\\u000a" if ours else "\n  ", text.strip())
+
+
 class _Guarded:
     """A stream of text that lets nobody else command the terminal: names of files, models and labels are anybody's."""
 

@@ -183,7 +183,8 @@ def test_a_wheel_without_models_is_code_under_the_licence_of_the_code(distributi
         (source / "hf_ext" / "errors.py").chmod(0o600 if wheels else 0o664)
         command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path / out), str(source)]
         variables = {"HF_EXT_WITHOUT_MODELS": "1", "SOURCE_DATE_EPOCH": "1700000000"}
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | variables)
+        umask = {"umask": 0o077 if wheels else 0o022} if os.name == "posix" else {}
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | variables, **umask)
         assert done.returncode == 0, done.stdout + done.stderr
         wheels += (tmp_path / out).glob("*.whl")
         sources += (tmp_path / out).glob("*.tar.gz")

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from .sources import Model
+from .terminal import say
 
 ABOVE_0 = click.FloatRange(0, min_open=True)
 SPACE = """---
@@ -69,7 +70,7 @@ def app(sources: tuple[str, ...], host: str, port: int | None, space: Path | Non
         )
     else:
         write_space(space)
-        click.echo(f"{space}: push it to a Space of the Hub, or try it: python {space / 'app.py'}")
+        say(f"{space}: push it to a Space of the Hub, or try it: python {space / 'app.py'}")
 
 
 def serve(

@@ -4,12 +4,11 @@ from typing import Any
 
 import click
 
-from hf_ext.terminal import escape_line
-
 from .errors import Failed, Unusable, loads
 from .library import register_models
 from .output import print_json, print_table
 from .sources import Model
+from .terminal import say
 
 # The columns of a table, as the classifier's answers hold them.
 _HEADERS = {
@@ -69,7 +68,7 @@ def classify(
         try:
             answers = classifier.classify(item, top_k, names)
         except (ValueError, OSError, RuntimeError, IndexError) as error:
-            click.echo(escape_line(f"{item.name}: {error}"), err=True)
+            say(f"{item.name}: {error}", to_stderr=True)
             failed += 1
             continue
         found += [{"input": name, classifier.answer: answer} for name, answer in answers.items()]

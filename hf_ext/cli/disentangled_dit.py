@@ -12,6 +12,7 @@ from .errors import Failed, Unusable, loads
 from .groups import Group
 from .output import print_json, print_rows
 from .sources import Model
+from .terminal import say
 
 
 @click.group(cls=Group)
@@ -115,7 +116,7 @@ def precompute(
     datasets.disable_progress_bars()
     folder = encode(build(Precompute, settings, "precompute"), out, device)
     if Ranks().index == 0:
-        click.echo(folder)
+        say(folder)
 
 
 @dit.command()
@@ -284,7 +285,7 @@ def sample(
             f"there is no memory for a single picture ({error}); try --dtype bfloat16 or a smaller --size."
         ) from error
     if ranks.index == 0:
-        click.echo(made)
+        say(made)
 
 
 def _read_prompts(path: Path | None) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from .library import import_without_models
 from .options import Number, name_and_value, options_of
 from .output import print_json, print_rows, print_table
 from .sources import Model, find_released
-from .terminal import note
+from .terminal import note, say
 
 if TYPE_CHECKING:
     from hf_ext.merging.configuration import MergeConfig
@@ -125,7 +125,7 @@ def merge(
     def show(plan: Plan) -> None:
         if not as_json:
             if dry_run or not is_quiet():
-                click.echo("\n".join(plan_lines(plan)))
+                say(*plan_lines(plan))
         elif dry_run:
             print_json({"plan": plan_values(plan)})
 
@@ -140,7 +140,7 @@ def merge(
     if speaks and as_json:
         print_json({"path": str(result.path), "report": result.report})
     elif speaks and is_quiet():
-        click.echo(result.path)
+        say(result.path)
     elif speaks:
         show_report(result.path, result.report)
 
@@ -274,7 +274,7 @@ def export(artifact: str, task: str, out: Path, base: str | None, endpoint: str 
     """
     from hf_ext.emr.weights import TaskWeights
 
-    click.echo(TaskWeights(artifact, base=base, endpoint=endpoint).export(task, out))
+    say(TaskWeights(artifact, base=base, endpoint=endpoint).export(task, out))
 
 
 @emr.command()
@@ -293,12 +293,11 @@ def verify(artifact: Path, as_json: bool) -> None:
     if as_json:
         print_json(found._asdict())
     else:
-        for line in (*found.wrong, *(f"note: {text}" for text in found.notes)):
-            click.echo(line)
+        say(*found.wrong, *(f"note: {text}" for text in found.notes))
     if found.wrong:
         raise Unusable(f"{artifact} is damaged: {len(found.wrong)} of its files are not as they were merged.")
     if not as_json:
-        click.echo(f"{artifact}: {found.files} files, {found.bytes:,} bytes, as they were merged")
+        say(f"{artifact}: {found.files} files, {found.bytes:,} bytes, as they were merged")
 
 
 @emr.command()
@@ -385,7 +384,7 @@ def learn_weights(file: Path, configs: tuple[str, ...], out: Path, **options: An
     named = {name: Path(place) for name, place in map(name_and_value, configs)}
     write_weights(file, named, out, **options)
     if os.environ.get("RANK", "0") == "0":
-        click.echo(out)
+        say(out)
 
 
 emr.add_command(extract_lora)

@@ -7,6 +7,7 @@ import click
 from .errors import loads
 from .library import register_models
 from .output import print_json
+from .terminal import say
 
 
 @click.command("extract-lora")
@@ -50,7 +51,7 @@ def extract_lora(
     else:
         from hf_ext.merging.extracting import report_lines
 
-        click.echo("\n".join([*report_lines(report), f"adapter: {report['path']}"]))
+        say(*report_lines(report), f"adapter: {report['path']}")
 
 
 @loads

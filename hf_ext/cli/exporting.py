@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from .sources import Model
+from .terminal import say
 
 
 @click.command()
@@ -31,7 +32,7 @@ def export(source: str, path: Path, task: str | None) -> None:
     check_installed("onnx", "onnxscript", "onnxruntime")
     require_new(path)
     written: Any = _export(source, path, task)
-    click.echo(
+    say(
         f"{written.path}: {written.bytes / 1e6:.1f} MB, for pictures from {written.minimum} x {written.minimum} "
         f"pixels on; onnxruntime and the model differ by at most {written.difference:.1g}"
     )

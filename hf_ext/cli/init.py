@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from .library import import_without_models
-from .terminal import note
+from .terminal import note, say
 
 
 @click.command()
@@ -80,7 +80,7 @@ def init(
     folder.mkdir(parents=True, exist_ok=True)
     with whole_file(file, "w", encoding="utf-8") as written:
         written.write(text)
-    click.echo(file)
+    say(file)
     note(f"next: {shlex.join(following)}")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from hf_ext import __version__
-from hf_ext.terminal import guarded_streams, is_verbose
+from hf_ext.terminal import guarded_streams, is_verbose, show_lines
 
 from .errors import classify
 from .groups import Group
@@ -73,8 +73,11 @@ class Commands(Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        # Click's own errors carry their exit code; a closed pipe (`hf-ext info x | head`) is no error of ours.
-        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+        except click.ClickException as error:
+            vars(error)["message"] = show_lines(error, error.message)
+            raise
+        # They carry their exit code; a closed pipe (`hf-ext info x | head`) is no error of ours.
+        except (click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
         except Exception as error:
             shown = classify(error)

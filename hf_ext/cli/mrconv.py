@@ -7,6 +7,7 @@ import click
 from .errors import loads
 from .groups import Group
 from .sources import Model
+from .terminal import say
 
 
 @click.group(cls=Group)
@@ -38,4 +39,4 @@ def plot(source: str, out: Path, channel: int) -> None:
 
     if out.suffix.lower() != ".png":
         raise click.BadParameter(f"{out} does not end with .png.", param_hint="OUT.png")
-    click.echo(plot_kernels(loads(load_model)(source), out, channel))
+    say(plot_kernels(loads(load_model)(source), out, channel))

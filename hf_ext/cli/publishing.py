@@ -12,6 +12,7 @@ from .information import read_results
 from .library import register_models
 from .output import print_json, print_rows
 from .sources import ModelFolder
+from .terminal import say
 
 if TYPE_CHECKING:
     from hf_ext.hub.published_files import Listing
@@ -129,7 +130,7 @@ def card(
         if as_json:
             print_json({"card": str(folder / "README.md"), "problems": problems})
         else:
-            click.echo("\n".join(problems) or f"{folder / 'README.md'}: nothing is wrong with it")
+            say(*(problems or [f"{folder / 'README.md'}: nothing is wrong with it"]))
         context.exit(1 if problems else 0)
     from hf_ext.hub.cards import write_card
 
@@ -137,7 +138,7 @@ def card(
     if as_json:
         print_json({"card": str(path), "text": path.read_text(encoding="utf-8")})
     else:
-        click.echo(path)
+        say(path)
 
 
 def find_problems(folder: Path) -> list[str]:

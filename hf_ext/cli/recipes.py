@@ -7,6 +7,7 @@ import click
 
 from .library import import_without_models
 from .output import find_terminal, print_json, print_table
+from .terminal import say
 
 
 class RecipeFile(click.Path):
@@ -68,4 +69,4 @@ def recipes(name: str | None, out: Path | None, as_json: bool) -> None:
         raise click.BadParameter(f"{out} exists; name a new file.", param_hint="--out")
     with whole_file(out, "w", encoding="utf-8") as file:
         file.write(text)
-    click.echo(out)
+    say(out)

@@ -7,12 +7,13 @@ from typing import Any
 
 import click
 
-from hf_ext.terminal import escape_line, is_quiet
+from hf_ext.terminal import is_quiet
 
 from .errors import Failed, Unusable, loads
 from .groups import Group
 from .library import import_at_once, import_without_models
 from .sources import Model
+from .terminal import say
 
 FORMATS = ("png", "jpg", "webp", "tif", "gif")
 
@@ -195,7 +196,7 @@ def restore(
     if plan.skipped:
         parts.append(f"{len(plan.skipped)} skipped, which need a library")
     if folder is not None:
-        click.echo(out if is_quiet() else "; ".join(parts))
+        say(out if is_quiet() else "; ".join(parts))
     if failed:
         raise Failed(f"{failed} of {len(plan.jobs) + len(plan.refused)} could not be restored.")
 
@@ -242,7 +243,7 @@ def _plan(
             raise Unusable(f"--{option} is for {' and '.join(endings)}, and no result is one; see --format.")
     plan, to_do = choose_jobs(plan, _records(source, folder, made_with), overwrite)
     for text in [*plan.skipped.values(), *plan.refused.values()]:
-        click.echo(escape_line(text), err=True)
+        say(text, to_stderr=True)
     if not plan.jobs:
         raise Unusable(f"none of {len(plan.skipped) + len(plan.refused)} pictures can be restored.")
     drawn = [] if sheet is None else [sheet, sheet.with_suffix(".html")]
@@ -306,7 +307,7 @@ class _Bar:
 
     def say(self, text: str) -> None:
         self.bar.clear()
-        click.echo(escape_line(text), err=True)
+        say(text, to_stderr=True)
 
 
 _FORMAT = "{percentage:3.0f} %|{bar}| {n:.2f} of {total:.2f} MP [{elapsed}, {remaining} left, {rate_fmt}]"
@@ -349,4 +350,4 @@ def explain(source: str, image: Path, out: Path, at: list[int] | None, stage: in
         raise click.BadParameter(f"{out} does not end with .png.", param_hint="OUT.png")
     pixels = read_image(image).pixels
     drawing = draw(load_model(source, None, None), pixels, None if at is None else (at[0], at[1]), stage, top_k)
-    click.echo(write_image(out, Picture(np.asarray(drawing)), overwrite=True))
+    say(write_image(out, Picture(np.asarray(drawing)), overwrite=True))

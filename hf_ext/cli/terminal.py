@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import click
 
-from hf_ext.terminal import is_quiet
+from hf_ext.terminal import escape_line, is_quiet
 
 # What -q and -v tell: ours, and what the libraries read when they are imported.
 _LIBRARIES = ("TRANSFORMERS_VERBOSITY", "DIFFUSERS_VERBOSITY", "DATASETS_VERBOSITY", "HF_HUB_VERBOSITY")
@@ -28,11 +28,16 @@ def kept_settings() -> Iterator[None]:
         os.environ |= {name: "1" for name in _BARS if before[name] is None}
     logger = logging.getLogger("hf_ext")
     level, handlers = logger.level, list(logger.handlers)
+    # What `datasets` says of a broken file, the error says too; its line shows the file's name as it is.
+    readers = logging.getLogger("datasets.packaged_modules")
+    before_readers = readers.level
+    readers.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             yield
     finally:
         logger.setLevel(level)
+        readers.setLevel(before_readers)
         logger.handlers[:] = handlers
         for name, value in before.items():
             if value is None:
@@ -76,7 +81,13 @@ def add_loudness(command: click.Command) -> click.Command:
     return command
 
 
+def say(*lines: object, to_stderr: bool = False) -> None:
+    """Prints lines, in which no name of a file begins another."""
+    for line in lines:
+        click.echo(escape_line(str(line)), err=to_stderr)
+
+
 def note(text: str, to_stderr: bool = False) -> None:
     """Prints what is no result and no error: -q leaves it out."""
     if not is_quiet():
-        click.echo(text, err=to_stderr)
+        say(text, to_stderr=to_stderr)

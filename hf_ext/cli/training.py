@@ -9,6 +9,7 @@ from .library import import_without_models
 from .output import print_json, print_rows, result_row
 from .recipes import RecipeFile
 from .sources import Model
+from .terminal import say
 
 CONFIG_FILE = RecipeFile()
 
@@ -132,7 +133,6 @@ def check(context: click.Context, config: Path, overrides: tuple[str, ...], as_j
     if as_json:
         print_json(found)
     else:
-        for entry in found:
-            click.echo(describe_check(entry))
+        say(*map(describe_check, found))
     if any(len(entry["bad"]) > entry["allowed"] for entry in found):
         context.exit(1)

@@ -2,12 +2,12 @@
 
 import io
 import struct
-import tarfile
-import zipfile
 from typing import Any
 
 import fsspec
 from PIL import Image
+
+from ..errors import BROKEN_ARCHIVE
 
 # What Pillow makes of broken files; its error for a broken PNG is a SyntaxError, or that of the module struct.
 UNREADABLE = (OSError, SyntaxError, struct.error, Image.DecompressionBombError)
@@ -16,7 +16,7 @@ UNUSABLE = (*UNREADABLE, ValueError, TypeError)
 # What decoders raise beside that for damaged files: of a TIFF, an AVIF, a sound.
 UNDECODABLE = (*UNUSABLE, RuntimeError, LookupError, ArithmeticError, AttributeError, EOFError)
 # The same of archives, and of kinds of files whose readers are not installed.
-UNOPENABLE = (*UNDECODABLE, zipfile.BadZipFile, tarfile.TarError, ImportError)
+UNOPENABLE = (*UNDECODABLE, *BROKEN_ARCHIVE, ImportError)
 
 
 def open_bytes(value: dict[str, Any]) -> io.BytesIO | str:

@@ -207,7 +207,9 @@ def _open_foreign(first: Path, found: list[str], source: DataSource) -> AnyDatas
     # Of a folder the beginnings of some files tell enough.
     folder = first.is_dir()
     files = islice(first.rglob("*"), 10_000) if folder else map(Path, found)
-    words = (file for file in files if file.suffix.lower() in WORD_SUFFIXES and file.is_file())
+    words = [file for file in files if file.suffix.lower() in WORD_SUFFIXES and file.is_file()]
+    if null := next(filter(_has_null_row, words), None):
+        raise DataError(f"{null} has a row that is null: take the line out, or write {{}} there.")
     foreign = [file for file in words if not is_plain(file, 0 if folder else 64)]
     if not foreign:
         return None
@@ -226,6 +228,16 @@ def _open_foreign(first: Path, found: list[str], source: DataSource) -> AnyDatas
     data = datasets.Dataset.from_pandas(pd.concat(frames, ignore_index=True), preserve_index=False)
     data = data.select(slice_split(source.split, len(data)))
     return data.to_iterable_dataset(num_shards=min(64, len(data))) if source.streaming else data
+
+
+def _has_null_row(file: Path) -> bool:
+    """True if a row of JSON lines is null: where a block begins with it, pyarrow's reader ends the whole process."""
+    if file.suffix.lower() not in (".json", ".jsonl"):
+        return False
+    with file.open("rb") as rows:
+        first = next(filter(None, map(bytes.strip, rows)), b"")
+        # One list, or one object over many lines, has no rows.
+        return first == b"null" or (first[:1] == b"{" != first and b"null" in map(bytes.strip, rows))
 
 
 def _is_on_hub(name: str) -> bool:

@@ -1,7 +1,6 @@
 """Sequences in files: of each CSV, TSV, parquet or NumPy file one example, whose columns are lists of its rows."""
 
 import re
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from datasets.data_files import SPLIT_KEYWORDS
 
 from hf_ext import __version__
 
-from ..errors import DataError
+from ..errors import BROKEN_ARCHIVE, DataError
 from .about import METADATA, find_about, match_rows
 from .roles import class_name, seconds_of, step_columns
 from .sktime_files import TS, read_ts
@@ -145,7 +144,7 @@ def holds_lists(path: Path) -> bool:
     try:
         return any(map(pa.types.is_nested, pq.read_schema(path).types))
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+        raise DataError(f"{path} cannot be read: {str(error).strip().rstrip('.')}.") from error
 
 
 def _open_panel(files: list[Path], source: DataSource) -> datasets.Dataset:
@@ -212,7 +211,7 @@ def read_file(path: Path) -> dict[str, np.ndarray]:
             columns = {str(name): _plain_column(values) for name, values in read_table(path).frame.items()}
     except DataError:
         raise
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, TypeError, MemoryError, *BROKEN_ARCHIVE) as error:
         raise DataError(f"{path} cannot be read: {str(error).strip().rstrip('.')}.") from error
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) != 1 or not min(lengths.values()):
@@ -234,8 +233,9 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
                 f"{path} cannot be read: it holds Python objects, which may run code. Save series of different "
                 "lengths as parquet, with a column of lists and a column label."
             ) from error
-    if scalars := [name for name, array in arrays.items() if array.ndim == 0]:
-        raise DataError(f"{', '.join(scalars)} has no axis")
+    # A member of another ending is given as its bytes.
+    if wrong := [name for name, array in arrays.items() if not getattr(array, "ndim", 0)]:
+        raise DataError(f"{path} cannot be read: {', '.join(wrong)} is no array with an axis.")
     return arrays
 
 

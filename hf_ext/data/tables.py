@@ -271,9 +271,9 @@ def _convert_columns(table: Table) -> None:
     if not texts:
         return
     columns = {place: frame.iloc[:, place] for place in texts}
-    plain = {place: _given(values) for place, values in columns.items()}
+    plain = {place: _given(values) if len(frame) else values for place, values in columns.items()}
     # 1,234 is a thousand or one and a quarter: other cells of the file tell.
-    commas = [cells[cells.str.contains(",", regex=False)] for cells in plain.values()]
+    commas = [cells[cells.str.contains(",", regex=False)] for cells in plain.values() if len(cells)]
     decimal = table.separator == ";" or any(
         (cells.str.fullmatch(_DECIMAL_COMMA) & ~cells.str.fullmatch(_COMMA_GROUPS)).any()
         or cells.str.match(r"[-+]?0,\d").any()
@@ -281,6 +281,7 @@ def _convert_columns(table: Table) -> None:
         if len(cells)
     )
     said: dict[str, list[str]] = {}
+    changed: dict[int, pd.Series[float]] = {}
     for place, values in columns.items():
         name = str(frame.columns[place])
         if any(isinstance(cell, list | np.ndarray | dict | bytes) for cell in values.head(5)):
@@ -289,15 +290,16 @@ def _convert_columns(table: Table) -> None:
         if len(plain[place]):
             numbers, how = _to_numbers_somehow(plain[place], decimal)
             if numbers is not None:
-                frame = frame.astype({frame.columns[place]: object})
-                columns_of = numbers.reindex(values.index)
-                frame.isetitem(place, columns_of.astype(np.float64))
+                changed[place] = numbers.reindex(values.index).astype(np.float64)
                 said.setdefault(how, []).append(name)
-                _refuse_huge(name, columns_of)
+                _refuse_huge(name, changed[place])
                 continue
         if values.isna().all():
-            frame.isetitem(place, pd.Series(np.nan, index=values.index))
-    table.frame = frame
+            changed[place] = pd.Series(np.nan, index=values.index)
+    if changed:
+        # One after the other they would be moved again and again.
+        table.frame = pd.concat([changed.get(n, frame.iloc[:, n]) for n in range(len(frame.columns))], axis=1)
+        table.frame.columns = frame.columns
     table.notes += [f"{how} in {shorten(names)}" for how, names in said.items() if how]
 
 

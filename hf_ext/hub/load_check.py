@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -188,8 +189,8 @@ def _run_probe(folder: Path, command: list[str], home: Path, seconds: float) -> 
         raise DataError(f"{folder}: did not load {how} within {seconds} s") from error
     if result.returncode != 0:
         raise NotPublished(
-            f"{folder}: does not load {how}; nothing was uploaded. The process said:\n"
-            f"{result.stderr[-_STDERR_TAIL:].strip()}"
+            f"{folder}: does not load {how}; nothing was uploaded. The process said:"
+            f"{textwrap.indent(chr(10) + result.stderr[-_STDERR_TAIL:].strip(), '  ')}"
         )
 
 

@@ -27,14 +27,15 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 _ESCAPE = re.compile(
-    r"\\(?:u([0-9A-Fa-f]{4})|x([0-9A-Fa-f]{2})|U000([0-9A-Fa-f]{5})|([nrtbf])|([\"'/\\])|([01][0-7]{2})|\r?\n[ \t]*)"
+    r"\\(?:u([0-9A-Fa-f]{4})|x([0-9A-Fa-f]{2})|U000([0-9A-Fa-f]{5})|([nrtbf])|([!-/:-@\[-`{-~])|([01][0-7]{2})"
+    r"|\r?\n[ \t]*)"
 )
-# Characters without width: they part a word for a search and not for the eye, and a copy may lose them.
-_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]")
-# YAML joins indented lines, and so does whoever wrapped one by hand. Emphasis, tags and comments part a word for a
-# search and not for the eye. Code adds strings.
+# Characters without width, and colours: they part a word for a search and not for the eye, and a copy may lose them.
+_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]|\x1b\\[[0-9;]{0,20}m")
+# YAML joins indented lines, and so does whoever wrapped one by hand, in a comment or a quotation too. Emphasis, tags
+# and comments part a word for a search and not for the eye. Code adds strings.
 _TAG = r"</?(?:b|code|em|i|span|strong|u|wbr)\b[^<>]{0,80}>"
-_PARTED = rf"\r?\n[ \t]+|\*\*|<!--[^<>]{{0,80}}-->|{_TAG}|([\"'])[ \t]*\+\s{{0,80}}\1"
+_PARTED = rf"\r?\n[ \t>#]+|\*\*|<!--[^<>]{{0,80}}-->|{_TAG}|([\"'])\s{{0,80}}[+~]?\s{{0,80}}\1"
 _WRAPPED = re.compile(rf"(?<=[\w\-+/=])(?:{_PARTED})(?=[\w\-+/=])")
 _BASE64 = re.compile(r"[A-Za-z0-9+/_\-]{24,}(?:\r?\n[ \t]*[A-Za-z0-9+/_\-]{24,})*")
 # Of what is no text, nothing is searched.
@@ -49,7 +50,9 @@ def read_text(path: Path) -> str:
             content = file.read(min(int.from_bytes(file.read(8), "little"), _MAX_HEADER_BYTES))
         else:
             content = file.read()
-    encoding = next((name for mark, name in _MARKS if content.startswith(mark)), "utf-8")
+    # A binary file may begin with such a mark too; its letters are then not two bytes each.
+    wide = content.count(0) * 4 > len(content)
+    encoding = next((name for mark, name in _MARKS if wide and content.startswith(mark)), "utf-8")
     try:
         return content.decode(encoding)
     except UnicodeDecodeError:
@@ -84,8 +87,10 @@ def _decode(text: str) -> str:
         text = html.unescape(text)
     if "%" in text:
         text = unquote(text, errors="replace")
+    if text.isascii() and "\x1b" not in text:
+        return text
     # Wide, raised and other forms of a letter are that letter.
-    return text if text.isascii() else unicodedata.normalize("NFKC", _INVISIBLE.sub("", text))
+    return unicodedata.normalize("NFKC", _INVISIBLE.sub("", text))
 
 
 def _unescape(found: re.Match[str]) -> str:

@@ -24,7 +24,12 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("a token of Hugging Face", "hf_ api_org_", rf"{_NAME}(?:hf_|api_org_)[A-Za-z0-9]{{20,}}"),
     ("a token of Hugging Face", "hf_", r"hf_[A-Za-z0-9]{34}(?![A-Za-z0-9_])"),
     # Models and experiments.
-    ("a key of OpenAI, Anthropic or the like", "sk-", rf"{_START}sk-(?:[A-Za-z0-9]+-){{0,3}}[A-Za-z0-9_]{{16,}}"),
+    (
+        "a key of OpenAI, Anthropic or the like",
+        "sk-",
+        rf"{_START}sk-(?:(?:[A-Za-z0-9]+-){{0,3}}[A-Za-z0-9_]{{16,}}"
+        r"|(?:admin|ant|lf|proj|svcacct)-(?=[\w\-]{0,60}[0-9])[\w\-]{30,})",
+    ),
     ("a key of Groq", "gsk_", rf"{_START}gsk_[A-Za-z0-9]{{40,}}"),
     ("a key of xAI", "xai-", rf"{_START}xai-[A-Za-z0-9]{{40,}}"),
     ("a key of NVIDIA", "nvapi-", rf"{_START}nvapi-[\w\-]{{40,}}"),
@@ -36,6 +41,11 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("a key of Jina", "jina_", rf"{_NAME}jina_[\w\-]{{40,}}"),
     ("a key of ElevenLabs", "sk_", rf"{_NAME}sk_[0-9a-f]{{48}}"),
     ("a key of Weights & Biases", "wandb_v1_", rf"{_NAME}wandb_v1_[\w\-]{{20,}}"),
+    (
+        "a key of Weights & Biases",
+        "login",
+        r"wandb\.?\s?login[\s(]{1,3}(?:--relogin\s+)?(?:key\s{0,3}=\s{0,3})?[\"']?[0-9a-f]{40}(?![0-9a-f])",
+    ),
     ("a key of Kaggle", "username", r"\"key\"\s{0,3}:\s{0,3}\"[0-9a-f]{32}\""),
     ("a token of Kaggle", "kgat_", rf"{_NAME}KGAT_[A-Za-z0-9]{{20,}}"),
     # Clouds.
@@ -48,7 +58,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("a token of Google", "ya29.", rf"{_START}ya29\.[\w\-]{{20,}}"),
     ("a refresh token of Google", "1//", rf"{_START}1//0[\w\-]{{30,}}"),
     ("a key of Azure", "key", rf"(?i:accountkey|sharedaccesskey){_IS}[A-Za-z0-9+/]{{40,}}={{0,2}}"),
-    ("a signature of Azure or of a link", "sig", r"[?&](?:sig|X-Amz-Signature|X-Goog-Signature)=[A-Za-z0-9%/+]{40,}"),
+    ("a signature of Azure or of a link", "sig", r"[?&](?:sig|(?:X-(?:Amz|Goog)-)?Signature)=[\w%/+~\-]{28,}"),
     ("a client secret of Azure", "q~", rf"{_START}[\w~.\-]{{3}}[78]Q~[\w~.\-]{{31,34}}"),
     ("a token of DigitalOcean", "_v1_", rf"{_NAME}do[opr]_v1_[0-9a-f]{{64}}"),
     ("a token of Databricks", "dapi", rf"{_START}dapi[0-9a-f]{{32}}"),
@@ -95,6 +105,21 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         rf"{_NAME}(?:nfp_[A-Za-z0-9]{{36}}|bkua_[0-9a-f]{{40}}|CCIP(?:AT|RA)_\w{{40,}}|sq[aup]_[0-9a-f]{{40}}"
         r"|tvly-(?:dev-|prod-)?[A-Za-z0-9]{30,}|rnd_[A-Za-z0-9]{24,}|CFPAT-[\w\-]{40,}|phx_[A-Za-z0-9]{40,})",
     ),
+    (
+        "a token of a service",
+        "csk- tgp_v1_ esecret_ napi_ vercel_blob_rw_ pnu_ pnb_ sgp_ atta hcaik_ tfp_ rdme_ fc- e2b_ llx- flp_ ms-",
+        rf"{_NAME}(?:csk-[a-z0-9]{{40,}}|tgp_v1_[\w\-]{{40,}}|esecret_[A-Za-z0-9]{{24,}}|napi_[a-z0-9]{{50,}}"
+        r"|vercel_blob_rw_\w{30,}|pn[ub]_[A-Za-z0-9]{36}|sgp_(?:[0-9a-f]{16}_)?[0-9a-f]{40}|ATTA[0-9A-Za-z]{72}"
+        r"|hcaik_[a-z0-9]{50,}|tfp_[\w\-]{40,}|rdme_[a-z0-9]{60,}|(?:fc-|e2b_)[0-9a-f]{32,}|llx-[A-Za-z0-9]{40,}"
+        r"|flp_[A-Za-z0-9]{40,}|ms-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})",
+    ),
+    (
+        "a token of a service",
+        "rzp_live_ azdo oy2 bce-v3/altak- sb_secret_ pat- django-insecure-",
+        rf"{_NAME}(?:rzp_live_[A-Za-z0-9]{{14}}|[A-Za-z0-9]{{76}}AZDO[A-Za-z0-9]{{4}}|oy2[a-z0-9]{{43}}(?!\w)"
+        r"|bce-v3/ALTAK-[A-Za-z0-9]{16,}/[0-9a-f]{40}|sb_secret_[\w\-]{24,}|django-insecure-[^\s\"']{50}"
+        r"|pat-[a-z]{2}\d-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})",
+    ),
     ("a key of RunPod", "rpa_", rf"{_NAME}rpa_[A-Za-z0-9]{{40,}}"),
     ("a key of Modal", "ak- as-", rf"{_NAME}a[ks]-{_CASED}[A-Za-z0-9]{{22}}(?![A-Za-z0-9\-])"),
     ("a key of Lambda", "secret_", rf"{_NAME}secret_\w{{1,60}}_[0-9a-f]{{32}}\.[A-Za-z0-9]{{32}}"),
@@ -127,7 +152,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("a private key", "private", r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"),
     ("a private key", "putty", r"PuTTY-User-Key-File-\d"),
     ("a private key", "age-secret-key-", rf"{_START}AGE-SECRET-KEY-(?:PQ-)?1[0-9A-Z]{{50,}}"),
-    ("a private key", "kty", r"\"d\"\s{0,3}:\s{0,3}\"[\w\-]{40,}\""),
+    ("a private key", "kty", r"\"[dk]\"\s{0,3}:\s{0,3}\"[\w\-]{40,}\""),
     ("a JSON web token", "eyj", rf"{_START}eyJ[\w\-]{{10,}}\.eyJ[\w\-]{{10,}}\.[\w\-]{{16,}}"),
     (
         "a password in an address",
@@ -143,6 +168,16 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         rf"(?i:password|passwd|passphrase|pwd){_IS}(?P<value>{_MIXED}[^\s\"'<>${{}}()\[\],;]{{6,}})",
     ),
     (
+        "a password",
+        "curl",
+        r"(?<![A-Za-z])curl\s[^\n]{0,200}?(?:-u|--user)[ =]?[\"']?[^\s:\"']{1,80}:(?P<value>[^\s\"']{6,})",
+    ),
+    (
+        "a hash of a password",
+        "$2 $apr1$ $6$ $argon2",
+        r"\$(?P<value>2[aby]\$\d\d\$[./\w]{53}|(?:apr1|6|argon2id?)\$[^\s:\"']{30,})",
+    ),
+    (
         "a header with a credential",
         "authorization",
         rf"(?i:authorization){_IS}(?i:basic|bearer|token)\s+(?P<value>[\w+/=.\-]{{16,}})",
@@ -152,6 +187,11 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "secret token key",
         r"(?i:(?:client|app|api|auth|access|secret|private|session|refresh|bot|hub|signing|encryption|account|service)"
         rf"[_\-]?(?:secret|token|key)(?:_id)?){_IS}(?P<value>{_MIXED}[\w+/=.\-~]{{20,}})",
+    ),
+    (
+        "a token in a link",
+        "token= key=",
+        r"[?&](?:token|key)=(?P<value>(?=[\w.\-]*[A-Za-z])(?=[\w.\-]*[0-9])[\w.\-]{32,})",
     ),
     (
         "a secret by its name",

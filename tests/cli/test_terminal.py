@@ -25,6 +25,8 @@ run = partial(command_line.run, code=None)
 
 # A title, a colour, a place in the line, a C1 control and a mark that turns the direction of writing.
 NAME = "\x1b]0;title\x07\x1b[31m\r\x9b2J\u202egnp"
+# And one that begins a line.
+ODD = f"a\nforged{NAME}"
 SETTINGS = ("HF_EXT_QUIET", "HF_EXT_DEBUG", "TRANSFORMERS_VERBOSITY")
 ESCAPED = r"\u001b]0;title\u0007\u001b[31m\u000d\u009b2J\u202egnp"
 
@@ -76,16 +78,16 @@ def test_the_module_is_the_command_in_the_encoding_of_a_pipe():
 def odd_files(tmp_path, monkeypatch, offline):
     """Files of such a name that are not what they should be, and one picture."""
     monkeypatch.chdir(tmp_path)
-    for ending in ("", ".png", ".wav", ".csv", ".onnx"):
-        Path(f"{NAME}{ending}").write_bytes(b"nothing")
-    Path(f"{NAME}.yaml").write_text(
-        json.dumps({"method": NAME, "output_dir": "run", "data": {"train": {"path": "./x"}}})
+    for ending in ("", ".png", ".wav", ".csv", ".jsonl", ".onnx", ".parquet"):
+        Path(f"{ODD}{ending}").write_bytes(b"nothing")
+    Path(f"{ODD}.yaml").write_text(
+        json.dumps({"method": ODD, "output_dir": "run", "data": {"train": {"path": "./x"}}})
     )
-    Path(f"merge{NAME}.yaml").write_text(json.dumps({"base": NAME, "tasks": {"a": NAME}}))
-    Path(f"folder{NAME}").mkdir()
-    Path(f"folder{NAME}", "config.json").write_text(json.dumps({"model_type": NAME, "architectures": [NAME]}))
+    Path(f"merge{ODD}.yaml").write_text(json.dumps({"base": ODD, "tasks": {"a": ODD}}))
+    Path(f"folder{ODD}").mkdir()
+    Path(f"folder{ODD}", "config.json").write_text(json.dumps({"model_type": ODD, "architectures": [ODD]}))
     Path("run.yaml").write_text(
-        json.dumps({"method": "mrconv-text", "output_dir": "run", "data": {"train": {"path": f"./{NAME}"}}})
+        json.dumps({"method": "mrconv-text", "output_dir": "run", "data": {"train": {"path": f"./{ODD}"}}})
     )
     Image.new("RGB", (8, 8)).save("a.png")
 
@@ -99,6 +101,12 @@ def odd_files(tmp_path, monkeypatch, offline):
         ["info", "folder{}"],
         ["info", "{}.wav"],
         ["card", "folder{}"],
+        ["card", "folder{}", "--check"],
+        ["merge", "--base", "base", "--task", "{}", "--out", "out"],
+        ["push", "folder{}", "{}"],
+        ["semanir", "explain", "folder{}", "a.png", "{}"],
+        ["init", "mrconv", "out", "--data", "{}.jsonl"],
+        ["init", "mrconv", "out", "--data", "{}.parquet"],
         ["push", "folder{}", "org/name"],
         ["restore", "denoise-color", "{}.png", "--out", "out"],
         ["restore", "denoise-color", "a.png", "--out", "{}"],
@@ -127,10 +135,11 @@ def odd_files(tmp_path, monkeypatch, offline):
     ids=" ".join,
 )
 def test_no_name_commands_the_terminal(odd_files, words):
-    result = run(*(word.format(NAME) for word in words))
+    result = run(*(word.format(ODD) for word in words))
     assert result.exception is None or isinstance(result.exception, SystemExit)
     # Bars of libraries that other tests imported return to the beginning of their line.
     assert not {*"\x1b\x07\x9b\u202e"} & {*result.output} and "31m\r" not in result.output
+    assert not [line for line in result.output.splitlines() if line.startswith("forged")]
     # Some are escaped by Python, as the text of a path in quotes.
     assert re.search(r"(u00|x)1b", result.output)
 

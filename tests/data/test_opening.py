@@ -1,8 +1,11 @@
 """Data as people have them: patterns, lists, mixtures, compressed texts, sound files, data sets in memory."""
 
 import gzip
+import io
 import itertools
 import json
+import tarfile
+import zipfile
 from collections import Counter
 from pathlib import Path
 
@@ -112,6 +115,55 @@ def test_a_run_on_a_mixture_goes_on_bit_for_bit(tmp_path, streaming, buffer):
 def test_a_list_that_cannot_be_used_is_refused_in_words(path, said):
     with pytest.raises(ValueError, match=said):
         build(DataSource, {"path": path})
+
+
+def packed(kind: str) -> bytes:
+    """An archive with one text."""
+    whole = io.BytesIO()
+    if kind == ".zip":
+        with zipfile.ZipFile(whole, "w") as archive:
+            archive.writestr("a.txt", "a" * 100)
+    else:
+        with tarfile.open(fileobj=whole, mode="w:gz" if kind == ".tar.gz" else "w") as archive:
+            archive.addfile(tarfile.TarInfo("a.txt"), io.BytesIO())
+    return whole.getvalue()
+
+
+BROKEN = {
+    "none.zip": b"PK\3\4" + bytes(100),
+    "cut.zip": packed(".zip")[:-30],
+    "none.tar": bytes(1000) + b"x" * 1000,
+    "none.tar.gz": gzip.compress(b"x" * 2000),
+    "cut.tar.gz": packed(".tar.gz")[:40],
+    "none.jsonl.gz": b"\x1f\x8b" + b"x" * 100,
+    "cut.jsonl.gz": gzip.compress(b'{"a": 1}\n' * 1000)[:-12],
+    "none.parquet": b"PAR1",
+    "text.npz": packed(".zip"),
+    # A header that says a petabyte.
+    "large.npy": b"\x93NUMPY\x01\0v\0"
+    + b"{'descr': '<f4', 'fortran_order': False, 'shape': (10000000000000, 1000), }".ljust(117)
+    + b"\n",
+    # The reader of Arrow ends the process at these.
+    "null.json": b"null",
+    "rows.jsonl": b'null\n{"a": 1}\n',
+    "blank.jsonl": b" \n\n null \n",
+    "later.jsonl": b'{"a": 1}\nnull\n{"a": 2}\n',
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_broken_file_is_refused_by_name(tmp_path, name, streaming):
+    (tmp_path / name).write_bytes(BROKEN[name])
+    with refused(DataError, name):
+        next(iter(open_source(DataSource(str(tmp_path / name), streaming=streaming))))
+
+
+def test_nulls_inside_of_rows_and_lists_are_read(tmp_path):
+    (tmp_path / "list.json").write_text('[\n{"a":\nnull\n},\n{"a": 1}\n]')
+    write_lines(tmp_path / "rows.jsonl", [{"a": None}, {"a": 1}])
+    for name in ("list.json", "rows.jsonl"):
+        assert open_source(DataSource(str(tmp_path / name)))["a"] == [None, 1]
 
 
 def test_parts_without_a_common_column_and_absent_parts_are_named(tmp_path):

@@ -18,6 +18,7 @@ SMALL, LARGE = "abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 WORD = SMALL + LARGE + DIGITS
 BASE64 = WORD + "+/"
 NAME = WORD + "-_"
+UUID = "1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed"
 
 
 def letters(alphabet: str, count: int) -> str:
@@ -46,10 +47,12 @@ def _hugging_face(add: Add) -> None:
 
 def _models(add: Add) -> None:
     add("openai", "s", "k-", letters(WORD, 48))
-    add("openai project", "s", "k-proj-", letters(NAME.replace("-", ""), 120))
+    add("openai project", "s", "k-proj-", letters(NAME, 120))
     add("openai service", "s", "k-svcacct-", letters(WORD, 60))
     add("openai admin", "s", "k-admin-", letters(WORD, 60))
-    add("anthropic", "s", "k-ant-api03-", letters(NAME.replace("-", ""), 93), "AA")
+    add("anthropic", "s", "k-ant-api03-", letters(NAME, 93), "AA")
+    add("anthropic, many hyphens", "s", "k-ant-", "api03-", "a1B-" * 24)
+    add("langfuse", "s", "k-lf-", UUID)
     add("openrouter", "s", "k-or-v1-", letters(HEX, 64))
     add("deepseek", "s", "k-", letters(HEX, 32))
     add("groq", "gs", "k_", letters(WORD, 52))
@@ -67,6 +70,7 @@ def _models(add: Add) -> None:
     add("together", "TOGETHER_", "API_KEY = '", letters(HEX, 64), "'")
     add("wandb", "WANDB_", "API_KEY=", letters(HEX, 40))
     add("wandb yaml", "wandb:\n  api_", "key: ", letters(HEX, 40))
+    add("wandb login", "wandb.log", "in(key='", letters(HEX, 40), "')")
     add("wandb v1", "wand", "b_v1_", letters(WORD, 40))
     add("wandb netrc", "machine api.wandb.ai\n  login user\n  pass", "word ", letters(HEX, 40))
     add("comet", "COMET_", "API_KEY=", letters(WORD, 25))
@@ -85,8 +89,8 @@ def _clouds(add: Add) -> None:
     add("aws session", "aws_session_", "token = ", letters(BASE64, 260))
     add("aws bedrock", "AB", "SK", letters(BASE64, 128))
     add("aws presigned", "https://b.s3.amazonaws.com/k?X-Amz-Sig", "nature=", letters(HEX, 64))
-    add("google key", "AI", "za", letters(NAME.replace("-", ""), 35))
-    add("google client", "GOC", "SPX-", letters(NAME.replace("-", ""), 28))
+    add("google key", "AI", "za", letters(NAME, 35))
+    add("google client", "GOC", "SPX-", letters(NAME, 28))
     add("google access", "ya", "29.", letters(NAME, 120))
     add("google refresh", "1/", "/0", letters(NAME, 60))
     add(
@@ -123,7 +127,7 @@ def _clouds(add: Add) -> None:
     add("new relic", "NR", "AK-", letters(LARGE + DIGITS, 27))
     add("sentry", "snt", "rys_eyJ", letters(WORD, 100))
     add("tailscale", "tsk", "ey-auth-", letters(WORD, 17), "-", letters(WORD, 32))
-    add("cloudflare", "CLOUDFLARE_", "API_TOKEN=", letters(NAME.replace("-", ""), 40))
+    add("cloudflare", "CLOUDFLARE_", "API_TOKEN=", letters(NAME, 40))
     add("datadog", "DD_", "API_KEY=", letters(HEX, 32))
 
 
@@ -132,7 +136,7 @@ def _packages(add: Add) -> None:
         add(f"github gh{name}", "gh", name, "_", letters(WORD, 36))
     add("github fine-grained", "github", "_pat_", letters(WORD, 22), "_", letters(WORD, 59))
     for name in ("pat", "rt", "dt", "ptt", "ft", "imt", "agent", "cbt", "soat", "oas"):
-        add(f"gitlab {name}", "gl", name, "-", letters(NAME.replace("-", ""), 20))
+        add(f"gitlab {name}", "gl", name, "-", letters(NAME, 20))
     add("bitbucket", "AT", "BB", letters(WORD, 32))
     add("atlassian", "AT", "ATT3", letters(NAME, 180))
     add("npm", "np", "m_", letters(WORD, 36))
@@ -140,7 +144,7 @@ def _packages(add: Add) -> None:
     add("pypi", "py", "pi-AgEIcHlwaS5vcmc", letters(NAME, 120))
     add("rubygems", "ruby", "gems_", letters(HEX, 48))
     add("crates", "ci", "o", letters(WORD, 32))
-    add("docker hub", "dck", "r_pat_", letters(NAME.replace("-", ""), 27))
+    add("docker hub", "dck", "r_pat_", letters(NAME, 27))
     add(
         "docker auth",
         '{"auths": {"ghcr.io": {"au',
@@ -169,6 +173,28 @@ def _houses(add: Add) -> None:
     add("mapbox", "s", "k.ey", "J", letters(WORD, 60), ".", letters(WORD, 22))
     add("okta", "SS", "WS 00", letters(WORD, 40))
     add("paypal", "access_", "token$production$", letters(SMALL + DIGITS, 16), "$", letters(HEX, 32))
+    add("cerebras", "cs", "k-", letters(SMALL + DIGITS, 48))
+    add("together", "tg", "p_v1_", letters(NAME, 43))
+    add("anyscale", "es", "ecret_", letters(WORD, 26))
+    add("neon", "na", "pi_", letters(SMALL + DIGITS, 64))
+    add("vercel", "vercel_", "blob_rw_", letters(WORD, 16), "_", letters(WORD, 30))
+    add("prefect", "pn", "u_", letters(WORD, 36))
+    add("sourcegraph", "sg", "p_", letters(HEX, 40))
+    add("hubspot", "pa", "t-na1-", UUID)
+    add("trello", "AT", "TA", letters(HEX, 72))
+    add("razorpay", "rzp", "_live_", letters(WORD, 14))
+    add("honeycomb", "hc", "aik_", letters(SMALL + DIGITS, 58))
+    add("typeform", "tf", "p_", letters(NAME, 59))
+    add("readme", "rd", "me_", letters(SMALL + DIGITS, 70))
+    add("firecrawl", "f", "c-", letters(HEX, 32))
+    add("e2b", "e2", "b_", letters(HEX, 40))
+    add("llamacloud", "ll", "x-", letters(WORD, 48))
+    add("friendli", "fl", "p_", letters(WORD, 46))
+    add("modelscope", "m", "s-", UUID)
+    add("baidu", "bce-v3/AL", "TAK-", letters(WORD, 21), "/", letters(HEX, 40))
+    add("supabase, new", "sb_", "secret_", letters(NAME, 31))
+    add("azure devops", letters(WORD, 76), "AZ", "DO", letters(WORD, 4))
+    add("nuget", "oy", "2", letters(SMALL + DIGITS, 43))
     add("resend", "r", "e_", letters(WORD, 8), "_", letters(WORD, 24))
 
 
@@ -225,6 +251,12 @@ def _keys(add: Add) -> None:
     add("basic header", "Author", "ization: Basic ", letters(BASE64, 32))
     add("bearer header", "Author", "ization: Bearer ", letters(NAME, 40))
     add("client secret", '{"client_', 'secret": "', letters(NAME, 40), '"}')
+    add("oct jwk", '{"kty": "oct", "', 'k": "', letters(NAME, 43), '"}')
+    add("django", "django-inse", "cure-", letters(WORD + "!@#$%^&*(-_=+)", 50))
+    add("cloudfront", "https://d1.cloudfront.net/x?Expires=1&Sign", "ature=", letters(NAME, 200))
+    add("link", "https://nas.acme.com/x.zip?to", "ken=", letters(WORD, 40))
+    add("curl", "curl -u ali", "ce:c0rrecth0rse https://nas.acme.com")
+    add("bcrypt", "$2", "b$12$", letters(WORD, 53))
     add("secret key", "SECRET_", "KEY = '", letters(WORD, 50), "'")
 
 
@@ -343,5 +375,17 @@ DISGUISES: dict[str, Callable[[str], tuple[str, bytes]]] = {
     "quoted-printable": lambda text: _card("".join(f"={each:02X}" for each in text.encode())),
     "a list of letters": lambda text: ("config.json", json.dumps({"note": list(text)}).encode()),
     "a list of numbers": lambda text: ("config.json", json.dumps({"note": list(text.encode())}).encode()),
+    # An outsider's, of later still.
+    "escapes of Markdown": lambda text: _card(re.sub(r"([_*.])", r"\\\1", text)),
+    "strings side by side": lambda text: _card(_in_the_middle(f"x = ('{text}')", "'\n     '")),
+    "a comment over lines": lambda text: _card(_in_the_middle(f"# {text}", "\n# ")),
+    "a quotation over lines": lambda text: _card(_in_the_middle(f"> {text}", "\n> ")),
+    "a long line in two": lambda text: _card(_in_the_middle("python train.py " * 5 + text, "\n")),
+    "strings of a template": lambda text: _card(_in_the_middle(f"x = '{text}'", "' ~ '")),
+    "colours": lambda text: _card(f"\x1b[31m{text}\x1b[0m"),
+    "a mark of UTF-16 before it": lambda text: (
+        "tokenizer.model",
+        b"\xff\xfe" + text.encode() + b"\n" * (len(text.encode()) % 2),
+    ),
     "backwards": lambda text: _card(text[::-1]),
 }
