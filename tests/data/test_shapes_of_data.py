@@ -39,10 +39,13 @@ def write_shape(place: str, block: str) -> None:
     lines = block.splitlines()
     if "," in lines[0]:
         if place.endswith(".csv"):
-            rows = [re.sub(r"\d\b", str(copy), row, count=1) for copy in range(COPIES) for row in lines[1:]]
-            # Steps of one series have times that rise.
-            if lines[0].startswith("time"):
-                rows = [f"{index / 10},{row.partition(',')[2]}" for index, row in enumerate(lines[1:] * COPIES)]
+            first, rows = lines[0].partition(",")[0], []
+            for copy in range(COPIES):
+                for index, row in enumerate(lines[1:], copy * (len(lines) - 1)):
+                    key, _, rest = row.partition(",")
+                    # Times rise, patients come once, a machine has several rows.
+                    names = {"time": f"{index / 10}", "patient": f"p{index}", "machine": f"{key}-{copy}"}
+                    rows.append(f"{names[first]},{rest}")
             Path(place).write_text("\n".join([lines[0], *rows]), encoding="utf-8")
         else:
             np.savez(place, X=np.random.default_rng(0).normal(size=(8, 9, 2)), y=np.arange(8) % 2)
@@ -74,4 +77,4 @@ def test_a_shape_is_understood(tmp_path, monkeypatch, title, method, place, bloc
     assert ("class" in title or survey.kind in ("series", "sounds")) <= (len(survey.classes) == 2)
     assert (survey.kind == "pairs") == title.startswith("Pairs")
     assert (survey.captions is not None) == ("captions" in title)
-    assert f"path: {place}" in write_recipe(method, Path("r"), survey, gpu=False)
+    assert place.rstrip("/") in write_recipe(method, Path("r"), survey, gpu=False)
