@@ -93,11 +93,12 @@ class _Training(Run):
             self._say(f"{self.folder.path} is complete: {progress.step} of {arguments.max_steps} steps are done.")
             self.accelerator.end_training()
             return
+        traces = self.folder.path / f"profile-{self.accelerator.process_index}"
+        profile = Profile(arguments.profile_steps, arguments.max_steps, traces)
         with self.onlookers.guard("the start of a tracker"):
             start_trackers(self.accelerator, arguments, self.folder.path, progress.step)
         self.model.train()
         self.clock, window, norm = Clock(), torch.zeros((), device=self.accelerator.device), None
-        profile = Profile(arguments.profile_steps, self.folder.path / f"profile-{self.accelerator.process_index}")
         window_start, window_samples = progress.step, progress.samples
         stopping = self.stopping = Stopping(self.ranks, arguments.save_minutes, arguments.deadline_minutes)
         # Closed by name: the traceback of an error would keep the loader processes alive.

@@ -80,7 +80,12 @@ class Clock:
 class Profile:
     """A trace of some steps, for chrome://tracing or Perfetto."""
 
-    def __init__(self, steps: list[int] | None, folder: Path):
+    def __init__(self, steps: list[int] | None, max_steps: int, folder: Path):
+        if steps is not None and steps[1] > max_steps:
+            raise UsageError(
+                f"profile_steps is {steps}, and the run ends after step {max_steps} (max_steps): no trace would be "
+                "written. Name steps that it takes."
+            )
         self.steps = steps
         self.folder = folder
         self._profiler: Any = None
@@ -102,13 +107,7 @@ class Profile:
 
 
 def start_trackers(accelerator: Accelerator, arguments: TrainingArguments, folder: Path, step: int) -> None:
-    """Starts the tracker, or goes on with the run of it that this run folder began, if the profile can be written."""
-    steps = arguments.profile_steps
-    if steps is not None and steps[1] > arguments.max_steps:
-        raise UsageError(
-            f"profile_steps is {steps}, and the run ends after step {arguments.max_steps} (max_steps): no trace would "
-            "be written. Name steps that it takes."
-        )
+    """Starts the trackers, or goes on with the run of them that this run folder began."""
     settings = list_tracker_settings(arguments, folder, step) if accelerator.is_main_process else {}
     accelerator.init_trackers(arguments.tracker_project, config=_plain_values(arguments), init_kwargs=settings)
 
