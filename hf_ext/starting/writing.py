@@ -12,6 +12,7 @@ import yaml
 
 from ..data.found import Survey
 from ..errors import DataError
+from ..hub.released import list_released
 
 # Where no data are named, what the recipe is an example of; `hf-ext data check` says what is missing.
 PLACEHOLDERS = {
@@ -126,12 +127,13 @@ def _semanir(survey: Survey, gpu: bool) -> list[list[str]]:
         f"  patch_size: {patch}",
     ]
     channels = ", num_channels: 1" if survey.gray else ""
+    fresh = gpu or survey.scale > 1 or not list_released()
     if survey.scale > 1:
         model = [
             f"# Enlarges {survey.scale} times.",
             f"model: {{preset: columnar-{'s' if gpu else 'tiny'}, scale: {survey.scale}{channels}}}",
         ]
-    elif gpu:
+    elif fresh:
         model = [
             "# 3.6 M parameters; u-shaped is the paper's, with 25.8 M.",
             f"model: {{preset: u-shaped-small{channels}}}",
@@ -143,7 +145,6 @@ def _semanir(survey: Survey, gpu: bool) -> list[list[str]]:
             f"# model: {{preset: u-shaped-small{channels}}}",
             f"init_from: {released}",
         ]
-    fresh = gpu or survey.scale > 1
     schedule = _schedule(survey, 100000 if gpu else 1000, 8 if gpu else 4, "2.0e-4" if fresh else "1.0e-4", gpu, 100)
     return [
         ["method: semanir"],

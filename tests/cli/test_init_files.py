@@ -210,3 +210,12 @@ def test_pictures_of_an_archive_are_read_and_those_of_phones_said():
     Path("phone").mkdir()
     Path("phone", "a.HEIC").write_bytes(b"phone")
     assert ".heic" in run("init", "semanir", "mine", "--data", "phone", code=2).stderr
+
+
+def test_without_released_models_a_restorer_begins_anew(monkeypatch):
+    write_pictures("photos", [""], 4, size=(40, 40))
+    survey = look_at("photos")
+    assert "\ninit_from: denoise-color\n" in write_recipe("semanir", Path("r"), survey, gpu=False)
+    monkeypatch.setattr("hf_ext.starting.writing.list_released", list)
+    recipe = write_recipe("semanir", Path("r"), survey, gpu=False)
+    assert "init_from" not in recipe and yaml.safe_load(recipe)["model"] == {"preset": "u-shaped-small"}
