@@ -11,12 +11,12 @@ import datasets
 import httpx2
 import pandas as pd
 from datasets.data_files import SPLIT_KEYWORDS, get_data_patterns
-from datasets.packaged_modules.audiofolder.audiofolder import AudioFolder
 from huggingface_hub import HfApi
 
 from ..errors import DataError
 from .broken import UNOPENABLE
 from .described import open_described, open_text_folders
+from .recordings import RecordingFolder
 from .sequence_files import ARRAYS, open_arrays, open_sequences
 from .source import DataSource, SourcePart
 from .splits import hold_out, slice_split
@@ -250,20 +250,8 @@ def _is_on_hub(name: str) -> bool:
     return True
 
 
-class _RecordingFolder(AudioFolder):
-    """A folder of sound files whose column holds the files, not what a decoder makes of them."""
-
-    # The type Audio of datasets asks for torchcodec and FFmpeg even to note the name of a file. The type Image without
-    # decoding keeps the same pair of bytes and path; splits, labels from the names of folders and metadata.csv are
-    # the builder's. The tasks decode with soundfile.
-    def _base_feature(self) -> datasets.Image:
-        return datasets.Image(decode=False)
-
-    BASE_FEATURE = datasets.Image
-
-
 def _recordings(folder: str, files: dict[str, list[str]] | None, source: DataSource) -> AnyDataset:
-    builder = _RecordingFolder(data_files=files or get_data_patterns(folder), base_path=folder)
+    builder = RecordingFolder(data_files=files or get_data_patterns(folder), base_path=folder)
     if source.streaming:
         return builder.as_streaming_dataset(split=source.split)
     builder.download_and_prepare()

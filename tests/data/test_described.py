@@ -1,8 +1,11 @@
 """Pictures and texts with what is said of them: by a table of any name, by folders, or nothing that can be learned."""
 
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 from PIL import Image
 
 from hf_ext.data.opening import open_source
@@ -110,3 +113,15 @@ def test_labels_that_are_no_class_are_refused(tmp_path, labels):
     (tmp_path / "texts.jsonl").write_text("\n".join(lines))
     with refused(DataError, "texts.jsonl", "label"):
         look_at(str(tmp_path / "texts.jsonl"))
+
+
+def test_a_folder_of_sounds_leaves_pathlib_as_it_is(tmp_path, monkeypatch):
+    """`datasets` replaces `Path` in the module of each builder, by one that takes `a: b` for an address."""
+    monkeypatch.chdir(tmp_path)
+    for index, name in enumerate(["hello", "goodbye"]):
+        (tmp_path / "sounds" / name).mkdir(parents=True)
+        soundfile.write(tmp_path / "sounds" / name / "0.wav", np.full(80, 0.1 * index), 8000)
+    assert len(open_source(DataSource(path="sounds"))) == 2
+    for name in ("cat", "dog"):
+        draw(Path("a: zoo", name))
+    assert look_at("a: zoo").classes == ["cat", "dog"]
