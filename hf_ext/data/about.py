@@ -88,7 +88,7 @@ def match_rows(table: Path, files: list[Path], label: str) -> tuple[list[Path], 
             f"{table} names {len(absent):,} files in its column {best} {told}, such as {absent[0]!r}: name each with "
             "its folder, remove the rows, or bring the files."
         )
-    chosen = [file for cell in named[best] if (file := known[cell]) is not None]
+    chosen = [one for cell in named[best] if (one := known[cell]) is not None]
     if len({*chosen}) < len(chosen):
         twice = next(file for file in chosen if chosen.count(file) > 1)
         raise DataError(f"{table} has several rows of {twice.name} in its column {best}: leave one of each.")
