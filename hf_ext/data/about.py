@@ -72,10 +72,12 @@ def match_rows(table: Path, files: list[Path], label: str) -> tuple[list[Path], 
     jsonl = table.suffix.lower() == ".jsonl"
     frame = pd.read_json(table, lines=True, dtype=False) if jsonl else read_table(table, keep_index=True).frame
     known: dict[str, Path | None] = {}
-    for file in files:
-        path = file.relative_to(table.parent)
-        for key in {path.as_posix(), path.with_suffix("").as_posix(), file.name, file.stem}:
-            known[key] = file if key not in known or key == path.as_posix() else None
+    paths = {file.relative_to(table.parent): file for file in files}
+    for path, file in paths.items():
+        for key in {path.with_suffix("").as_posix(), path.name, path.stem}:
+            known[key] = None if key in known else file
+    # A whole path is that file alone.
+    known |= {path.as_posix(): file for path, file in paths.items()}
     named = {
         str(name): [class_name(value) or "" for value in frame[name]] for name in frame if name not in (label, "label")
     }

@@ -124,8 +124,10 @@ def test_a_name_of_several_files_is_no_name(tmp_path):
     with refused(DataError, "labels.csv", "r0.csv"):
         look_at(str(tmp_path / "data"))
     lines = [f"{folder}/r{index}.csv,{'ab'[index % 2]}" for folder in ("one", "two") for index in range(4)]
-    table.write_text("\n".join(["name,label", *lines]))
-    assert look_at(str(tmp_path / "data")).count == 8
+    # A file beside the table is meant by its name.
+    (tmp_path / "data" / "r0.csv").write_text("x,y\n1,2\n3,4\n")
+    table.write_text("\n".join(["name,label", *lines, "r0.csv,a"]))
+    assert look_at(str(tmp_path / "data")).count == 9
 
 
 def test_series_of_numbers_whose_cells_are_names_are_no_table(tmp_path):
