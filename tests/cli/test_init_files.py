@@ -120,10 +120,7 @@ def test_broken_files_do_not_hide_the_others():
     assert look_at("photos").about == "4 pictures of 40 x 32 pixels"
     Path("broken").mkdir()
     Path("broken/a.png").write_bytes(b"no picture")
-    assert (
-        "none of 1 pictures can be read"
-        in run("init", "dit", "d", "--data", "broken", code=2).stderr
-    )
+    assert "none of 1 pictures can be read" in run("init", "dit", "d", "--data", "broken", code=2).stderr
 
 
 def test_pictures_that_are_missing_or_too_large_do_not_hide_the_others():

@@ -1,5 +1,6 @@
 """Pictures and texts with what is said of them: by a table of any name, by folders, or nothing that can be learned."""
 
+import gc
 import json
 from pathlib import Path
 
@@ -53,6 +54,7 @@ def test_pictures_without_a_row_are_said(tmp_path, name):
     (tmp_path / name).write_text(rows_of(COUNT - 3, header="file_name,label"))
     survey = look_at(str(tmp_path))
     assert survey.count == COUNT - 3 and any(line.startswith("3 files") for line in survey.left_out)
+    gc.collect()
 
 
 def test_two_tables_of_the_same_pictures_are_refused(tmp_path):
