@@ -10,7 +10,7 @@ import torch
 from transformers.utils import logging
 
 from hf_ext.data.opening import open_source
-from hf_ext.data.roles import Hints, class_name, find_roles, seconds_of
+from hf_ext.data.roles import Hints, class_name, find_roles, seconds_of, step_columns
 from hf_ext.data.sequence_files import ARRAY_COLUMN, ARRAYS, SUFFIXES, holds_lists, read_file, trim
 from hf_ext.data.sktime_files import TS, read_ts
 from hf_ext.data.source import DataSource
@@ -117,6 +117,8 @@ def read_examples(path: Path, columns: list[str] | None, channels: int) -> dict[
     frame, wide = table.frame, columns == [ARRAY_COLUMN] and ARRAY_COLUMN not in table.frame
     # Columns of texts, which may be several things, are not asked for.
     numbers = [str(name) for name in frame if pd.api.types.is_numeric_dtype(frame[name].dtype)]
+    if wide and (steps := step_columns(numbers)):
+        return _count(path, [{ARRAY_COLUMN: trim(row)} for row in frame[steps].to_numpy(dtype=np.float64)])
     inputs = () if wide else tuple(name for name in columns or numbers if name in frame)
     try:
         roles = find_roles(table, Hints(inputs=inputs))

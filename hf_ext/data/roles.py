@@ -168,8 +168,14 @@ def _find_wide(table: Table, names: list[Any], label: str | None, hints: Hints) 
             "are channels if a row is a step, --inputs NAME,NAME; if a row is a series of several channels, save all "
             "as arrays [examples, steps, channels] in an .npz"
         )
-    if not steps or (time is not None and series is not None):
+    if (time or series) and (not steps or (time and series)):
         return None
+    if not steps:
+        raise DataError(
+            f"{groups[0][0]} to {groups[0][-1]} may be channels, or the steps of a series in each row, and "
+            f"{len(rest) - len(groups[0])} other columns are beside them: say which are channels if a row is a step, "
+            "--inputs NAME,NAME; leave the others out of the file if it is a series"
+        )
     if (beside := time or series) is not None:
         flag = "--time" if time else "--series"
         raise DataError(

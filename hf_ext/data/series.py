@@ -204,8 +204,9 @@ def look_at_lists(train: dict[str, Any], data: Any, columns: list[str]) -> Surve
     known = [
         name for name, kind in data.features.items() if name.lower() in _LABELS and isinstance(kind, datasets.Value)
     ]
-    if "label" not in data.features and len(known) == 1:
-        train, data = {**train, **rename(Hints(label=known[0]))}, data.rename_columns({known[0]: "label"})
+    renamed = known[0] if "label" not in data.features and len(known) == 1 else None
+    if renamed is not None:
+        train, data = {**train, **rename(Hints(label=renamed))}, data.rename_columns({renamed: "label"})
     if "label" not in data.features:
         raise DataError(
             f"{train['path']}: {len(data):,} series in {shorten(columns)}, and no label. {UNLABELLED} Add a column "
@@ -221,8 +222,8 @@ def look_at_lists(train: dict[str, Any], data: Any, columns: list[str]) -> Surve
     survey.about = f"{len(data):,} series of {_span(survey.lengths)} steps"
     survey.about += f" and {channels} channels" if channels > 1 else ""
     survey.roles = [f"numbers in {shorten(columns)}"]
-    if known and known[0] != "label":
-        survey.roles.append(f"label in {known[0]}")
+    if renamed is not None:
+        survey.roles.append(f"label in {renamed}")
     _tell_classes(survey)
     if survey.channels is not None and survey.channels > max(survey.lengths):
         survey.notes.append("fewer steps than channels: if they are the other way round, transpose the array")

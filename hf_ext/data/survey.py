@@ -20,7 +20,7 @@ from PIL import Image
 from hf_ext.extras import import_extra
 
 from ..errors import DataError
-from .about import METADATA
+from .about import METADATA, find_about
 from .broken import UNDECODABLE, is_broken_picture, open_bytes
 from .found import Survey, keep_back, rename, require_classes
 from .opening import AUDIO_SUFFIXES, IMAGE_SUFFIXES, PAIRS, find_files, find_pairs, open_source
@@ -90,10 +90,10 @@ def _look_at_files(path: str, found: list[str], hints: Hints, restores: bool) ->
         # Folders a and b are classes as well: only a restorer takes them for pairs.
         if names and (restores or tuple(map(str.lower, names)) != ("a", "b")):
             return _look_at_pairs(place, names)
-    if places[0].is_dir():
-        _refuse_masks(places[0])
-        if restores and not hints.pairs:
-            _refuse_mixed_pairs(places[0])
+    for place in (places[0] / "train", places[0]):
+        _refuse_masks(place)
+    if restores and not hints.pairs and places[0].is_dir():
+        _refuse_mixed_pairs(places[0])
     if hints.pairs:
         raise DataError(f"{path} has no folders {' and '.join(hints.pairs)} with pictures of equal names.")
     below = (file for part in places for file in ([part] if part.is_file() else part.rglob("*")))
@@ -128,7 +128,7 @@ def _look_at_files(path: str, found: list[str], hints: Hints, restores: bool) ->
 
 def _refuse_masks(folder: Path) -> None:
     """Refuses pictures and their masks in two folders: as folders of classes they would be learned."""
-    names = {path.name.casefold() for path in folder.iterdir() if path.is_dir()}
+    names = {path.name.casefold() for path in folder.iterdir() if path.is_dir()} if folder.is_dir() else set()
     if len(names) == 2 and names & {"image", "images", "img", "imgs"} and names & _MASKS:
         raise DataError(
             f"{folder} has the folders {' and '.join(sorted(names))}: masks and boxes are learned by none of these "
@@ -198,7 +198,8 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     else:
         raise DataError(f"{path} has the columns {shorten(list(features))}: no picture, sound or text. {_TABLES}")
     if pictures or sounds:
-        survey.left_out += _unnamed(Path(path), len(data))
+        endings = IMAGE_SUFFIXES if pictures else AUDIO_SUFFIXES
+        survey.left_out += _count_left_out(Path(path), endings, len(data))
     if survey.classes:
         survey.about += f"; {len(survey.classes)} classes: {shorten(survey.classes)}"
     if survey.captions is not None:
@@ -206,15 +207,16 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     return survey
 
 
-def _unnamed(place: Path, count: int) -> list[str]:
-    """Files of a training that the table beside them does not name."""
+def _count_left_out(place: Path, endings: set[str], count: int) -> list[str]:
+    """The number of files of a training that the table beside them does not name."""
     place = place / "train" if (place / "train").is_dir() else place
     splits = {word for words in SPLIT_KEYWORDS.values() for word in words}
     if not place.is_dir() or any(path.name in splits for path in place.iterdir()):
         return []
-    endings = IMAGE_SUFFIXES | AUDIO_SUFFIXES
-    more = sum(file.suffix.lower() in endings and file.name[0] != "." for file in place.rglob("*")) - count
-    return [f"{more:,} files that have no row in the table beside them"] if more > 0 else []
+    files = sorted(file for file in place.rglob("*") if file.suffix.lower() in endings and file.name[0] != ".")
+    if len(files) <= count or find_about(place, files) is None:
+        return []
+    return [f"{len(files) - count:,} files that have no row in the table beside them"]
 
 
 def _refuse_numbers(path: str, data: Any, texts: list[str], hints: Hints) -> None:

@@ -251,6 +251,10 @@ def _write_ts(path: Path, series: np.ndarray) -> None:
 SEVERAL = {
     "sktime.ts": _write_ts,
     "wide.csv": lambda path, series: _write_frame(path, pd.DataFrame(series).add_prefix("t").assign(label="x")),
+    # The model knows that a row is a series; what else the table has may be anything.
+    "wide_and_more.csv": lambda path, series: _write_frame(
+        path, pd.DataFrame(series).add_prefix("t").assign(time=range(len(series)), patient=7, age=50)
+    ),
     "nameless.tsv": lambda path, series: _write_frame(path, pd.DataFrame(series), sep="\t", header=False),
     "panel.csv": lambda path, series: _write_frame(
         path, pd.DataFrame({"id": np.repeat(["p", "q", "r"], 20), "values": series.ravel()})

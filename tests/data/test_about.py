@@ -47,6 +47,12 @@ TABLES = {
     "in_other_order.csv": as_table(NAMES[::-1], ("name", "label")),
     "utf16.csv": as_table(NAMES).encode("utf-16"),
     "windows.csv": ("\ufeff" + as_table(NAMES).replace("\n", "\r\n")).encode(),
+    "windows_paths.csv": as_table(NAMES).replace("walk", ".\\walk"),
+    "dots.csv": as_table(NAMES).replace("walk", "./walk"),
+    "elsewhere.csv": as_table(NAMES).replace("walk", "/home/me/walks/walk"),
+    "capitals.csv": as_table(NAMES, ending=".CSV"),
+    "commented.csv": "# by hand\n" + as_table(NAMES),
+    "nested.jsonl": as_lines(NAMES).replace("}", ', "boxes": [[1, 2]]}'),
     "with_values.csv": "\n".join(["file,age,label", *(f"{name}.csv,{7.5},{CLASSES[name]}" for name in NAMES)]),
 }
 
@@ -92,6 +98,7 @@ def test_a_table_may_lie_beside_the_folder_of_its_split(walks, tmp_path):
             ["--label"],
         ),
         ("file_name,label,first_row\nwalk0.csv,a,1\nwalk1.csv,b,1", ["first_row"]),
+        (as_table(NAMES) + "\nWALK3.CSV,a", ["walk3.csv"]),
     ],
 )
 def test_tables_that_do_not_fit_are_refused(walks, text, facts):
@@ -104,6 +111,29 @@ def test_metadata_that_names_no_file_is_refused(walks):
     (walks / "metadata.csv").write_text("file_name,label\nother1,a\nother2,b")
     with refused(DataError, "metadata.csv"):
         look_at(str(walks))
+
+
+@pytest.mark.parametrize(
+    ("name", "held"),
+    [
+        ("cut.jsonl", (as_lines(NAMES) + '\n{"file_name": "wal').encode()),
+        ("broken.parquet", b"PAR1 and no more"),
+        ("lists.jsonl", as_lines(NAMES).replace('"a"', '["a"]').encode()),
+    ],
+)
+def test_tables_that_cannot_be_read_are_named(walks, name, held):
+    (walks / name).write_bytes(held)
+    with refused(DataError, name):
+        look_at(str(walks))
+
+
+def test_labels_that_are_names_of_files_make_no_table(tmp_path):
+    """Rows of run.csv may be of the class walk."""
+    for name in ("run", "walk", "sit"):
+        rows = "".join(f"{step},{('run', 'walk', 'sit')[step % 3]}\n" for step in range(9))
+        (tmp_path / f"{name}.csv").write_text("x,label\n" + rows)
+    survey = look_at(str(tmp_path))
+    assert survey.rows_have_labels and survey.count == 3
 
 
 def test_two_tables_are_refused(walks):

@@ -65,13 +65,25 @@ def test_two_tables_of_the_same_pictures_are_refused(tmp_path):
         look_at(str(tmp_path))
 
 
+@pytest.mark.parametrize("split", ["", "train"])
 @pytest.mark.parametrize("beside", ["masks", "labels", "Annotations"])
-def test_masks_are_no_class(tmp_path, beside):
-    draw(tmp_path / "images")
-    draw(tmp_path / beside)
+def test_masks_are_no_class(tmp_path, beside, split):
+    draw(tmp_path / split / "images")
+    draw(tmp_path / split / beside)
     with refused(DataError, beside.lower()):
         look_at(str(tmp_path))
-    assert look_at(str(tmp_path / "images")).classes == []
+    assert look_at(str(tmp_path / split / "images")).classes == []
+
+
+def test_nothing_is_left_out_where_all_is_read(tmp_path):
+    draw(tmp_path)
+    (tmp_path / "labels.csv").write_text(rows_of())
+    (tmp_path / "readme.txt").write_text("twelve pictures")
+    assert look_at(str(tmp_path)).left_out == []
+    plain = tmp_path / "plain"
+    draw(plain)
+    (plain / "._0.png").write_bytes(b"of a Mac")
+    assert look_at(str(plain)).left_out == []
 
 
 def write_texts(folder, count=6, encoding="utf-8"):

@@ -94,6 +94,16 @@ def test_what_may_be_steps_or_channels_is_refused_with_the_flag(tmp_path, name):
     check_series(write(tmp_path, {**CHANNELS, "label": LABELS}), NUMBERS)
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_few_that_count_among_many_are_refused(tmp_path, first):
+    others = {name: NUMBERS[:, index] for index, name in enumerate(["age", "height", "weight", "pulse", "sugar"])}
+    columns = {**others, **CHANNELS} if first else {**CHANNELS, **others}
+    with refused(DataError, "ch1", "ch16", "--inputs"):
+        look_at(write(tmp_path, {**columns, "label": LABELS}))
+    survey = look_at(write(tmp_path, {**columns, "label": LABELS}), Hints(inputs=("ch1", "age")))
+    assert survey.train["rows"] == "positions" and survey.columns == ["ch1", "age"]
+
+
 def test_a_panel_with_times_needs_no_flag(tmp_path):
     place = write(tmp_path, {"unit": np.repeat([1, 2], 12), "time": [*range(12)] * 2, **CHANNELS, "label": LABELS})
     survey = look_at(place)
