@@ -1,4 +1,4 @@
-"""Few steps: a model learns to do in one of 4 steps what it did in 10 of 40, with guidance.
+"""Few steps: a model learns to do in one step what it did in ten, with guidance.
 
 accelerate launch examples/disentangled_dit/distill.py examples/disentangled_dit/distill.yaml [--field value]
 python examples/disentangled_dit/distill.py score TEACHER STUDENT --data CIFAR10 [--per-class N] [--out FILE.json]
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from hf_ext.errors import UsageError
 from hf_ext.files import write_json
+from hf_ext.hub.released import find_model
 from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.training import TrainingArguments, main
 from hf_ext.training.arguments import build
@@ -133,8 +134,8 @@ def score(words: list[str]) -> None:
     from measuring import CLASSES, Judge, load
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("teacher", type=Path)
-    parser.add_argument("student", type=Path)
+    parser.add_argument("teacher", type=find_model, help="folder, or name of a released model")
+    parser.add_argument("student", type=find_model)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--judge", type=Path, default=JUDGE)
     parser.add_argument("--per-class", type=int, default=100)
@@ -143,10 +144,10 @@ def score(words: list[str]) -> None:
     judge = Judge(asked.judge, asked.data, 0)
     labels, rows = np.tile(np.arange(CLASSES), asked.per_class), {}
     for name, (model, steps, guidance) in ROWS.items():
-        pipeline = load(getattr(asked, model))
+        pipeline = load(Path(getattr(asked, model)))
         made = generate_images(pipeline, labels.tolist(), num_inference_steps=steps, guidance_scale=guidance)
         calls = steps * (1 if guidance == 1 else 2)
-        rows[name] = {"network_calls": calls, "pictures": len(labels), **judge.measure(made, labels)}
+        rows[name] = {"network_calls": calls, **judge.measure(made, labels)}
         print(name, rows[name], flush=True)
     if asked.out is not None:
         write_json(asked.out, rows)

@@ -251,8 +251,8 @@ def _series(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
     lines += [
         "  # The model gets the change of each channel from step to step too.",
         "  deltas: true",
-        "  # Each training sees a random window of a series, up to this share shorter; 0.0 where it matters when",
-        "  # something happens.",
+        "  # A step trains on a random window of a series, shorter by up to this share; 0.0 where a class depends on",
+        "  # when something happens.",
         "  crop: 0.4",
     ]
     return "mrconv-series", [*lines, *_classes(survey)]

@@ -198,7 +198,7 @@ class ClassificationTask(MRConvTask):
     num_labels: int = 10
     label_names: list[str] = field(default_factory=list)
     label_column: str = "label"
-    label_smoothing: float = 0.0
+    label_smoothing: float | int = 0.0
 
     model_class: ClassVar[Callable[..., PreTrainedModel]] = MRConvForSequenceClassification
     metric_names: ClassVar[dict[str, str]] = {"accuracy": "accuracy", "loss": "cross entropy (nats)"}

@@ -16,8 +16,8 @@ class Callback:
     Something that looks on at a run, in its main process. Override what you need; each method may be left out. What it
     raises is said and counted, and the run goes on; with `strict_callbacks` it ends the run.
 
-    What a method returns steers the run, in all processes and within two steps: `"save"` a state, `"evaluate"` and
-    save, or `"end"` the run as complete, evaluated and saved; `None` lets it go on.
+    The value that a method returns steers the run, in all processes and within two steps: `"save"` a state,
+    `"evaluate"` and save, or `"end"` the run as complete, evaluated and saved; `None` lets it go on.
 
     Example:
 

@@ -1,13 +1,13 @@
 """Distillation to few steps: targets against the scheduler's own steps, a run that resumes, and refusals."""
 
-import importlib
 import json
-import sys
 from pathlib import Path
 
+import datasets
 import pytest
 import torch
 from diffusers import DDIMScheduler, DiffusionPipeline
+from PIL import Image
 
 from hf_ext.errors import UsageError
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
@@ -16,19 +16,18 @@ from hf_ext.training import TrainingArguments, main, train
 from hf_ext.training.arguments import build
 from tests.data.test_splits import write_pictures
 from tests.disentangled_dit.dit_testing import generator, shake
+from tests.disentangled_dit.pipeline_testing import make_pipeline
 from tests.kit.refusals import refused
+from tests.kit.studies import EXAMPLES, module_loader
 
-FOLDER = Path(__file__).resolve().parents[2] / "examples" / "disentangled_dit"
 CLASSES = 3
 
+load = module_loader(EXAMPLES / "disentangled_dit")
 
-@pytest.fixture(scope="module")
-def distill():
-    """The module, which lies outside the package."""
-    sys.path.insert(0, str(FOLDER))
-    yield importlib.import_module("distill")
-    sys.path.remove(str(FOLDER))
-    sys.modules.pop("distill")
+
+@pytest.fixture
+def distill(load):
+    return load("distill")
 
 
 @pytest.fixture(scope="module")
@@ -166,3 +165,30 @@ def test_a_teacher_is_needed(distill, teacher, pictures, tmp_path):
         train(distill.DistillTask(**settings["task"]), TrainingArguments(**settings))
     with refused(UsageError, "teacher_steps"):
         make(distill, teacher, steps=7, teacher_steps=7)
+
+
+def test_the_command_measures_few_and_many_steps_by_the_judge(distill, tmp_path, capsys):
+    make_pipeline(num_classes=10, sample_size=32, patch_size=8, num_layers=1).save_pretrained(tmp_path / "model")
+    colours = [Image.new("RGB", (32, 32), (25 * index, 90, 255 - 25 * index)) for index in range(10)]
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    (tmp_path / "data").mkdir()
+    for split in ("train", "test"):
+        rows = datasets.Dataset.from_dict({"image": colours, "label": [*range(10)]}, features=features)
+        rows.to_parquet(tmp_path / "data" / f"{split}.parquet")
+    model = str(tmp_path / "model")
+    distill.score([model, model, "--data", f"{tmp_path}/data", "--per-class", "1", "--out", f"{tmp_path}/rows.json"])
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["network_calls"] for row in rows.values()] == [40, 8, 4, 4] and len(rows) == len(distill.ROWS)
+    # The student is its teacher here: as many steps draw the same.
+    *_, teacher, student = rows.values()
+    assert teacher == student and rows["teacher, 20 steps, guidance 2"] != student
+    assert next(iter(distill.ROWS)) in capsys.readouterr().out
+
+
+def test_the_table_of_the_readme_is_what_was_measured():
+    folder = EXAMPLES / "disentangled_dit"
+    rows = json.loads((folder / "results" / "distill.json").read_text(encoding="utf-8"))
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    for name, row in rows.items():
+        numbers = f"{row['network_calls']} | {row['feature_distance']:.1f} | {100 * row['accuracy']:.1f}"
+        assert f"| {name} | {numbers} |" in text

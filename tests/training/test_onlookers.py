@@ -40,7 +40,10 @@ def test_onlookers_that_raise_end_no_run(tmp_path, examples, monkeypatch, capsys
     heard = []
     good = SimpleNamespace(name="good", log=lambda values, step: heard.append(step), finish=broken)
     bad = SimpleNamespace(name="bad", log=broken, log_images=broken, finish=broken)
-    start = lambda accelerator, *_: setattr(accelerator, "trackers", [bad, good])  # noqa: E731
+
+    def start(accelerator, *_):
+        accelerator.trackers = [bad, good]
+
     monkeypatch.setattr("hf_ext.training.loop.start_trackers", start)
     monkeypatch.setattr("hf_ext.training.loop.plot_curves", broken)
     monkeypatch.setattr("PIL.Image.Image.save", broken)
