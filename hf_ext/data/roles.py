@@ -16,7 +16,10 @@ _TIME = re.compile(
     re.IGNORECASE,
 )
 # Times only where they rise from row to row: a month from 1 to 12 is a season, and t may be a temperature.
-_RISING = re.compile(r"(t|month|quarter|day|week|hour|minute|seconds?|period|index)", re.IGNORECASE)
+_RISING = re.compile(
+    r"(t|month|quarter|day|week|hour|minute|seconds?|sec|ms|period|index|cycles?|frames?|ticks?)([ _-]?(no|number))?",
+    re.IGNORECASE,
+)
 _SERIES = re.compile(
     r"(series|unique|item|case|subject|patient|sensor|unit|machine|sample|example|trial|recording|participant|person"
     r"|user|device|engine|store|id|ids|sid|group)([ _-]?(id|no|number))?",

@@ -195,7 +195,8 @@ def _mrconv(survey: Survey, gpu: bool) -> list[list[str]]:
                 []
                 if causal
                 else [
-                    "  # false: it does not look ahead, and answers while a stream comes in.",
+                    # With changes from step to step there is no stream.
+                    *([] if series else ["  # false: it does not look ahead, and answers while a stream comes in."]),
                     "  bidirectional: true",
                 ]
             ),

@@ -49,7 +49,7 @@ TABLES = {
     "windows.csv": ("\ufeff" + as_table(NAMES).replace("\n", "\r\n")).encode(),
     "windows_paths.csv": as_table(NAMES).replace("walk", ".\\walk"),
     "dots.csv": as_table(NAMES).replace("walk", "./walk"),
-    "elsewhere.csv": as_table(NAMES).replace("walk", "/home/me/walks/walk"),
+    "elsewhere.csv": as_table(NAMES).replace("walk", "/mnt/disk/walks/walk"),
     "capitals.csv": as_table(NAMES, ending=".CSV"),
     "commented.csv": "# by hand\n" + as_table(NAMES),
     "nested.jsonl": as_lines(NAMES).replace("}", ', "boxes": [[1, 2]]}'),

@@ -46,6 +46,8 @@ EITHER = {
     "time": (np.arange(ROWS) * 0.1, "--time time"),
     "seconds": (np.arange(ROWS) * 0.1, "--time seconds"),
     "timestamp": (1_700_000_000 + np.arange(ROWS) * 60, "--time timestamp"),
+    "cycle": (np.arange(ROWS) + 1, "--time cycle"),
+    "frame_no": (np.arange(ROWS) * 2, "--time frame_no"),
     "date": (pd.date_range("2024-01-15", periods=ROWS).astype(str), "--time date"),
     "subject": (np.repeat([1, 2, 3, 4], 6), "--series subject"),
     "machine_id": (np.repeat(["m1", "m2", "m3"], 8), "--series machine_id"),
