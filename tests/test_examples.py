@@ -21,9 +21,9 @@ from tests.kit.studies import write_photos, write_tweets
 
 ROOT = Path(__file__).resolve().parents[1]
 EMR = ROOT / "examples" / "emr"
-CLASSIFIER = ROOT / "examples" / "disentangled_dit" / "classifier.yaml"
+DIT = ROOT / "examples" / "disentangled_dit"
 # Not of the registered methods: launch configurations, a merge, and tasks that their examples define.
-OTHERS = {*(ROOT / "examples" / "accelerate").iterdir(), *EMR.glob("*.yaml"), CLASSIFIER}
+OTHERS = {*(ROOT / "examples" / "accelerate").iterdir(), *EMR.glob("*.yaml"), DIT / "classifier.yaml", DIT / "distill.yaml"}
 EXPERIMENTS = sorted(set((ROOT / "examples").glob("*/*.yaml")) - OTHERS)
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1"}
 
