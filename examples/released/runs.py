@@ -29,6 +29,9 @@ RUNS: dict[str, str | None] = {
     "super-resolution-x2": None,
     **dict.fromkeys((f"restore-tasks-{task}" for task in RESTORE_TASKS), "denoise-color"),
     "photo": "denoise-color",
+    "deblur": "denoise-color",
+    "derain": "denoise-color",
+    "demosaick": None,
     "cifar10": None,
 }
 

@@ -8,6 +8,7 @@ of them knows this rain, not yours.
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -87,8 +88,9 @@ def drops(image: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     return image * (1 - covered) + seen * covered
 
 
+Maker = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 # Which damage each picture of a folder has, in turn.
-MAKERS = {"deblur": (shake,), "weather": (rain, snow, drops)}
+MAKERS: dict[str, tuple[Maker, ...]] = {"deblur": (shake,), "weather": (rain, snow, drops)}
 
 
 def read_photo(path: Path) -> np.ndarray:
@@ -100,18 +102,23 @@ def read_photo(path: Path) -> np.ndarray:
         sys.exit(f"{path} is no picture that can be read ({error}): remove it, or give another folder.")
 
 
+def write_pairs(photos: list[Path], folder: Path, makers: tuple[Maker, ...], seed: tuple[int, ...]) -> None:
+    """Adds pairs to folder/lq and folder/hq: of each photograph one, its damage by the next of the makers."""
+    for part in ("lq", "hq"):
+        (folder / part).mkdir(exist_ok=True)
+    for index, path in enumerate(tqdm(photos, desc=folder.name, unit=" photos")):
+        clean = read_photo(path)
+        damaged = makers[index % len(makers)](clean / 255, np.random.default_rng((*seed, index)))
+        name = f"{path.stem}-{seed[0]}.png"
+        Image.fromarray(clean).save(folder / "hq" / name)
+        Image.fromarray(np.rint(damaged * 255).astype(np.uint8)).save(folder / "lq" / name)
+
+
 def make_pairs(photos: list[Path], out: Path, seed: int) -> None:
     """Writes both sets, each whole or not at all."""
     for kind, (name, makers) in enumerate(MAKERS.items()):
         with whole_folder(out / name, replace=False) as folder:
-            for part in ("lq", "hq"):
-                (folder / part).mkdir()
-            for index, path in enumerate(tqdm(photos, desc=name, unit=" photos")):
-                clean = read_photo(path)
-                generator = np.random.default_rng((seed, kind, index))
-                damaged = makers[index % len(makers)](clean / 255, generator)
-                Image.fromarray(clean).save(folder / "hq" / f"{path.stem}.png")
-                Image.fromarray(np.rint(damaged * 255).astype(np.uint8)).save(folder / "lq" / f"{path.stem}.png")
+            write_pairs(photos, folder, makers, (seed, kind))
 
 
 def main() -> None:
