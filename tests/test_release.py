@@ -271,3 +271,9 @@ def test_the_gallery_shows_what_the_models_do(load, row):
     for name in ("input", "psnr", "best_total_variation"):
         assert found[name] == pytest.approx(told[name], abs=0.05), name
     assert gallery.draw([{**found, "pictures": pictures}]).size == (780, 288)
+
+
+def test_the_figure_of_the_readme_has_the_numbers_of_the_study(load):
+    rows = {name: score for name, score, _ in load("front").read_merges()}
+    documentation = (EXAMPLES.parent / "docs" / "emr.md").read_text(encoding="utf-8")
+    assert f"{rows['six fine-tunes'] - rows['EMR-Merging']:.1f} points of accuracy on six" in documentation
