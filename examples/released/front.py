@@ -1,8 +1,8 @@
 """The figure of the README, one panel a method: `python examples/released/front.py` writes front.png.
 
 The photograph and the noise are the first row of gallery.py; the table is that of six picture tasks over three seeds
-(examples/emr/results/pictures); the grid shows the first pictures of the released cifar10, none chosen; the kernels are
-those of the last layer of spoken-digits, channel 0.
+(examples/emr/results/pictures); the grid shows the first pictures of the released cifar10, none chosen; the kernels
+are those of the last layer of spoken-digits, channel 0.
 """
 
 from pathlib import Path
