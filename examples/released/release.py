@@ -34,7 +34,8 @@ from hf_ext.metrics.images import Channel
 from hf_ext.metrics.psnr import psnr
 from hf_ext.mrconv import MRConvForAudioClassification
 from hf_ext.semanir import SemanIRForImageRestoration
-from hf_ext.tasks.degradations import gaussian_noise, matlab_bicubic
+from hf_ext.semanir.modeling_semanir import bilinear_demosaick
+from hf_ext.tasks.degradations import gaussian_noise, matlab_bicubic, mosaic
 from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training import build_task, evaluate_checkpoint
 from hf_ext.training.arguments import build
@@ -84,9 +85,12 @@ def halve(snapshot: Path, folder: Path) -> int:
 
 
 class LeavesItAsItIs(SemanIRTask):
-    """The task of a restorer that does nothing, or enlarges by bicubic: its scores are those of the input."""
+    """The task of a restorer that does nothing, enlarges by bicubic or demosaicks by bilinear interpolation."""
 
     def restore(self, model: Any, degraded: np.ndarray, top_k: int | None = None) -> np.ndarray:
+        if model.config.demosaicks:
+            pixels = torch.from_numpy(degraded).permute(2, 0, 1)[None]
+            return bilinear_demosaick(pixels)[0].permute(1, 2, 0).numpy().clip(0, 1)
         scale = model.config.scale
         return degraded if scale == 1 else np.clip(matlab_bicubic(degraded, scale), 0, 1)
 
@@ -103,7 +107,7 @@ def measure(name: str, folder: Path, release: Release) -> list[dict[str, Any]]:
             task = build(LeavesItAsItIs, arguments.task, "task")
             model = task.build_model({}, str(folder))
             scores = evaluate(task, model, open_source(source))
-            rows = [{**row, "baselines": {"input": scores[row["metric"]]}} for row in rows]
+            rows = [{**row, "baselines": {release.baseline: scores[row["metric"]]}} for row in rows]
         # `datasets` calls the only split of a folder train.
         results += [{**row, "dataset": title, "split": "test"} for row in rows]
     return results
@@ -130,9 +134,9 @@ def summarize(release: Release, results: list[dict[str, Any]]) -> str:
     for row in results:
         if row["metric"] in release.shown:
             metric, _, condition = row["name"].partition("), ")
-            beside = row.get("baselines", {}).get("input")
+            beside = row.get("baselines", {}).get(release.baseline)
             number = f"{100 * row['value']:.1f} %" if row["metric"] == "accuracy" else f"{row['value']:.2f}"
-            value = number + ("" if beside is None else f" (input {beside:.2f})")
+            value = number + ("" if beside is None else f" ({release.baseline} {beside:.2f})")
             title = f"{row['dataset']}, {metric}{')' if condition else ''}"
             parts.setdefault(title, []).append(f"{condition} {value}".strip())
     return "; ".join(f"{title}: {', '.join(values)}" for title, values in parts.items())
@@ -140,15 +144,17 @@ def summarize(release: Release, results: list[dict[str, Any]]) -> str:
 
 def restore_cat(folder: Path, task: str | None = None) -> float:
     """
-    PSNR of scikit-image's cat with noise of 25, in grey for a grey model, or shrunk for one that enlarges: a test
-    measures it without any data.
+    PSNR of scikit-image's cat with noise of 25, in grey for a grey model, shrunk for one that enlarges, a mosaic for
+    one that demosaicks: a test measures it without any data.
     """
     with task_checkpoint(str(folder), task) as checkpoint:
         model = SemanIRForImageRestoration.from_pretrained(checkpoint).eval()
     photo = Image.fromarray(skimage.data.chelsea()[:128, 200:328])
     mode, channel = ("RGB", "rgb") if model.config.num_channels_out == 3 else ("L", "gray")
     clean = np.asarray(photo.convert(mode)).reshape(128, 128, -1)
-    if model.config.scale > 1:
+    if model.config.demosaicks:
+        degraded = mosaic(clean).astype(np.float32) / 255
+    elif model.config.scale > 1:
         degraded = matlab_bicubic(clean, 1 / model.config.scale).astype(np.float32) / 255
     else:
         degraded = gaussian_noise(clean, 25.0, np.random.default_rng(0))

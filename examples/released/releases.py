@@ -8,6 +8,8 @@ from runs import RESTORE_TASKS
 
 BSDS = "BSDS500, 324 photographs (research and education)"
 MIXED = f"{BSDS}, and made pictures: flat colours, drawings, text"
+PAIRS = "pairs made by formulas of BSDS500, 324 photographs five times each (research and education)"
+DAMAGED = "68 photographs of BSDS500's test set, damaged by formulas"
 RESEARCH, TINY, SHARED = (
     "research and education, as BSDS500",
     "research, as CIFAR-10",
@@ -32,8 +34,9 @@ class Release:
         license (`str`): What the weights may be used for.
         tests (`dict[str, dict]`): Data set: overrides of the recipe that measure on it.
         shown (`str`): The metric of the table, in the words of `eval.json`'s names.
-        photos (`tuple[str, ...]`): Of the first test set, the pictures that the card shows: chosen by name, before any
-            result was seen.
+        shown_examples (`Sequence[int]`): Of the first test set, the places of the pictures that the card shows.
+        caption (`str`): The words below them.
+        baseline (`str`): The name of the score beside the model's.
     """
 
     task: str
@@ -43,6 +46,7 @@ class Release:
     shown: tuple[str, ...] = ("psnr",)
     shown_examples: Sequence[int] = (0, 20, 40)
     caption: str = "Degraded, restored, clean: photographs chosen by their place, before any result was seen"
+    baseline: str = "input"
 
 
 def noise(*sigmas: float) -> list[dict[str, Any]]:
@@ -144,6 +148,21 @@ RELEASES = {
         },
         ("psnr",),
         (0,),
+    ),
+    **{
+        name: Release(task, f"{PAIRS}, and made pictures", RESEARCH, {DAMAGED: on(f"data/{name}/test")})
+        for name, task in {
+            "deblur": "sharpens colour photographs that a moving camera blurred, by up to 14 pixels in made data",
+            "derain": "removes rain streaks and their mist from colour photographs; it has seen made rain alone",
+        }.items()
+    },
+    "demosaick": Release(
+        "makes a colour picture of an RGGB Bayer mosaic, without noise",
+        MIXED,
+        RESEARCH,
+        {"68 photographs of BSDS500's test set": on("data/photos/test")},
+        caption="Mosaic, demosaicked, clean: photographs chosen by their place, before any result was seen",
+        baseline="bilinear",
     ),
     "cifar10": Release(
         "draws pictures of 32 × 32 pixels of ten classes; the control of size makes them sharp or blurred, that of "
