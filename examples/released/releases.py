@@ -42,7 +42,7 @@ class Release:
     tests: dict[str, dict[str, Any]] = field(default_factory=dict)
     shown: tuple[str, ...] = ("psnr",)
     shown_examples: Sequence[int] = (0, 20, 40)
-    caption: str = "Degraded, restored, clean: photographs chosen by their place, before any result was seen"
+    caption: str = "Degraded, restored, clean: photographs chosen by their index, before any result was seen"
 
 
 def noise(*sigmas: float) -> list[dict[str, Any]]:
@@ -91,14 +91,14 @@ RELEASES = {
         ("psnr_jpeg_10", "psnr_jpeg_20", "psnr_jpeg_40"),
     ),
     "super-resolution-x2": Release(
-        "enlarges photographs twice that were shrunk by MATLAB's bicubic",
+        "doubles the height and width of photographs that were shrunk by MATLAB's bicubic",
         BSDS,
         RESEARCH,
         {"Set5": on("data/set5")},
         shown_examples=(0, 2, 4),
     ),
     "photo": Release(
-        "mends photographs as people have them: blurred, resized, noisy and compressed, in any order and strength",
+        "restores photographs with blur, resizing, noise and JPEG artefacts, in any order and strength",
         MIXED,
         RESEARCH,
         {
@@ -128,7 +128,8 @@ RELEASES = {
         shown_examples=(0, 7, 14),
     ),
     "restore-tasks": Release(
-        "four fine-tunes of denoise-color in one, a bit a weight each: strong noise, JPEG, blur and enlarged pictures",
+        "restores pictures with strong noise, JPEG artefacts, blur or low resolution; merged from four fine-tunes of "
+        "denoise-color, with one bit per weight for each",
         MIXED,
         RESEARCH,
         # Each task is measured on its own degradation.
@@ -146,19 +147,19 @@ RELEASES = {
         (0,),
     ),
     "cifar10": Release(
-        "draws pictures of 32 × 32 pixels of ten classes; the control of size makes them sharp or blurred, that of "
-        "crop moves them a little",
+        "generates pictures of ten classes, 32 × 32 pixels; the control of size changes their sharpness, that of crop "
+        "moves the content a little",
         "CIFAR-10, 50,000 pictures (its authors state no licence)",
         TINY,
-        caption="Eight pictures of each class, from the first noises, none chosen",
+        caption="Eight pictures of each class, from the first eight noises; none was selected",
     ),
     "spoken-digits": Release(
-        "hears which digit is spoken in a recording of 8 kHz, whole or as a stream",
+        "recognises the spoken digit in a recording of 8 kHz, whole or as a stream",
         "Free Spoken Digit Dataset, 2,640 recordings of six speakers (CC BY-SA 4.0)",
         SHARED,
         {"Free Spoken Digit Dataset, 300 recordings of the official test": {"data.eval.split": "test"}},
         ("accuracy",),
         range(300),
-        "True and predicted digit of the recordings of the test",
+        "True and predicted digits of the test recordings",
     ),
 }
