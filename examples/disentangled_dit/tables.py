@@ -18,7 +18,7 @@ VARIANTS = {
     "adaln-constant": "class in adaLN, controls constant",
 }
 ALPHAS = {"constant": "constant", **{f"alpha-{a}": f"α = {a}" for a in (1, 2, 4, 8)}}
-ZERO = {"zero": "begin at zero", "drawn": "begin drawn"}
+ZERO = {"zero": "zero", "drawn": "random"}
 PEERS = {
     "ours": "Disentangled DiT",
     "masked": "the same, masked-latent training",
@@ -45,7 +45,7 @@ def judge_table(row: dict[str, Any]) -> str:
         lines.append(
             [f"{side} × {side}", f"{100 * row['accuracy'][side]:.1f} %", *measured(real), str(real["images"])]
         )
-    header = ["real test pictures", "named rightly, of 10,000", *MEASURES, "of so many"]
+    header = ["real test pictures", "accuracy on 10,000", *MEASURES, "pictures"]
     return f"{table(header, lines)}\n\n{row['parameters']:,} parameters, {row['steps']:,} steps of 128 pictures."
 
 
@@ -80,7 +80,7 @@ def size_table(claim: dict[str, Any]) -> str:
     """Detail and accuracy, size by size."""
     lines, real = [], claim["real"]
     sources = {VARIANTS[name]: [row["control"] for row in rows] for name, rows in claim["rows"].items()}
-    for name, controls in {**sources, "real pictures made so small": [real]}.items():
+    for name, controls in {**sources, "real pictures reduced to this size": [real]}.items():
         line = [name]
         for index in range(len(real["sizes"])):
             energy = mean(control["high_frequency_energy"][index] for control in controls)
@@ -98,9 +98,9 @@ def cuts_table(rows: dict[str, Any]) -> str:
 
 
 def distance_table(found: dict[str, list[float]], sizes: tuple[int, ...] = (6, 8, 12, 16)) -> str:
-    """Feature distance against the size that was asked for."""
+    """Feature distance against the requested size."""
     lines = [[VARIANTS[name], *(f"{value:.2f}" for value in values)] for name, values in found.items()]
-    return table(["feature distance", *(f"{size} × {size} asked for" for size in sizes)], lines)
+    return table(["feature distance", *(f"{size} × {size} requested" for size in sizes)], lines)
 
 
 def transfer_table(rows: dict[str, Any]) -> str:
@@ -157,7 +157,7 @@ def blocks(result: dict[str, Any]) -> dict[str, str]:
     made = {name: write(result[part]) for name, (part, write) in BLOCKS.items() if part in result}
     if "judge" in result:
         row = result["judge"]
-        made["budget"] = f"{row['hardware']}; {result['seconds'] / 60:.0f} min in all, beside other work; "
+        made["budget"] = f"{row['hardware']}; {result['seconds'] / 60:.0f} min in all, on a busy machine; "
         made["budget"] += f"{version_list(row)}."
     return made
 

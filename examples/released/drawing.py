@@ -16,7 +16,7 @@ from PIL import Image
 DIT = Path(__file__).resolve().parents[1] / "disentangled_dit"
 JUDGE = DIT / "results" / "judge"
 PER_CLASS = 50
-# The guidance of `hf-ext sample`; with less the class is seen in fewer pictures.
+# The guidance of `hf-ext sample`; with less, the class is recognised in fewer pictures.
 SAMPLING: dict[str, Any] = {"num_inference_steps": 20, "guidance_scale": 4.0}
 # Behind this folder, whose modules go first.
 sys.path.append(str(DIT))
@@ -38,7 +38,7 @@ def judge_pictures(folder: Path, data: Path, per_class: int = PER_CLASS) -> tupl
     labels = np.tile(np.arange(CLASSES), per_class)
     made, real = judge.measure(generate_images(load(folder), labels.tolist(), **SAMPLING), labels), judge.real()
     pictures = f"{10 * per_class} pictures, {per_class} of each class"
-    names = {"accuracy": "accuracy by the judge", "feature_distance": "feature distance (not FID)"}
+    names = {"accuracy": "class recognised by a classifier", "feature_distance": "feature distance (not FID)"}
     results = [
         {
             "metric": metric,
@@ -53,8 +53,8 @@ def judge_pictures(folder: Path, data: Path, per_class: int = PER_CLASS) -> tupl
         for metric, name in names.items()
     ]
     scores = (
-        f"{pictures}: the class is seen in {100 * made['accuracy']:.1f} %, by a judge that names "
-        f"{100 * real['accuracy']:.1f} % of real ones rightly; feature distance {made['feature_distance']:.2f} "
+        f"{pictures}: a classifier recognises the class in {100 * made['accuracy']:.1f} %, in real pictures in "
+        f"{100 * real['accuracy']:.1f} %; feature distance {made['feature_distance']:.2f} "
         f"(real {real['feature_distance']:.2f})"
     )
     return results, scores

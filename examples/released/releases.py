@@ -8,8 +8,8 @@ from runs import RESTORE_TASKS
 
 BSDS = "BSDS500, 324 photographs (research and education)"
 MIXED = f"{BSDS}, and made pictures: flat colours, drawings, text"
-PAIRS = "pairs made by formulas of BSDS500, 324 photographs five times each (research and education)"
-DAMAGED = "68 photographs of BSDS500's test set, damaged by formulas"
+PAIRS = "synthetic pairs from BSDS500, 324 photographs five times each (research and education)"
+DAMAGED = "68 photographs of BSDS500's test set, with synthetic damage"
 RESEARCH, TINY, SHARED = (
     "research and education, as BSDS500",
     "research, as CIFAR-10",
@@ -45,7 +45,7 @@ class Release:
     tests: dict[str, dict[str, Any]] = field(default_factory=dict)
     shown: tuple[str, ...] = ("psnr",)
     shown_examples: Sequence[int] = (0, 20, 40)
-    caption: str = "Degraded, restored, clean: photographs chosen by their place, before any result was seen"
+    caption: str = "Degraded, restored, clean: photographs chosen by their index, before any result was seen"
     baseline: str = "input"
 
 
@@ -95,14 +95,14 @@ RELEASES = {
         ("psnr_jpeg_10", "psnr_jpeg_20", "psnr_jpeg_40"),
     ),
     "super-resolution-x2": Release(
-        "enlarges photographs twice that were shrunk by MATLAB's bicubic",
+        "doubles the height and width of photographs that were shrunk by MATLAB's bicubic",
         BSDS,
         RESEARCH,
         {"Set5": on("data/set5")},
         shown_examples=(0, 2, 4),
     ),
     "photo": Release(
-        "mends photographs as people have them: blurred, resized, noisy and compressed, in any order and strength",
+        "restores photographs with blur, resizing, noise and JPEG artefacts, in any order and strength",
         MIXED,
         RESEARCH,
         {
@@ -132,7 +132,8 @@ RELEASES = {
         shown_examples=(0, 7, 14),
     ),
     "restore-tasks": Release(
-        "four fine-tunes of denoise-color in one, a bit a weight each: strong noise, JPEG, blur and enlarged pictures",
+        "restores pictures with strong noise, JPEG artefacts, blur or low resolution; merged from four fine-tunes of "
+        "denoise-color, with one bit per weight for each",
         MIXED,
         RESEARCH,
         # Each task is measured on its own degradation.
@@ -152,32 +153,32 @@ RELEASES = {
     **{
         name: Release(task, f"{PAIRS}, and made pictures", RESEARCH, {DAMAGED: on(f"data/{name}/test")})
         for name, task in {
-            "deblur": "sharpens colour photographs that a moving camera blurred, by up to 14 pixels in made data",
-            "derain": "removes rain streaks and their mist from colour photographs; it has seen made rain alone",
+            "deblur": "sharpens colour photographs with motion blur of up to 14 pixels; it was trained on synthetic blur alone",
+            "derain": "removes rain streaks and mist from colour photographs; it was trained on synthetic rain alone",
         }.items()
     },
     "demosaick": Release(
-        "makes a colour picture of an RGGB Bayer mosaic, without noise",
+        "reconstructs a colour picture from an RGGB Bayer mosaic without noise",
         MIXED,
         RESEARCH,
         {"68 photographs of BSDS500's test set": on("data/photos/test")},
-        caption="Mosaic, demosaicked, clean: photographs chosen by their place, before any result was seen",
+        caption="Mosaic, demosaicked, clean: photographs chosen by their index, before any result was seen",
         baseline="bilinear",
     ),
     "cifar10": Release(
-        "draws pictures of 32 × 32 pixels of ten classes; the control of size makes them sharp or blurred, that of "
-        "crop moves them a little",
+        "generates pictures of ten classes, 32 × 32 pixels; the control of size changes their sharpness, that of crop "
+        "moves the content a little",
         "CIFAR-10, 50,000 pictures (its authors state no licence)",
         TINY,
-        caption="Eight pictures of each class, from the first noises, none chosen",
+        caption="Eight pictures of each class, from the first eight noises; none was selected",
     ),
     "spoken-digits": Release(
-        "hears which digit is spoken in a recording of 8 kHz, whole or as a stream",
+        "recognises the spoken digit in a recording of 8 kHz, whole or as a stream",
         "Free Spoken Digit Dataset, 2,640 recordings of six speakers (CC BY-SA 4.0)",
         SHARED,
         {"Free Spoken Digit Dataset, 300 recordings of the official test": {"data.eval.split": "test"}},
         ("accuracy",),
         range(300),
-        "True and predicted digit of the recordings of the test",
+        "True and predicted digits of the test recordings",
     ),
 }

@@ -211,8 +211,8 @@ def make_table(results: Path = RESULTS) -> str:
         sharpness = [f"{100 * row[part]['sharpness']:.0f}" for part in ("damaged", "restored")]
         begun = read_arguments(find_recipe(name), damage.values).init_from or "nothing"
         rows.append([name, begun, damage.shown, *scores, *sharpness, f"{row['core_minutes']:.0f}"])
-    header = ["", "begun from", "damaged", "its PSNR, dB", "restored", "its sharpness, %", "restored", "core minutes"]
-    return table(header, rows)
+    header = ["", "trained from", "input", "its PSNR, dB", "restored, dB", "its sharpness, %", "restored, %"]
+    return table([*header, "core minutes"], rows)
 
 
 if __name__ == "__main__":

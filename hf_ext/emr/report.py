@@ -239,21 +239,22 @@ def report_markdown(report: Mapping[str, Any]) -> str:
 
 
 _SINGLE = (
-    "Conflict is the share of elements where the task vector τ = W - W0 has the other sign than the merged model's, "
-    "then that of the weights themselves; cosine is that of both vectors; error is ‖τ - τ̂‖² / ‖τ‖², 0 for the task's "
-    "own checkpoint and 1 for the base."
+    "Conflict: share of elements where the task vector τ = W - W0 and that of the merged model differ in sign, then "
+    "the same for the weights. Cosine: cosine of both vectors. Error: ‖τ - τ̂‖² / ‖τ‖², which is 0 for the task's own "
+    "checkpoint and 1 for the base."
 )
 EXPLANATION = {
     False: _SINGLE,
-    True: f"λ is the rescaler, mask the share of its bits that are set. {_SINGLE} It is given for the unified task "
-    "vector, the masked one, the restored one (masked, times λ), and for 1-bit deltas (sign times mean magnitude of "
-    "each tensor), which take the room of the masks alone.",
+    True: f"λ: the rescaler. Mask: share of its bits that are set. {_SINGLE} The table has the error of the unified "
+    "task vector, of the masked one, of the restored one (masked, times λ), and of 1-bit deltas (sign times mean "
+    "magnitude of each tensor), which take the space of the masks alone.",
 }
 
 
 DELTAS_EXPLANATION = (
-    "λ is the median of the tensors' scales, kept the share of elements whose sign is kept; error is ‖τ - τ̂‖² / ‖τ‖² "
-    "of the task vector τ = W - W0, 0 for the task's own checkpoint and 1 for the base, beside that of 1-bit deltas."
+    "λ: median of the tensors' scales. Kept: share of elements whose sign is stored. Error: ‖τ - τ̂‖² / ‖τ‖² of the "
+    "task vector τ = W - W0, which is 0 for the task's own checkpoint and 1 for the base; next to it, that of 1-bit "
+    "deltas."
 )
 
 

@@ -178,11 +178,11 @@ def _notes(merge: Merge) -> list[str]:
     notes = []
     if frozen:
         notes.append(
-            f"Added later, without a vote in the unified model: {', '.join(frozen)}. It was left as it was, so that "
-            "the other tasks did not change; a new merge of all would restore these better."
+            f"Added later, without a vote in the unified model: {', '.join(frozen)}. The unified model was not "
+            "changed, and neither were the other tasks; a new merge of all would restore these tasks better."
         )
     if gone:
-        notes.append(f"Merged, and removed later: {', '.join(gone)}. The unified model still holds their votes.")
+        notes.append(f"Merged, and removed later: {', '.join(gone)}. The unified model still contains their votes.")
     return notes
 
 

@@ -1,4 +1,4 @@
-"""docs/data.md: what each block of *What lies there* shows is understood by the command before it."""
+"""docs/data.md: the command before each block reads the layout that the block shows."""
 
 import re
 import wave

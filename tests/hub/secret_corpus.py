@@ -314,7 +314,7 @@ PLACES: dict[str, Callable[[str], tuple[str, bytes]]] = {
         "README.md",
         f"---\nnote: >-\n  {_in_the_middle(text, chr(10) + '  ')}\n---\n".encode(),
     ),
-    "a line that goes on": lambda text: (
+    "a continued line": lambda text: (
         "README.md",
         f"    {_in_the_middle(text, chr(92) + chr(10) + '    ')}\n".encode(),
     ),
@@ -323,19 +323,19 @@ PLACES: dict[str, Callable[[str], tuple[str, bytes]]] = {
     "a binary file": lambda text: ("tokenizer.model", b"\x0a\xff\x00" + text.encode() + b"\x00\x12\xfe"),
     "a header of weights": lambda text: ("model.safetensors", _header(text)),
     "UTF-16": lambda text: ("README.md", f"# Mine\n\n{text}\n".encode("utf-16")),
-    "UTF-16 without a mark": lambda text: ("README.md", f"# Mine\n\n{text}\n".encode("utf-16-le")),
-    "UTF-16, the other way": lambda text: ("LICENSE", f"Mine\n\n{text}\n".encode("utf-16-be")),
+    "UTF-16 without a byte order mark": lambda text: ("README.md", f"# Mine\n\n{text}\n".encode("utf-16-le")),
+    "UTF-16, big endian": lambda text: ("LICENSE", f"Mine\n\n{text}\n".encode("utf-16-be")),
     "base64": lambda text: ("config.json", json.dumps({"note": base64.b64encode(text.encode()).decode()}).encode()),
-    "base64 for addresses": lambda text: (
+    "URL-safe base64": lambda text: (
         "README.md",
         b"# Mine\n\nx=" + base64.urlsafe_b64encode(f"note={text}".encode()) + b"\n",
     ),
-    "an address": lambda text: (
+    "a URL": lambda text: (
         "README.md",
         ("https://a.org/?q=" + "".join(f"%{each:02X}" for each in text.encode()) + "\n").encode(),
     ),
     "HTML": lambda text: ("README.md", ("<p>" + "".join(f"&#{ord(each)};" for each in text) + "</p>\n").encode()),
-    "letters without width": lambda text: ("README.md", f"# Mine\n\n{_in_the_middle(text, chr(0x200B))}\n".encode()),
+    "zero-width letters": lambda text: ("README.md", f"# Mine\n\n{_in_the_middle(text, chr(0x200B))}\n".encode()),
 }
 
 
@@ -355,35 +355,35 @@ DISGUISES: dict[str, Callable[[str], tuple[str, bytes]]] = {
     "HTML, hexadecimal": lambda text: _card("".join(f"&#x{ord(each):x};" for each in text)),
     "escapes of Python": lambda text: _card("".join(f"\\x{each:02x}" for each in text.encode())),
     "octal escapes": lambda text: _card("".join(f"\\{each:03o}" for each in text.encode())),
-    "an address, encoded twice": lambda text: _card("?q=" + "".join(f"%25{each:02X}" for each in text.encode())),
+    "a URL, encoded twice": lambda text: _card("?q=" + "".join(f"%25{each:02X}" for each in text.encode())),
     "base64 twice": lambda text: _card(base64.b64encode(base64.b64encode(f"note={text}".encode()))),
     "base32": lambda text: _card(base64.b32encode(f"note={text}".encode())),
     "hexadecimal": lambda text: _card(text.encode().hex()),
     "UTF-32": lambda text: ("README.md", f"# Mine\n\n{text}\n".encode("utf-32")),
-    "wide letters": lambda text: _card(
+    "full-width letters": lambda text: _card(
         _through(text, lambda word: "".join(chr(ord(each) + 0xFEE0) for each in word if each.isascii()))
     ),
     "soft hyphens": lambda text: _card(_in_the_middle(text, "\u00ad")),
-    "joiners": lambda text: _card(_in_the_middle(text, "\u2060")),
-    "strings that are added": lambda text: _card(_in_the_middle(f'x = "{text}"', '" + "')),
+    "word joiners": lambda text: _card(_in_the_middle(text, "\u2060")),
+    "added strings": lambda text: _card(_in_the_middle(f'x = "{text}"', '" + "')),
     "emphasis": lambda text: _card(_in_the_middle(text, "**")),
     "tags of HTML": lambda text: _card(_in_the_middle(text, "<wbr>")),
     "a comment of HTML": lambda text: _card(_in_the_middle(text, "<!-- -->")),
     "a table": lambda text: _card(f"| what | value |\n|---|---|\n| mine | {text.replace('|', '')} |"),
     "XML": lambda text: _card(f"<key>{text}</key>"),
-    "a picture's address": lambda text: _card(f"![x](https://a.org/?note={text})"),
+    "a picture's URL": lambda text: _card(f"![x](https://a.org/?note={text})"),
     "quoted-printable": lambda text: _card("".join(f"={each:02X}" for each in text.encode())),
     "a list of letters": lambda text: ("config.json", json.dumps({"note": list(text)}).encode()),
     "a list of numbers": lambda text: ("config.json", json.dumps({"note": list(text.encode())}).encode()),
     # An outsider's, of later still.
     "escapes of Markdown": lambda text: _card(re.sub(r"([_*.])", r"\\\1", text)),
-    "strings side by side": lambda text: _card(_in_the_middle(f"x = ('{text}')", "'\n     '")),
-    "a comment over lines": lambda text: _card(_in_the_middle(f"# {text}", "\n# ")),
-    "a quotation over lines": lambda text: _card(_in_the_middle(f"> {text}", "\n> ")),
-    "a long line in two": lambda text: _card(_in_the_middle("python train.py " * 5 + text, "\n")),
-    "strings of a template": lambda text: _card(_in_the_middle(f"x = '{text}'", "' ~ '")),
-    "colours": lambda text: _card(f"\x1b[31m{text}\x1b[0m"),
-    "a mark of UTF-16 before it": lambda text: (
+    "adjacent strings": lambda text: _card(_in_the_middle(f"x = ('{text}')", "'\n     '")),
+    "a comment of several lines": lambda text: _card(_in_the_middle(f"# {text}", "\n# ")),
+    "a quotation of several lines": lambda text: _card(_in_the_middle(f"> {text}", "\n> ")),
+    "a long line broken in two": lambda text: _card(_in_the_middle("python train.py " * 5 + text, "\n")),
+    "joined strings of a template": lambda text: _card(_in_the_middle(f"x = '{text}'", "' ~ '")),
+    "terminal colours": lambda text: _card(f"\x1b[31m{text}\x1b[0m"),
+    "after a byte order mark of UTF-16": lambda text: (
         "tokenizer.model",
         b"\xff\xfe" + text.encode() + b"\n" * (len(text.encode()) % 2),
     ),

@@ -106,7 +106,7 @@ def test_every_released_card_shows_its_picture_where_it_is_published(tmp_path):
         if not model.folder.joinpath("emr.json").is_file():
             out = stage(model.folder, tmp_path / model.name, repo_id=f"org/{model.name}")
             card = ModelCard.load(out / "README.md")
-            assert "![What it does](before_after.png)" in card.text and (out / "before_after.png").is_file()
+            assert "![Example outputs](before_after.png)" in card.text and (out / "before_after.png").is_file()
             assert "baseline |" in card.text or model.name == "spoken-digits"
             widgets[model.name] = card.data.to_dict().get("widget")
     # A sound would have to be given for an example of a classifier of sounds.
@@ -177,7 +177,7 @@ def test_a_partial_report_leaves_no_gap(snapshot, drop, how):
 @pytest.mark.parametrize(
     ("options", "present"),
     [
-        ({"shift_policy": "layer"}, "each stage holds two dictionaries"),
+        ({"shift_policy": "layer"}, "each stage selects its tokens twice"),
         ({"shift_policy": "stage"}, "Every second stage shifts"),
         ({"shift_policy": "none"}, "Windows are never shifted"),
         ({"similarity": "cosine"}, "the paper uses the inner product"),

@@ -15,10 +15,10 @@ from tests.hub.test_cards import assert_finished
 
 TINY = {"embed_dim": 8, "depths": [1], "num_heads": [1], "window_size": 4, "top_k": 8}
 MODELS = {
-    "colour": ({}, "restores colour images at their size"),
-    "grey": ({"num_channels": 1, "train_top_k": [4, 12]}, "restores grey images at their size"),
+    "colour": ({}, "restores colour images without changing their size"),
+    "grey": ({"num_channels": 1, "train_top_k": [4, 12]}, "restores grey images without changing their size"),
     "enlarging": ({"scale": 3}, "enlarges colour images 3 times"),
-    "demosaicking": ({"num_channels": 4, "num_channels_out": 3, "scale": 2}, "RGB images of raw RGGB Bayer mosaics"),
+    "demosaicking": ({"num_channels": 4, "num_channels_out": 3, "scale": 2}, "raw RGGB Bayer mosaics into RGB images"),
 }
 
 
