@@ -153,7 +153,7 @@ RELEASES = {
     **{
         name: Release(task, f"{PAIRS}, and made pictures", RESEARCH, {DAMAGED: on(f"data/{name}/test")})
         for name, task in {
-            "deblur": "sharpens colour photographs with motion blur of up to 14 pixels; it was trained on synthetic blur alone",
+            "deblur": "sharpens photographs with motion blur of up to 14 pixels; it was trained on synthetic blur alone",
             "derain": "removes rain streaks and mist from colour photographs; it was trained on synthetic rain alone",
         }.items()
     },
