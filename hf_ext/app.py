@@ -111,7 +111,7 @@ def build_app(models: dict[str, dict[str, str]], limits: Limits = LIMITS) -> gr.
                     lay_out(tab)
                 else:
                     gr.Markdown("There is no model for this tab. Give one: `hf-ext app MODEL`, a folder or org/name.")
-    # One request at a time has the memory; none goes past the queue.
+    # None goes past the queue.
     app.queue(max_size=WAITING, api_open=False)
     return app
 
@@ -180,7 +180,7 @@ def _draw_tab(tab: Tab) -> None:
                 "of the picture's own size. A control that did not vary in training has little effect."
             )
 
-    def run(name: str, *given: Any, bar: Any = gr.Progress()) -> Any:  # noqa: B008
+    def run(name: str, bar: Any = gr.Progress(), *given: Any) -> Any:  # noqa: B008
         begun = time.monotonic()
         drawn = tab.ask(draw, name, *given, bar=bar)
         done = f"**{name}** drew {COLUMNS} pictures of {given[0]!s:.60} twice"
@@ -271,7 +271,7 @@ def _merge_tab(tab: Tab) -> None:
         lines = [f"**{key}**: {value}" for key, value in found.items() if isinstance(value, str)]
         return (None if isinstance(one, str) else one), "\n\n".join(lines)
 
-    def run(name: str, *given: str | None, bar: Any = gr.Progress()) -> tuple[Any, ...]:  # noqa: B008
+    def run(name: str, bar: Any = gr.Progress(), *given: str | None) -> tuple[Any, ...]:  # noqa: B008
         begun = time.monotonic()
         found = tab.ask(answer_all, name, *given, limits=tab.limits, bar=bar)
         first = next(iter(found))

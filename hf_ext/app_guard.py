@@ -24,10 +24,10 @@ MAX_UPLOAD, MAX_JSON = 101 * 2**20, 4 * 2**20
 # What has text in it; pictures and sounds go through as they are.
 _TEXTS = ("application/json", "text/")
 # What the page and clients of its API call. gradio's other routes fetch addresses, write files that stay, start
-# programs, or run a function beside the queue and its limits.
+# programs. `run` answers for what has no queue alone: the examples.
 _API = re.compile(
-    r"/gradio_api/(?:app_id|call|cancel|heartbeat|info|login_check|openapi\.json|queue|reset|startup-events|stream"
-    r"|theme\.css|upload|upload_progress|user|file=.*)(?:/.*)?",
+    r"/gradio_api/(?:app_id|call|cancel|heartbeat|info|login_check|openapi\.json|queue|reset|run|startup-events"
+    r"|stream|theme\.css|upload|upload_progress|user|file=.*)(?:/.*)?",
     re.DOTALL,
 )
 _OTHERS = re.compile(r"/(?:gradio_api|monitoring|custom_component|runs|proxy|dev)(?:[/=].*)?", re.DOTALL)

@@ -117,7 +117,8 @@ ROUTES = [
 @pytest.mark.parametrize("path", ROUTES)
 @pytest.mark.parametrize("body", [None, b'{"data": []}'])
 def test_routes_that_the_page_does_not_need(address, path, body):
-    assert ask(f"{address}/{path}", body, Content_Type="application/json")[0] == 404
+    # What has a queue is not run beside it, and nothing is read there.
+    assert ask(f"{address}/{path}", body, Content_Type="application/json")[0] in (404, 405)
 
 
 FILES = [
