@@ -149,7 +149,7 @@ def _restore_tab(tab: Tab) -> None:
         )
         return pair(before, after), describe_restoration(name, before, after, share, time.monotonic() - begun)
 
-    button.click(run, [tab.model, picture, strength], [slider, said], **ONE)
+    button.click(run, [tab.model, picture, strength], [slider, said], show_progress_on=slider, **ONE)
 
 
 def _draw_tab(tab: Tab) -> None:
@@ -187,7 +187,13 @@ def _draw_tab(tab: Tab) -> None:
         how = f"in {given[5]:g} steps with guidance {given[6]:g} and seed {given[7]}"
         return drawn, f"{done}, {how}, in {time.monotonic() - begun:.1f} s."
 
-    button.click(run, [tab.model, label, size, top, left, flip, steps, guidance, seed], [result, said], **ONE)
+    button.click(
+        run,
+        [tab.model, label, size, top, left, flip, steps, guidance, seed],
+        [result, said],
+        show_progress_on=result,
+        **ONE,
+    )
 
     def choose(name: str) -> tuple[Any, ...]:
         names, takes = tab.ask(list_classes, name), list_controls(tab.sources[name])
@@ -286,7 +292,7 @@ def _merge_tab(tab: Tab) -> None:
         return {}, tasks, [], None, "", "", *inputs, gr.Textbox(visible="text" in takes)
 
     shown = [answers, task, every, slider, said, done]
-    button.click(run, [tab.model, picture, sound, text], shown, **ONE)
+    button.click(run, [tab.model, picture, sound, text], shown, show_progress_on=every, **ONE)
     task.input(show, [answers, task], [slider, said])
     tab.model.input(choose, tab.model, [*shown, picture, sound, text])
 
