@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import posixpath
+import re
 import secrets
 from collections.abc import Iterable
+from typing import Any
 from urllib.parse import quote
 
 from gradio.utils import get_upload_folder
@@ -15,8 +19,26 @@ from hf_ext.embedded_hub.access import Access
 from hf_ext.embedded_hub.errors import HubError
 
 OWN_NAMES = ("127.0.0.1", "localhost", "[::1]")
+# Bytes of an upload, and of what else a browser sends.
+MAX_UPLOAD, MAX_JSON = 101 * 2**20, 4 * 2**20
 # What has text in it; pictures and sounds go through as they are.
 _TEXTS = ("application/json", "text/")
+# What the page and clients of its API call. gradio's other routes fetch addresses, write files that stay, start
+# programs. `run` answers for what has no queue alone: the examples.
+_API = re.compile(
+    r"/gradio_api/(?:app_id|call|cancel|heartbeat|info|login_check|openapi\.json|queue|reset|run|startup-events"
+    r"|stream|theme\.css|upload|upload_progress|user|file=.*)(?:/.*)?",
+    re.DOTALL,
+)
+_OTHERS = re.compile(r"/(?:gradio_api|monitoring|custom_component|runs|proxy|dev)(?:[/=].*)?", re.DOTALL)
+
+
+class Refused(Exception):
+    """A request that is not answered: status and sentence."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
 
 
 class Guard:
@@ -36,32 +58,89 @@ class Guard:
         self._folder, self._alias = folder.encode(), f"/{secrets.token_hex(len(folder))[: len(folder) - 1]}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            # The page uses none.
+            await send({"type": "websocket.close", "code": 1008})
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
+        begun = False
+
+        async def answer(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
         try:
-            if self._access is not None:
-                self._access.base_url(headers, scope["server"])
-        except HubError as error:
-            await PlainTextResponse(error.message, error.status)(scope, receive, send)
+            headers = Headers(scope=scope)
+            self._check_names(headers, scope["server"])
+            path = self._find_path(scope["path"])
+            is_json = headers.get("Content-Type", "").lower().startswith("application/json")
+            receive = self._bounded(receive, MAX_JSON if is_json else MAX_UPLOAD)
+            if is_json:
+                receive = await self._read(receive)
+            await self._app({**scope, "path": path, "raw_path": quote(path).encode()}, receive, self._hide(answer))
+        except Refused as error:
+            if not begun:
+                await PlainTextResponse(str(error), error.status)(scope, receive, send)
+
+    def _check_names(self, headers: Headers, server: Any) -> None:
+        """Refuses other names of the server, also of a proxy before it, and other sites' pages."""
+        if self._access is None:
             return
+        try:
+            self._access.base_url(headers, server)
+            for host in headers.getlist("X-Forwarded-Host"):
+                self._access.base_url(Headers({"Host": host}), server)
+        except HubError as error:
+            raise Refused(error.status, error.message) from error
+        # Browsers say so of pictures and scripts too, for which they send no Origin. A link may lead here.
+        other = headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
+        if other and headers.get("Sec-Fetch-Dest") != "document":
+            raise Refused(403, "requests of web pages of another origin are refused")
+
+    def _find_path(self, path: str) -> str:
+        """The path of the application for one of a browser."""
         folder, alias = self._folder.decode(), self._alias.decode()
-        path = scope["path"].replace(alias, folder)
-        inside = {**scope, "path": path, "raw_path": quote(path).encode()}
-        if headers.get("Content-Type", "").startswith("application/json"):
-            receive = await self._read(receive)
-        await self._app(inside, receive, self._hide(send))
+        if _OTHERS.fullmatch(path) and not _API.fullmatch(path):
+            raise Refused(404, "the app does not have this address")
+        before, file, name = path.partition("/gradio_api/file=")
+        if not file:
+            return path
+        if not name.startswith(f"{alias}/") or posixpath.normpath(name) != name:
+            raise Refused(403, "this is no file of the page: only files that it showed or got are sent")
+        return f"{before}{file}{name.replace(alias, folder, 1)}"
+
+    def _bounded(self, receive: Receive, most: int) -> Receive:
+        """The way in, which ends when more has come than allowed."""
+        size = 0
+
+        async def give() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > most:
+                raise Refused(413, f"a request of this kind may have {most / 2**20:g} MB; send less")
+            return message
+
+        return give
 
     async def _read(self, receive: Receive) -> Receive:
         """The whole body, so that no name is cut in two, as the only message."""
-        message, body = await receive(), b""
+        message, body = await receive(), bytearray()
         while message["type"] == "http.request":
             body += message.get("body", b"")
             if not message.get("more_body"):
                 break
             message = await receive()
-        waiting = [{**message, "body": body.replace(self._alias, self._folder)}]
+        try:
+            fetches = _names_address(json.loads(body or b"null"))
+        except (ValueError, RecursionError) as error:
+            raise Refused(400, "the body is no JSON that can be read") from error
+        if fetches:
+            raise Refused(400, "files of other addresses are not fetched: upload them")
+        waiting = [{**message, "body": bytes(body).replace(self._alias, self._folder)}]
 
         async def give() -> Message:
             return waiting.pop() if waiting else await receive()
@@ -81,3 +160,13 @@ class Guard:
             await send(message)
 
         return give
+
+
+def _names_address(value: Any) -> bool:
+    """Tells if a file of a request is an address, which gradio would fetch."""
+    if isinstance(value, list):
+        return any(map(_names_address, value))
+    if not isinstance(value, dict):
+        return False
+    path = value.get("path")
+    return isinstance(path, str) and "://" in path or any(map(_names_address, value.values()))

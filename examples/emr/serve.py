@@ -8,9 +8,9 @@
 
 The body is a text, a picture file, or for tasks that hear a JSON list of numbers at the model's rate. There is one set
 of weights, so requests take turns: a turn is one classification, one picture, or at most 32 tokens of a text, and then
-the next request has its turn. A short request never waits for a long text of another client. What a client asked for
-that has left ends with the turn that runs. Only this machine's names are answered, and those of --allowed-host. For
-one task, `hf-ext emr export` and `transformers serve` do more.
+the next request has its turn. A short request never waits for a long text of another client. A request ends when its
+client leaves, and when it has used the time or the memory of --seconds and --gigabytes. Only this machine's names are
+answered, and those of --allowed-host. For one task, `hf-ext emr export` and `transformers serve` do more.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from typing import Any
 import uvicorn
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import Response
+from starlette.requests import ClientDisconnect
 
-from hf_ext.answers.limits import Clock, Limits, TookTooLong
+from hf_ext.answers.limits import ClientLeft, Clock, Limits, TookTooLong
 from hf_ext.answers.merged_task import AnsweringTask
 from hf_ext.embedded_hub.access import Access
 from hf_ext.embedded_hub.errors import HubError
@@ -37,12 +38,9 @@ from hf_ext.hub.disclosure import cut_folders
 from hf_ext.restoration.encoding import Frames, encode_frames
 from hf_ext.restoration.files import read_8_bits
 
-TURN_TOKENS, MAX_BYTES, MAX_WAITING = 32, 64 * 2**20, 64
+# Tokens of a turn; bytes of a body, all of which may be held at once; requests; seconds between looks for a client.
+TURN_TOKENS, MAX_BYTES, MAX_WAITING, POLL = 32, 64 * 2**20, 32, 0.1
 OWN_NAMES = ("127.0.0.1", "localhost", "[::1]")
-
-
-class Left(Exception):
-    """The client has gone."""
 
 
 class Turns:
@@ -52,7 +50,7 @@ class Turns:
         self._lock, self._limits, self.waiting = asyncio.Lock(), limits, 0
 
     async def take(self, request: Request, clock: Clock, work: Callable[[], Any]) -> Any:
-        """One turn, unless the client is gone when it comes; it ends when the time of the request is over."""
+        """One turn; it ends when the time of the request is over or its client has left."""
 
         def run() -> Any:
             clock.check()
@@ -60,14 +58,17 @@ class Turns:
                 return work()
 
         async with self._lock:
-            if await request.is_disconnected():
-                raise Left
-            # Shielded: nobody else may begin before the thread ends.
+            left = await request.is_disconnected()
+            clock.left = lambda: left
             running = asyncio.ensure_future(asyncio.to_thread(run))
             try:
-                return await asyncio.shield(running)
+                # Nobody else may begin before the thread ends.
+                while not (await asyncio.wait([running], timeout=POLL))[0]:
+                    left = left or await request.is_disconnected()
+                return await running
             except asyncio.CancelledError:
-                await asyncio.wait([running])
+                left = True
+                await asyncio.gather(running, return_exceptions=True)
                 raise
 
     @contextlib.asynccontextmanager
@@ -77,13 +78,16 @@ class Turns:
             raise HTTPException(503, "too many requests are waiting; try again later")
         self.waiting += 1
         try:
-            yield self._limits.clock()
-        except Left:
+            async with asyncio.timeout(self._limits.seconds):
+                yield self._limits.clock()
+        except (ClientLeft, ClientDisconnect):
             raise HTTPException(499, "the client has left") from None
-        except TookTooLong as error:
-            raise HTTPException(504, str(error)) from error
-        except (ValueError, TypeError) as error:
-            raise HTTPException(400, cut_folders(str(error))) from error
+        except (TookTooLong, TimeoutError) as error:
+            raise HTTPException(504, str(error) or f"not done after {self._limits.seconds:g} s") from error
+        except (ValueError, TypeError, RecursionError) as error:
+            raise HTTPException(400, cut_folders(str(error))[:1000]) from error
+        except (RuntimeError, OSError, MemoryError) as error:
+            raise HTTPException(500, cut_folders(str(error))[:1000] or "memory is full") from error
         finally:
             self.waiting -= 1
 
@@ -96,7 +100,7 @@ def make_app(emr: EMRModel, access: Access, limits: Limits, tokens: int = 1024) 
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(guard)])
     turns = Turns(limits)
-    tasks = {name: AnsweringTask(emr, name) for name in emr.tasks}
+    tasks = {name: AnsweringTask(emr, name, limits.gigabytes) for name in emr.tasks}
 
     def find(name: str, kind: str) -> AnsweringTask:
         if name not in tasks:
@@ -112,32 +116,30 @@ def make_app(emr: EMRModel, access: Access, limits: Limits, tokens: int = 1024) 
     @app.post("/classify/{name}")
     async def classify(name: str, request: Request) -> dict[str, Any]:
         task = find(name, "classification")
-        data = await read_body(request)
         async with turns.request() as clock:
-            given = read_input(task, data, limits)
-            label, probabilities = await turns.take(request, clock, partial(task.classify, given))
+            work = partial(classify_body, task, await read_body(request), limits)
+            label, probabilities = await turns.take(request, clock, work)
         return {"label": label, "probabilities": probabilities}
 
     @app.post("/restore/{name}")
     async def restore(name: str, request: Request) -> Response:
         find(name, "restoration")
-        data = await read_body(request)
         async with turns.request() as clock:
-            done = await turns.take(request, clock, partial(restore_file, emr, name, data, limits))
-        return Response(done, media_type="image/png")
+            work = partial(restore_file, emr, name, await read_body(request), limits)
+            return Response(await turns.take(request, clock, work), media_type="image/png")
 
     @app.post("/generate/{name}")
     async def generate(name: str, request: Request, max_tokens: int = 64, temperature: float = 0.0) -> dict[str, Any]:
-        task, data = find(name, "generation"), await read_body(request)
+        task = find(name, "generation")
         if not 1 <= max_tokens <= tokens or not 0 <= temperature <= 2:
             raise HTTPException(400, f"max_tokens must be from 1 to {tokens}, and temperature from 0 to 2")
         how = {"do_sample": True, "temperature": temperature} if temperature else {}
         async with turns.request() as clock:
-            prompt, made, ended = task.encode(data.decode(), max_tokens)["input_ids"], [], False
+            text, made, ended = (await read_body(request)).decode(), [], False
+            prompt = (await turns.take(request, clock, partial(task.encode, text, max_tokens)))["input_ids"]
             while len(made) < max_tokens and not ended:
                 count = min(TURN_TOKENS, max_tokens - len(made))
-                turn = partial(task.generate, prompt, list(made), count, **how)
-                new, ended = await turns.take(request, clock, turn)
+                new, ended = await turns.take(request, clock, partial(task.generate, prompt, [*made], count, **how))
                 made += new
             return {"text": task.decode(made), "tokens": len(made), "ended": ended}
 
@@ -156,19 +158,19 @@ def require_allowed(request: Request, access: Access) -> None:
 
 async def read_body(request: Request) -> bytes:
     """The body, of which no more than the limit is read."""
-    data = b""
+    data = bytearray()
     async for part in request.stream():
         data += part
         if len(data) > MAX_BYTES:
             raise HTTPException(413, f"the body has more than {MAX_BYTES:,} bytes")
-    return data
+    return bytes(data)
 
 
-def read_input(task: AnsweringTask, data: bytes, limits: Limits) -> Any:
-    """The input of a classifier, read from a request body."""
+def classify_body(task: AnsweringTask, data: bytes, limits: Limits) -> Any:
+    """The label and the probabilities of a request body."""
     if task.reads == "Image":
-        return read_8_bits(data, limits.megapixels)
-    return data.decode() if task.reads == "Sequence" else json.loads(data)
+        return task.classify(read_8_bits(data, limits.megapixels))
+    return task.classify(data.decode() if task.reads == "Sequence" else json.loads(data))
 
 
 def restore_file(emr: EMRModel, name: str, data: bytes, limits: Limits) -> bytes:
@@ -188,7 +190,7 @@ def main() -> None:
     parser.add_argument("--allowed-host", action="append", default=[], help="a further name by which clients call it")
     parser.add_argument("--device")
     parser.add_argument("--megapixels", type=float, default=16.0, help="of a picture")
-    parser.add_argument("--gigabytes", type=float, default=4.0, help="of memory for a picture")
+    parser.add_argument("--gigabytes", type=float, default=4.0, help="of memory for a request")
     parser.add_argument("--tokens", type=int, default=1024, help="of a text that is generated")
     parser.add_argument("--seconds", type=float, default=120.0, help="from a request's beginning to its end")
     words = parser.parse_args()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,31 +22,83 @@ from ..restoration.files import read_image
 from ..restoration.tiles import bytes_needed, restore_image
 from ..semanir import SemanIRForImageRestoration
 
+# Seconds between two looks at the memory of the process.
+_PAUSE = 0.1
+# Bytes of memory for a sample of a sound: its number when read, of one channel, resampled, and as a tensor.
+_SAMPLE = 16
+
 
 class TookTooLong(UsageError):
     """A request that was not done in its time."""
 
 
+class TookTooMuch(UsageError):
+    """A request that needed more memory than allowed."""
+
+
+class ClientLeft(Exception):
+    """A request whose client has closed its connection."""
+
+
+def _never() -> bool:
+    return False
+
+
+def _nothing() -> None:
+    pass
+
+
 class Clock(TorchFunctionMode):
-    """The time of one request: `with clock:` ends what is computed inside once it is over."""
+    """
+    The time of one request: `with clock:` ends what is computed inside once it is over.
+
+    Args:
+        seconds (`float`): The time.
+        gigabytes (`float`, *optional*): The most by which the memory of the process may grow, where Linux tells it.
+        left (`Callable[[], bool]`, *optional*): Tells that the client has left, which ends the request too.
+
+    Attributes:
+        work (`int`): Numbers that torch has computed so far, a measure of how much is done.
+        watch (`Callable[[], None]`): Called ten times a second at most.
+    """
 
     # No thread can be stopped from outside. But every call of torch in this thread, and in no other, goes through
     # here, and a model makes thousands of them: the next one after the end raises.
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, gigabytes: float = math.inf, left: Callable[[], bool] = _never) -> None:
         super().__init__()
-        self.seconds, self.end = seconds, time.monotonic() + seconds
+        self.seconds, self.end, self.gigabytes, self.left = seconds, time.monotonic() + seconds, gigabytes, left
+        self._before, self._next = resident_bytes(), 0.0
+        self.work, self.watch = 0, _nothing
 
     def check(self) -> None:
-        """Raises an error if the time is over."""
-        if time.monotonic() > self.end:
+        """Raises an error if the time is over, the memory used up, or the client gone."""
+        now = time.monotonic()
+        if now > self.end:
             raise TookTooLong(f"not done after {self.seconds:g} s, which is all that a request has; ask for less.")
+        if self.left():
+            raise ClientLeft("the client has left")
+        if now >= self._next:
+            self._next = now + _PAUSE
+            self.watch()
+            if (resident_bytes() - self._before) / 1e9 > self.gigabytes:
+                raise TookTooMuch(f"the request needs more than {self.gigabytes:g} GB of memory; ask for less.")
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # A graph that is being compiled has no time: what runs it goes through here again.
         if not torch.compiler.is_compiling():
             self.check()
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.work += result.numel()
+        return result
+
+
+def resident_bytes() -> int:
+    """Memory that this process holds; 0 where the system has no `/proc`."""
+    with suppress(OSError):
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
 
 
 @dataclass(frozen=True)
@@ -52,7 +108,8 @@ class Limits:
 
     Args:
         megapixels (`float`): Of a picture, which is refused before it is decoded.
-        gigabytes (`float`): Of memory for a picture, by the estimate that chooses tiles.
+        gigabytes (`float`): Of memory: for a picture or a sound by an estimate before the work begins, and in any
+            request by the growth of the process.
         seconds (`float`): From the beginning to the end of its computation.
     """
 
@@ -65,20 +122,30 @@ class Limits:
             if not value > 0:
                 raise UsageError(f"{name} must be above 0, got {value:g}.")
 
-    def clock(self) -> Clock:
-        """The time of a request that begins now."""
-        return Clock(self.seconds)
+    def clock(self, left: Callable[[], bool] = _never) -> Clock:
+        """The time of a request that begins now; `left` tells that its client has left."""
+        return Clock(self.seconds, self.gigabytes, left)
 
     def read(self, source: Source) -> Picture:
         """A picture that is not larger than allowed."""
         return read_image(source, self.megapixels)
+
+    def check_sound(self, channels: int, samples: int, rate: int, wanted: int) -> None:
+        """Refuses a sound that would need more memory than allowed, read and brought to the rate `wanted`."""
+        # A header may claim any rate, and a few bytes of FLAC hold minutes of silence.
+        needed = samples * (4 * channels + _SAMPLE * max(1.0, wanted / max(1, rate))) / 1e9
+        if needed > self.gigabytes:
+            raise TookTooMuch(
+                f"a sound of {samples / max(1, rate):.0f} s with {channels} channels needs about {needed:.3g} GB of "
+                f"memory, and a request may take {self.gigabytes:g} GB; send a shorter one."
+            )
 
     def restore(self, model: SemanIRForImageRestoration, pixels: np.ndarray, **options: Any) -> np.ndarray:
         """[`restore_image`] of what does not need more memory than allowed."""
         height, width = pixels.shape[:2]
         needed = bytes_needed(model, height, width) / 1e9
         if needed > self.gigabytes:
-            raise UsageError(
+            raise TookTooMuch(
                 f"a picture of {width} x {height} pixels needs about {needed:.3g} GB of memory with this model, and a "
                 f"request may take {self.gigabytes:g} GB; send a smaller one."
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,12 @@ class AnsweringTask:
     A task of a merge, with what turns a text, a picture or a sound into the input of its model.
 
     `kind` is `"classification"`, `"generation"` or `"restoration"`; any other model is refused by a `ValueError`.
-    `reads` is `"Sequence"`, `"Image"` or `"Audio"`.
+    `reads` is `"Sequence"`, `"Image"` or `"Audio"`. A text whose attention may need more than `gigabytes`
+    is refused.
     """
 
-    def __init__(self, emr: EMRModel, name: str) -> None:
-        self._emr, self.name = emr, name
+    def __init__(self, emr: EMRModel, name: str, gigabytes: float = math.inf) -> None:
+        self._emr, self.name, self._gigabytes = emr, name, gigabytes
         if emr.weights.manifest.library != "transformers":
             raise ValueError(f"task {name!r} is of {emr.weights.manifest.library}; only transformers models answer")
         with tempfile.TemporaryDirectory() as place:
@@ -50,6 +52,7 @@ class AnsweringTask:
         limits = [getattr(text, key, None) for key in ("max_position_embeddings", "n_positions")]
         limits.append(getattr(self.reader, "model_max_length", None))
         self.limit = min([limit for limit in limits if isinstance(limit, int)], default=None)
+        self._heads = getattr(text, "num_attention_heads", 1)
 
     def _load_reader(self, place: str) -> Any:
         kind = "tokenizer" if self.reads == "Sequence" else f"{self.reads.lower()} processor"
@@ -99,6 +102,13 @@ class AnsweringTask:
         if not count or (self.limit is not None and count + room > self.limit):
             raise ValueError(
                 f"the text has {count} tokens, and {room} are to come; task {self.name!r} takes 1 to {self.limit}"
+            )
+        # Scores and weights of a layer, which some models hold for all pairs of tokens.
+        needed = 8 * self._heads * (count + room) ** 2 / 1e9
+        if needed > self._gigabytes:
+            raise ValueError(
+                f"the text has {count} tokens, whose attention may need {needed:.3g} GB; a request may take "
+                f"{self._gigabytes:g} GB"
             )
         return found
 

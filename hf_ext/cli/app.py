@@ -39,7 +39,7 @@ Four NeurIPS 2024 methods on small models that run on a CPU; made by `hf-ext app
     help="Another host name for browsers. Repeatable.",
 )
 @click.option("--megapixels", default=50.0, show_default=True, type=ABOVE_0, help="Largest picture.")
-@click.option("--gigabytes", default=8.0, show_default=True, type=ABOVE_0, help="Most memory for a picture.")
+@click.option("--gigabytes", default=8.0, show_default=True, type=ABOVE_0, help="Most memory for a request.")
 @click.option("--seconds", default=600.0, show_default=True, type=ABOVE_0, help="Longest duration of a request.")
 @click.option(
     "--space",
@@ -78,8 +78,8 @@ def serve(
 ) -> None:
     """Serves the app until Ctrl-C."""
     from hf_ext.answers.limits import Limits
-    from hf_ext.app import find_models
     from hf_ext.app import serve as run
+    from hf_ext.app_work import find_models
 
     run(find_models(sources), Limits(**limits), allowed_hosts, server_name=host, server_port=port)
 

@@ -23,6 +23,7 @@ from PIL import Image
 
 import hf_ext
 from hf_ext import EMRModel, SemanIRForImageRestoration, app, restore_image
+from hf_ext import app_work as work
 from hf_ext.answers.limits import Limits
 from hf_ext.audio_stream import Listener, Stream
 from hf_ext.hub.released import list_released
@@ -76,7 +77,7 @@ def write_sound(path: Path, rate: int = 8000) -> np.ndarray:
 
 def test_each_model_has_its_tab(dit, tmp_path):
     Path(tmp_path, "snapshot").symlink_to(dit)
-    models = app.find_models([dit, str(tmp_path / "snapshot")])
+    models = work.find_models([dit, str(tmp_path / "snapshot")])
     others = {"restore-tasks", "spoken-digits", "cifar10"}
     assert set(models["restore"]) == {model.name for model in list_released()} - others
     # Others need not know where a folder lies.
@@ -85,13 +86,13 @@ def test_each_model_has_its_tab(dit, tmp_path):
     assert models["listen"] == {"spoken-digits": str(hf_ext.released("spoken-digits"))}
     Path(tmp_path, "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
     with refused(ValueError, "BertModel"):
-        app.find_models([str(tmp_path)])
+        work.find_models([str(tmp_path)])
 
 
 @pytest.mark.parametrize("strength", [1.0, 0.5])
 def test_a_picture_is_restored_as_by_the_api(photo, strength):
     source = str(hf_ext.released("denoise-color"))
-    before, after = app.restore(source, str(photo), strength)
+    before, after = work.restore(source, str(photo), strength)
     pixels = np.asarray(Image.open(photo))
     model = SemanIRForImageRestoration.from_pretrained(source).eval()
     assert np.array_equal(np.asarray(before), pixels)
@@ -99,7 +100,7 @@ def test_a_picture_is_restored_as_by_the_api(photo, strength):
 
 
 def test_a_model_that_enlarges_takes_no_strength_and_the_slider_shows_one_size(photo):
-    before, after = app.restore(str(hf_ext.released("super-resolution-x2")), str(photo), 0.5)
+    before, after = work.restore(str(hf_ext.released("super-resolution-x2")), str(photo), 0.5)
     assert before.size == after.size == (80, 48)
 
 
@@ -108,30 +109,30 @@ def test_drawing_varies_the_controls_and_nothing_else(dit):
     pipeline.set_progress_bar_config(disable=True)
     rows = []
     for controls in ({}, {"original_size": (16, 16), "crop": (4, 2), "flip": True}):
-        noise = [torch.Generator().manual_seed(7 * 100_003 + column) for column in range(app.COLUMNS)]
+        noise = [torch.Generator().manual_seed(7 * 100_003 + column) for column in range(work.COLUMNS)]
         settings = {"num_inference_steps": 2, "guidance_scale": 3.0, "generator": noise, **controls}
-        rows.append(pipeline(class_labels=["dog"] * app.COLUMNS, **settings).images)
-    drawn = app.draw(dit, "dog", 2, 0.5, 0.25, True, 2, 3.0, 7)
-    assert np.array_equal(np.asarray(drawn), np.asarray(draw_grid(rows, ["usual", "yours"], app.SIDE)))
+        rows.append(pipeline(class_labels=["dog"] * work.COLUMNS, **settings).images)
+    drawn = work.draw(dit, "dog", 2, 0.5, 0.25, True, 2, 3.0, 7)
+    assert np.array_equal(np.asarray(drawn), np.asarray(draw_grid(rows, ["usual", "yours"], work.SIDE)))
     assert not np.array_equal(*[np.asarray(row[0]) for row in rows])
-    assert app.list_classes(dit) == ["cat", "dog", "ship"]
+    assert work.list_classes(dit) == ["cat", "dog", "ship"]
     with refused(ValueError, "class or text"):
-        app.draw(dit, "", 1, 0, 0, False, 2, 3.0, 0)
+        work.draw(dit, "", 1, 0, 0, False, 2, 3.0, 0)
 
 
 @pytest.mark.parametrize("known", [(), ("crop",), ("original_size", "flip")])
 def test_a_model_gets_the_controls_that_it_knows(known, tmp_path):
     source = make_dit(tmp_path / "dit", control_alpha=dict.fromkeys(known, 1.0))
     given = {"original_size": (16, 16), "crop": (4, 2), "flip": True}
-    pipeline = app.load_drawer(source)
+    pipeline = work.load_drawer(source)
     rows = []
     for controls in ({}, {name: given[name] for name in known}):
-        noise = [torch.Generator().manual_seed(column) for column in range(app.COLUMNS)]
+        noise = [torch.Generator().manual_seed(column) for column in range(work.COLUMNS)]
         settings = {"num_inference_steps": 2, "guidance_scale": 3.0, "generator": noise, **controls}
-        rows.append(pipeline(class_labels=["dog"] * app.COLUMNS, **settings).images)
-    drawn = app.draw(source, "dog", 2, 0.5, 0.25, True, 2, 3.0, 0)
-    assert np.array_equal(np.asarray(drawn), np.asarray(draw_grid(rows, ["usual", "yours"], app.SIDE)))
-    page = app.build_app({tab: {"dit": source} if tab == "draw" else {} for tab in app.TABS})
+        rows.append(pipeline(class_labels=["dog"] * work.COLUMNS, **settings).images)
+    drawn = work.draw(source, "dog", 2, 0.5, 0.25, True, 2, 3.0, 0)
+    assert np.array_equal(np.asarray(drawn), np.asarray(draw_grid(rows, ["usual", "yours"], work.SIDE)))
+    page = app.build_app({tab: {"dit": source} if tab == "draw" else {} for tab in work.TABS})
     shown = {
         block.label: block.visible for block in page.blocks.values() if isinstance(block, gr.Slider | gr.Checkbox)
     }
@@ -141,7 +142,7 @@ def test_a_model_gets_the_controls_that_it_knows(known, tmp_path):
 def test_a_file_is_heard_while_it_comes_and_as_the_listener_hears_it(tmp_path):
     source = str(hf_ext.released("spoken-digits"))
     sound = write_sound(tmp_path / "a.wav")
-    heard = [list(words) for words in app.hear_file(source, str(tmp_path / "a.wav"))]
+    heard = [list(words) for words in work.hear_file(source, str(tmp_path / "a.wav"))]
     listener, expected = Listener(source), []
     padded = np.concatenate([(32767 * sound).astype("<i2") / np.float32(32768), np.zeros(2400)]).astype(np.float32)
     for place in range(0, len(padded) // 80 * 80, 80):
@@ -155,16 +156,16 @@ def test_a_file_is_heard_while_it_comes_and_as_the_listener_hears_it(tmp_path):
 def test_a_microphone_of_another_rate_is_heard_in_pieces(tmp_path):
     source = str(hf_ext.released("spoken-digits"))
     sound = np.concatenate([write_sound(tmp_path / "a.wav", 48000), np.zeros(24000)])
-    state, words = app.hear_piece(source, None, None)
+    state, words = work.hear_piece(source, None, None)
     assert (state, words) == (None, [])
     pieces = [(32767 * part).astype(np.int16) for part in np.array_split(sound, 13)]
     for piece in pieces:
-        state, words = app.hear_piece(source, state, (48000, np.stack([piece, piece], 1)))
+        state, words = work.hear_piece(source, state, (48000, np.stack([piece, piece], 1)))
     whole = Stream(Listener(source), 48000).hear(np.concatenate(pieces) / np.float32(32768))
     assert len(words) == 2 and words == whole
     # At 0.9 and 1.8 s they end, and a pause of 0.2 s says so.
     assert [second for second, _ in words] == pytest.approx([1.1, 2.0], abs=0.1)
-    shown = app.show_words(words)
+    shown = work.show_words(words)
     assert shown.startswith(f"## {words[0][1]} {words[1][1]}\n") and "| 1.1" in shown
 
 
@@ -173,18 +174,18 @@ def test_the_last_word_is_heard_when_the_microphone_stops(tmp_path):
     # It stops with the sound: no pause says that the second word has ended.
     sound = write_sound(tmp_path / "a.wav")
     samples = (32767 * sound[: int(1.8 * 8000)]).astype(np.int16)
-    state, words = app.hear_piece(source, None, (8000, samples))
+    state, words = work.hear_piece(source, None, (8000, samples))
     assert len(words) == 1
-    state, words = app.end_sound(state)
+    state, words = work.end_sound(state)
     assert state is None and len(words) == 2
-    assert app.end_sound(None) == (None, [])
+    assert work.end_sound(None) == (None, [])
 
 
 def test_a_sound_without_samples_is_refused(tmp_path):
     with wave.open(str(tmp_path / "none.wav"), "wb") as file:
         file.setparams((1, 2, 8000, 0, "NONE", ""))
     with refused(ValueError, "samples"):
-        next(app.hear_file(str(hf_ext.released("spoken-digits")), str(tmp_path / "none.wav")))
+        next(work.hear_file(str(hf_ext.released("spoken-digits")), str(tmp_path / "none.wav")))
 
 
 def test_the_kernels_that_are_drawn_are_there():
@@ -202,10 +203,10 @@ def test_the_kernels_that_are_drawn_are_there():
 
 def test_every_task_of_a_merge_answers_as_its_model_does(photo):
     source = str(hf_ext.released("restore-tasks"))
-    answers = app.answer_all(source, str(photo), None, None)
+    answers = work.answer_all(source, str(photo), None, None)
     merged, pixels = EMRModel.from_pretrained(source), np.asarray(Image.open(photo))
     assert list(answers) == merged.tasks == ["noise", "jpeg", "blur", "resize"]
-    assert app.list_inputs(source) == {"picture"}
+    assert work.list_inputs(source) == {"picture"}
     for name, (before, after) in answers.items():
         merged.set_task(name)
         assert np.array_equal(np.asarray(before), pixels)
@@ -217,15 +218,15 @@ def test_what_is_wrong_is_said_on_the_page(tmp_path):
     source = str(hf_ext.released("denoise-color"))
     (tmp_path / "a.png").write_bytes(b"no picture")
     with refused(gr.Error, "no picture yet"):
-        app.told(app.restore, source, None, 1.0)
+        work.told(work.restore, source, None, 1.0)
     with refused(gr.Error, "Pillow"):
-        app.told(app.restore, source, str(tmp_path / "a.png"), 1.0)
+        work.told(work.restore, source, str(tmp_path / "a.png"), 1.0)
     with pytest.raises(gr.Error, match="cannot be read|no sound file"):
-        app.told(next, app.hear_file(str(hf_ext.released("spoken-digits")), str(tmp_path / "a.png")), None)
+        work.told(next, work.hear_file(str(hf_ext.released("spoken-digits")), str(tmp_path / "a.png")), None)
 
 
 def test_a_tab_without_a_model_says_so():
-    page = app.build_app({tab: {} for tab in app.TABS})
+    page = app.build_app({tab: {} for tab in work.TABS})
     texts = [block.value for block in page.blocks.values() if isinstance(block, gr.Markdown)]
     assert sum("There is no model for this tab. Give one: `hf-ext app MODEL`" in text for text in texts) == 4
 
@@ -234,11 +235,11 @@ def test_a_request_has_limits(photo):
     source = str(hf_ext.released("denoise-color"))
     for limits in (Limits(megapixels=5e-4), Limits(gigabytes=1e-3)):
         with refused(ValueError, limits.megapixels if limits.megapixels < 1 else "40 x 24"):
-            app.restore(source, str(photo), 1.0, limits=limits)
+            work.restore(source, str(photo), 1.0, limits=limits)
         with refused(ValueError):
-            app.answer_all(str(hf_ext.released("restore-tasks")), str(photo), None, None, limits=limits)
+            work.answer_all(str(hf_ext.released("restore-tasks")), str(photo), None, None, limits=limits)
     with refused(gr.Error, "1e-06 s"):
-        app.told(app.restore, source, str(photo), 1.0, clock=Limits(seconds=1e-6).clock())
+        work.told(work.restore, source, str(photo), 1.0, clock=Limits(seconds=1e-6).clock())
 
 
 @pytest.fixture
@@ -296,7 +297,7 @@ def test_other_names_and_pages_are_refused_and_no_folder_is_told(served, dit, ph
     done = call(served, "denoise-color", picture, 1.0)
     file = json.loads(done.partition(b"data: ")[2])[0][1]["url"]
     status, after = ask(file)
-    expected = app.restore(str(hf_ext.released("denoise-color")), str(photo), 1.0)[1]
+    expected = work.restore(str(hf_ext.released("denoise-color")), str(photo), 1.0)[1]
     assert status == 200 and np.array_equal(np.asarray(Image.open(io.BytesIO(after))), np.asarray(expected))
     Image.new("RGB", (300, 200)).save(photo)
     large = call(served, "denoise-color", {**picture, "path": upload(served, photo)}, 1.0)

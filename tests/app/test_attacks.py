@@ -1,0 +1,344 @@
+"""The app against outsiders: names, other sites, routes of gradio, files, bodies, pictures, sounds, and who leaves."""
+
+import asyncio
+import http.client
+import io
+import json
+import socket
+import struct
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import gradio as gr
+import numpy as np
+import pytest
+import soundfile
+import torch
+from gradio.context import LocalContext
+from gradio.utils import get_upload_folder
+from PIL import Image
+
+import hf_ext
+from hf_ext import app_guard
+from hf_ext import app_work as work
+from hf_ext.answers.limits import ClientLeft, Limits
+from hf_ext.answers.sounds import read_piece, read_sound
+from hf_ext.app_guard import Guard
+from hf_ext.app_words import describe_sound
+from tests.app.test_app import ask, call, make_dit, upload
+from tests.kit.refusals import refused
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory) -> Iterator[str]:
+    """The address of the app with small limits and one more name."""
+    model = make_dit(tmp_path_factory.mktemp("attacked") / "dit")
+    options = ["--megapixels", "0.05", "--seconds", "60", "--gigabytes", "1", "--allowed-host", "lab"]
+    command = [sys.executable, "-um", "hf_ext_cli.main", "app", model, *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            told = next(line for line in process.stdout if "http://127.0.0.1:" in line)
+            yield told.split()[-1].rstrip("/")
+        finally:
+            process.terminate()
+
+
+def send(address: str, raw: bytes) -> int:
+    """The status of an answer to raw bytes; 0 if the connection is closed without one."""
+    host, _, port = address.rpartition("/")[2].partition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(raw)
+        answer = connection.recv(1000)
+    return int(answer.split()[1]) if answer else 0
+
+
+HOSTS = [
+    ("127.0.0.1", 200), ("LOCALHOST", 200), ("lab", 200), ("lab:1", 200), ("[::1]:7860", 200),
+    ("evil.example", 403), ("evil.example:7860", 403), ("localhost.", 403), ("127.0.0.1.", 403), ("127.1", 403),
+    ("127.0.0.1.evil.example", 403), ("evil.example, 127.0.0.1", 403), ("127.0.0.1, evil.example", 403),
+    ("127.0.0.1@evil.example", 403), ("evil@127.0.0.1", 403), ("127.0.0.1:1:1", 403), ("127.0.0.1:x", 403),
+    ("[::ffff:127.0.0.1]", 403), ("[fd00::1]", 403), ("[::1]evil", 403), ("0.0.0.0", 403), ("", 403),
+    ("http://127.0.0.1", 403), ("127.0.0.1/", 403), ("2130706433", 403), ("0x7f000001", 403), ("lab.evil", 403),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("host", "status"), HOSTS)
+def test_names(address, host, status):
+    assert ask(f"{address}/config", Host=host)[0] == status
+
+
+HEADERS = [
+    ({"X-Forwarded-Host": "evil.example"}, 403), ({"X-Forwarded-Host": "evil.example, 127.0.0.1"}, 403),
+    ({"X-Forwarded-Host": "lab"}, 200), ({"Origin": "http://evil.example"}, 403), ({"Origin": "null"}, 403),
+    ({"Origin": "http://localhost:1"}, 403), ({"Origin": "file://"}, 403), ({"Origin": "http://127.0.0.1:1"}, 403),
+    ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "image"}, 403),
+    ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "iframe"}, 403),
+    ({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Dest": "script"}, 403),
+    ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document"}, 200),
+    ({"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Dest": "empty"}, 200),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("headers", "status"), HEADERS)
+@pytest.mark.parametrize("path", ["config", "gradio_api/heartbeat/x", "gradio_api/queue/data?session_hash=x"])
+def test_pages_of_other_sites(address, headers, status, path):
+    if path != "config" and status == 200:
+        pytest.skip("a stream has no end")
+    assert ask(f"{address}/{path}", **headers)[0] == status
+
+
+def test_requests_that_name_another_server(address):
+    absolute = "GET http://{}/config HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n"
+    own = address.rpartition("/")[2]
+    assert send(address, absolute.format("evil.example", own).encode()) in (400, 403, 404)
+    assert send(address, absolute.format(own, "evil.example").encode()) in (400, 403, 404)
+    assert send(address, f"GET /config HTTP/1.1\r\nHost: {own}\r\nHost: evil\r\n\r\n".encode()) in (400, 403)
+    assert send(address, b"GET /config HTTP/1.0\r\n\r\n") in (400, 403)
+    upgrade = f"GET /gradio_api/queue/join HTTP/1.1\r\nHost: {own}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    key = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    assert send(address, (upgrade + key).encode()) in (400, 403, 404, 405, 426)
+
+
+ROUTES = [
+    "gradio_api/proxy=http://127.0.0.1:1/x", "gradio_api/run/run", "gradio_api/api/run", "gradio_api/process_recording",
+    "gradio_api/vibe-edit", "gradio_api/vibe-code", "gradio_api/run-history/buckets", "gradio_api/token",
+    "gradio_api/deep_link?session_hash=a", "gradio_api/dev/reload", "gradio_api/component_server", "monitoring",
+    "monitoring/summary", "custom_component/a/client/component/index.js", "runs", "gradio_api/file/etc/passwd",
+    "gradio_api/run/run/", "gradio_api/%72un/run", "gradio_api/profiling/traces",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize("body", [None, b'{"data": []}'])
+def test_routes_that_the_page_does_not_need(address, path, body):
+    # What has a queue is not run beside it, and nothing is read there.
+    assert ask(f"{address}/{path}", body, Content_Type="application/json")[0] in (404, 405)
+
+
+FILES = [
+    "/etc/passwd", "../../../../etc/passwd", "//etc/passwd", "%2fetc%2fpasswd", "{alias}/../../etc/passwd",
+    "{alias}/%2e%2e/%2e%2e/etc/passwd", "{alias}//etc/passwd", "{alias}", "http://127.0.0.1:1/", "HTTPS://evil.example/",
+    "file:///etc/passwd", "{folder}/x", "pyproject.toml", "/proc/self/environ", "{alias}/none.png", "%00", "",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files(address, photo, name):
+    alias = upload(address, photo).rpartition("/")[0].rpartition("/")[0]
+    path = name.format(alias=alias, folder=get_upload_folder())
+    status, body = ask(f"{address}/gradio_api/file={path}")
+    assert status in (403, 404) and b"root:" not in body
+    assert get_upload_folder().encode() not in body and str(Path.cwd()).encode() not in body
+
+
+def test_a_name_of_an_upload_leads_nowhere(address, photo):
+    head = b'--XX\r\nContent-Disposition: form-data; name="files"; filename="../../../evil.png"\r\n\r\n'
+    body = head + photo.read_bytes() + b"\r\n--XX--\r\n"
+    status, told = ask(f"{address}/gradio_api/upload", body, Content_Type="multipart/form-data; boundary=XX")
+    assert status == 200 and ".." not in json.loads(told)[0]
+    assert not (Path(get_upload_folder()).parent / "evil.png").exists()
+
+
+def restore(address: str, path: object, strength: object = 1.0, model: object = "denoise-color") -> bytes:
+    """The events of a restoration of a file by its name on the server."""
+    return call(address, model, {"path": path, "meta": {"_type": "gradio.FileData"}}, strength)
+
+
+BODIES = [
+    (b"{", 400), (b"[" * 100_000, 400), (b'{"data": [' + b" " * 5 * 2**20 + b"]}", 413),
+    (b'{"data": ["denoise-color", {"path": "http://127.0.0.1:1/a.png", "meta": {"_type": "gradio.FileData"}}]}', 400),
+    (b'{"data": [[{"a": {"path": "FTP\\u003a//evil/a.png"}}]]}', 400), (b"\xff\xfe", 400), (b"", 422),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "status"), BODIES)
+def test_bodies(address, body, status):
+    try:
+        found, text = ask(f"{address}/gradio_api/call/run", body, Content_Type="application/json")
+    except (ConnectionError, http.client.HTTPException, OSError):
+        # The server has closed the connection before all was sent.
+        assert status == 413
+        return
+    assert found == status and str(Path.cwd()).encode() not in text
+
+
+@pytest.mark.parametrize(
+    "given",
+    [("/etc/passwd", 1.0), (None, 1.0), ("", 1.0), (7, 1.0), ("a", 9e99), ("a", "b"), ("a", 1.0, "x" * 1000)],
+)
+def test_what_no_page_sends_ends_without_a_folder(address, given):
+    found = restore(address, *given)
+    assert b"event: error" in found
+    assert get_upload_folder().encode() not in found and str(Path.cwd()).encode() not in found
+
+
+def encode(picture: Image.Image, format: str = "PNG", **options) -> bytes:
+    """The bytes of a picture file."""
+    file = io.BytesIO()
+    picture.save(file, format, **options)
+    return file.getvalue()
+
+
+def claim(width: int, height: int) -> bytes:
+    """A PNG whose header claims a size that its data do not have."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"\0" * 4)) + chunk(b"IEND", b"")
+
+
+WHITE = Image.new("L", (8, 8), 255)
+PICTURES = {
+    "nine megapixels in few bytes": (encode(Image.new("L", (3000, 3000)), compress_level=9), False),
+    "a claim of 4 gigapixels": (claim(65500, 65500), False),
+    "a claim that the file does not hold": (claim(100, 100), False),
+    "one by 60,000": (encode(Image.new("RGB", (1, 60000))), False),
+    "an animation": (encode(WHITE, "GIF", save_all=True, append_images=[Image.new("L", (8, 8))]), False),
+    "16 bits": (encode(Image.fromarray(np.zeros((9, 11), np.uint16))), True),
+    "CMYK": (encode(Image.new("CMYK", (16, 12)), "JPEG"), True),
+    "transparency": (encode(Image.new("RGBA", (16, 12), (9, 8, 7, 6))), True),
+    "cut off": (encode(Image.new("RGB", (64, 64), (9, 8, 7)), "BMP")[:900], False),
+    "no picture": (b"no picture", False),
+    "a page": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", False),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures_are_restored_or_refused_in_words(address, tmp_path, name):
+    data, good = PICTURES[name]
+    (tmp_path / "a.png").write_bytes(data)
+    found = restore(address, upload(address, tmp_path / "a.png"))
+    assert get_upload_folder().encode() not in found and str(tmp_path).encode() not in found
+    if good:
+        assert b"event: complete" in found and b" in " in found
+    else:
+        told = json.loads(found.rpartition(b"data: ")[2])
+        assert len(told["error"]) > 20 and told["title"] == "Not done"
+
+
+@pytest.mark.parametrize(
+    ("rate", "channels", "samples", "said"),
+    [(1, 1, 100, "samples a second"), (2**31 - 1, 1, 100, "samples a second"), (8000, 1, 0, "no samples")],
+)
+def test_headers_of_sounds(tmp_path, rate, channels, samples, said):
+    head = struct.pack("<IHHIIHH", 16, 1, channels, rate, (rate * 2 * channels) % 2**32, 2 * channels, 16)
+    data = b"\0\0" * channels * samples
+    body = b"WAVEfmt " + head + b"data" + struct.pack("<I", len(data)) + data
+    (tmp_path / "a.wav").write_bytes(b"RIFF" + struct.pack("<I", len(body)) + body)
+    source = str(hf_ext.released("spoken-digits"))
+    with refused(ValueError, said):
+        list(work.hear_file(source, str(tmp_path / "a.wav")))
+    with refused(ValueError, said):
+        read_piece(str(tmp_path / "a.wav"), Limits())
+
+
+def test_a_sound_that_is_long_when_unpacked_is_measured_first(tmp_path):
+    """A FLAC of silence; in pieces it is heard, at once it is refused."""
+    soundfile.write(tmp_path / "a.flac", np.zeros((2_000_000, 2), np.int16), 8000)
+    assert (tmp_path / "a.flac").stat().st_size < 100_000
+    with refused(ValueError, "0.02 GB"):
+        read_sound(str(tmp_path / "a.flac"), 8000, Limits(gigabytes=0.02))
+    source = str(hf_ext.released("spoken-digits"))
+    assert list(work.hear_file(source, str(tmp_path / "a.flac"), Limits(gigabytes=0.02)))[-1] == []
+
+
+def test_numbers_that_are_none_are_silence(tmp_path):
+    sound = np.full(8000, np.nan, np.float32)
+    sound[::7] = np.inf
+    soundfile.write(tmp_path / "a.wav", sound, 8000, subtype="FLOAT")
+    *_, words = work.hear_file(str(hf_ext.released("spoken-digits")), str(tmp_path / "a.wav"))
+    assert words == []
+    assert "no word" in describe_sound("x", len(words), 1.0, 0.1)
+
+
+def test_more_requests_than_may_wait_are_refused(address):
+    """Each of them waits: the first takes the time of a drawing."""
+    body = json.dumps({"data": ["dit", "cat", 1, 0, 0, False, 100, 3, 0]}).encode()
+    found = [ask(f"{address}/gradio_api/call/run_1", body, Content_Type="application/json")[0] for _ in range(60)]
+    assert set(found) == {200, 503} and found.count(200) < 60
+
+
+def test_the_work_of_a_client_that_leaves_ends():
+    event = SimpleNamespace(alive=True, closed=False)
+    blocks = SimpleNamespace(_queue=SimpleNamespace(event_ids_to_events={"e": event}))
+    set_before = LocalContext.blocks.set(blocks), LocalContext.event_id.set("e")
+    try:
+        clock, steps = Limits().clock(work.find_left()), 0
+        with refused(ClientLeft, "left"), clock:
+            while steps < 100:
+                torch.ones(1)
+                steps += 1
+                event.alive = steps < 3
+        assert steps == 3
+        event.alive = True
+        with refused(gr.Error, "left"):
+            event.closed = True
+            work.told(lambda: None, clock=Limits().clock(work.find_left()))
+    finally:
+        LocalContext.blocks.reset(set_before[0])
+        LocalContext.event_id.reset(set_before[1])
+    assert not work.find_left()()
+
+
+def test_gradio_knows_of_a_client_that_left():
+    """The names that `find_left` reads."""
+    from gradio.queueing import Event, Queue
+
+    with gr.Blocks() as page:
+        page.load(lambda: None)
+    assert isinstance(page._queue, Queue) and page._queue.event_ids_to_events == {}
+    event = Event("session", next(iter(page.fns.values())), None, None)
+    assert event.alive and not event.closed
+
+
+@pytest.mark.slow
+def test_a_connection_that_closes_ends_the_work(address, tmp_path):
+    """The next restoration does not wait for the drawing of the client that left."""
+    body = json.dumps({"data": ["cifar10", "horse", 1, 0, 0, False, 100, 3, 0]}).encode()
+    for _ in range(3):
+        _, told = ask(f"{address}/gradio_api/call/run_1", body, Content_Type="application/json")
+        host, _, port = address.rpartition("/")[2].partition(":")
+        connection = http.client.HTTPConnection(host, int(port), timeout=60)
+        connection.request("GET", f"/gradio_api/call/run_1/{json.loads(told)['event_id']}")
+        time.sleep(0.5)
+        connection.close()
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    begun = time.monotonic()
+    assert b"event: complete" in restore(address, upload(address, tmp_path / "a.png"))
+    assert time.monotonic() - begun < 60
+
+
+def test_an_upload_beyond_the_limit_is_not_read_to_its_end(monkeypatch):
+    monkeypatch.setattr(app_guard, "MAX_UPLOAD", 1000)
+    read, sent = [], []
+
+    async def receive() -> dict:
+        read.append(1)
+        return {"type": "http.request", "body": b"a" * 400, "more_body": True}
+
+    async def remember(message: dict) -> None:
+        sent.append(message)
+
+    async def application(scope, receive, send) -> None:
+        while (await receive())["more_body"]:
+            pass
+
+    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"multipart/form-data; boundary=XX")]
+    scope = {"type": "http", "method": "POST", "path": "/gradio_api/upload", "headers": headers, "server": ("a", 1)}
+    asyncio.run(Guard(application, [])(scope, receive, remember))
+    assert len(read) == 3 and sent[0]["status"] == 413
+
+
+@pytest.fixture
+def photo(tmp_path) -> Path:
+    """A small picture."""
+    Image.new("RGB", (12, 8), (200, 100, 50)).save(tmp_path / "photo.png")
+    return tmp_path / "photo.png"
