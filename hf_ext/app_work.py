@@ -57,7 +57,8 @@ Answer = Pair | str
 def find_models(sources: Sequence[str] = ()) -> dict[str, dict[str, str]]:
     """Of each tab the models by name: those that travel with the package, then `sources`, folders or Hub ids."""
     found: dict[str, dict[str, str]] = {tab: {} for tab in TABS}
-    released = {str(model.folder): model.name for model in list_released()}
+    # The page has no mosaics.
+    released = {str(model.folder): model.name for model in list_released() if model.name != "demosaick"}
     for source in [*released, *(source for source in sources if source not in released)]:
         models, name = found[find_tab(source)], released.get(source) or name_model(source)
         possible = (name, *(f"{name} ({number})" for number in range(2, len(models) + 2)))
@@ -81,13 +82,14 @@ def find_tab(source: str) -> str:
         return "draw"
     name, revision = split_revision(source)
     config = AutoConfig.from_pretrained(name, revision=revision)
-    if config.model_type == "semanir":
+    if config.model_type == "semanir" and not config.demosaicks:
         return "restore"
     if config.architectures == ["MRConvForAudioClassification"]:
         return "listen"
     raise ValueError(
         f"{source} is a {', '.join(config.architectures or [config.model_type])}, for which the app has no tab; give "
-        "a SemanIR model, a Disentangled DiT, an MRConvForAudioClassification or an artifact of hf-ext merge."
+        "a SemanIR model that takes pictures, a Disentangled DiT, an MRConvForAudioClassification or an artifact of "
+        "hf-ext merge."
     )
 
 

@@ -153,8 +153,8 @@ RELEASES = {
     **{
         name: Release(task, f"{PAIRS}, and made pictures", RESEARCH, {DAMAGED: on(f"data/{name}/test")})
         for name, task in {
-            "deblur": "sharpens photographs with motion blur of up to 14 pixels; it was trained on synthetic blur alone",
-            "derain": "removes rain streaks and mist from colour photographs; it was trained on synthetic rain alone",
+            "deblur": "sharpens photographs with motion blur of up to 14 pixels; trained on synthetic blur alone",
+            "derain": "removes rain streaks and mist from colour photographs; trained on synthetic rain alone",
         }.items()
     },
     "demosaick": Release(
