@@ -15,11 +15,9 @@ FOLDER = Path(str(resources.files("hf_ext.model_cards"))) / "released"
 # Known without the models too, so that a command can say where they are.
 _NAMES = (
     "cifar10",
-    "deblur",
     "demosaick",
     "denoise-color",
     "denoise-gray",
-    "derain",
     "jpeg-color",
     "photo",
     "restore-tasks",
