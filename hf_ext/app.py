@@ -53,7 +53,13 @@ _SOURCES, _SAVE = ["upload", "clipboard"], ["download", "fullscreen"]
 # What needs a model's memory stands in one row; the microphone and what is shown have rows of their own.
 ONE: dict[str, Any] = {"concurrency_id": "model", "concurrency_limit": 1}
 # Controls of the examples of a drawing: size, top, left, flip.
-_EXAMPLES = ((1, 0, 0, False), (3, 0, 0, False), (0.5, 0, 0, False), (1, 0.25, 0.25, False), (1, 0, 0, True))
+_EXAMPLES = {
+    "usual": (1, 0, 0, False),
+    "size 3": (3, 0, 0, False),
+    "size 0.5": (0.5, 0, 0, False),
+    "crop": (1, 0.25, 0.25, False),
+    "flip": (1, 0, 0, True),
+}
 
 
 @dataclass(frozen=True)
@@ -165,8 +171,10 @@ def _draw_tab(tab: Tab) -> None:
             left = gr.Slider(0, 1, 0, step=0.125, label="Crop: left", visible="crop" in takes)
             flip = gr.Checkbox(label="Flip", visible="flip" in takes)
             if classes:
-                rows = [[each, *_EXAMPLES[number % len(_EXAMPLES)]] for number, each in enumerate(classes[:6])]
-                tab.offer([label, size, top, left, flip], rows)
+                chosen = [classes[number % len(classes)] for number in range(len(_EXAMPLES))]
+                rows = [[name, *controls] for name, controls in zip(chosen, _EXAMPLES.values(), strict=True)]
+                names = [f"{name}, {how}" for name, how in zip(chosen, _EXAMPLES, strict=True)]
+                tab.offer([label, size, top, left, flip], rows, names)
             with gr.Accordion("More", open=False):
                 steps = gr.Slider(1, 100, 20, step=1, label="Steps")
                 guidance = gr.Slider(1, 8, 3, step=0.5, label="Guidance")
@@ -185,7 +193,10 @@ def _draw_tab(tab: Tab) -> None:
         drawn = tab.ask(draw, name, *given, bar=bar)
         done = f"**{name}** drew {COLUMNS} pictures of {given[0]!s:.60} twice"
         how = f"in {given[5]:g} steps with guidance {given[6]:g} and seed {given[7]}"
-        return drawn, f"{done}, {how}, in {time.monotonic() - begun:.1f} s."
+        texts = {"original_size": f"size {given[1]:g}", "crop": f"crop {given[2]:g}, {given[3]:g}", "flip": "flipped"}
+        takes = list_controls(tab.sources[name]) - (set() if given[4] else {"flip"})
+        below = ", ".join(text for control, text in texts.items() if control in takes) or "the same"
+        return drawn, f"{done}, {how}, in {time.monotonic() - begun:.1f} s. Below: {below}."
 
     button.click(
         run,
@@ -221,8 +232,14 @@ def _listen_tab(tab: Tab) -> None:
 
     def run(name: str, path: str | None) -> Iterator[str]:
         clock, begun, found, parts = tab.clock(), time.monotonic(), Words(), 0
-        pieces = told(hear_file, tab.sources[name], path, tab.limits, clock=clock)
-        while (more := told(next, pieces, None, clock=clock)) is not None:
+        pieces = hear_file(tab.sources[name], path, tab.limits)
+
+        def hear() -> Words | None:
+            # A piece is short: looking between them costs less than at each operation.
+            clock.check()
+            return next(pieces, None)
+
+        while (more := told(hear)) is not None:
             found, parts = more, parts + 1
             yield show_words(found, f"{parts * PIECE:.1f} s are heard.")
         yield show_words(found, describe_sound(name, len(found), parts * PIECE, time.monotonic() - begun))

@@ -106,9 +106,8 @@ def test_requests_that_name_another_server(address):
 
 
 ROUTES = [
-    "gradio_api/proxy=http://127.0.0.1:1/x", "gradio_api/run/run", "gradio_api/api/run",
-    "gradio_api/process_recording",
-    "gradio_api/vibe-edit", "gradio_api/vibe-code", "gradio_api/run-history/buckets", "gradio_api/token",
+    "gradio_api/proxy=http://127.0.0.1:1/x", "gradio_api/run/run", "gradio_api/api/run", "gradio_api/vibe-edit",
+    "gradio_api/process_recording", "gradio_api/vibe-code", "gradio_api/run-history/buckets", "gradio_api/token",
     "gradio_api/deep_link?session_hash=a", "gradio_api/dev/reload", "gradio_api/component_server", "monitoring",
     "monitoring/summary", "custom_component/a/client/component/index.js", "runs", "gradio_api/file/etc/passwd",
     "gradio_api/run/run/", "gradio_api/%72un/run", "gradio_api/profiling/traces",

@@ -187,3 +187,24 @@ def test_tasks_of_a_merge_are_switched(page, photo):
 def test_what_is_missing_is_said_on_the_page(page):
     page.click("#restore-run")
     page.get_by_text("There is no picture yet: give one first.").wait_for()
+
+
+def test_an_example_is_a_click_away_and_its_result_is_a_sentence(page):
+    page.locator("#restore-examples button").first.click()
+    page.wait_for_selector("img[src*='noise.png']")
+    page.click("#restore-run")
+    page.wait_for_function("/ s\\. /.test(document.querySelector('#restore-said')?.innerText || '')")
+    assert re.match(
+        r"denoise-color restored 240 × 160 pixels at strength 1 in [\d.]+ s\. A", page.inner_text("#restore-said")
+    )
+    for tab in ("draw", "listen", "merge"):
+        show_tab(page, tab.capitalize())
+        assert page.locator(f"#{tab}-examples button").count() >= 1
+        assert len(page.inner_text(f"#{tab}-about")) > 60
+
+
+def test_a_page_as_wide_as_a_phone_has_nothing_beside_it(page):
+    page.set_viewport_size({"width": 390, "height": 844})
+    for tab in ("Restore", "Draw", "Listen", "Merge"):
+        show_tab(page, tab)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
