@@ -356,7 +356,7 @@ def test_tables_and_curves_of_a_result(load, tmp_path):
     assert "| 32 × 32 | 87.5 % | 12.35 | 0.500 | 40.0 % | 500 |" in text
     assert "| class in adaLN, controls constant | 3 | 12.35 ± 0.00 | 40.0 ± 0.0 | 0.0100 ± 0.0000 |" in text
     assert "| constant | 1 | 12.35 | 40.0 | 0.0100 |" in text
-    assert "| real pictures made so small | 1.00 / 50 % | 2.00 / 75 % |" in text
+    assert "| real pictures reduced to this size | 1.00 / 50 % | 2.00 / 75 % |" in text
     assert "| positions only | 12.35 | 12.35 | 40.0 % |" in text and "after 2,000" in text
     assert "| UNet (`UNet2DModel`) | 12.35 |" in text and "| 0.001 |" in text
     tables.draw_convergence(result["transfer"], tmp_path / "curves.png")
