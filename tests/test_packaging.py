@@ -154,7 +154,8 @@ def test_the_wheel_has_every_module_the_templates_and_the_licence(distributions)
     recipes = {f"hf_ext/recipes/{path.parent.name}/{path.name}" for path in ROOT.glob("examples/*/*.yaml")}
     recipes = {name for name in recipes if "/accelerate/" not in name and "/study" not in name}
     assert {f"hf_ext/recipes/{recipe.name}.yaml" for recipe in list_recipes()} <= recipes
-    expected = set().union(*(files_of(package) for package in PACKAGES)) | {"hf_ext/py.typed", "hf_ext/app_digits.flac"} | recipes
+    others = {"hf_ext/py.typed", "hf_ext/app_digits.flac"}
+    expected = set().union(*(files_of(package) for package in PACKAGES)) | others | recipes
     assert {name for name in names if ".dist-info/" not in name} == expected
     assert any(name.startswith("hf_ext/model_cards/") and name.endswith(".md") for name in expected)
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
