@@ -67,6 +67,11 @@ class MRConvNextConfig(PreTrainedConfig):
             Standard deviation of the truncated normal that initialises linear layers and 2-D convolutions.
         reparameterized (`bool`, *optional*, defaults to `False`):
             Whether the branches are merged; `model.reparameterize()` sets it.
+
+    Example:
+        >>> from hf_ext import MRConvNextConfig
+        >>> MRConvNextConfig().stage_map(0, height=224, width=224)
+        (56, 56)
     """
 
     model_type = "mrconvnext"

@@ -80,6 +80,13 @@ class MRConvFeatureExtractor(SequenceFeatureExtractor):
         return_attention_mask (`bool`, *optional*, defaults to `True`): Whether to return the mask.
         do_normalize (`bool`, *optional*, defaults to `True`):
             Whether each recording, after truncation, is brought to zero mean and unit variance over its samples.
+
+    Example:
+        >>> import numpy as np
+        >>> from hf_ext import MRConvFeatureExtractor
+        >>> sounds, extractor = [np.zeros(800), np.zeros(500)], MRConvFeatureExtractor(sampling_rate=8000)
+        >>> extractor(sounds, sampling_rate=8000, padding=True, return_tensors="pt").attention_mask.sum(1)
+        tensor([800, 500])
     """
 
     model_input_names = ["input_values", "attention_mask"]

@@ -59,6 +59,12 @@ class MRConvNextImageProcessor(PilBackend):
             Whether to subtract `image_mean` and divide by `image_std`.
         image_mean, image_std (`list[float]`, *optional*, default to those of ImageNet):
             Mean and standard deviation of each channel.
+
+    Example:
+        >>> from PIL import Image
+        >>> from hf_ext import MRConvNextImageProcessor
+        >>> MRConvNextImageProcessor()(Image.new("RGB", (300, 200)), return_tensors="pt").pixel_values.shape
+        torch.Size([1, 3, 224, 224])
     """
 
     valid_kwargs = MRConvNextImageProcessorKwargs

@@ -204,6 +204,13 @@ class MRConvModel(MRConvPreTrainedModel):
         Returns:
             [`~transformers.modeling_outputs.BaseModelOutput`]: `last_hidden_state` of shape `(batch_size, length,
             hidden_size)`; with `output_hidden_states=True` the embedded input and the output of each block.
+
+        Example:
+            >>> import torch
+            >>> from hf_ext import MRConvConfig, MRConvModel
+            >>> model = MRConvModel(MRConvConfig(input_size=3, hidden_size=16, num_hidden_layers=2))
+            >>> model(input_values=torch.rand(2, 50, 3)).last_hidden_state.shape
+            torch.Size([2, 50, 16])
         """
         cache = only_cache(cache, kwargs.pop("past_key_values", None))
         refuse_unknown(kwargs)
@@ -373,16 +380,11 @@ class MRConvForSequenceClassification(MRConvPreTrainedModel):
             `loss` when labels are given; `hidden_states` when asked for.
 
         Example:
-
-        ```python
-        >>> import torch
-        >>> from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification
-
-        >>> config = MRConvConfig(hidden_size=16, num_hidden_layers=2, max_position_embeddings=128, num_labels=10)
-        >>> model = MRConvForSequenceClassification(config).eval()
-        >>> model(input_values=torch.rand(1, 100, 1)).logits.shape
-        torch.Size([1, 10])
-        ```
+            >>> import torch
+            >>> from hf_ext import MRConvConfig, MRConvForSequenceClassification
+            >>> config = MRConvConfig(hidden_size=16, num_hidden_layers=2, num_labels=10)
+            >>> MRConvForSequenceClassification(config)(input_values=torch.rand(2, 100, 1)).logits.shape
+            torch.Size([2, 10])
         """
         refuse_packing(kwargs)
         outputs = self.model(input_ids, attention_mask, inputs_embeds, input_values, **kwargs)
@@ -416,6 +418,13 @@ class MRConvForAudioClassification(MRConvForSequenceClassification):
             attention_mask (`torch.Tensor` of shape `(batch_size, samples)`, *optional*):
                 1 at valid samples, one run in each row.
             labels: As in [`MRConvForSequenceClassification`], whose outputs these are too.
+
+        Example:
+            >>> import torch
+            >>> from hf_ext import MRConvConfig, MRConvForAudioClassification
+            >>> config = MRConvConfig(hidden_size=16, num_hidden_layers=2, num_labels=10, sampling_rate=8000)
+            >>> MRConvForAudioClassification(config)(torch.rand(2, 800)).logits.shape
+            torch.Size([2, 10])
         """
         return super().forward(attention_mask=attention_mask, input_values=input_values, labels=labels, **kwargs)
 
@@ -441,6 +450,13 @@ class MRConvForImageClassification(MRConvForSequenceClassification):
             input_values (`torch.Tensor` of shape `(batch_size, height * width, input_size)`, *optional*):
                 The same as sequences, instead of `pixel_values`.
             labels: As in [`MRConvForSequenceClassification`], whose outputs these are too.
+
+        Example:
+            >>> import torch
+            >>> from hf_ext import MRConvConfig, MRConvForImageClassification
+            >>> config = MRConvConfig(input_size=3, hidden_size=16, num_hidden_layers=2, num_labels=10)
+            >>> MRConvForImageClassification(config)(torch.rand(2, 3, 32, 32)).logits.shape
+            torch.Size([2, 10])
         """
         if pixel_values is not None:
             if input_values is not None or pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.input_size:
@@ -500,6 +516,13 @@ class MRConvForRetrieval(MRConvForSequenceClassification):
                 Embedded documents, instead of tokens.
             labels: As in [`MRConvForSequenceClassification`], whose outputs these are too; `hidden_states` are those
                 of both documents, one after the other.
+
+        Example:
+            >>> import torch
+            >>> from hf_ext import MRConvConfig, MRConvForRetrieval
+            >>> model = MRConvForRetrieval(MRConvConfig(vocab_size=100, hidden_size=16, num_hidden_layers=2))
+            >>> model(torch.randint(100, (4, 30)), input_ids_2=torch.randint(100, (4, 50))).logits.shape
+            torch.Size([4, 2])
         """
         refuse_packing(kwargs)
         first = self.model.embed(input_ids, inputs_embeds)

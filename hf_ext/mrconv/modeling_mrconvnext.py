@@ -156,6 +156,13 @@ class MRConvNextModel(MRConvNextPreTrainedModel):
             `(batch_size, hidden_sizes[-1], map_height, map_width)`; `pooler_output` of shape `(batch_size,
             hidden_sizes[-1])`, its normalised mean; with `output_hidden_states=True` the input of the first stage and
             the output of each, as maps.
+
+        Example:
+            >>> import torch
+            >>> from hf_ext import MRConvNextConfig, MRConvNextModel
+            >>> model = MRConvNextModel(MRConvNextConfig(image_size=32, hidden_sizes=[8, 16], depths=[1, 1]))
+            >>> model(torch.rand(1, 3, 32, 32)).last_hidden_state.shape
+            torch.Size([1, 16, 4, 4])
         """
         config = self.config
         if pixel_values.ndim != 4 or pixel_values.shape[1] != config.num_channels or pixel_values.shape[0] < 1:
@@ -208,16 +215,11 @@ class MRConvNextForImageClassification(MRConvNextPreTrainedModel):
             num_labels)`; `loss` when labels are given; `hidden_states` when asked for.
 
         Example:
-
-        ```python
-        >>> import torch
-        >>> from hf_ext.mrconv import MRConvNextConfig, MRConvNextForImageClassification
-
-        >>> config = MRConvNextConfig(image_size=32, hidden_sizes=[8, 16], depths=[1, 1], num_labels=10)
-        >>> model = MRConvNextForImageClassification(config).eval()
-        >>> model(torch.rand(1, 3, 32, 32)).logits.shape
-        torch.Size([1, 10])
-        ```
+            >>> import torch
+            >>> from hf_ext import MRConvNextConfig, MRConvNextForImageClassification
+            >>> config = MRConvNextConfig(image_size=32, hidden_sizes=[8, 16], depths=[1, 1], num_labels=10)
+            >>> MRConvNextForImageClassification(config)(torch.rand(1, 3, 32, 32)).logits.shape
+            torch.Size([1, 10])
         """
         outputs = self.model(pixel_values, **kwargs)
         logits = self.classifier(outputs.pooler_output)

@@ -101,16 +101,11 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
             one; `hidden_states` when asked for.
 
         Example:
-
-        ```python
-        >>> import torch
-        >>> from hf_ext.mrconv import MRConvConfig, MRConvForCausalLM
-
-        >>> config = MRConvConfig(vocab_size=100, hidden_size=16, num_hidden_layers=2, max_position_embeddings=128)
-        >>> model = MRConvForCausalLM(config).eval()
-        >>> model.generate(torch.tensor([[5, 17, 3]]), max_new_tokens=20, do_sample=False).shape
-        torch.Size([1, 23])
-        ```
+            >>> import torch
+            >>> from hf_ext import MRConvConfig, MRConvForCausalLM
+            >>> model = MRConvForCausalLM(MRConvConfig(vocab_size=100, hidden_size=16, num_hidden_layers=2)).eval()
+            >>> model.generate(torch.tensor([[5, 17, 3]]), max_new_tokens=20, do_sample=False).shape
+            torch.Size([1, 23])
         """
         cache = only_cache(cache, past_key_values)
         if cache is None and use_cache:
@@ -211,6 +206,13 @@ class MRConvForMaskedLM(MRConvLanguageModel):
         Returns:
             [`~transformers.modeling_outputs.MaskedLMOutput`]: `logits` of shape `(batch_size, length, vocab_size)`;
             `loss` when labels are given; `hidden_states` when asked for.
+
+        Example:
+            >>> import torch
+            >>> from hf_ext import MRConvConfig, MRConvForMaskedLM
+            >>> config = MRConvConfig(vocab_size=100, hidden_size=16, num_hidden_layers=2, bidirectional=True)
+            >>> MRConvForMaskedLM(config)(torch.tensor([[5, 17, 3]])).logits.shape
+            torch.Size([1, 3, 100])
         """
         count = kwargs.pop("num_items_in_batch", None)
         outputs = self.model(input_ids, attention_mask, inputs_embeds, **kwargs)
@@ -254,6 +256,13 @@ class MRConvForTokenClassification(MRConvPreTrainedModel):
         Returns:
             [`~transformers.modeling_outputs.TokenClassifierOutput`]: `logits` of shape `(batch_size, length,
             num_labels)`; `loss` when labels are given; `hidden_states` when asked for.
+
+        Example:
+            >>> import torch
+            >>> from hf_ext import MRConvConfig, MRConvForTokenClassification
+            >>> config = MRConvConfig(vocab_size=100, hidden_size=16, num_hidden_layers=2, num_labels=5)
+            >>> MRConvForTokenClassification(config)(torch.tensor([[5, 17, 3]])).logits.shape
+            torch.Size([1, 3, 5])
         """
         count = kwargs.pop("num_items_in_batch", None)
         outputs = self.model(input_ids, attention_mask, inputs_embeds, input_values, **kwargs)

@@ -476,12 +476,13 @@ class MRConvCache(Cache):
         config ([`MRConvConfig`]): Configuration of the model, for the number of its layers.
 
     Example:
-
-    ```python
-    >>> cache = MRConvCache(model.config)
-    >>> first = model(input_ids[:, :100], cache=cache).logits
-    >>> second = model(input_ids[:, 100:], cache=cache).logits  # as if all had been given at once
-    ```
+        >>> import torch
+        >>> from hf_ext import MRConvCache, MRConvConfig, MRConvForCausalLM
+        >>> model = MRConvForCausalLM(MRConvConfig(vocab_size=100, hidden_size=16, num_hidden_layers=2)).eval()
+        >>> tokens, cache = torch.randint(100, (1, 120)), MRConvCache(model.config)
+        >>> parts = [model(part, cache=cache).logits for part in tokens.split(50, dim=1)]
+        >>> torch.allclose(torch.cat(parts, dim=1), model(tokens).logits, atol=1e-4)
+        True
     """
 
     takes_gradient = False
@@ -577,13 +578,15 @@ class MRConvTrainingCache(Cache):
         config ([`MRConvConfig`]): Configuration of the model, for the number of its layers.
 
     Example:
-
-    ```python
-    >>> cache = MRConvTrainingCache(model.config)
-    >>> for chunk, targets in zip(input_ids.split(4096, dim=1), next_tokens.split(4096, dim=1)):
-    ...     model(chunk, labels=chunk, shift_labels=targets, cache=cache).loss.backward()
-    ...     cache.detach_()
-    ```
+        >>> import torch
+        >>> from hf_ext.mrconv import MRConvConfig, MRConvForCausalLM, MRConvTrainingCache
+        >>> model = MRConvForCausalLM(MRConvConfig(vocab_size=100, hidden_size=16, num_hidden_layers=2)).train()
+        >>> tokens, cache = torch.randint(100, (1, 129)), MRConvTrainingCache(model.config)
+        >>> for chunk, targets in zip(tokens[:, :-1].split(64, dim=1), tokens[:, 1:].split(64, dim=1)):
+        ...     model(chunk, labels=chunk, shift_labels=targets, cache=cache).loss.backward()
+        ...     cache = cache.detach_()
+        >>> cache.get_seq_length()
+        128
     """
 
     takes_gradient = True

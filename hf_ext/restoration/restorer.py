@@ -52,15 +52,11 @@ class Restorer:
         tags (`list[str]`): Its layout, such as `["u-shaped"]`.
 
     Example:
-
-    ```python
-    >>> import torch
-    >>> from hf_ext import Restorer
-
-    >>> restorer = Restorer.from_pretrained("denoise-color")
-    >>> restorer(torch.rand(1, 3, 40, 50)).shape, restorer.scale
-    (torch.Size([1, 3, 40, 50]), 1)
-    ```
+        >>> import torch
+        >>> from hf_ext import Restorer
+        >>> restorer = Restorer.from_pretrained("denoise-color")
+        >>> restorer(torch.rand(1, 3, 40, 50)).shape, restorer.scale
+        (torch.Size([1, 3, 40, 50]), 1)
     """
 
     def __init__(self, model: SemanIRForImageRestoration):

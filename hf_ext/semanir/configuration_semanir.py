@@ -130,6 +130,12 @@ class SemanIRConfig(PreTrainedConfig):
             Loss of [`SemanIRForImageRestoration`] when labels are given: `"l1"` or `"charbonnier"` (epsilon 1e-3).
         initializer_range (`float`, *optional*, defaults to 0.02):
             Standard deviation of the truncated normal that initialises linear layers.
+
+    Example:
+        >>> from hf_ext import SemanIRConfig
+        >>> config = SemanIRConfig(scale=2, window_size=8, top_k=32)
+        >>> config.descriptor.purpose, config.descriptor.multiple_of
+        ('SR', 8)
     """
 
     model_type = "semanir"

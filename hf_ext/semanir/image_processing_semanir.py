@@ -176,12 +176,7 @@ class SemanIRImageProcessor(PilBackend):
     Process images of different sizes one at a time to avoid that.
 
     Transparency does not go through the model. Give the images to `post_process_image_restoration` once more, and what
-    it returns has their size, alpha, grey and 16 bits again:
-
-    ```python
-    >>> outputs = model(**processor(image, return_tensors="pt"))
-    >>> restored = processor.post_process_image_restoration(outputs, images=image)[0]
-    ```
+    it returns has their size, alpha, grey and 16 bits again.
 
     Args:
         do_convert_rgb (`bool`, *optional*, defaults to `True`):
@@ -193,6 +188,16 @@ class SemanIRImageProcessor(PilBackend):
         do_pad (`bool`, *optional*, defaults to `True`):
             Whether to pad images of several sizes to the largest, and all to `size_divisor`.
         size_divisor (`int`, *optional*): Pad height and width to multiples of this.
+
+    Example:
+        >>> from PIL import Image
+        >>> from hf_ext import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor
+        >>> config = SemanIRConfig(embed_dim=16, depths=[2], num_heads=[2], window_size=8, top_k=16)
+        >>> model, processor = SemanIRForImageRestoration(config), SemanIRImageProcessor()
+        >>> image = Image.new("RGBA", (30, 20))
+        >>> outputs = model(**processor(image, return_tensors="pt"))
+        >>> processor.post_process_image_restoration(outputs, images=image)[0].mode
+        'RGBA'
     """
 
     valid_kwargs = SemanIRImageProcessorKwargs

@@ -417,6 +417,13 @@ class SemanIRModel(SemanIRPreTrainedModel):
             [`~transformers.modeling_outputs.BaseModelOutput`]: `last_hidden_state` of shape `(batch_size, dim,
             padded_height / stem_scale, padded_width / stem_scale)`; with `output_hidden_states=True` the input of the
             first stage and the output of each, as feature maps.
+
+        Example:
+            >>> import torch
+            >>> from hf_ext import SemanIRConfig, SemanIRModel
+            >>> model = SemanIRModel(SemanIRConfig(embed_dim=16, depths=[2], num_heads=[2], window_size=8, top_k=16))
+            >>> model(torch.rand(1, 3, 20, 30)).last_hidden_state.shape
+            torch.Size([1, 16, 24, 32])
         """
         config = self.config
         if pixel_values.ndim != 4 or pixel_values.shape[1] != config.num_channels or not pixel_values.numel():
@@ -526,16 +533,11 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
             not clipped; `loss` when labels are given; `hidden_states` when asked for.
 
         Example:
-
-        ```python
-        >>> import torch
-        >>> from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
-
-        >>> config = SemanIRConfig(embed_dim=16, depths=[2], num_heads=[2], window_size=8, top_k=16)
-        >>> model = SemanIRForImageRestoration(config)
-        >>> model(torch.rand(1, 3, 20, 30)).reconstruction.shape
-        torch.Size([1, 3, 20, 30])
-        ```
+            >>> import torch
+            >>> from hf_ext import SemanIRConfig, SemanIRForImageRestoration
+            >>> config = SemanIRConfig(embed_dim=16, depths=[2], num_heads=[2], window_size=8, top_k=16, scale=2)
+            >>> SemanIRForImageRestoration(config)(torch.rand(1, 3, 20, 30)).reconstruction.shape
+            torch.Size([1, 3, 40, 60])
         """
         outputs = self.model(pixel_values, top_k, **kwargs)
         features = outputs.last_hidden_state

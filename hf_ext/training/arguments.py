@@ -224,6 +224,12 @@ class TrainingArguments:
         hub_private_repo (`bool`, defaults to `False`): Whether that repository is private.
         allow_other_data (`bool`, defaults to `False`):
             Go on with training data other than the run began with, which is refused otherwise.
+
+    Example:
+        >>> from hf_ext.training import TrainingArguments
+        >>> arguments = TrainingArguments("semanir", "runs/first", {"train": {"path": "photos"}}, max_steps=100)
+        >>> arguments.learning_rate, arguments.max_steps
+        (0.0002, 100)
     """
 
     method: str

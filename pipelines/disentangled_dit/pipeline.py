@@ -61,6 +61,14 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         prediction_type (`str`, *optional*): `"epsilon"`, `"v_prediction"`, `"sample"` or `"flow_prediction"`: what the
             network predicts. Defaults to what the scheduler says, and is saved: schedulers that read the output as
             something else are refused.
+
+    Example:
+        >>> from diffusers import DDIMScheduler
+        >>> from hf_ext.pipelines import disentangled_dit as dit
+        >>> model = dit.DisentangledDiTTransformer2DModel(in_channels=3, num_layers=1, num_attention_heads=2)
+        >>> pipeline = dit.DisentangledDiTPipeline(model, DDIMScheduler())
+        >>> pipeline(class_labels=7, num_inference_steps=2).images[0].size
+        (32, 32)
     """
 
     # Any: of these diffusers' types know a dictionary without attributes, and None.
@@ -992,6 +1000,15 @@ class DisentangledDiTImg2ImgPipeline(DisentangledDiTPipeline):
 
         Returns:
             [`~diffusers.ImagePipelineOutput`], or a tuple with its `images`.
+
+        Example:
+            >>> from PIL import Image
+            >>> from diffusers import DDIMScheduler
+            >>> from hf_ext.pipelines import disentangled_dit as dit
+            >>> model = dit.DisentangledDiTTransformer2DModel(in_channels=3, num_layers=1, num_attention_heads=2)
+            >>> pipeline = dit.DisentangledDiTImg2ImgPipeline(model, DDIMScheduler())
+            >>> pipeline(class_labels=7, image=Image.new("RGB", (32, 32)), num_inference_steps=2).images[0].size
+            (32, 32)
         """
         if image is None:
             raise ValueError(f"{type(self).__name__} starts from a picture; give `image`.")
@@ -1024,6 +1041,16 @@ class DisentangledDiTInpaintPipeline(DisentangledDiTPipeline):
 
         Returns:
             [`~diffusers.ImagePipelineOutput`], or a tuple with its `images`.
+
+        Example:
+            >>> from PIL import Image
+            >>> from diffusers import DDIMScheduler
+            >>> from hf_ext.pipelines import disentangled_dit as dit
+            >>> model = dit.DisentangledDiTTransformer2DModel(in_channels=3, num_layers=1, num_attention_heads=2)
+            >>> pipeline = dit.DisentangledDiTInpaintPipeline(model, DDIMScheduler())
+            >>> image, mask = Image.new("RGB", (32, 32)), Image.new("L", (32, 32), 255)
+            >>> pipeline(class_labels=7, image=image, mask_image=mask, num_inference_steps=2).images[0].size
+            (32, 32)
         """
         if image is None or mask_image is None:
             raise ValueError(f"{type(self).__name__} needs `image`, and `mask_image`, white where it is made anew.")

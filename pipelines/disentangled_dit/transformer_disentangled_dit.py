@@ -544,6 +544,13 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
 
         Returns:
             [`~diffusers.models.modeling_outputs.Transformer2DModelOutput`], or a tuple with its sample.
+
+        Example:
+            >>> import torch
+            >>> from hf_ext.pipelines.disentangled_dit import DisentangledDiTTransformer2DModel
+            >>> model = DisentangledDiTTransformer2DModel(num_layers=2, num_attention_heads=2, attention_head_dim=8)
+            >>> model(torch.randn(2, 4, 32, 32), timestep=500, class_labels=torch.tensor([3, 7])).sample.shape
+            torch.Size([2, 4, 32, 32])
         """
         if attention_kwargs:
             raise ValueError(f"`attention_kwargs` takes `scale` only, got {list(attention_kwargs)}.")
