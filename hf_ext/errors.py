@@ -118,10 +118,12 @@ class NotPublished(ValueError):
 
     Example:
         >>> from pathlib import Path
+        >>> from transformers import BertConfig, BertModel
         >>> from hf_ext import stage
         >>> from hf_ext.errors import NotPublished
-        >>> Path("model").mkdir()
-        >>> sizes = [Path("model", name).write_text('{"model_type": "bert"}') for name in ("config.json", "train.py")]
+        >>> config = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=20)
+        >>> BertModel(config).save_pretrained("model")
+        >>> Path("model/train.py").touch()
         >>> try:
         ...     stage("model", "out")
         ... except NotPublished:

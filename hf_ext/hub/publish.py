@@ -149,8 +149,8 @@ def push(
 
     Raises:
         ValueError: As in [`stage`] and [`check_loads`]; or the options contradict each other or the repository.
-        ConnectionError: The Hub would leave out a file, or does not hold afterwards what was pushed; `files` says which
-            files, and why. Or somebody else committed the same files meanwhile.
+        ConnectionError: The Hub would leave out a file, or does not hold afterwards what was pushed; `files` says
+            which files, and why. Or somebody else committed the same files meanwhile.
 
     Example:
         >>> from hf_ext import MRConvConfig, MRConvForSequenceClassification, push

@@ -150,6 +150,10 @@ class MRConvFeatureExtractor(SequenceFeatureExtractor):
         Returns:
             [`BatchFeature`]: `input_values` of shape `(batch_size, samples)`, float32, and `attention_mask` of the
             same shape, 1 for samples and 0 for padding.
+
+        Raises:
+            ValueError: Another sampling rate or none is given, or the audio is empty, not mono or not finite.
+            TypeError: The audio is no array, tensor or list, or holds numbers of another type.
         """
         if sampling_rate != self.sampling_rate:
             got = "not given" if sampling_rate is None else f"{sampling_rate} Hz"

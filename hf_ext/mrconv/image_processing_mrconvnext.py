@@ -26,10 +26,7 @@ def _with_channels(image: Any) -> Any:
 
 
 class MRConvNextImageProcessorKwargs(ImagesKwargs, total=False):
-    """
-    crop_pct (`float`, *optional*):
-        Share of the resized image's shorter side that the centre crop keeps.
-    """
+    """crop_pct (`float`, *optional*): Share of the resized image's shorter side that the centre crop keeps."""
 
     crop_pct: float
 
@@ -96,6 +93,9 @@ class MRConvNextImageProcessor(PilBackend):
 
         Returns:
             [`BatchFeature`]: `pixel_values` of shape `(batch_size, num_channels, height, width)`, float32.
+
+        Raises:
+            ValueError: No image is given, sizes do not make one batch, or values are not in the expected range.
         """
         if not isinstance(images, (list, tuple)):
             images = _with_channels(images)

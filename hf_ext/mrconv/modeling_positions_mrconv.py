@@ -51,13 +51,11 @@ class MRConvLanguageModel(MRConvPreTrainedModel):
 
 
 class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
-    """
-    Causal MRConv that predicts the next token.
+    """Causal MRConv that predicts the next token.
 
     `generate` keeps an [`~hf_ext.mrconv.streaming_mrconv.MRConvCache`] under `cache`: results are those of
     the full forward pass, and nothing is computed twice. Batches are padded on the left. Generation may go on beyond
-    `config.longest_input`; a token then depends on that many positions before it in each layer.
-    """
+    `config.longest_input`; a token then depends on that many positions before it in each layer."""
 
     looks_ahead = False
 
@@ -97,8 +95,7 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
 
         Returns:
             [`~transformers.modeling_outputs.CausalLMOutputWithPast`]: `logits` of shape `(batch_size, length,
-            vocab_size)`; `loss` when labels are given; `cache`, in transformers 5.23 `past_key_values`, when there is
-            one; `hidden_states` when asked for.
+            vocab_size)`; `loss` with labels; `cache` (transformers 5.23: `past_key_values`), `hidden_states` if asked.
 
         Example:
             >>> import torch
@@ -123,13 +120,9 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
         return CausalLMOutputWithPast(loss, logits, cache, outputs.hidden_states)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """
-        As [`~transformers.GenerationMixin.generate`]. `assistant_early_exit=n` drafts tokens with the first n blocks.
-
-        transformers makes the model n blocks deep for as long as it drafts, by `config.num_hidden_layers`, and leaves
-        it so where drafting ends with an error or is interrupted. Here the depth is always given back. Nor does a
-        cache that recorded, so that rejected tokens could be taken back, go on recording afterwards.
-        """
+        """As [`~transformers.GenerationMixin.generate`]; `assistant_early_exit=n` drafts tokens with n blocks."""
+        # transformers makes the model n blocks deep for as long as it drafts, and leaves it so where drafting fails or
+        # is interrupted. Here the depth is given back, and a cache that recorded rejected tokens stops recording.
         depth = self.config.num_hidden_layers
         given = kwargs.get("generation_config") or self.generation_config
         early_exit = kwargs.get("assistant_early_exit", getattr(given, "assistant_early_exit", None))

@@ -90,6 +90,14 @@ class Restorer:
             task (`str`, *optional*): Of a merge, the task whose model is wanted.
             device (`str`, *optional*): The GPU if there is one, else the CPU.
             dtype (`torch.dtype` or `str`, *optional*): Precision; that of the checkpoint if not given.
+
+        Returns:
+            [`Restorer`]: The restorer, in evaluation.
+
+        Raises:
+            DataError: The checkpoint holds another kind of model.
+            UsageError: The device cannot be used.
+            OSError: There is no such folder or repository.
         """
         return cls(load_model(find_model(os.fspath(source)), task, device, dtype))
 

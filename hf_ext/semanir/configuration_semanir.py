@@ -59,8 +59,7 @@ class SemanIRDescriptor(NamedTuple):
         tiling (`str`): `"internal"`: the model bounds its own temporary memory, without seams, so an image should be
             given whole. Tiles are for images whose feature maps do not fit.
         tile_overlap (`int`): Pixels by which such tiles should overlap: two windows of the coarsest level.
-        supports_half, supports_bfloat16 (`bool`): Which half precisions can be used; outputs in float16 must be
-            checked for infinities.
+        supports_half, supports_bfloat16 (`bool`): Half precisions that can be used; float16 may give infinities.
     """
 
     purpose: str
