@@ -11,6 +11,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 import hf_ext
 from hf_ext import EMRModel
+from hf_ext.training.methods import TASKS
+from hf_ext.training.reference import write_reference
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
 # An entry of the page, and the members of a class that it shows.
@@ -44,6 +46,14 @@ def test_the_page_lists_all_public_names():
     # A name that the package has itself is listed by it.
     named = {name.removeprefix("hf_ext.") for name in PUBLIC if name.count(".") == 1}
     assert named <= set(hf_ext.__all__)
+
+
+def test_the_options_name_every_method_and_no_class():
+    text = write_reference()
+    assert not [name for name in TASKS if f'`"{name}"`' not in text]
+    classes = [name.rpartition(".")[2] for name in PUBLIC if inspect.isclass(find(name))]
+    classes += ["DataArguments", "DataSource", "ParameterRule", "SourcePart"]
+    assert not [name for name in classes if f"`{name}`" in text]
 
 
 def parts_of(name: str) -> list:

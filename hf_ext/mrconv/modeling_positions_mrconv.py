@@ -242,7 +242,7 @@ class MRConvForTokenClassification(MRConvPreTrainedModel):
     ) -> TokenClassifierOutput:
         """
         Args:
-            input_ids, attention_mask, inputs_embeds, input_values: As in [`MRConvModel`], and `cache` too.
+            input_ids, attention_mask, inputs_embeds, input_values, cache: As in [`MRConvModel`].
             labels (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
                 The class of each position; -100 where there is none, as at padding.
 

@@ -126,7 +126,7 @@ class SemanIRConfig(PreTrainedConfig):
         interpolated_base (`bool`, *optional*, defaults to `False`): Whether super-resolution corrects the input as
             bicubic interpolation enlarges it. If not, as in the paper, it adds to `image_mean`: all else is learned.
         reconstruction_loss (`str`, *optional*, defaults to `"l1"`):
-            Loss of [`SemanIRForImageRestoration`] when labels are given: `"l1"` or `"charbonnier"` (epsilon 1e-3).
+            Loss of the restored images when labels are given: `"l1"` or `"charbonnier"` (epsilon 1e-3).
         initializer_range (`float`, *optional*, defaults to 0.02):
             Standard deviation of the truncated normal that initialises linear layers.
 
