@@ -14,7 +14,8 @@ copyright = f"2026, {author}. Apache-2.0"
 version = release = installed("hf-ext")
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_click"]
-exclude_patterns = ["_build"]
+# The notebook extension writes `jupyter_execute`, which the next build would take for pages.
+exclude_patterns = ["_build", "jupyter_execute"]
 html_theme = "furo"
 html_title = f"hf-ext {version}"
 html_copy_source = False

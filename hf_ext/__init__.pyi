@@ -9,6 +9,7 @@ from .mrconv import (
     MRConvFeatureExtractor as MRConvFeatureExtractor,
     MRConvForAudioClassification as MRConvForAudioClassification,
     MRConvForCausalLM as MRConvForCausalLM,
+    MRConvForImageClassification as MRConvForImageClassification,
     MRConvForMaskedLM as MRConvForMaskedLM,
     MRConvForRetrieval as MRConvForRetrieval,
     MRConvForSequenceClassification as MRConvForSequenceClassification,

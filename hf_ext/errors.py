@@ -35,15 +35,49 @@ BROKEN_ARCHIVE = (EOFError, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile
 
 
 class UsageError(ValueError):
-    """An option, an argument or a call that cannot be used."""
+    """
+    An option, an argument or a call that cannot be used.
+
+    Example:
+        >>> import hf_ext
+        >>> from hf_ext.errors import UsageError
+        >>> try:
+        ...     hf_ext.released("denoise")
+        ... except UsageError:
+        ...     print("no such model")
+        no such model
+    """
 
 
 class DataError(ValueError):
-    """A file, a table, a picture or a checkpoint that cannot be used; what was asked of it is no mistake."""
+    """
+    A file, a table, a picture or a checkpoint that cannot be used; what was asked of it is no mistake.
+
+    Example:
+        >>> import hf_ext
+        >>> from hf_ext.errors import DataError
+        >>> try:
+        ...     hf_ext.open_checkpoint("no-such-folder")
+        ... except DataError:
+        ...     print("no checkpoint")
+        no checkpoint
+    """
 
 
 class MissingColumn(DataError):
-    """A column that the data does not have: `column` is its name, `option` the setting that gave it."""
+    """
+    A column that the data does not have.
+
+    Attributes:
+        column (`str`): Its name.
+        option (`str`): The setting that gave it.
+
+    Example:
+        >>> from hf_ext.errors import MissingColumn
+        >>> error = MissingColumn.of("photo", ["image", "label"], "image_column")
+        >>> error.column, error.option
+        ('photo', 'image_column')
+    """
 
     column = option = ""
 
@@ -60,8 +94,15 @@ class OtherRun(ValueError):
     """
     A folder with the work of other settings or other data, which would be mixed with what is asked now.
 
-    `changes` has a text for each difference, such as `learning_rate: 0.01 → 0.5`; `found` is what is there, and
-    `advice` what to do.
+    Args:
+        found (`str`): The work that is there.
+        changes (`Sequence[str]`, *optional*): A text for each difference; the error keeps all as `changes`.
+        advice (`str`, *optional*): The way out.
+
+    Example:
+        >>> from hf_ext.errors import OtherRun
+        >>> OtherRun("runs/first holds another run", ["seed: 0 → 1"], "Choose another output_dir.").changes
+        ['seed: 0 → 1']
     """
 
     def __init__(self, found: str, changes: Sequence[str] = (), advice: str = "") -> None:
@@ -72,7 +113,23 @@ class OtherRun(ValueError):
 
 
 class NotPublished(ValueError):
-    """Files that were not uploaded, since others could not use them or should not see them."""
+    """
+    Files that were not uploaded, since others could not use them or should not see them.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from transformers import BertConfig, BertModel
+        >>> from hf_ext import stage
+        >>> from hf_ext.errors import NotPublished
+        >>> config = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=20)
+        >>> BertModel(config).save_pretrained("model")
+        >>> Path("model/train.py").touch()
+        >>> try:
+        ...     stage("model", "out")
+        ... except NotPublished:
+        ...     print("code is not published")
+        code is not published
+    """
 
 
 class Ending(NamedTuple):

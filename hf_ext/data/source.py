@@ -20,8 +20,8 @@ class DataSource:
             and `hq/` sub-folders of equally named images, a data file (`.parquet`, `.jsonl`, `.csv`, `.txt`, `.tar`,
             …, also compressed; `.npy` or `.npz`, arrays whose first axis is that of the examples), a pattern such as
             `shards/*.jsonl.gz`, or a Hub id, optionally `org/name@revision`.
-            A list holds several of them, each a path or a mapping of a [`SourcePart`]; the columns that all have are
-            kept.
+            A list holds several of them, each a path or a mapping of these keys and `weight`; the columns that all
+            have are kept.
         name (`str`, *optional*): Configuration of a data set that has several.
         split (`str`, defaults to `"train"`): Split, with slices as in `"train[:10%]"` for map-style data.
         rename_columns (`dict[str, str]`, *optional*):

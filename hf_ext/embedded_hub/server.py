@@ -66,11 +66,11 @@ class EmbeddedHub:
             malformed, or the folder is not usable.
 
     Example:
-
-    ```python
-    >>> with EmbeddedHub("/data/hub") as hub:
-    ...     HfApi(endpoint=hub.url).create_repo("me/model")
-    ```
+        >>> from huggingface_hub import HfApi
+        >>> from hf_ext.embedded_hub.server import EmbeddedHub
+        >>> with EmbeddedHub("hub") as hub:
+        ...     HfApi(endpoint=hub.url).create_repo("me/model").repo_id
+        'me/model'
     """
 
     def __init__(

@@ -51,6 +51,17 @@ class EMRModel:
         model (`torch.nn.Module`): The model of the current task.
         current (`str` or `None`): The current task; `None` after a switch that failed half way.
         weights ([`TaskWeights`]): The artifact's weights.
+
+    Example:
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> from hf_ext import EMRModel, merge_checkpoints
+        >>> tiny = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 20}
+        >>> for name in ("base", "topic", "mood"):
+        ...     BertForSequenceClassification(BertConfig(**tiny)).save_pretrained(name)
+        >>> config = {"base": "base", "tasks": {"topic": "topic", "mood": "mood"}}
+        >>> em = EMRModel.from_pretrained(merge_checkpoints(config, "merged").path, "topic")
+        >>> em.set_task("mood").current, em.tasks
+        ('mood', ['topic', 'mood'])
     """
 
     def __init__(

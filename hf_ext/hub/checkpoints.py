@@ -263,6 +263,13 @@ def open_checkpoint(
             wrong length, a repository or revision that does not exist, a Hub that cannot be reached. It is a
             `ValueError` and names the file.
         ValueError: `revision` with a local path, or two different revisions.
+
+    Example:
+        >>> import hf_ext
+        >>> with hf_ext.open_checkpoint(hf_ext.released("denoise-color")) as checkpoint:
+        ...     weight = checkpoint["model.extractor.weight"]
+        >>> weight.dtype, weight.ndim
+        (torch.float16, 4)
     """
     path = Path(source).expanduser()
     if path.exists():

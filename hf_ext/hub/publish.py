@@ -81,6 +81,13 @@ def stage(
         ValueError: The source is not of a supported kind, holds code or pickles, or does not load completely; a file
             that is loaded is a link that leaves the folder; a file holds a token or a private key; an adapter's base
             is a folder.
+
+    Example:
+        >>> from hf_ext import MRConvConfig, MRConvForSequenceClassification, stage
+        >>> model = MRConvForSequenceClassification(MRConvConfig(vocab_size=100, hidden_size=16))
+        >>> folder = stage(model, "model", repo_id="org/model", license="mit")
+        >>> (folder / "README.md").is_file()
+        True
     """
     out = Path(out)
     require_free(out, overwrite, kind="checkpoint", is_kind=_is_checkpoint)
@@ -142,8 +149,16 @@ def push(
 
     Raises:
         ValueError: As in [`stage`] and [`check_loads`]; or the options contradict each other or the repository.
-        NotPublished: The Hub would leave out a file, or does not hold afterwards what was pushed; `files` says which
-            files, and why. Or somebody else committed the same files meanwhile.
+        ConnectionError: The Hub would leave out a file, or does not hold afterwards what was pushed; `files` says
+            which files, and why. Or somebody else committed the same files meanwhile.
+
+    Example:
+        >>> from hf_ext import MRConvConfig, MRConvForSequenceClassification, push
+        >>> from hf_ext.embedded_hub.server import EmbeddedHub
+        >>> model = MRConvForSequenceClassification(MRConvConfig(vocab_size=100, hidden_size=16))
+        >>> with EmbeddedHub("hub") as hub:  # a Hub on this machine
+        ...     push(model, "org/model", endpoint=hub.url, check=False).repo_url.repo_id
+        'org/model'
     """
     validate_repo_id(repo_id)
     branch = revision or constants.DEFAULT_REVISION

@@ -66,15 +66,15 @@ def released(name: str) -> Path:
         `Path`: A folder with configuration, weights, code and card.
 
     Raises:
-        ValueError: If there is no such model.
+        UsageError: If there is no such model.
+        ValueError: If the package was installed without its models.
 
     Example:
-
-    ```python
-    >>> import hf_ext
-    >>> from transformers import AutoModelForImageToImage
-    >>> model = AutoModelForImageToImage.from_pretrained(hf_ext.released("denoise-color"))
-    ```
+        >>> import hf_ext
+        >>> from transformers import AutoModelForImageToImage
+        >>> model = AutoModelForImageToImage.from_pretrained(hf_ext.released("denoise-color"))
+        >>> model.config.model_type
+        'semanir'
     """
     folders = _folders()
     if name not in folders:

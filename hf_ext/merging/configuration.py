@@ -74,6 +74,12 @@ class MergeConfig:
         device (`str`, defaults to `"cpu"`):
             Where methods `"emr"` and `"elect"` compute: `"cpu"`, `"cuda"` or `"cuda:1"`. Weights and masks are the
             same to the bit; sums may differ in their last.
+
+    Example:
+        >>> from hf_ext import MergeConfig
+        >>> config = MergeConfig(base="org/base", tasks={"a": "org/a", "b": "org/b@v1"})
+        >>> config.method, config.with_masks, config.memory_bytes
+        ('emr', True, 64000000)
     """
 
     base: str

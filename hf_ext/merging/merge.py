@@ -82,6 +82,19 @@ def merge_checkpoints(
         ValueError: `out` cannot be written, something does not fit together, holds NaN or infinity, or changed since
             the interruption; the message says what to do.
         OSError: The disk is full; the merge can go on when there is room.
+
+    Example:
+        >>> import torch
+        >>> from pathlib import Path
+        >>> from safetensors.torch import load_file, save_file
+        >>> from hf_ext import merge_checkpoints
+        >>> for name, value in {"base": 0.0, "a": 1.0, "b": 3.0}.items():
+        ...     Path(name).mkdir()
+        ...     save_file({"weight": torch.full((2,), value)}, f"{name}/model.safetensors")
+        >>> config = {"base": "base", "tasks": {"a": "a", "b": "b"}, "method": "average"}
+        >>> result = merge_checkpoints(config, "merged")
+        >>> load_file(result.path / "model.safetensors")
+        {'weight': tensor([2., 2.])}
     """
     out = Path(os.path.abspath(Path(out).expanduser()))
     ranks = Ranks()

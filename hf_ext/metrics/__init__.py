@@ -49,6 +49,16 @@ def metric_path(name: str) -> str:
 
     Returns:
         `str`: Absolute path of the Python file.
+
+    Raises:
+        ValueError: If there is no such metric.
+
+    Example:
+        >>> import evaluate
+        >>> from hf_ext.metrics import metric_path
+        >>> metric = evaluate.load(metric_path("agreement"))
+        >>> metric.compute(predictions=[0, 1, 1, 0], references=[0, 1, 0, 0])["accuracy"]
+        0.75
     """
     names = ("agreement", "clip_score", "feature_distance", "fid", "kid", "psnr", "psnr_b", "ssim")
     if name not in names:

@@ -28,6 +28,17 @@ def psnr(
 
     Returns:
         `float`: Decibels; infinite where both images are equal.
+
+    Raises:
+        ValueError: Images of different shapes, a channel that they do not have, or no `data_range` for floats.
+        TypeError: An image is no array of uint8 or floats.
+
+    Example:
+        >>> import numpy as np
+        >>> from hf_ext.metrics.psnr import psnr
+        >>> clean = np.zeros((8, 8, 3), np.uint8)
+        >>> round(psnr(clean + np.uint8(10), clean, channel="rgb"), 2)
+        28.13
     """
     first, second = prepare_pair(prediction, reference, channel=channel, border=border, data_range=data_range)
     error = np.mean(np.square(first - second))

@@ -118,6 +118,11 @@ class MRConvConfig(PreTrainedConfig):
         target_mean, target_std (`list[float]`, *optional*):
             Of each target of a regression: the model answers in the targets' own units.
         input_columns (`list[str]`, *optional*): Columns of a file that hold the channels, in their order.
+
+    Example:
+        >>> from hf_ext import MRConvConfig
+        >>> MRConvConfig(kernel_size=16, max_position_embeddings=100).branches
+        [(1, 16), (2, 32), (4, 64), (8, 100)]
     """
 
     model_type = "mrconv"

@@ -43,7 +43,7 @@ class MRConvNextConfig(PreTrainedConfig):
     Args:
         image_size (`int` or `list[int]`, *optional*, defaults to 224):
             Side, or height and width, in pixels of the images that the kernels are made for: a kernel is as long as
-            the flattened map of its stage. Other images are allowed; see [`MRConvNextModel`].
+            the flattened map of its stage. Other images are allowed.
         num_channels (`int`, *optional*, defaults to 3): Channels of the image.
         patch_size (`int`, *optional*, defaults to 4): Side and stride of the stem's convolution, in pixels.
         hidden_sizes (`list[int]`, *optional*, defaults to `(96, 192, 384, 768)`):
@@ -54,7 +54,7 @@ class MRConvNextConfig(PreTrainedConfig):
         kernel_size (`int`, *optional*, defaults to 16):
             Length l_0 of the shortest branch; each next one is twice as long, up to the map's length.
         num_modes (`int`, *optional*): Modes m of a Fourier kernel; `kernel_size // 2 + 1` when not given.
-        branch_norm (`str`, *optional*, defaults to `"batch"`): Normalisation of the branches, as in [`MRConvConfig`].
+        branch_norm (`str`, *optional*, defaults to `"batch"`): Of branches: `"layer"`, `"kernel"`, `"none"` too.
         norm_eps (`float`, *optional*, defaults to 1e-5): Added to the variance in the normalisation of the branches.
         sync_batch_norm (`bool`, *optional*, defaults to `True`):
             Whether the branches' statistics are those of the batches of all processes together.
@@ -67,6 +67,11 @@ class MRConvNextConfig(PreTrainedConfig):
             Standard deviation of the truncated normal that initialises linear layers and 2-D convolutions.
         reparameterized (`bool`, *optional*, defaults to `False`):
             Whether the branches are merged; `model.reparameterize()` sets it.
+
+    Example:
+        >>> from hf_ext import MRConvNextConfig
+        >>> MRConvNextConfig().stage_map(0, height=224, width=224)
+        (56, 56)
     """
 
     model_type = "mrconvnext"

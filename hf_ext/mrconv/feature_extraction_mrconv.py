@@ -80,6 +80,13 @@ class MRConvFeatureExtractor(SequenceFeatureExtractor):
         return_attention_mask (`bool`, *optional*, defaults to `True`): Whether to return the mask.
         do_normalize (`bool`, *optional*, defaults to `True`):
             Whether each recording, after truncation, is brought to zero mean and unit variance over its samples.
+
+    Example:
+        >>> import numpy as np
+        >>> from hf_ext import MRConvFeatureExtractor
+        >>> sounds, extractor = [np.zeros(800), np.zeros(500)], MRConvFeatureExtractor(sampling_rate=8000)
+        >>> extractor(sounds, sampling_rate=8000, padding=True, return_tensors="pt").attention_mask.sum(1)
+        tensor([800, 500])
     """
 
     model_input_names = ["input_values", "attention_mask"]
@@ -143,6 +150,10 @@ class MRConvFeatureExtractor(SequenceFeatureExtractor):
         Returns:
             [`BatchFeature`]: `input_values` of shape `(batch_size, samples)`, float32, and `attention_mask` of the
             same shape, 1 for samples and 0 for padding.
+
+        Raises:
+            ValueError: Another sampling rate or none is given, or the audio is empty, not mono or not finite.
+            TypeError: The audio is no array, tensor or list, or holds numbers of another type.
         """
         if sampling_rate != self.sampling_rate:
             got = "not given" if sampling_rate is None else f"{sampling_rate} Hz"

@@ -26,10 +26,7 @@ def _with_channels(image: Any) -> Any:
 
 
 class MRConvNextImageProcessorKwargs(ImagesKwargs, total=False):
-    """
-    crop_pct (`float`, *optional*):
-        Share of the resized image's shorter side that the centre crop keeps.
-    """
+    """crop_pct (`float`, *optional*): Share of the resized image's shorter side that the centre crop keeps."""
 
     crop_pct: float
 
@@ -59,6 +56,12 @@ class MRConvNextImageProcessor(PilBackend):
             Whether to subtract `image_mean` and divide by `image_std`.
         image_mean, image_std (`list[float]`, *optional*, default to those of ImageNet):
             Mean and standard deviation of each channel.
+
+    Example:
+        >>> from PIL import Image
+        >>> from hf_ext import MRConvNextImageProcessor
+        >>> MRConvNextImageProcessor()(Image.new("RGB", (300, 200)), return_tensors="pt").pixel_values.shape
+        torch.Size([1, 3, 224, 224])
     """
 
     valid_kwargs = MRConvNextImageProcessorKwargs
@@ -90,6 +93,9 @@ class MRConvNextImageProcessor(PilBackend):
 
         Returns:
             [`BatchFeature`]: `pixel_values` of shape `(batch_size, num_channels, height, width)`, float32.
+
+        Raises:
+            ValueError: No image is given, sizes do not make one batch, or values are not in the expected range.
         """
         if not isinstance(images, (list, tuple)):
             images = _with_channels(images)

@@ -27,11 +27,9 @@ def precise(value: Tensor) -> Tensor:
 
 
 class MRConvKernel(nn.Module):
-    """
-    Base of the kernels: one wing of all branches of a layer. Linear in `weight`, which starts so that the kernel of a
-    branch, both wings of a bidirectional one together, has norm 1 in every channel. `seed` decides the places of
-    sparse taps; a wing `ahead` multiplies later inputs, from lag 1 on.
-    """
+    """Base of the kernels: one wing of all branches of a layer. Linear in `weight`, which starts so that the kernel of
+    a branch, both wings of a bidirectional one together, has norm 1 in every channel. `seed` decides the places of
+    sparse taps; a wing `ahead` multiplies later inputs, from lag 1 on."""
 
     weight: nn.Parameter
 
@@ -89,12 +87,10 @@ class MRConvDilatedKernel(MRConvKernel):
 
 
 class MRConvFourierKernel(MRConvKernel):
-    """
-    The m lowest modes of a kernel of l_i samples (eq. 9): k_i = irfft(modes, l_i).
+    """The m lowest modes of a kernel of l_i samples (eq. 9): k_i = irfft(modes, l_i).
 
     `weight`, of shape (channels, sum of the counts), holds them branch by branch as X_0, Re X_1, Im X_1, Re X_2, ...;
-    each starts as a normal number, scaled so that the kernel has norm 1.
-    """
+    each starts as a normal number, scaled so that the kernel has norm 1."""
 
     # A real kernel has a real constant and, where l_i is even, a real highest mode: an imaginary part there is no
     # degree of freedom. On a CPU the inverse transform ignores it; on CUDA one of 2^13 or 2^14 points adds it to the
@@ -225,8 +221,7 @@ def keeps_state(method: Callable[..., Any]) -> Callable[..., Any]:
 class MergedKernel:
     """A merged kernel, the one that looks ahead or None, and the bias."""
 
-    # The form that streams share, made of kernel and bias. `streaming_mrconv` enters it, which travels only with heads
-    # that stream.
+    # The form that streams share, made of kernel and bias; `streaming_mrconv` enters it, for heads that stream.
     stream_form: ClassVar[Any] = None
 
     kernel: Tensor
@@ -248,8 +243,7 @@ class MergedKernel:
 @contextmanager
 def whole_parameters(module: nn.Module) -> Iterator[None]:
     """Within, parameters of which each process holds a part are whole; others stay what they are."""
-    # As FSDP makes them for a forward pass, outside of which it does not. All processes have to come here, since each
-    # gives its part to the others.
+    # As FSDP makes them for a forward pass, and not outside of it. All processes must come here: each gives its part.
     parts = [
         (part, name, value)
         for part in module.modules()

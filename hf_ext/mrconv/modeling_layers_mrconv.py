@@ -137,12 +137,9 @@ BatchConvolution = Callable[[Tensor, Tensor, Tensor, float], tuple[list[Tensor],
 
 
 class MRConvBranchNorm(MRConvPreciseBuffers):
-    """
-    Batch normalisation of the N branches of a layer: scale, shift and running statistics of shape (N, D).
+    """Batch normalisation of the N branches of a layer: scale, shift and running statistics of shape (N, D).
 
-    All that a layer wants of it goes through `forward`: a wrapper of peft or a hook of accelerate that stands in its
-    place has no other entrance.
-    """
+    A layer calls `forward` alone: a wrapper of peft or a hook of accelerate in its place has no other entrance."""
 
     def __init__(self, num_branches: int, channels: int, eps: float):
         super().__init__()
@@ -150,10 +147,8 @@ class MRConvBranchNorm(MRConvPreciseBuffers):
         self.register_statistics(num_branches, channels)
 
     def forward(self, alpha: Tensor, convolve: BatchConvolution | None = None) -> list[Tensor] | tuple[Tensor, Tensor]:
-        """
-        The result of `convolve`, the layer on a batch, where it is given and the statistics of the batch are taken.
-        Otherwise factor alpha s and shift alpha t of each branch, BN(c) = s c + t with the running statistics.
-        """
+        """The result of `convolve`, the layer on a batch, where it is given and the statistics of the batch are taken.
+        Otherwise factor alpha s and shift alpha t of each branch, BN(c) = s c + t with the running statistics."""
         if convolve is None or not takes_batch_statistics(self):
             scale = precise(alpha) * precise(self.weight) * (self.running_var + self.eps).rsqrt()
             return scale, precise(alpha) * precise(self.bias) - scale * self.running_mean
@@ -279,11 +274,9 @@ class MRConvLayer(MRConvPreciseBuffers):
         cache: Any | None = None,
         packing: Any | None = None,
     ) -> Tensor:
-        """
-        Convolve u [batch, channels, length]. Of each sample the positions [start, stop) are valid, all where these are
-        None: what lies outside is ignored, and has outputs of no meaning. `cache` holds what came before; `packing`
-        says that rows hold several sequences.
-        """
+        """Convolve u [batch, channels, length]. Of each sample the positions [start, stop) are valid, None: all;
+        outputs outside have no meaning. `cache` holds what came before; `packing` says that rows hold several
+        sequences."""
         if start is not None and stop is not None:
             positions = torch.arange(u.shape[-1], device=u.device)
             valid = (positions >= start[:, None]) & (positions < stop[:, None])  # [B, L]
@@ -311,10 +304,8 @@ class MRConvLayer(MRConvPreciseBuffers):
     def _convolve(
         self, inputs: list[Tensor], spans: list[Span], history: bool = False, packed: bool = False
     ) -> list[Tensor]:
-        """
-        The outputs of groups of samples, which are zero outside of their spans, or with a `history` have what came
-        before the span; statistics are those of all spans together.
-        """
+        """The outputs of groups of samples, which are zero outside of their spans, or with a `history` have what came
+        before the span; statistics are those of all spans together."""
         # By the configuration: a wrapper of peft may stand in the place of `self.norm`.
         if not self.reparameterized and self.config.branch_norm == "layer":
             return [self._forward_layer_norm(u) for u in inputs]
@@ -337,9 +328,8 @@ class MRConvLayer(MRConvPreciseBuffers):
             return self.kernel(self.rate_factor), ahead
 
     def merged(self) -> tuple[Tensor, Tensor | None, Tensor]:
-        """
-        One kernel and one bias for all branches, with the running statistics (eq. 7), in float32 or float64: k = sum_i
-        alpha_i s_i k_i, b = sum_i alpha_i t_i. Returns the kernel, the one that looks ahead or None, the bias.
+        """One kernel and one bias for all branches, with the running statistics (eq. 7), in float32 or float64: k =
+        sum_i alpha_i s_i k_i, b = sum_i alpha_i t_i. Returns the kernel, the one that looks ahead or None, the bias.
         """
         if self.reparameterized:
             return self.merged_kernel, self.merged_backward_kernel, self.merged_bias
@@ -564,10 +554,8 @@ class MRConvPreTrainedModel(PreTrainedModel):
         return [module for module in self.modules() if isinstance(module, MRConvLayer)]
 
     def kernel_parameters(self) -> list[str]:
-        """
-        Names of the parameters that make the kernels, for a learning rate of their own and no weight decay: the
-        branches are normalised, so that decay would only change the effective learning rate.
-        """
+        """Names of the parameters that make the kernels, for a learning rate of their own and no weight decay: the
+        branches are normalised, so that decay would only change the effective learning rate."""
         if self.config.reparameterized:
             raise ValueError(
                 "The model is merged: its kernels are buffers, which training leaves as they are. Train a checkpoint "
@@ -617,12 +605,10 @@ class MRConvPreTrainedModel(PreTrainedModel):
     def change_rate(self, factor: float) -> Self:
         """
         Make the kernels those of an input with `factor` times fewer samples per second, in place and saved in the
-        configuration; 2.0 takes a model from 16 to 8 kHz, 0.5 back. Nothing is trained for it, and running statistics
-        stay as they are.
+        configuration; 2.0 takes a model from 16 to 8 kHz, 0.5 back. Nothing is trained, running statistics stay.
 
         Fourier kernels keep the modes that the new rate can represent, k'[t] = factor k[factor t]; implicit ones are
-        evaluated there. A tap of a dilated or sparse kernel moves to floor(lag / factor), those that meet add up:
-        an approximation that aliases.
+        evaluated there. A tap of a dilated or sparse kernel moves to floor(lag / factor), where they add up: aliased.
 
         Args:
             factor (`float`): How many times fewer samples; it divides the length of every kernel.

@@ -36,12 +36,8 @@ PACKING_ARGUMENTS = ("position_ids", "cu_seq_lens_q", "seq_idx")
 def valid_range(
     attention_mask: Tensor | None, inputs: Tensor, streaming: bool
 ) -> tuple[Tensor, Tensor, Tensor] | tuple[None, None, None]:
-    """
-    First valid position of each sample, first after the last, and the mask as booleans; None where all are valid.
-
-    The valid positions of a sample are one run. When streaming, the mask may cover the past too, and a sample may have
-    no valid position in this chunk.
-    """
+    """First valid position of each sample, first after the last, and the mask as booleans; None where all are valid.
+    They are one run. When streaming, the mask may cover the past too, and a sample may have none in this chunk."""
     if attention_mask is None:
         return None, None, None
     batch, length = inputs.shape[:2]
@@ -67,9 +63,8 @@ def valid_range(
 
 
 def require_all(holds: Tensor, message: str) -> None:
-    """
-    Raise a `ValueError` unless all holds. To ask a GPU would wait for all that it has to do: it checks by itself while
-    the program goes on, and a later operation raises a `RuntimeError`, as for a token outside of the vocabulary.
+    """Raise a `ValueError` unless all holds. To ask a GPU would wait for all that it has to do: it checks by itself
+    while the program goes on, and a later operation raises a `RuntimeError`, as for a token outside of the vocabulary.
     """
     if holds.is_cuda:
         torch._assert_async(holds.all(), message)
@@ -108,12 +103,9 @@ def refuse_unknown(arguments: dict[str, Any]) -> None:
 
 
 def zero_padding(values: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """
-    Values `(B, L, C)` with zeros at padding.
-
+    """Values `(B, L, C)` with zeros at padding.
     Later layers leave padding out, but a NaN there would reach every weight all the same: the gradient of the
-    embedding is a product with its input, and zero times NaN is NaN.
-    """
+    embedding is a product with its input, and zero times NaN is NaN."""
     if attention_mask is None or attention_mask.ndim != 2:
         return values
     if len(attention_mask) != len(values) or attention_mask.shape[1] < values.shape[1]:
@@ -178,9 +170,8 @@ class MRConvModel(MRConvPreTrainedModel):
             input_ids (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
                 Tokens, for a model with a vocabulary.
             attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*):
-                1 at valid positions, which are one run in each row; 0 at padding on the left or right. Padding
-                changes no result at a valid position. With a cache the mask covers the cached positions too, and
-                padding is on the left.
+                1 at valid positions, one run in each row; 0 at padding on the left or right, which changes no result.
+                With a cache the mask covers the cached positions too, and padding is on the left.
             inputs_embeds (`torch.Tensor` of shape `(batch_size, length, hidden_size)`, *optional*):
                 What the embedding would return, instead of `input_ids` or `input_values`.
             input_values (`torch.Tensor` of shape `(batch_size, length, input_size)`, *optional*):
@@ -204,6 +195,17 @@ class MRConvModel(MRConvPreTrainedModel):
         Returns:
             [`~transformers.modeling_outputs.BaseModelOutput`]: `last_hidden_state` of shape `(batch_size, length,
             hidden_size)`; with `output_hidden_states=True` the embedded input and the output of each block.
+
+        Raises:
+            ValueError: Not exactly one input is given, or the shape of an input, mask or cache does not fit.
+            TypeError: `input_values` are no floats, `cache` is of another class, or an argument is unknown.
+
+        Example:
+            >>> import torch
+            >>> from hf_ext import MRConvConfig, MRConvModel
+            >>> model = MRConvModel(MRConvConfig(input_size=3, hidden_size=16, num_hidden_layers=2))
+            >>> model(input_values=torch.rand(2, 50, 3)).last_hidden_state.shape
+            torch.Size([2, 50, 16])
         """
         cache = only_cache(cache, kwargs.pop("past_key_values", None))
         refuse_unknown(kwargs)
@@ -365,24 +367,18 @@ class MRConvForSequenceClassification(MRConvPreTrainedModel):
                 As in [`MRConvModel`]. The mean is taken over the valid positions.
             labels (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
                 Classes from 0; or as `config.problem_type` says, float targets of shape `(batch_size, num_labels)`. Of
-                a regression with `config.target_std`, logits and labels are in the targets' units, and the loss is
-                that of the normalised ones.
+                a regression with `config.target_std`, both are in the targets' units; the loss is of normalised ones.
 
         Returns:
             [`~transformers.modeling_outputs.SequenceClassifierOutput`]: `logits` of shape `(batch_size, num_labels)`;
             `loss` when labels are given; `hidden_states` when asked for.
 
         Example:
-
-        ```python
-        >>> import torch
-        >>> from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification
-
-        >>> config = MRConvConfig(hidden_size=16, num_hidden_layers=2, max_position_embeddings=128, num_labels=10)
-        >>> model = MRConvForSequenceClassification(config).eval()
-        >>> model(input_values=torch.rand(1, 100, 1)).logits.shape
-        torch.Size([1, 10])
-        ```
+            >>> import torch
+            >>> from hf_ext import MRConvConfig, MRConvForSequenceClassification
+            >>> config = MRConvConfig(hidden_size=16, num_hidden_layers=2, num_labels=10)
+            >>> MRConvForSequenceClassification(config)(input_values=torch.rand(2, 100, 1)).logits.shape
+            torch.Size([2, 10])
         """
         refuse_packing(kwargs)
         outputs = self.model(input_ids, attention_mask, inputs_embeds, input_values, **kwargs)
@@ -416,6 +412,13 @@ class MRConvForAudioClassification(MRConvForSequenceClassification):
             attention_mask (`torch.Tensor` of shape `(batch_size, samples)`, *optional*):
                 1 at valid samples, one run in each row.
             labels: As in [`MRConvForSequenceClassification`], whose outputs these are too.
+
+        Example:
+            >>> import torch
+            >>> from hf_ext import MRConvConfig, MRConvForAudioClassification
+            >>> config = MRConvConfig(hidden_size=16, num_hidden_layers=2, num_labels=10, sampling_rate=8000)
+            >>> MRConvForAudioClassification(config)(torch.rand(2, 800)).logits.shape
+            torch.Size([2, 10])
         """
         return super().forward(attention_mask=attention_mask, input_values=input_values, labels=labels, **kwargs)
 
@@ -441,6 +444,13 @@ class MRConvForImageClassification(MRConvForSequenceClassification):
             input_values (`torch.Tensor` of shape `(batch_size, height * width, input_size)`, *optional*):
                 The same as sequences, instead of `pixel_values`.
             labels: As in [`MRConvForSequenceClassification`], whose outputs these are too.
+
+        Example:
+            >>> import torch
+            >>> from hf_ext import MRConvConfig, MRConvForImageClassification
+            >>> config = MRConvConfig(input_size=3, hidden_size=16, num_hidden_layers=2, num_labels=10)
+            >>> MRConvForImageClassification(config)(torch.rand(2, 3, 32, 32)).logits.shape
+            torch.Size([2, 10])
         """
         if pixel_values is not None:
             if input_values is not None or pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.input_size:
@@ -500,6 +510,13 @@ class MRConvForRetrieval(MRConvForSequenceClassification):
                 Embedded documents, instead of tokens.
             labels: As in [`MRConvForSequenceClassification`], whose outputs these are too; `hidden_states` are those
                 of both documents, one after the other.
+
+        Example:
+            >>> import torch
+            >>> from hf_ext import MRConvConfig, MRConvForRetrieval
+            >>> model = MRConvForRetrieval(MRConvConfig(vocab_size=100, hidden_size=16, num_hidden_layers=2))
+            >>> model(torch.randint(100, (4, 30)), input_ids_2=torch.randint(100, (4, 50))).logits.shape
+            torch.Size([4, 2])
         """
         refuse_packing(kwargs)
         first = self.model.embed(input_ids, inputs_embeds)

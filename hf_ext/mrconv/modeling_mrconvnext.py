@@ -121,14 +121,12 @@ class MRConvNextPreTrainedModel(MRConvPreTrainedModel):
 
 
 class MRConvNextModel(MRConvNextPreTrainedModel):
-    """
-    MRConvNeXt without a classifier: image in, map of the last stage and its mean out.
+    """MRConvNeXt without a classifier: image in, map of the last stage and its mean out.
 
     Images need not have the configured size. A rest of height and width that the strides do not divide is left out at
     the bottom and right. A kernel is as long as the flattened map of its stage at `config.image_size`: on a smaller
     map it is cropped, on a larger one it is zero beyond. Lags count along the rows, so at another *width* a lag that
-    meant "one row up" means another place; best results are to be expected at the width trained with.
-    """
+    meant "one row up" means another place; best results are to be expected at the width trained with."""
 
     def __init__(self, config: MRConvNextConfig):
         super().__init__(config)
@@ -154,8 +152,14 @@ class MRConvNextModel(MRConvNextPreTrainedModel):
         Returns:
             [`~transformers.modeling_outputs.BaseModelOutputWithPoolingAndNoAttention`]: `last_hidden_state` of shape
             `(batch_size, hidden_sizes[-1], map_height, map_width)`; `pooler_output` of shape `(batch_size,
-            hidden_sizes[-1])`, its normalised mean; with `output_hidden_states=True` the input of the first stage and
-            the output of each, as maps.
+            hidden_sizes[-1])`, its normalised mean; with `output_hidden_states=True` the maps before and after stages.
+
+        Example:
+            >>> import torch
+            >>> from hf_ext import MRConvNextConfig, MRConvNextModel
+            >>> model = MRConvNextModel(MRConvNextConfig(image_size=32, hidden_sizes=[8, 16], depths=[1, 1]))
+            >>> model(torch.rand(1, 3, 32, 32)).last_hidden_state.shape
+            torch.Size([1, 16, 4, 4])
         """
         config = self.config
         if pixel_values.ndim != 4 or pixel_values.shape[1] != config.num_channels or pixel_values.shape[0] < 1:
@@ -208,16 +212,11 @@ class MRConvNextForImageClassification(MRConvNextPreTrainedModel):
             num_labels)`; `loss` when labels are given; `hidden_states` when asked for.
 
         Example:
-
-        ```python
-        >>> import torch
-        >>> from hf_ext.mrconv import MRConvNextConfig, MRConvNextForImageClassification
-
-        >>> config = MRConvNextConfig(image_size=32, hidden_sizes=[8, 16], depths=[1, 1], num_labels=10)
-        >>> model = MRConvNextForImageClassification(config).eval()
-        >>> model(torch.rand(1, 3, 32, 32)).logits.shape
-        torch.Size([1, 10])
-        ```
+            >>> import torch
+            >>> from hf_ext import MRConvNextConfig, MRConvNextForImageClassification
+            >>> config = MRConvNextConfig(image_size=32, hidden_sizes=[8, 16], depths=[1, 1], num_labels=10)
+            >>> MRConvNextForImageClassification(config)(torch.rand(1, 3, 32, 32)).logits.shape
+            torch.Size([1, 10])
         """
         outputs = self.model(pixel_values, **kwargs)
         logits = self.classifier(outputs.pooler_output)

@@ -51,13 +51,11 @@ class MRConvLanguageModel(MRConvPreTrainedModel):
 
 
 class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
-    """
-    Causal MRConv that predicts the next token.
+    """Causal MRConv that predicts the next token.
 
     `generate` keeps an [`~hf_ext.mrconv.streaming_mrconv.MRConvCache`] under `cache`: results are those of
     the full forward pass, and nothing is computed twice. Batches are padded on the left. Generation may go on beyond
-    `config.longest_input`; a token then depends on that many positions before it in each layer.
-    """
+    `config.longest_input`; a token then depends on that many positions before it in each layer."""
 
     looks_ahead = False
 
@@ -97,20 +95,14 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
 
         Returns:
             [`~transformers.modeling_outputs.CausalLMOutputWithPast`]: `logits` of shape `(batch_size, length,
-            vocab_size)`; `loss` when labels are given; `cache`, in transformers 5.23 `past_key_values`, when there is
-            one; `hidden_states` when asked for.
+            vocab_size)`; `loss` with labels; `cache` (transformers 5.23: `past_key_values`), `hidden_states` if asked.
 
         Example:
-
-        ```python
-        >>> import torch
-        >>> from hf_ext.mrconv import MRConvConfig, MRConvForCausalLM
-
-        >>> config = MRConvConfig(vocab_size=100, hidden_size=16, num_hidden_layers=2, max_position_embeddings=128)
-        >>> model = MRConvForCausalLM(config).eval()
-        >>> model.generate(torch.tensor([[5, 17, 3]]), max_new_tokens=20, do_sample=False).shape
-        torch.Size([1, 23])
-        ```
+            >>> import torch
+            >>> from hf_ext import MRConvConfig, MRConvForCausalLM
+            >>> model = MRConvForCausalLM(MRConvConfig(vocab_size=100, hidden_size=16, num_hidden_layers=2)).eval()
+            >>> model.generate(torch.tensor([[5, 17, 3]]), max_new_tokens=20, do_sample=False).shape
+            torch.Size([1, 23])
         """
         cache = only_cache(cache, past_key_values)
         if cache is None and use_cache:
@@ -128,13 +120,9 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
         return CausalLMOutputWithPast(loss, logits, cache, outputs.hidden_states)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """
-        As [`~transformers.GenerationMixin.generate`]. `assistant_early_exit=n` drafts tokens with the first n blocks.
-
-        transformers makes the model n blocks deep for as long as it drafts, by `config.num_hidden_layers`, and leaves
-        it so where drafting ends with an error or is interrupted. Here the depth is always given back. Nor does a
-        cache that recorded, so that rejected tokens could be taken back, go on recording afterwards.
-        """
+        """As [`~transformers.GenerationMixin.generate`]; `assistant_early_exit=n` drafts tokens with n blocks."""
+        # transformers makes the model n blocks deep for as long as it drafts, and leaves it so where drafting fails or
+        # is interrupted. Here the depth is given back, and a cache that recorded rejected tokens stops recording.
         depth = self.config.num_hidden_layers
         given = kwargs.get("generation_config") or self.generation_config
         early_exit = kwargs.get("assistant_early_exit", getattr(given, "assistant_early_exit", None))
@@ -211,6 +199,13 @@ class MRConvForMaskedLM(MRConvLanguageModel):
         Returns:
             [`~transformers.modeling_outputs.MaskedLMOutput`]: `logits` of shape `(batch_size, length, vocab_size)`;
             `loss` when labels are given; `hidden_states` when asked for.
+
+        Example:
+            >>> import torch
+            >>> from hf_ext import MRConvConfig, MRConvForMaskedLM
+            >>> config = MRConvConfig(vocab_size=100, hidden_size=16, num_hidden_layers=2, bidirectional=True)
+            >>> MRConvForMaskedLM(config)(torch.tensor([[5, 17, 3]])).logits.shape
+            torch.Size([1, 3, 100])
         """
         count = kwargs.pop("num_items_in_batch", None)
         outputs = self.model(input_ids, attention_mask, inputs_embeds, **kwargs)
@@ -247,13 +242,20 @@ class MRConvForTokenClassification(MRConvPreTrainedModel):
     ) -> TokenClassifierOutput:
         """
         Args:
-            input_ids, attention_mask, inputs_embeds, input_values: As in [`MRConvModel`], and `cache` too.
+            input_ids, attention_mask, inputs_embeds, input_values, cache: As in [`MRConvModel`].
             labels (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
                 The class of each position; -100 where there is none, as at padding.
 
         Returns:
             [`~transformers.modeling_outputs.TokenClassifierOutput`]: `logits` of shape `(batch_size, length,
             num_labels)`; `loss` when labels are given; `hidden_states` when asked for.
+
+        Example:
+            >>> import torch
+            >>> from hf_ext import MRConvConfig, MRConvForTokenClassification
+            >>> config = MRConvConfig(vocab_size=100, hidden_size=16, num_hidden_layers=2, num_labels=5)
+            >>> MRConvForTokenClassification(config)(torch.tensor([[5, 17, 3]])).logits.shape
+            torch.Size([1, 3, 5])
         """
         count = kwargs.pop("num_items_in_batch", None)
         outputs = self.model(input_ids, attention_mask, inputs_embeds, input_values, **kwargs)

@@ -56,13 +56,11 @@ def dilated_kernel(weight: Tensor, dilation: int, length: int) -> Tensor:
 
 
 def fourier_kernel(modes: Tensor, length: int) -> Tensor:
-    """
-    k = irfft(ZeroPad(modes)) of `length` samples, in float32 at least (poster eq. 9, real form).
+    """k = irfft(ZeroPad(modes)) of `length` samples, in float32 at least (poster eq. 9, real form).
 
     `modes`, [channels, modes, 2], are real and imaginary parts, from frequency 0 up. Modes above the Nyquist frequency
     are dropped, imaginary parts at frequency 0 and there are zeroed: a real kernel has none, and not every FFT ignores
-    them (pytorch/pytorch#154496).
-    """
+    them (pytorch/pytorch#154496)."""
     if modes.shape[-1] != 2:
         raise ValueError(f"Modes are stored as real and imaginary part, got shape {tuple(modes.shape)}, not (..., 2).")
     with maybe_autocast(modes.device.type, enabled=False):
@@ -100,10 +98,8 @@ def _check_branches(kernels: list[Tensor], *scales: Tensor) -> None:
 
 
 def kernel_spectrum(kernel: Tensor, backward_kernel: Tensor | None, n: int) -> Tensor:
-    """
-    Spectrum [channels, n // 2 + 1] of a two-sided kernel, in float32 at least: k at lags 0, 1, ...; entry j of the
-    backward kernel is the factor of u[t + 1 + j] and lies at index n - 1 - j.
-    """
+    """Spectrum [channels, n // 2 + 1] of a two-sided kernel, in float32 at least: k at lags 0, 1, ...; entry j of the
+    backward kernel is the factor of u[t + 1 + j] and lies at index n - 1 - j."""
     taps = kernel.shape[1] + (0 if backward_kernel is None else backward_kernel.shape[1])
     if taps > n:
         raise ValueError(f"A kernel of {taps} taps does not fit an FFT of size n={n}. Pass n >= {taps}.")
@@ -137,12 +133,10 @@ def long_conv(
     spectrum: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """
-    y[t] = sum_j k[j] u[t - j] + sum_j k_backward[j] u[t + 1 + j] + bias, in the dtype of `u`, zero before and after.
+    """y[t] = sum_j k[j] u[t - j] + sum_j k_backward[j] u[t + 1 + j] + bias, in the dtype of `u`, zero around it.
 
     `spectrum` is [`kernel_spectrum`] of these kernels at an even size of at least [`convolution_size`], computed
-    before; no gradient then reaches the kernels. Taps beyond the length of `u` have no effect.
-    """
+    before; no gradient then reaches the kernels. Taps beyond the length of `u` have no effect."""
     _check_input(u, kernel, backward_kernel)
     if u.shape[0] == 0:
         # FFT libraries refuse it.
@@ -205,17 +199,15 @@ def batch_norm_conv(
     group: torch.distributed.ProcessGroup | None = None,
     history: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """
-    Training-mode MRConv layer (poster eqs. 2, 4-6): y = sum_i alpha_i (weight_i (k_i * u - mean_i) / sqrt(var_i + eps)
-    + bias_i), with coefficients of shape [N, channels].
+    """Training-mode MRConv layer (poster eqs. 2, 4-6): y = sum_i alpha_i (weight_i (k_i * u - mean_i) / sqrt(var_i +
+    eps) + bias_i), with coefficients of shape [N, channels].
 
     Of a sample the positions start, ..., stop - 1 are valid; `u` is zero outside of them, and its gradient there is of
     no meaning; but with a `history`, what comes before `start` is convolved, and only the statistics leave it out.
     Processes of a `group` share the statistics, which are those of the joined batch, gradients included.
 
     Returns y, in the dtype of `u`, and, without gradient and in float32 at least, mean and biased variance of each
-    branch over batch and valid positions, [N, channels], and the number of positions.
-    """
+    branch over batch and valid positions, [N, channels], and the number of positions."""
     _check_branches(kernels, alpha, weight, bias)
     wings = backward_kernels or []
     if len(wings) not in (0, len(kernels)):
@@ -251,10 +243,8 @@ def grouped_batch_norm_conv(
     backward_kernels: list[Tensor] | None,
     group: torch.distributed.ProcessGroup | None,
 ) -> tuple[Tensor, ...]:
-    """
-    [`batch_norm_conv`] of several groups of samples, each of a length of its own, with the statistics of all:
-    mean, variance and count, then the outputs of each group.
-    """
+    """[`batch_norm_conv`] of several groups of samples, each of a length of its own, with the statistics of all: mean,
+    variance and count, then the outputs of each group."""
     _check_branches(kernels, alpha, weight, bias)
     wings, form = backward_kernels or [], FAST.get("branch_sums", _branch_sums)
     found = [form(u, *_crop_kernels(u, kernels, wings), *span) for u, span in zip(inputs, spans, strict=True)]
@@ -273,10 +263,8 @@ def grouped_batch_norm_conv(
 def _branch_sums(
     u: Tensor, kernels: list[Tensor], wings: list[Tensor], n: int, start: Tensor | None, stop: Tensor | None
 ) -> Tensor:
-    """
-    Sum and squared sum of each branch over batch and valid positions, outside of which `u` is zero, and the number of
-    these: [3, N, channels], in float64 where there is that, as the variance is a small difference of large sums.
-    """
+    """Sum and squared sum of each branch over batch and valid positions, outside of which `u` is zero, and the number
+    of these: [3, N, channels], in float64 where there is that, as the variance is a small difference of large sums."""
     exact = kernels[0].dtype if u.device.type == "mps" else torch.float64
     valid = _valid_positions(u, start, stop)
     spectrum = torch.fft.rfft(u.to(exact), n=n)
@@ -323,10 +311,8 @@ def _batch_norm_branches(
     stop: Tensor | None,
     group: torch.distributed.ProcessGroup | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """
-    The layer as it is written: N branches, the variance of each about its mean. Kernels fit an FFT of size n. Rounded
-    as any N branches in the dtype of the kernels are: a mean of u that is large beside its variance costs digits.
-    """
+    """The layer as it is written: N branches, the variance of each about its mean. Kernels fit an FFT of size n.
+    Rounded as N branches in the dtype of the kernels: a mean of u that is large beside its variance costs digits."""
     dtype, length = kernels[0].dtype, u.shape[2]
     valid = _valid_positions(u, start, stop)
 

@@ -14,8 +14,7 @@ Shapes: u [batch, channels, length], kernel [channels, taps], spectra [channels,
 # - The head, taps 0 to 2 T - 1, T = `TILE`: within a tile of T positions by sums, an input at a time. As soon as a
 #   tile is complete, one FFT gives what it adds to the two tiles after it.
 # - A level has the taps from 2 S to 8 S - 1, for S = T, 4 T, 16 T and so on; its inputs come in blocks of S, its taps
-#   in parts of S. X_m is the spectrum of the blocks m - 1 and m, of 2 S points, and K_p that of part p, padded to as
-#   many:
+#   in parts of S. X_m is the spectrum of the blocks m - 1 and m, of 2 S points, and K_p that of part p, padded:
 #
 #       what the level adds to the outputs of block m + 2 is the second half of irfft(sum_p K_p X_{m-p}).
 #
@@ -72,13 +71,11 @@ _SHARES = 16
 
 
 class StreamingKernel:
-    """
-    A kernel [channels, taps] and bias prepared for streams, all of which share it: it never changes.
+    """A kernel [channels, taps] and bias prepared for streams, all of which share it: it never changes.
 
     The head, taps 0 to 2 TILE - 1, [2 TILE, channels], is summed directly. A level has the spectra of the taps from
     2 S to 2 GROWTH S - 1 in parts of S, each padded to an FFT of 2 S: [parts, channels, S + 1], for S = TILE, GROWTH
-    TILE and so on.
-    """
+    TILE and so on."""
 
     @keeps_state
     def __init__(self, kernel: Tensor, bias: Tensor):
@@ -109,12 +106,10 @@ MergedKernel.stream_form = StreamingKernel
 
 
 class Level:
-    """
-    The share of one level of taps in the outputs of a stream, prepared block by block.
+    """The share of one level of taps in the outputs of a stream, prepared block by block.
 
     A tensor is filled place by place and never changed after that; what has not been filled is not read. So a shallow
-    copy is the state at that time: going on from it fills the same places again.
-    """
+    copy is the state at that time: going on from it fills the same places again."""
 
     def __init__(self, kernel: StreamingKernel, index: int, batch: int):
         self.kernel, self.index = kernel, index
@@ -260,9 +255,7 @@ class StreamingConvolution(_LayerState):
 
     @keeps_state
     def update(self, u: Tensor, kernel: Callable[[], StreamingKernel]) -> Tensor:
-        """
-        The outputs at the next positions, [batch, channels, length], in the dtype of `u`, which is zero where padded.
-        """
+        """The outputs at the next positions, [batch, channels, length], in the dtype of `u`, zero where padded."""
         if not u.numel():
             raise ValueError(f"A chunk needs a sample and a position at least; got inputs of shape {list(u.shape)}.")
         if not self.is_initialized:
@@ -394,10 +387,8 @@ class StreamingConvolution(_LayerState):
 
     @keeps_state
     def crop(self, tokens_to_remove: int) -> None:
-        """
-        Take back the last positions, as assisted generation does with rejected candidates: -3 removes three. Only
-        positions that were recorded since `record_past` was set, or since the last `crop`, can go.
-        """
+        """Take back the last positions, as assisted generation does with rejected candidates: -3 removes three. Only
+        positions that were recorded since `record_past` was set, or since the last `crop`, can go."""
         remove, recorded = -tokens_to_remove, sum(past.inputs.shape[-1] for past in self._past)
         if not 0 <= remove <= recorded:
             allowed = f"the last {recorded} positions can be taken back: allowed are -{recorded} to 0"
@@ -469,19 +460,19 @@ class MRConvCache(Cache):
     The state is float32, or float64 for float64 weights, of about three numbers a tap and channel for each sample when
     the stream is as long as the kernel. A stream may become longer than `max_position_embeddings`: a position depends
     on that many positions before it. No position costs much more than the mean; the first call of a model's first
-    cache prepares the kernels. Beam search is the exception: a token that changes the order of the beams copies the
-    whole state, in every layer.
+    cache prepares the kernels. In beam search a token that changes the order of the beams copies the whole state.
 
     Args:
         config ([`MRConvConfig`]): Configuration of the model, for the number of its layers.
 
     Example:
-
-    ```python
-    >>> cache = MRConvCache(model.config)
-    >>> first = model(input_ids[:, :100], cache=cache).logits
-    >>> second = model(input_ids[:, 100:], cache=cache).logits  # as if all had been given at once
-    ```
+        >>> import torch
+        >>> from hf_ext import MRConvCache, MRConvConfig, MRConvForCausalLM
+        >>> model = MRConvForCausalLM(MRConvConfig(vocab_size=100, hidden_size=16, num_hidden_layers=2)).eval()
+        >>> tokens, cache = torch.randint(100, (1, 120)), MRConvCache(model.config)
+        >>> parts = [model(part, cache=cache).logits for part in tokens.split(50, dim=1)]
+        >>> torch.allclose(torch.cat(parts, dim=1), model(tokens).logits, atol=1e-4)
+        True
     """
 
     takes_gradient = False
@@ -504,13 +495,11 @@ class MRConvCache(Cache):
     def convolve(
         self, layer_index: int, u: Tensor, kernel: Callable[[], StreamingKernel], parameters: Callable[[], Any] = tuple
     ) -> Tensor:
-        """
-        Convolve the next chunk of a layer with its merged kernel and add its bias.
+        """Convolve the next chunk of a layer with its merged kernel and add its bias.
 
         `kernel` gives the layer's [`StreamingKernel`] and is called at the first chunk only; `u`,
         [batch, channels, length], is zero where a sample is padded. Where it or one of the `parameters` that make the
-        kernel asks for a gradient, the backward pass of the result raises a `RuntimeError`.
-        """
+        kernel asks for a gradient, the backward pass of the result raises a `RuntimeError`."""
         if layer_index >= len(self.layers):
             raise ValueError(
                 f"This cache is for {len(self.layers)} layers; layer {layer_index} has none. Make one with "
@@ -577,13 +566,15 @@ class MRConvTrainingCache(Cache):
         config ([`MRConvConfig`]): Configuration of the model, for the number of its layers.
 
     Example:
-
-    ```python
-    >>> cache = MRConvTrainingCache(model.config)
-    >>> for chunk, targets in zip(input_ids.split(4096, dim=1), next_tokens.split(4096, dim=1)):
-    ...     model(chunk, labels=chunk, shift_labels=targets, cache=cache).loss.backward()
-    ...     cache.detach_()
-    ```
+        >>> import torch
+        >>> from hf_ext.mrconv import MRConvConfig, MRConvForCausalLM, MRConvTrainingCache
+        >>> model = MRConvForCausalLM(MRConvConfig(vocab_size=100, hidden_size=16, num_hidden_layers=2)).train()
+        >>> tokens, cache = torch.randint(100, (1, 129)), MRConvTrainingCache(model.config)
+        >>> for chunk, targets in zip(tokens[:, :-1].split(64, dim=1), tokens[:, 1:].split(64, dim=1)):
+        ...     model(chunk, labels=chunk, shift_labels=targets, cache=cache).loss.backward()
+        ...     cache = cache.detach_()
+        >>> cache.get_seq_length()
+        128
     """
 
     takes_gradient = True

@@ -60,6 +60,14 @@ def export_onnx(model: SemanIRForImageRestoration, path: str | os.PathLike[str])
     Raises:
         FloatingPointError: If onnxruntime computes other pictures than the model; no file is written then.
         ValueError: If the path exists.
+        ImportError: If onnx, onnxscript or onnxruntime is not installed.
+
+    Example:
+        >>> from hf_ext import SemanIRConfig, SemanIRForImageRestoration
+        >>> from hf_ext.restoration.export import export_onnx
+        >>> config = SemanIRConfig(embed_dim=8, depths=[1], num_heads=[2], window_size=4, top_k=6)
+        >>> export_onnx(SemanIRForImageRestoration(config), "restorer.onnx").minimum
+        5
     """
     check_installed("onnx", "onnxscript", "onnxruntime")
     path = Path(path)

@@ -52,15 +52,11 @@ class Restorer:
         tags (`list[str]`): Its layout, such as `["u-shaped"]`.
 
     Example:
-
-    ```python
-    >>> import torch
-    >>> from hf_ext import Restorer
-
-    >>> restorer = Restorer.from_pretrained("denoise-color")
-    >>> restorer(torch.rand(1, 3, 40, 50)).shape, restorer.scale
-    (torch.Size([1, 3, 40, 50]), 1)
-    ```
+        >>> import torch
+        >>> from hf_ext import Restorer
+        >>> restorer = Restorer.from_pretrained("denoise-color")
+        >>> restorer(torch.rand(1, 3, 40, 50)).shape, restorer.scale
+        (torch.Size([1, 3, 40, 50]), 1)
     """
 
     def __init__(self, model: SemanIRForImageRestoration):
@@ -94,6 +90,14 @@ class Restorer:
             task (`str`, *optional*): Of a merge, the task whose model is wanted.
             device (`str`, *optional*): The GPU if there is one, else the CPU.
             dtype (`torch.dtype` or `str`, *optional*): Precision; that of the checkpoint if not given.
+
+        Returns:
+            [`Restorer`]: The restorer, in evaluation.
+
+        Raises:
+            DataError: The checkpoint holds another kind of model.
+            UsageError: The device cannot be used.
+            OSError: There is no such folder or repository.
         """
         return cls(load_model(find_model(os.fspath(source)), task, device, dtype))
 

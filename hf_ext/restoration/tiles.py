@@ -76,6 +76,18 @@ def restore_image(
     Returns:
         `np.ndarray` of shape `(height * scale, width * scale, channels)`: For floats float32, not clipped; else of the
         dtype of the image. Alpha is carried through, resized bicubically where the model enlarges.
+
+    Raises:
+        UsageError: If image or options cannot be used: an image of another shape or with values that are no number,
+            channels that the model does not take, a `strength` outside [0, 1], a `tile` that does not fit the model.
+
+    Example:
+        >>> import numpy as np
+        >>> from hf_ext import SemanIRConfig, SemanIRForImageRestoration, restore_image
+        >>> config = SemanIRConfig(embed_dim=16, depths=[2], num_heads=[2], window_size=8, top_k=16, scale=2)
+        >>> restored = restore_image(SemanIRForImageRestoration(config), np.zeros((20, 30, 4), np.uint8))
+        >>> restored.shape, restored.dtype
+        ((40, 60, 4), dtype('uint8'))
     """
     whole_numbers = isinstance(image, np.ndarray) and image.dtype in (np.uint8, np.uint16)
     if not whole_numbers and not (isinstance(image, np.ndarray) and np.issubdtype(image.dtype, np.floating)):

@@ -59,8 +59,7 @@ class SemanIRDescriptor(NamedTuple):
         tiling (`str`): `"internal"`: the model bounds its own temporary memory, without seams, so an image should be
             given whole. Tiles are for images whose feature maps do not fit.
         tile_overlap (`int`): Pixels by which such tiles should overlap: two windows of the coarsest level.
-        supports_half, supports_bfloat16 (`bool`): Which half precisions can be used; outputs in float16 must be
-            checked for infinities.
+        supports_half, supports_bfloat16 (`bool`): Half precisions that can be used; float16 may give infinities.
     """
 
     purpose: str
@@ -127,9 +126,15 @@ class SemanIRConfig(PreTrainedConfig):
         interpolated_base (`bool`, *optional*, defaults to `False`): Whether super-resolution corrects the input as
             bicubic interpolation enlarges it. If not, as in the paper, it adds to `image_mean`: all else is learned.
         reconstruction_loss (`str`, *optional*, defaults to `"l1"`):
-            Loss of [`SemanIRForImageRestoration`] when labels are given: `"l1"` or `"charbonnier"` (epsilon 1e-3).
+            Loss of the restored images when labels are given: `"l1"` or `"charbonnier"` (epsilon 1e-3).
         initializer_range (`float`, *optional*, defaults to 0.02):
             Standard deviation of the truncated normal that initialises linear layers.
+
+    Example:
+        >>> from hf_ext import SemanIRConfig
+        >>> config = SemanIRConfig(scale=2, window_size=8, top_k=32)
+        >>> config.descriptor.purpose, config.descriptor.multiple_of
+        ('SR', 8)
     """
 
     model_type = "semanir"

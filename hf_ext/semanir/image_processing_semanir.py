@@ -21,10 +21,8 @@ _LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 
 
 def image_to_pixels(image: Image.Image) -> np.ndarray:
-    """
-    The pixels of a PIL image, upright as its EXIF data says: uint8, or uint16 for grey of 16 bits (mode `I;16`), of 1
-    channel (grey), 2 (grey and alpha), 3 (RGB) or 4 (RGBA).
-    """
+    """The pixels of a PIL image, upright as its EXIF data says: uint8, or uint16 for grey of 16 bits (mode `I;16`), of
+    1 channel (grey), 2 (grey and alpha), 3 (RGB) or 4 (RGBA)."""
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16"):
         return np.asarray(image).astype(np.uint16)[..., None]
@@ -72,10 +70,8 @@ def from_unit(pixels: np.ndarray, dtype: Any = np.uint8) -> np.ndarray:
 
 
 def spread_colours(colours: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """
-    Colours [H, W, C], with those of pixels that are not `seen` [H, W, 1] replaced by the colours nearby that are.
-    What lies below full transparency is any colour, mostly black; a network would draw it into the edges.
-    """
+    """Colours [H, W, C], with those of pixels that are not `seen` [H, W, 1] replaced by the colours nearby that are.
+    What lies below full transparency is any colour, mostly black; a network would draw it into the edges."""
     if seen.all() or not seen.any():
         return colours
     # Each cell of 2 x 2 pixels has the mean of what is seen in it; empty cells are filled from coarser ones.
@@ -96,14 +92,11 @@ def take_colours(pixels: np.ndarray) -> np.ndarray:
 
 
 def restore_picture(pixels: np.ndarray, config: Any, restore: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """
-    Take a picture [h, w, 1 to 4], see `to_unit`, past a network and give the result what the picture had: the one way
-    of pixels into a model. The result is in floats. `restore` takes images [n, h, w, config.num_channels] and returns
-    restored ones.
+    """Take a picture [h, w, 1 to 4], see `to_unit`, past a network and give the result, in floats, what the picture
+    had: the one way of pixels into a model. `restore` restores images [n, h, w, config.num_channels].
 
     A colour model restores grey as three equal channels, a grey model each colour by itself. For a model that
-    demosaicks, one channel is an RGGB Bayer mosaic, four of floats are a mosaic that is packed already.
-    """
+    demosaicks, one channel is an RGGB Bayer mosaic, four of floats are a mosaic that is packed already."""
     picture = to_unit(pixels)
     height, width, channels = picture.shape
     taken = config.num_channels
@@ -128,10 +121,9 @@ def restore_picture(pixels: np.ndarray, config: Any, restore: Callable[[np.ndarr
 
 
 def match_picture(restored: np.ndarray, picture: np.ndarray) -> np.ndarray:
-    """
-    Give restored colours [H, W, 1 or 3] what the picture [h, w, 1 to 4], in [0, 1], had beside them: grey stays grey,
-    alpha is kept and enlarged by itself. At the same size, colours below full transparency are the picture's again.
-    """
+    """Give restored colours [H, W, 1 or 3] what the picture [h, w, 1 to 4], in [0, 1], had beside them: grey stays
+    grey, alpha is kept and enlarged by itself. At the same size, colours below full transparency are the picture's
+    again."""
     if picture.shape[-1] <= 2 and restored.shape[-1] == 3:
         restored = (restored @ _LUMA)[..., None]
     if picture.shape[-1] % 2:
@@ -157,10 +149,7 @@ def _with_channels(image: Any) -> Any:
 
 
 class SemanIRImageProcessorKwargs(ImagesKwargs, total=False):
-    """
-    size_divisor (`int`, *optional*):
-        Pad height and width to multiples of this. The model pads by itself, so this only serves other tools.
-    """
+    """size_divisor (`int`, *optional*): Pad height and width to multiples of this, for other tools than the model."""
 
     size_divisor: int | None
 
@@ -176,12 +165,7 @@ class SemanIRImageProcessor(PilBackend):
     Process images of different sizes one at a time to avoid that.
 
     Transparency does not go through the model. Give the images to `post_process_image_restoration` once more, and what
-    it returns has their size, alpha, grey and 16 bits again:
-
-    ```python
-    >>> outputs = model(**processor(image, return_tensors="pt"))
-    >>> restored = processor.post_process_image_restoration(outputs, images=image)[0]
-    ```
+    it returns has their size, alpha, grey and 16 bits again.
 
     Args:
         do_convert_rgb (`bool`, *optional*, defaults to `True`):
@@ -193,6 +177,16 @@ class SemanIRImageProcessor(PilBackend):
         do_pad (`bool`, *optional*, defaults to `True`):
             Whether to pad images of several sizes to the largest, and all to `size_divisor`.
         size_divisor (`int`, *optional*): Pad height and width to multiples of this.
+
+    Example:
+        >>> from PIL import Image
+        >>> from hf_ext import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor
+        >>> config = SemanIRConfig(embed_dim=16, depths=[2], num_heads=[2], window_size=8, top_k=16)
+        >>> model, processor = SemanIRForImageRestoration(config), SemanIRImageProcessor()
+        >>> image = Image.new("RGBA", (30, 20))
+        >>> outputs = model(**processor(image, return_tensors="pt"))
+        >>> processor.post_process_image_restoration(outputs, images=image)[0].mode
+        'RGBA'
     """
 
     valid_kwargs = SemanIRImageProcessorKwargs
@@ -214,6 +208,10 @@ class SemanIRImageProcessor(PilBackend):
 
         Returns:
             [`BatchFeature`]: `pixel_values` of shape `(batch_size, num_channels, height, width)`, values in [0, 1].
+
+        Raises:
+            ValueError: No image is given, images do not make one batch, or values are not finite, or integers that
+                `rescale_factor` does not bring to [0, 1].
         """
         if not isinstance(images, (list, tuple)):
             return super().preprocess(_with_channels(images), **kwargs)
@@ -291,6 +289,9 @@ class SemanIRImageProcessor(PilBackend):
 
         Returns:
             `list[PIL.Image.Image]` or `list[np.ndarray]`: One image for each of the batch.
+
+        Raises:
+            ValueError: The output type is unknown, `outputs` has no images, or sizes or images are not one for each.
         """
         if output_type not in ("pil", "np"):
             raise ValueError(f"`output_type` is {output_type!r}; allowed: 'pil', 'np'.")

@@ -217,11 +217,9 @@ class SemanIRUShape(nn.Module):
 
 
 def bilinear_demosaick(mosaic: Tensor) -> Tensor:
-    """
-    Colours of a Bayer mosaic by linear interpolation: what the network corrects when it demosaicks. The mosaic
-    [B, 4, height, width] is packed as (red, green, green, blue), the second right of the first, the third below it;
-    the RGB image has twice the height and width.
-    """
+    """Colours of a Bayer mosaic by linear interpolation: what the network corrects when it demosaicks. The mosaic [B,
+    4, height, width] is packed as (red, green, green, blue), the second right of the first, the third below it; the
+    RGB image has twice the height and width."""
     planes = torch.zeros_like(mosaic)[:, None].repeat(1, 3, 1, 1, 1)  # [B, colour, place in the 2 x 2 cell, ...]
     for place, colour in enumerate((0, 1, 1, 2)):
         planes[:, colour, place] = mosaic[:, place]
@@ -277,13 +275,12 @@ class SemanIRPreTrainedModel(PreTrainedModel):
 
     @property
     def memory_budget(self) -> int | None:
-        """
-        `int`, *optional*: Bytes of temporary memory of a call without gradients, 512 MiB unless set; it is not saved.
+        """`int`, *optional*: Bytes of temporary memory of a call without gradients, 512 MiB unless set; it is not
+        saved.
 
         Where hf_ext is imported, a larger image is computed part by part, exactly, and only feature maps are held in
         full: two at the finest resolution, and in a U the skips. `None`: always at once, as with gradients, with
-        `output_hidden_states`, where a module inside has a hook, and while the model is compiled or exported.
-        """
+        `output_hidden_states`, where a module inside has a hook, and while the model is compiled or exported."""
         return cast("SemanIRPreTrainedModel", self.base_model)._memory_budget
 
     @memory_budget.setter
@@ -293,11 +290,9 @@ class SemanIRPreTrainedModel(PreTrainedModel):
         cast("SemanIRPreTrainedModel", self.base_model)._memory_budget = value
 
     def compile(self, *args: Any, dynamic: bool | None = False, **kwargs: Any) -> None:
-        """
-        Compile the model in place, as `torch.nn.Module.compile` does, with a graph for each size of images. With
+        """Compile the model in place, as `torch.nn.Module.compile` does, with a graph for each size of images. With
         `dynamic=None` or `True` it is one graph of many sizes, for inference: torch 2.13 cannot order the strides of
-        its gradients and raises an `InductorError`.
-        """
+        its gradients and raises an `InductorError`."""
         super().compile(*args, dynamic=dynamic, **kwargs)
 
     @classmethod
@@ -346,8 +341,7 @@ def _padded_length(length: int, window_size: int, levels: int) -> int:
 
 
 def _pad(images: Tensor, size: tuple[int, int], reflectable: int) -> Tensor:
-    """Pad bottom and right: reflected where the image is long enough for that, as from `reflectable` up it is, and
-    repeating its border elsewhere."""
+    """Pad bottom and right: reflected where the image is long enough, as from `reflectable` up, else by its border."""
     height, width = images.shape[-2:]
     for padding, length in (((0, 0, 0, size[0] - height), height), ((0, size[1] - width, 0, 0), width)):
         # A graph must not depend on whether there is anything to pad.
@@ -417,6 +411,17 @@ class SemanIRModel(SemanIRPreTrainedModel):
             [`~transformers.modeling_outputs.BaseModelOutput`]: `last_hidden_state` of shape `(batch_size, dim,
             padded_height / stem_scale, padded_width / stem_scale)`; with `output_hidden_states=True` the input of the
             first stage and the output of each, as feature maps.
+
+        Raises:
+            ValueError: `pixel_values` has another shape, or `top_k` is below 1.
+            TypeError: `pixel_values` are no floating-point numbers.
+
+        Example:
+            >>> import torch
+            >>> from hf_ext import SemanIRConfig, SemanIRModel
+            >>> model = SemanIRModel(SemanIRConfig(embed_dim=16, depths=[2], num_heads=[2], window_size=8, top_k=16))
+            >>> model(torch.rand(1, 3, 20, 30)).last_hidden_state.shape
+            torch.Size([1, 16, 24, 32])
         """
         config = self.config
         if pixel_values.ndim != 4 or pixel_values.shape[1] != config.num_channels or not pixel_values.numel():
@@ -445,20 +450,17 @@ class SemanIRModel(SemanIRPreTrainedModel):
 
 
 class SemanIRForImageRestoration(SemanIRPreTrainedModel):
-    """
-    SemanIR with the head that makes an image: super-resolution, or restoration as a correction of the input; for a
+    """SemanIR with the head that makes an image: super-resolution, or restoration as a correction of the input; for a
     packed Bayer mosaic (`config.demosaicks`), a correction of bilinear demosaicking.
 
     Attention is computed by the fastest of several ways that give the same. `attn_implementation` of `from_pretrained`
     or `set_attn_implementation` chooses one: `"auto"`, `"eager"`, `"sdpa"`, `"native"` (CPU, numba),
-    `"flex_attention"` or `"triton"` (GPU); the last three come with hf_ext. So do images larger than `memory_budget`
-    allows at once.
+    `"flex_attention"` or `"triton"` (GPU). The last three, and images over `memory_budget`, need hf_ext.
 
     `torch.export` and `torch.onnx.export` make one graph for any batch and any size in which both sides are longer
     than `window_size * 2 ** (levels - 1)`, given an example of at least two such images and `dynamic_shapes` of
     `{"pixel_values": {0: Dim("batch", min=1), 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}}`. A smaller image has other windows,
-    hence another graph: export it at its own size, or mirror it until it is large enough and cut off the result.
-    """
+    hence another graph: export it at its own size, or mirror it until it is large enough and cut off the result."""
 
     def __init__(self, config: SemanIRConfig):
         super().__init__(config)
@@ -481,10 +483,7 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
                 self.config.custom_pipelines = before
 
     def restoration_loss(self, reconstruction: Tensor, labels: Tensor) -> Tensor:
-        """
-        Mean absolute error, or mean sqrt(error^2 + epsilon^2) for Charbonnier, of images [batch_size,
-        num_channels_out, height, width]; in float32 at least.
-        """
+        """Mean absolute error, or mean sqrt(error^2 + epsilon^2) for Charbonnier, in float32 at least."""
         if labels.shape != reconstruction.shape:
             raise ValueError(
                 f"`labels` has shape {tuple(labels.shape)}; the restored images have {tuple(reconstruction.shape)}. "
@@ -525,17 +524,16 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
             [`~transformers.modeling_outputs.ImageSuperResolutionOutput`]: `reconstruction` of the shape of `labels`,
             not clipped; `loss` when labels are given; `hidden_states` when asked for.
 
+        Raises:
+            ValueError: As in [`SemanIRModel`]; or `labels` have another shape than the restored images.
+            TypeError: As in [`SemanIRModel`].
+
         Example:
-
-        ```python
-        >>> import torch
-        >>> from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
-
-        >>> config = SemanIRConfig(embed_dim=16, depths=[2], num_heads=[2], window_size=8, top_k=16)
-        >>> model = SemanIRForImageRestoration(config)
-        >>> model(torch.rand(1, 3, 20, 30)).reconstruction.shape
-        torch.Size([1, 3, 20, 30])
-        ```
+            >>> import torch
+            >>> from hf_ext import SemanIRConfig, SemanIRForImageRestoration
+            >>> config = SemanIRConfig(embed_dim=16, depths=[2], num_heads=[2], window_size=8, top_k=16, scale=2)
+            >>> SemanIRForImageRestoration(config)(torch.rand(1, 3, 20, 30)).reconstruction.shape
+            torch.Size([1, 3, 40, 60])
         """
         outputs = self.model(pixel_values, top_k, **kwargs)
         features = outputs.last_hidden_state

@@ -22,8 +22,7 @@ Pair = tuple[int, int]
 ATTENTION: dict[str, Callable[..., Tensor]] = {}
 STEPS: dict[str, Callable[..., Any]] = {}
 
-# Similarities of one selection, logits of one call of fused attention: near the size of a CPU's cache, and enough to
-# fill a GPU.
+# Similarities of one selection, logits of one call of fused attention: about a CPU's cache, and enough for a GPU.
 _LOGITS_CPU = 2**22
 _LOGITS_GPU = 2**26
 # Values of a feature map of which the windows are copied at a time.
@@ -72,10 +71,8 @@ def _join(windows: Tensor, size: Pair, window: Pair, shift: Pair) -> Tensor:
 
 
 def key_regions(size: Pair, window: Pair, shift: Pair, device: torch.device | None = None) -> Tensor:
-    """
-    Number, 0 to 3, of the part of a shifted window that each token lies in: uint8 [windows of an image, N]. A token
-    may attend to keys of its own part only: the others came into the window from the opposite border.
-    """
+    """Number, 0 to 3, of the part of a shifted window that each token lies in: uint8 [windows of an image, N]. A token
+    may attend to keys of its own part only: the others came into the window from the opposite border."""
     wrapped_rows = torch.arange(size[0], device=device) >= size[0] - shift[0]
     wrapped_columns = torch.arange(size[1], device=device) >= size[1] - shift[1]
     regions = 2 * wrapped_rows[:, None].byte() + wrapped_columns.byte()
@@ -85,10 +82,8 @@ def key_regions(size: Pair, window: Pair, shift: Pair, device: torch.device | No
 def relative_coordinates(
     window_size: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None
 ) -> Tensor:
-    """
-    Inputs of the position-bias MLP, t = sign(u) log2(1 + |u|) / log2(8) with u = 8 delta / (w - 1), for every vertical
-    and horizontal offset delta from 1 - w up: [(2w - 1)^2, 2].
-    """
+    """Inputs of the position-bias MLP, t = sign(u) log2(1 + |u|) / log2(8) with u = 8 delta / (w - 1), for every
+    vertical and horizontal offset delta from 1 - w up: [(2w - 1)^2, 2]."""
     offsets = torch.arange(1 - window_size, window_size, dtype=dtype, device=device)
     scaled = 8 * offsets / max(window_size - 1, 1)
     coordinates = scaled.sign() * torch.log2(1 + scaled.abs()) / 3
@@ -105,13 +100,11 @@ def relative_offsets(window: Pair, window_size: int, device: torch.device | None
 
 
 class Dictionary(NamedTuple):
-    """
-    Key-semantic dictionary D_K of one partition of a feature map. All heads and layers of a stage on that partition
+    """Key-semantic dictionary D_K of one partition of a feature map. All heads and layers of a stage on that partition
     read it. The window is at most `window_size` x `window_size` tokens, and the partition is moved by `shift`.
 
     `bits`, uint8 [W, N, ceil(N / 8)], are the keys of every token: key j is bit `j % 8` of byte `j // 8`, the lowest
-    bit first; bits past N are 0. `None` when every token attends to its whole window.
-    """
+    bit first; bits past N are 0. `None` when every token attends to its whole window."""
 
     window: Pair
     shift: Pair
@@ -143,12 +136,11 @@ def _bit_values(dtype: torch.dtype, device: torch.device) -> Tensor:
 def semantic_keys(
     tokens: Tensor, regions: Tensor | None, top_k: int, similarity: str = "dot", include_self: bool = True
 ) -> Tensor:
-    """
-    Choose the k most similar legal keys of every token [W, N, C]: I_i = top-k_j <p_i, p_j>, as bits of [`Dictionary`].
+    """Choose the k most similar legal keys of every token [W, N, C]: I_i = top-k_j <p_i, p_j>, as bits of
+    [`Dictionary`].
 
     Without gradient, in float32. Of equally similar keys the first are taken. Regions are those of [`key_regions`];
-    where a region has fewer than k tokens, all of it is chosen. With `include_self` a token is always its own key.
-    """
+    where a region has fewer than k tokens, all of it is chosen. With `include_self` a token is always its own key."""
     all_regions = None if regions is None else regions.repeat(tokens.shape[0] // regions.shape[0], 1)
     return STEPS["choose_keys"](tokens, all_regions, min(top_k, tokens.shape[1]), similarity == "cosine", include_self)
 
@@ -197,12 +189,10 @@ def _choose_keys(
 def build_dictionary(
     features: Tensor, window_size: int, shifted: bool, top_k: int, similarity: str = "dot", include_self: bool = True
 ) -> Dictionary:
-    """
-    Build the key-semantic dictionary of a stage from its input, for one partition into windows. Without gradient.
+    """Build the key-semantic dictionary of a stage from its input, for one partition into windows. Without gradient.
 
     Height and width of the features [B, height, width, C] are multiples of `window_size`, or smaller than it, in which
-    case the window is clipped to them. `shifted` moves the partition by half a window.
-    """
+    case the window is clipped to them. `shifted` moves the partition by half a window."""
     size = (features.shape[1], features.shape[2])
     # Not `min`: in a graph of many sizes it stays what it is, and every later shape would be a function of it.
     window = (window_size if size[0] > window_size else size[0], window_size if size[1] > window_size else size[1])
@@ -246,8 +236,8 @@ def key_semantic_attention(
     dictionary: Dictionary,
     implementation: str = "auto",
 ) -> Tensor:
-    """
-    Attention of every token to its dictionary keys: o_i = sum_{j in I_i} softmax_j(tau cos(q_i, k_j) + B(i - j)) v_j.
+    """Attention of every token to its dictionary keys: o_i = sum_{j in I_i} softmax_j(tau cos(q_i, k_j) + B(i - j))
+    v_j.
 
     Queries, keys and values are [W, heads, N, head_dim], the temperature tau [heads], the table of B
     [heads, (2 * window_size - 1)^2] in the order of [`relative_offsets`]; each token has at least one key. The result
@@ -255,8 +245,7 @@ def key_semantic_attention(
 
     `implementation` is `"eager"` (matrix products and softmax), `"sdpa"` (`scaled_dot_product_attention` with masks);
     with hf_ext `"native"` (fused; CPUs, in float32), `"flex_attention"` and `"triton"` (fused, for GPUs); or `"auto"`:
-    the fastest here. All give the same; what one does not take, it refuses.
-    """
+    the fastest here. All give the same; what one does not take, it refuses."""
     given = (query, key, value, temperature, table)
     if implementation == "auto":
         implementation = STEPS["choose_attention"](value, _needs_gradient(*given))

@@ -18,13 +18,11 @@ from .image_processing_semanir import from_unit, image_to_pixels, pixels_to_imag
 
 
 class ImageRestorationPipeline(Pipeline):
-    """
-    Restore pictures with a [`SemanIRForImageRestoration`].
+    """Restore pictures with a [`SemanIRForImageRestoration`].
 
     Each picture is restored by itself at its own size, so `batch_size` changes nothing. Grey stays grey, alpha is
     kept, pictures stand upright. Where hf_ext is imported, `pipeline` takes a subclass of this that restores in tiles
-    too, averages over turns, and reads 16 bits in colour, HEIC and RAW files.
-    """
+    too, averages over turns, and reads 16 bits in colour, HEIC and RAW files."""
 
     # A SemanIRForImageRestoration. That class imports this file, so that the pipeline travels with every restorer.
     model: PreTrainedModel
@@ -55,13 +53,11 @@ class ImageRestorationPipeline(Pipeline):
             )
 
     def __call__(self, inputs: Any, **kwargs: Any) -> Any:
-        """
-        Restore one picture, or each of a list, data set or generator: files, addresses, PIL images, or arrays of
+        """Restore one picture, or each of a list, data set or generator: files, addresses, PIL images, or arrays of
         shape `(height, width)` or `(height, width, channels)` of uint8, uint16, or floats in [0, 1].
 
         `top_k` sets the keys per token. With `output_type="np"` arrays of shape `(height, width, channels)` come out
-        in place of PIL images, with 16 bits where the input has them; PIL images of several channels have 8 bits.
-        """
+        in place of PIL images, with 16 bits where the input has them; PIL images of several channels have 8 bits."""
         return super().__call__(inputs, **{**kwargs, "batch_size": 1})
 
     def _sanitize_parameters(self, **kwargs: Any) -> tuple[dict[str, Any], ...]:

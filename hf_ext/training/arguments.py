@@ -41,9 +41,9 @@ class DataArguments:
     Data of a run.
 
     Args:
-        train (`dict`): The training [`DataSource`].
+        train (`dict`): Source of the training examples.
         eval (`dict`, *optional*):
-            The evaluation [`DataSource`], always map-style; or several by name, `{kodak: {path: …}, own: {path: …}}`,
+            Source of the evaluation, always map-style; or several by name, `{kodak: {path: …}, own: {path: …}}`,
             whose names their metrics begin with. The first one's first metric decides which state is the best.
         num_workers (`int`, defaults to 0): Loader processes for each training process, and for its evaluation.
         max_bad_examples (`float`, defaults to 0.001):
@@ -167,9 +167,12 @@ class TrainingArguments:
     flag is `--section.key value`.
 
     Args:
-        method (`str`): Which method trains: `"semanir"`, `"mrconv-audio"`, …; `TASKS` of `launch` lists them.
+        method (`str`):
+            Method that trains: `"semanir"`, `"disentangled-dit"`, or MRConv as `"mrconv-listops"`, `"mrconv-text"`,
+            `"mrconv-retrieval"`, `"mrconv-lm"`, `"mrconv-masked-lm"`, `"mrconv-series"`, `"mrconv-regression"`,
+            `"mrconv-positions"`, `"mrconv-pixels"`, `"mrconv-audio"` or `"mrconv-images"`.
         output_dir (`str`): The run folder. An unfinished run in it is continued.
-        data (`dict`): See [`DataArguments`]; without it, data sets are given to [`train`].
+        data (`dict`): The sections `train` and `eval`, and how they are read; empty where a program passes data sets.
         task (`dict`): Options of the method's task, for instance its degradation; the task checks them.
         model (`dict`): Configuration of the model; with `init_from`, what to change in the checkpoint's configuration.
         init_from (`str`, *optional*): Folder or `org/name@revision` whose safetensors weights start the run.
@@ -188,8 +191,8 @@ class TrainingArguments:
         learning_rate (`float`, defaults to 2e-4): Peak learning rate.
         weight_decay (`float`, defaults to 0.0): Weight decay for the parameters that the task decays.
         parameter_rules (`list[dict]`, *optional*):
-            Other rates and decays for some parameters, or none at all: each entry is a
-            [`~hf_ext.training.arguments.ParameterRule`], and the first whose pattern is found counts.
+            Other rates and decays for some parameters, or none at all: each entry has a `pattern`, a regular
+            expression for their names, and `learning_rate`, `weight_decay` or `freeze`. The first that fits counts.
         lr_scheduler_type (`str`, defaults to `"cosine"`): A transformers schedule.
         lr_scheduler_kwargs (`dict`, *optional*):
             Its other arguments: `{min_lr_rate: 0.1}` of `cosine_with_min_lr`, `{num_decay_steps: 100}` of
@@ -224,6 +227,12 @@ class TrainingArguments:
         hub_private_repo (`bool`, defaults to `False`): Whether that repository is private.
         allow_other_data (`bool`, defaults to `False`):
             Go on with training data other than the run began with, which is refused otherwise.
+
+    Example:
+        >>> from hf_ext.training import TrainingArguments
+        >>> arguments = TrainingArguments("semanir", "runs/first", {"train": {"path": "photos"}}, max_steps=100)
+        >>> arguments.learning_rate, arguments.max_steps
+        (0.0002, 100)
     """
 
     method: str

@@ -20,15 +20,12 @@ class Callback:
     `"evaluate"` and save, or `"end"` the run as complete, evaluated and saved; `None` lets it go on.
 
     Example:
-
-    ```python
-    >>> from hf_ext.training import Callback
-
-    >>> class Printer(Callback):
-    ...     def on_evaluate(self, step, metrics, model):
-    ...         print(step, metrics)
-    ...         return "end" if metrics["accuracy"] > 0.99 else None
-    ```
+        >>> from hf_ext.training import Callback
+        >>> class Goal(Callback):
+        ...     def on_evaluate(self, step, metrics, model):
+        ...         return "end" if metrics["accuracy"] > 0.99 else None
+        >>> Goal().on_evaluate(100, {"accuracy": 0.995}, None)
+        'end'
     """
 
     def on_begin(self, step: int, folder: Path, model: torch.nn.Module) -> str | None:

@@ -59,6 +59,22 @@ def train(
         FloatingPointError: If the loss is no longer finite.
         OSError: If the disk is full or a data file vanished.
         RunStopped: After a signal or `deadline_minutes`, once the state is saved; a `KeyboardInterrupt`.
+
+    Example:
+        >>> import torch
+        >>> from datasets import Dataset
+        >>> from hf_ext import MRConvConfig, MRConvForCausalLM
+        >>> from hf_ext.training import Task, TrainingArguments, train
+        >>> class NumbersTask(Task):
+        ...     def build_model(self, config, init_from):
+        ...         return MRConvForCausalLM(MRConvConfig(**config))
+        ...     def training_sample(self, example, generator):
+        ...         return {name: torch.tensor(example["tokens"]) for name in ("input_ids", "labels")}
+        >>> model = {"vocab_size": 10, "hidden_size": 8, "num_hidden_layers": 1}
+        >>> arguments = TrainingArguments("numbers", "runs/numbers", model=model, max_steps=2, report_to="none")
+        >>> data = Dataset.from_dict({"tokens": [[3, 1, 4], [1, 5, 9]] * 8})
+        >>> sorted(train(NumbersTask(), arguments, data, data))
+        ['loss']
     """
     arguments, launched = honour_launcher(arguments)
     with RunFolder(arguments.output_dir) as folder:

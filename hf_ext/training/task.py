@@ -32,27 +32,20 @@ class Task:
         presets (`dict[str, dict]`): Values of that section by name, for `model.preset`.
 
     Example:
-
-    ```python
-    >>> from dataclasses import dataclass
-    >>> import torch
-    >>> from transformers import AutoModelForCausalLM
-    >>> from hf_ext.training import Task, TrainingArguments, train
-
-    >>> @dataclass
-    ... class NumbersTask(Task):
-    ...     length: int = 8
-    ...
-    ...     def build_model(self, config, init_from):
-    ...         return AutoModelForCausalLM.from_pretrained(init_from, **config)
-    ...
-    ...     def training_sample(self, example, generator):
-    ...         tokens = torch.tensor(example["tokens"][: self.length])
-    ...         return {"input_ids": tokens, "labels": tokens}
-
-    >>> data = {"train": {"path": "numbers.parquet"}}
-    >>> train(NumbersTask(), TrainingArguments("numbers", "runs/numbers", data, init_from="org/model"))
-    ```
+        >>> from dataclasses import dataclass
+        >>> import torch
+        >>> from hf_ext import MRConvConfig, MRConvForCausalLM
+        >>> from hf_ext.training import Task
+        >>> @dataclass
+        ... class NumbersTask(Task):
+        ...     length: int = 8
+        ...     def build_model(self, config, init_from):
+        ...         return MRConvForCausalLM(MRConvConfig(vocab_size=10, **config))
+        ...     def training_sample(self, example, generator):
+        ...         tokens = torch.tensor(example["tokens"][: self.length])
+        ...         return {"input_ids": tokens, "labels": tokens}
+        >>> NumbersTask(length=2).training_sample({"tokens": [3, 1, 4]}, None)["input_ids"]
+        tensor([3, 1])
     """
 
     pipeline_tag: ClassVar[str] = "other"

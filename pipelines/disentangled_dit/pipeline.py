@@ -53,14 +53,20 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         vae (`ModelMixin`, *optional*): Any autoencoder of diffusers for pictures.
         text_encoder (`PreTrainedModel`, *optional*): Any encoder of transformers with a `last_hidden_state`.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): Its tokenizer.
-        id2label (`dict[int, str]`, *optional*): Names of the classes; several names of one class are separated by
-            commas. Saved with the pipeline.
+        id2label (`dict[int, str]`, *optional*): Names of the classes, those of one class separated by commas; saved.
         text_padding (`str`, defaults to `"noisy_replicate"`): What follows a short text, see `pad_text`.
         text_padding_noise (`float`, defaults to 0.02): Strength of the noise in it.
         max_text_length (`int`, defaults to 77): Tokens of a text, padding included.
         prediction_type (`str`, *optional*): `"epsilon"`, `"v_prediction"`, `"sample"` or `"flow_prediction"`: what the
-            network predicts. Defaults to what the scheduler says, and is saved: schedulers that read the output as
-            something else are refused.
+            network predicts. Defaults to the scheduler's, and is saved; schedulers with another one are refused.
+
+    Example:
+        >>> from diffusers import DDIMScheduler
+        >>> from hf_ext.pipelines import disentangled_dit as dit
+        >>> model = dit.DisentangledDiTTransformer2DModel(in_channels=3, num_layers=1, num_attention_heads=2)
+        >>> pipeline = dit.DisentangledDiTPipeline(model, DDIMScheduler())
+        >>> pipeline(class_labels=7, num_inference_steps=2).images[0].size
+        (32, 32)
     """
 
     # Any: of these diffusers' types know a dictionary without attributes, and None.
@@ -183,7 +189,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
     # Labels and texts
 
     def get_label_ids(self, label: str | list[str]) -> list[int]:
-        """Numbers of the classes of one name of `id2label`, or of several, for `class_labels` of a call."""
+        """Numbers of the classes that `label` names, one of `id2label` or several, for `class_labels` of a call."""
         names = [label] if isinstance(label, str) else list(label)
         for name in names:
             if name not in self.labels:
@@ -213,8 +219,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             do_classifier_free_guidance (`bool`, defaults to `True`): Whether the negative tokens are wanted.
             negative_prompt (`str` or `list[str]`, *optional*): One, or one for each; the null text if not given.
             prompt_embeds, negative_prompt_embeds (`torch.Tensor`, *optional*): Used instead of encoding these.
-            max_sequence_length (`int`, *optional*): Tokens of a text, instead of `max_text_length`. A longer text is
-                cut, with a warning.
+            max_sequence_length (`int`, *optional*): Instead of `max_text_length`; longer texts are cut with a warning.
 
         Returns:
             `tuple[torch.Tensor, torch.Tensor]`: `prompt_embeds` and `negative_prompt_embeds` of shape
@@ -314,13 +319,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
 
     @classmethod
     def encode_image(cls, vae: ModelMixin, image: Tensor) -> Tensor:
-        """
-        Latents of pictures, float32, shifted and scaled as the transformer takes them; the mode of a distribution.
-
-        Args:
-            vae (`ModelMixin`): Any autoencoder of diffusers for pictures.
-            image (`torch.Tensor` of shape `(images, channels, height, width)`): Values in [-1, 1], on its device.
-        """
+        """Latents of pictures in [-1, 1], float32, as the transformer takes them; the mode of a distribution."""
         with cls._upcast(vae):
             encoded = vae.encode(image.to(vae.dtype), return_dict=False)[0]
         latents = (encoded if isinstance(encoded, Tensor) else encoded.mode()).float()
@@ -329,13 +328,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
 
     @classmethod
     def decode_latents(cls, vae: ModelMixin, latents: Tensor) -> Tensor:
-        """
-        Pictures of latents, about [-1, 1], float32; what [`~DisentangledDiTPipeline.encode_image`] inverts.
-
-        Args:
-            vae (`ModelMixin`): Any autoencoder of diffusers for pictures.
-            latents (`torch.Tensor` of shape `(images, latent_channels, height, width)`): On its device.
-        """
+        """Pictures of latents, about [-1, 1], float32; what [`~DisentangledDiTPipeline.encode_image`] inverts."""
         shift, scale = cls._latent_statistics(vae, latents)
         with cls._upcast(vae):
             return vae.decode((latents / scale + shift).to(vae.dtype), return_dict=False)[0].float()
@@ -439,8 +432,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         if isinstance(scheduler, self._FLOW_MATCH):
             return scheduler.scale_noise(image, timestep, noise)
         if getattr(scheduler, "sigmas_interpol", None) is not None and not scheduler.state_in_first_order:
-            # KDPM2 is between two of its levels, and its `add_noise` knows these only; its ancestral twin counts the
-            # levels between from the one before.
+            # KDPM2 is between two levels of `add_noise`; its ancestral twin counts those between from the one before.
             place = scheduler.step_index - hasattr(scheduler, "sigmas_up")
             return image + noise * scheduler.sigmas_interpol[place].to(image)
         return scheduler.add_noise(image, noise, timestep)
@@ -659,12 +651,9 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         return self.Conditions(tensors, mask, rows, classes if config.conditioning == "adaln" else None)
 
     def modulations(self, timesteps: Tensor, conditions: Conditions) -> Iterator[Tensor]:
-        """
-        For each timestep the adaLN numbers of all conditions, [S, numbers].
-
-        adaLN sees the timestep and the controls, no class and no latents: so one product makes the numbers of many
-        steps ahead, for each of the S different conditions once, whatever the batch and the branches of the guidance.
-        """
+        """For each timestep the adaLN numbers of all conditions, [S, numbers]."""
+        # adaLN sees timestep and controls, no class and no latents: one product makes the numbers of many steps ahead,
+        # for each of the S different conditions once, whatever the batch and the branches of the guidance.
         count, labels = len(conditions.mask), conditions.class_labels
         for block in timesteps.split(max(1, self.TABLE_ROWS // count)):
             _, table = self.transformer(
@@ -769,8 +758,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             control_guidance_scale (`float`, defaults to 1.0): Strength beta of the controls; 0 leaves them out, and
                 other values than 0 and 1 cost a third pass through the network in each step.
             original_size, target_size (`tuple[int, int]` or a list, *optional*): Height and width in pixels before
-                resizing and cutting, and after; the size of the pictures if not given. A list of controls has one
-                value for each picture.
+                resizing and cutting, and after; the pictures' size if not given. A list has a value for each picture.
             crop (`tuple[int, int]` or a list, *optional*): Top and left of the part, in pixels. Defaults to (0, 0).
             flip (`bool` or a list, *optional*): Whether left and right are exchanged. Defaults to False.
             aspect_ratio (`float` or a list, *optional*): Width over height. Defaults to that of `original_size`.
@@ -790,12 +778,14 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             attention_kwargs (`dict`, *optional*): `scale`, of the LoRA adapters.
             callback_on_step_end (*optional*): Called after each step with the pipeline, the step, the timestep and a
                 dictionary of the tensors named in `callback_on_step_end_tensor_inputs`: `latents`, `noise_pred`,
-                `prompt_embeds`, the context of the null branch and then of the others, and
-                `negative_prompt_embeds`, the context of the null branch alone. It returns what is to be replaced, and
-                may set `_guidance_scale`, `_control_guidance_scale`, `_interrupt`.
+                `prompt_embeds` (context of the null branch, then of the others), `negative_prompt_embeds` (of null).
+                It returns replacements, and may set `_guidance_scale`, `_control_guidance_scale`, `_interrupt`.
 
         Returns:
             [`~diffusers.ImagePipelineOutput`], or a tuple with its `images`.
+
+        Raises:
+            ValueError: A part is missing, an option is not for this model, or its value or size does not fit.
         """
         return self._generate({name: value for name, value in locals().items() if name != "self"})
 
@@ -934,16 +924,11 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         return super().from_pipe(pipeline, **{**components, **kwargs})
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *arguments: Any, **kwargs: Any) -> None:
-        """
-        Saves the pipeline and the code that loads it: `pipeline.py`, and the transformer's file beside its weights.
+        """Saves the pipeline and the code that loads it: `pipeline.py`, and the transformer's file beside its weights.
 
         The folder loads with `import hf_ext.pipelines` and `DiffusionPipeline.from_pretrained(folder)`, and without
-        hf_ext by `DiffusionPipeline.from_pretrained(folder, trust_remote_code=True)`.
-
-        Args:
-            save_directory (`str` or `os.PathLike`): The folder.
-            *arguments, **kwargs: As in [`~diffusers.DiffusionPipeline.save_pretrained`].
-        """
+        hf_ext by `DiffusionPipeline.from_pretrained(folder, trust_remote_code=True)`. Arguments are those of
+        [`~diffusers.DiffusionPipeline.save_pretrained`]."""
         if adapters := list(getattr(self.transformer, "peft_config", ())):
             raise ValueError(
                 f"The transformer has the LoRA layers {adapters}, which a pipeline is not saved with: save them by "
@@ -992,6 +977,15 @@ class DisentangledDiTImg2ImgPipeline(DisentangledDiTPipeline):
 
         Returns:
             [`~diffusers.ImagePipelineOutput`], or a tuple with its `images`.
+
+        Example:
+            >>> from PIL import Image
+            >>> from diffusers import DDIMScheduler
+            >>> from hf_ext.pipelines import disentangled_dit as dit
+            >>> model = dit.DisentangledDiTTransformer2DModel(in_channels=3, num_layers=1, num_attention_heads=2)
+            >>> pipeline = dit.DisentangledDiTImg2ImgPipeline(model, DDIMScheduler())
+            >>> pipeline(class_labels=7, image=Image.new("RGB", (32, 32)), num_inference_steps=2).images[0].size
+            (32, 32)
         """
         if image is None:
             raise ValueError(f"{type(self).__name__} starts from a picture; give `image`.")
@@ -1019,11 +1013,20 @@ class DisentangledDiTInpaintPipeline(DisentangledDiTPipeline):
         Args:
             class_labels, prompt, **options: As in a call of [`DisentangledDiTPipeline`].
             image, strength: As in a call of [`DisentangledDiTImg2ImgPipeline`].
-            mask_image (picture, `np.ndarray`, `torch.Tensor` or a list): White where `image` is made anew; black parts
-                stay as they are.
+            mask_image (picture, `np.ndarray`, `torch.Tensor` or a list): White where `image` changes, black where not.
 
         Returns:
             [`~diffusers.ImagePipelineOutput`], or a tuple with its `images`.
+
+        Example:
+            >>> from PIL import Image
+            >>> from diffusers import DDIMScheduler
+            >>> from hf_ext.pipelines import disentangled_dit as dit
+            >>> model = dit.DisentangledDiTTransformer2DModel(in_channels=3, num_layers=1, num_attention_heads=2)
+            >>> pipeline = dit.DisentangledDiTInpaintPipeline(model, DDIMScheduler())
+            >>> image, mask = Image.new("RGB", (32, 32)), Image.new("L", (32, 32), 255)
+            >>> pipeline(class_labels=7, image=image, mask_image=mask, num_inference_steps=2).images[0].size
+            (32, 32)
         """
         if image is None or mask_image is None:
             raise ValueError(f"{type(self).__name__} needs `image`, and `mask_image`, white where it is made anew.")

@@ -169,8 +169,7 @@ with contextlib.suppress(ImportError):
 
 class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin, PeftAdapterMixin, CacheMixin):
     """
-    Diffusion transformer whose class or text acts through attention, and whose controls fade in with the timestep
-    (arXiv 2411.03177).
+    Diffusion transformer whose class or text acts through attention, and whose controls fade in with the timestep.
 
     Of diffusers' caches, all approximations, FirstBlock, Mag, TaylorSeer and PyramidAttentionBroadcast were tried.
     `enable_parallelism` splits layers (tensor parallelism), or the tokens of pictures and of text (context
@@ -201,10 +200,8 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
             coordinates other grids resample; `sample_size // patch_size` if not given. It is saved.
         num_train_timesteps (`int`, defaults to 1000): T, the timestep of pure noise.
         condition_dropout (`float`, defaults to 0.1): Share of training samples without class, text and controls.
-        control_dropout (`float`, defaults to 0.1): Share of the others without controls. Training reads both, and
-            guidance needs them to be positive.
-        num_decoder_layers (`int`, defaults to 0): Positive for masked-latent training: blocks after the masked
-            tokens have been filled in.
+        control_dropout (`float`, defaults to 0.1): Share of the others without controls. Guidance needs both above 0.
+        num_decoder_layers (`int`, defaults to 0): Of masked-latent training: blocks after tokens are filled in.
     """
 
     # Numbers of each control: (height, width), (top, left), (height, width), 0 or 1, log(width / height).
@@ -399,10 +396,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
             nn.init.zeros_(layer.weight)
 
     def control_weight(self, timestep: Tensor, alpha: float) -> Tensor:
-        """
-        gamma(t) = ((1 + cos(pi t/T)) / 2)^alpha of timesteps [N]: the weight of a control, at least float32. It is 1
-        at the clean end t = 0 and 0 in pure noise t = T, so it rises during sampling.
-        """
+        """gamma(t) = ((1 + cos(pi t/T)) / 2)^alpha of timesteps [N], weight of a control: 1 at t = 0, 0 at t = T."""
         timestep = timestep.to(torch.promote_types(timestep.dtype, torch.float32))
         tau = (timestep / self.config.num_train_timesteps).clamp(0, 1)
         return ((1 + torch.cos(math.pi * tau)) / 2) ** alpha
@@ -482,10 +476,8 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         return self._other_positions[key]
 
     def position_embedding(self, rows: int, columns: int, device: torch.device | None = None) -> Tensor:
-        """
-        Sines and cosines of y = i base_rows / rows, then of x = j base_columns / columns, [rows * columns, D],
-        float32: any grid of patches lies on the coordinates of the pre-training's, `pos_embed_base_size`.
-        """
+        """Sines and cosines of y = i base_rows / rows, then of x = j base_columns / columns, [rows * columns, D],
+        float32: any grid of patches lies on the coordinates of the pre-training's, `pos_embed_base_size`."""
         quarter = self.inner_dim // 4
         kind: dict[str, Any] = {"dtype": torch.float64, "device": device}
         frequencies = 10000.0 ** (-torch.arange(quarter, **kind) / quarter)
@@ -527,8 +519,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
             controls (`dict[str, torch.Tensor]`, *optional*): For each control a tensor of shape
                 `(batch_size, CONTROL_SIZES[name])`: sizes and crop in pixels, flip 0 or 1, aspect ratio
                 log(width / height). What is absent adds nothing.
-            control_mask (`torch.Tensor` of shape `(batch_size,)`, *optional*): False for samples without controls:
-                their control vector is zero.
+            control_mask (`torch.Tensor` of shape `(batch_size,)`, *optional*): False for a zero control vector.
             modulation (`torch.Tensor` of shape `(batch_size or 1, numbers)`, *optional*), context (`torch.Tensor` of
                 shape `(batch_size or 1, length, width)`, *optional*): What `return_conditioning` gave, instead of
                 timestep and controls, and of labels or text.
@@ -537,13 +528,19 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
             block_controlnet_hidden_states (`list[torch.Tensor]` of shape `(batch_size, tokens, width)`, *optional*):
                 A ControlNet's residuals, added to the image tokens after all blocks but the last; as in
                 `SD3Transformer2DModel`, each serves equally many.
-            return_conditioning (`bool`, defaults to `False`): Return `(context, modulation)` and compute no image;
-                what has no input is None.
+            return_conditioning (`bool`, defaults to `False`): Return only `(context, modulation)`, None without input.
             attention_kwargs (`dict`, *optional*): `scale`, of the LoRA adapters.
             return_dict (`bool`, defaults to `True`): Return an output object and not a tuple.
 
         Returns:
             [`~diffusers.models.modeling_outputs.Transformer2DModelOutput`], or a tuple with its sample.
+
+        Example:
+            >>> import torch
+            >>> from hf_ext.pipelines.disentangled_dit import DisentangledDiTTransformer2DModel
+            >>> model = DisentangledDiTTransformer2DModel(num_layers=2, num_attention_heads=2, attention_head_dim=8)
+            >>> model(torch.randn(2, 4, 32, 32), timestep=500, class_labels=torch.tensor([3, 7])).sample.shape
+            torch.Size([2, 4, 32, 32])
         """
         if attention_kwargs:
             raise ValueError(f"`attention_kwargs` takes `scale` only, got {list(attention_kwargs)}.")
