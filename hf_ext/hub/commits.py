@@ -42,7 +42,7 @@ _SAMPLE_BYTES = 512
 Tree: TypeAlias = dict[str, RepoFile]
 
 
-class NotPublished(ConnectionError):
+class NotOnHub(ConnectionError):
     """
     The Hub does not hold what a push was to put there.
 
@@ -109,7 +109,7 @@ def commit_folder(
         [`~huggingface_hub.CommitInfo`]: The commit. Where the branch holds the folder already, its last commit.
 
     Raises:
-        NotPublished: The Hub would ignore a file, somebody else changed the same files meanwhile, or the files on the
+        NotOnHub: The Hub would ignore a file, somebody else changed the same files meanwhile, or the files on the
             Hub are not those of the folder.
     """
     paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
@@ -153,7 +153,7 @@ def commit_folder(
         else:
             _verify(api, repo_id, branch, commit, paths, stale)
             return commit
-    raise NotPublished(
+    raise NotOnHub(
         repo_id, {branch: f"somebody else committed to it {_TRIES} times meanwhile"}, "Push again when it is quiet"
     )
 
@@ -175,9 +175,7 @@ def _refuse_ignored(api: HfApi, repo_id: str, branch: str, paths: dict[str, Path
             if file["shouldIgnore"]:
                 ignored[file["path"]] = "the .gitignore of the repository leaves it out"
     if ignored:
-        raise NotPublished(
-            repo_id, ignored, "Nothing was sent. Take these names out of the .gitignore, and push again"
-        )
+        raise NotOnHub(repo_id, ignored, "Nothing was sent. Take these names out of the .gitignore, and push again")
 
 
 def _sample(path: Path) -> bytes:
@@ -212,7 +210,7 @@ def _refuse_collisions(repo_id: str, before: Tree, now: Tree, paths: dict[str, P
     collisions = {name for name in changed & paths.keys() if _difference(now[name], paths[name]) is not None}
     collisions |= changed & (stale - paths.keys())
     if collisions:
-        raise NotPublished(
+        raise NotOnHub(
             repo_id,
             dict.fromkeys(collisions, "somebody else committed another one meanwhile"),
             "Look at what is there, and push again if it is to be replaced",
@@ -230,7 +228,7 @@ def _verify(
             return
         if wait is not None:
             time.sleep(wait)
-    raise NotPublished(repo_id, wrong, f"Commit {commit.oid[:12]} was made: push again, or ask those who run the Hub")
+    raise NotOnHub(repo_id, wrong, f"Commit {commit.oid[:12]} was made: push again, or ask those who run the Hub")
 
 
 def _find_differences(

@@ -19,7 +19,7 @@ from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.errors import FAILED, classify
 from hf_ext.hub import commits
-from hf_ext.hub.commits import NoHub, NotPublished
+from hf_ext.hub.commits import NoHub, NotOnHub
 from hf_ext.hub.publish import push, stage
 
 from .published import contents, save_bert
@@ -77,7 +77,7 @@ def test_what_the_hub_would_ignore_is_refused_before_anything_is_sent(hub, api, 
     api.create_repo("org/model")
     api.upload_file(repo_id="org/model", path_or_fileobj=io.BytesIO(rules.encode()), path_in_repo=".gitignore")
     before = api.list_repo_files("org/model"), heads(api)
-    with pytest.raises(NotPublished) as caught:
+    with pytest.raises(NotOnHub) as caught:
         publish(bert, hub)
     expected = {"model.safetensors"} | ({"config.json"} if ".json" in rules else set())
     assert set(caught.value.files) == expected and caught.value.repo_id == "org/model"
@@ -137,7 +137,7 @@ def swapped(lines):
 )
 def test_a_hub_that_drops_or_changes_a_file_is_found_out(proxy, bert, change, name):
     proxy.rule = change_commit(change)
-    with pytest.raises(NotPublished) as caught:
+    with pytest.raises(NotOnHub) as caught:
         publish(bert, proxy)
     assert list(caught.value.files) == [name]
 
@@ -147,7 +147,7 @@ def test_weights_of_an_earlier_push_that_stay_are_found_out(proxy, api, bert, tm
     api.upload_file(repo_id="org/model", path_or_fileobj=io.BytesIO(b"{}"), path_in_repo="training.json")
     proxy.rule = change_commit(lambda lines: [line for line in lines if line["key"] != "deletedFile"])
     (bert / "vocab.txt").write_text("a\n")
-    with pytest.raises(NotPublished) as caught:
+    with pytest.raises(NotOnHub) as caught:
         publish(bert, proxy)
     assert list(caught.value.files) == ["training.json"]
 
@@ -163,7 +163,7 @@ def test_a_commit_that_no_branch_has_is_found_out(proxy, bert):
         return forward(body)
 
     proxy.rule = rule
-    with pytest.raises(NotPublished) as caught:
+    with pytest.raises(NotOnHub) as caught:
         publish(bert, proxy)
     assert list(caught.value.files) == ["main"]
 
@@ -307,7 +307,7 @@ def test_other_files_that_somebody_commits_meanwhile_are_kept(proxy, api, bert, 
 @pytest.mark.parametrize("name", ["config.json", "README.md", "training.json"])
 def test_the_same_files_that_somebody_commits_meanwhile_are_not_replaced(proxy, api, bert, name):
     proxy.rule = interrupting(proxy, api, [(name, b"---\nlicense: mit\n---\n")])
-    with pytest.raises(NotPublished) as caught:
+    with pytest.raises(NotOnHub) as caught:
         publish(bert, proxy)
     assert list(caught.value.files) == [name]
     assert len(heads(api)) == 2
@@ -315,7 +315,7 @@ def test_the_same_files_that_somebody_commits_meanwhile_are_not_replaced(proxy, 
 
 def test_a_repository_that_is_never_quiet_is_given_up_in_words(proxy, api, bert):
     proxy.rule = interrupting(proxy, api, [(f"{index}.md", b"mine") for index in range(20)])
-    with pytest.raises(NotPublished) as caught:
+    with pytest.raises(NotOnHub) as caught:
         publish(bert, proxy)
     assert list(caught.value.files) == ["main"]
 
@@ -328,16 +328,16 @@ def test_pushes_at_once_end_with_one_model_or_in_words(hub, api, tmp_path):
     def attempt(source):
         try:
             return publish(source, hub)
-        except NotPublished as error:
+        except NotOnHub as error:
             return error
 
     publish(sources[0], hub)
     with ThreadPoolExecutor(4) as threads:
         ends = list(threads.map(attempt, sources))
-    refused = [end for end in ends if isinstance(end, NotPublished)]
+    refused = [end for end in ends if isinstance(end, NotOnHub)]
     assert len(refused) < 4 and all(set(error.files) == {"vocab.txt"} for error in refused)
     # What is there is what those who were not refused pushed: the last of them, whole.
-    pushed = {end.oid for end in ends if not isinstance(end, NotPublished)}
+    pushed = {end.oid for end in ends if not isinstance(end, NotOnHub)}
     assert api.model_info("org/model").sha in pushed
 
 
@@ -351,7 +351,7 @@ def test_the_same_model_pushed_by_four_is_one_commit(hub, api, bert):
 def test_a_pull_request_is_verified_too(proxy, api, bert, tmp_path):
     api.create_repo("org/model")
     proxy.rule = change_commit(without("README.md"))
-    with pytest.raises(NotPublished) as caught:
+    with pytest.raises(NotOnHub) as caught:
         publish(bert, proxy, create_pr=True)
     assert list(caught.value.files) == ["README.md"]
     assert heads(api) == ["initial commit"]
