@@ -77,7 +77,7 @@ class Guard:
             self._check_names(headers, scope["server"])
             path = self._find_path(scope["path"])
             is_json = headers.get("Content-Type", "").lower().startswith("application/json")
-            receive = self._bounded(receive, MAX_JSON if is_json else MAX_UPLOAD)
+            receive = self._limit_body(receive, MAX_JSON if is_json else MAX_UPLOAD)
             if is_json:
                 receive = await self._read(receive)
             await self._app({**scope, "path": path, "raw_path": quote(path).encode()}, receive, self._hide(answer))
@@ -112,7 +112,7 @@ class Guard:
             raise Refused(403, "this is no file of the page: only files that it showed or got are sent")
         return f"{before}{file}{name.replace(alias, folder, 1)}"
 
-    def _bounded(self, receive: Receive, most: int) -> Receive:
+    def _limit_body(self, receive: Receive, most: int) -> Receive:
         """The way in, which ends when more has come than allowed."""
         size = 0
 

@@ -57,10 +57,17 @@ Answer = Pair | str
 def find_models(sources: Sequence[str] = ()) -> dict[str, dict[str, str]]:
     """Of each tab the models by name: those that travel with the package, then `sources`, folders or Hub ids."""
     found: dict[str, dict[str, str]] = {tab: {} for tab in TABS}
-    # The page has no mosaics.
-    released = {str(model.folder): model.name for model in list_released() if model.name != "demosaick"}
+    released = {str(model.folder): model.name for model in list_released()}
     for source in [*released, *(source for source in sources if source not in released)]:
-        models, name = found[find_tab(source)], released.get(source) or name_model(source)
+        tab = find_tab(source)
+        if tab is None and source in released and source not in sources:
+            continue
+        if tab is None:
+            raise ValueError(
+                f"the app has no tab for {source}: give a SemanIR model that takes pictures, a Disentangled DiT, an "
+                "MRConvForAudioClassification or an artifact of hf-ext merge."
+            )
+        models, name = found[tab], released.get(source) or name_model(source)
         possible = (name, *(f"{name} ({number})" for number in range(2, len(models) + 2)))
         models[next(each for each in possible if each not in models)] = source
     return found
@@ -74,8 +81,8 @@ def name_model(source: str) -> str:
     return f"{folder.parent.name}/{folder.name}" if folder.name == "snapshot" else folder.name
 
 
-def find_tab(source: str) -> str:
-    """The tab that a model is for."""
+def find_tab(source: str) -> str | None:
+    """The tab that a model is for; None for one that takes mosaics, texts or what else no page has."""
     if read_tasks(source):
         return "merge"
     if pipeline_index(source) is not None:
@@ -84,13 +91,7 @@ def find_tab(source: str) -> str:
     config = AutoConfig.from_pretrained(name, revision=revision)
     if config.model_type == "semanir" and not config.demosaicks:
         return "restore"
-    if config.architectures == ["MRConvForAudioClassification"]:
-        return "listen"
-    raise ValueError(
-        f"{source} is a {', '.join(config.architectures or [config.model_type])}, for which the app has no tab; give "
-        "a SemanIR model that takes pictures, a Disentangled DiT, an MRConvForAudioClassification or an artifact of "
-        "hf-ext merge."
-    )
+    return "listen" if config.architectures == ["MRConvForAudioClassification"] else None
 
 
 def place() -> str:
