@@ -279,3 +279,35 @@ def test_the_figure_of_the_readme_has_the_numbers_of_the_study(load):
     rows = {name: score for name, score, _ in load("front").read_merges()}
     documentation = (EXAMPLES.parent / "docs" / "emr.md").read_text(encoding="utf-8")
     assert f"{rows['six fine-tunes'] - rows['EMR-Merging']:.1f} points on six picture tasks" in documentation
+
+
+def test_the_figure_of_the_readme_has_a_panel_for_each_method(load):
+    panels = load("front").draw().subfigs
+    told = "\n".join(panel.get_suptitle() for panel in panels)
+    assert len(panels) == 4 and all(method in told for method in ("SemanIR", "EMR-Merging", "Disentangled DiT", "MRConv"))
+
+
+def test_pairs_are_made_for_the_runs_that_read_them(load, tmp_path):
+    data = load("data")
+    photos = {part: [tmp_path / f"{part}.png"] for part in ("train", "validation", "test")}
+    for number, (file,) in enumerate(photos.values()):
+        Image.fromarray(np.full((24, 32, 3), 60 * number + 40, np.uint8)).save(file)
+    data.prepare_pairs(photos, tmp_path / "data", ["cifar10"])
+    assert not (tmp_path / "data").exists()
+    data.MADE = 2
+    data.prepare_pairs(photos, tmp_path / "data", ["derain"])
+    count = {part: len(list((tmp_path / "data" / "derain" / part / "lq").iterdir())) for part in photos}
+    assert count == {"train": 3 * data.REPEATS, "validation": 1, "test": 1}
+    # Each repeat has other rain, and all have the same clean picture.
+    files = sorted((tmp_path / "data" / "derain" / "train").glob("*/train-*.png"))
+    content = {side: {file.read_bytes() for file in files if file.parent.name == side} for side in ("lq", "hq")}
+    assert (len(content["lq"]), len(content["hq"])) == (data.REPEATS, 1)
+    assert not (tmp_path / "data" / "deblur").exists()
+
+
+@pytest.mark.parametrize("run", ["deblur", "derain"])
+def test_a_committed_step_begins_a_run(load, run, tmp_path):
+    runs = load("runs")
+    (step,) = (word for word in runs.find_words(tmp_path, run) if word.startswith("--init_from="))
+    assert (Path(step.partition("=")[2]) / "model.safetensors").is_file()
+    assert runs.count_core_hours(tmp_path, run) > 1

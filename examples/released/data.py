@@ -8,6 +8,7 @@ same photographs by `examples/semanir/make_pairs.py`, those that train five time
 
 import shutil
 import sys
+from collections.abc import Container
 from pathlib import Path
 
 import numpy as np
@@ -41,14 +42,16 @@ def split_photos(train: list[Path], test: list[Path]) -> dict[str, list[Path]]:
     }
 
 
-def prepare_pairs(photos: dict[str, list[Path]], data: Path) -> None:
-    """Pairs of damaged and clean pictures in data/deblur and data/derain, once."""
-    made = data / "photos" / "made"
-    if not made.is_dir():
+def prepare_pairs(photos: dict[str, list[Path]], data: Path, runs: Container[str]) -> None:
+    """Pairs of damaged and clean pictures in data/deblur and data/derain, once, for the runs that read them."""
+    made = data / "made"
+    if not made.is_dir() and any(name in runs for name in DAMAGES):
         with whole_folder(made) as folder:
             for index in range(MADE):
                 make_picture(256, np.random.default_rng((6, index))).save(folder / f"made{index}.png")
     for kind, (name, maker) in enumerate(DAMAGES.items()):
+        if name not in runs:
+            continue
         for part, (seeds, files) in {
             "train": (range(REPEATS), photos["train"] + sorted(made.iterdir())),
             "validation": (range(REPEATS, REPEATS + 1), photos["validation"]),
@@ -57,11 +60,11 @@ def prepare_pairs(photos: dict[str, list[Path]], data: Path) -> None:
             if not (data / name / part).is_dir():
                 with whole_folder(data / name / part) as folder:
                     for seed in seeds:
-                        write_pairs(files, folder, (maker,), (seed, kind))
+                        write_pairs(files, folder, (maker,), (seed, kind), f"{name}, {part}, {seed}")
 
 
-def prepare(source: Path, work: Path) -> None:
-    """Copies what the recipes read into WORK/data, once."""
+def prepare(source: Path, work: Path, runs: Container[str]) -> None:
+    """Puts what the recipes of these runs read into WORK/data, once."""
     data = work / "data"
     photos = split_photos(*(list((source / "bsds500" / part).glob("*.jpg")) for part in ("train", "test")))
     sets = {f"photos/{name}": files for name, files in photos.items()}
@@ -76,4 +79,4 @@ def prepare(source: Path, work: Path) -> None:
     for part, files in split_digits(list((source / "fsdd").glob("*.wav")), 50).items():
         if not (data / "fsdd" / f"{part}.parquet").is_file():
             write_digits(data / "fsdd" / f"{part}.parquet", [read_digit(file) for file in files])
-    prepare_pairs(photos, data)
+    prepare_pairs(photos, data, runs)

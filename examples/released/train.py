@@ -50,7 +50,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=0.0, help="of each run; without it each trains to its end")
     parser.add_argument("--only", metavar="NAME", nargs="+", choices=list(RUNS), default=list(RUNS))
     options = parser.parse_args()
-    prepare(options.data, options.work)
+    prepare(options.data, options.work, options.only)
     torch.set_num_threads(1)
     with contextlib.suppress(AttributeError):  # Windows has no such thing.
         os.nice(19)

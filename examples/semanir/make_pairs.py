@@ -102,11 +102,13 @@ def read_photo(path: Path) -> np.ndarray:
         sys.exit(f"{path} is no picture that can be read ({error}): remove it, or give another folder.")
 
 
-def write_pairs(photos: list[Path], folder: Path, makers: tuple[Maker, ...], seed: tuple[int, ...]) -> None:
+def write_pairs(
+    photos: list[Path], folder: Path, makers: tuple[Maker, ...], seed: tuple[int, ...], title: str
+) -> None:
     """Adds pairs to folder/lq and folder/hq: of each photograph one, its damage by the next of the makers."""
     for part in ("lq", "hq"):
         (folder / part).mkdir(exist_ok=True)
-    for index, path in enumerate(tqdm(photos, desc=folder.name, unit=" photos")):
+    for index, path in enumerate(tqdm(photos, desc=title, unit=" photos")):
         clean = read_photo(path)
         damaged = makers[index % len(makers)](clean / 255, np.random.default_rng((*seed, index)))
         name = f"{path.stem}-{seed[0]}.png"
@@ -118,7 +120,7 @@ def make_pairs(photos: list[Path], out: Path, seed: int) -> None:
     """Writes both sets, each whole or not at all."""
     for kind, (name, makers) in enumerate(MAKERS.items()):
         with whole_folder(out / name, replace=False) as folder:
-            write_pairs(photos, folder, makers, (seed, kind))
+            write_pairs(photos, folder, makers, (seed, kind), name)
 
 
 def main() -> None:
