@@ -1,5 +1,6 @@
 """The functions behind the tabs of `hf-ext app` against the API, what its command says, and the Space it writes."""
 
+import contextlib
 import io
 import json
 import os
@@ -242,10 +243,10 @@ def test_a_request_has_limits(photo):
         work.told(work.restore, source, str(photo), 1.0, clock=Limits(seconds=1e-6).clock())
 
 
-@pytest.fixture
-def served(dit) -> Iterator[str]:
-    """The address of the app as its command serves it, with a small limit and one more name."""
-    command = [sys.executable, "-um", "hf_ext_cli.main", "app", dit, "--megapixels", "0.01", "--allowed-host", "lab"]
+@contextlib.contextmanager
+def serve(*words: str | Path) -> Iterator[str]:
+    """The address of the app as its command serves it with these words and the further name `lab`."""
+    command = [sys.executable, "-um", "hf_ext_cli.main", "app", *words, "--allowed-host", "lab"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
             assert process.stdout is not None
@@ -253,6 +254,12 @@ def served(dit) -> Iterator[str]:
             yield told.split()[-1].rstrip("/")
         finally:
             process.terminate()
+
+
+@pytest.fixture
+def served(dit) -> Iterator[str]:
+    with serve(dit, "--megapixels", "0.01") as address:
+        yield address
 
 
 def ask(url: str, data: bytes | None = None, **headers: str) -> tuple[int, bytes]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import threading
 import time
@@ -21,28 +20,9 @@ pytest.importorskip("uvicorn", reason="the example needs uvicorn")
 from hf_ext.answers.limits import ClientLeft, Clock, Limits, TookTooMuch  # noqa: E402
 from hf_ext.answers.merged_task import AnsweringTask  # noqa: E402
 from tests.emr.emr_testing import tiny_bert, tiny_gpt2, tiny_semanir  # noqa: E402
-from tests.emr.test_serve_example import client, example, load  # noqa: E402, F401
+from tests.emr.test_serve_example import client, load  # noqa: E402
+from tests.kit.pictures import claim, encode  # noqa: E402
 from tests.kit.refusals import refused  # noqa: E402
-
-
-def encode(picture: Image.Image, format: str = "PNG", **options: Any) -> bytes:
-    """The bytes of a picture file."""
-    file = io.BytesIO()
-    picture.save(file, format, **options)
-    return file.getvalue()
-
-
-def claim(width: int, height: int) -> bytes:
-    """A PNG of one pixel whose header claims another size."""
-    import struct
-    import zlib
-
-    def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"\0" * 4)) + chunk(b"IEND", b"")
-
 
 # Names that a web page or a proxy may put into the header Host, and the answer.
 HOSTS = [
@@ -56,7 +36,7 @@ HOSTS = [
 
 
 @pytest.mark.parametrize(("host", "status"), HOSTS)
-def test_names(example, host: str, status: int, shared_bert):  # noqa: F811
+def test_names(example, host: str, status: int, shared_bert):
     assert client(example, shared_bert).get("/tasks", headers={"host": host}).status_code == status
 
 
@@ -88,7 +68,7 @@ PICTURES = [
 
 
 @pytest.mark.parametrize(("body", "status"), [row[1:] for row in PICTURES], ids=[row[0] for row in PICTURES])
-def test_pictures(example, shared_restorer, body: bytes, status: int, tmp_path: Path):  # noqa: F811
+def test_pictures(example, shared_restorer, body: bytes, status: int, tmp_path: Path):
     answer = client(example, shared_restorer, megapixels=0.05).post("/restore/a", content=body)
     assert answer.status_code == status, answer.text
     if status != 200:
@@ -103,14 +83,14 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(("path", "body", "status"), TEXTS)
-def test_texts(example, shared_bert, path: str, body: bytes, status: int):  # noqa: F811
+def test_texts(example, shared_bert, path: str, body: bytes, status: int):
     answer = client(example, shared_bert).post(path, content=body)
     assert answer.status_code in (status, 422) if "nan" in path else answer.status_code == status, answer.text
     assert len(answer.content) < 1000
 
 
 @pytest.mark.parametrize("sound", ["[]", "[NaN]", "[1e999]", '["a"]', "{}", "[[1], [2, 3]]", "[" * 100_000, "null"])
-def test_what_is_no_sound_is_refused(example, shared_bert, sound: str, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
+def test_what_is_no_sound_is_refused(example, shared_bert, sound: str, monkeypatch: pytest.MonkeyPatch):
     asked = client(example, shared_bert)
     monkeypatch.setattr(AnsweringTask, "reads", "Audio", raising=False)
     for route in asked.app.routes:
@@ -120,7 +100,7 @@ def test_what_is_no_sound_is_refused(example, shared_bert, sound: str, monkeypat
     assert asked.post("/classify/a", content=sound.encode()).status_code in (400, 500)
 
 
-def test_more_temperature_than_numbers_hold_is_an_error_in_words(example, tmp_path: Path):  # noqa: F811
+def test_more_temperature_than_numbers_hold_is_an_error_in_words(example, tmp_path: Path):
     asked = client(example, load(tmp_path, tiny_gpt2))
     for temperature, statuses in (("nan", (400,)), ("inf", (400,)), ("-1", (400,)), ("1e-45", (200, 400, 500))):
         answer = asked.post(f"/generate/a?temperature={temperature}&max_tokens=2", content="a b")
@@ -165,7 +145,7 @@ class Gone:
         return self.looks < 0
 
 
-def test_the_work_of_a_client_that_leaves_ends(example, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
+def test_the_work_of_a_client_that_leaves_ends(example, monkeypatch: pytest.MonkeyPatch):
     """Before it begins, and while it runs; the next client has its turn at once."""
     monkeypatch.setattr(example, "POLL", 0.02)
     turns, steps = example.Turns(Limits()), []
@@ -189,7 +169,7 @@ def test_the_work_of_a_client_that_leaves_ends(example, monkeypatch: pytest.Monk
     assert asyncio.run(ask()) < 1
 
 
-def test_a_request_ends_with_its_time_while_it_waits_and_while_it_sends(example):  # noqa: F811
+def test_a_request_ends_with_its_time_while_it_waits_and_while_it_sends(example):
     """A client that sends a byte now and then holds nothing."""
 
     async def send() -> None:
@@ -204,7 +184,7 @@ def test_a_request_ends_with_its_time_while_it_waits_and_while_it_sends(example)
     assert time.monotonic() - begun < 5
 
 
-def test_no_more_requests_wait_than_allowed(example, shared_bert, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
+def test_no_more_requests_wait_than_allowed(example, shared_bert, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(example, "MAX_WAITING", 2)
     inside, go = threading.Event(), threading.Event()
 
@@ -229,6 +209,6 @@ def test_no_more_requests_wait_than_allowed(example, shared_bert, monkeypatch: p
     assert statuses == [200, 200, 503, 503, 503, 503] and json.loads(found[0].content)
 
 
-def test_a_body_beyond_the_limit_is_not_read_to_its_end(example, shared_bert, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
+def test_a_body_beyond_the_limit_is_not_read_to_its_end(example, shared_bert, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(example, "MAX_BYTES", 1000)
     assert client(example, shared_bert).post("/classify/a", content=b"a" * 1001).status_code == 413

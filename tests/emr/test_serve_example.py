@@ -29,15 +29,6 @@ from tests.hub.published import tiny_model  # noqa: E402
 from tests.kit.refusals import refused  # noqa: E402
 
 
-@pytest.fixture(scope="module")
-def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("emr_serve_example", Path("examples/emr/serve.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def load(folder: Path, make: Any) -> EMRModel:
     base = make(folder / "base")
     return EMRModel.from_pretrained(
