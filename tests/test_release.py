@@ -284,7 +284,8 @@ def test_the_figure_of_the_readme_has_the_numbers_of_the_study(load):
 def test_the_figure_of_the_readme_has_a_panel_for_each_method(load):
     panels = load("front").draw().subfigs
     told = "\n".join(panel.get_suptitle() for panel in panels)
-    assert len(panels) == 4 and all(method in told for method in ("SemanIR", "EMR-Merging", "Disentangled DiT", "MRConv"))
+    methods = ("SemanIR", "EMR-Merging", "Disentangled DiT", "MRConv")
+    assert len(panels) == 4 and all(method in told for method in methods)
 
 
 def test_pairs_are_made_for_the_runs_that_read_them(load, tmp_path):
