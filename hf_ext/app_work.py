@@ -23,6 +23,7 @@ from hf_ext.answers.sounds import open_sound, read_sound
 from hf_ext.app_words import Progress
 from hf_ext.audio_stream import Listener, Stream
 from hf_ext.emr.artifact import read_tasks
+from hf_ext.errors import UsageError
 from hf_ext.hub.checkpoints import split_revision
 from hf_ext.hub.disclosure import cut_folders
 from hf_ext.hub.released import list_released
@@ -54,19 +55,21 @@ Pair = tuple[Image.Image, Image.Image]
 Answer = Pair | str
 
 
+class NoTab(UsageError):
+    """A model that no tab of the app is for."""
+
+
 def find_models(sources: Sequence[str] = ()) -> dict[str, dict[str, str]]:
     """Of each tab the models by name: those that travel with the package, then `sources`, folders or Hub ids."""
     found: dict[str, dict[str, str]] = {tab: {} for tab in TABS}
     released = {str(model.folder): model.name for model in list_released()}
     for source in [*released, *(source for source in sources if source not in released)]:
-        tab = find_tab(source)
-        if tab is None and source in released and source not in sources:
+        try:
+            tab = find_tab(source)
+        except NoTab:
+            if source in sources:
+                raise
             continue
-        if tab is None:
-            raise ValueError(
-                f"the app has no tab for {source}: give a SemanIR model that takes pictures, a Disentangled DiT, an "
-                "MRConvForAudioClassification or an artifact of hf-ext merge."
-            )
         models, name = found[tab], released.get(source) or name_model(source)
         possible = (name, *(f"{name} ({number})" for number in range(2, len(models) + 2)))
         models[next(each for each in possible if each not in models)] = source
@@ -81,8 +84,8 @@ def name_model(source: str) -> str:
     return f"{folder.parent.name}/{folder.name}" if folder.name == "snapshot" else folder.name
 
 
-def find_tab(source: str) -> str | None:
-    """The tab that a model is for; None for one that takes mosaics, texts or what else no page has."""
+def find_tab(source: str) -> str:
+    """The tab that a model is for; [`NoTab`] for one that takes mosaics, texts or what else no page has."""
     if read_tasks(source):
         return "merge"
     if pipeline_index(source) is not None:
@@ -91,7 +94,14 @@ def find_tab(source: str) -> str | None:
     config = AutoConfig.from_pretrained(name, revision=revision)
     if config.model_type == "semanir" and not config.demosaicks:
         return "restore"
-    return "listen" if config.architectures == ["MRConvForAudioClassification"] else None
+    if config.architectures == ["MRConvForAudioClassification"]:
+        return "listen"
+    kind = ", ".join(config.architectures or [config.model_type])
+    kind += " of mosaics" if config.model_type == "semanir" else ""
+    raise NoTab(
+        f"{source} is a {kind}, for which the app has no tab; give a SemanIR model that takes pictures, a "
+        "Disentangled DiT, an MRConvForAudioClassification or an artifact of hf-ext merge."
+    )
 
 
 def place() -> str:

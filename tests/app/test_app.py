@@ -79,15 +79,18 @@ def write_sound(path: Path, rate: int = 8000) -> np.ndarray:
 def test_each_model_has_its_tab(dit, tmp_path):
     Path(tmp_path, "snapshot").symlink_to(dit)
     models = work.find_models([dit, str(tmp_path / "snapshot")])
-    others = {"restore-tasks", "spoken-digits", "cifar10"}
+    others = {"restore-tasks", "spoken-digits", "cifar10", "demosaick"}
     assert set(models["restore"]) == {model.name for model in list_released()} - others
     # Others need not know where a folder lies.
     draw = {"cifar10": str(hf_ext.released("cifar10")), "dit": dit, "dit (2)": str(tmp_path / "snapshot")}
     assert models["draw"] == draw and list(models["merge"]) == ["restore-tasks"]
     assert models["listen"] == {"spoken-digits": str(hf_ext.released("spoken-digits"))}
     Path(tmp_path, "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
-    with refused(ValueError, "BertModel"):
+    with refused(work.NoTab, "BertModel"):
         work.find_models([str(tmp_path)])
+    # It travels with the package and has no tab: left out, unless it is asked for.
+    with refused(work.NoTab, "mosaics"):
+        work.find_models([str(hf_ext.released("demosaick"))])
 
 
 @pytest.mark.parametrize("strength", [1.0, 0.5])
