@@ -134,7 +134,7 @@ def test_series_are_read_by_their_columns(tmp_path, caplog):
     (swapped,) = answers(tmp_path / "model", tmp_path / "long.csv", "--columns", "b, a", "--top-k", 3)
     assert swapped["classes"] != found["classes"]
     said = run(tmp_path / "model", tmp_path / "long.csv", "--columns", "a,c", code=1).stderr
-    assert "has no column c; it has b, a, note" in said and "1 of 1 could not be classified" in said
+    assert "has no column c; it has b, a, note" in said and "1 of 1 inputs could not be classified" in said
 
 
 SERIES = {**SMALL, "max_position_embeddings": 32, "input_size": 2, "input_columns": ["a", "b"]}
@@ -353,13 +353,16 @@ def test_what_cannot_be_read_is_said_and_the_others_go_on(tmp_path):
     (tmp_path / "b.wav").write_bytes(b"no sound")
     result = run("spoken-digits", tmp_path, code=1)
     assert f"{tmp_path / 'b.wav'} is no sound file that can be read" in result.stderr
-    assert "1 of 2 could not be classified" in result.stderr
+    assert "1 of 2 inputs could not be classified" in result.stderr
     assert result.stdout.splitlines()[1].startswith(str(tmp_path / "a.wav"))
 
 
 def test_nothing_in_standard_input_and_lists_that_are_none_are_said(tmp_path):
     nothing = run("spoken-digits", "-", code=1, given=b"").stderr
-    assert "a recording is no sound file that can be read" in nothing and "1 of 1 could not be classified" in nothing
+    assert (
+        "a recording is no sound file that can be read" in nothing
+        and "1 of 1 inputs could not be classified" in nothing
+    )
     (tmp_path / "list").write_bytes(b"\xff\xfe")
     assert "list is no list in UTF-8, a line each" in run("spoken-digits", f"@{tmp_path / 'list'}", code=2).stderr
 
@@ -376,9 +379,9 @@ def test_other_models_and_inputs_are_refused_in_words(tmp_path):
     assert "is no classifier (SemanIRForImageRestoration)" in run(restorer, "a.png", code=2).stderr
     assert "absent.wav does not exist" in run("spoken-digits", tmp_path / "absent.wav", code=2).stderr
     (tmp_path / "empty").mkdir()
-    assert "no sounds in" in run("spoken-digits", tmp_path / "empty", code=2).stderr
+    assert "no sounds found in" in run("spoken-digits", tmp_path / "empty", code=2).stderr
     said = run("spoken-digits", tmp_path / "empty", "--columns", "a", code=2).stderr
-    assert "--columns belongs to series" in said
+    assert "--columns is for models of series" in said
     assert "device tpu cannot be used" in run("spoken-digits", "a.wav", "--device", "tpu", code=2).stderr
     save_text_model(tmp_path / "texts")
     assert "has no task 'a'" in run(tmp_path / "texts", "x", "--task", "a", code=2).stderr

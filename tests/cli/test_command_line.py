@@ -176,7 +176,7 @@ def test_a_value_before_the_model_is_refused(tmp_path):
     (tmp_path / "a.yaml").touch()
     result = run("evaluate", "--seed", "3", "--config", tmp_path / "a.yaml")
     assert result.exit_code == 2
-    assert "MODEL comes before the values" in result.stderr
+    assert "MODEL must be the first argument" in result.stderr
 
 
 @pytest.mark.parametrize(

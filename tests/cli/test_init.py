@@ -278,7 +278,7 @@ def test_what_cannot_be_learned_from_is_refused_with_what_to_do():
         assert message in run("init", method, "mine", "--data", data, code=2).stderr
     assert not Path("mine").exists()
     run("init", "semanir", "mine", "--data", "photos")
-    assert "exists; name another folder" in run("init", "semanir", "mine", "--data", "photos", code=2).stderr
+    assert "exists; give another folder" in run("init", "semanir", "mine", "--data", "photos", code=2).stderr
 
 
 def test_numbers_are_the_classes_that_occur(tmp_path):

@@ -39,7 +39,7 @@ def test_a_recipe_is_printed_or_copied(tmp_path):
     out = tmp_path / "mine.yaml"
     assert run("recipes", "mrconv/sensors", "--out", out).stdout == f"{out}\n"
     assert out.read_text() == text
-    assert "exists; name a new file" in run("recipes", "mrconv/sensors", "--out", out, code=2).stderr
+    assert "exists; give a new file" in run("recipes", "mrconv/sensors", "--out", out, code=2).stderr
     assert "--out copies one recipe" in run("recipes", "--out", tmp_path / "b.yaml", code=2).stderr
     assert not (tmp_path / "b.yaml").exists()
 

@@ -74,16 +74,16 @@ def test_files_of_others_are_left_alone_unless_told(models, photos, tmp_path):
     # A result that somebody has changed since is theirs.
     write_image(out / "a.png", Picture(make_pixels(4, 4, 3)), overwrite=True)
     result = run("restore", models / "restore", photos, "--out", out, code=1)
-    assert "1 were there already" in result.stdout and read_image(out / "a.png").pixels.shape == (4, 4, 3)
+    assert "1 already restored" in result.stdout and read_image(out / "a.png").pixels.shape == (4, 4, 3)
 
 
 def test_a_result_is_skipped_only_if_the_same_picture_model_and_options_made_it(models, photos, tmp_path):
     out, words = tmp_path / "out", ("restore", models / "restore", photos, "--out", tmp_path / "out")
     run(*words)
-    assert "2 were there already" in run(*words).stdout
+    assert "2 already restored" in run(*words).stdout
     first = (out / "a.png").read_bytes()
     # Another option, another model, another picture; then all as it was.
-    assert "2 of them in place of results" in run(*words, "--strength", "0.5").stdout
+    assert "2 of them replace results" in run(*words, "--strength", "0.5").stdout
     assert (out / "a.png").read_bytes() != first
     assert "2 restored" in run("restore", models / "enlarge", photos, "--out", out).stdout
     assert read_image(out / "a.png").pixels.shape == (20, 26, 3)
@@ -91,7 +91,7 @@ def test_a_result_is_skipped_only_if_the_same_picture_model_and_options_made_it(
     assert (out / "a.png").read_bytes() == first
     write_image(photos / "a.png", Picture(make_pixels(5, 6, 3)), overwrite=True)
     result = run(*words)
-    assert "1 restored" in result.stdout and "1 were there already" in result.stdout
+    assert "1 restored" in result.stdout and "1 already restored" in result.stdout
     assert read_image(out / "a.png").pixels.shape == (5, 6, 3)
 
 
@@ -102,7 +102,7 @@ def test_a_result_that_was_cut_off_is_made_anew(models, photos, tmp_path, left):
     whole = (out / "a.png").read_bytes()
     (out / "a.png").write_bytes(whole[:left])
     result = run(*words)
-    assert "1 restored" in result.stdout and "1 were there already" in result.stdout
+    assert "1 restored" in result.stdout and "1 already restored" in result.stdout
     assert (out / "a.png").read_bytes() == whole
 
 
@@ -111,7 +111,7 @@ def test_records_that_a_killed_process_cut_off_say_nothing(models, photos, tmp_p
     run(*words)
     record = tmp_path / "out" / ".hf-ext-restored.jsonl"
     record.write_text(record.read_text() + '{"result": "more/b.png", "made\n[1]\n')
-    assert "2 were there already" in run(*words).stdout
+    assert "2 already restored" in run(*words).stdout
 
 
 def test_coding_and_background_are_options_and_what_is_lost_is_said(models, tmp_path):
@@ -233,7 +233,7 @@ def test_a_sheet_compares_before_and_after(models, photos, tmp_path):
         assert sheet.size == (3 * 336 + 16, 4 * 362 + 16)
     shutil.rmtree(out / "more")
     result = run("restore", models / "enlarge", photos, "--out", out, "--compare", code=1)
-    assert "comparison.png" in result.stderr and "comparison.html would be replaced; say --overwrite" in result.stderr
+    assert "comparison.png" in result.stderr and "comparison.html would be replaced; give --overwrite" in result.stderr
     assert not (out / "more").exists()
 
 
@@ -244,7 +244,7 @@ def test_neighbours_are_drawn(models, photos, tmp_path):
     with Image.open(out) as drawing:
         assert drawing.size == (3 * 336 + 16, 2 * 362 + 16)
     result = run("semanir", "explain", *words, "--at", "3", code=2)
-    assert "give column and row, such as 120,80" in result.stderr
+    assert "give two numbers, column and row, such as 120,80" in result.stderr
     result = run("semanir", "explain", *words, "--at", "3,x", code=2)
     assert "'3,x' is no list of whole numbers" in result.stderr
     result = run("semanir", "explain", *words, "--at", "13,4", code=2)

@@ -71,7 +71,7 @@ def test_one_clash_of_names_is_reported_and_the_others_go_on(folder_of_model, ph
     assert f"{photos}/a.png: would be written to {out}/a.png, and so would {photos}/A.jpg" in result.stderr
     assert "--name '{stem}-{ext}'" in result.stderr
     assert result.stdout.startswith("3 restored")
-    assert "Error: 1 of 4 could not be restored." in result.stderr
+    assert "Error: 1 of 4 pictures could not be restored." in result.stderr
     run(folder_of_model, photos, "--out", out, "--format", "png", "--name", "{stem}-{ext}")
     assert {"A-jpg.png", "a-png.png", "c-png.png", "more/b-png.png"} <= set(files(out))
 
@@ -108,7 +108,7 @@ def test_a_suffix_puts_results_beside_their_inputs(folder_of_model, photos):
     wanted = ["a.png", "a_{new}.png", "more/b.png", "more/b_{new}.png"]
     assert files(photos) == wanted
     # Results are no inputs, neither of a second run nor of one that starts again.
-    assert "2 were there already" in run(folder_of_model, photos, *options).stdout
+    assert "2 already restored" in run(folder_of_model, photos, *options).stdout
     assert run(folder_of_model, photos, *options, "--overwrite").stdout.startswith("2 restored")
     assert files(photos) == wanted
     result = run(folder_of_model, photos / "a.png", photos / "a_{new}.png", *options, code=1)
@@ -166,7 +166,7 @@ def test_where_nothing_is_to_do_nothing_is_loaded(folder_of_model, photos, tmp_p
     run(*words[1:])
     done = subprocess.run([sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"0 restored to {out}; 2 were there already (--overwrite restores them again)\n"
+    assert done.stdout == f"0 restored to {out}; 2 already restored (--overwrite restores them again)\n"
 
 
 def test_heic_and_raw_without_their_libraries_are_named_and_counted(folder_of_model, photos, tmp_path, hide_library):
@@ -179,10 +179,10 @@ def test_heic_and_raw_without_their_libraries_are_named_and_counted(folder_of_mo
     assert f'{photos}/x.HEIC: needs pip install "hf-ext[images]" (pillow-heif).' in result.stderr
     assert f'{photos}/raw.NEF: needs pip install "hf-ext[images]" (rawpy).' in result.stderr
     assert result.stdout.startswith("2 restored")
-    assert "2 skipped, which need a library" in result.stdout
+    assert "2 skipped because a library is missing" in result.stdout
     # Who names one wants it.
     result = run(folder_of_model, photos / "x.HEIC", photos / "a.png", "--out", out, code=1)
-    assert "Error: 1 of 2 could not be restored." in result.stderr
+    assert "Error: 1 of 2 pictures could not be restored." in result.stderr
     result = run(folder_of_model, photos / "x.HEIC", "--out", out, code=2)
     assert "none of 1 pictures can be restored" in result.stderr
 
