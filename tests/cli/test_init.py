@@ -190,7 +190,7 @@ def test_the_base_is_what_the_fine_tunes_name(tmp_path):
     for seed, name in enumerate("ab", 1):
         tiny_bert(tmp_path / "models" / name, seed, base=base)
     said = run("init", "emr", "mine", "--data", "models", code=2).stderr
-    assert "none of a, b says what it was fine-tuned from: call the folder of that model base" in said
+    assert "the base of a, b is unknown: name the folder of the base model base" in said
     for name in "ab":
         (tmp_path / "models" / name / "README.md").write_text(f"---\nbase_model: {base}\n---\n")
     run("init", "emr", "mine", "--data", "models")
@@ -267,13 +267,13 @@ def test_what_cannot_be_learned_from_is_refused_with_what_to_do():
     for method, data, message in (
         ("semanir", "nowhere", "no data at nowhere: name a folder or a file of this machine"),
         ("semanir", "empty", "empty is empty: put pictures, sounds, texts or tables there"),
-        ("semanir", "sounds", "SemanIR restores pictures, and these are sounds"),
-        ("mrconv", "sounds", "these sounds have no classes: put them into a folder for each class"),
-        ("mrconv", "photos", "these pictures have no classes"),
-        ("dit", "photos", "these pictures have neither classes nor captions"),
+        ("semanir", "sounds", "SemanIR restores pictures, but the data are sounds"),
+        ("mrconv", "sounds", "the sounds have no classes: put them into one folder per class"),
+        ("mrconv", "photos", "the pictures have no classes"),
+        ("dit", "photos", "the pictures have neither classes nor captions"),
         ("emr", "empty", "no model in empty"),
-        ("emr", "nowhere", "there is nothing at nowhere"),
-        ("emr", "photos/0.png", "photos/0.png is no list of models, a line each"),
+        ("emr", "nowhere", "nowhere does not exist"),
+        ("emr", "photos/0.png", "photos/0.png is not a text file with one model per line"),
     ):
         assert message in run("init", method, "mine", "--data", data, code=2).stderr
     assert not Path("mine").exists()

@@ -246,7 +246,7 @@ def test_neighbours_are_drawn(models, photos, tmp_path):
     result = run("semanir", "explain", *words, "--at", "3", code=2)
     assert "give two numbers, column and row, such as 120,80" in result.stderr
     result = run("semanir", "explain", *words, "--at", "3,x", code=2)
-    assert "'3,x' is no list of whole numbers" in result.stderr
+    assert "'3,x' is not a list of whole numbers" in result.stderr
     result = run("semanir", "explain", *words, "--at", "13,4", code=2)
     assert "there is no pixel 13,4; the picture has 13 x 10" in result.stderr
     result = run("semanir", "explain", *words[:2], tmp_path / "a.jpg", code=2)
