@@ -154,7 +154,7 @@ def test_version():
         (["restore", "model", "a.png"], "Missing option '--out'"),
         (["restore", "model", "a.png", "--out", "o"], "a.png does not exist; give files, folders, patterns"),
         (["restore", "model", "a.png", "--out", "o", "--tile", "big"], "'big' is neither a number of pixels nor auto"),
-        (["restore", "model", ".", "--out", "o"], "no picture in ."),
+        (["restore", "model", ".", "--out", "o"], "no picture found in ."),
         (["restore", "model", ".", "--out", "-", "--compare"], "--compare needs a folder to write to"),
         (["semanir", "explain", "model", "nowhere.png", "o.png"], "File 'nowhere.png' does not exist"),
         (["push", "nowhere", "org/name"], "Directory 'nowhere' does not exist"),

@@ -244,7 +244,7 @@ def test_labels_of_texts_are_classes_as_those_of_series_are(capfd):
     assert "examples/s" not in capfd.readouterr().err
     for label in ("1.5", "99999999", "1e300"):
         Path("texts.csv").write_text(f"text,label\nhello,0\nyou,{label}\n")
-        assert "and the like, no classes" in run("init", "mrconv", "mine", "--data", "texts.csv", code=2).stderr
+        assert "which are not classes" in run("init", "mrconv", "mine", "--data", "texts.csv", code=2).stderr
 
 
 def test_names_of_many_classes_are_left_out_only_where_data_give_numbers():

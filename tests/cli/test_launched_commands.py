@@ -172,7 +172,7 @@ def test_two_processes_restore_what_one_does_and_say_it_once(launched, tmp_path)
         for text in (first["stderr"], alone.stderr)
     )
     assert told == wanted and len(told) == 3
-    assert [f"{name}: is no picture" in line for name, line in zip(BROKEN, told, strict=False)] == [True, True]
+    assert [f"{name}: is not a picture" in line for name, line in zip(BROKEN, told, strict=False)] == [True, True]
     assert without_speed(first["stdout"].replace("/two", "/one")) == without_speed(alone.stdout)
     assert first["stdout"].startswith(f"7 restored to {launched / 'two'}; 0.00 megapixels in ")
     assert (first["code"], second) == (1, QUIET)

@@ -141,9 +141,9 @@ def test_broken_pictures_are_reported_and_the_rest_go_on(models, photos, tmp_pat
     result = run("restore", models / "restore", photos, "--out", out, "--max-megapixels", "5", code=1)
     assert files(out) == ["a.png", "more/b.png"]
     for name, message in (
-        ("0-text.png", "is no picture that Pillow knows"),
+        ("0-text.png", "is not a picture that Pillow can read"),
         ("1-empty.jpg", "is empty"),
-        ("2-cut.png", "is broken or cut off"),
+        ("2-cut.png", "is damaged or incomplete"),
         ("3-bomb.png", "has 3000 x 2000 pixels; at most 5 megapixels are decoded"),
     ):
         assert f"{photos / name}: {message}" in result.stderr
@@ -169,7 +169,7 @@ def test_patterns_lists_and_standard_input(models, photos, tmp_path, monkeypatch
     result = run("restore", models / "restore", "photos", "--out", "-", code=2)
     assert "standard output takes one picture, got 2" in result.stderr
     result = run("restore", models / "restore", "-", "--out", "broken", given=b"text", code=1)
-    assert "standard input: is no picture that Pillow knows (4 bytes)" in result.stderr
+    assert "standard input: is not a picture that Pillow can read (4 bytes)" in result.stderr
 
 
 def test_results_inside_the_folder_are_not_restored_again(models, photos):
@@ -277,4 +277,4 @@ def test_adapters_and_other_models(models, photos, tmp_path):
     config = MRConvConfig(hidden_size=4, num_hidden_layers=1, kernel_size=4, max_position_embeddings=16)
     MRConvForSequenceClassification(config).save_pretrained(tmp_path / "mrconv")
     result = run("restore", tmp_path / "mrconv", photos / "a.png", "--out", tmp_path / "o", code=2)
-    assert "holds a mrconv model, no SemanIR" in result.stderr
+    assert "contains a mrconv model, not SemanIR" in result.stderr

@@ -112,17 +112,17 @@ def test_a_suffix_puts_results_beside_their_inputs(folder_of_model, photos):
     assert run(folder_of_model, photos, *options, "--overwrite").stdout.startswith("2 restored")
     assert files(photos) == wanted
     result = run(folder_of_model, photos / "a.png", photos / "a_{new}.png", *options, code=1)
-    assert f"a_{{new}}.png: is where the result of {photos}/a.png goes" in result.stderr
+    assert f"a_{{new}}.png: is at the path of the result of {photos}/a.png" in result.stderr
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--name", "restored"], "without {stem} all results would have one name"),
-        (["--name", "{stem}{number}"], "it knows {stem} and {ext}"),
-        (["--name", "{stem"], "it knows {stem} and {ext}"),
-        (["--name", "../{stem}"], "it names files, no folders"),
-        (["--suffix", "/x"], "it names files, no folders"),
+        (["--name", "{stem}{number}"], "only {stem} and {ext} are allowed"),
+        (["--name", "{stem"], "only {stem} and {ext} are allowed"),
+        (["--name", "../{stem}"], "it may not contain folders"),
+        (["--suffix", "/x"], "it may not contain folders"),
         (["--name", "{stem}.png"], "leave the ending out; --format says it"),
         (["--name", "{stem}", "--suffix", "x"], "give one of them"),
     ],
@@ -135,7 +135,7 @@ def test_templates_that_make_no_sense(options, message, photos, tmp_path):
 def test_a_folder_that_cannot_be_written_is_found_before_the_model(photos, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
     result = run("no/model", photos, "--out", tmp_path / "file" / "out", code=2)
-    assert f"cannot write to {tmp_path}/file/out: {tmp_path}/file is no folder." in result.stderr
+    assert f"cannot write to {tmp_path}/file/out: {tmp_path}/file is not a folder." in result.stderr
     # A folder below is in the way as well.
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "more").write_text("in the way")
@@ -264,7 +264,7 @@ def test_every_frame_is_restored(folder_of_model, model, tmp_path):
     run(folder_of_model, tmp_path / "in" / "a.gif", "--out", tmp_path / "png", "--format", "png")
     assert len(read_frames(tmp_path / "png" / "a.png").pictures) == 3
     result = run(folder_of_model, tmp_path / "in" / "a.gif", "--out", tmp_path / "jpg", "--format", "jpg", code=1)
-    assert "a.gif: JPEG cannot hold 3 frames that move. Write them as .gif, .png or .webp." in result.stderr
+    assert "a.gif: JPEG cannot store an animation of 3 frames. Write a .gif, .png or .webp." in result.stderr
 
 
 def test_standard_output_has_the_format_that_was_asked_for(folder_of_model, photos):
