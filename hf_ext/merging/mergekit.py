@@ -56,7 +56,7 @@ class _Entry:
     place: tuple[Any, ...] = ()
 
     def refuse(self, what: str) -> NoReturn:
-        error = MergekitError(f"a mergekit configuration cannot be taken over with {what}.")
+        error = MergekitError(f"this mergekit configuration is not supported: it has {what}.")
         error.place = self.place
         raise error
 

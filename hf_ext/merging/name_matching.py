@@ -110,7 +110,7 @@ def match_names(
     both, taken = list(zip(tasks, names, strict=True)), dict[int, str]()
     # A base without its head has other names too; of one class, names differ only where a program changed them.
     warnings += [
-        f"{task.title} calls its tensors {own.task_prefix}*, the base {own.base_prefix}*: they are taken for the same"
+        f"{task.title} names its tensors {own.task_prefix}*, the base {own.base_prefix}*: both are treated as the same"
         for task, own in both
         if own.task_prefix != own.base_prefix and task.config.get("architectures") == base.config.get("architectures")
     ]
@@ -278,7 +278,9 @@ def _provenance_warnings(base: Source, task: Source) -> list[str]:
     origin = task.came_from
     known = {base.repo_id, base.spec, base.spec.partition("@")[0], base.config.get("_name_or_path")}
     if origin and base.repo_id and origin not in known and not Path(origin).is_absolute():
-        warnings.append(f"{task.title} says that it comes from {origin!r}, not from {base.repo_id!r}: check it")
+        warnings.append(
+            f"{task.title} was made from {origin!r} by its configuration, not from {base.repo_id!r}: check it"
+        )
     return warnings
 
 
@@ -296,10 +298,10 @@ def _compare_configurations(base: Source, task: Source, masks: bool) -> list[str
         told = f"{task.title} has {key} {found!r}, the base {expected!r}"
         if key.rpartition(".")[2] in MEANINGS and not masks:
             raise DataError(
-                f"{told}: their weights mean something else, and one model of both would be wrong. Leave the "
-                "task out, or choose a method with masks."
+                f"{told}: their weights have different meanings, so that a single merged model would be wrong. Leave "
+                "the task out, or choose a method with masks."
             )
-        warnings.append(f"{told}: the elected model mixes them")
+        warnings.append(f"{told}: the merged model mixes them")
     return warnings
 
 

@@ -218,7 +218,7 @@ def _plan(config: MergeConfig, inputs: Inputs) -> Plan:
         *find_narrowing(tasks, merged),
         *table.warnings,
         *(
-            f"{source.title}: not taken along: {', '.join(source.companions.left_out)}"
+            f"{source.title}: not copied: {', '.join(source.companions.left_out)}"
             for source in (base, *tasks)
             if source.companions.left_out
         ),
@@ -264,7 +264,7 @@ def _plan_module(config: MergeConfig, base: Source, tasks: tuple[Source, ...], n
 
 
 def _size_warnings(plan: Plan) -> list[str]:
-    """Tells of an artifact that takes no less room than the models: its tasks are restored from the base."""
+    """Tells of an artifact that takes as much space as the models, because its tasks need the base."""
     planes = plan.config.merge_method.deltas or 1
     size, models = plan.result_bytes + plan.base.nbytes, plan.checkpoints_bytes
     one_bit = size - plan.unified_bytes - sum(plan.mask_bytes) * (planes - 1) // planes
@@ -273,7 +273,7 @@ def _size_warnings(plan: Plan) -> list[str]:
     advice = f" Method onebit needs {size_text(one_bit)}." if one_bit < models else ""
     return [
         f"the artifact and the base, from which its tasks are restored, take {size_text(size)}, the "
-        f"checkpoints themselves {size_text(models)}: nothing is saved.{advice}"
+        f"checkpoints themselves {size_text(models)}: this saves no space.{advice}"
     ]
 
 
@@ -297,7 +297,10 @@ def resolve_plan(plan: Plan) -> Plan:
         )
     # those that were compared come last, as they were found out last
     own = (*(item for item in plan.own if item.rule != COMPARED), *decided)
-    warnings = [*plan.warnings, *(f"{text}, which one model ties to another tensor: it is left out" for text in lost)]
+    warnings = [
+        *plan.warnings,
+        *(f"{text}, which the merged model ties to another tensor: it is left out" for text in lost),
+    ]
     return dataclasses.replace(plan, own=own, warnings=warnings)
 
 

@@ -97,7 +97,7 @@ class Table:
             if item.reason.startswith(_OTHER_TOKENS):
                 kept[item.task, item.reason].append(item.name)
         return [
-            f"{self._tasks[index].title} has {reason}: it keeps {', '.join(names)} as its own"
+            f"{self._tasks[index].title} has {reason}: it keeps its own {', '.join(names)}"
             for (index, reason), names in kept.items()
         ]
 
@@ -113,8 +113,8 @@ class Table:
             absent = [row.name for row in self.rows if row.task_names and row.task_names[index] is None]
             absent = [name for name in absent if name not in shared | chosen]
             if lost:
-                text = f"{task.title}: one model has no place for {name_some([item.name for item in lost])}"
-                warnings.append(f"{text}; what they hold is left out")
+                text = f"{task.title}: the merged model cannot contain {name_some([item.name for item in lost])}"
+                warnings.append(f"{text}; they are left out")
             if absent and not self._config.allow_missing:
                 raise DataError(
                     f"{task.title} lacks {name_some(absent)}, or has them in another shape, and method "
@@ -122,7 +122,7 @@ class Table:
                     "base's, choose a method with masks, or set allow_missing (--allow-missing)."
                 )
             if absent:
-                warnings.append(f"{task.title} takes no part in {', '.join(absent)}: only the others are merged there")
+                warnings.append(f"{task.title} lacks {', '.join(absent)}: these are merged from the other tasks")
         return warnings
 
     def _refuse_other_labels(self) -> None:
@@ -142,7 +142,7 @@ class Table:
                 raise DataError(
                     f"{source.title} has other classes (class {key} is {found[key]!r}, in {first.title} "
                     f"{expected[key]!r}), and method {self._config.method!r} would mix their rows in "
-                    f"{name_some(mixed)}. Exclude them, which takes the base's, bring the classes into one order, or "
+                    f"{name_some(mixed)}. Exclude them, which takes the base's, use the same order of classes, or "
                     "choose a method with masks."
                 )
 
