@@ -61,7 +61,7 @@ def describe_small_groups(groups: np.ndarray | None, batch_size: int) -> list[st
     small = counts[counts < batch_size]
     text = (
         f"{len(small)} of {len(counts)} groups of examples, such as sizes of pictures, have fewer than a batch of "
-        f"{batch_size}: their {small.sum()} examples are repeated to fill one in every epoch"
+        f"{batch_size}: their {small.sum()} examples are repeated in every epoch to fill a batch"
     )
     return [text] if small.size else []
 
@@ -197,8 +197,8 @@ class StreamBatches(IterableDataset):
         self.order = describe_order(stream)
         if any(state is not None and state["order"] != self.order for state in states):
             raise ValueError(
-                "the training stream is shuffled in another order than the run began with: give its shuffle() a seed, "
-                "so that the run can go on with the same examples; or begin anew in another output_dir."
+                "the training stream is shuffled in another order than the run began with: give its shuffle() a "
+                "seed, so that the run can resume with the same examples; or start a new run in another output_dir."
             )
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], int, dict[str, Any], BadRows] | None]:
@@ -359,11 +359,11 @@ class _QuietLoader(DataLoader):
     # torch warns twice of each such loader. A recipe is made for other machines than this one, a few processes more do
     # no harm, and of a stream their number decides the order: so it stays, up to the limit of `_check_workers`.
     def check_worker_number_rationality(self) -> None:
-        """Says nothing."""
+        """Replaces a check of torch that only warns."""
 
 
 def _check_workers(num_workers: int) -> None:
-    """Refuses many more loader processes than cores, which only wait for each other and exhaust memory."""
+    """Refuses many more loader processes than cores, since they compete for cores and exhaust memory."""
     limit = 4 * (os.cpu_count() or 1)
     if num_workers > limit:
         raise ValueError(

@@ -55,7 +55,7 @@ def compare_fingerprints(before: dict[str, Any], now: dict[str, Any]) -> list[st
         if before["commits"].get(place, commit) != commit
     ]
     if before["sample"] != now["sample"] and not differences:
-        differences.append("other contents in the rows that are compared")
+        differences.append("the compared rows have other contents")
     return differences
 
 

@@ -213,7 +213,7 @@ class _Training(Run):
             self._tell("on_log", self.progress.step, row)
 
     def _tell(self, event: str, *values: Any) -> None:
-        """Calls a method of all callbacks."""
+        """Calls a method on all callbacks."""
         for callback in self.callbacks:
             with self.onlookers.guard(type(callback).__name__):
                 self.stopping.take(getattr(callback, event)(*values))

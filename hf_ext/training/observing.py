@@ -83,8 +83,8 @@ class Profile:
     def __init__(self, steps: list[int] | None, max_steps: int, folder: Path):
         if steps is not None and steps[1] > max_steps:
             raise UsageError(
-                f"profile_steps is {steps}, and the run ends after step {max_steps} (max_steps): no trace would be "
-                "written. Name steps that it takes."
+                f"profile_steps is {steps}, but the run ends after step {max_steps} (max_steps), so no trace would be "
+                "written. Give steps within the run."
             )
         self.steps = steps
         self.folder = folder

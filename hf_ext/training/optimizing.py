@@ -43,7 +43,7 @@ def read_optimizer(arguments: TrainingArguments) -> tuple[type[torch.optim.Optim
     if arguments.optim in _FUSED:
         options["fused"] = arguments.mixed_precision != "fp16"
     if arguments.mixed_precision == "fp16" and arguments.optim_args.get("fused"):
-        raise UsageError("optim_args fused hides the steps that fp16 leaves out: leave it out, or use bf16.")
+        raise UsageError("optim_args fused hides the steps that fp16 skips: remove fused, or use bf16.")
     refuse_unknown(arguments.optim_args, known, f" in optim_args of {arguments.optim}")
     return kind, {**options, **arguments.optim_args}
 
@@ -126,7 +126,9 @@ def count_steps(
     if arguments.num_train_epochs is None:
         return arguments.max_steps
     if isinstance(data, datasets.IterableDataset):
-        raise UsageError("num_train_epochs needs the number of examples, which a stream does not tell: set max_steps.")
+        raise UsageError(
+            "num_train_epochs needs the number of examples, which is unknown for a stream: set max_steps."
+        )
     positions = count_positions(len(data), groups, arguments.per_device_train_batch_size)
     return math.ceil(arguments.num_train_epochs * positions / examples_a_step)
 
@@ -154,5 +156,5 @@ def describe_warm_up(arguments: TrainingArguments) -> list[str]:
     peak = arguments.learning_rate * arguments.max_steps / arguments.warmup_steps
     return [
         f"warmup_steps is {arguments.warmup_steps}, max_steps {arguments.max_steps}: the learning rate rises to "
-        f"{peak:.3g} and never reaches {arguments.learning_rate:.3g}. For a short run set warmup_steps too"
+        f"{peak:.3g} and never reaches {arguments.learning_rate:.3g}. For a short run, reduce warmup_steps as well"
     ]

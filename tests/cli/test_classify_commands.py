@@ -364,7 +364,10 @@ def test_nothing_in_standard_input_and_lists_that_are_none_are_said(tmp_path):
         and "1 of 1 inputs could not be classified" in nothing
     )
     (tmp_path / "list").write_bytes(b"\xff\xfe")
-    assert "list is not a UTF-8 text with one name per line" in run("spoken-digits", f"@{tmp_path / 'list'}", code=2).stderr
+    assert (
+        "list is not a UTF-8 text with one name per line"
+        in run("spoken-digits", f"@{tmp_path / 'list'}", code=2).stderr
+    )
 
 
 def test_other_models_and_inputs_are_refused_in_words(tmp_path):

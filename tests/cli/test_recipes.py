@@ -60,7 +60,10 @@ def test_commands_take_a_recipe_by_its_name(tmp_path, monkeypatch):
 
 
 def test_a_recipe_of_a_merge_is_not_trained():
-    assert "describes a merge: `hf-ext merge FILE.yaml OUT`" in run("train", "emr/merge", code=2).stderr
+    assert (
+        "describes a merge, not a training: run `hf-ext merge FILE.yaml OUT`"
+        in run("train", "emr/merge", code=2).stderr
+    )
 
 
 def test_the_recipe_that_was_meant_is_named():

@@ -67,7 +67,7 @@ def test_files_of_others_are_left_alone_unless_told(models, photos, tmp_path):
     (out / "a.png").write_bytes(b"mine")
     result = run("restore", models / "restore", photos, "--out", out, code=1)
     assert "1 restored" in result.stdout
-    assert f"{out}/a.png exists" in result.stderr and "Error: 1 of 2 could not be restored." in result.stderr
+    assert f"{out}/a.png exists" in result.stderr and "Error: 1 of 2 pictures could not be restored." in result.stderr
     assert (out / "a.png").read_bytes() == b"mine"
     assert "2 restored" in run("restore", models / "restore", photos, "--out", out, "--overwrite").stdout
     assert read_image(out / "a.png").pixels.shape == (10, 13, 3)
@@ -147,7 +147,7 @@ def test_broken_pictures_are_reported_and_the_rest_go_on(models, photos, tmp_pat
         ("3-bomb.png", "has 3000 x 2000 pixels; at most 5 megapixels are decoded"),
     ):
         assert f"{photos / name}: {message}" in result.stderr
-    assert "Error: 4 of 6 could not be restored." in result.stderr
+    assert "Error: 4 of 6 pictures could not be restored." in result.stderr
     assert "2 restored" in result.stdout
 
 
