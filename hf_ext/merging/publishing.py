@@ -72,8 +72,8 @@ def _promise_no_task(path: Path) -> None:
 def _require_reachable(manifest: Manifest, folder: Path) -> None:
     if manifest.base.revision is None and manifest.base.folder is None:
         raise DataError(
-            f"{folder}: its tasks are restored from the base {manifest.base.source}, a folder that others cannot "
-            "reach. Merge again with include_base: true (--include-base), which stores the base in the artifact; or "
+            f"{folder}: its tasks are restored from the base {manifest.base.source}, a folder on this "
+            "machine. Merge again with include_base: true (--include-base), which stores the base in the artifact; or "
             "push the base to the Hub and merge again with its org/name"
         )
 

@@ -220,7 +220,7 @@ def test_what_is_wrong_is_said_on_the_page(tmp_path):
         app.told(app.restore, source, None, 1.0)
     with refused(gr.Error, "Pillow"):
         app.told(app.restore, source, str(tmp_path / "a.png"), 1.0)
-    with pytest.raises(gr.Error, match="cannot be read|no sound file"):
+    with pytest.raises(gr.Error, match="cannot be read|not a readable sound file"):
         app.told(next, app.hear_file(str(hf_ext.released("spoken-digits")), str(tmp_path / "a.png")), None)
 
 

@@ -352,17 +352,14 @@ def test_what_cannot_be_read_is_said_and_the_others_go_on(tmp_path):
     write_tone(tmp_path / "a.wav", 0.2)
     (tmp_path / "b.wav").write_bytes(b"no sound")
     result = run("spoken-digits", tmp_path, code=1)
-    assert f"{tmp_path / 'b.wav'} is no sound file that can be read" in result.stderr
+    assert f"{tmp_path / 'b.wav'} is not a readable sound file" in result.stderr
     assert "1 of 2 inputs could not be classified" in result.stderr
     assert result.stdout.splitlines()[1].startswith(str(tmp_path / "a.wav"))
 
 
 def test_nothing_in_standard_input_and_lists_that_are_none_are_said(tmp_path):
     nothing = run("spoken-digits", "-", code=1, given=b"").stderr
-    assert (
-        "a recording is no sound file that can be read" in nothing
-        and "1 of 1 inputs could not be classified" in nothing
-    )
+    assert "a recording is not a readable sound file" in nothing and "1 of 1 inputs could not be classified" in nothing
     (tmp_path / "list").write_bytes(b"\xff\xfe")
     assert (
         "list is not a UTF-8 text with one name per line"

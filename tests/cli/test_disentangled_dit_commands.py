@@ -214,7 +214,7 @@ def test_a_picture_is_turned_as_it_is_shown(tmp_path, monkeypatch):
 
 def test_what_is_no_pipeline_is_refused(tmp_path):
     result = run("sample", tmp_path, "--out", tmp_path / "grid.png", code=2)
-    assert "holds no diffusers pipeline" in result.stderr
+    assert "contains no diffusers pipeline" in result.stderr
 
 
 def test_a_grid_names_its_rows():

@@ -257,7 +257,7 @@ def test_verify_names_what_is_damaged(artifact):
     mask = artifact / "tasks" / "a" / "mask.safetensors"
     mask.write_bytes(mask.read_bytes()[:-1] + b"\xff")
     done = run("emr", "verify", artifact, code=2)
-    assert done.stdout.startswith("tasks/a/mask.safetensors: other content than the merge wrote")
+    assert done.stdout.startswith("tasks/a/mask.safetensors: changed since the merge")
     assert f"{artifact} is damaged: 1 files differ from emr.json." in done.stderr
     found = json.loads(run("emr", "verify", artifact, "--json", code=2).stdout)
     assert [line.partition(":")[0] for line in found["wrong"]] == ["tasks/a/mask.safetensors"]

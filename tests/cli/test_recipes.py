@@ -70,5 +70,5 @@ def test_the_recipe_that_was_meant_is_named():
     assert "Did you mean 'semanir/denoise_color'?" in run("train", "semanir/denoise_colour", code=2).stderr
     assert "Did you mean 'mrconv/sensors'?" in run("train", "sensor", code=2).stderr
     assert "`hf-ext recipes` lists them" in run("recipes", "zzz", code=2).stderr
-    with refused(UsageError, "recipe", "name"):
+    with refused(UsageError, "recipe", "hf-ext recipes"):
         find_recipe("examples")

@@ -263,7 +263,7 @@ WRONG_LABELS = [
         (
             SeriesClassificationTask(num_labels=2, label_names=["a", "b"]),
             {"values": [1.0], "label": "c"},
-            "Name all in",
+            "List all names in",
         ),
         (
             SeriesRegressionTask(),
