@@ -38,28 +38,28 @@ from hf_ext.tasks.signals import read_recording
 from hf_ext.training.models import pipeline_index
 
 TABS = ("restore", "draw", "listen", "merge")
-# What a request may take unless the command says otherwise.
+# Default limits of a request.
 LIMITS = Limits()
 # Pictures of a class; they differ by their noise.
 COLUMNS = 4
 # Pixels of a picture on the page at least.
 SIDE = 104
-# Seconds of a file that are heard before the page is told.
+# Seconds of a file between updates of the page.
 PIECE = 0.1
-# Tokens that a task of texts answers with.
+# Length of generated texts in tokens.
 TOKENS = 40
 
-# Where pictures come from, and what their frames offer: nothing that sends them elsewhere.
+# Sources and buttons of pictures; none of them sends pictures elsewhere.
 _SOURCES, _SAVE = ["upload", "clipboard"], ["download", "fullscreen"]
 
 Words = list[tuple[float, str]]
 Pair = tuple[Image.Image, Image.Image]
-# What a task of a merge says of an input: the picture before and after, or a text.
+# Result of a task of a merge: the picture before and after, or a text.
 Answer = Pair | str
 
 
 def find_models(sources: Sequence[str] = ()) -> dict[str, dict[str, str]]:
-    """Of each tab the models by name: those that travel with the package, then `sources`, folders or Hub ids."""
+    """The models of each tab by name: the released ones, then `sources`, folders or Hub ids."""
     found: dict[str, dict[str, str]] = {tab: {} for tab in TABS}
     released = {str(model.folder): model.name for model in list_released()}
     for source in [*released, *(source for source in sources if source not in released)]:
@@ -70,7 +70,7 @@ def find_models(sources: Sequence[str] = ()) -> dict[str, dict[str, str]]:
 
 
 def name_model(source: str) -> str:
-    """The name of a model on the page: of a folder its last part, since others need not know where it lies."""
+    """The name of a model on the page; of a folder the last part only, so the path stays private."""
     if not Path(source).is_dir():
         return source
     folder = Path(source).resolve()
@@ -114,7 +114,7 @@ def load_drawer(source: str) -> DisentangledDiTPipeline:
     name, revision = split_revision(source)
     pipeline = DiffusionPipeline.from_pretrained(name, revision=revision)
     if not isinstance(pipeline, DisentangledDiTPipeline):
-        raise ValueError(f"{source} holds a {type(pipeline).__name__}; give a DisentangledDiTPipeline.")
+        raise ValueError(f"{source} contains a {type(pipeline).__name__}; give a DisentangledDiTPipeline.")
     pipeline.set_progress_bar_config(disable=True)
     return pipeline.to(place())
 
@@ -143,9 +143,9 @@ def pair(before: np.ndarray, after: np.ndarray) -> Pair:
 
 
 def require_given(given: str | None, what: str) -> str:
-    """The given value, or an error that says what to give."""
+    """The given value; raises an error if it is missing."""
     if not given:
-        raise ValueError(f"There is no {what} yet: give one first.")
+        raise ValueError(f"There is no {what} yet; add one first.")
     return given
 
 
@@ -189,7 +189,7 @@ def hear_file(source: str, path: str | None) -> Iterator[Words]:
     path, listener = require_given(path, "sound"), Listener(source)
     sound = read_recording({"path": path, "bytes": None}, listener.rate)
     if not len(sound):
-        raise ValueError("The sound has no samples: record or choose one that has.")
+        raise ValueError("The sound is empty; record or choose another one.")
     stream, words, size = Stream(listener, listener.rate), Words(), int(PIECE * listener.rate)
     for start in range(0, len(sound), size):
         words += stream.hear(sound[start : start + size], last=start + size >= len(sound))
@@ -308,7 +308,7 @@ def _restore_tab(tab: Tab) -> None:
         with gr.Column():
             picture = gr.Image(label="Picture", type="filepath", image_mode=None, sources=_SOURCES)
             strength = gr.Slider(0, 1, 1, step=0.05, label="Strength", elem_id="restore-strength")
-            gr.Markdown("How much of the change is made. A model that enlarges always makes all of it.")
+            gr.Markdown("Blend of input and result. A model that enlarges always returns its full result.")
             button = gr.Button("Restore", variant="primary", elem_id="restore-run")
         slider = gr.ImageSlider(label="Before and after", format="png", interactive=False, elem_id="restore-result")
 
@@ -342,8 +342,9 @@ def _draw_tab(tab: Tab) -> None:
         with gr.Column():
             result = gr.Image(show_label=False, format="png", buttons=_SAVE, interactive=False, elem_id="draw-result")
             gr.Markdown(
-                "Both rows start from the same noise. Above: the usual controls. Below: as the sliders say, in shares "
-                "of the picture's own size. A control that did not vary in training has little effect."
+                "Both rows start from the same noise. The upper row has the usual controls, the lower row those of "
+                "the sliders, as shares of the picture's size. A control that did not vary in training has little "
+                "effect."
             )
     button.click(
         functools.partial(tab.ask, draw), [tab.model, label, size, top, left, flip, steps, guidance, seed], result

@@ -1,4 +1,4 @@
-"""Limits of one request to a server: more pixels, memory or seconds than that are refused in words."""
+"""Limits of one request to a server: pixels, memory and seconds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Clock(TorchFunctionMode):
     def check(self) -> None:
         """Raises an error if the time is over."""
         if time.monotonic() > self.end:
-            raise TookTooLong(f"not done after {self.seconds:g} s, which is all that a request has; ask for less.")
+            raise TookTooLong(f"not done after {self.seconds:g} s, the time limit of a request; request less.")
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # A graph that is being compiled has no time: what runs it goes through here again.

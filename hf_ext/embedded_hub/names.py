@@ -19,7 +19,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 def check_repository_id(repository_id: str) -> str:
     """Return `owner/name`, or refuse it by the rule of the Hub (`huggingface_hub.utils.validate_repo_id`)."""
-    # Imported when first needed: it takes longer than all else that the Hub starts with.
+    # Imported on first use, because it takes longer than the rest of the start.
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -42,7 +42,7 @@ def check_file_path(path: str) -> str:
 
 
 def _fault_of_path(path: str) -> str | None:
-    """The reason to refuse a file path, or None."""
+    """The reason for refusing a file path, or None."""
     if _CONTROL.search(path) or "\\" in path:
         return "control characters and backslashes are forbidden"
     try:

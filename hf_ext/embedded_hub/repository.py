@@ -1,4 +1,4 @@
-"""One repository of the embedded Hub on disk: immutable snapshots and commits, and one state file that is replaced.
+"""A repository of the embedded Hub on disk: immutable snapshots and commits, and a state file that is replaced.
 
     repository.json     everything that changes: refs, pull requests, visibility; replaced atomically
     commits/<oid>       git commit objects
@@ -263,7 +263,7 @@ class Repository:
 
     @contextmanager
     def retire(self) -> Iterator[None]:
-        """Hold back all writers while the folder is taken away, and refuse them afterwards."""
+        """Block all writers while the folder is moved away, and refuse them afterwards."""
         with self._lock:
             self._check_present()
             yield

@@ -124,7 +124,7 @@ def test_series_are_read_by_their_columns(tmp_path, caplog):
     (found,) = answers(tmp_path / "model", tmp_path / "long.csv", "--top-k", 3)
     shares = model(input_values=torch.from_numpy(values[:32]).float()[None]).logits[0].softmax(-1)
     assert [item["score"] for item in found["classes"]] == pytest.approx(shares.sort().values.tolist()[::-1], rel=1e-4)
-    assert "has 40 positions: the first 32 count" in caplog.text
+    assert "has 40 positions: only the first 32 are used" in caplog.text
     # What is known of the files of a folder is none of them.
     (tmp_path / "folder").mkdir()
     shutil.copy(tmp_path / "long.csv", tmp_path / "folder")
@@ -165,7 +165,7 @@ def test_values_of_a_series_are_told_in_their_units(tmp_path, caplog):
     assert [item["label"] for item in found["values"]] == ["rate", "depth"]
     expected = model(input_values=values[:, :32]).logits[0].tolist()
     assert [item["value"] for item in found["values"]] == pytest.approx(expected, rel=1e-4)
-    assert "has 40 positions: the first 32 count" in caplog.text
+    assert "has 40 positions: only the first 32 are used" in caplog.text
     lines = run(tmp_path / "values", tmp_path / "long.csv").stdout.splitlines()
     assert lines[0].split() == ["input", "target", "value"] and float(lines[1].split()[2]) == pytest.approx(
         expected[0], abs=1e-3
@@ -186,7 +186,7 @@ def test_classes_of_positions_stream_where_the_model_does_not_look_ahead(bidirec
     full = model(input_values=values[:, :32]).logits[0].softmax(-1)
     torch.testing.assert_close(shares[:32], full, atol=1e-5, rtol=0)
     if bidirectional:
-        assert len(shares) == 32 and "has 100 positions: the first 32 count" in caplog.text
+        assert len(shares) == 32 and "has 100 positions: only the first 32 are used" in caplog.text
         return
     cache = MRConvCache(model.config)
     parts = [model(input_values=values[:, [place]], cache=cache).logits for place in range(100)]
@@ -291,7 +291,7 @@ def test_series_that_do_not_fit_the_model_are_refused(tmp_path):
         assert said in run(tmp_path / "model", file, *words, code=1).stderr
     assert len(answers(tmp_path / "model", file, "--columns", "a, b ")) == 1
     (tmp_path / "words.txt").write_text("a")
-    assert "is no file of a sequence" in run(tmp_path / "model", tmp_path / "words.txt", code=1).stderr
+    assert "is not a file of a sequence" in run(tmp_path / "model", tmp_path / "words.txt", code=1).stderr
     (tmp_path / "broken.csv").write_text("1,2")
     assert "cannot be read" in run(tmp_path / "model", tmp_path / "broken.csv", code=1).stderr
 

@@ -27,7 +27,7 @@ def test_latents_are_written_as_asked(tmp_path):
     rows = datasets.load_dataset(str(tmp_path / "out"), split="train")
     assert len(rows) == 10 and rows.features["label"].names == CLASSES and set(rows["flip"]) == {1}
     again = run("dit", "precompute", *words, code=2)
-    assert "exists: name another folder" in again.stderr
+    assert "exists: give another folder" in again.stderr
     result = run(
         "dit", "precompute", data, tmp_path / "b", "--vae", tmp_path / "vae", "--size", 8, "--flip", 2, code=2
     )
@@ -124,7 +124,7 @@ def test_conditions_negative_scheduler_and_picture_reach_the_pipeline(tmp_path):
         (["--scheduler", "DDIM"], "diffusers has no scheduler 'DDIM'; for instance DDIMScheduler"),
         (["--scheduler", "IPNDMScheduler"], "IPNDMScheduler"),
         (["--negative", "hens"], "There is no class 'hens'"),
-        (["--image", tmp_path / "model" / "model_index.json"], "is no picture that can be read"),
+        (["--image", tmp_path / "model" / "model_index.json"], "is not a readable picture"),
         (["--strength", 0], None),
     ):
         given = ["--image", tmp_path / "red.png", *wrong] if message is None else wrong

@@ -194,7 +194,7 @@ def test_what_stops_all_is_said_once(launched):
     assert first["code"] == 2 and first["stderr"].startswith("Error: ") and second == QUIET
     assert not (launched / "never").exists()
     first, second = said(launched, "precompute-again")
-    assert first["code"] == 2 and "exists: name another folder" in first["stderr"] and second == QUIET
+    assert first["code"] == 2 and "exists: give another folder" in first["stderr"] and second == QUIET
 
 
 def test_a_restoration_whose_process_was_killed_goes_on_in_one_or_two(launched):

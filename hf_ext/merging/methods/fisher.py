@@ -34,7 +34,7 @@ def _read(tensor: Block, place: int) -> Tensor:
     values = tensor.statistic(place)
     if values is None or not bool((values >= 0).all()) or not bool(values.isfinite().all()):
         raise MethodError(
-            f"{tensor.name!r}: the statistics of a task hold negative values, NaN or infinity, which no mean of "
-            "squares is; make them again with hf-ext emr statistics --kind fisher."
+            f"{tensor.name!r}: the statistics of a task contain negative values, NaN or infinity, which a mean of "
+            "squares never has; make them again with hf-ext emr statistics --kind fisher."
         )
     return values.double()
