@@ -58,7 +58,7 @@ def open_described(
     if not {"label", source.column_of("label")} & columns.keys() and all(file.parent != place for file in files):
         columns["label"] = [file.parent.name for file in files]
     if place == folder and word not in SPLIT_KEYWORDS[datasets.Split.TRAIN]:
-        raise DataError(f"{folder} has no folder {word!r}: make one, or name another split.")
+        raise DataError(f"{folder} has no folder {word!r}: create it, or give another split.")
     kept = slice_split(source.split, len(files))
     features: dict[str, Any] = {
         name: _kind(name, values, source.column_of("label")) for name, values in columns.items()
@@ -89,7 +89,7 @@ def open_text_folders(folder: Path, source: DataSource) -> datasets.Dataset | No
     if place == folder and ({*names} & {name for words in SPLIT_KEYWORDS.values() for name in words}):
         return None
     if place == folder and word not in SPLIT_KEYWORDS[datasets.Split.TRAIN]:
-        raise DataError(f"{folder} has no folder {word!r}: make one, or name another split.")
+        raise DataError(f"{folder} has no folder {word!r}: create it, or give another split.")
     kept = [files[index] for index in slice_split(source.split, len(files))]
     return datasets.Dataset.from_dict(
         {"text": [read_text(file) for file in kept], "label": [file.parent.name for file in kept]},

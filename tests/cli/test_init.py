@@ -265,8 +265,8 @@ def test_what_cannot_be_learned_from_is_refused_with_what_to_do():
     write_sounds("sounds", [""], 2, 8000, 0.1)
     Path("empty").mkdir()
     for method, data, message in (
-        ("semanir", "nowhere", "no data at nowhere: name a folder or a file of this machine"),
-        ("semanir", "empty", "empty is empty: put pictures, sounds, texts or tables there"),
+        ("semanir", "nowhere", "no data at nowhere: give a local folder or file"),
+        ("semanir", "empty", "empty is empty: add pictures, sounds, texts or tables"),
         ("semanir", "sounds", "SemanIR restores pictures, but the data are sounds"),
         ("mrconv", "sounds", "the sounds have no classes: put them into one folder per class"),
         ("mrconv", "photos", "the pictures have no classes"),

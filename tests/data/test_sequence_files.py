@@ -161,12 +161,12 @@ ALL_ONE = "run/0.csv,1\nrun/1.csv,1\nwalk/0.csv,1\nwalk/1.csv,1\n"
         ("train/run/1.csv", "x,z\n1,2\n", r"1\.csv has the columns x, z; .*0\.csv has x, y"),
         ("train/run/1.csv", "x,y\n1,2\n1,2,3\n", r"1\.csv cannot be read: .*Expected 2 fields in line 3, saw 3"),
         ("train/run/1.csv", "", r"1\.csv cannot be read: No columns"),
-        ("train/run/1.csv", "x,y\n", r"1\.csv must hold rows, as many in each column; got \{'x': 0"),
+        ("train/run/1.csv", "x,y\n", r"1\.csv must contain rows, with equal numbers in all columns; got \{'x': 0"),
         ("train/run/1.csv", "x,y\n1,2,3\n4,5,6\n", r"1\.csv cannot be read: Length of header"),
         ("train/run/1.csv", "1,2\n3,4\n", r"1\.csv cannot be read: its first line, 1, 2, must hold the names"),
         ("train/run/1.npy", "", r"1\.npy cannot be read: "),
         ("train/run/1.npz", "PK\3\4 no archive", r"1\.npz cannot be read: "),
-        ("train/metadata.csv", f"file_name,file\n{ALL_ONE}", "has a column 'file', a name that is taken: rename it"),
+        ("train/metadata.csv", f"file_name,file\n{ALL_ONE}", "has a column 'file', a reserved name: rename it"),
         ("train/metadata.csv", f"file_name,label\n{ALL_ONE}walk/0.csv,2\n", "has 2 rows of 0.csv"),
         ("train/run/1.npy", "no array", r"1\.npy cannot be read: "),
         ("train/metadata.csv", "name,label\n0.csv,1\n", r"names 1 files .* that several folders contain"),
@@ -175,7 +175,7 @@ ALL_ONE = "run/0.csv,1\nrun/1.csv,1\nwalk/0.csv,1\nwalk/1.csv,1\n"
             "file_name,label\nrun/0.csv,1\nno.csv,2\n",
             r"names 1 files .* not there, such as 'no.csv'",
         ),
-        ("train/metadata.csv", f"file_name,x\n{ALL_ONE}", "a column 'x', which says something of the whole file"),
+        ("train/metadata.csv", f"file_name,x\n{ALL_ONE}", "a column 'x', the name of a property of the whole file"),
     ],
 )
 def test_files_that_cannot_be_used_are_named_with_their_line(walks, name, text, words):
