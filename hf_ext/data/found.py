@@ -79,16 +79,11 @@ class Survey:
             split += f"{self.eval.get('split', self.eval['path'])} for evaluation"
         return [
             f"data: {self.about}",
-            f"columns: {'; '.join(self.roles) or shorten_or_none(self.columns)}",
+            f"columns: {'; '.join(self.roles) or shorten(self.columns) or 'none'}",
             f"read as: {'; '.join(self.notes) or 'plain values'}",
             f"split: {split}",
             f"left out: {'; '.join(self.left_out) or 'nothing'}",
         ]
-
-
-def shorten_or_none(names: list[str]) -> str:
-    """The input columns, shortened."""
-    return shorten(names) or "none"
 
 
 def keep_back(train: dict[str, Any], data: Any) -> tuple[dict[str, Any], dict[str, Any] | None, int]:

@@ -354,7 +354,7 @@ def _find_kinds(files: list[Path]) -> dict[str, np.ndarray]:
     """The columns of the first file; where one is all empty, as labels may be, those of the first that says more."""
     found = read_file(files[0])
     for file in files[1:]:
-        empty = [name for name, values in found.items() if _is_empty(values)]
+        empty = [name for name, values in found.items() if values.dtype.kind == "f" and np.isnan(values).all()]
         if not empty:
             break
         other = read_file(file)
@@ -383,10 +383,6 @@ def _fit_columns(
 
 def _is_text(values: np.ndarray) -> bool:
     return values.dtype.kind in "OU"
-
-
-def _is_empty(values: np.ndarray) -> bool:
-    return values.dtype.kind == "f" and bool(np.isnan(values).all())
 
 
 def _write_number(value: Any) -> str:

@@ -70,16 +70,11 @@ def check_ref_name(name: str) -> str:
         or len(name.encode()) > MAXIMUM_COMPONENT_BYTES
         or components[0] == "refs"
         or any(not part or part[0] in ".-" or part.endswith((".", ".lock")) for part in components)
-        or is_commit(name)
+        or _COMMIT.fullmatch(name)
         or name in ("@", "HEAD")
     ):
         raise HubError(400, f"{name!r} is not a valid name for a branch or tag (git's rules, and not a commit hash)")
     return name
-
-
-def is_commit(revision: str) -> bool:
-    """Tell if the revision is spelled as a full commit hash."""
-    return _COMMIT.fullmatch(revision) is not None
 
 
 def check_sha256(digest: Any) -> str:
