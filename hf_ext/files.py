@@ -123,9 +123,7 @@ def read_json_object(path: str | os.PathLike[str], *, optional: bool = False) ->
         return {}
     size = path.stat().st_size
     if size > MAX_JSON_BYTES:
-        raise ValueError(
-            f"{path}: {size:,} bytes, at most {MAX_JSON_BYTES:,} are read; check that it is the right file."
-        )
+        raise ValueError(f"{path}: {size:,} bytes, the limit is {MAX_JSON_BYTES:,}; check that it is the right file.")
     return parse_json_object(path.read_bytes(), str(path))
 
 

@@ -66,9 +66,7 @@ def continue_text(
         ValueError: If the text has no tokens or the model takes fewer than are asked for; of a bad temperature.
     """
     if not (math.isfinite(temperature) and temperature >= 0):
-        raise UsageError(
-            f"the temperature is {temperature}; give a number such as 0.8, or 0 for the likeliest tokens."
-        )
+        raise UsageError(f"temperature is {temperature}; give a number such as 0.8, or 0 for the likeliest tokens.")
     tokens = tokenizer(text, return_tensors="pt").input_ids
     if tokens.shape[1] and tokens[0, -1] == tokenizer.eos_token_id:
         # A text that has ended is not continued.

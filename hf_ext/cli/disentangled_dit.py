@@ -25,9 +25,7 @@ def dit() -> None:
 @click.argument("data", metavar="DATA")
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 @click.option("--vae", required=True, help="Autoencoder of diffusers: folder or org/name[@revision].")
-@click.option(
-    "--size", "image_size", type=click.IntRange(min=1), required=True, help="Side of the pictures in pixels."
-)
+@click.option("--size", "image_size", type=click.IntRange(min=1), required=True, help="Side of pictures in pixels.")
 @click.option("--split", default="train", show_default=True, help="Split of the data.")
 @click.option("--name", help="Configuration of the data set, if it has several.")
 @click.option("--views", type=click.IntRange(min=1), default=1, show_default=True, help="Latents per picture.")
@@ -44,14 +42,10 @@ def dit() -> None:
 @click.option("--local-size", type=int, help="Shorter side of a picture before a local crop is cut.")
 @click.option("--centre", is_flag=True, help="Crop the centre instead of a random place; for test data.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the crops.")
-@click.option(
-    "--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Pictures encoded at once."
-)
+@click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Pictures per batch.")
 @click.option("--shard-size", type=click.IntRange(min=1), default=1000, show_default=True, help="Rows per file.")
 @click.option("--image-column", default="image", show_default=True, help="Column of the pictures.")
-@click.option(
-    "--posterior", is_flag=True, help="Also write the standard deviation of each latent, for task.posterior."
-)
+@click.option("--posterior", is_flag=True, help="Also write standard deviations of latents, for task.posterior.")
 @click.option(
     "--text-encoder", help="Also write the hidden states of this text encoder of transformers: folder or org/name."
 )
@@ -188,25 +182,19 @@ def score(pictures: str, reference: str | None, as_json: bool, **options: Any) -
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="File with one text per line.",
 )
-@click.option(
-    "--count", type=click.IntRange(min=1), help="Pictures per row of a grid (default 4), or in the whole folder."
-)
+@click.option("--count", type=click.IntRange(min=1), help="Pictures per row of a grid (default 4), or in the folder.")
 @click.option("--size", metavar="HEIGHT,WIDTH", help="Size in pixels.  [default: the model's]")
 @click.option("--original-size", metavar="HEIGHT,WIDTH", help="Control: original size, which sets the sharpness.")
 @click.option("--target-size", metavar="HEIGHT,WIDTH", help="Control: target size.")
 @click.option("--crop", metavar="TOP,LEFT", help="Control: crop.  [default: 0,0]")
 @click.option("--flip", is_flag=True, help="Control: horizontal flip.")
 @click.option("--steps", type=click.IntRange(min=1), default=50, show_default=True, help="Steps of the scheduler.")
-@click.option(
-    "--guidance-scale", type=float, default=4.0, show_default=True, help="Guidance by class or text; 1 is off."
-)
+@click.option("--guidance-scale", type=float, default=4.0, show_default=True, help="Class or text guidance; 1 is off.")
 @click.option(
     "--control-guidance-scale", type=float, default=1.0, show_default=True, help="Guidance by the controls; 1 is off."
 )
 @click.option("--negative", help="Class or text to steer away from.  [default: none]")
-@click.option(
-    "--scheduler", help="Scheduler of diffusers, such as DPMSolverMultistepScheduler.  [default: the model's]"
-)
+@click.option("--scheduler", help="diffusers scheduler, such as DPMSolverMultistepScheduler.  [default: the model's]")
 @click.option("--image", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Picture to start from.")
 @click.option("--strength", type=float, help="Share of --image that is replaced, 0 to 1.  [default: 0.8]")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the noise.")
@@ -264,7 +252,7 @@ def sample(
     _check_guidance(asked["guidance_scale"], asked["control_guidance_scale"], asked["negative"])
     if strength is not None and image is None:
         raise click.UsageError(
-            "--strength is the share of --image that is replaced: give --image too, or leave out --strength."
+            "--strength is the share of --image that is replaced: give both, or leave out --strength."
         )
     with ranks.first_before_others():
         pipeline = load_pipeline(source, device if ranks.count == 1 else ranks.own_device(device), dtype)
@@ -288,7 +276,7 @@ def sample(
         if not should_reduce_batch_size(error):
             raise
         raise Failed(
-            f"a single picture does not fit in memory ({error}); try --dtype bfloat16 or a smaller --size."
+            f"a single picture does not fit in memory ({error}); try --dtype bfloat16 or reduce --size."
         ) from error
     if ranks.index == 0:
         say(made)
@@ -315,9 +303,7 @@ def _check_out(out: Path, is_grid: bool, count: int | None, processes: int) -> N
     if not is_grid and (out.suffix.lower() in Image.registered_extensions() or out.is_file()):
         raise click.BadParameter(f"{out} must be a .png file for a grid, or a folder.", param_hint="--out")
     if not is_grid and count is None:
-        raise click.UsageError(
-            f"the folder {out} needs --count, the number of pictures; for a grid, give a .png file."
-        )
+        raise click.UsageError(f"folder {out} needs --count, the number of pictures; for a grid, give a .png file.")
 
 
 @loads
@@ -335,9 +321,7 @@ def load_pipeline(source: str, device: str | None, dtype: str) -> Any:
     name, revision = split_revision(source)
     pipeline = DiffusionPipeline.from_pretrained(name, revision=revision, dtype=getattr(torch, dtype))
     if not isinstance(pipeline, DisentangledDiTPipeline):
-        raise Unusable(
-            f"{source} contains a {type(pipeline).__name__}; hf-ext sample needs a DisentangledDiTPipeline."
-        )
+        raise Unusable(f"{source} contains a {type(pipeline).__name__}; sample needs a DisentangledDiTPipeline.")
     try:
         return pipeline.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except (RuntimeError, AssertionError) as error:

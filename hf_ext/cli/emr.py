@@ -342,7 +342,7 @@ def compare(merges: tuple[str, ...], endpoint: str | None, as_json: bool) -> Non
     "--kind", required=True, type=click.Choice(["fisher", "gram"]), help="fisher for method fisher, gram for regmean."
 )
 @click.option(
-    "--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="safetensors file to write."
+    "--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help=".safetensors file to write."
 )
 @click.option(
     "--examples", default=256, show_default=True, type=click.IntRange(min=1), help="Examples drawn from data.train."
@@ -379,9 +379,7 @@ def statistics(
 @click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="YAML file to write.")
 @click.option("--steps", default=500, show_default=True, type=click.IntRange(min=1), help="Steps of Adam.")
 @click.option("--learning-rate", default=1e-3, show_default=True, type=float, help="Learning rate of Adam.")
-@click.option(
-    "--batch-size", default=16, show_default=True, type=click.IntRange(min=1), help="Examples per task and step."
-)
+@click.option("--batch-size", default=16, show_default=True, type=click.IntRange(min=1), help="Examples per step.")
 @click.option("--shared", is_flag=True, help="Learn one weight per task, instead of one per tensor and task.")
 def learn_weights(file: Path, configs: tuple[str, ...], out: Path, **options: Any) -> None:
     """Learn the weights of task arithmetic for the classifiers of the merge FILE.yaml, without labels (AdaMerging).

@@ -38,13 +38,9 @@ def extract_lora(
       hf-ext emr extract-lora runs/a lora-a --base org/base --error 0.1 --lora-only
     """
     if len(places) not in (2, 3):
-        raise click.UsageError(
-            f"Expected ARTIFACT TASK OUT, or FINE_TUNE OUT with --base; got {len(places)} arguments."
-        )
+        raise click.UsageError(f"Expected ARTIFACT TASK OUT, or FINE_TUNE OUT --base; got {len(places)} arguments.")
     if len(places) == 2 and base is None:
-        raise click.UsageError(
-            "Missing option --base for FINE_TUNE OUT; for a task of a merge, give ARTIFACT TASK OUT."
-        )
+        raise click.UsageError("Missing option --base for FINE_TUNE OUT; for a merge, give ARTIFACT TASK OUT.")
     if (rank is None) == (error is None):
         raise click.UsageError("Give either --rank or --error.")
     *words, out = places

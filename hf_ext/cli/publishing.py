@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 )
 @click.option("--license", help="Licence of the weights, as the Hub names it.")
 @click.option("--endpoint", help="Address of the Hub.  [default: HF_ENDPOINT]")
-@click.option(
-    "--check/--no-check", default=True, show_default=True, help="Test that the model loads, with hf_ext and without."
-)
+@click.option("--check/--no-check", default=True, show_default=True, help="Test loading, with hf_ext and without.")
 @click.option("--dry-run", is_flag=True, help="Do everything except the upload, and list the files.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def push(folder: Path, repo_id: str, check: bool, dry_run: bool, as_json: bool, **options: Any) -> None:

@@ -76,13 +76,9 @@ def load_model(source: str, device: str | None, dtype: str | None, task: str | N
 @click.argument("source", metavar="MODEL", type=Model())
 @click.argument("inputs", metavar="IN...", nargs=-1, required=True)
 @click.option("--task", metavar="NAME", help="Task of a merge.")
-@click.option(
-    "--out", required=True, help="Folder for the restored pictures; - writes one picture to standard output."
-)
+@click.option("--out", required=True, help="Folder for restored pictures; - writes one picture to standard output.")
 @click.option("--tile", type=Tile(), help="Side of tiles in pixels; auto uses tiles if memory is short.")
-@click.option(
-    "--self-ensemble", is_flag=True, help="Average over the 8 flips and rotations: better results, 8 times the time."
-)
+@click.option("--self-ensemble", is_flag=True, help="Average over 8 flips and rotations: better, 8 times the time.")
 @click.option("--top-k", type=click.IntRange(min=1), help="Number of keys that each token attends to.")
 @click.option(
     "--strength",
@@ -96,9 +92,7 @@ def load_model(source: str, device: str | None, dtype: str | None, task: str | N
     is_flag=True,
     help="Also write pictures and crops before and after: OUT/comparison.png, and comparison.html with sliders.",
 )
-@click.option(
-    "--format", "kind", type=click.Choice(FORMATS), help="Format of all results.  [default: that of the input]"
-)
+@click.option("--format", "kind", type=click.Choice(FORMATS), help="Format of results.  [default: that of the input]")
 @click.option("--quality", type=click.IntRange(1, 100), help="Quality of JPEG and WebP.  [default: 95]")
 @click.option("--lossless", is_flag=True, help="Write lossless WebP; lossless inputs stay lossless without it.")
 @click.option(
@@ -248,9 +242,7 @@ def _plan(
     plan = plan_jobs(list(inputs), folder, ending, name, sheet)
     for option, endings in (("quality", (".jpg", ".jpeg", ".webp")), ("lossless", (".webp",))):
         if plan.jobs and made_with[option] and not any(job.ending.lower() in endings for job in plan.jobs):
-            raise Unusable(
-                f"--{option} applies to {' and '.join(endings)}, but no result has this format; see --format."
-            )
+            raise Unusable(f"--{option} is for {' and '.join(endings)}, but no result has this format; see --format.")
     plan, to_do = choose_jobs(plan, _records(source, folder, made_with), overwrite)
     for text in [*plan.skipped.values(), *plan.refused.values()]:
         say(text, to_stderr=True)

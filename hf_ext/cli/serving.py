@@ -26,18 +26,14 @@ def hub() -> None:
 
 
 @hub.command()
-@click.option(
-    "--root", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder of repositories."
-)
+@click.option("--root", required=True, type=click.Path(file_okay=False, path_type=Path), help="Repository folder.")
 @click.option(
     "--host",
     default="127.0.0.1",
     show_default=True,
     help="Address to listen on; any address except loopback requires --token-file.",
 )
-@click.option(
-    "--port", default=8765, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 selects a free one."
-)
+@click.option("--port", default=8765, show_default=True, type=click.IntRange(0, 65535), help="Port; 0: a free one.")
 @click.option(
     "--token-file",
     "token",

@@ -158,6 +158,6 @@ def match_rows(table: Path, files: list[Path], label: str) -> tuple[list[Path], 
         frame = frame.rename(columns={classes[0]: "label"})
     if len(chosen) < len(files):
         logger.warning(
-            f"{len(files) - len(chosen):,} of {len(files):,} files have no row in {table}: they are left out."
+            f"{len(files) - len(chosen):,} of {len(files):,} files have no row in {table} and are left out."
         )
     return chosen, frame

@@ -100,7 +100,6 @@ def keep_back(train: dict[str, Any], data: Any) -> tuple[dict[str, Any], dict[st
 
 
 def _has_split(train: dict[str, Any], split: str) -> bool:
-    """True if the data have this split."""
     try:
         open_source(DataSource(**{**train, "split": split}))
     except SourceError:

@@ -88,7 +88,6 @@ _KINDS = "pictures, sounds, texts, CSV, TSV, JSON lines, parquet, NumPy, .ts"
 
 
 def _reasons(error: BaseException) -> str:
-    """Messages of an exception and its causes."""
     # datasets wraps the informative exception in "An error occurred".
     texts: list[str] = []
     found: BaseException | None = error
@@ -102,7 +101,6 @@ def _reasons(error: BaseException) -> str:
 
 
 def _advice(section: str) -> str:
-    """Names the flags that set the path."""
     if section == "data":
         return ""
     without = ", or train without an evaluation: --data.eval null" if section == "data.eval" else ""
@@ -310,9 +308,7 @@ def _agree_on_classes(data: list[AnyDataset], name: str) -> list[AnyDataset]:
         )
     union = sorted({word for names in lists for word in names})
     if len({word.lower() for word in union}) < len(union):
-        raise DataError(
-            f"classes of the parts differ only in upper and lower case: {union!s:.300}. Use one spelling for each."
-        )
+        raise DataError(f"classes of the parts differ only in case: {union!s:.300}. Use one spelling for each.")
     return [renumber_classes(part, name, union) for part in data]
 
 

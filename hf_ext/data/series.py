@@ -130,7 +130,6 @@ def _look_at_one(path: str, table: Table, roles: Roles, hints: Hints, of_a_split
 def _look_at_files(
     path: str, files: list[Path], table: Table | None, roles: Roles, hints: Hints, named: list[Path] | None
 ) -> Survey:
-    """A series in each file."""
     train = _source(path, roles, hints)
     data = open_source(DataSource(**train))
     about = f"{len(files):,} files, a series each, with the numbers {shorten(roles.inputs)}"
@@ -177,9 +176,7 @@ def _look_at_arrays(path: str, file: Path, hints: Hints) -> Survey:
             f"label. {UNLABELLED} Save the classes as an array label in an .npz, or give their name: --label NAME."
         )
     if len(inputs) > 1:
-        raise DataError(
-            f"{path}: {shorten(inputs)} may each be the series: choose one, for instance --inputs {inputs[0]}."
-        )
+        raise DataError(f"{path}: {shorten(inputs)} may each be the series: choose one, such as --inputs {inputs[0]}.")
     if arrays[label].shape != arrays[inputs[0]].shape[: arrays[label].ndim]:
         raise DataError(
             f"{path}: {shapes}: {label} must hold a class for each example, or for each step; of a row with a one for "

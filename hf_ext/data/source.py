@@ -80,9 +80,7 @@ class DataSource:
             raise ValueError("path is empty: give a folder, a data file, a Hub data set id, or a list of them.")
         for part in self.parts:
             if part.shuffle_buffer or part.streaming != self.streaming:
-                raise ValueError(
-                    "streaming and shuffle_buffer are set once for the list of sources, not for its parts."
-                )
+                raise ValueError("streaming and shuffle_buffer are set for the list of sources, not for its parts.")
 
     def validate_pairs(self) -> None:
         if self.pairs is not None and (len(self.pairs) != 2 or not all(isinstance(name, str) for name in self.pairs)):

@@ -108,9 +108,7 @@ def _look_at_files(path: str, found: list[str], hints: Hints, restores: bool) ->
         raise DataError(f"{path} holds nothing: its file{'s are' if len(named) > 1 else ' is'} empty.")
     most = endings.most_common(1)[0][0]
     if most in _FOREIGN:
-        raise DataError(
-            f"{path} holds {endings[most]} {most} files, which a training does not read: {_FOREIGN[most]}."
-        )
+        raise DataError(f"{path} holds {endings[most]} {most} files, which trainings do not read: {_FOREIGN[most]}.")
     for file in named:
         _refuse_folders_in(file)
     if most in SUFFIXES and (series := look_at_series(path, places, most, hints)) is not None:

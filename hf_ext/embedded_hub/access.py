@@ -123,9 +123,7 @@ def url_host(host: str) -> str:
 def _check_token(name: str, token: str | None) -> None:
     """Refuse a token that is invalid in a header."""
     if token is not None and (not token or not token.isascii() or any(letter.isspace() for letter in token)):
-        raise ValueError(
-            f"{name} must consist of ASCII letters, digits and signs without spaces, and may not be empty"
-        )
+        raise ValueError(f"{name} must be ASCII letters, digits and signs without spaces, and may not be empty")
 
 
 def _read_url(url: str) -> str:

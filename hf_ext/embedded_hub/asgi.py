@@ -62,9 +62,7 @@ class HubApplication:
             return error_response(HubError(507, f"the server cannot read or write its files: {error.strerror}"))
         except Exception as error:
             logger.error("request %s failed", identifier, exc_info=error)
-            return error_response(
-                HubError(500, f"this server failed with {type(error).__name__}; see its log for details")
-            )
+            return error_response(HubError(500, f"this server failed with {type(error).__name__}; see its log"))
 
     def _read_request(self, scope: Scope, headers: Headers, body: Body) -> Request:
         """Validate the request line and the headers, and find the rights of the client."""

@@ -349,7 +349,6 @@ class Repository:
 
 
 def _pull(pulls: list[dict[str, Any]], number: int) -> dict[str, Any]:
-    """The pull request of that number."""
     if not 1 <= number <= len(pulls):
         raise HubError(404, f"there is no pull request {number}")
     return pulls[number - 1]
@@ -364,5 +363,4 @@ def _open_pull(pulls: list[dict[str, Any]], number: int) -> dict[str, Any]:
 
 
 def _event(kind: str, data: dict[str, Any]) -> dict[str, Any]:
-    """An entry of a pull request's history."""
     return {"type": kind, "createdAt": hub_time(datetime.now(UTC)), "data": data}

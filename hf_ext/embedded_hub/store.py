@@ -59,9 +59,7 @@ class HubStore:
         try:
             self._serving.acquire()
         except Timeout as error:
-            raise ValueError(
-                f"{self.root} is served by another process: stop that process, or give another folder"
-            ) from error
+            raise ValueError(f"{self.root} is served by another process: stop it, or give another folder") from error
         sync_directory(self.root)
         remove_leftovers(self.root)
         for name in ("incoming", "blobs", *KINDS):

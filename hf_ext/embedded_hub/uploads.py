@@ -73,7 +73,6 @@ def _lines(body: Body) -> Iterator[bytes]:
 
 
 def _read_operation(key: str, value: dict[str, Any], blobs: BlobStore, batch: BlobBatch) -> Operation:
-    """One operation of a commit."""
     if key == "deletedFolder":
         return Operation(check_file_path(text(value, "path").rstrip("/")), None, folder=True)
     path = check_file_path(text(value, "path"))

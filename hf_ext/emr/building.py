@@ -162,9 +162,7 @@ def _build_transformers(
     named = [str(name) for name in (told.get("auto_map") or {}).values() if "--" not in str(name)]
     absent = sorted({file for name in named if not (folder / (file := name.split(".")[0] + ".py")).is_file()})
     if trust_remote_code and absent and told.get("model_type") not in CONFIG_MAPPING:
-        raise UsageError(
-            f"the code of the model is not in the artifact; add {', '.join(absent)} to the folder of emr.json"
-        )
+        raise UsageError(f"the model's code is not in the artifact; add {', '.join(absent)} to the folder of emr.json")
     config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     kind = model_class(config, folder, trust_remote_code)
     options: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
@@ -189,9 +187,7 @@ def _build_diffusers(folder: Path, weights: dict[str, torch.Tensor], dtype: torc
     name = config.get("_class_name")
     kind = getattr(diffusers, str(name), None)
     if not isinstance(kind, type) or not issubclass(kind, diffusers.ModelMixin):
-        raise ValueError(
-            f"config.json of the task names {name!r}, which is not a model class of the installed diffusers"
-        )
+        raise ValueError(f"config.json of the task names {name!r}, which is not a class of the installed diffusers")
     model = cast(Any, kind).from_config(config)
     model.load_state_dict(weights, strict=True)
     kept = next((value.dtype for value in weights.values() if value.is_floating_point()), torch.float32)

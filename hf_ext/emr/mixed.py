@@ -187,7 +187,6 @@ class Mixer:
         return self._axes[kind]
 
     def _warn_once(self, error: Exception, left_out: Sequence[Any] = ()) -> None:
-        """Tells that tasks take turns, and why."""
         missing = (
             f", and these outputs, which have no row for each sample, are left out: {left_out}" if left_out else ""
         )

@@ -78,7 +78,6 @@ def _plain(value: Any) -> Any:
 
 
 def _task_entry(task: int, name: str, whole: Mapping[str, Array], data: MergeSums) -> dict[str, Any]:
-    """Everything about one task."""
     value = {key: _plain(float(values[task])) for key, values in whole.items()}
     norm, known = value["norm"], whole["norm"][whole["norm"] > 0]
     return {
@@ -303,7 +302,6 @@ def _delta_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]
 
 
 def _rescale_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The mean error under every rescale mode."""
     used, error = report["method"]["rescale"], report["mean"]["error"]
     modes = [mode for mode in RESCALES if mode != "none"]
     header = ["rescale", *(f"{mode} (used)" if mode == used else mode for mode in modes), "none"]
@@ -332,7 +330,6 @@ def _size_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
     marks = ["---", *["---:"] * (len(header) - 1)]
     return "\n".join("| " + " | ".join(row) + " |" for row in (header, marks, *rows))
 

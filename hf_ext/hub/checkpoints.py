@@ -319,9 +319,7 @@ def _find_entry(names: list[str], where: str) -> str:
             f"{where}: {pickles[0]} is a pickle, which can run code when it is read, and is refused. If you trust it, "
             "load it and save it as safetensors: model.save_pretrained(folder)."
         )
-    raise CheckpointError(
-        f"{where}: no .safetensors file here; found {sorted(names)[:5]}. Check that it is a checkpoint."
-    )
+    raise CheckpointError(f"{where}: no .safetensors file here; found {sorted(names)[:5]}. Give a checkpoint.")
 
 
 @contextmanager

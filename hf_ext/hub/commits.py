@@ -173,9 +173,7 @@ def _refuse_ignored(api: HfApi, repo_id: str, branch: str, paths: dict[str, Path
             if file["shouldIgnore"]:
                 ignored[file["path"]] = "the .gitignore of the repository excludes it"
     if ignored:
-        raise NotPublished(
-            repo_id, ignored, "Nothing was uploaded. Remove these names from the .gitignore, and push again"
-        )
+        raise NotPublished(repo_id, ignored, "Nothing was uploaded. Remove the names from .gitignore, and push again")
 
 
 def _sample(path: Path) -> bytes:

@@ -92,9 +92,7 @@ def load_pipeline(folder: Path) -> DiffusionPipeline:
 
     name, _ = read_index(folder)
     if found := sorted(path.name for path in folder.rglob("*") if path.suffix in PICKLES):
-        raise NotPublished(
-            f"{folder}: {found[0]} is a pickle, which is never published; remove it from the folder first"
-        )
+        raise NotPublished(f"{folder}: {found[0]} is a pickle, which is never published; remove it first")
     try:
         pipeline: DiffusionPipeline = getattr(hf_ext.pipelines, name).from_pretrained(
             folder, use_safetensors=True, local_files_only=True

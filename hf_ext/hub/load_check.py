@@ -90,9 +90,7 @@ def verify_code(folder: Path) -> None:
             needed for needed in get_relative_imports(path) if not path.with_name(f"{needed}.py").is_file()
         )
         if absent:
-            raise DataError(
-                f"{path}: imports {absent[0]}.py, which is missing from the folder; stage the folder again"
-            )
+            raise DataError(f"{path}: imports {absent[0]}.py, which is not in the folder; stage the folder again")
         shipped.add(path.stem)
     for path in sorted(folder.rglob("*.json")):
         _verify_references(path, shipped)
@@ -123,9 +121,7 @@ def refuse_kernels(config: dict[str, Any], path: Path) -> None:
     """Refuses a configuration that makes transformers fetch and run a kernel: that is code from elsewhere."""
     for key in ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation"):
         if any("/" in value for value in _strings(config.get(key, {}))):
-            raise DataError(
-                f"{path}: {key} names a kernel on the Hub, which is code and not allowed; remove the entry"
-            )
+            raise DataError(f"{path}: {key} names a kernel on the Hub, which is code; remove the entry")
 
 
 def _strings(value: Any) -> list[str]:

@@ -42,9 +42,7 @@ def strip_picture(path: Path) -> None:
     except (UnidentifiedImageError, OSError, ValueError) as error:
         raise ValueError(f"{path.name}: not a readable PNG ({error}); save the picture again") from error
     if turned:
-        raise ValueError(
-            f"{path.name}: its metadata contain a rotation, and metadata are not published; save it upright"
-        )
+        raise ValueError(f"{path.name}: its metadata contain a rotation and are not published; save it upright")
     path.write_bytes(stripped)
 
 

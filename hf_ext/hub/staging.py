@@ -115,9 +115,7 @@ def _write_folder(folder: Path, out: Path) -> None:
         _save(model, processor, out)
         copy_files(folder, out, lambda name: is_tokenizer(name) or is_described(name))
     else:
-        raise DataError(
-            f"{folder}: it contains neither config.json nor adapter_config.json; check that it is a checkpoint"
-        )
+        raise DataError(f"{folder}: neither config.json nor adapter_config.json; check that it is a checkpoint")
 
 
 def _write_pipeline(folder: Path, out: Path) -> None:
@@ -140,9 +138,7 @@ def _write_artifact(folder: Path, out: Path, room: ModuleType | None) -> None:
     )
     foreign = sorted(name for name in names if not ours.fullmatch(name))
     if foreign:
-        raise NotPublished(
-            f"{folder}: {foreign[0]} is code, which is never published; remove it from the folder first"
-        )
+        raise NotPublished(f"{folder}: {foreign[0]} is code, which is never published; remove it first")
     for kind in known_kinds():
         kind.copy_artifact(folder, out)
     if room is not None:
@@ -193,9 +189,7 @@ def _copy_model(folder: Path, out: Path, room: ModuleType | None) -> None:
     for name, _ in walk(folder):
         if "/" not in name and (name.endswith(PICKLES) or (name.endswith(".py") and room is None)):
             what = "code" if name.endswith(".py") else "a pickle"
-            raise NotPublished(
-                f"{folder}: {name} is {what}, which is never published; remove it from the folder first"
-            )
+            raise NotPublished(f"{folder}: {name} is {what}, which is never published; remove it first")
     copy_files(folder, out, lambda name: is_loaded(name) or is_described(name))
     if (variant := find_variant(folder)) is not None:
         # Loaders look for the plain names unless they are told; an index names its shards, which keep theirs.

@@ -66,9 +66,7 @@ class WeightedMerge(nn.Module):
                 own = None if name is None else held[place].get(self.own_names[place].get(name, ""))
                 if name is not None and (own is None or own.shape != base.shape):
                     kind = type(models[place]).__name__
-                    raise ValueError(
-                        f"{kind} lacks the tensor {name!r} of its checkpoint, or has it in another shape."
-                    )
+                    raise ValueError(f"{kind} lacks tensor {name!r} of its checkpoint, or has it in another shape.")
             self.vectors.append(
                 [torch.zeros_like(base) if name is None else task.read(name).float() - base for task, name in named]
             )

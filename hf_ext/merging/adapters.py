@@ -47,9 +47,7 @@ def read_adapters(how: str, base: Source, tasks: Sequence[Source]) -> tuple[Sour
         return base, tuple(DeltaSource(task, base) if task.library == "peft" else task for task in tasks)
     if len(adapters) < len(tasks):
         others = [task.label for task in tasks if task.library != "peft"]
-        raise UsageError(
-            f"adapters: adapter merges adapters only, but {others} are full checkpoints; use adapters: delta."
-        )
+        raise UsageError(f"adapters: adapter merges adapters only, but {others} are checkpoints; use adapters: delta.")
     return _common_base(base, tuple(tasks)), tuple(tasks)
 
 
@@ -356,7 +354,7 @@ def _check_rank(adapter: Source, first: str, second: str) -> None:
     a, b = (list(adapter.tensors[name].shape) for name in (first, second))
     if min(len(a), len(b)) < 2 or math.prod(b[1:]) != a[0]:
         raise DataError(
-            f"{adapter.title}: {first} {a} and {second} {b} have different ranks; save or download the adapter again."
+            f"{adapter.title}: {first} {a} and {second} {b} have different ranks; save or get the adapter again."
         )
 
 
@@ -375,9 +373,7 @@ def _check_numbers(adapter: Source) -> None:
             try:
                 re.compile(name)
             except re.error as error:
-                raise ValueError(
-                    f"{adapter.title}: {key} has {name!r}, which is not a valid pattern ({error})."
-                ) from error
+                raise ValueError(f"{adapter.title}: {key} has {name!r}, an invalid pattern ({error}).") from error
 
 
 def refuse_variants(adapter: Source) -> None:

@@ -101,9 +101,7 @@ def _differences(sources: Sequence[str | Path], reports: Sequence[Mapping[str, A
         others = {entry["task"]: entry for entry in report["tasks"]}
         if others.keys() != first.keys():
             different = ", ".join(sorted(others.keys() ^ first.keys()))
-            warnings.append(
-                f"{source} and {sources[0]} differ in tasks ({different}): means are over the common tasks."
-            )
+            warnings.append(f"{source} and {sources[0]} differ in tasks ({different}): means are over common tasks.")
         changed = [
             name
             for name in first

@@ -271,7 +271,6 @@ def _identity(plan: Plan) -> dict[str, Any]:
 
 
 def _differences(before: Any, now: Any, where: str = "") -> list[str]:
-    """The places where two JSON values differ."""
     if isinstance(before, dict) and isinstance(now, dict):
         keys = [*before, *(key for key in now if key not in before)]
         found = [_differences(before.get(key), now.get(key), f"{where}.{key}" if where else key) for key in keys]

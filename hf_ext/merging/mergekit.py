@@ -328,7 +328,6 @@ def _count_layers(entry: _Entry) -> int:
 
 
 def _multiply(setting: Any, factor: float) -> Any:
-    """A setting with all its numbers multiplied."""
     if isinstance(setting, Mapping):
         return {key: value if key == "filter" else _multiply(value, factor) for key, value in setting.items()}
     if isinstance(setting, list):

@@ -92,7 +92,7 @@ def _copy(folder: Path, place: Path, out: Path, weights: set[str]) -> None:
             continue
         if not stays_inside(folder, path):
             raise ValueError(
-                f"{path}: a link to a file outside the folder, which is not published; copy the file into the folder"
+                f"{path}: a link out of the folder, which is not published; copy the file into the folder"
             )
         (out / place / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, out / place / name)

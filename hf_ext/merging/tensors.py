@@ -147,7 +147,6 @@ class Table:
                 )
 
     def _decide(self, name: str, info: TensorInfo) -> Row:
-        """Decides on one tensor of the base."""
         for index, task in enumerate(self._tasks):
             if name in task.same_as_base:
                 own = self._names[index].in_task(name)

@@ -190,9 +190,7 @@ def _open(folder: str | Path) -> tuple[Path, Manifest]:
     place = Path(folder).expanduser().resolve()
     recover_folder(place)
     if lies_in_cache(place):
-        raise UsageError(
-            f"{place} is in the cache of the Hub, which must not be changed; download it to another folder"
-        )
+        raise UsageError(f"{place} is in the Hub's cache, which must not be changed; download it to another folder")
     return place, Manifest.read(place)
 
 

@@ -126,9 +126,7 @@ def explain(
     """
     config = model.config
     if config.num_channels not in (1, 3):
-        raise UsageError(
-            f"the model has {config.num_channels} channels; explain supports models with 1 (grey) or 3 (RGB)."
-        )
+        raise UsageError(f"the model has {config.num_channels} channels; explain supports 1 (grey) or 3 (RGB).")
     height, width = pixels.shape[:2]
     at = at or (width // 2, height // 2)
     if not (0 <= at[0] < width and 0 <= at[1] < height):

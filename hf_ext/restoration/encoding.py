@@ -131,9 +131,7 @@ def encode_frames(
     """
     first, count = frames.pictures[0], len(frames.pictures)
     if count > 1 and frames.durations is None and format != "TIFF":
-        raise UsageError(
-            f"{format} cannot store {count} pages. Write a .tif, or save each page as its own file first."
-        )
+        raise UsageError(f"{format} cannot store {count} pages. Write a .tif, or save each page as its own file.")
     if count > 1 and frames.durations is not None and format not in _ANIMATED:
         raise UsageError(f"{format} cannot store an animation of {count} frames. Write a .gif, .png or .webp.")
     if frames.converted:
@@ -266,7 +264,6 @@ def descriptive_tags(picture: Picture) -> Image.Exif | None:
 
 
 def _tags_to_write(picture: Picture) -> Image.Exif | None:
-    """The descriptive tags, ready to be written."""
     exif = descriptive_tags(picture)
     return None if exif is None else _with_bytes(exif)
 

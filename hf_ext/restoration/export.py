@@ -152,7 +152,6 @@ class _Table(nn.Module):
 
 
 def _in_float32(model: SemanIRForImageRestoration) -> SemanIRForImageRestoration:
-    """A copy on the CPU."""
     return cast(SemanIRForImageRestoration, cast(nn.Module, copy.deepcopy(model)).cpu().float().eval())
 
 

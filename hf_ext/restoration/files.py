@@ -139,7 +139,6 @@ def _from_camera(
     source: Source,
     check: Callable[[int, int], None],
 ) -> Frames:
-    """One picture, upright already."""
     pixels, exif, icc_profile = read(source, check)
     return Frames([Picture(pixels, _without_orientation(exif), icc_profile)])
 

@@ -189,7 +189,6 @@ def _load_checkpoint(source: str, device: str | None, dtype: torch.dtype | str |
 
 
 def _find_base(source: str) -> str | None:
-    """The model that an adapter belongs to."""
     # peft is imported for adapters alone.
     from hf_ext.training.models import adapter_base
 

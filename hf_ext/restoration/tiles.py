@@ -93,9 +93,7 @@ def restore_image(
             f"`strength` is {strength}; it must be from 0 (the image unchanged) to 1 (the result of the model)."
         )
     if strength != 1 and config.scale != 1:
-        raise UsageError(
-            f"`strength` {strength} needs a model that keeps the size of the image; this one enlarges it."
-        )
+        raise UsageError(f"`strength` {strength} needs a model that keeps the image size; this one enlarges it.")
     if self_ensemble and config.demosaicks:
         raise UsageError(
             "`self_ensemble` flips and rotates the picture, which changes the order of a mosaic's colours: leave it "

@@ -118,9 +118,7 @@ def _find_models(place: Path) -> dict[str, str]:
             "them."
         )
     if not found:
-        raise ValueError(
-            f"no model in {place}: it needs a folder with safetensors files for each model, or one line per model."
-        )
+        raise ValueError(f"no model in {place}: it needs a folder with safetensors files, or a line, per model.")
     return found
 
 

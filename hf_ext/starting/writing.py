@@ -59,7 +59,6 @@ def write_recipe(method: str, folder: Path, survey: Survey, gpu: bool) -> str:
 
 
 def _data(survey: Survey) -> list[str]:
-    """The section of the data."""
     lines = ["data:", f"  train: {flow(survey.train)}"]
     if survey.eval is None:
         other = {**survey.train, "split": "validation"}
@@ -70,9 +69,7 @@ def _data(survey: Survey) -> list[str]:
             f"  # eval: {flow(other)}",
         ]
     else:
-        told = (
-            "Held-out examples, chosen by their content" if "hold_out" in survey.eval else "Examples of another split"
-        )
+        told = "Examples held out by content" if "hold_out" in survey.eval else "Examples of another split"
         lines += [f"  # {told}, for evaluation.", f"  eval: {flow(survey.eval)}"]
     if survey.broken:
         # Allow twice the share that was seen.
@@ -85,7 +82,6 @@ def _data(survey: Survey) -> list[str]:
 
 
 def _schedule(survey: Survey, steps: int, batch: int, rate: str, gpu: bool, warmup: int) -> list[str]:
-    """Steps, batch and learning rate."""
     # One long file or text gives many different examples.
     batch = max(1, min(batch, survey.learned // 2)) if survey.learned > 1 else batch
     every, times = max(1, steps // 5), steps * batch / survey.learned

@@ -106,7 +106,7 @@ class Degradation:
     def validate_weight(self) -> None:
         if not (math.isfinite(self.weight) and self.weight > 0):
             raise ValueError(
-                f"weight must be more than 0, got {self.weight}: remove the degradation if it should never be drawn."
+                f"weight must be more than 0, got {self.weight}: remove a degradation that is never drawn."
             )
         if not 0 < self.chance <= 1:
             raise ValueError(f"chance must be more than 0 and at most 1, got {self.chance}.")

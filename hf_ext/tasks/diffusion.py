@@ -206,9 +206,7 @@ class DisentangledDiTTask(Task):
         if checkpoint is not None:
             found, wanted = objective_of(checkpoint.scheduler), self.objective
             if found != wanted:
-                raise UsageError(
-                    f"{init_from} predicts {found}, but task.objective is {wanted}: set task.objective to {found}."
-                )
+                raise UsageError(f"{init_from} predicts {found}, but task.objective is {wanted}: set it to {found}.")
             height, width = settings.pop("sample_size")
             before, self.scheduler, self.cut = transfer(checkpoint, (height, width), self._transfer, self.cut)
             settings = {**settings_of(self.model_class, before), **settings}

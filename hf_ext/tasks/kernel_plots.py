@@ -26,9 +26,7 @@ def load_model(source: str) -> MRConvPreTrainedModel:
     architecture = (config.architectures or [""])[0]
     found = getattr(import_module("hf_ext.mrconv"), architecture, None)
     if not (isinstance(found, type) and issubclass(found, MRConvPreTrainedModel)):
-        raise DataError(
-            f"{source} holds a {config.model_type} model ({architecture or 'no class named'}), not MRConv."
-        )
+        raise DataError(f"{source} is a {config.model_type} model ({architecture or 'no class named'}), not MRConv.")
     model: MRConvPreTrainedModel = found.from_pretrained(name, revision=revision)
     return model
 

@@ -36,9 +36,7 @@ class FeatureLoss(torch.nn.Module):
         super().__init__()
         pinned = pin_revision(source)
         if pinned.startswith(f"{source}@"):
-            logger.warning(
-                "task.perceptual_model is %s at present; give this name in the recipe to keep the same loss.", pinned
-            )
+            logger.warning("task.perceptual_model is %s at present; give this name to keep the same loss.", pinned)
         name, revision = split_revision(pinned)
         config = AutoConfig.from_pretrained(name, revision=revision)
         ours = config.model_type == "semanir"

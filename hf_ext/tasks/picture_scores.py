@@ -152,9 +152,7 @@ def score(
         `dict`: The distances by their names, and how many pictures of each set they come from.
     """
     if (reference is None) != (network is None) or (network is None and (clip is None or kernel or keep)):
-        raise UsageError(
-            "give REFERENCE and --network together (--kernel and --keep need both), or give --clip alone."
-        )
+        raise UsageError("give REFERENCE and --network together (--kernel and --keep need both), or --clip alone.")
     if size is not None and (reference is None or reference.endswith(".npz")):
         raise UsageError(
             f"size crops pictures of the reference, but {reference} contains statistics: give pictures, or leave out "

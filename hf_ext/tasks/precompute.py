@@ -109,9 +109,7 @@ class Precompute:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if self.seed < 0 or self.data.get("streaming"):
-            raise ValueError(
-                "seed must be 0 or more, and data.streaming must be false, because rows are read by number."
-            )
+            raise ValueError("seed must be 0 or more, and data.streaming false, because rows are read by number.")
         if self.dtype not in ("float32", "bfloat16", "float16") or not 0 <= self.max_bad_examples <= 1:
             raise ValueError("dtype must be float32, bfloat16 or float16, and max_bad_examples a share from 0 to 1.")
 
@@ -185,9 +183,7 @@ def _check_settings(path: Path, settings: Precompute, examples: int) -> int:
     wanted = {name: value for name, value in asdict(settings).items() if name not in FREE}
     # The number of parts stays when examples are removed: which part an example is in depends on it.
     parts = -(-examples // settings.shard_size)
-    found = keep_settings(
-        path, wanted, f"{path.parent} contains unfinished work with other settings", {"parts": parts}
-    )
+    found = keep_settings(path, wanted, f"{path.parent} has unfinished work with other settings", {"parts": parts})
     return int(found["parts"])
 
 
@@ -284,7 +280,6 @@ class _Work:
         self.no_text = None if texts is None else texts.pack([""], autoencoder.device)[0]
 
     def _added_features(self) -> dict[str, Any]:
-        """The columns that are made here."""
         pair, content = datasets.List(datasets.Value("int32")), datasets.Value("binary")
         latents = dict.fromkeys(COLUMNS, pair) | {"latent": content, "flip": datasets.Value("int8")}
         spread = {SPREAD: content} if self.settings.posterior else {}

@@ -117,7 +117,6 @@ class SemanIRTask(Task):
         return metric if len(self.evaluated) == 1 else f"{metric}_{degradation.label}"
 
     def _names(self, degradation: Degradation, title: str | None) -> dict[str, str]:
-        """The metrics of one degradation in words."""
         channel, border, of = self._channel.upper(), self._border, "" if title is None else f", {title}"
         names = {
             "psnr": f"PSNR ({channel}, border {border}, dB){of}",
@@ -387,7 +386,6 @@ def _tensor(image: np.ndarray) -> torch.Tensor:
 
 
 def _middles(degraded: np.ndarray, clean: np.ndarray, scale: int) -> tuple[np.ndarray, np.ndarray]:
-    """The middle part of a pair."""
     size = 192 // scale
     top, left = (max(0, (side - size) // 2) for side in degraded.shape[:2])
     corner = (slice(top * scale, (top + size) * scale), slice(left * scale, (left + size) * scale))

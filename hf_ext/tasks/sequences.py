@@ -229,7 +229,7 @@ class ClassificationTask(MRConvTask):
             raise ValueError(f"num_labels must be at least 2, got {self.num_labels}.")
         if self.label_names and len(set(self.label_names)) != self.num_labels:
             raise ValueError(
-                f"label_names must contain {self.num_labels} different names (num_labels); got {self.label_names}."
+                f"label_names must be {self.num_labels} (num_labels) different names; got {self.label_names}."
             )
 
     def label_fields(self) -> dict[str, Any]:

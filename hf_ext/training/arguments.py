@@ -322,9 +322,7 @@ def apply_overrides(mapping: dict[str, Any], flags: list[str]) -> dict[str, Any]
     while words:
         word = words.pop(0)
         if not word.startswith("--") or word == "--":
-            raise ValueError(
-                f"unexpected argument {word!r}: overrides are written `--field value` or `--field=value`."
-            )
+            raise ValueError(f"unexpected argument {word!r}: write overrides as `--field value` or `--field=value`.")
         name, sign, value = word[2:].partition("=")
         if not sign:
             value = words.pop(0) if words and not words[0].startswith("--") else "true"

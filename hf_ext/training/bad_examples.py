@@ -52,9 +52,7 @@ class BadExamples:
         self.found |= new.keys()
         if self.file is not None:
             if len(new) == len(self.found):
-                tqdm.write(
-                    f"skipped: {describe_bad(rows[0])} {self.file} lists all skipped examples.", file=sys.stderr
-                )
+                tqdm.write(f"skipped: {describe_bad(rows[0])} {self.file} lists all of them.", file=sys.stderr)
             with self.file.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in new.values())
         if len(self.found) > self.count_allowed(read):

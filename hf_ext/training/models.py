@@ -115,9 +115,7 @@ def initialize_from(model: torch.nn.Module, source: str, of_data: tuple[str, ...
     # An adapter must not be put on them.
     setattr(model, STARTED_ANEW, missing)
     if missing:
-        logger.warning(
-            "init_from %s: %d of %d tensors are newly initialised: %s", source, len(missing), len(tensors), missing[:8]
-        )
+        logger.warning("init_from %s: %d of %d tensors are new: %s", source, len(missing), len(tensors), missing[:8])
     return missing
 
 

@@ -126,9 +126,7 @@ def count_steps(
     if arguments.num_train_epochs is None:
         return arguments.max_steps
     if isinstance(data, datasets.IterableDataset):
-        raise UsageError(
-            "num_train_epochs needs the number of examples, which is unknown for a stream: set max_steps."
-        )
+        raise UsageError("num_train_epochs needs the number of examples, unknown for a stream: set max_steps.")
     positions = count_positions(len(data), groups, arguments.per_device_train_batch_size)
     return math.ceil(arguments.num_train_epochs * positions / examples_a_step)
 

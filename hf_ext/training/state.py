@@ -275,9 +275,7 @@ class RunFolder:
         was_ours = self.lock.is_held
         self.lock.acquire()
         if not was_ours and self.arguments.exists():
-            raise ValueError(
-                f"another process began a run in {self.path} at the same time: choose another output_dir."
-            )
+            raise ValueError(f"another process started a run in {self.path} just now: choose another output_dir.")
         self.failure.unlink(missing_ok=True)
         # First: it is what marks the folder as ours.
         write_json(self.arguments, {name: self.about[name] for name in ("arguments", "processes")})

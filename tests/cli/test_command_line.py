@@ -241,8 +241,7 @@ def test_the_installed_program_ends_with_the_exit_code_and_one_message(tmp_path)
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr == (
-        f"Error: {tmp_path}/emr.json: there is no such file; check that the folder is a "
-        "complete artifact of a merge.\n"
+        f"Error: {tmp_path}/emr.json: no such file; check that the folder is a complete artifact of a merge.\n"
     )
     assert done.stdout == ""
 

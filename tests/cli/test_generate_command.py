@@ -90,7 +90,7 @@ def test_other_models_and_values_are_refused_in_words(model, tmp_path):
     said = run(restorer, "a", code=2).stderr
     assert "is not a causal language model (SemanIRForImageRestoration)" in said
     assert "the text has no tokens: give" in run(model, "", code=2).stderr
-    assert "the temperature is nan" in run(model, "a", "--temperature", "nan", code=2).stderr
+    assert "temperature is nan" in run(model, "a", "--temperature", "nan", code=2).stderr
     assert "is not in the range" in run(model, "a", "--top-p", 0, code=2).stderr
     assert "has no task 'a'" in run(model, "a", "--task", "a", code=2).stderr
     with refused(UsageError, "temperature"):

@@ -29,7 +29,6 @@ def fisher(tensor: Block, *, weight: Weight, floor: Floor = 1e-6) -> Tensor:
 
 
 def _read(tensor: Block, place: int) -> Tensor:
-    """The Fisher values of a task, float64."""
     assert tensor.statistic is not None
     values = tensor.statistic(place)
     if values is None or not bool((values >= 0).all()) or not bool(values.isfinite().all()):

@@ -57,9 +57,7 @@ class Option:
             return [self._read_value(name, part) for part in setting]
         for part in setting:
             if not isinstance(part, Mapping) or not {"value"} <= set(part) <= {"value", "filter"}:
-                raise ValueError(
-                    f"{name}: an entry must have `value`, may have `filter`, and nothing else; got {part!r:.80}."
-                )
+                raise ValueError(f"{name}: an entry must have `value`, may have `filter`; got {part!r:.80}.")
             if isinstance(part.get("filter"), list | Mapping):
                 raise ValueError(f"{name}: `filter` is one text in the names of tensors; got {part['filter']!r:.80}.")
             if isinstance(part["value"], list) and any(isinstance(inner, Mapping) for inner in part["value"]):
