@@ -318,7 +318,7 @@ def test_ranges_are_drawn_evenly_and_from_the_generator_alone():
         ({"kind": "jpeg", "quality": 10, "clip": 1}, "clip belongs to kind gaussian_noise"),
         ({"kind": "gaussian_noise", "sigma": 5, "clip": 1.5}, "clip belongs to kind gaussian_noise"),
         ({"kind": "chain", "steps": [{"kind": "gaussian_noise", "sigma": 5, "clip": 1}]}, "no weight and no clip"),
-        ([{"kind": "jpeg", "quality": 10}] * 2, "none twice, got .'jpeg_10', 'jpeg_10'."),
+        ([{"kind": "jpeg", "quality": 10}] * 2, "each only once; got .'jpeg_10', 'jpeg_10'."),
     ],
 )
 def test_wrong_settings_are_refused(value, message):
