@@ -55,7 +55,7 @@ class Journal:
     def __init__(self, folder: Path, *, boot: str | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        # where the system does not tell, nothing unflushed of another process is believed
+        # without a boot id, unflushed units of other processes are not trusted
         self._boot = boot or (_BOOT_ID.read_text().strip() if _BOOT_ID.exists() else uuid.uuid4().hex)
         self.finished = set(self._find())
         self._lock = threading.Lock()
@@ -114,7 +114,7 @@ class Journal:
             self._lines += 1
 
     def _find(self) -> dict[int, _Place]:
-        """The line of every unit that is to be believed."""
+        """The line of every trusted unit."""
         found: dict[int, _Place] = {}
         for file in sorted(self._folder.glob("*.jsonl")):
             trusted, boot = 0, None

@@ -19,7 +19,7 @@ from .loading import MEANINGS, build_empty, compare_settings, find_loaded_names,
 from .sources import Source
 from .tokens import TOKENIZERS, compare_tokens
 
-# Buffers that a model computes from its configuration; newer versions do not save them.
+# Buffers that models compute from their configuration; newer versions do not save them.
 _COMPUTED_BUFFERS = ("position_ids", "inv_freq", "original_inv_freq", "masked_bias", "relative_position_index")
 # A prefix that fewer names have is a layer, not a wrapper.
 _PREFIX_SHARE = 1 / 3
@@ -29,7 +29,7 @@ class Names:
     """
     The names of a task's tensors, or of an adapter's targets, beside the base's.
 
-    By what they differ is found out: a base saved without its head is `encoder.…` where its fine-tune is
+    Differing prefixes are detected: a base saved without its head has `encoder.…` where its fine-tune has
     `bert.encoder.…`.
     """
 
@@ -83,7 +83,7 @@ class Matching:
     computed: frozenset[str]  # buffers of the base that follow from its configuration
     aliases: dict[str, str]  # other names of tensors of the base, by the class or by its file
     given: dict[str, str]  # names in the model of method `"given"`, where it has the tensor in the same form
-    warnings: list[str]  # what speaks against a task's being a fine-tune of the base
+    warnings: list[str]  # doubts that a task is a fine-tune of the base
 
 
 def match_names(
@@ -146,7 +146,7 @@ def _match_loaded(base: Source, task: Source) -> Names:
     try:
         ours, theirs = (find_loaded_names(source.tensors, source.config) for source in (base, task))
     except ValueError:
-        # What does not fit is refused, or kept and said.
+        # Tensors that do not fit are refused, or kept with a warning.
         return names
     loaded = Names({own: base.tensors[name] for own, name in ours.items()}, theirs)
     if len(loaded.pairs) <= len(names.pairs):

@@ -1,4 +1,4 @@
-"""The plan of a merge, made from headers and small files: what happens to each tensor, and what it costs."""
+"""The plan of a merge, made from headers and small files: treatment of each tensor, and costs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Plan:
     merged_model: Source | None = None  # the one of method `"given"`, opened
     merged_model_names: Mapping[str, str] = field(default_factory=dict)  # names in it, by the names of the base
     statistics: tuple[Source, ...] = ()  # those of the tasks' data, opened, where the method wants them
-    warnings: list[str] = field(default_factory=list)  # what the user should look at
+    warnings: list[str] = field(default_factory=list)  # warnings for the user
     companions: Mapping[str, Path] = field(default_factory=dict)  # files beside the weights of the root
     # weights in folders of their own, of modules that are merged by themselves, by their names in the model
     modules: Mapping[str, MergeConfig] = field(default_factory=dict)
@@ -198,7 +198,7 @@ def find_device(config: MergeConfig) -> torch.device:
 def _plan(config: MergeConfig, inputs: Inputs) -> Plan:
     base, tasks, model = inputs.base, inputs.tasks, inputs.merged_model
     if base.library == "peft":
-        # nobody else has the base of adapters
+        # the base of the adapters has no other owner
         config = dataclasses.replace(config, include_base=config.with_masks)
     matching = match_names(base, tasks, given=model, overlap=config.shape_policy == "overlap", masks=config.with_masks)
     table = Table(config, base, tasks, matching)
@@ -295,7 +295,7 @@ def resolve_plan(plan: Plan) -> Plan:
             f"{lost[0]}, which the base ties to another tensor, and one model ties it too. Choose a base that does "
             "not, or a method with masks, or set allow_missing (--allow-missing), which leaves it out."
         )
-    # those that were compared come last, as they were found out last
+    # the compared tensors come last, in the order of their comparison
     own = (*(item for item in plan.own if item.rule != COMPARED), *decided)
     warnings = [
         *plan.warnings,

@@ -1,4 +1,5 @@
-"""The table of a merge: which tensor of a task is which of the base, and what happens to each. Made in one pass.
+"""The table of a merge: tensors of the tasks matched with those of the base, and the treatment of each. Made in one
+pass.
 
 A [`Row`] is a tensor of the base: merged, or kept as it is. What is left of a task, because the base has no such
 tensor, because of its shape or kind, or because it was excluded, is an [`Own`]. Plan, engine, outputs and manifest
@@ -23,7 +24,7 @@ from .loading import find_label_rows, read_labels
 from .name_matching import Matching, Names, Vocabulary
 from .sources import Source
 
-# What happens to a tensor of a task that is not merged as a whole.
+# Treatments of a task's tensor that is not merged as a whole.
 KEPT, SHARED, COMPARED, SKIPPED = "kept", "the base's", "kept if not the base's", "skipped"
 TIED = "tied to another tensor in the base"
 _EXCLUDED, _SMALL, _OTHER_TOKENS = "excluded", "one-dimensional", "another vocabulary"
@@ -67,7 +68,7 @@ class Own:
 
 
 class Table:
-    """Every tensor of a merge with what happens to it. Making it decides."""
+    """Every tensor of a merge with its treatment, decided on construction."""
 
     def __init__(self, config: MergeConfig, base: Source, tasks: Sequence[Source], matching: Matching) -> None:
         self._config, self._base, self._tasks = config, base, tasks
@@ -102,7 +103,7 @@ class Table:
         ]
 
     def _one_model_warnings(self) -> list[str]:
-        """Tells of tensors that are of some tasks only: one model has no place for others."""
+        """Warnings about tensors of some tasks only, which a single model cannot contain."""
         warnings = []
         self._refuse_other_labels()
         for index, task in enumerate(self._tasks):
@@ -169,7 +170,7 @@ class Table:
             return "not floating-point", True
         if self._is_excluded(name):
             return _EXCLUDED, False
-        # no vote may change it
+        # it must not change
         if last.startswith("running_") or last == "num_batches_tracked":
             return "running statistic", False
         if name in self._matching.computed:

@@ -1,4 +1,4 @@
-"""Tasks added to an artifact and removed from it. The artifact changes in one step when all is written, or not at all.
+"""Adding tasks to an artifact and removing them, atomically.
 
 Added, a task is merged with all others again, from where they came. Added frozen, it only gets a mask and a scale, and
 the unified weights stay. Removing a task leaves the unified weights and the others as they are.
@@ -43,7 +43,7 @@ from .plan import Plan, make_plan
 _LOGGER = logging.getLogger(__name__)
 # In the manifest's method: the tasks that voted, once they are not simply all tasks.
 VOTED = "elected_from"
-# Options of the merge that decide what happens to a frozen task's tensors and to its scale.
+# Options of the merge that determine a frozen task's tensors and scale.
 _KEPT = ("rescale", "exclude", "shape_policy", "small_raw", "dtype", "adapters")
 
 

@@ -118,7 +118,7 @@ class IndexedSamples(Dataset):
                 bad[index] = name_bad(str(index), find_example_file(self.source, index), error)
                 if not self.bad_allowed and type(error) is DataError:
                     raise DataError(describe_bad(bad[index])) from error
-                # One more than allowed: the training process, which knows all of them, ends the run.
+                # One more than allowed is returned: the training process, which counts all of them, ends the run.
                 if len(bad) > self.bad_allowed + 1 or not self.bad_allowed:
                     raise
                 others = (int(other) for other in self._stand_ins(order, offset) if other not in bad)
@@ -127,7 +127,7 @@ class IndexedSamples(Dataset):
                 index = found
 
     def _stand_ins(self, order: np.ndarray, offset: int) -> np.ndarray:
-        """Examples that may stand in for the one at an offset, nearest first: its batch's, its group's, the others."""
+        """Replacement examples for an offset, nearest first: those of its batch, of its group, and the others."""
         batch, place = divmod(offset, self.batch_size)
         batches = np.roll(order.reshape(-1, self.batch_size), (-batch, -place), (0, 1))
         # Group after group: where none of a group can be used, all samples of the batch come to the same next one.

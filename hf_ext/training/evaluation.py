@@ -1,4 +1,4 @@
-"""Evaluation: examples shared out over the processes, gathered, summarised, written as eval.json."""
+"""Evaluation: distribution of examples to processes, gathering of scores, summary, and eval.json."""
 
 import atexit
 import contextlib

@@ -15,17 +15,17 @@ from typing import Any
 from ..errors import UsageError
 from .arguments import TrainingArguments
 
-# Ways to share a model out that the loop does not know, by what tells them.
+# Unsupported kinds of model sharding, by the variables that select them.
 _OTHER_WAYS = {
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
     "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism_config",
     "ACCELERATE_USE_SAGEMAKER": "SageMaker",
     "ACCELERATE_IN_TPU_POD": "a TPU pod",
 }
-# Numbers of processes that MPI and its relatives tell.
+# Variables with the number of processes of MPI and similar launchers.
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 _NUMBERS = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT", *_SIZES)
-# Words that each variable may have; another one is a traceback of accelerate, or means nothing to it.
+# Allowed values of each variable; accelerate fails on others or ignores them.
 _ON, _OFF = ("true", "1", "yes", "y", "on", "t"), ("false", "0", "no", "n", "off", "f")
 _FLAGS = ("ACCELERATE_USE_CPU", "ACCELERATE_DEBUG_MODE", "ACCELERATE_CPU_AFFINITY", "FORK_LAUNCHED", *_OTHER_WAYS)
 _SWITCHES = ("FULLGRAPH", "DYNAMIC", "REGIONAL_COMPILATION")
@@ -34,7 +34,7 @@ _WORDS = {
     **dict.fromkeys(["ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"], ("true", "false")),
     "ACCELERATE_FP8_BACKEND": ("no",),
 }
-# The same where FSDP is on: what else it knows has no effect here, fails, or belongs to FSDP 1.
+# The same with FSDP: other values have no effect here, fail, or belong to FSDP 1.
 _FSDP_WORDS = {
     "FSDP_VERSION": ("2",),
     "FSDP_OFFLOAD_PARAMS": _OFF,

@@ -15,7 +15,7 @@ from .loader_processes import SIGNALS
 
 # Exit code of a process that was stopped and has saved its state: EX_TEMPFAIL, "try again", of BSD.
 EXIT_CODE = 75
-# What processes tell each other; a larger number outweighs a smaller one, and a signal is its number more than these.
+# Messages between processes; the largest one counts, and a signal adds its number to these.
 _GO_ON, _SAVE, EVALUATE, END, _DEADLINE = 0, 1, 2, 3, 4
 # Words of callbacks for them.
 _WORDS = {None: _GO_ON, "save": _SAVE, "evaluate": EVALUATE, "end": END}
@@ -77,7 +77,7 @@ class Stopping:
         self._asked = max(self._asked, _WORDS[word])
 
     def _wish_now(self) -> int:
-        """The decision of this process alone; a callback's word counts once."""
+        """The decision of this process; the answer of a callback counts once."""
         asked, self._asked = self._asked, _GO_ON
         return max(asked, self._read_clock())
 
