@@ -294,7 +294,7 @@ def _fitting_tags(exif: Image.Exif, say: Callable[[str], None]) -> Image.Exif | 
             del tags[tag]
             left_out.append(name)
     what = " and ".join(left_out)
-    say(f"a JPEG holds {_LONGEST_EXIF:,} bytes of EXIF data, not {size:,}: left out {what}")
+    say(f"a JPEG can store {_LONGEST_EXIF:,} bytes of EXIF data, and the picture has {size:,}: left out {what}")
     return exif
 
 

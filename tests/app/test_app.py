@@ -358,7 +358,7 @@ def test_a_space_is_the_app_and_nothing_else(tmp_path):
     again = run("--space", folder)
     assert again.exit_code == 2 and "exists" in again.output
     mixed = run("--space", tmp_path / "other", "denoise-color")
-    assert mixed.exit_code == 2 and "takes no MODEL" in mixed.output and not (tmp_path / "other").exists()
+    assert mixed.exit_code == 2 and "does not combine with MODEL" in mixed.output and not (tmp_path / "other").exists()
 
 
 @pytest.mark.slow

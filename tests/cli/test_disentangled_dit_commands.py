@@ -187,7 +187,7 @@ def test_texts_are_drawn(tmp_path):
         (["--size", "8x8"], "is not a pair of whole numbers such as 32,32"),
         (["--out", "grid.jpg"], "must be a .png file"),
         (["--out", "grids"], "needs --count"),
-        (["--strength", 0.5], "--strength is the share of --image that is replaced: give --image too"),
+        (["--strength", 0.5], "--strength is the share of --image that is replaced: give both"),
         (["--negative", "goldfish", "--guidance-scale", 1], "--guidance-scale 1 turns off"),
         (["--guidance-scale", "nan"], "nan is not a finite number"),
         (["--control-guidance-scale", "inf"], "inf is not a finite number"),

@@ -144,7 +144,7 @@ def test_broken_pictures_are_reported_and_the_rest_go_on(models, photos, tmp_pat
         ("0-text.png", "is not a picture that Pillow can read"),
         ("1-empty.jpg", "is empty"),
         ("2-cut.png", "is damaged or incomplete"),
-        ("3-bomb.png", "has 3000 x 2000 pixels; at most 5 megapixels are decoded"),
+        ("3-bomb.png", "has 3000 x 2000 pixels; the limit is 5 megapixels"),
     ):
         assert f"{photos / name}: {message}" in result.stderr
     assert "Error: 4 of 6 pictures could not be restored." in result.stderr

@@ -177,7 +177,7 @@ def test_a_setting_has_a_value_for_each_task_and_tensor(case):
         ({"weight": {"a": "x"}}, "weight of a must be finite; got 'x'"),
         ({"weight": []}, "weight is an empty list"),
         ({"weight": [1, {"value": 1}]}, "an entry must have `value`, may have `filter`"),
-        ({"weight": [{"filter": "a"}]}, "an entry has `value`"),
+        ({"weight": [{"filter": "a"}]}, "an entry must have `value`"),
         ({"weight": [{"value": [{"value": 1}]}]}, "`value` is a number or a list"),
         ({"method": "ties", "density": [0.1, 0.2]}, "density must be one value for the whole model"),
         ({"method": "ties", "density": {"a": [0.1, 0.2]}}, "density of a must be one value for the whole model"),

@@ -123,8 +123,8 @@ def test_a_suffix_puts_results_beside_their_inputs(folder_of_model, photos):
         (["--name", "{stem"], "only {stem} and {ext} are allowed"),
         (["--name", "../{stem}"], "it may not contain folders"),
         (["--suffix", "/x"], "it may not contain folders"),
-        (["--name", "{stem}.png"], "leave the ending out; --format says it"),
-        (["--name", "{stem}", "--suffix", "x"], "give one of them"),
+        (["--name", "{stem}.png"], "leave out the extension; --format chooses it"),
+        (["--name", "{stem}", "--suffix", "x"], "give either --suffix or --name"),
     ],
 )
 def test_templates_that_make_no_sense(options, message, photos, tmp_path):
@@ -139,7 +139,7 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_model(photos, tmp_p
     # A folder below is in the way as well.
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "more").write_text("in the way")
-    assert "out/more is no folder" in run("no/model", photos, "--out", tmp_path / "out", code=2).stderr
+    assert "out/more is not a folder" in run("no/model", photos, "--out", tmp_path / "out", code=2).stderr
 
     def fail(**options):
         raise PermissionError(13, "Permission denied")
@@ -217,7 +217,7 @@ def test_every_tiff_is_restored_to_one_that_can_be_read(folder_of_model, model, 
     names = files(tmp_path / "in")
     assert files(tmp_path / "out") == names and len(names) == 8
     # What RGB does not hold exactly is said, nothing else.
-    said = [line for line in told if "became RGB" in line]
+    said = [line for line in told if "converted to RGB" in line]
     assert [next(kind for kind in ("CMYK", "LAB", "YCbCr") if f"{kind}.tif: {kind}" in line) for line in said]
     assert len(said) == 3
     for name in names:

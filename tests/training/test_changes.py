@@ -156,7 +156,7 @@ def test_another_run_is_refused(tmp_path, examples, changes, words):
 
 def test_workers_of_a_stream_are_refused(tmp_path, shards):
     train = {"train": {"path": str(shards), "streaming": True}}
-    words = r"data.num_workers: 2 → 0 \(a stream is shared out to the workers"
+    words = r"data.num_workers: 2 → 0 \(a stream is divided among the workers"
     refuse(tmp_path, {**train, "num_workers": 2}, {"data": {**train, "num_workers": 0}}, words)
 
 
