@@ -313,7 +313,7 @@ def test_a_strength_must_make_sense():
     for strength in (-0.1, 1.5, float("nan")):
         with refused(UsageError, "image"):
             restore_image(make_model(), make_image(8, 8, 3), strength=strength)
-    with refused(UsageError, "models", "image"):
+    with refused(UsageError, "enlarges", "image"):
         restore_image(make_model(scale=2), make_image(8, 8, 3), strength=0.5)
 
 
