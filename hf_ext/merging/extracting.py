@@ -444,7 +444,7 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
         lines.append(f"{row['rank']:>10}  {row['error']:>8.4f}  {size_text(row['bytes'])}")
     lines += [f"warning: {text}" for text in report["warnings"]]
     lines.append(
-        f"stored: {len(ranks)} matrices of rank {chosen}, error {report['error_of_matrices']:.4f} of their "
+        f"written: {len(ranks)} matrices of rank {chosen}, error {report['error_of_matrices']:.4f} of their "
         f"differences; with all other tensors {report['error']:.4f}; {size_text(report['bytes'])}"
     )
     if report["bytes"] >= report["bytes_of_fine_tune"]:
