@@ -11,7 +11,7 @@ from .hub.folder_kinds import register
 
 __version__ = "0.3.0"
 
-# Additions to a method's own room, which knows nothing of them: they enter themselves in its tables.
+# Modules that register additions in the tables of a method's room, which does not import them.
 _ADDITIONS = {"mrconv": (".fast.mrconv",), "semanir": (".fast.semanir", ".restoration.pipeline")}
 # The names are in __init__.pyi, each imported at first use.
 _find, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
@@ -35,7 +35,7 @@ def _register_models() -> None:
 
 def _wants_models() -> bool:
     """
-    True where models are to be registered: everywhere, but in programs that read first what they were given.
+    True if models should be registered: always, except in programs that first check their arguments.
 
     Two thirds of the time of an import go into transformers, which registration needs. HF_EXT_REGISTER_MODELS=0 leaves
     it out, for a Hub or a merge; each name above still imports what it needs, and a method is registered when its task
@@ -50,7 +50,7 @@ def _wants_models() -> bool:
     return looks_for not in (["hf_ext"], ["hf_ext.training"])
 
 
-# What a push or a card needs of merges is imported when a folder is published.
+# Code for publishing merges is imported when a folder is published.
 register(lambda: import_module(".merging.publishing", __name__).MERGES)
 if _wants_models():
     _register_models()

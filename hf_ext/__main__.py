@@ -1,4 +1,4 @@
-"""`python -m hf_ext`, which is `hf-ext`."""
+"""Entry point of `python -m hf_ext`, the same as `hf-ext`."""
 
 import sys
 

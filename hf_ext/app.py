@@ -135,7 +135,7 @@ def _restore_tab(tab: Tab) -> None:
             picture = _picture(label="Picture")
             tab.offer([picture], [[tab.examples[name]] for name in DAMAGES], list(DAMAGES))
             strength = gr.Slider(0, 1, 1, step=0.05, label="Strength", elem_id="restore-strength")
-            gr.Markdown("How much of the change is made. A model that enlarges always makes all of it.")
+            gr.Markdown("Blend of input and result. A model that enlarges always returns its full result.")
             button = gr.Button("Restore", variant="primary", elem_id="restore-run")
         with gr.Column():
             slider = gr.ImageSlider(
@@ -184,8 +184,9 @@ def _draw_tab(tab: Tab) -> None:
             result = gr.Image(show_label=False, format="png", buttons=_SAVE, interactive=False, elem_id="draw-result")
             said = gr.Markdown(elem_id="draw-said")
             gr.Markdown(
-                "Both rows start from the same noise. Above: the usual controls. Below: as the sliders say, in shares "
-                "of the picture's own size. A control that did not vary in training has little effect."
+                "Both rows start from the same noise. The upper row has the usual controls, the lower row those of "
+                "the sliders, as shares of the picture's size. A control that did not vary in training has little "
+                "effect."
             )
 
     def run(name: str, bar: Any = gr.Progress(), *given: Any) -> Any:  # noqa: B008

@@ -1,4 +1,4 @@
-"""The guard before the app: it answers to this machine's names alone, and keeps the server's folders to itself."""
+"""Middleware of the app: accepts only names of this machine, and hides the server's folders."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class NoTab(UsageError):
 
 
 def find_models(sources: Sequence[str] = ()) -> dict[str, dict[str, str]]:
-    """Of each tab the models by name: those that travel with the package, then `sources`, folders or Hub ids."""
+    """The models of each tab by name: the released ones, then `sources`, folders or Hub ids."""
     found: dict[str, dict[str, str]] = {tab: {} for tab in TABS}
     released = {str(model.folder): model.name for model in list_released()}
     for source in [*released, *(source for source in sources if source not in released)]:
@@ -77,7 +77,7 @@ def find_models(sources: Sequence[str] = ()) -> dict[str, dict[str, str]]:
 
 
 def name_model(source: str) -> str:
-    """The name of a model on the page: of a folder its last part, since others need not know where it lies."""
+    """The name of a model on the page; of a folder the last part only, so the path stays private."""
     if not Path(source).is_dir():
         return source
     folder = Path(source).resolve()
@@ -85,7 +85,7 @@ def name_model(source: str) -> str:
 
 
 def find_tab(source: str) -> str:
-    """The tab that a model is for; [`NoTab`] for one that takes mosaics, texts or what else no page has."""
+    """The tab that a model is for; raises [`NoTab`] for mosaics, texts and other inputs without a tab."""
     if read_tasks(source):
         return "merge"
     if pipeline_index(source) is not None:
@@ -123,7 +123,7 @@ def load_drawer(source: str) -> DisentangledDiTPipeline:
     name, revision = split_revision(source)
     pipeline = DiffusionPipeline.from_pretrained(name, revision=revision)
     if not isinstance(pipeline, DisentangledDiTPipeline):
-        raise ValueError(f"{source} holds a {type(pipeline).__name__}; give a DisentangledDiTPipeline.")
+        raise ValueError(f"{source} contains a {type(pipeline).__name__}; give a DisentangledDiTPipeline.")
     pipeline.set_progress_bar_config(disable=True)
     return pipeline.to(place())
 
@@ -171,9 +171,9 @@ def pair(before: np.ndarray, after: np.ndarray) -> Pair:
 
 
 def require_given(given: str | None, what: str) -> str:
-    """The given value, or an error that says what to give."""
+    """The given value; raises an error if it is missing."""
     if not given:
-        raise ValueError(f"There is no {what} yet: give one first.")
+        raise ValueError(f"There is no {what} yet; add one first.")
     return given
 
 

@@ -1,4 +1,4 @@
-"""Words of a stream of sound: where they begin and end, and which they are, as it comes in."""
+"""Recognition of words in a stream of sound: segmentation by loudness, and classification."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from .extras import import_extra
 from .mrconv import MRConvCache
 
 STEP = 0.01
-# A word is louder than this share of the loudest step, and ends with so many seconds that are not.
+# A word is louder than this share of the loudest step, and ends after so many quieter seconds.
 QUIET, PAUSE = 0.05, 0.2
 # Nothing below this share of full scale is a word, such as hiss; and in so many seconds the loudest step counts half,
 # so that soft words are heard again after a click.
@@ -20,7 +20,7 @@ FLOOR, HALVED = 0.005, 1.0
 
 
 class Listener:
-    """Hears a stream: a word begins and ends by its loudness, and is classified as far as it has come."""
+    """Segments a stream into words by loudness, and classifies them as they come in."""
 
     def __init__(self, source: str | Path):
         name, revision = split_revision(str(source))
@@ -72,7 +72,7 @@ class Listener:
 
 
 def read_samples(sound: np.ndarray) -> np.ndarray:
-    """One channel of numbers: rows of channels are averaged, and what is no number is silence."""
+    """One channel of samples: channels are averaged, and NaN becomes silence."""
     # It would stay in the listener's mean for ever.
     numbers = np.nan_to_num(np.asarray(sound, np.float32), nan=0.0, posinf=0.0, neginf=0.0)
     return numbers.mean(1) if numbers.ndim == 2 else numbers

@@ -1,4 +1,4 @@
-"""One piece of work done by several processes of `accelerate launch`, on one machine or many that share a disk."""
+"""Work shared by the processes of `accelerate launch`, on one machine or several with a common disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from accelerate import Accelerator, PartialState
 
-# How long a process that has done its share waits for the slowest one.
+# Longest wait of a finished process for the slowest one.
 _PATIENCE = timedelta(days=7)
 # What hides the bars of a library that is imported already; the others read their setting then.
 _BARS = {
@@ -30,11 +30,11 @@ _groups: list[Any] = []
 
 
 class LostProcessError(ConnectionError):
-    """Raised where another process ended, was killed or is silent for too long."""
+    """Another process ended, was killed or did not respond in time."""
 
 
 class FailedElsewhereError(ValueError):
-    """Raised in the processes that go no further because another one failed, which says why by itself."""
+    """Another process failed and reports the error itself."""
 
 
 class Ranks:
@@ -84,7 +84,7 @@ class Ranks:
         return found
 
     def of_first(self, value: Value) -> Value:
-        """The value that the first process gives; those of the others are not looked at."""
+        """The value of the first process; those of the others are ignored."""
         if self.count == 1:
             return value
         import torch
@@ -128,7 +128,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def first_before_others(self) -> Iterator[None]:
-        """A step that the first process does alone, then the others: it fetches what they find, and fails for all."""
+        """A step that the first process runs before the others, for instance a download; an error of it fails all."""
         # The first one's own `together` is answered here by the others, and theirs by it below.
         if self.index > 0:
             self.agree(None)
@@ -179,5 +179,5 @@ def _explain_lost_process() -> Iterator[None]:
             raise
         reason = str(error).partition("\n")[0]
         raise LostProcessError(
-            f"another process of this launch has ended ({reason}). Give the same command again."
+            f"another process of this launch has ended ({reason}). Run the same command again."
         ) from error

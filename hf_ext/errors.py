@@ -1,7 +1,7 @@
-"""The errors of the package, and the exit code and the message of an exception for the command line and trainings.
+"""Errors of the package, and the exit codes and messages of exceptions for the command line and trainings.
 
-0: done. 1: it was tried and failed (disk, network, the Hub refused, interrupted). 2: what was given cannot be used:
-options, files, folders, names. A bug of ours keeps its traceback.
+0: success. 1: failure (disk, network, refused by the Hub, interrupted). 2: unusable input: options, files, folders,
+names. Unexpected exceptions keep their traceback.
 """
 
 import errno
@@ -17,7 +17,7 @@ from .extras import explain_missing
 from .terminal import show_lines
 
 DONE, FAILED, UNUSABLE = 0, 1, 2
-# What the system says of a path that the user chose; other numbers are of the disk or of the machine.
+# Error numbers for a path that the user chose; others concern the disk or the machine.
 _OF_THE_PATH = {
     errno.ENOENT,
     errno.ENOTDIR,
@@ -84,7 +84,7 @@ class MissingColumn(DataError):
     @classmethod
     def of(cls, column: str, columns: Iterable[str], option: str, advice: str = "") -> "MissingColumn":
         """The error for a column that is not among `columns`."""
-        # Not in __init__: who raises an error of another process again gives the sentence alone.
+        # Not in __init__, since an error of another process is raised again from its message alone.
         error = cls(f"the data has no column {column!r}; it has {sorted(columns)}. Set {option}{advice}.")
         error.column, error.option = column, option
         return error
@@ -106,7 +106,7 @@ class OtherRun(ValueError):
     """
 
     def __init__(self, found: str, changes: Sequence[str] = (), advice: str = "") -> None:
-        # Of a folder with thousands of files the first ones tell enough.
+        # The first differences are enough for a folder of thousands of files.
         told = "; ".join([*changes[:8], "…"] if len(changes) > 8 else changes)
         super().__init__(f"{found} ({told}). {advice}" if changes else found)
         self.changes = list(changes)
@@ -140,9 +140,9 @@ class Ending(NamedTuple):
 
 
 def classify(error: BaseException) -> Ending | None:
-    """The exit code and the message of an exception; `None` where it is a bug of ours."""
+    """The exit code and the message of an exception; `None` for an unexpected one, which is a bug."""
     if isinstance(error, FailedElsewhereError):
-        # With another number the launcher might end the process that says why before it has spoken.
+        # With another code the launcher might end the failed process before it prints its message.
         return Ending(DONE, message(error))
     if isinstance(error, OSError):
         return Ending(UNUSABLE if _blames_the_path(error) else FAILED, message(error))

@@ -4,7 +4,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 
-# Of each module that may be missing: the extra that brings it.
+# Optional modules and the extras that install them.
 EXTRAS = {
     "gradio": "app",
     "markdown_it": "hub",

@@ -1,4 +1,4 @@
-"""The one place that makes a file or a folder appear: whole and on the disk under its name, or not at all.
+"""Atomic writes of files and folders: they appear complete and on the disk, or not at all.
 
 What is written goes to a hidden neighbour of its place, `.NAME.tmp-XXXXXXXX`, is flushed to the disk, and takes its
 name in one step. A reader therefore sees what was there before or all of the new; a process that is killed leaves at
@@ -27,11 +27,11 @@ from .system import sync_directory, sync_file
 # Of linux/fcntl.h and linux/fs.h.
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
-# How the cache of huggingface_hub calls the folders of repositories.
+# Folder names of repositories in the cache of huggingface_hub.
 _CACHED = ("models--", "datasets--", "spaces--")
-# Of a description that a library or a person wrote; a report of a merge of many tensors is the largest.
+# Limit for JSON files; reports of merges of many tensors are the largest.
 MAX_JSON_BYTES = 100_000_000
-# What marks the name of an unfinished file or folder.
+# Marker in the names of unfinished files and folders.
 _MARK = ".tmp-"
 
 
@@ -109,7 +109,7 @@ def write_json(path: str | os.PathLike[str], content: Any, indent: int | None = 
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Reads a JSON file that anybody may have written."""
+    """Reads a JSON file."""
     try:
         return json.loads(Path(path).read_bytes())
     except (ValueError, RecursionError) as error:
@@ -123,7 +123,7 @@ def read_json_object(path: str | os.PathLike[str], *, optional: bool = False) ->
         return {}
     size = path.stat().st_size
     if size > MAX_JSON_BYTES:
-        raise ValueError(f"{path}: {size:,} bytes, at most {MAX_JSON_BYTES:,} are read; is it the right file?")
+        raise ValueError(f"{path}: {size:,} bytes, the limit is {MAX_JSON_BYTES:,}; check that it is the right file.")
     return parse_json_object(path.read_bytes(), str(path))
 
 
@@ -148,7 +148,7 @@ def parse_json_object(data: bytes | bytearray, name: str, error: type[ValueError
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Deletes what killed writers left in a folder, where nobody else is writing."""
+    """Deletes unfinished files of killed writers in a folder without active writers."""
     for path in folder.glob(f".*{_MARK}????????"):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
@@ -208,7 +208,7 @@ class TakenError(FileExistsError, ValueError):
 def require_new(path: Path) -> None:
     """Refuses a path that is there, be it a link to nowhere."""
     if os.path.lexists(path):
-        raise TakenError(path, f"{path} exists: name another folder, or remove it first.")
+        raise TakenError(path, f"{path} exists: give another folder, or remove it first.")
 
 
 def require_free(

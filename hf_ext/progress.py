@@ -1,4 +1,4 @@
-"""Progress of long work: a moving bar on a terminal, and a line now and then in a log or a pipe."""
+"""Progress of long work: a bar on a terminal, and occasional lines in a log or a pipe."""
 
 import contextlib
 import sys
@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from .terminal import is_quiet
 
-# Seconds between the lines of what is no terminal.
+# Seconds between lines in a log or a pipe.
 _PAUSE = 30.0
 _LINE = "{desc}{percentage:.0f} % ({n_fmt} of {total_fmt}{unit}), {rate_fmt}, {remaining} left{postfix}"
 _ENDLESS = "{desc}{n_fmt}{unit}, {rate_fmt}, {elapsed} so far{postfix}"

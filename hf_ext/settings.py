@@ -16,7 +16,7 @@ from .errors import DataError, UsageError
 T = TypeVar("T")
 
 
-# What a person writes is far below it; a file of weights that was given by mistake is not read to its end.
+# Hand-written files are far smaller; the limit avoids reading a weights file that was given by mistake.
 MAX_CHARACTERS = 200_000
 # Fields of models' configurations that matter in training alone, beside those that are called dropout or the like.
 _OF_TRAINING = (
@@ -62,13 +62,13 @@ def parse_yaml(text: str) -> Any:
         # The loader derives from SafeLoader: it builds no Python objects.
         return yaml.load(text, Loader=_Loader)  # noqa: S506
     except RecursionError as error:
-        raise SettingsError("nested too deeply: write it flatter.") from error
+        raise SettingsError("nested too deeply: reduce the nesting.") from error
     except (yaml.YAMLError, ValueError) as error:
         raise SettingsError(str(error)) from error
     # A key that is a list, or an explicit tag such as `!!bool x` or `!!timestamp x`, lets PyYAML fail with whatever
     # its conversion runs into.
     except (TypeError, LookupError, AttributeError, ArithmeticError) as error:
-        raise SettingsError(f"a key that cannot be one, or a value that does not fit its tag ({error})") from error
+        raise SettingsError(f"an invalid key, or a value that does not fit its tag ({error})") from error
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -129,12 +129,12 @@ def refuse_unknown(
 
 
 def explain(error: StrictDataclassError) -> str:
-    """The fault that a strict dataclass found, without the lines that name its machinery."""
+    """The message of a strict dataclass without its technical lines."""
     return str(error.__cause__ or error)
 
 
 def _as_meant(value: Any, annotation: Any) -> Any:
-    """The value that a person meant, where YAML 1.1 reads another one."""
+    """The intended value, if YAML 1.1 reads another one."""
     # A float field takes whole numbers, and `1e-4`, which is text to YAML. A choice that has "no" takes `no`, which is
     # false to YAML.
     union = isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union

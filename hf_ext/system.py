@@ -1,4 +1,4 @@
-"""Calls that only some systems have, and what stands in for them elsewhere: macOS lacks `posix_fallocate`, `fdatasync`
+"""System calls that only some systems have, with replacements elsewhere: macOS lacks `posix_fallocate`, `fdatasync`
 and `sched_getaffinity`, Windows also reads and writes at a place of an open file.
 
 Each is looked for when it is used, so that a test can take it away. The garbage collector of Python is here too.

@@ -1,4 +1,4 @@
-"""The way of all output to a terminal: letters that it cannot show, and characters that would command it."""
+"""Safe output to a terminal: escapes unprintable characters and control sequences."""
 
 import contextlib
 import os
@@ -33,7 +33,7 @@ def show_lines(error: BaseException, text: str) -> str:
 
 
 class _Guarded:
-    """A stream of text that lets nobody else command the terminal: names of files, models and labels are anybody's."""
+    """A text stream that escapes control sequences, since names of files, models and labels are untrusted."""
 
     # Whatever is printed comes by: click's own errors, the lines of libraries, the text that a model writes. What may
     # move is a bar, which begins with a return or is nothing but steps upwards; a name stands in a line with other
@@ -73,7 +73,7 @@ class _Guarded:
 
 @contextlib.contextmanager
 def guarded_streams() -> Iterator[None]:
-    """Standard output and error print everything, and nothing that is not ours commands the terminal."""
+    """Guards standard output and error: all text is printable, and foreign control sequences are escaped."""
     before = sys.stdout, sys.stderr
     if any(stream is None or isinstance(stream, _Guarded) for stream in before):
         yield

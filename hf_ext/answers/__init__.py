@@ -1,1 +1,1 @@
-"""Answers of trained models to what is given to them: classes, values, continued texts."""
+"""Inference with trained models: classes, values and continued texts."""

@@ -118,7 +118,7 @@ class Classifier:
         """
         if self.kind == "series":
             if isinstance(given.value, bytes):
-                raise ValueError(f"a series is read from a file, which ends with {', '.join(INPUTS)}: name one.")
+                raise ValueError(f"a series is read from a file of type {', '.join(INPUTS)}: give one.")
             return answer_series(self.model, Path(given.value), self.answer, top_k, columns)
         options: dict[str, Any] = {"top_k": top_k}
         value: Any = given.value
@@ -163,13 +163,13 @@ def _average(answers: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def load_whole(kind: Any, source: str) -> Any:
-    """A model of which the checkpoint has every tensor: a head that starts at random would be scored in silence."""
+    """Loads a model, and refuses a checkpoint that lacks tensors, such as a head that would start at random."""
     name, revision = split_revision(source)
     model, report = kind.from_pretrained(name, revision=revision, output_loading_info=True)
     if missing := sorted(report["missing_keys"]):
         raise ValueError(
-            f"{source} has no {', '.join(missing[:3])} for {type(model).__name__}: it is a model without this head. "
-            "Name a checkpoint that was fine-tuned for the task."
+            f"{source} has no {', '.join(missing[:3])} for {type(model).__name__}: the checkpoint lacks this head. "
+            "Give a checkpoint that was fine-tuned for the task."
         )
     return model
 
@@ -223,7 +223,7 @@ def read_picture(value: str | Path | bytes) -> Image.Image:
             return in_colours(picture, "RGB")
     except UNREADABLE as error:
         name = "standard input" if isinstance(value, bytes) else value
-        raise DataError(f"{name} is no picture that can be read: {error}") from error
+        raise DataError(f"{name} is not a readable picture: {error}") from error
 
 
 def read_sound(value: str | Path | bytes, sampling_rate: int) -> Any:

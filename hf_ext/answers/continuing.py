@@ -36,7 +36,7 @@ def load_language_model(source: str, device: str | None = None) -> tuple[Any, An
     name, revision = split_revision(base)
     head = (AutoConfig.from_pretrained(name, revision=revision).architectures or ["no class named"])[0]
     if not head.endswith(("ForCausalLM", "LMHeadModel")):
-        raise ValueError(f"{source} continues no texts ({head}): generate takes a causal language model.")
+        raise ValueError(f"{source} is not a causal language model ({head}), which generate needs.")
     return load_head(AutoModelForCausalLM, source, device), load_reader(AutoTokenizer, base)
 
 
@@ -66,21 +66,19 @@ def continue_text(
         ValueError: If the text has no tokens or the model takes fewer than are asked for; of a bad temperature.
     """
     if not (math.isfinite(temperature) and temperature >= 0):
-        raise UsageError(
-            f"the temperature is {temperature}; give a number such as 0.8, or 0 for the likeliest tokens."
-        )
+        raise UsageError(f"temperature is {temperature}; give a number such as 0.8, or 0 for the likeliest tokens.")
     tokens = tokenizer(text, return_tensors="pt").input_ids
     if tokens.shape[1] and tokens[0, -1] == tokenizer.eos_token_id:
         # A text that has ended is not continued.
         tokens = tokens[:, :-1]
     if not tokens.shape[1]:
-        raise ValueError("the text has no tokens to go on from: give at least one character.")
+        raise ValueError("the text has no tokens: give at least one character.")
     # An MRConv streams: its texts have any length.
     longest = None if model.config.model_type == "mrconv" else getattr(model.config, "max_position_embeddings", None)
     if longest and tokens.shape[1] + max_new_tokens > longest:
         given, fits = tokens.shape[1], longest - tokens.shape[1]
         raise ValueError(
-            f"the text has {given} tokens, and {max_new_tokens} more are asked for; the model takes {longest}: "
+            f"the text has {given} tokens, and {max_new_tokens} more are requested; the model takes {longest}: "
             + (f"give --max-new-tokens {fits} or less, or a shorter text." if fits > 0 else "give a shorter text.")
         )
     set_seed(seed)

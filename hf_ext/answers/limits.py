@@ -1,4 +1,4 @@
-"""Limits of one request to a server: more pixels, memory or seconds than that are refused in words."""
+"""Limits of one request to a server: pixels, memory and seconds."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ class Clock(TorchFunctionMode):
         """Raises an error if the time is over, the memory used up, or the client gone."""
         now = time.monotonic()
         if now > self.end:
-            raise TookTooLong(f"not done after {self.seconds:g} s, which is all that a request has; ask for less.")
+            raise TookTooLong(f"not done after {self.seconds:g} s, the time limit of a request; request less.")
         if self.left():
-            raise ClientLeft("the client has left")
+            raise ClientLeft("the client has disconnected")
         if now >= self._next:
             self._next = now + _PAUSE
             self.watch()
             if (resident_bytes() - self._before) / 1e9 > self.gigabytes:
-                raise TookTooMuch(f"the request needs more than {self.gigabytes:g} GB of memory; ask for less.")
+                raise TookTooMuch(f"the request needs more than {self.gigabytes:g} GB of memory; request less.")
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # A graph that is being compiled has no time: what runs it goes through here again.

@@ -1,4 +1,4 @@
-"""A task of a merge with its tokenizer or processor: what the app and `examples/emr/serve.py` ask it."""
+"""A task of a merge with its tokenizer or processor, for the app and `examples/emr/serve.py`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class AnsweringTask:
     def __init__(self, emr: EMRModel, name: str, gigabytes: float = math.inf) -> None:
         self._emr, self.name, self._gigabytes = emr, name, gigabytes
         if emr.weights.manifest.library != "transformers":
-            raise ValueError(f"task {name!r} is of {emr.weights.manifest.library}; only transformers models answer")
+            raise ValueError(
+                f"task {name!r} is of {emr.weights.manifest.library}; only models of transformers are supported"
+            )
         with tempfile.TemporaryDirectory() as place:
             copy_into(emr.weights.small_files(name), Path(place))
             self.config: Any = AutoConfig.from_pretrained(place)
@@ -95,7 +97,7 @@ class AnsweringTask:
         """The tokens of a text, to which so many more shall come."""
         # Half a surrogate pair, which JSON can hold and no tokenizer takes.
         if any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise ValueError("the text holds half a surrogate pair; give valid Unicode")
+            raise ValueError("the text contains half a surrogate pair; give valid Unicode")
         found = dict(self.reader(text))
         count = len(found["input_ids"])
         room = 0 if self.config.is_encoder_decoder else more

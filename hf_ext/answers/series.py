@@ -74,7 +74,7 @@ def _answer(model: Any, name: str, values: np.ndarray, answer: str, top_k: int) 
     observed = ~series.isnan()
     streams = answer == "positions" and not config.bidirectional
     if series.shape[1] > config.longest_input and not streams:
-        logger.warning(f"{name} has {series.shape[1]} positions: the first {config.longest_input} count.")
+        logger.warning(f"{name} has {series.shape[1]} positions: only the first {config.longest_input} are used.")
         series, observed = series[:, : config.longest_input], observed[:, : config.longest_input]
     if streams:
         logits = torch.cat(list(_stream(model, series, observed)), 1)
@@ -101,7 +101,7 @@ def read_examples(path: Path, columns: list[str] | None, channels: int) -> dict[
     """The series of a file by their names: their columns, and the row of the file that each position is."""
     ending = path.suffix.lower()
     if ending not in INPUTS:
-        raise DataError(f"{path} is no file of a sequence: allowed are {', '.join(INPUTS)}.")
+        raise DataError(f"{path} is not a file of a sequence; allowed: {', '.join(INPUTS)}.")
     if ending in ARRAYS:
         arrays = read_file(path)
         given = [array for name, array in arrays.items() if name in (columns or arrays)]
@@ -159,8 +159,8 @@ def read_channels(path: Path, table: dict[str, Any], columns: list[str] | None, 
     chosen = columns or [name for name, column in table.items() if np.asarray(column).dtype.kind in "iuf"]
     if absent := [name for name in chosen if name not in table]:
         raise DataError(
-            f"{path} has no column {', '.join(absent)}; it has {', '.join(table)!s:.300}: name those that are the "
-            f"channels of the training, {', '.join(chosen)}, in their order: --columns a,b."
+            f"{path} has no column {', '.join(absent)}; it has {', '.join(table)!s:.300}: list the columns for the "
+            f"channels of the training, {', '.join(chosen)}, in this order: --columns a,b."
         )
     example = {**table, "file": {"path": str(path), "bytes": None}}
     parts = [read_numbers(example, name, "columns") for name in chosen]
@@ -170,8 +170,8 @@ def read_channels(path: Path, table: dict[str, Any], columns: list[str] | None, 
             for name, part in zip(chosen, parts, strict=True)
         )
         raise DataError(
-            f"{path} has the channels {found}, the model takes {channels}: name those that it was trained on, in "
-            "their order: --columns a,b."
+            f"{path} has the channels {found}, the model takes {channels}: list the columns that it was trained on, "
+            "in their order: --columns a,b."
         )
     return np.concatenate(parts, axis=1)
 

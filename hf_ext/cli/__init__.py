@@ -2,5 +2,5 @@
 
 from .library import import_without_models
 
-# What lies below all, such as `hf_ext.terminal`, is cheap; the models are registered by commands that need them.
+# Modules such as `hf_ext.terminal` are cheap to import; commands that need the models register them.
 import_without_models()

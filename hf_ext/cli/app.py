@@ -29,18 +29,20 @@ Four NeurIPS 2024 methods on small models that run on a CPU; made by `hf-ext app
 
 @click.command()
 @click.argument("sources", metavar="[MODEL]...", nargs=-1, type=Model())
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address; 0.0.0.0 lets every machine in.")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 accepts other machines."
+)
 @click.option("--port", type=click.IntRange(1, 65535), help="Port.  [default: the first free one from 7860 on]")
 @click.option(
     "--allowed-host",
     "allowed_hosts",
     multiple=True,
     metavar="NAME[:PORT]",
-    help="Another host name for browsers. Repeatable.",
+    help="Further host name that browsers may use. Repeatable.",
 )
-@click.option("--megapixels", default=50.0, show_default=True, type=ABOVE_0, help="Largest picture.")
+@click.option("--megapixels", default=50.0, show_default=True, type=ABOVE_0, help="Largest picture accepted.")
 @click.option("--gigabytes", default=8.0, show_default=True, type=ABOVE_0, help="Most memory for a request.")
-@click.option("--seconds", default=600.0, show_default=True, type=ABOVE_0, help="Longest duration of a request.")
+@click.option("--seconds", default=600.0, show_default=True, type=ABOVE_0, help="Time limit of a request.")
 @click.option(
     "--space",
     type=click.Path(path_type=Path),
@@ -51,7 +53,7 @@ def app(sources: tuple[str, ...], host: str, port: int | None, space: Path | Non
     """Use the released models and each MODEL in a browser: restore, draw, listen, merge.
 
     MODEL is a folder or org/name[@revision]: a SemanIR model, a Disentangled DiT, an MRConv model of sounds, or an
-    artifact of `hf-ext merge`. Only a MODEL on a Hub is downloaded; nothing else is.
+    artifact of `hf-ext merge`. Nothing is downloaded except a MODEL on a Hub.
 
     \b
     Examples:
@@ -66,11 +68,12 @@ def app(sources: tuple[str, ...], host: str, port: int | None, space: Path | Non
         serve(sources, host, port, **options)
     elif sources or host != "127.0.0.1" or port is not None:
         raise click.UsageError(
-            "--space takes no MODEL, --host and --port: a Space has the models that travel with hf-ext, and its own."
+            "--space does not combine with MODEL, --host or --port: a Space contains the released models and has its "
+            "own address."
         )
     else:
         write_space(space)
-        say(f"{space}: push it to a Space of the Hub, or try it: python {space / 'app.py'}")
+        say(f"{space}: upload it to a Space of the Hub, or run it here: python {space / 'app.py'}")
 
 
 def serve(
@@ -85,7 +88,7 @@ def serve(
 
 
 def write_space(folder: Path) -> None:
-    """Writes a Space, whole or not at all: the app itself is its program."""
+    """Writes the files of a Space, all or none; its program is a copy of the app."""
     from hf_ext import app as program
     from hf_ext.files import whole_folder
 

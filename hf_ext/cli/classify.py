@@ -1,4 +1,4 @@
-"""hf-ext classify: classes of sounds, pictures, texts and series; values and classes of positions of series."""
+"""hf-ext classify: classes of sounds, pictures, texts and series, and values of series."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from .output import print_json, print_table
 from .sources import Model
 from .terminal import say
 
-# The columns of a table, as the classifier's answers hold them.
+# Columns of the table for each kind of answer.
 _HEADERS = {
     "classes": ("input", "class", "probability"),
     "values": ("input", "target", "value"),
@@ -39,12 +39,12 @@ def classify(
 ) -> None:
     """Classify each INPUT with MODEL, a folder or org/name[@revision].
 
-    MODEL is any classifier of transformers, for sounds, pictures, texts or series of numbers. INPUT is a file, a
-    folder with its subfolders, a pattern, or @FILE for a list of names, one per line (@- reads the list from standard
-    input). For a text model INPUT is the text itself, and @FILE has one text per line. Unreadable inputs are reported,
-    the others are classified, and the exit code is 1. A regression model of series prints values, and a model of
-    positions prints a class for each row. A causal model accepts files of any length. A file with several
-    series has one answer per series. Long sounds are split into windows, and the answers are averaged.
+    MODEL is any classifier of transformers for sounds, pictures or texts, or an MRConv model of series. INPUT is a
+    file, a folder with its subfolders, a pattern, or @FILE for a list of names, one per line (@- reads the list from
+    standard input). For a text model INPUT is the text itself, and @FILE has one text per line. Unreadable inputs are
+    reported, the others are classified, and the exit code is 1. A regression model prints values; a model of positions
+    prints a class for each row. A causal model accepts files of any length. A file with several series gets one answer
+    per series. Long sounds are split into windows, and the answers are averaged.
 
     \b
     Examples:
@@ -58,11 +58,11 @@ def classify(
     register_models()
     classifier = load_classifier(source, device, task)
     if columns and classifier.kind != "series":
-        raise click.UsageError(f"--columns belongs to series; {source} takes {classifier.kind}.")
+        raise click.UsageError(f"--columns is for models of series; {source} classifies {classifier.kind}.")
     found: list[dict[str, Any]] = []
     given = list(classifier.find_inputs(list(inputs)))
     if not given:
-        raise Unusable(f"no {classifier.kind} in {', '.join(inputs)}.")
+        raise Unusable(f"no {classifier.kind} found in {', '.join(inputs)}.")
     failed = 0
     for item in given:
         try:
@@ -79,12 +79,12 @@ def classify(
         rows = [(item["input"], *map(_cell, row.values())) for item in found for row in item[classifier.answer]]
         print_table(header, rows, names=len(header) - 1, title=source)
     if failed:
-        raise Failed(f"{failed} of {len(given)} could not be classified.")
+        raise Failed(f"{failed} of {len(given)} inputs could not be classified.")
 
 
 @loads
 def load_classifier(source: str, device: str | None, task: str | None) -> Any:
-    """The classifier of a folder or org/name[@revision], of one task if that is a merge."""
+    """Loads the classifier of a folder or org/name[@revision], or of one task of a merge."""
     from hf_ext.answers.classifying import Classifier
     from hf_ext.emr.weights import task_checkpoint
 

@@ -1,4 +1,4 @@
-"""hf-ext sample and hf-ext dit: pictures of a Disentangled DiT, and latents before its training."""
+"""hf-ext sample and hf-ext dit: generate pictures, encode data sets and compute scores."""
 
 import inspect
 import math
@@ -17,16 +17,15 @@ from .terminal import say
 
 @click.group(cls=Group)
 def dit() -> None:
-    """Disentangled DiT: encode a data set to latents. `hf-ext train` trains a model, `hf-ext sample` draws with it."""
+    """Disentangled DiT: encode a data set to latents, and score pictures. See also `hf-ext train` and `hf-ext
+    sample`."""
 
 
 @dit.command()
 @click.argument("data", metavar="DATA")
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 @click.option("--vae", required=True, help="Autoencoder of diffusers: folder or org/name[@revision].")
-@click.option(
-    "--size", "image_size", type=click.IntRange(min=1), required=True, help="Side of the pictures in pixels."
-)
+@click.option("--size", "image_size", type=click.IntRange(min=1), required=True, help="Side of pictures in pixels.")
 @click.option("--split", default="train", show_default=True, help="Split of the data.")
 @click.option("--name", help="Configuration of the data set, if it has several.")
 @click.option("--views", type=click.IntRange(min=1), default=1, show_default=True, help="Latents per picture.")
@@ -35,28 +34,24 @@ def dit() -> None:
     type=float,
     default=1.0,
     show_default=True,
-    help="Largest aspect ratio; above 1, pictures go into buckets.",
+    help="Largest aspect ratio; above 1, pictures are sorted into buckets.",
 )
-@click.option("--bucket-step", type=int, default=64, show_default=True, help="Sides of buckets are multiples of it.")
-@click.option("--flip", type=float, default=0.5, show_default=True, help="Probability of mirroring.")
+@click.option("--bucket-step", type=int, default=64, show_default=True, help="Bucket sides are multiples of this.")
+@click.option("--flip", type=float, default=0.5, show_default=True, help="Probability of a horizontal flip.")
 @click.option("--local-prob", type=float, default=0.0, show_default=True, help="Probability of a local crop.")
-@click.option("--local-size", type=int, help="Short side of pictures from which local crops are cut.")
-@click.option("--centre", is_flag=True, help="Cut the middle instead of a random place; for test data.")
+@click.option("--local-size", type=int, help="Shorter side of a picture before a local crop is cut.")
+@click.option("--centre", is_flag=True, help="Crop the centre instead of a random place; for test data.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the crops.")
-@click.option(
-    "--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Pictures encoded at once."
-)
+@click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Pictures per batch.")
 @click.option("--shard-size", type=click.IntRange(min=1), default=1000, show_default=True, help="Rows per file.")
 @click.option("--image-column", default="image", show_default=True, help="Column of the pictures.")
+@click.option("--posterior", is_flag=True, help="Also write standard deviations of latents, for task.posterior.")
 @click.option(
-    "--posterior", is_flag=True, help="Also write the standard deviation of each latent, for task.posterior."
-)
-@click.option(
-    "--text-encoder", help="Text encoder of transformers, whose states are also written: folder or org/name."
+    "--text-encoder", help="Also write the hidden states of this text encoder of transformers: folder or org/name."
 )
 @click.option("--text-column", multiple=True, help="Column of captions. Repeatable.  [default: text]")
 @click.option(
-    "--max-text-length", type=click.IntRange(min=1), default=77, show_default=True, help="Most tokens of a caption."
+    "--max-text-length", type=click.IntRange(min=1), default=77, show_default=True, help="Longest caption in tokens."
 )
 @click.option(
     "--dtype",
@@ -71,7 +66,7 @@ def dit() -> None:
     type=click.FloatRange(0, 1),
     default=0.001,
     show_default=True,
-    help="Share of pictures that may be unreadable; they are skipped and listed.",
+    help="Largest share of unreadable pictures; they are skipped and listed.",
 )
 @click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the GPU if there is one]")
 def precompute(
@@ -87,13 +82,13 @@ def precompute(
     device: str | None,
     **settings: Any,
 ) -> None:
-    """Encode the pictures of DATA, a folder, file or Hub id, into the new folder OUT of parquet files.
+    """Encode the pictures of DATA (folder, file or Hub id) to latents, and write them to OUT as parquet files.
 
-    Crop and mirroring are drawn before a picture is encoded. They are stored with its latent, as controls for the
-    training. Other columns, such as label or text, are kept. Transparent pictures are composed on white.
-    bad_examples.jsonl lists unreadable pictures. Unfinished work is in OUT.partial: the same command resumes it, and
-    encodes again only files with changed pictures. Processes of `accelerate launch -m hf_ext_cli.main dit precompute
-    ...` share the files of OUT.
+    Each picture is cropped and flipped at random before it is encoded. Crop and flip are stored with its latent, as
+    controls for the training. Other columns, such as label or text, are kept. Transparent pictures get a white
+    background. bad_examples.jsonl lists unreadable pictures. Unfinished work is kept in OUT.partial. The same command
+    resumes it, and encodes again only files with changed pictures. Processes of `accelerate launch -m hf_ext_cli.main
+    dit precompute ...` share the files of OUT.
 
     \b
     Examples:
@@ -108,11 +103,11 @@ def precompute(
     from hf_ext.tasks.precompute import Precompute
     from hf_ext.tasks.precompute import precompute as encode
 
-    # The other options are called as the fields of Precompute.
+    # The other options have the names of the fields of Precompute.
     settings["data"] = {"path": data, "split": split, "name": name}
     settings["text_column"] = list(text_column) or "text"
     settings["crops"] = {"random": not centre, "flip": flip, "local_prob": local_prob, "local_size": local_size}
-    # One bar is enough: those of every shard would tear it.
+    # The bars of single shards would break our progress bar.
     datasets.disable_progress_bars()
     folder = encode(build(Precompute, settings, "precompute"), out, device)
     if Ranks().index == 0:
@@ -124,28 +119,33 @@ def precompute(
 @click.argument("reference", metavar="[REFERENCE]", required=False)
 @click.option(
     "--network",
-    help="Network of the features: Inception as a TorchScript file or org/name/file.pt, and #sha256=HASH to check it; "
-    "or any classifier.",
+    help="Network that computes the features: Inception as a TorchScript file or org/name/file.pt (append "
+    "#sha256=HASH to check it), or any classifier.",
 )
-@click.option("--clip", help="CLIP model: how well pictures fit their texts. Folder or org/name[@revision].")
+@click.option("--clip", help="CLIP model for the score between pictures and texts: folder or org/name[@revision].")
 @click.option("--split", default="train", show_default=True, help="Split of the reference.")
 @click.option(
-    "--size", type=click.IntRange(min=1), help="Cut the reference's pictures to middle squares of that side first."
+    "--size",
+    type=click.IntRange(min=1),
+    help="Crop the pictures of the reference to centred squares of this side first.",
 )
 @click.option("--kernel", is_flag=True, help="Also compute the kernel distance (KID).")
 @click.option(
-    "--keep", type=click.Path(dir_okay=False, path_type=Path), help="File for the statistics of the reference, .npz."
+    "--keep",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the statistics of the reference to this .npz file.",
 )
 @click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Pictures per batch.")
-@click.option("--device", help="cpu, cuda, cuda:1, ...; the GPU if there is one.")
+@click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the GPU if there is one]")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def score(pictures: str, reference: str | None, as_json: bool, **options: Any) -> None:
-    """Compute the FID between PICTURES and REFERENCE, or the same distance with another classifier; or a CLIP score.
+    """Compute the FID, KID or CLIP score of PICTURES.
 
-    Each is a folder, a file or a Hub id; REFERENCE can also be statistics that --keep wrote with the same network.
-    --clip needs a column `text`, which `hf-ext sample` writes. Values from different numbers of pictures are not
-    comparable. The processes of `accelerate launch -m hf_ext_cli.main dit score ...`
-    share the pictures.
+    FID and KID compare PICTURES with REFERENCE, by the features of --network; a classifier other than Inception gives
+    the same distance of its own features. Each is a folder, a file or a Hub id; REFERENCE can also be statistics that
+    --keep wrote with the same network. --clip compares pictures with the texts of their column `text`, which `hf-ext
+    sample` writes. Values from different numbers of pictures are not comparable. Processes of `accelerate launch -m
+    hf_ext_cli.main dit score ...` share the pictures.
 
     \b
     Examples:
@@ -173,7 +173,7 @@ def score(pictures: str, reference: str | None, as_json: bool, **options: Any) -
 )
 @click.option(
     "--class-labels",
-    help="Comma-separated names or numbers of classes.  [default: all in a folder, the first ten in a grid]",
+    help="Comma-separated names or numbers of classes.  [default: the first ten in a grid, all in a folder]",
 )
 @click.option("--prompt", "prompts", multiple=True, help="Text, for a text model. Repeatable.")
 @click.option(
@@ -182,31 +182,23 @@ def score(pictures: str, reference: str | None, as_json: bool, **options: Any) -
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="File with one text per line.",
 )
-@click.option("--count", type=click.IntRange(min=1), help="Pictures per row of a grid (4), or in a folder altogether.")
+@click.option("--count", type=click.IntRange(min=1), help="Pictures per row of a grid (default 4), or in the folder.")
 @click.option("--size", metavar="HEIGHT,WIDTH", help="Size in pixels.  [default: the model's]")
-@click.option(
-    "--original-size", metavar="HEIGHT,WIDTH", help="Control for the original size, which sets the sharpness."
-)
-@click.option("--target-size", metavar="HEIGHT,WIDTH", help="Control for the target size.")
-@click.option("--crop", metavar="TOP,LEFT", help="Control for the crop.  [default: 0,0]")
-@click.option("--flip", is_flag=True, help="Control for mirroring.")
+@click.option("--original-size", metavar="HEIGHT,WIDTH", help="Control: original size, which sets the sharpness.")
+@click.option("--target-size", metavar="HEIGHT,WIDTH", help="Control: target size.")
+@click.option("--crop", metavar="TOP,LEFT", help="Control: crop.  [default: 0,0]")
+@click.option("--flip", is_flag=True, help="Control: horizontal flip.")
 @click.option("--steps", type=click.IntRange(min=1), default=50, show_default=True, help="Steps of the scheduler.")
-@click.option(
-    "--guidance-scale", type=float, default=4.0, show_default=True, help="Guidance by class or text; 1 is off."
-)
+@click.option("--guidance-scale", type=float, default=4.0, show_default=True, help="Class or text guidance; 1 is off.")
 @click.option(
     "--control-guidance-scale", type=float, default=1.0, show_default=True, help="Guidance by the controls; 1 is off."
 )
 @click.option("--negative", help="Class or text to steer away from.  [default: none]")
-@click.option(
-    "--scheduler", help="Scheduler of diffusers, such as DPMSolverMultistepScheduler.  [default: the model's]"
-)
+@click.option("--scheduler", help="diffusers scheduler, such as DPMSolverMultistepScheduler.  [default: the model's]")
 @click.option("--image", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Picture to start from.")
 @click.option("--strength", type=float, help="Share of --image that is replaced, 0 to 1.  [default: 0.8]")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the noise.")
-@click.option(
-    "--batch-size", type=click.IntRange(min=1), help="Pictures drawn at once.  [default: half a million pixels]"
-)
+@click.option("--batch-size", type=click.IntRange(min=1), help="Pictures per batch.  [default: half a million pixels]")
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16", "float16"]),
@@ -231,11 +223,11 @@ def sample(
     device: str | None,
     **asked: Any,
 ) -> None:
-    """Generate pictures with MODEL, a folder or org/name[@revision], in one labelled grid or in a folder.
+    """Generate pictures with MODEL (folder or org/name[@revision]), as one labelled grid or as a folder.
 
     A grid has a row for each class or text. Picture n of every row starts from the same noise, for any batch size. In
-    a folder the classes or texts alternate, and each picture is a function of --seed and its number: the same command
-    resumes after a kill, a larger --count adds pictures, and the processes of `accelerate launch -m
+    a folder the classes or texts alternate. Each picture depends only on --seed and its number: the same command
+    resumes after an interruption, and a larger --count adds pictures. Processes of `accelerate launch -m
     hf_ext_cli.main sample ...` share the work.
 
     \b
@@ -259,7 +251,9 @@ def sample(
     _check_out(out, is_grid, count, ranks.count)
     _check_guidance(asked["guidance_scale"], asked["control_guidance_scale"], asked["negative"])
     if strength is not None and image is None:
-        raise click.UsageError("--strength says how much of --image is made anew: give --image too, or leave it out.")
+        raise click.UsageError(
+            "--strength is the share of --image that is replaced: give both, or leave out --strength."
+        )
     with ranks.first_before_others():
         pipeline = load_pipeline(source, device if ranks.count == 1 else ranks.own_device(device), dtype)
     if scheduler is not None:
@@ -270,7 +264,7 @@ def sample(
     if image is not None:
         pipeline = AutoPipelineForImage2Image.from_pipe(pipeline)  # type: ignore[no-untyped-call]
         options |= {"image": read_picture(image), "strength": 0.8 if strength is None else strength}
-    # Of a folder the pictures are counted.
+    # With a folder, the progress bar counts pictures instead.
     pipeline.progress_bar = partial(progress, unit=" steps", shown=is_grid)
     try:
         if not is_grid and count is not None:
@@ -282,7 +276,7 @@ def sample(
         if not should_reduce_batch_size(error):
             raise
         raise Failed(
-            f"there is no memory for a single picture ({error}); try --dtype bfloat16 or a smaller --size."
+            f"a single picture does not fit in memory ({error}); try --dtype bfloat16 or reduce --size."
         ) from error
     if ranks.index == 0:
         say(made)
@@ -296,22 +290,25 @@ def _read_prompts(path: Path | None) -> tuple[str, ...]:
 
 
 def _check_out(out: Path, is_grid: bool, count: int | None, processes: int) -> None:
-    """Refuses a place that is none for a grid, or for a folder."""
+    """Refuses an output path that fits neither a grid nor a folder."""
     from PIL import Image
 
     if is_grid and processes > 1:
-        raise click.UsageError("a grid is drawn by one process: name a folder with --out, or leave `accelerate` out.")
+        raise click.UsageError(
+            f"a grid is generated by one process, not {processes}: give a folder with --out, or run without "
+            "`accelerate launch`."
+        )
     if is_grid and out.is_dir():
-        raise click.BadParameter(f"{out} is a folder.", param_hint="--out")
+        raise click.BadParameter(f"{out} is an existing folder; a grid is one PNG file.", param_hint="--out")
     if not is_grid and (out.suffix.lower() in Image.registered_extensions() or out.is_file()):
-        raise click.BadParameter(f"{out} does not end with .png, and is no folder.", param_hint="--out")
+        raise click.BadParameter(f"{out} must be a .png file for a grid, or a folder.", param_hint="--out")
     if not is_grid and count is None:
-        raise click.UsageError(f"{out} does not end with .png: for a folder of pictures, say how many with --count.")
+        raise click.UsageError(f"folder {out} needs --count, the number of pictures; for a grid, give a .png file.")
 
 
 @loads
 def load_pipeline(source: str, device: str | None, dtype: str) -> Any:
-    """The pipeline of a folder or org/name[@revision], on the GPU if there is one."""
+    """Loads the pipeline of a folder or org/name[@revision], on the GPU if there is one."""
     import torch
     from diffusers import DiffusionPipeline
 
@@ -320,11 +317,11 @@ def load_pipeline(source: str, device: str | None, dtype: str) -> Any:
     from hf_ext.training.models import pipeline_index
 
     if pipeline_index(source) is None:
-        raise Unusable(f"{source} holds no diffusers pipeline (no model_index.json).")
+        raise Unusable(f"{source} contains no diffusers pipeline: model_index.json is missing.")
     name, revision = split_revision(source)
     pipeline = DiffusionPipeline.from_pretrained(name, revision=revision, dtype=getattr(torch, dtype))
     if not isinstance(pipeline, DisentangledDiTPipeline):
-        raise Unusable(f"{source} holds a {type(pipeline).__name__}, no DisentangledDiTPipeline.")
+        raise Unusable(f"{source} contains a {type(pipeline).__name__}; sample needs a DisentangledDiTPipeline.")
     try:
         return pipeline.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except (RuntimeError, AssertionError) as error:
@@ -332,25 +329,25 @@ def load_pipeline(source: str, device: str | None, dtype: str) -> Any:
 
 
 def _check_guidance(guidance_scale: float, control_guidance_scale: float, negative: str | None) -> None:
-    """Refuses strengths that are none, and what they turn off."""
+    """Refuses scales that are not finite, and a negative condition without guidance."""
     for option, scale in (("--guidance-scale", guidance_scale), ("--control-guidance-scale", control_guidance_scale)):
         if not math.isfinite(scale):
-            raise click.BadParameter(f"{scale} is no strength: give a number such as 4.", param_hint=option)
+            raise click.BadParameter(f"{scale} is not a finite number; give one such as 4.", param_hint=option)
     if negative is not None and guidance_scale <= 1:
         raise click.UsageError(
-            f"--negative is what guidance leads away from, and --guidance-scale {guidance_scale:g} turns that off: "
-            "give one above 1, or leave --negative out."
+            f"--negative needs guidance, which --guidance-scale {guidance_scale:g} turns off: give a scale above 1, "
+            "or leave out --negative."
         )
 
 
 def _conditions(
     pipeline: Any, class_labels: str | None, prompts: tuple[str, ...], most: int | None
 ) -> tuple[list[Any], list[str]]:
-    """The classes, or the texts, and what to write beside them; of a class model the first ones if none is named."""
+    """The classes or texts to generate, and their names; the first `most` classes if none is named."""
     count = pipeline.transformer.config.num_classes
     if (count is None) != bool(prompts) or (prompts and class_labels):
         wanted = "--prompt" if count is None else "--class-labels"
-        raise click.UsageError(f"the model takes {wanted}, and nothing else.")
+        raise click.UsageError(f"this model takes {wanted} only.")
     if prompts:
         return list(prompts), list(prompts)
     words = class_labels.split(",") if class_labels else [str(number) for number in range(count)][:most]
@@ -360,7 +357,7 @@ def _conditions(
 
 
 def _call_options(pipeline: Any, asked: dict[str, Any]) -> dict[str, Any]:
-    """Options of the command line as a call of the pipeline takes them."""
+    """Arguments of the pipeline's call for the options of the command."""
     options = {name: asked[name] for name in ("guidance_scale", "control_guidance_scale")}
     options["num_inference_steps"] = asked["steps"]
     if asked["size"] is not None:
@@ -378,7 +375,7 @@ def _call_options(pipeline: Any, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _other_scheduler(before: Any, name: str) -> Any:
-    """A scheduler of diffusers with the model's schedule."""
+    """Creates a scheduler of diffusers with the model's schedule."""
     import diffusers
     from diffusers import SchedulerMixin
 
@@ -392,10 +389,11 @@ def _other_scheduler(before: Any, name: str) -> Any:
     config, accepted = before.config, inspect.signature(kind).parameters
     if asked := [option for option, about in accepted.items() if about.default is about.empty]:
         raise click.BadParameter(
-            f"{name} needs {', '.join(asked)}, which no model's schedule has.", param_hint="--scheduler"
+            f"{name} cannot be used: it needs {', '.join(asked)}, which the schedule of a model does not contain.",
+            param_hint="--scheduler",
         )
     if "shift" in config and "use_flow_sigmas" in accepted:
-        # Solvers that were made for diffusion have other words for flow matching.
+        # Solvers made for diffusion have other names for the settings of flow matching.
         flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": config["shift"]}
         return kind.from_config(config, **flow)
     return kind.from_config(config)
@@ -404,5 +402,5 @@ def _other_scheduler(before: Any, name: str) -> Any:
 def _pair(text: str, option: str) -> tuple[int, int]:
     parts = text.split(",")
     if len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
-        raise click.BadParameter(f"{text!r} is no height and width such as 32,32.", param_hint=option)
+        raise click.BadParameter(f"{text!r} is not a pair of whole numbers such as 32,32.", param_hint=option)
     return int(parts[0]), int(parts[1])

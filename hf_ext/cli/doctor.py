@@ -1,4 +1,4 @@
-"""hf-ext doctor: what is installed and reachable here, for an issue."""
+"""hf-ext doctor: versions, devices and Hub for a bug report."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ import click
 from .output import print_json, print_rows
 
 LIBRARIES = ("torch", "transformers", "diffusers", "peft", "accelerate", "datasets", "evaluate", "huggingface-hub")
-# Seconds that a Hub has to answer.
+# Timeout of the Hub in seconds.
 PATIENCE = 5.0
 
 
@@ -46,11 +46,11 @@ def doctor(as_json: bool, offline: bool) -> None:
     for name, value in found.items():
         parts = value.items() if isinstance(value, dict) else [("", value)]
         rows += [(name if place == 0 else "", f"{key} {item}".strip()) for place, (key, item) in enumerate(parts)]
-    print_rows(rows, title="What is here")
+    print_rows(rows, title="Environment")
 
 
 def installed_version(name: str) -> str:
-    """The version of a library, or that it is missing."""
+    """The version of a library, or "missing"."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -58,7 +58,7 @@ def installed_version(name: str) -> str:
 
 
 def describe_extras() -> dict[str, str]:
-    """Of each extra whether its modules are there; what is missing by name."""
+    """State of each extra: installed, or the names of its missing modules."""
     from hf_ext.extras import EXTRAS
 
     modules: dict[str, list[str]] = {}
@@ -69,7 +69,7 @@ def describe_extras() -> dict[str, str]:
 
 
 def describe_devices() -> dict[str, str]:
-    """Processor and accelerators, as torch sees them."""
+    """The CPU and the accelerators that torch finds."""
     import psutil
     import torch
 
@@ -84,7 +84,7 @@ def describe_devices() -> dict[str, str]:
 
 
 def describe_cache() -> str:
-    """The place of the Hub's cache, and the room that is left there."""
+    """The folder of the Hub's cache, and the free space on its disk."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     place = Path(HF_HUB_CACHE)
@@ -93,7 +93,7 @@ def describe_cache() -> str:
 
 
 def describe_hub(offline: bool) -> dict[str, Any]:
-    """Address of the Hub, whether it answers, and whether there is a token."""
+    """Address of the Hub, its reachability, and the presence of a token."""
     from huggingface_hub import constants, get_session, get_token
 
     found = {"at": hide_login(constants.ENDPOINT), "token": "there" if get_token() else "none"}
@@ -102,16 +102,16 @@ def describe_hub(offline: bool) -> dict[str, Any]:
     try:
         answer = get_session().get(f"{constants.ENDPOINT}/api/models?limit=1", timeout=PATIENCE)
         return found | {"answers": f"yes, {answer.status_code}"}
-    except Exception as error:  # whatever a network does: this command only tells it
+    except Exception as error:  # Any failure of the network is reported, never raised.
         return found | {"answers": hide_login(f"no: {type(error).__name__}: {error}".splitlines()[0])}
 
 
 def is_told(name: str) -> bool:
-    """True for a variable that decides what the libraries do, and holds no secret."""
+    """True for a variable that changes what the libraries do and contains no secret."""
     ours = name.startswith(("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "ACCELERATE_", "CUDA_VISIBLE", "OMP_NUM_THREADS"))
     return ours and not any(word in name for word in ("TOKEN", "KEY", "SECRET", "PASSWORD"))
 
 
 def hide_login(text: str) -> str:
-    """A text without name and password of the addresses in it."""
+    """The text without user names and passwords in its URLs."""
     return re.sub(r"//[^/@\s]*@", "//...@", text)

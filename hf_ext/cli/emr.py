@@ -32,9 +32,9 @@ def choice(*values: str) -> click.Choice[str]:
 
 
 class MergeCommand(click.Command):
-    """Has an option for each field of the configuration, and for each option of a merge method.
+    """A command with an option for each field of [`MergeConfig`] and each option of a merge method.
 
-    Those of the methods are found when the command runs or shows its help: that imports hf_ext, but not torch.
+    The options of the methods are collected when the command runs or shows its help; this imports hf_ext, not torch.
     """
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
@@ -48,7 +48,8 @@ class MergeCommand(click.Command):
 
 
 def method_options() -> list[click.Parameter]:
-    """`--method`, and an option for each option of the methods, with the methods that have it and their defaults."""
+    """`--method`, and an option for each option of the methods; its help names the methods that have it, with
+    defaults."""
     from hf_ext.merging.methods import METHODS, options_by_name
 
     labels = ", ".join(f"{name} ({method.label.partition(';')[0]})" for name, method in METHODS.items())
@@ -73,7 +74,7 @@ def method_options() -> list[click.Parameter]:
 @click.command(cls=MergeCommand)
 @click.argument("file", metavar="[FILE.yaml]", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @click.argument("place", metavar="[OUT]", required=False, type=click.Path(file_okay=False, path_type=Path))
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="The same as OUT.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Same as OUT.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it holds an earlier merge.")
 @click.option("--dry-run", is_flag=True, help="Show the plan only; no weight is read or downloaded.")
 @click.option("--dump-yaml", is_flag=True, help="Print the configuration as YAML only.")
@@ -90,11 +91,12 @@ def merge(
     as_json: bool,
     **fields: Any,
 ) -> None:
-    """Merge fine-tunes of one model, local folders or org/name[@revision], into one model and a 1-bit mask per task.
+    """Merge fine-tunes of one model into one model and a 1-bit mask per task.
 
-    Options replace the values of the YAML file, which may also be one of mergekit. Everything is checked, and the plan
-    is shown, before any weight is read. Weights are streamed, so memory never holds a whole model. The same command
-    resumes an interrupted merge, with the same result.
+    Base and fine-tunes are folders or org/name[@revision]. Options replace values of the YAML file, which may also be
+    a mergekit configuration. Everything is checked, and the plan is shown, before any weight is read. Weights are
+    streamed, so a whole model is never held in memory. The same command resumes an interrupted merge, with the same
+    result.
 
     \b
     Examples:
@@ -129,7 +131,7 @@ def merge(
         elif dry_run:
             print_json({"plan": plan_values(plan)})
 
-    # Of several processes the first one talks.
+    # Only the first process prints.
     speaks = os.environ.get("RANK", "0") == "0"
     if dry_run:
         if speaks:
@@ -146,7 +148,7 @@ def merge(
 
 
 def read_config(file: Path | None, fields: dict[str, Any]) -> "MergeConfig":
-    """The configuration of a file with the options in place of its values."""
+    """The configuration of the file, with values replaced by the options."""
     from hf_ext.merging.configuration import MergeConfig
 
     given = {name: value for name, value in fields.items() if value is not None}
@@ -159,22 +161,22 @@ def read_config(file: Path | None, fields: dict[str, Any]) -> "MergeConfig":
             raise click.UsageError(f"File '{file}' does not exist; without one, give --base, --task and --out.")
         return MergeConfig.from_dict({**MergeConfig.from_yaml(file).to_dict(), **given})
     if missing := [name for name, field in (("--base", "base"), ("--task", "tasks")) if field not in given]:
-        raise click.UsageError(f"Missing option {' and '.join(missing)}, or a FILE.yaml that holds what they say.")
+        raise click.UsageError(f"Missing option {' and '.join(missing)}: give them, or a FILE.yaml with these values.")
     return MergeConfig.from_dict(given)
 
 
 def target_folder(file: Path | None, place: Path | None, out: Path | None, dry_run: bool) -> Path:
-    """The one folder that was named."""
+    """The output folder, from OUT or --out."""
     if place is not None and out is not None:
-        raise click.UsageError(f"OUT is given twice: '{place}' and --out '{out}'.")
+        raise click.UsageError(f"OUT is given twice, as '{place}' and as --out '{out}'; give it once.")
     target = place or out
     if target is None and not dry_run:
-        raise click.UsageError("Missing OUT: name it after FILE.yaml, or with --out.")
+        raise click.UsageError("Missing OUT: give it after FILE.yaml, or with --out.")
     return target or Path()
 
 
 def show_report(path: Path, report: dict[str, Any]) -> None:
-    """The report's table and where everything is."""
+    """Prints the tables of a report and the paths of the results."""
     from hf_ext.emr.report import report_legend, report_tables
 
     first, *others = report_tables(report)
@@ -194,13 +196,13 @@ def show_report(path: Path, report: dict[str, Any]) -> None:
 
 
 def show_warnings(found: Mapping[str, Any]) -> None:
-    """Warnings of a report, a line each."""
+    """Prints the warnings of a report, one per line."""
     for text in found["warnings"]:
         note(f"warning: {text}")
 
 
 def show_result(result: dict[str, Any], as_json: bool) -> None:
-    """The result of a command, for a machine or a person."""
+    """Prints the result of a command, as JSON or as rows."""
     if as_json:
         print_json(result)
     else:
@@ -219,7 +221,11 @@ def emr() -> None:
 @emr.command()
 @click.argument("artifact", type=ARTIFACT)
 @click.argument("task", metavar="NAME=ID")
-@click.option("--frozen", is_flag=True, help="Change nothing but the new task; only the new model is read.")
+@click.option(
+    "--frozen",
+    is_flag=True,
+    help="Keep the merged model, and compute only the new task's mask; only the new model is read.",
+)
 @click.option("--base", metavar="ID", help="Base model, if it is not where ARTIFACT says.")
 @ENDPOINT_OPTION
 @JSON_OPTION
@@ -227,7 +233,7 @@ def add(artifact: Path, task: str, frozen: bool, base: str | None, endpoint: str
     """Add a fine-tuned model to ARTIFACT as the task NAME.
 
     All tasks are merged again, from their checkpoints. With --frozen only the new task gets a mask, and the merged
-    model stays as it is: the other checkpoints are not needed, but the new task is restored less well.
+    model stays as it is: the other checkpoints are not needed, but the new task is restored less accurately.
 
     \b
     Examples:
@@ -295,9 +301,9 @@ def verify(artifact: Path, as_json: bool) -> None:
     else:
         say(*found.wrong, *(f"note: {text}" for text in found.notes))
     if found.wrong:
-        raise Unusable(f"{artifact} is damaged: {len(found.wrong)} of its files are not as they were merged.")
+        raise Unusable(f"{artifact} is damaged: {len(found.wrong)} files differ from emr.json.")
     if not as_json:
-        say(f"{artifact}: {found.files} files, {found.bytes:,} bytes, as they were merged")
+        say(f"{artifact}: {found.files} files, {found.bytes:,} bytes, unchanged since the merge")
 
 
 @emr.command()
@@ -307,7 +313,8 @@ def verify(artifact: Path, as_json: bool) -> None:
 def compare(merges: tuple[str, ...], endpoint: str | None, as_json: bool) -> None:
     """Show the error of merges for each task, next to that of 1-bit deltas of the same size.
 
-    A MERGE is a folder or org/name[@revision], with masks or without. The numbers are those of their reports.
+    A MERGE is a folder or org/name[@revision], with masks or without. The numbers are read from the reports of the
+    merges.
 
     \b
     Examples:
@@ -328,12 +335,14 @@ def compare(merges: tuple[str, ...], endpoint: str | None, as_json: bool) -> Non
 @emr.command(context_settings={"ignore_unknown_options": True})
 @click.argument("source", metavar="MODEL", type=Model())
 @click.argument("overrides", metavar="[--field VALUE]...", nargs=-1, type=click.UNPROCESSED)
-@click.option("--config", required=True, type=CONFIG_FILE, help="YAML file of its training: method, task, data.train.")
+@click.option(
+    "--config", required=True, type=CONFIG_FILE, help="YAML file of the training, with method, task and data.train."
+)
 @click.option(
     "--kind", required=True, type=click.Choice(["fisher", "gram"]), help="fisher for method fisher, gram for regmean."
 )
 @click.option(
-    "--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="safetensors file to write."
+    "--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help=".safetensors file to write."
 )
 @click.option(
     "--examples", default=256, show_default=True, type=click.IntRange(min=1), help="Examples drawn from data.train."
@@ -342,10 +351,10 @@ def compare(merges: tuple[str, ...], endpoint: str | None, as_json: bool) -> Non
 def statistics(
     source: str, overrides: tuple[str, ...], config: Path, kind: str, out: Path, examples: int, as_json: bool
 ) -> None:
-    """Measure MODEL on its training data for hf-ext merge --method fisher or regmean, one file for each task.
+    """Compute the statistics of MODEL on its training data that `hf-ext merge --method fisher` or `regmean` needs.
 
-    fisher: mean squared gradients of the loss, as large as the model. gram: XᵀX of the inputs of linear layers. Flags
-    after MODEL replace values of the YAML file; a dot separates section and key.
+    One file per task. fisher: mean squared gradients of the loss, as large as the model. gram: XᵀX of the inputs of
+    linear layers. Flags after MODEL replace values of the YAML file; a dot separates section and key.
 
     \b
     Examples:
@@ -361,13 +370,17 @@ def statistics(
 @emr.command(name="learn-weights")
 @click.argument("file", metavar="FILE.yaml", type=CONFIG_FILE)
 @click.option(
-    "--config", "configs", metavar="NAME=YAML", multiple=True, help="Method, task and data.eval of each task."
+    "--config",
+    "configs",
+    metavar="NAME=YAML",
+    multiple=True,
+    help="YAML file with method, task and data.eval, for each task. Repeatable.",
 )
 @click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="YAML file to write.")
 @click.option("--steps", default=500, show_default=True, type=click.IntRange(min=1), help="Steps of Adam.")
 @click.option("--learning-rate", default=1e-3, show_default=True, type=float, help="Learning rate of Adam.")
-@click.option("--batch-size", default=16, show_default=True, type=click.IntRange(min=1), help="Examples of each task.")
-@click.option("--shared", is_flag=True, help="One weight for each task, not one for each of its tensors.")
+@click.option("--batch-size", default=16, show_default=True, type=click.IntRange(min=1), help="Examples per step.")
+@click.option("--shared", is_flag=True, help="Learn one weight per task, instead of one per tensor and task.")
 def learn_weights(file: Path, configs: tuple[str, ...], out: Path, **options: Any) -> None:
     """Learn the weights of task arithmetic for the classifiers of the merge FILE.yaml, without labels (AdaMerging).
 

@@ -13,9 +13,9 @@ from .terminal import say
 @click.command("extract-lora")
 @click.argument("places", metavar="(ARTIFACT TASK | FINE_TUNE) OUT", nargs=-1, required=True)
 @click.option("--rank", type=click.IntRange(min=1), help="Rank of every matrix.")
-@click.option("--error", type=click.FloatRange(0, 1), help="Or the largest relative error of a matrix's difference.")
-@click.option("--base", metavar="ID", help="The base: needed with FINE_TUNE, or if not found as ARTIFACT names it.")
-@click.option("--lora-only", is_flag=True, help="Leave out all but matrices of linear layers, as vLLM needs it.")
+@click.option("--error", type=click.FloatRange(0, 1), help="Largest relative error of a matrix, in place of --rank.")
+@click.option("--base", metavar="ID", help="Base model: required with FINE_TUNE, optional if ARTIFACT names it.")
+@click.option("--lora-only", is_flag=True, help="Store matrices of linear layers only, as vLLM requires.")
 @click.option("--endpoint", help="Address of the Hub.  [default: HF_ENDPOINT]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def extract_lora(
@@ -38,11 +38,11 @@ def extract_lora(
       hf-ext emr extract-lora runs/a lora-a --base org/base --error 0.1 --lora-only
     """
     if len(places) not in (2, 3):
-        raise click.UsageError(f"Expected ARTIFACT TASK OUT, or FINE_TUNE OUT with --base; got {len(places)} words.")
+        raise click.UsageError(f"Expected ARTIFACT TASK OUT, or FINE_TUNE OUT --base; got {len(places)} arguments.")
     if len(places) == 2 and base is None:
-        raise click.UsageError("Missing option --base for FINE_TUNE OUT; of a merge, give ARTIFACT TASK OUT.")
+        raise click.UsageError("Missing option --base for FINE_TUNE OUT; for a merge, give ARTIFACT TASK OUT.")
     if (rank is None) == (error is None):
-        raise click.UsageError("Give one of --rank and --error.")
+        raise click.UsageError("Give either --rank or --error.")
     *words, out = places
     task = words[1] if len(words) == 2 else None
     report = write_lora(words[0], task, out, base, endpoint, rank=rank, error=error, lora_only=lora_only)
@@ -58,7 +58,7 @@ def extract_lora(
 def write_lora(
     source: str, task: str | None, out: str, base: str | None, endpoint: str | None, **how: Any
 ) -> dict[str, Any]:
-    """Opens what was named and writes its adapter."""
+    """Opens the fine-tune or the task, and writes its adapter."""
     register_models()
     from hf_ext.merging.extracting import extract_lora as run
     from hf_ext.merging.pairs import open_fine_tune, open_task

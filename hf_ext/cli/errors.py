@@ -1,4 +1,4 @@
-"""Exceptions as click shows them; `hf_ext.errors` says which exit code and message each has."""
+"""Conversion of exceptions for click; `hf_ext.errors` decides their exit codes and messages."""
 
 import functools
 from collections.abc import Callable
@@ -10,21 +10,21 @@ from .library import import_without_models
 
 
 class Failed(click.ClickException):
-    """Something outside failed: the disk, the network, a Hub that refused."""
+    """A failure outside the program: disk, network, or refusal by a Hub."""
 
     exit_code: ClassVar[int] = 1
 
 
 class Unusable(click.ClickException):
-    """Input of the user that cannot be used; click's own usage errors end with the same code."""
+    """Unusable input; click's own usage errors have the same exit code."""
 
     exit_code: ClassVar[int] = 2
 
 
 class Elsewhere(click.ClickException):
-    """Another process of the launch failed, and says why. This one did not: it ends with 0 and without a word."""
+    """End of a process because another process of the launch failed and reports the error: exit code 0, no message."""
 
-    # With another number the launcher might end the other process before it has spoken.
+    # With another code the launcher might end the other process before it prints its message.
     exit_code: ClassVar[int] = 0
 
     def show(self, file: IO[Any] | None = None) -> None:
@@ -35,10 +35,10 @@ _KINDS = {kind.exit_code: kind for kind in (Elsewhere, Failed, Unusable)}
 
 
 def classify(error: BaseException) -> click.ClickException | None:
-    """The message and the exit code of an exception; `None` where it is a bug of ours."""
+    """The exception as a message with an exit code; `None` for an unexpected one, which is a bug."""
     if isinstance(error, click.ClickException):
         return error
-    # Imported when this happens: the help of hf-ext needs no hf_ext.
+    # Imported here because the help of hf-ext needs no hf_ext.
     import_without_models()
     from hf_ext import errors
 
@@ -50,9 +50,9 @@ Load = TypeVar("Load", bound=Callable[..., Any])
 
 
 def loads(function: Load) -> Load:
-    """Lets a function that loads a model say what cannot be loaded, instead of where a library stumbled."""
-    # What libraries raise there is of the files, which anybody may have written: weights that do not fit the
-    # configuration, a value of another kind, a class that does not exist.
+    """Decorates a function that loads a model: errors of libraries become a message that names the model."""
+    # These errors come from the files: weights that do not fit the configuration, a value of another type, a class
+    # that does not exist.
 
     @functools.wraps(function)
     def load(source: str, *arguments: Any, **options: Any) -> Any:
@@ -65,7 +65,7 @@ def loads(function: Load) -> Load:
                 raise
             text = str(error).strip() or "no reason is given"
             raise Unusable(
-                f"{source} cannot be loaded ({type(error).__name__}: {text}); fetch or save it again."
+                f"{source} cannot be loaded ({type(error).__name__}: {text}); download or save it again."
             ) from error
 
     return cast(Load, load)

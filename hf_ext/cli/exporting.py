@@ -1,4 +1,4 @@
-"""hf-ext export: a restorer for programs without torch."""
+"""hf-ext export: a restorer as an ONNX file."""
 
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,10 @@ from .terminal import say
 @click.option("--onnx", "path", metavar="FILE", required=True, type=click.Path(path_type=Path), help="File to write.")
 @click.option("--task", metavar="NAME", help="Task of a merge.")
 def export(source: str, path: Path, task: str | None) -> None:
-    """Write a restorer, a folder or org/name[@revision], as an ONNX file in float32.
+    """Export a restorer (folder or org/name[@revision]) to an ONNX file in float32.
 
-    The file restores batches of pictures of any size from a minimum on, which its metadata name. It is written only
-    after onnxruntime has restored pictures with the same result as the model. That takes minutes and needs the extra
+    The file restores batches of pictures of any size above a minimum, which its metadata contain. It is written only
+    after onnxruntime has restored pictures with the same result as the model. This takes minutes and needs the extra
     hf-ext[onnx].
 
     \b
@@ -28,7 +28,7 @@ def export(source: str, path: Path, task: str | None) -> None:
     from hf_ext.extras import check_installed
     from hf_ext.files import require_new
 
-    # Before minutes pass.
+    # Fail now, not after minutes of export.
     check_installed("onnx", "onnxscript", "onnxruntime")
     require_new(path)
     written: Any = _export(source, path, task)

@@ -1,4 +1,4 @@
-"""hf-ext generate: texts that go on."""
+"""hf-ext generate: continuation of a text."""
 
 import sys
 from typing import Any
@@ -14,7 +14,13 @@ from .sources import Model
 @click.argument("source", metavar="MODEL", type=Model())
 @click.argument("prompt")
 @click.option("--task", metavar="NAME", help="Task of a merge.")
-@click.option("--max-new-tokens", type=click.IntRange(min=1), default=200, show_default=True, help="Tokens to add.")
+@click.option(
+    "--max-new-tokens",
+    type=click.IntRange(min=1),
+    default=200,
+    show_default=True,
+    help="Number of tokens to generate.",
+)
 @click.option(
     "--temperature",
     type=click.FloatRange(min=0),
@@ -41,10 +47,10 @@ def generate(
     seed: int,
     device: str | None,
 ) -> None:
-    """Continue the text PROMPT with MODEL, a language model: a folder or org/name[@revision].
+    """Continue the text PROMPT with the language model MODEL, a folder or org/name[@revision].
 
-    PROMPT and its continuation are written to standard output as they are generated. - reads PROMPT from standard
-    input. An MRConv model streams: the cost of a token does not grow with the length of the text.
+    PROMPT and its continuation are printed as they are generated. If PROMPT is -, it is read from standard input. An
+    MRConv model streams: the cost of a token does not grow with the length of the text.
 
     \b
     Examples:
@@ -67,7 +73,7 @@ def generate(
 
 @loads
 def load_writer(source: str, device: str | None, task: str | None) -> Any:
-    """The language model of a folder or org/name[@revision] and its tokenizer, of one task if that is a merge."""
+    """Loads the language model and tokenizer of a folder or org/name[@revision], or of one task of a merge."""
     from hf_ext.answers.continuing import load_language_model
     from hf_ext.emr.weights import task_checkpoint
 

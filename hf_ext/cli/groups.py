@@ -1,4 +1,4 @@
-"""Groups of commands, and their answer to an unknown name."""
+"""Groups of commands, which suggest a command for an unknown name."""
 
 import difflib
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from .terminal import add_loudness
 
 
 class Group(click.Group):
-    """A group that names the command that was meant, in whatever group it is; its commands have -q and -v."""
+    """A group that suggests commands of any group for an unknown name, and adds -q and -v to its commands."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         command = super().get_command(ctx, cmd_name)
@@ -19,7 +19,7 @@ class Group(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        # An option is click's to refuse, and the shell completes what is not finished.
+        # click refuses options itself, and shell completion passes unfinished names.
         known = name.startswith("-") or ctx.resilient_parsing or self.get_command(ctx, name) is not None
         if not known:
             raise click.UsageError(unknown_command(ctx, name), ctx)
@@ -27,12 +27,12 @@ class Group(click.Group):
 
 
 def unknown_command(ctx: click.Context, name: str) -> str:
-    """The message for a command that is not in the group of a context."""
+    """The error message for a name that the group of the context does not have."""
     root, group = ctx.find_root(), ctx.command
     assert isinstance(root.command, click.Group) and isinstance(group, click.Group)
     within = [word for word in (context.info_name for context in _path(ctx)) if word]
     places = {" ".join(path): path for path in _paths(root, root.command)}
-    # The same word elsewhere is meant before one that only looks like it: `dit sample` is `sample`.
+    # The same name in another group comes before a similar name: `dit sample` suggests `sample`.
     moved = [place for place, path in places.items() if path[-1] == name]
     here = difflib.get_close_matches(name, group.list_commands(ctx), n=1)
     anywhere = difflib.get_close_matches(name, [path[-1] for path in places.values()], n=1)
@@ -44,7 +44,7 @@ def unknown_command(ctx: click.Context, name: str) -> str:
 
 
 def _path(ctx: click.Context) -> list[click.Context]:
-    """The contexts of the groups below the root, in which a context is the last."""
+    """The contexts from below the root down to this one."""
     found = list[click.Context]()
     place: click.Context | None = ctx
     while place is not None and place.parent is not None:
@@ -54,7 +54,7 @@ def _path(ctx: click.Context) -> list[click.Context]:
 
 
 def _paths(ctx: click.Context, group: click.Group) -> Iterator[tuple[str, ...]]:
-    """The words of every command below a group."""
+    """The path of every command below a group."""
     for name in group.list_commands(ctx):
         command = group.get_command(ctx, name)
         yield (name,)

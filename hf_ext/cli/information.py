@@ -1,4 +1,4 @@
-"""hf-ext info: what a checkpoint is, from its headers, configuration and card; no tensor is read."""
+"""hf-ext info: describes a checkpoint by its headers, configuration and card, without reading tensors."""
 
 from collections import Counter
 from pathlib import Path
@@ -9,15 +9,15 @@ import click
 from .output import print_json, print_rows, result_row
 from .sources import Model
 
-# The small files beside the weights; fetched from a Hub together.
+# Small files beside the weights, fetched from a Hub together.
 DESCRIPTIONS = ["config.json", "model_index.json", "adapter_config.json", "eval.json", "emr.json", "README.md"]
-# Largest of them that is read, but for emr.json, which lists every tensor.
+# Largest of them that is read, except emr.json, which lists every tensor.
 MAX_DESCRIPTION_BYTES = 10_000_000
 CARD_FIELDS = ("license", "library_name", "pipeline_tag", "base_model", "datasets")
 
 
 def describe(source: str) -> dict[str, Any]:
-    """Describes a checkpoint without reading its tensors; what it lacks is null or empty."""
+    """Describes a checkpoint without reading its tensors; absent values are null or empty."""
     from huggingface_hub import snapshot_download
 
     from hf_ext.hub.diffusers_folders import class_name
@@ -55,7 +55,7 @@ def describe(source: str) -> dict[str, Any]:
 
 
 def read_headers(source: str) -> tuple[list[Any], str | None]:
-    """Every tensor of a checkpoint, or of all components of a diffusers pipeline, and the commit on a Hub."""
+    """Headers of all tensors of a checkpoint or of a diffusers pipeline, and the commit on a Hub."""
     from hf_ext.hub.checkpoints import open_checkpoint
     from hf_ext.hub.diffusers_folders import is_pipeline, read_headers, read_remote_headers
     from hf_ext.hub.header_format import CheckpointError
@@ -67,7 +67,7 @@ def read_headers(source: str) -> tuple[list[Any], str | None]:
         with open_checkpoint(source) as checkpoint:
             return [checkpoint.info(name) for name in checkpoint], checkpoint.commit
     except CheckpointError:
-        # the weights of a pipeline are in folders, where no checkpoint is looked for
+        # The weights of a pipeline are in subfolders, which the search for a checkpoint does not cover.
         found = None if path.exists() else read_remote_headers(source)
         if found is None:
             raise
@@ -75,7 +75,7 @@ def read_headers(source: str) -> tuple[list[Any], str | None]:
 
 
 def read_description(path: Path, **kinds: type) -> dict[str, Any]:
-    """A JSON object from a file, with keys of these types or without them; empty if there is no such file."""
+    """The JSON object in a file, empty if there is no such file; checks the types of the given keys if present."""
     from hf_ext.files import parse_json_object
 
     if not path.is_file():
@@ -89,15 +89,17 @@ def read_description(path: Path, **kinds: type) -> dict[str, Any]:
 
 
 def read_small(path: Path) -> bytes:
-    """The content of a file that describes a model, which a person or a library wrote in a few kilobytes."""
+    """The content of a small file that describes a model; a large one is refused."""
     size = path.stat().st_size
     if size > MAX_DESCRIPTION_BYTES:
-        raise ValueError(f"{path}: {size:,} bytes, at most {MAX_DESCRIPTION_BYTES:,} are read; is it the right file?")
+        raise ValueError(
+            f"{path}: {size:,} bytes, at most {MAX_DESCRIPTION_BYTES:,} are read; check that it is the right file."
+        )
     return path.read_bytes()
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:
-    """The results of an eval.json; each has what a line about it needs."""
+    """The results of an eval.json, checked for the keys that are printed."""
     from hf_ext.hub.cards import check_results
 
     results = read_description(path).get("results")
@@ -118,7 +120,7 @@ def read_card(path: Path) -> dict[str, Any] | None:
 
 
 def read_merge(folder: Path) -> dict[str, Any] | None:
-    """The tasks in the manifest of a merge, or None if it is no artifact of one."""
+    """The tasks in the manifest of a merge, or None if the folder is not an artifact."""
     if not (folder / "emr.json").is_file():
         return None
     from hf_ext.emr.manifest import Manifest
@@ -183,11 +185,11 @@ def info(source: str, as_json: bool) -> None:
         ("model type", found["model_type"] or "not stated"),
         ("parameters", f"{found['parameters']:,}"),
         ("dtypes", ", ".join(f"{dtype} {count:,}" for dtype, count in found["dtypes"].items())),
-        ("tensors", f"{found['tensors']:,} in {found['files']} file(s), {found['bytes']:,} bytes"),
+        ("tensors", f"{found['tensors']:,} in {found['files']} files, {found['bytes']:,} bytes"),
         *((f"loads as {head}", code) for head, code in found["heads"].items()),
         *((f"adapter {key}", value) for key, value in (found["adapter"] or {}).items()),
         *((f"card {key}", value) for key, value in (found["card"] or {"": "none"}).items()),
         *(result_row(entry) for entry in found["results"]),
         *(merge_rows(found["merge"]) if found["merge"] else []),
     ]
-    print_rows(rows, title="What the checkpoint is")
+    print_rows(rows, title="Checkpoint")

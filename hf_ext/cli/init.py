@@ -1,4 +1,4 @@
-"""hf-ext init: a recipe for data of one's own."""
+"""hf-ext init: a recipe for the user's data."""
 
 import shlex
 from pathlib import Path
@@ -12,7 +12,7 @@ from .terminal import note, say
 @click.command()
 @click.argument("method", type=click.Choice(["semanir", "mrconv", "dit", "emr"]))
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--data", metavar="PATH", help="Folder or file of your data; for emr a folder or list of fine-tunes.")
+@click.option("--data", metavar="PATH", help="Folder or file of your data; for emr, a folder or a list of fine-tunes.")
 @click.option("--label", metavar="NAME", help="Column of the class or value, in tables and arrays.")
 @click.option("--time", metavar="NAME", help="Column of the time, in tables.")
 @click.option("--series", metavar="NAME", help="Column that names the series of a row, in tables.")
@@ -30,9 +30,9 @@ def init(
 ) -> None:
     """Write a commented recipe for your own data into DIR.
 
-    Sizes, classes and lengths fit the data and this machine, and comments say what to change. The recipe runs as it
-    stands: `hf-ext train DIR/METHOD.yaml`, or for emr `hf-ext merge DIR/merge.yaml DIR/merged`. Without --data it has
-    placeholders, and `hf-ext data check` says what is missing.
+    Sizes, classes and lengths are chosen for the data and this machine; comments explain what to change. The recipe
+    runs unchanged: `hf-ext train DIR/METHOD.yaml`, or for emr `hf-ext merge DIR/merge.yaml DIR/merged`. Without --data
+    it contains placeholders, and `hf-ext data check` lists what is missing.
 
     \b
     semanir  a folder of pictures, or of lq/ and hq/ with pictures of the same names
@@ -50,15 +50,18 @@ def init(
     """
     names = {"inputs": _names(inputs), "pairs": _names(pairs)}
     if pairs and len(names["pairs"]) != 2:
-        raise click.BadParameter("name two folders, such as noisy,clean.", param_hint="--pairs")
+        raise click.BadParameter("give two folders, such as noisy,clean.", param_hint="--pairs")
     if (method == "emr" or not data) and (label or time or series or inputs or pairs):
-        raise click.UsageError("--label, --time, --series, --inputs and --pairs say something of --data.")
+        raise click.UsageError(
+            "--label, --time, --series, --inputs and --pairs describe --data of semanir, mrconv or dit: give --data "
+            "too, or leave them out."
+        )
     import_without_models()
     from hf_ext.files import whole_file
 
     file = folder / ("merge.yaml" if method == "emr" else f"{method}.yaml")
     if file.exists():
-        raise click.BadParameter(f"{file} exists; name another folder, or remove it.", param_hint="DIR")
+        raise click.BadParameter(f"{file} exists; give another folder, or remove the file.", param_hint="DIR")
     if method == "emr":
         from hf_ext.starting.merges import write_merge
 
@@ -75,7 +78,7 @@ def init(
         survey = PLACEHOLDERS[method] if data is None else look_at(data, hints, method == "semanir")
         text = write_recipe(method, folder, survey, torch.cuda.is_available())
         following = ["hf-ext", *(["train"] if data else ["data", "check"]), str(file)]
-        for line in survey.lines if data else ["no data named: placeholders are written"]:
+        for line in survey.lines if data else ["no --data given: the recipe contains placeholders"]:
             note(line)
     folder.mkdir(parents=True, exist_ok=True)
     with whole_file(file, "w", encoding="utf-8") as written:

@@ -1,4 +1,4 @@
-"""Imports of hf_ext and torch by commands."""
+"""Fast imports of hf_ext and torch for commands."""
 
 import gc
 import importlib
@@ -11,8 +11,8 @@ _SETTING = "HF_EXT_REGISTER_MODELS"
 
 
 def import_without_models() -> None:
-    """Imports hf_ext without its models, transformers and torch, unless the user has set what is to be done."""
-    # The setting is there only while hf_ext is imported: processes that the command starts do not inherit it.
+    """Imports hf_ext without its models, transformers and torch, unless the user set HF_EXT_REGISTER_MODELS."""
+    # The variable is set only during the import, so child processes do not inherit it.
     if _SETTING in os.environ:
         return
     os.environ[_SETTING] = "0"
@@ -24,10 +24,10 @@ def import_without_models() -> None:
 
 @contextmanager
 def import_at_once() -> Iterator[None]:
-    """A block of imports without the collector of garbage, which afterwards leaves alone what they made."""
-    # torch and transformers make a million objects that live as long as the process. Python looks through them for
-    # garbage again and again while they are imported, and once more when it ends: a fifth of the processor time of a
-    # short command each. Frozen objects are freed as ever when nothing refers to them; only cycles of them are not.
+    """Imports in a block without garbage collection, and exempts the imported objects from it afterwards."""
+    # torch and transformers create a million objects that live as long as the process. Python scans them for garbage
+    # repeatedly during the import and once more at exit: each takes a fifth of the processor time of a short command.
+    # Frozen objects are still freed when nothing refers to them; only cycles of them are not.
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -39,5 +39,5 @@ def import_at_once() -> Iterator[None]:
 
 
 def register_models() -> None:
-    """Registers the package's models with transformers, for a command that builds whatever a checkpoint names."""
+    """Registers the package's models with transformers."""
     importlib.import_module("hf_ext")._register_models()

@@ -1,4 +1,4 @@
-"""hf-ext, the command line: it finds commands, shows help and turns exceptions into messages and exit codes.
+"""Command line hf-ext: finds commands, shows help, and turns exceptions into messages and exit codes.
 
 Commands parse, validate and call. They import what they call inside their functions, so that `hf-ext --help` imports
 neither a model nor torch nor transformers.
@@ -48,7 +48,8 @@ MODULES = {name: module for commands in COMMANDS.values() for name, module in co
 
 
 class Commands(Group):
-    """Imports a command's module when the command is asked for, and shows expected errors without a traceback."""
+    """The group of all commands: imports the module of a command on use, and shows expected errors without a
+    traceback."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(MODULES)
@@ -76,7 +77,7 @@ class Commands(Group):
         except click.ClickException as error:
             vars(error)["message"] = show_lines(error, error.message)
             raise
-        # They carry their exit code; a closed pipe (`hf-ext info x | head`) is no error of ours.
+        # These carry their own exit code; a closed pipe (`hf-ext info x | head`) is not an error.
         except (click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
         except Exception as error:
@@ -88,7 +89,8 @@ class Commands(Group):
             raise shown from error
 
 
-# With `color` click leaves escapes in what it prints, which our streams show; it would cut them out in a pipe.
+# With `color` click keeps escape codes in its output, which our streams make visible; without it, it removes them in a
+# pipe.
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "color": True})
 @click.version_option(__version__, prog_name="hf-ext")
 def main() -> None:
@@ -106,8 +108,8 @@ def main() -> None:
     Every command accepts -q (errors and results only) and -v (more messages, and the traceback of an error).
 
     \b
-    Exit codes: 0 done; 1 tried and failed (disk, network, refused by the Hub, interrupted);
-    2 unusable input (options, files, configuration); 75 a training was stopped and saved its state.
+    Exit codes: 0 success; 1 failure (disk, network, refused by the Hub, interrupted); 2 unusable input (options,
+    files, configuration); 75 training stopped with its state saved.
 
     \b
     Shell completion, for bash (also zsh and fish):

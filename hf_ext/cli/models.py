@@ -1,4 +1,4 @@
-"""hf-ext models: the models that travel with the package."""
+"""hf-ext models: list of the released models."""
 
 from dataclasses import asdict
 
@@ -25,7 +25,7 @@ def models(as_json: bool) -> None:
         print_json([{key: value for key, value in asdict(model).items() if key != "folder"} for model in found])
         return
     if not found:
-        click.echo(f"No model travels with this version: {WITHOUT}.")
+        click.echo(f"This version contains no released model: {WITHOUT}.")
     for model in found:
         size = f"{model.parameters / 1e6:.2f} M parameters, {model.bytes / 1e6:.1f} MB"
         size += f", trained for {model.core_hours:g} hours of {model.machine}"

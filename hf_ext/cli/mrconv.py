@@ -1,4 +1,4 @@
-"""hf-ext mrconv: kernels drawn."""
+"""hf-ext mrconv: plots of kernels."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from .terminal import say
 
 @click.group(cls=Group)
 def mrconv() -> None:
-    """MRConv: draw the kernels of a model.
+    """MRConv: plot the kernels of a model.
 
     `hf-ext train` trains a model, `hf-ext classify` and `hf-ext generate` use it.
     """
@@ -21,14 +21,12 @@ def mrconv() -> None:
 @mrconv.command()
 @click.argument("source", metavar="MODEL", type=Model())
 @click.argument("out", metavar="OUT.png", type=click.Path(dir_okay=False, path_type=Path))
-@click.option(
-    "--channel", type=click.IntRange(min=0), default=0, show_default=True, help="Channel whose kernels are drawn."
-)
+@click.option("--channel", type=click.IntRange(min=0), default=0, show_default=True, help="Channel to plot.")
 def plot(source: str, out: Path, channel: int) -> None:
-    """Draw MODEL, a folder or org/name[@revision] that is not merged, into OUT.png.
+    """Plot the kernels of MODEL, a folder or org/name[@revision] with unmerged branches, to OUT.png.
 
-    The figure shows the weight of each resolution by depth (‖α‖²), and the kernels of a channel: the branches as they
-    contribute, and the merged kernel.
+    The figure shows the weight of each resolution by depth (‖α‖²), and the kernels of one channel: the weighted
+    branches and the merged kernel.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""Options of a command, made from the fields of a dataclass."""
+"""Command options created from the fields of a dataclass."""
 
 import dataclasses
 import types
@@ -12,7 +12,7 @@ from hf_ext.docstrings import read_entries
 
 
 class Number(click.ParamType):  # type: ignore[type-arg]
-    """A number, or as YAML has it a list by layer or a mapping by task."""
+    """A number, or in YAML syntax a list by layer or a mapping by task."""
 
     name = "float"
 
@@ -26,11 +26,11 @@ class Number(click.ParamType):  # type: ignore[type-arg]
 
 def options_of(kind: type, flags: Mapping[str, str] | None = None, but: Collection[str] = ()) -> list[click.Parameter]:
     """
-    An option for each field of a dataclass, with the help that its `Args:` have. None: the field was not given.
+    Creates an option for each field of a dataclass, with its entry in `Args:` as help. An absent option gives None.
 
     Args:
         kind (`type`): The dataclass.
-        flags (`dict[str, str]`, *optional*): Names of options that are not their field's.
+        flags (`dict[str, str]`, *optional*): Names of options that differ from their fields.
         but (`Collection[str]`): Fields without an option.
 
     Returns:
@@ -69,15 +69,15 @@ def _as_list(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...])
 
 
 def _as_mapping(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> dict[str, str] | None:
-    """NAME=VALUE of each text, each name once."""
+    """The mapping of NAME=VALUE texts, in which each name occurs once."""
     found = dict(map(name_and_value, texts))
     if len(found) != len(texts):
-        raise click.BadParameter("a name is given twice; each needs a name of its own.", ctx, param)
+        raise click.BadParameter("a name is given twice; use each name once.", ctx, param)
     return found or None
 
 
 def name_and_value(text: str) -> tuple[str, str]:
-    """The two sides of NAME=VALUE."""
+    """Splits NAME=VALUE."""
     name, sign, value = text.partition("=")
     if not (name and sign and value):
         raise click.UsageError(f"Expected NAME=VALUE, for instance emotion=org/bert-emotion, got '{text}'.")

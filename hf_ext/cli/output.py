@@ -13,7 +13,7 @@ from hf_ext.terminal import escape, escape_line
 
 
 def finite(value: Any) -> Any:
-    """The value with null for infinities and NaN, and texts for keys and values, such as dates, that JSON has not."""
+    """The value for JSON: null for infinities and NaN, text for keys and values of other types, such as dates."""
     if isinstance(value, dict):
         return {key if isinstance(key, str) else str(key): finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set):
@@ -25,7 +25,7 @@ def finite(value: Any) -> Any:
 
 def print_json(value: Any) -> None:
     """Prints one JSON document on standard output."""
-    # JSON has escapes of its own for letters that an encoding lacks.
+    # JSON can escape characters that the encoding lacks.
     escapes = codecs.lookup(sys.stdout.encoding or "utf-8").name != "utf-8"
     click.echo(json.dumps(finite(value), indent=2, ensure_ascii=escapes, allow_nan=False))
 
@@ -57,8 +57,8 @@ def print_table(
     """
     Prints a table whose first columns are names, the others numbers.
 
-    In a pipe or a file these are the same aligned lines everywhere; on a terminal there are a title and a legend too,
-    and a table that is too wide is several, below one another.
+    A pipe or a file gets aligned lines only; a terminal also gets title and legend, and a wide table is split into
+    several.
     """
     terminal = find_terminal()
     if terminal is None:
@@ -85,8 +85,8 @@ def print_table(
 
 
 def fit_columns(header: Sequence[str], rows: Sequence[Sequence[str]], names: int, width: int) -> list[list[int]]:
-    """The columns of each part of a table that is too wide for a terminal; the names stand in every part."""
-    # A column has a blank on both sides and a line after it; the first line is one more.
+    """Splits the columns of a table that is too wide for a terminal; every part starts with the name columns."""
+    # A column has a space on both sides and a line after it; the first line adds one more.
     widths = [max(len(row[column]) for row in (header, *rows)) + 3 for column in range(len(header))]
     titles = list(range(names))
     parts, used = [list(titles)], sum(widths[:names]) + 1
@@ -100,7 +100,7 @@ def fit_columns(header: Sequence[str], rows: Sequence[Sequence[str]], names: int
 
 
 def aligned_table(header: Sequence[str], rows: Sequence[Sequence[str]], names: int = 1) -> list[str]:
-    """A table as lines: the first columns, which are names, to the left, the others to the right."""
+    """A table as lines: the first columns, which are names, left-aligned, the others right-aligned."""
     rows = [[escape_line(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
     return [
@@ -113,17 +113,17 @@ def aligned_table(header: Sequence[str], rows: Sequence[Sequence[str]], names: i
 
 
 def find_terminal(to_stderr: bool = False) -> Any:
-    """The terminal that a person reads, as rich writes to it; None for a pipe or a file, which get plain lines."""
+    """A rich console for a terminal; None for a pipe or a file."""
     stream = sys.stderr if to_stderr else sys.stdout
     if not stream.isatty():
         return None
     from rich.console import Console
 
-    # Its styles are ours; every text that it gets is escaped here.
+    # All styles come from this module, and all text is escaped here.
     return Console(file=getattr(stream, "within", stream), highlight=False)
 
 
 def result_row(result: dict[str, Any]) -> tuple[str, str]:
-    """One result of an eval.json as a row: the metric, then its value and where it was measured."""
+    """One result of an eval.json as a row: metric, then value and data set."""
     where = ", ".join(filter(None, (result["dataset"], result.get("split"))))
     return result.get("name") or result["metric"], f"{result['value']:.4f} on {where}"

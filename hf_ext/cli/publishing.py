@@ -23,25 +23,23 @@ if TYPE_CHECKING:
 @click.argument("repo_id", metavar="ORG/NAME")
 @click.option("--branch", "--revision", "revision", help="Branch to commit to, created if missing.  [default: main]")
 @click.option("--create-pr", is_flag=True, help="Open a pull request instead of committing to main.")
-@click.option("--private/--public", default=None, help="Visibility of a repository that does not exist yet.")
+@click.option("--private/--public", default=None, help="Visibility of a new repository.")
 @click.option(
     "--message", "commit_message", default="Upload with hf-ext", show_default=True, help="First line of the commit."
 )
 @click.option("--license", help="Licence of the weights, as the Hub names it.")
 @click.option("--endpoint", help="Address of the Hub.  [default: HF_ENDPOINT]")
-@click.option(
-    "--check/--no-check", default=True, show_default=True, help="Load the model first, with hf_ext and without."
-)
-@click.option("--dry-run", is_flag=True, help="Do everything but the upload, and list what would be uploaded.")
+@click.option("--check/--no-check", default=True, show_default=True, help="Test loading, with hf_ext and without.")
+@click.option("--dry-run", is_flag=True, help="Do everything except the upload, and list the files.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def push(folder: Path, repo_id: str, check: bool, dry_run: bool, as_json: bool, **options: Any) -> None:
     """Publish FOLDER, the snapshot/ of a run or any safetensors model, as ORG/NAME in one commit.
 
-    The push first makes a clean copy: weights, configuration, the code of the installed package, and a card. The copy
-    must load from a Hub's cache, in a process with hf_ext and in one without. Only files that belong to a model are
-    uploaded, and no link out of FOLDER is followed. A list of the files, and of those left behind, is printed first.
-    Tokens, keys and passwords in these files refuse the push. Code in FOLDER is never run and never uploaded. After
-    the upload, the files on the Hub are compared with the copy. The token is that of `hf auth login`, or HF_TOKEN.
+    A clean copy is made first: weights, configuration, the code of the installed package, and a card. It must load
+    from a Hub's cache, in a process with hf_ext and in one without. Only files that belong to a model are uploaded;
+    links that leave FOLDER are not followed. Before the upload, the files and the excluded files are listed. A file
+    with a token, key or password stops the push. Code in FOLDER is never run and never uploaded. After the upload, the
+    files on the Hub are compared with the copy. The token comes from `hf auth login` or HF_TOKEN.
 
     \b
     Examples:
@@ -63,7 +61,7 @@ def push(folder: Path, repo_id: str, check: bool, dry_run: bool, as_json: bool, 
             if not is_quiet():
                 print_listing(listing, to_stderr=as_json)
 
-        # The options are called as the function's arguments.
+        # The options have the names of the function's arguments.
         commit = run(folder, repo_id, check=check, announce=announce, **options)
         (listing,) = announced
         result = {"repo_id": repo_id, "commit": commit.oid, "url": commit.commit_url, "pull_request": commit.pr_url}
@@ -76,7 +74,7 @@ def push(folder: Path, repo_id: str, check: bool, dry_run: bool, as_json: bool, 
 
 
 def try_push(folder: Path, repo_id: str, license_name: str | None, check: bool) -> "Listing":
-    """Stages and checks a folder as a push would, and returns what would go up and what would stay behind."""
+    """Stages and checks a folder as a push would, and returns the listing."""
     from huggingface_hub.utils import validate_repo_id
 
     from hf_ext.hub.load_check import check_loads
@@ -92,7 +90,7 @@ def try_push(folder: Path, repo_id: str, license_name: str | None, check: bool) 
 
 
 def print_listing(listing: "Listing", to_stderr: bool = False) -> None:
-    """The plan of an upload: files with their bytes, files left out with the reason, and warnings."""
+    """Prints the plan of an upload: files with sizes, excluded files with reasons, and warnings."""
     parts = {
         "goes up": [(f"{size:,}", name) for name, size in listing.files.items()],
         "stays behind": [(name, reason) for name, reason in listing.stays_behind.items()],
@@ -116,8 +114,9 @@ def card(
 ) -> None:
     """Write the model card, README.md, of FOLDER from its configuration, weights, eval.json and training.json.
 
-    A card that someone wrote or edited is kept. `hf-ext push` writes the card itself, in its own copy. With --check,
-    missing entries and entries that the Hub would refuse or not find are printed, and the exit code is then 1.
+    A card that was edited by hand is kept. `hf-ext push` writes a card in its own copy, so this command is optional.
+    With --check, missing entries and entries that the Hub would refuse or ignore are printed, and the exit code is 1
+    if there are any.
 
     \b
     Examples:
@@ -130,7 +129,7 @@ def card(
         if as_json:
             print_json({"card": str(folder / "README.md"), "problems": problems})
         else:
-            say(*(problems or [f"{folder / 'README.md'}: nothing is wrong with it"]))
+            say(*(problems or [f"{folder / 'README.md'}: no problems found"]))
         context.exit(1 if problems else 0)
     from hf_ext.hub.cards import write_card
 
@@ -142,7 +141,7 @@ def card(
 
 
 def find_problems(folder: Path) -> list[str]:
-    """Gaps of a card and contradictions to the folder, one line each."""
+    """Problems of a card, one line each: missing entries, and contradictions with the folder."""
     from hf_ext.hub.card_rules import check_card, read_results_of
     from hf_ext.hub.cards import expected_task
     from hf_ext.hub.front_matter import read_front_matter

@@ -1,4 +1,4 @@
-"""hf-ext recipes: the recipes that travel with the package; and how commands take one by its name."""
+"""hf-ext recipes: list of the recipes of the package, and the parameter type that accepts their names."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from .terminal import say
 
 
 class RecipeFile(click.Path):
-    """A YAML file, or the name of a recipe where no such file exists."""
+    """A YAML file, or the name of a recipe if there is no such file."""
 
     def __init__(self) -> None:
         super().__init__(exists=True, dir_okay=False, path_type=Path)
@@ -48,14 +48,14 @@ def recipes(name: str | None, out: Path | None, as_json: bool) -> None:
 
     if name is None:
         if out is not None:
-            raise click.UsageError("--out copies one recipe: name it, as `hf-ext recipes` lists them.")
+            raise click.UsageError("--out copies one recipe: give its NAME; `hf-ext recipes` lists them.")
         found = list_recipes()
         keys = ("name", "method", "what", "data")
         if as_json:
             print_json([{key: getattr(recipe, key) for key in keys} for recipe in found])
         elif find_terminal():
             rows = [[getattr(recipe, key) for key in keys] for recipe in found]
-            print_table(keys, rows, names=4, title="Recipes", legend="hf-ext recipes NAME --out FILE copies one.")
+            print_table(keys, rows, names=4, title="Recipes", legend="Copy one: hf-ext recipes NAME --out FILE")
         else:
             print_table(keys[:3], [[recipe.name, recipe.method, recipe.what] for recipe in found], names=3)
         return
@@ -66,7 +66,7 @@ def recipes(name: str | None, out: Path | None, as_json: bool) -> None:
     from hf_ext.files import whole_file
 
     if out.exists():
-        raise click.BadParameter(f"{out} exists; name a new file.", param_hint="--out")
+        raise click.BadParameter(f"{out} exists; give a new file.", param_hint="--out")
     with whole_file(out, "w", encoding="utf-8") as file:
         file.write(text)
     say(out)

@@ -1,4 +1,4 @@
-"""hf-ext restore and hf-ext semanir: pictures through SemanIR models."""
+"""hf-ext restore and hf-ext semanir: SemanIR models on pictures."""
 
 import math
 import time
@@ -31,7 +31,7 @@ class Tile(click.ParamType):  # type: ignore[type-arg]
         try:
             return int(value)
         except ValueError:
-            self.fail(f"{value!r} is neither a number of pixels nor auto.", param, ctx)
+            self.fail(f"{value!r} is neither a number of pixels nor 'auto'.", param, ctx)
 
 
 class Colour(click.ParamType):  # type: ignore[type-arg]
@@ -47,7 +47,7 @@ class Colour(click.ParamType):  # type: ignore[type-arg]
         try:
             return ImageColor.getrgb(value)[:3]
         except ValueError:
-            self.fail(f"{value!r} is no colour such as white or #ffcc00.", param, ctx)
+            self.fail(f"{value!r} is not a colour; give one such as white or #ffcc00.", param, ctx)
 
 
 class Numbers(click.ParamType):  # type: ignore[type-arg]
@@ -61,12 +61,12 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
         try:
             return [int(part) for part in value.split(",")]
         except ValueError:
-            self.fail(f"{value!r} is no list of whole numbers such as 16,64.", param, ctx)
+            self.fail(f"{value!r} is not a list of whole numbers such as 16,64.", param, ctx)
 
 
 @loads
 def load_model(source: str, device: str | None, dtype: str | None, task: str | None = None) -> Any:
-    """The model of a folder or org/name[@revision], of one task if that is a merge; on the GPU if there is one."""
+    """Loads the model of a folder or org/name[@revision], or of one task of a merge, on the GPU if there is one."""
     from hf_ext.restoration.restorer import load_model as run
 
     return run(source, task, device, dtype)
@@ -76,27 +76,25 @@ def load_model(source: str, device: str | None, dtype: str | None, task: str | N
 @click.argument("source", metavar="MODEL", type=Model())
 @click.argument("inputs", metavar="IN...", nargs=-1, required=True)
 @click.option("--task", metavar="NAME", help="Task of a merge.")
-@click.option("--out", required=True, help="Folder of the restored pictures; - for one picture on standard output.")
-@click.option("--tile", type=Tile(), help="Side of tiles in pixels, or auto: tiles if memory is short.")
-@click.option("--self-ensemble", is_flag=True, help="Average over the 8 flips and turns: better, 8 times the work.")
-@click.option("--top-k", type=click.IntRange(min=1), help="Keys that each token attends to.")
+@click.option("--out", required=True, help="Folder for restored pictures; - writes one picture to standard output.")
+@click.option("--tile", type=Tile(), help="Side of tiles in pixels; auto uses tiles if memory is short.")
+@click.option("--self-ensemble", is_flag=True, help="Average over 8 flips and rotations: better, 8 times the time.")
+@click.option("--top-k", type=click.IntRange(min=1), help="Number of keys that each token attends to.")
 @click.option(
     "--strength",
     type=click.FloatRange(0, 1),
     default=1.0,
-    help="Share of the change: 0.5 gives the mean of picture and result.",
+    help="Blend of input and result: 0 keeps the input, 0.5 is their mean, 1 is the result.",
 )
-@click.option("--wrap", is_flag=True, help="Each edge goes on at the opposite one: textures that tile keep no seam.")
+@click.option("--wrap", is_flag=True, help="Treat opposite edges as neighbours: seamless textures stay seamless.")
 @click.option(
     "--compare",
     is_flag=True,
-    help="Also draw pictures and crops before and after: OUT/comparison.png, and comparison.html with sliders.",
+    help="Also write pictures and crops before and after: OUT/comparison.png, and comparison.html with sliders.",
 )
-@click.option(
-    "--format", "kind", type=click.Choice(FORMATS), help="Format of all results.  [default: that of the input]"
-)
+@click.option("--format", "kind", type=click.Choice(FORMATS), help="Format of results.  [default: that of the input]")
 @click.option("--quality", type=click.IntRange(1, 100), help="Quality of JPEG and WebP.  [default: 95]")
-@click.option("--lossless", is_flag=True, help="Write lossless WebP; a lossless input stays lossless anyway.")
+@click.option("--lossless", is_flag=True, help="Write lossless WebP; lossless inputs stay lossless without it.")
 @click.option(
     "--background",
     type=Colour(),
@@ -106,15 +104,17 @@ def load_model(source: str, device: str | None, dtype: str | None, task: str | N
 )
 @click.option("--suffix", help="Suffix of the results' names, such as _restored: a.png becomes a_restored.png.")
 @click.option(
-    "--name", "template", help="Names of results: {stem} and {ext} are those of the input, as in {stem}-{ext}."
+    "--name",
+    "template",
+    help="Template of the results' names, such as {stem}-{ext}; {stem} and {ext} come from the input.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace any file that has the name of a result.")
+@click.option("--overwrite", is_flag=True, help="Replace existing files that have the name of a result.")
 @click.option(
     "--max-megapixels",
     type=click.FloatRange(min=0, min_open=True),
     default=200.0,
     show_default=True,
-    help="Larger pictures are reported, not decoded.",
+    help="Largest picture; larger ones are reported and not decoded.",
 )
 @click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the GPU if there is one]")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Precision of the model.")
@@ -145,11 +145,12 @@ def restore(
     IN is a picture, a folder (with its subfolders, whose paths are kept), a pattern, - for a picture on standard
     input, or @FILE for a list of names, one per line (@- reads the list from standard input). Results keep
     transparency, 16 bits, EXIF data, colour profile and resolution. Every frame of an animated GIF, PNG or WebP and
-    every page of a TIFF is restored. A broken picture is reported, and so is one whose result would overwrite another
-    result; the other pictures are restored, and the exit code is 1. HEIC and RAW need the extra hf-ext[images].
+    every page of a TIFF is restored. Unreadable pictures are reported, and so are pictures whose result would
+    overwrite another result; the others are restored, and the exit code is 1. HEIC and RAW need the extra
+    hf-ext[images].
 
-    A result is skipped if it comes from the same picture, model and options, as .hf-ext-restored.jsonl in OUT records.
-    Other results of this command are made again. Files that this command did not write are kept and reported.
+    OUT/.hf-ext-restored.jsonl records the picture, model and options of each result. An existing result is kept if all
+    three are the same, and made again otherwise. Files that this command did not write are kept and reported.
 
     \b
     Examples:
@@ -162,7 +163,7 @@ def restore(
       hf-ext restore org/name photos/ --out photos --suffix _restored
       find photos -newer last | hf-ext restore org/name @- --out restored
     """
-    # Where nothing is left to do no model is needed.
+    # The model is loaded later, and only if there is work to do.
     import_without_models()
     from hf_ext.distributed import Ranks
 
@@ -172,7 +173,8 @@ def restore(
     encoding = {"quality": quality, "lossless": lossless, "background": background}
     options = {"tile": tile, "self_ensemble": self_ensemble, "top_k": top_k, "strength": strength, "wrap": wrap}
     ranks, made_with = Ranks(), {**options, **encoding, "task": task, "dtype": dtype}
-    # One process looks: another would see results of those that have begun, and standard input is read once.
+    # One process plans: the others would see results of processes that started earlier, and standard input is read
+    # once.
     plan, to_do = ranks.ask_first(
         lambda: _plan(source, inputs, folder, f".{kind}" if kind else None, name, sheet, overwrite, made_with)
     )
@@ -187,31 +189,31 @@ def restore(
         failed += wrong
         parts = [f"{restored} restored to {out}", speed]
     if ranks.index > 0:
-        # The first process speaks for all.
+        # Only the first process prints.
         return
     if done := len(plan.jobs) - len(to_do):
-        parts.append(f"{done} were there already (--overwrite restores them again)")
+        parts.append(f"{done} already restored (--overwrite restores them again)")
     if replaced := sum(job.replace for job in to_do) * (not overwrite):
-        parts.append(f"{replaced} of them in place of results that another picture, model or options made, or damaged")
+        parts.append(f"{replaced} of them replace results of another picture, model or options, or damaged results")
     if plan.skipped:
-        parts.append(f"{len(plan.skipped)} skipped, which need a library")
+        parts.append(f"{len(plan.skipped)} skipped because a library is missing")
     if folder is not None:
         say(out if is_quiet() else "; ".join(parts))
     if failed:
-        raise Failed(f"{failed} of {len(plan.jobs) + len(plan.refused)} could not be restored.")
+        raise Failed(f"{failed} of {len(plan.jobs) + len(plan.refused)} pictures could not be restored.")
 
 
 def _check_options(strength: float, quality: int | None, lossless: bool) -> None:
     if math.isnan(strength):
-        raise click.UsageError("--strength is nan; it goes from 0 to 1.")
+        raise click.UsageError("--strength must be a number from 0 to 1; got nan.")
     if quality is not None and lossless:
-        raise click.UsageError("--quality is of coding with a loss, --lossless of coding without; give one of them.")
+        raise click.UsageError("--quality applies to lossy compression and contradicts --lossless; give one of them.")
 
 
 def _name_of_results(suffix: str | None, template: str | None) -> str:
     if suffix is not None and template is not None:
-        raise click.UsageError("--suffix is short for --name '{stem}SUFFIX'; give one of them.")
-    # Braces of a suffix stand for themselves.
+        raise click.UsageError("--suffix SUFFIX means --name '{stem}SUFFIX'; give either --suffix or --name.")
+    # Escape braces in a suffix.
     return template or "{stem}" + (suffix or "").replace("{", "{{").replace("}", "}}")
 
 
@@ -232,7 +234,7 @@ def _plan(
     overwrite: bool,
     made_with: dict[str, Any],
 ) -> tuple[Any, list[Any]]:
-    """The plan, and those of its jobs that are not done; what cannot be done is said."""
+    """The plan and its unfinished jobs; prints the pictures that cannot be restored."""
     from hf_ext.files import remove_leftovers_of
     from hf_ext.restoration.jobs import check_places, plan_jobs
     from hf_ext.restoration.records import choose_jobs
@@ -240,7 +242,7 @@ def _plan(
     plan = plan_jobs(list(inputs), folder, ending, name, sheet)
     for option, endings in (("quality", (".jpg", ".jpeg", ".webp")), ("lossless", (".webp",))):
         if plan.jobs and made_with[option] and not any(job.ending.lower() in endings for job in plan.jobs):
-            raise Unusable(f"--{option} is for {' and '.join(endings)}, and no result is one; see --format.")
+            raise Unusable(f"--{option} is for {' and '.join(endings)}, but no result has this format; see --format.")
     plan, to_do = choose_jobs(plan, _records(source, folder, made_with), overwrite)
     for text in [*plan.skipped.values(), *plan.refused.values()]:
         say(text, to_stderr=True)
@@ -248,7 +250,7 @@ def _plan(
         raise Unusable(f"none of {len(plan.skipped) + len(plan.refused)} pictures can be restored.")
     drawn = [] if sheet is None else [sheet, sheet.with_suffix(".html")]
     if to_do and not overwrite and (there := [str(path) for path in drawn if path.exists()]):
-        raise Failed(f"{' and '.join(there)} would be replaced; say --overwrite, or move them.")
+        raise Failed(f"{' and '.join(there)} would be replaced; give --overwrite, or move them.")
     check_places(to_do)
     remove_leftovers_of(job.out for job in to_do if job.out is not None)
     return plan, to_do
@@ -258,16 +260,16 @@ def _folder_of_results(out: str, compare: bool) -> Path | None:
     """The folder that --out names; None for standard output."""
     folder = None if out == "-" else Path(out)
     if folder is None and compare:
-        raise click.UsageError("--compare needs a folder to write to: --out DIR.")
+        raise click.UsageError("--compare needs a folder for its files: give --out DIR instead of -.")
     if folder is not None and folder.exists() and not folder.is_dir():
-        raise click.UsageError(f"--out {out} is a file; name a folder.")
+        raise click.UsageError(f"--out {out} is a file; give a folder.")
     return folder
 
 
 def _restore(
     model: Any, jobs: list[Any], ranks: Any, encoding: dict[str, Any], options: dict[str, Any]
 ) -> tuple[int, int, str]:
-    """Counts of restored and failed pictures, and the speed."""
+    """Restores the pictures; returns the numbers of restored and failed ones, and the speed."""
     with import_at_once():
         from hf_ext.restoration.encoding import Encoding
         from hf_ext.restoration.run import restore_files
@@ -283,15 +285,15 @@ def _restore(
 
 
 class _Bar:
-    """Megapixels done, with messages above them. Of several processes the first has one."""
+    """A progress bar of megapixels with messages above it, shown by the first process."""
 
     def __init__(self, jobs: list[Any], ranks: Any):
         from hf_ext.progress import progress
         from hf_ext.restoration.jobs import megapixels_of
 
-        # To know the sizes, all files are opened.
+        # The sizes are known only after opening all files, so this is done only for a visible bar.
         shown = ranks.index == 0 and not is_quiet()
-        # The other processes are as fast as this one.
+        # Assume that the other processes are as fast as this one.
         self.count = ranks.count
         total = self.count * sum(map(megapixels_of, ranks.share(jobs))) if shown else 0.0
         self.bar = progress(total=round(total, 6), unit="MP", shown=shown, bar_format=_FORMAT, smoothing=0.1)
@@ -315,23 +317,21 @@ _FORMAT = "{percentage:3.0f} %|{bar}| {n:.2f} of {total:.2f} MP [{elapsed}, {rem
 
 @click.group(cls=Group)
 def semanir() -> None:
-    """SemanIR: look into a model. `hf-ext train` trains one, `hf-ext restore` uses it."""
+    """SemanIR: draw what a model attends to. `hf-ext train` trains a model, `hf-ext restore` uses it."""
 
 
 @semanir.command()
 @click.argument("source", metavar="MODEL", type=Model())
 @click.argument("image", metavar="IMAGE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("out", metavar="OUT.png", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--at", type=Numbers(), metavar="X,Y", help="Pixel of the patch.  [default: the middle]")
-@click.option(
-    "--stage", type=click.IntRange(min=1), default=1, show_default=True, help="Stage, in the order they run."
-)
+@click.option("--at", type=Numbers(), metavar="X,Y", help="Position of the patch in pixels.  [default: the middle]")
+@click.option("--stage", type=click.IntRange(min=1), default=1, show_default=True, help="Number of the stage.")
 @click.option("--top-k", type=Numbers(), help="Numbers of keys.  [default: 1/16 to 1/2 of a window]")
 def explain(source: str, image: Path, out: Path, at: list[int] | None, stage: int, top_k: list[int] | None) -> None:
-    """Draw the key-semantic neighbours of a patch of IMAGE into OUT.png, for several k.
+    """Draw the key-semantic neighbours of a patch of IMAGE for several k, and write OUT.png.
 
-    The neighbours are the tokens of the patch's window that it attends to in a stage of MODEL, a folder or
-    org/name[@revision]: the most similar ones.
+    The neighbours of a patch are the k most similar tokens of its window, which it attends to in a stage of MODEL, a
+    folder or org/name[@revision].
 
     \b
     Examples:
@@ -345,7 +345,7 @@ def explain(source: str, image: Path, out: Path, at: list[int] | None, stage: in
     from hf_ext.restoration.files import read_image, write_image
 
     if at is not None and len(at) != 2:
-        raise click.BadParameter("give column and row, such as 120,80.", param_hint="--at")
+        raise click.BadParameter("give two numbers, column and row, such as 120,80.", param_hint="--at")
     if out.suffix.lower() != ".png":
         raise click.BadParameter(f"{out} does not end with .png.", param_hint="OUT.png")
     pixels = read_image(image).pixels

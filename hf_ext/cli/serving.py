@@ -21,50 +21,57 @@ def read_token(context: click.Context, option: click.Parameter, path: Path | Non
 
 @click.group(cls=Group)
 def hub() -> None:
-    """Run a Hub on this machine: for tests, without internet, and for the quickstart."""
+    """Run a Hub on this machine, for tests and for work without internet."""
     import_without_models()
 
 
 @hub.command()
+@click.option("--root", required=True, type=click.Path(file_okay=False, path_type=Path), help="Repository folder.")
 @click.option(
-    "--root", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder of repositories."
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on; any address except loopback requires --token-file.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address; any but loopback needs a token.")
-@click.option(
-    "--port", default=8765, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 takes a free one."
-)
+@click.option("--port", default=8765, show_default=True, type=click.IntRange(0, 65535), help="Port; 0: a free one.")
 @click.option(
     "--token-file",
     "token",
     type=FILE,
     callback=read_token,
-    help="File with the token that clients must send to write.",
+    help="File with the token that clients need for writing.",
 )
 @click.option(
     "--read-token-file",
     "read_token",
     type=FILE,
     callback=read_token,
-    help="File with a second token, which reads private repositories and cannot write.",
+    help="File with a second token for reading private repositories, without write access.",
 )
 @click.option(
     "--allowed-host",
     "allowed_hosts",
     multiple=True,
     metavar="NAME[:PORT]",
-    help="Another host name for clients. Repeatable.",
+    help="Further host name that clients may use. Repeatable.",
 )
 @click.option(
-    "--public-url", metavar="URL", help="Address of a proxy before this server; links to large files start with it."
+    "--public-url",
+    metavar="URL",
+    help="Address of a reverse proxy in front of this server; download links start with it.",
 )
 @click.option(
-    "--max-connections", default=256, show_default=True, type=click.IntRange(1), help="Connections at a time."
+    "--max-connections",
+    default=256,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Largest number of simultaneous connections.",
 )
 def serve(root: Path, **options: Any) -> None:
     """Serve the repositories in a folder to huggingface_hub, transformers, diffusers and datasets.
 
     A missing folder is created. The server runs until Ctrl-C. Clients read its address from HF_ENDPOINT when they
-    start. It has no Xet storage: `hf upload` and push_to_hub need HF_HUB_DISABLE_XET=1, hf-ext push does not.
+    start. Xet storage is not supported: `hf upload` and push_to_hub need HF_HUB_DISABLE_XET=1; hf-ext push does not.
 
     \b
     Examples:
@@ -75,11 +82,11 @@ def serve(root: Path, **options: Any) -> None:
     from hf_ext.embedded_hub.server import EmbeddedHub
 
     def announce(server: EmbeddedHub) -> None:
-        note(f"Serving {root} at {server.url}; Ctrl-C stops it. Set this for clients:")
+        note(f"Serving {root} at {server.url}; press Ctrl-C to stop. Clients need:")
         note(f"  export HF_ENDPOINT={options['public_url'] or server.url} HF_HUB_DISABLE_XET=1")
 
-    # A service manager stops a process with SIGTERM: let requests end, as after Ctrl-C.
+    # Handle SIGTERM, which service managers send, like Ctrl-C: finish the running requests.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
-        # The options are called as the arguments of EmbeddedHub.
+        # The options have the names of the arguments of EmbeddedHub.
         EmbeddedHub(root, **options).serve_forever(announce)

@@ -1,4 +1,4 @@
-"""Models as commands take them: a folder, org/name[@revision], or the name of a model that travels with hf-ext."""
+"""Parameter types for models: a folder, org/name[@revision], or the name of a released model."""
 
 import difflib
 from pathlib import Path
@@ -10,7 +10,7 @@ from .library import import_without_models
 
 
 class Model(click.ParamType):  # type: ignore[type-arg]
-    """A folder, org/name[@revision], or the name of a released model, which becomes its folder."""
+    """A folder, org/name[@revision], or the name of a released model, which is converted to its folder."""
 
     name = "MODEL"
 
@@ -30,8 +30,8 @@ class ModelFolder(click.Path):
 
 def find_released(value: str) -> str:
     """
-    The folder of a released model where a bare name is given; everything else as it is, without an import. A name that
-    is nearly one of theirs is refused: a Hub that is asked for it may be slow to say no.
+    The folder of a released model for its name; every other value unchanged, without an import if it is a path. A name
+    similar to one of theirs is refused, since a request to a Hub may be slow.
     """
     if "/" in value or Path(value).exists():
         return value
@@ -42,7 +42,7 @@ def find_released(value: str) -> str:
     names = [model.name for model in list_released()] if found == value else []
     if value not in names and (close := difflib.get_close_matches(value, names, n=1, cutoff=0.85)):
         raise click.UsageError(
-            f"no model here is called {value!r}; did you mean {close[0]!r}? `hf-ext models` lists those that "
-            "travel with hf-ext; others are a folder or org/name."
+            f"no released model is called {value!r}; did you mean {close[0]!r}? `hf-ext models` lists them; give "
+            "other models as a folder or org/name."
         )
     return found

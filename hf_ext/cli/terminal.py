@@ -11,24 +11,24 @@ import click
 
 from hf_ext.terminal import escape_line, is_quiet
 
-# What -q and -v tell: ours, and what the libraries read when they are imported.
+# Variables that -q and -v set: our own, and those that libraries read when they are imported.
 _LIBRARIES = ("TRANSFORMERS_VERBOSITY", "DIFFUSERS_VERBOSITY", "DATASETS_VERBOSITY", "HF_HUB_VERBOSITY")
 _BARS = ("HF_DATASETS_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_PROGRESS_BARS")
 _SETTINGS = ("HF_EXT_QUIET", "HF_EXT_DEBUG", *_LIBRARIES, *_BARS)
-# The module of each library that is told where it is imported already.
+# Modules with the verbosity of libraries that are imported already.
 _LOGGING = ("transformers.utils.logging", "diffusers.utils.logging", "datasets.utils.logging")
 
 
 @contextlib.contextmanager
 def kept_settings() -> Iterator[None]:
-    """Keep the settings of -q and -v for one command, and for the processes that it starts."""
+    """Limits the settings of -q and -v to one command and its child processes."""
     before = {name: os.environ.get(name) for name in _SETTINGS}
     if not (sys.stderr and sys.stderr.isatty()):
-        # The bars of libraries would fill a log.
+        # Progress bars of libraries would fill a log.
         os.environ |= {name: "1" for name in _BARS if before[name] is None}
     logger = logging.getLogger("hf_ext")
     level, handlers = logger.level, list(logger.handlers)
-    # What `datasets` says of a broken file, the error says too; its line shows the file's name as it is.
+    # `datasets` logs broken files, with unescaped file names; our errors report them as well.
     readers = logging.getLogger("datasets.packaged_modules")
     before_readers = readers.level
     readers.setLevel(logging.CRITICAL)
@@ -47,7 +47,7 @@ def kept_settings() -> Iterator[None]:
 
 
 def set_loudness(context: click.Context, option: click.Parameter, given: bool) -> None:
-    """Sets what -q or -v says, before anything is imported or read."""
+    """Applies -q or -v, before anything is imported or read."""
     if not given or context.resilient_parsing:
         return
     quiet = option.name == "quiet"
@@ -65,14 +65,17 @@ def set_loudness(context: click.Context, option: click.Parameter, given: bool) -
         os.environ |= dict.fromkeys(_BARS, "1")
         warnings.simplefilter("ignore")
     else:
-        # Without a handler Python shows warnings only.
+        # Without a handler Python prints warnings only.
         logger.addHandler(logging.StreamHandler())
 
 
 def add_loudness(command: click.Command) -> click.Command:
-    """The command with the options -q and -v, which every one has."""
+    """Adds the options -q and -v to a command."""
     if not any(option.name == "quiet" for option in command.params):
-        texts = {"quiet": "Show errors and results only.", "verbose": "Show more, and the traceback of an error."}
+        texts = {
+            "quiet": "Show errors and results only.",
+            "verbose": "Show more messages, and the traceback of an error.",
+        }
         for name, text in texts.items():
             words = (f"-{name[0]}", f"--{name}", name)
             command.params.append(
@@ -82,12 +85,12 @@ def add_loudness(command: click.Command) -> click.Command:
 
 
 def say(*lines: object, to_stderr: bool = False) -> None:
-    """Prints lines, in which no name of a file begins another."""
+    """Prints lines; line breaks within one, for instance in a file name, are escaped."""
     for line in lines:
         click.echo(escape_line(str(line)), err=to_stderr)
 
 
 def note(text: str, to_stderr: bool = False) -> None:
-    """Prints what is no result and no error: -q leaves it out."""
+    """Prints a message that -q suppresses."""
     if not is_quiet():
         say(text, to_stderr=to_stderr)

@@ -16,15 +16,17 @@ CONFIG_FILE = RecipeFile()
 
 # Everything after FILE.yaml belongs to the training arguments, --help included.
 @click.command(context_settings={"allow_interspersed_args": False}, add_help_option=False)
-@click.option("-h", "--help", "show_help", is_flag=True, help="Show this, and with FILE.yaml its method's fields too.")
+@click.option(
+    "-h", "--help", "show_help", is_flag=True, help="Show this; with FILE.yaml, also the fields of its method."
+)
 @click.argument("config", metavar="FILE.yaml", type=CONFIG_FILE, required=False)
 @click.argument("overrides", metavar="[--field VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def train(context: click.Context, show_help: bool, config: Path | None, overrides: tuple[str, ...]) -> None:
-    """Train a model by a YAML file, or by the name of a recipe of `hf-ext recipes`.
+    """Train a model from a YAML file or a recipe (see `hf-ext recipes`).
 
     Flags after the file replace its values; a dot separates section and key. The same command resumes an interrupted
-    run. The run folder holds the curves, the resume states, and snapshot/, a model to load or push.
+    run. The run folder contains curves, resume states, and snapshot/, the model to load or push.
 
     \b
     Examples:
@@ -36,7 +38,7 @@ def train(context: click.Context, show_help: bool, config: Path | None, override
     Several GPUs or machines:
       accelerate launch --num_processes 4 -m hf_ext.training FILE.yaml --field value
     """
-    # A mistake in the file is found before torch is imported.
+    # Errors in the file are found before torch is imported.
     import_without_models()
     from hf_ext.training import main as run
     from hf_ext.training.reference import describe_fields
@@ -45,17 +47,17 @@ def train(context: click.Context, show_help: bool, config: Path | None, override
         click.echo(f"{context.get_help()}\n\n{describe_fields(config)}", nl=False)
         context.exit()
     if config is None:
-        raise click.UsageError("Missing argument 'FILE.yaml'.")
+        raise click.UsageError("Missing argument 'FILE.yaml': give a file or the name of a recipe.")
     context.exit(run([str(config), *overrides]))
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("source", metavar="MODEL", type=Model())
 @click.argument("overrides", metavar="[--field VALUE]...", nargs=-1, type=click.UNPROCESSED)
-@click.option("--config", required=True, type=CONFIG_FILE, help="YAML file that names the method, task and data.eval.")
+@click.option("--config", required=True, type=CONFIG_FILE, help="YAML file with method, task and data.eval.")
 @click.option("--task", metavar="NAME", help="Task of a merge.")
 @click.option("--output", type=click.Path(path_type=Path), help="Also write the result to this file (eval.json).")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON; a number that is not finite is null.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON; non-finite numbers become null.")
 def evaluate(
     source: str,
     overrides: tuple[str, ...],
@@ -64,10 +66,10 @@ def evaluate(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Evaluate MODEL, a folder or org/name[@revision], on the data.eval of a YAML file.
+    """Evaluate MODEL, a folder or org/name[@revision], on data.eval of a YAML file.
 
-    Flags after MODEL replace values of the file; a dot separates section and key. A peft adapter is loaded on the base
-    that it names. Processes of `accelerate launch -m hf_ext_cli.main evaluate ...` share the examples.
+    Flags after MODEL replace values of the file; a dot separates section and key. A peft adapter is loaded together
+    with the base that it names. Processes of `accelerate launch -m hf_ext_cli.main evaluate ...` share the examples.
 
     \b
     Examples:
@@ -76,15 +78,17 @@ def evaluate(
       hf-ext evaluate org/name@v1 --config semanir/denoise_color --data.eval.path photos/ --json
     """
     if source.startswith("-"):
-        raise click.UsageError(f"MODEL comes before the values that replace those of the file, got {source} first.")
-    # A mistake in the file is found before torch is imported.
+        raise click.UsageError(
+            f"MODEL must be the first argument, before the flags that replace values of the file; got {source}."
+        )
+    # Errors in the file are found before torch is imported.
     import_without_models()
     from hf_ext.distributed import Ranks
     from hf_ext.training import evaluate_checkpoint
 
     result = evaluate_checkpoint(source, config, list(overrides), output, task)
     if Ranks().index > 0:
-        # The first process speaks for all.
+        # Only the first process prints.
         return
     if as_json:
         print_json(result)
@@ -108,7 +112,7 @@ def data() -> None:
 @click.argument("overrides", metavar="[--field VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def check(context: click.Context, config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Read, decode and prepare every example of FILE.yaml once, and list those that cannot be used.
+    """Read, decode and prepare every example of FILE.yaml once, and list the unusable ones.
 
     Flags after the file replace its values, as for `hf-ext train`. Nothing is written. The exit code is 1 if more
     training examples are unusable than data.max_bad_examples allows, or if an evaluation example is unreadable.
@@ -118,7 +122,7 @@ def check(context: click.Context, config: Path, overrides: tuple[str, ...], as_j
       hf-ext data check semanir/denoise_color --data.train.path photos/ --data.eval null
       hf-ext data check --json examples/semanir/denoise_color.yaml
     """
-    # A mistake in the file is found before torch is imported.
+    # Errors in the file are found before torch is imported.
     import_without_models()
     from hf_ext.training.methods import build_task, read_arguments
 
@@ -127,7 +131,7 @@ def check(context: click.Context, config: Path, overrides: tuple[str, ...], as_j
 
     from hf_ext.training.data_check import check_data, describe_check
 
-    # One bar is enough.
+    # Our own progress bar is enough.
     datasets.disable_progress_bars()
     found = check_data(build_task(arguments), arguments)
     if as_json:

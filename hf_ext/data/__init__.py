@@ -1,1 +1,1 @@
-"""Data as people have them: what they are, how they are opened, and which part measures."""
+"""The user's data: recognition, opening, and splits for evaluation."""

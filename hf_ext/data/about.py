@@ -1,4 +1,4 @@
-"""Tables that say what is known of other files, a row each: their classes, values, captions."""
+"""Tables that describe other files, one per row: classes, values, captions."""
 
 import re
 from collections import Counter
@@ -16,7 +16,7 @@ from .tables import read_table, shorten
 
 logger = logging.get_logger(__name__)
 
-# Their names in `datasets`. Others are known by what they hold.
+# Names that `datasets` reads. Other tables are recognised by their content.
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 # Bytes of a table that tell whether its first rows name files.
@@ -47,13 +47,13 @@ def find_about(place: Path, files: list[Path]) -> Path | None:
     common = heads[0][0] if heads and heads[0][1] > 1 else None
     found = [file for file in tables if _names_one(file, known[file.parent], usual, common)]
     if len(found) > 1:
-        raise DataError(f"{found[0]} and {found[1].name} both name the files: leave one.")
+        raise DataError(f"{found[0]} and {found[1].name} both describe the files: remove one of them.")
     return found[0] if found else None
 
 
 def _index(folder: Path, files: list[Path]) -> dict[str, Path | None]:
     """
-    Files by what a table in a folder may call them; None where several are called so.
+    Files by the names that a table may use for them; None for ambiguous names.
 
     With their folders or without, with endings or without, in any case of letters. A whole path is that file alone.
     """
@@ -124,7 +124,9 @@ def match_rows(table: Path, files: list[Path], label: str) -> tuple[list[Path], 
         str(name) for name in frame if frame[name].map(lambda cell: isinstance(cell, list | dict | np.ndarray)).any()
     ]
     if held := {label, "label"} & {*nested}:
-        raise DataError(f"{table}: the column {held.pop()} holds lists: a class is one text or one number.")
+        raise DataError(
+            f"{table}: the column {held.pop()} holds lists, but a class is one text or one number: correct the column."
+        )
     if nested:
         logger.warning(f"{table}: {shorten(nested)} hold lists, and are left out.")
         frame = frame.drop(columns=nested)
@@ -137,23 +139,25 @@ def match_rows(table: Path, files: list[Path], label: str) -> tuple[list[Path], 
     if best is None or not any(cell in known for cell in named[best]):
         return None
     if absent := [cell for cell in named[best] if known.get(cell) is None]:
-        told = "that are called so in several folders" if absent[0] in known else "that are not there"
+        told = "that several folders contain" if absent[0] in known else "that do not exist"
         raise DataError(
-            f"{table} names {len(absent):,} files in its column {best} {told}, such as {absent[0]!r}: name each with "
-            "its folder, remove the rows, or bring the files."
+            f"{table} names {len(absent):,} files in its column {best} {told}, such as {absent[0]!r}: add the folders "
+            "to the names, remove the rows, or add the files."
         )
     chosen = [one for cell in named[best] if (one := known[cell]) is not None]
     (often, count), *_ = Counter(chosen).most_common(1)
     if count > 1:
-        raise DataError(f"{table} has {count} rows of {often.name} in its column {best}: leave one of each.")
+        raise DataError(f"{table} has {count} rows for {often.name} in its column {best}: keep one row per file.")
     frame = frame.drop(columns=best)
     classes = [str(name) for name in frame if LABEL.fullmatch(str(name))]
     if label not in frame and len(classes) > 1:
-        raise DataError(f"{table}: {shorten(classes)} may each be the class: say which, --label {classes[0]}.")
+        raise DataError(
+            f"{table}: {shorten(classes)} may each be the class: choose one, for instance --label {classes[0]}."
+        )
     if label not in frame and classes:
         frame = frame.rename(columns={classes[0]: "label"})
     if len(chosen) < len(files):
         logger.warning(
-            f"{len(files) - len(chosen):,} of {len(files):,} files have no row in {table}: they are left out."
+            f"{len(files) - len(chosen):,} of {len(files):,} files have no row in {table} and are left out."
         )
     return chosen, frame

@@ -1,4 +1,4 @@
-"""Broken files: the errors that they raise in those who decode them, and those that are seen without decoding."""
+"""Broken files: the errors of their decoders, and checks that need no decoding."""
 
 import io
 import struct
@@ -9,11 +9,11 @@ from PIL import Image
 
 from ..errors import BROKEN_ARCHIVE
 
-# What Pillow makes of broken files; its error for a broken PNG is a SyntaxError, or that of the module struct.
+# Errors of Pillow for broken files; for a broken PNG it raises a SyntaxError or struct.error.
 UNREADABLE = (OSError, SyntaxError, struct.error, Image.DecompressionBombError)
-# What a broken file or value makes of an example.
+# Errors of an example with a broken file or value.
 UNUSABLE = (*UNREADABLE, ValueError, TypeError)
-# What decoders raise beside that for damaged files: of a TIFF, an AVIF, a sound.
+# Further errors of decoders for damaged files: TIFF, AVIF, sounds.
 UNDECODABLE = (*UNUSABLE, RuntimeError, LookupError, ArithmeticError, AttributeError, EOFError)
 # The same of archives, and of kinds of files whose readers are not installed.
 UNOPENABLE = (*UNDECODABLE, *BROKEN_ARCHIVE, ImportError)

@@ -1,4 +1,4 @@
-"""Files with what is said of them: by a table or a text beside them, or by the folders of texts."""
+"""Files with descriptions: a table, a text beside each file, or the folders of texts."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ def open_described(
     folder: Path, source: DataSource, endings: set[str], column: str, kind: Any
 ) -> datasets.Dataset | None:
     """
-    Opens a folder of files and what is said of them; None where nothing is.
+    Opens a folder of files and their descriptions; None if there are none.
 
     Either one table lies beside them, a column of which names each file, with its ending or without; or each file has
     a `.txt` of its name beside it, its caption. A column of classes is called `label`, whatever its name; where there
@@ -36,7 +36,7 @@ def open_described(
     word, place = _folder_of(folder, source.split)
     files = sorted(file for file in place.rglob("*") if file.suffix.lower() in endings and file.name[0] != ".")
     table = find_about(place, files) if files else None
-    # What `datasets` reads itself.
+    # Read by `datasets` itself.
     if not files or (table is not None and table.name in METADATA):
         return None
     if table is None and not files[0].with_suffix(".txt").is_file():
@@ -50,14 +50,15 @@ def open_described(
         columns = {str(name): [class_name(value) for value in frame[name]] for name in frame}
     elif alone := [file for file in files if not file.with_suffix(".txt").is_file()]:
         raise DataError(
-            f"{len(alone):,} of {len(files):,} files have no text beside them, such as {alone[0]}: add it."
+            f"{len(alone):,} of {len(files):,} files have no .txt file with their caption beside them, such as "
+            f"{alone[0]}: add the texts."
         )
     else:
         columns = {"text": [file.with_suffix(".txt").read_text(encoding="utf-8").strip() for file in files]}
     if not {"label", source.column_of("label")} & columns.keys() and all(file.parent != place for file in files):
         columns["label"] = [file.parent.name for file in files]
     if place == folder and word not in SPLIT_KEYWORDS[datasets.Split.TRAIN]:
-        raise DataError(f"{folder} has no folder {word!r}: make one, or name another split.")
+        raise DataError(f"{folder} has no folder {word!r}: create it, or give another split.")
     kept = slice_split(source.split, len(files))
     features: dict[str, Any] = {
         name: _kind(name, values, source.column_of("label")) for name, values in columns.items()
@@ -88,7 +89,7 @@ def open_text_folders(folder: Path, source: DataSource) -> datasets.Dataset | No
     if place == folder and ({*names} & {name for words in SPLIT_KEYWORDS.values() for name in words}):
         return None
     if place == folder and word not in SPLIT_KEYWORDS[datasets.Split.TRAIN]:
-        raise DataError(f"{folder} has no folder {word!r}: make one, or name another split.")
+        raise DataError(f"{folder} has no folder {word!r}: create it, or give another split.")
     kept = [files[index] for index in slice_split(source.split, len(files))]
     return datasets.Dataset.from_dict(
         {"text": [read_text(file) for file in kept], "label": [file.parent.name for file in kept]},

@@ -26,7 +26,7 @@ IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp"}
 WORD_SUFFIXES = {".csv", ".tsv", ".txt", ".json", ".jsonl"}
 AUDIO_SUFFIXES = {".wav", ".flac", ".ogg", ".mp3", ".aiff"}
 
-# Names that people give to folders of pairs: what is given, what is wanted.
+# Usual names of folders of pairs: inputs, targets.
 PAIRS = (
     ("lq", "hq"), ("lr", "hr"), ("noisy", "clean"), ("input", "target"), ("input", "gt"), ("input", "groundtruth"),
     ("low", "high"), ("blur", "sharp"), ("blurry", "sharp"), ("blurred", "sharp"), ("rain", "clean"),
@@ -42,7 +42,7 @@ def open_source(source: DataSource, section: str = "data") -> AnyDataset:
     try:
         if parts:
             return _join([open_source(part, section) for part in parts], parts)
-        # Of data with their own splits the training's is divided; their `validation` has no part in it.
+        # hold_out divides the training split; an existing split `validation` is ignored.
         whole = replace(source, split="train", hold_out=0.0) if source.hold_out else source
         data = _load(whole, section)
         if source.rename_columns:
@@ -52,7 +52,7 @@ def open_source(source: DataSource, section: str = "data") -> AnyDataset:
         return _keep_audio_files(data)
     except SourceError:
         raise
-    # datasets raises ConnectionError, an OSError, for a Hub that it cannot reach, and RuntimeError for scripts.
+    # datasets raises ConnectionError, an OSError, for an unreachable Hub, and RuntimeError for scripts.
     except (datasets.exceptions.DatasetsError, *UNOPENABLE) as error:
         here = bool(parts) or bool(find_files(source.path))
         kind = "" if here else "there is no such folder or file here, and as a data set of the Hub: "
@@ -73,27 +73,26 @@ def describe_memory(data: datasets.Dataset) -> DataSource:
 
 
 class SourceError(DataError):
-    """Data that cannot be opened, with what to do."""
+    """Data that cannot be opened."""
 
 
 def find_files(path: Any) -> list[str]:
-    """The folder or files of this machine that a path, or a pattern such as `shards/*.tar`, means."""
+    """The local folder or files of a path or of a pattern such as `shards/*.tar`."""
     place = Path(path).expanduser()
     return [str(place)] if place.exists() else sorted(glob.glob(str(place), recursive=True))
 
 
-# The kinds that `datasets` names are four lines of endings, most of them of other trades.
+# The error of `datasets` lists four lines of irrelevant file name extensions.
 _FORMATS = re.compile(r"(?:Unable to find|Couldn't find any data file at) (\S+) with any supported extension \[.*\]")
-_KINDS = "pictures, sounds, texts, CSV, TSV, JSON lines, parquet, NumPy and .ts are"
+_KINDS = "pictures, sounds, texts, CSV, TSV, JSON lines, parquet, NumPy, .ts"
 
 
 def _reasons(error: BaseException) -> str:
-    """Messages of an exception and its causes."""
-    # datasets writes "An error occurred" over the exception that tells which.
+    # datasets wraps the informative exception in "An error occurred".
     texts: list[str] = []
     found: BaseException | None = error
     while found is not None:
-        text = _FORMATS.sub(rf"\1 is of no kind that is read: {_KINDS}", " ".join(str(found).split()))
+        text = _FORMATS.sub(rf"\1 contains no supported files; supported: {_KINDS}", " ".join(str(found).split()))
         text = text or type(found).__name__
         if not any(text in known for known in texts):
             texts.append(text)
@@ -102,7 +101,6 @@ def _reasons(error: BaseException) -> str:
 
 
 def _advice(section: str) -> str:
-    """Names the flags that set another place."""
     if section == "data":
         return ""
     without = ", or train without an evaluation: --data.eval null" if section == "data.eval" else ""
@@ -111,7 +109,7 @@ def _advice(section: str) -> str:
 
 def _refuse_capital_splits(folder: Path, tables: bool) -> None:
     """
-    Refuses Train and Test beside one another: `datasets` knows splits in small letters, and would join these.
+    Refuses folders Train and Test: `datasets` knows splits in lower case only, and would join these.
 
     Files of series, such as GunPoint_TRAIN.tsv, are found in any case.
     """
@@ -121,8 +119,8 @@ def _refuse_capital_splits(folder: Path, tables: bool) -> None:
     wrong = sorted(name for name in names if name.partition(".")[0] not in known)
     if len(names) > 1 and wrong:
         raise DataError(
-            f"{folder} has {', '.join(wrong)}: splits are found by names in small letters, and these would be learned "
-            f"from together. Rename them, such as {wrong[0]} to {wrong[0].lower()}."
+            f"{folder} has {', '.join(wrong)}: only lower-case names are recognised as splits (small letters), and "
+            f"these would be joined for training. Rename them, for instance {wrong[0]} to {wrong[0].lower()}."
         )
 
 
@@ -137,8 +135,8 @@ def _load(source: DataSource, section: str) -> AnyDataset:
         name, _, revision = path.partition("@")
         if "/" not in name and not _is_on_hub(name):
             raise SourceError(
-                f"no folder or file {path} here, and the Hub confirms no data set of that name: give a folder, a data "
-                f"file, a pattern of files or a Hub data set id, org/name. {_advice(section)}"
+                f"there is no folder or file {path}, and the Hub confirms no data set of that name: give a folder, a "
+                f"data file, a pattern of files or a Hub data set id, org/name. {_advice(section)}"
             )
         return datasets.load_dataset(
             name, source.name, split=source.split, streaming=source.streaming, revision=revision or None
@@ -155,17 +153,17 @@ def _load(source: DataSource, section: str) -> AnyDataset:
     names = tuple(source.pairs or ("lq", "hq"))
     if source.pairs or ((first / "lq").is_dir() and (first / "hq").is_dir()):
         return _paired_folder(first, names, source)
-    # A folder's own files, or those that were named; `data_files` names the split, so that any split is found.
+    # The files of a folder, or the given files; `data_files` with the split's name makes any split work.
     files = None
     if not first.is_dir():
-        # `datasets` takes them for patterns.
+        # `datasets` would read brackets as patterns.
         files = {source.split.partition("[")[0]: [glob.escape(str(Path(file).resolve())) for file in found]}
     elif "[" in str(first.resolve()):
         raise DataError(
-            f"{first.resolve()} has a bracket in its name, which `datasets` takes for a pattern: rename the folder, "
-            "or name its files, with a pattern such as photos?2020?/*.png."
+            f"{first.resolve()} has a bracket in its name, which `datasets` reads as a pattern: rename the folder, or "
+            "give its files by a pattern such as photos?2020?/*.png."
         )
-    # Of a folder of a million pictures the first files tell enough.
+    # The first files are enough for a folder of a million pictures.
     looked_at = islice(first.rglob("*"), 10_000) if files is None else found
     sounds = any(Path(file).suffix.lower() in AUDIO_SUFFIXES for file in looked_at)
     if files is None:
@@ -183,47 +181,47 @@ def _load(source: DataSource, section: str) -> AnyDataset:
         return _recordings(str(first.resolve()), files, source)
     if (table := _open_foreign(first, found, source)) is not None:
         return table
-    # `datasets` names what it reads by the folder: "." has no name.
+    # `datasets` names a data set by its folder, but "." has no name.
     folder = str((first if files is None else first.parent).resolve())
     return datasets.load_dataset(folder, source.name, data_files=files, split=source.split, streaming=source.streaming)
 
 
 def _require_split(files: list[str], split: str) -> None:
-    """Refuses a split of files that have none: named otherwise, the same examples would train and measure."""
+    """Refuses a split of files without splits: the same examples would be used for training and evaluation."""
     name = split.partition("[")[0]
     words = next((words for words in SPLIT_KEYWORDS.values() if name in words), [name])
     own = re.compile(rf"(.*[\W_])?({'|'.join(map(re.escape, words))})([\W_\d].*)?", re.IGNORECASE)
-    # A file test.jsonl, or one in a folder test, is what it says.
+    # A file test.jsonl, or a file in a folder test, is the split test.
     named = (own.fullmatch(Path(file).stem) or Path(file).resolve().parent.name.lower() in words for file in files)
     if name != "train" and not all(named):
         raise DataError(
-            f"a file has no split {name!r}: write split: train for all of it, a slice such as train[80%:], or "
-            "hold_out: 0.1 with split: validation for a part that is not trained on"
+            f"a file has no split {name!r}: use split: train for all of it, a slice such as train[80%:], or "
+            "hold_out: 0.1 with split: validation for a part that is not used for training"
         )
 
 
 def _open_foreign(first: Path, found: list[str], source: DataSource) -> AnyDataset | None:
-    """Tables that `datasets` would misread: of another encoding or separator; None where there are none."""
-    # Of a folder the beginnings of some files tell enough.
+    """Opens tables that `datasets` would misread because of their encoding or separator; None if there are none."""
+    # The beginnings of some files are enough for a folder.
     folder = first.is_dir()
     files = islice(first.rglob("*"), 10_000) if folder else map(Path, found)
     words = [file for file in files if file.suffix.lower() in WORD_SUFFIXES and file.is_file()]
     if null := next(filter(_has_null_row, words), None):
-        raise DataError(f"{null} has a row that is null: take the line out, or write {{}} there.")
+        raise DataError(f"{null} has a row that is null: remove the line, or replace it by {{}}.")
     foreign = [file for file in words if not is_plain(file, 0 if folder else 64)]
     if not foreign:
         return None
     if folder or any(Path(file).suffix.lower() not in (".csv", ".tsv") for file in found):
         raise DataError(
-            f"{foreign[0]} is no UTF-8, or not separated as its ending says: name the file itself, if it is a CSV or "
-            f"TSV, or write it anew, such as with iconv -f UTF-16 -t UTF-8 {foreign[0].name}."
+            f"{foreign[0]} is not UTF-8, or its separator does not match its extension: give the file itself as the "
+            f"path if it is a CSV or TSV, or convert it, for instance with iconv -f UTF-16 -t UTF-8 {foreign[0].name}."
         )
     frames = [read_table(Path(file)).frame for file in found]
     for file, frame in zip(found, frames, strict=True):
         if [*frame.columns] != [*frames[0].columns]:
             raise DataError(
                 f"{file} has the columns {', '.join(map(str, frame.columns))!s:.200}; {found[0]} has "
-                f"{', '.join(map(str, frames[0].columns))!s:.200}: bring them to the same."
+                f"{', '.join(map(str, frames[0].columns))!s:.200}: use the same columns in all files."
             )
     data = datasets.Dataset.from_pandas(pd.concat(frames, ignore_index=True), preserve_index=False)
     data = data.select(slice_split(source.split, len(data)))
@@ -231,7 +229,7 @@ def _open_foreign(first: Path, found: list[str], source: DataSource) -> AnyDatas
 
 
 def _has_null_row(file: Path) -> bool:
-    """True if a row of JSON lines is null: where a block begins with it, pyarrow's reader ends the whole process."""
+    """True if a row of JSON lines is null: pyarrow's reader crashes the process if a block begins with one."""
     if file.suffix.lower() not in (".json", ".jsonl"):
         return False
     with file.open("rb") as rows:
@@ -242,7 +240,7 @@ def _has_null_row(file: Path) -> bool:
 
 def _is_on_hub(name: str) -> bool:
     """True if a Hub says that it has a data set."""
-    # `datasets` takes anything of that name from its cache, such as an earlier state of a folder that was moved since.
+    # `datasets` would load anything of that name from its cache, such as an earlier state of a moved folder.
     try:
         HfApi().dataset_info(name)
     except (OSError, ValueError, httpx2.TransportError):
@@ -269,12 +267,12 @@ def _keep_audio_files(data: AnyDataset) -> AnyDataset:
 def _join(data: list[AnyDataset], parts: list[SourcePart]) -> AnyDataset:
     """One data set of several: one after the other, or mixed by their weights."""
     if all(part.column_names for part in data):
-        # What only some of them have cannot be asked of all.
+        # Keep the columns that all parts have.
         shared = [name for name in data[0].column_names if all(name in part.column_names for part in data)]
         if not shared:
             raise DataError(
-                f"the parts have no column in common: {[part.column_names for part in data]}; set rename_columns of "
-                "a part"
+                f"the parts of the data have no column in common: {[part.column_names for part in data]}; rename "
+                "columns of a part with rename_columns"
             )
         # `.txt` and `.csv` have types of their own for the same text: those of the first part count.
         kinds = datasets.Features({name: data[0].features[name] for name in shared})
@@ -288,7 +286,7 @@ def _join(data: list[AnyDataset], parts: list[SourcePart]) -> AnyDataset:
     if all(weight is None for weight in weights):
         return datasets.concatenate_datasets(data)
     shares = [1.0 if weight is None else weight for weight in weights]
-    # An epoch holds every example at least once; of a part that is worth more than its size, some again.
+    # An epoch contains every example at least once, and repeats examples of a part whose weight exceeds its size.
     return datasets.interleave_datasets(
         data,
         probabilities=[share / sum(shares) for share in shares],
@@ -306,11 +304,11 @@ def _agree_on_classes(data: list[AnyDataset], name: str) -> list[AnyDataset]:
     if len(lists) < len(kinds):
         raise DataError(
             f"column {name!r} has named classes in some of the parts and plain values in others: {kinds!s:.300}. "
-            "Bring the parts to one kind, or rename the column in some with rename_columns."
+            "Use names or values in all parts, or rename the column in some with rename_columns."
         )
     union = sorted({word for names in lists for word in names})
     if len({word.lower() for word in union}) < len(union):
-        raise DataError(f"classes of the parts differ only in capitals: {union!s:.300}. Write each in one way.")
+        raise DataError(f"classes of the parts differ only in case: {union!s:.300}. Use one spelling for each.")
     return [renumber_classes(part, name, union) for part in data]
 
 
@@ -354,12 +352,13 @@ def match_classes(data: Any, task: Any, training: bool = False) -> Any:
         return data
     raise DataError(
         f"the evaluation data has the classes {strange!s:.200} in column {task.label_column!r}, and the model knows "
-        f"{known!s:.200}: evaluate on these, or say in task.label_names how the data calls the model's classes."
+        f"{known!s:.200}: evaluate on data with the model's classes, or list the data's names for them in "
+        "task.label_names."
     )
 
 
 def find_pairs(place: Path, names: tuple[str, ...] = ()) -> tuple[str, str] | None:
-    """The two folders of pairs, what is given and what is wanted: those that are named, or known by their names."""
+    """The folders of inputs and targets: the given ones, or two with usual names."""
     if not place.is_dir():
         return None
     folders = {folder.name.lower(): folder.name for folder in place.iterdir() if folder.is_dir()}
@@ -387,14 +386,14 @@ def _paired_folder(path: Path, folders: tuple[str, ...], source: DataSource) -> 
     alone = sorted(found["lq"].keys() ^ found["hq"].keys())
     if alone or not names:
         raise DataError(
-            f"{path}: {folders[0]}/ and {folders[1]}/ must hold the same image names, at least one; "
+            f"{path}: {folders[0]}/ and {folders[1]}/ must contain at least one image, with the same names in both; "
             f"got {len(found['lq'])} and {len(found['hq'])}, unpaired: {alone[:5]}."
         )
     name = source.split.partition("[")[0]
     if name != "train" and name != path.name:
         raise DataError(
-            f"a folder of pairs has no split {name!r}: write a slice, train[80%:], or hold_out: 0.1 with split: "
-            "validation, or name the folder of the other pairs."
+            f"a folder of pairs has no split {name!r}: use a slice such as train[80%:], or hold_out: 0.1 with split: "
+            "validation, or give the folder of the other pairs."
         )
     kept = slice_split(source.split, len(names))
     if not kept:

@@ -1,4 +1,4 @@
-"""Roles of a table's columns: which one is the time, the series, the label, and which are the numbers of the steps."""
+"""Detection of the roles of a table's columns: time, series, label, inputs."""
 
 import re
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ _TIME = re.compile(
     r"(time|date|ds$|ts$|epoch|zeit|datum|step|steps|year|timestamp|datetime).*|.*(_|\b)(time|date|timestamp)",
     re.IGNORECASE,
 )
-# Times only where they rise from row to row: a month from 1 to 12 is a season, and t may be a temperature.
+# Columns of these names are times only if they rise: a month from 1 to 12 is a season, and t may be a temperature.
 _RISING = re.compile(
     r"(t|month|quarter|day|week|hour|minute|seconds?|sec|ms|period|index|cycles?|frames?|ticks?)([ _-]?(no|number))?",
     re.IGNORECASE,
@@ -25,16 +25,16 @@ _SERIES = re.compile(
     r"|user|device|engine|store|id|ids|sid|group)([ _-]?(id|no|number))?",
     re.IGNORECASE,
 )
-# A row with so many numbers whose names count up is a whole series: t0, V1, 400.5, h06:30, 0.5 s.
+# A row with this many numbers and rising column names is a series: t0, V1, 400.5, h06:30, 0.5 s.
 _WIDE = 8
 _COUNTED = re.compile(r"(.*?)(\d+(?:[.:]\d+)?)(\D*)")
-# A column of more different texts than this share of its rows is prose, or names of the rows.
+# A column with a larger share of different texts contains prose or row names.
 _REPEATS = 0.5
 
 
 @dataclass(frozen=True)
 class Hints:
-    """Hints of a user about their data: names of columns, and of two folders of a pair."""
+    """Hints of the user: names of columns, and of the two folders of pairs."""
 
     label: str | None = None
     time: str | None = None
@@ -52,9 +52,9 @@ class Roles:
         layout (`str`): `"positions"`: a row is a step of a series; `"series"`: a row is a series; `"texts"`.
         inputs (`list[str]`): The columns of numbers that a model gets.
         label, time, series (`str`, *optional*): The columns of the class, of the time, and of the series' names.
-        left_out (`dict[str, str]`): Columns that nothing is learned from, and why.
-        notes (`list[str]`): What was understood of the time, in words.
-        problems (`list[str]`): What has to be mended before anything can be learned.
+        left_out (`dict[str, str]`): Unused columns with the reason.
+        notes (`list[str]`): Sentences on the interpretation of the time.
+        problems (`list[str]`): Problems that must be fixed before training.
     """
 
     layout: str
@@ -72,13 +72,13 @@ def find_roles(table: Table, hints: Hints) -> Roles:
     Finds the roles of a table's columns.
 
     Raises:
-        DataError: If a column that was named is not there, or several could have one role; names the flag that
-            decides.
+        DataError: If a given column is missing, or several columns could have one role; the message names the flag to
+        use.
     """
     frame = table.frame
     named = [name for name in (hints.label, hints.time, hints.series, *hints.inputs) if name is not None]
     if absent := [name for name in named if name not in frame.columns]:
-        raise DataError(f"there is no column {absent[0]!r}; there are {shorten(list(frame.columns))}")
+        raise DataError(f"there is no column {absent[0]!r}; the columns are {shorten(list(frame.columns))}")
     label = hints.label or _only([name for name in frame if LABEL.fullmatch(str(name))], "a label", "--label")
     numbers = [name for name in frame if pd.api.types.is_numeric_dtype(frame[name].dtype)]
     if table.nameless and label is None:
@@ -100,7 +100,7 @@ def find_roles(table: Table, hints: Hints) -> Roles:
         names, prose = [], prose + [name for name in others if name not in prose and _names_rows(frame[name])]
     if not inputs or (prose and not hints.inputs) or {*hints.inputs} & {*prose}:
         if not inputs and not prose and (time or not others):
-            raise DataError("there is no column of numbers beside those of times and names")
+            raise DataError("there is no column of numbers except times and names")
         return Roles("texts", list(hints.inputs) or prose or others, label)
     # A column of True and False is a class, or an input.
     asked = [name for name in others if name not in names] + [
@@ -127,7 +127,7 @@ def find_roles(table: Table, hints: Hints) -> Roles:
 
 def _only(names: list[Any], what: str, flag: str) -> str | None:
     if len(names) > 1:
-        raise DataError(f"{shorten(names)} may each be {what}: say which, {flag} {names[0]}")
+        raise DataError(f"{shorten(names)} may each be {what}: choose one with {flag}, for instance {flag} {names[0]}")
     return str(names[0]) if names else None
 
 
@@ -268,13 +268,13 @@ def seconds_of(values: "pd.Series[Any]") -> np.ndarray:
         return values.to_numpy(dtype=np.float64, na_value=np.nan)
     if (date := unclear_date(values)) is not None:
         raise DataError(
-            f"column {values.name!r}: dates such as {date} may begin with the day or with the month: write them as "
+            f"column {values.name!r}: dates such as {date} may start with the day or with the month: write them as "
             "2024-12-31"
         )
     found = to_seconds(values)
     if found is None:
         bad = next((cell for cell in values if to_seconds(pd.Series([cell])) is None), values.iloc[0])
-        raise DataError(f"column {values.name!r} holds {bad!r}, which is no time")
+        raise DataError(f"column {values.name!r} contains {bad!r}, which is not a time")
     return found
 
 
@@ -291,14 +291,18 @@ def _judge(frame: pd.DataFrame, roles: Roles) -> None:
     if roles.series is not None:
         parts = [np.asarray(found) for found in frame.groupby(roles.series, sort=False).indices.values()]
     if any((np.diff(times[part]) < 0).any() for part in parts):
-        roles.notes.append(f"the rows are not in the order of {roles.time}: they are sorted by it")
+        roles.notes.append(f"the rows are not in the order of {roles.time}, and are sorted by it")
     steps = np.concatenate([np.diff(np.sort(times[part])) for part in parts])
     if not len(steps):
         return
     repeated = int((steps == 0).sum())
     if repeated:
         twice = next(part for part in parts if len(np.unique(times[part])) < len(part))
-        more = "" if roles.series else "; if they are of several series, say which column names these: --series NAME"
+        more = (
+            ""
+            if roles.series
+            else "; if they belong to several series, give the column with their names: --series NAME"
+        )
         first = cells.iloc[twice[int(np.flatnonzero(pd.Series(times[twice]).duplicated())[0])]]
         roles.problems.append(
             f"{repeated} rows repeat a time in {roles.time}, such as {first}: keep one of each{more}"
@@ -311,13 +315,13 @@ def _judge(frame: pd.DataFrame, roles: Roles) -> None:
     if odd.mean() > 0.1 and len(steps) > 9 and not repeated:
         roles.problems.append(
             f"the steps of {roles.time} are irregular, {_length(float(steps.min()), dated, times)} to "
-            f"{_length(float(steps.max()), dated, times)}: bring them to one length, for instance with pandas' "
-            "resample, or leave the time out of the file"
+            f"{_length(float(steps.max()), dated, times)}: resample them to one step length, for instance with "
+            "pandas' resample, or remove the time column"
         )
     elif (wide := int((steps > 1.5 * usual).sum())) and usual:
         roles.notes.append(
             f"{wide} gap{'s' if wide > 1 else ''} of up to {_length(float(steps.max()), dated, times)}: the rows "
-            "before and after are taken for neighbours"
+            "before and after are treated as neighbours"
         )
 
 

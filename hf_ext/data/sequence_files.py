@@ -1,4 +1,4 @@
-"""Sequences in files: of each CSV, TSV, parquet or NumPy file one example, whose columns are lists of its rows."""
+"""Sequences in files: each CSV, TSV, parquet or NumPy file is one example, whose columns are lists."""
 
 import re
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ ARRAYS = (".npy", ".npz")
 ARRAY_COLUMN = "values"
 # Of series that nothing is known of.
 UNLABELLED = (
-    "Series are learned with labels: a class or value of each, or a class at each position. For forecasts use "
+    "Series need labels: a class or a value for each series, or a class for each position. For forecasts use "
     "statsmodels or sktime."
 )
 _TIME = re.compile(r"\d{4}-\d\d-\d\d")
@@ -80,7 +80,9 @@ def open_sequences(found: list[str], source: DataSource) -> datasets.Dataset:
         name: datasets.Value("string" if isinstance(values[0], str) else "float64") for name, values in about.items()
     }
     if both := sorted(known.keys() & first.keys()):
-        raise DataError(f"{files[0]} has a column {both[0]!r}, which says something of the whole file: rename it.")
+        raise DataError(
+            f"{files[0]} has a column {both[0]!r}, the name of a property of the whole file: rename the column."
+        )
     # A tuple: `datasets` would make a shard of each item of a list, and forget the first file.
     records = tuple(
         {
@@ -216,8 +218,10 @@ def read_file(path: Path) -> dict[str, np.ndarray]:
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) != 1 or not min(lengths.values()):
         splits = [name for name in lengths if "test" in name.lower()]
-        advice = f" Save each split as a file of its own: {splits[0]} is one of another." if splits else ""
-        raise DataError(f"{path} must hold rows, as many in each column; got {lengths or 'no column'}.{advice}")
+        advice = f" Save each split as a separate file: {splits[0]} belongs to another split." if splits else ""
+        raise DataError(
+            f"{path} must contain rows, with equal numbers in all columns; got {lengths or 'no column'}.{advice}"
+        )
     return columns
 
 
@@ -230,12 +234,12 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
             if "allow_pickle" not in str(error):
                 raise
             raise DataError(
-                f"{path} cannot be read: it holds Python objects, which may run code. Save series of different "
+                f"{path} cannot be read: it contains Python objects, which may run code. Save series of different "
                 "lengths as parquet, with a column of lists and a column label."
             ) from error
     # A member of another ending is given as its bytes.
     if wrong := [name for name, array in arrays.items() if not getattr(array, "ndim", 0)]:
-        raise DataError(f"{path} cannot be read: {', '.join(wrong)} is no array with an axis.")
+        raise DataError(f"{path} cannot be read: {', '.join(wrong)} is not an array with at least one axis.")
     return arrays
 
 
@@ -245,7 +249,7 @@ def _plain_column(values: "pd.Series[Any]") -> np.ndarray:
     if pd.api.types.is_numeric_dtype(kind) and not (values.name == "label" and pd.api.types.is_bool_dtype(kind)):
         return values.to_numpy(dtype=np.float64, na_value=np.nan)
     if len(values) and isinstance(values.iloc[0], list | np.ndarray):
-        raise DataError(f"column {values.name!r} holds lists: its rows are examples, not steps")
+        raise DataError(f"column {values.name!r} contains lists, so its rows are examples and not steps")
     if pd.api.types.is_datetime64_any_dtype(kind) or _TIME.match(str(values.iloc[0] if len(values) else "")):
         # A long table with a time in each row: as texts they would take longer to read than all else.
         seconds = to_seconds(values)
@@ -259,21 +263,21 @@ def _list_files(found: list[str], split: str) -> tuple[Path | None, list[Path]]:
     place, name = Path(found[0]), split.partition("[")[0]
     if len(found) > 1 and (folders := [file for file in found if Path(file).is_dir()]):
         raise DataError(
-            f"the pattern matches the folder {folders[0]}: name one folder, or match files, as in {folders[0]}/*.csv."
+            f"the pattern matches the folder {folders[0]}: give one folder, or match files, as in {folders[0]}/*.csv."
         )
     if not place.is_dir():
         files = [Path(file).resolve() for file in found]
         if strange := [file for file in files if file.suffix.lower() not in SUFFIXES]:
-            raise DataError(f"{strange[0]} is no sequence: allowed are {', '.join(SUFFIXES)}.")
+            raise DataError(f"{strange[0]} is not a sequence file; allowed: {', '.join(SUFFIXES)}.")
         return None, files
     folder = (place / name if (place / name).is_dir() else place).resolve()
     if folder == place.resolve() and name != "train" and not split_files(sorted(folder.iterdir()), name):
-        raise DataError(f"{place} has no folder {name!r}: make one, or name another split.")
+        raise DataError(f"{place} has no folder {name!r}: create it, or give another split.")
     splits = {word for words in SPLIT_KEYWORDS.values() for word in words}
     if folder == place.resolve() and (other := sorted(item.name for item in folder.iterdir() if item.name in splits)):
         raise DataError(
-            f"{place} has the folder {other[0]!r}, another split, and none of the name 'train': move the files of "
-            "the training there."
+            f"{place} has the folder {other[0]!r}, another split, and none of the name 'train': move the training "
+            "files into a folder 'train'."
         )
     files = sorted(
         file
@@ -283,7 +287,7 @@ def _list_files(found: list[str], split: str) -> tuple[Path | None, list[Path]]:
     if folder == place.resolve() and (named := split_files(files, name)):
         files = named
     if not files:
-        raise DataError(f"{folder} holds no file of {', '.join(SUFFIXES)}: each file is one sequence.")
+        raise DataError(f"{folder} contains no files of type {', '.join(SUFFIXES)}; each file is one sequence.")
     return folder, files
 
 
@@ -315,7 +319,7 @@ def _read_about(folder: Path, files: list[Path], label: str) -> tuple[list[Path]
         )
     files, frame = found
     if reserved := sorted({"file", "first_row"} & {*map(str, frame)}):
-        raise DataError(f"{table} has a column {reserved[0]!r}, a name that is taken: rename it.")
+        raise DataError(f"{table} has a column {reserved[0]!r}, a reserved name: rename it.")
     return files, {str(name): _plain_column(frame[name]).tolist() for name in frame}
 
 
@@ -340,7 +344,7 @@ def _generate_files(
         columns = _fit_columns(path, read_file(path), first, kinds)
         if time is not None:
             if time not in columns:
-                raise DataError(f"{path} has no column {time!r}, which is named as the time.")
+                raise DataError(f"{path} has no column {time!r}, which was given as the time.")
             order = np.argsort(seconds_of(pd.Series(columns[time], name=time)), kind="stable")
             columns = {name: values[order] for name, values in columns.items()}
         yield {**record, **{name: values[record["first_row"] : stop] for name, values in columns.items()}}
@@ -350,7 +354,7 @@ def _find_kinds(files: list[Path]) -> dict[str, np.ndarray]:
     """The columns of the first file; where one is all empty, as labels may be, those of the first that says more."""
     found = read_file(files[0])
     for file in files[1:]:
-        empty = [name for name, values in found.items() if _is_empty(values)]
+        empty = [name for name, values in found.items() if values.dtype.kind == "f" and np.isnan(values).all()]
         if not empty:
             break
         other = read_file(file)
@@ -379,10 +383,6 @@ def _fit_columns(
 
 def _is_text(values: np.ndarray) -> bool:
     return values.dtype.kind in "OU"
-
-
-def _is_empty(values: np.ndarray) -> bool:
-    return values.dtype.kind == "f" and bool(np.isnan(values).all())
 
 
 def _write_number(value: Any) -> str:

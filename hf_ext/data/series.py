@@ -1,4 +1,4 @@
-"""Series that somebody has: a file each, rows of a table, or one under the other; with their labels."""
+"""Survey of series: one per file, one per row of a table, or several in one table; with their labels."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> 
             return _look_at_arrays(path, files[0], hints)
         if apart := [file for file in files if file.stem.lower().partition("_")[0] in _LABELS]:
             raise DataError(
-                f"{path}: {apart[0].name} holds labels of another file: save both in one, np.savez('train.npz', "
-                "X=..., label=...), a file for each split."
+                f"{path}: {apart[0].name} contains the labels of another file: save both in one file per split, "
+                "np.savez('train.npz', X=..., label=...)."
             )
         roles = Roles("positions", list(read_file(files[0])))
         return _look_at_files(path, files, None, roles, hints, unnamed)
@@ -60,8 +60,8 @@ def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> 
     for name in roles.inputs:
         if (infinite := np.isinf(table.frame[name].to_numpy(dtype=np.float64, na_value=np.nan))).any():
             raise DataError(
-                f"{files[0]}: column {name!r}, row {int(infinite.argmax()) + 1}: a number that is infinite; leave the "
-                "cell empty if the value is not known."
+                f"{files[0]}: column {name!r}, row {int(infinite.argmax()) + 1}: contains an infinite number; leave "
+                "the cell empty if the value is unknown."
             )
     of_a_split = len(places) == 1 and places[0].is_dir() and bool(split_files(files, "train"))
     if roles.layout == "series" or roles.series is not None:
@@ -130,7 +130,6 @@ def _look_at_one(path: str, table: Table, roles: Roles, hints: Hints, of_a_split
 def _look_at_files(
     path: str, files: list[Path], table: Table | None, roles: Roles, hints: Hints, named: list[Path] | None
 ) -> Survey:
-    """A series in each file."""
     train = _source(path, roles, hints)
     data = open_source(DataSource(**train))
     about = f"{len(files):,} files, a series each, with the numbers {shorten(roles.inputs)}"
@@ -168,17 +167,16 @@ def _look_at_arrays(path: str, file: Path, hints: Hints) -> Survey:
     tests = [name for name in arrays if "test" in name.lower()]
     if tests and not hints.inputs:
         raise DataError(
-            f"{path}: {shapes}: {tests[0]} is of another split. Save each split as a file of its own, or name the "
-            "arrays to learn from: --inputs and --label."
+            f"{path}: {shapes}: {tests[0]} is of another split. Save each split as a separate file, or give the "
+            "arrays for training: --inputs and --label."
         )
     if label is None or label not in arrays or not inputs:
         raise DataError(
             f"{path}: arrays of {len(next(iter(arrays.values()))):,} examples, {shapes}, and no "
-            f"label. {UNLABELLED} Save the classes as an array label in an .npz, or say which array they are: "
-            "--label NAME."
+            f"label. {UNLABELLED} Save the classes as an array label in an .npz, or give their name: --label NAME."
         )
     if len(inputs) > 1:
-        raise DataError(f"{path}: {shorten(inputs)} may each be the series: say which, --inputs {inputs[0]}.")
+        raise DataError(f"{path}: {shorten(inputs)} may each be the series: choose one, such as --inputs {inputs[0]}.")
     if arrays[label].shape != arrays[inputs[0]].shape[: arrays[label].ndim]:
         raise DataError(
             f"{path}: {shapes}: {label} must hold a class for each example, or for each step; of a row with a one for "
@@ -210,7 +208,7 @@ def look_at_lists(train: dict[str, Any], data: Any, columns: list[str]) -> Surve
     if "label" not in data.features:
         raise DataError(
             f"{train['path']}: {len(data):,} series in {shorten(columns)}, and no label. {UNLABELLED} Add a column "
-            "label, or say which it is: --label NAME."
+            "label, or give its name: --label NAME."
         )
     columns = [name for name in columns if name != "label"]
     survey = Survey("series", *keep_back(train, data), about="", count=len(data), columns=columns)
@@ -226,7 +224,7 @@ def look_at_lists(train: dict[str, Any], data: Any, columns: list[str]) -> Surve
         survey.roles.append(f"label in {renamed}")
     _tell_classes(survey)
     if survey.channels is not None and survey.channels > max(survey.lengths):
-        survey.notes.append("fewer steps than channels: if they are the other way round, transpose the array")
+        survey.notes.append("fewer steps than channels: transpose the array if the axes are swapped")
     return survey
 
 
@@ -259,7 +257,7 @@ def _read_labels(survey: Survey, data: Any) -> None:
 
 
 def _refuse(path: str, about: str, table: Table, roles: Roles) -> None:
-    """Refuses what cannot be learned, with all that was understood."""
+    """Refuses data that cannot be learned, with all findings."""
     told = "; ".join([about, *_columns(roles), *roles.notes, *table.notes])
     if roles.label is None:
         problems = f" {_sentence(roles.problems)}" if roles.problems else ""

@@ -15,9 +15,7 @@ def read_ts(path: Path) -> tuple[list[np.ndarray], list[Any]]:
     head, mark, body = path.read_text(encoding="utf-8-sig").partition("@data")
     about = dict(line[1:].lower().partition(" ")[::2] for line in head.splitlines() if line.startswith("@"))
     if not mark or "true" in about.get("timestamps", ""):
-        raise DataError(
-            f"{path} is no .ts file of sktime, or has times: its numbers must follow @data, without times."
-        )
+        raise DataError(f"{path} is not a .ts file of sktime, or has times: numbers must follow @data, without times.")
     values = "true" in about.get("targetlabel", "")
     labelled = values or "true" in about.get("classlabel", "")
     found, labels = [], []

@@ -1,4 +1,4 @@
-"""The section of a recipe that says where examples come from."""
+"""Data source section of a recipe."""
 
 import math
 from dataclasses import dataclass
@@ -80,19 +80,19 @@ class DataSource:
             raise ValueError("path is empty: give a folder, a data file, a Hub data set id, or a list of them.")
         for part in self.parts:
             if part.shuffle_buffer or part.streaming != self.streaming:
-                raise ValueError("streaming and shuffle_buffer are set once, beside the list of sources.")
+                raise ValueError("streaming and shuffle_buffer are set for the list of sources, not for its parts.")
 
     def validate_pairs(self) -> None:
         if self.pairs is not None and (len(self.pairs) != 2 or not all(isinstance(name, str) for name in self.pairs)):
-            raise ValueError(f"pairs must be the names of two folders, such as [noisy, clean]; got {self.pairs}.")
+            raise ValueError(f"pairs must contain the names of two folders, such as [noisy, clean]; got {self.pairs}.")
 
     def validate_rows(self) -> None:
         if self.rows not in ("examples", "positions", "series"):
             raise ValueError(f"rows is {self.rows!r}; allowed: 'examples', 'positions', 'series'.")
         if self.rows != "examples" and self.streaming:
-            raise ValueError(f"rows: {self.rows} reads whole files: leave streaming out.")
+            raise ValueError(f"rows: {self.rows} reads whole files: leave out streaming.")
         if self.rows != "positions" and (self.time or self.series):
-            raise ValueError("time and series name columns of tables whose rows are positions: set rows: positions.")
+            raise ValueError("time and series are columns of tables whose rows are positions: set rows: positions.")
 
     def validate_hold_out(self) -> None:
         if not 0 <= self.hold_out < 1:
@@ -103,7 +103,7 @@ class DataSource:
                 "'validation', those that are held out."
             )
         if self.hold_out and self.streaming:
-            raise ValueError("hold_out needs all examples at once: leave streaming out.")
+            raise ValueError("hold_out needs all examples at once: leave out streaming.")
 
     def validate_shuffle_buffer(self) -> None:
         if self.shuffle_buffer < 0 or (self.shuffle_buffer and not self.streaming):

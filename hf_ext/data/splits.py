@@ -1,4 +1,4 @@
-"""Splits of data that have none: a share of the examples is held out to measure, and shares nothing with the rest."""
+"""Held-out examples for data without splits, disjoint from the training examples and their groups."""
 
 import hashlib
 import re
@@ -58,13 +58,13 @@ def hold_out(data: datasets.Dataset, share: float, seed: int, measures: bool) ->
     if chosen.all() or not chosen.any():
         raise DataError(
             f"{len(data)} examples cannot be split into some to train on and some to measure on: they are fewer than "
-            "two, or all equal or of one group. Leave hold_out away, and data.eval, or name data of another place."
+            "two, or all equal or of one group. Remove hold_out and data.eval, or give separate evaluation data."
         )
     return data.select(np.flatnonzero(chosen == measures))
 
 
 def choose(data: datasets.Dataset, share: float, seed: int) -> np.ndarray:
-    """For each example whether it measures."""
+    """Boolean array of the held-out examples."""
     keys = hash_inputs(data)
     labels = read_labels(data)
     groups = find_groups(data, labels) or list(range(len(keys)))

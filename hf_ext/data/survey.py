@@ -1,4 +1,4 @@
-"""Survey of a user's data: kind, sizes, classes, and the share that is held out to measure."""
+"""Survey of the user's data: kind, sizes, classes, and the held-out share."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from .series import is_list_of_numbers, look_at_lists, look_at_series
 from .source import DataSource
 from .tables import is_number, is_plain, read_table, shorten, to_seconds
 
-# Files whose names are looked at, and examples that are opened.
+# Number of file names to inspect, and of examples to open.
 _NAMES, _EXAMPLES = 10_000, 64
-# Files that `datasets` does not list, and who makes others of them.
-_PHONE = "make PNG or JPEG files of them first, for instance with hf-ext restore, or with the program of the camera"
-_FILM = 'make FLAC files of them first: for f in *; do ffmpeg -i "$f" "${f%.*}.flac"; done'
+# Files that `datasets` does not list, and advice on their conversion.
+_PHONE = "convert them to PNG or JPEG first, for instance with hf-ext restore or the camera's software"
+_FILM = 'convert them to FLAC first: for f in *; do ffmpeg -i "$f" "${f%.*}.flac"; done'
 _FOREIGN = {
     **dict.fromkeys((".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2"), _PHONE),
     **dict.fromkeys((".m4a", ".aac", ".wma", ".amr", ".mp4", ".mov"), _FILM),
     **dict.fromkeys((".7z", ".rar"), "unpack them first"),
 }
-# Folders of what belongs to pictures and is no class.
+# Names of folders with annotations of pictures, which are not classes.
 _MASKS = {"mask", "masks", "label", "labels", "annotation", "annotations", "segmentation", "segmentations"}
 # A column beside texts that holds no more different cells than this share of the rows may name classes.
 _CLASSES = 0.2
@@ -81,8 +81,8 @@ def _look_at_files(path: str, found: list[str], hints: Hints, restores: bool) ->
     """Pairs, series, or what a training reads as examples."""
     if not found:
         raise DataError(
-            f"no data at {path}: name a folder or a file of this machine. A data set of the Hub goes into "
-            "data.train.path of a recipe that is written without --data."
+            f"no data at {path}: give a local folder or file. For a data set of the Hub, write a recipe without "
+            "--data, and set its data.train.path."
         )
     places = [Path(one) for one in found]
     for place in (places[0] / "train", places[0]):
@@ -95,7 +95,7 @@ def _look_at_files(path: str, found: list[str], hints: Hints, restores: bool) ->
     if restores and not hints.pairs and places[0].is_dir():
         _refuse_mixed_pairs(places[0])
     if hints.pairs:
-        raise DataError(f"{path} has no folders {' and '.join(hints.pairs)} with pictures of equal names.")
+        raise DataError(f"{path} has no folders {' and '.join(hints.pairs)} that contain pictures with equal names.")
     below = (file for part in places for file in ([part] if part.is_file() else part.rglob("*")))
     named = [file for file in islice((file for file in below if file.is_file()), _NAMES) if file.name[0] != "."]
     # A table that says what is known of the others is none of them.
@@ -103,14 +103,12 @@ def _look_at_files(path: str, found: list[str], hints: Hints, restores: bool) ->
         file.suffix.lower() for file in named
     )
     if not endings:
-        raise DataError(f"{path} is empty: put pictures, sounds, texts or tables there.")
+        raise DataError(f"{path} is empty: add pictures, sounds, texts or tables.")
     if all(file.stat().st_size == 0 for file in named):
         raise DataError(f"{path} holds nothing: its file{'s are' if len(named) > 1 else ' is'} empty.")
     most = endings.most_common(1)[0][0]
     if most in _FOREIGN:
-        raise DataError(
-            f"{path} holds {endings[most]} files of {most}, which a training does not read: {_FOREIGN[most]}."
-        )
+        raise DataError(f"{path} holds {endings[most]} {most} files, which trainings do not read: {_FOREIGN[most]}.")
     for file in named:
         _refuse_folders_in(file)
     if most in SUFFIXES and (series := look_at_series(path, places, most, hints)) is not None:
@@ -131,8 +129,8 @@ def _refuse_masks(folder: Path) -> None:
     names = {path.name.casefold() for path in folder.iterdir() if path.is_dir()} if folder.is_dir() else set()
     if len(names) == 2 and names & {"image", "images", "img", "imgs"} and names & _MASKS:
         raise DataError(
-            f"{folder} has the folders {' and '.join(sorted(names))}: masks and boxes are learned by none of these "
-            "trainings. Name the folder of the pictures alone."
+            f"{folder} has the folders {' and '.join(sorted(names))}: no training of hf-ext learns masks or boxes. "
+            "Give the folder of the pictures only."
         )
 
 
@@ -165,7 +163,7 @@ def _refuse_folders_in(archive: Path) -> None:
         return
     if len({name.rpartition("/")[0] for name in members if name[-1] != "/" and "__MACOSX" not in name}) > 1:
         command = shlex.join(["python", "-m", tool, "-e", str(archive), archive.name.partition(".")[0]])
-        raise DataError(f"{archive} holds several folders: unpack it first, and name the folder: {command}.")
+        raise DataError(f"{archive} holds several folders: unpack it first, and give the folder: {command}.")
 
 
 def _look_at_examples(path: str, hints: Hints) -> Survey:
@@ -251,7 +249,9 @@ def _measure_pictures(survey: Survey, data: Any, column: str, chosen: list[int])
     undecoded = data.select_columns([column]).cast_column(column, datasets.Image(decode=False))
     _tell_broken(survey, sum(is_broken_picture(undecoded[index][column]) for index in chosen), len(chosen))
     if not headers:
-        raise DataError(f"{survey.train['path']}: none of {len(chosen)} pictures can be read: are they pictures?")
+        raise DataError(
+            f"{survey.train['path']}: none of {len(chosen)} pictures can be read; check that they are pictures."
+        )
     sizes, gray = {header.size for header in headers}, all(header.gray for header in headers)
     survey.kind, survey.columns, survey.gray = "pictures", [column], gray
     _tell_depth(survey, headers)
@@ -315,7 +315,9 @@ def _measure_sounds(survey: Survey, data: Any, column: str, chosen: list[int]) -
         channels.add(about.channels)
         seconds.append(about.frames / about.samplerate)
     if not seconds:
-        raise DataError(f"{survey.train['path']}: none of {len(chosen)} sounds can be read: are they sound files?")
+        raise DataError(
+            f"{survey.train['path']}: none of {len(chosen)} sounds can be read; check that they are sound files."
+        )
     survey.kind, survey.columns, survey.rate = "sounds", [column], rates.most_common(1)[0][0]
     survey.lengths = [max(1, round(survey.rate * length)) for length in seconds]
     survey.about = f"{survey.count:,} sounds at {survey.rate} Hz, {min(seconds):.2f} to {max(seconds):.2f} s"
@@ -344,7 +346,8 @@ def _measure_texts(survey: Survey, data: Any, columns: list[str], chosen: list[i
         if few:
             raise DataError(
                 f"{survey.train['path']}: the column{'s' if len(few) > 1 else ''} {shorten(few)} beside the texts of "
-                f"{column} may name classes: say which, --label {few[0]}, or take the texts alone, --inputs {column}."
+                f"{column} may contain classes: choose one with --label {few[0]}, or use the texts only with --inputs "
+                f"{column}."
             )
     if others and "label" not in others:
         survey.about += f" in the column {column}; classes would be in a column `label`, not in {shorten(others)}"
@@ -360,7 +363,7 @@ def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
     small, large = (_read_headers(data, column, chosen) for column in ("lq", "hq"))
     read = [(lq, hq) for lq, hq in zip(small, large, strict=True) if lq is not None and hq is not None]
     if not read:
-        raise DataError(f"none of {len(chosen)} pairs can be read: are they pictures?")
+        raise DataError(f"none of {len(chosen)} pairs can be read; check that they are pictures.")
     scales = {(hq.size[0] / lq.size[0], hq.size[1] / lq.size[1]) for lq, hq in read}
     scale = max(1, round(read[0][1].size[0] / read[0][0].size[0]))
     if any(abs(width - scale) > 0.02 or abs(height - scale) > 0.02 for width, height in scales):

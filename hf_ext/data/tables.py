@@ -1,4 +1,4 @@
-"""Tables as people have them: encodings, separators, decimal commas, units, indices; read with pandas."""
+"""Reading of tables with pandas: encodings, separators, decimal commas, units, indices."""
 
 import codecs
 import contextlib
@@ -16,7 +16,7 @@ import pandas as pd
 
 from ..errors import DataError
 
-# What programs write for a number that is missing. In a column of texts, such as names of classes, they are words.
+# Marks of missing numbers. In a column of texts, such as class names, they are plain words.
 MISSING = {"nan", "-nan", "na", "n/a", "<na>", "#n/a", "null", "none", "?", "-", "--", "missing"}
 # A cell is missing where it is empty, and no column is an index.
 _CELLS: dict[str, Any] = {"keep_default_na": False, "na_values": [""], "index_col": False, "skipinitialspace": True}
@@ -52,7 +52,7 @@ class Table:
 
 
 class TableError(DataError):
-    """A file that is no table."""
+    """A file that is not a table."""
 
 
 def read_table(path: Path, keep_index: bool = False) -> Table:
@@ -64,7 +64,7 @@ def read_table(path: Path, keep_index: bool = False) -> Table:
         keep_index (`bool`, defaults to `False`): Whether first columns that count the rows stay: they may name files.
 
     Raises:
-        TableError: If it is no table, or has a number that is none.
+        TableError: If it is not a table, or contains an invalid number.
     """
     try:
         if path.suffix.lower() == ".parquet":
@@ -131,7 +131,7 @@ def _read_table(path: Path) -> Table:
     if (numbers or row) and not nameless and not _counts_up(first):
         raise DataError(f"its first line, {', '.join(first)!s:.60}, must hold the names of the columns")
     if not nameless and (twice := [name for name, count in Counter(filter(None, first)).items() if count > 1]):
-        raise DataError(f"{first.count(twice[0])} columns are called {twice[0]!r}: give each a name of its own")
+        raise DataError(f"{first.count(twice[0])} columns are called {twice[0]!r}: give each column a different name")
     with warnings.catch_warnings():
         # It says that fields without a name are dropped.
         warnings.simplefilter("error", pd.errors.ParserWarning)
@@ -310,7 +310,7 @@ def _is_texts(kind: Any) -> bool:
 def _refuse_huge(name: str, values: "pd.Series[float]") -> None:
     huge = np.isinf(values.to_numpy(dtype=np.float64))
     if huge.any():
-        raise DataError(f"column {name!r}, row {int(huge.argmax()) + 1}: a number that is too large, or infinite")
+        raise DataError(f"column {name!r}, row {int(huge.argmax()) + 1}: the number is too large, or infinite")
 
 
 def _given(values: "pd.Series[Any]") -> "pd.Series[str]":

@@ -1,4 +1,4 @@
-"""Rights on the embedded Hub: names of the server, origins of web pages, the two tokens, and tickets for uploads."""
+"""Access control of the embedded Hub: host names, origins of web pages, the two tokens, and upload tickets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TICKET_SECONDS = 6 * 3600
 
 
 class Access:
-    """Rights on one server; without a token everybody may do everything."""
+    """Access control of one server; without a token, every client has all rights."""
 
     def __init__(
         self,
@@ -32,13 +32,13 @@ class Access:
         _check_token("token", token)
         _check_token("read_token", read_token)
         if read_token is not None and token is None:
-            raise ValueError("read_token needs a token beside it: without one everybody may write")
+            raise ValueError("read_token needs token as well: without token every client may write")
         if read_token is not None and read_token == token:
-            raise ValueError("read_token must differ from token: who holds it may not write")
+            raise ValueError("read_token must differ from token, since it gives no write access")
         self.token = token
         self._read_token = read_token
         self.public_url = None if public_url is None else _read_url(public_url)
-        # Names that stand for every port, and names with one.
+        # Names that are valid for every port, and names with a port.
         self._names, self._authorities = set[str](), set[str]()
         for host in allowed_hosts:
             match = _HOST.fullmatch(host.lower())
@@ -64,13 +64,13 @@ class Access:
         if match is None or (
             match["name"] not in self._names and match[0] not in {*self._authorities, _name_end(local)}
         ):
-            raise HubError(403, f"Host {sent!r} is not a name of this server: it can be added with --allowed-host")
+            raise HubError(403, f"Host {sent!r} is not a name of this server: add it with --allowed-host")
         if headers.get("Origin", f"http://{match[0]}").lower() not in (f"http://{match[0]}", self._origin):
-            raise HubError(403, "requests of web pages of another origin are refused")
+            raise HubError(403, "requests from web pages of another origin are refused")
         return self.public_url or f"http://{sent[0]}"
 
     def permissions(self, headers: Headers) -> tuple[bool, bool]:
-        """Rights of a client: to read what is private, and to write. A wrong token is an error."""
+        """Rights of a client: reading private repositories, and writing. A wrong token is an error."""
         sent = headers.getlist("Authorization")
         if self.token is None:
             return True, True
@@ -99,7 +99,7 @@ class UploadTickets:
         return {"size": str(blob.size), "expires": expires, "signature": self._sign(blob, expires)}
 
     def check(self, blob: Blob, expires: str, signature: str) -> None:
-        """Refuse a ticket that is not ours or too old, with status 403."""
+        """Refuse an invalid or expired ticket with status 403."""
         valid = hmac.compare_digest(self._sign(blob, expires).encode(), signature.encode("utf-8", "replace"))
         if not valid or int(expires) < time.time():
             raise HubError(403, "the upload URL is not valid any more: ask the LFS batch endpoint for a new one")
@@ -121,9 +121,9 @@ def url_host(host: str) -> str:
 
 
 def _check_token(name: str, token: str | None) -> None:
-    """Refuse a token that no header can carry."""
+    """Refuse a token that is invalid in a header."""
     if token is not None and (not token or not token.isascii() or any(letter.isspace() for letter in token)):
-        raise ValueError(f"{name} must be ASCII letters, digits and signs without spaces, got an empty or other one")
+        raise ValueError(f"{name} must be ASCII letters, digits and signs without spaces, and may not be empty")
 
 
 def _read_url(url: str) -> str:

@@ -1,4 +1,4 @@
-"""Endpoints of the embedded Hub for whole repositories: making, finding, moving, deleting, and rewriting history."""
+"""Endpoints of the embedded Hub for whole repositories: create, list, move, delete, and rewrite history."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def validate_yaml(request: Request) -> Response:
     asked = request.json()
     card, kind = text(asked, "content"), text(asked, "repoType", "model")
     if not request.may_read and len(front_matter(card)) > _STRANGERS_CARD_CHARACTERS:
-        # Reading YAML takes time. Clients send the token with the commit of the card, and then it is read.
-        told = f"metadata of more than {_STRANGERS_CARD_CHARACTERS} characters is not checked without the token"
+        # Reading YAML takes time. Clients send the token with the commit of a card, so longer cards are read then.
+        told = f"metadata of more than {_STRANGERS_CARD_CHARACTERS} characters is checked only with the token"
         return json_response({"errors": [], "warnings": [{"message": told}]})
     try:
         metadata = read_metadata(card)
@@ -111,14 +111,14 @@ def list_lfs_files(request: Request, repository: Repository) -> Response:
 
 
 def delete_lfs_files(request: Request, repository: Repository) -> Response:
-    """Take large files out of the whole history."""
+    """Remove large files from the whole history."""
     deletions = request.json().get("deletions")
     deletions = deletions if isinstance(deletions, dict) else {}
     oids = deletions.get("sha")
     if not isinstance(oids, list) or not all(isinstance(oid, str) for oid in oids):
         raise HubError(400, "field 'deletions' must be an object whose 'sha' is a list of the fileOid to delete")
     if deletions.get("rewriteHistory", True) is not True:
-        raise HubError(400, "large files can only be deleted with rewriteHistory: commits would point to nothing")
+        raise HubError(400, "large files can only be deleted with rewriteHistory, because commits refer to them")
     remove_large_files(repository, set(oids))
     return json_response({})
 
@@ -137,7 +137,7 @@ def list_repositories(request: Request, kind: str) -> Response:
         if repository is None:
             continue
         if len(page) == limit:
-            # There is one more than asked for.
+            # One more than requested exists.
             query = {"limit": limit, "cursor": page[-1]["id"] if page else after, "author": author, "search": part}
             headers["Link"] = f'<{request.base_url}/api/{kind}?{urlencode(query)}>; rel="next"'
             break
@@ -179,7 +179,7 @@ def update_settings(request: Request, repository: Repository) -> Response:
 
 
 def find_repository(request: Request, kind: str, repository_id: str) -> Repository:
-    """The repository, if it exists and the client may see it; the refusal is the same for both."""
+    """The repository; refused alike if it does not exist and if the client may not see it."""
     repository = _see(request, kind, _full_id(repository_id))
     if repository is None:
         raise HubError(404 if request.may_read else 401, f"Repository not found: {repository_id!r}", "RepoNotFound")

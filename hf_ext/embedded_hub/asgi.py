@@ -1,4 +1,4 @@
-"""The embedded Hub as an application that uvicorn serves: each request is answered by its route, in a thread."""
+"""ASGI application of the embedded Hub, which answers each request in a thread."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class HubApplication:
             await response(scope, receive, send)
 
     def _answer(self, scope: Scope, headers: Headers, body: Body, identifier: str) -> Response | None:
-        """The answer of a route, or to its failure; what nobody foresaw is logged with its traceback."""
+        """The response of a route, or for its error; unexpected errors are logged with their traceback."""
         try:
             return dispatch(self._read_request(scope, headers, body))
         except ClientDisconnect:
@@ -62,13 +62,13 @@ class HubApplication:
             return error_response(HubError(507, f"the server cannot read or write its files: {error.strerror}"))
         except Exception as error:
             logger.error("request %s failed", identifier, exc_info=error)
-            return error_response(HubError(500, f"this server failed with {type(error).__name__}: its log says where"))
+            return error_response(HubError(500, f"this server failed with {type(error).__name__}; see its log"))
 
     def _read_request(self, scope: Scope, headers: Headers, body: Body) -> Request:
-        """Check who asks, and for what."""
+        """Validate the request line and the headers, and find the rights of the client."""
         if "Content-Length" in headers and "Transfer-Encoding" in headers:
-            # Which of them a proxy believed is not known: what follows could be somebody else's request.
-            told = "a request may have Content-Length or Transfer-Encoding, not both"
+            # A proxy may have used either of them, so the following bytes could belong to another client's request.
+            told = "a request may have either Content-Length or Transfer-Encoding"
             raise HubError(400, told, headers={"Connection": "close"})
         if scope["http_version"] not in ("1.0", "1.1"):
             raise HubError(505, "this server speaks HTTP/1.1", headers={"Connection": "close"})

@@ -10,7 +10,7 @@ from hf_ext.hub.front_matter import read_front_matter
 from .errors import HubError
 
 _BUSY_SECONDS = 20.0
-# What many clients send together takes no more of the processor than what one sends.
+# Limits the processor time for cards that many clients send at once.
 _ONE_AT_A_TIME = threading.Lock()
 
 

@@ -1,4 +1,4 @@
-"""`GET /{repo}/resolve/{revision}/{path}`: a file, or the byte range of it that was asked for; `/raw/`: its text."""
+"""`GET /{repo}/resolve/{revision}/{path}`: a file or a byte range of it; `/raw/`: its text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def resolve(request: Request, repository: Repository, revision: str, path: str) 
     """Answer with a file of a revision."""
     commit, entry = _find_file(repository, revision, path)
     headers = {
-        # Never something that a browser would run as a page of this server.
+        # Never in a form that a browser would run as a page of this server.
         "Content-Type": "application/octet-stream",
         "X-Content-Type-Options": "nosniff",
         "Content-Disposition": f"attachment; filename*=UTF-8''{quote(path.rpartition('/')[2])}",
@@ -43,7 +43,7 @@ def resolve(request: Request, repository: Repository, revision: str, path: str) 
 
 
 def show_text(request: Request, repository: Repository, revision: str, path: str) -> Response:
-    """Answer with what git has of a file: its bytes as text, or the pointer to a large one."""
+    """Answer with the git content of a file: its bytes as text, or the pointer to a large file."""
     commit, entry = _find_file(repository, revision, path)
     headers = {
         "Content-Type": "text/plain; charset=utf-8",
@@ -71,7 +71,7 @@ def _send(request: Request, entry: Entry, span: range, status: int, headers: dic
     """An answer with some bytes of a stored file."""
     blobs = request.store.blobs
     if blobs.size(entry.sha256) != entry.size:
-        raise HubError(500, f"the stored content {entry.sha256} is damaged: restore it from a copy of the folder")
+        raise HubError(500, f"the stored content {entry.sha256} is damaged: restore it from a backup of the folder")
     headers["Content-Length"] = str(len(span))
     if request.method == "HEAD":
         return Response(status_code=status, headers=headers)
@@ -79,7 +79,7 @@ def _send(request: Request, entry: Entry, span: range, status: int, headers: dic
 
 
 async def _read_pieces(blobs: BlobStore, sha256: str, span: range) -> AsyncIterator[bytes]:
-    """The bytes of a file, piece by piece: who reads slowly holds one of them and no thread."""
+    """The bytes of a file, piece by piece; a slow client occupies one piece and no thread."""
     # The loop itself reads. A thread that reads a piece costs three times the processor time of the piece, and fifty
     # of them twice the memory; the price is that all clients wait while a disk looks for 128 KiB.
     with blobs.open(sha256) as file:

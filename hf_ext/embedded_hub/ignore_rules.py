@@ -1,4 +1,4 @@
-"""Rules of a `.gitignore`, by which uploads leave out files: patterns by `pathspec`, searched in the order of git."""
+"""Rules of a `.gitignore`, which exclude files from uploads: patterns of `pathspec`, applied in the order of git."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class IgnoreRules:
             try:
                 pattern = GitIgnoreSpecPattern(_ALL_BELOW.sub(r"/**/*\1", _EVERY_NAME.sub(r"\1?*\2", line)))
             except (ValueError, re.error) as error:
-                raise HubError(400, f"line {number} of .gitignore is no pattern: {line[:100]!r} ({error})") from error
+                raise HubError(
+                    400, f"line {number} of .gitignore is not a valid pattern: {line[:100]!r} ({error})"
+                ) from error
             if pattern.regex is not None and pattern.include is not None:
                 self._patterns.append((pattern.regex, pattern.include))
         self._patterns.reverse()
@@ -39,11 +41,11 @@ class IgnoreRules:
         return self._hides(path.rpartition("/")[0]) or self._decide(path)
 
     def _hides(self, folder: str) -> bool:
-        """Tell if a folder, or one above it, is ignored: then no rule brings back what is below."""
+        """Tell if a folder or a parent of it is ignored; then no rule includes its files again."""
         if folder not in self._folders:
             self._folders[folder] = self._hides(folder.rpartition("/")[0]) or self._decide(f"{folder}/")
         return self._folders[folder]
 
     def _decide(self, path: str) -> bool:
-        """The word of the last pattern that matches a file, or a folder with a slash at its end."""
+        """The decision of the last pattern that matches a file, or a folder with a slash at its end."""
         return next((ignores for expression, ignores in self._patterns if expression.fullmatch(path)), False)

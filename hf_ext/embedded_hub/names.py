@@ -19,7 +19,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 def check_repository_id(repository_id: str) -> str:
     """Return `owner/name`, or refuse it by the rule of the Hub (`huggingface_hub.utils.validate_repo_id`)."""
-    # Imported when first needed: it takes longer than all else that the Hub starts with.
+    # Imported on first use, because it takes longer than the rest of the start.
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -42,7 +42,7 @@ def check_file_path(path: str) -> str:
 
 
 def _fault_of_path(path: str) -> str | None:
-    """The reason to refuse a file path, or None."""
+    """The reason for refusing a file path, or None."""
     if _CONTROL.search(path) or "\\" in path:
         return "control characters and backslashes are forbidden"
     try:
@@ -70,16 +70,11 @@ def check_ref_name(name: str) -> str:
         or len(name.encode()) > MAXIMUM_COMPONENT_BYTES
         or components[0] == "refs"
         or any(not part or part[0] in ".-" or part.endswith((".", ".lock")) for part in components)
-        or is_commit(name)
+        or _COMMIT.fullmatch(name)
         or name in ("@", "HEAD")
     ):
         raise HubError(400, f"{name!r} is not a valid name for a branch or tag (git's rules, and not a commit hash)")
     return name
-
-
-def is_commit(revision: str) -> bool:
-    """Tell if the revision is spelled as a full commit hash."""
-    return _COMMIT.fullmatch(revision) is not None
 
 
 def check_sha256(digest: Any) -> str:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from .errors import HubError, entry_not_found
 from .storage import Blob, git_oid, lfs_pointer
 
-# The embedded Hub knows one user: whoever may write.
+# The embedded Hub has one user.
 OWNER = "local"
 _SIGNATURE = f"{OWNER} <{OWNER}@localhost>"
 
@@ -72,7 +72,7 @@ class Snapshot:
         return entry.oid if entry else self.folders.get(path)
 
     def apply(self, operations: Iterable[Operation]) -> Snapshot:
-        """The snapshot after operations in their order; deleting what is not there is an error."""
+        """The snapshot after operations in their order; deleting an absent file is an error."""
         files = dict(self.files)
         for operation in operations:
             if operation.entry is not None:

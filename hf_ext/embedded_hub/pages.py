@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from .repository import Repository
 
-# Longer cards, and more repositories, files and results, are not shown: a page costs little, whoever asks for it.
+# Limits for cards, repositories, files and results, which bound the cost of a page for every client.
 _CARD_BYTES, _ROWS, _CELLS = 200_000, 1000, 50_000
-# Of these marks the parser compares each with many before it.
+# The parser compares each of these marks with many earlier ones.
 _MARKS, _MOST_MARKS = "*_[`", 4000
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
@@ -51,11 +51,11 @@ _PAGE = """<!DOCTYPE html>
 {% endfor %}</table>{% else %}<p class="small">None.</p>{% endif %}{% endfor %}
 {% if card is not none %}<h2>Card</h2><article>{{ card }}</article>{% endif %}</body></html>
 """
-# A text, or a text and the address that it leads to.
+# A text, or a text with a link.
 _Cell = str | tuple[str, str]
 # A title, what heads the columns, and rows.
 _Table = tuple[str, tuple[str, ...], list[list[_Cell]]]
-# What hf-ext writes above the cards that it makes anew.
+# Marker above cards that hf-ext writes.
 _COMMENT = re.compile(r"\s*<!--.*?-->", re.DOTALL)
 
 
@@ -87,7 +87,7 @@ def show_repository(request: Request, repository: Repository) -> Response:
         ("Files", ("file", "size"), _cut(rows, len(files))),
     ]
     if entry and card is None:
-        told = f"README.md has {entry.size:,} bytes: too many to be shown, or no UTF-8."
+        told = f"README.md has {entry.size:,} bytes: too large to be shown, or not UTF-8."
         tables.insert(0, ("Card", (), [[told]]))
     return _page(request, repository.id, tables, card)
 
@@ -98,7 +98,7 @@ def _cut(rows: list[list[_Cell]], count: int) -> list[list[_Cell]]:
 
 
 def _page(request: Request, title: str, tables: list[_Table], card: str | None) -> Response:
-    """A page that runs no script: neither of ours, which has none, nor of what it shows."""
+    """Builds a page whose policy forbids all scripts."""
     from markupsafe import Markup
 
     body = _template().render(
@@ -118,7 +118,7 @@ def _page(request: Request, title: str, tables: list[_Table], card: str | None) 
         "Content-Security-Policy": policy,
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
-        # What is private stays in no cache, and a push is seen at once.
+        # No caching, so private data are not stored and a push is visible at once.
         "Cache-Control": "no-store",
     }
     return Response(body, headers=headers)

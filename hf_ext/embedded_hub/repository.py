@@ -1,4 +1,4 @@
-"""One repository of the embedded Hub on disk: immutable snapshots and commits, and one state file that is replaced.
+"""A repository of the embedded Hub on disk: immutable snapshots and commits, and a state file that is replaced.
 
     repository.json     everything that changes: refs, pull requests, visibility; replaced atomically
     commits/<oid>       git commit objects
@@ -263,7 +263,7 @@ class Repository:
 
     @contextmanager
     def retire(self) -> Iterator[None]:
-        """Hold back all writers while the folder is taken away, and refuse them afterwards."""
+        """Block all writers while the folder is moved away, and refuse them afterwards."""
         with self._lock:
             self._check_present()
             yield
@@ -349,7 +349,6 @@ class Repository:
 
 
 def _pull(pulls: list[dict[str, Any]], number: int) -> dict[str, Any]:
-    """The pull request of that number."""
     if not 1 <= number <= len(pulls):
         raise HubError(404, f"there is no pull request {number}")
     return pulls[number - 1]
@@ -364,5 +363,4 @@ def _open_pull(pulls: list[dict[str, Any]], number: int) -> dict[str, Any]:
 
 
 def _event(kind: str, data: dict[str, Any]) -> dict[str, Any]:
-    """An entry of a pull request's history."""
     return {"type": kind, "createdAt": hub_time(datetime.now(UTC)), "data": data}

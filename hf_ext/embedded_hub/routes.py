@@ -1,4 +1,4 @@
-"""The endpoints of the embedded Hub: one table of methods, paths and functions, and who may use each."""
+"""Endpoints of the embedded Hub: a table of methods, paths, functions and required rights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .transport import Request, json_response, parse_object, text, unquote_part
 _TREE_PAGE, _EXPANDED_TREE_PAGE, _COMMITS_PAGE = 1000, 50, 100
 _PULLS_PAGE = 10
 _PULL_STATUSES = ("open", "draft", "closed", "merged")
-_NO_XET = "this Hub has no Xet storage: set HF_HUB_DISABLE_XET=1 for the client"
+_NO_XET = "this Hub has no Xet storage: set HF_HUB_DISABLE_XET=1 in the client's environment"
 
 
 def repository_info(request: Request, repository: Repository, revision: str = "main") -> Response:
@@ -30,7 +30,7 @@ def repository_info(request: Request, repository: Repository, revision: str = "m
 
 
 def auth_check(request: Request, repository: Repository) -> Response:
-    """Says that the client may read the repository: dispatch has looked."""
+    """Confirms that the client may read the repository, which dispatch has checked."""
     return json_response({})
 
 
@@ -49,7 +49,7 @@ def list_tree(request: Request, repository: Repository, revision: str, path: str
     last = repository.last_changes(commit, page) if expand else {}
     headers = {}
     if start + limit < len(children):
-        # The next page is of the same commit, whatever happens to the branch.
+        # The next page belongs to the same commit, even if the branch changes.
         base = descriptions.repository_api_url(repository, request.base_url)
         query = f"recursive={recursive}&expand={expand}&limit={limit}&cursor={start + limit}"
         headers["Link"] = f'<{base}/tree/{commit}/{quote(path, safe="")}?{query}>; rel="next"'
@@ -179,7 +179,7 @@ def create_pull(request: Request, repository: Repository) -> Response:
     """Open a pull request without a commit yet."""
     payload = request.json()
     if payload.get("pullRequest") is not True:
-        raise HubError(400, "this Hub keeps pull requests, but no other discussions")
+        raise HubError(400, "this Hub supports pull requests, but no other discussions")
     pull = repository.open_pull("main", text(payload, "title").strip(), text(payload, "description", ""), None)
     return json_response(descriptions.describe_pull(repository, pull))
 
@@ -271,7 +271,7 @@ def dispatch(request: Request) -> Response:
             continue
         if guarded and not request.may_write:
             if request.may_read:
-                raise HubError(403, "this token may read only: use the token that may write")
+                raise HubError(403, "this token gives read access only: use the token with write access")
             raise HubError(401, "Invalid username or password.")
         values = {name: unquote_part(value) for name, value in match.groupdict().items() if value is not None}
         if "repository" not in values:
@@ -295,7 +295,7 @@ def dispatch(request: Request) -> Response:
 
 def _redirect(request: Request, start: int, end: int, repository_id: str) -> HubError:
     """The answer for a repository that has another id now, which stands between two places of the path."""
-    # Clients follow an address without a server; a proxy may have a path of its own before ours.
+    # A relative address, because a proxy may add a path before ours.
     place = f"{urlsplit(request.base_url).path}{request.path[:start]}{repository_id}{request.path[end:]}"
     query = f"?{urlencode(request.query, doseq=True)}" if request.query else ""
     return HubError(307, f"this repository is called {repository_id} now", headers={"Location": place + query})

@@ -22,9 +22,9 @@ from .access import Access, url_host
 from .asgi import HubApplication
 from .store import HubStore
 
-# A kept connection may be silent for so long between two requests.
+# Seconds that a kept-alive connection may be idle between two requests.
 _IDLE_SECONDS = 60
-# Answers that run when the server stops have so long to end.
+# Seconds for running responses to end when the server stops.
 _GRACE_SECONDS = 10
 _MAXIMUM_HEADER_BYTES = 64 << 10
 
@@ -104,7 +104,7 @@ class EmbeddedHub:
     def url(self) -> str:
         """`str`: What to set `HF_ENDPOINT` to; known once the Hub has started."""
         if self._store is None:
-            raise ValueError("the Hub has no URL before start()")
+            raise ValueError("the URL is known after start(); call it first")
         host = "127.0.0.1" if ipaddress.ip_address(self._address).is_unspecified else self._host
         return f"http://{url_host(host)}:{self._listening_port}"
 
@@ -112,7 +112,7 @@ class EmbeddedHub:
     def store(self) -> HubStore:
         """[`HubStore`]: The folder while it is served."""
         if self._store is None:
-            raise ValueError("the Hub has no store before start()")
+            raise ValueError("the store is open after start(); call it first")
         return self._store
 
     def start(self) -> EmbeddedHub:
@@ -165,7 +165,7 @@ class EmbeddedHub:
         return listening
 
     def _configure(self, application: HubApplication) -> uvicorn.Config:
-        """The settings of uvicorn: its own HTTP parser, none of its logs but errors, and our limits."""
+        """The settings of uvicorn: its own HTTP parser, error logs only, and our limits."""
         return uvicorn.Config(
             application,
             http="h11",

@@ -17,7 +17,7 @@ from hf_ext.system import NO_LINK, open_descriptor, sync_directory, sync_file
 from .errors import HubError
 
 CHUNK_BYTES = 1 << 20
-# From so many files on, one sync of the file system takes less time than theirs.
+# Number of files from which one sync of the file system is faster than single syncs.
 _MANY_FILES = 8
 
 
@@ -122,7 +122,7 @@ class BlobStore:
         return os.fdopen(open_descriptor(self.path(sha256), os.O_RDONLY | NO_LINK), "rb")
 
     def receive(self, source: Readable, expected: Blob | None = None) -> Blob:
-        """Store what a stream holds, in constant memory; nothing is kept of what is not as announced."""
+        """Store the content of a stream in constant memory; content that differs from the announcement is dropped."""
         descriptor, temporary = tempfile.mkstemp(dir=self.incoming)
         try:
             with open(descriptor, "wb") as file:

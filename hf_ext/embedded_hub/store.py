@@ -44,7 +44,7 @@ class HubStore:
     # so that no commit is written into a folder that is about to go.
 
     def __init__(self, root: str | Path):
-        # What is private stays so for other users of the machine, too.
+        # Other users of the machine must not read private repositories.
         Path(root).mkdir(mode=0o700, parents=True, exist_ok=True)
         self.root = Path(os.path.realpath(root))
         present = set(os.listdir(self.root))
@@ -59,7 +59,7 @@ class HubStore:
         try:
             self._serving.acquire()
         except Timeout as error:
-            raise ValueError(f"{self.root} is served by another process: stop it or give another folder") from error
+            raise ValueError(f"{self.root} is served by another process: stop it, or give another folder") from error
         sync_directory(self.root)
         remove_leftovers(self.root)
         for name in ("incoming", "blobs", *KINDS):
@@ -119,7 +119,7 @@ class HubStore:
             del self._open[kind, repository.id]
 
     def move(self, kind: str, repository: Repository, repository_id: str) -> None:
-        """Give a repository another id, in one step. Who asks for the old one is sent to the new one."""
+        """Give a repository another id, in one step. Requests for the old id are redirected to the new one."""
         target = self._folder(kind, check_repository_id(repository_id))
         make_directory(target.parent)
         with repository.retire(), self._lock:

@@ -1,4 +1,4 @@
-"""Requests as routes of the embedded Hub see them, their bodies, answers in JSON, and checked fields of JSON."""
+"""Requests and their bodies, JSON responses, and validated JSON fields for the routes of the embedded Hub."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LENGTH = re.compile(r"[0-9]{1,18}")
 
 def json_response(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """An answer that is JSON; what JSON cannot say (NaN, other types) is a mistake of the route."""
-    # Starlette's own would not write the halves of a character that a card may have.
+    # Starlette's JSONResponse fails on lone surrogates, which a card may contain.
     body = json.dumps(data, allow_nan=False).encode()
     return Response(body, status, {"Content-Type": "application/json", **(headers or {})})
 

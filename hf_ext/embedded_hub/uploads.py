@@ -37,7 +37,7 @@ DEFAULT_GITATTRIBUTES = "".join(
 
 def read_change(body: Body, blobs: BlobStore) -> Change:
     """Read a commit, a JSON object a line, and store the regular files in it as they come."""
-    # What no commit names in the end stays invisible: the contents of a commit that is refused are not served.
+    # Contents without a commit stay invisible, so the contents of a refused commit are not served.
     header: dict[str, Any] | None = None
     operations: list[Operation] = []
     with blobs.batch() as batch:
@@ -73,7 +73,6 @@ def _lines(body: Body) -> Iterator[bytes]:
 
 
 def _read_operation(key: str, value: dict[str, Any], blobs: BlobStore, batch: BlobBatch) -> Operation:
-    """One operation of a commit."""
     if key == "deletedFolder":
         return Operation(check_file_path(text(value, "path").rstrip("/")), None, folder=True)
     path = check_file_path(text(value, "path"))
@@ -111,7 +110,7 @@ def store_regular(data: bytes, batch: BlobBatch) -> Entry:
 
 
 def plan_uploads(payload: dict[str, Any], snapshot: Snapshot, blobs: BlobStore) -> list[dict[str, Any]]:
-    """Answer the preupload question: how to send each file, whether to ignore it, and what is there already."""
+    """Answer a preupload request: upload mode of each file, ignored files, and present files."""
     files = payload.get("files")
     if not isinstance(files, list) or not all(isinstance(file, dict) for file in files):
         raise HubError(400, "field 'files' must be a list of objects")

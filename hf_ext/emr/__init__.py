@@ -2,5 +2,6 @@
 
 import lazy_loader
 
-# The name is in __init__.pyi, imported at first use: arithmetic and format, which merging uses, need no transformers.
+# The name is in __init__.pyi and imported on first use: arithmetic and format, which merging uses, need no
+# transformers.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,4 +1,4 @@
-"""The files of an artifact, opened only where they are what the manifest says, to the hash: weights, masks, sums.
+"""Files of an artifact: weights, masks and sums, opened only if they match the manifest, including hashes.
 
 A flipped bit in a mask is a wrong weight like any other, so `emr.json` has the hash of every file beside it, but of
 those that are written anew without it: card and report.
@@ -83,7 +83,7 @@ def read_sums(folder: str | Path, manifest: Manifest, task: str) -> np.ndarray:
     """
     path = _task_file(folder, manifest, task, "sums.safetensors")
     sums = _read_arrays(path, {"sums": (len(manifest.merged), len(SUMS))}, SUMS)["sums"]
-    _require(bool(np.isfinite(sums).all() and (sums[:, :7] >= 0).all()), str(path), "holds impossible sums")
+    _require(bool(np.isfinite(sums).all() and (sums[:, :7] >= 0).all()), str(path), "contains impossible sums")
     return sums
 
 
@@ -113,7 +113,7 @@ def _require_mask(info: TensorInfo, elements: int, planes: int, path: Path, name
 
 def _require(fits: bool, where: str, what: str) -> None:
     if not fits:
-        raise CheckpointError(f"{where}: {what}; the artifact is damaged: fetch it again, or merge again.")
+        raise CheckpointError(f"{where}: {what}; the artifact is damaged: download it again, or merge again.")
 
 
 # Sums of a task in its folder, those of all tasks at the root: scales and report follow from them without checkpoints.
@@ -202,15 +202,14 @@ def require_unchanged(folder: str | Path, manifest: Manifest, name: str) -> None
 
 
 def verify_artifact(folder: str | Path) -> Verification:
-    """Reads an artifact through and compares every file with its manifest; and the base, where it lies on this
-    disk."""
+    """Compares every file of an artifact with its manifest, and the files of the base if it is on this disk."""
     place = Path(folder).expanduser()
     manifest = Manifest.read(place)
     told, notes = {name: (place / name, about) for name, about in manifest.files.items()}, []
     base, inside = manifest.base, manifest.base.folder
     at = place / inside if inside is not None else find_folder(base.source, place)
     if inside is None and (base.revision is not None or not at.is_dir()):
-        notes.append(f"the base, {base.source}, was not read: it is not on this disk where the artifact says.")
+        notes.append(f"the base, {base.source}, was not read: it is not at the path that the artifact names.")
     else:
         told |= {f"{inside or at}/{name}": (at / name, about) for name, about in base.files.items()}
     wrong, count, size = [], 0, 0
@@ -221,7 +220,7 @@ def verify_artifact(folder: str | Path) -> Verification:
         elif about.get("sha256"):
             count, size = count + 1, size + about["bytes"]
     extra = sorted(set(list_files(place)) - manifest.files.keys())
-    notes += [f"{name}: not of the merge, not compared." for name in extra]
+    notes += [f"{name}: not compared, since it is not a file of the merge." for name in extra]
     return Verification(count, size, wrong, notes)
 
 
@@ -232,12 +231,12 @@ def _fault(path: Path, about: Mapping[str, Any]) -> str | None:
     if size != about["bytes"]:
         return f"{size:,} bytes, expected {about['bytes']:,}"
     if about.get("sha256") and file_sha256(path, fresh=True) != about["sha256"]:
-        return "other content than the merge wrote (its SHA-256 differs)"
+        return "changed since the merge (its SHA-256 differs)"
     return None
 
 
-# The root loads like any checkpoint and its answers look like answers, but they are of no task: of a restorer's merge
-# they were worse than the input. So its configuration names the tasks, by which whoever loads it can tell.
+# The root loads like any checkpoint, but its predictions belong to no task: those of merged restorers were worse than
+# the input. So its configuration names the tasks, and a loader can recognise it.
 MARK = "emr_tasks"
 
 

@@ -1,4 +1,4 @@
-"""Some samples of a batch, and outputs put together again."""
+"""Selection of samples from a batch, and joining of outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..errors import UsageError
 
 # The samples of each task.
 Rows = Mapping[str, torch.Tensor]
-# How far values may be apart that are the same but for rounding, which depends on the size of a batch.
+# Tolerance for equal values, since rounding depends on the size of a batch.
 _TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-4}
 _HALF_TOLERANCE = 1e-2
 
@@ -26,12 +26,12 @@ def rows_of(task_ids: Sequence[str]) -> dict[str, torch.Tensor]:
 
 
 def require_tasks(task_ids: Sequence[str], known: Sequence[str], given: Any) -> set[int]:
-    """Refuse names that are no tasks, and a cache, which is of one; returns the lengths of the tensors given."""
+    """Refuse unknown task names, and a cache, which belongs to one task; return the lengths of the given tensors."""
     if isinstance(task_ids, str) or not task_ids or not set(task_ids) <= set(known):
         raise UsageError(f"task_ids is {task_ids!r:.200}; give a list of tasks, which are {list(known)}")
     leaves = leaves_of(given)[0]
     if any(isinstance(leaf, Cache) for leaf in leaves) and len(set(task_ids)) > 1:
-        raise UsageError("past_key_values are of the samples of one task: leave them out, or run one task at a time")
+        raise UsageError("past_key_values belong to one task: leave them out, or run one task at a time")
     return {len(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim}
 
 
@@ -57,12 +57,12 @@ def repeat_rows(rows: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def keys_of(output: Any) -> list[Any]:
-    """Names of the parts of what a model returns, or their numbers."""
+    """Keys of the outputs of a model, or their numbers."""
     return list(output) if isinstance(output, Mapping) else list(range(len(output)))
 
 
 def are_close(one: torch.Tensor, two: torch.Tensor) -> bool:
-    """True for two tensors that are the same but for rounding."""
+    """True for two tensors that are equal up to rounding."""
     if one.shape != two.shape:
         return False
     tolerance = _TOLERANCES.get(one.dtype, _HALF_TOLERANCE)

@@ -19,7 +19,7 @@ from transformers.models.auto import modeling_auto
 from ..errors import UsageError
 from ..files import copy_into, read_json
 
-# What may differ between two tasks of one network: nothing that its construction reads, but for the width of a head.
+# Keys that may differ between tasks of one network: none that its construction reads, except the width of a head.
 _LABEL_KEYS = ("id2label", "label2id", "num_labels", "problem_type", "finetuning_task")
 _ORIGIN_KEYS = ("_name_or_path", "transformers_version", "_diffusers_version", "base_model_name_or_path")
 
@@ -69,7 +69,9 @@ def build_model(
 ) -> BuiltModel:
     """Builds the model of a task."""
     if attn_implementation is not None and library != "transformers":
-        raise ValueError(f"attn_implementation is transformers' own, and this is a model of {library}: leave it out")
+        raise ValueError(
+            f"attn_implementation is an option of transformers, but this is a model of {library}: leave it out"
+        )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copy_into(files, folder)
@@ -160,7 +162,7 @@ def _build_transformers(
     named = [str(name) for name in (told.get("auto_map") or {}).values() if "--" not in str(name)]
     absent = sorted({file for name in named if not (folder / (file := name.split(".")[0] + ".py")).is_file()})
     if trust_remote_code and absent and told.get("model_type") not in CONFIG_MAPPING:
-        raise UsageError(f"the code of the model is not in the artifact; put {', '.join(absent)} beside its emr.json")
+        raise UsageError(f"the model's code is not in the artifact; add {', '.join(absent)} to the folder of emr.json")
     config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     kind = model_class(config, folder, trust_remote_code)
     options: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
@@ -185,7 +187,7 @@ def _build_diffusers(folder: Path, weights: dict[str, torch.Tensor], dtype: torc
     name = config.get("_class_name")
     kind = getattr(diffusers, str(name), None)
     if not isinstance(kind, type) or not issubclass(kind, diffusers.ModelMixin):
-        raise ValueError(f"config.json of the task names {name!r}, which is no model class of the installed diffusers")
+        raise ValueError(f"config.json of the task names {name!r}, which is not a class of the installed diffusers")
     model = cast(Any, kind).from_config(config)
     model.load_state_dict(weights, strict=True)
     kept = next((value.dtype for value in weights.values() if value.is_floating_point()), torch.float32)

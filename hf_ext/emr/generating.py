@@ -1,5 +1,5 @@
-"""Generation for prompts of several tasks: the tasks take turns. A mixed forward restores the weights of every task at
-every step, so from some twenty tokens on it takes longer than to switch the model once for each task.
+"""Generation for prompts of several tasks, one task after the other. A mixed forward restores the weights of every
+task at every step, so from some twenty tokens on it takes longer than to switch the model once for each task.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from .many_tasks import ManyTasks
 
 
 def generate(emr: ManyTasks, task_ids: Sequence[str], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Each row as its task generates it, in the order of the rows; all of one task as its `generate` returns it."""
+    """Generates each row with its task, in the order of the rows; with a single task, returns the result of its
+    `generate`."""
     sizes = require_tasks(task_ids, emr.tasks, (arguments, options))
     if sizes != {len(task_ids)}:
         raise UsageError(f"task_ids names {len(task_ids)} tasks for {sorted(sizes)} prompts; give one for each")
@@ -57,8 +58,8 @@ def _generate_in_turn(emr: ManyTasks, task_ids: Sequence[str], given: Any) -> to
             fill = _find_padding(model, many, fill)
         if not isinstance(found, torch.Tensor) or len(found) % len(own):
             raise UsageError(
-                f"the tasks {list(rows)} take turns, which gives token ids alone: leave out return_dict_in_generate, "
-                "or run one task at a time"
+                f"generation for several tasks, here {list(rows)}, returns token ids only: leave out "
+                "return_dict_in_generate, or run one task at a time"
             )
         sequences |= dict(zip(repeat_rows(own, len(found) // len(own)).tolist(), found, strict=True))
     ordered = [sequences[row] for row in sorted(sequences)]

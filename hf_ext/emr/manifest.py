@@ -113,7 +113,7 @@ def artifact_file(folder: str | Path, *parts: str) -> Path:
     folder = Path(folder)
     path = folder.joinpath(*parts)
     if not path.is_file():
-        raise CheckpointError(f"{path}: there is no such file; is it an artifact of a merge, and is it complete?")
+        raise CheckpointError(f"{path}: no such file; check that the folder is a complete artifact of a merge.")
     if not stays_inside(folder, path):
         raise CheckpointError(f"{path}: a link that leaves the folder of the artifact; copy the file into it.")
     return path

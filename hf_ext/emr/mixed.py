@@ -29,9 +29,9 @@ from .batches import (
 from .many_tasks import ManyTasks
 from .units import NotByRows, Pass, Units
 
-# Kinds of batches that are remembered.
+# Number of kinds of batches that are remembered.
 _MAX_KINDS = 256
-# What a model may raise when it is run in a way that it is not made for.
+# Errors of models that do not support this kind of run.
 _FAILURES = (NotByRows, RuntimeError, ValueError, IndexError, TypeError)
 
 
@@ -62,8 +62,8 @@ class Mixer:
                 return model(*arguments, **batch)
         if batch.get("labels") is not None:
             raise UsageError(
-                "labels of samples of several tasks have no common loss: leave them out and take each task's loss "
-                "from its rows of the output, or run one task at a time"
+                "a batch of several tasks has no common loss: leave out labels and compute each task's loss from its "
+                "rows of the output, or run one task at a time"
             )
         rows = rows_of(task_ids)
         with torch.no_grad():
@@ -114,7 +114,7 @@ class Mixer:
             mixed = Pass(units, rows)
             together = mixed.run(arguments, batch, watched=True)
         if mixed.has_chosen:
-            raise NotByRows("the model chooses by value which samples go on")
+            raise NotByRows("the model selects samples by value")
         compared = 0
         for task, indices in rows.items():
             for key in keys_of(alone[task]):
@@ -127,7 +127,7 @@ class Mixer:
                     raise NotByRows("samples of several tasks in one pass do not give what each gives alone")
                 compared += 1
         if not compared:
-            raise NotByRows("no output is by sample")
+            raise NotByRows("no output has a row for each sample")
 
     def _forget(self) -> None:
         self._proven.clear()
@@ -141,9 +141,9 @@ class Mixer:
         compared = [key for key, found in axes.items() if found and len(found) > 1]
         if compared:
             raise UsageError(
-                f"{compared} of {type(emr.model).__name__} compare the samples of a batch with each other, which "
-                "means nothing between samples of different tasks: run one task at a time, or give what all of them "
-                "are compared with in another number"
+                f"{compared} of {type(emr.model).__name__} compare the samples of a batch with each other, which is "
+                "meaningless between different tasks: run one task at a time, or change the number of items that all "
+                "samples are compared with"
             )
         previous, outputs = emr.current, {}
         try:
@@ -161,8 +161,8 @@ class Mixer:
                 joined[key] = join_samples({task: output[key] for task, output in outputs.items()}, rows, found[0])
         if not joined:
             raise ValueError(
-                f"no output of {type(emr.model).__name__} ({', '.join(map(str, keys))}) is by sample, so that the "
-                "samples of several tasks cannot be told apart; run one task at a time"
+                f"no output of {type(emr.model).__name__} ({', '.join(map(str, keys))}) has a row for each sample, so "
+                "the outputs of several tasks cannot be separated; run one task at a time"
             )
         left_out = [key for key in keys if key not in joined]
         if isinstance(first, Mapping):
@@ -187,10 +187,11 @@ class Mixer:
         return self._axes[kind]
 
     def _warn_once(self, error: Exception, left_out: Sequence[Any] = ()) -> None:
-        """Tells that tasks take turns, and why."""
-        missing = f", and these outputs, which are not by sample, are left out: {left_out}" if left_out else ""
+        missing = (
+            f", and these outputs, which have no row for each sample, are left out: {left_out}" if left_out else ""
+        )
         text = (
-            f"samples of several tasks could not pass in one forward, so each task gets its own: {error}. This is "
+            f"samples of several tasks could not run in one forward pass, so each task gets its own: {error}. This is "
             f"slower{missing}."
         )
         if text not in self._warned:

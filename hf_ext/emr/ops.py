@@ -126,7 +126,7 @@ def _check_mask(mask: Tensor, n: int, device: torch.device) -> None:
 def _check_block(
     base: Tensor, tasks: list[Tensor], unified: Tensor, masks: Tensor | None, sums: Sums, first: int
 ) -> None:
-    """A block is done in a few hundred microseconds: so much for each tensor, and no more."""
+    """Checks the arguments of a block, quickly, as a block takes a few hundred microseconds."""
     n, count, device = base.numel(), len(tasks), base.device
     if not tasks or first < 0:
         raise UsageError(f"{count} tasks from sub-block {first}: at least one task and no negative index")

@@ -21,7 +21,7 @@ STAGES = ("unified", "masked", "rescaled")
 ERRORS = ("unified", "masked", "global", "official", "tensor", "l2", "tensor_l2", "one_bit", "one_bit_and_zeros")
 # Measures that compare with a unified model, which deltas do not have.
 _OF_UNIFIED = ("conflict", "weight_conflict", "cosine_unified", "error_unified", "cosine_masked", "error_masked")
-# Above these, a merge deserves a second look.
+# Above these values the report warns.
 NORM_RATIO = 3.0
 NORM_TO_BASE = 1.0
 COSINE = 0.9
@@ -78,7 +78,6 @@ def _plain(value: Any) -> Any:
 
 
 def _task_entry(task: int, name: str, whole: Mapping[str, Array], data: MergeSums) -> dict[str, Any]:
-    """Everything about one task."""
     value = {key: _plain(float(values[task])) for key, values in whole.items()}
     norm, known = value["norm"], whole["norm"][whole["norm"] > 0]
     return {
@@ -149,11 +148,11 @@ def _warnings(report: Mapping[str, Any]) -> list[str]:
         if entry["norm"] == 0:
             warnings.append(f"{task} equals the base in every merged tensor.")
         elif entry["density"] == 0:
-            warnings.append(f"{task} lost every vote: masked, it is restored as the base.")
+            warnings.append(f"{task} lost every election: its mask is empty, and it is restored as the base.")
         elif report["method"]["masks"] and (error["rescaled"] or 0) > 1:
             warnings.append(
-                f"{task} is restored farther from its checkpoint than the base is (error {error['rescaled']:.2f}): "
-                f"rescale l2 gives {error['l2']:.2f}."
+                f"{task} is restored with a larger error than the base has (error {error['rescaled']:.2f}): rescale "
+                f"l2 gives {error['l2']:.2f}."
             )
         if (entry["norm_to_base"] or 0) > NORM_TO_BASE:
             warnings.append(
@@ -165,7 +164,8 @@ def _warnings(report: Mapping[str, Any]) -> list[str]:
         longest, shortest = max(norms, key=norms.__getitem__), min(norms, key=norms.__getitem__)
         warnings.append(
             f"the task vector of {longest} is {norms[longest] / norms[shortest]:.1f} times as long as that of "
-            f"{shortest}: long ones win most votes. Look at the errors of the short ones, and at rescale l2."
+            f"{shortest}: long task vectors dominate the election. Check the errors of the short ones, and try "
+            "rescale l2."
         )
     if report["method"]["masks"] and report["method"].get("deltas") != 1:
         warnings += _one_bit_warnings(report)
@@ -189,13 +189,13 @@ def _one_bit_warnings(report: Mapping[str, Any]) -> list[str]:
     names = ", ".join(entry["task"] for entry in better)
     return [
         f"method onebit would restore {names} better: error {mean['one_bit']:.3f}, here {mean['rescaled']:.3f}; its "
-        f"1-bit deltas take the room of the masks alone.{advice} A small error is not all: measure the tasks before "
-        "you choose."
+        f"1-bit deltas take the room of the masks alone.{advice} A small error does not imply good scores: evaluate "
+        "the tasks before you choose."
     ]
 
 
 def _cosine_warnings(names: Sequence[str], cosines: Sequence[Sequence[float | None]]) -> list[str]:
-    """Pairs whose task vectors nearly coincide: they have more in common than the base."""
+    """Warnings about pairs of nearly equal task vectors, which share more than the base."""
     pairs = [
         f"{names[i]} and {names[j]} ({cosine:.2f})"
         for i in range(len(names))
@@ -303,7 +303,6 @@ def _delta_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]
 
 
 def _rescale_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The mean error under every rescale mode."""
     used, error = report["method"]["rescale"], report["mean"]["error"]
     modes = [mode for mode in RESCALES if mode != "none"]
     header = ["rescale", *(f"{mode} (used)" if mode == used else mode for mode in modes), "none"]
@@ -332,7 +331,6 @@ def _size_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
     marks = ["---", *["---:"] * (len(header) - 1)]
     return "\n".join("| " + " | ".join(row) + " |" for row in (header, marks, *rows))
 

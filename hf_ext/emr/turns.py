@@ -1,4 +1,4 @@
-"""The order in which threads use the one model of an [`EMRModel`], each for its task.
+"""Locking of the one model of an [`EMRModel`] between threads.
 
 One set of weights can be of one task at a time. A re-entrant lock guards its use: a `with em.task(name)` block or a
 call of the object itself holds it, and other threads wait. Two things a lock cannot do:
@@ -45,8 +45,8 @@ class Turns:
             coroutine = _running_coroutine()
             if self._depth and coroutine is not self._coroutine:
                 raise RuntimeError(
-                    "another coroutine of this thread is inside `with em.task(...)` and waits for something: let no "
-                    "coroutine await inside that block, or run the block in a thread (asyncio.to_thread)"
+                    "another coroutine of this thread is inside `with em.task(...)` and waits for something: do not "
+                    "await inside that block, or run the block in a thread (asyncio.to_thread)"
                 )
             outer, self._coroutine = self._coroutine, coroutine
             self._depth += 1
@@ -57,7 +57,7 @@ class Turns:
                 self._coroutine = outer
 
     def choose(self) -> None:
-        """Makes this thread the one that chooses the task outside of `with` blocks."""
+        """Reserves the choice of the task outside of `with` blocks for this thread."""
         here = threading.current_thread()
         other, did = self._chooser, "set_task was called"
         if other is None or not other.is_alive():
@@ -66,7 +66,7 @@ class Turns:
             raise RuntimeError(
                 f"{did} in thread {other.name!r}, so set_task cannot be called in {here.name!r} too: each would run "
                 "with the other's weights. Use `with em.task(name) as model:` or task_ids=[...], which wait for each "
-                "other, or give each thread an EMRModel of its own"
+                "other, or create one EMRModel per thread"
             )
         self._chooser = here
 
@@ -107,8 +107,8 @@ class Turns:
         if seen is not None and seen != self._changes:
             raise RuntimeError(
                 "another thread switched the task while the model ran, so its output is of no task: use `with "
-                "em.task(name) as model:` or call the EMRModel itself, which wait for each other, or give each thread "
-                "an EMRModel of its own"
+                "em.task(name) as model:` or call the EMRModel itself, which wait for each other, or create one "
+                "EMRModel per thread"
             )
 
 

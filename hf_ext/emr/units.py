@@ -275,7 +275,6 @@ class Pass:
         return torch.empty_like(y).index_copy_(0, order, y)
 
     def _order(self, count: int) -> Tensor:
-        """Indices of all rows, task by task."""
         if ("", count) not in self._repeated:
             self._repeated["", count] = torch.cat([repeat_rows(rows, count) for rows in self._rows.values()])
         return self._repeated["", count]

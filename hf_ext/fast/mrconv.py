@@ -1,4 +1,4 @@
-"""All that makes MRConv faster: importing this enters it in the tables of `hf_ext.mrconv`."""
+"""Faster operations of MRConv, registered in the tables of `hf_ext.mrconv` on import."""
 
 from . import mrconv_gradients, mrconv_grouped_sums, mrconv_kept_kernels
 

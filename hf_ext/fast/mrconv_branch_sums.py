@@ -216,7 +216,7 @@ class Branches:
     def __init__(
         self, signal: Signal, kernels: list[Tensor], wings: Wings, kept: Sequence[Tensor | None] | None = None
     ):
-        """`kept`: what another one has `formed`, instead of forming it."""
+        """`kept`: formed branches of another instance, to be reused."""
         self.signal, self.kernels, self.wings = signal, kernels, wings
         self.formed: list[Tensor | None] = []
         self.kept = kept
@@ -335,7 +335,7 @@ class SumGradients:
             self.wings[index] = torch.addcmul(own, merged, scale).flip(1)
 
     def add(self, layout: Layout, part: Part, g_spectrum: Tensor) -> None:
-        """Take in a part. What of the gradient of u is known as a spectrum at once is added to `g_spectrum`."""
+        """Add a part. The part of the gradient of u that is known as a spectrum is added to `g_spectrum`."""
         g_total, g_square = (
             torch.stack([values[index] for index in layout.members]) for values in (self.g_total, self.g_square)
         )

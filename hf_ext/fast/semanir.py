@@ -1,4 +1,4 @@
-"""All that makes SemanIR faster: importing this enters it in the tables of `hf_ext.semanir`."""
+"""Faster operations of SemanIR, registered in the tables of `hf_ext.semanir` on import."""
 
 from . import semanir_operators, semanir_strips
 

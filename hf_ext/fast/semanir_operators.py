@@ -26,7 +26,7 @@ from .semanir_sizes import check_sizes
 _NUMBA_IS_INSTALLED = find_spec("numba") is not None
 # Channels of a head that fit the registers of the kernels for CPUs.
 _NATIVE_HEAD = 64
-# The plain steps, before this file puts its own around them.
+# The plain steps, which this file wraps.
 _cut, _join, _choose_plainly, _choose_attention = (
     STEPS[name] for name in ("cut", "join", "choose_keys", "choose_attention")
 )
@@ -98,7 +98,7 @@ def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _copy_of(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The same with a result of its own: an operator must not give a view of what it got."""
+    """Wraps a function to return a copy: an operator must not return a view of its input."""
 
     def apply(given: Tensor, *arguments: Any) -> Tensor:
         result = function(given, *arguments)
@@ -146,7 +146,7 @@ _SIZES = "SymInt width, SymInt window_size"
 
 
 def _define(name: str, signature: str, kernel: Any, shapes: Any, where: str = "CPU") -> Any:
-    """An operator: what computes it, and what knows the shape of its result."""
+    """Defines an operator by its function and the shape function of its result."""
     _LIBRARY.define(f"{name}{signature}", tags=(torch.Tag.pt2_compliant_tag,))
     _LIBRARY.impl(name, kernel, where)
     register_fake(f"{_NAMESPACE}::{name}", shapes, lib=_LIBRARY)

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""The check of what a kernel of SemanIR reads by address."""
+"""Shape checks for SemanIR's kernels, which read memory by address."""
 
 from torch import Tensor
 

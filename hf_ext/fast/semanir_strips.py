@@ -39,7 +39,7 @@ def memory_of_call(model: SemanIRModel, tokens: int, output_hidden_states: bool)
 
 
 def _is_observed(module: nn.Module) -> bool:
-    """True where someone else's hook wants to see what the module gets and gives."""
+    """True if a foreign hook observes inputs or outputs of the module."""
     hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
     return any(getattr(hook, "__module__", None) != capture_outputs.__module__ for hook in hooks)
 
@@ -185,7 +185,7 @@ def by_rows(
 
 
 def _empty_map(part: Tensor, height: int) -> Tensor:
-    """A map as high as the whole result, otherwise like the part."""
+    """An empty map of the whole result's height, otherwise like the part."""
     batch, channels, _, width = part.shape
     return part.new_empty(batch, height, width, channels).permute(0, 3, 1, 2)
 

@@ -1,4 +1,4 @@
-"""The rules of the Hub for the metadata of a model's card: one table for `card --check`, a push and the embedded Hub.
+"""Rules of the Hub for the metadata of a model card, used by `card --check`, a push and the embedded Hub.
 
 Taken from the Hub's documentation and from what it has answered in public threads. It refuses a card that breaks one
 of the strict rules, with all files that come with it; of the others it says that something will not be found.
@@ -38,7 +38,7 @@ zero-shot-object-detection
 LICENSES, TASKS = frozenset(_LICENSES.split()), frozenset(_TASKS.split())
 # Our models' own task, which the package adds to the pipelines of transformers.
 _OWN_TASKS = ("image-restoration",)
-# No library is asked: the embedded Hub has none of them in memory.
+# Plain tables, since the embedded Hub does not import the libraries.
 _ID = re.compile(
     r"(?!.*(?:--|\.\.|[.\-]$))(?:[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95}/)?[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95}(?<![.\-])"
 )
@@ -54,7 +54,7 @@ class Problem(NamedTuple):
     line: int
     field: str
     reason: str
-    # Whether the Hub refuses the card for it.
+    # True if the Hub refuses the card for it.
     refused: bool
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ class CardRefused(ValueError):
 
 def check_card(card: str) -> list[Problem]:
     """
-    Holds the metadata of a card against the rules.
+    Checks the metadata of a card.
 
     Args:
         card (`str`): The text of a README.md.
@@ -124,20 +124,24 @@ def _apply(metadata: dict[str, Any]) -> Iterator[_Broken]:
         elif value == "other":
             for name in ("license_name", "license_link"):
                 if not metadata.get(name):
-                    yield path, f"is other, and there is no {name}; say which licence it is", False
+                    yield path, f"is other, and {name} is missing; add it to state the licence", False
     for path, value in _texts(metadata, "language"):
         if not isinstance(value, str) or not _LANGUAGE.fullmatch(value):
             said = f"must be a code of ISO 639 in two or three letters, code or multilingual, got {value!r:.60}"
-            yield path, said + ("; write no in quotation marks" if value is False else ""), True
+            yield path, said + ("; write 'no' with quotation marks" if value is False else ""), True
     tag = metadata.get("pipeline_tag")
     if tag is not None and not isinstance(tag, str):
         yield ("pipeline_tag",), f"must be a text, got {tag!r:.60}", True
     elif tag is not None and tag not in TASKS and tag not in _OWN_TASKS:
-        yield ("pipeline_tag",), f"is {tag!r:.60}, which is no task of the Hub, so nobody finds the model by it", False
+        yield (
+            ("pipeline_tag",),
+            f"is {tag!r:.60}, which is not a task of the Hub, so searches do not find the model",
+            False,
+        )
     for name in ("base_model", "datasets", "new_version"):
         for path, value in _texts(metadata, name):
             if not isinstance(value, str) or not _ID.fullmatch(value):
-                # A name that is none of a data set is shown without a link.
+                # Names of other data sets are shown without a link.
                 refused = name == "base_model" or not isinstance(value, str)
                 yield path, f"must be org/name, as on the Hub, got {value!r:.60}", refused
     for name in ("license_name", "license_link", "library_name", "base_model_relation", "thumbnail"):

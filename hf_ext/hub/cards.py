@@ -45,7 +45,7 @@ _BUILDERS = {
     "zero-shot-image-classification": "imagefolder",
     "fill-mask": "text",
 }
-# What a page asks a model of texts for an example.
+# Example prompts for the pages of text models.
 _PROMPTS = {"text-generation": "The ", "text-classification": "At last!"}
 # Arguments that say where and how often to write, not how the model was trained.
 _NOT_SHOWN = (
@@ -107,8 +107,8 @@ def write_card(folder: str | Path, *, repo_id: str, license: str | None = None) 
     # Configurations and reports are other people's: a part that the card tells of is missing, or of another kind.
     except (jinja2.TemplateError, AttributeError, LookupError, ArithmeticError) as error:
         raise DataError(
-            f"{folder}: its configuration or report does not hold what the card of such a model tells "
-            f"({type(error).__name__}: {error}); fetch or save the folder again"
+            f"{folder}: its configuration or report lacks an entry that the card needs ({type(error).__name__}: "
+            f"{error}); download or save the folder again"
         ) from error
     with whole_file(card, "w") as file:
         file.write(text)
@@ -232,7 +232,7 @@ def _read_config(folder: Path, part: CardPart | None) -> tuple[dict[str, Any], s
     config = read_json_object(folder / "config.json", optional=True)
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
-        raise DataError(f"{folder}/config.json: model_type is {model_type!r}; is it the folder of a model?")
+        raise DataError(f"{folder}/config.json: model_type is {model_type!r}; check that it is the folder of a model")
     if installed_room(model_type) is not None:
         return config, f"{model_type}.md"
     if not config.get("architectures"):
@@ -255,12 +255,12 @@ def check_results(results: object, path: Path) -> list[dict[str, Any]]:
         beside = result.get("baselines") or {}
         if not isinstance(beside, dict) or not all(type(number) in (int, float) for number in beside.values()):
             raise DataError(
-                f'{path}: baselines of a result are numbers by their names, as {{"input": 20.5}}; got {beside!r:.200}'
+                f'{path}: baselines of a result must map names to numbers, as {{"input": 20.5}}; got {beside!r:.200}'
             )
         texts = all(isinstance(result.get(key), str | None) for key in ("name", "split", "task"))
         if not texts or not isinstance(result.get("arguments"), dict | None):
             raise ValueError(
-                f"{path}: name, split and task of a result are texts, arguments an object; got {result!r:.200}"
+                f"{path}: name, split and task of a result must be texts, and arguments an object; got {result!r:.200}"
             )
     return results
 
@@ -269,7 +269,9 @@ def _read_evaluation(path: Path) -> dict[str, Any]:
     evaluation = read_json_object(path, optional=True) or {"results": []}
     for result in check_results(evaluation.get("results"), path):
         if not math.isfinite(result["value"]):
-            raise DataError(f"{path}: {result['metric']} is {result['value']}; a card shows a finite number")
+            raise DataError(
+                f"{path}: {result['metric']} is {result['value']}; a card needs a finite number; evaluate again"
+            )
     return evaluation
 
 
@@ -279,12 +281,10 @@ def _read_training(path: Path) -> dict[str, Any]:
     kinds["seconds"] = (int, float)
     for key, kind in kinds.items():
         if training.get(key) is not None and not isinstance(training[key], kind):
-            raise DataError(
-                f"{path}: {key} is {training[key]!r:.80}, which a training does not write; remove the file"
-            )
+            raise DataError(f"{path}: {key} is {training[key]!r:.80}, which a training never writes; remove the file")
     data = (training.get("arguments") or {}).get("data")
     if not isinstance(data, dict | None):
-        raise ValueError(f"{path}: data is {data!r:.80}, which a training does not write; remove the file")
+        raise ValueError(f"{path}: data is {data!r:.80}, which a training never writes; remove the file")
     return training
 
 

@@ -38,7 +38,7 @@ from .safetensors_headers import (
     read_header,
 )
 
-# In this order, the single file before the sharded form, as transformers looks for them.
+# In the order of transformers: the single file before the sharded form.
 _STEMS = ("model", "diffusion_pytorch_model", "adapter_model", "pytorch_lora_weights")
 _SUFFIX = ".safetensors"
 _INDEX_SUFFIX = ".safetensors.index.json"
@@ -90,7 +90,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
 
     def info(self, name: str) -> TensorInfo:
         """
-        Describes a tensor without reading it.
+        Describes a tensor without reading its data.
 
         Args:
             name (`str`): Name of the tensor.
@@ -224,8 +224,8 @@ class Checkpoint(Mapping[str, torch.Tensor]):
             if named != set(tensors):
                 missing, extra = sorted(named - set(tensors)), sorted(set(tensors) - named)
                 raise CheckpointError(
-                    f"{file}: does not hold what {index} says: missing {missing[:3]}, not in the index {extra[:3]}; "
-                    "the files are of different saves: fetch or save them all again."
+                    f"{file}: does not match {index}: missing {missing[:3]}, not in the index {extra[:3]}; "
+                    "the files come from different saves: download or save all of them again."
                 )
             found.update(tensors)
         self._tensors = {name: found[name] for name in weight_map}
@@ -302,7 +302,9 @@ def _inside(folder: Path, name: str) -> Path:
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file; a shard is missing: fetch or save the checkpoint again.")
     if not stays_inside(folder, path):
-        raise CheckpointError(f"{path}: a link that leaves the folder; copy the file into it, or open it itself.")
+        raise CheckpointError(
+            f"{path}: a link to a file outside the folder; copy the file into the folder, or open the file directly."
+        )
     return path
 
 
@@ -321,15 +323,15 @@ def _find_entry(names: list[str], where: str) -> str:
     pickles = sorted(name for name in names if name.endswith(PICKLES))
     if pickles:
         raise CheckpointError(
-            f"{where}: {pickles[0]} is a pickle, which can run code when it is read, and is refused. Load it where "
-            "you trust it and save it as safetensors: model.save_pretrained(folder)."
+            f"{where}: {pickles[0]} is a pickle, which can run code when it is read, and is refused. If you trust it, "
+            "load it and save it as safetensors: model.save_pretrained(folder)."
         )
-    raise CheckpointError(f"{where}: no .safetensors file here; found {sorted(names)[:5]}. Is it a checkpoint?")
+    raise CheckpointError(f"{where}: no .safetensors file here; found {sorted(names)[:5]}. Give a checkpoint.")
 
 
 @contextmanager
 def explain_hub(where: str, endpoint: str | None) -> Iterator[None]:
-    """Says of a request to a Hub that failed what it was for, as a [`CheckpointError`]."""
+    """Converts a failed request to a Hub into a [`CheckpointError`] that names its purpose."""
     endpoint = endpoint or constants.ENDPOINT
     try:
         yield
@@ -361,7 +363,7 @@ def _open_repository(repo_id: str, revision: str | None, token: str | bool | Non
 
     def open_file(name: str) -> RangeReader:
         if name not in files:
-            raise CheckpointError(f"{where}: there is no {name}; the checkpoint is incomplete, ask its owner.")
+            raise CheckpointError(f"{where}: {name} is missing; the checkpoint is incomplete, so ask its owner.")
         size, lfs = files[name].size, files[name].lfs
         sha256 = None if lfs is None else lfs.sha256
         cached = try_to_load_from_cache(repo_id, name, revision=commit)

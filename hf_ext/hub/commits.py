@@ -1,4 +1,4 @@
-"""One commit that makes a branch of a Hub hold a folder, and the proof that it does.
+"""Upload of a folder to a branch of a Hub in one commit, and verification of the result.
 
 A Hub may leave out files (`.gitignore`), somebody else may commit at the same time, and an answer may get lost. So the
 Hub is asked before anything is sent, and its files are compared with the folder's after the commit.
@@ -32,7 +32,7 @@ from .. import errors
 from ..progress import waiting
 from .file_hashes import file_sha256
 
-# Somebody else's commits that one push gives way to.
+# Number of retries after concurrent commits.
 _TRIES = 5
 # Seconds between two looks at what a Hub holds, which may show a commit a little later than it confirms it.
 _WAITS = (0.5, 2.0, 5.0)
@@ -67,17 +67,17 @@ class NoHub(ConnectionError):
     """
 
     def __init__(self, endpoint: str):
-        advice = "say HF_ENDPOINT as it is, log in where a page asks for it, and push again"
-        super().__init__(f"{endpoint} gave an answer that is none of a Hub: {advice}")
+        advice = "correct HF_ENDPOINT, log in if a page asks for it, and push again"
+        super().__init__(f"{endpoint} gave a response that is not one of a Hub: {advice}")
         self.endpoint = endpoint
 
 
 @contextmanager
 def read_answers(api: HfApi) -> Iterator[None]:
-    """Tells of answers that huggingface_hub cannot read, which it does not check, and of which it says what broke."""
+    """Converts errors of huggingface_hub for unreadable responses, which it does not check, into [`NoHub`]."""
     try:
         yield
-    except (errors.NotPublished, HFValidationError):
+    except (errors.NotOnHub, HFValidationError):
         raise
     except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise NoHub(api.endpoint) from error
@@ -153,13 +153,11 @@ def commit_folder(
         else:
             _verify(api, repo_id, branch, commit, paths, stale)
             return commit
-    raise NotOnHub(
-        repo_id, {branch: f"somebody else committed to it {_TRIES} times meanwhile"}, "Push again when it is quiet"
-    )
+    raise NotOnHub(repo_id, {branch: f"other commits were made {_TRIES} times meanwhile"}, "Push again later")
 
 
 def _refuse_ignored(api: HfApi, repo_id: str, branch: str, paths: dict[str, Path]) -> None:
-    """Refuses files that the Hub would leave out without a word: those that its .gitignore names."""
+    """Refuses files that the Hub would silently drop because of its .gitignore."""
     url = f"{api.endpoint}/api/models/{repo_id}/preupload/{quote(branch, safe='')}"
     headers = build_hf_headers(token=api.token)
     ignored: dict[str, str] = {}
@@ -173,9 +171,9 @@ def _refuse_ignored(api: HfApi, repo_id: str, branch: str, paths: dict[str, Path
         hf_raise_for_status(answer)
         for file in answer.json()["files"]:
             if file["shouldIgnore"]:
-                ignored[file["path"]] = "the .gitignore of the repository leaves it out"
+                ignored[file["path"]] = "the .gitignore of the repository excludes it"
     if ignored:
-        raise NotOnHub(repo_id, ignored, "Nothing was sent. Take these names out of the .gitignore, and push again")
+        raise NotOnHub(repo_id, ignored, "Nothing was uploaded. Remove the names from .gitignore, and push again")
 
 
 def _sample(path: Path) -> bytes:
@@ -212,8 +210,8 @@ def _refuse_collisions(repo_id: str, before: Tree, now: Tree, paths: dict[str, P
     if collisions:
         raise NotOnHub(
             repo_id,
-            dict.fromkeys(collisions, "somebody else committed another one meanwhile"),
-            "Look at what is there, and push again if it is to be replaced",
+            dict.fromkeys(collisions, "it was changed by another commit meanwhile"),
+            "Check the files on the Hub, and push again to replace them",
         )
 
 
@@ -228,7 +226,9 @@ def _verify(
             return
         if wait is not None:
             time.sleep(wait)
-    raise NotOnHub(repo_id, wrong, f"Commit {commit.oid[:12]} was made: push again, or ask those who run the Hub")
+    raise NotOnHub(
+        repo_id, wrong, f"Commit {commit.oid[:12]} was made: push again, or contact the operators of the Hub"
+    )
 
 
 def _find_differences(
@@ -240,18 +240,18 @@ def _find_differences(
         if api.repo_info(repo_id, revision=branch).sha != commit and commit not in {
             each.commit_id for each in api.list_repo_commits(repo_id, revision=branch)
         }:
-            yield branch, f"it does not have commit {commit[:12]}, which the Hub said was made"
+            yield branch, f"it lacks commit {commit[:12]}, which the Hub confirmed"
     except RevisionNotFoundError:
-        yield branch, f"there is no commit {commit[:12]}, which the Hub said was made"
+        yield branch, f"commit {commit[:12]} is missing, which the Hub confirmed"
         return
     for name, path in paths.items():
         if name not in tree:
-            yield name, "it is not there"
+            yield name, "it is missing"
         elif (difference := _difference(tree[name], path)) is not None:
             yield name, difference
     for name in stale:
         if name in tree:
-            yield name, "it is of an earlier push, and was not deleted"
+            yield name, "it belongs to an earlier push and was not deleted"
 
 
 def _difference(there: RepoFile, path: Path) -> str | None:
@@ -260,7 +260,7 @@ def _difference(there: RepoFile, path: Path) -> str | None:
     if there.size != size:
         return f"it has {there.size:,} bytes there, and {size:,} here"
     same = there.lfs.sha256 == file_sha256(path) if there.lfs is not None else there.blob_id == _git_id(path, size)
-    return None if same else "it has other bytes there"
+    return None if same else "it has different content there"
 
 
 def _git_id(path: Path, size: int) -> str:

@@ -92,15 +92,13 @@ def load_pipeline(folder: Path) -> DiffusionPipeline:
 
     name, _ = read_index(folder)
     if found := sorted(path.name for path in folder.rglob("*") if path.suffix in PICKLES):
-        raise NotPublished(
-            f"{folder}: {found[0]} is a pickle, which is not published; take it out of the folder first"
-        )
+        raise NotPublished(f"{folder}: {found[0]} is a pickle, which is never published; remove it first")
     try:
         pipeline: DiffusionPipeline = getattr(hf_ext.pipelines, name).from_pretrained(
             folder, use_safetensors=True, local_files_only=True
         )
     except (OSError, RuntimeError, TypeError) as error:
-        raise ValueError(f"{folder}: does not load as a {name}: {error}; fetch or save the folder again") from error
+        raise ValueError(f"{folder}: does not load as a {name}: {error}; download or save the folder again") from error
     return pipeline
 
 

@@ -43,7 +43,7 @@ _TRAINING = ("arguments", "commit", "task", "hardware", "seconds", "steps", "sam
 
 
 def clean(folder: Path) -> None:
-    """Takes out of a staged folder what says more of this machine than its owner meant."""
+    """Removes private information about this machine from a staged folder."""
     # Of `training.json` the fields that hf-ext writes are kept. Texts that are paths are cut to their last name: all
     # of `training.json` and `eval.json`, and in configurations the origin of what they describe. There addresses lose
     # user, password and query wherever they stand.
@@ -64,7 +64,7 @@ def clean(folder: Path) -> None:
 
 class SecretFound(NotPublished):
     """
-    A file that would be published holds a token, a key or a password. Nothing repeats it.
+    A file that would be published contains a token, a key or a password. The message does not repeat it.
 
     Args:
         file (`str`): The file.
@@ -75,8 +75,7 @@ class SecretFound(NotPublished):
     def __init__(self, file: str, line: int | None, kind: str):
         where = f"{file}, in its header" if line is None else f"{file}, line {line}"
         super().__init__(
-            f"{where}: {kind}; nothing was uploaded. Take it out of the file, and if anybody else may have seen "
-            "it, revoke it where it was made"
+            f"{where}: {kind}; nothing was uploaded. Remove it from the file, and revoke it if others may have seen it"
         )
         self.file, self.line, self.kind = file, line, kind
 
@@ -227,7 +226,7 @@ def _require_public_base(path: Path) -> None:
         local = True
     if local:
         raise NotPublished(
-            f"{path.name}: the base of this adapter is {last_name(base)!r}, a folder that others cannot reach. "
-            'Push the base first, write its org/name as "base_model_name_or_path" into adapter_config.json, and push '
+            f"{path.name}: the base of this adapter is {last_name(base)!r}, a folder on this machine. "
+            'Push the base first, set "base_model_name_or_path" in adapter_config.json to its org/name, and push '
             "the adapter again; or merge the adapter into the base and push the result"
         )

@@ -1,4 +1,4 @@
-"""SHA-256 of local files, computed once for as long as a file stays as it is.
+"""SHA-256 of local files, cached until a file changes.
 
 A base of 14 GB takes 10 s to hash, and its hash is asked for on every load. So what was found is kept, in this process
 and in a small file in the assets folder of the Hugging Face cache, under device, inode, length and time of the last

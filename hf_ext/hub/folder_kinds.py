@@ -1,4 +1,4 @@
-"""Folders of which another room knows more: what of them is published, and what their cards say.
+"""Registry of folders that other rooms publish and describe.
 
 Such a room enters itself here; nothing of it is imported before a folder is published or described.
 """

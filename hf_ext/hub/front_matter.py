@@ -21,12 +21,12 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
     """PyYAML's safe loader, in C where there is one, without the numbers that cost more than their length."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
-        """Refuses a key that is there twice, as YAML and the Hub do; PyYAML keeps the last."""
+        """Refuses duplicate keys, as YAML and the Hub do; PyYAML keeps the last one."""
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
-                    raise ValueError(f"{key.value!r:.60} is twice in the metadata of the card; keep one of them")
+                    raise ValueError(f"{key.value!r:.60} occurs twice in the metadata of the card; remove one of them")
                 seen.add(key.value)
         return super().construct_mapping(node, deep=deep)
 

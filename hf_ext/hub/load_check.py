@@ -82,15 +82,15 @@ def verify_code(folder: Path) -> None:
         name = path.relative_to(folder).as_posix()
         if name not in allowed or path.read_bytes() != allowed[name].read_bytes():
             raise DataError(
-                f"{path}: not a file of the installed hf_ext, so it is neither run nor uploaded; "
-                "remove it, or install the version of hf_ext that wrote it"
+                f"{path}: not a file of the installed hf_ext, and therefore neither run nor uploaded; remove it, or "
+                "install the version of hf_ext that wrote it"
             )
         # where the loader has to fetch it, transformers does not say which one is missing
         absent = sorted(
             needed for needed in get_relative_imports(path) if not path.with_name(f"{needed}.py").is_file()
         )
         if absent:
-            raise DataError(f"{path}: imports {absent[0]}.py, which is not beside it; stage the folder again")
+            raise DataError(f"{path}: imports {absent[0]}.py, which is not in the folder; stage the folder again")
         shipped.add(path.stem)
     for path in sorted(folder.rglob("*.json")):
         _verify_references(path, shipped)
@@ -105,7 +105,7 @@ def _verify_references(path: Path, shipped: set[str]) -> None:
         for reference in code_references({key: content.get(key)}):
             module, _, name = reference.partition(".")
             if module not in shipped or not name.isidentifier():
-                raise DataError(f"{path}: {key} names {reference!r}, code that is not beside it; remove the entry")
+                raise DataError(f"{path}: {key} names {reference!r}, code that is not in the folder; remove the entry")
     refuse_kernels(content, path)
 
 

@@ -28,7 +28,9 @@ def strip_picture(path: Path) -> None:
     content = path.read_bytes()
     chunks = list(_chunks(content))
     if not content.startswith(_SIGNATURE) or not chunks or chunks[-1][:4] != b"IEND":
-        raise ValueError(f"{path.name}: not a whole PNG, so its notes cannot be taken out; save the picture as PNG")
+        raise ValueError(
+            f"{path.name}: not a complete PNG, so its metadata cannot be removed; save the picture as PNG again"
+        )
     stripped = _SIGNATURE + b"".join(
         len(chunk[4:-4]).to_bytes(4, "big") + chunk for chunk in chunks if chunk[:4] in _SHOWN
     )
@@ -38,9 +40,9 @@ def strip_picture(path: Path) -> None:
         with Image.open(path) as picture:
             turned = picture.getexif().get(_ORIENTATION, 1) != 1
     except (UnidentifiedImageError, OSError, ValueError) as error:
-        raise ValueError(f"{path.name}: not a PNG that can be read ({error}); save the picture again") from error
+        raise ValueError(f"{path.name}: not a readable PNG ({error}); save the picture again") from error
     if turned:
-        raise ValueError(f"{path.name}: a note in it says to turn it, and notes are not published; save it upright")
+        raise ValueError(f"{path.name}: its metadata contain a rotation and are not published; save it upright")
     path.write_bytes(stripped)
 
 

@@ -164,7 +164,8 @@ def push(
     branch = revision or constants.DEFAULT_REVISION
     if create_pr and branch != constants.DEFAULT_REVISION:
         raise UsageError(
-            f"create_pr opens a pull request against main, and revision={revision!r} is another branch; give one"
+            f"create_pr opens a pull request against main, but revision={revision!r} names another branch; give one "
+            "of them"
         )
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place, repo_id.rpartition("/")[2])
@@ -189,7 +190,7 @@ def rehearse(
     repo_id: str | None = None,
     license: str | None = None,
 ) -> Listing:
-    """Stages, and says what a push would upload and what it would leave behind."""
+    """Stages a folder, and lists the files that a push would upload and exclude."""
     stage(source, out, processor=processor, repo_id=repo_id, license=license)
     card = (out / "README.md").read_text(encoding="utf-8")
     notes = [f"README.md, {problem}" for problem in check_card(card)]

@@ -107,8 +107,8 @@ def refuse_links(folder: Path, reads: Callable[[str], bool] = is_loaded) -> None
     for name, path in walk(folder):
         if reads(name) and not stays_inside(folder, path):
             raise NotPublished(
-                f"{path}: a link that leaves the folder, which is not published; copy what it means into the folder, "
-                "or take it out"
+                f"{path}: a link that leaves the folder, which is not published; copy its target into the folder, or "
+                "remove the link"
             )
 
 
@@ -141,7 +141,7 @@ def list_files(source: object, staged: Path, notes: tuple[str, ...] = ()) -> Lis
             else:
                 behind[name] = _reason(folder, name, path)
         plural = {top: "1 file" if count == 1 else f"{count} files" for top, count in counts.items()}
-        behind |= {f"{top}/": f"{count}, none of them of a model" for top, count in plural.items()}
+        behind |= {f"{top}/": f"{count}, no files of a model" for top, count in plural.items()}
         notes += tuple(
             f"{name}: goes up {_CUT['.png' if name.endswith('.png') else '.json']}"
             for name in files
@@ -154,7 +154,7 @@ def _reason(folder: Path, name: str, path: Path) -> str:
     if not stays_inside(folder, path):
         return "a link that leaves the folder"
     if name.endswith(".py"):
-        return "code, which is taken from the installed package"
+        return "code; the files of the installed package are published instead"
     if _WEIGHTS.fullmatch(name):
-        return "weights of a variant; the model goes up once, under the names that loaders look for"
-    return "not a file that a model consists of"
+        return "weights of a variant; the model is uploaded once, under the default names"
+    return "not a file of a model"

@@ -175,7 +175,7 @@ class RemoteFile:
         """Headers for a redirect of the Hub: no token to another origin, nothing from https to http."""
         scheme = urlsplit(target).scheme
         if scheme not in ("http", "https") or (urlsplit(url).scheme == "https" and scheme != "https"):
-            raise self._error(f"the Hub redirects to {scheme}://, which is not safe; report it to its owner")
+            raise self._error(f"the Hub redirects to {scheme}://, which is not secure; report it to its owner")
         if _origin(target) == _origin(url):
             return headers
         return {key: value for key, value in headers.items() if key.lower() not in ("authorization", "cookie")}

@@ -1,4 +1,4 @@
-"""The models that travel with the package: small, trained by us, found by a name without a slash."""
+"""Released models: small models in the package, found by a name without a slash."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _NAMES = (
     "super-resolution-x2",
 )
 WITHOUT = (
-    "this hf-ext was built without its released models (HF_EXT_WITHOUT_MODELS=1). Install the wheel that has them, or "
-    "give the folder model_cards/released/NAME of its source; their licences are not that of the code"
+    "this hf-ext was built without the released models (HF_EXT_WITHOUT_MODELS=1). Install the wheel that contains "
+    "them, or give the folder model_cards/released/NAME of the source; their licences differ from that of the code"
 )
 
 

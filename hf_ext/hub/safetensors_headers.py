@@ -125,7 +125,6 @@ def read_header(
 
 
 def _with_dtype(entry: Entry, file: str) -> TensorInfo:
-    """A tensor as torch has it."""
     dtype, shape = _DTYPES[entry.dtype], entry.shape
     packed = _PACKED.get(dtype, 1)
     if packed > 1:

@@ -36,7 +36,7 @@ def write_source(source: Source, out: Path, processor: Processor | None) -> None
     """Writes what is published of a model, a pipeline or a folder, with the code of the installed package."""
     if isinstance(source, (str, Path)):
         if processor is not None:
-            raise UsageError("processor belongs to a model in memory; put its files into the folder instead")
+            raise UsageError("processor is only for a model in memory; save its files into the folder instead")
         _write_folder(Path(source), out)
     elif type(source).__module__.startswith("hf_ext.pipelines."):
         pipeline: Any = source
@@ -45,8 +45,8 @@ def write_source(source: Source, out: Path, processor: Processor | None) -> None
         _save(source, processor, out)
     elif type(source).__module__.startswith(("transformers_modules.", "diffusers_modules.")):
         raise NotPublished(
-            f"{type(source).__name__} was loaded as remote code, which is not published again; "
-            "import hf_ext and load the checkpoint without trust_remote_code"
+            f"{type(source).__name__} was loaded as remote code, which cannot be published; import hf_ext and load "
+            "the checkpoint without trust_remote_code"
         )
     elif isinstance(source, (PreTrainedModel, PeftModel)):
         with tempfile.TemporaryDirectory(dir=out.parent) as saved:
@@ -115,7 +115,7 @@ def _write_folder(folder: Path, out: Path) -> None:
         _save(model, processor, out)
         copy_files(folder, out, lambda name: is_tokenizer(name) or is_described(name))
     else:
-        raise DataError(f"{folder}: neither config.json nor adapter_config.json in it; is it a checkpoint?")
+        raise DataError(f"{folder}: neither config.json nor adapter_config.json; check that it is a checkpoint")
 
 
 def _write_pipeline(folder: Path, out: Path) -> None:
@@ -138,7 +138,7 @@ def _write_artifact(folder: Path, out: Path, room: ModuleType | None) -> None:
     )
     foreign = sorted(name for name in names if not ours.fullmatch(name))
     if foreign:
-        raise NotPublished(f"{folder}: {foreign[0]} is code, which is not published; take it out of the folder first")
+        raise NotPublished(f"{folder}: {foreign[0]} is code, which is never published; remove it first")
     for kind in known_kinds():
         kind.copy_artifact(folder, out)
     if room is not None:
@@ -189,7 +189,7 @@ def _copy_model(folder: Path, out: Path, room: ModuleType | None) -> None:
     for name, _ in walk(folder):
         if "/" not in name and (name.endswith(PICKLES) or (name.endswith(".py") and room is None)):
             what = "code" if name.endswith(".py") else "a pickle"
-            raise NotPublished(f"{folder}: {name} is {what}, which is not published; take it out of the folder first")
+            raise NotPublished(f"{folder}: {name} is {what}, which is never published; remove it first")
     copy_files(folder, out, lambda name: is_loaded(name) or is_described(name))
     if (variant := find_variant(folder)) is not None:
         # Loaders look for the plain names unless they are told; an index names its shards, which keep theirs.
@@ -198,6 +198,6 @@ def _copy_model(folder: Path, out: Path, room: ModuleType | None) -> None:
                 (out / f"model{suffix}").rename(out / f"model{suffix.replace(f'.{variant}', '')}")
     if not any(out.glob("*.safetensors")):
         raise DataError(
-            f"{folder}: its weights are not called as transformers, diffusers or peft call them (model.safetensors, "
+            f"{folder}: its weights do not have the names of transformers, diffusers or peft (model.safetensors, "
             "adapter_model.safetensors, …), so no loader would find them; save the model with save_pretrained"
         )

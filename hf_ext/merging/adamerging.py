@@ -46,7 +46,7 @@ class WeightedMerge(nn.Module):
 
     def __init__(self, plan: Plan, models: list[nn.Module]) -> None:
         super().__init__()
-        # only the weights are parameters: the models are not of this module
+        # only the weights are parameters: the models are not registered as submodules
         self.models = [model.requires_grad_(False).eval() for model in models]
         self.rows = plan.merged_rows
         self.base, self.vectors = [], []
@@ -66,7 +66,7 @@ class WeightedMerge(nn.Module):
                 own = None if name is None else held[place].get(self.own_names[place].get(name, ""))
                 if name is not None and (own is None or own.shape != base.shape):
                     kind = type(models[place]).__name__
-                    raise ValueError(f"{kind} has no tensor {name!r}, or of another shape than its checkpoint.")
+                    raise ValueError(f"{kind} lacks tensor {name!r} of its checkpoint, or has it in another shape.")
             self.vectors.append(
                 [torch.zeros_like(base) if name is None else task.read(name).float() - base for task, name in named]
             )
@@ -96,8 +96,8 @@ class WeightedMerge(nn.Module):
             logits = getattr(answer, "logits", None)
             if logits is None or logits.ndim != 2:
                 raise UsageError(
-                    f"{type(self.models[task]).__name__} does not choose one class for an example; AdaMerging learns "
-                    "from the entropy of classifiers."
+                    f"{type(self.models[task]).__name__} does not predict one class per example; AdaMerging needs "
+                    "classifiers."
                 )
             chances = logits.float().log_softmax(-1)
             total = total - (chances.exp() * chances).sum(-1).mean()
@@ -178,7 +178,7 @@ def write_weights(file: Path, configs: Mapping[str, Path], out: Path, **options:
         arguments = build(TrainingArguments, {"output_dir": "", **read_yaml(place)})
         sources = [*arguments.data_arguments.eval_sources.values()]
         if not sources:
-            raise ValueError(f"{place} has no data.eval section: say from which examples to learn.")
+            raise ValueError(f"{place} has no data.eval section: add one with the examples to learn from.")
         parts[name] = build_task(arguments), open_source(sources[0], "data.eval")
     learned = learn_weights(file, parts, **options)
     if Accelerator().is_main_process:

@@ -1,4 +1,4 @@
-"""Tasks that are peft adapters: refused with advice, read as full weights, or merged among themselves.
+"""Tasks that are peft adapters: refused with advice, read as full weights, or merged as adapters.
 
 Among themselves: (IA)³ from a base of ones; LoRA only where all tasks have one and the same A, from a base with B = 0.
 """
@@ -25,16 +25,17 @@ from .companions import Companions
 from .name_matching import Names
 from .sources import CONFIGURATION_FILES, Library, Source, size_text
 
-# How names in LoRA files of diffusers and of kohya's scripts end.
+# Suffixes of tensor names in LoRA files of diffusers and of kohya's scripts.
 _LORA_FILE_ENDS = (".lora_down.weight", "lora.down.weight", "lora_linear_layer.down.weight", ".lora_A.weight")
-# Settings that must agree for adapters to be merged among themselves.
+# Settings in which adapters must agree to be merged as adapters.
 _COMMON = ("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out")
 
 
 def read_adapters(how: str, base: Source, tasks: Sequence[Source]) -> tuple[Source, tuple[Source, ...]]:
-    """Base and tasks with what is merged for adapters in their place, as `adapters` of a configuration says."""
+    """Replaces adapters among base and tasks by the weights that are merged, as `adapters` of the configuration
+    says."""
     if base.library == "peft":
-        raise DataError(f"{base.title} is an adapter; give the model that it belongs to as base.")
+        raise DataError(f"{base.title} is an adapter; give the model that it was trained on as base.")
     for task in tasks:
         _refuse_lora_file(task)
     adapters = [task for task in tasks if task.library == "peft"]
@@ -46,7 +47,7 @@ def read_adapters(how: str, base: Source, tasks: Sequence[Source]) -> tuple[Sour
         return base, tuple(DeltaSource(task, base) if task.library == "peft" else task for task in tasks)
     if len(adapters) < len(tasks):
         others = [task.label for task in tasks if task.library != "peft"]
-        raise UsageError(f"adapters: adapter merges adapters only, and {others} are none; use adapters: delta.")
+        raise UsageError(f"adapters: adapter merges adapters only, but {others} are checkpoints; use adapters: delta.")
     return _common_base(base, tuple(tasks)), tuple(tasks)
 
 
@@ -65,7 +66,7 @@ class VirtualSource(Source):
     """A checkpoint whose tensors are made when they are read."""
 
     def location(self, name: str) -> tuple[int, int] | None:
-        """As [`Source.location`]: the elements lie nowhere."""
+        """As [`Source.location`]: None, since the elements are in no file."""
         return None
 
     def will_need(self, name: str, start: int, stop: int) -> None:
@@ -110,7 +111,7 @@ class BaseAdapter(VirtualSource):
 
 
 def _common_base(base: Source, tasks: tuple[Source, ...]) -> Source:
-    """The base of the adapters, after what speaks against merging them has been refused."""
+    """The base of the adapters; refuses adapters that cannot be merged."""
     for task in tasks:
         if task.config.get("peft_type") != "IA3":
             # Made only to be refused where its factors do not fit the base.
@@ -119,12 +120,12 @@ def _common_base(base: Source, tasks: tuple[Source, ...]) -> Source:
             ours, theirs = tasks[0].config.get(key), task.config.get(key)
             if ours != theirs:
                 raise DataError(
-                    f"{task.title} has {key} {theirs!r} and {tasks[0].title} has {ours!r}: their weights do "
-                    "not mean the same. Use adapters: delta, which merges the full weights that LoRA gives."
+                    f"{task.title} has {key} {theirs!r} and {tasks[0].title} has {ours!r}: their weights have "
+                    "different meanings. Use adapters: delta, which merges the full weights of the LoRA."
                 )
         odd = [name for name in task.tensors if ".lora_embedding_" in name or name.endswith(BIAS)]
         if odd:
-            raise DataError(f"{task.title}: {odd[0]} is not merged among adapters; use adapters: delta.")
+            raise DataError(f"{task.title}: {odd[0]} cannot be merged as part of an adapter; use adapters: delta.")
     virtual = BaseAdapter(base, tasks)
     for task in tasks:
         common = frozenset(name for name in task.tensors if name.endswith(".lora_A.weight"))
@@ -344,7 +345,7 @@ def lora_modules(adapter: Source) -> dict[str, tuple[str, str]]:
                 known |= {name, partner}
     unknown = [name for name in adapter.tensors if name not in known]
     if unknown:
-        raise DataError(f"{adapter.title}: {unknown[0]!r} is no part of a plain LoRA. {_ADVICE}")
+        raise DataError(f"{adapter.title}: {unknown[0]!r} is not part of a plain LoRA. {_ADVICE}")
     return found
 
 
@@ -353,8 +354,7 @@ def _check_rank(adapter: Source, first: str, second: str) -> None:
     a, b = (list(adapter.tensors[name].shape) for name in (first, second))
     if min(len(a), len(b)) < 2 or math.prod(b[1:]) != a[0]:
         raise DataError(
-            f"{adapter.title}: {first} {a} and {second} {b} have not one common rank, so that they give no weight; "
-            "save or fetch the adapter again."
+            f"{adapter.title}: {first} {a} and {second} {b} have different ranks; save or get the adapter again."
         )
 
 
@@ -373,7 +373,7 @@ def _check_numbers(adapter: Source) -> None:
             try:
                 re.compile(name)
             except re.error as error:
-                raise ValueError(f"{adapter.title}: {key} has {name!r}, which is no pattern ({error}).") from error
+                raise ValueError(f"{adapter.title}: {key} has {name!r}, an invalid pattern ({error}).") from error
 
 
 def refuse_variants(adapter: Source) -> None:
@@ -397,7 +397,7 @@ def find_scaling(config: dict[str, Any], module: str, rank: int) -> float:
     from peft.utils.other import get_pattern_key
 
     if rank < 1:
-        raise ValueError(f"{module}: a LoRA of rank {rank} has no scale, and changes nothing: take it out.")
+        raise ValueError(f"{module}: a LoRA of rank {rank} has no scale and changes nothing: remove this task.")
     patterns = config.get("alpha_pattern") or {}
     alpha = patterns.get(get_pattern_key(list(patterns), module), config.get("lora_alpha", 8))
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)

@@ -35,7 +35,7 @@ class Merge:
 
 
 def read_merge(folder: Path) -> Merge | None:
-    """Reads what a folder says about the merge that wrote it."""
+    """Reads the record of the merge that wrote a folder."""
     if (folder / MANIFEST).is_file():
         manifest = Manifest.read(folder)
         tasks = {name: task.origin for name, task in manifest.tasks.items()}
@@ -64,7 +64,7 @@ def _source(record: Mapping[str, Any]) -> SourceRecord:
 
 
 def describe(folder: Path) -> CardPart | None:
-    """The part of a card that a merge decides; `None` of a folder that is none."""
+    """The part of a card that describes a merge; `None` if the folder is not a merge."""
     merge = read_merge(folder)
     if merge is None:
         return None
@@ -178,11 +178,11 @@ def _notes(merge: Merge) -> list[str]:
     notes = []
     if frozen:
         notes.append(
-            f"Added later, without a vote in the unified model: {', '.join(frozen)}. The unified model was not "
-            "changed, and neither were the other tasks; a new merge of all would restore these tasks better."
+            f"Added later, without influence on the unified model: {', '.join(frozen)}. The unified model and the "
+            "other tasks were not changed; a new merge of all tasks would restore these more accurately."
         )
     if gone:
-        notes.append(f"Merged, and removed later: {', '.join(gone)}. The unified model still contains their votes.")
+        notes.append(f"Merged and removed later: {', '.join(gone)}. They still influence the unified model.")
     return notes
 
 

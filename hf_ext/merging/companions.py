@@ -1,5 +1,5 @@
 """Companions of a model's weights: code, tokenizer, processor, templates, and modules with weights of their
-own. All travels but what is on a list, since every library has files that no list of ours would know.
+own. All files are taken except those on a list of exclusions, since libraries have files that no list could name.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SECRETS = (
 _OWN = ("README.md", "emr.json", "emr_loader.py", "tasks/*", "base/*", *REPORTS)
 LEFT_OUT = (*_WEIGHTS, *_STATES, *_LOGS, *_SHOWN, *_SECRETS, *_OWN)
 MODULES = "modules.json"
-# How a model of language is spoken to, and where it ends. One model speaks as its tasks do, where all do alike.
+# Chat templates and generation settings. A single model gets those of its tasks if all tasks agree.
 _SPOKEN = ("generation_config.json", "chat_template.jinja", "chat_template.json", "additional_chat_templates/*")
 
 
@@ -151,12 +151,12 @@ def join_companions(base: Companions, tasks: Mapping[str, Companions]) -> Joined
                 joined.pop(name, None)
             else:
                 raise DataError(
-                    f"{title}: {name} holds weights of a module of its own that are not the base's, and not all tasks "
-                    "and the base have it as model.safetensors, to be merged. Bring them to one form, or choose a "
-                    "method with masks, where each task keeps its module."
+                    f"{title}: {name} contains weights of a separate module that differ from the base's, and cannot "
+                    "be merged because base and tasks do not all have it as model.safetensors. Save it in this form "
+                    "everywhere, or choose a method with masks, with which each task keeps its module."
                 )
     told = [
-        f"{title} has its own {', '.join(names)}, or not all tasks have it; the one model has the base's"
+        f"{title} has its own {', '.join(names)}, or some tasks lack it; the merged model gets the base's"
         for title, names in differing.items()
     ]
     return Joined(joined, told, tuple(modules))

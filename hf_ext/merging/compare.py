@@ -25,10 +25,10 @@ def read_report(source: str | Path, *, token: str | bool | None = None, endpoint
     elif path.is_dir():
         path = path / REPORT
     if not path.is_file():
-        raise CheckpointError(f"{source}: no {REPORT}; name the folder of a merge, or org/name[@revision] of one.")
+        raise CheckpointError(f"{source}: {REPORT} is missing; give the folder or org/name[@revision] of a merge.")
     report = read_json_object(path)
     if report.get("format_version") != 1 or not _is_complete(report):
-        raise CheckpointError(f"{path} is no report of a merge that this version reads; merge again.")
+        raise CheckpointError(f"{path} is not a report that this version reads; merge again.")
     return report
 
 
@@ -58,7 +58,7 @@ def compare_merges(
     """Sets merges side by side: how far each is from every task's own checkpoint, beside 1-bit deltas, and its
     size."""
     if not sources:
-        raise UsageError("there is nothing to compare: name at least one merge, a folder or org/name[@revision].")
+        raise UsageError("nothing to compare: give at least one merge, as a folder or org/name[@revision].")
     reports = [read_report(source, token=token, endpoint=endpoint) for source in sources]
     entries = [{entry["task"]: entry for entry in report["tasks"]} for report in reports]
     names = list(dict.fromkeys(task for found in entries for task in found))
@@ -101,7 +101,7 @@ def _differences(sources: Sequence[str | Path], reports: Sequence[Mapping[str, A
         others = {entry["task"]: entry for entry in report["tasks"]}
         if others.keys() != first.keys():
             different = ", ".join(sorted(others.keys() ^ first.keys()))
-            warnings.append(f"{source} and {sources[0]} differ in tasks ({different}): means are over what all have.")
+            warnings.append(f"{source} and {sources[0]} differ in tasks ({different}): means are over common tasks.")
         changed = [
             name
             for name in first
@@ -113,8 +113,8 @@ def _differences(sources: Sequence[str | Path], reports: Sequence[Mapping[str, A
         ]
         if changed:
             warnings.append(
-                f"{source} and {sources[0]} differ in the task vectors of {', '.join(changed)}: they are of another "
-                "checkpoint or base, or other tensors were merged."
+                f"{source} and {sources[0]} differ in the task vectors of {', '.join(changed)}: their checkpoints, "
+                "bases or merged tensors differ."
             )
     return warnings
 

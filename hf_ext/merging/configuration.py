@@ -204,11 +204,14 @@ class MergeConfig:
 
     def validate_sources(self) -> None:
         if not self.base.strip():
-            raise ValueError("base is empty: give the folder or org/name[@revision] that the tasks started from.")
+            raise ValueError(
+                "base is empty: give the folder or org/name[@revision] of the model that the tasks were fine-tuned "
+                "from."
+            )
         if not self.tasks:
             raise ValueError("tasks is empty: give at least one `name: folder` or `name: org/name[@revision]`.")
         for name, source in self.tasks.items():
-            # messages call the other two sources of a merge so
+            # "base" and "merged" name the other two sources in messages
             if not re.fullmatch(TASK_ID, name) or name in (".", "..", "base", "merged"):
                 raise ValueError(
                     f"task name {name!r:.80} is not allowed: it names a folder, so use up to 64 of the letters A-Z, "
@@ -216,12 +219,12 @@ class MergeConfig:
                 )
             if not source.strip():
                 raise ValueError(f"task {name!r} has no source: give a folder or org/name[@revision].")
-        # one folder for both, where the file system does not tell capitals apart
+        # both would get the same folder on a case-insensitive file system
         folded: dict[str, str] = {}
         for name in self.tasks:
             if folded.setdefault(name.casefold(), name) != name:
                 raise ValueError(
-                    f"tasks {folded[name.casefold()]!r} and {name!r} differ only in capitals; rename one."
+                    f"tasks {folded[name.casefold()]!r} and {name!r} differ only in upper and lower case; rename one."
                 )
 
     def validate_numbers(self) -> None:
@@ -236,7 +239,9 @@ class MergeConfig:
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise ValueError(f"exclude holds {pattern!r}, which is no regular expression ({error}).") from error
+                raise ValueError(
+                    f"exclude holds {pattern!r}, which is not a valid regular expression ({error})."
+                ) from error
 
     def validate_options(self) -> None:
         """Refuses an unknown method, and options that it does not have."""
@@ -255,7 +260,7 @@ class MergeConfig:
         self.options = found
 
     def validate_needs(self) -> None:
-        """Refuses a method that lacks something, or has more tasks than it takes."""
+        """Refuses a method without its required inputs, or with too many tasks."""
         name, method = self.method, METHODS.get(self.method)
         if method is None:
             return
@@ -273,22 +278,22 @@ class MergeConfig:
             )
 
     def validate_choices(self) -> None:
-        """Refuses what would have no effect, or two opposite ones."""
+        """Refuses settings without effect, and settings that contradict each other."""
         method = METHODS.get(self.method)
         for name, is_wrong, why in _RULES if method is not None else ():
             if is_wrong(self, method):
                 _refuse(name, self.method, why)
 
 
-# Fields that would have no effect beside a method, or an opposite one: when, and why.
+# Fields that have no effect with a method or contradict it: condition and reason.
 _RULES: tuple[tuple[str, Callable[[MergeConfig, Any], bool], str], ...] = (
-    ("merged", lambda c, m: c.merged is not None and not m.takes_merged, "it belongs to method 'given'"),
-    ("statistics", lambda c, m: bool(c.statistics) and m.statistics is None, "it uses no data"),
+    ("merged", lambda c, m: c.merged is not None and not m.takes_merged, "only method 'given' uses it"),
+    ("statistics", lambda c, m: bool(c.statistics) and m.statistics is None, "this method uses no statistics"),
     ("drop", lambda c, m: c.drop != 0 and m.takes_merged, "the model is merged already"),
     ("masks: false", lambda c, m: c.masks is False and m.name == "emr", "without masks it is method 'elect'"),
     ("masks: false", lambda c, m: c.masks is False and m.takes_merged, "without masks it would copy `merged`"),
-    ("masks: false", lambda c, m: c.masks is False and bool(m.deltas), "the signs of the tasks are all it writes"),
-    ("drop", lambda c, m: c.drop != 0 and bool(m.deltas), "it has no place for elements that were dropped"),
+    ("masks: false", lambda c, m: c.masks is False and bool(m.deltas), "this method stores only signs of the tasks"),
+    ("drop", lambda c, m: c.drop != 0 and bool(m.deltas), "this method cannot store dropped elements"),
     (
         "rescale",
         lambda c, m: c.rescale not in ("global", "tensor_l2") and bool(m.deltas),
@@ -303,7 +308,7 @@ _RULES: tuple[tuple[str, Callable[[MergeConfig, Any], bool], str], ...] = (
 
 
 def load_config(config: MergeConfig | Mapping[str, Any] | str | Path) -> MergeConfig:
-    """The configuration that any of its written forms means."""
+    """Reads a configuration from any of its forms."""
     if isinstance(config, MergeConfig):
         return config
     if isinstance(config, (str, Path)):
@@ -323,7 +328,7 @@ def _refuse(name: str, method: str, why: str) -> NoReturn:
 
 
 def _in_bytes(name: str, text: str) -> int:
-    # More digits than any disk needs are no number of bytes.
+    # Limits the number of digits.
     found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([KMGT]?B)\s*", text, re.IGNORECASE)
     if found is None:
         raise ValueError(f"{name} must be a number and a unit, such as '64MB' or '5GB'; got {text!r:.80}.")

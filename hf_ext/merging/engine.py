@@ -153,7 +153,7 @@ class Engine:
         self._sources = plan.sources
         remote = any(source.repo_id is not None for source in self._sources)
         self._device = None if plan.config.device == "cpu" else find_device(plan.config)
-        # What waits for a network or a GPU gains by large blocks.
+        # Large blocks help if a network or a GPU causes waiting.
         large = remote or self._device is not None
         share = memory // workers if large else min(memory // workers, _CACHED_BYTES)
         rows = len(self._sources) + 1
@@ -296,7 +296,7 @@ class Engine:
         members = [task for task, name in enumerate(row.task_names) if name is not None]
         sums = Sums.zeros(len(members))
         if not self._merge_files(piece, members, sums, buffers):
-            # what a file did not give or take, this gets on with, or says why not
+            # after a failed read or write, the Python path below continues or raises the error
             sums = Sums.zeros(len(members))
             self._merge_blocks(piece, members, sums, buffers)
         self._require_finite(piece, members, sums, buffers)
@@ -396,7 +396,7 @@ class Engine:
         if merged.shape != block.base.shape:
             raise MethodError(
                 f"method {self._method.name!r} returned {list(merged.shape)} for {block.name!r}, of which it got "
-                f"{list(block.base.shape)}; a method returns as many elements as the base has"
+                f"{list(block.base.shape)}; a method must return as many elements as the base has"
             )
         out.copy_(merged.reshape(-1))
 
@@ -458,12 +458,12 @@ class Engine:
                 raise _not_finite(name, source)
             raise NotFiniteError(
                 f"tensor {name!r} of {source.title} is finite, but its difference from the base does not fit into "
-                "float32: such weights are no fine-tune of this base; repair that checkpoint, leave it out, or "
-                "exclude the tensor."
+                "float32: the checkpoint is not a fine-tune of this base; repair it, leave it out, or exclude the "
+                "tensor."
             )
         raise NotFiniteError(
-            f"tensor {row.name!r}: merged, it does not fit into {row.dtype}, or the merged model holds NaN or "
-            "infinity there; choose another dtype, or another merged model."
+            f"tensor {row.name!r}: the merged values exceed the range of {row.dtype}, or the merged model contains "
+            "NaN or infinity; choose another dtype, or another merged model."
         )
 
     def _is_finite(self, piece: Piece, task: int, buffers: _Buffers) -> bool:
@@ -479,6 +479,6 @@ def _blocks(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
 
 def _not_finite(name: str, source: Source) -> NotFiniteError:
     return NotFiniteError(
-        f"tensor {name!r} of {source.title} holds NaN or infinity, which would spoil the merge; repair that "
-        "checkpoint, or leave it out."
+        f"tensor {name!r} of {source.title} contains NaN or infinity, which cannot be merged; repair the checkpoint, "
+        "or leave it out."
     )

@@ -1,8 +1,8 @@
-"""A fine-tune's difference from its base, or a task's of a merge, as a LoRA that peft loads.
+"""Extraction of a LoRA that peft loads, from a fine-tune and its base or from a task of a merge.
 
 The difference D of each matrix is cut to a rank, D ≈ B·A, by its singular values. peft scales by lora_alpha / r, which
-is 1 in every module here: a loader that reads only one rank and one alpha, as vLLM does, computes the same. What is no
-matrix of a linear layer goes along whole, as `modules_to_save` and as biases of B, or is left out.
+is 1 in every module here: a loader that reads only one rank and one alpha, as vLLM does, computes the same. All
+tensors except matrices of linear layers are stored whole, as `modules_to_save` and as biases of B, or left out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .pairs import Pair
 from .sources import size_text
 
 _PREFIX = "base_model.model."
-# Subclasses may do something else with their weights.
+# Exact classes only: subclasses may use their weights differently.
 _LINEAR = (nn.Linear, Conv1D)
 # Above this a fixed rank is found without all singular values.
 _LARGE = 1024
@@ -71,7 +71,7 @@ def extract_lora(
     """
     out = Path(out).expanduser()
     if (rank is None) == (error is None):
-        raise ValueError("give either a rank or an error, and not both")
+        raise ValueError("give either a rank or an error")
     require_free(out)
     with whole_folder(out) as folder:
         extraction = _Extraction(pair, folder, lora_only)
@@ -185,9 +185,7 @@ class _Extraction:
         for module in self._biases.keys() - self._matrices.keys():
             self._add_nothing(module)
         if not self._matrices:
-            raise ValueError(
-                f"{self._pair.title}: no linear layer differs from the base, so there is nothing to write"
-            )
+            raise ValueError(f"{self._pair.title}: no linear layer differs from the base, so no LoRA can be extracted")
         saved = self._save_modules()
         for module, found in self._matrices.items() if self._biases else ():
             # peft gives B a bias in every module or in none.
@@ -217,7 +215,9 @@ class _Extraction:
         if square == 0:
             return
         if square is not None and not math.isfinite(square):
-            raise ValueError(f"{self._pair.title}: {name} differs from the base by NaN or infinity; make it again")
+            raise ValueError(
+                f"{self._pair.title}: {name} differs from the base by NaN or infinity; save the fine-tune again"
+            )
         self._of_all += square or 0.0
         module, _, last = name.rpartition(".")
         is_linear = self._is_matrix(module)
@@ -356,7 +356,7 @@ class _Extraction:
 def _build_outline(pair: Pair) -> nn.Module:
     """The model of a fine-tune without its weights."""
     if "config.json" not in pair.files:
-        raise ValueError(f"{pair.title}: there is no config.json, which names the class of the model; add it")
+        raise ValueError(f"{pair.title}: config.json, which names the class of the model, is missing; add it")
     told = read_json_object(pair.files["config.json"])
     if "auto_map" in told and told.get("model_type") not in CONFIG_MAPPING:
         raise DataError(

@@ -1,4 +1,4 @@
-"""All that a merge reads, opened by its headers: base, tasks, and what a method wants besides."""
+"""Inputs of a merge, opened by their headers: base, tasks, and the further inputs of a method."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Inputs:
 
 
 def open_inputs(config: MergeConfig, token: str | bool | None, endpoint: str | None) -> Inputs:
-    """Opens what a configuration names, several at once; all of it or nothing."""
+    """Opens all inputs of a configuration in parallel, or none."""
     specs = {"base": config.base, **config.tasks}
     if config.merged is not None:
         specs["merged"] = config.merged

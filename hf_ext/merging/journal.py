@@ -55,7 +55,7 @@ class Journal:
     def __init__(self, folder: Path, *, boot: str | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        # where the system does not tell, nothing unflushed of another process is believed
+        # without a boot id, unflushed units of other processes are not trusted
         self._boot = boot or (_BOOT_ID.read_text().strip() if _BOOT_ID.exists() else uuid.uuid4().hex)
         self.finished = set(self._find())
         self._lock = threading.Lock()
@@ -114,7 +114,7 @@ class Journal:
             self._lines += 1
 
     def _find(self) -> dict[int, _Place]:
-        """The line of every unit that is to be believed."""
+        """The line of every trusted unit."""
         found: dict[int, _Place] = {}
         for file in sorted(self._folder.glob("*.jsonl")):
             trusted, boot = 0, None
@@ -159,16 +159,16 @@ _LOCK = "lock"
 
 
 def require_target(out: Path, overwrite: bool) -> None:
-    """Refuses a target that holds something else than an earlier merge, or that cannot be written."""
+    """Refuses a target that contains anything except an earlier merge, or that cannot be written."""
     if not out.name:
-        raise ValueError(f"{out} cannot be replaced by a merge; name a folder")
+        raise ValueError(f"{out} is not a folder, and is not replaced; give a folder")
     recover_folder(out)
     require_free(out, overwrite, kind="merge", is_kind=_is_merge)
     _require_writable(out)
 
 
 def _require_writable(out: Path) -> None:
-    """Tried, not asked: permissions do not tell of read-only disks or of systems like /proc."""
+    """Tests writing by doing it: permissions do not show read-only disks or systems such as /proc."""
     place = out.parent
     while not place.exists():
         place = place.parent
@@ -179,8 +179,8 @@ def _require_writable(out: Path) -> None:
             # That is told later, with the room that is needed.
             return
         raise UsageError(
-            f"{out} cannot be written: no folder can be made in {place} ({error.strerror}); choose another place, or "
-            "see to it that you may write there"
+            f"{out} cannot be written: no folder can be made in {place} ({error.strerror}); choose another folder, or "
+            "get permission to write there"
         ) from error
 
 
@@ -202,7 +202,7 @@ def lock_partial(partial: Path) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout as error:
-        raise UsageError(f"another process is merging into {partial}; wait for it, or end it") from error
+        raise UsageError(f"another process is merging into {partial}; wait until it ends, or stop it") from error
     try:
         yield
     finally:
@@ -216,7 +216,7 @@ def lock_partial(partial: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def explain_full_disk(plan: Plan, partial: Path) -> Iterator[None]:
-    """Says of a full disk what is needed, and that nothing is lost."""
+    """Explains a full disk: space needed, and how to resume."""
     try:
         yield
     except OSError as error:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-# Settings with which the same weights mean something else.
+# Settings that change the meaning of the weights.
 MEANINGS = (
     *("num_attention_heads", "num_key_value_heads", "num_heads", "n_head", "head_dim", "rope_theta"),
     *("encoder_attention_heads", "decoder_attention_heads"),
@@ -29,7 +29,7 @@ _NO_SETTINGS = re.compile(
     r"|name_or_path|train_\w+|emr_tasks|base_model_name_or_path"
 )
 
-# Kinds of models that are ours; a merge does not import their rooms before it needs them.
+# Model types of this package, whose rooms are imported only when needed.
 _OWN_KINDS = ("semanir", "mrconv")
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def find_loaded_names(names: Mapping[str, object], config: Mapping[str, Any]) ->
 
 
 def read_labels(config: Mapping[str, Any]) -> dict[str, str]:
-    """Names of the classes of a configuration by their numbers; those that transformers makes up are no names."""
+    """Class names of a configuration by their numbers, without the default names of transformers."""
     names = {str(key): str(name) for key, name in (config.get("id2label") or {}).items()}
     return {} if any(name in ("", f"LABEL_{key}") for key, name in names.items()) else names
 
@@ -115,7 +115,7 @@ def find_label_rows(tensors: Mapping[str, Any], config: Mapping[str, Any], count
     model = None
     with contextlib.suppress(ValueError):
         model = build_empty(config)
-    # Of a class that cannot be built nothing is known.
+    # Nothing is known of a class that cannot be built.
     prefix = "" if model is None else f"{model.base_model_prefix}."
     return [name for name, info in tensors.items() if info.shape[:1] == (count,) and not name.startswith(prefix)]
 
@@ -125,7 +125,7 @@ def compare_settings(base: Mapping[str, Any], task: Mapping[str, Any]) -> list[t
     if not [*_differences(base, task)]:
         return []
     first, second = _resolve(base), _resolve(task)
-    # What no class of the library completes may mean its default.
+    # A missing setting may have a default that is unknown here.
     return [*_differences(first, second, both=first is base or second is task)]
 
 

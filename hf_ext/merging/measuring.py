@@ -1,4 +1,4 @@
-"""Measures what Fisher merging and RegMean know of a task: squared gradients, grams of the inputs of linear layers."""
+"""Statistics for Fisher merging and RegMean: squared gradients, and grams of the inputs of linear layers."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def measure(
     model.eval()
     device, count = next(model.parameters()).device, 0
     measuring = _square_gradients if kind == "fisher" else _sum_grams
-    # what a loss draws, such as a time step, is the same in every run
+    # fixes random draws of the loss, such as time steps
     with torch.random.fork_rng(), measuring(model) as (found, after):
         for sample in samples:
             count += 1

@@ -32,9 +32,9 @@ from .outputs import Outputs
 from .plan import Plan, make_plan, resolve_plan
 from .vectors import TaskVectors
 
-# How long what was written may stay in memory before the disk gets to work.
+# Seconds between flushes to the disk.
 _FLUSH_SECONDS = 0.25
-# What may change when an interrupted merge goes on.
+# Settings that may change when an interrupted merge resumes.
 _FREE = ("memory", "workers")
 
 
@@ -139,7 +139,7 @@ class _Run:
         return self.partial / "modules" / Path(name).parent
 
     def prepare(self, stack: contextlib.ExitStack) -> None:
-        """Creates the partial folder, or checks that the one that is there is of this merge; reserves all files."""
+        """Creates the partial folder, or checks that an existing one belongs to this merge; reserves all files."""
         include = self.plan.config.include_base
         self.base_identity = _start_beside(lambda: self.plan.base.identity(hash_files=not include))
         self.out.parent.mkdir(parents=True, exist_ok=True)
@@ -163,7 +163,7 @@ class _Run:
             raise OtherRun(
                 f"{self.partial} holds an interrupted merge of something else",
                 changed,
-                "Restore what changed to go on with it, or remove that folder to start anew.",
+                "Undo these changes to resume it, or remove that folder to start again.",
             )
         return True
 
@@ -260,7 +260,7 @@ class _Run:
 
 
 def _start_beside(function: Callable[[], Any]) -> Future[Any]:
-    """Runs in a thread of its own, which the process does not wait for when it ends."""
+    """Runs a function in a daemon thread."""
     future: Future[Any] = Future()
 
     def run() -> None:
@@ -284,7 +284,6 @@ def _identity(plan: Plan) -> dict[str, Any]:
 
 
 def _differences(before: Any, now: Any, where: str = "") -> list[str]:
-    """The places where two JSON values differ."""
     if isinstance(before, dict) and isinstance(now, dict):
         keys = [*before, *(key for key in now if key not in before)]
         found = [_differences(before.get(key), now.get(key), f"{where}.{key}" if where else key) for key in keys]
@@ -294,7 +293,7 @@ def _differences(before: Any, now: Any, where: str = "") -> list[str]:
 
 @contextlib.contextmanager
 def _flush_beside(outputs: Outputs, journal: Journal) -> Iterator[None]:
-    """Lets the disk write while the merge goes on, and notes what is safe from a loss of power."""
+    """Flushes results during the merge, and records the units that are safe from a loss of power."""
     ended = threading.Event()
     failure: list[OSError] = []
 

@@ -56,7 +56,7 @@ class _Entry:
     place: tuple[Any, ...] = ()
 
     def refuse(self, what: str) -> NoReturn:
-        error = MergekitError(f"a mergekit configuration cannot be taken over with {what}.")
+        error = MergekitError(f"this mergekit configuration is not supported: it has {what}.")
         error.place = self.place
         raise error
 
@@ -328,7 +328,6 @@ def _count_layers(entry: _Entry) -> int:
 
 
 def _multiply(setting: Any, factor: float) -> Any:
-    """A setting with all its numbers multiplied."""
     if isinstance(setting, Mapping):
         return {key: value if key == "filter" else _multiply(value, factor) for key, value in setting.items()}
     if isinstance(setting, list):

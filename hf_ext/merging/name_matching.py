@@ -19,7 +19,7 @@ from .loading import MEANINGS, build_empty, compare_settings, find_loaded_names,
 from .sources import Source
 from .tokens import TOKENIZERS, compare_tokens
 
-# Buffers that a model computes from its configuration; newer versions do not save them.
+# Buffers that models compute from their configuration; newer versions do not save them.
 _COMPUTED_BUFFERS = ("position_ids", "inv_freq", "original_inv_freq", "masked_bias", "relative_position_index")
 # A prefix that fewer names have is a layer, not a wrapper.
 _PREFIX_SHARE = 1 / 3
@@ -29,7 +29,7 @@ class Names:
     """
     The names of a task's tensors, or of an adapter's targets, beside the base's.
 
-    By what they differ is found out: a base saved without its head is `encoder.…` where its fine-tune is
+    Differing prefixes are detected: a base saved without its head has `encoder.…` where its fine-tune has
     `bert.encoder.…`.
     """
 
@@ -83,7 +83,7 @@ class Matching:
     computed: frozenset[str]  # buffers of the base that follow from its configuration
     aliases: dict[str, str]  # other names of tensors of the base, by the class or by its file
     given: dict[str, str]  # names in the model of method `"given"`, where it has the tensor in the same form
-    warnings: list[str]  # what speaks against a task's being a fine-tune of the base
+    warnings: list[str]  # doubts that a task is a fine-tune of the base
 
 
 def match_names(
@@ -110,7 +110,7 @@ def match_names(
     both, taken = list(zip(tasks, names, strict=True)), dict[int, str]()
     # A base without its head has other names too; of one class, names differ only where a program changed them.
     warnings += [
-        f"{task.title} calls its tensors {own.task_prefix}*, the base {own.base_prefix}*: they are taken for the same"
+        f"{task.title} names its tensors {own.task_prefix}*, the base {own.base_prefix}*: both are treated as the same"
         for task, own in both
         if own.task_prefix != own.base_prefix and task.config.get("architectures") == base.config.get("architectures")
     ]
@@ -146,7 +146,7 @@ def _match_loaded(base: Source, task: Source) -> Names:
     try:
         ours, theirs = (find_loaded_names(source.tensors, source.config) for source in (base, task))
     except ValueError:
-        # What does not fit is refused, or kept and said.
+        # Tensors that do not fit are refused, or kept with a warning.
         return names
     loaded = Names({own: base.tensors[name] for own, name in ours.items()}, theirs)
     if len(loaded.pairs) <= len(names.pairs):
@@ -278,7 +278,9 @@ def _provenance_warnings(base: Source, task: Source) -> list[str]:
     origin = task.came_from
     known = {base.repo_id, base.spec, base.spec.partition("@")[0], base.config.get("_name_or_path")}
     if origin and base.repo_id and origin not in known and not Path(origin).is_absolute():
-        warnings.append(f"{task.title} says that it comes from {origin!r}, not from {base.repo_id!r}: check it")
+        warnings.append(
+            f"{task.title} was made from {origin!r} by its configuration, not from {base.repo_id!r}: check it"
+        )
     return warnings
 
 
@@ -296,10 +298,10 @@ def _compare_configurations(base: Source, task: Source, masks: bool) -> list[str
         told = f"{task.title} has {key} {found!r}, the base {expected!r}"
         if key.rpartition(".")[2] in MEANINGS and not masks:
             raise DataError(
-                f"{told}: their weights mean something else, and one model of both would be wrong. Leave the "
-                "task out, or choose a method with masks."
+                f"{told}: their weights have different meanings, so that a single merged model would be wrong. Leave "
+                "the task out, or choose a method with masks."
             )
-        warnings.append(f"{told}: the elected model mixes them")
+        warnings.append(f"{told}: the merged model mixes them")
     return warnings
 
 

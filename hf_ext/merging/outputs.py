@@ -1,4 +1,4 @@
-"""The weight files that a merge writes: reserved before the work begins, filled in place by any thread or process."""
+"""Weight files of a merge: reserved before the work begins, and filled in place by any thread or process."""
 
 from __future__ import annotations
 

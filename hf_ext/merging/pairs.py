@@ -28,7 +28,7 @@ class Pair:
     public_name: str  # the same without folders of this machine
     base: str  # where the base is: a folder, or `org/name`
     revision: str | None  # its commit, of a Hub
-    base_config: Mapping[str, Any]  # configuration of the base, as far as it is known
+    base_config: Mapping[str, Any]  # configuration of the base, if known
     files: Mapping[str, Path]  # configuration, tokenizer, processor of the fine-tune
     names: tuple[str, ...]  # tensors of the fine-tune
     base_shapes: Mapping[str, tuple[int, ...]]  # shapes of the base's tensors, by the fine-tune's names

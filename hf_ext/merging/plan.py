@@ -1,4 +1,4 @@
-"""The plan of a merge, made from headers and small files: what happens to each tensor, and what it costs."""
+"""The plan of a merge, made from headers and small files: treatment of each tensor, and costs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Plan:
     merged_model: Source | None = None  # the one of method `"given"`, opened
     merged_model_names: Mapping[str, str] = field(default_factory=dict)  # names in it, by the names of the base
     statistics: tuple[Source, ...] = ()  # those of the tasks' data, opened, where the method wants them
-    warnings: list[str] = field(default_factory=list)  # what the user should look at
+    warnings: list[str] = field(default_factory=list)  # warnings for the user
     companions: Mapping[str, Path] = field(default_factory=dict)  # files beside the weights of the root
     # weights in folders of their own, of modules that are merged by themselves, by their names in the model
     modules: Mapping[str, MergeConfig] = field(default_factory=dict)
@@ -198,7 +198,7 @@ def find_device(config: MergeConfig) -> torch.device:
 def _plan(config: MergeConfig, inputs: Inputs) -> Plan:
     base, tasks, model = inputs.base, inputs.tasks, inputs.merged_model
     if base.library == "peft":
-        # nobody else has the base of adapters
+        # the base of the adapters has no other owner
         config = dataclasses.replace(config, include_base=config.with_masks)
     matching = match_names(base, tasks, given=model, overlap=config.shape_policy == "overlap", masks=config.with_masks)
     table = Table(config, base, tasks, matching)
@@ -218,7 +218,7 @@ def _plan(config: MergeConfig, inputs: Inputs) -> Plan:
         *find_narrowing(tasks, merged),
         *table.warnings,
         *(
-            f"{source.title}: not taken along: {', '.join(source.companions.left_out)}"
+            f"{source.title}: not copied: {', '.join(source.companions.left_out)}"
             for source in (base, *tasks)
             if source.companions.left_out
         ),
@@ -264,7 +264,7 @@ def _plan_module(config: MergeConfig, base: Source, tasks: tuple[Source, ...], n
 
 
 def _size_warnings(plan: Plan) -> list[str]:
-    """Tells of an artifact that takes no less room than the models: its tasks are restored from the base."""
+    """Tells of an artifact that takes as much space as the models, because its tasks need the base."""
     planes = plan.config.merge_method.deltas or 1
     size, models = plan.result_bytes + plan.base.nbytes, plan.checkpoints_bytes
     one_bit = size - plan.unified_bytes - sum(plan.mask_bytes) * (planes - 1) // planes
@@ -273,7 +273,7 @@ def _size_warnings(plan: Plan) -> list[str]:
     advice = f" Method onebit needs {size_text(one_bit)}." if one_bit < models else ""
     return [
         f"the artifact and the base, from which its tasks are restored, take {size_text(size)}, the "
-        f"checkpoints themselves {size_text(models)}: nothing is saved.{advice}"
+        f"checkpoints themselves {size_text(models)}: this saves no space.{advice}"
     ]
 
 
@@ -295,9 +295,12 @@ def resolve_plan(plan: Plan) -> Plan:
             f"{lost[0]}, which the base ties to another tensor, and one model ties it too. Choose a base that does "
             "not, or a method with masks, or set allow_missing (--allow-missing), which leaves it out."
         )
-    # those that were compared come last, as they were found out last
+    # the compared tensors come last, in the order of their comparison
     own = (*(item for item in plan.own if item.rule != COMPARED), *decided)
-    warnings = [*plan.warnings, *(f"{text}, which one model ties to another tensor: it is left out" for text in lost)]
+    warnings = [
+        *plan.warnings,
+        *(f"{text}, which the merged model ties to another tensor: it is left out" for text in lost),
+    ]
     return dataclasses.replace(plan, own=own, warnings=warnings)
 
 

@@ -1,4 +1,4 @@
-"""The artifact of a merge as others may have it: its own files only, the installed loader, no path of this machine."""
+"""A publishable copy of an artifact: its own files only, the installed loader, no paths of this machine."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def _promise_no_task(path: Path) -> None:
 def _require_reachable(manifest: Manifest, folder: Path) -> None:
     if manifest.base.revision is None and manifest.base.folder is None:
         raise DataError(
-            f"{folder}: its tasks are restored from the base {manifest.base.source}, a folder that others cannot "
-            "reach. Merge again with include_base: true (--include-base), which stores the base in the artifact; or "
+            f"{folder}: its tasks are restored from the base {manifest.base.source}, a folder on this "
+            "machine. Merge again with include_base: true (--include-base), which stores the base in the artifact; or "
             "push the base to the Hub and merge again with its org/name"
         )
 
@@ -91,7 +91,9 @@ def _copy(folder: Path, place: Path, out: Path, weights: set[str]) -> None:
         if not chosen or not path.is_file():
             continue
         if not stays_inside(folder, path):
-            raise ValueError(f"{path}: a link that leaves the folder, which is not published; copy the file into it")
+            raise ValueError(
+                f"{path}: a link out of the folder, which is not published; copy the file into the folder"
+            )
         (out / place / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, out / place / name)
 

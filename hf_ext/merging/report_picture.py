@@ -65,7 +65,6 @@ def _short(name: str) -> str:
 
 
 def _count_noun(count: int, what: str) -> str:
-    """A count and its noun."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
@@ -174,7 +173,6 @@ def _bytes(count: float) -> tuple[float, str]:
 
 
 def _draw_sizes(axis: Any, report: Mapping[str, Any]) -> None:
-    """Stacked bars of bytes."""
     sizes, count = report["sizes"], len(report["tasks"])
     bars = {_count_noun(count, "checkpoint"): ["checkpoints"], "this artifact": ["unified"]}
     if report["method"]["masks"]:

@@ -1,4 +1,4 @@
-"""Opened inputs of a merge: tensors by header and range, small files on demand, and what identifies the weights."""
+"""Opened inputs of a merge: tensors by header and range, small files on demand, and identity of the weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .companions import LEFT_OUT, Companions, find_companions, read_modules
 Library = Literal["transformers", "diffusers", "peft"]
 
 CONFIGURATION_FILES = ("config.json", "adapter_config.json", "model_index.json")
-# What quantised checkpoints keep beside their packed weights.
+# Tensors that quantised checkpoints store beside packed weights.
 _QUANTISED_PARTS = (
     "SCB",
     "absmax",
@@ -136,7 +136,7 @@ class Source:
         return out.reshape(info.shape) if elements is None else out
 
     def will_need(self, name: str, start: int, stop: int) -> None:
-        """Says that a run of elements will be read soon, so that the system may fetch it from the disk meanwhile."""
+        """Announces a read, so that the system can prefetch it from the disk."""
         self.checkpoint.will_need(self._in_file[name], start, stop)
 
     def location(self, name: str) -> tuple[int, int] | None:

@@ -1,4 +1,5 @@
-"""The table of a merge: which tensor of a task is which of the base, and what happens to each. Made in one pass.
+"""The table of a merge: tensors of the tasks matched with those of the base, and the treatment of each. Made in one
+pass.
 
 A [`Row`] is a tensor of the base: merged, or kept as it is. What is left of a task, because the base has no such
 tensor, because of its shape or kind, or because it was excluded, is an [`Own`]. Plan, engine, outputs and manifest
@@ -23,7 +24,7 @@ from .loading import find_label_rows, read_labels
 from .name_matching import Matching, Names, Vocabulary
 from .sources import Source
 
-# What happens to a tensor of a task that is not merged as a whole.
+# Treatments of a task's tensor that is not merged as a whole.
 KEPT, SHARED, COMPARED, SKIPPED = "kept", "the base's", "kept if not the base's", "skipped"
 TIED = "tied to another tensor in the base"
 _EXCLUDED, _SMALL, _OTHER_TOKENS = "excluded", "one-dimensional", "another vocabulary"
@@ -67,7 +68,7 @@ class Own:
 
 
 class Table:
-    """Every tensor of a merge with what happens to it. Making it decides."""
+    """Every tensor of a merge with its treatment, decided on construction."""
 
     def __init__(self, config: MergeConfig, base: Source, tasks: Sequence[Source], matching: Matching) -> None:
         self._config, self._base, self._tasks = config, base, tasks
@@ -97,12 +98,12 @@ class Table:
             if item.reason.startswith(_OTHER_TOKENS):
                 kept[item.task, item.reason].append(item.name)
         return [
-            f"{self._tasks[index].title} has {reason}: it keeps {', '.join(names)} as its own"
+            f"{self._tasks[index].title} has {reason}: it keeps its own {', '.join(names)}"
             for (index, reason), names in kept.items()
         ]
 
     def _one_model_warnings(self) -> list[str]:
-        """Tells of tensors that are of some tasks only: one model has no place for others."""
+        """Warnings about tensors of some tasks only, which a single model cannot contain."""
         warnings = []
         self._refuse_other_labels()
         for index, task in enumerate(self._tasks):
@@ -113,8 +114,8 @@ class Table:
             absent = [row.name for row in self.rows if row.task_names and row.task_names[index] is None]
             absent = [name for name in absent if name not in shared | chosen]
             if lost:
-                text = f"{task.title}: one model has no place for {name_some([item.name for item in lost])}"
-                warnings.append(f"{text}; what they hold is left out")
+                text = f"{task.title}: the merged model cannot contain {name_some([item.name for item in lost])}"
+                warnings.append(f"{text}; they are left out")
             if absent and not self._config.allow_missing:
                 raise DataError(
                     f"{task.title} lacks {name_some(absent)}, or has them in another shape, and method "
@@ -122,7 +123,7 @@ class Table:
                     "base's, choose a method with masks, or set allow_missing (--allow-missing)."
                 )
             if absent:
-                warnings.append(f"{task.title} takes no part in {', '.join(absent)}: only the others are merged there")
+                warnings.append(f"{task.title} lacks {', '.join(absent)}: these are merged from the other tasks")
         return warnings
 
     def _refuse_other_labels(self) -> None:
@@ -142,12 +143,11 @@ class Table:
                 raise DataError(
                     f"{source.title} has other classes (class {key} is {found[key]!r}, in {first.title} "
                     f"{expected[key]!r}), and method {self._config.method!r} would mix their rows in "
-                    f"{name_some(mixed)}. Exclude them, which takes the base's, bring the classes into one order, or "
+                    f"{name_some(mixed)}. Exclude them, which takes the base's, use the same order of classes, or "
                     "choose a method with masks."
                 )
 
     def _decide(self, name: str, info: TensorInfo) -> Row:
-        """Decides on one tensor of the base."""
         for index, task in enumerate(self._tasks):
             if name in task.same_as_base:
                 own = self._names[index].in_task(name)
@@ -170,7 +170,7 @@ class Table:
             return "not floating-point", True
         if self._is_excluded(name):
             return _EXCLUDED, False
-        # no vote may change it
+        # it must not change
         if last.startswith("running_") or last == "num_batches_tracked":
             return "running statistic", False
         if name in self._matching.computed:

@@ -1,4 +1,4 @@
-"""Tasks added to an artifact and removed from it. The artifact changes in one step when all is written, or not at all.
+"""Adding tasks to an artifact and removing them, atomically.
 
 Added, a task is merged with all others again, from where they came. Added frozen, it only gets a mask and a scale, and
 the unified weights stay. Removing a task leaves the unified weights and the others as they are.
@@ -43,7 +43,7 @@ from .plan import Plan, make_plan
 _LOGGER = logging.getLogger(__name__)
 # In the manifest's method: the tasks that voted, once they are not simply all tasks.
 VOTED = "elected_from"
-# Options of the merge that decide what happens to a frozen task's tensors and to its scale.
+# Options of the merge that determine a frozen task's tensors and scale.
 _KEPT = ("rescale", "exclude", "shape_policy", "small_raw", "dtype", "adapters")
 
 
@@ -117,8 +117,8 @@ def _merge_again(place: Path, manifest: Manifest, name: str, source: str, base: 
         raise
     except (CheckpointError, ValueError) as error:
         raise DataError(
-            f"{place}: to add {name!r}, all tasks are merged again, and that fails: {error} Bring the checkpoints "
-            "back, or add it frozen (hf-ext emr add --frozen)"
+            f"{place}: to add {name!r}, all tasks are merged again, and that fails: {error} Restore the checkpoints, "
+            "or add the task frozen (hf-ext emr add --frozen)"
         ) from error
 
 
@@ -190,13 +190,13 @@ def _open(folder: str | Path) -> tuple[Path, Manifest]:
     place = Path(folder).expanduser().resolve()
     recover_folder(place)
     if lies_in_cache(place):
-        raise UsageError(f"{place} lies in the cache of the Hub, which is not changed; download it to another folder")
+        raise UsageError(f"{place} is in the Hub's cache, which must not be changed; download it to another folder")
     return place, Manifest.read(place)
 
 
 def _require_new(manifest: Manifest, name: str, place: Path) -> None:
     if manifest.library == "peft":
-        raise ValueError(f"{place} holds adapters, which are small: merge them again with the new one")
+        raise ValueError(f"{place} contains adapters, which are small: merge all of them again with the new one")
     known = [task for task in manifest.tasks if task.casefold() == name.casefold()]
     if known:
         raise UsageError(f"{place} has a task {known[0]!r}; choose another name than {name!r}, or remove it first")

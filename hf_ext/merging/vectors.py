@@ -1,4 +1,4 @@
-"""Task vectors as a merge method gets them: thinned by DARE and trimmed to their largest elements.
+"""Task vectors for merge methods, after DARE and trimming to their largest elements.
 
 DARE (Yu et al., https://arxiv.org/abs/2311.03099) drops elements at random and divides the others by 1 - p. Trimming,
 as TIES asks for it, keeps the largest share of each task vector over all tensors.

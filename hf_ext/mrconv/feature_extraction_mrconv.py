@@ -161,7 +161,7 @@ class MRConvFeatureExtractor(SequenceFeatureExtractor):
                 f"`sampling_rate` is {got}; the model was trained with {self.sampling_rate} Hz. Resample the audio to "
                 f"that rate, and pass `sampling_rate={self.sampling_rate}` to say so."
             )
-        # Truncated before it is normalised: what is cut off has no part in mean and variance.
+        # Truncate before normalising, so mean and variance exclude the removed part.
         cut = [
             self._truncate({"input_values": recording}, max_length, pad_to_multiple_of, truncation)["input_values"]
             for recording in _recordings(raw_speech)

@@ -23,7 +23,7 @@ _REFUSED = {
     "token_type_ids": "there are no segments: MRConvForRetrieval takes two documents as `input_ids`, `input_ids_2`",
     "cache_params": "the state of a sequence is passed as `cache`",
 }
-# What transformers passes on beside a model's own inputs: its Trainer, `generate`, its recording of outputs, and its
+# Arguments that transformers adds to a model's own inputs: its Trainer, `generate`, its recording of outputs, and its
 # collators, which bound packed keys apart from packed queries.
 _PASSED_ON = {
     "output_hidden_states", "output_attentions", "return_dict", "use_cache", "num_items_in_batch", "shift_labels",
@@ -75,7 +75,7 @@ def require_all(holds: Tensor, message: str) -> None:
 def only_cache(cache: Any | None, past_key_values: Any | None) -> Any | None:
     """The cache that is given by one of its two names."""
     if cache is not None and past_key_values is not None:
-        raise ValueError("Got both `cache` and `past_key_values`, two names of one argument; give `cache` alone.")
+        raise ValueError("Got both `cache` and `past_key_values`, two names of one argument; give `cache` only.")
     return past_key_values if cache is None else cache
 
 
@@ -84,8 +84,8 @@ def refuse_packing(arguments: dict[str, Any], reason: str = "this head makes one
     for name in PACKING_ARGUMENTS:
         if arguments.get(name) is not None:
             raise ValueError(
-                f"`{name}` is not an input here: {reason}. Give each sequence a row of its own, and an attention mask "
-                "where they are padded."
+                f"`{name}` is not an input here: {reason}. Give each sequence its own row, and an attention mask if "
+                "they are padded."
             )
 
 
@@ -217,7 +217,7 @@ class MRConvModel(MRConvPreTrainedModel):
             refuse_packing(given, "the cache of a row is that of one sequence, whose positions follow one another")
             self._check_cache(cache, attention_mask, hidden)
         if self.read_packing is None:
-            refuse_packing(given, "the code that reads packed rows is not beside this checkpoint")
+            refuse_packing(given, "the code that reads packed rows is missing from this checkpoint")
         packing = None if self.read_packing is None else self.read_packing(hidden, attention_mask, **given)
         longest = hidden.shape[1] if packing is None else packing.longest
         if cache is None and longest > self.config.longest_input:
@@ -525,7 +525,7 @@ class MRConvForRetrieval(MRConvForSequenceClassification):
             raise ValueError(
                 f"There are {len(first)} first and {len(second)} second documents; give pairs, as many of each."
             )
-        # One pass for both: statistics are those of all documents, and are counted once.
+        # One pass for both, so batch statistics include all documents and are updated once.
         documents, mask = _join([first, second], [attention_mask, attention_mask_2])
         outputs = self.model(inputs_embeds=documents, attention_mask=mask, **kwargs)
         a, b = masked_mean(outputs.last_hidden_state, mask != 0).chunk(2)

@@ -35,7 +35,7 @@ class MRConvLanguageModel(MRConvPreTrainedModel):
 
     def __init__(self, config: MRConvConfig):
         if config.bidirectional != self.looks_ahead:
-            why = "a masked token would be predicted from what is before it alone"
+            why = "a masked token would be predicted from the tokens before it only"
             if config.bidirectional:
                 why = "every output would depend on the tokens that are to be predicted"
             other = "MRConvForCausalLM" if self.looks_ahead else "MRConvForMaskedLM"

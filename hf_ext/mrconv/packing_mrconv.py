@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""Packed sequences of MRConv: several one after the other in a row, computed as if each had a row of its own.
+"""Packed sequences of MRConv: several sequences in a row, computed as if each had its own row.
 
 Shapes: batch B, length L, channels D; hidden states [B, L, D].
 """
@@ -94,8 +94,10 @@ def find_starts(
     cu_seq_lens_q: Tensor | None = None,
     seq_idx: Tensor | None = None,
 ) -> Tensor | None:
-    """Starts of the sequences of a packed batch, as booleans of its `shape` (batch_size, length); None where nothing
-    says it. What is given must agree; `valid` is the attention mask as booleans."""
+    """
+    Starts of the sequences of a packed batch, as booleans of its `shape` (batch_size, length); None if not given. What
+    is given must agree; `valid` is the attention mask as booleans.
+    """
     found = {}
     if position_ids is not None:
         found["position_ids"] = _read_positions(position_ids, shape, valid)

@@ -269,8 +269,8 @@ class StreamingConvolution(_LayerState):
             )
         if self.interrupted:
             raise ValueError(
-                "An earlier call was interrupted in the middle of its work, so that this cache is of no use any more: "
-                "start a new one, or `reset()` it."
+                "An earlier call was interrupted in the middle of its work, so this cache is invalid: start a new "
+                "one, or `reset()` it."
             )
         self._leave_inference_mode()
         inputs = u.to(self.tile.dtype)
@@ -289,8 +289,8 @@ class StreamingConvolution(_LayerState):
             self.owner = weakref.ref(owner)
         if self.owner() is not owner:
             raise ValueError(
-                "This cache was begun with another model, whose kernels it would go on with: start a new one, or "
-                "`reset()` it. Where both models are equal, a `copy.deepcopy` of it goes on."
+                "This cache belongs to another model and contains its kernels: start a new one, or `reset()` it. If "
+                "both models are equal, use a `copy.deepcopy` of it."
             )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -394,7 +394,7 @@ class StreamingConvolution(_LayerState):
             allowed = f"the last {recorded} positions can be taken back: allowed are -{recorded} to 0"
             raise ValueError(
                 f"`crop({tokens_to_remove})`: {allowed if recorded else 'no position was recorded'}. Call "
-                "`activate_past_recording()` before what may have to go."
+                "`activate_past_recording()` before the inputs that may be removed."
             )
         while remove > 0:
             past = self._past.pop()

@@ -1,1 +1,1 @@
-"""Pictures in files: which of them are restored, how, and where the results go."""
+"""Restoration of picture files: planning, restoring, writing."""

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""Drawings of what SemanIR does: the key-semantic neighbours of a patch."""
+"""Drawings of the key-semantic neighbours of a patch in SemanIR."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from ..errors import UsageError
 from .comparison import GAP, PANEL, PAPER, PATCH, TITLE, WINDOW, show_colours, write_line
 
 _KEYS = (0, 215, 255)
-# The network sees at most this much of the picture around the patch.
+# Largest part of the picture around the patch that the network gets.
 _LARGEST = 768
 
 
@@ -38,17 +38,17 @@ def find_neighbours(
 ) -> Neighbours:
     """
     The key-semantic neighbours of the token at a pixel (column, row) of an image in [0, 1], from the dictionary that
-    the model builds of a stage's input. Where the stage attends in two partitions, that one is taken in which the
-    token lies nearer to the middle of its window.
+    the model builds of a stage's input. If the stage attends in two partitions, the one with the token nearer to the
+    middle of its window is used.
     """
     stages = [module for module in model.modules() if isinstance(module, SemanIRStage)]
     if not 1 <= stage <= len(stages):
-        raise UsageError(f"there is no stage {stage}; the model has stages 1 to {len(stages)}.")
+        raise UsageError(f"stage {stage} does not exist; the model has stages 1 to {len(stages)}.")
     height, width = image.shape[:2]
     if not (0 <= at[0] < width and 0 <= at[1] < height):
         raise ValueError(f"there is no pixel {at[0]},{at[1]}; the picture has {width} x {height}, counted from 0.")
     if min(top_k, default=0) < 1:
-        raise UsageError(f"top-k is {top_k}; give numbers from 1 up.")
+        raise UsageError(f"top-k is {top_k}; give whole numbers of at least 1.")
     chosen, inputs = _stage_inputs(model, image, stage)
     cell = inputs[0].shape[-1] // inputs[1].shape[-1] * model.config.stem_scale
     tokens = inputs[1].permute(0, 2, 3, 1)
@@ -126,7 +126,7 @@ def explain(
     """
     config = model.config
     if config.num_channels not in (1, 3):
-        raise UsageError(f"the model takes {config.num_channels} channels; pictures are explained for 1 (grey) or 3.")
+        raise UsageError(f"the model has {config.num_channels} channels; explain supports 1 (grey) or 3 (RGB).")
     height, width = pixels.shape[:2]
     at = at or (width // 2, height // 2)
     if not (0 <= at[0] < width and 0 <= at[1] < height):
@@ -194,7 +194,8 @@ def _draw_overview(picture: np.ndarray, found: Neighbours) -> Image.Image:
 
 
 def _draw_ranks(found: Neighbours) -> Image.Image:
-    """Tokens of the window by rank of similarity to the patch, the greatest bright; one value would outshine all."""
+    """Tokens of the window by rank of similarity to the patch, the greatest bright; one outlier would hide the
+    others."""
     from matplotlib import colormaps
 
     ranks = found.similarity.ravel().argsort().argsort().reshape(found.similarity.shape)
@@ -217,7 +218,7 @@ def _draw_chosen(picture: np.ndarray, found: Neighbours, keys: np.ndarray) -> Im
 
 
 def _draw_frames(panel: Image.Image, found: Neighbours, keys: np.ndarray) -> Image.Image:
-    """Outlines around the keys, where one has a neighbour that is none, and around the patch."""
+    """Draws outlines around the keys and around the patch."""
     draw = ImageDraw.Draw(panel)
     high, wide = keys.shape
     tall, broad = PANEL / high, PANEL / wide

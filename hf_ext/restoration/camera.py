@@ -26,16 +26,15 @@ RAW_ENDINGS = frozenset((
     ".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dcr", ".dng", ".erf", ".fff", ".iiq", ".kdc", ".mef", ".mos", ".mrw",
     ".nef", ".nrw", ".orf", ".pef", ".raf", ".raw", ".rw2", ".rwl", ".sr2", ".srf", ".srw", ".x3f",
 ))
-# fmt: on
-# How files of HEIF call themselves, in their fifth to twelfth byte.
+# fmt: on Signatures of HEIF files, in bytes 5 to 12.
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 _SUBFILE, _SUBDIRECTORIES, _DNG_VERSION = 254, 330, 50706
-# What brings the libraries.
+# Command that installs the libraries.
 EXTRA = 'pip install "hf-ext[images]"'
 
 
 class UnreadableError(DataError):
-    """A file cannot be read; the message goes on after the file's name."""
+    """A file that cannot be read; the message continues after the file's name."""
 
 
 class MissingLibraryError(UnreadableError):
@@ -101,7 +100,7 @@ def read_raw(source: Source, check: Callable[[int, int], None]) -> CameraPicture
     except rawpy.LibRawError as error:
         said = error.args[0] if error.args else ""
         reason = said.decode(errors="replace") if isinstance(said, bytes) else said
-        raise UnreadableError(f"is no RAW file that LibRaw can read: {reason}") from error
+        raise UnreadableError(f"is not a RAW file that LibRaw can read: {reason}") from error
     data = source if isinstance(source, bytes) else Path(source).read_bytes()
     return CameraPicture(pixels, _exif_of(data), None)
 

@@ -19,7 +19,7 @@ WINDOW, PATCH = (255, 200, 0), (255, 40, 40)
 # Restored pixels of a crop's side; enlarged four times it fills a panel.
 _CROP = 80
 
-# What browsers show.
+# Formats that browsers show.
 _SHOWN = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".avif")
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -59,7 +59,7 @@ def comparison_page(folder: Path, pairs: list[tuple[str, Path, Path]]) -> str:
         if {before.suffix.lower(), after.suffix.lower()} <= {*_SHOWN}
     ]
     hidden = len(pairs) - len(figures)
-    told = f" Left out: {hidden} of {len(pairs)}, of kinds that browsers do not show." if hidden else ""
+    told = f" Left out: {hidden} of {len(pairs)}, in formats that browsers do not show." if hidden else ""
     return _PAGE.format(figures="\n".join(figures), left_out=told)
 
 
@@ -111,8 +111,8 @@ class Comparison(NamedTuple):
 
 def compare_pictures(title: str, before: np.ndarray, after: np.ndarray) -> Comparison:
     """
-    A picture before and after: the whole, its middle, which nobody chose by looking at the result, and the part that
-    changed most, which is the worst or the best of it and says nothing of the rest.
+    A picture before and after: the whole; its middle, a choice independent of the result; and the part that changed
+    most, which may be the best or the worst.
     """
     scale = after.shape[0] // before.shape[0]
     height, width = before.shape[:2]

@@ -1,12 +1,12 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""Facts on the coding of pixels in PNG, JPEG and WebP files that Pillow does not hand on."""
+"""Properties of PNG, JPEG and WebP files that Pillow does not report."""
 
 import struct
 from collections.abc import Iterator
 
 from PIL import ImageFile, JpegImagePlugin
 
-# Chunks of a PNG that say which light its values stand for: without them viewers show other colours.
+# Colour chunks of a PNG; without them viewers show other colours.
 _COLOUR_CHUNKS = (b"cHRM", b"gAMA", b"sRGB", b"cICP", b"mDCV", b"cLLI")
 # Texts, such as the prompt of a drawn picture. XMP repeats the orientation, which is applied; others tell of the file.
 _TEXT_CHUNKS, _LONGEST = (b"tEXt", b"zTXt", b"iTXt"), 1 << 20
@@ -16,7 +16,7 @@ PNG_HEADER = 33
 
 
 def colour_chunks(image: ImageFile.ImageFile) -> bytes:
-    """Chunks of a PNG that say which light its values stand for, and its texts, as they lie in the file."""
+    """The chunks of a PNG for colours and texts, as raw bytes."""
     if image.format != "PNG" or image.fp is None:
         return b""
     place, found, before_pixels = image.fp.tell(), b"", True

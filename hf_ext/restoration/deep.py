@@ -35,7 +35,7 @@ def read_deep(image: ImageFile.ImageFile, source: Source, page: int) -> np.ndarr
     made_up = image.format == "PNG" and (getattr(image, "is_animated", False) or "transparency" in image.info)
     if kind[1] in _READ and not made_up:
         return _both_halves(source, page)
-    logger.warning(f"{image.format} of 16 bits in several channels ({kind[0]}): Pillow reads the upper 8 of them.")
+    logger.warning(f"{image.format} of 16 bits in several channels ({kind[0]}): Pillow reads the upper 8 bits only.")
     return None
 
 
@@ -94,7 +94,7 @@ def _has_deep_planes(image: TiffImageFile) -> bool:
 def _upright_planes(image: TiffImageFile, source: Source, page: int) -> np.ndarray:
     """The pixels of a TIFF page whose colours lie in planes of 16 bits, by tifffile."""
     if image.tag_v2.get(_PHOTOMETRIC) != 2:
-        raise UnreadableError("has 16 bits in planes that are no RGB; save it with its channels interleaved.")
+        raise UnreadableError("has 16 bits in planes that are not RGB; save it with interleaved channels.")
     try:
         with tifffile.TiffFile(seekable(source)) as file:
             planes = file.pages[page].asarray()

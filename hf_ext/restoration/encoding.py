@@ -111,7 +111,7 @@ DEFAULT = Encoding()
 
 
 def image_format(path: Path) -> str:
-    """The format that a file's end stands for."""
+    """The format for the extension of a file name."""
     if path.suffix.lower() not in FORMATS:
         raise UsageError(f"{path} ends with {path.suffix!r}; pictures are written as {', '.join(FORMATS)}.")
     return FORMATS[path.suffix.lower()]
@@ -131,18 +131,18 @@ def encode_frames(
     """
     first, count = frames.pictures[0], len(frames.pictures)
     if count > 1 and frames.durations is None and format != "TIFF":
-        raise UsageError(f"{format} cannot hold {count} pages. Write them as .tif, or give each as a file of its own.")
+        raise UsageError(f"{format} cannot store {count} pages. Write a .tif, or save each page as its own file.")
     if count > 1 and frames.durations is not None and format not in _ANIMATED:
-        raise UsageError(f"{format} cannot hold {count} frames that move. Write them as .gif, .png or .webp.")
+        raise UsageError(f"{format} cannot store an animation of {count} frames. Write a .gif, .png or .webp.")
     if frames.converted:
-        say(f"{frames.converted} became RGB, without its colour profile")
+        say(f"{frames.converted} was converted to RGB, and its colour profile was dropped")
     deep = first.pixels.dtype == np.uint16
     if deep and (format not in ("PNG", "TIFF") or (count > 1 and format == "PNG")):
-        say(f"{format} has 8 bits a channel: the picture's 16 are rounded to them")
+        say(f"{format} has 8 bits per channel: the 16 bits of the picture were rounded")
     if format != "PNG" and not first.icc_profile and has_other_light(first.colour_chunks):
-        say(f"{format} has no place for the gamma or colour space that the PNG names: colours may look different")
+        say(f"{format} cannot store the gamma or colour space of the PNG: colours may look different")
     if format != "PNG" and has_texts(first.colour_chunks):
-        say(f"{format} has no place for the texts in the PNG: they are left out")
+        say(f"{format} cannot store the texts of the PNG: they were left out")
     try:
         if format == "TIFF":
             return _tiff(frames.pictures)
@@ -158,7 +158,7 @@ def encode_frames(
         return insert_chunks(file.getvalue(), first.colour_chunks) if format == "PNG" else file.getvalue()
     except (OSError, RuntimeError, struct.error) as error:
         height, width = first.pixels.shape[:2]
-        raise UsageError(f"{format} cannot hold a picture of {width} x {height} pixels: {error}") from error
+        raise UsageError(f"{format} cannot store a picture of {width} x {height} pixels: {error}") from error
 
 
 def _coding_options(frames: Frames, format: str, encoding: Encoding) -> dict[str, Any]:
@@ -264,7 +264,6 @@ def descriptive_tags(picture: Picture) -> Image.Exif | None:
 
 
 def _tags_to_write(picture: Picture) -> Image.Exif | None:
-    """The descriptive tags, ready to be written."""
     exif = descriptive_tags(picture)
     return None if exif is None else _with_bytes(exif)
 
@@ -285,7 +284,7 @@ def _fitting_tags(exif: Image.Exif, say: Callable[[str], None]) -> Image.Exif | 
     places: dict[str, tuple[Any, int]] = {"XMP": (exif, _XMP), "the maker's note": (folder, _MAKER_NOTE)}
     long = {name: tags.pop(tag) for name, (tags, tag) in places.items() if tag in tags}
     if len(exif.tobytes()) > _LONGEST_EXIF:
-        say(f"a JPEG holds {_LONGEST_EXIF:,} bytes of EXIF data, not {size:,}: all were left out")
+        say(f"a JPEG can store {_LONGEST_EXIF:,} bytes of EXIF data, and the picture has {size:,}: all were left out")
         return None
     left_out = []
     for name, value in long.items():
@@ -295,7 +294,7 @@ def _fitting_tags(exif: Image.Exif, say: Callable[[str], None]) -> Image.Exif | 
             del tags[tag]
             left_out.append(name)
     what = " and ".join(left_out)
-    say(f"a JPEG holds {_LONGEST_EXIF:,} bytes of EXIF data, not {size:,}: left out {what}")
+    say(f"a JPEG can store {_LONGEST_EXIF:,} bytes of EXIF data, and the picture has {size:,}: left out {what}")
     return exif
 
 

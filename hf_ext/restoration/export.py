@@ -1,4 +1,4 @@
-"""A restorer as one ONNX file, for programs without torch. The file appears when onnxruntime agrees with the model."""
+"""Export of a restorer to an ONNX file, which is written only if onnxruntime and the model agree."""
 
 import copy
 import logging
@@ -21,7 +21,7 @@ from hf_ext.semanir.modeling_semanir import SemanIRAttention, SemanIRForImageRes
 # alone is a thousand times smaller; but where two keys are equally similar up to rounding, one program may take the
 # one and another the other, and some pixels differ more.
 _LARGEST, _MEAN = 1 / 255, 1e-4
-# It lists the operators of torchvision, which is not installed and not used.
+# The exporter lists the operators of torchvision, which is not installed and not used.
 _REGISTRATION = "torch.onnx._internal.exporter._registration"
 
 
@@ -160,7 +160,6 @@ class _Table(nn.Module):
 
 
 def _in_float32(model: SemanIRForImageRestoration) -> SemanIRForImageRestoration:
-    """A copy on the CPU."""
     return cast(SemanIRForImageRestoration, cast(nn.Module, copy.deepcopy(model)).cpu().float().eval())
 
 

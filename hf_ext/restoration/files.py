@@ -105,7 +105,7 @@ def _read(source: Source, max_megapixels: float, several: bool) -> Frames:
                 return _from_camera(read_raw, source, check)
             count = 1 if image.format in _FIRST else getattr(image, "n_frames", 1)
             if count > 1 and not several:
-                raise DataError(f"{name} has {count} frames or pages; give each as a file of its own.")
+                raise DataError(f"{name} has {count} frames or pages; save each as its own file.")
             moving = image.format in _MOVING
             check(*image.size, count if moving else 1)
             pixels = 0 if moving or count == 1 else _pixels_of_pages(image, count)
@@ -119,7 +119,7 @@ def _read(source: Source, max_megapixels: float, several: bool) -> Frames:
         raise DataError(_too_large(name, "more than twice as many pixels", max_megapixels)) from error
     except UnidentifiedImageError as error:
         size = len(source) if isinstance(source, bytes) else os.path.getsize(source)
-        what = f"is no picture that Pillow knows ({size} bytes)" if size else "is empty"
+        what = f"is not a picture that Pillow can read ({size} bytes)" if size else "is empty"
         raise DataError(f"{name} {what}.") from error
     except _LET_THROUGH as error:
         raise DataError(f"{name} is broken: {error}") from error
@@ -127,11 +127,11 @@ def _read(source: Source, max_megapixels: float, several: bool) -> Frames:
         # The system's own errors have a number; those of decoders have none.
         if error.errno is not None:
             raise
-        raise DataError(f"{name} is broken or cut off: {error}") from error
+        raise DataError(f"{name} is damaged or incomplete: {error}") from error
 
 
 def _too_large(name: str, size: str, bound: float) -> str:
-    return f"{name} has {size}; at most {bound:g} megapixels are decoded. Raise max-megapixels to allow it."
+    return f"{name} has {size}; the limit is {bound:g} megapixels. Raise max-megapixels to allow it."
 
 
 def _from_camera(
@@ -139,7 +139,6 @@ def _from_camera(
     source: Source,
     check: Callable[[int, int], None],
 ) -> Frames:
-    """One picture, upright already."""
     pixels, exif, icc_profile = read(source, check)
     return Frames([Picture(pixels, _without_orientation(exif), icc_profile)])
 
@@ -255,7 +254,7 @@ def write_frames(path: str | Path, frames: Frames, *, overwrite: bool = False, f
 def write_bytes(path: Path, data: bytes, overwrite: bool) -> Path:
     """Writes a file, which appears when it is whole."""
     if path.exists() and not overwrite:
-        raise FileExistsError(f"{path} exists, and was not to be overwritten.")
+        raise FileExistsError(f"{path} exists; it is replaced only if overwriting is allowed.")
     with whole_file(path) as file:
         file.write(data)
     return path

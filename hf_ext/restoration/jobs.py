@@ -1,4 +1,4 @@
-"""The pictures that a command means, with the place of each result: planned before work, without torch or a model."""
+"""Planning of a command: its pictures and the path of each result, without torch or a model."""
 
 import glob
 import io
@@ -71,10 +71,10 @@ def plan_jobs(
     check_template(name)
     found = [picture for given in inputs for picture in find_files(given, out, picture_endings())]
     if not found:
-        raise ValueError(f"no picture in {', '.join(inputs)}.")
+        raise ValueError(f"no picture found in {', '.join(inputs)}.")
     if out is None:
         if len(found) > 1:
-            raise ValueError(f"standard output takes one picture, got {len(found)}; name a folder with --out.")
+            raise ValueError(f"standard output takes one picture, got {len(found)}; give a folder with --out.")
         source, relative, _ = found[0]
         return Plan([Job(str(relative), source, None, ending or _ending_of(source, relative))], {}, {})
     planned, skipped, refused = list[tuple[Job, bool]](), dict[str, str](), dict[str, str]()
@@ -92,24 +92,24 @@ def plan_jobs(
 
 
 def check_template(name: str) -> None:
-    """Refuse a template of names that says nothing of the picture, or that is no name."""
+    """Refuse an invalid template of names, or one without the input's name."""
     wrong = f"{name!r} is no template of names such as '{{stem}}_restored' or '{{stem}}-{{ext}}'"
     try:
         made = name.format(stem="a", ext="b")
     except (ValueError, KeyError, IndexError, AttributeError) as error:
-        raise ValueError(f"{wrong}: it knows {{stem}} and {{ext}}.") from error
+        raise ValueError(f"{wrong}: only {{stem}} and {{ext}} are allowed.") from error
     if "{stem}" not in name:
         raise ValueError(f"{wrong}: without {{stem}} all results would have one name.")
     if "/" in made or os.sep in made or "\0" in made:
-        raise ValueError(f"{wrong}: it names files, no folders.")
+        raise ValueError(f"{wrong}: it may not contain folders.")
     if Path(made).suffix.lower() in WRITTEN:
-        raise ValueError(f"{wrong}: leave the ending out; --format says it.")
+        raise ValueError(f"{wrong}: leave out the extension; --format chooses it.")
 
 
 def _without_clashes(
     planned: list[tuple[Job, bool]], refused: dict[str, str], reserved: Path | None, renamed: bool
 ) -> list[Job]:
-    """The jobs whose results have names of their own; of the others, `refused` gets to know why."""
+    """The jobs whose results have distinct names; the reasons for the others go to `refused`."""
     jobs = dict[Job, None]()
     # Some file systems do not tell capitals.
     places = {str(reserved).casefold(): "the sheet of --compare"} if reserved is not None else {}
@@ -123,18 +123,18 @@ def _without_clashes(
             continue
         place = str(job.out).casefold()
         if source is not None and source == result:
-            reason = "would be replaced by its restored version; name another folder with --out, or a --suffix."
+            reason = "would be replaced by its restored version; give another folder with --out, or a --suffix."
         elif renamed and source in results:
             # A result of an earlier run beside its input. Whoever names it is told; in a folder it is passed over.
             if not named:
                 continue
-            reason = f"is where the result of {results[source]} goes."
+            reason = f"is at the path of the result of {results[source]}; move it, or give another folder with --out."
         elif not renamed and result in sources:
-            reason = f"its result would replace {sources[result]}; name another folder with --out, or a --suffix."
+            reason = f"its result would replace {sources[result]}; give another folder with --out, or a --suffix."
         elif place in places:
             reason = (
                 f"would be written to {job.out}, and so would {places[place]}; rename it, restore it into another "
-                "folder, or tell results apart with --name '{stem}-{ext}'."
+                "folder, or use --name '{stem}-{ext}'."
             )
         else:
             places[place] = job.name
@@ -170,7 +170,7 @@ def read_list(name: str) -> list[str]:
     try:
         text = sys.stdin.read() if name == "@-" else Path(name[1:]).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{name} is no list in UTF-8, a line each: {error}.") from error
+        raise ValueError(f"{name} is not a UTF-8 text with one name per line: {error}.") from error
     return [line for line in text.splitlines() if line.strip()]
 
 
@@ -234,7 +234,7 @@ def check_places(jobs: list[Job]) -> None:
         # The first that exists: what is below it will be made in it.
         place = next((parent for parent in (folder, *folder.parents) if os.path.lexists(parent)), Path())
         if not place.is_dir():
-            raise OSError(f"cannot write to {folder}: {place} is no folder.")
+            raise OSError(f"cannot write to {folder}: {place} is not a folder.")
         try:
             with tempfile.TemporaryFile(dir=place, prefix=".hf-ext-"):
                 pass

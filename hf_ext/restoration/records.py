@@ -86,8 +86,8 @@ def choose_jobs(plan: Plan, records: Records | None, overwrite: bool) -> tuple[P
             state = "ours" if overwrite else records.state(job)
         if state == "foreign":
             refused[job.name] = (
-                f"{job.name}: {job.out} exists, and is no result of this command or was changed since; move it, or "
-                "say --overwrite to replace it."
+                f"{job.name}: {job.out} exists, and was not written by this command or was changed since; move it, or "
+                "give --overwrite to replace it."
             )
             continue
         jobs.append(job)

@@ -172,7 +172,7 @@ def _load_checkpoint(source: str, device: str | None, dtype: torch.dtype | str |
     name, revision = split_revision(base or source)
     config = AutoConfig.from_pretrained(name, revision=revision)
     if config.model_type != "semanir":
-        raise DataError(f"{source} holds a {config.model_type} model, no SemanIR.")
+        raise DataError(f"{source} contains a {config.model_type} model, not SemanIR.")
     options: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
     model: Any = SemanIRForImageRestoration.from_pretrained(name, revision=revision, **options)
     if base is not None:
@@ -186,14 +186,13 @@ def _load_checkpoint(source: str, device: str | None, dtype: torch.dtype | str |
         raise UsageError(f"device {device} cannot be used: {error}") from error
     if restorer.device.type == "cpu" and restorer.dtype == torch.float16:
         logger.warning(
-            "float16 takes four times as long as float32 on a CPU, which has no such arithmetic; take bfloat16, which "
-            "is about as fast as float32 and needs as little memory."
+            "float16 takes four times as long as float32 on a CPU, which lacks float16 arithmetic; use bfloat16, "
+            "which is about as fast as float32 and needs as little memory as float16."
         )
     return restorer
 
 
 def _find_base(source: str) -> str | None:
-    """The model that an adapter belongs to."""
     # peft is imported for adapters alone.
     from hf_ext.training.models import adapter_base
 

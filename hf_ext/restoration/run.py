@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""Restore many picture files: one failure stops nothing."""
+"""Restores many picture files; a failure does not stop the others."""
 
 import sys
 from collections.abc import Callable, Sequence

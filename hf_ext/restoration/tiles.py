@@ -26,8 +26,8 @@ logger = logging.get_logger(__name__)
 
 Progress = Callable[[int, int], None]
 
-# Feature maps of the first width that the model holds at once beside its memory budget: a column and a U of three
-# levels, 48 wide, took 601 and 661 bytes a pixel, images and results included.
+# Number of feature maps of the first width that the model keeps beside its memory budget: a columnar and a U-shaped
+# model of three levels, 48 wide, took 601 and 661 bytes a pixel, images and results included.
 _MAPS = 4
 
 
@@ -98,15 +98,18 @@ def restore_image(
     if image.ndim != 3 or not image.size:
         raise UsageError(f"`image` has shape {image.shape}; expected (height, width, channels), each at least 1.")
     if not whole_numbers and not np.isfinite(image).all():
-        raise UsageError("`image` has values that are infinite or no number (NaN); they cannot be restored.")
+        raise UsageError("`image` contains infinite values or NaN, which cannot be restored.")
     config = model.config
     if not 0 <= strength <= 1:
-        raise UsageError(f"`strength` is {strength}; it goes from 0, the image as it is, to 1, the model's result.")
+        raise UsageError(
+            f"`strength` is {strength}; it must be from 0 (the image unchanged) to 1 (the result of the model)."
+        )
     if strength != 1 and config.scale != 1:
-        raise UsageError(f"`strength` {strength} is for models that keep an image's size; this one enlarges it.")
+        raise UsageError(f"`strength` {strength} needs a model that keeps the image size; this one enlarges it.")
     if self_ensemble and config.demosaicks:
         raise UsageError(
-            "`self_ensemble` turns the picture, which changes the order of a mosaic's colours: leave it out."
+            "`self_ensemble` flips and rotates the picture, which changes the order of a mosaic's colours: leave it "
+            "out."
         )
     if wrap and config.demosaicks:
         raise UsageError("`wrap` would change the order of a mosaic's colours at the edges: leave it out.")
@@ -236,7 +239,7 @@ class _Work:
                 smaller = self._tile_below(side or max(image.shape[:2]))
                 if not lacks_memory(error) or self.tile != "auto" or smaller == side:
                     raise
-                logger.warning(f"Memory of {self.model.device} is full: going on with tiles of {smaller} pixels.")
+                logger.warning(f"Memory of {self.model.device} is full: continuing with tiles of {smaller} pixels.")
                 side, self.done = smaller, done
 
     def _restore_tiles(self, image: np.ndarray, side: int | None, share: float) -> np.ndarray:
@@ -271,8 +274,8 @@ class _Work:
             half = self.model.dtype != torch.float32 or torch.is_autocast_enabled(self.model.device.type)
             if self.precise or not half:
                 raise DataError(
-                    "the model returned values that are infinite or no number (NaN) in float32 too; its weights are "
-                    "damaged or were not trained."
+                    "the model returned infinite values or NaN in float32 as well; its weights are damaged or "
+                    "untrained."
                 )
             logger.warning(f"{self.model.dtype} overflowed: restoring again in float32. bfloat16 does not overflow.")
             self.precise = True

@@ -16,7 +16,7 @@ AutoModel.register(SemanIRConfig, SemanIRModel)
 AutoModelForImageToImage.register(SemanIRConfig, SemanIRForImageRestoration)
 AutoImageProcessor.register(SemanIRConfig, image_processor_classes={"pil": SemanIRImageProcessor})
 
-# With these, save_pretrained copies the code, and the folder loads where hf_ext is not installed.
+# save_pretrained then copies the code, and the folder loads without hf_ext.
 SemanIRConfig.register_for_auto_class()
 SemanIRModel.register_for_auto_class("AutoModel")
 SemanIRForImageRestoration.register_for_auto_class("AutoModelForImageToImage")

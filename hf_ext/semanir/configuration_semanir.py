@@ -47,7 +47,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 
 class SemanIRDescriptor(NamedTuple):
     """
-    Facts that a program needs to give a model images, in the terms of spandrel's `ModelDescriptor`.
+    Properties of a model's inputs and outputs, with the names of spandrel's `ModelDescriptor`.
 
     Args:
         purpose (`str`): `"SR"` if the output is larger than the input, `"Restoration"` otherwise.
@@ -169,8 +169,8 @@ class SemanIRConfig(PreTrainedConfig):
             self.num_channels_out = self.num_channels
         # A folder that came from the Hub carries "org/name--" references; written again, it must name its own files.
         kwargs["auto_map"] = dict(AUTO_MAP)
-        # Where transformers sees it, `pipeline(...)` runs the code beside the weights and asks whether to trust it.
-        # The installed package has registered the same task; its models write the entry again when they are saved.
+        # With this entry `pipeline(...)` runs the code in the folder, after asking for trust. The installed package
+        # has registered the same task; its models write the entry again when they are saved.
         if not __name__.startswith("transformers_modules."):
             kwargs.pop("custom_pipelines", None)
         super().__post_init__(**kwargs)
@@ -255,7 +255,7 @@ class SemanIRConfig(PreTrainedConfig):
             raise ValueError(f"`embed_dim` is {self.embed_dim}; a u-shaped model needs an even width.")
 
     def validate_base(self) -> None:
-        """Check that the mean fits the input, and that what the model corrects has the channels of its output."""
+        """Check that the mean fits the input, and the corrected image the output."""
         if self.image_mean is not None and len(self.image_mean) != self.num_channels:
             raise ValueError(
                 f"`image_mean` has {len(self.image_mean)} values; give one for each of {self.num_channels} channels."

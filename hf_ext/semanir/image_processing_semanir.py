@@ -34,7 +34,7 @@ def image_to_pixels(image: Image.Image) -> np.ndarray:
         )
     grey = image.mode in ("1", "L", "LA", "La")
     if image.has_transparency_data:
-        # "La" knows the way to "LA" alone, and grey with a transparent value is converted in two steps.
+        # "La" converts to "LA" only, and grey with a transparent value needs two steps.
         mode = "LA" if grey and image.mode in ("LA", "La") else "RGBA"
         pixels = np.asarray(image if image.mode == mode else image.convert(mode))
         return pixels[..., [0, 3]] if grey and mode == "RGBA" else pixels
@@ -47,11 +47,11 @@ def pixels_to_image(pixels: np.ndarray) -> Image.Image:
     channels = pixels.shape[-1]
     if pixels.dtype != np.uint8 and channels > 1:
         raise ValueError(
-            f"Pillow holds no image of {pixels.dtype} with {channels} channels, only grey. Take output_type='np', or "
-            "write a PNG of 16 bits with hf_ext.restoration.files.write_image."
+            f"Pillow has no {pixels.dtype} images with {channels} channels, only grey. Use output_type='np', or write "
+            "a PNG of 16 bits with hf_ext.restoration.files.write_image."
         )
     if not 1 <= channels <= 4:
-        raise ValueError(f"A picture has 1 to 4 channels, got {channels}. Take output_type='np'.")
+        raise ValueError(f"A picture has 1 to 4 channels, got {channels}. Use output_type='np'.")
     return Image.fromarray(np.ascontiguousarray(pixels[..., 0] if channels == 1 else pixels))
 
 
@@ -74,7 +74,7 @@ def spread_colours(colours: np.ndarray, seen: np.ndarray) -> np.ndarray:
     What lies below full transparency is any colour, mostly black; a network would draw it into the edges."""
     if seen.all() or not seen.any():
         return colours
-    # Each cell of 2 x 2 pixels has the mean of what is seen in it; empty cells are filled from coarser ones.
+    # Each cell of 2 x 2 pixels has the mean of its seen pixels; empty cells are filled from coarser ones.
     height, width = seen.shape[:2]
     odd = [(0, height % 2), (0, width % 2), (0, 0)]
     cells = [np.pad(part, odd).reshape((height + 1) // 2, 2, (width + 1) // 2, 2, -1) for part in (colours, seen)]
@@ -87,7 +87,7 @@ def spread_colours(colours: np.ndarray, seen: np.ndarray) -> np.ndarray:
 
 
 def take_colours(pixels: np.ndarray) -> np.ndarray:
-    """Pixels without alpha, the colours below full transparency spread from those beside them."""
+    """Pixels without alpha; colours below full transparency are filled from their neighbours."""
     return pixels if pixels.shape[-1] % 2 else spread_colours(pixels[..., :-1], pixels[..., -1:] > 0)
 
 
@@ -241,7 +241,7 @@ class SemanIRImageProcessor(PilBackend):
         **kwargs: Any,
     ) -> BatchFeature:
         if not all(np.isfinite(image).all() for image in images):
-            raise ValueError("An image has values that are infinite or no number (NaN); they cannot be restored.")
+            raise ValueError("An image contains infinite values or NaN, which cannot be restored.")
         if do_rescale:
             images = [self._rescale_image(image, rescale_factor) for image in images]
         sizes = sorted({image.shape[1:] for image in images})
@@ -251,7 +251,7 @@ class SemanIRImageProcessor(PilBackend):
             images = [np.pad(image, margin, mode="reflect") for image, margin in zip(images, margins, strict=True)]
         elif return_tensors is not None and len(sizes) > 1:
             raise ValueError(
-                f"Images of sizes {sizes} do not make one batch. Set do_pad=True, or process each size by itself."
+                f"Images of sizes {sizes} do not form a batch. Set do_pad=True, or process each size separately."
             )
         return BatchFeature(data={"pixel_values": images}, tensor_type=return_tensors)
 

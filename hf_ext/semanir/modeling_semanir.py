@@ -232,7 +232,7 @@ def bilinear_demosaick(mosaic: Tensor) -> Tensor:
 
 
 class SemanIRCorrection(nn.Conv2d):
-    """Convolution to what is added to an image. Starts small: the first restored image is nearly the input."""
+    """Convolution to the correction of an image. Starts small: the first restored image is nearly the input."""
 
 
 class SemanIRReconstruction(nn.Sequential):
@@ -297,7 +297,7 @@ class SemanIRPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:
-        # transformers looks into this file for its own interface of attention, which knows no dictionary.
+        # transformers searches this file for its own attention interface, which has no dictionary.
         return True
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
@@ -344,7 +344,7 @@ def _pad(images: Tensor, size: tuple[int, int], reflectable: int) -> Tensor:
     """Pad bottom and right: reflected where the image is long enough, as from `reflectable` up, else by its border."""
     height, width = images.shape[-2:]
     for padding, length in (((0, 0, 0, size[0] - height), height), ((0, size[1] - width, 0, 0), width)):
-        # A graph must not depend on whether there is anything to pad.
+        # A graph must not depend on the need for padding.
         if torch.compiler.is_compiling() or any(padding):
             reflected = length >= reflectable or max(padding) < length
             images = F.pad(images, padding, mode="reflect" if reflected else "replicate")
@@ -471,7 +471,7 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
         """As [`~transformers.PreTrainedModel.save_pretrained`]; `config.json` also names the pipeline."""
         before = self.config.__dict__.pop("custom_pipelines", None)
-        # The file of its class travels by the import above.
+        # The import above makes the file of its class ship with the weights.
         found = f"{ImageRestorationPipeline.__module__.rpartition('.')[2]}.{ImageRestorationPipeline.__name__}"
         entry = {"impl": found, "pt": ["AutoModelForImageToImage"], "type": "image"}
         self.config.custom_pipelines = {"image-restoration": entry}

@@ -65,7 +65,7 @@ class ImageRestorationPipeline(Pipeline):
         unknown = sorted(set(kwargs) - set(allowed))
         if missing := [name for name in unknown if name in self._options_of_hf_ext]:
             raise ValueError(
-                f"{', '.join(missing)}: options of the package hf-ext; install it and import hf_ext before "
+                f"{', '.join(missing)}: these options need the package hf-ext: install it and import hf_ext before "
                 "`pipeline` is called. Without it a picture is restored whole."
             )
         if unknown:
@@ -100,7 +100,7 @@ class ImageRestorationPipeline(Pipeline):
             values = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2))).to(self.model.device)
             restored: np.ndarray = self.model(pixel_values=values, top_k=top_k).reconstruction.float().cpu().numpy()
             if not np.isfinite(restored).all():
-                raise ValueError("the model returned values that are infinite or no number; load it in float32.")
+                raise ValueError("the model returned infinite values or NaN; load it in float32.")
             return restored.transpose(0, 2, 3, 1)
 
         restored = restore_picture(pixels, config, restore)

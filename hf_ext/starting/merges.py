@@ -1,4 +1,4 @@
-"""A merge of somebody's own fine-tunes as a commented YAML file, found out from headers and cards alone."""
+"""A commented YAML file for a merge of the user's fine-tunes, written from their headers and cards."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from ..hub.front_matter import read_front_matter
 from ..merging.plan import Plan, make_plan
 from ..merging.sources import size_text
 
-# What says where a fine-tune came from: a file of its folder, and the key in it.
+# Files, and their keys, that name the base of a fine-tune.
 _ORIGINS = (("adapter_config.json", "base_model_name_or_path"), ("training.json", "init_from"))
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _TEXT = """\
-# {count} fine-tunes of {base}. Written by `hf-ext init emr`.
-# See the plan first, without a weight being read: hf-ext merge {file} --dry-run
-# Merge: hf-ext merge {file} {out}
-# Then: hf-ext emr compare {out}
+# {count} fine-tunes of {base}. Written by `hf-ext init emr`. Show the plan, without reading weights: hf-ext merge
+# {file} --dry-run Merge: hf-ext merge {file} {out} Compare with the fine-tunes: hf-ext emr compare {out}
 base: {base_text}
-# Name and place of each fine-tune: a folder, or org/name[@revision] of a Hub.
+# Fine-tunes by name, each a folder or org/name[@revision].
 tasks:
 {tasks}
-# emr: one model and a bit a weight for each task. One model for all: ties, task_arithmetic, average and others.
+# emr: one model, and one bit per weight for each task. Single models: ties, task_arithmetic, average and others.
 method: emr
-# How each task's strength is restored: global (the paper), official, tensor, l2, tensor_l2, none.
+# Scale of each task: global (the paper), official, tensor, l2, tensor_l2, none.
 rescale: global
-{adapters}# Tensors that stay as each task has them, by regular expressions. Heads differ and do so by themselves.
+{adapters}# Regular expressions for tensors that each task keeps unmerged. Heads are kept without one.
 exclude: []
 # {plan}
 """
-_EXAMPLE = "# With --data FOLDER of your models, or --data FILE that lists them, this is filled in.\n"
+_EXAMPLE = (
+    "# Run `hf-ext init emr` with --data FOLDER of your models, or --data FILE that lists them, to fill this in.\n"
+)
 
 
 def write_merge(folder: Path, data: str | None) -> str:
     """
-    A merge for models.
+    Writes the YAML file of a merge.
 
     Args:
         folder (`Path`): Where the file will lie.
         data (`str`, *optional*):
-            A folder with a folder for each model, or a text file with a model a line: `NAME=ID`, or a folder or
-            `org/name[@revision]`. The base is the one called `base`, or that which the others name as theirs.
+            A folder with a folder for each model, or a text file with one model per line: `NAME=ID`, or a folder or
+            `org/name[@revision]`. The base is the model called `base`, or the one that the fine-tunes name.
 
     Raises:
-        ValueError: If there is no base, or these cannot be merged.
+        ValueError: If no base is found, or the models cannot be merged.
     """
     values = {name: shlex.quote(str(folder / place)) for name, place in (("file", "merge.yaml"), ("out", "merged"))}
     if data is None:
@@ -57,16 +57,16 @@ def write_merge(folder: Path, data: str | None) -> str:
             base_text="./YOUR-BASE",
             tasks="  first: ./YOUR-FIRST-MODEL\n  second: ./YOUR-SECOND-MODEL",
             adapters="",
-            plan="The plan says what is merged, what stays with its task, and the sizes.",
+            plan="The plan shows the merged tensors, the tensors that tasks keep, and the sizes.",
         )
     models = _find_models(Path(data).expanduser())
     base = models.pop("base", None) or _named_base(models)
     tasks = {name: source for name, source in models.items() if not _same(source, base)}
     if not tasks:
-        raise ValueError(f"{data} has only the base: put the fine-tunes beside it.")
+        raise ValueError(f"{data} contains only the base: add the fine-tunes.")
     adapters = any((Path(source) / "adapter_config.json").is_file() for source in tasks.values())
     config = {"base": base, "tasks": tasks, **({"adapters": "delta"} if adapters else {})}
-    # Headers alone are read; what cannot be merged is said with what to do.
+    # Reads headers only, and refuses models that cannot be merged.
     with make_plan(config) as plan:
         about = _describe(plan)
     return _TEXT.format(
@@ -77,7 +77,7 @@ def write_merge(folder: Path, data: str | None) -> str:
         tasks="\n".join(
             f"  {json.dumps(n, ensure_ascii=False)}: {json.dumps(s, ensure_ascii=False)}" for n, s in tasks.items()
         ),
-        adapters="# Some are peft adapters, and are merged as the weights that they give.\nadapters: delta\n"
+        adapters="# Some fine-tunes are peft adapters: merge the full weights that they produce.\nadapters: delta\n"
         if adapters
         else "",
         plan=about,
@@ -94,7 +94,7 @@ def _describe(plan: Plan) -> str:
 
 
 def _find_models(place: Path) -> dict[str, str]:
-    """The models by name: of a folder its folders with weights, of a list its lines."""
+    """The models by name: the subfolders with weights, or the lines of a list."""
     if place.is_dir():
         found = {
             part.name: str(part) for part in sorted(place.iterdir()) if any(any(part.glob(kind)) for kind in _WEIGHTS)
@@ -103,7 +103,7 @@ def _find_models(place: Path) -> dict[str, str]:
         try:
             lines = [line.strip() for line in place.read_text(encoding="utf-8").splitlines()]
         except ValueError as error:
-            raise ValueError(f"{place} is no list of models, a line each: {error}.") from error
+            raise ValueError(f"{place} is not a text file with one model per line: {error}.") from error
         found = {}
         for line in (line for line in lines if line and not line.startswith("#")):
             name, sign, source = line.partition("=")
@@ -114,20 +114,21 @@ def _find_models(place: Path) -> dict[str, str]:
             found[name] = source
     else:
         raise ValueError(
-            f"there is nothing at {place}: name a folder with a folder for each model, or a list of them."
+            f"{place} does not exist: give a folder that contains the folders of the models, or a file that lists "
+            "them."
         )
     if not found:
-        raise ValueError(f"no model in {place}: it needs a folder for each, with safetensors, or a line for each.")
+        raise ValueError(f"no model in {place}: it needs a folder with safetensors files, or a line, per model.")
     return found
 
 
 def _named_base(models: dict[str, str]) -> str:
-    """The model that most of the others name as theirs."""
+    """The model that most fine-tunes name as their base."""
     origins = Counter(origin for source in models.values() if (origin := _origin(Path(source))) is not None)
     if not origins:
         raise ValueError(
-            f"none of {', '.join(models)} says what it was fine-tuned from: call the folder of that model base, or "
-            "write a line base=ID into the list."
+            f"the base of {', '.join(models)} is unknown: name the folder of the base model base, or add a line "
+            "base=ID to the list."
         )
     return origins.most_common(1)[0][0]
 

@@ -1,4 +1,4 @@
-"""The recipes that travel with the package: YAML files of trainings, found by names such as `semanir/lora`."""
+"""Recipes of the package: YAML files of trainings with names such as `semanir/lora`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ..errors import UsageError
 from ..settings import read_yaml
 from ..training.methods import TASKS
 
-# A wheel has the recipes beside its modules, and a repository in examples/: setup.py copies these.
+# A wheel contains the recipes beside its modules, a repository in examples/; setup.py copies them.
 _INSTALLED = Path(hf_ext.__file__).parent / "recipes"
 FOLDER = _INSTALLED if _INSTALLED.is_dir() else _INSTALLED.parents[1] / "examples"
 _FOLDERS = ("disentangled_dit", "emr", "mrconv", "released", "semanir")
-# Of one merge, which `hf-ext merge` reads.
+# The configuration of a merge, which is not a training.
 _MERGE = "emr/merge"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe as its first lines describe it."""
+    """Summary of a recipe, from its first lines."""
 
     name: str
     path: Path
@@ -35,7 +35,7 @@ class Recipe:
 
 
 def list_recipes() -> list[Recipe]:
-    """The recipes of this installation, by name; those of the studies and of scripts in examples/ are left out."""
+    """The recipes of this installation by name, without those of studies and scripts in examples/."""
     files = sorted(path for folder in _FOLDERS for path in (FOLDER / folder).glob("*.yaml"))
     found = [_describe(path) for path in files if not path.name.startswith("study")]
     return [recipe for recipe in found if recipe.method in TASKS or recipe.name == _MERGE]
@@ -43,7 +43,7 @@ def list_recipes() -> list[Recipe]:
 
 def find_recipe(name: str) -> Path:
     """
-    The file of a recipe.
+    Finds the file of a recipe.
 
     Args:
         name (`str`): One of the names that `hf-ext recipes` lists, such as `"semanir/denoise_color"`.
@@ -53,13 +53,13 @@ def find_recipe(name: str) -> Path:
     """
     paths = {recipe.name: recipe.path for recipe in list_recipes()}
     if name not in paths:
-        # The part after the folder may be all that is remembered.
+        # Users may remember only the part after the folder.
         ends = {known.rpartition("/")[2]: known for known in paths}
         close = difflib.get_close_matches(name, paths, n=1) or [
             ends[end] for end in difflib.get_close_matches(name, ends, n=1)
         ]
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise UsageError(f"there is no file {name}, and no recipe of that name.{hint} `hf-ext recipes` lists them.")
+        raise UsageError(f"{name} is neither a file nor a recipe.{hint} `hf-ext recipes` lists them.")
     return paths[name]
 
 

@@ -1,4 +1,4 @@
-"""Recipes for somebody's own data: commented YAML whose sizes fit the data and the machine."""
+"""Recipes for the user's data: commented YAML with sizes for the data and the machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..data.found import Survey
 from ..errors import DataError
 from ..hub.released import list_released
 
-# Where no data are named, what the recipe is an example of; `hf-ext data check` says what is missing.
+# Examples of data for a recipe without --data; `hf-ext data check` lists what is missing.
 PLACEHOLDERS = {
     "semanir": Survey("pictures", {"path": "./YOUR-PHOTOS"}, None, 1000, "photographs of your own"),
     "mrconv": Survey(
@@ -30,26 +30,26 @@ PLACEHOLDERS = {
 
 def write_recipe(method: str, folder: Path, survey: Survey, gpu: bool) -> str:
     """
-    A recipe for data.
+    Writes a recipe for data.
 
     Args:
         method (`str`): `"semanir"`, `"mrconv"` or `"dit"`.
-        folder (`Path`): Where it will lie; the run goes beside it.
-        survey (`Survey`): What was found in the data.
-        gpu (`bool`): Whether it is for a GPU; for two CPU cores otherwise.
+        folder (`Path`): Folder of the recipe and of its run.
+        survey (`Survey`): Findings about the data.
+        gpu (`bool`): Choose sizes for a GPU instead of two CPU cores.
 
     Raises:
-        ValueError: If the method does not learn from such data.
+        ValueError: If the method cannot learn from such data.
     """
     file, machine = shlex.quote(str(folder / f"{method}.yaml")), "a GPU" if gpu else "a CPU"
-    # Each in one line: a name of a class may have several.
+    # Join lines: a class name may contain line breaks.
     told = [" ".join(line.split()) for line in survey.lines]
     head = [
         *(f"# {line[:1].upper()}{line[1:]}." for line in told),
         f"# Written by `hf-ext init {method}`, for {machine}.",
-        f"# Look at the data first: hf-ext data check {file}",
-        f"# Train, and go on after an interruption: hf-ext train {file}",
-        f"# All fields: hf-ext train --help {file}. Each may be given on the command line too: --max_steps 100",
+        f"# Check the data: hf-ext data check {file}",
+        f"# Train, or resume an interrupted training: hf-ext train {file}",
+        f"# List all fields: hf-ext train --help {file}. The command line also accepts them: --max_steps 100",
     ]
     body = {"semanir": _semanir, "mrconv": _mrconv, "dit": _dit}[method](survey, gpu)
     return (
@@ -59,40 +59,38 @@ def write_recipe(method: str, folder: Path, survey: Survey, gpu: bool) -> str:
 
 
 def _data(survey: Survey) -> list[str]:
-    """The section of the data."""
     lines = ["data:", f"  train: {flow(survey.train)}"]
     if survey.eval is None:
         other = {**survey.train, "split": "validation"}
         if survey.kind == "pairs":
             other = {"path": str(Path(survey.train["path"]).with_name("validation"))}
         lines += [
-            "  # Nothing is kept back to measure. Put some into a folder validation/ beside the others, and write:",
+            "  # No data for evaluation. Move some examples to a folder validation/ beside the others, and add:",
             f"  # eval: {flow(other)}",
         ]
     else:
-        told = "Held out by their content" if "hold_out" in survey.eval else "Not trained on"
-        lines += [f"  # {told}, to measure.", f"  eval: {flow(survey.eval)}"]
+        told = "Examples held out by content" if "hold_out" in survey.eval else "Examples of another split"
+        lines += [f"  # {told}, for evaluation.", f"  eval: {flow(survey.eval)}"]
     if survey.broken:
-        # Twice as many as were seen.
+        # Allow twice the share that was seen.
         share = min(1.0, round(2 * survey.broken, 2) + 0.01)
         lines += [
-            "  # Share of examples that may be left out, as they cannot be read.",
+            "  # Largest share of unreadable examples; they are left out.",
             f"  max_bad_examples: {share:.2g}",
         ]
-    return [*lines, "  # Processes that read; 0 reads in the training itself.", "  num_workers: 2"]
+    return [*lines, "  # Number of processes that load data; 0 loads in the main process.", "  num_workers: 2"]
 
 
 def _schedule(survey: Survey, steps: int, batch: int, rate: str, gpu: bool, warmup: int) -> list[str]:
-    """Steps, batch and learning rate."""
-    # Of one long file or text every example is another part.
+    # One long file or text gives many different examples.
     batch = max(1, min(batch, survey.learned // 2)) if survey.learned > 1 else batch
     every, times = max(1, steps // 5), steps * batch / survey.learned
-    told = [f"# {times:,.{0 if times > 10 else 1}f} times through the data."] if survey.learned > 1 else []
+    told = [f"# {times:,.{0 if times > 10 else 1}f} epochs."] if survey.learned > 1 else []
     return [
         *told,
-        "# More steps are better; the learning rate falls to zero at the last.",
+        "# More steps give better models; the learning rate decays to zero at the last step.",
         f"max_steps: {steps}",
-        "# Lower it where memory is short.",
+        "# Reduce this if memory runs out.",
         f"per_device_train_batch_size: {batch}",
         f"learning_rate: {rate}",
         f"warmup_steps: {warmup}",
@@ -107,41 +105,41 @@ def _schedule(survey: Survey, steps: int, batch: int, rate: str, gpu: bool, warm
 
 def _semanir(survey: Survey, gpu: bool) -> list[list[str]]:
     if survey.kind not in ("pictures", "pairs"):
-        raise ValueError(f"SemanIR restores pictures, and these are {survey.kind}: name a folder of pictures.")
+        raise ValueError(f"SemanIR restores pictures, but the data are {survey.kind}: give a folder of pictures.")
     _refuse_deep(survey, survey.boundless)
     pairs = survey.kind == "pairs"
-    # A multiple of what a window and the levels of a U need, no larger than most pictures.
+    # A multiple of 8, for the windows and the levels of a U-shaped model, no larger than most pictures.
     patch = max(16, min(128 if gpu else 64, _side(survey) // 8 * 8))
     if pairs:
-        task = [f"  # In pairs {survey.roles[0]}.", "  degradation: {kind: paired}"]
+        task = [f"  # Pairs: {survey.roles[0]}.", "  degradation: {kind: paired}"]
     else:
         task = [
-            "  # What is mended, made from clean pictures. Others: {kind: jpeg, quality: [10, 90]}, or",
+            "  # Degradation to learn, applied to clean pictures. Others: {kind: jpeg, quality: [10, 90]}, or",
             "  # {kind: blur, sigma: [0.5, 3]}, a list of several, or pairs of pictures in lq/ and hq/.",
             "  degradation: {kind: gaussian_noise, sigma: [0, 50]}",
             "  eval_degradation: {kind: gaussian_noise, sigma: 25}",
         ]
     column = [] if pairs or survey.columns in ([], ["image"]) else [f"  image_column: {_text(survey.columns[0])}"]
     task += [
-        f"  # Side of the squares that are learned from{_smallest(survey)}.",
+        f"  # Side of the training patches in pixels{_smallest(survey)}.",
         f"  patch_size: {patch}",
     ]
     channels = ", num_channels: 1" if survey.gray else ""
     fresh = gpu or survey.scale > 1 or not list_released()
     if survey.scale > 1:
         model = [
-            f"# Enlarges {survey.scale} times.",
+            f"# Super-resolution by {survey.scale}.",
             f"model: {{preset: columnar-{'s' if gpu else 'tiny'}, scale: {survey.scale}{channels}}}",
         ]
     elif fresh:
         model = [
-            "# 3.6 M parameters; u-shaped is the paper's, with 25.8 M.",
+            "# 3.6 M parameters; u-shaped is the model of the paper, with 25.8 M.",
             f"model: {{preset: u-shaped-small{channels}}}",
         ]
     else:
         released = f"denoise-{'gray' if survey.gray else 'color'}"
         model = [
-            "# Goes on from a model that travels with hf-ext. For one from nothing put in its place:",
+            "# Starts from a released model. To train from scratch, replace init_from by:",
             f"# model: {{preset: u-shaped-small{channels}}}",
             f"init_from: {released}",
         ]
@@ -150,7 +148,7 @@ def _semanir(survey: Survey, gpu: bool) -> list[list[str]]:
         ["method: semanir"],
         ["task:", *task, *column],
         model,
-        ["# Its weights are an average over the steps.", "ema_decay: 0.999"] if gpu else [],
+        ["# The saved weights are an exponential moving average.", "ema_decay: 0.999"] if gpu else [],
         schedule,
     ]
 
@@ -160,9 +158,9 @@ def _mrconv(survey: Survey, gpu: bool) -> list[list[str]]:
         "sounds": _sounds, "texts": _texts, "series": _series, "pictures": _classified_pictures,
     }  # fmt: skip
     if survey.kind not in make:
-        raise ValueError(f"MRConv learns from sounds, pictures, texts and series, and these are {survey.kind}.")
+        raise ValueError(f"MRConv learns from sounds, pictures, texts and series, but the data are {survey.kind}.")
     method, task = make[survey.kind](survey, gpu)
-    # In a stream the model must not look ahead.
+    # A causal model must not look ahead.
     causal = method == "mrconv-lm"
     if method == "mrconv-images":
         model = (
@@ -179,15 +177,15 @@ def _mrconv(survey: Survey, gpu: bool) -> list[list[str]]:
             ]
         )
     else:
-        # On small sets of series short dilated kernels and a wider model learn more.
+        # Short dilated kernels and a wider model learn more from small sets of series.
         series = method == "mrconv-series"
         model = [
             "model:",
-            "  # Width and depth: more learn more, and take longer.",
+            "  # Width and depth: larger models learn more and take longer.",
             f"  hidden_size: {128 if gpu else 64 if series else 32}",
             f"  num_hidden_layers: {6 if gpu else 3}",
             f"  kernel_type: {'dilated' if series else 'fourier'}",
-            "  # Length of the shortest kernel; the longest is as long as the input.",
+            "  # Length of the shortest kernel; the longest covers the input.",
             f"  kernel_size: {8 if series else 16}",
             f"  norm: {'layer' if causal else 'batch'}",
             "  dropout: 0.1",
@@ -195,8 +193,8 @@ def _mrconv(survey: Survey, gpu: bool) -> list[list[str]]:
                 []
                 if causal
                 else [
-                    # With changes from step to step there is no stream.
-                    *([] if series else ["  # false: it does not look ahead, and answers while a stream comes in."]),
+                    # Models of differences between steps do not stream.
+                    *([] if series else ["  # false gives a causal model, which also classifies streams."]),
                     "  bidirectional: true",
                 ]
             ),
@@ -208,14 +206,14 @@ def _mrconv(survey: Survey, gpu: bool) -> list[list[str]]:
 
 def _sounds(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
     _need_classes(survey, "sounds")
-    # A CPU hears telephone quality in a tenth of the time.
+    # On a CPU, telephone quality takes a tenth of the time.
     rate = survey.rate if gpu else min(survey.rate, 8000)
     shortened = [max(1, length * rate // survey.rate) for length in survey.lengths]
     length = Survey("", {}, None, 0, "", lengths=shortened).longest(160_000 if gpu else 16_000)
     return "mrconv-audio", [
-        f"  # Samples a second that the model hears; sounds of other rates are resampled (most have {survey.rate}).",
+        f"  # Sampling rate of the model in Hz; sounds of other rates are resampled (most have {survey.rate}).",
         f"  sampling_rate: {rate}",
-        f"  # Samples of a sound. {_cut(shortened, length)}.",
+        f"  # Samples per sound. {_cut(shortened, length)}.",
         f"  max_length: {length}",
         *_classes(survey),
         *_column(survey, "audio"),
@@ -226,10 +224,10 @@ def _texts(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
     column = _column(survey, "text")
     if len(survey.classes) < 2:
         size = max(32, survey.longest(1024 if gpu else 256))
-        return "mrconv-lm", ["  # Bytes that are learned from at once.", f"  max_length: {size}", *column]
+        return "mrconv-lm", ["  # Bytes per training example.", f"  max_length: {size}", *column]
     size = 1 + max(16, survey.longest(4096 if gpu else 512))
     return "mrconv-text", [
-        f"  # Bytes of a text, and one for its class. {_cut(survey.lengths, size - 1)}.",
+        f"  # Bytes per text, plus one for its class. {_cut(survey.lengths, size - 1)}.",
         f"  max_length: {size}",
         *_classes(survey),
         *column,
@@ -239,30 +237,30 @@ def _texts(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
 def _series(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
     longest = max(16, survey.longest(16384 if gpu else 2048))
     lines = [
-        "  # The channels.",
+        "  # Columns that the model reads as channels.",
         f"  columns: {flow(survey.columns)}",
         *([] if survey.channels is None else [f"  num_channels: {survey.channels}"]),
-        f"  # Steps of a series. {_cut(survey.lengths, longest)}.",
+        f"  # Steps per series. {_cut(survey.lengths, longest)}.",
         f"  max_length: {longest}",
     ]
     if survey.values:
-        return "mrconv-regression", [*lines, "  # The value of each.", "  target_columns: [label]"]
+        return "mrconv-regression", [*lines, "  # Column of the value to predict.", "  target_columns: [label]"]
     if survey.rows_have_labels:
         return "mrconv-positions", [*lines, *_classes(survey)]
     lines += [
-        "  # The model gets the change of each channel from step to step too.",
+        "  # The model also gets the difference of each channel between steps.",
         "  deltas: true",
-        "  # A step trains on a random window of a series, shorter by up to this share; 0.0 where a class depends on",
-        "  # when something happens.",
+        "  # Training uses random windows of a series, shorter by up to this share; set 0.0 if a class depends on",
+        "  # the time of an event.",
         "  crop: 0.4",
     ]
     return "mrconv-series", [*lines, *_classes(survey)]
 
 
 def _cut(lengths: list[int], longest: int) -> str:
-    """Number of inputs that are cut."""
+    """Sentence with the number of inputs that are cut."""
     cut = sum(length > longest for length in lengths)
-    return f"{cut:,} of {len(lengths):,} that were looked at are longer, and are cut" if cut else "None is longer"
+    return f"{cut:,} of {len(lengths):,} sampled inputs are longer, and are cut" if cut else "No input is longer"
 
 
 def _classified_pictures(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
@@ -272,7 +270,7 @@ def _classified_pictures(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
     if survey.equal and side <= 32:
         channels = 1 if survey.gray else 3
         return "mrconv-pixels", [
-            "  # Pixels in a row are a sequence; all pictures have this side.",
+            "  # The pixels form a sequence; all pictures have this side.",
             f"  image_size: {side}",
             f"  mean: {flow([0.5] * channels)}",
             f"  std: {flow([0.25] * channels)}",
@@ -280,7 +278,7 @@ def _classified_pictures(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
             *column,
         ]
     return "mrconv-images", [
-        "  # Side of what the model sees.",
+        "  # Side of the model's input in pixels.",
         f"  image_size: {224 if gpu else 32}",
         *_classes(survey),
         *column,
@@ -289,22 +287,24 @@ def _classified_pictures(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
 
 def _dit(survey: Survey, gpu: bool) -> list[list[str]]:
     if survey.kind != "pictures":
-        raise ValueError(f"a Disentangled DiT draws pictures, and these are {survey.kind}: name a folder of pictures.")
+        raise ValueError(
+            f"a Disentangled DiT generates pictures, but the data are {survey.kind}: give a folder of pictures."
+        )
     _refuse_deep(survey, survey.deep)
     if not survey.classes and survey.captions is None:
         raise ValueError(
-            "these pictures have neither classes nor captions: put them into two folders or more, one for each class, "
-            "as in pictures/train/cat/1.png, or lay a caption beside each, 1.txt beside 1.png."
+            "the pictures have neither classes nor captions: put them into one folder per class, as in "
+            "pictures/train/cat/1.png, or add a caption file for each, such as 1.txt for 1.png."
         )
     side = max(8, min(64 if gpu else 32, _side(survey, 0.0) // 8 * 8))
     channels = ", in_channels: 1" if survey.gray else ""
     task = [
-        f"  # Side of the pictures that it draws{_smallest(survey)}.",
-        "  # Above 64 draw in latents: hf-ext dit precompute, and recipe disentangled_dit/imagenet_256.",
+        f"  # Side of the generated pictures{_smallest(survey)}.",
+        "  # Above 64, train on latents: see hf-ext dit precompute, and the recipe disentangled_dit/imagenet_256.",
         f"  image_size: {side}",
         "  objective: v_prediction",
         "  noise_schedule: {beta_schedule: squaredcos_cap_v2}",
-        "  # Mirrors every other picture; 0.0 where left and right differ, as in letters.",
+        "  # Probability of a horizontal flip; set 0.0 if left and right differ, as in letters.",
         "  crops: {flip: 0.5}",
         *_column(survey, "image", "image_column"),
     ]
@@ -313,14 +313,14 @@ def _dit(survey: Survey, gpu: bool) -> list[list[str]]:
     if not survey.classes:
         learned = "joint_attention_dim: 384"
         task += [
-            "  # Reads the captions, frozen; 384 numbers a token. Comes from the Hub at the first time.",
+            "  # Frozen text encoder with 384 values per token; downloaded from the Hub on first use.",
             "  text_encoder: sentence-transformers/all-MiniLM-L6-v2",
-            "  # Tokens of the longest caption; the rest is cut.",
+            "  # Longest caption in tokens; longer ones are cut.",
             "  max_text_length: 32",
             *([] if survey.captions == "text" else [f"  text_column: {_text(str(survey.captions))}"]),
         ]
     model = [
-        "# Presets: tiny, S, B, L, XL. A patch half as large sees more, and takes four times as long.",
+        "# Presets: tiny, S, B, L, XL. Half the patch size shows more detail and takes four times as long.",
         f"model: {{preset: {preset}, patch_size: {patch}{channels}, {learned}}}",
     ]
     schedule = _schedule(survey, 100000 if gpu else 2000, 64 if gpu else 16, "1.0e-4" if gpu else "1.0e-3", gpu, 100)
@@ -330,8 +330,8 @@ def _dit(survey: Survey, gpu: bool) -> list[list[str]]:
 def _refuse_deep(survey: Survey, deep: bool) -> None:
     if deep:
         raise DataError(
-            f"{survey.train['path']} has pictures of more bits than this training takes: make some of 8 first, in "
-            "each folder: mkdir 8-bits && mogrify -depth 8 -path 8-bits *.*"
+            f"{survey.train['path']} contains pictures with more than 8 bits per channel, which this training does "
+            "not read. Convert them first, in each folder: mkdir 8-bits && mogrify -depth 8 -path 8-bits *.*"
         )
 
 
@@ -339,13 +339,13 @@ def _need_classes(survey: Survey, what: str) -> None:
     if len(survey.classes) < 2:
         found = f"only the class {survey.classes[0]}" if survey.classes else "no classes"
         raise ValueError(
-            f"these {what} have {found}: put them into a folder for each class, as in {what}/train/first/1, or add a "
+            f"the {what} have {found}: put them into one folder per class, as in {what}/train/first/1, or add a "
             "metadata.csv with the columns file_name and label."
         )
 
 
 def _classes(survey: Survey) -> list[str]:
-    # A list that nobody would read to its end is left to the data, unless they have nothing but names.
+    # Long lists of class names are left to the data if it contains names, and omitted if they are plain numbers.
     numbers = [str(number) for number in range(len(survey.classes))]
     short = len(survey.classes) > 100 and (survey.named or survey.classes == numbers)
     names = [] if short else [f"  label_names: {flow(survey.classes)}"]
@@ -353,13 +353,13 @@ def _classes(survey: Survey) -> list[str]:
 
 
 def _column(survey: Survey, usual: str, option: str | None = None) -> list[str]:
-    """The option that names a column, where it has another name than usual."""
+    """The option that names a column, if it does not have its default name."""
     found = survey.columns[0] if survey.columns else usual
     return [] if found == usual else [f"  {option or usual + '_column'}: {_text(found)}"]
 
 
 def _side(survey: Survey, share: float = 0.5) -> int:
-    """A side that this share of the pictures does not reach; where none was seen, one that does not limit."""
+    """The quantile of the pictures' shorter sides; 256, which limits nothing, if no picture was read."""
     return survey.sides[int(share * (len(survey.sides) - 1))] if survey.sides else 256
 
 
@@ -368,7 +368,7 @@ def _smallest(survey: Survey) -> str:
 
 
 def flow(value: Any) -> str:
-    """A mapping or list of YAML in one line."""
+    """Writes a mapping or list as YAML in one line."""
     if isinstance(value, dict):
         items = (
             f"{_text(str(key))}: {_text(item) if isinstance(item, str) else flow(item)}" for key, item in value.items()
@@ -378,6 +378,6 @@ def flow(value: Any) -> str:
 
 
 def _text(value: str) -> str:
-    """A text as YAML has it: bare where it is read as itself, as `null` and `1.5` are not."""
+    """Writes a text as YAML: without quotes if it is read back as itself, unlike `null` and `1.5`."""
     bare = value.isascii() and value.replace("_", "").replace("/", "").isalpha() and yaml.safe_load(value) == value
     return value if bare else json.dumps(value, ensure_ascii=False)

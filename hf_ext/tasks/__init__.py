@@ -1,1 +1,1 @@
-"""Training tasks: what each method does in the shared loop, and the data that it reads; one file a task."""
+"""Training tasks: the part of each method in the shared loop, and the data that it reads."""

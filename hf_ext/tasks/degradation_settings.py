@@ -69,9 +69,12 @@ class Degradation:
 
     def validate_steps(self) -> None:
         if (self.kind == "chain") != bool(self.links):
-            raise ValueError(f"steps belong to kind chain and are needed there; got {self.steps} with {self.kind}.")
+            raise ValueError(
+                f"steps are required for kind chain and not allowed for other kinds; got {self.steps} with "
+                f"{self.kind}."
+            )
         if self.shuffle and self.kind != "chain":
-            raise ValueError(f"shuffle belongs to kind chain, got it with {self.kind}.")
+            raise ValueError(f"shuffle is only for kind chain, got it with {self.kind}.")
         wrong = [link.kind for link in self.links if link.kind not in STRENGTHS or link.weight != 1 or link.clip]
         if wrong:
             raise ValueError(
@@ -80,7 +83,7 @@ class Degradation:
             )
 
     def validate_strength(self) -> None:
-        """Each kind has its own strength and no other, within its limits."""
+        """Checks the strength of the kind and its limits."""
         own, low, high, _ = STRENGTHS.get(self.kind, ("", 0, 0, ""))
         for name in ("sigma", "quality", "factor"):
             value = getattr(self, name)
@@ -102,7 +105,9 @@ class Degradation:
 
     def validate_weight(self) -> None:
         if not (math.isfinite(self.weight) and self.weight > 0):
-            raise ValueError(f"weight must be more than 0, got {self.weight}: leave out what is never to be drawn.")
+            raise ValueError(
+                f"weight must be more than 0, got {self.weight}: remove a degradation that is never drawn."
+            )
         if not 0 < self.chance <= 1:
             raise ValueError(f"chance must be more than 0 and at most 1, got {self.chance}.")
         if not 0 <= self.clip <= 1 or (self.clip and self.kind != "gaussian_noise"):
@@ -127,7 +132,7 @@ class Degradation:
 
     @property
     def strength(self) -> Any:
-        """Its sigma, quality or factor: a number, a range, or none."""
+        """The sigma, quality or factor: a number, a range, or None."""
         return getattr(self, STRENGTHS[self.kind][0]) if self.kind in STRENGTHS else None
 
     def _strength(self, joint: str) -> list[str]:
@@ -136,7 +141,7 @@ class Degradation:
         return [joint.join(f"{end:g}" for end in ends)] if ends else []
 
     def described(self) -> dict[str, Any]:
-        """The settings that a score depends on."""
+        """The settings that affect a score."""
         values = {name: getattr(self, name) for name in ("sigma", "quality", "factor")}
         values |= {"steps": [link.title for link in self.links] or None, "shuffle": self.shuffle or None}
         values["clip"] = self.clip or None
@@ -241,11 +246,11 @@ def read_degradations(value: Any, where: str) -> list[Degradation]:
         degradations = [_read_one(value, where)]
     if any(degradation.chance != 1 for degradation in degradations):
         raise UsageError(
-            f"{where}: chance belongs to the steps of a chain; use weight to draw one of a list less often."
+            f"{where}: chance is only for the steps of a chain; use weight to draw a degradation of a list less often."
         )
     labels = [degradation.label for degradation in degradations]
     if not labels or len(set(labels)) < len(labels):
-        raise UsageError(f"{where} must name at least one degradation and none twice, got {labels}.")
+        raise UsageError(f"{where} must contain at least one degradation, and each only once; got {labels}.")
     return degradations
 
 

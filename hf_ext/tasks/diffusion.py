@@ -46,7 +46,7 @@ from .diffusion_texts import Captions, weigh_columns
 from .diffusion_transfer import Transfer, open_pipeline, options_of, settings_of, transfer
 from .pictures import require_picture
 
-# The pictures that a run draws of itself show the first classes.
+# Number of classes that the sample pictures of a run show.
 _CLASSES_SHOWN = 10
 
 
@@ -146,7 +146,7 @@ class DisentangledDiTTask(Task):
         if not 0 <= self.mask_ratio < 1:
             raise ValueError(f"mask_ratio must be in [0, 1), got {self.mask_ratio}.")
         if self.posterior and self.vae is None:
-            raise ValueError("posterior draws latents of an autoencoder: set task.vae, or leave it out.")
+            raise ValueError("posterior needs an autoencoder: set task.vae, or leave out posterior.")
         weigh_columns(self.text_column)
 
     @property
@@ -187,9 +187,7 @@ class DisentangledDiTTask(Task):
         """The bucket of each picture, by its size alone."""
         if isinstance(data, datasets.IterableDataset) or "latent" in data.column_names:
             kind = (
-                "latents, which have their sizes"
-                if not self._streams
-                else "a stream, whose sizes cannot be kept apart"
+                "latents, which have their sizes" if not self._streams else "a stream, which cannot be sorted by size"
             )
             raise UsageError(f"task.buckets is for pictures, and the data is {kind}: leave it out.")
         return group_pictures(data, self.image_column, self.sizes)
@@ -208,7 +206,7 @@ class DisentangledDiTTask(Task):
         if checkpoint is not None:
             found, wanted = objective_of(checkpoint.scheduler), self.objective
             if found != wanted:
-                raise UsageError(f"{init_from} predicts {found}, task.objective is {wanted}: set it to {found}.")
+                raise UsageError(f"{init_from} predicts {found}, but task.objective is {wanted}: set it to {found}.")
             height, width = settings.pop("sample_size")
             before, self.scheduler, self.cut = transfer(checkpoint, (height, width), self._transfer, self.cut)
             settings = {**settings_of(self.model_class, before), **settings}
@@ -252,7 +250,7 @@ class DisentangledDiTTask(Task):
         named = None if self.id2label is None else len(self.id2label)
         count = changes.get("num_classes") or named or settings.get("num_classes")
         if count is None:
-            raise DataError("the data does not name its classes: set model.num_classes.")
+            raise DataError("the data have no class names: set model.num_classes.")
         if named not in (None, count):
             raise UsageError(f"model.num_classes is {count}, but the data has {named} classes: leave it out.")
         return {"num_classes": count, "joint_attention_dim": None}
@@ -304,7 +302,7 @@ class DisentangledDiTTask(Task):
                 )
             if self._streams and generator is not None and list(latents.shape[1:]) != self.config["sample_size"]:
                 raise ValueError(
-                    f"a latent of {list(latents.shape[1:])}, in a stream, whose sizes cannot be kept apart; the model "
+                    f"a latent of {list(latents.shape[1:])}, in a stream, which cannot be sorted by size; the model "
                     f"has {self.config['sample_size']}: set data.train.streaming to false, or precompute one size."
                 )
             sample: dict[str, Any] = {"latents": latents}

@@ -33,7 +33,7 @@ def load_autoencoder(source: str) -> ModelMixin:
         # A whole pipeline keeps it in a folder of its own.
         model = AutoModel.from_pretrained(name, revision=revision, subfolder="vae")
     if not callable(getattr(model, "encode", None)):
-        raise ValueError(f"{source} holds a {type(model).__name__}, which encodes no images: name an autoencoder.")
+        raise ValueError(f"{source} is a {type(model).__name__}, which does not encode images: give an autoencoder.")
     model.requires_grad_(False)
     return model.eval()
 
@@ -51,9 +51,7 @@ def encode_posterior(vae: ModelMixin, pixels: Tensor) -> tuple[Tensor, Tensor]:
     with pipeline._upcast(autoencoder):
         found = autoencoder.encode(pixels.to(autoencoder.dtype), return_dict=False)[0]
     if not (hasattr(found, "mean") and hasattr(found, "std")) or isinstance(found, Tensor):
-        raise UsageError(
-            f"{type(vae).__name__} gives one latent for a picture, no distribution to draw from: leave posterior out."
-        )
+        raise UsageError(f"{type(vae).__name__} gives a latent and no distribution: leave out posterior.")
     shift, scale = pipeline._latent_statistics(vae, found.mean.float())
     return (found.mean.float() - shift) * scale, found.std.float() * scale
 

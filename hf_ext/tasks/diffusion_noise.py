@@ -128,8 +128,9 @@ def check_signal(scheduler: SchedulerMixin, source: str) -> None:
     # There the input is the answer, and no picture follows: x0 = (x - sqrt(1 - a) e) / sqrt(a) with a = 0.
     if objective_of(scheduler) == "epsilon" and not schedule.alphas_cumprod.all():
         raise DataError(
-            f"{source} ends in noise alone (zero-terminal SNR, rescale_betas_zero_snr); with objective epsilon "
-            "nothing is learned there and sampling divides by zero: set it to false, or objective to v_prediction."
+            f"{source} ends in noise alone (zero-terminal SNR, rescale_betas_zero_snr); with objective epsilon, the "
+            "last step has nothing to learn and sampling divides by zero: set rescale_betas_zero_snr to false, or "
+            "objective to v_prediction."
         )
 
 

@@ -64,7 +64,7 @@ def sample_folder(
     def find_missing() -> list[range]:
         if not (out / SETTINGS).exists():
             require_new(out)
-        keep_settings(out / SETTINGS, wanted, f"{out} holds pictures of another model or other settings")
+        keep_settings(out / SETTINGS, wanted, f"{out} contains pictures of another model or other settings")
         return [batch for batch in batches if not all(_path(out, number).is_file() for number in batch)]
 
     missing = ranks.ask_first(find_missing)

@@ -111,8 +111,8 @@ class TextEncoder:
         halves = states.to(torch.float16).cpu()
         if not halves.isfinite().all():
             raise ValueError(
-                f"{self.source} gives values beyond float16 (65,504): leave text_encoder out, and encode "
-                "in the training."
+                f"{self.source} gives values beyond float16 (65,504): leave out text_encoder here, and set "
+                "task.text_encoder in the training."
             )
         return [row[:length].numpy().tobytes() for row, length in zip(halves, lengths.tolist(), strict=True)]
 
@@ -138,8 +138,8 @@ class Captions(TextEncoder):
             return
         if len(stored) < len(self.weights):
             raise DataError(
-                f"of the columns {list(self.weights)} the data has the encoder's answers for {stored} alone: "
-                "precompute all of them, or leave the others out of task.text_column."
+                f"of the columns {list(self.weights)} the data contain encoded texts for {stored} only: precompute "
+                "all columns, or remove the others from task.text_column."
             )
         columns = [name for name in (SHAPE, NULL, ENCODER) if name in names]
         rows: Iterable[dict[str, Any]] = islice(data.select_columns(columns), _ROWS_LOOKED_AT)
@@ -147,7 +147,7 @@ class Captions(TextEncoder):
         if found is None:
             raise UsageError(
                 f"no row of the training data has {NULL}, which `hf-ext dit precompute` writes into the first row of "
-                "every file: train on whole files."
+                "every file: train on complete files."
             )
         encoder = found.get(ENCODER)
         # By the last part of its name: folders move.

@@ -66,7 +66,8 @@ def open_pipeline(source: str) -> Checkpoint:
     """Opens a saved pipeline, a folder or `org/name[@revision]`, for transformer, schedule and classes."""
     if pipeline_index(source) is None:
         raise DataError(
-            f"{source} is no diffusers pipeline (no model_index.json): give the snapshot of a run, or a pipeline."
+            f"{source} is not a diffusers pipeline (model_index.json is missing): give the snapshot of a run, or a "
+            "pipeline."
         )
     name, revision = split_revision(source)
     folder = Path(name)

@@ -26,7 +26,7 @@ def load_model(source: str) -> MRConvPreTrainedModel:
     architecture = (config.architectures or [""])[0]
     found = getattr(import_module("hf_ext.mrconv"), architecture, None)
     if not (isinstance(found, type) and issubclass(found, MRConvPreTrainedModel)):
-        raise DataError(f"{source} holds a {config.model_type} model ({architecture or 'no class named'}), no MRConv.")
+        raise DataError(f"{source} is a {config.model_type} model ({architecture or 'no class named'}), not MRConv.")
     model: MRConvPreTrainedModel = found.from_pretrained(name, revision=revision)
     return model
 
@@ -34,9 +34,7 @@ def load_model(source: str) -> MRConvPreTrainedModel:
 def branch_weights(model: MRConvPreTrainedModel) -> np.ndarray:
     """The weight of each resolution in each layer: ‖alpha‖² / D, the mean of alpha² over the D channels."""
     if model.config.reparameterized:
-        raise DataError(
-            "the model is merged, its branches are gone: plot a checkpoint from before `reparameterize()`."
-        )
+        raise DataError("the model is merged and has no branches: plot a checkpoint saved before `reparameterize()`.")
     rows = [layer.alpha.detach().float().square().mean(1).cpu().numpy() for layer in model.convolutions()]
     table = np.full((len(rows), max(map(len, rows))), np.nan)
     for row, values in zip(table, rows, strict=True):
@@ -54,7 +52,7 @@ def plot_kernels(model: MRConvPreTrainedModel, path: str | Path, channel: int = 
     shown = sorted({round(index) for index in np.linspace(0, len(layers) - 1, _MOST_LAYERS)})
     channels = min(len(layers[index].alpha[0]) for index in shown)
     if not 0 <= channel < channels:
-        raise UsageError(f"there is no channel {channel}: the layers have {channels}, counted from 0.")
+        raise UsageError(f"channel {channel} does not exist: the layers have {channels} channels, counted from 0.")
     figure = new_figure(3.1 * max(2, len(shown)), 8.4)
     parts: Any = figure.subfigures(2, 1, height_ratios=(1, 2))
     top, bottom = parts

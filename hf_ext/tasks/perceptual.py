@@ -1,4 +1,4 @@
-"""A loss in the features of a network that has learned already: two pictures are near where it sees the same."""
+"""Perceptual loss: distance of two pictures in the features of a trained network."""
 
 import logging
 from typing import Any
@@ -36,9 +36,7 @@ class FeatureLoss(torch.nn.Module):
         super().__init__()
         pinned = pin_revision(source)
         if pinned.startswith(f"{source}@"):
-            logger.warning(
-                "task.perceptual_model is %s today; a recipe that names it so has the same loss later.", pinned
-            )
+            logger.warning("task.perceptual_model is %s at present; give this name to keep the same loss.", pinned)
         name, revision = split_revision(pinned)
         config = AutoConfig.from_pretrained(name, revision=revision)
         ours = config.model_type == "semanir"
@@ -51,8 +49,8 @@ class FeatureLoss(torch.nn.Module):
         network = loaded.model if ours else loaded
         if network.main_input_name != "pixel_values" or getattr(config, "num_channels", 3) != 3:
             raise DataError(
-                f"task.perceptual_model {source} ({type(network).__name__}) takes no pictures of three channels: name "
-                "a restorer of colour pictures, such as denoise-color, or an image model of transformers."
+                f"task.perceptual_model {source} ({type(network).__name__}) does not take pictures of three channels: "
+                "give a restorer of colour pictures, such as denoise-color, or an image model of transformers."
             )
         self.source, self.network = source, network.eval().requires_grad_(False)
         # Ours takes [0, 1] as it is.
@@ -80,7 +78,7 @@ class FeatureLoss(torch.nn.Module):
             raise DataError(
                 f"task.perceptual_model {self.source} ({type(self.network).__name__}) gives no hidden states of "
                 f"pictures of {side} x {side} pixels, as the training has them: {error}. Set task.patch_size, times "
-                "the scale, to a size that it takes, or name another network."
+                "the scale, to a size that it takes, or give another network."
             ) from error
 
     def forward(self, made: Tensor, wanted: Tensor) -> Tensor:

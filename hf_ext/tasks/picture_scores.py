@@ -59,7 +59,7 @@ def open_pictures(path: str, split: str, ranks: Ranks, description: str) -> tupl
         data: Any = open_source(DataSource(path, split=split), description)
     columns = [name for name, feature in (data.features or {}).items() if isinstance(feature, datasets.Image)]
     if not columns:
-        raise DataError(f"{path} has no column of pictures; it has {sorted(data.features or {})}.")
+        raise DataError(f"{path} has no column of pictures; its columns are {sorted(data.features or {})}.")
     return data, columns[0]
 
 
@@ -91,7 +91,8 @@ def score_texts(path: str, model: str, batch_size: int, device: str, ranks: Rank
         for number, text in zip(numbers, rows["text"], strict=True):
             if not isinstance(text, str):
                 raise DataError(
-                    f"{path}: picture {number + 1} has {text!r} for a text: give each one, or leave it out."
+                    f"{path}: picture {number + 1} has {text!r} as its text: give each picture a text, or remove the "
+                    "picture."
                 )
         own.append(float(clip_score(*network.embed(rows[column], rows["text"])).sum()))
     return sum(value for part in ranks.gather(own) for value in part) / len(data)
@@ -151,11 +152,14 @@ def score(
         `dict`: The distances by their names, and how many pictures of each set they come from.
     """
     if (reference is None) != (network is None) or (network is None and (clip is None or kernel or keep)):
-        raise UsageError("REFERENCE and --network go together, --kernel and --keep need them; or give --clip alone.")
+        raise UsageError("give REFERENCE and --network together (--kernel and --keep need both), or --clip alone.")
     if size is not None and (reference is None or reference.endswith(".npz")):
-        raise UsageError(f"size cuts pictures of the reference, which is {reference}: give pictures, or leave it out.")
+        raise UsageError(
+            f"size crops pictures of the reference, but {reference} contains statistics: give pictures, or leave out "
+            "size."
+        )
     if kernel and str(reference).endswith(".npz"):
-        raise UsageError(f"{reference} has means and covariances: a kernel distance needs the pictures themselves.")
+        raise UsageError(f"{reference} contains means and covariances only: a kernel distance needs the pictures.")
     ranks = Ranks()
     place, texts = ranks.own_device(device), {}
     if clip is not None:
@@ -169,7 +173,10 @@ def score(
     else:
         real = see(reference, split, model, ranks, "reference", size)
     if real.statistics.network not in (None, digest):
-        raise DataError(f"{reference} comes from another network ({real.statistics.network}) than {network}.")
+        raise DataError(
+            f"{reference} was made with the network {real.statistics.network}, not {network}: use the same network, "
+            "or give pictures."
+        )
     if keep is not None and ranks.index == 0:
         replace(real.statistics, network=digest).save(keep)
     made = see(pictures, "train", model, ranks, "pictures")

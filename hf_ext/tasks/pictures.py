@@ -15,7 +15,7 @@ def require_picture(value: Any, column: str) -> Image.Image:
     """The picture in a column of an example; a row without one is an example that cannot be used."""
     if not isinstance(value, Image.Image):
         held = "" if value is None else f", but a value of type {type(value).__name__}"
-        raise DataError(f"column {column!r} holds no picture{held}.")
+        raise DataError(f"column {column!r} contains no picture{held}.")
     return value
 
 

@@ -109,9 +109,9 @@ class Precompute:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if self.seed < 0 or self.data.get("streaming"):
-            raise ValueError("seed must be 0 or more, and data.streaming false: rows are found by their number.")
+            raise ValueError("seed must be 0 or more, and data.streaming false, because rows are read by number.")
         if self.dtype not in ("float32", "bfloat16", "float16") or not 0 <= self.max_bad_examples <= 1:
-            raise ValueError("dtype is float32, bfloat16 or float16, and max_bad_examples a share from 0 to 1.")
+            raise ValueError("dtype must be float32, bfloat16 or float16, and max_bad_examples a share from 0 to 1.")
 
 
 def precompute(settings: Precompute, out: str | Path, device: str | None = None) -> Path:
@@ -183,7 +183,7 @@ def _check_settings(path: Path, settings: Precompute, examples: int) -> int:
     wanted = {name: value for name, value in asdict(settings).items() if name not in FREE}
     # The number of parts stays when examples are removed: which part an example is in depends on it.
     parts = -(-examples // settings.shard_size)
-    found = keep_settings(path, wanted, f"{path.parent} holds unfinished work with other settings", {"parts": parts})
+    found = keep_settings(path, wanted, f"{path.parent} has unfinished work with other settings", {"parts": parts})
     return int(found["parts"])
 
 
@@ -196,7 +196,7 @@ def keep_settings(
     found: dict[str, Any] = read_json(path)
     changed = [f"{name}: {found.get(name)!r} → {wanted[name]!r}" for name in wanted if found.get(name) != wanted[name]]
     if changed:
-        advice = "Continue with the same settings, remove it, or name another folder."
+        advice = "Use the same settings, remove it, or give another folder."
         raise OtherRun(refusal, changed, advice)
     return found
 
@@ -226,7 +226,7 @@ def _digests(data: datasets.Dataset, image_column: str) -> list[str]:
 def _check_picture(image: Image.Image, size: Size) -> None:
     """Raises a ValueError for a picture that no latent should be made of."""
     if image.mode == "CMYK":
-        raise ValueError("its colours are CMYK: convert it to RGB with its profile")
+        raise ValueError("it has CMYK colours: convert it to RGB with its profile")
     short, long = sorted((image.height, image.width))
     if long > MOST_RATIO * short:
         raise ValueError(f"{image.height} x {image.width} pixels are {MOST_RATIO} times as long as wide or more")
@@ -275,12 +275,11 @@ class _Work:
         added = self._added_features()
         clash = sorted(kept.keys() & added.keys())
         if clash:
-            raise ValueError(f"the data has the column(s) {clash} already, which latents bring: remove them first.")
+            raise ValueError(f"the data already have the columns {clash}, which precompute adds: remove them first.")
         self.features = datasets.Features({**kept, **added})
         self.no_text = None if texts is None else texts.pack([""], autoencoder.device)[0]
 
     def _added_features(self) -> dict[str, Any]:
-        """The columns that are made here."""
         pair, content = datasets.List(datasets.Value("int32")), datasets.Value("binary")
         latents = dict.fromkeys(COLUMNS, pair) | {"latent": content, "flip": datasets.Value("int8")}
         spread = {SPREAD: content} if self.settings.posterior else {}
@@ -336,8 +335,8 @@ class _Work:
             raise ValueError(
                 f"{len(known)} of {len(self.data)} examples cannot be used, more than the share max_bad_examples "
                 f"{self.settings.max_bad_examples:g} allows; one of them: {describe_bad(rows[-1])} "
-                f"{self.folder} lists them in bad-*.json. Remove them from the data, or allow a larger share; what is "
-                "done stays."
+                f"{self.folder} lists them in bad-*.json. Remove them from the data, or allow a larger share; "
+                "finished work is kept."
             )
 
     def join_bad(self) -> None:

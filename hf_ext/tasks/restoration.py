@@ -98,8 +98,8 @@ class SemanIRTask(Task):
             raise ValueError(f"made_pictures must be a share from 0 to 1, got {self.made_pictures}.")
         if not 0 < self.perceptual_weight < float("inf"):
             raise ValueError(
-                f"perceptual_weight must be a number above 0, got {self.perceptual_weight}; without a perceptual loss "
-                "leave perceptual_model out."
+                f"perceptual_weight must be a number above 0, got {self.perceptual_weight}; for no perceptual loss, "
+                "leave out perceptual_model."
             )
 
     @property
@@ -117,7 +117,6 @@ class SemanIRTask(Task):
         return metric if len(self.evaluated) == 1 else f"{metric}_{degradation.label}"
 
     def _names(self, degradation: Degradation, title: str | None) -> dict[str, str]:
-        """The metrics of one degradation in words."""
         channel, border, of = self._channel.upper(), self._border, "" if title is None else f", {title}"
         names = {
             "psnr": f"PSNR ({channel}, border {border}, dB){of}",
@@ -165,14 +164,14 @@ class SemanIRTask(Task):
         layout = (config.num_channels, config.num_channels_out, config.scale)
         if self.permute_channels and config.num_channels_out != 3:
             raise UsageError(
-                f"task.permute_channels is for models of three channels; the model has num_channels_out "
+                "task.permute_channels needs a model of three channels; the model has num_channels_out "
                 f"{config.num_channels_out}. Leave it out."
             )
         if self.made_pictures and "paired" in (item.kind for item in self.trained):
-            raise UsageError("task.made_pictures have no degraded twin: leave it out, or the degradation paired.")
+            raise UsageError("task.made_pictures does not combine with the degradation paired: leave out one of them.")
         if self.gray_from != "luma" and config.num_channels_out != 1:
             raise UsageError(
-                f"task.gray_from is {self.gray_from!r}, which is for models of one channel; the model has "
+                f"task.gray_from is {self.gray_from!r}, which needs a model of one channel; the model has "
                 f"num_channels_out {config.num_channels_out}. Leave it out, or set model.num_channels to 1."
             )
         for degradation in {*(item.kind for item in self.trained), *(item.kind for item in self.evaluated)}:
@@ -190,7 +189,7 @@ class SemanIRTask(Task):
                 )
 
     def _warn_of_top_k(self) -> None:
-        """Says that a k above the size of a window attends to all of it, which is likely not what was meant."""
+        """Warns if k exceeds the number of tokens in a window, which then attends to all of them."""
         config, tokens = self.config, self.config.window_size**2
         values = {"model.top_k": config.top_k, "model.train_top_k": max(config.train_top_k, default=0)}
         for name, value in {**values, "task.top_k": self.top_k or 0}.items():
@@ -342,7 +341,7 @@ class SemanIRTask(Task):
         if paired and clean != (height * self.config.scale, width * self.config.scale):
             raise UsageError(
                 f"a pair of lq and hq images differs in size: {(height, width)} and {clean}, which is not "
-                f"{self.config.scale} times as large; model.scale says how much larger hq is."
+                f"{self.config.scale} times as large; model.scale is the ratio of their sizes."
             )
         return images
 
@@ -387,7 +386,6 @@ def _tensor(image: np.ndarray) -> torch.Tensor:
 
 
 def _middles(degraded: np.ndarray, clean: np.ndarray, scale: int) -> tuple[np.ndarray, np.ndarray]:
-    """The middle part of a pair."""
     size = 192 // scale
     top, left = (max(0, (side - size) // 2) for side in degraded.shape[:2])
     corner = (slice(top * scale, (top + size) * scale), slice(left * scale, (left + size) * scale))

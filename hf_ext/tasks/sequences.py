@@ -229,7 +229,7 @@ class ClassificationTask(MRConvTask):
             raise ValueError(f"num_labels must be at least 2, got {self.num_labels}.")
         if self.label_names and len(set(self.label_names)) != self.num_labels:
             raise ValueError(
-                f"label_names must be {self.num_labels} different names, as num_labels says; got {self.label_names}."
+                f"label_names must be {self.num_labels} (num_labels) different names; got {self.label_names}."
             )
 
     def label_fields(self) -> dict[str, Any]:
@@ -285,15 +285,19 @@ class ClassificationTask(MRConvTask):
         return index
 
     def _advise(self, value: Any) -> str:
-        """Advice on a value that is no class."""
+        """Advice for a value that is not a class."""
         if class_name(value) is None:
-            return "Fill in the labels that are missing, or take these examples out"
+            return "Fill in the missing labels, or remove these examples"
         if isinstance(value, str | bool) or (isinstance(value, int) and value < 0):
-            wanted = "Name all in task.label_names" if self.label_names else "Set task.num_labels and task.label_names"
+            wanted = (
+                "List all names in task.label_names"
+                if self.label_names
+                else "Set task.num_labels and task.label_names"
+            )
             return f"{wanted}, such as ['{class_name(value)}', …]"
         if isinstance(value, int):
             return "Set task.num_labels to the number of classes"
-        return "A label is one whole number or one name; fractions are learned by method mrconv-regression"
+        return "A label is a whole number or a name; use method mrconv-regression for fractions"
 
     def evaluate_batch(
         self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]
@@ -333,7 +337,7 @@ def column(example: dict[str, Any], name: str, option: str) -> Any:
 
 
 def draw_confusion(confusion: np.ndarray, names: list[str]) -> Image.Image:
-    """Draws how often each class was taken for each."""
+    """Draws a confusion matrix."""
     count = len(confusion)
     side = min(9.0, 2.5 + 0.45 * count)
     figure = new_figure(side, side)

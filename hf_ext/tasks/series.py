@@ -350,17 +350,17 @@ def read_numbers(example: dict[str, Any], name: str, option: str) -> np.ndarray:
         bad = next((place for place, cell in enumerate(cells) if np.ndim(cell) == 0 and not is_number(cell)), None)
         raise DataError(
             f"{_place(example, bad)}column {name!r} holds {(given if bad is None else cells[bad])!r:.60}; expected a "
-            f"number for each position, or a list of the same size for each. Mend the data, or set task.{option}."
+            f"number for each position, or lists of equal size. Correct the data, or set task.{option}."
         )
     values = values[:, None] if values.ndim == 1 else values
     if np.isinf(values).any():
         bad = int(np.isinf(values).any(1).argmax())
         raise DataError(
-            f"{_place(example, bad)}column {name!r} has an infinite number: leave the cell empty if the value is not "
-            "known."
+            f"{_place(example, bad)}column {name!r} contains an infinite number: leave the cell empty if the value is "
+            "unknown."
         )
     if np.isnan(values).all() and len(values):
-        raise DataError(f"{_place(example)}column {name!r} has no number at all: leave the sequence out.")
+        raise DataError(f"{_place(example)}column {name!r} contains no numbers: remove the sequence.")
     return values
 
 

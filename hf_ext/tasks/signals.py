@@ -70,7 +70,7 @@ class PixelTask(ClassificationTask):
         if image.size != (self.image_size, self.image_size):
             raise DataError(
                 f"an image has {image.size[0]} x {image.size[1]} pixels, task.image_size says {self.image_size}: set "
-                "it, or bring the images to one size first."
+                "task.image_size, or resize the images first."
             )
         pixels = np.asarray(image, dtype=np.float32).reshape(self.image_size**2, len(self.mean)) / 255
         mean, std = np.array([self.mean, self.std], dtype=np.float32)
@@ -128,7 +128,7 @@ class AudioTask(ClassificationTask):
         if self.decimation > 1 and init_from is None:
             raise DataError(
                 f"task.decimation is {self.decimation}, which evaluates a trained model at a lower rate: use it with "
-                "`hf-ext evaluate` or init_from. To train at that rate, bring the data to it."
+                "`hf-ext evaluate` or init_from. To train at that rate, resample the data."
             )
         model = super().build_model(config, init_from)
         if self.decimation > 1 and isinstance(model, MRConvPreTrainedModel):
@@ -236,7 +236,7 @@ def read_recording(value: dict[str, Any], sampling_rate: int) -> np.ndarray:
         file = value["path"] if value["bytes"] is None else io.BytesIO(value["bytes"])
         samples, rate = soundfile.read(file, dtype="float32")
     except soundfile.SoundFileError as error:
-        raise DataError(f"{value['path'] or 'a recording'} is no sound file that can be read: {error}") from error
+        raise DataError(f"{value['path'] or 'a recording'} is not a readable sound file: {error}") from error
     mono = samples if samples.ndim == 1 else samples.mean(1)
     return mono if rate == sampling_rate else import_extra("soxr").resample(mono, rate, sampling_rate)
 

@@ -218,7 +218,7 @@ class LanguageModelTask(TokenTask):
         tokens = self.tokenizer(text, verbose=False, split_special_tokens=True)["input_ids"]
         ids = [*tokens, self.tokenizer.eos_token_id][start : start + self.max_length]
         if len(ids) < 2:
-            raise DataError(f"column {self.text_column!r} holds an empty text; remove it from the data.")
+            raise DataError(f"column {self.text_column!r} contains an empty text; remove it from the data.")
         return self.tokenizer.pad(
             {"input_ids": ids}, padding="max_length", max_length=self.max_length, return_tensors="pt"
         )
@@ -355,7 +355,7 @@ def pack_texts(batch: Batch) -> Batch:
 
 
 def read_text(example: dict[str, Any], name: str, option: str) -> str:
-    """A column of texts; what is none is refused."""
+    """The text in a column; refuses other values."""
     text = column(example, name, option)
     if not isinstance(text, str):
         raise DataError(f"expected a text, got {type(text).__name__}: set task.{option} to a column of strings.")

@@ -14,7 +14,7 @@ from ..settings import SettingsError, parse_yaml
 from ..settings import build as build
 from ..settings import read_yaml as read_yaml
 
-# The transformers schedules that follow no metric; the last two need `lr_scheduler_kwargs`.
+# The schedules of transformers that need no metric; the last two need `lr_scheduler_kwargs`.
 SCHEDULES = (
     "constant",
     "constant_with_warmup",
@@ -26,10 +26,10 @@ SCHEDULES = (
     "cosine_with_min_lr",
     "warmup_stable_decay",
 )
-# Those whose learning rate at a step is the same however many steps follow.
+# Schedules whose learning rate at a step does not depend on max_steps.
 SCHEDULES_WITHOUT_END = ("constant", "constant_with_warmup", "inverse_sqrt")
-# Kinds of fields that may change between two parts of a run, as metadata; `changes` says what follows of each. A field
-# without one must stay as it is.
+# Metadata of fields that may change when a run resumes; `changes` describes the effect of each kind. A field without
+# it must not change.
 FREE, LENGTH, BATCHING = {"change": "free"}, {"change": "length"}, {"change": "batching"}
 TRAINING_DATA, EVALUATION_DATA, WORKERS = {"change": "train"}, {"change": "eval"}, {"change": "workers"}
 
@@ -62,7 +62,7 @@ class DataArguments:
 
     @property
     def eval_sources(self) -> dict[str, DataSource]:
-        """The evaluation sets by name; a single one has an empty name."""
+        """The evaluation sets by name; a single set has an empty name."""
         if self.eval is None:
             return {}
         if "path" in self.eval or not all(isinstance(value, dict) for value in self.eval.values()):
@@ -70,34 +70,34 @@ class DataArguments:
         return {name: build(DataSource, value, f"data.eval.{name}") for name, value in self.eval.items()}
 
     def require_train_source(self) -> DataSource:
-        """The training source, or an error where there is none."""
+        """The training source; raises an error if it is missing."""
         source = self.train_source
         if source is None:
-            raise SettingsError("missing key(s) train in section 'data': say what to train on, --data.train.path.")
+            raise SettingsError("missing key train in section 'data': give the training data with --data.train.path.")
         return source
 
     @property
     def overlaps(self) -> list[str]:
-        """A sentence for each evaluation set that is trained on."""
+        """A warning for each evaluation set that overlaps the training data."""
         learned = self.train_source
         return [
-            f"data.eval reads examples of data.train, {source.path} ({source.split}): they are learned by heart. To "
-            "measure on others write hold_out: 0.1 into both, and split: validation into data.eval"
+            f"data.eval reads examples of data.train, {source.path} ({source.split}): its scores will be too good. To "
+            "evaluate on held-out examples, set hold_out: 0.1 in both, and split: validation in data.eval"
             for source in self.eval_sources.values()
             if learned is not None and source.shares_with(learned)
         ]
 
     @property
     def paths(self) -> list[str]:
-        """All places that are read."""
+        """The paths of all sources."""
         sources = [*filter(None, [self.train_source]), *self.eval_sources.values()]
         return [str(part.path) for source in sources for part in [source, *source.parts] if not part.parts]
 
     def validate_sources(self) -> None:
-        """Fails early on a bad source, and on what an evaluation cannot do."""
+        """Validates all sources, and refuses options that an evaluation does not support."""
         _ = self.train_source
         if any(source.streaming for source in self.eval_sources.values()):
-            raise ValueError("data.eval.streaming must be false: evaluation needs the number of examples.")
+            raise ValueError("data.eval.streaming must be false, because evaluation needs the number of examples.")
         if self.num_workers < 0:
             raise ValueError(f"data.num_workers must be 0 or more, got {self.num_workers}.")
         if not 0 <= self.max_bad_examples <= 1:
@@ -124,7 +124,7 @@ class ParameterRule:
 
     @property
     def settings(self) -> dict[str, float]:
-        """The settings that the rule changes in a group of an optimizer."""
+        """The settings of the rule for a group of an optimizer."""
         values = {"lr": self.learning_rate, "weight_decay": self.weight_decay}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -132,12 +132,12 @@ class ParameterRule:
         try:
             re.compile(self.pattern)
         except re.error as error:
-            raise ValueError(f"pattern {self.pattern!r} is no regular expression: {error}.") from error
+            raise ValueError(f"pattern {self.pattern!r} is not a valid regular expression: {error}.") from error
         for name, value in self.settings.items():
             _require(math.isfinite(value) and value >= 0, name, value, "0 or more")
 
 
-# Fields of `TrainingArguments`, their test, and what is allowed in words.
+# Fields of `TrainingArguments`, their test, and a description of the allowed values.
 _RANGES: list[tuple[str, Callable[[Any], bool], str]] = [
     ("num_train_epochs", lambda value: 0 < value < math.inf, "more than 0"),
     (
@@ -285,7 +285,7 @@ class TrainingArguments:
 
     @property
     def trackers(self) -> list[str]:
-        """The trackers that are written to."""
+        """Names of the trackers."""
         named = [self.report_to] if isinstance(self.report_to, str) else self.report_to
         return [name for name in named if name != "none"]
 
@@ -310,8 +310,8 @@ class TrainingArguments:
     def validate_peft(self) -> None:
         if self.peft is not None and self.init_from is None:
             raise ValueError(
-                "peft trains an adapter of an existing model, which is not saved with it: set init_from, or remove "
-                "the section 'peft'."
+                "peft trains an adapter for an existing model, which is not saved with the adapter: set init_from, "
+                "or remove the section 'peft'."
             )
 
     def validate_data(self) -> None:
@@ -325,20 +325,18 @@ def _require(condition: bool, name: str, value: Any, allowed: str) -> None:
 
 def apply_overrides(mapping: dict[str, Any], flags: list[str]) -> dict[str, Any]:
     """Applies `--field value`, `--field=value` and `--section.field value`; a flag without a value means `true`."""
-    # `null` takes a key out, so that its default holds: `--model.num_classes null`, `--data.eval null`.
+    # `null` removes a key, so that its default applies: `--model.num_classes null`, `--data.eval null`.
     result = _copy_sections(mapping)
     words = list(flags)
     while words:
         word = words.pop(0)
         if not word.startswith("--") or word == "--":
-            raise ValueError(
-                f"unexpected argument {word!r}: overrides are written `--field value` or `--field=value`."
-            )
+            raise ValueError(f"unexpected argument {word!r}: write overrides as `--field value` or `--field=value`.")
         name, sign, value = word[2:].partition("=")
         if not sign:
             value = words.pop(0) if words and not words[0].startswith("--") else "true"
         if not value.strip():
-            raise SettingsError(f"--{name} has no value: give one, or null for its default.")
+            raise SettingsError(f"--{name} has no value: give one, or null for the default.")
         *sections, last = name.split(".")
         target = result
         for section in sections:
@@ -359,7 +357,8 @@ def apply_overrides(mapping: dict[str, Any], flags: list[str]) -> dict[str, Any]
 
 
 def _find_key(section: dict[str, Any], word: str) -> str:
-    """The key that a word of a flag means: `-` is `_`, but in names that the file has, such as those of tasks."""
+    """The key for a word of a flag: `-` stands for `_`, except in names that the file contains, such as those of
+    tasks."""
     return word if word in section else word.replace("-", "_")
 
 

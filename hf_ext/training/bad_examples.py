@@ -1,4 +1,4 @@
-"""Examples that cannot be read or used: a run leaves out a few of them, lists them, and ends where they are many."""
+"""Unusable examples: a run skips and lists a few of them, and ends if there are too many."""
 
 import json
 import sys
@@ -14,12 +14,12 @@ from ..data.broken import UNUSABLE as UNUSABLE
 from ..errors import DataError
 from ..files import whole_file
 
-# Of a stream, whose length is not known, the share is taken of what was read so far, as if it were this at least.
+# The length of a stream is unknown: the share refers to the examples read so far, and at least to this number.
 _LEAST_COUNT = 1000
 
 
 class BadExamples:
-    """The bad examples of one process: how many there may be, and which there were."""
+    """The bad examples of one process, and the number that is allowed."""
 
     # A bad example is replaced by its neighbour in the order of the epoch, which is a function of the position, as the
     # order is: a run that was interrupted leaves out the same ones. Whoever makes a sample (mostly a loader process)
@@ -45,14 +45,14 @@ class BadExamples:
         return int(self.share * (max(read, _LEAST_COUNT) if self.total is None else self.total))
 
     def add(self, rows: list[dict[str, str]], read: int) -> None:
-        """Lists what was not listed before; raises `ValueError` where that is more than allowed."""
+        """Lists new bad examples; raises `ValueError` if there are more than allowed."""
         new = {row["example"]: row for row in rows if row["example"] not in self.found}
         if not new:
             return
         self.found |= new.keys()
         if self.file is not None:
             if len(new) == len(self.found):
-                tqdm.write(f"left out: {describe_bad(rows[0])} {self.file} lists all such.", file=sys.stderr)
+                tqdm.write(f"skipped: {describe_bad(rows[0])} {self.file} lists all of them.", file=sys.stderr)
             with self.file.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in new.values())
         if len(self.found) > self.count_allowed(read):
@@ -63,13 +63,13 @@ class BadExamples:
         listed = "" if self.file is None else f" {self.file} lists them."
         return (
             f"{len(self.found)} examples cannot be used, more than data.max_bad_examples {self.share:g} allows; the "
-            f"last one: {describe_bad(last)}{listed} Mend the data, or allow a larger share: "
+            f"last one: {describe_bad(last)}{listed} Repair the data, or allow a larger share: "
             "--data.max_bad_examples 0.01."
         )
 
 
 def describe_bad(row: dict[str, str]) -> str:
-    """An example, its file and what is wrong, as a sentence."""
+    """A sentence with an example, its file and the error."""
     where = f" ({row['file']})" if row["file"] and row["file"] not in row["reason"] else ""
     return f"example {row['example']}{where} cannot be read: {row['reason'].rstrip('.')}."
 
@@ -86,8 +86,8 @@ def read_example(source: datasets.Dataset, index: int) -> dict[str, Any]:
     except UNDECODABLE as error:
         row = name_bad(str(index), find_example_file(source, index), error)
         raise OSError(
-            f"{describe_bad(row)} Restore the file or remove it from the data; of training data, "
-            "data.max_bad_examples is the share that may be left out."
+            f"{describe_bad(row)} Restore the file or remove it from the data; for training data, "
+            "data.max_bad_examples sets the share that may be skipped."
         ) from error
 
 

@@ -46,8 +46,8 @@ class Callback:
 
 class Onlookers:
     """
-    All that only looks on at a run: trackers, pictures, callbacks. If one raises, that is said and counted, and the
-    run goes on, unless it is strict.
+    Observers of a run: trackers, pictures, callbacks. An error of one is reported and counted, and the run continues,
+    unless it is strict.
     """
 
     def __init__(self, strict: bool) -> None:
@@ -56,7 +56,7 @@ class Onlookers:
 
     @contextlib.contextmanager
     def guard(self, name: str) -> Iterator[None]:
-        """Lets an onlooker fail within."""
+        """Catches errors of an observer inside a `with` block."""
         try:
             yield
         except Exception as error:
@@ -64,10 +64,10 @@ class Onlookers:
                 raise
             self.failures[name] += 1
             if self.failures[name] == 1:
-                self._warn(f"{name} failed ({type(error).__name__}: {error}); the run goes on")
+                self._warn(f"{name} failed ({type(error).__name__}: {error}); the run continues")
 
     def sum_up(self) -> None:
-        """Says how often each failed."""
+        """Reports the number of failures of each observer."""
         for name, count in self.failures.items():
             self._warn(f"{name} failed {count} time{'s' * (count > 1)}")
 

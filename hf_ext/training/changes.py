@@ -40,7 +40,7 @@ OTHER = "the result is no longer bit-equal"
 
 @dataclass
 class Changes:
-    """Sentences on what differs from the run as it was, and what the loop has to begin anew."""
+    """Differences of a resumed run in sentences, and the parts of the state that the loop must reset."""
 
     notes: list[str] = field(default_factory=list)
     new_evaluation: bool = False
@@ -66,7 +66,7 @@ def describe_run(arguments: TrainingArguments, processes: int, sharding: str | N
 
 
 def compare_settings(before: dict[str, Any], now: dict[str, Any], folder: Path) -> Changes:
-    """Says what differs in arguments, processes and versions; refuses what makes another run."""
+    """Lists differences in arguments, processes and versions; refuses those that make another run."""
     old, new = _list_settings(before), _list_settings(now)
     different = [name for name in {**new, **old} if old.get(name) != new.get(name)]
     verdicts = [
@@ -79,7 +79,7 @@ def compare_settings(before: dict[str, Any], now: dict[str, Any], folder: Path) 
     refused = [f"{text} ({reason})" if reason else text for text, is_allowed, reason in verdicts if not is_allowed]
     if refused:
         raise OtherRun(
-            f"{folder} holds a run with other settings",
+            f"{folder} contains a run with other settings",
             refused,
             "Continue it with the same settings, or choose another output_dir.",
         )
@@ -97,15 +97,15 @@ def compare_settings(before: dict[str, Any], now: dict[str, Any], folder: Path) 
 
 
 def compare_data(before: dict[str, Any], now: dict[str, Any], folder: Path, changes: Changes) -> None:
-    """Adds to the changes whether the training data is what it was; refuses other data that was not allowed."""
+    """Adds differences of the training data to the changes; refuses other data unless they are allowed."""
     old, new = (find_places(about["arguments"]["data"].get("train")) for about in (before, now))
     differences = compare_fingerprints(before["data"], now["data"])
     if differences and not now["arguments"]["allow_other_data"]:
         raise OtherRun(
-            f"the training data is not that with which {folder} began",
+            f"the training data differ from those of the run in {folder}",
             differences,
-            "Bring that data back, or go on with what is there now: --allow_other_data; or begin anew in another "
-            f"output_dir, with --init_from {folder / 'snapshot'} from these weights.",
+            "Restore the data, or continue with the present data: --allow_other_data; or start a new run in another "
+            f"output_dir, from these weights with --init_from {folder / 'snapshot'}.",
         )
     if differences:
         changes.notes.append(f"other training data ({'; '.join(differences)}): {OTHER}")
@@ -143,21 +143,21 @@ def _judge(name: str, old: dict[str, Any], new: dict[str, Any]) -> tuple[bool, s
     """Tells of a setting if it may change, and what follows, or why not."""
     kind, schedule = _KINDS.get(".".join(name.split(".")[:2])), new["lr_scheduler_type"]
     if kind == "workers" and new.get("data.train.streaming") and _workers(old) != _workers(new):
-        return False, "a stream is shared out to the workers, whose number decides its order"
+        return False, "a stream is divided among the workers, and their number determines its order"
     if kind in ("free", "workers"):
         return True, SAME
     if kind == "eval":
-        return True, f"{SAME}, but for what is the best state: that is decided anew"
+        return True, f"{SAME}, except the choice of the best state, which starts again"
     if kind == "length" and schedule in SCHEDULES_WITHOUT_END:
         return True, f"{SAME}, step by step"
     if kind == "length":
         return False, (
-            f"the schedule {schedule} depends on it: end this run as it is, or begin another one with --init_from and "
-            f"its snapshot; a run with {' or '.join(SCHEDULES_WITHOUT_END)} can be made longer"
+            f"the schedule {schedule} depends on it: finish this run unchanged, or start another one with --init_from "
+            f"and its snapshot; a run with {' or '.join(SCHEDULES_WITHOUT_END)} can be made longer"
         )
     if kind == "train" and new["allow_other_data"]:
         return True, OTHER
-    return False, "states of weights that are shared out fit no others" if name == "sharding" else ""
+    return False, "states of sharded weights cannot be loaded without the same sharding" if name == "sharding" else ""
 
 
 def _workers(settings: dict[str, Any]) -> int:
@@ -175,15 +175,18 @@ def _judge_batching(old: dict[str, Any], new: dict[str, Any]) -> tuple[bool, str
     if before != now:
         return False, (
             f"each step had {before} examples and would have {now}: choose per_device_train_batch_size and "
-            "gradient_accumulation_steps so that the product stays"
+            "gradient_accumulation_steps so that the product stays the same"
         )
     other_processes = old["processes"] != new["processes"]
     if other_processes and new["sharding"] == "DEEPSPEED":
-        return False, "a state of DeepSpeed can only be continued by as many processes"
+        return False, "a state of DeepSpeed can only be resumed with the same number of processes"
     other_batch = old["per_device_train_batch_size"] != new["per_device_train_batch_size"]
     if new.get("data.train.streaming") and (other_processes or (other_batch and _workers(new) > 1)):
-        return False, "a stream is shared out to the processes and their workers, whose number decides its order"
+        return (
+            False,
+            "a stream is divided among the processes and their workers, and their number determines its order",
+        )
     return True, (
-        "every step has the same examples; sums are rounded in another order, dropout is drawn anew, and statistics "
-        f"are of other batches: {OTHER}"
+        "every step has the same examples, but the order of sums, the dropout masks and the batch statistics differ: "
+        f"{OTHER}"
     )

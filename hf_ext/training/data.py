@@ -61,7 +61,7 @@ def describe_small_groups(groups: np.ndarray | None, batch_size: int) -> list[st
     small = counts[counts < batch_size]
     text = (
         f"{len(small)} of {len(counts)} groups of examples, such as sizes of pictures, have fewer than a batch of "
-        f"{batch_size}: their {small.sum()} examples are repeated to fill one in every epoch"
+        f"{batch_size}: their {small.sum()} examples are repeated in every epoch to fill a batch"
     )
     return [text] if small.size else []
 
@@ -118,7 +118,7 @@ class IndexedSamples(Dataset):
                 bad[index] = name_bad(str(index), find_example_file(self.source, index), error)
                 if not self.bad_allowed and type(error) is DataError:
                     raise DataError(describe_bad(bad[index])) from error
-                # One more than allowed: the training process, which knows all of them, ends the run.
+                # One more than allowed is returned: the training process, which counts all of them, ends the run.
                 if len(bad) > self.bad_allowed + 1 or not self.bad_allowed:
                     raise
                 others = (int(other) for other in self._stand_ins(order, offset) if other not in bad)
@@ -127,7 +127,7 @@ class IndexedSamples(Dataset):
                 index = found
 
     def _stand_ins(self, order: np.ndarray, offset: int) -> np.ndarray:
-        """Examples that may stand in for the one at an offset, nearest first: its batch's, its group's, the others."""
+        """Replacement examples for an offset, nearest first: those of its batch, of its group, and the others."""
         batch, place = divmod(offset, self.batch_size)
         batches = np.roll(order.reshape(-1, self.batch_size), (-batch, -place), (0, 1))
         # Group after group: where none of a group can be used, all samples of the batch come to the same next one.
@@ -197,8 +197,8 @@ class StreamBatches(IterableDataset):
         self.order = describe_order(stream)
         if any(state is not None and state["order"] != self.order for state in states):
             raise ValueError(
-                "the training stream is shuffled in another order than the run began with: give its shuffle() a seed, "
-                "so that the run can go on with the same examples; or begin anew in another output_dir."
+                "the training stream is shuffled in another order than the run began with: give its shuffle() a "
+                "seed, so that the run can resume with the same examples; or start a new run in another output_dir."
             )
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], int, dict[str, Any], BadRows] | None]:
@@ -359,11 +359,11 @@ class _QuietLoader(DataLoader):
     # torch warns twice of each such loader. A recipe is made for other machines than this one, a few processes more do
     # no harm, and of a stream their number decides the order: so it stays, up to the limit of `_check_workers`.
     def check_worker_number_rationality(self) -> None:
-        """Says nothing."""
+        """Replaces a check of torch that only warns."""
 
 
 def _check_workers(num_workers: int) -> None:
-    """Refuses many more loader processes than cores, which only wait for each other and exhaust memory."""
+    """Refuses many more loader processes than cores, since they compete for cores and exhaust memory."""
     limit = 4 * (os.cpu_count() or 1)
     if num_workers > limit:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Reading all data of a run once, as the run would, and telling what could not be used."""
+"""Check of all data of a run: reads every example once and lists the unusable ones."""
 
 from collections import Counter
 from typing import Any
@@ -68,7 +68,9 @@ def describe_check(found: dict[str, Any]) -> str:
     bad = [describe_bad(row) for row in found["bad"][:5]]
     more = f" … and {len(found['bad']) - 5} more." if len(found["bad"]) > 5 else ""
     columns, count = ", ".join(found["columns"]) or "as they come", len(found["bad"])
-    shared = f" {found['shared']:,} are trained on too: their scores say nothing." if found["shared"] else ""
+    shared = (
+        f" {found['shared']:,} are also training examples, which makes the scores too good." if found["shared"] else ""
+    )
     return (
         f"{found['section']}: {found['examples']:,} examples of {found['path']!r} ({found['split']}), columns "
         f"{columns}; {count} cannot be used.{shared} {' '.join(bad)}{more}".rstrip()

@@ -1,4 +1,4 @@
-"""Evaluation: examples shared out over the processes, gathered, summarised, written as eval.json."""
+"""Evaluation: distribution of examples to processes, gathering of scores, summary, and eval.json."""
 
 import atexit
 import contextlib
@@ -83,7 +83,7 @@ def evaluate_sets(
     accelerator: Accelerator | None = None,
     **options: Any,
 ) -> dict[str, float]:
-    """Evaluates on each data set; the names of several stand before those of their metrics."""
+    """Evaluates on each data set; the metrics of several sets have the set's name as a prefix."""
     return {
         f"{name}_{metric}" if name else metric: value
         for name, rows in data.items()
@@ -92,7 +92,7 @@ def evaluate_sets(
 
 
 def share_batches(count: int, batch_size: int, rank: int, world_size: int) -> Iterator[tuple[list[int], bool]]:
-    """Batches of indices of one process, and whether each only repeats another process's."""
+    """Batches of indices of one process, each with a flag for repetitions of another process's batch."""
     # All processes get equally many: the forward passes of a sharded model run on all of them together.
     batches = [list(range(start, min(start + batch_size, count))) for start in range(0, count, batch_size)]
     for mine in range(rank, rank + len(batches), world_size):
@@ -106,7 +106,7 @@ def write_results(
     sources: dict[str, DataSource],
     revision: str | None = None,
 ) -> dict[str, Any]:
-    """Writes `eval.json`: what was measured, how, on what."""
+    """Writes `eval.json`: metrics, protocol and data."""
     results = [
         {
             "metric": metric,

@@ -22,7 +22,7 @@ from ..data.opening import find_files
 
 # Rows of indexed data; of a stream shards, and the first rows of each.
 _ROWS, _SHARDS, _FIRST = 64, 8, 8
-# Of a picture, a recording or a text.
+# Bytes of a picture, a recording or a text that are hashed.
 _BYTES = 65536
 
 
@@ -55,12 +55,12 @@ def compare_fingerprints(before: dict[str, Any], now: dict[str, Any]) -> list[st
         if before["commits"].get(place, commit) != commit
     ]
     if before["sample"] != now["sample"] and not differences:
-        differences.append("other contents in the rows that are compared")
+        differences.append("the compared rows have other contents")
     return differences
 
 
 def find_places(section: Any) -> list[str]:
-    """The paths in a section of sources: one, or those of a list."""
+    """The paths in a source section."""
     if isinstance(section, dict):
         return find_places(section.get("path"))
     if isinstance(section, list):

@@ -1,4 +1,4 @@
-"""From a YAML file to a run: the entry points of `accelerate launch -m hf_ext.training` and of `hf-ext`."""
+"""Entry points of `accelerate launch -m hf_ext.training` and of `hf-ext` for runs from YAML files."""
 
 import importlib
 import os
@@ -61,14 +61,15 @@ def evaluate_checkpoint(
         # The checkpoint's own configuration counts here, not the model section of the file.
         if ignored := [word for word in overrides or [] if word.startswith(("--model.", "--model="))]:
             raise ValueError(
-                f"{ignored[0]}: an evaluation takes the checkpoint's own configuration; leave it out. What may be set "
-                "is in the sections data and task, such as --task.top_k of SemanIR."
+                f"{ignored[0]}: an evaluation uses the configuration of the checkpoint; leave it out. Only the "
+                "sections data and task may be set, for instance --task.top_k of SemanIR."
             )
         arguments = read_arguments(config, overrides or [], output_dir="", model={})
         sources = arguments.data_arguments.eval_sources
         if not sources:
             raise ValueError(
-                f"{config} has no data.eval section: say on what to evaluate, e.g. --data.eval.path FOLDER."
+                f"{config} has no data.eval section: give the evaluation data, for instance with --data.eval.path "
+                "FOLDER."
             )
         task = build_task(arguments)
     from hf_ext.emr.weights import task_checkpoint
@@ -126,7 +127,7 @@ def main(
             importlib.import_module(".loop", __package__)
         _run(task, arguments)
     except KeyboardInterrupt as stopped:
-        # What was never imported was not raised, and importing it would take seconds before the message.
+        # Check the error only against imported modules: importing more would delay the message by seconds.
         if "hf_ext.training.stopping" in sys.modules:
             from .stopping import EXIT_CODE, RunStopped
 
@@ -148,7 +149,7 @@ def _run(task: "Task", arguments: TrainingArguments) -> None:
 
     from .loop import train
 
-    # One bar is enough: those of every saved shard would tear the run's own.
+    # Progress bars of saved shards would break the run's own bar.
     transformers.utils.logging.disable_progress_bar()
     datasets.disable_progress_bars()
     try:
@@ -157,14 +158,14 @@ def _run(task: "Task", arguments: TrainingArguments) -> None:
         if not (isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error)):
             raise
         advice = (
-            "Lower --per_device_train_batch_size, say --activation_checkpointing true or --mixed_precision bf16, or "
+            "Reduce --per_device_train_batch_size, set --activation_checkpointing true or --mixed_precision bf16, or "
             "train on smaller examples (--task.patch_size, --task.image_size, --task.max_length)."
         )
         raise MemoryError(f"{error}\n{advice}") from error
 
 
 def _fail(error: Exception) -> int:
-    """One clear line for what is no bug of ours; the traceback where it is one, or is asked for."""
+    """Prints one line for an expected error, and the traceback for a bug or on request."""
     shown = classify(error)
     if shown is None:
         raise error

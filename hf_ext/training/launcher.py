@@ -1,4 +1,5 @@
-"""Settings of `accelerate launch`, its file, `ACCELERATE_*` and torchrun: honoured as our own flags, or refused."""
+"""Settings of `accelerate launch`, its file, `ACCELERATE_*` and torchrun, which are applied like our own flags or
+refused."""
 
 # A launcher hands its settings on in the environment. accelerate itself reads some, ignores some, and turns some into
 # other things without a word. Here each is read once, before any data: what the loop can do becomes the field of
@@ -14,17 +15,17 @@ from typing import Any
 from ..errors import UsageError
 from .arguments import TrainingArguments
 
-# Ways to share a model out that the loop does not know, by what tells them.
+# Unsupported kinds of model sharding, by the variables that select them.
 _OTHER_WAYS = {
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
     "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism_config",
     "ACCELERATE_USE_SAGEMAKER": "SageMaker",
     "ACCELERATE_IN_TPU_POD": "a TPU pod",
 }
-# Numbers of processes that MPI and its relatives tell.
+# Variables with the number of processes of MPI and similar launchers.
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 _NUMBERS = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT", *_SIZES)
-# Words that each variable may have; another one is a traceback of accelerate, or means nothing to it.
+# Allowed values of each variable; accelerate fails on others or ignores them.
 _ON, _OFF = ("true", "1", "yes", "y", "on", "t"), ("false", "0", "no", "n", "off", "f")
 _FLAGS = ("ACCELERATE_USE_CPU", "ACCELERATE_DEBUG_MODE", "ACCELERATE_CPU_AFFINITY", "FORK_LAUNCHED", *_OTHER_WAYS)
 _SWITCHES = ("FULLGRAPH", "DYNAMIC", "REGIONAL_COMPILATION")
@@ -33,7 +34,7 @@ _WORDS = {
     **dict.fromkeys(["ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"], ("true", "false")),
     "ACCELERATE_FP8_BACKEND": ("no",),
 }
-# The same where FSDP is on: what else it knows has no effect here, fails, or belongs to FSDP 1.
+# The same with FSDP: other values have no effect here, fail, or belong to FSDP 1.
 _FSDP_WORDS = {
     "FSDP_VERSION": ("2",),
     "FSDP_OFFLOAD_PARAMS": _OFF,
@@ -51,7 +52,7 @@ def honour_launcher(
     arguments: TrainingArguments, environment: Mapping[str, str] = os.environ
 ) -> tuple[TrainingArguments, list[str]]:
     """
-    Reads what a launcher asks for.
+    Reads the settings of a launcher.
 
     Args:
         arguments ([`TrainingArguments`]): The run, as its file and flags describe it.
@@ -72,19 +73,19 @@ def honour_launcher(
     if _is_on(environment, "ACCELERATE_USE_DEEPSPEED"):
         _check_deepspeed(arguments, environment)
     _check_accumulation(arguments, environment)
-    notes = [f"{name}: {value}, as the launcher says" for name, value in changes.items()]
+    notes = [f"{name}: {value}, set by the launcher" for name, value in changes.items()]
     return replace(arguments, **changes), notes
 
 
 def has_devices() -> bool:
-    """Tells whether torch can compute on something other than processors."""
+    """True if torch finds an accelerator."""
     import torch
 
     return torch.accelerator.is_available()
 
 
 def needs_processors(environment: Mapping[str, str] = os.environ) -> bool:
-    """Tells whether accelerate has to be told that the processes of this launch compute on processors."""
+    """True if accelerate must be set to CPUs for the processes of this launch."""
     # It notices by itself in a launch of one process. Of several, each would train alone, as if it were the first.
     return ("LOCAL_RANK" in environment or _count_started(environment) > 1) and not has_devices()
 
@@ -94,8 +95,8 @@ def require_devices(environment: Mapping[str, str] = os.environ) -> None:
     for name, what in (("ACCELERATE_USE_FSDP", "FSDP"), ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed")):
         if _is_on(environment, name) and (_is_on(environment, "ACCELERATE_USE_CPU") or not has_devices()):
             raise UsageError(
-                f"accelerate is told to use {what}, which needs GPUs, and this run has none: give another file with "
-                "--config_file, such as examples/accelerate/ddp_2_cpu.yaml, or start it with hf-ext train."
+                f"accelerate is configured for {what}, which needs GPUs, and this machine has none: give another file "
+                "with --config_file, such as examples/accelerate/ddp_2_cpu.yaml, or start the run with hf-ext train."
             )
 
 
@@ -113,7 +114,7 @@ def require_own_device(environment: Mapping[str, str] = os.environ) -> None:
     if told not in allowed:
         raise UsageError(
             f"ACCELERATE_TORCH_DEVICE is {told!r} ; allowed here: {', '.join(allowed) or 'nothing'}. "
-            "Unset it: each process takes a device of its own."
+            "Unset it: each process selects its own device."
         )
 
 
@@ -122,8 +123,8 @@ def check_processes(found: int, environment: Mapping[str, str] = os.environ) -> 
     if found != (told := _count_started(environment)):
         raise UsageError(
             f"the launcher started {told} processes, and this one found {found}. Start them with accelerate launch or "
-            "torchrun, which set LOCAL_RANK; if they do, a script set up accelerate before the training, without the "
-            "others: take that out of it."
+            "torchrun, which set LOCAL_RANK; if you did, a script has initialised accelerate before the training, "
+            "without the other processes: remove that from the script."
         )
 
 
@@ -158,8 +159,8 @@ def _refuse_other_ways(environment: Mapping[str, str]) -> None:
     for name, what in _OTHER_WAYS.items():
         if _is_on(environment, name):
             raise UsageError(
-                f"accelerate is told to use {what} ({name}), which this training does not know; allowed: one process, "
-                "DDP, FSDP2, and DeepSpeed with zero_stage 1 or 2."
+                f"accelerate is configured for {what} ({name}), which this training does not support; allowed: one "
+                "process, DDP, FSDP2, and DeepSpeed with zero_stage 1 or 2."
             )
 
 
@@ -172,9 +173,9 @@ def _refuse_lost_processes(environment: Mapping[str, str]) -> None:
     alone = "LOCAL_RANK" not in environment and max(numbers[name] for name in ("WORLD_SIZE", *_SIZES)) < 2
     if alone and _is_on(environment, "ACCELERATE_USE_CPU") and {"KMP_AFFINITY", "MASTER_PORT"} <= environment.keys():
         raise UsageError(
-            "accelerate launch was given several processes on CPUs (MASTER_PORT is set) and started one. Take "
-            "--config_file examples/accelerate/ddp_2_cpu.yaml, which starts as many as it says; for one process unset "
-            "MASTER_PORT."
+            "accelerate launch was given several processes on CPUs (MASTER_PORT is set) and started one. Use "
+            "--config_file examples/accelerate/ddp_2_cpu.yaml, which starts the configured number; for one process, "
+            "unset MASTER_PORT."
         )
 
 
@@ -184,11 +185,11 @@ def _read_precision(arguments: TrainingArguments, environment: Mapping[str, str]
     if told in ("", "no", arguments.mixed_precision):
         return {}
     if told not in ("bf16", "fp16"):
-        raise UsageError(f"accelerate is told mixed_precision {told!r}; allowed: 'no', 'bf16', 'fp16'.")
+        raise UsageError(f"accelerate is configured with mixed_precision {told!r}; allowed: 'no', 'bf16', 'fp16'.")
     if arguments.mixed_precision != "no":
         raise UsageError(
             f"mixed_precision is {arguments.mixed_precision} in the recipe and {told} in the configuration of "
-            "accelerate (ACCELERATE_MIXED_PRECISION): say the same in both, or 'no' there."
+            "accelerate (ACCELERATE_MIXED_PRECISION): set the same value in both, or 'no' in the latter."
         )
     return {"mixed_precision": told}
 
@@ -216,11 +217,11 @@ def _read_fsdp(arguments: TrainingArguments, environment: Mapping[str, str]) -> 
 
 def _check_deepspeed(arguments: TrainingArguments, environment: Mapping[str, str]) -> None:
     if find_spec("deepspeed") is None:
-        raise UsageError("accelerate is told to use DeepSpeed, which is not installed: pip install deepspeed.")
+        raise UsageError("accelerate is configured for DeepSpeed, which is not installed: pip install deepspeed.")
     if (file := environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")).lower() != "none":
         raise UsageError(
-            f"deepspeed_config_file {file} is not supported, as it repeats what the recipe says: write zero_stage "
-            "into the file of accelerate, as in examples/accelerate/deepspeed_zero2.yaml."
+            f"deepspeed_config_file {file} is not supported, because it repeats settings of the recipe: set "
+            "zero_stage in the file of accelerate, as in examples/accelerate/deepspeed_zero2.yaml."
         )
     stage = _read_number(environment, "ACCELERATE_DEEPSPEED_ZERO_STAGE", 2)
     if stage not in (1, 2):
@@ -233,13 +234,14 @@ def _check_deepspeed(arguments: TrainingArguments, environment: Mapping[str, str
     if not agrees:
         raise UsageError(
             f"max_grad_norm is {arguments.max_grad_norm} in the recipe and gradient_clipping {clipping} in the "
-            "configuration of accelerate: say the same in both."
+            "configuration of accelerate: set the same value in both."
         )
     precision = _read_precision(arguments, environment).get("mixed_precision", arguments.mixed_precision)
     if arguments.ema_decay and precision != "no":
         # It keeps the model itself in 16 bits, in which an average that moves little does not move at all.
         raise UsageError(
-            f"DeepSpeed with mixed_precision {precision} has no weights in 32 bits to average: set ema_decay to 0 or "
+            f"DeepSpeed with mixed_precision {precision} keeps no weights in 32 bits for the average: set ema_decay "
+            "to 0 or "
             "mixed_precision to 'no', or use FSDP2."
         )
 
@@ -251,5 +253,5 @@ def _check_accumulation(arguments: TrainingArguments, environment: Mapping[str, 
     if told != wanted:
         raise UsageError(
             f"gradient_accumulation_steps is {wanted} in the recipe and {told} in the configuration of accelerate "
-            "(ACCELERATE_GRADIENT_ACCUMULATION_STEPS): take it out there, or say the same number."
+            "(ACCELERATE_GRADIENT_ACCUMULATION_STEPS): remove it there, or set the same number."
         )

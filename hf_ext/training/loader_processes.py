@@ -1,4 +1,4 @@
-"""Loader processes: how they start, what they read, and what is said where one fails. They import this file alone."""
+"""Loader processes: start, reading, and errors. They import this file alone."""
 
 import contextlib
 import os
@@ -67,8 +67,8 @@ def read_all(loader: DataLoader, needs_models: bool = True) -> Generator[Any, No
         if not re.match(r"DataLoader worker .*(exited unexpectedly|is killed by signal)", str(error)):
             raise
         raise OSError(
-            f"a loader process died ({error}), most often because memory or shared memory ran out: "
-            "use fewer data.num_workers (0 reads without loader processes), or smaller batches."
+            f"a loader process ended unexpectedly ({error}), most often because memory or shared memory ran out: "
+            "reduce data.num_workers (0 uses no loader processes), or the batch size."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""One run folder, one training: a lock of the system, which opens when its process ends, however it ends."""
+"""Lock of a run folder for one training; the system releases it when the process ends."""
 
 import errno
 from pathlib import Path
@@ -29,7 +29,7 @@ class FolderLock:
             self._lock.acquire()
         except Timeout as error:
             raise ValueError(
-                f"another process trains in {self.folder}: wait for it, end it, or choose another output_dir."
+                f"another process trains in {self.folder}: wait until it ends, stop it, or choose another output_dir."
             ) from error
         except OSError as error:
             if error.errno not in _NO_LOCKS:

@@ -219,7 +219,6 @@ class _Training(Run):
         return rates if norm is None else {**rates, "gradient_norm": float(norm)}
 
     def _log(self, values: dict[str, float]) -> None:
-        """One row in metrics.jsonl and the tracker."""
         for tracker in self.accelerator.trackers:
             with self.onlookers.guard(f"the tracker {tracker.name}"):
                 tracker.log(values, step=self.progress.step)
@@ -229,7 +228,6 @@ class _Training(Run):
             self._tell("on_log", self.progress.step, row)
 
     def _tell(self, event: str, *values: Any) -> None:
-        """Calls a method of all callbacks."""
         for callback in self.callbacks:
             with self.onlookers.guard(type(callback).__name__):
                 self.stopping.take(getattr(callback, event)(*values))

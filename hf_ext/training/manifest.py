@@ -46,7 +46,7 @@ def _hash_file(path: Path) -> dict[str, Any]:
 
 
 def write_manifest(folder: Path, content: dict[str, Any]) -> None:
-    """Writes what a state says of itself, with a hash of it."""
+    """Writes the manifest of a state, with a hash of its text."""
     # As it will be read: JSON knows no tuples, and no keys but text.
     content = json.loads(json.dumps(content))
     write_json(folder / NAME, {**content, "sha256": _hash_content(content)})
@@ -74,7 +74,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _check_files(folder: Path, files: dict[str, dict[str, Any]]) -> None:
-    """Compares lengths first: what is missing or cut is found without reading the rest."""
+    """Checks the files, lengths first: missing or truncated files are found without reading the others."""
     for name, entry in files.items():
         if not (folder / name).is_file():
             raise DamagedState(f"{name} is missing")

@@ -1,4 +1,4 @@
-"""The methods that a training file may name, and what its words mean for them."""
+"""Methods of training files, and the construction of their tasks."""
 
 import importlib
 import inspect
@@ -64,5 +64,5 @@ def read_arguments(config: str | Path, overrides: list[str], **values: Any) -> T
     """The arguments of a run of our methods, with mistakes said that show before its classes are imported."""
     given = {**apply_overrides(read_yaml(config), overrides), **values}
     if {"base", "tasks"} <= given.keys():
-        raise ValueError(f"{config} describes a merge: `hf-ext merge FILE.yaml OUT` makes it, none is trained.")
+        raise ValueError(f"{config} describes a merge, not a training: run `hf-ext merge FILE.yaml OUT`.")
     return build(TrainingArguments, given)

@@ -106,8 +106,8 @@ def initialize_from(model: torch.nn.Module, source: str, of_data: tuple[str, ...
             shapes = [f"{name} {list(found[name])} → {list(tensors[name].shape)}" for name in different[:4]]
             raise DataError(
                 f"init_from: {len(different)} of {len(tensors)} tensors have other sizes than in {source}: "
-                f"{', '.join(shapes)}{', …' if len(different) > 4 else ''}. They would start anew at random: leave "
-                "the sizes out of the model section, which then has those of the checkpoint."
+                f"{', '.join(shapes)}{', …' if len(different) > 4 else ''}. They would be initialised at random: "
+                "remove the sizes from the model section to use those of the checkpoint."
             )
         for name in fitting:
             tensors[name].copy_(checkpoint[name])
@@ -115,9 +115,7 @@ def initialize_from(model: torch.nn.Module, source: str, of_data: tuple[str, ...
     # An adapter must not be put on them.
     setattr(model, STARTED_ANEW, missing)
     if missing:
-        logger.warning(
-            "init_from %s: %d of %d tensors start anew: %s", source, len(missing), len(tensors), missing[:8]
-        )
+        logger.warning("init_from %s: %d of %d tensors are new: %s", source, len(missing), len(tensors), missing[:8])
     return missing
 
 
@@ -128,7 +126,7 @@ def _is_of_head(model: torch.nn.Module, name: str) -> bool:
 
 
 def refuse_lost_fields(model: torch.nn.Module, section: dict[str, Any], base: str) -> None:
-    """Refuses what the `model` section or the data change of the base: an adapter does not save it."""
+    """Refuses changes of the base by the `model` section or the data, which an adapter does not save."""
     config: Any = getattr(model, "config", None)
     given = [name for name in {**section, **_MEASURED} if matters_in_use(name) and hasattr(config, name)]
     stored: Any = _read_config(model, base) if given else None
@@ -140,7 +138,8 @@ def refuse_lost_fields(model: torch.nn.Module, section: dict[str, Any], base: st
     if changed:
         raise DataError(
             f"section 'model' or the data change {', '.join(sorted(changed))} of {base}. An adapter does not save "
-            "that, and is loaded on its base as that is: leave it out, or train the whole model without 'peft'."
+            "this change, and is later loaded on the unchanged base: leave it out, or train the whole model without "
+            "'peft'."
         )
 
 
@@ -192,8 +191,8 @@ def add_adapter(model: torch.nn.Module, configuration: dict[str, Any], base: str
     if random:
         raise DataError(
             f"section 'peft': {base} does not have {len(random)} tensors of the model, such as {random[:4]}. An "
-            "adapter leaves them frozen, at random, and does not save them: leave the sizes out of the model section, "
-            "or name their modules in peft.modules_to_save."
+            "adapter keeps them at random values, frozen, and does not save them: remove the sizes from the model "
+            "section, or list their modules in peft.modules_to_save."
         )
     return adapted
 

@@ -19,7 +19,7 @@ from ..files import read_json, write_json
 from .arguments import TrainingArguments
 from .state import RunFolder
 
-# What `Clock.row` says: of two equal runs these differ.
+# Columns of `Clock.row`, which differ between equal runs.
 TIMINGS = ("samples_per_second", "data_share", "compute_share", "overhead_share", "memory_gb", "minutes_left")
 
 
@@ -44,14 +44,14 @@ class Clock:
 
     @contextlib.contextmanager
     def count(self, part: str) -> Iterator[None]:
-        """Counts what happens within as data or compute."""
+        """Counts the time inside a `with` block as data or compute."""
         began = time.perf_counter()
         yield
         self.spent[part] += time.perf_counter() - began
 
     @contextlib.contextmanager
     def stop(self) -> Iterator[None]:
-        """Leaves out of the row what happens within, such as an evaluation."""
+        """Excludes the time inside a `with` block, such as an evaluation."""
         began = time.perf_counter()
         yield
         self.began += time.perf_counter() - began
@@ -62,7 +62,7 @@ class Clock:
         return time.perf_counter() - self.began
 
     def row(self, samples: int, left: int, device: torch.device) -> dict[str, float]:
-        """Speed, where the time went, memory of this process, and the time left."""
+        """Speed, shares of the time, memory of this process, and the time left."""
         seconds = self.seconds
         on_gpu = device.type == "cuda"
         memory = torch.cuda.max_memory_allocated(device) if on_gpu else self._process.memory_info().rss
@@ -83,8 +83,8 @@ class Profile:
     def __init__(self, steps: list[int] | None, max_steps: int, folder: Path):
         if steps is not None and steps[1] > max_steps:
             raise UsageError(
-                f"profile_steps is {steps}, and the run ends after step {max_steps} (max_steps): no trace would be "
-                "written. Name steps that it takes."
+                f"profile_steps is {steps}, but the run ends after step {max_steps} (max_steps), so no trace would be "
+                "written. Give steps within the run."
             )
         self.steps = steps
         self.folder = folder

@@ -1,4 +1,4 @@
-"""Optimizer and schedule of a run, and which parameters learn how fast."""
+"""Optimizer, schedule and parameter groups of a run."""
 
 import functools
 import inspect
@@ -22,7 +22,7 @@ from .arguments import ParameterRule, TrainingArguments
 from .data import count_positions
 from .task import Task
 
-# They want a closure, or gradients of another kind.
+# These need a closure, or another kind of gradients.
 _OTHER_STEPS = {"LBFGS", "SparseAdam"}
 # At each step accelerate asks twice whether Lomo is installed, an optimizer that is not offered here; to answer, it
 # looks through every folder of packages, on a cluster over the network. The answer stays the same: it is kept.
@@ -35,7 +35,7 @@ _FUSED = {"AdamW", "Adam", "SGD"}
 
 
 def read_optimizer(arguments: TrainingArguments) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """The class of a run's optimizer, and what it is built with beside the parameters."""
+    """The class of a run's optimizer, and its arguments."""
     kind = find_optimizer(arguments.optim)
     known = inspect.signature(kind).parameters
     options: dict[str, Any] = {"lr": arguments.learning_rate, "weight_decay": arguments.weight_decay}
@@ -43,7 +43,7 @@ def read_optimizer(arguments: TrainingArguments) -> tuple[type[torch.optim.Optim
     if arguments.optim in _FUSED:
         options["fused"] = arguments.mixed_precision != "fp16"
     if arguments.mixed_precision == "fp16" and arguments.optim_args.get("fused"):
-        raise UsageError("optim_args fused hides the steps that fp16 leaves out: leave it out, or use bf16.")
+        raise UsageError("optim_args fused hides the steps that fp16 skips: remove fused, or use bf16.")
     refuse_unknown(arguments.optim_args, known, f" in optim_args of {arguments.optim}")
     return kind, {**options, **arguments.optim_args}
 
@@ -126,7 +126,7 @@ def count_steps(
     if arguments.num_train_epochs is None:
         return arguments.max_steps
     if isinstance(data, datasets.IterableDataset):
-        raise UsageError("num_train_epochs needs the number of examples, which a stream does not tell: set max_steps.")
+        raise UsageError("num_train_epochs needs the number of examples, unknown for a stream: set max_steps.")
     positions = count_positions(len(data), groups, arguments.per_device_train_batch_size)
     return math.ceil(arguments.num_train_epochs * positions / examples_a_step)
 
@@ -148,11 +148,11 @@ def build_schedule(optimizer: torch.optim.Optimizer, arguments: TrainingArgument
 
 
 def describe_warm_up(arguments: TrainingArguments) -> list[str]:
-    """A warning of a warm-up that ends after the run, where it does: right for a short trial, and mostly not meant."""
+    """A warning if the warm-up ends after the run, which is right only for a short trial."""
     if arguments.warmup_steps <= arguments.max_steps or arguments.lr_scheduler_type == "constant":
         return []
     peak = arguments.learning_rate * arguments.max_steps / arguments.warmup_steps
     return [
         f"warmup_steps is {arguments.warmup_steps}, max_steps {arguments.max_steps}: the learning rate rises to "
-        f"{peak:.3g} and never reaches {arguments.learning_rate:.3g}. For a short run set warmup_steps too"
+        f"{peak:.3g} and never reaches {arguments.learning_rate:.3g}. For a short run, reduce warmup_steps as well"
     ]

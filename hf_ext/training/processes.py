@@ -30,13 +30,13 @@ def check_trackers(names: list[str]) -> None:
     trackers = [str(tracker) for tracker in get_available_trackers()]
     if missing := [name for name in names if name not in trackers]:
         raise UsageError(
-            f"report_to is {missing[0]!r}; installed here are: none, {', '.join(trackers)}. Install the one that you "
-            "want, or use one of these."
+            f"report_to is {missing[0]!r}; installed here are: none, {', '.join(trackers)}. Install it, or use one of "
+            "these."
         )
 
 
 def make_accelerator(arguments: TrainingArguments, folder: Path) -> Accelerator:
-    """Lets the processes of this launch find each other, on devices that can do what is asked for."""
+    """Creates the accelerator, which connects the processes of this launch."""
     require_devices()
     require_own_device()
     # Each process makes the whole model from the seed or a file. With FSDP accelerate's launcher asks by default that
@@ -66,7 +66,7 @@ _LOST = re.compile(
 
 @contextlib.contextmanager
 def name_failures(ranks: Ranks, note: Path) -> Iterator[None]:
-    """Lets the process that failed say why, and the others say which one that was, in one line each."""
+    """Reports a failure: the failed process prints its error, and the others name that process, in one line each."""
     # The one that fails leaves a note in the run folder before it ends; the others meet the end of a connection, which
     # tells nothing. A process that was killed leaves no note.
     try:
@@ -89,8 +89,8 @@ def name_failures(ranks: Ranks, note: Path) -> Iterator[None]:
             raise FailedElsewhereError(text) from None
         reason = str(error).partition("\n")[0]
         raise LostProcessError(
-            f"another process of the {ranks.count} ended without a word, as one that is killed where memory runs "
-            f"out, or was busy for longer than timeout_minutes ({reason:.200}). The same command goes on from the "
+            f"another process of the {ranks.count} ended without a message, for instance killed because memory "
+            f"ran out, or was busy for longer than timeout_minutes ({reason:.200}). The same command resumes from the "
             "last state."
         ) from None
 

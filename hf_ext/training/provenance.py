@@ -54,7 +54,7 @@ def _publish_sources(value: Any) -> Any:
 
 
 def public_arguments(arguments: TrainingArguments) -> dict[str, Any]:
-    """Arguments as they are published: local folders by their last name only."""
+    """Arguments for publication: only the last names of local folders."""
     content = asdict(arguments)
     del content["output_dir"]
     content["data"] = _publish_sources(content["data"])

@@ -38,7 +38,7 @@ class PushModels(Callback):
         self._thread: threading.Thread | None = None
 
     def on_begin(self, step: int, folder: Path, model: torch.nn.Module) -> None:
-        """Goes on with what an earlier process did not push."""
+        """Resumes pushes that an earlier process did not finish."""
         for left in sorted(self.copies.glob("step-*"), key=_read_step):
             self._push_soon(left)
 
@@ -88,7 +88,7 @@ class PushModels(Callback):
         try:
             commit = push(copy, self.repo_id, private=self.private, commit_message=f"{kind}, step {step}")
             tqdm.write(f"step {step}: pushed to {commit.commit_url}", file=sys.stderr)
-        # Whatever it is: a Hub that is down for an hour must not end a training of a week.
+        # Any error: a Hub that is down for an hour must not end a training of a week.
         except Exception as error:
             self._warn(step, f"{type(error).__name__}: {error}")
 

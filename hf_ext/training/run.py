@@ -1,4 +1,4 @@
-"""A run before its first step: folder, data, model, optimizer and loader, as a state or the seed makes them."""
+"""Preparation of a run: folder, data, model, optimizer and loader, from a state or from the seed."""
 
 import sys
 from collections.abc import Sequence
@@ -78,7 +78,9 @@ class Run:
             self.eval_sources = sources.eval_sources
             self.eval_data = {name: open_source(source, "data.eval") for name, source in self.eval_sources.items()}
         if self.arguments.early_stopping_patience and not self.eval_data:
-            raise UsageError("early_stopping_patience needs an evaluation: set data.eval, or leave it out.")
+            raise UsageError(
+                "early_stopping_patience needs an evaluation: set data.eval, or remove early_stopping_patience."
+            )
         if accelerator.is_main_process:
             self.folder.check_data(fingerprint(self.train_data, self.arguments.data.get("train")))
 
@@ -93,7 +95,7 @@ class Run:
         self.folder.prepare()
 
     def _warn(self) -> None:
-        """Says what is otherwise than before, and what is probably not meant, but is right for a short trial."""
+        """Warns of changes since the last state, and of settings that are probably unintended."""
         arguments = self.arguments
         small = describe_small_groups(self.groups, arguments.per_device_train_batch_size)
         for text in [*self.folder.warnings, *small, *describe_warm_up(arguments), *arguments.data_arguments.overlaps]:

@@ -225,8 +225,8 @@ class RunFolder:
             raise UsageError(f"{self.path} is {what}: choose a folder as output_dir.")
         if any(path.exists() for path in (self.states, self.snapshot, self.best, self.metrics)):
             raise UsageError(
-                f"{self.path} holds training files but no args.json, so it is not a run that can be continued: "
-                "choose another output_dir."
+                f"{self.path} contains training files but no args.json, so the run cannot be resumed: choose another "
+                "output_dir."
             )
         # Beside a new run may lie hidden files, and the files that its output goes to.
         names = sorted(path.name for path in self.path.glob("*"))
@@ -234,14 +234,14 @@ class RunFolder:
         if others:
             raise UsageError(
                 f"{self.path} holds other files ({', '.join(others[:4])}{', …' if len(others) > 4 else ''}): choose a "
-                "folder that is new or empty as output_dir."
+                "new or empty folder as output_dir."
             )
         for place in arguments.data_arguments.paths:
             data = Path(place).expanduser()
             if data.is_dir() and not (data / "lq").is_dir() and self.path.resolve().is_relative_to(data.resolve()):
                 raise DataError(
-                    f"{self.path} lies inside the data {place}, which would take the files of the run for data: "
-                    "choose another output_dir."
+                    f"{self.path} is inside the data folder {place}, so that the files of the run would be read as "
+                    "data: choose another output_dir."
                 )
 
     def _find_start(self) -> None:
@@ -259,8 +259,8 @@ class RunFolder:
             return
         if self.damaged:
             raise DataError(
-                f"no state of {self.path} is whole ({'; '.join(self.warnings)}). Bring one back from a copy of it, or "
-                f"delete {self.states} to begin this run anew."
+                f"no state of {self.path} is whole ({'; '.join(self.warnings)}). Restore one from a backup, or delete "
+                f"{self.states} to start this run again."
             )
 
     def check_data(self, fingerprint: dict[str, Any]) -> None:
@@ -275,9 +275,7 @@ class RunFolder:
         was_ours = self.lock.is_held
         self.lock.acquire()
         if not was_ours and self.arguments.exists():
-            raise ValueError(
-                f"another process began a run in {self.path} at the same time: choose another output_dir."
-            )
+            raise ValueError(f"another process started a run in {self.path} just now: choose another output_dir.")
         self.failure.unlink(missing_ok=True)
         # First: it is what marks the folder as ours.
         write_json(self.arguments, {name: self.about[name] for name in ("arguments", "processes")})
@@ -347,7 +345,7 @@ class RunFolder:
             try:
                 rows.append(json.loads(line))
             except ValueError as error:
-                raise DataError(f"{self.metrics}: line {number} is no row of metrics: remove the line.") from error
+                raise DataError(f"{self.metrics}: line {number} is not a row of metrics: remove the line.") from error
         return rows
 
 
@@ -364,7 +362,7 @@ def clear_write_errors(what: str, run: RunFolder) -> Iterator[None]:
         free = shutil.disk_usage(run.path).free / 2**30
         raise OSError(
             f"cannot write {what} to {run.path} ({error}); {free:.1f} GiB are free there; {run.last_good}. "
-            "Make room and run the same command again."
+            "Free some space and run the same command again."
         ) from error
 
 
@@ -411,8 +409,8 @@ def load_state(accelerator: Accelerator, run: RunFolder, step: int, average: Wei
         accelerator.load_state(str(folder))
     except (OSError, RuntimeError, ValueError, KeyError, SafetensorError, pickle.UnpicklingError) as error:
         raise ValueError(
-            f"{folder} cannot be loaded into this run's model and optimizer ({error}). Use the versions of libraries "
-            f"that {NAME} there names, or delete the state to go on from the one before it."
+            f"{folder} cannot be loaded into this run's model and optimizer ({error}). Use the library versions that "
+            f"{NAME} in this folder lists, or delete the state to resume from the previous one."
         ) from error
     # accelerate counts backward passes, of which a state has a whole number of steps, however many passes one has now.
     accelerator.step = 0

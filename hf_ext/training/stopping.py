@@ -13,9 +13,9 @@ from ..distributed import Ranks
 from ..errors import UsageError
 from .loader_processes import SIGNALS
 
-# What a process ends with that was stopped and has saved: "try again" in the list of BSD.
+# Exit code of a process that was stopped and has saved its state: EX_TEMPFAIL, "try again", of BSD.
 EXIT_CODE = 75
-# What processes tell each other; a larger number outweighs a smaller one, and a signal is its number more than these.
+# Messages between processes; the largest one counts, and a signal adds its number to these.
 _GO_ON, _SAVE, EVALUATE, END, _DEADLINE = 0, 1, 2, 3, 4
 # Words of callbacks for them.
 _WORDS = {None: _GO_ON, "save": _SAVE, "evaluate": EVALUATE, "end": END}
@@ -77,7 +77,7 @@ class Stopping:
         self._asked = max(self._asked, _WORDS[word])
 
     def _wish_now(self) -> int:
-        """The decision of this process alone; a callback's word counts once."""
+        """The decision of this process; the answer of a callback counts once."""
         asked, self._asked = self._asked, _GO_ON
         return max(asked, self._read_clock())
 
@@ -132,8 +132,8 @@ class Stopping:
             return
         if self._question is not None:
             self._question[1].wait()
-        why = f"deadline_minutes: {self.deadline_minutes:g} are over"
+        why = f"deadline_minutes: {self.deadline_minutes:g} minutes have passed"
         if answer > _DEADLINE:
             why = signal.Signals(answer - _DEADLINE).name
-        saved = f"{why}: step {step} of {max_steps} is saved, and the same command goes on from it."
+        saved = f"{why}: step {step} of {max_steps} is saved, and the same command resumes from it."
         raise RunStopped(saved if self.ranks.index == 0 else "")

@@ -225,7 +225,7 @@ def test_what_is_wrong_is_said_on_the_page(tmp_path):
         work.told(work.restore, source, None, 1.0)
     with refused(gr.Error, "Pillow"):
         work.told(work.restore, source, str(tmp_path / "a.png"), 1.0)
-    with pytest.raises(gr.Error, match="cannot be read|no sound file"):
+    with pytest.raises(gr.Error, match="cannot be read|not a readable sound file"):
         work.told(next, work.hear_file(str(hf_ext.released("spoken-digits")), str(tmp_path / "a.png")), None)
 
 
@@ -369,7 +369,7 @@ def test_a_space_is_the_app_and_nothing_else(tmp_path):
     again = run("--space", folder)
     assert again.exit_code == 2 and "exists" in again.output
     mixed = run("--space", tmp_path / "other", "denoise-color")
-    assert mixed.exit_code == 2 and "takes no MODEL" in mixed.output and not (tmp_path / "other").exists()
+    assert mixed.exit_code == 2 and "does not combine with MODEL" in mixed.output and not (tmp_path / "other").exists()
 
 
 @pytest.mark.slow

@@ -186,7 +186,7 @@ def test_tasks_of_a_merge_are_switched(page, photo):
 
 def test_what_is_missing_is_said_on_the_page(page):
     page.click("#restore-run")
-    page.get_by_text("There is no picture yet: give one first.").wait_for()
+    page.get_by_text("There is no picture yet; add one first.").wait_for()
 
 
 def test_an_example_is_a_click_away_and_its_result_is_a_sentence(page):

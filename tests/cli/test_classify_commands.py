@@ -124,7 +124,7 @@ def test_series_are_read_by_their_columns(tmp_path, caplog):
     (found,) = answers(tmp_path / "model", tmp_path / "long.csv", "--top-k", 3)
     shares = model(input_values=torch.from_numpy(values[:32]).float()[None]).logits[0].softmax(-1)
     assert [item["score"] for item in found["classes"]] == pytest.approx(shares.sort().values.tolist()[::-1], rel=1e-4)
-    assert "has 40 positions: the first 32 count" in caplog.text
+    assert "has 40 positions: only the first 32 are used" in caplog.text
     # What is known of the files of a folder is none of them.
     (tmp_path / "folder").mkdir()
     shutil.copy(tmp_path / "long.csv", tmp_path / "folder")
@@ -134,7 +134,7 @@ def test_series_are_read_by_their_columns(tmp_path, caplog):
     (swapped,) = answers(tmp_path / "model", tmp_path / "long.csv", "--columns", "b, a", "--top-k", 3)
     assert swapped["classes"] != found["classes"]
     said = run(tmp_path / "model", tmp_path / "long.csv", "--columns", "a,c", code=1).stderr
-    assert "has no column c; it has b, a, note" in said and "1 of 1 could not be classified" in said
+    assert "has no column c; it has b, a, note" in said and "1 of 1 inputs could not be classified" in said
 
 
 SERIES = {**SMALL, "max_position_embeddings": 32, "input_size": 2, "input_columns": ["a", "b"]}
@@ -165,7 +165,7 @@ def test_values_of_a_series_are_told_in_their_units(tmp_path, caplog):
     assert [item["label"] for item in found["values"]] == ["rate", "depth"]
     expected = model(input_values=values[:, :32]).logits[0].tolist()
     assert [item["value"] for item in found["values"]] == pytest.approx(expected, rel=1e-4)
-    assert "has 40 positions: the first 32 count" in caplog.text
+    assert "has 40 positions: only the first 32 are used" in caplog.text
     lines = run(tmp_path / "values", tmp_path / "long.csv").stdout.splitlines()
     assert lines[0].split() == ["input", "target", "value"] and float(lines[1].split()[2]) == pytest.approx(
         expected[0], abs=1e-3
@@ -186,7 +186,7 @@ def test_classes_of_positions_stream_where_the_model_does_not_look_ahead(bidirec
     full = model(input_values=values[:, :32]).logits[0].softmax(-1)
     torch.testing.assert_close(shares[:32], full, atol=1e-5, rtol=0)
     if bidirectional:
-        assert len(shares) == 32 and "has 100 positions: the first 32 count" in caplog.text
+        assert len(shares) == 32 and "has 100 positions: only the first 32 are used" in caplog.text
         return
     cache = MRConvCache(model.config)
     parts = [model(input_values=values[:, [place]], cache=cache).logits for place in range(100)]
@@ -291,7 +291,7 @@ def test_series_that_do_not_fit_the_model_are_refused(tmp_path):
         assert said in run(tmp_path / "model", file, *words, code=1).stderr
     assert len(answers(tmp_path / "model", file, "--columns", "a, b ")) == 1
     (tmp_path / "words.txt").write_text("a")
-    assert "is no file of a sequence" in run(tmp_path / "model", tmp_path / "words.txt", code=1).stderr
+    assert "is not a file of a sequence" in run(tmp_path / "model", tmp_path / "words.txt", code=1).stderr
     (tmp_path / "broken.csv").write_text("1,2")
     assert "cannot be read" in run(tmp_path / "model", tmp_path / "broken.csv", code=1).stderr
 
@@ -352,16 +352,19 @@ def test_what_cannot_be_read_is_said_and_the_others_go_on(tmp_path):
     write_tone(tmp_path / "a.wav", 0.2)
     (tmp_path / "b.wav").write_bytes(b"no sound")
     result = run("spoken-digits", tmp_path, code=1)
-    assert f"{tmp_path / 'b.wav'} is no sound file that can be read" in result.stderr
-    assert "1 of 2 could not be classified" in result.stderr
+    assert f"{tmp_path / 'b.wav'} is not a readable sound file" in result.stderr
+    assert "1 of 2 inputs could not be classified" in result.stderr
     assert result.stdout.splitlines()[1].startswith(str(tmp_path / "a.wav"))
 
 
 def test_nothing_in_standard_input_and_lists_that_are_none_are_said(tmp_path):
     nothing = run("spoken-digits", "-", code=1, given=b"").stderr
-    assert "a recording is no sound file that can be read" in nothing and "1 of 1 could not be classified" in nothing
+    assert "a recording is not a readable sound file" in nothing and "1 of 1 inputs could not be classified" in nothing
     (tmp_path / "list").write_bytes(b"\xff\xfe")
-    assert "list is no list in UTF-8, a line each" in run("spoken-digits", f"@{tmp_path / 'list'}", code=2).stderr
+    assert (
+        "list is not a UTF-8 text with one name per line"
+        in run("spoken-digits", f"@{tmp_path / 'list'}", code=2).stderr
+    )
 
 
 def test_other_models_and_inputs_are_refused_in_words(tmp_path):
@@ -376,9 +379,9 @@ def test_other_models_and_inputs_are_refused_in_words(tmp_path):
     assert "is no classifier (SemanIRForImageRestoration)" in run(restorer, "a.png", code=2).stderr
     assert "absent.wav does not exist" in run("spoken-digits", tmp_path / "absent.wav", code=2).stderr
     (tmp_path / "empty").mkdir()
-    assert "no sounds in" in run("spoken-digits", tmp_path / "empty", code=2).stderr
+    assert "no sounds found in" in run("spoken-digits", tmp_path / "empty", code=2).stderr
     said = run("spoken-digits", tmp_path / "empty", "--columns", "a", code=2).stderr
-    assert "--columns belongs to series" in said
+    assert "--columns is for models of series" in said
     assert "device tpu cannot be used" in run("spoken-digits", "a.wav", "--device", "tpu", code=2).stderr
     save_text_model(tmp_path / "texts")
     assert "has no task 'a'" in run(tmp_path / "texts", "x", "--task", "a", code=2).stderr

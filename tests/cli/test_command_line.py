@@ -141,11 +141,11 @@ def test_version():
         (["train", "--max_steps", "3"], "No such option"),
         (["train", "nowhere.yaml"], "File 'nowhere.yaml' does not exist"),
         (["evaluate", "model"], "Missing option '--config'"),
-        (["merge"], "Missing option --base and --task, or a FILE.yaml"),
-        (["merge", "--task", "a=b"], "Missing option --base, or a FILE.yaml"),
+        (["merge"], "Missing option --base and --task: give them, or a FILE.yaml"),
+        (["merge", "--task", "a=b"], "Missing option --base: give them, or a FILE.yaml"),
         (["merge", "nowhere.yaml", "out"], "File 'nowhere.yaml' does not exist"),
         (["merge", "--base", "a", "--task", "b"], "Expected NAME=VALUE, for instance emotion=org/bert-emotion"),
-        (["merge", "--base", "a", "--task", "b=c"], "Missing OUT: name it after FILE.yaml, or with --out"),
+        (["merge", "--base", "a", "--task", "b=c"], "Missing OUT: give it after FILE.yaml, or with --out"),
         (["merge", "--base", "a", "--task", "b=c", "--task", "b=d", "--out", "o"], "'--task': a name is given twice"),
         (["merge", "--method", "best"], "'best' is not one of 'emr'"),
         (["emr", "add", ".", "c"], "Expected NAME=VALUE"),
@@ -153,9 +153,12 @@ def test_version():
         (["restore", "model"], "Missing argument 'IN...'"),
         (["restore", "model", "a.png"], "Missing option '--out'"),
         (["restore", "model", "a.png", "--out", "o"], "a.png does not exist; give files, folders, patterns"),
-        (["restore", "model", "a.png", "--out", "o", "--tile", "big"], "'big' is neither a number of pixels nor auto"),
-        (["restore", "model", ".", "--out", "o"], "no picture in ."),
-        (["restore", "model", ".", "--out", "-", "--compare"], "--compare needs a folder to write to"),
+        (
+            ["restore", "model", "a.png", "--out", "o", "--tile", "big"],
+            "'big' is neither a number of pixels nor 'auto'",
+        ),
+        (["restore", "model", ".", "--out", "o"], "no picture found in ."),
+        (["restore", "model", ".", "--out", "-", "--compare"], "--compare needs a folder for its files"),
         (["semanir", "explain", "model", "nowhere.png", "o.png"], "File 'nowhere.png' does not exist"),
         (["push", "nowhere", "org/name"], "Directory 'nowhere' does not exist"),
         (["push", "."], "Missing argument 'ORG/NAME'"),
@@ -176,7 +179,7 @@ def test_a_value_before_the_model_is_refused(tmp_path):
     (tmp_path / "a.yaml").touch()
     result = run("evaluate", "--seed", "3", "--config", tmp_path / "a.yaml")
     assert result.exit_code == 2
-    assert "MODEL comes before the values" in result.stderr
+    assert "MODEL must be the first argument" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -241,7 +244,7 @@ def test_the_installed_program_ends_with_the_exit_code_and_one_message(tmp_path)
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr == (
-        f"Error: {tmp_path}/emr.json: there is no such file; is it an artifact of a merge, and is it complete?\n"
+        f"Error: {tmp_path}/emr.json: no such file; check that the folder is a complete artifact of a merge.\n"
     )
     assert done.stdout == ""
 

@@ -152,7 +152,7 @@ def test_card_writes_a_card_that_passes_its_own_check(tmp_path):
     written = json.loads(run("card", folder, "--repo-id", "org/name", "--license", "mit", "--json").stdout)
     assert written["text"] == (folder / "README.md").read_text(encoding="utf-8")
     assert "org/name" in written["text"]
-    assert "nothing is wrong" in run("card", folder, "--check").stdout
+    assert "no problems found" in run("card", folder, "--check").stdout
     found = json.loads(run("info", folder, "--json").stdout)
     assert found["card"]["license"] == "mit"
 

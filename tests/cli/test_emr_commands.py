@@ -251,12 +251,14 @@ def test_several_processes_write_the_same_and_one_of_them_talks(sources, merged,
 
 def test_verify_names_what_is_damaged(artifact):
     done = run("emr", "verify", artifact)
-    assert re.fullmatch(rf"{re.escape(str(artifact))}: \d+ files, [\d,]+ bytes, as they were merged\n", done.stdout)
+    assert re.fullmatch(
+        rf"{re.escape(str(artifact))}: \d+ files, [\d,]+ bytes, unchanged since the merge\n", done.stdout
+    )
     mask = artifact / "tasks" / "a" / "mask.safetensors"
     mask.write_bytes(mask.read_bytes()[:-1] + b"\xff")
     done = run("emr", "verify", artifact, code=2)
-    assert done.stdout.startswith("tasks/a/mask.safetensors: other content than the merge wrote")
-    assert f"{artifact} is damaged: 1 of its files are not as they were merged." in done.stderr
+    assert done.stdout.startswith("tasks/a/mask.safetensors: changed since the merge")
+    assert f"{artifact} is damaged: 1 files differ from emr.json." in done.stderr
     found = json.loads(run("emr", "verify", artifact, "--json", code=2).stdout)
     assert [line.partition(":")[0] for line in found["wrong"]] == ["tasks/a/mask.safetensors"]
     refused = run("emr", "export", artifact, "a", artifact.parent / "out", code=2)

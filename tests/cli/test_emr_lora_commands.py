@@ -31,8 +31,8 @@ def test_extract_lora_of_a_task_and_of_a_fine_tune(merged: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["{x}", "five", "{x}-out"], "Give one of --rank and --error"),
-        (["{x}", "five", "{x}-out", "--rank", "1", "--error", "0.1"], "Give one of --rank and --error"),
+        (["{x}", "five", "{x}-out"], "Give either --rank or --error"),
+        (["{x}", "five", "{x}-out", "--rank", "1", "--error", "0.1"], "Give either --rank or --error"),
         (["{x}", "{x}-out", "--rank", "1"], "Missing option --base"),
         (["{x}", "--rank", "1"], "Expected ARTIFACT TASK OUT"),
         (["{x}", "six", "{x}-out", "--rank", "1"], "there is no task 'six'"),

@@ -78,7 +78,7 @@ def test_no_more_tokens_are_asked_for_than_the_model_takes(tmp_path):
     config = GPT2Config(vocab_size=len(tokenizer), n_positions=16, n_embd=8, n_layer=1, n_head=1)
     GPT2LMHeadModel(config).save_pretrained(folder)
     LanguageModelTask(max_length=16).tokenizer.save_pretrained(folder)
-    assert "4 tokens, and 200 more are asked for; the model takes 16: give --max-new-tokens 12 or less" in (
+    assert "4 tokens, and 200 more are requested; the model takes 16: give --max-new-tokens 12 or less" in (
         run(folder, "The ", code=2).stderr
     )
     assert "give a shorter text" in run(folder, "The list is long, longer", code=2).stderr
@@ -88,9 +88,9 @@ def test_no_more_tokens_are_asked_for_than_the_model_takes(tmp_path):
 def test_other_models_and_values_are_refused_in_words(model, tmp_path):
     restorer = tiny_semanir(tmp_path / "restorer")
     said = run(restorer, "a", code=2).stderr
-    assert "continues no texts (SemanIRForImageRestoration): generate takes a causal language model" in said
-    assert "the text has no tokens to go on from" in run(model, "", code=2).stderr
-    assert "the temperature is nan" in run(model, "a", "--temperature", "nan", code=2).stderr
+    assert "is not a causal language model (SemanIRForImageRestoration)" in said
+    assert "the text has no tokens: give" in run(model, "", code=2).stderr
+    assert "temperature is nan" in run(model, "a", "--temperature", "nan", code=2).stderr
     assert "is not in the range" in run(model, "a", "--top-p", 0, code=2).stderr
     assert "has no task 'a'" in run(model, "a", "--task", "a", code=2).stderr
     with refused(UsageError, "temperature"):

@@ -190,7 +190,7 @@ def test_the_base_is_what_the_fine_tunes_name(tmp_path):
     for seed, name in enumerate("ab", 1):
         tiny_bert(tmp_path / "models" / name, seed, base=base)
     said = run("init", "emr", "mine", "--data", "models", code=2).stderr
-    assert "none of a, b says what it was fine-tuned from: call the folder of that model base" in said
+    assert "the base of a, b is unknown: name the folder of the base model base" in said
     for name in "ab":
         (tmp_path / "models" / name / "README.md").write_text(f"---\nbase_model: {base}\n---\n")
     run("init", "emr", "mine", "--data", "models")
@@ -244,7 +244,7 @@ def test_labels_of_texts_are_classes_as_those_of_series_are(capfd):
     assert "examples/s" not in capfd.readouterr().err
     for label in ("1.5", "99999999", "1e300"):
         Path("texts.csv").write_text(f"text,label\nhello,0\nyou,{label}\n")
-        assert "and the like, no classes" in run("init", "mrconv", "mine", "--data", "texts.csv", code=2).stderr
+        assert "which are not classes" in run("init", "mrconv", "mine", "--data", "texts.csv", code=2).stderr
 
 
 def test_names_of_many_classes_are_left_out_only_where_data_give_numbers():
@@ -265,20 +265,20 @@ def test_what_cannot_be_learned_from_is_refused_with_what_to_do():
     write_sounds("sounds", [""], 2, 8000, 0.1)
     Path("empty").mkdir()
     for method, data, message in (
-        ("semanir", "nowhere", "no data at nowhere: name a folder or a file of this machine"),
-        ("semanir", "empty", "empty is empty: put pictures, sounds, texts or tables there"),
-        ("semanir", "sounds", "SemanIR restores pictures, and these are sounds"),
-        ("mrconv", "sounds", "these sounds have no classes: put them into a folder for each class"),
-        ("mrconv", "photos", "these pictures have no classes"),
-        ("dit", "photos", "these pictures have neither classes nor captions"),
+        ("semanir", "nowhere", "no data at nowhere: give a local folder or file"),
+        ("semanir", "empty", "empty is empty: add pictures, sounds, texts or tables"),
+        ("semanir", "sounds", "SemanIR restores pictures, but the data are sounds"),
+        ("mrconv", "sounds", "the sounds have no classes: put them into one folder per class"),
+        ("mrconv", "photos", "the pictures have no classes"),
+        ("dit", "photos", "the pictures have neither classes nor captions"),
         ("emr", "empty", "no model in empty"),
-        ("emr", "nowhere", "there is nothing at nowhere"),
-        ("emr", "photos/0.png", "photos/0.png is no list of models, a line each"),
+        ("emr", "nowhere", "nowhere does not exist"),
+        ("emr", "photos/0.png", "photos/0.png is not a text file with one model per line"),
     ):
         assert message in run("init", method, "mine", "--data", data, code=2).stderr
     assert not Path("mine").exists()
     run("init", "semanir", "mine", "--data", "photos")
-    assert "exists; name another folder" in run("init", "semanir", "mine", "--data", "photos", code=2).stderr
+    assert "exists; give another folder" in run("init", "semanir", "mine", "--data", "photos", code=2).stderr
 
 
 def test_numbers_are_the_classes_that_occur(tmp_path):

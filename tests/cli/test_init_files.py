@@ -170,7 +170,9 @@ def test_folders_of_pairs_are_no_classes(names):
         run("train", "mine/semanir.yaml", *SHORT, "--init_from", "null", *small, "--per_device_train_batch_size", "1")
     # Folders A and B are classes to who draws.
     code = 0 if names == ("A", "B") else 2
-    assert (code == 0) == ("these are pairs" not in run("init", "dit", "drawn", "--data", "pairs", code=code).stderr)
+    assert (code == 0) == (
+        "the data are pairs" not in run("init", "dit", "drawn", "--data", "pairs", code=code).stderr
+    )
 
 
 @pytest.mark.parametrize("kind", ["uint16", "int32", "float32"])

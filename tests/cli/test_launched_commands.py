@@ -172,7 +172,7 @@ def test_two_processes_restore_what_one_does_and_say_it_once(launched, tmp_path)
         for text in (first["stderr"], alone.stderr)
     )
     assert told == wanted and len(told) == 3
-    assert [f"{name}: is no picture" in line for name, line in zip(BROKEN, told, strict=False)] == [True, True]
+    assert [f"{name}: is not a picture" in line for name, line in zip(BROKEN, told, strict=False)] == [True, True]
     assert without_speed(first["stdout"].replace("/two", "/one")) == without_speed(alone.stdout)
     assert first["stdout"].startswith(f"7 restored to {launched / 'two'}; 0.00 megapixels in ")
     assert (first["code"], second) == (1, QUIET)
@@ -182,7 +182,7 @@ def test_two_processes_restore_what_one_does_and_say_it_once(launched, tmp_path)
 
 def test_what_is_there_is_skipped_and_the_rest_is_tried_again(launched):
     first, second = said(launched, "restore-again")
-    assert first["stdout"].startswith("0 restored") and "7 were there already" in first["stdout"]
+    assert first["stdout"].startswith("0 restored") and "7 already restored" in first["stdout"]
     assert (first["code"], second) == (1, QUIET)
     # Standard input is read by one of them.
     first, second = said(launched, "restore-listed")
@@ -194,7 +194,7 @@ def test_what_stops_all_is_said_once(launched):
     assert first["code"] == 2 and first["stderr"].startswith("Error: ") and second == QUIET
     assert not (launched / "never").exists()
     first, second = said(launched, "precompute-again")
-    assert first["code"] == 2 and "exists: name another folder" in first["stderr"] and second == QUIET
+    assert first["code"] == 2 and "exists: give another folder" in first["stderr"] and second == QUIET
 
 
 def test_a_restoration_whose_process_was_killed_goes_on_in_one_or_two(launched):
@@ -204,7 +204,7 @@ def test_a_restoration_whose_process_was_killed_goes_on_in_one_or_two(launched):
     assert {"a.png", "c.png", "d.png", "g.png", "more/i.png"} == {name for name in left if ".tmp-" not in name}
     assert [name[:11] for name in left if ".tmp-" in name] == [".f.png.tmp-"]
     first, second = said(launched, "restore-goes-on")
-    assert first["stdout"].startswith("2 restored") and "5 were there already" in first["stdout"]
+    assert first["stdout"].startswith("2 restored") and "5 already restored" in first["stdout"]
     assert (first["code"], second) == (1, QUIET)
     run(*restore_words(launched, "killed-copy"), code=1)
     run(*restore_words(launched, "one-plain"), code=1)
@@ -286,7 +286,7 @@ def test_a_number_of_processes_that_nobody_launched_is_not_waited_for(monkeypatc
 def test_the_launcher_runs_the_commands_of_the_readme(tmp_path):
     write_inputs(tmp_path)
     said = launch_two("hf_ext_cli.main", *restore_words(tmp_path, "out"), code=1)
-    assert said.count("7 restored") == said.count("2 of 9 could not be restored") == 1, said
+    assert said.count("7 restored") == said.count("2 of 9 pictures could not be restored") == 1, said
     launch_two("hf_ext_cli.main", *precompute_words(tmp_path, "latents"))
     assert len(files(tmp_path / "latents")) == 7
     assert launch_two("hf_ext_cli.main", *evaluate_words(tmp_path, "eval.json")).count("PSNR") == 1

@@ -19,6 +19,6 @@ def test_kernels_are_drawn(tmp_path):
         assert picture.format == "PNG"
     model.reparameterize().save_pretrained(tmp_path / "merged")
     result = run("plot", tmp_path / "merged", tmp_path / "other.png", code=2)
-    assert "the model is merged, its branches are gone" in result.stderr
+    assert "the model is merged and has no branches" in result.stderr
     assert not (tmp_path / "other.png").exists()
     assert "Missing argument 'OUT.png'" in run("plot", tmp_path / "model", code=2).stderr

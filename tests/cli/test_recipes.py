@@ -39,7 +39,7 @@ def test_a_recipe_is_printed_or_copied(tmp_path):
     out = tmp_path / "mine.yaml"
     assert run("recipes", "mrconv/sensors", "--out", out).stdout == f"{out}\n"
     assert out.read_text() == text
-    assert "exists; name a new file" in run("recipes", "mrconv/sensors", "--out", out, code=2).stderr
+    assert "exists; give a new file" in run("recipes", "mrconv/sensors", "--out", out, code=2).stderr
     assert "--out copies one recipe" in run("recipes", "--out", tmp_path / "b.yaml", code=2).stderr
     assert not (tmp_path / "b.yaml").exists()
 
@@ -60,12 +60,15 @@ def test_commands_take_a_recipe_by_its_name(tmp_path, monkeypatch):
 
 
 def test_a_recipe_of_a_merge_is_not_trained():
-    assert "describes a merge: `hf-ext merge FILE.yaml OUT`" in run("train", "emr/merge", code=2).stderr
+    assert (
+        "describes a merge, not a training: run `hf-ext merge FILE.yaml OUT`"
+        in run("train", "emr/merge", code=2).stderr
+    )
 
 
 def test_the_recipe_that_was_meant_is_named():
     assert "Did you mean 'semanir/denoise_color'?" in run("train", "semanir/denoise_colour", code=2).stderr
     assert "Did you mean 'mrconv/sensors'?" in run("train", "sensor", code=2).stderr
     assert "`hf-ext recipes` lists them" in run("recipes", "zzz", code=2).stderr
-    with refused(UsageError, "recipe", "name"):
+    with refused(UsageError, "recipe", "hf-ext recipes"):
         find_recipe("examples")

@@ -67,23 +67,23 @@ def test_files_of_others_are_left_alone_unless_told(models, photos, tmp_path):
     (out / "a.png").write_bytes(b"mine")
     result = run("restore", models / "restore", photos, "--out", out, code=1)
     assert "1 restored" in result.stdout
-    assert f"{out}/a.png exists" in result.stderr and "Error: 1 of 2 could not be restored." in result.stderr
+    assert f"{out}/a.png exists" in result.stderr and "Error: 1 of 2 pictures could not be restored." in result.stderr
     assert (out / "a.png").read_bytes() == b"mine"
     assert "2 restored" in run("restore", models / "restore", photos, "--out", out, "--overwrite").stdout
     assert read_image(out / "a.png").pixels.shape == (10, 13, 3)
     # A result that somebody has changed since is theirs.
     write_image(out / "a.png", Picture(make_pixels(4, 4, 3)), overwrite=True)
     result = run("restore", models / "restore", photos, "--out", out, code=1)
-    assert "1 were there already" in result.stdout and read_image(out / "a.png").pixels.shape == (4, 4, 3)
+    assert "1 already restored" in result.stdout and read_image(out / "a.png").pixels.shape == (4, 4, 3)
 
 
 def test_a_result_is_skipped_only_if_the_same_picture_model_and_options_made_it(models, photos, tmp_path):
     out, words = tmp_path / "out", ("restore", models / "restore", photos, "--out", tmp_path / "out")
     run(*words)
-    assert "2 were there already" in run(*words).stdout
+    assert "2 already restored" in run(*words).stdout
     first = (out / "a.png").read_bytes()
     # Another option, another model, another picture; then all as it was.
-    assert "2 of them in place of results" in run(*words, "--strength", "0.5").stdout
+    assert "2 of them replace results" in run(*words, "--strength", "0.5").stdout
     assert (out / "a.png").read_bytes() != first
     assert "2 restored" in run("restore", models / "enlarge", photos, "--out", out).stdout
     assert read_image(out / "a.png").pixels.shape == (20, 26, 3)
@@ -91,7 +91,7 @@ def test_a_result_is_skipped_only_if_the_same_picture_model_and_options_made_it(
     assert (out / "a.png").read_bytes() == first
     write_image(photos / "a.png", Picture(make_pixels(5, 6, 3)), overwrite=True)
     result = run(*words)
-    assert "1 restored" in result.stdout and "1 were there already" in result.stdout
+    assert "1 restored" in result.stdout and "1 already restored" in result.stdout
     assert read_image(out / "a.png").pixels.shape == (5, 6, 3)
 
 
@@ -102,7 +102,7 @@ def test_a_result_that_was_cut_off_is_made_anew(models, photos, tmp_path, left):
     whole = (out / "a.png").read_bytes()
     (out / "a.png").write_bytes(whole[:left])
     result = run(*words)
-    assert "1 restored" in result.stdout and "1 were there already" in result.stdout
+    assert "1 restored" in result.stdout and "1 already restored" in result.stdout
     assert (out / "a.png").read_bytes() == whole
 
 
@@ -111,7 +111,7 @@ def test_records_that_a_killed_process_cut_off_say_nothing(models, photos, tmp_p
     run(*words)
     record = tmp_path / "out" / ".hf-ext-restored.jsonl"
     record.write_text(record.read_text() + '{"result": "more/b.png", "made\n[1]\n')
-    assert "2 were there already" in run(*words).stdout
+    assert "2 already restored" in run(*words).stdout
 
 
 def test_coding_and_background_are_options_and_what_is_lost_is_said(models, tmp_path):
@@ -141,13 +141,13 @@ def test_broken_pictures_are_reported_and_the_rest_go_on(models, photos, tmp_pat
     result = run("restore", models / "restore", photos, "--out", out, "--max-megapixels", "5", code=1)
     assert files(out) == ["a.png", "more/b.png"]
     for name, message in (
-        ("0-text.png", "is no picture that Pillow knows"),
+        ("0-text.png", "is not a picture that Pillow can read"),
         ("1-empty.jpg", "is empty"),
-        ("2-cut.png", "is broken or cut off"),
-        ("3-bomb.png", "has 3000 x 2000 pixels; at most 5 megapixels are decoded"),
+        ("2-cut.png", "is damaged or incomplete"),
+        ("3-bomb.png", "has 3000 x 2000 pixels; the limit is 5 megapixels"),
     ):
         assert f"{photos / name}: {message}" in result.stderr
-    assert "Error: 4 of 6 could not be restored." in result.stderr
+    assert "Error: 4 of 6 pictures could not be restored." in result.stderr
     assert "2 restored" in result.stdout
 
 
@@ -169,7 +169,7 @@ def test_patterns_lists_and_standard_input(models, photos, tmp_path, monkeypatch
     result = run("restore", models / "restore", "photos", "--out", "-", code=2)
     assert "standard output takes one picture, got 2" in result.stderr
     result = run("restore", models / "restore", "-", "--out", "broken", given=b"text", code=1)
-    assert "standard input: is no picture that Pillow knows (4 bytes)" in result.stderr
+    assert "standard input: is not a picture that Pillow can read (4 bytes)" in result.stderr
 
 
 def test_results_inside_the_folder_are_not_restored_again(models, photos):
@@ -233,7 +233,7 @@ def test_a_sheet_compares_before_and_after(models, photos, tmp_path):
         assert sheet.size == (3 * 336 + 16, 4 * 362 + 16)
     shutil.rmtree(out / "more")
     result = run("restore", models / "enlarge", photos, "--out", out, "--compare", code=1)
-    assert "comparison.png" in result.stderr and "comparison.html would be replaced; say --overwrite" in result.stderr
+    assert "comparison.png" in result.stderr and "comparison.html would be replaced; give --overwrite" in result.stderr
     assert not (out / "more").exists()
 
 
@@ -244,9 +244,9 @@ def test_neighbours_are_drawn(models, photos, tmp_path):
     with Image.open(out) as drawing:
         assert drawing.size == (3 * 336 + 16, 2 * 362 + 16)
     result = run("semanir", "explain", *words, "--at", "3", code=2)
-    assert "give column and row, such as 120,80" in result.stderr
+    assert "give two numbers, column and row, such as 120,80" in result.stderr
     result = run("semanir", "explain", *words, "--at", "3,x", code=2)
-    assert "'3,x' is no list of whole numbers" in result.stderr
+    assert "'3,x' is not a list of whole numbers" in result.stderr
     result = run("semanir", "explain", *words, "--at", "13,4", code=2)
     assert "there is no pixel 13,4; the picture has 13 x 10" in result.stderr
     result = run("semanir", "explain", *words[:2], tmp_path / "a.jpg", code=2)
@@ -277,4 +277,4 @@ def test_adapters_and_other_models(models, photos, tmp_path):
     config = MRConvConfig(hidden_size=4, num_hidden_layers=1, kernel_size=4, max_position_embeddings=16)
     MRConvForSequenceClassification(config).save_pretrained(tmp_path / "mrconv")
     result = run("restore", tmp_path / "mrconv", photos / "a.png", "--out", tmp_path / "o", code=2)
-    assert "holds a mrconv model, no SemanIR" in result.stderr
+    assert "contains a mrconv model, not SemanIR" in result.stderr

@@ -108,7 +108,7 @@ def test_a_run_on_a_mixture_goes_on_bit_for_bit(tmp_path, streaming, buffer):
         ([], "path is empty"),
         ([{"path": "a", "weight": 0}], "weight must be more than 0"),
         ([{"path": "a", "wait": 1}], r"unknown key 'wait' in section 'path\[0\]'. Did you mean 'weight'"),
-        ([{"path": "a", "streaming": True}], "streaming and shuffle_buffer are set once"),
+        ([{"path": "a", "streaming": True}], "streaming and shuffle_buffer are set for the list"),
         ([3], "path"),
     ],
 )

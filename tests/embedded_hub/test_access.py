@@ -150,7 +150,7 @@ def test_every_route_that_changes_something_is_among_those_tested() -> None:
 @pytest.mark.parametrize(("method", "path"), WRITES)
 def test_the_token_that_reads_does_not_write(readable: EmbeddedHub, method: str, path: str) -> None:
     answer = ask(readable.url, method, path, b"{}", {"Authorization": "Bearer reader"})
-    assert answer.status == 403 and "may read only" in answer.headers["X-Error-Message"]
+    assert answer.status == 403 and "read access only" in answer.headers["X-Error-Message"]
 
 
 def test_the_token_that_reads_sees_what_is_private(readable: EmbeddedHub) -> None:

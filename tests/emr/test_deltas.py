@@ -195,7 +195,7 @@ def test_tasks_are_added_and_removed_without_a_change_of_the_others(berts, tmp_p
         for task in ("two", "five"):
             found, expected = restore(alone, task), restore(folder, task)
             assert found.keys() == expected.keys() and all(torch.equal(found[n], expected[n]) for n in found)
-        assert "without a vote" not in (alone / "README.md").read_text()
+        assert "without influence" not in (alone / "README.md").read_text()
         assert remove_task(alone, "five")["tasks"] == ["two"] and verify_artifact(alone).wrong == []
         after = restore(alone, "two")
         assert all(torch.equal(after[name], before[name]) for name in before)
@@ -232,15 +232,15 @@ def test_a_manifest_of_deltas_is_read_by_its_version(berts, tmp_path):
 def test_the_plan_warns_of_an_artifact_that_saves_nothing(models, tmp_path):
     two = models | {"tasks": dict(list(models["tasks"].items())[:1])}
     with make_plan(two | {"method": "onebit"}) as plan:
-        assert any("nothing is saved." in line for line in plan_lines(plan))
+        assert any("this saves no space." in line for line in plan_lines(plan))
         assert "no unified model" in "\n".join(plan_lines(plan))
     # two of the base's own type: the unified model is as large as one of them
     two = models | {"tasks": {name: models["tasks"][name] for name in ("t0", "t3")}}
     with make_plan(two) as plan:
-        warned = [text for text in plan.warnings if "nothing is saved" in text]
+        warned = [text for text in plan.warnings if "this saves no space" in text]
         assert len(warned) == 1 and "Method onebit needs" in warned[0]
     with make_plan(two | {"method": "onebit"}) as plan:
-        assert not any("nothing is saved" in text for text in plan.warnings)
+        assert not any("this saves no space" in text for text in plan.warnings)
 
 
 def test_the_report_names_the_method_that_restores_better(models, tmp_path):

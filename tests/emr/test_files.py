@@ -101,7 +101,7 @@ def test_everything_that_is_not_as_it_was_is_named(artifact: Path):
     ]
     text = "\n".join(found.wrong)
     assert "tokenizer.json: missing" in text and "5 bytes, expected" in text and "its SHA-256 differs" in text
-    assert found.notes == ["mine.txt: not of the merge, not compared."]
+    assert found.notes == ["mine.txt: not compared, since it is not a file of the merge."]
 
 
 def test_the_base_is_verified_where_it_is(made: Path, tmp_path: Path):
@@ -116,7 +116,7 @@ def test_the_base_is_verified_where_it_is(made: Path, tmp_path: Path):
         TaskWeights(copy)
     shutil.rmtree(base)
     found = verify_artifact(copy)
-    assert found.wrong == [] and "was not read: it is not on this disk" in found.notes[0]
+    assert found.wrong == [] and "was not read: it is not at the path" in found.notes[0]
 
 
 def test_what_was_read_once_is_not_read_again(artifact: Path, tmp_path: Path, read: list[str]):

@@ -136,7 +136,7 @@ def test_an_image_model_needs_its_image_processor(tmp_path, snapshot):
     (snapshot / "preprocessor_config.json").unlink()
     with refused(DataError, "SemanIRImageProcessor", "save_pretrained"):
         stage(snapshot, tmp_path / "out")
-    with refused(UsageError, "belongs", "memory"):
+    with refused(UsageError, "processor", "memory"):
         stage(snapshot, tmp_path / "out", processor=SemanIRImageProcessor())
 
 
@@ -180,9 +180,9 @@ def test_a_transformers_model_in_memory(tmp_path):
             {"auto_map": {"AutoModel": "org/other--modeling_x.X"}},
             "auto_map names 'org/other--modeling_x",
         ),
-        ("config.json", {"auto_map": {"AutoModel": "modeling_x.X"}}, "code that is not beside it"),
+        ("config.json", {"auto_map": {"AutoModel": "modeling_x.X"}}, "code that is not in the folder"),
         ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["tok.T", None]}}, "auto_map names 'tok.T'"),
-        ("config.json", {"custom_pipelines": {"x": {}}}, "custom_pipelines names .*code that is not beside it"),
+        ("config.json", {"custom_pipelines": {"x": {}}}, "custom_pipelines names .*code that is not in the folder"),
         ("config.json", {"attn_implementation": "org/kernel"}, "attn_implementation names a kernel"),
         ("tokenizer_config.json", "[", "not valid JSON"),
     ],

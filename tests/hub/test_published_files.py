@@ -124,7 +124,7 @@ def test_a_folder_of_transformers_is_published_by_name_and_says_so(tmp_path):
     assert listing.files == {name: len(data) for name, data in contents(tmp_path / "staged").items()}
     flat = {name for name in PRIVATE if "/" not in name}
     assert set(listing.stays_behind) == flat | {"checkpoint-5/"}
-    assert listing.stays_behind["checkpoint-5/"] == "1 file, none of them of a model"
+    assert listing.stays_behind["checkpoint-5/"] == "1 file, no files of a model"
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "staged").chat_template == tokenizer.chat_template
 
 

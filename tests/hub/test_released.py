@@ -86,7 +86,7 @@ def test_models_are_listed_with_scores_and_licence():
 
 @pytest.mark.usefixtures("released_models")
 def test_without_any_model_the_list_says_so():
-    assert "No model" in CliRunner().invoke(main, ["models"]).output
+    assert "no released model" in CliRunner().invoke(main, ["models"]).output
     for command in (
         ["info", "photo"],
         ["restore", "photo", "x.png", "--out", "out"],

@@ -320,7 +320,7 @@ def test_an_adapter_that_names_another_base_is_told(bert, tmp_path, hub):
     config = {"base": "org/base", "tasks": {"a": str(adapter)}, "adapters": "delta"}
     with make_plan(config, endpoint=hub.url, token=False) as plan:
         (told, size) = plan.warnings
-        assert "'other/model', not from 'org/base'" in told and "nothing is saved" in size
+        assert "'other/model' by its configuration, not from 'org/base'" in told and "this saves no space" in size
 
 
 def test_one_adapter_merged_as_full_weights_is_what_peft_merges(bert, tmp_path):

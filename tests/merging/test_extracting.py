@@ -296,7 +296,7 @@ def test_what_cannot_be_extracted_is_refused_in_words(berts: Path, tmp_path: Pat
     assert "is not empty" in refusal(base, a, "full")
     assert "they cannot come from one model" in refusal(str(tiny_gpt2(tmp_path / "gpt2")), a)
     write_weights(tmp_path / "raw", load_file(berts / "a" / "model.safetensors"))
-    assert "there is no config.json" in refusal(base, str(tmp_path / "raw"))
+    assert "config.json, which names the class of the model, is missing" in refusal(base, str(tmp_path / "raw"))
     config = json.loads((berts / "a" / "config.json").read_text())
     own = {"model_type": "own", "auto_map": {"AutoModel": "modeling_own.Own"}}
     for name in ("base", "a"):

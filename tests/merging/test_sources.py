@@ -199,7 +199,7 @@ def test_a_shard_that_is_a_link_out_of_the_folder_is_refused(tmp_path):
     folder = tmp_path / "linked"
     folder.mkdir()
     (folder / "model.safetensors").symlink_to(tmp_path / "secret" / "model.safetensors")
-    with refused(CheckpointError, "leaves", "folder"):
+    with refused(CheckpointError, "outside", "folder"):
         open_weights("base", folder)
 
 

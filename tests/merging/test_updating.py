@@ -101,7 +101,7 @@ def test_a_frozen_task_changes_nothing_else(sources, kept, artifact):
         moved = base[name] + torch.tensor(done["scale"], dtype=torch.float32) * (unified[name] - base[name])
         assert found[name].equal(torch.where(mask, moved, base[name]))
     card = (artifact / "README.md").read_text()
-    assert "Added later, without a vote in the unified model: c." in card
+    assert "Added later, without influence on the unified model: c." in card
 
 
 def test_a_removed_task_leaves_the_others_as_they_are(kept, tmp_path):
@@ -119,7 +119,7 @@ def test_a_removed_task_leaves_the_others_as_they_are(kept, tmp_path):
     whole = json.loads((kept["abc"] / "report.json").read_text())
     assert [entry["error"] for entry in report["tasks"]] == [whole["tasks"][row]["error"] for row in (0, 2)]
     assert report["cosines"][0][1] == whole["cosines"][0][2]
-    assert "Merged, and removed later: b." in (artifact / "README.md").read_text()
+    assert "Merged and removed later: b." in (artifact / "README.md").read_text()
     remove_task(artifact, "a")
     with refused(UsageError, "c"):
         remove_task(artifact, "c")

@@ -136,7 +136,7 @@ def test_what_is_not_there_is_refused():
     for at in ((30, 2), (2, 20), (-1, 2)):
         with refused(UsageError, "30 x 20"):
             explain(model, pixels, at)
-    with refused(UsageError, "1 up"):
+    with refused(UsageError, "at least 1"):
         explain(model, pixels, top_k=[0, 4])
     with refused(UsageError, "4 channels"):
         explain(make_model(num_channels=4), pixels)

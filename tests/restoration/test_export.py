@@ -81,7 +81,7 @@ def test_a_model_without_numbers_leaves_no_file(tmp_path):
 def test_a_path_that_exists_and_a_model_that_restores_nothing_are_refused(tmp_path):
     path = tmp_path / "model.onnx"
     done = CliRunner().invoke(main, ["export", "spoken-digits", "--onnx", str(path)])
-    assert done.exit_code == 2 and "holds a mrconv model, no SemanIR" in done.output
+    assert done.exit_code == 2 and "contains a mrconv model, not SemanIR" in done.output
     path.write_text("mine")
     done = CliRunner().invoke(main, ["export", "denoise-gray", "--onnx", str(path)])
     assert done.exit_code == 2 and f"{path} exists" in done.output

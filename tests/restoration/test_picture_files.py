@@ -159,7 +159,7 @@ def test_what_is_too_long_for_a_jpeg_is_left_out(note, xmp, artist, left_out, ca
     picture = Picture(make_pixels(16, 24, 3), described(note, xmp, artist), PROFILE)
     data = encode_frames(Frames([picture]), "JPEG")
     (message,) = caplog.messages
-    assert message.startswith("a JPEG holds 65,533 bytes of EXIF data, not ")
+    assert message.startswith("a JPEG can store 65,533 bytes of EXIF data, and the picture has ")
     if left_out == "all":
         assert message.endswith(": all were left out") and kept(data) == (0, 0, None)
     else:
@@ -204,11 +204,11 @@ def broken_files() -> dict[str, tuple[bytes, str]]:
     return {
         "damaged AVIF": (bytes(avif), "is broken"),
         "DDS of an unknown kind": (dds, "is broken: Unimplemented pixel format"),
-        "text": (b"not a picture at all\n" * 20, "is no picture that Pillow knows"),
+        "text": (b"not a picture at all\n" * 20, "is not a picture that Pillow can read"),
         "empty": (b"", "is empty"),
-        "half a PNG": (png[: len(png) // 2], "is broken or cut off"),
-        "half a JPEG": (jpeg[: len(jpeg) // 2], "is broken or cut off"),
-        "damaged PNG": (png[:60] + b"\0" * 40 + png[100:], "is broken"),
+        "half a PNG": (png[: len(png) // 2], "is damaged or incomplete"),
+        "half a JPEG": (jpeg[: len(jpeg) // 2], "is damaged or incomplete"),
+        "damaged PNG": (png[:60] + b"\0" * 40 + png[100:], "is damaged or incomplete"),
         "moving": (moving.getvalue(), "has 2 frames or pages"),
     }
 
@@ -245,10 +245,10 @@ def test_a_bomb_is_refused_before_it_is_decoded(tmp_path):
     assert bound < 90_000_000
     # Whoever decodes this one finds that it is broken.
     cut_off.write_bytes(path.read_bytes()[:60])
-    with refused(DataError, "broken"):
+    with refused(DataError, "damaged"):
         read_image(cut_off, 90)
     for most in (89.9, 5, 0.001):
-        with refused(DataError, "megapixels", "decoded"):
+        with refused(DataError, "megapixels", "limit"):
             read_image(cut_off, most)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -227,7 +227,7 @@ def test_other_colours_of_16_bits_are_read_with_8_and_it_is_said(caplog):
     file = io.BytesIO()
     tifffile.imwrite(file, make_pixels(9, 7, 4, dtype=np.uint16), photometric="separated")
     assert read_image(file.getvalue()).pixels.dtype == np.uint8
-    assert caplog.messages == ["TIFF of 16 bits in several channels (CMYK;16L): Pillow reads the upper 8 of them."]
+    assert caplog.messages == ["TIFF of 16 bits in several channels (CMYK;16L): Pillow reads the upper 8 bits only."]
     # A BMP of 16 bits has that many for all three colours.
     file = io.BytesIO(b"BM" + struct.pack("<IIIIiiHHIIiiII", 62, 0, 54, 40, 2, 1, 1, 16, 0, 8, 0, 0, 0, 0) + b"\0" * 8)
     assert read_image(file.getvalue()).pixels.shape == (1, 2, 3)

@@ -71,7 +71,7 @@ def test_one_clash_of_names_is_reported_and_the_others_go_on(folder_of_model, ph
     assert f"{photos}/a.png: would be written to {out}/a.png, and so would {photos}/A.jpg" in result.stderr
     assert "--name '{stem}-{ext}'" in result.stderr
     assert result.stdout.startswith("3 restored")
-    assert "Error: 1 of 4 could not be restored." in result.stderr
+    assert "Error: 1 of 4 pictures could not be restored." in result.stderr
     run(folder_of_model, photos, "--out", out, "--format", "png", "--name", "{stem}-{ext}")
     assert {"A-jpg.png", "a-png.png", "c-png.png", "more/b-png.png"} <= set(files(out))
 
@@ -108,23 +108,23 @@ def test_a_suffix_puts_results_beside_their_inputs(folder_of_model, photos):
     wanted = ["a.png", "a_{new}.png", "more/b.png", "more/b_{new}.png"]
     assert files(photos) == wanted
     # Results are no inputs, neither of a second run nor of one that starts again.
-    assert "2 were there already" in run(folder_of_model, photos, *options).stdout
+    assert "2 already restored" in run(folder_of_model, photos, *options).stdout
     assert run(folder_of_model, photos, *options, "--overwrite").stdout.startswith("2 restored")
     assert files(photos) == wanted
     result = run(folder_of_model, photos / "a.png", photos / "a_{new}.png", *options, code=1)
-    assert f"a_{{new}}.png: is where the result of {photos}/a.png goes" in result.stderr
+    assert f"a_{{new}}.png: is at the path of the result of {photos}/a.png" in result.stderr
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--name", "restored"], "without {stem} all results would have one name"),
-        (["--name", "{stem}{number}"], "it knows {stem} and {ext}"),
-        (["--name", "{stem"], "it knows {stem} and {ext}"),
-        (["--name", "../{stem}"], "it names files, no folders"),
-        (["--suffix", "/x"], "it names files, no folders"),
-        (["--name", "{stem}.png"], "leave the ending out; --format says it"),
-        (["--name", "{stem}", "--suffix", "x"], "give one of them"),
+        (["--name", "{stem}{number}"], "only {stem} and {ext} are allowed"),
+        (["--name", "{stem"], "only {stem} and {ext} are allowed"),
+        (["--name", "../{stem}"], "it may not contain folders"),
+        (["--suffix", "/x"], "it may not contain folders"),
+        (["--name", "{stem}.png"], "leave out the extension; --format chooses it"),
+        (["--name", "{stem}", "--suffix", "x"], "give either --suffix or --name"),
     ],
 )
 def test_templates_that_make_no_sense(options, message, photos, tmp_path):
@@ -135,11 +135,11 @@ def test_templates_that_make_no_sense(options, message, photos, tmp_path):
 def test_a_folder_that_cannot_be_written_is_found_before_the_model(photos, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
     result = run("no/model", photos, "--out", tmp_path / "file" / "out", code=2)
-    assert f"cannot write to {tmp_path}/file/out: {tmp_path}/file is no folder." in result.stderr
+    assert f"cannot write to {tmp_path}/file/out: {tmp_path}/file is not a folder." in result.stderr
     # A folder below is in the way as well.
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "more").write_text("in the way")
-    assert "out/more is no folder" in run("no/model", photos, "--out", tmp_path / "out", code=2).stderr
+    assert "out/more is not a folder" in run("no/model", photos, "--out", tmp_path / "out", code=2).stderr
 
     def fail(**options):
         raise PermissionError(13, "Permission denied")
@@ -166,7 +166,7 @@ def test_where_nothing_is_to_do_nothing_is_loaded(folder_of_model, photos, tmp_p
     run(*words[1:])
     done = subprocess.run([sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"0 restored to {out}; 2 were there already (--overwrite restores them again)\n"
+    assert done.stdout == f"0 restored to {out}; 2 already restored (--overwrite restores them again)\n"
 
 
 def test_heic_and_raw_without_their_libraries_are_named_and_counted(folder_of_model, photos, tmp_path, hide_library):
@@ -179,10 +179,10 @@ def test_heic_and_raw_without_their_libraries_are_named_and_counted(folder_of_mo
     assert f'{photos}/x.HEIC: needs pip install "hf-ext[images]" (pillow-heif).' in result.stderr
     assert f'{photos}/raw.NEF: needs pip install "hf-ext[images]" (rawpy).' in result.stderr
     assert result.stdout.startswith("2 restored")
-    assert "2 skipped, which need a library" in result.stdout
+    assert "2 skipped because a library is missing" in result.stdout
     # Who names one wants it.
     result = run(folder_of_model, photos / "x.HEIC", photos / "a.png", "--out", out, code=1)
-    assert "Error: 1 of 2 could not be restored." in result.stderr
+    assert "Error: 1 of 2 pictures could not be restored." in result.stderr
     result = run(folder_of_model, photos / "x.HEIC", "--out", out, code=2)
     assert "none of 1 pictures can be restored" in result.stderr
 
@@ -217,7 +217,7 @@ def test_every_tiff_is_restored_to_one_that_can_be_read(folder_of_model, model, 
     names = files(tmp_path / "in")
     assert files(tmp_path / "out") == names and len(names) == 8
     # What RGB does not hold exactly is said, nothing else.
-    said = [line for line in told if "became RGB" in line]
+    said = [line for line in told if "converted to RGB" in line]
     assert [next(kind for kind in ("CMYK", "LAB", "YCbCr") if f"{kind}.tif: {kind}" in line) for line in said]
     assert len(said) == 3
     for name in names:
@@ -264,7 +264,7 @@ def test_every_frame_is_restored(folder_of_model, model, tmp_path):
     run(folder_of_model, tmp_path / "in" / "a.gif", "--out", tmp_path / "png", "--format", "png")
     assert len(read_frames(tmp_path / "png" / "a.png").pictures) == 3
     result = run(folder_of_model, tmp_path / "in" / "a.gif", "--out", tmp_path / "jpg", "--format", "jpg", code=1)
-    assert "a.gif: JPEG cannot hold 3 frames that move. Write them as .gif, .png or .webp." in result.stderr
+    assert "a.gif: JPEG cannot store an animation of 3 frames. Write a .gif, .png or .webp." in result.stderr
 
 
 def test_standard_output_has_the_format_that_was_asked_for(folder_of_model, photos):

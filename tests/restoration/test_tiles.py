@@ -286,8 +286,8 @@ def test_progress_counts_the_pixels_of_the_image():
         (torch.zeros(8, 8, 3), TypeError, "`image` is Tensor; give an array"),
         (np.zeros((8, 8), np.float32), ValueError, r"shape \(8, 8\); expected \(height, width, channels\)"),
         (np.zeros((0, 8, 3), np.float32), ValueError, "each at least 1"),
-        (np.full((8, 8, 3), np.nan), ValueError, "infinite or no number"),
-        (np.full((8, 8, 3), np.inf), ValueError, "infinite or no number"),
+        (np.full((8, 8, 3), np.nan), ValueError, "infinite values or NaN"),
+        (np.full((8, 8, 3), np.inf), ValueError, "infinite values or NaN"),
         (np.zeros((8, 8, 5), np.float32), ValueError, "channels"),
     ],
 )
@@ -313,7 +313,7 @@ def test_a_strength_must_make_sense():
     for strength in (-0.1, 1.5, float("nan")):
         with refused(UsageError, "image"):
             restore_image(make_model(), make_image(8, 8, 3), strength=strength)
-    with refused(UsageError, "models", "image"):
+    with refused(UsageError, "enlarges", "image"):
         restore_image(make_model(scale=2), make_image(8, 8, 3), strength=0.5)
 
 

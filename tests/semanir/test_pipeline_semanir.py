@@ -123,7 +123,7 @@ def test_what_cannot_be_restored_is_refused(restore, tmp_path):
         restore(COLOUR, tiles=3)
     with refused(ValueError, "pil", "np"):
         restore(COLOUR, output_type="jpeg")
-    with refused(UsageError, "infinite", "number"):
+    with refused(UsageError, "infinite", "NaN"):
         restore(np.full((4, 4, 3), np.nan))
 
 

@@ -80,7 +80,7 @@ def test_pairs_are_not_made_over_others_or_of_nothing(tmp_path):
         ((photos, tmp_path / "out"), None),
         ((photos, tmp_path / "out"), "exist: give another OUT"),
         ((tmp_path / "empty", tmp_path / "new"), "holds no pictures"),
-        ((tmp_path / "text", tmp_path / "new"), "a.png is no picture"),
+        ((tmp_path / "text", tmp_path / "new"), "a.png is not a picture"),
     ):
         command = [sys.executable, STUDY / "make_pairs.py", *words]
         done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)

@@ -80,7 +80,10 @@ def test_evaluation_data_are_scored_by_the_names_of_their_classes(tmp_path):
 @pytest.mark.parametrize("kind", [PixelTask, ImageTask])
 def test_a_row_without_a_picture_is_refused_in_words(kind):
     task = kind(image_size=8, num_labels=2)
-    for value, said in ((None, "column 'image' holds no picture."), ("a.png", "no picture, but a value of type str")):
+    for value, said in (
+        (None, "column 'image' contains no picture."),
+        ("a.png", "no picture, but a value of type str"),
+    ):
         with pytest.raises(ValueError, match=said):
             task.training_sample({"image": value, "label": 0}, np.random.default_rng(0))
 

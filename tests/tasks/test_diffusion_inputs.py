@@ -138,7 +138,7 @@ def test_an_autoencoder_without_a_distribution_has_no_posterior():
         def encode(self, pixels, return_dict):
             return (pixels,)
 
-    with refused(UsageError, "distribution", "picture"):
+    with refused(UsageError, "distribution", "posterior"):
         encode_posterior(Plain(), torch.zeros(1, 3, 8, 8))
 
 

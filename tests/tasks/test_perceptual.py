@@ -163,4 +163,4 @@ def test_a_name_without_a_commit_is_told_its_commit(restorer, monkeypatch, caplo
     monkeypatch.setattr(perceptual, "pin_revision", lambda source: f"{source}@5c9e")
     monkeypatch.setattr(perceptual, "split_revision", lambda pinned: (str(restorer), None))
     FeatureLoss("org/sees")
-    assert "task.perceptual_model is org/sees@5c9e today" in caplog.text
+    assert "task.perceptual_model is org/sees@5c9e at present" in caplog.text

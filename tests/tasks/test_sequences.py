@@ -395,7 +395,7 @@ def test_wrong_model_sections_are_refused(task, model, words):
     ("task", "options", "words"),
     [
         (TextTask, {"num_labels": 1}, "num_labels must be at least 2"),
-        (TextTask, {"num_labels": 3, "label_names": ["a", "b"]}, "label_names must be 3 different names"),
+        (TextTask, {"num_labels": 3, "label_names": ["a", "b"]}, "label_names must be 3 (num_labels) different names"),
         (TextTask, {"max_length": 1}, "max_length must be at least 2"),
         (TextTask, {"kernel_learning_rate": 0.0}, "kernel_learning_rate must be more than 0"),
         (PixelTask, {"mean": [0.0, 0.0], "std": [1.0, 1.0]}, "one value each (grey) or three"),

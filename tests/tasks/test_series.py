@@ -251,9 +251,13 @@ WRONG_LABELS = [
     [
         (SeriesClassificationTask(), {"x": [1.0]}, r"no column 'values'; it has \['x'\]. Set task.columns"),
         (SeriesClassificationTask(), {"values": [1.0, "two", 3]}, "position 1: column 'values' holds 'two'"),
-        (SeriesClassificationTask(), {"values": [1.0, np.inf]}, "position 1: column 'values' has an infinite number"),
-        (SeriesClassificationTask(), {"values": [None, None]}, "column 'values' has no number at all"),
-        (SeriesClassificationTask(), {"values": [[1.0], [1.0, 2.0]]}, "a list of the same size for each"),
+        (
+            SeriesClassificationTask(),
+            {"values": [1.0, np.inf]},
+            "position 1: column 'values' contains an infinite number",
+        ),
+        (SeriesClassificationTask(), {"values": [None, None]}, "column 'values' contains no numbers"),
+        (SeriesClassificationTask(), {"values": [[1.0], [1.0, 2.0]]}, "or lists of equal size"),
         (SeriesClassificationTask(), {"values": 3.0}, "expected a number for each position"),
         (SeriesClassificationTask(), {"values": []}, "one length, at least 1"),
         (SeriesClassificationTask(), {"values": [[1.0, 2.0]]}, "hold 2 channels, the model takes 1"),
@@ -263,7 +267,7 @@ WRONG_LABELS = [
         (
             SeriesClassificationTask(num_labels=2, label_names=["a", "b"]),
             {"values": [1.0], "label": "c"},
-            "Name all in",
+            "List all names in",
         ),
         (
             SeriesRegressionTask(),

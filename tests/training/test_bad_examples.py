@@ -56,7 +56,7 @@ def test_a_few_are_left_out_listed_and_counted_also_after_a_resume(tmp_path, bro
     assert all(row["reason"] for row in rows) and len({row["example"] for row in rows}) == len(rows)
     if not streaming:
         assert sorted(row["example"] for row in rows) == ["4", "7"]
-    assert "left out: example" in capfd.readouterr().err
+    assert "skipped: example" in capfd.readouterr().err
     last = json.loads((tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["bad_examples"] == len(rows)
 

@@ -65,7 +65,7 @@ def test_what_no_step_reads_changes_nothing(tmp_path, capsys, examples, shards):
     )
     assert is_equal
     assert all(f"{name}: " in said for name in changes)
-    assert "data.eval.path: " in said and "the best state: that is decided anew" in said
+    assert "data.eval.path: " in said and "the best state, which starts again" in said
     # Best is what was evaluated on the new data.
     progress = torch.load(tmp_path / "run" / "state" / "step-7" / "custom_checkpoint_0.pkl")
     assert progress["best_step"] in (6, 7)
@@ -108,8 +108,8 @@ def rewrite(folder, kind):
     ("kind", "source", "changes"),
     [
         ("fewer", {}, ["rows: 22 → 17"]),
-        ("sorted otherwise", {}, ["other contents in the rows that are compared"]),
-        ("sorted otherwise", {"streaming": True}, ["other contents in the rows that are compared"]),
+        ("sorted otherwise", {}, ["the compared rows have other contents"]),
+        ("sorted otherwise", {"streaming": True}, ["the compared rows have other contents"]),
         ("pictures", {}, ["rows: 22 → 9", "columns: ['pixels'] → ['image']"]),
     ],
 )
@@ -156,7 +156,7 @@ def test_another_run_is_refused(tmp_path, examples, changes, words):
 
 def test_workers_of_a_stream_are_refused(tmp_path, shards):
     train = {"train": {"path": str(shards), "streaming": True}}
-    words = r"data.num_workers: 2 → 0 \(a stream is shared out to the workers"
+    words = r"data.num_workers: 2 → 0 \(a stream is divided among the workers"
     refuse(tmp_path, {**train, "num_workers": 2}, {"data": {**train, "num_workers": 0}}, words)
 
 
@@ -176,7 +176,7 @@ def test_batches_are_split_otherwise(tmp_path, capsys, shards, source):
         forget_accelerate()
         train_until(arguments("parts", batch), step)
     said = capsys.readouterr().err
-    assert "1 × 2 × 2 → 1 × 1 × 4: every step has the same examples; " in said and OTHER in said
+    assert "1 × 2 × 2 → 1 × 1 × 4: every step has the same examples, " in said and OTHER in said
     compare_parts(tmp_path)
 
 

@@ -87,7 +87,7 @@ def test_optimizers_of_torch_train_and_resume(tmp_path, examples, optim, options
         ({"optim_args": {"betas": [2, 3]}}, "optim AdamW with optim_args .*Invalid beta"),
         ({"lr_scheduler_type": "warmup_stable_decay"}, "lr_scheduler_kwargs {} do not fit warmup_stable_decay"),
         ({"lr_scheduler_kwargs": {"floor": 1}}, "lr_scheduler_kwargs {'floor': 1} do not fit cosine"),
-        ({"parameter_rules": [{"pattern": "("}]}, "is no regular expression"),
+        ({"parameter_rules": [{"pattern": "("}]}, "is not a valid regular expression"),
         ({"parameter_rules": [{"pattern": "nowhere"}]}, r"parameter_rules\[0\]: no parameter is left for 'nowhere'"),
         ({"parameter_rules": [{"pattern": "", "freeze": True}]}, "freeze every parameter"),
         ({"parameter_rules": [{"pattern": "a", "learning_rate": -1}]}, "lr must be 0 or more"),

@@ -272,7 +272,7 @@ def test_interrupting_by_hand_saves_and_leaves_one_line(tmp_path, examples):
     done = running.result()
     assert done.returncode == EXIT_CODE, done.stderr
     assert re.search(
-        r"^SIGINT: step \d+ of 100000 is saved, and the same command goes on from it\.$", done.stderr, re.M
+        r"^SIGINT: step \d+ of 100000 is saved, and the same command resumes from it\.$", done.stderr, re.M
     )
     assert "Traceback" not in done.stderr
 
@@ -302,4 +302,4 @@ def test_a_training_without_memory_names_the_flags_to_lower(error, tmp_path, mon
     config = write_config(tmp_path, {"train": {"path": str(write_images(tmp_path / "images", 4))}})
     assert main([str(config)], make_task=make_task) == 1
     said = capsys.readouterr().err
-    assert str(error) in said and "Lower --per_device_train_batch_size, say --activation_checkpointing true" in said
+    assert str(error) in said and "Reduce --per_device_train_batch_size, set --activation_checkpointing true" in said

@@ -281,7 +281,7 @@ def slurm(tmp_path):
 def test_a_job_of_slurm_that_was_stopped_is_queued_again(tmp_path, slurm):
     stopped = slurm(1, 1, "--deadline_minutes=1e-9")
     assert stopped.returncode == EXIT_CODE, stopped.stderr
-    assert "step 2 of 3 is saved, and the same command goes on" in stopped.stderr or "step 1 of 3" in stopped.stderr
+    assert "step 2 of 3 is saved, and the same command resumes" in stopped.stderr or "step 1 of 3" in stopped.stderr
     assert (tmp_path / "said").read_text().splitlines()[-1] == "requeue 7"
     assert slurm(1, 1).returncode == 0
     assert saved_steps(tmp_path / "out")[-1] == 3

@@ -18,7 +18,7 @@ def average(tensor: Block, *, weight: Share, normalize: Sum = True) -> Tensor:
         return add_up(weigh(tensor.vectors, weight)).add_(tensor.base, alpha=total)
     # Not by 0 alone: 0.1 + 0.2 - 0.3 is 5.6e-17.
     if abs(total) <= 1e-12 * sum(map(abs, weight)):
-        raise MethodError(f"the weights of {tensor.name!r} add up to 0, so there is no average; change them.")
+        raise MethodError(f"the weights of {tensor.name!r} add up to 0, so the average is undefined; change them.")
     if len(set(weight)) == 1:
         return add_up(tensor.vectors).mul_(1 / len(tensor.vectors)).add_(tensor.base)
     return add_up(weigh(tensor.vectors, weight)).div_(total).add_(tensor.base)

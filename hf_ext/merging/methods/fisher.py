@@ -29,12 +29,11 @@ def fisher(tensor: Block, *, weight: Weight, floor: Floor = 1e-6) -> Tensor:
 
 
 def _read(tensor: Block, place: int) -> Tensor:
-    """The Fisher values of a task, float64."""
     assert tensor.statistic is not None
     values = tensor.statistic(place)
     if values is None or not bool((values >= 0).all()) or not bool(values.isfinite().all()):
         raise MethodError(
-            f"{tensor.name!r}: the statistics of a task hold negative values, NaN or infinity, which no mean of "
-            "squares is; make them again with hf-ext emr statistics --kind fisher."
+            f"{tensor.name!r}: the statistics of a task contain negative values, NaN or infinity, which a mean of "
+            "squares never has; make them again with hf-ext emr statistics --kind fisher."
         )
     return values.double()

@@ -43,23 +43,21 @@ class Option:
         if not isinstance(setting, Mapping):
             return self._read_list(name, setting)
         if not self.by_task:
-            raise ValueError(f"{name} is one for all tasks, it has no value for each; got {setting!r:.80}.")
+            raise ValueError(f"{name} must be one value for all tasks; got {setting!r:.80}.")
         return {task: self._read_list(f"{name} of {task}", part) for task, part in setting.items()}
 
     def _read_list(self, name: str, setting: Any) -> Any:
         if not isinstance(setting, list) or self.choices:
             return self._read_value(name, setting)
         if not self.by_layer:
-            raise ValueError(f"{name} is one for the whole model, it has no value by layer; got {setting!r:.80}.")
+            raise ValueError(f"{name} must be one value for the whole model, not by layer; got {setting!r:.80}.")
         if not setting:
             raise ValueError(f"{name} is an empty list: give values from the first layer to the last.")
         if not any(isinstance(part, Mapping) for part in setting):
             return [self._read_value(name, part) for part in setting]
         for part in setting:
             if not isinstance(part, Mapping) or not {"value"} <= set(part) <= {"value", "filter"}:
-                raise ValueError(
-                    f"{name}: an entry has `value` and may have `filter`, nothing else; got {part!r:.80}."
-                )
+                raise ValueError(f"{name}: an entry must have `value`, may have `filter`; got {part!r:.80}.")
             if isinstance(part.get("filter"), list | Mapping):
                 raise ValueError(f"{name}: `filter` is one text in the names of tensors; got {part['filter']!r:.80}.")
             if isinstance(part["value"], list) and any(isinstance(inner, Mapping) for inner in part["value"]):

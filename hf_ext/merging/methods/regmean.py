@@ -49,8 +49,8 @@ def _scale(tensor: Block, place: int, alpha: float) -> Tensor | None:
         return None
     if not bool(gram.isfinite().all()) or not bool((gram.diagonal() >= 0).all()):
         raise MethodError(
-            f"{tensor.name!r}: the statistics of a task hold NaN, infinity or a negative square, which XᵀX has not; "
-            "make them again with hf-ext emr statistics --kind gram."
+            f"{tensor.name!r}: the statistics of a task contain NaN, infinity or a negative square, which XᵀX never "
+            "has; make them again with hf-ext emr statistics --kind gram."
         )
     diagonal = gram.diagonal().double().clone()
     gram = gram.double().mul_(alpha)
