@@ -1,5 +1,6 @@
 """README and documentation: links lead somewhere, commands exist, blocks run as they are written, the site builds."""
 
+import ast
 import os
 import re
 import subprocess
@@ -132,3 +133,20 @@ def test_the_site_builds_without_a_warning(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "EMRModel" in (tmp_path / "site" / "api.html").read_text(encoding="utf-8")
+
+
+def test_messages_in_troubleshooting_are_those_of_the_code():
+    """Each message of the page, in parts between the dots, is a string of ours or, where named, of transformers."""
+    said = ["has model type … but Transformers does not recognize this architecture"]
+    for path in [*ROOT.glob("hf_ext/**/*.py"), *ROOT.glob("pipelines/**/*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                said.append(node.value)
+            elif isinstance(node, ast.JoinedStr):
+                said.append("…".join(part.value for part in node.values if isinstance(part, ast.Constant)))
+    rows = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8").splitlines()
+    messages = [message for row in rows if row.startswith("| `") for message in re.findall("`(.*?)`", row.split("|")[1])]
+    parts = {part.strip(" .?;:,()[]") for message in messages for part in message.split("…")}
+    assert len(messages) > 25
+    whole = "\n".join(said)
+    assert not [part for part in parts if len(part) > 5 and part not in whole]
