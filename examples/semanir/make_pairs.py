@@ -99,7 +99,7 @@ def read_photo(path: Path) -> np.ndarray:
         with Image.open(path) as file:
             return np.asarray(in_colours(file, "RGB"))
     except (OSError, ValueError) as error:
-        sys.exit(f"{path} is no picture that can be read ({error}): remove it, or give another folder.")
+        sys.exit(f"{path} is not a picture that can be read ({error}): remove it, or give another folder.")
 
 
 def write_pairs(

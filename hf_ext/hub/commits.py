@@ -77,7 +77,7 @@ def read_answers(api: HfApi) -> Iterator[None]:
     """Converts errors of huggingface_hub for unreadable responses, which it does not check, into [`NoHub`]."""
     try:
         yield
-    except (errors.NotOnHub, HFValidationError):
+    except (errors.NotPublished, HFValidationError):
         raise
     except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise NoHub(api.endpoint) from error

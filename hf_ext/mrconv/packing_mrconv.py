@@ -94,10 +94,8 @@ def find_starts(
     cu_seq_lens_q: Tensor | None = None,
     seq_idx: Tensor | None = None,
 ) -> Tensor | None:
-    """
-    Starts of the sequences of a packed batch, as booleans of its `shape` (batch_size, length); None if not given. What
-    is given must agree; `valid` is the attention mask as booleans.
-    """
+    """Starts of the sequences of a packed batch, as booleans of its `shape` (batch_size, length); None if not given.
+    Several forms of them must agree; `valid` is the attention mask as booleans."""
     found = {}
     if position_ids is not None:
         found["position_ids"] = _read_positions(position_ids, shape, valid)

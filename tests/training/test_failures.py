@@ -188,7 +188,7 @@ def test_folders_of_others_are_left_alone(tmp_path, examples):
     for name, what in (("d", "a file"), ("to a file", "a file"), ("to nothing", "a link"), ("ring", "a link")):
         with refused(UsageError, f"{name} is {what}"):
             run(TinyTask(), make_arguments(tmp_path / name, data))
-    with refused(DataError, "inside", "lies"):
+    with refused(DataError, "inside", "output_dir"):
         run(TinyTask(), make_arguments(examples / "run", data))
     assert not (examples / "run").exists()
     # Where the output of the run itself goes.
