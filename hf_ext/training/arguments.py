@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
@@ -223,8 +224,12 @@ class TrainingArguments:
         profile_steps (`list[int]`, *optional*): First and last step of which a trace is written into the run folder.
         hub_model_id (`str`, *optional*): `org/name` to which models are pushed, beside the steps.
         hub_strategy (`str`, defaults to `"best"`): Models that are pushed: each best one (`"best"`), the snapshot of
-            each save (`"every_save"`), or the last one (`"end"`).
+            each save (`"every_save"`), the same with its resume state in `last-checkpoint/` (`"checkpoint"`), or the
+            last one (`"end"`). States have paths of this machine: `"checkpoint"` needs `hub_private_repo`.
         hub_private_repo (`bool`, defaults to `False`): Whether that repository is private.
+        resume_from_checkpoint (`str`, *optional*):
+            Repository, `org/name@revision`, whose `last-checkpoint/` a run in a new `output_dir` goes on from. A run
+            in `output_dir` itself goes before it.
         allow_other_data (`bool`, defaults to `False`):
             Go on with training data other than the run began with, which is refused otherwise.
 
@@ -275,8 +280,9 @@ class TrainingArguments:
     strict_callbacks: bool = field(default=False, metadata=FREE)
     profile_steps: list[int] | None = field(default=None, metadata=FREE)
     hub_model_id: str | None = field(default=None, metadata=FREE)
-    hub_strategy: Literal["best", "every_save", "end"] = field(default="best", metadata=FREE)
+    hub_strategy: Literal["best", "every_save", "checkpoint", "end"] = field(default="best", metadata=FREE)
     hub_private_repo: bool = field(default=False, metadata=FREE)
+    resume_from_checkpoint: str | None = field(default=None, metadata=FREE)
     allow_other_data: bool = False
 
     @property
@@ -312,6 +318,17 @@ class TrainingArguments:
             raise ValueError(
                 "peft trains an adapter for an existing model, which is not saved with the adapter: set init_from, "
                 "or remove the section 'peft'."
+            )
+
+    def validate_hub(self) -> None:
+        if self.hub_strategy == "checkpoint" and not self.hub_private_repo:
+            raise ValueError(
+                "hub_strategy checkpoint pushes states, which have paths of this machine: set hub_private_repo to true."
+            )
+        if self.resume_from_checkpoint is not None and Path(self.resume_from_checkpoint).expanduser().exists():
+            raise ValueError(
+                f"resume_from_checkpoint is the local {self.resume_from_checkpoint}; allowed: a Hub repository, "
+                "org/name@revision. To go on with a run on this machine set output_dir to its folder."
             )
 
     def validate_data(self) -> None:
