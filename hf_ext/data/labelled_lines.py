@@ -51,8 +51,8 @@ def refuse_labelled(path: str, lines: list[str]) -> None:
     given = [line for line in lines if line and line.strip()]
     if given and all(map(_SPARSE.fullmatch, given)):
         raise DataError(
-            f"{path} holds sparse numbers of LIBSVM, such as {given[0]!r:.40}: save them as a table, a row an example, "
-            "with a line of names and a column label."
+            f"{path} holds sparse numbers of LIBSVM, such as {given[0]!r:.40}: save them as a table, a row for each "
+            "example, with a line of names and a column label."
         )
     for place in _PLACES:
         found = [match[1] for line in given if (match := re.match(place, line))]

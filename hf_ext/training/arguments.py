@@ -221,7 +221,6 @@ class TrainingArguments:
         run_name (`str`, *optional*): The tracker's name of the run; the run folder's name when not given.
         strict_callbacks (`bool`, defaults to `False`):
             End the run when a tracker, a picture or a callback raises, in place of a warning.
-        profile_steps (`list[int]`, *optional*): First and last step of which a trace is written into the run folder.
         hub_model_id (`str`, *optional*): `org/name` to which models are pushed, beside the steps.
         hub_strategy (`str`, defaults to `"best"`): Models that are pushed: each best one (`"best"`), the snapshot of
             each save (`"every_save"`), the same with its resume state in `last-checkpoint/` (`"checkpoint"`), or the
@@ -278,7 +277,6 @@ class TrainingArguments:
     tracker_project: str = field(default="hf-ext", metadata=FREE)
     run_name: str | None = field(default=None, metadata=FREE)
     strict_callbacks: bool = field(default=False, metadata=FREE)
-    profile_steps: list[int] | None = field(default=None, metadata=FREE)
     hub_model_id: str | None = field(default=None, metadata=FREE)
     hub_strategy: Literal["best", "every_save", "checkpoint", "end"] = field(default="best", metadata=FREE)
     hub_private_repo: bool = field(default=False, metadata=FREE)
@@ -308,11 +306,6 @@ class TrainingArguments:
                 value = getattr(self, name)
                 _require(value is None or is_right(value), name, value, words)
 
-    def validate_profile(self) -> None:
-        steps = self.profile_steps
-        if steps is not None and not (len(steps) == 2 and 1 <= steps[0] <= steps[1]):
-            raise ValueError(f"profile_steps must be the first and the last step, such as [10, 12]; got {steps}.")
-
     def validate_peft(self) -> None:
         if self.peft is not None and self.init_from is None:
             raise ValueError(
@@ -323,7 +316,8 @@ class TrainingArguments:
     def validate_hub(self) -> None:
         if self.hub_strategy == "checkpoint" and not self.hub_private_repo:
             raise ValueError(
-                "hub_strategy checkpoint pushes states, which have paths of this machine: set hub_private_repo to true."
+                "hub_strategy checkpoint pushes states, which contain paths of this machine: set hub_private_repo to "
+                "true."
             )
         if self.resume_from_checkpoint is not None and Path(self.resume_from_checkpoint).expanduser().exists():
             raise ValueError(

@@ -10,6 +10,8 @@ import socket
 import subprocess
 import sys
 import time
+from ast import literal_eval
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +21,9 @@ import psutil
 import pytest
 import torch
 
+from hf_ext.errors import UsageError
 from hf_ext.training import train
+from hf_ext.training.launcher import honour_launcher, require_devices
 from hf_ext.training.state import RunFolder
 from hf_ext.training.stopping import EXIT_CODE, SIGNALS, RunStopped, Stopping
 from tests.kit.process_state import forget_accelerate
@@ -312,10 +316,16 @@ def test_another_program_of_a_job_goes_on_after_the_signal(tmp_path, slurm):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a script of bash")
-def test_a_sharded_job_is_told_to_the_training(slurm):
-    # There is no GPU here, and sharding is refused: FSDP2 was asked for.
-    refused = slurm(1, 1, SHARDED="1")
-    assert refused.returncode == 2 and "FSDP" in refused.stderr
+def test_a_sharded_job_is_told_to_the_training(tmp_path, slurm):
+    program = "import os\nprint({name: value for name, value in os.environ.items() if 'FSDP' in name})"
+    (tmp_path / "program.py").write_text(program)
+    for sharded in ("", "1"):
+        told = literal_eval(slurm(1, 1, SHARDED=sharded, PROGRAM="python program.py").stdout)
+        # Without GPUs it is refused: FSDP2 was asked for.
+        arguments = make_arguments(tmp_path / "run", {}, gradient_accumulation_steps=1)
+        assert honour_launcher(arguments, told) == (arguments, [])
+        with pytest.raises(UsageError) if sharded else nullcontext():
+            require_devices(told)
 
 
 @pytest.mark.slow
