@@ -12,7 +12,6 @@ import sys
 import time
 from ast import literal_eval
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -31,7 +30,7 @@ from tests.kit.refusals import refused
 
 from .launching import ROOT, environment
 from .stoppable import main
-from .tiny import TinyTask, contents, make_arguments, prepare
+from .tiny import TinyTask, contents, make_arguments
 
 STEPS = 60
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -149,25 +148,6 @@ def test_two_processes_save_once_for_one_interval(monkeypatch):
     for now in (10.0, 61.0, 62.0, 63.0, 64.0, 123.0, 124.0, 125.0):  # noqa: B007
         answers.append(stopping.ask())
     assert answers == [0, 0, 1, 0, 0, 0, 1, 0]
-
-
-def test_a_second_run_in_a_folder_is_refused(tmp_path, examples, monkeypatch):
-    for name, value in environment().items():
-        monkeypatch.setenv(name, value)
-    (process,) = start(tmp_path / "run", examples, 1, max_steps=10_000)
-    while not steps_done(tmp_path / "run"):
-        time.sleep(0.001)
-    arguments = make_arguments(tmp_path / "run", {"train": {"path": str(examples)}})
-    forget_accelerate()
-    arguments = replace(arguments, max_steps=10_000)
-    with pytest.raises(ValueError) as refused:
-        prepare(RunFolder(tmp_path / "run"), arguments)
-    assert str(tmp_path / "run") in str(refused.value)
-    process.kill()
-    process.join()
-    # The lock of a process that was killed is open.
-    with RunFolder(tmp_path / "run") as folder:
-        prepare(folder, arguments)
 
 
 class HangingUpTask(TinyTask):
