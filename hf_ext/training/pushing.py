@@ -111,8 +111,14 @@ class PushModels(Callback):
         try:
             commit = push(copy / "model", self.repo_id, private=self.private, commit_message=f"{kind}, step {step}")
             if (copy / LAST).is_dir():
-                options = {"path_in_repo": LAST, "delete_patterns": "*", "commit_message": f"State, step {step}"}
-                HfApi().upload_folder(repo_id=self.repo_id, folder_path=copy / LAST, **options)
+                HfApi().upload_folder(
+                    repo_id=self.repo_id,
+                    folder_path=copy / LAST,
+                    path_in_repo=LAST,
+                    # The state before.
+                    delete_patterns="*",
+                    commit_message=f"State, step {step}",
+                )
             tqdm.write(f"step {step}: pushed to {commit.commit_url}", file=sys.stderr)
         # Any error: a Hub that is down for an hour must not end a training of a week.
         except Exception as error:
