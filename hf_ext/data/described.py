@@ -91,6 +91,11 @@ def open_text_folders(folder: Path, source: DataSource) -> datasets.Dataset | No
     if place == folder and word not in SPLIT_KEYWORDS[datasets.Split.TRAIN]:
         raise DataError(f"{folder} has no folder {word!r}: create it, or give another split.")
     kept = [files[index] for index in slice_split(source.split, len(files))]
+    if word == "train" and len(files) == len(names) and any("\n" in read_text(file) for file in files):
+        raise DataError(
+            f"{place} has one file in the folder of each class, such as {files[0].relative_to(place)}, and a file is "
+            "an example: write each text into a file of its own, or all into a table with the columns text and label."
+        )
     return datasets.Dataset.from_dict(
         {"text": [read_text(file) for file in kept], "label": [file.parent.name for file in kept]},
         features=datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)}),

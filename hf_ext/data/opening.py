@@ -16,6 +16,7 @@ from huggingface_hub import HfApi
 from ..errors import DataError
 from .broken import UNOPENABLE
 from .described import open_described, open_text_folders
+from .labelled_lines import split_labels
 from .recordings import RecordingFolder
 from .sequence_files import ARRAYS, open_arrays, open_sequences
 from .source import DataSource, SourcePart
@@ -44,7 +45,7 @@ def open_source(source: DataSource, section: str = "data") -> AnyDataset:
             return _join([open_source(part, section) for part in parts], parts)
         # hold_out divides the training split; an existing split `validation` is ignored.
         whole = replace(source, split="train", hold_out=0.0) if source.hold_out else source
-        data = _load(whole, section)
+        data = split_labels(_load(whole, section))
         if source.rename_columns:
             data = data.rename_columns(source.new_names)
         if source.hold_out:

@@ -23,6 +23,7 @@ from ..errors import DataError
 from .about import METADATA, find_about
 from .broken import UNDECODABLE, is_broken_picture, open_bytes
 from .found import Survey, keep_back, rename, require_classes
+from .labelled_lines import refuse_labelled
 from .opening import AUDIO_SUFFIXES, IMAGE_SUFFIXES, PAIRS, find_files, find_pairs, open_source
 from .roles import Hints, is_prose, name_classes
 from .sequence_files import SUFFIXES
@@ -114,6 +115,8 @@ def _look_at_files(path: str, found: list[str], hints: Hints, restores: bool) ->
     if most in SUFFIXES and (series := look_at_series(path, places, most, hints)) is not None:
         return series
     survey = _look_at_examples(path, hints)
+    if most == ".txt" and survey.kind == "texts" and not survey.classes and len(named) > 1:
+        survey.notes.append("each line is a text; files in a folder for each class would have classes")
     if most in (".csv", ".tsv"):
         survey.notes += [note for file in named if not is_plain(file) for note in read_table(file).notes]
     survey.left_out += [
@@ -192,6 +195,8 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
         _measure_sounds(survey, data, sounds[0], chosen)
     elif texts := _words(data, [name for name in texts if name != "label"], hints):
         _refuse_numbers(path, data, texts, hints)
+        if [*features] == ["text"] and not hints.inputs:
+            refuse_labelled(path, [data[index]["text"] for index in chosen])
         _measure_texts(survey, data, texts, chosen, hints)
     else:
         raise DataError(f"{path} has the columns {shorten(list(features))}: no picture, sound or text. {_TABLES}")

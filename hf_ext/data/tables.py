@@ -126,10 +126,11 @@ def _read_table(path: Path) -> Table:
     numbers = bool(first) and all(is_number(_point(name, separator)) for name in first)
     nameless = numbers and len(first) >= _NAMELESS and len(set(first)) > 2 and not _counts_up(first)
     nameless = nameless or _starts_with_a_row(text, first, separator)
-    # A number of stars, which others gave too, and a review.
-    row = any(name.count(" ") > 3 for name in first) and _repeats_a_number(text, first, separator)
+    # A number of stars or a class, which others have too, and a review.
+    row = any(name.count(" ") > 3 for name in first) and _repeats_a_cell(text, first, separator)
     if (numbers or row) and not nameless and not _counts_up(first):
-        raise DataError(f"its first line, {', '.join(first)!s:.60}, must hold the names of the columns")
+        advice = ", such as label and text" if row else ""
+        raise DataError(f"its first line, {', '.join(first)!s:.60}, must hold the names of the columns{advice}")
     if not nameless and (twice := [name for name, count in Counter(filter(None, first)).items() if count > 1]):
         raise DataError(f"{first.count(twice[0])} columns are called {twice[0]!r}: give each column a different name")
     with warnings.catch_warnings():
@@ -224,9 +225,9 @@ def _starts_with_a_row(text: str, first: list[str], separator: str) -> bool:
     return cells.count(first[words[0]].strip()) > 1
 
 
-def _repeats_a_number(text: str, first: list[str], separator: str) -> bool:
-    """True if a number of the first line stands again in its column."""
-    places = [place for place, name in enumerate(first) if is_number(name)]
+def _repeats_a_cell(text: str, first: list[str], separator: str) -> bool:
+    """True if a number or a word of the first line stands again in its column."""
+    places = [place for place, name in enumerate(first) if name.strip() and " " not in name.strip()]
     rows = [row for row in csv.reader(io.StringIO(text[:_SAMPLE]), delimiter=separator) if len(row) == len(first)]
     return any([row[place].strip() for row in rows].count(first[place].strip()) > 1 for place in places)
 

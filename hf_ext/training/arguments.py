@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
@@ -220,11 +221,14 @@ class TrainingArguments:
         run_name (`str`, *optional*): The tracker's name of the run; the run folder's name when not given.
         strict_callbacks (`bool`, defaults to `False`):
             End the run when a tracker, a picture or a callback raises, in place of a warning.
-        profile_steps (`list[int]`, *optional*): First and last step of which a trace is written into the run folder.
         hub_model_id (`str`, *optional*): `org/name` to which models are pushed, beside the steps.
         hub_strategy (`str`, defaults to `"best"`): Models that are pushed: each best one (`"best"`), the snapshot of
-            each save (`"every_save"`), or the last one (`"end"`).
+            each save (`"every_save"`), the same with its resume state in `last-checkpoint/` (`"checkpoint"`), or the
+            last one (`"end"`). States have paths of this machine: `"checkpoint"` needs `hub_private_repo`.
         hub_private_repo (`bool`, defaults to `False`): Whether that repository is private.
+        resume_from_checkpoint (`str`, *optional*):
+            Repository, `org/name@revision`, whose `last-checkpoint/` a run in a new `output_dir` goes on from. A run
+            in `output_dir` itself goes before it.
         allow_other_data (`bool`, defaults to `False`):
             Go on with training data other than the run began with, which is refused otherwise.
 
@@ -273,10 +277,10 @@ class TrainingArguments:
     tracker_project: str = field(default="hf-ext", metadata=FREE)
     run_name: str | None = field(default=None, metadata=FREE)
     strict_callbacks: bool = field(default=False, metadata=FREE)
-    profile_steps: list[int] | None = field(default=None, metadata=FREE)
     hub_model_id: str | None = field(default=None, metadata=FREE)
-    hub_strategy: Literal["best", "every_save", "end"] = field(default="best", metadata=FREE)
+    hub_strategy: Literal["best", "every_save", "checkpoint", "end"] = field(default="best", metadata=FREE)
     hub_private_repo: bool = field(default=False, metadata=FREE)
+    resume_from_checkpoint: str | None = field(default=None, metadata=FREE)
     allow_other_data: bool = False
 
     @property
@@ -302,16 +306,23 @@ class TrainingArguments:
                 value = getattr(self, name)
                 _require(value is None or is_right(value), name, value, words)
 
-    def validate_profile(self) -> None:
-        steps = self.profile_steps
-        if steps is not None and not (len(steps) == 2 and 1 <= steps[0] <= steps[1]):
-            raise ValueError(f"profile_steps must be the first and the last step, such as [10, 12]; got {steps}.")
-
     def validate_peft(self) -> None:
         if self.peft is not None and self.init_from is None:
             raise ValueError(
                 "peft trains an adapter for an existing model, which is not saved with the adapter: set init_from, "
                 "or remove the section 'peft'."
+            )
+
+    def validate_hub(self) -> None:
+        if self.hub_strategy == "checkpoint" and not self.hub_private_repo:
+            raise ValueError(
+                "hub_strategy checkpoint pushes states, which contain paths of this machine: set hub_private_repo to "
+                "true."
+            )
+        if self.resume_from_checkpoint is not None and Path(self.resume_from_checkpoint).expanduser().exists():
+            raise ValueError(
+                f"resume_from_checkpoint is the local {self.resume_from_checkpoint}; allowed: a Hub repository, "
+                "org/name@revision. To go on with a run on this machine set output_dir to its folder."
             )
 
     def validate_data(self) -> None:

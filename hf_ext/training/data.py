@@ -11,8 +11,10 @@ its state back.
 import contextlib
 import copy
 import hashlib
+import itertools
 import os
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import datasets
@@ -66,40 +68,36 @@ def describe_small_groups(groups: np.ndarray | None, batch_size: int) -> list[st
     return [text] if small.size else []
 
 
+@dataclass(eq=False)
 class IndexedSamples(Dataset):
     """Training samples addressed by their position in the endless shuffled sequence, each with what it replaces."""
 
-    def __init__(
-        self,
-        source: datasets.Dataset,
-        transform: Transform,
-        seed: int,
-        groups: np.ndarray | None = None,
-        batch_size: int = 1,
-        bad_allowed: int = 0,
-    ):
-        if len(source) == 0:
+    source: datasets.Dataset
+    transform: Transform
+    seed: int
+    groups: np.ndarray | None = None
+    batch_size: int = 1
+    bad_allowed: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.source) == 0:
             raise ValueError("the training data is empty.")
-        self.source = source
-        self.transform = transform
-        self.seed = seed
-        self.bad_allowed = bad_allowed
-        self.groups = np.zeros(len(source), dtype=np.int64) if groups is None else groups
+        self.epoch_length = count_positions(len(self.source), self.groups, self.batch_size)
         # Without groups, batches may go over the end of an epoch.
-        self.batch_size = 1 if groups is None else batch_size
-        self.epoch_length = count_positions(len(source), groups, batch_size)
+        self._batch = 1 if self.groups is None else self.batch_size
+        self._members = np.zeros(len(self.source), dtype=np.int64) if self.groups is None else self.groups
         self._orders: dict[int, np.ndarray] = {}
 
     def _order(self, epoch: int) -> np.ndarray:
         generator = np.random.default_rng((self.seed, epoch))
-        if self.batch_size == 1:
+        if self._batch == 1:
             return generator.permutation(len(self.source))
         batches = []
-        for group in np.unique(self.groups):
-            members = generator.permutation(np.flatnonzero(self.groups == group))
+        for group in np.unique(self._members):
+            members = generator.permutation(np.flatnonzero(self._members == group))
             # The last batch of a group is filled up from its first.
-            whole = -(-len(members) // self.batch_size) * self.batch_size
-            batches.append(np.resize(members, whole).reshape(-1, self.batch_size))
+            whole = -(-len(members) // self._batch) * self._batch
+            batches.append(np.resize(members, whole).reshape(-1, self._batch))
         return generator.permutation(np.concatenate(batches)).reshape(-1)
 
     def __getitem__(self, position: int) -> tuple[dict[str, Any], BadRows]:
@@ -128,11 +126,11 @@ class IndexedSamples(Dataset):
 
     def _stand_ins(self, order: np.ndarray, offset: int) -> np.ndarray:
         """Replacement examples for an offset, nearest first: those of its batch, of its group, and the others."""
-        batch, place = divmod(offset, self.batch_size)
-        batches = np.roll(order.reshape(-1, self.batch_size), (-batch, -place), (0, 1))
+        batch, place = divmod(offset, self._batch)
+        batches = np.roll(order.reshape(-1, self._batch), (-batch, -place), (0, 1))
         # Group after group: where none of a group can be used, all samples of the batch come to the same next one.
-        groups = self.groups[batches[:, 0]]
-        distances = (groups - groups[0]) % (self.groups.max() + 1)
+        groups = self._members[batches[:, 0]]
+        distances = (groups - groups[0]) % (self._members.max() + 1)
         stand_ins: np.ndarray = batches[np.argsort(distances, kind="stable")].reshape(-1)
         return stand_ins
 
@@ -142,23 +140,22 @@ def collate_samples(samples: list[tuple[dict[str, Any], BadRows]]) -> tuple[dict
     return default_collate([sample for sample, _ in samples]), [row for _, bad in samples for row in bad]
 
 
+@dataclass(eq=False)
 class PositionBatches(Sampler[list[int]]):
     """Batches of positions of one rank, from `first_batch` on, without end."""
 
-    def __init__(self, batch_size: int, rank: int, world_size: int, first_batch: int):
-        self.batch_size = batch_size
-        self.rank = rank
-        self.world_size = world_size
-        self.first_batch = first_batch
+    batch_size: int
+    rank: int
+    world_size: int
+    first_batch: int
 
     def __iter__(self) -> Iterator[list[int]]:
-        batch = self.first_batch
-        while True:
+        for batch in itertools.count(self.first_batch):
             start = (batch * self.world_size + self.rank) * self.batch_size
             yield list(range(start, start + self.batch_size))
-            batch += 1
 
 
+@dataclass(eq=False)
 class StreamBatches(IterableDataset):
     """Batches of a stream with the reading state after each; `states` holds one entry for each worker."""
 
@@ -170,32 +167,22 @@ class StreamBatches(IterableDataset):
     # the example where it stopped, without transforming. tests/training/test_resume.py compares all weights of
     # interrupted and uninterrupted runs bit by bit, test_streams.py all batches of every kind of stream.
 
-    def __init__(
-        self,
-        stream: datasets.IterableDataset,
-        transform: Transform,
-        seed: int,
-        batch_size: int,
-        *,
-        replay: bool,
-        rank: int,
-        first_batch: int,
-        states: list[dict[str, Any] | None],
-        bad: BadExamples,
-    ):
+    stream: datasets.IterableDataset
+    transform: Transform
+    seed: int
+    batch_size: int
+    replay: bool
+    rank: int
+    first_batch: int
+    states: list[dict[str, Any] | None]
+    bad: BadExamples
+
+    def __post_init__(self) -> None:
+        self.order = describe_order(self.stream)
         # Decoded here, after reading: a picture that cannot be decoded would end the stream inside of `datasets`.
-        self.features = stream.features
-        self.stream = stream if stream.features is None else stream.decode(False)
-        self.bad = bad
-        self.transform = transform
-        self.seed = seed
-        self.batch_size = batch_size
-        self.replay = replay
-        self.rank = rank
-        self.first_batch = first_batch
-        self.states = states
-        self.order = describe_order(stream)
-        if any(state is not None and state["order"] != self.order for state in states):
+        self.features = self.stream.features
+        self.stream = self.stream if self.features is None else self.stream.decode(False)
+        if any(state is not None and state["order"] != self.order for state in self.states):
             raise ValueError(
                 "the training stream is shuffled in another order than the run began with: give its shuffle() a "
                 "seed, so that the run can resume with the same examples; or start a new run in another output_dir."
@@ -305,17 +292,8 @@ class TrainingLoader:
         if isinstance(data, datasets.IterableDataset):
             shuffle_buffer = 0 if source is None else source.shuffle_buffer
             stream = self._split_stream(data, shuffle_buffer, seed, num_workers, rank, world_size)
-            batches = StreamBatches(
-                stream,
-                transform,
-                seed,
-                batch_size,
-                replay=not _finds_place(stream, num_workers),
-                rank=rank,
-                first_batch=first_batch,
-                states=list(self.stream_states),
-                bad=self.bad,
-            )
+            replay, states = not _finds_place(stream, num_workers), list(self.stream_states)
+            batches = StreamBatches(stream, transform, seed, batch_size, replay, rank, first_batch, states, self.bad)
             self.loader = _QuietLoader(batches, batch_size=None, **options)
         else:
             sampler = PositionBatches(batch_size, rank, world_size, first_batch)

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import datasets
@@ -24,11 +25,11 @@ def ignore_signals(worker: int = 0) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+@dataclass(eq=False)
 class Examples(Dataset):
     """Lists of examples by their numbers."""
 
-    def __init__(self, data: datasets.Dataset):
-        self.data = data
+    data: datasets.Dataset
 
     def __getitem__(self, indices: list[int]) -> list[dict[str, Any]]:
         return [read_example(self.data, index) for index in indices]
@@ -40,16 +41,12 @@ def read_batches(data: datasets.Dataset, batches: list[list[int]], num_workers: 
         Examples(data),
         batch_size=None,
         sampler=batches,  # type: ignore[arg-type]
-        collate_fn=keep_as_is,
+        # Examples stay pictures and texts: the task makes tensors of them.
+        collate_fn=list,
         num_workers=min(num_workers, len(batches)),
         worker_init_fn=ignore_signals,
     )
     return read_all(loader, needs_models=False)
-
-
-def keep_as_is(examples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Examples stay pictures and texts: the task makes tensors of them."""
-    return examples
 
 
 def read_all(loader: DataLoader, needs_models: bool = True) -> Generator[Any, None, None]:

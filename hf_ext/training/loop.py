@@ -22,7 +22,7 @@ from .arguments import TrainingArguments
 from .callbacks import Callback
 from .evaluation import evaluate_sets, write_results
 from .launcher import honour_launcher
-from .observing import Clock, Profile, plot_curves, show_picture, start_trackers
+from .observing import Clock, plot_curves, show_picture, start_trackers
 from .optimizing import clear_gradients, clip_gradients
 from .processes import check_weights, gather_weights, name_failures, plain_class, seed_step, weigh_batches
 from .provenance import provenance
@@ -109,8 +109,6 @@ class _Training(Run):
             self._say(f"{self.folder.path} is complete: {progress.step} of {arguments.max_steps} steps are done.")
             self.accelerator.end_training()
             return
-        traces = self.folder.path / f"profile-{self.accelerator.process_index}"
-        profile = Profile(arguments.profile_steps, arguments.max_steps, traces)
         with self.onlookers.guard("the start of a tracker"):
             start_trackers(self.accelerator, arguments, self.folder.path, progress.step)
         self.model.train()
@@ -124,9 +122,7 @@ class _Training(Run):
                 with self.clock.stop():
                     self._checkpoint(save=True)
             while not self._is_over():
-                profile.before(progress.step)
                 loss, norm = self._step(batches)
-                profile.after(progress.step)
                 window += loss
                 bar.update(self._batch_size)
                 answer = stopping.ask()

@@ -1,4 +1,4 @@
-"""Measurements of a run while it runs: times, memory, a profile, and the runs of trackers."""
+"""Measurements of a run while it runs: times, memory, and the runs of trackers."""
 
 import contextlib
 import time
@@ -13,7 +13,6 @@ import torch
 from accelerate import Accelerator
 from PIL import Image
 
-from ..errors import UsageError
 from ..figures import new_figure, save_figure
 from ..files import read_json, write_json
 from .arguments import TrainingArguments
@@ -75,35 +74,6 @@ class Clock:
             "memory_gb": round(memory / 1e9, 2),
             "minutes_left": round(left / samples * seconds / 60, 1),
         }
-
-
-class Profile:
-    """A trace of some steps, for chrome://tracing or Perfetto."""
-
-    def __init__(self, steps: list[int] | None, max_steps: int, folder: Path):
-        if steps is not None and steps[1] > max_steps:
-            raise UsageError(
-                f"profile_steps is {steps}, but the run ends after step {max_steps} (max_steps), so no trace would be "
-                "written. Give steps within the run."
-            )
-        self.steps = steps
-        self.folder = folder
-        self._profiler: Any = None
-
-    def before(self, step: int) -> None:
-        """Begins with the first of the steps; `step` steps are done."""
-        if self.steps is not None and step + 1 == self.steps[0]:
-            self._profiler = torch.profiler.profile(profile_memory=True)
-            self._profiler.start()
-
-    def after(self, step: int) -> None:
-        """Writes the trace after the last of the steps."""
-        if self._profiler is None or self.steps is None or step < self.steps[1]:
-            return
-        self._profiler.stop()
-        self.folder.mkdir(exist_ok=True)
-        self._profiler.export_chrome_trace(str(self.folder / f"steps-{self.steps[0]}-{self.steps[1]}.json"))
-        self._profiler = None
 
 
 def start_trackers(accelerator: Accelerator, arguments: TrainingArguments, folder: Path, step: int) -> None:

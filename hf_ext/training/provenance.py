@@ -56,7 +56,7 @@ def _publish_sources(value: Any) -> Any:
 def public_arguments(arguments: TrainingArguments) -> dict[str, Any]:
     """Arguments for publication: only the last names of local folders."""
     content = asdict(arguments)
-    del content["output_dir"]
+    del content["output_dir"], content["resume_from_checkpoint"]
     content["data"] = _publish_sources(content["data"])
     if content["init_from"] is not None:
         content["init_from"] = published_name(content["init_from"])

@@ -1,22 +1,35 @@
-"""Pushing models to a Hub beside the steps of a run."""
+"""Models and resume states on a Hub: pushed beside the steps of a run, fetched where one begins elsewhere."""
 
 import contextlib
 import os
+import pickle
+import re
 import shutil
 import sys
 import threading
 from pathlib import Path
 
 import torch
+from accelerate.utils import load
+from huggingface_hub import HfApi, snapshot_download
 from tqdm import tqdm
 
+from ..errors import DataError, UsageError
 from ..files import whole_folder
+from ..hub.checkpoints import explain_hub, split_revision
 from .arguments import TrainingArguments
 from .callbacks import Callback
 from .state import RunFolder
 
 # Seconds that a complete run waits for its last push.
 _PATIENCE = 3600
+# The folder of a repository that has the last state, as transformers calls it.
+LAST = "last-checkpoint"
+# All that is taken from there: what `RunFolder` holds of a run whose weights are not sharded.
+_FETCHED = re.compile(
+    r"args\.json|metrics\.jsonl|best/.+|state/step-\d+/(manifest\.json|model\.safetensors|optimizer\.bin|scaler\.pt"
+    r"|custom_checkpoint_\d\.pkl|stream-\d+\.json)"
+)
 
 
 class PushModels(Callback):
@@ -44,7 +57,7 @@ class PushModels(Callback):
 
     def on_save(self, step: int, folder: Path, is_best: bool) -> None:
         """Pushes the model that was saved, where the run's strategy says so."""
-        if self.strategy == ("best" if is_best else "every_save"):
+        if is_best == (self.strategy == "best") and self.strategy != "end":
             self._take(folder, step)
 
     def on_end(self, step: int) -> None:
@@ -57,8 +70,18 @@ class PushModels(Callback):
                 self._warn(step, f"the push has not ended after {_PATIENCE // 60} minutes")
 
     def _take(self, model: Path, step: int) -> None:
+        parts = {"model": model}
+        if self.strategy == "checkpoint":
+            state = self.run.state(step)
+            parts |= {f"{LAST}/state/{state.name}": state, f"{LAST}/best": self.run.best}
         with whole_folder(self.copies / f"step-{step}") as folder:
-            shutil.copytree(model, folder, copy_function=_link_file, dirs_exist_ok=True)
+            for name, part in parts.items():
+                if part.is_dir():
+                    shutil.copytree(part, folder / name, copy_function=_link_file)
+            if self.strategy == "checkpoint":
+                # Rows are added to the one, and links would follow.
+                for file in (self.run.arguments, self.run.metrics):
+                    shutil.copy2(file, folder / LAST)
         self._push_soon(self.copies / f"step-{step}")
 
     def _push_soon(self, copy: Path) -> None:
@@ -86,7 +109,16 @@ class PushModels(Callback):
 
         kind = "Best model" if self.strategy == "best" else "Model"
         try:
-            commit = push(copy, self.repo_id, private=self.private, commit_message=f"{kind}, step {step}")
+            commit = push(copy / "model", self.repo_id, private=self.private, commit_message=f"{kind}, step {step}")
+            if (copy / LAST).is_dir():
+                HfApi().upload_folder(
+                    repo_id=self.repo_id,
+                    folder_path=copy / LAST,
+                    path_in_repo=LAST,
+                    # The state before.
+                    delete_patterns="*",
+                    commit_message=f"State, step {step}",
+                )
             tqdm.write(f"step {step}: pushed to {commit.commit_url}", file=sys.stderr)
         # Any error: a Hub that is down for an hour must not end a training of a week.
         except Exception as error:
@@ -108,3 +140,39 @@ def _link_file(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
+
+
+def fetch_run(source: str, run: RunFolder) -> None:
+    """
+    Downloads the run whose last state a repository has into the run folder; leaves one alone that holds a run.
+
+    Raises:
+        UsageError: If the folder holds other files.
+        DataError: If there is no such repository or state, or one with files that may run code when they are loaded.
+    """
+    if run.arguments.exists():
+        return
+    if run.path.exists() and not (run.path.is_dir() and not any(run.path.iterdir())):
+        raise UsageError(f"resume_from_checkpoint needs a new or empty output_dir, and {run.path} holds other files.")
+    name, revision = split_revision(source)
+    with whole_folder(run.path) as folder:
+        with explain_hub(source, None):
+            place = Path(snapshot_download(name, revision=revision, allow_patterns=f"{LAST}/*"), LAST)
+        files = {path.relative_to(place).as_posix(): path for path in place.rglob("*") if path.is_file()}
+        if not {"args.json", "metrics.jsonl"} <= files.keys():
+            raise DataError(f"{source} has no {LAST}/ of a run: push states with --hub_strategy checkpoint.")
+        for inner, path in files.items():
+            if not _FETCHED.fullmatch(inner):
+                raise DataError(f"{source}: {LAST}/{inner} is no file of a state that can be fetched.")
+            if inner.startswith("state/") and path.suffix in (".bin", ".pkl", ".pt"):
+                _refuse_code(path, f"{source}: {LAST}/{inner}")
+            (folder / inner).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, folder / inner)
+
+
+def _refuse_code(path: Path, name: str) -> None:
+    """Refuses a pickle of more than tensors and plain values: accelerate loads some without looking."""
+    try:
+        load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        raise DataError(f"{name} is damaged, or holds more than tensors and numbers: it is not loaded.") from error

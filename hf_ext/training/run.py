@@ -24,7 +24,7 @@ from .fingerprint import fingerprint
 from .models import add_adapter, build_model, enable_activation_checkpointing, pin_revision, refuse_lost_fields
 from .optimizing import build_optimizer, build_schedule, count_steps, describe_warm_up, read_optimizer
 from .processes import check_trackers, make_accelerator, prepare_sharding
-from .pushing import PushModels
+from .pushing import PushModels, fetch_run
 from .state import Progress, RunFolder, WeightAverage, load_state, use_plain_names
 from .task import Task
 
@@ -69,6 +69,10 @@ class Run:
         if accelerator.is_main_process:
             kind = accelerator.distributed_type
             sharding = kind.value if kind in (DistributedType.FSDP, DistributedType.DEEPSPEED) else None
+            if sharding and self.arguments.hub_strategy == "checkpoint":
+                raise UsageError(f"states of {sharding} are not pushed: use another hub_strategy than checkpoint.")
+            if self.arguments.resume_from_checkpoint is not None:
+                fetch_run(self.arguments.resume_from_checkpoint, self.folder)
             about = describe_run(self.arguments, accelerator.num_processes, sharding)
             self.folder.check(self.arguments, about)
         if self.train_data is None:

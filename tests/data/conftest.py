@@ -2,3 +2,4 @@
 
 from tests.training.conftest import examples as examples
 from tests.training.conftest import images as images
+from tests.training.conftest import without_pause as without_pause

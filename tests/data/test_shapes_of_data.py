@@ -37,6 +37,10 @@ def write_file(path: Path, number: int) -> None:
 def write_shape(place: str, block: str) -> None:
     """What a block shows: a table, an array, or files, of which there are several."""
     lines = block.splitlines()
+    if place.endswith(".txt"):
+        rows = [f"{line} {copy}" for copy in range(COPIES) for line in lines]
+        Path(place).write_text("\n".join(rows), encoding="utf-8")
+        return
     if "," in lines[0]:
         if place.endswith(".csv"):
             first, rows = lines[0].partition(",")[0], []

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from transformers import ConvNextImageProcessor, RegNetConfig, RegNetForImageClassification
 
 from hf_ext.tasks.diffusion import DisentangledDiTTask
+from hf_ext.tasks.precompute import Precompute
 from hf_ext.training import TrainingArguments, train
 from hf_ext.training.arguments import build
 from hf_ext.training.observing import TIMINGS
@@ -81,6 +83,40 @@ def contents(folder: Path) -> dict[str, str]:
             if path.name != "training.json":
                 found[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
+
+
+class Interrupted(Exception):
+    """Stands for whatever ends a process in the middle of a step."""
+
+
+class InterruptedTask(DisentangledDiTTask):
+    """Fails in its fourth step."""
+
+    def loss(self, model, batch, step):
+        if step == 3:
+            raise Interrupted
+        return super().loss(model, batch, step)
+
+
+def check_resuming(folder: Path, data: Path, **changes):
+    """Interrupted and continued, a run leaves what the whole one does, bit for bit."""
+    options = {"max_steps": 4, "save_steps": 2, "eval_steps": 4, "per_device_train_batch_size": 2, **changes}
+    whole = run(make_arguments(folder / "whole", data, **options))
+    with pytest.raises(Interrupted):
+        run(make_arguments(folder / "pieces", data, **options), InterruptedTask)
+    run(make_arguments(folder / "pieces", data, **options))
+    assert contents(folder / "pieces") == contents(folder / "whole")
+    return whole
+
+
+def settings(pictures: Path, vae: Path, **changes) -> Precompute:
+    """Latents of 16 pixels, four to a file."""
+    values = {"data": {"path": str(pictures)}, "vae": str(vae), "image_size": 16, "shard_size": 4, "batch_size": 2}
+    return build(Precompute, {**values, **changes}, "precompute")
+
+
+def rows_of(folder: Path) -> datasets.Dataset:
+    return datasets.load_dataset(str(folder), split="train")
 
 
 def write_judge(folder: Path) -> str:

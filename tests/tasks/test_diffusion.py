@@ -27,7 +27,7 @@ from hf_ext.training.models import refuse_lost_fields
 from tests.disentangled_dit.pipeline_testing import make_text_pipeline, make_vae
 from tests.kit.refusals import refused
 
-from .diffusion_testing import CLASSES, MODEL, contents, losses, make_arguments, run, write_pictures
+from .diffusion_testing import CLASSES, MODEL, check_resuming, contents, losses, make_arguments, run, write_pictures
 
 
 @pytest.fixture
@@ -61,34 +61,16 @@ def test_a_run_leaves_a_pipeline_that_scores_what_was_said(tmp_path, pictures):
     assert made.size == (8, 8)
 
 
-class Interrupted(Exception):
-    """Stands for whatever ends a process in the middle of a step."""
-
-
-class InterruptedTask(DisentangledDiTTask):
-    """Fails in its third step."""
-
-    def loss(self, model, batch, step):
-        if step == 3:
-            raise Interrupted
-        return super().loss(model, batch, step)
-
-
 @pytest.mark.parametrize("kind", ["class", pytest.param("masked", marks=pytest.mark.slow)])
 def test_an_interrupted_run_ends_as_the_whole_one(tmp_path, pictures, kind):
     masked = {"mask_ratio": 0.5} if kind == "masked" else {}
     model = {**MODEL, "num_decoder_layers": 1} if kind == "masked" else MODEL
     options = {"task": {**SMALL, **masked}, "model": model, "ema_decay": 0.9, "save_steps": 2, "eval_steps": 3}
     options |= {"gradient_accumulation_steps": 2, "max_steps": 4, "per_device_train_batch_size": 2}
-    _, metrics = run(make_arguments(tmp_path / "whole", pictures, **options))
-    with pytest.raises(Interrupted):
-        run(make_arguments(tmp_path / "pieces", pictures, **options), InterruptedTask)
-    assert run(make_arguments(tmp_path / "pieces", pictures, **options))[1] == metrics
+    check_resuming(tmp_path, pictures, **options)
     whole = contents(tmp_path / "whole")
     assert {"state/step-4/optimizer.bin", "snapshot/transformer/diffusion_pytorch_model.safetensors"} < {*whole}
-    assert contents(tmp_path / "pieces") == whole
-    other = make_arguments(tmp_path / "other", pictures, **options, seed=1)
-    run(other)
+    run(make_arguments(tmp_path / "other", pictures, **options, seed=1))
     assert contents(tmp_path / "other")["metrics 0"] != whole["metrics 0"]
 
 

@@ -16,13 +16,21 @@ from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.tasks.diffusion_buckets import group_pictures
 from hf_ext.tasks.diffusion_latents import SPREAD, encode_posterior, load_autoencoder, read_row
 from hf_ext.tasks.diffusion_texts import NULL, Captions, TextEncoder
-from hf_ext.tasks.precompute import Precompute, precompute
-from hf_ext.training import loop
+from hf_ext.tasks.precompute import precompute
 from hf_ext.training.data import IndexedSamples, TrainingLoader
-from tests.disentangled_dit.pipeline_testing import make_text_pipeline, make_vae
 from tests.kit.refusals import refused
 
-from .diffusion_testing import CLASSES, MODEL, contents, losses, make_arguments, run, write_pictures
+from .diffusion_testing import (
+    CLASSES,
+    MODEL,
+    check_resuming,
+    losses,
+    make_arguments,
+    rows_of,
+    run,
+    settings,
+    write_pictures,
+)
 
 # Tall, square and wide, several of each.
 SIZES = [(24, 12), (16, 16), (12, 24), (30, 15), (20, 20), (16, 32), (18, 18), (24, 13), (17, 16)]
@@ -34,57 +42,12 @@ def pictures(tmp_path):
     return write_pictures(tmp_path / "pictures", side_column=SIZES)
 
 
-@pytest.fixture
-def vae(tmp_path):
-    make_vae().save_pretrained(tmp_path / "vae")
-    return tmp_path / "vae"
-
-
-@pytest.fixture
-def encoder(tmp_path):
-    made = make_text_pipeline()
-    made.text_encoder.save_pretrained(tmp_path / "encoder")
-    made.tokenizer.save_pretrained(tmp_path / "encoder")
-    return tmp_path / "encoder"
-
-
-@pytest.fixture(autouse=True)
-def no_curves(monkeypatch):
-    """To draw them would take longer than all else."""
-    monkeypatch.setattr(loop, "plot_curves", lambda run: None)
-
-
 def encode(pictures, vae, out, **changes):
-    values = {"data": {"path": str(pictures)}, "vae": str(vae), "image_size": 16, "shard_size": 4, "batch_size": 2}
-    return precompute(build(Precompute, {**values, **changes}, "precompute"), out)
+    return precompute(settings(pictures, vae, **changes), out)
 
 
-def rows_of(folder):
-    return datasets.load_dataset(str(folder), split="train")
-
-
-class Interrupted(Exception):
-    """Stands for whatever ends a process in the middle of a step."""
-
-
-class InterruptedTask(DisentangledDiTTask):
-    """Fails in its fourth step."""
-
-    def loss(self, model, batch, step):
-        if step == 3:
-            raise Interrupted
-        return super().loss(model, batch, step)
-
-
-def check_resuming(tmp_path, data, **changes):
-    """Interrupted and continued, a run leaves what the whole one does, bit for bit."""
-    options = {"max_steps": 4, "save_steps": 2, "eval_steps": 4, "per_device_train_batch_size": 2, **changes}
-    whole = run(make_arguments(tmp_path / "whole", data, **options))
-    with pytest.raises(Interrupted):
-        run(make_arguments(tmp_path / "pieces", data, **options), InterruptedTask)
-    run(make_arguments(tmp_path / "pieces", data, **options))
-    assert contents(tmp_path / "pieces") == contents(tmp_path / "whole")
-    return whole
+def task_of(vae):
+    return {"image_size": 16, "vae": str(vae)}
 
 
 def test_a_posterior_is_kept_and_drawn_from(tmp_path, pictures, vae):
@@ -115,10 +78,6 @@ def test_a_posterior_is_kept_and_drawn_from(tmp_path, pictures, vae):
     assert torch.equal(task.training_sample(rows[0], None)["latents"], mode)
     with refused(DataError, "latent_spread", "task.post"):
         run(make_arguments(tmp_path / "never", tmp_path / "modes", task={**task_of(vae), "posterior": True}))
-
-
-def task_of(vae):
-    return {"image_size": 16, "vae": str(vae)}
 
 
 def test_pictures_are_drawn_from_their_posterior_too(tmp_path, pictures, vae):

@@ -2,7 +2,6 @@
 
 import json
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -12,17 +11,17 @@ from pyarrow.parquet import read_table
 from hf_ext.errors import DataError, MissingColumn, OtherRun, UsageError
 from hf_ext.files import TakenError
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
-from hf_ext.settings import SettingsError, build
+from hf_ext.settings import SettingsError
 from hf_ext.tasks import precompute as module
 from hf_ext.tasks.diffusion_data import Crops, cut_view
 from hf_ext.tasks.diffusion_latents import load_autoencoder, read_row, to_pixels
-from hf_ext.tasks.precompute import Precompute, precompute
+from hf_ext.tasks.precompute import precompute
 from hf_ext.training.data import TrainingLoader
 from tests.disentangled_dit.pipeline_testing import make_vae
 from tests.kit.models import assert_same_answers
 from tests.kit.refusals import refused
 
-from .diffusion_testing import CLASSES, MODEL, losses, make_arguments, run, write_pictures
+from .diffusion_testing import CLASSES, MODEL, losses, make_arguments, rows_of, run, settings, write_pictures
 
 # Tall, square and wide, several of each.
 SIZES = [(24, 12), (16, 16), (12, 24), (30, 15), (20, 20), (16, 32), (18, 18)]
@@ -31,21 +30,6 @@ SIZES = [(24, 12), (16, 16), (12, 24), (30, 15), (20, 20), (16, 32), (18, 18)]
 @pytest.fixture
 def pictures(tmp_path):
     return write_pictures(tmp_path / "pictures", side_column=SIZES)
-
-
-@pytest.fixture
-def vae(tmp_path):
-    make_vae().save_pretrained(tmp_path / "vae")
-    return tmp_path / "vae"
-
-
-def settings(pictures, vae, **changes):
-    values = {"data": {"path": str(pictures)}, "vae": str(vae), "image_size": 16, "shard_size": 4, "batch_size": 2}
-    return build(Precompute, {**values, **changes}, "precompute")
-
-
-def rows_of(folder):
-    return datasets.load_dataset(str(folder), split="train")
 
 
 def test_rows_are_the_encoded_parts_with_their_controls(tmp_path, pictures, vae, monkeypatch):
@@ -179,10 +163,8 @@ def test_work_of_exchanged_pictures_is_made_anew(tmp_path, pictures, vae, monkey
     assert sorted(rows_of(out)["original_size"]) == sorted(list(size) for size in SIZES)
 
 
-def test_a_whole_pipeline_lends_its_autoencoder(tmp_path, pictures, vae):
-    (tmp_path / "pipeline").mkdir()
-    vae.rename(tmp_path / "pipeline" / "vae")
-    assert load_autoencoder(str(tmp_path / "pipeline")).config.latent_channels == 4
+def test_a_whole_pipeline_lends_its_autoencoder(vae):
+    assert load_autoencoder(str(vae.parent)).config.latent_channels == 4
 
 
 def test_what_does_not_fit_is_refused(tmp_path, pictures, vae):

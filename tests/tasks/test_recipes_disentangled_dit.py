@@ -17,9 +17,8 @@ from safetensors.torch import load_file
 import hf_ext.pipelines  # noqa: F401  registers the pipeline with diffusers
 from hf_ext.settings import build
 from hf_ext.tasks.precompute import Precompute, precompute
-from hf_ext.training import TrainingArguments, build_task, loop, train
+from hf_ext.training import TrainingArguments, build_task, train
 from hf_ext.training.arguments import apply_overrides, read_yaml
-from tests.disentangled_dit.pipeline_testing import make_text_pipeline, make_vae
 
 from .diffusion_testing import CLASSES, make_arguments, run, write_pictures
 
@@ -87,14 +86,6 @@ def base_run(folder: Path, data: Path, **task) -> str:
     return str(folder / "snapshot")
 
 
-def write_encoder(folder: Path) -> Path:
-    """A text encoder and its tokenizer."""
-    made = make_text_pipeline()
-    made.text_encoder.save_pretrained(folder)
-    made.tokenizer.save_pretrained(folder)
-    return folder
-
-
 def rename_columns(data: Path, out: Path, columns: tuple[str, str, str]) -> Path:
     """The pictures under the names that a set of the Hub gives its columns; `short` and `long` are captions too."""
     rows = datasets.load_dataset(str(data), split="train")
@@ -106,27 +97,26 @@ def rename_columns(data: Path, out: Path, columns: tuple[str, str, str]) -> Path
     return out
 
 
-def prepare(name: str, folder: Path) -> tuple[Path, list[str]]:
+def prepare(name: str, folder: Path, vae: Path, encoder: Path) -> tuple[Path, list[str]]:
     """What a recipe reads, as its first lines say, of tiny parts; and the words that name them."""
     pictures = write_pictures(folder / "pictures", 4, side_column=[(12, 10), (16, 8), (8, 16), (12, 12)])
     data = rename_columns(pictures, folder / "data", LATENTS.get(name, ("image", "label", "text")))
-    more, texts, vae = [], {}, {}
+    more, texts, latents = [], {}, {}
     task = read_yaml(RECIPES / f"{name}.yaml")["task"]
     if "text_encoder" in task:
-        texts = {"text_encoder": str(write_encoder(folder / "encoder")), "max_text_length": 8}
+        texts = {"text_encoder": str(encoder), "max_text_length": 8}
         more += [f"--task.{option}={value}" for option, value in texts.items()]
     if name in LATENTS:
-        make_vae().save_pretrained(folder / "vae")
-        vae, (image, _, text) = {"vae": str(folder / "vae")}, LATENTS[name]
-        values = {"data": {"path": str(data)}, **vae, **texts, "text_column": text}
+        latents, (image, _, text) = {"vae": str(vae)}, LATENTS[name]
+        values = {"data": {"path": str(data)}, **latents, **texts, "text_column": text}
         values |= {"image_size": 16, "image_column": image, "posterior": task.get("posterior", False)}
         # The buckets of the recipe's own command.
         command = (RECIPES / f"{name}.yaml").read_text(encoding="utf-8")
         values |= {"max_ratio": 2.0, "bucket_step": 4} if "--max-ratio 2" in command else {}
         data = precompute(build(Precompute, values), folder / "latents")
-        more.append(f"--task.vae={vae['vae']}")
+        more.append(f"--task.vae={vae}")
     if name in LARGER:
-        half = {"image_size": 8, **LARGER[name], **vae, **texts}
+        half = {"image_size": 8, **LARGER[name], **latents, **texts}
         more.append(f"--init_from={base_run(folder / 'base', pictures, **half)}")
     if name == "class_to_text":
         changes = {"image_size": 8, "objective": "v_prediction"}
@@ -135,10 +125,8 @@ def prepare(name: str, folder: Path) -> tuple[Path, list[str]]:
 
 
 @pytest.mark.parametrize("name", SLICES)
-def test_a_recipe_trains_from_end_to_end(name, tmp_path, monkeypatch):
-    # To draw them would take longer than all else.
-    monkeypatch.setattr(loop, "plot_curves", lambda run: None)
-    data, more = prepare(name, tmp_path)
+def test_a_recipe_trains_from_end_to_end(name, tmp_path, vae, encoder):
+    data, more = prepare(name, tmp_path, vae, encoder)
     arguments = arguments_of(name, tmp_path / "run", data, *more)
     task = build_task(arguments)
     metrics = train(task, arguments)

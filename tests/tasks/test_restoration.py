@@ -38,6 +38,15 @@ def photos(tmp_path):
     return folder
 
 
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A checkpoint to start from."""
+    folder = tmp_path_factory.mktemp("base")
+    SemanIRForImageRestoration(SemanIRConfig(**MODEL)).save_pretrained(folder)
+    SemanIRImageProcessor().save_pretrained(folder)
+    return folder
+
+
 def run(tmp_path, photos, name="run", task=None, **changes):
     forget_accelerate()
     values = {
@@ -102,10 +111,7 @@ def test_compiled_training_is_near_the_plain_one(tmp_path, photos):
 # peft still asks for the name that transformers deprecates.
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_an_adapter_is_trained_and_loads_with_peft(tmp_path, photos, checkpointing):
-    run(tmp_path, photos, "base")
-    base = tmp_path / "base" / "snapshot"
-
+def test_an_adapter_is_trained_and_loads_with_peft(tmp_path, photos, base, checkpointing):
     class KeepingTask(SemanIRTask):
         def save_model(self, model, state_dict, folder):
             self.output = restore(model)
@@ -125,20 +131,21 @@ def test_an_adapter_is_trained_and_loads_with_peft(tmp_path, photos, checkpointi
     assert not torch.allclose(loaded, expected, rtol=1e-3, atol=1e-3)
 
 
-def test_wrong_adapter_sections_are_refused(tmp_path, photos):
-    run(tmp_path, photos, "base")
-    start = {"init_from": str(tmp_path / "base" / "snapshot"), "model": {}}
-    with refused(UsageError, "peft.peft_type", "LORRA"):
-        run(tmp_path, photos, "a", peft={"peft_type": "LORRA"}, **start)
-    with refused(UsageError, "peft"):
-        run(tmp_path, photos, "b", peft={"peft_type": "LORA", "rank": 2}, **start)
-    with refused(ValueError, "nothing_like_it"):
-        run(tmp_path, photos, "c", peft={"peft_type": "LORA", "target_modules": ["nothing_like_it"]}, **start)
+@pytest.mark.parametrize(
+    ("kind", "section", "fact"),
+    [
+        (UsageError, {"peft_type": "LORRA"}, "LORRA"),
+        (UsageError, {"peft_type": "LORA", "rank": 2}, "peft"),
+        (ValueError, {"peft_type": "LORA", "target_modules": ["nothing_like_it"]}, "nothing_like_it"),
+    ],
+)
+def test_wrong_adapter_sections_are_refused(tmp_path, photos, base, kind, section, fact):
+    with refused(kind, fact):
+        run(tmp_path, photos, init_from=str(base), model={}, peft=section)
 
 
-def test_an_adapter_changes_no_field_of_its_base_that_it_does_not_save(tmp_path, photos):
-    run(tmp_path, photos, "base")
-    base = str(tmp_path / "base" / "snapshot")
+def test_an_adapter_changes_no_field_of_its_base_that_it_does_not_save(tmp_path, photos, base):
+    base = str(base)
     peft = {"peft_type": "LORA", "r": 2, "target_modules": ["query_key_value"]}
     changes = {"top_k": 4, "image_mean": [0.5, 0.5, 0.5], "embed_dim": 8, "train_top_k": [2, 4]}
     with refused(DataError, "image_mean", "[0.5", "0.5"):
@@ -163,9 +170,7 @@ def test_a_field_that_an_older_base_lacks_has_its_default(tmp_path):
         refuse_lost_fields(model, changes, str(base))
 
 
-def test_weights_come_from_a_folder(tmp_path, photos, caplog):
-    run(tmp_path, photos, "base")
-    base = tmp_path / "base" / "snapshot"
+def test_weights_come_from_a_folder(tmp_path, base, caplog):
     task = SemanIRTask(patch_size=8)
     expected = SemanIRForImageRestoration.from_pretrained(base)
     built = task.build_model({}, str(base))
@@ -390,8 +395,7 @@ def test_the_data_must_have_the_columns(tmp_path):
         SemanIRTask({"kind": "paired"}).training_sample(pair, np.random.default_rng(0))
 
 
-def test_weights_come_from_a_hub(tmp_path, photos):
-    run(tmp_path, photos, "base")
+def test_weights_come_from_a_hub(tmp_path, base):
     script = """
 import sys, torch
 from pathlib import Path
@@ -412,6 +416,6 @@ assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), local.parameters
             "HF_HOME": str(tmp_path / "home"),
             "HF_TOKEN": "x",
         }
-        command = [sys.executable, "-c", script, str(tmp_path / "base" / "snapshot")]
+        command = [sys.executable, "-c", script, str(base)]
         done = warm_python.run(command, cwd=ROOT, env=environment(**places))
     assert done.returncode == 0, done.stderr

@@ -1,10 +1,21 @@
 """Fixtures of the training tests."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import datasets
 import pytest
 
 from .tiny import write_images, write_shards
+
+
+@pytest.fixture(autouse=True, scope="session")
+def without_pause() -> Iterator[None]:
+    """Streams that end at once: `datasets` waits five seconds at each end of a mixture or of a buffer."""
+    before = datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN
+    datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0.02
+    yield
+    datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = before
 
 
 @pytest.fixture

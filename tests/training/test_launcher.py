@@ -197,11 +197,7 @@ def test_sharding_without_gpus_is_refused_and_processes_on_processors_are_found(
                 require_devices({name: "true"})
         assert needs_processors({"LOCAL_RANK": "0"}) == (not devices)
         assert not needs_processors({})
-    with pytest.raises(ValueError):
-        check_processes(1, {"LOCAL_RANK": "0", "WORLD_SIZE": "2"})
     check_processes(1, {"WORLD_SIZE": "2"})
-    with pytest.raises(ValueError):
-        honour_launcher(make_arguments(Path("run"), {}), {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "many"})
     monkeypatch.setattr(launcher, "find_spec", lambda name: None)
     with pytest.raises(ValueError):
         honour_launcher(make_arguments(Path("run"), {}), {"ACCELERATE_USE_DEEPSPEED": "true"})

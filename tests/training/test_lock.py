@@ -7,6 +7,9 @@ import signal
 import pytest
 
 from hf_ext.training.lock import FolderLock
+from hf_ext.training.state import RunFolder
+
+from .tiny import make_arguments, prepare
 
 
 def test_a_second_holder_is_refused_until_the_first_lets_go(tmp_path):
@@ -58,11 +61,12 @@ def test_a_killed_holder_frees_the_folder_though_its_loaders_live(tmp_path):
             os._exit(0)
         signal.pause()
     os.read(ready[0], 1)
-    follower = FolderLock(tmp_path)
-    with pytest.raises(ValueError):
-        follower.acquire()
+    arguments = make_arguments(tmp_path, {})
+    with pytest.raises(ValueError) as refused:
+        prepare(RunFolder(tmp_path), arguments)
+    assert str(tmp_path) in str(refused.value)
     os.kill(holder, signal.SIGKILL)
     os.waitpid(holder, 0)
-    follower.acquire()
-    follower.release()
+    with RunFolder(tmp_path) as folder:
+        prepare(folder, arguments)
     os.write(done[1], b"1")

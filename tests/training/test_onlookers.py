@@ -156,7 +156,7 @@ def test_a_push_that_fails_is_a_row_and_one_that_was_cut_off_begins_anew(tmp_pat
     assert [row["step"] for row in rows if "push_error" in row] == [4]
     assert "no Hub" in capsys.readouterr().err
     # As a killed process leaves it.
-    shutil.copytree(tmp_path / "run" / "snapshot", tmp_path / "run" / ".push" / "step-4")
+    shutil.copytree(tmp_path / "run" / "snapshot", tmp_path / "run" / ".push" / "step-4" / "model")
     hub = SlowHub(monkeypatch)
     hub.may_go.release(100)
     pushing = PushModels(make_arguments(tmp_path / "run", {}, hub_model_id="me/run"), RunFolder(tmp_path / "run"))

@@ -9,11 +9,8 @@ import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hf_ext.errors import UsageError
-from hf_ext.settings import SettingsError
 from hf_ext.training.observing import TIMINGS, Clock, list_tracker_settings, plot_curves
 from hf_ext.training.state import RunFolder, WeightAverage
-from tests.kit.refusals import refused
 
 from .tiny import TinyConfig, TinyModel, TinyTask, make_arguments, run
 
@@ -126,19 +123,6 @@ def test_a_run_leaves_rows_curves_pictures_and_tracks(tmp_path, examples, monkey
     assert [event.step for event in events.Images("samples")] == [3, 6, 7]
     assert {event.step for event in events.Scalars("loss")} == {2, 3, 4, 6, 7}
     assert not [*folder.snapshot.glob("*optimizer*")]
-
-
-def test_a_profile_of_some_steps_is_written(tmp_path, examples):
-    data = {"train": {"path": str(examples)}}
-    run(TinyTask(), make_arguments(tmp_path / "run", data, profile_steps=[3, 4]))
-    trace = json.loads((tmp_path / "run" / "profile-0" / "steps-3-4.json").read_text())
-    assert any("conv" in str(event.get("name")) for event in trace["traceEvents"])
-    with refused(SettingsError, "profile_steps"):
-        make_arguments(tmp_path / "other", data, profile_steps=[4, 3])
-    # Of a run that ends before, the trace would never be written; epochs say in the end how many steps it has.
-    for length, steps in (({"max_steps": 2}, 2), ({"num_train_epochs": 1}, 3)):
-        with refused(UsageError, steps, "profile_steps"):
-            run(TinyTask(), make_arguments(tmp_path / f"short-{steps}", data, profile_steps=[2, 4], **length))
 
 
 def test_the_time_between_two_rows_is_data_compute_and_overhead(monkeypatch):

@@ -10,7 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from ast import literal_eval
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -19,7 +20,9 @@ import psutil
 import pytest
 import torch
 
+from hf_ext.errors import UsageError
 from hf_ext.training import train
+from hf_ext.training.launcher import honour_launcher, require_devices
 from hf_ext.training.state import RunFolder
 from hf_ext.training.stopping import EXIT_CODE, SIGNALS, RunStopped, Stopping
 from tests.kit.process_state import forget_accelerate
@@ -27,7 +30,7 @@ from tests.kit.refusals import refused
 
 from .launching import ROOT, environment
 from .stoppable import main
-from .tiny import TinyTask, contents, make_arguments, prepare
+from .tiny import TinyTask, contents, make_arguments
 
 STEPS = 60
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -145,25 +148,6 @@ def test_two_processes_save_once_for_one_interval(monkeypatch):
     for now in (10.0, 61.0, 62.0, 63.0, 64.0, 123.0, 124.0, 125.0):  # noqa: B007
         answers.append(stopping.ask())
     assert answers == [0, 0, 1, 0, 0, 0, 1, 0]
-
-
-def test_a_second_run_in_a_folder_is_refused(tmp_path, examples, monkeypatch):
-    for name, value in environment().items():
-        monkeypatch.setenv(name, value)
-    (process,) = start(tmp_path / "run", examples, 1, max_steps=10_000)
-    while not steps_done(tmp_path / "run"):
-        time.sleep(0.001)
-    arguments = make_arguments(tmp_path / "run", {"train": {"path": str(examples)}})
-    forget_accelerate()
-    arguments = replace(arguments, max_steps=10_000)
-    with pytest.raises(ValueError) as refused:
-        prepare(RunFolder(tmp_path / "run"), arguments)
-    assert str(tmp_path / "run") in str(refused.value)
-    process.kill()
-    process.join()
-    # The lock of a process that was killed is open.
-    with RunFolder(tmp_path / "run") as folder:
-        prepare(folder, arguments)
 
 
 class HangingUpTask(TinyTask):
@@ -312,10 +296,16 @@ def test_another_program_of_a_job_goes_on_after_the_signal(tmp_path, slurm):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a script of bash")
-def test_a_sharded_job_is_told_to_the_training(slurm):
-    # There is no GPU here, and sharding is refused: FSDP2 was asked for.
-    refused = slurm(1, 1, SHARDED="1")
-    assert refused.returncode == 2 and "FSDP" in refused.stderr
+def test_a_sharded_job_is_told_to_the_training(tmp_path, slurm):
+    program = "import os\nprint({name: value for name, value in os.environ.items() if 'FSDP' in name})"
+    (tmp_path / "program.py").write_text(program)
+    for sharded in ("", "1"):
+        told = literal_eval(slurm(1, 1, SHARDED=sharded, PROGRAM="python program.py").stdout)
+        # Without GPUs it is refused: FSDP2 was asked for.
+        arguments = make_arguments(tmp_path / "run", {}, gradient_accumulation_steps=1)
+        assert honour_launcher(arguments, told) == (arguments, [])
+        with pytest.raises(UsageError) if sharded else nullcontext():
+            require_devices(told)
 
 
 @pytest.mark.slow

@@ -116,7 +116,7 @@ def test_all_kinds_of_data_go_on_where_they_were_cut(root, kind):
     check(root, kind, 0, 1, [1, 4, 6])
 
 
-@pytest.mark.parametrize("kind", ["list", "mixture", "python own shuffle"])
+@pytest.mark.parametrize("kind", ["list", "tars", "python own shuffle"])
 def test_loader_processes_go_on_where_they_were_cut(root, kind):
     check(root, kind, 2, 1, [1, 4])
 

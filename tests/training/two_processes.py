@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import datasets
 import torch
 from accelerate import PartialState
 
@@ -53,8 +54,9 @@ def compare(root: Path, case: str, **changes: Any) -> dict[str, Any]:
 
 def main() -> None:
     root = Path(sys.argv[1])
-    # To draw would take longer than all else.
+    # To draw, and to wait five seconds at each end of a buffer, would take longer than all else.
     loop.plot_curves = lambda run: None
+    datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0.02
     # A second group in the same processes would find the addresses of the first at the launcher's store.
     PartialState.destroy_process_group = lambda self, group=None: None
     results = {case: compare(root, case) for case in sys.argv[2:]}

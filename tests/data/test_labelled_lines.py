@@ -1,0 +1,88 @@
+"""Lines of text that hold a label each: read with their classes, or refused; plain lines stay plain texts."""
+
+import pytest
+
+from hf_ext.data.opening import open_source
+from hf_ext.data.roles import Hints
+from hf_ext.data.source import DataSource
+from hf_ext.data.survey import look_at
+from hf_ext.errors import DataError
+from tests.kit.refusals import refused
+
+TEXTS = [f"this is the text of number {number}, of some words" for number in range(24)]
+LABELS = [["good", "bad", "ugly"][number // 2 % 3] for number in range(24)]
+
+
+def write(place, line: str) -> str:
+    """A file with a line for each text."""
+    values = zip(TEXTS, LABELS, range(24), strict=True)
+    lines = [line.format(text=text, label=label, number=number, bit=number % 2) for text, label, number in values]
+    place.write_text("\n".join(lines) + "\n\n")
+    return str(place)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("line", ["__label__{label} {text}", "__label__{label}\t{text}", "{text} __label__{label}"])
+def test_lines_of_fasttext_are_texts_with_classes(tmp_path, line, streaming):
+    place = write(tmp_path / "reviews.txt", line)
+    survey = look_at(place)
+    assert (survey.kind, survey.count, survey.classes) == ("texts", 24, ["bad", "good", "ugly"])
+    parts = [open_source(DataSource(**part)) for part in (survey.train, survey.eval)]
+    found = sorted((row["text"], row["label"]) for part in parts for row in part)
+    assert found == sorted(zip(TEXTS, LABELS, strict=True))
+    rows = list(open_source(DataSource(place, streaming=streaming)))
+    assert [(row["text"], row["label"]) for row in rows] == [*zip(TEXTS, LABELS, strict=True)]
+
+
+def test_splits_of_fasttext_are_files(tmp_path):
+    for name in ("train", "test"):
+        write(tmp_path / f"{name}.txt", "__label__{label} {text} " + name)
+    assert look_at(str(tmp_path)).count == 24
+    assert all(text.endswith("test") for text in open_source(DataSource(str(tmp_path), split="test"))["text"])
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "fact"),
+    [
+        ("a.txt", "__label__{label} __label__more {text}", "2 labels"),
+        ("a.txt", "{label}\t{text}", "--inputs text"),
+        ("a.txt", "{text}\t{bit}", "--inputs text"),
+        ("a.txt", "{label},{text}", "bad, good, ugly"),
+        ("a.txt", "{text}|{label}", "--inputs text"),
+        ("a.txt", "{bit} {text}", "0, 1"),
+        ("a.txt", "NUM:{label} {text}", "NUM:bad"),
+        ("a.txt", "{bit} 3:0.5 {number}:0.25", "LIBSVM"),
+        ("a.tsv", "{label}\t{text}", "label and text"),
+        ("a.tsv", "{text}\t{label}", "label and text"),
+        ("a.csv", '{label},"{text}"', "label and text"),
+        ("a.csv", '"{bit}","A title {number}","{text}"', "label and text"),
+        ("a.csv", '__label__{label} , "{text}"', "label and text"),
+        ("a.libsvm", "{bit} 3:0.5 {number}:0.25", "a.libsvm"),
+    ],
+)
+def test_labels_of_other_formats_are_refused_in_words(tmp_path, name, line, fact):
+    place = write(tmp_path / name, line)
+    with refused(DataError, name, fact):
+        look_at(place)
+
+
+@pytest.mark.parametrize("line", ["{bit} {text}", "{label}\t{text}"])
+def test_a_flag_says_that_lines_are_plain(tmp_path, line):
+    survey = look_at(write(tmp_path / "a.txt", line), Hints(inputs=("text",)))
+    assert survey.columns == ["text"] and survey.classes == []
+
+
+@pytest.mark.parametrize("line", ["{text}. And more.", "ANNA: {text}", "{number} {text}", "Well, {text}", "{label}"])
+def test_plain_lines_stay_plain(tmp_path, line):
+    survey = look_at(write(tmp_path / "a.txt", line))
+    assert (survey.kind, survey.classes) == ("texts", [])
+
+
+def test_a_file_of_lines_for_each_class_is_refused_or_said(tmp_path):
+    for label in ("good", "bad"):
+        (tmp_path / "in folders" / label).mkdir(parents=True)
+        for place in (tmp_path / "in folders" / label / "all.txt", tmp_path / f"{label}.txt"):
+            write(place, "{text} " + label)
+    with refused(DataError, "bad/all.txt"):
+        look_at(str(tmp_path / "in folders"))
+    assert any("folder for each class" in note for note in look_at(str(tmp_path / "*.txt")).notes)

@@ -1,0 +1,84 @@
+"""Runs whose states are on a Hub: `main FOLDER`, in a process whose Hub is the embedded one; prints what it found."""
+
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from huggingface_hub import HfApi
+
+from hf_ext.hub import publish
+from hf_ext.training.state import RunFolder
+
+from .tiny import TinyTask, contents, make_arguments, run, run_interrupted, write_shards
+
+REPO = "me/run"
+STATE = "last-checkpoint/state/step-4"
+
+
+class Code:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple:
+        return Path.touch, (self.file,)
+
+
+def make_repository(folder: Path, repo_id: str, *, private: bool, commit_message: str) -> Any:
+    """What is left of `push` where the model is of no class that is published."""
+    assert (folder / "model.safetensors").is_file()
+    return SimpleNamespace(commit_url=HfApi().create_repo(repo_id, private=private, exist_ok=True))
+
+
+def find_differences(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    return sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name))
+
+
+def main() -> None:
+    root, api = Path(sys.argv[1]), HfApi()
+    publish.push = make_repository
+    data = {name: {"path": str(write_shards(root / name, 2, 9))} for name in ("train", "eval")}
+    run(TinyTask(), make_arguments(root / "whole", data))
+    pushing = {"hub_model_id": REPO, "hub_private_repo": True, "hub_strategy": "checkpoint"}
+    run_interrupted(make_arguments(root / "cut", data, **pushing), step=5)
+    while [*(root / "cut" / ".push").glob("step-*")]:
+        time.sleep(0.01)
+    errors = [row for row in RunFolder(root / "cut").read_metrics() if "push_error" in row]
+    shutil.rmtree(root / "cut")
+    found: dict[str, Any] = {"push errors": errors, "files": api.list_repo_files(REPO)}
+    good = api.repo_info(REPO).sha
+
+    def resume(name: str, source: str) -> dict[str, Any]:
+        run(TinyTask(), make_arguments(root / name, data, resume_from_checkpoint=source, **pushing))
+        return contents(root / name)
+
+    found["differences"] = find_differences(contents(root / "whole"), resume("moved", f"{REPO}@{good}"))
+    # What is in the folder goes before what is on the Hub.
+    found["again"] = find_differences(contents(root / "moved"), resume("moved", "me/absent"))
+    torch.save({"step": 4, "code": Code(root / "ran")}, root / "code.pkl")
+    changes = {"code": ("custom_checkpoint_0.pkl", "code.pkl"), "name": (".metadata", "code.pkl")}
+    sources = {"absent": "me/absent", "revision": f"{REPO}@none", "empty": "me/empty", "taken": f"{REPO}@{good}"}
+    for name, (file, content) in changes.items():
+        api.create_branch(REPO, branch=name, revision=good)
+        path = f"{STATE}/{file}"
+        api.upload_file(repo_id=REPO, path_or_fileobj=root / content, path_in_repo=path, revision=name)
+        sources[name] = f"{REPO}@{name}"
+    api.create_repo("me/empty")
+    (root / "taken").mkdir()
+    (root / "taken" / "notes.txt").touch()
+    found["refused"] = {}
+    for name, source in sources.items():
+        try:
+            resume(name, source)
+        except ValueError as error:
+            found["refused"][name] = [type(error).__name__, str(error)]
+    found["left"] = [name for name in sources if (root / name / "args.json").exists()] + ["ran"] * (
+        root / "ran"
+    ).exists()
+    print(json.dumps(found))

@@ -1,0 +1,59 @@
+"""States that are pushed beside a run, and a run on another machine that goes on from them."""
+
+import json
+
+import pytest
+
+from hf_ext.embedded_hub.server import EmbeddedHub
+from hf_ext.settings import SettingsError
+from tests.kit.hub import run_python
+from tests.kit.refusals import refused
+
+from .launching import ROOT
+from .tiny import make_arguments
+
+SCRIPT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from tests.training.on_a_hub import main; main()"
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What `on_a_hub` printed."""
+    folder = tmp_path_factory.mktemp("hub states")
+    with EmbeddedHub(folder / "hub") as hub:
+        printed = run_python(SCRIPT, hub.url, folder / "home", str(ROOT), str(folder))
+    return json.loads(printed.splitlines()[-1])
+
+
+def test_a_run_goes_on_from_a_hub_bit_for_bit(found):
+    assert found["push errors"] == []
+    files = {name for name in found["files"] if name.startswith("last-checkpoint/")}
+    assert {name.split("/")[1] for name in files} == {"args.json", "metrics.jsonl", "state", "best"}
+    # One state, the last.
+    assert {name.split("/")[2] for name in files if "/state/" in name} == {"step-4"}
+    # The state of the best step so far stays where it was saved.
+    assert {name.rpartition("/")[0] for name in found["differences"]} <= {"state/step-3"}
+    assert found["again"] == []
+
+
+@pytest.mark.parametrize(
+    ("case", "kind", "fact"),
+    [
+        ("absent", "CheckpointError", "me/absent"),
+        ("revision", "CheckpointError", "me/run@none"),
+        ("empty", "DataError", "me/empty"),
+        ("taken", "UsageError", "output_dir"),
+        ("code", "DataError", "custom_checkpoint_0.pkl"),
+        ("name", "DataError", ".metadata"),
+    ],
+)
+def test_what_cannot_be_gone_on_from_is_refused_in_a_line_and_leaves_nothing(found, case, kind, fact):
+    told, text = found["refused"][case]
+    assert told == kind and fact in text and "\n" not in text
+    assert found["left"] == []
+
+
+def test_states_are_private_and_on_a_hub(tmp_path):
+    with refused(SettingsError, "hub_private_repo"):
+        make_arguments(tmp_path, {}, hub_model_id="me/run", hub_strategy="checkpoint")
+    with refused(SettingsError, "resume_from_checkpoint", tmp_path):
+        make_arguments(tmp_path / "run", {}, resume_from_checkpoint=str(tmp_path))
