@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import UsageError
 from .arithmetic import RESCALES, compute_scales
-from .ops import SUMS, TOTALS
+from .ops import MASKED, SUMS, TOTALS
 
 STAGES = ("unified", "masked", "rescaled")
 ERRORS = ("unified", "masked", "global", "official", "tensor", "l2", "tensor_l2", "one_bit", "one_bit_and_zeros")
@@ -41,7 +41,7 @@ def make_report(
     sizes: Mapping[str, int],
 ) -> dict[str, Any]:
     r"""Makes the report of a merge. Numbers that do not exist, such as the cosine of a zero vector, are null, as are
-    those whose sums are NaN because they are not known."""
+    those whose sums are NaN because they are not known: without `masks`, what a mask would give."""
     sums, totals, gram = (np.asarray(array, np.float64) for array in (sums, totals, gram))
     elements, participates = np.asarray(elements, np.float64), np.asarray(participates, bool)
     if participates.shape != (len(names), len(tasks)) or gram.shape != (len(tasks), len(tasks)):
@@ -49,6 +49,9 @@ def make_report(
             f"{len(names)} tensors and {len(tasks)} tasks need participates [{len(names)}, {len(tasks)}] and gram "
             f"[{len(tasks)}, {len(tasks)}], got {participates.shape} and {gram.shape}."
         )
+    if not masks:
+        sums = sums.copy()
+        sums[..., MASKED] = np.nan
     data = MergeSums(elements, participates, sums, totals, method["rescale"], deltas=bool(method.get("deltas")))
     whole = {name: values[0] for name, values in data.measure(np.zeros(len(names), int), 1).items()}
     entries = [_task_entry(task, name, whole, data) for task, name in enumerate(tasks)]
