@@ -72,8 +72,6 @@ class Units:
                 self.methods.append((module, _METHOD))
         self.methods += [(module, "forward") for module in self.slots]
         self._small: dict[Any, Tensor] = {}
-        self._memory: dict[Any, Tensor] = {}
-        self._used: dict[Any, int] = defaultdict(int)
         self._apart: list[str] = []
         self.layers = TaskLayers(emr.weights)
 
@@ -96,7 +94,7 @@ class Units:
     def weights(self, task: str, slots: list[Slot]) -> Iterator[None]:
         """Lets modules hold a task's weights inside a `with` block. The current task's are those of the model itself,
         with all that was changed in place."""
-        used, before = dict(self._used), [(slot.holder, slot.key, slot.holder[slot.key]) for slot in slots]
+        before = [(slot.holder, slot.key, slot.holder[slot.key]) for slot in slots]
         try:
             for slot in slots if task != self._emr.current else ():
                 held = slot.holder[slot.key]
@@ -108,7 +106,6 @@ class Units:
         finally:
             for holder, key, held in before:
                 holder[key] = held
-            self._used = defaultdict(int, used)
 
     @contextmanager
     def moved_apart(self, tasks: list[str]) -> Iterator[None]:
@@ -118,7 +115,6 @@ class Units:
             yield
         finally:
             self._apart = []
-            self._memory.clear()
 
     def _move(self, task: str, name: str, tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point():
@@ -133,10 +129,8 @@ class Units:
         if place.part is None and held.ndim < 2:
             return self.small(task, name, held)
         if place.part is None:
-            shape = self._emr.weights.entries(task)[name][1]
-            whole = self._take_memory(held, torch.Size(shape))
-        else:
-            whole = self._take_memory(held, held.shape).copy_(held.detach())
+            return self._emr.weights.restore(task, name, device=held.device, dtype=held.dtype)
+        whole = held.detach().clone()
         for name, place in parts:
             self._emr.weights.restore_into(task, name, place.within(whole))
         return whole
@@ -149,18 +143,6 @@ class Units:
         if key not in self._small:
             self._small[key] = self._emr.weights.restore(task, name, device=held.device, dtype=held.dtype)
         return self._small[key]
-
-    def _take_memory(self, like: Tensor, shape: torch.Size) -> Tensor:
-        """Memory for a tensor, free again after the `with` block: to get new pages for each costs more than to fill
-        them. What does not fit is new memory, which later blocks use."""
-        key, count = (like.dtype, like.device), shape.numel()
-        start = self._used[key]
-        # Each tensor begins on a line of the cache.
-        stop = start + -(-count // 64) * 64
-        if key not in self._memory or len(self._memory[key]) < stop:
-            self._memory[key] = torch.empty(2 * stop, dtype=like.dtype, device=like.device)
-        self._used[key] = stop
-        return self._memory[key][start : start + count].view(shape)
 
 
 class Pass:

@@ -1,6 +1,6 @@
 """Tasks that are peft adapters: refused with advice, read as full weights, or merged as adapters.
 
-Among themselves: (IA)³ from a base of ones; LoRA only where all tasks have one and the same A, from a base with B = 0.
+Among themselves only (IA)³ is merged, from a base of ones: signs of the factors of a LoRA mean nothing by themselves.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from .sources import CONFIGURATION_FILES, Library, Source, size_text
 
 # Suffixes of tensor names in LoRA files of diffusers and of kohya's scripts.
 _LORA_FILE_ENDS = (".lora_down.weight", "lora.down.weight", "lora_linear_layer.down.weight", ".lora_A.weight")
-# Settings in which adapters must agree to be merged as adapters.
-_COMMON = ("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out")
 
 
 def read_adapters(how: str, base: Source, tasks: Sequence[Source]) -> tuple[Source, tuple[Source, ...]]:
@@ -45,10 +43,12 @@ def read_adapters(how: str, base: Source, tasks: Sequence[Source]) -> tuple[Sour
         raise UsageError(_advice(adapters))
     if how == "delta":
         return base, tuple(DeltaSource(task, base) if task.library == "peft" else task for task in tasks)
-    if len(adapters) < len(tasks):
-        others = [task.label for task in tasks if task.library != "peft"]
-        raise UsageError(f"adapters: adapter merges adapters only, but {others} are checkpoints; use adapters: delta.")
-    return _common_base(base, tuple(tasks)), tuple(tasks)
+    others = [task.title for task in tasks if task.library != "peft" or task.config.get("peft_type") != "IA3"]
+    if others:
+        raise UsageError(f"adapters: adapter merges (IA)³ only, which {others[0]} is not; use adapters: delta.")
+    virtual = BaseAdapter(base, tasks[0])
+    base.close()
+    return virtual, tuple(tasks)
 
 
 def _refuse_lora_file(task: Source) -> None:
@@ -74,17 +74,12 @@ class VirtualSource(Source):
 
 
 class BaseAdapter(VirtualSource):
-    """The adapter that changes nothing, as the base of adapters that are merged among themselves: ones for (IA)³; for
-    LoRA the common A, and B = 0."""
+    """The adapter that changes nothing, the base of (IA)³ that is merged: ones."""
 
-    def __init__(self, base: Source, tasks: tuple[Source, ...]) -> None:
-        first = tasks[0]
+    def __init__(self, base: Source, first: Source) -> None:
         super().__init__("base", base.spec, first.checkpoint, first.place)
         self.repo_id, self.commit = base.repo_id, base.commit
-        self._holders = {name: task for task in reversed(tasks) for name in task.tensors if is_adapter_part(name)}
-        self.tensors = {
-            name: self._holders[name].tensors[name] for task in tasks for name in task.tensors if name in self._holders
-        }
+        self.tensors = {name: info for name, info in self.tensors.items() if is_adapter_part(name)}
 
     @property
     def nbytes(self) -> int:
@@ -93,10 +88,7 @@ class BaseAdapter(VirtualSource):
 
     def read_into(self, name: str, start: int, stop: int, out: torch.Tensor) -> None:
         """As [`Source.read_into`]."""
-        if name.endswith(".lora_A.weight"):
-            self._holders[name].read_into(name, start, stop, out)
-        else:
-            out.fill_(1.0 if name.endswith("ia3_l") else 0.0)
+        out.fill_(1.0)
 
     def identity(self, *, hash_files: bool = False) -> dict[str, Any]:
         """As [`Source.identity`]; it has no files of its own."""
@@ -108,38 +100,6 @@ class BaseAdapter(VirtualSource):
 
     def close(self) -> None:
         """Nothing to close: the files are the tasks'."""
-
-
-def _common_base(base: Source, tasks: tuple[Source, ...]) -> Source:
-    """The base of the adapters; refuses adapters that cannot be merged."""
-    for task in tasks:
-        if task.config.get("peft_type") != "IA3":
-            # Made only to be refused where its factors do not fit the base.
-            DeltaSource(task, base)
-        for key in _COMMON:
-            ours, theirs = tasks[0].config.get(key), task.config.get(key)
-            if ours != theirs:
-                raise DataError(
-                    f"{task.title} has {key} {theirs!r} and {tasks[0].title} has {ours!r}: their weights have "
-                    "different meanings. Use adapters: delta, which merges the full weights of the LoRA."
-                )
-        odd = [name for name in task.tensors if ".lora_embedding_" in name or name.endswith(BIAS)]
-        if odd:
-            raise DataError(f"{task.title}: {odd[0]} cannot be merged as part of an adapter; use adapters: delta.")
-    virtual = BaseAdapter(base, tasks)
-    for task in tasks:
-        common = frozenset(name for name in task.tensors if name.endswith(".lora_A.weight"))
-        for name in common:
-            same_form = virtual.tensors[name].shape == task.tensors[name].shape
-            if not same_form or not virtual.read(name).equal(task.read(name)):
-                raise DataError(
-                    f"{task.title}: {name} is not the same as in the other tasks, so that the signs of lora_B cannot "
-                    "be compared. Use adapters: delta, which merges the full weights, or keep the adapters."
-                )
-        task.same_as_base = common
-        task.tensors = {name: info for name, info in task.tensors.items() if name not in common}
-    base.close()
-    return virtual
 
 
 def _advice(adapters: Sequence[Source]) -> str:
@@ -164,7 +124,7 @@ def _advice(adapters: Sequence[Source]) -> str:
         )
     lines.append(
         "Keep the adapters as they are; or set adapters: delta to merge the full weights that LoRA gives; or "
-        "adapters: adapter for (IA)³, and for LoRA whose lora_A is the same in all tasks."
+        "adapters: adapter for (IA)³."
     )
     return " ".join(lines)
 

@@ -27,29 +27,9 @@ def read_report(source: str | Path, *, token: str | bool | None = None, endpoint
     if not path.is_file():
         raise CheckpointError(f"{source}: {REPORT} is missing; give the folder or org/name[@revision] of a merge.")
     report = read_json_object(path)
-    if report.get("format_version") != 1 or not _is_complete(report):
+    if report.get("format_version") != 1:
         raise CheckpointError(f"{path} is not a report that this version reads; merge again.")
     return report
-
-
-def _is_complete(report: Mapping[str, Any]) -> bool:
-    """True if a report has all entries of a comparison, of the right types."""
-    method, sizes, tasks = (report.get(name) for name in ("method", "sizes", "tasks"))
-    if not (isinstance(method, dict) and isinstance(sizes, dict) and isinstance(tasks, list)):
-        return False
-    if not isinstance(method.get("method"), str) or not isinstance(method.get("rescale"), str | None):
-        return False
-    counts = (sizes.get("artifact"), sizes.get("artifact_and_base", 0))
-    return "masks" in method and all(isinstance(count, int) for count in counts) and all(map(_is_entry, tasks))
-
-
-def _is_entry(entry: Any) -> bool:
-    if not isinstance(entry, dict) or not isinstance(entry.get("error"), dict):
-        return False
-    # What is not known is None.
-    numbers = (entry.get(name, "") for name in ("norm", "elements"))
-    errors = (entry["error"].get(name) for name in ("one_bit", "unified", "rescaled"))
-    return isinstance(entry.get("task"), str) and all(isinstance(n, int | float | None) for n in (*numbers, *errors))
 
 
 def compare_merges(
@@ -60,6 +40,13 @@ def compare_merges(
     if not sources:
         raise UsageError("nothing to compare: give at least one merge, as a folder or org/name[@revision].")
     reports = [read_report(source, token=token, endpoint=endpoint) for source in sources]
+    try:
+        return _compare(sources, reports)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{', '.join(map(str, sources))}: a report is damaged; merge again.") from error
+
+
+def _compare(sources: Sequence[str | Path], reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     entries = [{entry["task"]: entry for entry in report["tasks"]} for report in reports]
     names = list(dict.fromkeys(task for found in entries for task in found))
     tasks: list[dict[str, Any]] = []

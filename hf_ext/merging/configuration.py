@@ -66,7 +66,7 @@ class MergeConfig:
         dtype (`str`, *optional*): Type of the merged tensors, if not the base's.
         adapters (`str`, defaults to `"refuse"`):
             Tasks that are peft adapters: refused with advice (`"refuse"`), merged as the full weights that they give
-            (`"delta"`), or merged as adapters (`"adapter"`: (IA)³, or LoRA with one common `lora_A`).
+            (`"delta"`), or, of (IA)³, as adapters (`"adapter"`).
         include_base (`bool`, defaults to `False`): Store a copy of the base in the result.
         max_shard_size (`str`, defaults to `"5GB"`): Largest weights file.
         memory (`str`, defaults to `"64MB"`): Budget of all I/O buffers together.

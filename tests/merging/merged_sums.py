@@ -27,7 +27,8 @@ class Merge:
             weights = [tasks[task][index] for task in who]
             merged = torch.empty_like(tensor) if unified is None else unified[index]
             operation = merge_block if unified is None else mask_block
-            operation(tensor, weights, merged, None, found)
+            masks = torch.empty(len(who), -(-len(tensor) // 8), dtype=torch.uint8)
+            operation(tensor, weights, merged, masks, found)
             self.unified.append(merged)
             self.sums[index, who], self.totals[index] = found.tasks, found.totals
             self.gram[np.ix_(who, who)] += found.gram.numpy()

@@ -231,44 +231,11 @@ def test_an_adapter_of_another_model_is_refused(bert, gpt2, tmp_path):
         plan_of(adapter, task=adapter)
 
 
-def with_common_factor(folder: Path, base: Path, seed: int, first: Path | None = None, **options: Any) -> Path:
-    tiny_adapter(folder, base, seed, **options)
-    if first is not None:
-        stored, common = (load_file(item / "adapter_model.safetensors") for item in (folder, first))
-        stored |= {name: value for name, value in common.items() if "lora_A" in name}
-        save_file(stored, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    return folder
-
-
-def test_loras_with_one_common_factor_are_merged_among_themselves(bert, tmp_path):
-    a = with_common_factor(tmp_path / "a", bert, 1)
-    b = with_common_factor(tmp_path / "b", bert, 2, a)
-    with plan_of(bert, "adapter", a=a, b=b) as plan:
-        assert plan.base.library == "peft" and plan.config.include_base
-        assert {part.name.partition(".lora_")[2] for part in plan.merged_rows} == {"B.weight"}
-        assert {item.name.partition(".lora_")[2] for item in plan.copied_rows} == {"A.weight"}
-        assert len(plan.own_tensors(SHARED)) == 2 * len(plan.copied_rows) and not plan.own_tensors(KEPT)
-        stored = load_file(a / "adapter_model.safetensors")
-        for part in plan.merged_rows:
-            assert not plan.base.read(part.name).any()
-            assert plan.tasks[0].read(part.name).equal(stored[part.name])
-        for item in plan.copied_rows:
-            assert plan.base.read(item.name).equal(stored[item.name])
-        assert "adapter_config.json" in plan.base.companions.files
-
-
-def test_other_factors_and_other_settings_are_refused_among_adapters(bert, tmp_path):
-    a = with_common_factor(tmp_path / "a", bert, 1)
-    with refused(DataError, "lora_A.weight"):
-        plan_of(bert, "adapter", a=a, b=with_common_factor(tmp_path / "b", bert, 2))
-    c = with_common_factor(tmp_path / "c", bert, 2, a, lora_alpha=64)
-    with refused(DataError, "c", "lora_alpha", "a"):
-        plan_of(bert, "adapter", a=a, c=c)
-    with refused(UsageError, "full"):
-        plan_of(bert, "adapter", a=a, full=tiny_bert(tmp_path / "full", 1, base=bert))
-    biased = with_common_factor(tmp_path / "d", bert, 2, a, lora_bias=True)
-    with refused(DataError, "adapters", "merged"):
-        plan_of(bert, "adapter", d=biased)
+def test_among_themselves_only_ia3_adapters_are_merged(bert, tmp_path):
+    own = tiny_adapter(tmp_path / "own", bert, 1, kind="ia3")
+    for other in (tiny_adapter(tmp_path / "lora", bert, 2), tiny_bert(tmp_path / "full", 1, base=bert)):
+        with refused(UsageError, "'other'", "adapters: delta"):
+            plan_of(bert, "adapter", own=own, other=other)
 
 
 def of_other_rank(a: torch.Tensor, b: torch.Tensor) -> dict[str, tuple[torch.Tensor | None, torch.Tensor | None]]:
@@ -288,8 +255,7 @@ def of_other_rank(a: torch.Tensor, b: torch.Tensor) -> dict[str, tuple[torch.Ten
 
 
 @pytest.mark.parametrize("kind", of_other_rank(torch.zeros(2, 3), torch.zeros(3, 2)))
-@pytest.mark.parametrize("adapters", ["delta", "adapter"])
-def test_factors_without_a_common_rank_are_refused(bert, tmp_path, adapters, kind):
+def test_factors_without_a_common_rank_are_refused(bert, tmp_path, kind):
     folder = tiny_adapter(tmp_path / "a", bert, 1)
     file = folder / "adapter_model.safetensors"
     stored = load_file(file)
@@ -299,7 +265,7 @@ def test_factors_without_a_common_rank_are_refused(bert, tmp_path, adapters, kin
     kept = {name: value.contiguous() for name, value in (stored | changed).items() if value is not None}
     save_file(kept, file, metadata={"format": "pt"})
     with refused(DataError, "'a'", "query.lora_"):
-        plan_of(bert, adapters, a=folder, b=folder)
+        plan_of(bert, a=folder, b=folder)
 
 
 def test_ia3_is_merged_from_a_base_of_ones(bert, tmp_path):
