@@ -60,7 +60,7 @@ def test_pictures_of_one_task_of_many_and_of_odd_names(tmp_path):
         tasks=["x" * 64, "same"], names=[f"$a_{index}$.{index}.$\\frac$" for index in range(6)]
     )
     draw_report(same, tmp_path / "same.png")
-    base, tasks = fine_tunes(16)
+    base, tasks = fine_tunes(20)
     merge = Merge(base, tasks)
     draw_report(merge.report(), tmp_path / "many.png")
     with Image.open(tmp_path / "one.png") as small, Image.open(tmp_path / "many.png") as large:
