@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_ext.fast.emr_operators import Kernels, compiled_kernels
-from hf_ext.fast.emr_sums import GRAM_STEP, MASKED, SUB_BLOCK, SUMS, Sums
+from hf_ext.fast.emr_sums import GRAM_STEP, SUB_BLOCK, SUMS, Sums
 
 from ..errors import UsageError
 
@@ -158,8 +158,6 @@ def _run_piece(
         if masks is not None:
             masks[index, : -(-n // 8)] = pack_mask(mask.bool().view(-1)[:n])
     columns = torch.stack(rows)
-    if masks is None:
-        columns[:, MASKED] = 0
     totals = torch.stack([column.sum(-1) for column in (start.square_(), size, common.square_(), size.sign())])
     for position in range(columns.shape[-1]):
         sums.tasks.add_(columns[..., position])
@@ -188,8 +186,7 @@ def compute_scales(sums: np.ndarray, elements: np.ndarray, participates: np.ndar
     `official` the same of the per-tensor means (the authors' code);
     `l2` \\(\langle\tau_t, M_t\tau_{uni}\rangle / \lVert M_t\tau_{uni}\rVert^2\\), the least squares;
     `tensor` and `tensor_l2` the first and the last for every tensor by itself; `none` 1.
-    Where nothing is masked in, λ is 1 if the task equals the base there, and 0 if it lost every vote; of sums that are
-    not known it is NaN.
+    Where nothing is masked in, λ is 1 if the task equals the base there, and 0 if it lost every vote.
     """
     if mode not in RESCALES:
         raise UsageError(f"rescale is {mode!r}; allowed are {', '.join(RESCALES)}")
@@ -207,8 +204,7 @@ def compute_scales(sums: np.ndarray, elements: np.ndarray, participates: np.ndar
         # exactly rounded, so that the order of the tensors does not matter
         upper, lower = (np.array([math.fsum(task) for task in part.T]) for part in (upper, lower))
         lost = lost.any(axis=0)
-    scales = np.where(lower > 0, upper / np.where(lower > 0, lower, 1.0), np.where(lost, 0.0, 1.0))
-    return np.where(np.isnan(lower), np.nan, scales)
+    return np.where(lower > 0, upper / np.where(lower > 0, lower, 1.0), np.where(lost, 0.0, 1.0))
 
 
 _TORCH = Kernels(run_block, restore, multiply, restore_tasks)

@@ -11,14 +11,13 @@ sub-blocks are added in the order of their index: how a tensor is cut into block
 import torch
 from torch import Tensor
 
-from hf_ext.fast.emr_sums import MASKED, SUB_BLOCK, SUMS, TOTALS, Sums
+from hf_ext.fast.emr_sums import SUB_BLOCK, SUMS, TOTALS, Sums
 
 from ..errors import UsageError
 from .arithmetic import DTYPES, find_kernels, pack_mask, unpack_mask
 
 __all__ = [
     "DTYPES",
-    "MASKED",
     "SEGMENT",
     "SUB_BLOCK",
     "SUMS",

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .arithmetic import RESCALES, compute_scales
-from .ops import MASKED, SUMS, TOTALS
+from .ops import SUMS, TOTALS
 
 STAGES = ("unified", "masked", "rescaled")
 ERRORS = ("unified", "masked", "global", "official", "tensor", "l2", "tensor_l2", "one_bit", "one_bit_and_zeros")
@@ -40,12 +40,9 @@ def make_report(
     sizes: Mapping[str, int],
 ) -> dict[str, Any]:
     r"""Makes the report of a merge. Numbers that do not exist, such as the cosine of a zero vector, are null, as are
-    those whose sums are NaN because they are not known: without `masks`, what a mask would give."""
+    those whose sums are NaN because they are not known."""
     sums, totals, gram = (np.asarray(array, np.float64) for array in (sums, totals, gram))
     elements, participates = np.asarray(elements, np.float64), np.asarray(participates, bool)
-    if not masks:
-        sums = sums.copy()
-        sums[..., MASKED] = np.nan
     data = MergeSums(elements, participates, sums, totals, method["rescale"], deltas=bool(method.get("deltas")))
     whole = {name: values[0] for name, values in data.measure(np.zeros(len(names), int), 1).items()}
     entries = [_task_entry(task, name, whole, data) for task, name in enumerate(tasks)]

@@ -215,36 +215,6 @@ def _add_common(common, base, totals):
     totals[2] += common_squares
 
 
-@njit(fastmath={"reassoc"})
-def _compare(task, base, unified, common, delta, sums):
-    """What [`_mask`] gives where nobody wants a mask."""
-    zero, one = np.float32(0), np.float32(1)
-    moved = opposed = crossed = zero
-    for i in range(len(delta)):
-        weight, winner, size = task[i], unified[i], common[i]
-        step = weight - base[i]
-        delta[i] = step
-        moved += one if step != zero else zero
-        opposed += one if ((step > zero) & (size < zero)) | ((step < zero) & (size > zero)) else zero
-        crossed += one if ((weight > zero) & (winner < zero)) | ((weight < zero) & (winner > zero)) else zero
-    sums[2] += moved
-    sums[8] += opposed
-    sums[9] += crossed
-
-
-@njit(fastmath=_ANY_ORDER)
-def _add_distance(delta, common, sums):
-    total = squares = dots = 0.0
-    for i in range(len(delta)):
-        step, size = np.float64(delta[i]), np.float64(common[i])
-        total += abs(step)
-        squares += step * step
-        dots += step * size
-    sums[0] += total
-    sums[1] += squares
-    sums[7] += dots
-
-
 @njit(fastmath=_ANY_ORDER)
 def _add_task(delta, common, masked, sums):
     total = squares = masked_total = masked_squares = masked_dots = dots = 0.0
@@ -324,13 +294,10 @@ def _tile(addresses, kinds, place, n, masks, row, tie, sampled, work, flags, del
     for task in range(tasks):
         weights = load_float32(addresses[1 + task] + place * size_of(kinds[1 + task]), kinds[1 + task], n, work[4])
         delta = deltas[task if sampled else 0][:n]
+        _mask(weights, base, unified, common, delta, masked, flags, sums[task])
         if masks:
-            _mask(weights, base, unified, common, delta, masked, flags, sums[task])
             _pack(flags, bytes_at(masks + task * row + place // 8, (n + 7) // 8))
-            _add_task(delta, common, masked, sums[task])
-        else:
-            _compare(weights, base, unified, common, delta, sums[task])
-            _add_distance(delta, common, sums[task])
+        _add_task(delta, common, masked, sums[task])
     for first in range(tasks if sampled else 0):
         for second in range(first, tasks):
             gram[first, second] += _dot(deltas[first][:n], deltas[second][:n])

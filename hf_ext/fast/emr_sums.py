@@ -12,7 +12,7 @@ SUB_BLOCK = 8192
 GRAM_STEP = 16
 
 # Columns of `sums`, with d = W_t - W_0, t = W_uni - W_0 and the mask M:
-# Σ|d|, Σd², #{d≠0}, #{M}, ΣM|t|, ΣMt², ΣMdt, Σdt, #{dt<0}, #{W_uni·W_t<0}. Without masks those of M are 0.
+# Σ|d|, Σd², #{d≠0}, #{M}, ΣM|t|, ΣMt², ΣMdt, Σdt, #{dt<0}, #{W_uni·W_t<0}.
 SUMS = (
     "abs",
     "square",
@@ -25,7 +25,6 @@ SUMS = (
     "opposed",
     "weight_opposed",
 )
-MASKED = slice(3, 7)
 # Columns of `totals`: ΣW_0², Σ|t|, Σt², #{t≠0}.
 TOTALS = ("base_square", "unified_abs", "unified_square", "unified_nonzero")
 

@@ -129,7 +129,6 @@ class _Buffers:
     inputs: torch.Tensor  # [N + 2, bytes]: base, tasks, merged model
     unified: torch.Tensor  # [bytes]
     masks: torch.Tensor  # [planes, N, bytes]
-    vectors: torch.Tensor  # [N, elements], fp32
 
 
 class Engine:
@@ -240,7 +239,6 @@ class Engine:
             torch.empty(len(self._sources), size, dtype=torch.uint8),
             torch.empty(size, dtype=torch.uint8),
             torch.empty(self._planes, len(self._plan.tasks), self.span // 8, dtype=torch.uint8),
-            torch.empty(len(self._plan.tasks), self.block),
         )
 
     def _announce(self, unit: Unit) -> None:
@@ -338,13 +336,9 @@ class Engine:
         for begin, end in _blocks(piece.start, piece.stop, self.span):
             for low, high in _blocks(begin, end, self.block):
                 base, tasks = self._read(row, low, high, buffers)
-                vectors = []
-                if whole is None and not self._fused:
-                    for task, own in tasks.items():
-                        place = buffers.vectors[task, : high - low]
-                        vectors.append(self._vectors.make(piece.index, task, low, base, own, out=place))
                 if self._method.deltas:
                     here = slice((low - begin) // 8, -(-(high - begin) // 8))
+                    vectors = [self._vectors.make(piece.index, task, low, base, tasks[task]) for task in tasks]
                     block = Block(row.name, row.shape, low, base, vectors)
                     kept = self._method.function(block, **self._options[piece.index])
                     planes = buffers.masks[:, : len(members), here]
@@ -359,6 +353,7 @@ class Engine:
                     self._elect(base, weights, unified, masks, sums, first)
                 else:
                     if whole is None:
+                        vectors = [self._vectors.make(piece.index, task, low, base, tasks[task]) for task in tasks]
                         merged = self._read_merged(row, low, high, buffers)
                         self._unify(piece.index, Block(row.name, row.shape, low, base, vectors, merged), unified)
                     else:

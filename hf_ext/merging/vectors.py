@@ -76,18 +76,9 @@ class TaskVectors:
             self._threshold[task] |= digit << LOWER_BITS if index == 0 else digit
         self.passes_done += 1
 
-    def make(
-        self,
-        tensor: int,
-        task: int,
-        start: int,
-        base: torch.Tensor,
-        weights: torch.Tensor,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """A block of a task vector after DARE and, once the thresholds are known, trimmed; in `out`, if that is
-        given: to get new pages for each block costs more than to fill them."""
-        vector = torch.sub(weights.float(), base.float(), out=out)
+    def make(self, tensor: int, task: int, start: int, base: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """A block of a task vector after DARE and, once the thresholds are known, trimmed."""
+        vector = weights.float() - base.float()
         if self.drop > 0:
             kept = kept_elements(self.seed, task, tensor, start, vector.numel(), self.drop)
             vector.mul_(torch.from_numpy(kept)).div_(1 - self.drop)

@@ -8,7 +8,7 @@ taken over the whole block in fp64.
 import torch
 from torch import Tensor
 
-from hf_ext.emr.arithmetic import GRAM_STEP, MASKED, SUB_BLOCK, Sums
+from hf_ext.emr.arithmetic import GRAM_STEP, SUB_BLOCK, Sums
 
 
 def merge_block(
@@ -47,7 +47,7 @@ def mask_block(
         mask = vector * common > 0
         if masks is not None:
             masks[index, : -(-len(mask) // 8)] = pack_mask(mask)
-        row = torch.stack(
+        sums.tasks[index] += torch.stack(
             [
                 vector.abs().sum(),
                 vector.square().sum(),
@@ -61,9 +61,6 @@ def mask_block(
                 (task.double() * unified.double() < 0).sum(),
             ]
         )
-        if masks is None:
-            row[MASKED] = 0
-        sums.tasks[index] += row
     pieces = [base.double().square(), common.abs(), common.square(), (common != 0)]
     sums.totals.add_(torch.stack([piece.sum() for piece in pieces]))
     sub_blocks = first + torch.arange(len(base)) // SUB_BLOCK

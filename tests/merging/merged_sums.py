@@ -27,8 +27,7 @@ class Merge:
             weights = [tasks[task][index] for task in who]
             merged = torch.empty_like(tensor) if unified is None else unified[index]
             operation = merge_block if unified is None else mask_block
-            masks = torch.empty(len(who), -(-len(tensor) // 8), dtype=torch.uint8)
-            operation(tensor, weights, merged, masks, found)
+            operation(tensor, weights, merged, None, found)
             self.unified.append(merged)
             self.sums[index, who], self.totals[index] = found.tasks, found.totals
             self.gram[np.ix_(who, who)] += found.gram.numpy()
