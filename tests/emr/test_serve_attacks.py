@@ -159,7 +159,7 @@ def test_the_work_of_a_client_that_leaves_ends(example, monkeypatch: pytest.Monk
     async def ask() -> float:
         for looks, least, most in ((0, 0, 0), (3, 1, 100)):
             steps.clear()
-            with refused(ClientLeft, "left"):
+            with refused(ClientLeft, "disconnected"):
                 await turns.take(Gone(looks), Limits().clock(), work)
             assert least <= len(steps) <= most
         begun = time.monotonic()
