@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UsageError
 from .arithmetic import RESCALES, compute_scales
 from .ops import SUMS, TOTALS
 
@@ -44,11 +43,6 @@ def make_report(
     those whose sums are NaN because they are not known."""
     sums, totals, gram = (np.asarray(array, np.float64) for array in (sums, totals, gram))
     elements, participates = np.asarray(elements, np.float64), np.asarray(participates, bool)
-    if participates.shape != (len(names), len(tasks)) or gram.shape != (len(tasks), len(tasks)):
-        raise UsageError(
-            f"{len(names)} tensors and {len(tasks)} tasks need participates [{len(names)}, {len(tasks)}] and gram "
-            f"[{len(tasks)}, {len(tasks)}], got {participates.shape} and {gram.shape}."
-        )
     data = MergeSums(elements, participates, sums, totals, method["rescale"], deltas=bool(method.get("deltas")))
     whole = {name: values[0] for name, values in data.measure(np.zeros(len(names), int), 1).items()}
     entries = [_task_entry(task, name, whole, data) for task, name in enumerate(tasks)]
@@ -352,11 +346,6 @@ class MergeSums:
         *,
         deltas: bool = False,  # without a unified model
     ) -> None:
-        shape = np.shape(participates)
-        found = (np.shape(elements), np.shape(sums), np.shape(totals))
-        expected = (shape[:1], (*shape, len(SUMS)), (*shape[:1], len(TOTALS)))
-        if found != expected:
-            raise UsageError(f"elements, sums and totals of {shape} tensors and tasks are {expected}, got {found}.")
         self.rescale, self.deltas = rescale, deltas
         self.participates = participates
         # Not a product: a sum that is not known is NaN.

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import torch
 from peft import LoraConfig
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
@@ -25,7 +25,6 @@ from transformers.pytorch_utils import Conv1D
 from hf_ext.emr.building import differing_keys, model_class
 from hf_ext.files import copy_into, read_json_object, require_free, whole_folder, write_json
 from hf_ext.hub.disclosure import cut_paths
-from hf_ext.hub.safetensors_writer import SafetensorsWriter
 from hf_ext.settings import matters_in_use
 
 from ..errors import DataError
@@ -52,7 +51,8 @@ def extract_lora(
     """
     Writes an adapter that peft loads on the base; the folder appears whole or not at all.
 
-    One tensor is in memory at a time. `report.json` in the folder says what each part costs.
+    One tensor of the models is in memory at a time, and the adapter. `report.json` in the folder says what each part
+    costs.
 
     Args:
         pair ([`Pair`]): Of [`open_task`] or [`open_fine_tune`].
@@ -145,7 +145,7 @@ def _list_ranks(matrices: list[tuple[torch.Tensor, float, int, int]]) -> list[di
 
 
 class _Extraction:
-    """One adapter in the making. Its tensors lie in small files until all are known: a header names every one."""
+    """One adapter in the making."""
 
     def __init__(self, pair: Pair, folder: Path, lora_only: bool) -> None:
         self._folder, self._lora_only = folder, lora_only
@@ -167,8 +167,7 @@ class _Extraction:
         self._places: dict[int, list[str]] = defaultdict(list)
         for name, tensor in self._held.items():
             self._places[id(tensor)].append(name)
-        self._parts: list[Path] = []
-        self._entries: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+        self._tensors: dict[str, torch.Tensor] = {}
         self._known: list[tuple[torch.Tensor, float, int, int]] = []
         self._matrices: dict[str, dict[str, Any]] = {}
         self._biases: dict[str, torch.Tensor] = {}
@@ -193,7 +192,7 @@ class _Extraction:
         self._warnings = _warn_of_settings(self._pair, self._model)
         copy_into({name: path for name, path in self._pair.files.items() if self._belongs(name)}, self._folder)
         self._write_config(saved)
-        self._write_weights()
+        save_file(self._tensors, self._folder / "adapter_model.safetensors", metadata={"format": "pt"})
         report = self._report(saved)
         write_json(self._folder / "report.json", report)
         return report
@@ -270,12 +269,8 @@ class _Extraction:
         return ""
 
     def _keep(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Puts tensors of the adapter aside, in a file for each call."""
-        named = {_PREFIX + name: tensor.contiguous() for name, tensor in tensors.items()}
-        part = self._folder / f".part-{len(self._parts)}.safetensors"
-        save_file(named, part)
-        self._parts.append(part)
-        self._entries |= {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in named.items()}
+        """Puts tensors of the adapter aside."""
+        self._tensors |= {_PREFIX + name: tensor.contiguous().clone() for name, tensor in tensors.items()}
 
     def _add_nothing(self, module: str) -> None:
         """Gives a linear layer of which only the bias differs factors of nothing beside it."""
@@ -309,16 +304,6 @@ class _Extraction:
             auto_mapping={"base_model_class": kind.__name__, "parent_library": kind.__module__},
         )
         write_json(self._folder / "adapter_config.json", config)
-
-    def _write_weights(self) -> None:
-        writer = SafetensorsWriter(self._folder / "adapter_model.safetensors", self._entries)
-        try:
-            for part in self._parts:
-                for name, tensor in load_file(part).items():
-                    writer.write(name, 0, tensor)
-                part.unlink()
-        finally:
-            writer.close()
 
     def _report(self, saved: list[str]) -> dict[str, Any]:
         largest = max(found["rank"] for found in self._matrices.values())

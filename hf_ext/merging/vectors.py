@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import UsageError
 from .configuration import MergeConfig
 
 LOWER_BITS = 15
@@ -68,8 +67,6 @@ class TaskVectors:
 
         Kept are the `int(density · elements)` largest of a task, at least one, and all as large as the last of them.
         """
-        if index != self.passes_done:
-            raise UsageError(f"pass {index} cannot be closed now: the next one is {self.passes_done}.")
         for task, row in enumerate(counts):
             wanted = max(1, int(self.density[task] * int(row.sum()))) if index == 0 else self._wanted[task]
             # at_least[b]: how many have digit b or a larger one.
@@ -107,13 +104,8 @@ class TaskVectors:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continues from a saved state."""
-        threshold, wanted = np.array(state["threshold_bits"], np.int64), np.array(state["wanted"], np.int64)
-        if threshold.shape != (self.tasks,) or wanted.shape != (self.tasks,) or state["passes"] > self.passes:
-            raise UsageError(
-                f"the state is of {threshold.size} task(s) and {state['passes']} pass(es), this merge has "
-                f"{self.tasks} and {self.passes}: start the merge anew."
-            )
-        self._threshold, self._wanted, self.passes_done = threshold, wanted, state["passes"]
+        self._threshold = np.array(state["threshold_bits"], np.int64)
+        self._wanted, self.passes_done = np.array(state["wanted"], np.int64), state["passes"]
 
 
 def kept_elements(seed: int, task: int, tensor: int, start: int, count: int, drop: float) -> np.ndarray:

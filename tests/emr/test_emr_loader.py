@@ -191,12 +191,12 @@ def test_every_name_of_the_mask_needs_its_file(copy: Path):
 
 
 def test_any_changed_manifest_or_file_is_a_value_error(copy):
-    """A thousand of them: never an AttributeError or TypeError, and never an error of the system."""
+    """Hundreds of them: never an AttributeError or TypeError, and never an error of the system."""
     chance = random.Random(0)
     files = sorted(path for path in copy.rglob("*") if path.suffix in CHANGES)
     manifest = copy / "emr.json"
     refused = 0
-    for _ in range(1000):
+    for _ in range(300):
         changed = manifest if chance.random() < 0.7 else chance.choice(files)
         data = changed.read_bytes()
         changed.write_bytes(CHANGES[changed.suffix](data, chance))
@@ -207,5 +207,5 @@ def test_any_changed_manifest_or_file_is_a_value_error(copy):
             refused += 1
         finally:
             changed.write_bytes(data)
-    assert 300 < refused < 1000
+    assert 100 < refused < 300
     assert emr_loader.restore(copy, "a")

@@ -9,9 +9,7 @@ import torch
 
 from hf_ext.emr.ops import SUMS
 from hf_ext.emr.report import group_layers, report_legend, report_markdown, report_tables
-from hf_ext.errors import UsageError
 from hf_ext_cli.output import aligned_table
-from tests.kit.refusals import refused
 from tests.merging.merged_sums import SIZES, Merge, fine_tunes, tensors
 
 
@@ -327,9 +325,3 @@ def test_sums_that_are_not_known_make_null():
     assert any("times as long as that of task-2" in text for text in report["warnings"])
     assert report_tables(report)[0][1][0][-1] == "-"
     report_markdown(report)
-
-
-@pytest.mark.parametrize("changes", [{"names": ["a"]}, {"gram": np.zeros((2, 2))}, {"totals": np.zeros((6, 3))}])
-def test_arrays_that_do_not_fit_are_refused(merge, changes):
-    with refused(UsageError, "tensors", "tasks"):
-        merge.report(**changes)

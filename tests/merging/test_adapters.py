@@ -343,7 +343,10 @@ def test_adapters_merged_among_themselves_are_restored_as_adapters(bert, tmp_pat
     unified = load_file(merged.path / "adapter_model.safetensors")
     assert json.loads((merged.path / "adapter_config.json").read_text())["peft_type"] == "IA3"
     assert all(value.eq(1).all() for value in load_file(merged.path / "base" / "adapter_model.safetensors").values())
-    model = EMRModel.from_pretrained(merged.path, task="a").model.state_dict()
+    emr = EMRModel.from_pretrained(merged.path, task="a")
+    model = emr.model.state_dict()
+    exported = PeftModel.from_pretrained(AutoModel.from_pretrained(bert), emr.export("a", tmp_path / "exported"))
+    assert all(exported.state_dict()[f"{name}.default"].equal(model[f"{name}.default"]) for name in stored[0])
     for name, first in stored[0].items():
         vectors = torch.stack([first, stored[1][name]]) - 1
         elected = vectors.sum(0).sign()

@@ -12,7 +12,6 @@ from peft.utils import merge_utils
 from safetensors.torch import load_file
 
 from hf_ext.emr.manifest import Manifest
-from hf_ext.errors import UsageError
 from hf_ext.merging.configuration import MergeConfig
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.methods import METHODS, Block, Option, merge_method
@@ -230,8 +229,6 @@ def test_a_saved_state_goes_on_to_the_same_bits():
     again.load_state(finished.state())
     out = unify(config, base[0], [again.make(0, t, 0, base[0], m[0]) for t, m in enumerate(models)])
     assert torch.equal(out, merged[0])
-    with refused(UsageError, "start", "merge"):
-        TaskVectors(of_tasks(config, 2)).load_state(finished.state())
 
 
 def test_dare_drops_the_share_asked_for_and_keeps_the_expectation():
@@ -300,12 +297,6 @@ def test_dare_before_emr_elects_among_the_changed_weights():
             total += row - base[tensor]
         expected = torch.where(total > 0, changed.max(0).values, changed.min(0).values) if size else base[tensor]
         assert torch.equal(merged[tensor], torch.where(total == 0, base[tensor], expected))
-
-
-def test_passes_come_in_order():
-    making = TaskVectors(configuration("ties"))
-    with refused(UsageError, "next"):
-        making.close_pass(1, making.new_counts())
 
 
 def test_model_stock_is_the_average_drawn_to_the_base_by_the_mean_cosine():
