@@ -145,7 +145,9 @@ def test_messages_in_troubleshooting_are_those_of_the_code():
             elif isinstance(node, ast.JoinedStr):
                 said.append("…".join(part.value for part in node.values if isinstance(part, ast.Constant)))
     rows = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8").splitlines()
-    messages = [message for row in rows if row.startswith("| `") for message in re.findall("`(.*?)`", row.split("|")[1])]
+    messages = [
+        message for row in rows if row.startswith("| `") for message in re.findall("`(.*?)`", row.split("|")[1])
+    ]
     parts = {part.strip(" .?;:,()[]") for message in messages for part in message.split("…")}
     assert len(messages) > 25
     whole = "\n".join(said)
