@@ -238,10 +238,10 @@ def sample(
       hf-ext sample org/name --count 50000 --out pictures --dtype bfloat16
     """
     from accelerate.utils.memory import should_reduce_batch_size
-    from diffusers import AutoPipelineForImage2Image
 
     from hf_ext.answers.classifying import read_picture
     from hf_ext.distributed import Ranks
+    from hf_ext.pipelines.disentangled_dit import DisentangledDiTImg2ImgPipeline
     from hf_ext.progress import progress
     from hf_ext.tasks.diffusion_grids import draw_grid, sample_rows, write_picture
     from hf_ext.tasks.diffusion_samples import sample_folder
@@ -262,7 +262,7 @@ def sample(
     conditions, names = _conditions(pipeline, class_labels, prompts, 10 if is_grid else None)
     options = _call_options(pipeline, asked)
     if image is not None:
-        pipeline = AutoPipelineForImage2Image.from_pipe(pipeline)  # type: ignore[no-untyped-call]
+        pipeline = DisentangledDiTImg2ImgPipeline.from_pipe(pipeline)
         options |= {"image": read_picture(image), "strength": 0.8 if strength is None else strength}
     # With a folder, the progress bar counts pictures instead.
     pipeline.progress_bar = partial(progress, unit=" steps", shown=is_grid)
@@ -380,6 +380,9 @@ def _other_scheduler(before: Any, name: str) -> Any:
     from diffusers import SchedulerMixin
 
     kind = getattr(diffusers, name, None) if name.endswith("Scheduler") else None
+    if missing := getattr(kind, "_backends", None):
+        # diffusers has a stand-in of this name where a library is absent.
+        raise click.BadParameter(f"{name} needs {' and '.join(missing)}: install it.", param_hint="--scheduler")
     if not (isinstance(kind, type) and issubclass(kind, SchedulerMixin) and hasattr(kind, "from_config")):
         raise click.BadParameter(
             f"diffusers has no scheduler {name!r}; for instance DDIMScheduler, DPMSolverMultistepScheduler or "
