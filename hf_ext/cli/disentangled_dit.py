@@ -3,6 +3,7 @@
 import inspect
 import math
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -300,7 +301,8 @@ def _check_out(out: Path, is_grid: bool, count: int | None, processes: int) -> N
         )
     if is_grid and out.is_dir():
         raise click.BadParameter(f"{out} is an existing folder; a grid is one PNG file.", param_hint="--out")
-    if not is_grid and (out.suffix.lower() in Image.registered_extensions() or out.is_file()):
+    is_file = out.is_file() or out.suffix.lower() in {".tar", ".zip", *Image.registered_extensions()}
+    if not is_grid and is_file:
         raise click.BadParameter(f"{out} must be a .png file for a grid, or a folder.", param_hint="--out")
     if not is_grid and count is None:
         raise click.UsageError(f"folder {out} needs --count, the number of pictures; for a grid, give a .png file.")
@@ -312,12 +314,16 @@ def load_pipeline(source: str, device: str | None, dtype: str) -> Any:
     import torch
     from diffusers import DiffusionPipeline
 
+    from hf_ext.files import read_json
     from hf_ext.hub.checkpoints import split_revision
     from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
     from hf_ext.training.models import pipeline_index
 
-    if pipeline_index(source) is None:
+    index = pipeline_index(source)
+    if index is None:
         raise Unusable(f"{source} contains no diffusers pipeline: model_index.json is missing.")
+    if "_class_name" not in read_json(index):
+        raise Unusable(f"{source}: model_index.json names no _class_name; save it again as a whole pipeline.")
     name, revision = split_revision(source)
     pipeline = DiffusionPipeline.from_pretrained(name, revision=revision, dtype=getattr(torch, dtype))
     if not isinstance(pipeline, DisentangledDiTPipeline):
@@ -380,9 +386,9 @@ def _other_scheduler(before: Any, name: str) -> Any:
     from diffusers import SchedulerMixin
 
     kind = getattr(diffusers, name, None) if name.endswith("Scheduler") else None
-    if missing := getattr(kind, "_backends", None):
+    if missing := [library for library in getattr(kind, "_backends", ()) if find_spec(library) is None]:
         # diffusers has a stand-in of this name where a library is absent.
-        raise click.BadParameter(f"{name} needs {' and '.join(missing)}: install it.", param_hint="--scheduler")
+        raise click.BadParameter(f"{name} needs {missing[0]}: install it.", param_hint="--scheduler")
     if not (isinstance(kind, type) and issubclass(kind, SchedulerMixin) and hasattr(kind, "from_config")):
         raise click.BadParameter(
             f"diffusers has no scheduler {name!r}; for instance DDIMScheduler, DPMSolverMultistepScheduler or "
