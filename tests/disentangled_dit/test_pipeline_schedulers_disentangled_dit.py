@@ -7,13 +7,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from diffusers import (
-    DDIMScheduler,
-    DDPMScheduler,
-    DPMSolverMultistepScheduler,
-    EulerDiscreteScheduler,
-    UniPCMultistepScheduler,
-)
+from diffusers import DDIMScheduler, DDPMScheduler
 
 from hf_ext.pipelines import DisentangledDiTPipeline
 from tests.disentangled_dit.dit_testing import generator
@@ -224,20 +218,6 @@ def test_every_other_scheduler_is_refused_by_name(name):
     message = "goes from pictures to noise" if name in INVERSE else "is neither of the DDPM family"
     with pytest.raises(ValueError, match=f"{name} {message}"):
         DisentangledDiTPipeline(GaussianDenoiser(), scheduler, None, None, None)
-
-
-@pytest.mark.parametrize("kind", [DPMSolverMultistepScheduler, UniPCMultistepScheduler])
-def test_flow_sigmas_and_flow_prediction_go_together(kind):
-    for prediction, flow in (("flow_prediction", False), ("epsilon", True)):
-        scheduler = kind(prediction_type=prediction, use_flow_sigmas=flow)
-        with pytest.raises(ValueError, match=f"prediction_type='{prediction}' and use_flow_sigmas={flow}"):
-            DisentangledDiTPipeline(GaussianDenoiser(prediction), scheduler, None, None, None)
-
-
-def test_timesteps_that_the_network_has_not_seen_are_refused():
-    scheduler = EulerDiscreteScheduler(prediction_type="v_prediction", timestep_type="continuous")
-    with pytest.raises(ValueError, match="timestep_type='continuous', numbers that the network has not seen"):
-        DisentangledDiTPipeline(GaussianDenoiser("v_prediction"), scheduler, None, None, None)
 
 
 @pytest.mark.parametrize("kind", [DDIMScheduler, DDPMScheduler])
