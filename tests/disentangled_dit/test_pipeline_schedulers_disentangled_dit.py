@@ -1,6 +1,8 @@
 """diffusers' schedulers in the pipeline: all of them against the exact answer for Gaussian pictures."""
 
+import copy
 import inspect
+from functools import cache
 from types import SimpleNamespace
 
 import diffusers
@@ -266,10 +268,15 @@ def spacings():
         yield from ((name, spacing) for spacing in SPACINGS if spacing in ("", *known))
 
 
+@cache
+def make_spaced(name, spacing, prediction):
+    made = make_scheduler(name, prediction)
+    return type(made).from_config(made.config, **({spacing: True} if spacing else {}))
+
+
 def draw(name, spacing, prediction, mode, steps):
     """A picture of 16 x 16; with few steps from noise alone, else from a picture at 0.7 of the way."""
-    made = make_scheduler(name, prediction)
-    scheduler = type(made).from_config(made.config, **({spacing: True} if spacing else {}))
+    scheduler = copy.deepcopy(make_spaced(name, spacing, prediction))
     network = GaussianDenoiser(prediction, mean=0.3, sample_size=16)
     network.kept = getattr(scheduler, "alphas_cumprod", network.kept)
     pipeline = quiet(DisentangledDiTPipeline(network, scheduler))
