@@ -3,6 +3,7 @@
 import inspect
 import math
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -238,10 +239,10 @@ def sample(
       hf-ext sample org/name --count 50000 --out pictures --dtype bfloat16
     """
     from accelerate.utils.memory import should_reduce_batch_size
-    from diffusers import AutoPipelineForImage2Image
 
     from hf_ext.answers.classifying import read_picture
     from hf_ext.distributed import Ranks
+    from hf_ext.pipelines.disentangled_dit import DisentangledDiTImg2ImgPipeline
     from hf_ext.progress import progress
     from hf_ext.tasks.diffusion_grids import draw_grid, sample_rows, write_picture
     from hf_ext.tasks.diffusion_samples import sample_folder
@@ -262,7 +263,7 @@ def sample(
     conditions, names = _conditions(pipeline, class_labels, prompts, 10 if is_grid else None)
     options = _call_options(pipeline, asked)
     if image is not None:
-        pipeline = AutoPipelineForImage2Image.from_pipe(pipeline)  # type: ignore[no-untyped-call]
+        pipeline = DisentangledDiTImg2ImgPipeline.from_pipe(pipeline)
         options |= {"image": read_picture(image), "strength": 0.8 if strength is None else strength}
     # With a folder, the progress bar counts pictures instead.
     pipeline.progress_bar = partial(progress, unit=" steps", shown=is_grid)
@@ -300,7 +301,8 @@ def _check_out(out: Path, is_grid: bool, count: int | None, processes: int) -> N
         )
     if is_grid and out.is_dir():
         raise click.BadParameter(f"{out} is an existing folder; a grid is one PNG file.", param_hint="--out")
-    if not is_grid and (out.suffix.lower() in Image.registered_extensions() or out.is_file()):
+    is_file = out.is_file() or out.suffix.lower() in {".tar", ".zip", *Image.registered_extensions()}
+    if not is_grid and is_file:
         raise click.BadParameter(f"{out} must be a .png file for a grid, or a folder.", param_hint="--out")
     if not is_grid and count is None:
         raise click.UsageError(f"folder {out} needs --count, the number of pictures; for a grid, give a .png file.")
@@ -312,12 +314,16 @@ def load_pipeline(source: str, device: str | None, dtype: str) -> Any:
     import torch
     from diffusers import DiffusionPipeline
 
+    from hf_ext.files import read_json
     from hf_ext.hub.checkpoints import split_revision
     from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
     from hf_ext.training.models import pipeline_index
 
-    if pipeline_index(source) is None:
+    index = pipeline_index(source)
+    if index is None:
         raise Unusable(f"{source} contains no diffusers pipeline: model_index.json is missing.")
+    if "_class_name" not in read_json(index):
+        raise Unusable(f"{source}: model_index.json names no _class_name; save it again as a whole pipeline.")
     name, revision = split_revision(source)
     pipeline = DiffusionPipeline.from_pretrained(name, revision=revision, dtype=getattr(torch, dtype))
     if not isinstance(pipeline, DisentangledDiTPipeline):
@@ -380,6 +386,9 @@ def _other_scheduler(before: Any, name: str) -> Any:
     from diffusers import SchedulerMixin
 
     kind = getattr(diffusers, name, None) if name.endswith("Scheduler") else None
+    if missing := [library for library in getattr(kind, "_backends", ()) if find_spec(library) is None]:
+        # diffusers has a stand-in of this name where a library is absent.
+        raise click.BadParameter(f"{name} needs {missing[0]}: install it.", param_hint="--scheduler")
     if not (isinstance(kind, type) and issubclass(kind, SchedulerMixin) and hasattr(kind, "from_config")):
         raise click.BadParameter(
             f"diffusers has no scheduler {name!r}; for instance DDIMScheduler, DPMSolverMultistepScheduler or "

@@ -53,10 +53,10 @@ def load_network(source: str, device: str, batch_size: int) -> tuple[Any, str, t
     return classifier, weights_digest(classifier.model), ("feature_distance", "kernel_distance")
 
 
-def open_pictures(path: str, split: str, ranks: Ranks, description: str) -> tuple[Any, str]:
+def open_pictures(path: str, split: str, ranks: Ranks) -> tuple[Any, str]:
     """Pictures of a folder, a file or a Hub id, and their column."""
     with ranks.first_before_others():
-        data: Any = open_source(DataSource(path, split=split), description)
+        data: Any = open_source(DataSource(path, split=split))
     columns = [name for name, feature in (data.features or {}).items() if isinstance(feature, datasets.Image)]
     if not columns:
         raise DataError(f"{path} has no column of pictures; its columns are {sorted(data.features or {})}.")
@@ -81,9 +81,10 @@ def read_batches(
 
 def score_texts(path: str, model: str, batch_size: int, device: str, ranks: Ranks) -> float:
     """The mean CLIP score of pictures and the texts beside them."""
-    data, column = open_pictures(path, "train", ranks, "pictures")
+    data, column = open_pictures(path, "train", ranks)
     if "text" not in data.features:
-        raise MissingColumn.of("text", data.features, "--clip")
+        advice = " for pictures with texts only, such as `hf-ext sample` writes for a text model"
+        raise MissingColumn.of("text", data.features, "--clip", advice)
     with ranks.first_before_others():
         network = CLIPScore(model=model, device=device)
     own = []
@@ -100,11 +101,16 @@ def score_texts(path: str, model: str, batch_size: int, device: str, ranks: Rank
 
 def see(path: str, split: str, network: Any, ranks: Ranks, description: str, side: int | None = None) -> Seen:
     """Features of the pictures of a folder, a file or a Hub id, or of their middle squares."""
-    data, column = open_pictures(path, split, ranks, description)
+    data, column = open_pictures(path, split, ranks)
+    if len(data) < 2:
+        raise DataError(f"{path} has {len(data)} picture; a distance needs at least 2, and means more of thousands.")
     chosen = {*np.random.default_rng(0).permutation(len(data))[:KEPT].tolist()}
     sums, features = FeatureSums(), dict[int, np.ndarray]()
     for numbers, rows in read_batches(data, column, network.batch_size, ranks, description, side):
-        found = network(rows[column])
+        try:
+            found = network(rows[column])
+        except ValueError as error:
+            raise DataError(f"{path}: {error}") from error
         sums.add(found)
         features |= {number: row for number, row in zip(numbers, found, strict=True) if number in chosen}
     joined = FeatureSums()

@@ -493,7 +493,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         scheduler: Any = self.scheduler
         if scheduler is None:
             return self.config.prediction_type
-        kind, get = type(scheduler), scheduler.config.get
+        get = scheduler.config.get
         flow_match, flow = isinstance(scheduler, self._FLOW_MATCH), bool(get("use_flow_sigmas"))
         found = "flow_prediction" if flow_match else str(get("prediction_type", "epsilon"))
         count, diverging = get("num_train_timesteps"), isinstance(scheduler, self._DIVERGING)
@@ -520,7 +520,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         elif count != trained:
             problem = f"has {count} training timesteps, and the network {trained}"
         if problem is not None:
-            raise ValueError(f"{kind.__name__} {problem}.")
+            raise ValueError(f"{type(scheduler).__name__} {problem}.")
         return found
 
     @staticmethod
@@ -559,8 +559,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         given = {"height": (height, usual[0]), "width": (width, usual[1])}
         sides = [self._count(name, side * factor if wish is None else wish) for name, (wish, side) in given.items()]
         if any(side % (factor * patch) for side in sides):
-            why = f"{patch} for the transformer's patches, times {factor} for the autoencoder"
-            wanted = f"multiples of {factor * patch} pixels ({why})"
+            wanted = f"multiples of {factor * patch} pixels (patches of {patch}, times {factor} of the autoencoder)"
             raise ValueError(f"height and width are {sides}; they must be {wanted}.")
         return sides[0], sides[1]
 
@@ -636,10 +635,10 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         dropped: list[Any] = [None] * count
         branches = {"null": (dropped, negative), "uncontrolled": (dropped, positive), "full": (full, positive)}
         states: dict[Any, int] = {}
-        rows: dict[str, list[int]] = {branch: [] for branch in branches}
-        for branch, (values_of, labels_of) in branches.items():
-            for state in zip(values_of, labels_of, strict=True):
-                rows[branch].append(states.setdefault(state, len(states)))
+        rows = {
+            branch: [states.setdefault(state, len(states)) for state in zip(*pair, strict=True)]
+            for branch, pair in branches.items()
+        }
         # where they are dropped any numbers will do
         numbers = [given or full[0] for given, _ in states]
         tensors = {
@@ -701,12 +700,6 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         numbers = [table[row] for row in (chosen if len(set(chosen)) > 1 else chosen[:1])]
         tokens = [context[:count] if branch == "null" else context[-count:] for branch in weights]
         return {"context": torch.cat(tokens), "modulation": torch.stack(numbers)}
-
-    def _scale_model_input(self, latents: Tensor, timestep: Tensor) -> Tensor:
-        """As the network takes them."""
-        if not isinstance(self.scheduler, self._FLOW_MATCH):
-            latents = self.scheduler.scale_model_input(latents, timestep)
-        return latents.to(self.transformer.dtype)
 
     @torch.no_grad()
     def __call__(
@@ -829,6 +822,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         """The steps of the schedule; around a hole stands the clean picture with the noise of each step."""
         step_options = self.prepare_extra_step_kwargs(call.generator, call.eta)
         self._num_timesteps, order = len(times), self.scheduler.order
+        scale = getattr(self.scheduler, "scale_model_input", None)  # flow matching has none
         weights: dict[str, float] = {}
         with self.progress_bar(total=steps) as progress_bar:
             for i, (t, table) in enumerate(zip(times, self.modulations(times, conditions), strict=True)):
@@ -836,9 +830,10 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
                     break
                 self._current_timestep = t
                 weights = self.guidance_weights(i, weights)
+                sample = latents if scale is None else scale(latents, t)
                 with self.transformer.cache_context("-".join(weights)):
                     output = self.transformer(
-                        hidden_states=self._scale_model_input(latents, t).repeat(len(weights), 1, 1, 1),
+                        hidden_states=sample.to(self.transformer.dtype).repeat(len(weights), 1, 1, 1),
                         **self._gather_branches(embeds, table, weights, conditions.rows),
                         attention_kwargs=call.attention_kwargs,
                         return_dict=False,
@@ -874,9 +869,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
     ) -> tuple[Tensor, Tensor]:
         """Latents and context after the caller's callback."""
         count = len(latents)
-        tensors = {"latents": latents, "noise_pred": noise_pred, "prompt_embeds": embeds}
-        tensors["negative_prompt_embeds"] = embeds[:-count]
-        tensors = {name: tensors[name] for name in call.callback_on_step_end_tensor_inputs}
+        known = dict(zip(self._callback_tensor_inputs, (latents, noise_pred, embeds, embeds[:-count]), strict=True))
+        tensors = {name: known[name] for name in call.callback_on_step_end_tensor_inputs}
         changed = call.callback_on_step_end(self, step, timestep, tensors) or {}
         embeds = changed.get("prompt_embeds", embeds)
         if "negative_prompt_embeds" in changed:
@@ -978,6 +972,9 @@ class DisentangledDiTImg2ImgPipeline(DisentangledDiTPipeline):
         Returns:
             [`~diffusers.ImagePipelineOutput`], or a tuple with its `images`.
 
+        Raises:
+            ValueError: As in a call of [`DisentangledDiTPipeline`], or a picture is missing or does not fit.
+
         Example:
             >>> from PIL import Image
             >>> from diffusers import DDIMScheduler
@@ -1017,6 +1014,9 @@ class DisentangledDiTInpaintPipeline(DisentangledDiTPipeline):
 
         Returns:
             [`~diffusers.ImagePipelineOutput`], or a tuple with its `images`.
+
+        Raises:
+            ValueError: As in a call of [`DisentangledDiTPipeline`], or a picture or mask is missing or does not fit.
 
         Example:
             >>> from PIL import Image

@@ -377,9 +377,8 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
             f"num_decoder_layers is from 0 to num_layers - 1 = {config.num_layers - 1}, not "
             f"{config.num_decoder_layers}": not 0 <= config.num_decoder_layers < config.num_layers,
         }
-        for problem, found in problems.items():
-            if found:
-                raise ValueError(f"DisentangledDiTTransformer2DModel: {problem}.")
+        if found := [problem for problem, is_there in problems.items() if is_there]:
+            raise ValueError(f"DisentangledDiTTransformer2DModel: {found[0]}.")
 
     @torch.no_grad()
     def _initialize(self) -> None:
@@ -405,8 +404,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         self, timestep: Tensor, controls: dict[str, Tensor], control_mask: Tensor | None, dtype: torch.dtype
     ) -> Tensor | float:
         """sum_c gamma_c(t) E_c(c), [B, D]; zero where the mask is False."""
-        unknown = [name for name in controls if name not in self.control_embedders]
-        if unknown:
+        if unknown := [name for name in controls if name not in self.control_embedders]:
             raise ValueError(f"The model has no controls {unknown}; it has {list(self.control_embedders)}.")
         total: Tensor | float = 0.0
         for name, embedder in self.control_embedders.items():
@@ -535,6 +533,9 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         Returns:
             [`~diffusers.models.modeling_outputs.Transformer2DModelOutput`], or a tuple with its sample.
 
+        Raises:
+            ValueError: An input is missing, is not for this model, or its shape or type does not fit.
+
         Example:
             >>> import torch
             >>> from hf_ext.pipelines.disentangled_dit import DisentangledDiTTransformer2DModel
@@ -600,9 +601,8 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
             raise ValueError("`keep_indices` needs num_decoder_layers > 0, `timestep` and no ControlNet's residuals.")
         rows, kept = keep_indices.shape if keep_indices.ndim == 2 else (0, 0)
         if rows != shape[0] or not 0 < kept <= tokens or keep_indices.dtype != torch.int64:
-            found = f"{keep_indices.dtype} of shape {tuple(keep_indices.shape)}"
             needed = f"int64 of shape ({shape[0]}, kept) with 1 to {tokens} kept tokens"
-            raise ValueError(f"`keep_indices` must be {needed}, got {found}.")
+            raise ValueError(f"`keep_indices` must be {needed}, got {keep_indices.dtype} of {[*keep_indices.shape]}.")
 
     def _denoise(
         self, hidden_states: Tensor, context: Tensor, modulation: Tensor, masking: Masking, residuals: list[Tensor]

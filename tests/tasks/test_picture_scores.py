@@ -57,6 +57,22 @@ def test_folders_are_scored_as_all_features_at_once_and_statistics_again(tmp_pat
         score(str(tmp_path / "made"), str(tmp_path / "words.jsonl"), str(tmp_path / "judge"), device="cpu")
 
 
+@pytest.mark.parametrize("wrong", ["empty", "one", "sizes", "broken"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_set_that_cannot_be_scored_is_named(tmp_path, wrong, place):
+    network = write_inception(tmp_path / "network.pt")
+    write_noise(tmp_path / "right", 0, 2)
+    write_noise(tmp_path / wrong, 1, {"empty": 0, "one": 1}.get(wrong, 2))
+    if wrong == "sizes":
+        Image.new("RGB", (8, 16)).save(tmp_path / wrong / "wide.png")
+    elif wrong == "broken":
+        (tmp_path / wrong / "part.png").write_bytes(b"")
+    sets = [str(tmp_path / "right")] * 2
+    sets[place] = str(tmp_path / wrong)
+    told = run("dit", "score", *sets, "--network", network, "--device", "cpu", code=2).stderr
+    assert sets[place] in told and "Set --" not in told
+
+
 def test_pictures_of_the_reference_are_cut_as_a_training_cuts_them(tmp_path):
     noise = write_noise(tmp_path / "made", 0, 4)
     (tmp_path / "real").mkdir()
