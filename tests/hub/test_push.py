@@ -57,11 +57,11 @@ def commits(api: HfApi, revision: str = "main") -> list[str]:
     return [commit.title for commit in api.list_repo_commits("org/model", revision=revision)]
 
 
-def test_one_commit_holds_what_stage_writes_and_nothing_else(hub, api, tmp_path, snapshot):
+def test_one_commit_holds_what_stage_writes_and_nothing_else(hub, api, tmp_path, snapshot, caplog):
     # hf_xet is installed and not disabled here: the push has to notice that this Hub has no Xet storage
     assert constants.HF_HUB_DISABLE_XET is False
     info = push(snapshot, "org/model", endpoint=hub.url, token=False, commit_message="First")
-    assert commits(api) == ["First", "initial commit"]
+    assert commits(api) == ["First", "initial commit"] and "Xet" not in caplog.text
     staged = stage(snapshot, tmp_path / "staged", repo_id="org/model")
     assert download(hub, tmp_path, info.oid) == contents(staged)
     assert sorted(contents(staged)) == sorted([*STAGED, "eval.json", "training.json", ".eval_results/hf_ext.yaml"])
