@@ -6,7 +6,10 @@ The functions of `app_work` take what a browser sends and give what it shows; th
 
 import functools
 import os
+import signal
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -98,7 +101,7 @@ class Tab:
 
 def build_app(models: dict[str, dict[str, str]], limits: Limits = LIMITS) -> gr.Blocks:
     """The page with its four tabs; `models` are those of [`find_models`], `limits` those of a request."""
-    # Nothing is told to anybody, and what was uploaded goes after an hour.
+    # Nothing is told to anybody; what a page that stays open has uploaded goes after an hour.
     with (
         tempfile.TemporaryDirectory() as folder,
         gr.Blocks(title="hf-ext", analytics_enabled=False, delete_cache=(60, 3600)) as app,
@@ -326,18 +329,23 @@ def serve(
     theme = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
     # Everybody may call a Space, by whatever name the Hub gives it.
     names = None if "SPACE_HOST" in os.environ else [*allowed_hosts, *([server_name] if server_name else [])]
-    # Not shared, whatever the environment says: a tunnel would make the page public.
-    launched: tuple[Any, str, str | None] = build_app(models, limits).launch(
-        theme=theme,
-        footer_links=[],
-        ssr_mode=False,
-        max_file_size="100mb",
-        share=False,
-        app_kwargs={"middleware": [Middleware(Guard, names)]},
-        server_name=server_name,
-        **where,
-    )
-    return launched
+    # `kill` ends it as Ctrl-C does, so that the folder of its files goes.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with tempfile.TemporaryDirectory(prefix="hf-ext-app-", dir=os.environ.get("GRADIO_TEMP_DIR")) as folder:
+        os.environ["GRADIO_TEMP_DIR"] = str(Path(folder).resolve())
+        # Not shared, whatever the environment says: a tunnel would make the page public.
+        launched: tuple[Any, str, str | None] = build_app(models, limits).launch(
+            theme=theme,
+            footer_links=[],
+            ssr_mode=False,
+            max_file_size="100mb",
+            share=False,
+            app_kwargs={"middleware": [Middleware(Guard, names)]},
+            server_name=server_name,
+            **where,
+        )
+        return launched
 
 
 if __name__ == "__main__":

@@ -1,20 +1,23 @@
-"""Middleware of the app: accepts only names of this machine, and hides the server's folders."""
+"""Middleware of the app: accepts only names of this machine, hides the server's folders, and limits its files."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import posixpath
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import parse_qs, quote
 
 from gradio.utils import get_upload_folder
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hf_ext.app_files import Files
 from hf_ext.embedded_hub.access import Access
 from hf_ext.embedded_hub.errors import HubError
 
@@ -30,6 +33,8 @@ _API = re.compile(
     r"|stream|theme\.css|upload|upload_progress|user|file=.*)(?:/.*)?",
     re.DOTALL,
 )
+# Calls of programs, which have no page: their files are those of the call, until its answer is read.
+_CALL = re.compile(r"/gradio_api/call/[^/]+(?:/([^/]+))?/?")
 _OTHERS = re.compile(r"/(?:gradio_api|monitoring|custom_component|runs|proxy|dev)(?:[/=].*)?", re.DOTALL)
 
 
@@ -55,6 +60,7 @@ class Guard:
         self._app = app
         self._access = None if names is None else Access(allowed_hosts=[*OWN_NAMES, *names])
         folder = get_upload_folder()
+        self._files = Files(Path(folder))
         self._folder, self._alias = folder.encode(), f"/{secrets.token_hex(len(folder))[: len(folder) - 1]}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,10 +83,14 @@ class Guard:
             self._check_names(headers, scope["server"])
             path = self._find_path(scope["path"])
             is_json = headers.get("Content-Type", "").lower().startswith("application/json")
-            receive = self._limit_body(receive, MAX_JSON if is_json else MAX_UPLOAD)
+            most = MAX_JSON if is_json else MAX_UPLOAD
+            receive, page, sent = self._limit_body(receive, most), None, b""
             if is_json:
-                receive = await self._read(receive)
-            await self._app({**scope, "path": path, "raw_path": quote(path).encode()}, receive, self._hide(answer))
+                sent, receive = await self._read(receive)
+                page = _find_page(sent)
+            scope = {**scope, "path": path, "raw_path": quote(path).encode()}
+            with self._keep_room(scope, headers, most), self._count_files(scope, page, sent) as follow:
+                await self._app(scope, receive, self._hide(answer, follow))
         except Refused as error:
             if not begun:
                 await PlainTextResponse(str(error), error.status)(scope, receive, send)
@@ -126,7 +136,42 @@ class Guard:
 
         return give
 
-    async def _read(self, receive: Receive) -> Receive:
+    @contextlib.contextmanager
+    def _keep_room(self, scope: Scope, headers: Headers, most: int) -> Iterator[None]:
+        """Room for the file that a request brings or whose answer is one."""
+        if scope["method"] != "POST":
+            yield
+            return
+        told = headers.get("Content-Length", "")
+        with self._files.coming(min(int(told), most) if told.isdecimal() else most) as room:
+            if not room:
+                raise Refused(507, "the app has no room for further files: wait a minute and try again")
+            yield
+
+    @contextlib.contextmanager
+    def _count_files(self, scope: Scope, page: str | None, sent: bytes) -> Iterator[Callable[[bytes], None]]:
+        """Files of the page or the call that a request belongs to; gives what is told of the answer's parts."""
+        path, call = scope["path"], _CALL.fullmatch(scope["path"])
+        _, beats, heart = path.partition("/gradio_api/heartbeat/")
+        if page is None:
+            page = parse_qs(scope["query_string"].decode("latin-1")).get("session_hash", [None])[0]
+
+        def follow(part: bytes) -> None:
+            if call and page is None and (event := _find_page(part, "event_id")):
+                self._files.hold(event, sent)
+            elif page is not None:
+                self._files.hold(page, part)
+
+        if page is not None:
+            self._files.hold(page, sent)
+        try:
+            with self._files.opened(heart) if beats else contextlib.nullcontext():
+                yield follow
+        finally:
+            if call and call[1]:
+                self._files.release(call[1])
+
+    async def _read(self, receive: Receive) -> tuple[bytes, Receive]:
         """The whole body, so that no name is cut in two, as the only message."""
         message, body = await receive(), bytearray()
         while message["type"] == "http.request":
@@ -140,14 +185,15 @@ class Guard:
             raise Refused(400, "the body is no JSON that can be read") from error
         if fetches:
             raise Refused(400, "files of other addresses are not fetched: upload them")
-        waiting = [{**message, "body": bytes(body).replace(self._alias, self._folder)}]
+        sent = bytes(body).replace(self._alias, self._folder)
+        waiting = [{**message, "body": sent}]
 
         async def give() -> Message:
             return waiting.pop() if waiting else await receive()
 
-        return give
+        return sent, give
 
-    def _hide(self, send: Send) -> Send:
+    def _hide(self, send: Send, follow: Callable[[bytes], None]) -> Send:
         """The way out; an event or an answer of JSON is one piece."""
         text = False
 
@@ -156,6 +202,7 @@ class Guard:
             if message["type"] == "http.response.start":
                 text = Headers(raw=message["headers"]).get("Content-Type", "").startswith(_TEXTS)
             elif text and "body" in message:
+                follow(message["body"])
                 message = {**message, "body": message["body"].replace(self._folder, self._alias)}
             await send(message)
 
@@ -170,3 +217,12 @@ def _names_address(value: Any) -> bool:
         return False
     path = value.get("path")
     return isinstance(path, str) and "://" in path or any(map(_names_address, value.values()))
+
+
+def _find_page(body: bytes, key: str = "session_hash") -> str | None:
+    """The name that a message of JSON gives to the page that it belongs to."""
+    with contextlib.suppress(ValueError):
+        told = json.loads(body)
+        name = told.get(key) if isinstance(told, dict) else None
+        return name if isinstance(name, str) else None
+    return None

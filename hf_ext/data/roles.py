@@ -1,6 +1,7 @@
 """Detection of the roles of a table's columns: time, series, label, inputs."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,34 +81,32 @@ def find_roles(table: Table, hints: Hints) -> Roles:
     if absent := [name for name in named if name not in frame.columns]:
         raise DataError(f"there is no column {absent[0]!r}; the columns are {shorten(list(frame.columns))}")
     label = hints.label or _only([name for name in frame if LABEL.fullmatch(str(name))], "a label", "--label")
-    numbers = [name for name in frame if pd.api.types.is_numeric_dtype(frame[name].dtype)]
+    numbers = [name for name, kind in frame.dtypes.items() if pd.api.types.is_numeric_dtype(kind)]
     if table.nameless and label is None:
         label = _nameless_label(frame)
-    texts = [str(name) for name in frame if name not in numbers and name != label]
+    texts = [str(name) for name in _without(frame, numbers, [label])]
     steps = [name for name in numbers if name != label]
     if (wide := _find_wide(table, steps, label, hints)) is not None:
         return wide
     series = hints.series or _find_series(frame, label)
-    time = hints.time or _find_time(frame, [name for name in frame if name not in (label, series)], series)
-    times = [name for name in texts if name not in (time, series) and to_seconds(frame[name]) is not None]
-    others = [name for name in texts if name not in (time, series, *times)]
-    inputs = list(hints.inputs) or [name for name in numbers if name not in (label, time, series)]
-    prose = [name for name in others if is_prose(frame[name])]
-    if inputs:
-        # One word a row, seldom the same, beside numbers: keys, serial numbers.
-        names = [name for name in others if name not in prose and _names_rows(frame[name])]
-    else:
-        names, prose = [], prose + [name for name in others if name not in prose and _names_rows(frame[name])]
+    time = hints.time or _find_time(frame, _without(frame, [label, series]), series)
+    columns = dict(frame.items())
+    times = [name for name in _without(texts, [time, series]) if to_seconds(columns[name]) is not None]
+    others = _without(texts, [time, series], times)
+    inputs = list(hints.inputs) or _without(numbers, [label, time, series])
+    prose = [name for name in others if is_prose(columns[name])]
+    # One word a row, seldom the same, beside numbers: keys, serial numbers.
+    names = [name for name in _without(others, prose) if _names_rows(columns[name])]
+    if not inputs:
+        names, prose = [], prose + names
     if not inputs or (prose and not hints.inputs) or {*hints.inputs} & {*prose}:
         if not inputs and not prose and (time or not others):
             raise DataError("there is no column of numbers except times and names")
         return Roles("texts", list(hints.inputs) or prose or others, label)
     # A column of True and False is a class, or an input.
-    asked = [name for name in others if name not in names] + [
-        name for name in inputs if pd.api.types.is_bool_dtype(frame[name].dtype)
-    ]
+    asked = _without(others, names) + [name for name in inputs if pd.api.types.is_bool_dtype(frame[name].dtype)]
     if label is None and asked and not hints.inputs:
-        rest = [name for name in inputs if name not in asked]
+        rest = _without(inputs, asked)
         raise DataError(
             f"the column{'s' if len(asked) > 1 else ''} {shorten(asked)} may name classes, or several series: say "
             f"which: --label {asked[0]} or --series {asked[0]}, or leave {'them' if len(asked) > 1 else 'it'} out "
@@ -119,10 +118,14 @@ def find_roles(table: Table, hints: Hints) -> Roles:
         **dict.fromkeys(times, "another time"),
     }
     roles = Roles("positions", inputs, label, time, series, left_out)
-    unused = [name for name in numbers if name not in (*inputs, label, time, series)]
-    roles.left_out |= dict.fromkeys(unused, "not among the inputs")
+    roles.left_out |= dict.fromkeys(_without(numbers, inputs, [label, time, series]), "not among the inputs")
     _judge(frame, roles)
     return roles
+
+
+def _without(names: Iterable[Any], *others: Iterable[Any]) -> list[Any]:
+    known = {name for group in others for name in group}
+    return [name for name in names if name not in known]
 
 
 def _only(names: list[Any], what: str, flag: str) -> str | None:
@@ -160,11 +163,11 @@ def _find_wide(table: Table, names: list[Any], label: str | None, hints: Hints) 
     if table.nameless:
         return Roles("series", names, label)
     steps = step_columns(names)
-    rest = [name for name in frame if name not in (*steps, label)]
+    rest = _without(frame, steps, [label])
     if not groups:
         return None
     series = _find_series(frame[rest], label)
-    time = _find_time(frame, [name for name in rest if name != series], series)
+    time = _find_time(frame, _without(rest, [series]), series)
     if len(groups) > 1 and time is None:
         raise DataError(
             f"the columns count up under {len(groups)} names, from {groups[0][0]} and from {groups[1][0]}. Say which "
@@ -212,21 +215,32 @@ def _is_class(values: "pd.Series[Any]") -> bool:
 
 def is_prose(values: "pd.Series[Any]") -> bool:
     """True if cells are texts of several words, and no names."""
-    cells = values.dropna().astype(str)
+    cells = _given(values)
     return _has_letters(cells) and (
-        cells.str.len().mean() > 30
-        or (cells.str.contains(r"\s", regex=True).mean() > 0.5 and cells.nunique() > min(20, _REPEATS * len(cells)))
+        sum(map(len, cells)) > 30 * len(cells)
+        or (_share(r"\s", cells) > 0.5 and len(set(cells)) > min(20, _REPEATS * len(cells)))
     )
 
 
 def _names_rows(values: "pd.Series[Any]") -> bool:
-    cells = values.dropna().astype(str)
-    return _has_letters(cells) and cells.nunique() > max(2, _REPEATS * len(cells))
+    cells = _given(values)
+    return _has_letters(cells) and len(set(cells)) > max(2, _REPEATS * len(cells))
 
 
-def _has_letters(cells: "pd.Series[str]") -> bool:
+def _given(values: "pd.Series[Any]") -> list[str]:
+    held = values.to_numpy(dtype=object)
+    return [str(cell) for cell in held[pd.notna(held)]]
+
+
+def _has_letters(cells: list[str]) -> bool:
     # Words have letters; numbers with signs have none.
-    return bool(len(cells)) and bool(cells.str.contains(r"[^\W\d_]", regex=True).mean() > 0.5)
+    return bool(cells) and _share(r"[^\W\d_]", cells) > 0.5
+
+
+def _share(pattern: str, cells: list[str]) -> float:
+    """The share of cells that contain a pattern."""
+    search = re.compile(pattern).search
+    return sum(search(cell) is not None for cell in cells) / len(cells)
 
 
 def _find_series(frame: pd.DataFrame, label: str | None) -> str | None:
@@ -240,9 +254,9 @@ def _find_series(frame: pd.DataFrame, label: str | None) -> str | None:
 
 
 def _find_time(frame: pd.DataFrame, names: list[Any], series: str | None) -> str | None:
-    written, counted = [], []
+    written, counted, columns = [], [], dict(frame.items())
     for place, name in enumerate(names):
-        values, strong = frame[name], bool(_TIME.fullmatch(str(name)))
+        values, strong = columns[name], bool(_TIME.fullmatch(str(name)))
         if pd.api.types.is_numeric_dtype(values.dtype):
             kept = [values] if series is None else [part for _, part in values.groupby(frame[series])]
             rising = all(part.is_monotonic_increasing and part.is_unique for part in kept)

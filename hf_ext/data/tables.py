@@ -249,13 +249,13 @@ def _drop_units(table: Table) -> None:
             if values.notna().iloc[0]:
                 return
             continue
-        first, rest = str(values.iloc[0]).strip(), values.iloc[1:].astype(str).str.strip()
+        first, rest = str(values.iloc[0]).strip(), values.iloc[1:]
         if pd.isna(values.iloc[0]) or first.lower() in MISSING:
             continue
         # With a decimal comma a number too.
-        if _to_numbers_somehow(pd.Series([first]), decimal=True)[0] is not None:
+        if _to_numbers_somehow([first], decimal=True)[0] is not None:
             return
-        if _to_numbers_somehow(_given(rest), decimal=True)[0] is not None:
+        if _to_numbers_somehow(_given(rest)[1], decimal=True)[0] is not None:
             units[str(name)] = first
         elif to_seconds(rest) is None or to_seconds(values) is not None:
             return
@@ -268,35 +268,23 @@ def _drop_units(table: Table) -> None:
 def _convert_columns(table: Table) -> None:
     """Makes numbers of columns of texts that are some: with commas, thousands, words for what is missing."""
     frame = table.frame
-    texts = [place for place, kind in enumerate(frame.dtypes) if pd.api.types.is_object_dtype(kind) or _is_texts(kind)]
-    if not texts:
-        return
-    columns = {place: frame.iloc[:, place] for place in texts}
-    plain = {place: _given(values) if len(frame) else values for place, values in columns.items()}
+    columns = {place: values for place, (_, values) in enumerate(frame.items()) if _has_texts(values)}
     # 1,234 is a thousand or one and a quarter: other cells of the file tell.
-    commas = [cells[cells.str.contains(",", regex=False)] for cells in plain.values() if len(cells)]
-    decimal = table.separator == ";" or any(
-        (cells.str.fullmatch(_DECIMAL_COMMA) & ~cells.str.fullmatch(_COMMA_GROUPS)).any()
-        or cells.str.match(r"[-+]?0,\d").any()
-        for cells in commas
-        if len(cells)
-    )
+    decimal = table.separator == ";" or any(map(_has_decimal_comma, columns.values()))
     said: dict[str, list[str]] = {}
     changed: dict[int, pd.Series[float]] = {}
     for place, values in columns.items():
-        name = str(frame.columns[place])
-        if any(isinstance(cell, list | np.ndarray | dict | bytes) for cell in values.head(5)):
+        rows, cells = _given(values)
+        numbers, how = _to_numbers_somehow(cells, decimal) if cells else (None, "")
+        if numbers is None and (cells or not values.isna().all()):
             continue
-        numbers = None
-        if len(plain[place]):
-            numbers, how = _to_numbers_somehow(plain[place], decimal)
-            if numbers is not None:
-                changed[place] = numbers.reindex(values.index).astype(np.float64)
-                said.setdefault(how, []).append(name)
-                _refuse_huge(name, changed[place])
-                continue
-        if values.isna().all():
-            changed[place] = pd.Series(np.nan, index=values.index)
+        full = np.full(len(values), np.nan)
+        if numbers is not None:
+            full[rows] = numbers
+            name = str(frame.columns[place])
+            said.setdefault(how, []).append(name)
+            _refuse_huge(name, full)
+        changed[place] = pd.Series(full, index=values.index)
     if changed:
         # One after the other they would be moved again and again.
         table.frame = pd.concat([changed.get(n, frame.iloc[:, n]) for n in range(len(frame.columns))], axis=1)
@@ -304,59 +292,74 @@ def _convert_columns(table: Table) -> None:
     table.notes += [f"{how} in {shorten(names)}" for how, names in said.items() if how]
 
 
-def _is_texts(kind: Any) -> bool:
+def _has_texts(values: "pd.Series[Any]") -> bool:
+    """True for a column of texts; a column of lists, as parquet may have, stays as it is."""
+    kind = values.dtype
+    if pd.api.types.is_object_dtype(kind):
+        return not any(isinstance(cell, list | np.ndarray | dict | bytes) for cell in values.head(5))
     return pd.api.types.is_string_dtype(kind) or isinstance(kind, pd.CategoricalDtype)
 
 
-def _refuse_huge(name: str, values: "pd.Series[float]") -> None:
-    huge = np.isinf(values.to_numpy(dtype=np.float64))
+def _refuse_huge(name: str, values: np.ndarray) -> None:
+    huge = np.isinf(values)
     if huge.any():
         raise DataError(f"column {name!r}, row {int(huge.argmax()) + 1}: the number is too large, or infinite")
 
 
-def _given(values: "pd.Series[Any]") -> "pd.Series[str]":
-    """The cells of a column that hold something, as texts."""
-    cells = values[values.notna()]
-    cells = cells.astype(str).str.strip()
-    return cells[~cells.str.lower().isin(MISSING)]
+def _given(values: "pd.Series[Any]") -> tuple[np.ndarray, list[str]]:
+    """The rows of a column that hold something, and their texts."""
+    # A call of pandas takes longer than a short column does in Python, and a file may have 20,000 of them.
+    held = values.to_numpy(dtype=object)
+    rows = np.flatnonzero(pd.notna(held))
+    cells = [str(cell).strip() for cell in held[rows]]
+    kept = [number for number, cell in enumerate(cells) if cell.lower() not in MISSING]
+    return rows[kept], [cells[number] for number in kept]
 
 
-def _to_numbers_somehow(cells: "pd.Series[str]", decimal: bool) -> tuple["pd.Series[float] | None", str]:
+def _has_decimal_comma(values: "pd.Series[Any]") -> bool:
+    """True if a cell has a comma that cannot stand between thousands."""
+    return any(
+        (_DECIMAL_COMMA.fullmatch(cell) and not _COMMA_GROUPS.fullmatch(cell)) or re.match(r"[-+]?0,\d", cell)
+        for cell in _given(values)[1]
+        if "," in cell
+    )
+
+
+def _to_numbers_somehow(cells: list[str], decimal: bool) -> tuple[np.ndarray | None, str]:
     """Numbers of cells, and how they were written; none where one is no number."""
     found = _to_numbers(cells)
     if found is not None:
         return found, ""
-    commas = cells.str.contains(",", regex=False)
-    if cells.str.fullmatch(_SPACE_GROUPS).any():
-        cells = cells.str.replace(r"[\u0020\u00a0\u202f']", "", regex=True)
-        found = _to_numbers(cells.str.replace(",", ".", regex=False))
+    if any(map(_SPACE_GROUPS.fullmatch, cells)):
+        cells = [re.sub(r"[\u0020\u00a0\u202f']", "", cell) for cell in cells]
+        found = _to_numbers([cell.replace(",", ".") for cell in cells])
         if found is not None:
             return found, "groups of three digits"
-    written = cells[commas]
-    groups = len(written) and written.str.fullmatch(_COMMA_GROUPS).all()
-    if groups and (not decimal or (written.str.count(",") > 1).any()):
-        return _to_numbers(cells.str.replace(",", "", regex=False)), "commas between thousands"
-    if len(written) and (written.str.fullmatch(_DECIMAL_COMMA) | written.str.fullmatch(_POINT_GROUPS)).all():
-        if written.str.contains(".", regex=False).any():
-            cells = cells.str.replace(".", "", regex=False)
-        return _to_numbers(cells.str.replace(",", ".", regex=False)), "decimal commas"
-    signs = sorted({sign for cell in cells for sign in cell if sign in "%$€£¥"})
-    bare = cells.str.replace(_SIGNS, "", regex=True)
+    written = [cell for cell in cells if "," in cell]
+    groups = written and all(map(_COMMA_GROUPS.fullmatch, written))
+    if groups and (not decimal or any(cell.count(",") > 1 for cell in written)):
+        return _to_numbers([cell.replace(",", "") for cell in cells]), "commas between thousands"
+    if written and all(_DECIMAL_COMMA.fullmatch(cell) or _POINT_GROUPS.fullmatch(cell) for cell in written):
+        if any("." in cell for cell in written):
+            cells = [cell.replace(".", "") for cell in cells]
+        return _to_numbers([cell.replace(",", ".") for cell in cells]), "decimal commas"
+    signs = {sign for cell in cells for sign in "%$€£¥" if sign in cell}
+    bare = [_SIGNS.sub("", cell) for cell in cells] if signs else cells
     # A sign within a text stays there.
-    if signs and not bare.equals(cells):
+    if bare != cells:
         found, how = _to_numbers_somehow(bare, decimal)
         # One column has one unit.
         if found is not None and len(signs) == 1:
-            return found, " and ".join(filter(None, [how, f"the sign {signs[0]}"]))
+            return found, " and ".join(filter(None, [how, f"the sign {signs.pop()}"]))
     return None, ""
 
 
-def _to_numbers(cells: "pd.Series[Any]") -> "pd.Series[float] | None":
+def _to_numbers(cells: list[str]) -> np.ndarray | None:
     """Cells as float64; nothing where one is none. A number of 400 digits is infinite."""
     with contextlib.suppress(ValueError, TypeError, OverflowError):
-        return pd.to_numeric(cells).astype(np.float64)
+        return np.asarray(pd.to_numeric(cells), dtype=np.float64)
     with contextlib.suppress(ValueError, TypeError):
-        return cells.astype(str).map(float)
+        return np.array([float(cell) for cell in cells])
     return None
 
 
@@ -383,8 +386,11 @@ def _drop_index(table: Table) -> bool:
 
 def to_seconds(values: "pd.Series[Any]") -> np.ndarray | None:
     """Times as seconds since 1970: dates, months, quarters; nothing where one is no time."""
+    # Most columns of texts end here.
+    if not len(values) or not re.search(r"\d", str(values.iloc[0])):
+        return None
     cells = values.astype(str).str.strip()
-    if not len(cells) or not cells.str.contains(r"\d", regex=True).all():
+    if not cells.str.contains(r"\d", regex=True).all():
         return None
     sample = cells.iloc[0]
     if re.fullmatch(r"\d{4}[- ]?[qQ]\d", sample):

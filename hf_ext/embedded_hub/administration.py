@@ -15,7 +15,6 @@ from .cards import read_metadata
 from .errors import HubError
 from .objects import OWNER, Operation, hub_time
 from .repository import Repository
-from .rewriting import list_large_files, remove_large_files, squash_history
 from .store import KINDS
 from .transport import Request, json_response, text
 
@@ -89,37 +88,16 @@ def move_repository(request: Request) -> Response:
 
 
 def squash(request: Request, repository: Repository, revision: str) -> Response:
-    """Replace the history of a branch by one commit."""
-    squash_history(repository, revision, text(request.json(), "message", f"Super-squash branch '{revision}'"))
-    return json_response({})
-
-
-def list_lfs_files(request: Request, repository: Repository) -> Response:
-    """The large files of all refs."""
-    listed = [
-        {
-            "fileOid": entry.oid,
-            "filename": path,
-            "oid": entry.sha256,
-            "pushedAt": hub_time(commit.date),
-            "ref": ref,
-            "size": entry.size,
-        }
-        for ref, path, entry, commit in list_large_files(repository)
-    ]
-    return json_response(listed)
-
-
-def delete_lfs_files(request: Request, repository: Repository) -> Response:
-    """Remove large files from the whole history."""
-    deletions = request.json().get("deletions")
-    deletions = deletions if isinstance(deletions, dict) else {}
-    oids = deletions.get("sha")
-    if not isinstance(oids, list) or not all(isinstance(oid, str) for oid in oids):
-        raise HubError(400, "field 'deletions' must be an object whose 'sha' is a list of the fileOid to delete")
-    if deletions.get("rewriteHistory", True) is not True:
-        raise HubError(400, "large files can only be deleted with rewriteHistory, because commits refer to them")
-    remove_large_files(repository, set(oids))
+    """Replace the history of a branch or pull request by one commit of what it holds."""
+    message = text(request.json(), "message", f"Super-squash branch '{revision}'")
+    title, _, description = message.strip().partition("\n")
+    if not title.strip():
+        raise HubError(400, "field 'message' must not be empty")
+    with repository.change_state() as state:
+        ref = repository.find_branch(state, revision)
+        snapshot = repository.snapshot(state["refs"][ref])
+        state["refs"][ref] = repository.write_commit(snapshot, (), title.strip(), description.strip()).oid
+    repository.forget_unreachable()
     return json_response({})
 
 

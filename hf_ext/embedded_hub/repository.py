@@ -306,17 +306,10 @@ class Repository:
         changed = sorted(path for path in before.keys() | theirs.keys() if before.get(path) != theirs.get(path))
         return changed, [path for path in changed if ours.get(path) not in (before.get(path), theirs.get(path))]
 
-    def write_commit(
-        self,
-        snapshot: Snapshot,
-        parents: tuple[str, ...],
-        title: str,
-        description: str,
-        date: datetime | None = None,
-    ) -> Commit:
+    def write_commit(self, snapshot: Snapshot, parents: tuple[str, ...], title: str, description: str) -> Commit:
         """Put a snapshot and its commit on disk; no ref names them yet."""
         tree = snapshot.folders[""]
-        data = Commit.encode(tree, parents, title, description, date or datetime.now(UTC))
+        data = Commit.encode(tree, parents, title, description, datetime.now(UTC))
         commit = Commit.decode(data)
         write_atomically(inside(self.folder, "trees", f"{tree}.json"), snapshot.dump())
         write_atomically(inside(self.folder, "commits", commit.oid), data)

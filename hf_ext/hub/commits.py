@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,7 +29,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RevisionNo
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
-from .. import errors
+from ..errors import NotPublished
 from ..progress import waiting
 from .file_hashes import file_sha256
 
@@ -77,7 +78,7 @@ def read_answers(api: HfApi) -> Iterator[None]:
     """Converts errors of huggingface_hub for unreadable responses, which it does not check, into [`NoHub`]."""
     try:
         yield
-    except (errors.NotPublished, HFValidationError):
+    except (NotPublished, HFValidationError):
         raise
     except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise NoHub(api.endpoint) from error
@@ -121,7 +122,7 @@ def commit_folder(
         stale = [name for name in find_stale(list(tree)) if name not in paths]
         try:
             sending = f"sending {len(paths)} files, {size / 1e6:,.1f} MB"
-            with ExitStack() as stack, waiting(sending), read_answers(api):
+            with ExitStack() as stack, waiting(sending), read_answers(api), _without_fallback_warning():
                 operations: list[CommitOperationAdd | CommitOperationDelete] = [
                     CommitOperationDelete(name) for name in stale
                 ]
@@ -188,6 +189,21 @@ def lacks_xet(api: HfApi, repo_id: str, branch: str) -> bool:
     url = f"{api.endpoint}/api/models/{repo_id}/xet-write-token/{quote(branch, safe='')}"
     headers = build_hf_headers(token=api.token)
     return get_session().get(url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT).status_code == 404
+
+
+@contextmanager
+def _without_fallback_warning() -> Iterator[None]:
+    """Leaves out huggingface_hub's warning that open files are not sent by Xet, which is why they are opened."""
+    logger = logging.getLogger("huggingface_hub._commit_api")
+    logger.addFilter(_is_other_warning)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_is_other_warning)
+
+
+def _is_other_warning(record: logging.LogRecord) -> bool:
+    return "binary IO buffer is not supported by Xet" not in record.getMessage()
 
 
 def _look(api: HfApi, repo_id: str, revision: str) -> tuple[str, Tree]:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 import wave
@@ -250,7 +251,11 @@ def test_a_request_has_limits(photo):
 def serve(*words: str | Path) -> Iterator[str]:
     """The address of the app as its command serves it with these words and the further name `lab`."""
     command = [sys.executable, "-um", "hf_ext_cli.main", "app", *words, "--allowed-host", "lab"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    # Its folder is within the one of this process, so that tests can look for the name.
+    Path(get_upload_folder()).mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "GRADIO_TEMP_DIR": get_upload_folder()}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(command, env=environment, **pipes) as process:
         try:
             assert process.stdout is not None
             told = next(line for line in process.stdout if "http://127.0.0.1:" in line)
@@ -283,11 +288,21 @@ def upload(url: str, photo: Path) -> str:
     return path
 
 
+def join(url: str, name: str, *given: object) -> str:
+    """The path of a call's answer; waits while as many others wait as may."""
+    body, status, told = json.dumps({"data": given}).encode(), 503, b""
+    end = time.monotonic() + 120
+    while status == 503 and time.monotonic() < end:
+        status, told = ask(f"{url}/gradio_api/call/{name}", body, Content_Type="application/json")
+        if status == 503:
+            time.sleep(0.2)
+    assert status == 200, told
+    return f"/gradio_api/call/{name}/{json.loads(told)['event_id']}"
+
+
 def call(url: str, *given: object) -> bytes:
     """The events of a restoration."""
-    body = json.dumps({"data": given}).encode()
-    _, told = ask(f"{url}/gradio_api/call/run", body, Content_Type="application/json")
-    return ask(f"{url}/gradio_api/call/run/{json.loads(told)['event_id']}")[1]
+    return ask(f"{url}{join(url, 'run', *given)}")[1]
 
 
 def test_other_names_and_pages_are_refused_and_no_folder_is_told(served, dit, photo):

@@ -26,7 +26,7 @@ from hf_ext.answers.limits import ClientLeft, Limits
 from hf_ext.answers.sounds import read_piece, read_sound
 from hf_ext.app_guard import Guard
 from hf_ext.app_words import describe_sound
-from tests.app.test_app import ask, call, make_dit, serve, upload
+from tests.app.test_app import ask, call, join, make_dit, serve, upload
 from tests.kit.pictures import claim, encode
 from tests.kit.refusals import refused
 
@@ -235,9 +235,12 @@ def test_numbers_that_are_none_are_silence(tmp_path):
 
 
 def test_more_requests_than_may_wait_are_refused(address):
-    """Each of them waits: the first takes the time of a drawing."""
-    body = json.dumps({"data": ["dit", "cat", 1, 0, 0, False, 100, 3, 0]}).encode()
-    found = [ask(f"{address}/gradio_api/call/run_1", body, Content_Type="application/json")[0] for _ in range(60)]
+    """They wait for the first ones; the others are short, for later tests wait for them."""
+    bodies = [json.dumps({"data": ["dit", "cat", 1, 0, 0, False, steps, 3, 0]}).encode() for steps in (100, 1)]
+    found = [
+        ask(f"{address}/gradio_api/call/run_1", bodies[number > 2], Content_Type="application/json")[0]
+        for number in range(60)
+    ]
     assert set(found) == {200, 503} and found.count(200) < 60
 
 
@@ -247,14 +250,14 @@ def test_the_work_of_a_client_that_leaves_ends():
     set_before = LocalContext.blocks.set(blocks), LocalContext.event_id.set("e")
     try:
         clock, steps = Limits().clock(work.find_left()), 0
-        with refused(ClientLeft, "left"), clock:
+        with pytest.raises(ClientLeft), clock:
             while steps < 100:
                 torch.ones(1)
                 steps += 1
                 event.alive = steps < 3
         assert steps == 3
         event.alive = True
-        with refused(gr.Error, "left"):
+        with refused(gr.Error, "disconnected"):
             event.closed = True
             work.told(lambda: None, clock=Limits().clock(work.find_left()))
     finally:
@@ -277,12 +280,12 @@ def test_gradio_knows_of_a_client_that_left():
 @pytest.mark.slow
 def test_a_connection_that_closes_ends_the_work(address, tmp_path):
     """The next restoration does not wait for the drawing of the client that left."""
-    body = json.dumps({"data": ["cifar10", "horse", 1, 0, 0, False, 100, 3, 0]}).encode()
     for _ in range(3):
-        _, told = ask(f"{address}/gradio_api/call/run_1", body, Content_Type="application/json")
+        # The requests of the test before, for which nobody waits, may fill the queue.
+        answer = join(address, "run_1", "cifar10", "horse", 1, 0, 0, False, 100, 3, 0)
         host, _, port = address.rpartition("/")[2].partition(":")
         connection = http.client.HTTPConnection(host, int(port), timeout=60)
-        connection.request("GET", f"/gradio_api/call/run_1/{json.loads(told)['event_id']}")
+        connection.request("GET", answer)
         time.sleep(0.5)
         connection.close()
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
@@ -308,6 +311,7 @@ def test_an_upload_beyond_the_limit_is_not_read_to_its_end(monkeypatch):
 
     headers = [(b"host", b"127.0.0.1"), (b"content-type", b"multipart/form-data; boundary=XX")]
     scope = {"type": "http", "method": "POST", "path": "/gradio_api/upload", "headers": headers, "server": ("a", 1)}
+    scope["query_string"] = b""
     asyncio.run(Guard(application, [])(scope, receive, remember))
     assert len(read) == 3 and sent[0]["status"] == 413
 

@@ -183,7 +183,13 @@ def test_a_dry_run_lists_what_would_be_uploaded_and_uploads_nothing(snapshot, hu
     assert not HfApi(endpoint=hub.url, token=False).repo_exists("me/tiny")
 
 
-@pytest.mark.parametrize("words", [["push", "{}", "me/tiny", "--dry-run", "--no-check", "--json"], ["card", "{}"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["push", "{}", "me/tiny", "--dry-run", "--no-check", "--json"],
+        pytest.param(["card", "{}"], marks=pytest.mark.slow),
+    ],
+)
 def test_a_process_of_its_own_knows_our_models(snapshot, tmp_path, words):
     """The program starts without the models; the tests' process has long imported them."""
     folder = tmp_path / "snapshot"

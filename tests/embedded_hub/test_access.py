@@ -119,7 +119,6 @@ WRITES = [
     ("POST", "/me/public.git/info/lfs/objects/batch"),
     ("POST", "/api/repos/move"),
     ("POST", "/api/models/me/public/super-squash/main"),
-    ("POST", "/api/models/me/public/lfs-files/batch"),
 ]
 # By ids of one part.
 WRITES += [(method, path.replace("/me/", "/")) for method, path in WRITES if "/me/" in path]

@@ -31,6 +31,7 @@ FAILING = {
     "there are pull requests, but no discussions": ["test_hf_api.py::TestHfApiDiscussions::*"],
     "there are no collections": ["test_hf_api.py::TestCollectionAPI::*"],
     "there are no webhooks": ["test_hf_api.py::TestWebhookApi::*"],
+    "large files stay in the history": ["test_hf_api.py::TestListAndPermanentlyDeleteLFSFiles::*"],
     "nobody can like a repository": ["test_hf_api.py::TestActivityApi::*like*"],
     "access is by token, and never gated by requests": [
         "test_hf_api.py::TestAccessRequestAPI::*",
@@ -138,6 +139,6 @@ def test_the_tests_of_huggingface_hub_pass(tmp_path: Path) -> None:
     counts = Counter(next((child.tag for child in case if child.tag != "system-out"), "passed") for case in cases)
     told = [line for line in done.stdout.splitlines() if re.match("(FAILED|ERROR) ", line)]
     assert done.returncode == 0, "\n".join([*told, done.stdout[-5000:], done.stderr[-2000:]])
-    # 2.4.0 has 562; fewer would mean that they were not found.
+    # 2.4.0 has 561; fewer would mean that they were not found.
     assert counts["passed"] > 550, counts
     assert not os.listdir(tmp_path / "hub" / "incoming")

@@ -271,7 +271,14 @@ print("passed")
 """
 
 
-@pytest.mark.parametrize("script", [TRANSFORMERS, DIFFUSERS, DATASETS], ids=["transformers", "diffusers", "datasets"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(TRANSFORMERS, id="transformers"),
+        pytest.param(DIFFUSERS, id="diffusers", marks=pytest.mark.slow),
+        pytest.param(DATASETS, id="datasets"),
+    ],
+)
 def test_libraries(hub: EmbeddedHub, run_client: Callable[..., str], script: str) -> None:
     assert run_client(script).endswith("passed\n")
     assert find_damage(hub.store) == []

@@ -267,42 +267,6 @@ def test_revisions_by_their_first_digits(url: str) -> None:
         assert ask(url, "GET", f"/me/model/resolve/{revision}/file.bin").headers["X-Error-Code"] == "RevisionNotFound"
 
 
-def test_large_files_of_all_refs_can_be_taken_out(url: str, hub: EmbeddedHub) -> None:
-    initial = ask(url, "GET", "/api/models/me/model").json()["sha"]
-    kept_side = b"side" * 1000
-    commit_large(url, {"a.bin": b"one" * 1000, "b.bin": b"two" * 1000})
-    assert ask(url, "POST", COMMIT, commit_body({"late.txt": b"late"})).status == 200
-    assert post(url, "/api/models/me/model/branch/side").status == 200
-    commit_large(url, {"side.bin": kept_side}, "side")
-    commit_large(url, {"a.bin": b"changed" * 1000})
-    pull = post(url, "/api/models/me/model/discussions", title="a pull", pullRequest=True).json()["num"]
-    listed = ask(url, "GET", "/api/models/me/model/lfs-files").json()
-    assert sorted((each["filename"], each["size"]) for each in listed) == [
-        ("a.bin", 3000), ("a.bin", 7000), ("b.bin", 3000), ("side.bin", 4000),
-    ]  # fmt: skip
-    doomed = [each["fileOid"] for each in listed if each["filename"] != "side.bin"]
-    path = "/api/models/me/model/lfs-files/batch"
-    for wrong in (
-        {},
-        {"deletions": []},
-        {"deletions": {"sha": [1]}},
-        {"deletions": {"sha": [], "rewriteHistory": False}},
-    ):
-        assert post(url, path, **wrong).status == 400
-    before = titles(url)
-    assert post(url, path, deletions={"sha": doomed, "rewriteHistory": True}).status == 200
-    assert titles(url) == before
-    left = ask(url, "GET", "/api/models/me/model/lfs-files").json()
-    assert [(each["filename"], each["ref"]) for each in left] == [("side.bin", "refs/heads/side")]
-    assert ask(url, "GET", "/me/model/resolve/side/side.bin").body == kept_side
-    assert ask(url, "GET", "/me/model/resolve/main/late.txt").body == b"late"
-    assert ask(url, "GET", "/me/model/resolve/main/a.bin").headers["X-Error-Code"] == "EntryNotFound"
-    commits = [commit["id"] for commit in ask(url, "GET", "/api/models/me/model/commits/main").json()]
-    assert commits[len(commits) - 2] == initial, "a commit that never had them keeps its hash"
-    assert ask(url, "GET", f"/api/models/me/model/discussions/{pull}").status == 200
-    assert find_damage(hub.store) == []
-
-
 def test_a_folder_may_be_deleted_after_its_files(url: str) -> None:
     assert ask(url, "POST", COMMIT, commit_body({"d/a": b"1", "d/b": b"2"})).status == 200
     lines = [{"key": "header", "value": {"summary": "s"}}]

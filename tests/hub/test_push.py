@@ -57,11 +57,11 @@ def commits(api: HfApi, revision: str = "main") -> list[str]:
     return [commit.title for commit in api.list_repo_commits("org/model", revision=revision)]
 
 
-def test_one_commit_holds_what_stage_writes_and_nothing_else(hub, api, tmp_path, snapshot):
+def test_one_commit_holds_what_stage_writes_and_nothing_else(hub, api, tmp_path, snapshot, caplog, warm_checks):
     # hf_xet is installed and not disabled here: the push has to notice that this Hub has no Xet storage
     assert constants.HF_HUB_DISABLE_XET is False
     info = push(snapshot, "org/model", endpoint=hub.url, token=False, commit_message="First")
-    assert commits(api) == ["First", "initial commit"]
+    assert commits(api) == ["First", "initial commit"] and "Xet" not in caplog.text
     staged = stage(snapshot, tmp_path / "staged", repo_id="org/model")
     assert download(hub, tmp_path, info.oid) == contents(staged)
     assert sorted(contents(staged)) == sorted([*STAGED, "eval.json", "training.json", ".eval_results/hf_ext.yaml"])
@@ -136,7 +136,7 @@ def test_visibility(hub, api, snapshot):
     assert commits(api) == before
 
 
-def test_what_does_not_load_never_reaches_the_hub(hub, api, tmp_path):
+def test_what_does_not_load_never_reaches_the_hub(hub, api, tmp_path, warm_checks):
     bert = save_bert(tmp_path / "bert")
     # a type that transformers does not know, so that no one could load it
     (bert / "config.json").write_text((bert / "config.json").read_text().replace('"BertModel"', '"NoSuchModel"'))
