@@ -575,6 +575,9 @@ class MRConvPreTrainedModel(PreTrainedModel):
 
         Returns:
             `MRConvPreTrainedModel`: The model itself.
+
+        Raises:
+            ValueError: Weights are offloaded or not loaded yet, or `branch_norm="layer"` cannot be merged.
         """
         for layer in self.convolutions():
             layer.reparameterize()
@@ -592,6 +595,9 @@ class MRConvPreTrainedModel(PreTrainedModel):
 
         Returns:
             `MRConvPreTrainedModel`: The model itself. The choice is not saved.
+
+        Raises:
+            ValueError: The model is not merged.
         """
         if not self.config.reparameterized:
             raise ValueError(
@@ -615,6 +621,10 @@ class MRConvPreTrainedModel(PreTrainedModel):
 
         Returns:
             `MRConvPreTrainedModel`: The model itself.
+
+        Raises:
+            ValueError: The model is merged, or the factor is not positive, or does not divide the kernels' lengths or
+                the sampling rate into whole numbers.
         """
         config = self.config
         if config.reparameterized:

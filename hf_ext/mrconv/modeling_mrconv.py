@@ -373,6 +373,10 @@ class MRConvForSequenceClassification(MRConvPreTrainedModel):
             [`~transformers.modeling_outputs.SequenceClassifierOutput`]: `logits` of shape `(batch_size, num_labels)`;
             `loss` when labels are given; `hidden_states` when asked for.
 
+        Raises:
+            ValueError: As in [`MRConvModel`]; or rows are packed, or labels do not fit `config.problem_type`.
+            TypeError: As in [`MRConvModel`].
+
         Example:
             >>> import torch
             >>> from hf_ext import MRConvConfig, MRConvForSequenceClassification
@@ -411,7 +415,7 @@ class MRConvForAudioClassification(MRConvForSequenceClassification):
                 Waveforms as the feature extractor returns them, at `config.sampling_rate`.
             attention_mask (`torch.Tensor` of shape `(batch_size, samples)`, *optional*):
                 1 at valid samples, one run in each row.
-            labels: As in [`MRConvForSequenceClassification`], whose outputs these are too.
+            labels: As in [`MRConvForSequenceClassification`], whose outputs and errors these are too.
 
         Example:
             >>> import torch
@@ -444,6 +448,11 @@ class MRConvForImageClassification(MRConvForSequenceClassification):
             input_values (`torch.Tensor` of shape `(batch_size, height * width, input_size)`, *optional*):
                 The same as sequences, instead of `pixel_values`.
             labels: As in [`MRConvForSequenceClassification`], whose outputs these are too.
+
+        Raises:
+            ValueError: As in [`MRConvForSequenceClassification`]; or both inputs are given, or the shape of
+                `pixel_values` does not fit.
+            TypeError: As in [`MRConvModel`].
 
         Example:
             >>> import torch
@@ -510,6 +519,10 @@ class MRConvForRetrieval(MRConvForSequenceClassification):
                 Embedded documents, instead of tokens.
             labels: As in [`MRConvForSequenceClassification`], whose outputs these are too; `hidden_states` are those
                 of both documents, one after the other.
+
+        Raises:
+            ValueError: As in [`MRConvForSequenceClassification`]; or there are not as many first as second documents.
+            TypeError: As in [`MRConvModel`].
 
         Example:
             >>> import torch

@@ -154,6 +154,10 @@ class MRConvNextModel(MRConvNextPreTrainedModel):
             `(batch_size, hidden_sizes[-1], map_height, map_width)`; `pooler_output` of shape `(batch_size,
             hidden_sizes[-1])`, its normalised mean; with `output_hidden_states=True` the maps before and after stages.
 
+        Raises:
+            ValueError: `pixel_values` has another shape, or images are too small.
+            TypeError: `pixel_values` are no floating-point numbers.
+
         Example:
             >>> import torch
             >>> from hf_ext import MRConvNextConfig, MRConvNextModel
@@ -210,6 +214,10 @@ class MRConvNextForImageClassification(MRConvNextPreTrainedModel):
         Returns:
             [`~transformers.modeling_outputs.ImageClassifierOutputWithNoAttention`]: `logits` of shape `(batch_size,
             num_labels)`; `loss` when labels are given; `hidden_states` when asked for.
+
+        Raises:
+            ValueError: As in [`MRConvNextModel`]; or labels do not fit `config.problem_type`.
+            TypeError: As in [`MRConvNextModel`].
 
         Example:
             >>> import torch
