@@ -106,10 +106,9 @@ def zero_padding(values: Tensor, attention_mask: Tensor | None) -> Tensor:
     """Values `(B, L, C)` with zeros at padding.
     Later layers leave padding out, but a NaN there would reach every weight all the same: the gradient of the
     embedding is a product with its input, and zero times NaN is NaN."""
-    if attention_mask is None or attention_mask.ndim != 2:
-        return values
-    if len(attention_mask) != len(values) or attention_mask.shape[1] < values.shape[1]:
-        # Refused where the mask is read.
+    fits = attention_mask is not None and attention_mask.ndim == 2 and len(attention_mask) == len(values)
+    if attention_mask is None or not fits or attention_mask.shape[1] < values.shape[1]:
+        # What does not fit is refused where the mask is read.
         return values
     return values.masked_fill(attention_mask[:, -values.shape[1] :, None] == 0, 0)
 
@@ -374,8 +373,7 @@ class MRConvForSequenceClassification(MRConvPreTrainedModel):
             `loss` when labels are given; `hidden_states` when asked for.
 
         Raises:
-            ValueError: As in [`MRConvModel`]; or rows are packed, or labels do not fit `config.problem_type`.
-            TypeError: As in [`MRConvModel`].
+            ValueError, TypeError: As in [`MRConvModel`]; or rows are packed, or labels do not fit the problem type.
 
         Example:
             >>> import torch
@@ -450,9 +448,7 @@ class MRConvForImageClassification(MRConvForSequenceClassification):
             labels: As in [`MRConvForSequenceClassification`], whose outputs these are too.
 
         Raises:
-            ValueError: As in [`MRConvForSequenceClassification`]; or both inputs are given, or the shape of
-                `pixel_values` does not fit.
-            TypeError: As in [`MRConvModel`].
+            ValueError, TypeError: As there; or both inputs are given, or the shape of `pixel_values` does not fit.
 
         Example:
             >>> import torch
@@ -521,8 +517,7 @@ class MRConvForRetrieval(MRConvForSequenceClassification):
                 of both documents, one after the other.
 
         Raises:
-            ValueError: As in [`MRConvForSequenceClassification`]; or there are not as many first as second documents.
-            TypeError: As in [`MRConvModel`].
+            ValueError, TypeError: As there; or there are not as many first as second documents.
 
         Example:
             >>> import torch

@@ -98,9 +98,7 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
             vocab_size)`; `loss` with labels; `cache` (transformers 5.23: `past_key_values`), `hidden_states` if asked.
 
         Raises:
-            ValueError: As in [`MRConvModel`]; or the cache was interrupted, has other samples, belongs to another
-                model, or is not for training.
-            TypeError: As in [`MRConvModel`].
+            ValueError, TypeError: As in [`MRConvModel`]; or the cache holds other samples or another model's kernels.
 
         Example:
             >>> import torch
