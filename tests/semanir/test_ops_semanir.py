@@ -306,9 +306,9 @@ except ValueError as error:
 """
 
 
-def test_operators_run_alone_and_say_what_hf_ext_would_add():
+def test_operators_run_alone_and_say_what_hf_ext_would_add(tmp_path):
     command = [sys.executable, "-c", ALONE, ops.__file__]
-    done = warm_python.run(command, env={"OMP_NUM_THREADS": "1"})
+    done = warm_python.run(command, env={"OMP_NUM_THREADS": "1", "PATH": ""}, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     shown = done.stdout
     assert "`implementation` is 'native'; allowed: 'auto', 'eager', 'sdpa'; 'native', 'flex_attention'" in shown
