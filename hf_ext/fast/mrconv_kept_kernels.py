@@ -49,17 +49,18 @@ class KeptKernel(MergedKernel):
 
 
 # A stale kernel would be silently wrong, so nothing here trusts that a change was announced: by `train()`, an
-# optimizer or `load_state_dict`. What is compared depends on the layer and the device. - A layer with branches on a
-# CPU: parameters and statistics *by value*, with copies. They are few, l_0 numbers a   branch and channel for a kernel
-# of up to l_0 2^N, so that this costs a small part of a merge, and sees every write. - A layer with branches
-# elsewhere: nothing is kept, it is merged in each pass. To compare values would wait for the   device. Version
-# counters would not, and count an optimizer's step, `load_state_dict` and every write in place; but   not writes
-# through `.data` (moving averages of weights are often written so), nor FSDP, which gathers new values   into the same
-# memory. Merging is right after each of these, and waits for nothing; `reparameterize` does it once. - A merged layer:
-# the tensors themselves (an address that was freed may be given to another), their addresses and   version counters,
-# on every device. Its kernels are as long as the input, too long to compare. A write to a merged   kernel through
-# `.data` goes uncounted: call `eval()` after it. Nothing is kept if a wrapper or a hook may change the output of a
-# module.
+# optimizer or `load_state_dict`. What is compared depends on the layer and the device:
+#
+# - A layer with branches on a CPU: parameters and statistics *by value*, with copies. They are few, l_0 numbers a
+#   branch and channel for a kernel of up to l_0 2^N: this costs a small part of a merge, and sees every write.
+# - A layer with branches elsewhere: nothing is kept, it is merged in each pass. To compare values would wait for the
+#   device. Version counters would not, but count neither writes through `.data` (moving averages of weights are often
+#   written so), nor FSDP, which gathers new values into the same memory. `reparameterize` merges once.
+# - A merged layer: the tensors themselves (an address that was freed may be given to another), their addresses and
+#   version counters, on every device. Its kernels are as long as the input, too long to compare. A write to a merged
+#   kernel through `.data` goes uncounted: call `eval()` after it.
+#
+# Nothing is kept if a wrapper or a hook may change the output of a module.
 #
 # How we know: tests/mrconv/test_kept_kernels_mrconv.py changes weights in every way that we know of.
 class KernelSource:

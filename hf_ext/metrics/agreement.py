@@ -35,7 +35,9 @@ def matthews(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 def pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
     """Pearson's correlation of numbers; 0 where one side is constant."""
-    return _correlate(predictions[:, None].astype(float), labels[:, None].astype(float))
+    first, second = predictions - np.mean(predictions), labels - np.mean(labels)
+    norm = np.sqrt(np.sum(first**2) * np.sum(second**2))
+    return float(np.sum(first * second) / norm) if norm > 0 else 0.0
 
 
 def spearman(predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -48,13 +50,6 @@ def _rank(values: np.ndarray) -> np.ndarray:
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks: np.ndarray = (np.cumsum(counts) - (counts - 1) / 2)[places]
     return ranks
-
-
-def _correlate(first: np.ndarray, second: np.ndarray) -> float:
-    """Covariance over both deviations, of samples in rows."""
-    first, second = first - first.mean(0), second - second.mean(0)
-    norm = np.sqrt(np.sum(first**2) * np.sum(second**2))
-    return float(np.sum(first * second) / norm) if norm > 0 else 0.0
 
 
 class Agreement(evaluate.Metric):

@@ -69,9 +69,6 @@ class MRConvKernel(nn.Module):
         """Place of the first tap at another rate among the taps of training: lag 1 lies `rate` samples ahead."""
         return rate - 1 if self.ahead else 0.0
 
-    def extra_repr(self) -> str:
-        return f"channels={self.channels}, lengths={[length for _, length in self.branches]}, ahead={self.ahead}"
-
 
 class MRConvDilatedKernel(MRConvKernel):
     """l_0 taps, 2^i samples apart (eq. 8). At another rate tap p moves to floor(p / rate); those that meet add up."""

@@ -55,11 +55,6 @@ def statistics_group(synchronized: bool) -> torch.distributed.ProcessGroup | Non
     return torch.distributed.group.WORLD if distributed and torch.distributed.get_world_size() > 1 else None
 
 
-def is_recomputing() -> bool:
-    """True where the backward pass is calling: activation checkpointing then repeats a forward that was counted."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
-
-
 def takes_batch_statistics(norm: nn.Module) -> bool:
     """True where a batch normalisation uses the statistics of the batch, and moves the running ones."""
     # In training mode *and* where its own scale and shift are trained. Running statistics belong to these: where they
@@ -99,7 +94,8 @@ class MRConvPreciseBuffers(nn.Module):
     @torch.no_grad()
     def update(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
         """Take the statistics of a batch into the running ones, the variance without bias."""
-        if not is_recomputing():
+        # Within a backward pass, activation checkpointing repeats a forward that was counted.
+        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
             unbiased = var * (count / (count - 1).clamp_min(1))
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
             self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
@@ -295,7 +291,7 @@ class MRConvLayer(MRConvPreciseBuffers):
         """The outputs of the next chunk, with gradients to it and to the inputs before it."""
         self._require_causal()
         reach = changed_lengths(self.config.branches, self.rate_factor)[-1] - 1
-        whole = cache.prepend(self.layer_index, u, reach)
+        whole = cache.layers[self.layer_index].update(u, reach)
         past = whole.shape[-1] - u.shape[-1]
         first = torch.full((len(u),), past, device=u.device) if start is None else start + past
         outputs = self._convolve([whole], [(first, None if stop is None else stop + past)], history=past > 0)
@@ -575,6 +571,9 @@ class MRConvPreTrainedModel(PreTrainedModel):
 
         Returns:
             `MRConvPreTrainedModel`: The model itself.
+
+        Raises:
+            ValueError: Weights are offloaded or not loaded yet, or `branch_norm="layer"` cannot be merged.
         """
         for layer in self.convolutions():
             layer.reparameterize()
@@ -592,6 +591,9 @@ class MRConvPreTrainedModel(PreTrainedModel):
 
         Returns:
             `MRConvPreTrainedModel`: The model itself. The choice is not saved.
+
+        Raises:
+            ValueError: The model is not merged.
         """
         if not self.config.reparameterized:
             raise ValueError(
@@ -615,6 +617,10 @@ class MRConvPreTrainedModel(PreTrainedModel):
 
         Returns:
             `MRConvPreTrainedModel`: The model itself.
+
+        Raises:
+            ValueError: The model is merged, or the factor is not positive, or does not divide the kernels' lengths or
+                the sampling rate into whole numbers.
         """
         config = self.config
         if config.reparameterized:

@@ -106,10 +106,9 @@ def zero_padding(values: Tensor, attention_mask: Tensor | None) -> Tensor:
     """Values `(B, L, C)` with zeros at padding.
     Later layers leave padding out, but a NaN there would reach every weight all the same: the gradient of the
     embedding is a product with its input, and zero times NaN is NaN."""
-    if attention_mask is None or attention_mask.ndim != 2:
-        return values
-    if len(attention_mask) != len(values) or attention_mask.shape[1] < values.shape[1]:
-        # Refused where the mask is read.
+    fits = attention_mask is not None and attention_mask.ndim == 2 and len(attention_mask) == len(values)
+    if attention_mask is None or not fits or attention_mask.shape[1] < values.shape[1]:
+        # What does not fit is refused where the mask is read.
         return values
     return values.masked_fill(attention_mask[:, -values.shape[1] :, None] == 0, 0)
 
@@ -373,6 +372,9 @@ class MRConvForSequenceClassification(MRConvPreTrainedModel):
             [`~transformers.modeling_outputs.SequenceClassifierOutput`]: `logits` of shape `(batch_size, num_labels)`;
             `loss` when labels are given; `hidden_states` when asked for.
 
+        Raises:
+            ValueError, TypeError: As in [`MRConvModel`]; or rows are packed, or labels do not fit the problem type.
+
         Example:
             >>> import torch
             >>> from hf_ext import MRConvConfig, MRConvForSequenceClassification
@@ -411,7 +413,7 @@ class MRConvForAudioClassification(MRConvForSequenceClassification):
                 Waveforms as the feature extractor returns them, at `config.sampling_rate`.
             attention_mask (`torch.Tensor` of shape `(batch_size, samples)`, *optional*):
                 1 at valid samples, one run in each row.
-            labels: As in [`MRConvForSequenceClassification`], whose outputs these are too.
+            labels: As in [`MRConvForSequenceClassification`], whose outputs and errors these are too.
 
         Example:
             >>> import torch
@@ -444,6 +446,9 @@ class MRConvForImageClassification(MRConvForSequenceClassification):
             input_values (`torch.Tensor` of shape `(batch_size, height * width, input_size)`, *optional*):
                 The same as sequences, instead of `pixel_values`.
             labels: As in [`MRConvForSequenceClassification`], whose outputs these are too.
+
+        Raises:
+            ValueError, TypeError: As there; or both inputs are given, or the shape of `pixel_values` does not fit.
 
         Example:
             >>> import torch
@@ -510,6 +515,9 @@ class MRConvForRetrieval(MRConvForSequenceClassification):
                 Embedded documents, instead of tokens.
             labels: As in [`MRConvForSequenceClassification`], whose outputs these are too; `hidden_states` are those
                 of both documents, one after the other.
+
+        Raises:
+            ValueError, TypeError: As there; or there are not as many first as second documents.
 
         Example:
             >>> import torch

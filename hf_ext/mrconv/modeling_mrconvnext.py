@@ -67,7 +67,7 @@ class MRConvNextLayer(GradientCheckpointingLayer):
 class MRConvNextStage(nn.Module):
     """Halve the map, except in the first stage, and pass it through the layers row by row."""
 
-    def __init__(self, config: MRConvNextConfig, stage: int, drop_paths: list[float]):
+    def __init__(self, config: MRConvNextConfig, stage: int):
         super().__init__()
         dim, convolution = config.hidden_sizes[stage], config.stage_config(stage)
         self.downsampling = nn.Sequential()
@@ -75,9 +75,10 @@ class MRConvNextStage(nn.Module):
             before = config.hidden_sizes[stage - 1]
             norm = MRConvNextChannelNorm(before, eps=config.layer_norm_eps)
             self.downsampling.extend([norm, nn.Conv2d(before, dim, 2, stride=2)])
-        first = sum(config.depths[:stage])
+        first, steps = sum(config.depths[:stage]), max(sum(config.depths) - 1, 1)
         self.layers = nn.ModuleList(
-            MRConvNextLayer(config, convolution, index, drop_path) for index, drop_path in enumerate(drop_paths, first)
+            MRConvNextLayer(config, convolution, index, config.drop_path_rate * index / steps)
+            for index in range(first, first + config.depths[stage])
         )
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
@@ -133,12 +134,7 @@ class MRConvNextModel(MRConvNextPreTrainedModel):
         side = config.patch_size
         self.patches = nn.Conv2d(config.num_channels, config.hidden_sizes[0], side, stride=side)
         self.patch_norm = MRConvNextChannelNorm(config.hidden_sizes[0], eps=config.layer_norm_eps)
-        steps = max(sum(config.depths) - 1, 1)
-        drop_paths = [config.drop_path_rate * layer / steps for layer in range(sum(config.depths))]
-        self.stages = nn.ModuleList()
-        for stage, depth in enumerate(config.depths):
-            first = sum(config.depths[:stage])
-            self.stages.append(MRConvNextStage(config, stage, drop_paths[first : first + depth]))
+        self.stages = nn.ModuleList(MRConvNextStage(config, stage) for stage in range(len(config.depths)))
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.post_init()
 
@@ -153,6 +149,10 @@ class MRConvNextModel(MRConvNextPreTrainedModel):
             [`~transformers.modeling_outputs.BaseModelOutputWithPoolingAndNoAttention`]: `last_hidden_state` of shape
             `(batch_size, hidden_sizes[-1], map_height, map_width)`; `pooler_output` of shape `(batch_size,
             hidden_sizes[-1])`, its normalised mean; with `output_hidden_states=True` the maps before and after stages.
+
+        Raises:
+            ValueError: `pixel_values` has another shape, or images are too small.
+            TypeError: `pixel_values` are no floating-point numbers.
 
         Example:
             >>> import torch
@@ -210,6 +210,9 @@ class MRConvNextForImageClassification(MRConvNextPreTrainedModel):
         Returns:
             [`~transformers.modeling_outputs.ImageClassifierOutputWithNoAttention`]: `logits` of shape `(batch_size,
             num_labels)`; `loss` when labels are given; `hidden_states` when asked for.
+
+        Raises:
+            ValueError, TypeError: As in [`MRConvNextModel`]; or labels do not fit `config.problem_type`.
 
         Example:
             >>> import torch

@@ -97,6 +97,9 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
             [`~transformers.modeling_outputs.CausalLMOutputWithPast`]: `logits` of shape `(batch_size, length,
             vocab_size)`; `loss` with labels; `cache` (transformers 5.23: `past_key_values`), `hidden_states` if asked.
 
+        Raises:
+            ValueError, TypeError: As in [`MRConvModel`]; or the cache holds other samples or another model's kernels.
+
         Example:
             >>> import torch
             >>> from hf_ext import MRConvConfig, MRConvForCausalLM
@@ -120,7 +123,11 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
         return CausalLMOutputWithPast(loss, logits, cache, outputs.hidden_states)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """As [`~transformers.GenerationMixin.generate`]; `assistant_early_exit=n` drafts tokens with n blocks."""
+        """As [`~transformers.GenerationMixin.generate`]; `assistant_early_exit=n` drafts tokens with n blocks.
+
+        Raises:
+            ValueError: As there; or the model has not that many blocks, or a `cache_implementation` is asked for.
+        """
         # transformers makes the model n blocks deep for as long as it drafts, and leaves it so where drafting fails or
         # is interrupted. Here the depth is given back, and a cache that recorded rejected tokens stops recording.
         depth = self.config.num_hidden_layers
@@ -200,6 +207,9 @@ class MRConvForMaskedLM(MRConvLanguageModel):
             [`~transformers.modeling_outputs.MaskedLMOutput`]: `logits` of shape `(batch_size, length, vocab_size)`;
             `loss` when labels are given; `hidden_states` when asked for.
 
+        Raises:
+            ValueError, TypeError: As in [`MRConvModel`].
+
         Example:
             >>> import torch
             >>> from hf_ext import MRConvConfig, MRConvForMaskedLM
@@ -249,6 +259,9 @@ class MRConvForTokenClassification(MRConvPreTrainedModel):
         Returns:
             [`~transformers.modeling_outputs.TokenClassifierOutput`]: `logits` of shape `(batch_size, length,
             num_labels)`; `loss` when labels are given; `hidden_states` when asked for.
+
+        Raises:
+            ValueError, TypeError: As in [`MRConvModel`].
 
         Example:
             >>> import torch

@@ -582,12 +582,6 @@ class MRConvTrainingCache(Cache):
     def __init__(self, config: PreTrainedConfig):
         super().__init__(layers=[InputHistory() for _ in range(config.num_hidden_layers)])
 
-    def prepend(self, layer_index: int, u: Tensor, reach: int) -> Tensor:
-        """The inputs of a layer before the next chunk of it, [batch, channels, length], and that chunk."""
-        layer: Any = self.layers[layer_index]
-        whole: Tensor = layer.update(u, reach)
-        return whole
-
     def detach_(self) -> Self:
         """End the gradient here: what follows does not change what came before."""
         for layer in self.layers:

@@ -44,9 +44,6 @@ def find_neighbours(
     stages = [module for module in model.modules() if isinstance(module, SemanIRStage)]
     if not 1 <= stage <= len(stages):
         raise UsageError(f"stage {stage} does not exist; the model has stages 1 to {len(stages)}.")
-    height, width = image.shape[:2]
-    if not (0 <= at[0] < width and 0 <= at[1] < height):
-        raise ValueError(f"there is no pixel {at[0]},{at[1]}; the picture has {width} x {height}, counted from 0.")
     if min(top_k, default=0) < 1:
         raise UsageError(f"top-k is {top_k}; give whole numbers of at least 1.")
     chosen, inputs = _stage_inputs(model, image, stage)
@@ -155,12 +152,8 @@ def _draw(picture: np.ndarray, found: Neighbours, stage: int) -> Image.Image:
     panels = [(f"rank of similarity to the patch, stage {stage}", _draw_ranks(found))]
     for k, keys in found.keys.items():
         title = f"k = {k}" + (f" of {high * wide}" if k < high * wide else ": the whole window")
-        panels.append(
-            (
-                f"{title}, {keys.sum()} keys" if keys.sum() != min(k, high * wide) else title,
-                _draw_chosen(picture, found, keys),
-            )
-        )
+        title += f", {keys.sum()} keys" if keys.sum() != min(k, high * wide) else ""
+        panels.append((title, _draw_chosen(picture, found, keys)))
     panels.insert(0, ("picture, window and patch", _draw_overview(picture, found)))
     step, columns = PANEL + GAP, 3
     rows = -(-len(panels) // columns)

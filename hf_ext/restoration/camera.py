@@ -26,7 +26,8 @@ RAW_ENDINGS = frozenset((
     ".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dcr", ".dng", ".erf", ".fff", ".iiq", ".kdc", ".mef", ".mos", ".mrw",
     ".nef", ".nrw", ".orf", ".pef", ".raf", ".raw", ".rw2", ".rwl", ".sr2", ".srf", ".srw", ".x3f",
 ))
-# fmt: on Signatures of HEIF files, in bytes 5 to 12.
+# fmt: on
+# Signatures of HEIF files, in bytes 5 to 12.
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 _SUBFILE, _SUBDIRECTORIES, _DNG_VERSION = 254, 330, 50706
 # Command that installs the libraries.

@@ -229,26 +229,21 @@ def _picture(image: ImageFile.ImageFile, source: Source, page: int) -> Picture:
     return Picture(pixels, _without_orientation(exif), icc_profile if fits else None, dpi, chunks)
 
 
-def write_image(path: str | Path, picture: Picture, *, overwrite: bool = False, format: str | None = None) -> Path:
+def write_image(path: str | Path, picture: Picture | Frames, *, overwrite: bool = False) -> Path:
     """
-    Write a picture; the file appears when it is whole.
+    Write a picture, or all frames or pages; the file appears when it is whole.
 
     Args:
         path (`str` or `Path`): The file. Its end says the format; see `FORMATS`.
-        picture ([`Picture`]): Pixels, and the metadata to keep.
+        picture ([`Picture`] or [`Frames`]): Pixels, and the metadata to keep.
         overwrite (`bool`, *optional*, defaults to `False`): Whether a file of that name may be replaced.
-        format (`str`, *optional*): Pillow's name of the format, where the file's end does not say it.
 
     Returns:
         `Path`: The file; see [`encode_frames`] for what each format keeps.
     """
-    return write_frames(path, Frames([picture]), overwrite=overwrite, format=format)
-
-
-def write_frames(path: str | Path, frames: Frames, *, overwrite: bool = False, format: str | None = None) -> Path:
-    """Write all frames or pages; the file appears when it is whole. As [`write_image`], which writes one."""
     path = Path(path)
-    return write_bytes(path, encode_frames(frames, format or image_format(path)), overwrite)
+    frames = picture if isinstance(picture, Frames) else Frames([picture])
+    return write_bytes(path, encode_frames(frames, image_format(path)), overwrite)
 
 
 def write_bytes(path: Path, data: bytes, overwrite: bool) -> Path:

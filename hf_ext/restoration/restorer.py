@@ -5,11 +5,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig
+from transformers import PreTrainedConfig
 from transformers.utils import logging
 
-# So that the configuration of another model is known for what it is.
-import hf_ext.mrconv  # noqa: F401
 from hf_ext.emr.weights import task_checkpoint
 from hf_ext.errors import DataError, UsageError
 from hf_ext.hub.checkpoints import split_revision
@@ -170,9 +168,9 @@ def _load_checkpoint(source: str, device: str | None, dtype: torch.dtype | str |
     plain = os.path.isdir(source) and not os.path.exists(os.path.join(source, "adapter_config.json"))
     base = None if plain else _find_base(source)
     name, revision = split_revision(base or source)
-    config = AutoConfig.from_pretrained(name, revision=revision)
-    if config.model_type != "semanir":
-        raise DataError(f"{source} contains a {config.model_type} model, not SemanIR.")
+    kind = PreTrainedConfig.get_config_dict(name, revision=revision)[0].get("model_type")
+    if kind != "semanir":
+        raise DataError(f"{source} contains a {kind} model, not SemanIR.")
     options: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
     model: Any = SemanIRForImageRestoration.from_pretrained(name, revision=revision, **options)
     if base is not None:

@@ -79,7 +79,10 @@ def restore_image(
 
     Raises:
         UsageError: If image or options cannot be used: an image of another shape or with values that are no number,
-            channels that the model does not take, a `strength` outside [0, 1], a `tile` that does not fit the model.
+            a `strength` outside [0, 1], a `tile` that does not fit the model.
+        ValueError: If the image has channels that the model does not take.
+        TypeError: If the image is no array of uint8, uint16 or floats.
+        DataError: If the model returns infinite values or NaN in float32 as well.
 
     Example:
         >>> import numpy as np

@@ -38,27 +38,18 @@ def skimage_ssim(prediction: np.ndarray, reference: np.ndarray, channel_axis: in
     )
 
 
-@pytest.mark.parametrize("border", [0, 4])
-def test_rgb_agrees_with_scikit_image(border):
+@pytest.mark.parametrize(("channel", "border"), [("rgb", 0), ("rgb", 4), ("gray", 0), ("gray", 3)])
+def test_colour_and_gray_agree_with_scikit_image(channel, border):
     clean, noisy = photograph_and_noisy()
+    if channel == "gray":
+        clean, noisy = clean[:, :, 1], noisy[:, :, 1]
     inside = (slice(border, clean.shape[0] - border), slice(border, clean.shape[1] - border))
     expected = peak_signal_noise_ratio(clean[inside], noisy[inside], data_range=255)
-    assert psnr(noisy, clean, channel="rgb", border=border) == pytest.approx(expected, abs=1e-10)
-    expected = skimage_ssim(noisy[inside], clean[inside], channel_axis=2)
-    assert ssim(noisy, clean, channel="rgb", border=border) == pytest.approx(expected, abs=1e-10)
-
-
-@pytest.mark.parametrize("border", [0, 3])
-def test_gray_agrees_with_scikit_image(border):
-    clean, noisy = (image[:, :, 1] for image in photograph_and_noisy())
-    inside = (slice(border, clean.shape[0] - border), slice(border, clean.shape[1] - border))
-    expected = peak_signal_noise_ratio(clean[inside], noisy[inside], data_range=255)
-    assert psnr(noisy, clean, channel="gray", border=border) == pytest.approx(expected, abs=1e-10)
-    expected = skimage_ssim(noisy[inside], clean[inside], channel_axis=None)
-    assert ssim(noisy, clean, channel="gray", border=border) == pytest.approx(expected, abs=1e-10)
-    assert ssim(noisy[:, :, None], clean[:, :, None], channel="gray", border=border) == pytest.approx(
-        expected, abs=1e-10
-    )
+    assert psnr(noisy, clean, channel=channel, border=border) == pytest.approx(expected, abs=1e-10)
+    expected = skimage_ssim(noisy[inside], clean[inside], channel_axis=2 if channel == "rgb" else None)
+    for shape in (clean.shape, (*clean.shape[:2], -1)):
+        pair = noisy.reshape(shape), clean.reshape(shape)
+        assert ssim(*pair, channel=channel, border=border) == pytest.approx(expected, abs=1e-10)
 
 
 def test_luma_agrees_with_scikit_image():

@@ -114,9 +114,17 @@ def test_models_with_branches_have_no_direct_convolution():
         make_token_model().use_direct_convolution()
 
 
-@both_forms
-@both_cases
-def test_convolutions_by_fft_export_at_one_size(make_model, make_inputs, merged):
+@pytest.mark.parametrize(
+    ("case", "merged"),
+    [
+        ("tokens", False),
+        ("images", True),
+        pytest.param("tokens", True, marks=pytest.mark.slow),
+        pytest.param("images", False, marks=pytest.mark.slow),
+    ],
+)
+def test_convolutions_by_fft_export_at_one_size(case, merged):
+    make_model, make_inputs = CASES[case]
     model = make_model(merged)
     exported = export(model, make_inputs(), Dim.STATIC)
     inputs = make_inputs(3, seed=1)

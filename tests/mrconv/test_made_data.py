@@ -130,7 +130,6 @@ def test_settings_that_cannot_be_met_are_refused(kind, values, named):
         ("listops", ["there"]),
         ("listops", ["new", "--max-length", 501]),
         ("listops", ["new", "--train", 0]),
-        ("listops", ["new", "--train", 1000, "--min-length", 0, "--max-length", 5]),
         ("pathfinder", ["there"]),
         ("pathfinder", ["new", "--size", 64]),
     ],

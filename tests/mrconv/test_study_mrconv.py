@@ -172,12 +172,11 @@ def write_words(path) -> list[np.ndarray]:
     return words
 
 
-def test_digits_are_heard_as_they_come(tmp_path):
+def test_digits_are_heard_as_they_come(load, monkeypatch, tmp_path, capsys):
     write_words(tmp_path / "a.wav")
-    command = [sys.executable, str(STUDY / "listen.py"), str(tmp_path / "a.wav"), "--output", str(tmp_path / "a.png")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    *heard, summary = done.stdout.splitlines()
+    monkeypatch.setattr(sys, "argv", ["listen.py", str(tmp_path / "a.wav"), "--output", str(tmp_path / "a.png")])
+    load("listen").main()
+    *heard, summary = capsys.readouterr().out.splitlines()
     seconds, digits = zip(*[line.split(" s: ") for line in heard], strict=True)
     # Each word ends 0.2 s after its last sound, at 0.9, 1.8 and 2.7 s.
     assert [float(second) for second in seconds] == pytest.approx([1.1, 2.0, 2.9], abs=0.05)

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from hf_ext.errors import DataError, UsageError
-from hf_ext.restoration.files import Frames, Picture, encode_frames, read_frames, read_image, write_frames
+from hf_ext.restoration.files import Frames, Picture, encode_frames, read_frames, read_image, write_image
 from tests.kit.refusals import refused
 
 ANIMATED = {"GIF": ".gif", "PNG": ".png", "WEBP": ".webp"}
@@ -45,7 +45,7 @@ def near(first: np.ndarray, second: np.ndarray, bound: float) -> bool:
 def test_an_animation_keeps_its_frames_times_and_plays(format, channels, plays, tmp_path):
     pixels = frames_of(250, 180, 90, channels=channels)
     frames = Frames([Picture(part) for part in pixels], [40.0, 120.0, 300.0], plays)
-    path = write_frames(tmp_path / f"a{ANIMATED[format]}", frames)
+    path = write_image(tmp_path / f"a{ANIMATED[format]}", frames)
     read = read_frames(path)
     assert read.durations == frames.durations
     assert read.plays == plays
@@ -71,7 +71,7 @@ def test_animations_that_pillow_wrote_are_read_as_it_shows_them(format, tmp_path
             mode = "RGBA" if picture.pixels.shape[-1] == 4 else "RGB"
             np.testing.assert_array_equal(picture.pixels, np.asarray(image.convert(mode)))
     # And written again they are the same animation.
-    again = read_frames(write_frames(tmp_path / "b.png", frames))
+    again = read_frames(write_image(tmp_path / "b.png", frames))
     assert (again.durations, again.plays) == (frames.durations, frames.plays)
     for first, second in zip(again.pictures, frames.pictures, strict=True):
         np.testing.assert_array_equal(first.pixels, second.pixels)
@@ -83,7 +83,7 @@ def test_an_animated_png_keeps_the_picture_before_its_frames(tmp_path):
     images[0].save(path, save_all=True, append_images=images[1:], duration=[70, 80], loop=2, default_image=True)
     frames = read_frames(path)
     assert frames.still and len(frames.pictures) == 3 and frames.durations[1:] == [70, 80]
-    again = read_frames(write_frames(tmp_path / "b.png", frames))
+    again = read_frames(write_image(tmp_path / "b.png", frames))
     assert again.still and again.durations[1:] == [70, 80] and again.plays == 2
     for first, second in zip(again.pictures, frames.pictures, strict=True):
         np.testing.assert_array_equal(first.pixels, second.pixels)
@@ -105,7 +105,7 @@ def test_pages_keep_their_size_depth_and_description(tmp_path):
         Picture(deep, exif_of("second")),
         Picture(frames_of(90, channels=1)[0], exif_of("third"), None, (72, 72)),
     ]
-    read = read_frames(write_frames(tmp_path / "a.tif", Frames(pages)))
+    read = read_frames(write_image(tmp_path / "a.tif", Frames(pages)))
     assert read.durations is None
     for page, wanted in zip(read.pictures, pages, strict=True):
         np.testing.assert_array_equal(page.pixels, wanted.pixels)
@@ -121,17 +121,6 @@ def exif_of(text: str) -> Image.Exif:
     return exif
 
 
-def test_pages_that_pillow_wrote(tmp_path):
-    pages = [Image.new("CMYK", (8, 9), (10, 20, 30, 40)), Image.new("1", (30, 20), 1), Image.new("P", (5, 5))]
-    path = tmp_path / "a.tif"
-    pages[0].save(path, save_all=True, append_images=pages[1:])
-    frames = read_frames(path)
-    assert [page.pixels.shape for page in frames.pictures] == [(9, 8, 3), (20, 30, 1), (5, 5, 3)]
-    again = read_frames(write_frames(tmp_path / "b.tif", frames))
-    for first, second in zip(again.pictures, frames.pictures, strict=True):
-        np.testing.assert_array_equal(first.pixels, second.pixels)
-
-
 def test_what_a_format_cannot_hold_is_said():
     pictures = [Picture(pixels) for pixels in frames_of(9, 99)]
     for format in ("JPEG", "BMP", "TIFF"):
@@ -144,19 +133,13 @@ def test_what_a_format_cannot_hold_is_said():
 
 def test_all_frames_together_are_bounded_before_they_are_decoded(tmp_path, monkeypatch):
     frames = [Picture(pixels) for pixels in frames_of(9, 99, 199, size=(100, 100))]
-    moving = write_frames(tmp_path / "a.gif", Frames(frames, [10.0] * 3))
-    pages = write_frames(tmp_path / "a.tif", Frames(frames))
+    moving = write_image(tmp_path / "a.gif", Frames(frames, [10.0] * 3))
+    pages = write_image(tmp_path / "a.tif", Frames(frames))
     assert len(read_frames(moving, 0.03).pictures) == len(read_frames(pages, 0.03).pictures) == 3
     with refused(DataError, "3 frames", "100 x 100 pixels", "0.025 megapixels"):
         read_frames(moving, 0.025)
     with refused(DataError, "30000 pixels", "0.025 megapixels"):
         read_frames(pages, 0.025)
-
-
-def test_a_file_of_layers_or_of_a_phones_pictures_shows_one(tmp_path):
-    images = [Image.fromarray(pixels) for pixels in frames_of(9, 99)]
-    images[0].save(tmp_path / "a.mpo", save_all=True, append_images=images[1:])
-    assert len(read_frames(tmp_path / "a.mpo").pictures) == 1
 
 
 def test_a_cut_animation_is_broken(tmp_path):

@@ -301,14 +301,6 @@ def test_only_descriptive_tags_travel(ending, tmp_path):
     assert exif[262] == 0, "what was given is not changed"
 
 
-@pytest.mark.parametrize("channels", [1, 3, 4])
-@pytest.mark.parametrize("ending", [".png", ".tif"])
-def test_16_bits_need_no_metadata_beside_them(ending, channels, tmp_path):
-    """Looking for EXIF data, Pillow decodes a PNG that has none before its pixels."""
-    pixels = make_pixels(5, 6, channels, dtype=np.uint16)
-    np.testing.assert_array_equal(read_image(write_image(tmp_path / f"a{ending}", Picture(pixels))).pixels, pixels)
-
-
 def test_a_tiff_has_strips_its_tags_and_the_orientation_of_its_xmp(tmp_path):
     exif = Image.Exif()
     exif[700] = b'<rdf:Description tiff:Orientation="6"/>'

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tifffile
 import torch
-from PIL import Image, JpegImagePlugin
+from PIL import Image, ImageOps, JpegImagePlugin
 
 from hf_ext.restoration.containers import is_lossless_webp
 from hf_ext.restoration.encoding import DEFAULT, Encoding, encode_frames
@@ -18,7 +18,7 @@ from hf_ext.restoration.jobs import Job
 from hf_ext.restoration.run import restore_files
 from hf_ext.restoration.tiles import restore_image
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor
-from hf_ext.semanir.image_processing_semanir import spread_colours
+from hf_ext.semanir.image_processing_semanir import pixels_to_image, spread_colours
 
 CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}
 # LA of 16 bits is read with 8, which is said; BMP as Pillow reads it has no alpha; a WebP is always RGB.
@@ -110,12 +110,76 @@ def test_what_a_network_leaves_unchanged_comes_back_exactly(container, mode, bit
             assert is_lossless_webp((tmp_path / f"{strength}.{container}").read_bytes())
 
 
-def test_a_moving_gif_comes_back_exactly(models, tmp_path):
-    parts = [pixels_of("RGB", 8, seed) // 64 * 85 for seed in range(3)]
-    write(tmp_path / "a.gif", parts)
-    frames, _ = restored(models[3], tmp_path / "a.gif", tmp_path / "b.gif")
-    for picture, wanted in zip(frames.pictures, parts, strict=True):
-        np.testing.assert_array_equal(picture.pixels, wanted)
+def palette(parts: list[np.ndarray]) -> list[Image.Image]:
+    """Pictures of few colours."""
+    return [Image.fromarray(pixels // 64 * 85).convert("RGB").quantize(64) for pixels in parts]
+
+
+def other_kinds() -> dict[str, tuple[str, list[Image.Image], dict, int]]:
+    """Ending, pictures of Pillow, options of writing, and how many things are said of the result."""
+    colours, alpha = [[pixels_of(mode, 8, seed) for seed in range(3)] for mode in ("RGB", "RGBA")]
+    hard = [pixels * [1, 1, 1, 0] // 64 * 85 + [0, 0, 0, 255] * (pixels[..., 3:] > 99) for pixels in alpha]
+    rgb, rgba = Image.fromarray(colours[0]), Image.fromarray(hard[0].astype(np.uint8))
+    grey = Image.fromarray(colours[0][..., 0])
+    exif = Image.Exif()
+    kinds = {
+        "palette": ("png", palette(colours[:1]), {}, 0),
+        "palette with alpha": ("png", palette(colours[:1]), {"transparency": bytes(range(64))}, 0),
+        "palette with one transparent colour": ("png", palette(colours[:1]), {"transparency": 3}, 0),
+        "grey with one transparent value": ("png", [grey], {"transparency": 7}, 0),
+        "colours with one transparent": ("png", [rgb], {"transparency": tuple(colours[0][0, 0].tolist())}, 0),
+        "one bit": ("png", [grey.convert("1")], {}, 0),
+        "one bit by fax": ("tif", [grey.convert("1")], {"compression": "group4"}, 0),
+        "CMYK": ("tif", [rgb.convert("CMYK")], {}, 1),
+        "YCbCr": ("tif", [rgb.convert("YCbCr")], {}, 1),
+        "moving palette": ("gif", palette(colours), {}, 0),
+        "moving with holes": ("gif", [Image.fromarray(part.astype(np.uint8)) for part in hard], {"disposal": 2}, 0),
+        "picture before its frames": ("png", [rgb, *map(Image.fromarray, colours[1:])], {"default_image": True}, 0),
+        "pages of other kinds": ("tif", [grey, rgb.resize((5, 7)), grey.convert("1"), rgba], {}, 0),
+    }
+    for orientation in range(1, 9):
+        exif[0x0112] = orientation
+        for ending in ("png", "tif", "webp"):
+            options = {"exif": exif.tobytes(), **({"lossless": True} if ending == "webp" else {})}
+            kinds[f"{ending} held {orientation}"] = (ending, [rgb], options, 0)
+    return kinds
+
+
+@pytest.mark.parametrize("kind", other_kinds())
+def test_other_kinds_come_back_as_pillow_shows_them(kind, models, tmp_path):
+    ending, images, options, said_of_it = other_kinds()[kind]
+    source, out = tmp_path / f"a.{ending}", tmp_path / f"b.{ending}"
+    options |= {"save_all": True, "append_images": images[1:], "duration": 40} if len(images) > 1 else {}
+    images[0].save(source, **options)
+    frames, said = restored(models[3], source, out)
+    assert len(said) == said_of_it and len(frames.pictures) == len(images)
+    with Image.open(source) as shown:
+        for number, picture in enumerate(frames.pictures):
+            shown.seek(number)
+            wanted = np.asarray(ImageOps.exif_transpose(shown).convert("RGBA"))
+            found = np.asarray(pixels_to_image(picture.pixels).convert("RGBA"))
+            np.testing.assert_array_equal(found[..., 3], wanted[..., 3])
+            np.testing.assert_array_equal(found[found[..., 3] > 0], wanted[found[..., 3] > 0])
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+def test_jpegs_of_all_modes_and_phones_come_back_nearly(mode, models, tmp_path):
+    """The first of a phone's several pictures is the picture."""
+    images = [Image.fromarray(np.full((24, 17, 3), shade, np.uint8)).convert(mode) for shade in (90, 200)]
+    for format, options in (("JPEG", {}), ("MPO", {"save_all": True, "append_images": images[1:]})):
+        images[0].save(tmp_path / "a.jpg", format, **options)
+        frames, said = restored(models[3], tmp_path / "a.jpg", tmp_path / f"{format}.jpg")
+        assert len(said) == (mode == "CMYK") and len(frames.pictures) == 1
+        assert np.abs(frames.pictures[0].pixels.astype(int) - 90).max() <= 3
+
+
+def test_floats_are_refused_in_words_and_16_bits_with_grey_alpha_are_read_with_8(models, tmp_path):
+    tifffile.imwrite(tmp_path / "a.tif", np.zeros((5, 4), np.float32))
+    job = Job("a.tif", tmp_path / "a.tif", tmp_path / "b.tif", ".tif")
+    assert "'F'" in restore_files(models[3], [job]).failed["a.tif"]
+    write(tmp_path / "a.png", [pixels_of("LA", 16)])
+    frames, _ = restored(models[1], tmp_path / "a.png", tmp_path / "b.png")
+    np.testing.assert_array_equal(frames.pictures[0].pixels[..., [0, -1]], pixels_of("LA", 16) >> 8)
 
 
 def test_webp_has_a_loss_where_the_input_had_or_a_quality_is_asked_for(models, tmp_path):

@@ -171,12 +171,13 @@ def test_the_ensemble_turns_with_the_image():
     assert enlarged.shape == (18, 28, 3)
 
 
-def test_the_ensemble_does_not_turn_a_mosaic():
+def test_a_mosaic_is_neither_turned_nor_wrapped():
     model = make_model(num_channels=4, num_channels_out=3, scale=2)
     for mosaic in (make_image(9, 14, 1), make_image(5, 7, 4)):
         assert restore_image(model, mosaic).shape[-1] == 3
-        with refused(UsageError, "changes", "colours"):
-            restore_image(model, mosaic, self_ensemble=True)
+        for option in ("self_ensemble", "wrap"):
+            with refused(UsageError, option):
+                restore_image(model, mosaic, **{option: True})
 
 
 @pytest.mark.parametrize(("channels", "taken"), [(1, 3), (2, 3), (4, 3), (1, 1), (2, 1), (3, 1), (4, 1)])
@@ -352,8 +353,3 @@ def test_a_wrapped_picture_moves_with_its_beginning(stem_scale):
     )
     without = restore_image(model, np.roll(image, (step, 2 * step), (0, 1)))
     assert np.abs(without - np.roll(restore_image(model, image), (step, 2 * step), (0, 1))).max() > 1e-3
-
-
-def test_a_mosaic_is_not_wrapped():
-    with refused(UsageError, "wrap"):
-        restore_image(make_model(num_channels=4, num_channels_out=3, scale=2), make_image(8, 8, 1), wrap=True)

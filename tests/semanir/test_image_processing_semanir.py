@@ -58,12 +58,6 @@ def test_float_and_16_bit_arrays():
     torch.testing.assert_close(pixels, EXPECTED)
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.float32])
-def test_pil_images_of_unknown_range_are_refused(dtype):
-    with refused(ValueError, "unknown"):
-        SemanIRImageProcessor()(Image.fromarray(np.zeros((4, 4), dtype)), return_tensors="pt")
-
-
 @pytest.mark.parametrize("do_convert_rgb", [True, False])
 def test_16_bits_need_no_option(do_convert_rgb):
     grey = COLOUR[..., 0].astype(np.uint16) * 257
@@ -85,22 +79,21 @@ def test_every_mode_becomes_colour_or_grey(mode):
     assert SemanIRImageProcessor(do_convert_rgb=False)(picture, return_tensors="np").pixel_values.shape[1] == channels
 
 
-def test_values_that_are_no_number_are_refused():
-    for value in (np.nan, np.inf):
-        image = np.full((6, 9, 3), 0.5, np.float32)
-        image[2, 3, 1] = value
-        with refused(ValueError, "infinite", "NaN"):
-            SemanIRImageProcessor(do_rescale=False)(image, return_tensors="pt")
-
-
-def test_rescaling_that_does_not_fit_is_refused():
-    with refused(ValueError, "int32", "65535"):
-        SemanIRImageProcessor()(np.full((6, 9, 3), 65535, np.int32), return_tensors="pt")
-
-
-def test_no_images_are_refused():
-    with refused(ValueError, "images"):
-        SemanIRImageProcessor()([], return_tensors="pt")
+@pytest.mark.parametrize(
+    ("images", "words"),
+    [
+        ([], ["images"]),
+        (Image.fromarray(np.zeros((4, 4), np.int32)), ["unknown"]),
+        (Image.fromarray(np.zeros((4, 4), np.float32)), ["unknown"]),
+        (np.full((6, 9, 3), 65535, np.int32), ["int32", "65535"]),
+        (np.where(np.eye(6, 9)[..., None], np.nan, np.zeros(3)), ["infinite", "NaN"]),
+        (np.where(np.eye(6, 9)[..., None], np.inf, np.zeros(3)), ["infinite", "NaN"]),
+    ],
+    ids=["none", "I", "F", "int32", "nan", "inf"],
+)
+def test_what_is_no_picture_of_known_range_is_refused(images, words):
+    with refused(ValueError, *words):
+        SemanIRImageProcessor()(images, return_tensors="pt")
 
 
 def test_colours_are_taken_without_alpha_and_upright():

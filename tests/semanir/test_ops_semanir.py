@@ -1,7 +1,6 @@
 """Fast SemanIR operators against the textbook ones, and what the method promises about its dictionary."""
 
 import itertools
-import subprocess
 import sys
 
 import pytest
@@ -10,6 +9,7 @@ import torch.nn.functional as F
 
 from hf_ext.semanir import ops_semanir as ops
 from hf_ext.semanir.ops_semanir import UnknownAttentionError
+from tests.kit import warm_python
 from tests.kit.models import assert_operators_agree, operator_pairs
 from tests.kit.refusals import refused
 from tests.semanir import reference_ops as reference
@@ -306,8 +306,10 @@ except ValueError as error:
 """
 
 
-def test_operators_run_alone_and_say_what_hf_ext_would_add():
+def test_operators_run_alone_and_say_what_hf_ext_would_add(tmp_path):
     command = [sys.executable, "-c", ALONE, ops.__file__]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    done = warm_python.run(command, env={"OMP_NUM_THREADS": "1", "PATH": ""}, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout
     assert "`implementation` is 'native'; allowed: 'auto', 'eager', 'sdpa'; 'native', 'flex_attention'" in shown
     assert "come with the package hf-ext ('native' with numba" in shown

@@ -25,20 +25,15 @@ def test_operations_are_those_of_the_formulas(load):
     assert row["total_masked"] - row["total_of_k_keys"] == pytest.approx(0.75 * row["attention_masked"])
 
 
-def test_every_recipe_and_released_restorer_is_counted(load):
-    sizes = load("semanir_sizes")
-    found = sizes.configurations()
-    assert {"denoise_color", "super_resolution_x4", "released: denoise-color"} <= set(found)
-    # As the recipe's own comment says: its preset is the U.
-    assert sizes.count(found["denoise_color"])["parameters"] == pytest.approx(25.8e6, rel=0.01)
-
-
 def test_committed_counts_are_those_of_the_recipes_and_releases(load):
-    sizes = load("semanir_sizes")
+    found = load("semanir_sizes").configurations()
+    assert {"denoise_color", "super_resolution_x4", "released: denoise-color"} <= set(found)
     kept = json.loads((EXAMPLES / "benchmarks" / "results" / "semanir_sizes.json").read_text(encoding="utf-8"))
-    for name, config in sizes.configurations().items():
+    # As the recipe's own comment says: its preset is the U.
+    assert kept["models"]["denoise_color"]["parameters"] == pytest.approx(25.8e6, rel=0.01)
+    for name, config in found.items():
         with torch.device("meta"):
             model = SemanIRForImageRestoration(config)
         assert kept["models"][name]["parameters"] == sum(value.numel() for value in model.parameters()), name
         assert kept["models"][name]["window"] == config.window_size
-    assert set(kept["models"]) == set(sizes.configurations())
+    assert set(kept["models"]) == set(found)
