@@ -82,7 +82,7 @@ def check_codes(codes: Counter[tuple[str, int]]) -> None:
     assert {code for _, code in codes} == {0, 1, 2}, codes
 
 
-@pytest.mark.parametrize("files", [250, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("files", [500, pytest.param(2000, marks=pytest.mark.slow)])
 def test_changed_files(samples, tmp_path, files):
     # Kernels are compiled and libraries imported at the first call of each.
     fuzz(samples, tmp_path, 100, seed=1)
