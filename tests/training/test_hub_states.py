@@ -1,15 +1,19 @@
 """States that are pushed beside a run, and a run on another machine that goes on from them."""
 
 import json
+import shutil
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.settings import SettingsError
-from tests.kit.hub import run_python
+from hf_ext.training.state import RunFolder
+from tests.kit.hub import client_environment, run_python
 from tests.kit.refusals import refused
 
-from .launching import ROOT
+from .launching import ROOT, launch_two
 from .tiny import make_arguments
 
 SCRIPT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from tests.training.on_a_hub import main; main()"
@@ -57,3 +61,35 @@ def test_states_are_private_and_on_a_hub(tmp_path):
         make_arguments(tmp_path, {}, hub_model_id="me/run", hub_strategy="checkpoint")
     with refused(SettingsError, "resume_from_checkpoint", tmp_path):
         make_arguments(tmp_path / "run", {}, resume_from_checkpoint=str(tmp_path))
+
+
+@pytest.mark.slow
+def test_two_processes_train_one_of_our_models_on_from_a_hub(tmp_path, monkeypatch):
+    """The first two steps, pushed and resumed in another folder, and two more equal four at once."""
+    (tmp_path / "photos").mkdir()
+    for number, picture in enumerate(np.random.default_rng(0).integers(256, size=(6, 16, 16, 3))):
+        Image.fromarray(np.uint8(picture)).save(tmp_path / "photos" / f"{number}.png")
+    values = {
+        "method": "semanir",
+        "data": {"train": {"path": str(tmp_path / "photos")}},
+        "task": {"patch_size": 8},
+        "model": {"embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 4, "mlp_ratio": 1.0},
+        "lr_scheduler_type": "constant",
+        "save_steps": 2,
+        "report_to": "none",
+        "hub_model_id": "me/run",
+        "hub_private_repo": True,
+        "hub_strategy": "checkpoint",
+    }
+    (tmp_path / "run.yaml").write_text(json.dumps(values))
+    with EmbeddedHub(tmp_path / "hub") as hub:
+        for name, value in client_environment(hub.url, tmp_path / "home", token="any").items():
+            monkeypatch.setenv(name, value)
+        command = ["hf_ext_cli.main", "train", str(tmp_path / "run.yaml"), "--output_dir"]
+        for name, *words in (("whole", "4"), ("half", "2"), ("moved", "4", "--resume_from_checkpoint", "me/run")):
+            launch_two(*command, str(tmp_path / name), "--max_steps", *words)
+            if name == "half":
+                shutil.rmtree(tmp_path / name)
+        assert not [row for row in RunFolder(tmp_path / "moved").read_metrics() if "push_error" in row]
+    for file in ("snapshot/model.safetensors", "state/step-4/optimizer.bin", "state/step-4/model.safetensors"):
+        assert (tmp_path / "moved" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes(), file
