@@ -21,9 +21,9 @@ from hf_ext.data.survey import look_at
 from hf_ext.errors import DataError
 from hf_ext.starting.writing import write_recipe
 from tests.cli.init_testing import SHORT, measured, names_of, train, write_pictures, write_sounds
+from tests.disentangled_dit.pipeline_testing import make_text_pipeline
 from tests.kit.command_line import run
 from tests.kit.refusals import refused
-from tests.tasks.test_recipes_disentangled_dit import write_encoder
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,9 @@ def _write_captions(kind: str, files: list[Path]) -> None:
 def test_pictures_are_drawn_from_captions_beside_them(kind):
     write_pictures("photos", [""], 6, size=(20, 18))
     _write_captions(kind, sorted(Path("photos").glob("*.png")))
-    write_encoder(Path("encoder"))
+    made = make_text_pipeline()
+    for part in (made.text_encoder, made.tokenizer):
+        part.save_pretrained("encoder")
     run("init", "dit", "mine", "--data", "photos")
     recipe = yaml.safe_load(Path("mine/dit.yaml").read_text())
     words = ["--task.text_encoder", "encoder", "--model.joint_attention_dim", "null", "--task.samples_per_class", "1"]

@@ -80,7 +80,7 @@ def test_pairs_are_not_made_over_others_or_of_nothing(load, monkeypatch, tmp_pat
         (photos, "out", ""),
         (photos, "out", "exist: give another OUT"),
         (tmp_path / "empty", "new", "holds no pictures"),
-        (tmp_path / "text", "new", "a.png is no picture"),
+        (tmp_path / "text", "new", "a.png is not a picture"),
     ):
         monkeypatch.setattr(sys, "argv", ["make_pairs.py", str(source), str(tmp_path / out)])
         with pytest.raises(SystemExit) if said else nullcontext() as ended:
