@@ -119,7 +119,7 @@ class Guard:
         if not file:
             return path
         if not name.startswith(f"{alias}/") or posixpath.normpath(name) != name:
-            raise Refused(403, "this is no file of the page: only files that it showed or got are sent")
+            raise Refused(403, "not a file of this page; only files that it shows or received are sent")
         return f"{before}{file}{name.replace(alias, folder, 1)}"
 
     def _limit_body(self, receive: Receive, most: int) -> Receive:

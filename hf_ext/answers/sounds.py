@@ -45,7 +45,7 @@ def open_sound(path: str, wanted: int, limits: Limits, whole: bool = False) -> I
             limits.check_sound(file.channels, count, file.samplerate, wanted)
             yield file
     except soundfile.SoundFileError as error:
-        raise DataError(f"{last_name(path)} is no sound file that can be read: {error}") from error
+        raise DataError(f"{last_name(path)} is not a readable sound file: {error}") from error
 
 
 def read_sound(path: str, wanted: int, limits: Limits) -> np.ndarray:

@@ -163,7 +163,7 @@ def fetch_run(source: str, run: RunFolder) -> None:
             raise DataError(f"{source} has no {LAST}/ of a run: push states with --hub_strategy checkpoint.")
         for inner, path in files.items():
             if not _FETCHED.fullmatch(inner):
-                raise DataError(f"{source}: {LAST}/{inner} is no file of a state that can be fetched.")
+                raise DataError(f"{source}: {LAST}/{inner} is not a file of a state, so it is not used.")
             if inner.startswith("state/") and path.suffix in (".bin", ".pkl", ".pt"):
                 _refuse_code(path, f"{source}: {LAST}/{inner}")
             (folder / inner).parent.mkdir(parents=True, exist_ok=True)
