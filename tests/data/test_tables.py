@@ -441,7 +441,11 @@ def test_parquet_keeps_its_index_of_dates(tmp_path):
 
 @pytest.mark.parametrize(
     ("cells", "separator", "layout"),
-    [(["0.5", "0.5"], ",", "series"), (["red", "blue"], ",", "texts"), (["0,5", "1,5"], ";", "series")],
+    [
+        (["0.5", "0.5"], ",", "series"),
+        pytest.param(["red", "blue"], ",", "texts", marks=pytest.mark.slow),
+        pytest.param(["0,5", "1,5"], ";", "series", marks=pytest.mark.slow),
+    ],
 )
 def test_many_columns_are_read_quickly(tmp_path, cells, separator, layout):
     names = separator.join(f"t{step}" for step in range(20_000))
