@@ -149,6 +149,10 @@ def test_the_app_has_a_folder_of_its_own_which_goes_at_its_end(tmp_path, monkeyp
         path = upload(address, tmp_path / "photo.png")
         (uploaded,) = set(folder.iterdir()) - examples
         done = call(address, "denoise-color", {"path": path, "meta": {"_type": "gradio.FileData"}}, 1.0)
+        # The file goes after the last byte of the answer, which may be read before.
+        end = time.monotonic() + 30
+        while uploaded.exists() and time.monotonic() < end:
+            time.sleep(0.1)
         assert b"event: complete" in done and not uploaded.exists() and examples < set(folder.iterdir())
     assert not folder.exists()
 
