@@ -79,10 +79,6 @@ class MRConvNextImageProcessor(PilBackend):
     image_mean = IMAGENET_DEFAULT_MEAN
     image_std = IMAGENET_DEFAULT_STD
 
-    def __init__(self, **kwargs: Unpack[MRConvNextImageProcessorKwargs]):
-        # transformers declares the options of its own processors only; others are allowed all the same.
-        super().__init__(**kwargs)  # type: ignore[misc]
-
     def preprocess(self, images: ImageInput, **kwargs: Unpack[MRConvNextImageProcessorKwargs]) -> BatchFeature:
         """
         Prepare images for the model.

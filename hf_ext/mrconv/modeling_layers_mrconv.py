@@ -619,8 +619,7 @@ class MRConvPreTrainedModel(PreTrainedModel):
             `MRConvPreTrainedModel`: The model itself.
 
         Raises:
-            ValueError: The model is merged, or the factor is not positive, or does not divide the kernels' lengths or
-                the sampling rate into whole numbers.
+            ValueError: The model is merged, or the factor is not positive or does not divide lengths and rate evenly.
         """
         config = self.config
         if config.reparameterized:

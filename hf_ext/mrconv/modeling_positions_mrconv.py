@@ -124,10 +124,7 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As [`~transformers.GenerationMixin.generate`]; `assistant_early_exit=n` drafts tokens with n blocks.
-
-        Raises:
-            ValueError: As there; or the model has not that many blocks, or a `cache_implementation` is asked for.
-        """
+        ValueError: The model has not that many blocks, or a `cache_implementation` is asked for."""
         # transformers makes the model n blocks deep for as long as it drafts, and leaves it so where drafting fails or
         # is interrupted. Here the depth is given back, and a cache that recorded rejected tokens stops recording.
         depth = self.config.num_hidden_layers
@@ -205,10 +202,7 @@ class MRConvForMaskedLM(MRConvLanguageModel):
 
         Returns:
             [`~transformers.modeling_outputs.MaskedLMOutput`]: `logits` of shape `(batch_size, length, vocab_size)`;
-            `loss` when labels are given; `hidden_states` when asked for.
-
-        Raises:
-            ValueError, TypeError: As in [`MRConvModel`].
+            `loss` when labels are given; `hidden_states` when asked for. Errors: see [`MRConvModel`].
 
         Example:
             >>> import torch
@@ -258,10 +252,7 @@ class MRConvForTokenClassification(MRConvPreTrainedModel):
 
         Returns:
             [`~transformers.modeling_outputs.TokenClassifierOutput`]: `logits` of shape `(batch_size, length,
-            num_labels)`; `loss` when labels are given; `hidden_states` when asked for.
-
-        Raises:
-            ValueError, TypeError: As in [`MRConvModel`].
+            num_labels)`; `loss` when labels are given; `hidden_states` when asked for. Errors: see [`MRConvModel`].
 
         Example:
             >>> import torch

@@ -166,11 +166,8 @@ class Level:
         self.input_m[..., place:stop] = u
         if stop < self.block:
             return
-        self.input_m_minus_2, self.input_m_minus_1, self.input_m = (
-            self.input_m_minus_1,
-            self.input_m,
-            torch.empty_like(self.input_m),
-        )
+        self.input_m_minus_2, self.input_m_minus_1 = self.input_m_minus_1, self.input_m
+        self.input_m = torch.empty_like(self.input_m)
         parts = self.kernel.levels[self.index]
         newest = parts.new_empty(len(self.input_m_minus_1), *parts.shape[1:])
         self.spectra = (newest, *self.spectra[: len(parts) - 1])
@@ -209,6 +206,13 @@ class _LayerState(CacheLayerMixin):
     def get_max_length(self) -> int:
         # No maximum: old positions leave the kernel's reach.
         return -1
+
+    def _require_same(self, u: Tensor, shape: tuple[int, ...], device: torch.device, advice: str) -> None:
+        if tuple(u.shape[:2]) != shape or u.device != device:
+            raise ValueError(
+                f"This cache holds [batch, channels] = {list(shape)} on {device}; got inputs of shape {list(u.shape)} "
+                f"on {u.device}. Start a new cache{advice}."
+            )
 
 
 class StreamingConvolution(_LayerState):
@@ -261,12 +265,8 @@ class StreamingConvolution(_LayerState):
         if not self.is_initialized:
             self.lazy_initialization(u, kernel())
         self._check_owner(getattr(kernel, "__self__", None))
-        expected = (self.tile.shape[0], self.tile.shape[2])
-        if tuple(u.shape[:2]) != expected or u.device != self.tile.device:
-            raise ValueError(
-                f"This cache holds [batch, channels] = {list(expected)} on {self.tile.device}; got inputs of shape "
-                f"{list(u.shape)} on {u.device}. Start a new cache, or select its samples with `batch_select_indices`."
-            )
+        advice = ", or select its samples with `batch_select_indices`"
+        self._require_same(u, (self.tile.shape[0], self.tile.shape[2]), self.tile.device, advice)
         if self.interrupted:
             raise ValueError(
                 "An earlier call was interrupted in the middle of its work, so this cache is invalid: start a new "
@@ -285,8 +285,7 @@ class StreamingConvolution(_LayerState):
     def _check_owner(self, owner: Any | None) -> None:
         if owner is None:
             return
-        if self.owner is None:
-            self.owner = weakref.ref(owner)
+        self.owner = self.owner or weakref.ref(owner)
         if self.owner() is not owner:
             raise ValueError(
                 "This cache belongs to another model and contains its kernels: start a new one, or `reset()` it. If "
@@ -506,11 +505,9 @@ class MRConvCache(Cache):
                 "`MRConvCache(model.config)` after a change of `config.num_hidden_layers`."
             )
         layer: Any = self.layers[layer_index]
-        result: Tensor = layer.update(u, kernel)
+        result = layer.update(u, kernel)
         trained = [value for value in (u, *parameters()) if value.requires_grad] if torch.is_grad_enabled() else []
-        if trained:
-            result = _WithoutBackward.apply(result, trained[0])
-        return result
+        return _WithoutBackward.apply(result, trained[0]) if trained else result
 
 
 class InputHistory(_LayerState):
@@ -532,11 +529,7 @@ class InputHistory(_LayerState):
         if self.past is None:
             self.lazy_initialization(u)
         past: Any = self.past
-        if past.shape[:2] != u.shape[:2] or past.device != u.device:
-            raise ValueError(
-                f"This cache holds [batch, channels] = {list(past.shape[:2])} on {past.device}; got inputs of shape "
-                f"{list(u.shape)} on {u.device}. Start a new cache for other sequences."
-            )
+        self._require_same(u, tuple(past.shape[:2]), past.device, " for other sequences")
         whole = torch.cat([past, u], dim=-1)
         # A copy: a part of `whole` would keep all of it.
         self.past = whole[..., max(0, whole.shape[-1] - reach) :].clone()

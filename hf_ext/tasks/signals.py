@@ -78,7 +78,8 @@ class PixelTask(ClassificationTask):
 
     def processor(self) -> MRConvNextImageProcessor:
         """Makes the model's `pixel_values`."""
-        return MRConvNextImageProcessor(
+        # transformers declares the options of its own processors only.
+        return MRConvNextImageProcessor(  # type: ignore[call-arg]
             size={"shortest_edge": self.image_size},
             crop_pct=1.0,
             do_convert_rgb=len(self.mean) == 3,
