@@ -83,9 +83,14 @@ class SecretFound(NotPublished):
 def refuse_secrets(folder: Path) -> None:
     """Refuses a staged folder that holds a token, a key or a password."""
     for name, path in walk(folder):
-        if (kind := find_secret(path)) is not None:
-            line = None if name.endswith(".safetensors") else _find_line(read_text(path), kind)
-            raise SecretFound(name, line, kind)
+        refuse_secret(path, name)
+
+
+def refuse_secret(path: Path, name: str) -> None:
+    """Refuses a file, called `name`, that holds a token, a key or a password."""
+    if (kind := find_secret(path)) is not None:
+        line = None if name.endswith(".safetensors") else _find_line(read_text(path), kind)
+        raise SecretFound(name, line, kind)
 
 
 def _find_kind(text: str) -> str | None:

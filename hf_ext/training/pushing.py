@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import pickle
 import re
 import shutil
 import sys
@@ -73,7 +72,7 @@ class PushModels(Callback):
         parts = {"model": model}
         if self.strategy == "checkpoint":
             state = self.run.state(step)
-            parts |= {f"{LAST}/state/{state.name}": state, f"{LAST}/best": self.run.best}
+            parts |= {f"run/{LAST}/state/{state.name}": state, f"run/{LAST}/best": self.run.best}
         with whole_folder(self.copies / f"step-{step}") as folder:
             for name, part in parts.items():
                 if part.is_dir():
@@ -81,7 +80,7 @@ class PushModels(Callback):
             if self.strategy == "checkpoint":
                 # Rows are added to the one, and links would follow.
                 for file in (self.run.arguments, self.run.metrics):
-                    shutil.copy2(file, folder / LAST)
+                    shutil.copy2(file, folder / "run" / LAST)
         self._push_soon(self.copies / f"step-{step}")
 
     def _push_soon(self, copy: Path) -> None:
@@ -107,25 +106,19 @@ class PushModels(Callback):
     def _push(self, copy: Path, step: int) -> None:
         from hf_ext.hub.publish import push
 
-        kind = "Best model" if self.strategy == "best" else "Model"
+        kind, what = "Best model" if self.strategy == "best" else "Model", "model"
         try:
             commit = push(copy / "model", self.repo_id, private=self.private, commit_message=f"{kind}, step {step}")
-            if (copy / LAST).is_dir():
-                HfApi().upload_folder(
-                    repo_id=self.repo_id,
-                    folder_path=copy / LAST,
-                    path_in_repo=LAST,
-                    # The state before.
-                    delete_patterns="*",
-                    commit_message=f"State, step {step}",
-                )
+            if (copy / "run").is_dir():
+                what = "state"
+                _push_state(copy / "run", self.repo_id, step)
             tqdm.write(f"step {step}: pushed to {commit.commit_url}", file=sys.stderr)
         # Any error: a Hub that is down for an hour must not end a training of a week.
         except Exception as error:
-            self._warn(step, f"{type(error).__name__}: {error}")
+            self._warn(step, f"{type(error).__name__}: {error}", what)
 
-    def _warn(self, step: int, reason: str) -> None:
-        tqdm.write(f"warning: step {step}: the model was not pushed to {self.repo_id} ({reason})", file=sys.stderr)
+    def _warn(self, step: int, reason: str, what: str = "model") -> None:
+        tqdm.write(f"warning: step {step}: the {what} was not pushed to {self.repo_id} ({reason})", file=sys.stderr)
         with contextlib.suppress(OSError):
             self.run.add_metrics({"step": step, "push_error": reason})
 
@@ -140,6 +133,21 @@ def _link_file(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
+
+
+def _push_state(folder: Path, repo_id: str, step: int) -> None:
+    """Commits a state in place of the one before, and compares it with the Hub; settings with a secret are refused."""
+    from hf_ext.hub.commits import commit_folder
+    from hf_ext.hub.disclosure import refuse_secret
+
+    for name in (f"{LAST}/args.json", f"{LAST}/metrics.jsonl"):
+        refuse_secret(folder / name, name)
+
+    def find_stale(names: list[str]) -> list[str]:
+        return [name for name in names if name.startswith(f"{LAST}/")]
+
+    message = f"State, step {step}"
+    commit_folder(HfApi(), folder, repo_id, "main", create_pr=False, message=message, find_stale=find_stale)
 
 
 def fetch_run(source: str, run: RunFolder) -> None:
@@ -174,5 +182,6 @@ def _refuse_code(path: Path, name: str) -> None:
     """Refuses a pickle of more than tensors and plain values: accelerate loads some without looking."""
     try:
         load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+    # A damaged pickle may raise anything.
+    except Exception as error:
         raise DataError(f"{name} is damaged, or holds more than tensors and numbers: it is not loaded.") from error

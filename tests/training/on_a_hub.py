@@ -18,6 +18,8 @@ from .tiny import TinyTask, contents, make_arguments, run, run_interrupted, writ
 
 REPO = "me/run"
 STATE = "last-checkpoint/state/step-4"
+# Of the form of a token, and none.
+SECRET = "hf_" + "aBcDeFgHiJkLmNoPqRsTuVwXyZ01234567"
 
 
 class Code:
@@ -36,6 +38,10 @@ def make_repository(folder: Path, repo_id: str, *, private: bool, commit_message
     return SimpleNamespace(commit_url=HfApi().create_repo(repo_id, private=private, exist_ok=True))
 
 
+def list_errors(run: Path) -> list[str]:
+    return [row["push_error"] for row in RunFolder(run).read_metrics() if "push_error" in row]
+
+
 def find_differences(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
     return sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name))
 
@@ -49,9 +55,16 @@ def main() -> None:
     run_interrupted(make_arguments(root / "cut", data, **pushing), step=5)
     while [*(root / "cut" / ".push").glob("step-*")]:
         time.sleep(0.01)
-    errors = [row for row in RunFolder(root / "cut").read_metrics() if "push_error" in row]
+    errors = list_errors(root / "cut")
     shutil.rmtree(root / "cut")
-    found: dict[str, Any] = {"push errors": errors, "files": api.list_repo_files(REPO)}
+    api.create_repo("me/ignored")
+    api.upload_file(repo_id="me/ignored", path_or_fileobj=b"*.bin\n", path_in_repo=".gitignore")
+    kept = {"ignored": {"hub_model_id": "me/ignored"}, "secret": {"hub_model_id": "me/secret", "run_name": SECRET}}
+    for name, changes in kept.items():
+        run(TinyTask(), make_arguments(root / name, data, **pushing | changes, max_steps=2))
+    found: dict[str, Any] = {name: list_errors(root / name) for name in kept}
+    found["kept"] = [name for kind in kept for name in api.list_repo_files(f"me/{kind}") if name.startswith("last")]
+    found |= {"push errors": errors, "files": api.list_repo_files(REPO)}
     good = api.repo_info(REPO).sha
 
     def resume(name: str, source: str) -> dict[str, Any]:

@@ -39,6 +39,12 @@ def test_a_run_goes_on_from_a_hub_bit_for_bit(found):
     assert found["again"] == []
 
 
+def test_a_state_that_would_go_up_in_part_or_with_a_secret_is_not_pushed(found):
+    assert any("state/step-" in error and "optimizer.bin" in error for error in found["ignored"])
+    assert any("last-checkpoint/args.json, line" in error for error in found["secret"])
+    assert not any("aBcDeF" in error for error in found["secret"]) and found["kept"] == []
+
+
 @pytest.mark.parametrize(
     ("case", "kind", "fact"),
     [
