@@ -13,9 +13,11 @@ _LABEL = re.compile(r"(?:^|(?<=\s))__label__(\S+)\s?")
 _TEXTS = ("string", "large_string")
 # Rows of a file that tell what all of them are.
 _HEAD = 64
-# Places of a label in a line of text: before or behind a mark, a number at the start, `ABBR:exp` of TREC.
+# Places of a label in a line of text: before or behind a mark, a number at the start, in brackets at either end,
+# `ABBR:exp` of TREC.
 _PLACES = (
-    r"(\S{1,30}?)\s*[\t,;|]", r".*[\t,;|]\s*([^\s,]{1,30})$", r"([-+]?\d{1,3})\s", r"([A-Z]{2,}:\w+)\s",
+    r"(\S{1,30}?)\s*(?:[\t,;|]|::?\s)", r".*(?:[\t,;|]|\s::?)\s*([^\s,]{1,30})$", r"([-+]?\d{1,3})\s",
+    r"[\[(<](\S{1,30})[\])>]\s", r".*\s[\[(<](\S{1,30})[\])>]$", r"([A-Z]{2,}:\w+)\s",
 )  # fmt: skip
 _SPARSE = re.compile(r"[-+.\w]+(\s+\d+:[-+.\deE]+)+\s*")
 

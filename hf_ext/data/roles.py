@@ -215,7 +215,7 @@ def _is_class(values: "pd.Series[Any]") -> bool:
 
 def is_prose(values: "pd.Series[Any]") -> bool:
     """True if cells are texts of several words, and no names."""
-    cells = _given(values)
+    cells = _list_cells(values)
     return _has_letters(cells) and (
         sum(map(len, cells)) > 30 * len(cells)
         or (_share(r"\s", cells) > 0.5 and len(set(cells)) > min(20, _REPEATS * len(cells)))
@@ -223,11 +223,11 @@ def is_prose(values: "pd.Series[Any]") -> bool:
 
 
 def _names_rows(values: "pd.Series[Any]") -> bool:
-    cells = _given(values)
+    cells = _list_cells(values)
     return _has_letters(cells) and len(set(cells)) > max(2, _REPEATS * len(cells))
 
 
-def _given(values: "pd.Series[Any]") -> list[str]:
+def _list_cells(values: "pd.Series[Any]") -> list[str]:
     held = values.to_numpy(dtype=object)
     return [str(cell) for cell in held[pd.notna(held)]]
 

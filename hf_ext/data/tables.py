@@ -255,7 +255,7 @@ def _drop_units(table: Table) -> None:
         # With a decimal comma a number too.
         if _to_numbers_somehow([first], decimal=True)[0] is not None:
             return
-        if _to_numbers_somehow(_given(rest)[1], decimal=True)[0] is not None:
+        if _to_numbers_somehow(_find_filled(rest)[1], decimal=True)[0] is not None:
             units[str(name)] = first
         elif to_seconds(rest) is None or to_seconds(values) is not None:
             return
@@ -274,7 +274,7 @@ def _convert_columns(table: Table) -> None:
     said: dict[str, list[str]] = {}
     changed: dict[int, pd.Series[float]] = {}
     for place, values in columns.items():
-        rows, cells = _given(values)
+        rows, cells = _find_filled(values)
         numbers, how = _to_numbers_somehow(cells, decimal) if cells else (None, "")
         if numbers is None and (cells or not values.isna().all()):
             continue
@@ -306,7 +306,7 @@ def _refuse_huge(name: str, values: np.ndarray) -> None:
         raise DataError(f"column {name!r}, row {int(huge.argmax()) + 1}: the number is too large, or infinite")
 
 
-def _given(values: "pd.Series[Any]") -> tuple[np.ndarray, list[str]]:
+def _find_filled(values: "pd.Series[Any]") -> tuple[np.ndarray, list[str]]:
     """The rows of a column that hold something, and their texts."""
     # A call of pandas takes longer than a short column does in Python, and a file may have 20,000 of them.
     held = values.to_numpy(dtype=object)
@@ -320,7 +320,7 @@ def _has_decimal_comma(values: "pd.Series[Any]") -> bool:
     """True if a cell has a comma that cannot stand between thousands."""
     return any(
         (_DECIMAL_COMMA.fullmatch(cell) and not _COMMA_GROUPS.fullmatch(cell)) or re.match(r"[-+]?0,\d", cell)
-        for cell in _given(values)[1]
+        for cell in _find_filled(values)[1]
         if "," in cell
     )
 
