@@ -50,7 +50,7 @@ class Files:
             _remove(self._folder / name)
 
     @contextlib.contextmanager
-    def opened(self, page: str) -> Iterator[None]:
+    def keep_open(self, page: str) -> Iterator[None]:
         """A connection that lasts as long as a page is open, or is opened again soon."""
         self._open[page] += 1
         try:
@@ -65,7 +65,7 @@ class Files:
             self.release(page)
 
     @contextlib.contextmanager
-    def coming(self, size: int) -> Iterator[bool]:
+    def reserve(self, size: int) -> Iterator[bool]:
         """Keeps room for an upload or an answer; False if there is none, even without the files that nobody uses."""
         room = self._make_room(size)
         self._coming += size

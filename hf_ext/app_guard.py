@@ -143,7 +143,7 @@ class Guard:
             yield
             return
         told = headers.get("Content-Length", "")
-        with self._files.coming(min(int(told), most) if told.isdecimal() else most) as room:
+        with self._files.reserve(min(int(told), most) if told.isdecimal() else most) as room:
             if not room:
                 raise Refused(507, "the app has no room for further files: wait a minute and try again")
             yield
@@ -165,7 +165,7 @@ class Guard:
         if page is not None:
             self._files.hold(page, sent)
         try:
-            with self._files.opened(heart) if beats else contextlib.nullcontext():
+            with self._files.keep_open(heart) if beats else contextlib.nullcontext():
                 yield follow
         finally:
             if call and call[1]:

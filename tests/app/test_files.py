@@ -45,9 +45,9 @@ def test_a_page_that_comes_back_soon_keeps_its_files(tmp_path, monkeypatch):
     files, (path, message) = Files(tmp_path), put(tmp_path, "a")
 
     async def visit() -> None:
-        with files.opened("page"):
+        with files.keep_open("page"):
             files.hold("page", message)
-        with files.opened("page"):
+        with files.keep_open("page"):
             await asyncio.sleep(0.2)
             assert path.exists()
         await asyncio.sleep(0.2)
@@ -61,22 +61,22 @@ def test_where_there_is_no_room_unused_files_go_first(tmp_path, monkeypatch):
     files = Files(tmp_path)
     monkeypatch.setattr(app_files, "TOTAL", 3 * SIZE)
     old, older, new = (put(tmp_path, name, idle)[0] for name, idle in (("old", 100), ("older", 200), ("new", 0)))
-    with files.coming(SIZE // 2) as room:
+    with files.reserve(SIZE // 2) as room:
         assert room and old.exists() and not older.exists()
         # What is under way counts.
-        with files.coming(SIZE) as room:
+        with files.reserve(SIZE) as room:
             assert room and not old.exists() and new.exists()
-            with files.coming(SIZE) as room:
+            with files.reserve(SIZE) as room:
                 assert not room and new.exists()
     # A broken upload lies beside the folders.
     broken, coming = tmp_path / "tmpbroken", tmp_path / "tmpcoming"
     broken.write_bytes(b"a")
     coming.write_bytes(b"a")
     os.utime(broken, (time.time() - 100,) * 2)
-    with files.coming(1) as room:
+    with files.reserve(1) as room:
         assert room and not broken.exists() and coming.exists()
     monkeypatch.setattr(app_files, "FREE", 2**60)
-    with files.coming(1) as room:
+    with files.reserve(1) as room:
         assert not room and new.exists()
 
 
