@@ -314,7 +314,7 @@ def load_pipeline(source: str, device: str | None, dtype: str) -> Any:
     import torch
     from diffusers import DiffusionPipeline
 
-    from hf_ext.files import read_json
+    from hf_ext.files import read_json_object
     from hf_ext.hub.checkpoints import split_revision
     from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
     from hf_ext.training.models import pipeline_index
@@ -322,7 +322,8 @@ def load_pipeline(source: str, device: str | None, dtype: str) -> Any:
     index = pipeline_index(source)
     if index is None:
         raise Unusable(f"{source} contains no diffusers pipeline: model_index.json is missing.")
-    if "_class_name" not in read_json(index):
+    # A list names the file of the class too.
+    if not isinstance(read_json_object(index).get("_class_name"), str | list):
         raise Unusable(f"{source}: model_index.json names no _class_name; save it again as a whole pipeline.")
     name, revision = split_revision(source)
     pipeline = DiffusionPipeline.from_pretrained(name, revision=revision, dtype=getattr(torch, dtype))
