@@ -15,6 +15,7 @@ from huggingface_hub import HfApi
 
 from ..errors import DataError
 from .broken import UNOPENABLE
+from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, decode_camera_pictures
 from .described import open_described, open_text_folders
 from .labelled_lines import split_labels
 from .recordings import RecordingFolder
@@ -23,7 +24,6 @@ from .source import DataSource, SourcePart
 from .splits import hold_out, slice_split
 from .tables import is_plain, read_table
 
-IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp"}
 WORD_SUFFIXES = {".csv", ".tsv", ".txt", ".json", ".jsonl"}
 AUDIO_SUFFIXES = {".wav", ".flac", ".ogg", ".mp3", ".aiff"}
 
@@ -142,7 +142,7 @@ def _load(source: DataSource, section: str) -> AnyDataset:
         return datasets.load_dataset(
             name, source.name, split=source.split, streaming=source.streaming, revision=revision or None
         )
-    first = Path(found[0])
+    first = Path((found := decode_camera_pictures(found))[0])
     if first.is_dir():
         _refuse_capital_splits(first, tables=source.rows == "examples")
     else:
@@ -375,7 +375,8 @@ def find_pairs(place: Path, names: tuple[str, ...] = ()) -> tuple[str, str] | No
 
 def _pictures(folder: Path) -> dict[str, Path]:
     """The pictures of a folder, by their names without endings."""
-    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
+    endings = IMAGE_SUFFIXES | CAMERA_SUFFIXES
+    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in endings)
     return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
 
 

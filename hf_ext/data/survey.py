@@ -22,9 +22,10 @@ from hf_ext.extras import import_extra
 from ..errors import DataError
 from .about import METADATA, find_about
 from .broken import UNDECODABLE, is_broken_picture, open_bytes
+from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, find_camera_pictures
 from .found import Survey, keep_back, rename, require_classes
 from .labelled_lines import refuse_labelled
-from .opening import AUDIO_SUFFIXES, IMAGE_SUFFIXES, PAIRS, find_files, find_pairs, open_source
+from .opening import AUDIO_SUFFIXES, PAIRS, find_files, find_pairs, open_source
 from .roles import Hints, is_prose, name_classes
 from .sequence_files import SUFFIXES
 from .series import is_list_of_numbers, look_at_lists, look_at_series
@@ -34,10 +35,8 @@ from .tables import is_number, is_plain, read_table, shorten, to_seconds
 # Number of file names to inspect, and of examples to open.
 _NAMES, _EXAMPLES = 10_000, 64
 # Files that `datasets` does not list, and advice on their conversion.
-_PHONE = "convert them to PNG or JPEG first, for instance with hf-ext restore or the camera's software"
 _FILM = 'convert them to FLAC first: for f in *; do ffmpeg -i "$f" "${f%.*}.flac"; done'
 _FOREIGN = {
-    **dict.fromkeys((".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2"), _PHONE),
     **dict.fromkeys((".m4a", ".aac", ".wma", ".amr", ".mp4", ".mov"), _FILM),
     **dict.fromkeys((".7z", ".rar"), "unpack them first"),
 }
@@ -72,7 +71,10 @@ def look_at(path: str, hints: Hints | None = None, restores: bool = True) -> Sur
     if not hidden:
         datasets.disable_progress_bars()
     try:
-        return _look_at_files(path, find_files(path), hints or Hints(), restores)
+        found = find_files(path)
+        survey = _look_at_files(path, found, hints or Hints(), restores)
+        _tell_camera_pictures(survey, _name_files(found))
+        return survey
     finally:
         if not hidden:
             datasets.enable_progress_bars()
@@ -97,8 +99,7 @@ def _look_at_files(path: str, found: list[str], hints: Hints, restores: bool) ->
         _refuse_mixed_pairs(places[0])
     if hints.pairs:
         raise DataError(f"{path} has no folders {' and '.join(hints.pairs)} that contain pictures with equal names.")
-    below = (file for part in places for file in ([part] if part.is_file() else part.rglob("*")))
-    named = [file for file in islice((file for file in below if file.is_file()), _NAMES) if file.name[0] != "."]
+    named = _name_files(found)
     # A table that says what is known of the others is none of them.
     endings = Counter(file.suffix.lower() for file in named if file.name not in METADATA) or Counter(
         file.suffix.lower() for file in named
@@ -125,6 +126,24 @@ def _look_at_files(path: str, found: list[str], hints: Hints, restores: bool) ->
         if ending in _FOREIGN
     ]
     return survey
+
+
+def _name_files(found: list[str]) -> list[Path]:
+    """The files below some places, or the first of very many."""
+    below = (file for part in map(Path, found) for file in ([part] if part.is_file() else part.rglob("*")))
+    return [file for file in islice((file for file in below if file.is_file()), _NAMES) if file.name[0] != "."]
+
+
+def _tell_camera_pictures(survey: Survey, files: list[Path]) -> None:
+    camera, twins = find_camera_pictures(files)
+    if camera and survey.kind in ("pictures", "pairs"):
+        survey.notes.append(
+            f"{len(camera) - len(twins):,} HEIC and RAW pictures with 8 bits, decoded once into the cache of datasets"
+        )
+        if twins:
+            survey.left_out.append(
+                f"{len(twins):,} HEIC and RAW pictures with another picture of their name beside them"
+            )
 
 
 def _refuse_masks(folder: Path) -> None:
@@ -201,7 +220,7 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     else:
         raise DataError(f"{path} has the columns {shorten(list(features))}: no picture, sound or text. {_TABLES}")
     if pictures or sounds:
-        endings = IMAGE_SUFFIXES if pictures else AUDIO_SUFFIXES
+        endings = IMAGE_SUFFIXES | CAMERA_SUFFIXES if pictures else AUDIO_SUFFIXES
         survey.left_out += _count_left_out(Path(path), endings, len(data))
     if survey.classes:
         survey.about += f"; {len(survey.classes)} classes: {shorten(survey.classes)}"
@@ -217,9 +236,10 @@ def _count_left_out(place: Path, endings: set[str], count: int) -> list[str]:
     if not place.is_dir() or any(path.name in splits for path in place.iterdir()):
         return []
     files = sorted(file for file in place.rglob("*") if file.suffix.lower() in endings and file.name[0] != ".")
-    if len(files) <= count or find_about(place, files) is None:
+    without = len(files) - len(find_camera_pictures(files)[1]) - count
+    if without <= 0 or find_about(place, files) is None:
         return []
-    return [f"{len(files) - count:,} files that have no row in the table beside them"]
+    return [f"{without:,} files that have no row in the table beside them"]
 
 
 def _refuse_numbers(path: str, data: Any, texts: list[str], hints: Hints) -> None:

@@ -200,17 +200,11 @@ def test_two_folders_become_pairs_by_a_flag():
     assert "as large" in run("init", "semanir", "other", "--data", "sizes", code=2).stderr
 
 
-def test_pictures_of_an_archive_are_read_and_those_of_phones_said():
+def test_pictures_of_an_archive_are_read():
     write_pictures("photos", [""], 6)
     shutil.make_archive("photos", "zip", "photos")
     survey = look_at("photos.zip")
     assert survey.kind == "pictures" and survey.count == 6 and survey.sides == [32] and survey.eval is not None
-    for number in range(2):
-        Path("photos", f"{number}.heic").write_bytes(b"phone")
-    assert "2 files of .heic" in "; ".join(look_at("photos").left_out)
-    Path("phone").mkdir()
-    Path("phone", "a.HEIC").write_bytes(b"phone")
-    assert ".heic" in run("init", "semanir", "mine", "--data", "phone", code=2).stderr
 
 
 def test_without_released_models_a_restorer_begins_anew(monkeypatch):

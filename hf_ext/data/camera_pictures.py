@@ -1,0 +1,137 @@
+"""HEIC and RAW pictures, decoded once: the other readers find PNG files."""
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+
+import datasets
+from filelock import FileLock
+from tqdm.auto import tqdm
+from transformers.utils import logging
+
+from hf_ext.files import whole_folder
+from hf_ext.restoration.camera import RAW_ENDINGS, MissingLibraryError
+
+from ..errors import DataError
+
+logger = logging.get_logger(__name__)
+
+IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp"}
+# `.raw` is the ending of other things too.
+CAMERA_SUFFIXES = {".heic", ".heif", ".hif", *RAW_ENDINGS} - {".raw"}
+# Tables that may name pictures, and names of camera pictures in them.
+_TABLES = {".csv", ".tsv", ".jsonl"}
+_NAMES = re.compile(
+    rb"[^\\/,;|\t\"\r\n]+(?:%s)(?!\w)" % b"|".join(re.escape(ending.encode()) for ending in sorted(CAMERA_SUFFIXES)),
+    re.IGNORECASE,
+)
+
+
+def find_camera_pictures(files: Iterable[Path]) -> tuple[list[Path], list[Path]]:
+    """The HEIC and RAW pictures, and those of them with another picture of their name beside them, as cameras do."""
+    files = list(files)
+    camera = [file for file in files if file.suffix.lower() in CAMERA_SUFFIXES and file.name[0] != "."]
+    others = {file.with_suffix("") for file in files if file.suffix.lower() in IMAGE_SUFFIXES} if camera else set()
+    return camera, [file for file in camera if file.with_suffix("") in others]
+
+
+def decode_camera_pictures(found: list[str]) -> list[str]:
+    """
+    Decodes the HEIC and RAW pictures of a folder, or among files, into PNG files of 8 bits.
+
+    They lie in a copy of the folder in the cache of `datasets`, where other files are links: splits, classes, pairs,
+    captions and tables are found as in the folder. A training reads each picture many times, and a RAW file takes
+    seconds to decode, so it is decoded once. A picture with another one of its name beside it, such as the JPEG of a
+    camera, is left out. The copy is used again as long as names, sizes and times of the files are the same.
+
+    Args:
+        found (`list[str]`): One folder, or files.
+
+    Returns:
+        `list[str]`: The copy, or the files with PNG files in the place of HEIC and RAW; the same if there are none.
+
+    Raises:
+        MissingLibraryError: If the library that decodes them is not installed.
+    """
+    first = Path(found[0])
+    # The first names are enough for a folder of a million pictures.
+    looked_at = islice(first.rglob("*"), 10_000) if first.is_dir() else map(Path, found)
+    if not any(file.suffix.lower() in CAMERA_SUFFIXES for file in looked_at):
+        return found
+    if first.is_dir():
+        files = sorted(file for file in first.rglob("*") if file.is_file())
+        # A table beside a folder, of its name, may describe it.
+        tables = (file for file in first.resolve().parent.glob(f"{first.resolve().name}.*") if file.is_file())
+        root, places = (
+            first.resolve().name,
+            {file: Path(first.resolve().name, file.relative_to(first)) for file in files},
+        )
+        places |= {file: Path(file.name) for file in tables if file.suffix.lower() in _TABLES}
+        return [str(_copy(places) / root)]
+    parents = sorted({Path(file).resolve().parent for file in found})
+    places = {
+        file: Path(str(parents.index(file.resolve().parent)), file.resolve().parent.name, file.name)
+        for file in map(Path, found)
+    }
+    copy = _copy(places)
+    return sorted(str(file) for file in copy.glob("*/*/*"))
+
+
+def _copy(places: dict[Path, Path]) -> Path:
+    """The copy of files, each at its place in a folder of the cache."""
+    state = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in places]
+    key = hashlib.sha256(repr(state).encode()).hexdigest()[:32]
+    copy = Path(datasets.config.HF_DATASETS_CACHE) / "hf_ext_camera_pictures" / key
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    # The processes of a launch open the data together: one of them decodes.
+    with FileLock(f"{copy}.lock"):
+        if not copy.is_dir():
+            with whole_folder(copy) as folder:
+                _fill(folder, places)
+    return copy
+
+
+def _fill(folder: Path, places: dict[Path, Path]) -> None:
+    """Writes the copy: decoded pictures, tables with the new names, links to the rest."""
+    # With torch, which most surveys do not need.
+    from hf_ext.restoration.files import read_8_bits
+
+    camera, twins = map(set, find_camera_pictures(places))
+    beside = {file.with_suffix(""): file.name for file in places if file.suffix.lower() in IMAGE_SUFFIXES}
+    names = {os.fsencode(file.name): beside.get(file.with_suffix(""), f"{file.stem}.png") for file in camera}
+    broken: list[str] = []
+    for file in tqdm(places, desc="decoding HEIC and RAW", unit=" files", delay=1, leave=False):
+        place = folder / places[file]
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if file in twins:
+            continue
+        if file in camera:
+            try:
+                read_8_bits(file).save(place.with_suffix(".png"), compress_level=1)
+            except MissingLibraryError:
+                raise
+            except DataError as error:
+                broken.append(str(error))
+                # Unreadable too: it is counted and left out as other broken pictures are.
+                place.with_suffix(".png").touch()
+        elif file.suffix.lower() in _TABLES:
+            named = _NAMES.sub(
+                lambda match: os.fsencode(names.get(match[0], os.fsdecode(match[0]))), file.read_bytes()
+            )
+            place.write_bytes(named)
+        else:
+            _link(file.resolve(), place)
+    if broken:
+        logger.warning(f"{len(broken):,} of {len(camera):,} HEIC and RAW pictures cannot be decoded: {broken[0]}")
+
+
+def _link(file: Path, place: Path) -> None:
+    """A link to a file, or a copy where the system has none."""
+    try:
+        place.symlink_to(file)
+    except OSError:
+        shutil.copy2(file, place)

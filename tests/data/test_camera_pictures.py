@@ -1,0 +1,179 @@
+"""HEIC and RAW in all shapes of data: decoded once, and read as PNG."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hf_ext.data.opening import open_source
+from hf_ext.data.source import DataSource
+from hf_ext.data.survey import look_at
+from hf_ext.errors import DataError
+from tests.cli.init_testing import train
+from tests.kit.camera_files import write_dng, write_heic
+from tests.kit.command_line import run
+
+pytest.importorskip("rawpy", reason="the extra `images` is not installed")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def write(path: str, number: int = 0) -> None:
+    """A flat picture of the kind that the ending says, in a grey of its number."""
+    place = Path(path)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    ending = place.suffix.lower()
+    if ending == ".dng":
+        write_dng(place)
+        return
+    picture = Image.new("RGB", (96, 64), (number * 10,) * 3)
+    write_heic(place, picture) if ending in (".heic", ".heif") else picture.save(place)
+
+
+def write_words(path: str, *lines: str) -> None:
+    Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def greys(data) -> list[int]:
+    return sorted(round(float(np.asarray(row["image"])[..., 0].mean())) // 10 for row in data)
+
+
+@pytest.mark.parametrize("ending", ["heic", "HEIC", "heif", "dng", "DNG"])
+def test_a_folder_is_read_and_decoded_once(ending, monkeypatch):
+    for number in range(6):
+        write(f"photos/{number}.{ending}", number)
+    survey = look_at("photos")
+    assert (survey.kind, survey.count, survey.sides) == ("pictures", 6, [64])
+    assert survey.train["path"] == "photos"
+    assert "6 HEIC and RAW pictures" in "; ".join(survey.notes) and not survey.left_out
+    data = open_source(DataSource("photos"))
+    assert [row["image"].size for row in data] == [(96, 64)] * 6
+    # LibRaw brightens: flat pictures of a DNG are alike.
+    if ending.lower() != "dng":
+        assert greys(data) == [*range(6)] and survey.eval is not None
+    monkeypatch.setattr("hf_ext.restoration.files.read_image", None)
+    assert len(open_source(DataSource("photos"))) == 6
+
+
+def test_changed_pictures_are_decoded_anew():
+    write("photos/a.heic", 1)
+    assert greys(open_source(DataSource("photos"))) == [1]
+    write("photos/a.heic", 7)
+    write("photos/b.heic", 9)
+    assert greys(open_source(DataSource("photos"))) == [7, 9]
+
+
+def classes():
+    for number in range(8):
+        write(f"data/{'ab'[number % 2]}/{number}.heic", number)
+
+
+def splits():
+    for number in range(8):
+        write(f"data/{'train' if number < 6 else 'validation'}/{'ab'[number % 2]}/{number}.heic", number)
+
+
+def table():
+    for number in range(8):
+        write(f"data/{number}.HEIC", number)
+    write_words("data/labels.csv", "photo,label", *(f"{number}.HEIC,{'ab'[number % 2]}" for number in range(8)))
+
+
+def table_beside():
+    for number in range(8):
+        write(f"data/{number}.heic", number)
+    write_words("data.csv", "photo;label", *(f"{number}.heic;{'ab'[number % 2]}" for number in range(8)))
+
+
+def stems():
+    for number in range(8):
+        write(f"data/{number}.heic", number)
+    write_words("data/about.tsv", "photo\tlabel", *(f"{number}\t{'ab'[number % 2]}" for number in range(8)))
+
+
+def metadata():
+    for number in range(8):
+        write(f"data/{number}.heic", number)
+    rows = (f'{{"file_name": "{number}.heic", "label": "{"ab"[number % 2]}"}}' for number in range(8))
+    write_words("data/metadata.jsonl", *rows)
+
+
+def with_twins():
+    classes()
+    for number in range(0, 8, 2):
+        write(f"data/a/{number}.jpg", number)
+
+
+@pytest.mark.parametrize("make", [classes, splits, table, table_beside, stems, metadata, with_twins])
+def test_classes_are_found_in_every_shape(make):
+    make()
+    survey = look_at("data")
+    assert survey.classes == ["a", "b"] and survey.kind == "pictures" and survey.broken == 0
+    data = open_source(DataSource(**survey.train))
+    assert survey.count == (6 if make is splits else 8)
+    names = survey.classes if survey.named else None
+    for row in data:
+        label = names[row["label"]] if names else row["label"]
+        assert label == "ab"[greys([row])[0] % 2]
+    assert ("another picture of their name" in "; ".join(survey.left_out)) == (make is with_twins)
+
+
+def test_captions_and_pairs():
+    for number in range(6):
+        write(f"shots/{number}.heic", number)
+        write_words(f"shots/{number}.txt", f"a picture of number {number}")
+        write(f"pairs/noisy/{number}.heic", number)
+        write(f"pairs/clean/{number}.png", number)
+    assert look_at("shots").captions == "text"
+    survey = look_at("pairs")
+    assert survey.kind == "pairs" and survey.roles == ["noisy/ becomes clean/"]
+    assert "6 HEIC and RAW" in "; ".join(survey.notes)
+    rows = list(open_source(DataSource(**survey.train)))
+    assert all(greys([{"image": row["lq"]}]) == greys([{"image": row["hq"]}]) for row in rows) and rows
+
+
+def test_patterns_streams_and_folders_of_several_kinds():
+    for number in range(4):
+        write(f"data/one/{number}.heic", number)
+        write(f"data/two/{number}.heic", number + 4)
+        write(f"data/two/p{number}.png", number + 8)
+    assert greys(open_source(DataSource("data/*/*.heic"))) == [*range(8)]
+    assert greys(open_source(DataSource("data/two/*"))) == [*range(4, 12)]
+    assert greys(open_source(DataSource("data", streaming=True))) == [*range(12)]
+
+
+def test_broken_ones_are_counted_and_left_out():
+    for number in range(5):
+        write(f"data/{number}.heic", number)
+    Path("data/5.heic").write_bytes(Path("data/4.heic").read_bytes()[:60])
+    Path("data/6.nef").write_bytes(b"no RAW file at all" * 9)
+    survey = look_at("data")
+    assert survey.count == 7 and "2 of 7" in "; ".join(survey.left_out)
+    Path("phone").mkdir()
+    Path("phone/a.HEIC").write_bytes(b"phone")
+    assert "none of 1 pictures" in run("init", "semanir", "mine", "--data", "phone", code=2).stderr
+
+
+def test_without_the_library_the_command_that_installs_it_is_said(monkeypatch):
+    write("data/a.heic")
+    write("more/a.png")
+    write("more/b.heic")
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    for folder in ("data", "more"):
+        with pytest.raises(DataError, match="images") as caught:
+            look_at(folder)
+        assert "a.heic" in str(caught.value) or "b.heic" in str(caught.value)
+    assert not any(Path("cache").rglob("*.png"))
+
+
+def test_what_init_writes_trains():
+    for number in range(6):
+        write(f"photos/{number}.{'heic' if number % 2 else 'dng'}", number)
+    recipe = train("semanir", "photos", "--per_device_train_batch_size", "1", "--task.patch_size", "16")
+    assert recipe["data"]["train"]["path"] == "photos"
