@@ -3,7 +3,8 @@
 BSDS500 is split once: every 25th of its training photographs chooses rates, 68 of its test photographs are
 for tables alone, all others train. Set5, Set12, BSD68 and the official test recordings of FSDD, those numbered 0 to 4,
 only ever test; of each digit and speaker the recording after them chooses. Shaken and rainy pictures are made of the
-same photographs by `examples/semanir/make_pairs.py`, those that train five times each, with other draws.
+same photographs by `examples/semanir/make_pairs.py`, those that train five times each, with other draws. So are halved
+pictures, as people shrink and pass them on.
 """
 
 import shutil
@@ -12,13 +13,15 @@ from collections.abc import Container
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from hf_ext.files import whole_folder
+from hf_ext.tasks.degradations import jpeg
 from hf_ext.tasks.made_pictures import make_picture
 
 sys.path += [str(Path(__file__).resolve().parents[1] / folder) for folder in ("mrconv", "semanir")]
 
-from make_pairs import Maker, rain, shake, write_pairs
+from make_pairs import Maker, rain, read_photo, shake, write_pairs
 from recordings import read_digit, split_digits, write_digits
 
 # Every 25th training photograph: too few to miss, enough to rank two learning rates.
@@ -28,6 +31,8 @@ TESTED = 68
 # Damaged pictures: how often each training photograph is damaged, and how many made pictures are beside them.
 REPEATS, MADE = 5, 120
 DAMAGES: dict[str, Maker] = {"deblur": shake, "derain": rain}
+# Averages of 2 x 2 pixels, as cameras and OpenCV's INTER_AREA make them, and two filters of editors.
+FILTERS = (Image.Resampling.BOX, Image.Resampling.LANCZOS, Image.Resampling.BICUBIC)
 
 
 def split_photos(train: list[Path], test: list[Path]) -> dict[str, list[Path]]:
@@ -42,8 +47,34 @@ def split_photos(train: list[Path], test: list[Path]) -> dict[str, list[Path]]:
     }
 
 
+def halve_pictures(files: list[Path], folder: Path, seeds: range) -> None:
+    """
+    Pairs of pictures and their halves in folder/lq and folder/hq: shrunk by averages of 2 x 2 pixels, Lanczos or
+    bicubic, half of them then stored as JPEG of quality 75 to 98. MATLAB's bicubic is made in training.
+    """
+    for part in ("lq", "hq"):
+        (folder / part).mkdir()
+    for seed in seeds:
+        for index, path in enumerate(files):
+            generator, clean = np.random.default_rng((seed, index)), read_photo(path)
+            # The odd row and column of BSDS500 go first or last: so JPEG's blocks and the pairs of pixels differ.
+            top, left = (int(generator.integers(side % 2 + 1)) for side in clean.shape[:2])
+            clean = clean[top : top + clean.shape[0] // 2 * 2, left : left + clean.shape[1] // 2 * 2]
+            picture, name = Image.fromarray(clean), f"{path.stem}-{seed}.png"
+            half = picture.resize((picture.width // 2, picture.height // 2), FILTERS[int(generator.integers(3))])
+            if generator.random() < 0.5:
+                half = Image.fromarray(jpeg(np.asarray(half), int(generator.integers(75, 98, endpoint=True))))
+            picture.save(folder / "hq" / name)
+            half.save(folder / "lq" / name)
+
+
 def prepare_pairs(photos: dict[str, list[Path]], data: Path, runs: Container[str]) -> None:
-    """Pairs of damaged and clean pictures in data/deblur and data/derain, once, for the runs that read them."""
+    """Pairs of pictures in data/deblur, data/derain and data/halves, once, for the runs that read them."""
+    if "super-resolution-x2" in runs:
+        for part, seeds in {"train": range(3), "validation": range(3, 4), "test": range(4, 5)}.items():
+            if not (data / "halves" / part).is_dir():
+                with whole_folder(data / "halves" / part) as folder:
+                    halve_pictures(photos[part], folder, seeds)
     made = data / "made"
     if not made.is_dir() and any(name in runs for name in DAMAGES):
         with whole_folder(made) as folder:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 from data import prepare
-from runs import RUNS, find_words, is_done
+from runs import RUNS, find_words, is_done, is_run
 
 from hf_ext.training import main as train
 from hf_ext.training.stopping import EXIT_CODE
@@ -30,7 +30,7 @@ def work_through(work: Path, names: list[str], minutes: float) -> int:
         source = RUNS[name]
         if is_done(work, name):
             print(f"{name} is done", flush=True)
-        elif source and (work / "runs" / source).is_dir() and not is_done(work, source):
+        elif source and is_run(work, source) and not is_done(work, source):
             print(f"{name} waits for {source}", flush=True)
         else:
             print(f"{name} trains in {work / 'runs' / name}", flush=True)
