@@ -6,6 +6,7 @@ from types import ModuleType
 
 # Optional modules and the extras that install them.
 EXTRAS = {
+    "av": "audio",
     "gradio": "app",
     "markdown_it": "hub",
     "matplotlib": "plots",

@@ -23,6 +23,7 @@ from transformers import (
 from transformers.utils import logging
 
 from hf_ext.data.about import METADATA
+from hf_ext.data.sound_files import AUDIO_SUFFIXES
 from hf_ext.errors import UsageError
 from hf_ext.hub.checkpoints import split_revision
 from hf_ext.restoration.jobs import find_files, picture_endings, read_list
@@ -35,8 +36,6 @@ from ..errors import DataError
 from .series import INPUTS, answer_series
 
 logger = logging.get_logger(__name__)
-
-SOUNDS = frozenset((".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif"))
 
 
 class Kind(NamedTuple):
@@ -97,7 +96,7 @@ class Classifier:
             for text in inputs:
                 yield from (Input(found, found) for found in _read_texts(text))
             return
-        endings = {"sounds": SOUNDS, "pictures": picture_endings(), "series": frozenset(INPUTS)}[self.kind]
+        endings = frozenset({"sounds": AUDIO_SUFFIXES, "pictures": picture_endings(), "series": INPUTS}[self.kind])
         for word in inputs:
             for found in find_files(word, None, endings):
                 # What is known of the others is no series.

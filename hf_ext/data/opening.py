@@ -20,12 +20,12 @@ from .described import open_described, open_text_folders
 from .labelled_lines import split_labels
 from .recordings import RecordingFolder
 from .sequence_files import ARRAYS, open_arrays, open_sequences
+from .sound_files import AUDIO_SUFFIXES
 from .source import DataSource, SourcePart
 from .splits import hold_out, slice_split
 from .tables import is_plain, read_table
 
 WORD_SUFFIXES = {".csv", ".tsv", ".txt", ".json", ".jsonl"}
-AUDIO_SUFFIXES = {".wav", ".flac", ".ogg", ".mp3", ".aiff"}
 
 # Usual names of folders of pairs: inputs, targets.
 PAIRS = (

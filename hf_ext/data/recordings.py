@@ -4,6 +4,8 @@ builder."""
 import datasets
 from datasets.packaged_modules.audiofolder.audiofolder import AudioFolder
 
+from .sound_files import AUDIO_SUFFIXES
+
 
 class RecordingFolder(AudioFolder):
     """Builder for a folder of sound files, whose column contains undecoded files."""
@@ -15,3 +17,4 @@ class RecordingFolder(AudioFolder):
         return datasets.Image(decode=False)
 
     BASE_FEATURE = datasets.Image
+    EXTENSIONS = sorted({*AudioFolder.EXTENSIONS} | AUDIO_SUFFIXES)

@@ -17,18 +17,17 @@ import pandas as pd
 from datasets.data_files import SPLIT_KEYWORDS
 from PIL import Image
 
-from hf_ext.extras import import_extra
-
 from ..errors import DataError
 from .about import METADATA, find_about
 from .broken import UNDECODABLE, is_broken_picture, open_bytes
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, find_camera_pictures
 from .found import Survey, keep_back, rename, require_classes
 from .labelled_lines import refuse_labelled
-from .opening import AUDIO_SUFFIXES, PAIRS, find_files, find_pairs, open_source
+from .opening import PAIRS, find_files, find_pairs, open_source
 from .roles import Hints, is_prose, name_classes
 from .sequence_files import SUFFIXES
 from .series import is_list_of_numbers, look_at_lists, look_at_series
+from .sound_files import AUDIO_SUFFIXES, describe_sound
 from .source import DataSource
 from .tables import is_number, is_plain, read_table, shorten, to_seconds
 
@@ -37,7 +36,7 @@ _NAMES, _EXAMPLES = 10_000, 64
 # Files that `datasets` does not list, and advice on their conversion.
 _FILM = 'convert them to FLAC first: for f in *; do ffmpeg -i "$f" "${f%.*}.flac"; done'
 _FOREIGN = {
-    **dict.fromkeys((".m4a", ".aac", ".wma", ".amr", ".mp4", ".mov"), _FILM),
+    **dict.fromkeys((".mp4", ".mov", ".3gp", ".webm"), _FILM),
     **dict.fromkeys((".7z", ".rar"), "unpack them first"),
 }
 # Names of folders with annotations of pictures, which are not classes.
@@ -322,23 +321,22 @@ def _read_headers(data: Any, column: str, chosen: list[int]) -> list[_Header | N
 
 
 def _measure_sounds(survey: Survey, data: Any, column: str, chosen: list[int]) -> None:
-    soundfile = import_extra("soundfile")
     rates, seconds, channels, broken = Counter[int](), list[float](), set[int](), 0
     for index in chosen:
         value = data[index][column]
         if value is None:
             continue
         try:
-            about = soundfile.info(open_bytes(value))
-        except (soundfile.SoundFileError, *UNDECODABLE):
+            about = describe_sound(open_bytes(value))
+        except UNDECODABLE:
             broken += 1
             continue
         if not about.frames:
             broken += 1
             continue
-        rates[about.samplerate] += 1
+        rates[about.rate] += 1
         channels.add(about.channels)
-        seconds.append(about.frames / about.samplerate)
+        seconds.append(about.frames / about.rate)
     if not seconds:
         raise DataError(
             f"{survey.train['path']}: none of {len(chosen)} sounds can be read; check that they are sound files."

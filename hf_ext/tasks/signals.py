@@ -12,6 +12,7 @@ from huggingface_hub.dataclasses import strict
 from PIL import Image
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from hf_ext.data.sound_files import read_samples
 from hf_ext.extras import import_extra
 from hf_ext.mrconv.configuration_mrconvnext import PRESETS, MRConvNextConfig
 from hf_ext.mrconv.feature_extraction_mrconv import MRConvFeatureExtractor
@@ -101,8 +102,8 @@ class AudioTask(ClassificationTask):
         decimation (`int`, defaults to 1):
             Evaluate a trained model on every n-th sample, without a filter, its kernels moved by `change_rate`.
         audio_column (`str`, defaults to `"audio"`):
-            Column of the recordings: sound files (WAV, FLAC, …, read with soundfile, several channels averaged,
-            other rates resampled), lists of samples, floats or 16-bit, or what `datasets.Audio` decodes.
+            Column of the recordings: sound files (WAV, FLAC, M4A, …; several channels averaged, other
+            rates resampled), lists of samples, floats or 16-bit, or what `datasets.Audio` decodes.
     """
 
     sampling_rate: int = 16000
@@ -232,13 +233,11 @@ class ImageTask(ClassificationTask):
 
 def read_recording(value: dict[str, Any], sampling_rate: int) -> np.ndarray:
     """The samples of a sound file, which lies on disk or is given as bytes, at a rate, as one channel."""
-    soundfile = import_extra("soundfile")
     try:
-        file = value["path"] if value["bytes"] is None else io.BytesIO(value["bytes"])
-        samples, rate = soundfile.read(file, dtype="float32")
-    except soundfile.SoundFileError as error:
-        raise DataError(f"{value['path'] or 'a recording'} is not a readable sound file: {error}") from error
-    mono = samples if samples.ndim == 1 else samples.mean(1)
+        samples, rate = read_samples(value["path"] if value["bytes"] is None else io.BytesIO(value["bytes"]))
+    except DataError as error:
+        raise DataError(f"{value['path'] or 'a recording'}: {error}") from error
+    mono = samples.mean(1)
     return mono if rate == sampling_rate else import_extra("soxr").resample(mono, rate, sampling_rate)
 
 

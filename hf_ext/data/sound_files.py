@@ -1,0 +1,84 @@
+"""Sound files: those that soundfile reads, and M4A, AAC, WMA and AMR of phones, which PyAV decodes."""
+
+import io
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import DataError
+from ..extras import import_extra
+
+AUDIO_SUFFIXES = {".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif", ".m4a", ".aac", ".wma", ".amr"}
+# First bytes of AMR, and of ASF, which WMA is.
+_HEADS = (b"#!AMR", b"\x30\x26\xb2\x75")
+
+SoundFile = str | io.BytesIO
+
+
+class SoundAbout(NamedTuple):
+    """Samples a second, number of samples of a channel, number of channels."""
+
+    rate: int
+    frames: int
+    channels: int
+
+
+def describe_sound(file: SoundFile) -> SoundAbout:
+    """Describes a sound, from the head of its file where that suffices. Raises `DataError` as `read_samples` does."""
+    if _is_from_phone(file):
+        samples, rate = _decode(file)
+        return SoundAbout(rate, *samples.shape)
+    soundfile = import_extra("soundfile")
+    try:
+        about = soundfile.info(file)
+    except soundfile.SoundFileError as error:
+        raise DataError(f"it is not a readable sound file: {error}") from error
+    return SoundAbout(about.samplerate, about.frames, about.channels)
+
+
+def read_samples(file: SoundFile) -> tuple[np.ndarray, int]:
+    """
+    Reads a sound.
+
+    Args:
+        file (`str` or `io.BytesIO`): Its path or content.
+
+    Returns:
+        `tuple[np.ndarray, int]`: Samples from -1 to 1, float32 `[frames, channels]`, and samples a second.
+
+    Raises:
+        DataError: If it cannot be decoded.
+    """
+    if _is_from_phone(file):
+        return _decode(file)
+    soundfile = import_extra("soundfile")
+    try:
+        samples, rate = soundfile.read(file, dtype="float32", always_2d=True)
+    except soundfile.SoundFileError as error:
+        raise DataError(f"it is not a readable sound file: {error}") from error
+    return samples, rate
+
+
+def _is_from_phone(file: SoundFile) -> bool:
+    """True for MPEG-4, raw AAC, ASF and AMR, by the first bytes; PyAV would also read what is left of a broken WAV."""
+    if isinstance(file, str):
+        with open(file, "rb") as opened:
+            head = opened.read(12)
+    else:
+        head = file.getvalue()[:12]
+    # AAC has the sync word of MP3, and layer 0.
+    raw_aac = len(head) > 1 and head[0] == 0xFF and head[1] & 0xF6 == 0xF0
+    return head[4:8] == b"ftyp" or raw_aac or head.startswith(_HEADS)
+
+
+def _decode(file: SoundFile) -> tuple[np.ndarray, int]:
+    av: Any = import_extra("av")
+    try:
+        with av.open(file) as container:
+            stream, resampler = container.streams.audio[0], av.AudioResampler(format="flt")
+            frames = [part for frame in container.decode(stream) for part in resampler.resample(frame)]
+            parts = [part.to_ndarray().reshape(-1, len(part.layout.channels)) for part in frames]
+            return np.concatenate(parts), int(stream.rate)
+    # Without a stream of sound, or without a sample.
+    except (av.error.FFmpegError, IndexError, ValueError) as error:
+        raise DataError(f"it is not a readable sound file: {error}") from error
