@@ -184,6 +184,7 @@ def score(pictures: str, reference: str | None, as_json: bool, **options: Any) -
     help="File with one text per line.",
 )
 @click.option("--count", type=click.IntRange(min=1), help="Pictures per row of a grid (default 4), or in the folder.")
+@click.option("--shard-size", type=click.IntRange(min=1), help="Pictures per tar file.  [default: no tar files]")
 @click.option("--size", metavar="HEIGHT,WIDTH", help="Size in pixels.  [default: the model's]")
 @click.option("--original-size", metavar="HEIGHT,WIDTH", help="Control: original size, which sets the sharpness.")
 @click.option("--target-size", metavar="HEIGHT,WIDTH", help="Control: target size.")
@@ -215,6 +216,7 @@ def sample(
     prompts: tuple[str, ...],
     prompt_file: Path | None,
     count: int | None,
+    shard_size: int | None,
     scheduler: str | None,
     image: Path | None,
     strength: float | None,
@@ -237,6 +239,7 @@ def sample(
       hf-ext sample org/name --prompt "a red bicycle" --prompt "a blue boat" --out grid.png --steps 30
       hf-ext sample org/name --class-labels cat --image dog.png --strength 0.6 --negative dog --out grid.png
       hf-ext sample org/name --count 50000 --out pictures --dtype bfloat16
+      hf-ext sample org/name --count 50000 --out tars --shard-size 1000
     """
     from accelerate.utils.memory import should_reduce_batch_size
 
@@ -250,6 +253,8 @@ def sample(
     is_grid = out.suffix.lower() == ".png"
     ranks = Ranks()
     _check_out(out, is_grid, count, ranks.count)
+    if shard_size is not None and is_grid:
+        raise click.UsageError("--shard-size is for the tar files of a folder: give a folder with --out.")
     _check_guidance(asked["guidance_scale"], asked["control_guidance_scale"], asked["negative"])
     if strength is not None and image is None:
         raise click.UsageError(
@@ -269,7 +274,8 @@ def sample(
     pipeline.progress_bar = partial(progress, unit=" steps", shown=is_grid)
     try:
         if not is_grid and count is not None:
-            made = sample_folder(pipeline, conditions, count, out, ranks, seed=seed, batch_size=batch_size, **options)
+            sizes = {"batch_size": batch_size, "shard_size": shard_size}
+            made = sample_folder(pipeline, conditions, count, out, ranks, seed=seed, **sizes, **options)
         else:
             rows = sample_rows(pipeline, conditions, count or 4, seed, batch_size, **options)
             made = write_picture(draw_grid(rows, names), out)
@@ -303,7 +309,10 @@ def _check_out(out: Path, is_grid: bool, count: int | None, processes: int) -> N
         raise click.BadParameter(f"{out} is an existing folder; a grid is one PNG file.", param_hint="--out")
     is_file = out.is_file() or out.suffix.lower() in {".tar", ".zip", *Image.registered_extensions()}
     if not is_grid and is_file:
-        raise click.BadParameter(f"{out} must be a .png file for a grid, or a folder.", param_hint="--out")
+        raise click.BadParameter(
+            f"{out} must be a .png file for a grid, or a folder; --shard-size writes tar files into one.",
+            param_hint="--out",
+        )
     if not is_grid and count is None:
         raise click.UsageError(f"folder {out} needs --count, the number of pictures; for a grid, give a .png file.")
 

@@ -1,4 +1,4 @@
-"""Many pictures in a folder, such as 50,000 for a score: each is a function of the seed and its number.
+"""Many pictures in a folder or tar files, such as 50,000 for a score: each is a function of the seed and its number.
 
 Pictures are drawn in batches of fixed numbers, which processes of `accelerate launch` share; a batch of which a
 picture is missing is drawn again. So neither the processes nor a kill change a picture, and another batch size only
@@ -6,14 +6,18 @@ the last bits of sums. Classes or texts come in turn: picture n shows that of n 
 """
 
 import hashlib
+import io
 import itertools
 import json
-from collections.abc import Sequence
+import tarfile
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from hf_ext.distributed import Ranks
 from hf_ext.files import require_new, whole_file
@@ -35,6 +39,7 @@ def sample_folder(
     *,
     seed: int = 0,
     batch_size: int | None = None,
+    shard_size: int | None = None,
     **options: Any,
 ) -> Path:
     """
@@ -48,6 +53,8 @@ def sample_folder(
         ranks ([`Ranks`]): The processes that share the work.
         seed (`int`, defaults to 0): Another seed, other pictures.
         batch_size (`int`, *optional*): Pictures at once.
+        shard_size (`int`, *optional*): Pictures of a tar file as webdataset has them, each beside its class (`.cls`)
+            or text (`.txt`); a file appears when it is whole. Pictures are files of their own if not given.
         options (`Any`): Of a call of the pipeline.
 
     Raises:
@@ -59,28 +66,81 @@ def sample_folder(
     given = hashlib.sha256(json.dumps(list(conditions)).encode()).hexdigest()
     wanted = {"weights": weights, "seed": seed, "conditions": given, **_tell(options)}
     wanted["scheduler"] = {"class": type(pipeline.scheduler).__name__, **_tell(dict(pipeline.scheduler.config))}
-    batches = [range(start, min(start + size, count)) for start in range(0, count, size)]
+    settings, width = out / SETTINGS, size
+    if shard_size is not None:
+        # A hidden name: `datasets` would take it for data.
+        settings, width, wanted["shard_size"] = out / f".{SETTINGS}", shard_size, shard_size
+    groups = [range(start, min(start + width, count)) for start in range(0, count, width)]
 
     def find_missing() -> list[range]:
-        if not (out / SETTINGS).exists():
+        if not settings.exists():
             require_new(out)
-        keep_settings(out / SETTINGS, wanted, f"{out} contains pictures of another model or other settings")
-        return [batch for batch in batches if not all(_path(out, number).is_file() for number in batch)]
+        keep_settings(settings, wanted, f"{out} contains pictures of another model or other settings")
+        return [group for group in groups if not _is_drawn(out, group, shard_size)]
 
     missing = ranks.ask_first(find_missing)
-    numbers = [number for batch in ranks.share(missing) for number in batch]
-    left = sum(map(len, missing))
+    own, left = ranks.share(missing), sum(map(len, missing))
+    with progress(total=count, initial=count - left, unit=" pictures", shown=ranks.index == 0, smoothing=0.05) as bar:
+        # The other processes are as fast as this one.
+        draw = partial(_draw, pipeline, conditions, seed, size, options)
+        if shard_size is None:
+            numbers = [number for group in own for number in group]
+            for number, picture in zip(numbers, draw(numbers), strict=True):
+                if not (path := _path(out, number)).is_file():
+                    write_picture(picture, path)
+                bar.update(min(ranks.count, count - bar.n))
+        else:
+            for group in own:
+                _write_shard(_shard(out, group, shard_size), group, draw(group), conditions)
+                bar.update(min(ranks.count * len(group), count - bar.n))
+    ranks.wait()
+    if shard_size is None:
+        ranks.ask_first(lambda: _write_metadata(pipeline, conditions, out))
+    return out
+
+
+def _draw(
+    pipeline: DisentangledDiTPipeline,
+    conditions: Sequence[Any],
+    seed: int,
+    batch_size: int,
+    options: dict[str, Any],
+    numbers: Sequence[int],
+) -> Iterable[Image.Image]:
+    """The pictures of these numbers."""
     seeds = [int(np.random.SeedSequence((seed, number)).generate_state(1, np.uint64)[0] >> 1) for number in numbers]
     shown = [conditions[number % len(conditions)] for number in numbers]
-    with progress(total=count, initial=count - left, unit=" pictures", shown=ranks.index == 0, smoothing=0.05) as bar:
-        for number, picture in zip(numbers, draw_pictures(pipeline, shown, seeds, size, **options), strict=True):
-            if not (path := _path(out, number)).is_file():
-                write_picture(picture, path)
-            # The other processes are as fast as this one.
-            bar.update(min(ranks.count, count - bar.n))
-    ranks.wait()
-    ranks.ask_first(lambda: _write_metadata(pipeline, conditions, out))
-    return out
+    return draw_pictures(pipeline, shown, seeds, batch_size, **options)
+
+
+def _shard(out: Path, group: range, shard_size: int) -> Path:
+    return out / f"{group.start // shard_size:06d}.tar"
+
+
+def _is_drawn(out: Path, group: range, shard_size: int | None) -> bool:
+    """True if all pictures of a batch or a tar file are there. A file of an earlier call may have been its last."""
+    if shard_size is None:
+        return all(_path(out, number).is_file() for number in group)
+    if not (path := _shard(out, group, shard_size)).is_file():
+        return False
+    with tarfile.open(path) as tar:
+        return len(tar.getmembers()) >= 2 * len(group)
+
+
+def _write_shard(path: Path, group: range, pictures: Iterable[Image.Image], conditions: Sequence[Any]) -> None:
+    """A tar file that is whole or absent: equal pictures make equal files."""
+    with whole_file(path) as file, tarfile.open(fileobj=file, mode="w") as tar:
+        for number, picture in zip(group, pictures, strict=True):
+            condition, content = conditions[number % len(conditions)], io.BytesIO()
+            picture.save(content, format="png")
+            parts = {
+                "png": content.getvalue(),
+                "txt" if isinstance(condition, str) else "cls": str(condition).encode(),
+            }
+            for ending, part in parts.items():
+                about = tarfile.TarInfo(f"{number:06d}.{ending}")
+                about.size = len(part)
+                tar.addfile(about, io.BytesIO(part))
 
 
 def _path(out: Path, number: int) -> Path:

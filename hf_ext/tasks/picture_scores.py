@@ -82,20 +82,22 @@ def read_batches(
 def score_texts(path: str, model: str, batch_size: int, device: str, ranks: Ranks) -> float:
     """The mean CLIP score of pictures and the texts beside them."""
     data, column = open_pictures(path, "train", ranks)
-    if "text" not in data.features:
+    # The second is what webdataset calls them.
+    texts = next((name for name in ("text", "txt") if name in data.features), None)
+    if texts is None:
         advice = " for pictures with texts only, such as `hf-ext sample` writes for a text model"
         raise MissingColumn.of("text", data.features, "--clip", advice)
     with ranks.first_before_others():
         network = CLIPScore(model=model, device=device)
     own = []
     for numbers, rows in read_batches(data, column, batch_size, ranks, "texts"):
-        for number, text in zip(numbers, rows["text"], strict=True):
+        for number, text in zip(numbers, rows[texts], strict=True):
             if not isinstance(text, str):
                 raise DataError(
                     f"{path}: picture {number + 1} has {text!r} as its text: give each picture a text, or remove the "
                     "picture."
                 )
-        own.append(float(clip_score(*network.embed(rows[column], rows["text"])).sum()))
+        own.append(float(clip_score(*network.embed(rows[column], rows[texts])).sum()))
     return sum(value for part in ranks.gather(own) for value in part) / len(data)
 
 

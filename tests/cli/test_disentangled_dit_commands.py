@@ -14,6 +14,8 @@ from diffusers.utils import DummyObject, requires_backends
 from PIL import Image
 
 from hf_ext.answers.classifying import read_picture
+from hf_ext.data.opening import open_source
+from hf_ext.data.source import DataSource
 from hf_ext.errors import DataError
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTImg2ImgPipeline
 from hf_ext.tasks.diffusion_grids import draw_grid, sample_rows
@@ -144,6 +146,33 @@ def test_pictures_of_a_folder_are_functions_of_seed_and_number(tmp_path):
     (tmp_path / "taken").mkdir()
     assert "exists" in run(*words, "--count", 1, "--out", tmp_path / "taken", code=2).stderr
     assert len([*out.glob("*.png")]) == 8 and not [*(tmp_path / "taken").iterdir()]
+
+
+def test_tar_files_hold_the_pictures_of_a_folder_and_go_on(tmp_path):
+    make_pipeline().save_pretrained(tmp_path / "model")
+    words = ["sample", tmp_path / "model", "--steps", 2, "--device", "cpu", "--batch-size", 2]
+    out, whole, folder = tmp_path / "tars", tmp_path / "whole", tmp_path / "folder"
+    run(*words, "--count", 10, "--out", whole, "--shard-size", 4)
+    run(*words, "--count", 10, "--out", folder)
+    assert sorted(path.name for path in whole.glob("*.tar")) == ["000000.tar", "000001.tar", "000002.tar"]
+    # Begun with fewer, one lost: what is whole stays, the last grows, the lost one is made again.
+    run(*words, "--count", 6, "--out", out, "--shard-size", 4)
+    kept = (out / "000000.tar").stat().st_mtime_ns
+    run(*words, "--count", 10, "--out", out, "--shard-size", 4)
+    assert (out / "000000.tar").stat().st_mtime_ns == kept
+    (out / "000000.tar").unlink()
+    run(*words, "--count", 10, "--out", out, "--shard-size", 4)
+    for path in whole.glob("*.tar"):
+        assert (out / path.name).read_bytes() == path.read_bytes()
+    for place in (str(out), str(out / "*.tar")):
+        rows = open_source(DataSource(place))
+        assert rows["cls"] == [number % 5 for number in range(10)]
+        for number, row in enumerate(rows):
+            with Image.open(folder / f"{number:06d}.png") as wanted:
+                assert_same_picture(np.asarray(row["png"]), np.asarray(wanted))
+    run(*words, "--count", 10, "--out", out, "--shard-size", 5, code=2)
+    run(*words, "--count", 10, "--out", folder, "--shard-size", 5, code=2)
+    run(*words, "--count", 2, "--out", tmp_path / "grid.png", "--shard-size", 5, code=2)
 
 
 # diffusers' solvers make NumPy's arrays of tensors.

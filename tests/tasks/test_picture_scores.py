@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import tarfile
 from types import SimpleNamespace
 
 import numpy as np
@@ -139,6 +140,12 @@ def test_clip_score_of_a_folder_that_sample_wrote(tmp_path):
     found = json.loads(run("dit", "score", tmp_path / "made", "--clip", model, "--batch-size", 2, "--json").stdout)
     wanted = CLIPScore(model=model, cache_dir=str(tmp_path)).compute(predictions=list(images), references=texts)
     assert found == {"clip_score": pytest.approx(wanted["clip_score"], abs=1e-3)}
+    with tarfile.open(tmp_path / "made.tar", "w") as tar:
+        for number, text in enumerate(texts):
+            tar.add(tmp_path / "made" / f"{number:06d}.png", f"{number:06d}.png")
+            (tmp_path / "words.txt").write_text(text)
+            tar.add(tmp_path / "words.txt", f"{number:06d}.txt")
+    assert score(str(tmp_path / "made.tar"), clip=model, device="cpu") == pytest.approx(found, abs=1e-4)
     for given in ({}, {"network": model}, {"reference": "real"}, {"clip": model, "kernel": True}):
         with refused(UsageError, "REFERENCE"):
             score(str(tmp_path / "made"), **given)
