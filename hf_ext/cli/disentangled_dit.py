@@ -255,9 +255,7 @@ def sample(
     _check_out(out, is_grid, count, shard_size, ranks.count)
     _check_guidance(asked["guidance_scale"], asked["control_guidance_scale"], asked["negative"])
     if strength is not None and image is None:
-        raise click.UsageError(
-            "--strength is the share of --image that is replaced: give both, or leave out --strength."
-        )
+        raise click.UsageError("--strength is the share of --image that is replaced: give both, or neither.")
     with ranks.first_before_others():
         pipeline = load_pipeline(source, device if ranks.count == 1 else ranks.own_device(device), dtype)
     if scheduler is not None:
