@@ -55,6 +55,29 @@ def test_recordings_of_the_official_test_do_not_train(load):
     assert {file.stem.rpartition("_")[2] for file in sets["test"]} == set("01234")
 
 
+def test_halves_match_their_pictures(load, tmp_path):
+    pixels = np.random.default_rng(0).integers(256, size=(33, 40, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    load("data").halve_pictures([tmp_path / "a.png"], tmp_path, range(12))
+    for path in (tmp_path / "hq").iterdir():
+        with Image.open(path) as whole, Image.open(tmp_path / "lq" / path.name) as half:
+            assert whole.size == (40, 32) and half.size == (20, 16)
+            # The odd row is the first or the last.
+            assert any(np.array_equal(np.asarray(whole), part) for part in (pixels[:-1], pixels[1:]))
+            means = np.asarray(whole, float).mean((0, 1)) - np.asarray(half, float).mean((0, 1))
+            assert abs(means).max() < 8
+    assert len([*(tmp_path / "lq").iterdir()]) == 12
+
+
+def test_a_run_beside_its_committed_step_begins_with_the_step(load, tmp_path):
+    runs = load("runs")
+    (tmp_path / "runs" / "derain-first").mkdir(parents=True)
+    assert f"--init_from={runs.REACHED / 'derain-first'}" in runs.find_words(tmp_path, "derain")
+    assert runs.count_core_hours(tmp_path, "derain") > 0.5
+    (tmp_path / "runs" / "denoise-color").mkdir()
+    assert not any("init_from" in word for word in runs.find_words(tmp_path, "jpeg-color"))
+
+
 def test_every_recipe_has_a_run(load):
     runs = load("runs")
     recipes = {path.stem for path in (EXAMPLES / "released").glob("*.yaml")}

@@ -95,10 +95,16 @@ RELEASES = {
         ("psnr_jpeg_10", "psnr_jpeg_20", "psnr_jpeg_40"),
     ),
     "super-resolution-x2": Release(
-        "doubles the height and width of photographs that were shrunk by MATLAB's bicubic",
+        "doubles the height and width of photographs, whatever filter shrank them, also from JPEG of quality 75",
         BSDS,
         RESEARCH,
-        {"Set5": on("data/set5")},
+        {
+            "Set5": on("data/set5", eval_degradation={"kind": "bicubic"}),
+            "68 photographs of BSDS500's test set, halved by averages, Lanczos or bicubic, half of them JPEG": {
+                "data.eval.path": "data/halves/test",
+                "task.eval_degradation": {"kind": "paired"},
+            },
+        },
         shown_examples=(0, 2, 4),
     ),
     "photo": Release(
