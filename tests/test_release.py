@@ -274,7 +274,7 @@ def test_the_released_denoiser_of_grey_pictures_keeps_flats_text_and_clipped_bla
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["denoise-color", "jpeg-color"])
+@pytest.mark.parametrize("name", ["denoise-color", "jpeg-color", "derain"])
 def test_released_restorers_keep_text_and_flat_colours_in_the_mean(load, name):
     """The worst single pixel of a flat colour misses its gate; docs/benchmarks.md says by how much."""
     model, gates = SemanIRForImageRestoration.from_pretrained(released.released(name)), load("gates")

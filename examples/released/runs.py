@@ -30,7 +30,7 @@ RUNS: dict[str, str | None] = {
     "super-resolution-x2": "super-resolution-x2-first",
     **dict.fromkeys((f"restore-tasks-{task}" for task in RESTORE_TASKS), "denoise-color"),
     "photo": "denoise-color",
-    # Steps of them are committed, and are no releases: the one gains 1.0 dB, the other takes flat colours for mist.
+    # Steps of them are committed, and are no releases: deblur gains 1.0 dB, derain-first took flat colours for mist.
     "deblur": "deblur-first",
     "derain": "derain-first",
     "demosaick": None,

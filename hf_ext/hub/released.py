@@ -18,6 +18,7 @@ _NAMES = (
     "demosaick",
     "denoise-color",
     "denoise-gray",
+    "derain",
     "jpeg-color",
     "photo",
     "restore-tasks",
