@@ -99,8 +99,8 @@ RELEASES = {
         BSDS,
         RESEARCH,
         {
-            "Set5": on("data/set5", eval_degradation={"kind": "bicubic"}),
-            "68 photographs of BSDS500's test set, halved by averages, Lanczos or bicubic, half of them JPEG": {
+            "Set5": on("data/set5", degradation={"kind": "bicubic"}, eval_degradation={"kind": "bicubic"}),
+            "68 photographs of BSDS500's test set, halved by averages, Lanczos or bicubic, half of the halves JPEG": {
                 "data.eval.path": "data/halves/test",
                 "task.eval_degradation": {"kind": "paired"},
             },
