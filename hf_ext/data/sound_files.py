@@ -32,7 +32,7 @@ def describe_sound(file: SoundFile) -> SoundAbout:
     try:
         about = soundfile.info(file)
     except soundfile.SoundFileError as error:
-        raise DataError(f"it is not a readable sound file: {error}") from error
+        raise DataError(f"is not a readable sound file: {error}") from error
     return SoundAbout(about.samplerate, about.frames, about.channels)
 
 
@@ -47,7 +47,7 @@ def read_samples(file: SoundFile) -> tuple[np.ndarray, int]:
         `tuple[np.ndarray, int]`: Samples from -1 to 1, float32 `[frames, channels]`, and samples a second.
 
     Raises:
-        DataError: If it cannot be decoded.
+        DataError: If it cannot be decoded; the message continues after the file's name.
     """
     if _is_from_phone(file):
         return _decode(file)
@@ -55,7 +55,7 @@ def read_samples(file: SoundFile) -> tuple[np.ndarray, int]:
     try:
         samples, rate = soundfile.read(file, dtype="float32", always_2d=True)
     except soundfile.SoundFileError as error:
-        raise DataError(f"it is not a readable sound file: {error}") from error
+        raise DataError(f"is not a readable sound file: {error}") from error
     return samples, rate
 
 
@@ -81,4 +81,4 @@ def _decode(file: SoundFile) -> tuple[np.ndarray, int]:
             return np.concatenate(parts), int(stream.rate)
     # Without a stream of sound, or without a sample.
     except (av.error.FFmpegError, IndexError, ValueError) as error:
-        raise DataError(f"it is not a readable sound file: {error}") from error
+        raise DataError(f"is not a readable sound file: {error}") from error

@@ -236,7 +236,7 @@ def read_recording(value: dict[str, Any], sampling_rate: int) -> np.ndarray:
     try:
         samples, rate = read_samples(value["path"] if value["bytes"] is None else io.BytesIO(value["bytes"]))
     except DataError as error:
-        raise DataError(f"{value['path'] or 'a recording'}: {error}") from error
+        raise DataError(f"{value['path'] or 'a recording'} {error}") from error
     mono = samples.mean(1)
     return mono if rate == sampling_rate else import_extra("soxr").resample(mono, rate, sampling_rate)
 
