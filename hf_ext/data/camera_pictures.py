@@ -32,11 +32,18 @@ _NAMES = re.compile(
 
 
 def find_camera_pictures(files: Iterable[Path]) -> tuple[list[Path], list[Path]]:
-    """The HEIC and RAW pictures, and those of them with another picture of their name beside them, as cameras do."""
-    files = list(files)
+    """
+    The HEIC and RAW pictures, and those of them that are left out: another picture of their name lies beside them, as
+    cameras write two of each. Of HEIC and RAW the HEIC is taken.
+    """
+    files, left_out = list(files), []
     camera = [file for file in files if file.suffix.lower() in CAMERA_SUFFIXES and file.name[0] != "."]
-    others = {file.with_suffix("") for file in files if file.suffix.lower() in IMAGE_SUFFIXES} if camera else set()
-    return camera, [file for file in camera if file.with_suffix("") in others]
+    known = {file.with_suffix("") for file in files if file.suffix.lower() in IMAGE_SUFFIXES} if camera else set()
+    for file in sorted(camera, key=lambda file: (file.suffix.lower() in RAW_ENDINGS, file)):
+        if file.with_suffix("") in known:
+            left_out.append(file)
+        known.add(file.with_suffix(""))
+    return camera, left_out
 
 
 def decode_camera_pictures(found: list[str]) -> list[str]:
@@ -66,10 +73,8 @@ def decode_camera_pictures(found: list[str]) -> list[str]:
         files = sorted(file for file in first.rglob("*") if file.is_file())
         # A table beside a folder, of its name, may describe it.
         tables = (file for file in first.resolve().parent.glob(f"{first.resolve().name}.*") if file.is_file())
-        root, places = (
-            first.resolve().name,
-            {file: Path(first.resolve().name, file.relative_to(first)) for file in files},
-        )
+        root = first.resolve().name
+        places = {file: Path(root, file.relative_to(first)) for file in files}
         places |= {file: Path(file.name) for file in tables if file.suffix.lower() in _TABLES}
         return [str(_copy(places) / root)]
     parents = sorted({Path(file).resolve().parent for file in found})
