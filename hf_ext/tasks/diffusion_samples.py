@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 
 from hf_ext.distributed import Ranks
-from hf_ext.files import require_new, whole_file
+from hf_ext.files import remove_leftovers_of, require_new, whole_file
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from hf_ext.progress import progress
 
@@ -76,6 +76,8 @@ def sample_folder(
         if not settings.exists():
             require_new(out)
         keep_settings(settings, wanted, f"{out} contains pictures of another model or other settings")
+        if shard_size is not None:
+            remove_leftovers_of(_shard(out, group, shard_size) for group in groups)
         return [group for group in groups if not _is_drawn(out, group, shard_size)]
 
     missing = ranks.ask_first(find_missing)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 
 import datasets
@@ -161,7 +162,11 @@ def test_tar_files_hold_the_pictures_of_a_folder_and_go_on(tmp_path):
     run(*words, "--count", 10, "--out", out, "--shard-size", 4)
     assert (out / "000000.tar").stat().st_mtime_ns == kept
     (out / "000000.tar").unlink()
+    # A kill of yesterday left a part.
+    (out / ".000000.tar.tmp-00000000").write_bytes(b"part")
+    os.utime(out / ".000000.tar.tmp-00000000", (0, 0))
     run(*words, "--count", 10, "--out", out, "--shard-size", 4)
+    assert not [*out.glob("*.tmp-*")] and not [*out.glob(".*.tmp-*")]
     for path in whole.glob("*.tar"):
         assert (out / path.name).read_bytes() == path.read_bytes()
     for place in (str(out), str(out / "*.tar")):
