@@ -1,4 +1,4 @@
-"""HEIC and RAW pictures, decoded once: the other readers find PNG files."""
+"""HEIC, AVIF and RAW pictures, which `datasets` does not read, decoded once: the other readers find PNG files."""
 
 import hashlib
 import os
@@ -20,9 +20,15 @@ from ..errors import DataError
 
 logger = logging.get_logger(__name__)
 
-IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp"}
+# Those that `datasets` and Pillow both read.
+# fmt: off
+IMAGE_SUFFIXES = {
+    ".apng", ".bmp", ".dib", ".gif", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".jpx", ".pbm", ".pcx", ".pgm",
+    ".png", ".pnm", ".ppm", ".tga", ".tif", ".tiff", ".webp",
+}
+# fmt: on
 # `.raw` is the ending of other things too.
-CAMERA_SUFFIXES = {".heic", ".heif", ".hif", *RAW_ENDINGS} - {".raw"}
+CAMERA_SUFFIXES = {".avif", ".heic", ".heif", ".hif", ".qoi", *RAW_ENDINGS} - {".raw"}
 # Tables that may name pictures, and names of camera pictures in them.
 _TABLES = {".csv", ".tsv", ".jsonl"}
 _NAMES = re.compile(
@@ -33,8 +39,8 @@ _NAMES = re.compile(
 
 def find_camera_pictures(files: Iterable[Path]) -> tuple[list[Path], list[Path]]:
     """
-    The HEIC and RAW pictures, and those of them that are left out: another picture of their name lies beside them, as
-    cameras write two of each. Of HEIC and RAW the HEIC is taken.
+    The pictures to decode, and those of them that are left out: another picture of their name lies beside them, as
+    cameras write two of each. RAW is taken last.
     """
     files, left_out = list(files), []
     camera = [file for file in files if file.suffix.lower() in CAMERA_SUFFIXES and file.name[0] != "."]
@@ -46,9 +52,15 @@ def find_camera_pictures(files: Iterable[Path]) -> tuple[list[Path], list[Path]]
     return camera, left_out
 
 
+def tell_twins(twins: list[Path]) -> str:
+    """A line about pictures that are left out."""
+    kinds = ", ".join(sorted({file.suffix.lower() for file in twins}))
+    return f"{len(twins):,} pictures of {kinds}, because another picture of their name lies beside each"
+
+
 def decode_camera_pictures(found: list[str]) -> list[str]:
     """
-    Decodes the HEIC and RAW pictures of a folder, or among files, into PNG files of 8 bits.
+    Decodes the HEIC, AVIF and RAW pictures of a folder, or among files, into PNG files of 8 bits.
 
     They lie in a copy of the folder in the cache of `datasets`, where other files are links: splits, classes, pairs,
     captions and tables are found as in the folder. A training reads each picture many times, and a RAW file takes
@@ -59,7 +71,7 @@ def decode_camera_pictures(found: list[str]) -> list[str]:
         found (`list[str]`): One folder, or files.
 
     Returns:
-        `list[str]`: The copy, or the files with PNG files in the place of HEIC and RAW; the same if there are none.
+        `list[str]`: The copy, or the files with PNG files in the place of those; the same if there are none.
 
     Raises:
         MissingLibraryError: If the library that decodes them is not installed.
@@ -109,7 +121,7 @@ def _fill(folder: Path, places: dict[Path, Path]) -> None:
     beside = {file.with_suffix(""): file.name for file in places if file.suffix.lower() in IMAGE_SUFFIXES}
     names = {os.fsencode(file.name): beside.get(file.with_suffix(""), f"{file.stem}.png") for file in camera}
     broken: list[str] = []
-    for file in tqdm(places, desc="decoding HEIC and RAW", unit=" files", delay=1, leave=False):
+    for file in tqdm(places, desc="decoding HEIC, AVIF, RAW", unit=" files", delay=1, leave=False):
         place = folder / places[file]
         place.parent.mkdir(parents=True, exist_ok=True)
         if file in twins:
@@ -131,7 +143,11 @@ def _fill(folder: Path, places: dict[Path, Path]) -> None:
         else:
             _link(file.resolve(), place)
     if broken:
-        logger.warning(f"{len(broken):,} of {len(camera):,} HEIC and RAW pictures cannot be decoded: {broken[0]}")
+        logger.warning(
+            f"{len(broken):,} of {len(camera):,} HEIC, AVIF and RAW pictures cannot be decoded: {broken[0]}"
+        )
+    if twins:
+        logger.warning(f"left out: {tell_twins(list(twins))}")
 
 
 def _link(file: Path, place: Path) -> None:

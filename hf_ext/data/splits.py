@@ -215,6 +215,9 @@ def _paths(data: datasets.Dataset) -> list[Path] | None:
     for name, kind in data.features.items():
         if _is_file(kind) or name == "file":
             column = raw.select_columns([name])[:][name].combine_chunks()
+            # A column of a table may be called file, and hold texts.
+            if not pa.types.is_struct(column.type):
+                continue
             paths = column.field("path").to_pylist()
             return [Path(path) for path in paths] if paths and None not in paths else None
     return None

@@ -20,7 +20,7 @@ from PIL import Image
 from ..errors import DataError
 from .about import METADATA, find_about
 from .broken import UNDECODABLE, is_broken_picture, open_bytes
-from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, find_camera_pictures
+from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, find_camera_pictures, tell_twins
 from .found import Survey, keep_back, rename, require_classes
 from .labelled_lines import refuse_labelled
 from .opening import PAIRS, find_files, find_pairs, open_source
@@ -71,15 +71,16 @@ def look_at(path: str, hints: Hints | None = None, restores: bool = True) -> Sur
         datasets.disable_progress_bars()
     try:
         found = find_files(path)
-        survey = _look_at_files(path, found, hints or Hints(), restores)
-        _tell_camera_pictures(survey, _name_files(found))
+        named = _name_files(found)
+        survey = _look_at_files(path, found, named, hints or Hints(), restores)
+        _tell_camera_pictures(survey, named)
         return survey
     finally:
         if not hidden:
             datasets.enable_progress_bars()
 
 
-def _look_at_files(path: str, found: list[str], hints: Hints, restores: bool) -> Survey:
+def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints, restores: bool) -> Survey:
     """Pairs, series, or what a training reads as examples."""
     if not found:
         raise DataError(
@@ -98,7 +99,6 @@ def _look_at_files(path: str, found: list[str], hints: Hints, restores: bool) ->
         _refuse_mixed_pairs(places[0])
     if hints.pairs:
         raise DataError(f"{path} has no folders {' and '.join(hints.pairs)} that contain pictures with equal names.")
-    named = _name_files(found)
     # A table that says what is known of the others is none of them.
     endings = Counter(file.suffix.lower() for file in named if file.name not in METADATA) or Counter(
         file.suffix.lower() for file in named
@@ -136,13 +136,10 @@ def _name_files(found: list[str]) -> list[Path]:
 def _tell_camera_pictures(survey: Survey, files: list[Path]) -> None:
     camera, twins = find_camera_pictures(files)
     if camera and survey.kind in ("pictures", "pairs"):
-        survey.notes.append(
-            f"{len(camera) - len(twins):,} HEIC and RAW pictures with 8 bits, decoded once into the cache of datasets"
-        )
-        if twins:
-            survey.left_out.append(
-                f"{len(twins):,} HEIC and RAW pictures with another picture of their name beside them"
-            )
+        kinds = ", ".join(sorted({file.suffix.lower() for file in camera}))
+        count = len(camera) - len(twins)
+        survey.notes.append(f"{count:,} pictures of {kinds} with 8 bits, decoded once into the cache of datasets")
+        survey.left_out += [tell_twins(twins)] if twins else []
 
 
 def _refuse_masks(folder: Path) -> None:
@@ -182,9 +179,13 @@ def _refuse_folders_in(archive: Path) -> None:
             tool, members = "tarfile", [member.name for member in islice(opened, _NAMES) if member.isfile()]
     else:
         return
-    if len({name.rpartition("/")[0] for name in members if name[-1] != "/" and "__MACOSX" not in name}) > 1:
+    files = [name for name in members if name[-1] != "/" and "__MACOSX" not in name]
+    unread = {Path(name).suffix.lower() for name in files} & (CAMERA_SUFFIXES | {".m4a", ".aac", ".amr"})
+    several = len({name.rpartition("/")[0] for name in files}) > 1
+    if several or unread:
+        held = "several folders" if several else f"{', '.join(sorted(unread))}, which are not read in an archive"
         command = shlex.join(["python", "-m", tool, "-e", str(archive), archive.name.partition(".")[0]])
-        raise DataError(f"{archive} holds several folders: unpack it first, and give the folder: {command}.")
+        raise DataError(f"{archive} holds {held}: unpack it first, and give the folder: {command}.")
 
 
 def _look_at_examples(path: str, hints: Hints) -> Survey:

@@ -125,8 +125,12 @@ def _is_drawn(out: Path, group: range, shard_size: int | None) -> bool:
         return all(_path(out, number).is_file() for number in group)
     if not (path := _shard(out, group, shard_size)).is_file():
         return False
-    with tarfile.open(path) as tar:
-        return len(tar.getmembers()) >= 2 * len(group)
+    try:
+        with tarfile.open(path) as tar:
+            return len(tar.getmembers()) >= 2 * len(group)
+    except tarfile.TarError:
+        # Cut on its way from elsewhere: drawn again.
+        return False
 
 
 def _write_shard(path: Path, group: range, pictures: Iterable[Image.Image], conditions: Sequence[Any]) -> None:

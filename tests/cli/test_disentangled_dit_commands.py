@@ -162,6 +162,8 @@ def test_tar_files_hold_the_pictures_of_a_folder_and_go_on(tmp_path):
     run(*words, "--count", 10, "--out", out, "--shard-size", 4)
     assert (out / "000000.tar").stat().st_mtime_ns == kept
     (out / "000000.tar").unlink()
+    (out / "000001.tar").write_bytes((out / "000001.tar").read_bytes()[:900])
+    (out / "000002.tar").write_bytes(b"")
     # A kill of yesterday left a part.
     (out / ".000000.tar.tmp-00000000").write_bytes(b"part")
     os.utime(out / ".000000.tar.tmp-00000000", (0, 0))

@@ -1,5 +1,6 @@
 """HEIC and RAW in all shapes of data: decoded once, and read as PNG."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hf_ext.errors import DataError
 from tests.cli.init_testing import train
 from tests.kit.camera_files import write_dng, write_heic
 from tests.kit.command_line import run
+from tests.kit.refusals import refused
 
 pytest.importorskip("rawpy", reason="the extra `images` is not installed")
 
@@ -41,7 +43,7 @@ def write_words(path: str, *lines: str) -> None:
 
 
 def greys(data) -> list[int]:
-    return sorted(round(float(np.asarray(row["image"])[..., 0].mean())) // 10 for row in data)
+    return sorted(round(float(np.asarray(row["image"])[..., 0].mean()) / 10) for row in data)
 
 
 @pytest.mark.parametrize("ending", ["heic", "HEIC", "heif", "dng", "DNG"])
@@ -51,7 +53,7 @@ def test_a_folder_is_read_and_decoded_once(ending, monkeypatch):
     survey = look_at("photos")
     assert (survey.kind, survey.count, survey.sides) == ("pictures", 6, [64])
     assert survey.train["path"] == "photos"
-    assert "6 HEIC and RAW pictures" in "; ".join(survey.notes) and not survey.left_out
+    assert "6 pictures of ." in "; ".join(survey.notes) and not survey.left_out
     data = open_source(DataSource("photos"))
     assert [row["image"].size for row in data] == [(96, 64)] * 6
     # LibRaw brightens: flat pictures of a DNG are alike.
@@ -79,29 +81,16 @@ def splits():
         write(f"data/{'train' if number < 6 else 'validation'}/{'ab'[number % 2]}/{number}.heic", number)
 
 
-def table():
-    for number in range(8):
-        write(f"data/{number}.HEIC", number)
-    write_words("data/labels.csv", "photo,label", *(f"{number}.HEIC,{'ab'[number % 2]}" for number in range(8)))
+def with_table(name: str, head: str, row: str, ending: str = "heic"):
+    """Pictures in one folder, and a table of their classes."""
 
+    def make():
+        for number in range(8):
+            write(f"data/{number}.{ending}", number)
+        rows = (row.format(number=number, label="ab"[number % 2]) for number in range(8))
+        write_words(name, *([head] if head else []), *rows)
 
-def table_beside():
-    for number in range(8):
-        write(f"data/{number}.heic", number)
-    write_words("data.csv", "photo;label", *(f"{number}.heic;{'ab'[number % 2]}" for number in range(8)))
-
-
-def stems():
-    for number in range(8):
-        write(f"data/{number}.heic", number)
-    write_words("data/about.tsv", "photo\tlabel", *(f"{number}\t{'ab'[number % 2]}" for number in range(8)))
-
-
-def metadata():
-    for number in range(8):
-        write(f"data/{number}.heic", number)
-    rows = (f'{{"file_name": "{number}.heic", "label": "{"ab"[number % 2]}"}}' for number in range(8))
-    write_words("data/metadata.jsonl", *rows)
+    return make
 
 
 def with_twins():
@@ -110,7 +99,21 @@ def with_twins():
         write(f"data/a/{number}.jpg", number)
 
 
-@pytest.mark.parametrize("make", [classes, splits, table, table_beside, stems, metadata, with_twins])
+@pytest.mark.parametrize(
+    "make",
+    [
+        classes,
+        splits,
+        with_twins,
+        with_table("data/labels.csv", "photo,label", "{number}.HEIC,{label}", "HEIC"),
+        with_table("data.csv", "photo;label", "{number}.heic;{label}"),
+        with_table("data/about.tsv", "photo\tlabel", "{number}\t{label}"),
+        with_table("data/metadata.jsonl", "", '{{"file_name": "{number}.heic", "label": "{label}"}}'),
+        with_table("data/labels.csv", "photo,label", "{number}.avif,{label}", "avif"),
+        with_table("data/labels.csv", "photo,label", "{number}.ppm,{label}", "ppm"),
+        with_table("data/labels.csv", "file,label", "{number}.jfif,{label}", "jfif"),
+    ],
+)
 def test_classes_are_found_in_every_shape(make):
     make()
     survey = look_at("data")
@@ -133,7 +136,7 @@ def test_captions_and_pairs():
     assert look_at("shots").captions == "text"
     survey = look_at("pairs")
     assert survey.kind == "pairs" and survey.roles == ["noisy/ becomes clean/"]
-    assert "6 HEIC and RAW" in "; ".join(survey.notes)
+    assert "6 pictures of .heic" in "; ".join(survey.notes)
     rows = list(open_source(DataSource(**survey.train)))
     assert all(greys([{"image": row["lq"]}]) == greys([{"image": row["hq"]}]) for row in rows) and rows
 
@@ -154,7 +157,7 @@ def test_of_heic_and_raw_of_one_name_the_heic_is_taken():
         write(f"data/{number}.dng")
     write("data/2.jpg", 9)
     survey = look_at("data")
-    assert survey.count == 4 and "5 HEIC and RAW pictures with another" in "; ".join(survey.left_out)
+    assert survey.count == 4 and "5 pictures of .dng, .heic, because" in "; ".join(survey.left_out)
     assert greys(open_source(DataSource("data"))) == [0, 1, 3, 9]
 
 
@@ -187,3 +190,20 @@ def test_what_init_writes_trains():
         write(f"photos/{number}.{'heic' if number % 2 else 'dng'}", number)
     recipe = train("semanir", "photos", "--per_device_train_batch_size", "1", "--task.patch_size", "16")
     assert recipe["data"]["train"]["path"] == "photos"
+
+
+@pytest.mark.parametrize("ending", ["heic", "avif", "gif", "jfif", "ppm", "jp2"])
+def test_pairs_of_every_kind_are_pairs(ending):
+    for number in range(4):
+        write(f"pairs/noisy/{number}.{ending}", number)
+        write(f"pairs/clean/{number}.png", number)
+    assert look_at("pairs").kind == "pairs"
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar", "gztar"])
+def test_an_archive_of_them_says_that_it_is_unpacked_first(kind):
+    for number in range(3):
+        write(f"data/{number}.heic", number)
+    name = shutil.make_archive("photos", kind, "data")
+    with refused(DataError, ".heic", "unpack"):
+        look_at(Path(name).name)

@@ -217,3 +217,10 @@ def test_scores_of_what_is_trained_on_are_said(tmp_path, images, capsys):
     arguments = TrainingArguments("tiny", "run", {**data, "eval": {"path": str(images), "split": "train[:2]"}})
     found = check_data(TinyTask(), arguments)
     assert [row["shared"] for row in found] == [0, 2] and "2 are also training examples" in describe_check(found[1])
+
+
+def test_a_column_of_texts_may_be_called_file(tmp_path):
+    rows = [f"{number}.mov,{'ab'[number % 2]},words of text {number}" for number in range(20)]
+    (tmp_path / "a.csv").write_text("\n".join(["file,label,text", *rows]), encoding="utf-8")
+    survey = look_at(str(tmp_path / "a.csv"))
+    assert survey.kind == "texts" and survey.classes == ["a", "b"] and survey.eval is not None
