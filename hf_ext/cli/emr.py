@@ -15,7 +15,7 @@ from .groups import Group
 from .library import import_without_models
 from .options import Number, name_and_value, options_of
 from .output import print_json, print_rows, print_table
-from .sources import Model, find_released
+from .sources import Model, ModelFolder, NewFolder, find_released
 from .terminal import note, say
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 ARTIFACT = click.Path(exists=True, file_okay=False, path_type=Path)
 CONFIG_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+BASE_OPTION = click.option("--base", metavar="ID", type=Model(), help="Base model, if it is not where ARTIFACT says.")
 ENDPOINT_OPTION = click.option("--endpoint", help="Address of the Hub.  [default: HF_ENDPOINT]")
 
 
@@ -73,8 +74,8 @@ def method_options() -> list[click.Parameter]:
 
 @click.command(cls=MergeCommand)
 @click.argument("file", metavar="[FILE.yaml]", required=False, type=click.Path(dir_okay=False, path_type=Path))
-@click.argument("place", metavar="[OUT]", required=False, type=click.Path(file_okay=False, path_type=Path))
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Same as OUT.")
+@click.argument("place", metavar="[OUT]", required=False, type=NewFolder())
+@click.option("--out", type=NewFolder(), help="Same as OUT.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it holds an earlier merge.")
 @click.option("--dry-run", is_flag=True, help="Show the plan only; no weight is read or downloaded.")
 @click.option("--dump-yaml", is_flag=True, help="Print the configuration as YAML only.")
@@ -151,18 +152,16 @@ def read_config(file: Path | None, fields: dict[str, Any]) -> "MergeConfig":
     """The configuration of the file, with values replaced by the options."""
     from hf_ext.merging.configuration import MergeConfig
 
-    given = {name: value for name, value in fields.items() if value is not None}
-    if "tasks" in given:
-        given["tasks"] = {name: find_released(source) for name, source in given["tasks"].items()}
-    if "base" in given:
-        given["base"] = find_released(given["base"])
+    values = {name: value for name, value in fields.items() if value is not None}
     if file is not None:
         if not file.is_file():
             raise click.UsageError(f"File '{file}' does not exist; without one, give --base, --task and --out.")
-        return MergeConfig.from_dict({**MergeConfig.from_yaml(file).to_dict(), **given})
-    if missing := [name for name, field in (("--base", "base"), ("--task", "tasks")) if field not in given]:
+        values = MergeConfig.from_yaml(file).to_dict() | values
+    if missing := [name for name, field in (("--base", "base"), ("--task", "tasks")) if field not in values]:
         raise click.UsageError(f"Missing option {' and '.join(missing)}: give them, or a FILE.yaml with these values.")
-    return MergeConfig.from_dict(given)
+    values["tasks"] = {name: find_released(source) for name, source in values["tasks"].items()}
+    values["base"] = find_released(values["base"])
+    return MergeConfig.from_dict(values)
 
 
 def target_folder(file: Path | None, place: Path | None, out: Path | None, dry_run: bool) -> Path:
@@ -226,7 +225,7 @@ def emr() -> None:
     is_flag=True,
     help="Keep the merged model, and compute only the new task's mask; only the new model is read.",
 )
-@click.option("--base", metavar="ID", help="Base model, if it is not where ARTIFACT says.")
+@BASE_OPTION
 @ENDPOINT_OPTION
 @JSON_OPTION
 def add(artifact: Path, task: str, frozen: bool, base: str | None, endpoint: str | None, as_json: bool) -> None:
@@ -243,7 +242,7 @@ def add(artifact: Path, task: str, frozen: bool, base: str | None, endpoint: str
     from hf_ext.merging.updating import add_task
 
     name, source = name_and_value(task)
-    done = add_task(artifact, name, source, frozen=frozen, base=base, endpoint=endpoint)
+    done = add_task(artifact, name, find_released(source), frozen=frozen, base=base, endpoint=endpoint)
     show_result(done, as_json)
 
 
@@ -265,10 +264,10 @@ def remove(artifact: Path, name: str, as_json: bool) -> None:
 
 
 @emr.command()
-@click.argument("artifact")
+@click.argument("artifact", type=Model())
 @click.argument("task")
-@click.argument("out", type=click.Path(path_type=Path))
-@click.option("--base", metavar="ID", help="Base model, if it is not where ARTIFACT says.")
+@click.argument("out", type=NewFolder())
+@BASE_OPTION
 @ENDPOINT_OPTION
 def export(artifact: str, task: str, out: Path, base: str | None, endpoint: str | None) -> None:
     """Write TASK of ARTIFACT, a folder or org/name[@revision], as a plain checkpoint into OUT.
@@ -284,7 +283,7 @@ def export(artifact: str, task: str, out: Path, base: str | None, endpoint: str 
 
 
 @emr.command()
-@click.argument("artifact", type=ARTIFACT)
+@click.argument("artifact", type=ModelFolder())
 @JSON_OPTION
 def verify(artifact: Path, as_json: bool) -> None:
     """Compare every file of ARTIFACT, and of its base if that is on this disk, with emr.json.
@@ -307,7 +306,7 @@ def verify(artifact: Path, as_json: bool) -> None:
 
 
 @emr.command()
-@click.argument("merges", metavar="MERGE...", nargs=-1, required=True)
+@click.argument("merges", metavar="MERGE...", nargs=-1, required=True, type=Model())
 @ENDPOINT_OPTION
 @JSON_OPTION
 def compare(merges: tuple[str, ...], endpoint: str | None, as_json: bool) -> None:

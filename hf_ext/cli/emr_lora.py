@@ -7,6 +7,7 @@ import click
 from .errors import loads
 from .library import register_models
 from .output import print_json
+from .sources import Model, NewFolder, find_released
 from .terminal import say
 
 
@@ -14,7 +15,9 @@ from .terminal import say
 @click.argument("places", metavar="(ARTIFACT TASK | FINE_TUNE) OUT", nargs=-1, required=True)
 @click.option("--rank", type=click.IntRange(min=1), help="Rank of every matrix.")
 @click.option("--error", type=click.FloatRange(0, 1), help="Largest relative error of a matrix, in place of --rank.")
-@click.option("--base", metavar="ID", help="Base model: required with FINE_TUNE, optional if ARTIFACT names it.")
+@click.option(
+    "--base", metavar="ID", type=Model(), help="Base model: required with FINE_TUNE, optional if ARTIFACT names it."
+)
 @click.option("--lora-only", is_flag=True, help="Store matrices of linear layers only, as vLLM requires.")
 @click.option("--endpoint", help="Address of the Hub.  [default: HF_ENDPOINT]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -44,8 +47,11 @@ def extract_lora(
     if (rank is None) == (error is None):
         raise click.UsageError("Give either --rank or --error.")
     *words, out = places
+    NewFolder().convert(out, None, None)
     task = words[1] if len(words) == 2 else None
-    report = write_lora(words[0], task, out, base, endpoint, rank=rank, error=error, lora_only=lora_only)
+    report = write_lora(
+        find_released(words[0]), task, out, base, endpoint, rank=rank, error=error, lora_only=lora_only
+    )
     if as_json:
         print_json(report)
     else:

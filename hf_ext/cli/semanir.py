@@ -76,7 +76,7 @@ def load_model(source: str, device: str | None, dtype: str | None, task: str | N
 @click.argument("source", metavar="MODEL", type=Model())
 @click.argument("inputs", metavar="IN...", nargs=-1, required=True)
 @click.option("--task", metavar="NAME", help="Task of a merge.")
-@click.option("--out", required=True, help="Folder for restored pictures; - writes one picture to standard output.")
+@click.option("--out", required=True, help="Folder for restored pictures, or a file or - for one.")
 @click.option("--tile", type=Tile(), help="Side of tiles in pixels; auto uses tiles if memory is short.")
 @click.option("--self-ensemble", is_flag=True, help="Average over 8 flips and rotations: better, 8 times the time.")
 @click.option("--top-k", type=click.IntRange(min=1), help="Number of keys that each token attends to.")
@@ -149,6 +149,7 @@ def restore(
     overwrite another result; the others are restored, and the exit code is 1. HEIC and RAW need the extra
     hf-ext[images].
 
+    OUT is a folder, or the name of one result; its ending says the format.
     OUT/.hf-ext-restored.jsonl records the picture, model and options of each result. An existing result is kept if all
     three are the same, and made again otherwise. Files that this command did not write are kept and reported.
 
@@ -168,7 +169,8 @@ def restore(
     from hf_ext.distributed import Ranks
 
     _check_options(strength, quality, lossless)
-    folder, name = _folder_of_results(out, compare), _name_of_results(suffix, template)
+    place, name = _place_of_results(out, compare, kind or suffix or template), _name_of_results(suffix, template)
+    folder = _folder_of(place)
     sheet = folder / "comparison.png" if folder is not None and compare else None
     encoding = {"quality": quality, "lossless": lossless, "background": background}
     options = {"tile": tile, "self_ensemble": self_ensemble, "top_k": top_k, "strength": strength, "wrap": wrap}
@@ -176,7 +178,7 @@ def restore(
     # One process plans: the others would see results of processes that started earlier, and standard input is read
     # once.
     plan, to_do = ranks.ask_first(
-        lambda: _plan(source, inputs, folder, f".{kind}" if kind else None, name, sheet, overwrite, made_with)
+        lambda: _plan(source, inputs, place, f".{kind}" if kind else None, name, sheet, overwrite, made_with)
     )
     failed = len(plan.refused)
     parts = [f"0 restored to {out}"]
@@ -227,7 +229,7 @@ def _records(source: str, folder: Path | None, made_with: dict[str, Any]) -> Any
 def _plan(
     source: str,
     inputs: tuple[str, ...],
-    folder: Path | None,
+    place: Path | None,
     ending: str | None,
     name: str,
     sheet: Path | None,
@@ -239,11 +241,11 @@ def _plan(
     from hf_ext.restoration.jobs import check_places, plan_jobs
     from hf_ext.restoration.records import choose_jobs
 
-    plan = plan_jobs(list(inputs), folder, ending, name, sheet)
+    plan = plan_jobs(list(inputs), place, ending, name, sheet)
     for option, endings in (("quality", (".jpg", ".jpeg", ".webp")), ("lossless", (".webp",))):
         if plan.jobs and made_with[option] and not any(job.ending.lower() in endings for job in plan.jobs):
             raise Unusable(f"--{option} is for {' and '.join(endings)}, but no result has this format; see --format.")
-    plan, to_do = choose_jobs(plan, _records(source, folder, made_with), overwrite)
+    plan, to_do = choose_jobs(plan, _records(source, _folder_of(place), made_with), overwrite)
     for text in [*plan.skipped.values(), *plan.refused.values()]:
         say(text, to_stderr=True)
     if not plan.jobs:
@@ -256,14 +258,29 @@ def _plan(
     return plan, to_do
 
 
-def _folder_of_results(out: str, compare: bool) -> Path | None:
-    """The folder that --out names; None for standard output."""
-    folder = None if out == "-" else Path(out)
-    if folder is None and compare:
-        raise click.UsageError("--compare needs a folder for its files: give --out DIR instead of -.")
-    if folder is not None and folder.exists() and not folder.is_dir():
-        raise click.UsageError(f"--out {out} is a file; give a folder.")
-    return folder
+def _place_of_results(out: str, compare: bool, named: str | None) -> Path | None:
+    """The file or folder that --out names; None for standard output."""
+    from hf_ext.restoration.jobs import is_one_result
+
+    if out == "-":
+        if compare:
+            raise click.UsageError("--compare needs a folder for its files: give --out DIR instead of -.")
+        return None
+    place = Path(out)
+    if not is_one_result(place):
+        if place.exists() and not place.is_dir():
+            raise click.UsageError(f"--out {out} is a file; give a folder, or the name of a picture.")
+        return place
+    if named:
+        raise click.UsageError(f"--out {out} names the result already: leave out --format, --suffix and --name.")
+    return place
+
+
+def _folder_of(place: Path | None) -> Path | None:
+    """The folder of the results."""
+    from hf_ext.restoration.jobs import is_one_result
+
+    return place.parent if place is not None and is_one_result(place) else place
 
 
 def _restore(

@@ -8,6 +8,8 @@ import click
 
 from .library import import_without_models
 
+WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
+
 
 class Model(click.ParamType):  # type: ignore[type-arg]
     """A folder, org/name[@revision], or the name of a released model, which is converted to its folder."""
@@ -26,6 +28,21 @@ class ModelFolder(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return super().convert(find_released(str(value)), param, ctx)
+
+
+class NewFolder(click.Path):
+    """A folder for a checkpoint; a name of a file of weights is refused, since a folder of that name helps no one."""
+
+    def __init__(self) -> None:
+        super().__init__(file_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(value)
+        if path.suffix.lower() in WEIGHT_ENDINGS and not path.is_dir():
+            self.fail(
+                f"{path} has the name of a file, and a checkpoint is a folder: leave out {path.suffix}.", param, ctx
+            )
+        return super().convert(value, param, ctx)
 
 
 def find_released(value: str) -> str:

@@ -53,6 +53,15 @@ class Found(NamedTuple):
     named: bool
 
 
+def is_one_result(out: Path) -> bool:
+    """True for the name of a picture that is no folder: the result of one picture goes there."""
+    if out.is_dir() or (ending := out.suffix.lower()) not in picture_endings().union(WRITTEN):
+        return False
+    if ending not in WRITTEN:
+        raise ValueError(f"{out}: results can be {', '.join(WRITTEN)}; for a folder of that name, make it first.")
+    return True
+
+
 def plan_jobs(
     inputs: list[str],
     out: Path | None,
@@ -61,7 +70,7 @@ def plan_jobs(
     reserved: Path | None = None,
 ) -> Plan:
     """
-    Find the pictures and say where each goes: below `out`, or to standard output, which takes one.
+    Find the pictures and say where each goes: below `out`; or to standard output or a file, which take one.
 
     An input is a file; a folder, searched with all below it, whose relative paths are kept; a pattern such as
     `photos/**/*.png`; `-` for standard input; `@FILE` or `@-` for a list of names, one a line. A result ends as its
@@ -72,9 +81,10 @@ def plan_jobs(
     found = [picture for given in inputs for picture in find_files(given, out, picture_endings())]
     if not found:
         raise ValueError(f"no picture found in {', '.join(inputs)}.")
+    one = out is not None and is_one_result(out)
+    if (out is None or one) and len(found) > 1:
+        raise ValueError(f"{out or 'standard output'} takes one picture, got {len(found)}; give a folder with --out.")
     if out is None:
-        if len(found) > 1:
-            raise ValueError(f"standard output takes one picture, got {len(found)}; give a folder with --out.")
         source, relative, _ = found[0]
         return Plan([Job(str(relative), source, None, ending or _ending_of(source, relative))], {}, {})
     planned, skipped, refused = list[tuple[Job, bool]](), dict[str, str](), dict[str, str]()
@@ -84,9 +94,10 @@ def plan_jobs(
         if missing is not None:
             (refused if named else skipped)[title] = f"{title}: {missing}"
             continue
-        written = ending or _ending_of(source, relative)
+        written = out.suffix.lower() if one else ending or _ending_of(source, relative)
         result = name.format(stem=relative.stem, ext=relative.suffix.removeprefix("."))
-        planned.append((Job(title, source, out / relative.with_name(result + written), written), named))
+        place = out if one else out / relative.with_name(result + written)
+        planned.append((Job(title, source, place, written), named))
     jobs = _without_clashes(planned, refused, reserved, renamed=name != "{stem}")
     return Plan(jobs, refused, skipped)
 

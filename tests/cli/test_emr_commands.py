@@ -58,6 +58,29 @@ def test_released_models_are_merged_by_their_names(tmp_path, monkeypatch):
     assert "SemanIRForImageRestoration" in planned and "task noise" in planned and "task jpeg" in planned
 
 
+def test_every_command_takes_released_models_by_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run("emr", "verify", "restore-tasks")
+    assert "restore" in run("emr", "compare", "restore-tasks").output
+    run("emr", "export", "restore-tasks", "blur", "exported")
+    run("emr", "extract-lora", "restore-tasks", "blur", "adapter", "--rank", "2")
+    run("emr", "extract-lora", "jpeg-color", "other-adapter", "--base", "denoise-color", "--rank", "2")
+    Path("merge.yaml").write_text("base: denoise-color\ntasks: {rain: derain}\n")
+    run("merge", "merge.yaml", "merged")
+    run("emr", "add", "merged", "jpeg=jpeg-color", "--base", "denoise-color")
+    assert set(Manifest.read("merged").tasks) == {"rain", "jpeg"}
+
+
+@pytest.mark.parametrize("name", ["m.safetensors", "a/M.BIN", "m.gguf"])
+def test_a_checkpoint_has_no_name_of_a_file(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    merge = ("merge", "--base", "denoise-color", "--task", "rain=derain")
+    for words in [(*merge, name), (*merge, "--out", name), ("emr", "export", "restore-tasks", "blur", name)]:
+        run(*words, code=2)
+    run("emr", "extract-lora", "restore-tasks", "blur", name, "--rank", "2", code=2)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_the_help_has_the_methods_options_with_their_defaults():
     merge = main.get_command(click.Context(main), "merge")
     options = {option.name: option for option in merge.get_params(click.Context(merge))}

@@ -102,6 +102,43 @@ def test_no_result_replaces_an_input(photos):
     assert all((photos / name).read_bytes() == data for name, data in before.items())
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"), [("b.png", "PNG"), ("made/B.JPG", "JPEG"), ("c.tiff", "TIFF"), ("d.gif", "GIF")]
+)
+def test_one_picture_may_have_the_name_of_a_file(name, kind, folder_of_model, photos, tmp_path):
+    for _ in range(2):
+        result = run(folder_of_model, photos / "a.png", "--out", tmp_path / name)
+    assert "1 already restored" in result.stdout
+    with Image.open(tmp_path / name) as image:
+        assert (image.format, image.size) == (kind, (13, 10))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        # Two pictures; its own input; a format that is read alone; a second name.
+        [".", "--out", "one.png"],
+        ["a.png", "--out", "a.png"],
+        ["a.png", "--out", "one.heic"],
+        ["a.png", "--out", "one.png", "--suffix", "_b"],
+        ["a.png", "--out", "one.png", "--format", "jpg"],
+        ["a.png", "--out", "text.txt"],
+    ],
+)
+def test_a_name_that_no_result_can_have_is_refused(words, folder_of_model, photos, monkeypatch):
+    (photos / "text.txt").write_text("mine")
+    before = files(photos)
+    monkeypatch.chdir(photos)
+    run(folder_of_model, *words, code=2)
+    assert files(photos) == before
+
+
+def test_a_folder_may_be_called_like_a_picture(folder_of_model, photos, tmp_path):
+    (tmp_path / "album.png").mkdir()
+    run(folder_of_model, photos, "--out", tmp_path / "album.png")
+    assert files(tmp_path / "album.png") == ["a.png", "more/b.png"]
+
+
 def test_a_suffix_puts_results_beside_their_inputs(folder_of_model, photos):
     options = ("--out", photos, "--suffix", "_{new}")
     assert run(folder_of_model, photos, *options).stdout.startswith("2 restored")
