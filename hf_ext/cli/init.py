@@ -1,5 +1,6 @@
 """hf-ext init: a recipe for the user's data."""
 
+import csv
 import shlex
 from pathlib import Path
 
@@ -88,4 +89,7 @@ def init(
 
 
 def _names(given: str | None) -> tuple[str, ...]:
-    return tuple(name.strip() for name in (given or "").split(",") if name.strip())
+    """Names between commas; a name with a comma stands in quotes."""
+    return tuple(
+        name.strip() for row in csv.reader([given or ""], skipinitialspace=True) for name in row if name.strip()
+    )

@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 from ..errors import DataError
 from .roles import LABEL, class_name
-from .tables import read_table, shorten
+from .tables import option, read_table, shorten
 
 logger = logging.get_logger(__name__)
 
@@ -152,7 +152,7 @@ def match_rows(table: Path, files: list[Path], label: str) -> tuple[list[Path], 
     classes = [str(name) for name in frame if LABEL.fullmatch(str(name))]
     if label not in frame and len(classes) > 1:
         raise DataError(
-            f"{table}: {shorten(classes)} may each be the class: choose one, for instance --label {classes[0]}."
+            f"{table}: {shorten(classes)} may each be the class: choose one, such as {option('label', classes[0])}."
         )
     if label not in frame and classes:
         frame = frame.rename(columns={classes[0]: "label"})

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import DataError
-from .tables import Table, is_number, shorten, to_seconds, unclear_date
+from .tables import Table, is_number, option, shorten, to_seconds, unclear_date
 
 LABEL = re.compile(r"(label|labels|class|classes|category|target)", re.IGNORECASE)
 _TIME = re.compile(
@@ -106,11 +106,10 @@ def find_roles(table: Table, hints: Hints) -> Roles:
     # A column of True and False is a class, or an input.
     asked = _without(others, names) + [name for name in inputs if pd.api.types.is_bool_dtype(frame[name].dtype)]
     if label is None and asked and not hints.inputs:
-        rest = _without(inputs, asked)
+        series = f", and the names of series with {option('series', asked[1])}" if len(asked) > 1 else ""
         raise DataError(
-            f"the column{'s' if len(asked) > 1 else ''} {shorten(asked)} may name classes, or several series: say "
-            f"which: --label {asked[0]} or --series {asked[0]}, or leave {'them' if len(asked) > 1 else 'it'} out "
-            f"with --inputs {','.join(rest[:6])}{',…' if len(rest) > 6 else ''}"
+            f"the column{'s' if len(asked) > 1 else ''} {shorten(asked)} may name classes, or several series: choose "
+            f"the class with {option('label', asked[0])}{series}"
         )
     left_out = {
         **dict.fromkeys(others, "texts"),
@@ -201,7 +200,7 @@ def _nameless_label(frame: pd.DataFrame) -> str | None:
     if len(fit) > 1:
         raise DataError(
             "the columns have no names, and both the first and the last hold classes: say which is the label, "
-            f"--label {ends[0]} or --label {ends[1]}"
+            f"{option('label', ends[0])} or {option('label', ends[1])}"
         )
     return fit[0] if fit else None
 

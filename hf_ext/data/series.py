@@ -24,7 +24,7 @@ from .sequence_files import (
 )
 from .sktime_files import TS
 from .source import DataSource
-from .tables import Table, read_table, shorten
+from .tables import Table, option, read_table, shorten
 
 _LABELS = ("label", "labels", "y", "class", "classes", "target", "targets")
 
@@ -176,7 +176,9 @@ def _look_at_arrays(path: str, file: Path, hints: Hints) -> Survey:
             f"label. {UNLABELLED} Save the classes as an array label in an .npz, or give their name: --label NAME."
         )
     if len(inputs) > 1:
-        raise DataError(f"{path}: {shorten(inputs)} may each be the series: choose one, such as --inputs {inputs[0]}.")
+        raise DataError(
+            f"{path}: {shorten(inputs)} may each be the series: choose one, such as {option('inputs', inputs[0])}."
+        )
     if arrays[label].shape != arrays[inputs[0]].shape[: arrays[label].ndim]:
         raise DataError(
             f"{path}: {shapes}: {label} must hold a class for each example, or for each step; of a row with a one for "
@@ -263,7 +265,7 @@ def _refuse(path: str, about: str, table: Table, roles: Roles) -> None:
         problems = f" {_sentence(roles.problems)}" if roles.problems else ""
         texts = [name for name, why in roles.left_out.items() if why == "texts"]
         # Classes are fewer than names.
-        which = f"--label {min(texts, key=lambda name: table.frame[name].nunique()) if texts else 'NAME'}"
+        which = option("label", min(texts, key=lambda name: table.frame[name].nunique()) if texts else "NAME")
         raise DataError(
             f"{path}: {told}; and no label.{problems} {UNLABELLED} Add a column label with the class of each "
             f"{'series' if roles.layout == 'series' or roles.series else 'row'}, or say which it is: {which}."

@@ -29,7 +29,7 @@ from .sequence_files import SUFFIXES
 from .series import is_list_of_numbers, look_at_lists, look_at_series
 from .sound_files import AUDIO_SUFFIXES, describe_sound
 from .source import DataSource
-from .tables import is_number, is_plain, read_table, shorten, to_seconds
+from .tables import is_number, is_plain, option, read_table, shorten, to_seconds
 
 # Number of file names to inspect, and of examples to open.
 _NAMES, _EXAMPLES = 10_000, 64
@@ -253,7 +253,7 @@ def _refuse_numbers(path: str, data: Any, texts: list[str], hints: Hints) -> Non
     if len(numbers) > 1 and not hints.inputs and not any(is_prose(head[name]) for name in texts):
         raise DataError(
             f"{path} has the columns {shorten(list(data.features))}: a table of numbers. {_TABLES} For the texts of "
-            f"{texts[0]} say --inputs {texts[0]}."
+            f"{texts[0]} say {option('inputs', texts[0])}."
         )
     cells = [re.split(r"[\s,;|]+", text.strip()) for text in head[texts[0]].dropna()]
     rows = [len(row) > 2 and sum(map(is_number, row)) >= len(row) - 1 for row in cells]
@@ -370,8 +370,8 @@ def _measure_texts(survey: Survey, data: Any, columns: list[str], chosen: list[i
         if few:
             raise DataError(
                 f"{survey.train['path']}: the column{'s' if len(few) > 1 else ''} {shorten(few)} beside the texts of "
-                f"{column} may contain classes: choose one with --label {few[0]}, or use the texts only with --inputs "
-                f"{column}."
+                f"{column} may contain classes: choose one with {option('label', few[0])}, or use the texts only with "
+                f"{option('inputs', column)}."
             )
     if others and "label" not in others:
         survey.about += f" in the column {column}; classes would be in a column `label`, not in {shorten(others)}"

@@ -5,6 +5,7 @@ import contextlib
 import csv
 import io
 import re
+import shlex
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field
@@ -446,6 +447,13 @@ def is_number(value: Any) -> bool:
     except (TypeError, ValueError, OverflowError):
         return False
     return True
+
+
+def option(name: str, *columns: Any) -> str:
+    """An option with names of columns as a shell takes it: spaces are quoted, and commas in a list."""
+    listed = io.StringIO()
+    csv.writer(listed, lineterminator="").writerow(columns)
+    return f"--{name} {shlex.quote(listed.getvalue() if name == 'inputs' else str(columns[0]))}"
 
 
 def shorten(names: list[Any]) -> str:

@@ -214,3 +214,22 @@ def test_without_released_models_a_restorer_begins_anew(monkeypatch):
     monkeypatch.setattr("hf_ext.starting.writing.list_released", list)
     recipe = write_recipe("semanir", Path("r"), survey, gpu=False)
     assert "init_from" not in recipe and yaml.safe_load(recipe)["model"] == {"preset": "u-shaped-small"}
+
+
+@pytest.mark.parametrize("name", ["Class Label", "what's it", "low, high", "Größe $x", "-kind"])
+def test_the_options_of_an_advice_can_be_pasted(name):
+    generator = np.random.default_rng(0)
+    columns = {"a": generator.normal(size=40), name: generator.choice(["x", "y"], 40)}
+    pd.DataFrame(columns).to_csv("table.csv", index=False)
+    advice = run("init", "mrconv", "runs", "--data", "table.csv", code=2).stderr.partition("the class with ")[2]
+    run("init", "mrconv", "runs", "--data", "table.csv", *shlex.split(advice.strip().removesuffix(".")))
+    assert yaml.safe_load(Path("runs/mrconv.yaml").read_text())["task"]["label_names"] == ["x", "y"]
+
+
+@pytest.mark.parametrize(("given", "left"), [('"low, high"', "c"), ("c", "low, high"), ("'low, high'", None)])
+def test_a_column_with_a_comma_can_be_named(given, left):
+    generator = np.random.default_rng(0)
+    columns = {"low, high": generator.normal(size=40), "c": generator.normal(size=40), "label": ["x", "y"] * 20}
+    pd.DataFrame(columns).to_csv("table.csv", index=False)
+    result = run("init", "mrconv", "runs", "--data", "table.csv", "--inputs", given, code=0 if left else 2)
+    assert left is None or left in next(line for line in result.output.splitlines() if line.startswith("left out"))
