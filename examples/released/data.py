@@ -2,19 +2,17 @@
 
 BSDS500 is split once: every 25th of its training photographs chooses rates, 68 of its test photographs are
 for tables alone, all others train. Set5, Set12, BSD68 and the official test recordings of FSDD, those numbered 0 to 4,
-only ever test; of each digit and speaker the recording after them chooses, and those that train are varied too. Shaken
-and rainy pictures are made of the same photographs by `examples/semanir/make_pairs.py`, those that train five times
-each, with other draws. So are halved pictures, as people shrink and pass them on.
+only ever test; of each digit and speaker the recording after them chooses. Shaken and rainy pictures are made of the
+same photographs by `examples/semanir/make_pairs.py`, those that train five times each, with other draws. So are halved
+pictures, as people shrink and pass them on.
 """
 
 import shutil
 import sys
 from collections.abc import Container
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import soxr
 from PIL import Image
 
 from hf_ext.files import whole_folder
@@ -33,8 +31,6 @@ TESTED = 68
 # Damaged pictures: how often each training photograph is damaged, and how many made pictures are beside them.
 REPEATS, MADE = 5, 120
 DAMAGES: dict[str, Maker] = {"deblur": shake, "derain": rain}
-# Recordings that train are there once as they are, and so often varied.
-VARIATIONS = 4
 # Averages of 2 x 2 pixels, as cameras and OpenCV's INTER_AREA make them, and two filters of editors.
 FILTERS = (Image.Resampling.BOX, Image.Resampling.LANCZOS, Image.Resampling.BICUBIC)
 
@@ -98,25 +94,6 @@ def prepare_pairs(photos: dict[str, list[Path]], data: Path, runs: Container[str
                         write_pairs(files, folder, (maker,), (seed, kind), f"{name}, {part}, {seed}")
 
 
-def vary_digit(row: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
-    """A recording with another speed (± 12 %), loudness (± 8 dB), start (up to 80 ms later) and some noise."""
-    samples = soxr.resample(row["audio"] / 32768, 1.0, generator.uniform(0.88, 1.12))
-    samples = np.concatenate([np.zeros(generator.integers(640)), samples]) * 10 ** generator.uniform(-0.4, 0.4)
-    samples += generator.standard_normal(len(samples)) * 10 ** generator.uniform(-4, -2)
-    return {**row, "audio": np.clip(32768 * samples, -32768, 32767).astype(np.int16)}
-
-
-def prepare_digits(files: list[Path], folder: Path) -> None:
-    """Recordings as parquet files; those that train are there varied too, always in the same way."""
-    for part, members in split_digits(files, 50).items():
-        rows = [read_digit(file) for file in members]
-        if part == "train":
-            generator = np.random.default_rng(0)
-            rows += [vary_digit(row, generator) for _ in range(VARIATIONS) for row in rows]
-        if not (folder / f"{part}.parquet").is_file():
-            write_digits(folder / f"{part}.parquet", rows)
-
-
 def prepare(source: Path, work: Path, runs: Container[str]) -> None:
     """Puts what the recipes of these runs read into WORK/data, once."""
     data = work / "data"
@@ -130,5 +107,7 @@ def prepare(source: Path, work: Path, runs: Container[str]) -> None:
         with whole_folder(folder) as made:
             for file in files:
                 shutil.copy(file, made)
-    prepare_digits(list((source / "fsdd").glob("*.wav")), data / "fsdd")
+    for part, files in split_digits(list((source / "fsdd").glob("*.wav")), 50).items():
+        if not (data / "fsdd" / f"{part}.parquet").is_file():
+            write_digits(data / "fsdd" / f"{part}.parquet", [read_digit(file) for file in files])
     prepare_pairs(photos, data, runs)

@@ -21,7 +21,7 @@ RESTORE_TASKS: dict[str, dict[str, Any]] = {
 }
 # In this order; each run and the run, or the committed step, whose weights it begins with.
 RUNS: dict[str, str | None] = {
-    "spoken-digits": "spoken-digits-first",
+    "spoken-digits": None,
     "cifar10-16": None,
     "denoise-color": "denoise-color-first",
     "jpeg-color": "denoise-color-first",

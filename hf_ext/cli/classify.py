@@ -6,6 +6,7 @@ import click
 
 from .errors import Failed, Unusable, loads
 from .library import register_models
+from .options import split_names
 from .output import print_json, print_table
 from .sources import Model
 from .terminal import say
@@ -54,7 +55,7 @@ def classify(
       hf-ext classify runs/mrconv-sensors/snapshot knock.csv --columns x,y,z
       hf-ext classify runs/mrconv-positions/snapshot heart.csv --json
     """
-    names = [name.strip() for name in columns.split(",")] if columns else None
+    names = split_names(columns) or None
     register_models()
     classifier = load_classifier(source, device, task)
     if columns and classifier.kind != "series":

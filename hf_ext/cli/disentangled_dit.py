@@ -11,6 +11,7 @@ import click
 
 from .errors import Failed, Unusable, loads
 from .groups import Group
+from .options import split_names
 from .output import print_json, print_rows
 from .sources import Model
 from .terminal import say
@@ -174,7 +175,8 @@ def score(pictures: str, reference: str | None, as_json: bool, **options: Any) -
 )
 @click.option(
     "--class-labels",
-    help="Comma-separated names or numbers of classes.  [default: the first ten in a grid, all in a folder]",
+    help="Names or numbers of classes, separated by commas; a name with a comma in double quotes.  [default: the "
+    "first ten in a grid, all in a folder]",
 )
 @click.option("--prompt", "prompts", multiple=True, help="Text, for a text model. Repeatable.")
 @click.option(
@@ -354,6 +356,11 @@ def _check_guidance(guidance_scale: float, control_guidance_scale: float, negati
         )
 
 
+def _class_number(pipeline: Any, word: str) -> int:
+    """The class of a name, or of a number where no name is this number."""
+    return int(word) if word.isdecimal() and word not in pipeline.labels else int(pipeline.get_label_ids(word)[0])
+
+
 def _conditions(
     pipeline: Any, class_labels: str | None, prompts: tuple[str, ...], most: int | None
 ) -> tuple[list[Any], list[str]]:
@@ -364,8 +371,7 @@ def _conditions(
         raise click.UsageError(f"this model takes {wanted} only.")
     if prompts:
         return list(prompts), list(prompts)
-    words = class_labels.split(",") if class_labels else [str(number) for number in range(count)][:most]
-    labels = [int(word) if word.strip().isdecimal() else pipeline.get_label_ids(word.strip())[0] for word in words]
+    labels = [_class_number(pipeline, word) for word in split_names(class_labels)] or [*range(count)][:most]
     known = pipeline.config.id2label or {}
     return labels, [known.get(str(label), str(label)) for label in labels]
 

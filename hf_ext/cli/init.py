@@ -1,12 +1,12 @@
 """hf-ext init: a recipe for the user's data."""
 
-import csv
 import shlex
 from pathlib import Path
 
 import click
 
 from .library import import_without_models
+from .options import split_names
 from .terminal import note, say
 
 
@@ -49,7 +49,7 @@ def init(
       hf-ext init emr merge-run --data models/
       hf-ext init dit drawings
     """
-    names = {"inputs": _names(inputs), "pairs": _names(pairs)}
+    names = {"inputs": tuple(split_names(inputs)), "pairs": tuple(split_names(pairs))}
     if pairs and len(names["pairs"]) != 2:
         raise click.BadParameter("give two folders, such as noisy,clean.", param_hint="--pairs")
     if (method == "emr" or not data) and (label or time or series or inputs or pairs):
@@ -86,10 +86,3 @@ def init(
         written.write(text)
     say(file)
     note(f"next: {shlex.join(following)}")
-
-
-def _names(given: str | None) -> tuple[str, ...]:
-    """Names between commas; a name with a comma stands in quotes."""
-    return tuple(
-        name.strip() for row in csv.reader([given or ""], skipinitialspace=True) for name in row if name.strip()
-    )

@@ -1,5 +1,6 @@
 """Command options created from the fields of a dataclass."""
 
+import csv
 import dataclasses
 import types
 import typing
@@ -22,6 +23,11 @@ class Number(click.ParamType):  # type: ignore[type-arg]
         from hf_ext.settings import parse_yaml
 
         return parse_yaml(value)
+
+
+def split_names(text: str | None) -> list[str]:
+    """Names between commas; a name with a comma stands in double quotes."""
+    return [name.strip() for row in csv.reader([text or ""], skipinitialspace=True) for name in row if name.strip()]
 
 
 def options_of(kind: type, flags: Mapping[str, str] | None = None, but: Collection[str] = ()) -> list[click.Parameter]:

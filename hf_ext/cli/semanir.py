@@ -180,8 +180,7 @@ def restore(
     plan, to_do = ranks.ask_first(
         lambda: _plan(source, inputs, place, f".{kind}" if kind else None, name, sheet, overwrite, made_with)
     )
-    failed = len(plan.refused)
-    parts = [f"0 restored to {out}"]
+    failed, parts = len(plan.refused), [f"0 restored to {out}"]
     if to_do:
         with import_at_once(), ranks.first_before_others():
             model = load_model(source, ranks.own_device(device), dtype, task) if ranks.share(to_do) else None

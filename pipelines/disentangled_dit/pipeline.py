@@ -136,7 +136,11 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             id2label=names, max_text_length=max_text_length, prediction_type=prediction_type, **padding
         )
         self.register_to_config(prediction_type=self._check_scheduler())
-        self.labels = {name.strip(): int(number) for number, text in (names or {}).items() for name in text.split(",")}
+        # of whole names, and of parts between commas, those that one class alone has: it is the first and the last
+        whole = [(text.strip(), int(number)) for number, text in (names or {}).items()]
+        parts = [(part.strip(), number) for text, number in whole for part in text.split(",")]
+        alone = [dict(some).items() & dict(some[::-1]).items() for some in (parts, whole)]
+        self.labels = {name: number for some in alone for name, number in sorted(some, key=lambda pair: pair[1])}
         # sizes are checked here, not rounded there
         self.image_processor = VaeImageProcessor(vae_scale_factor=1)
         binary = {"do_normalize": False, "do_binarize": True, "do_convert_grayscale": True}
@@ -191,10 +195,9 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
     def get_label_ids(self, label: str | list[str]) -> list[int]:
         """Numbers of the classes that `label` names, one of `id2label` or several, for `class_labels` of a call."""
         names = [label] if isinstance(label, str) else list(label)
-        for name in names:
-            if name not in self.labels:
-                known = ", ".join(list(self.labels)[:5]) or "none; give the number of the class"
-                raise ValueError(f"There is no class {name!r}; of {len(self.labels)} names the first are: {known}.")
+        if unknown := [name for name in names if name not in self.labels]:
+            known = ", ".join([*self.labels][:5]) or "none; give the number of the class"
+            raise ValueError(f"No class alone is {unknown[0]!r}; of {len(self.labels)} names the first are: {known}.")
         return [self.labels[name] for name in names]
 
     def encode_prompt(
@@ -237,8 +240,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
                 shapes = f"{tuple(negative_prompt_embeds.shape)} and the text {tuple(given.shape)}"
                 raise ValueError(f"The negative text has the shape {shapes}; give equal ones, or one negative text.")
             negative_prompt_embeds = negative_prompt_embeds.repeat_interleave(num_images_per_prompt, dim=0)
-        prompt_embeds = None if given is None else given.repeat_interleave(num_images_per_prompt, dim=0)
-        return prompt_embeds, negative_prompt_embeds
+        return None if given is None else given.repeat_interleave(num_images_per_prompt, dim=0), negative_prompt_embeds
 
     def _encode_texts(self, texts: str | list[str], device: Any, length: int | None) -> Tensor:
         """Padded tokens [texts, length, width]."""
@@ -252,9 +254,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         for text, ids in zip(texts, self.tokenizer(texts, verbose=False).input_ids, strict=True):
             if len(ids) > length:
                 self._LOGGER.warning(f"{len(ids) - length} of {len(ids)} tokens are cut from the end of {text!r}.")
-        options = {"padding": "max_length", "padding_side": "right", "max_length": length}
-        tokens = self.tokenizer(texts, truncation=True, return_tensors="pt", **options)
-        tokens = tokens.to(device or self._execution_device)
+        options = {"padding": "max_length", "padding_side": "right", "max_length": length, "truncation": True}
+        tokens = self.tokenizer(texts, return_tensors="pt", **options).to(device or self._execution_device)
         states = self.text_encoder(tokens.input_ids, attention_mask=tokens.attention_mask).last_hidden_state
         # 63 bits: a torch seed is a signed number
         seeds = [int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1 for text in texts]
@@ -371,13 +372,12 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             return pictures
         if not isinstance(pictures, Tensor | np.ndarray):
             raise ValueError(f"{name} is a {type(pictures).__name__}; a PIL picture, an array or a tensor is needed.")
-        values: Any = pictures
         most = {"bool": 1, "uint8": 255}.get(str(pictures.dtype).rpartition(".")[2])
         if most is not None:
             return (pictures.float() if isinstance(pictures, Tensor) else pictures.astype(np.float32)) / most
         # floats of a resized picture go a little beyond, those from 0 to 255 far
-        if "float" not in str(pictures.dtype) or not (abs(values) <= 2).all():
-            found = f"{pictures.dtype} values up to {values.max()}"
+        if "float" not in str(pictures.dtype) or not (torch.as_tensor(pictures).abs() <= 2).all():
+            found = f"{pictures.dtype} values up to {pictures.max()}"
             raise ValueError(f"{name} has {found}; uint8, or finite floats from 0 to 1 are needed.")
         return pictures
 

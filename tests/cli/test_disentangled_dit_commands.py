@@ -96,6 +96,8 @@ def test_classes_are_drawn_into_one_grid(tmp_path):
         first = picture.convert("RGB")
     # Two rows of three pictures of 6 x 10 pixels, each pixel enlarged 7 times.
     assert first.height == 2 * (42 + 2)
+    # A name with a comma is one name.
+    run(*words, "--class-labels", '"tench, Tinca tinca",hen', "--out", tmp_path / "quoted.png")
     run(*words, "--class-labels", "1,brambling", "--out", tmp_path / "same.png")
     with Image.open(tmp_path / "same.png") as picture:
         np.testing.assert_allclose(np.asarray(picture.convert("RGB"), int), np.asarray(first, int), atol=1)
@@ -209,7 +211,7 @@ def test_conditions_negative_scheduler_and_picture_reach_the_pipeline(tmp_path):
     for wrong, message in (
         (["--scheduler", "DDIM"], "diffusers has no scheduler 'DDIM'; for instance DDIMScheduler"),
         (["--scheduler", "IPNDMScheduler"], "IPNDMScheduler"),
-        (["--negative", "hens"], "There is no class 'hens'"),
+        (["--negative", "hens"], "No class alone is 'hens'"),
         (["--image", tmp_path / "model" / "model_index.json"], "is not a readable picture"),
         (["--strength", 0], None),
     ):
@@ -268,7 +270,7 @@ def test_texts_are_drawn(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--class-labels", "goldfisch"], "There is no class 'goldfisch'"),
+        (["--class-labels", "goldfisch"], "No class alone is 'goldfisch'"),
         (["--prompt", "a hen"], "this model takes --class-labels only"),
         (["--size", "8x8"], "is not a pair of whole numbers such as 32,32"),
         (["--out", "grid.jpg"], "must be a .png file"),

@@ -7,7 +7,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from hf_ext_cli.options import options_of
+from hf_ext_cli.options import options_of, split_names
 
 
 @dataclass
@@ -78,3 +78,19 @@ def test_the_help_is_that_of_the_docstring_with_the_default():
     for told in ("The base.", "One of two. [default: a]", "A number. [default: 0.5]", "A flag. [default: no-small]"):
         assert told in text
     assert "Another. --" in text and "Several. Repeatable. --" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("a,b", ["a", "b"]),
+        (" a , b c ", ["a", "b c"]),
+        ('"tench, Tinca tinca",hen', ["tench, Tinca tinca", "hen"]),
+        ('hen, "a, b"', ["hen", "a, b"]),
+        ("what's,it", ["what's", "it"]),
+        ("", []),
+        (None, []),
+    ],
+)
+def test_names_stand_between_commas_and_in_quotes(text, names):
+    assert split_names(text) == names

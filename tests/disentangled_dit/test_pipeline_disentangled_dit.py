@@ -174,7 +174,7 @@ def test_labels_are_numbers_names_or_tensors(pipeline):
     noise = start(pipeline, 2)
     images = pipeline(class_labels=["tench", "hen"], latents=noise, **FEW).images
     assert_same_answers(pipeline(class_labels=torch.tensor([0, 2]), latents=noise, **FEW).images, images)
-    with pytest.raises(ValueError, match="There is no class 'goldfisch'"):
+    with pytest.raises(ValueError, match="No class alone is 'goldfisch'"):
         pipeline(class_labels="goldfisch", **FEW)
     with pytest.raises(ValueError):
         DisentangledDiTPipeline(pipeline.transformer, DDIMScheduler(), None, None, None).get_label_ids("hen")
@@ -314,3 +314,30 @@ def test_more_wrong_input_is_explained(pipeline):
         wide(prompt="a hen", **FEW)
     with pytest.raises(ValueError, match="are a text or a list of texts"):
         wide(prompt=[], **FEW)
+
+
+NAMES = {0: "crane", 1: "tench, Tinca tinca", 2: "crane", 3: "cat", 4: "cat, black", 5: "dog, black", 6: "7"}
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("tench, Tinca tinca", 1),
+        ("Tinca tinca", 1),
+        ("cat", 3),
+        ("cat, black", 4),
+        ("dog", 5),
+        ("7", 6),
+        # Two classes have it, whole or as a part.
+        ("crane", None),
+        ("black", None),
+        ("tench,", None),
+    ],
+)
+def test_a_name_stands_for_one_class_or_is_refused(name, number, pipeline):
+    named = DisentangledDiTPipeline(pipeline.transformer, DDIMScheduler(), None, None, None, id2label=NAMES)
+    if number is None:
+        with pytest.raises(ValueError):
+            named.get_label_ids(name)
+    else:
+        assert named.get_label_ids(name) == [number]
