@@ -23,13 +23,13 @@ RESTORE_TASKS: dict[str, dict[str, Any]] = {
 RUNS: dict[str, str | None] = {
     "spoken-digits": None,
     "cifar10-16": None,
-    "denoise-color": "denoise-color-first",
-    "jpeg-color": "denoise-color-first",
+    "denoise-color": None,
+    "jpeg-color": "denoise-color",
     "denoise-gray": None,
     # A step is the network that knew MATLAB's bicubic shrinking alone, 13,000 steps in 0.92 core-hours.
     "super-resolution-x2": "super-resolution-x2-first",
     **dict.fromkeys((f"restore-tasks-{task}" for task in RESTORE_TASKS), "denoise-color"),
-    "photo": "denoise-color-first",
+    "photo": "denoise-color",
     # Steps of them are committed, and are no releases: deblur gains 1.0 dB, derain-first took flat colours for mist.
     "deblur": "deblur-first",
     "derain": "derain-first",
