@@ -106,10 +106,11 @@ def find_roles(table: Table, hints: Hints) -> Roles:
     # A column of True and False is a class, or an input.
     asked = _without(others, names) + [name for name in inputs if pd.api.types.is_bool_dtype(frame[name].dtype)]
     if label is None and asked and not hints.inputs:
-        series = f", and the names of series with {option('series', asked[1])}" if len(asked) > 1 else ""
+        rest = _without(inputs, asked)
         raise DataError(
-            f"the column{'s' if len(asked) > 1 else ''} {shorten(asked)} may name classes, or several series: choose "
-            f"the class with {option('label', asked[0])}{series}"
+            f"the column{'s' if len(asked) > 1 else ''} {shorten(asked)} may name classes, or several series: say "
+            f"which: {option('label', asked[0])} or {option('series', asked[0])}, or leave "
+            f"{'them' if len(asked) > 1 else 'it'} out with {option('inputs', *rest[:6], *['…'] * (len(rest) > 6))}"
         )
     left_out = {
         **dict.fromkeys(others, "texts"),

@@ -240,7 +240,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
                 shapes = f"{tuple(negative_prompt_embeds.shape)} and the text {tuple(given.shape)}"
                 raise ValueError(f"The negative text has the shape {shapes}; give equal ones, or one negative text.")
             negative_prompt_embeds = negative_prompt_embeds.repeat_interleave(num_images_per_prompt, dim=0)
-        return None if given is None else given.repeat_interleave(num_images_per_prompt, dim=0), negative_prompt_embeds
+        prompt_embeds = None if given is None else given.repeat_interleave(num_images_per_prompt, dim=0)
+        return prompt_embeds, negative_prompt_embeds
 
     def _encode_texts(self, texts: str | list[str], device: Any, length: int | None) -> Tensor:
         """Padded tokens [texts, length, width]."""
@@ -565,8 +566,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
 
     def _check_labels(self, labels: Any, name: str) -> list[int]:
         """Numbers of classes from numbers, names, a tensor of numbers, or a list."""
-        labels = self._plain(labels)
-        labels = labels if isinstance(labels, list) else [labels]
+        labels = labels if isinstance(labels := self._plain(labels), list) else [labels]
         if not labels:
             raise ValueError(f"{name} is an empty list; give at least one class.")
         numbers = [self.get_label_ids(label)[0] if isinstance(label, str) else label for label in labels]

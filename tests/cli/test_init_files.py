@@ -221,8 +221,8 @@ def test_the_options_of_an_advice_can_be_pasted(name):
     generator = np.random.default_rng(0)
     columns = {"a": generator.normal(size=40), name: generator.choice(["x", "y"], 40)}
     pd.DataFrame(columns).to_csv("table.csv", index=False)
-    advice = run("init", "mrconv", "runs", "--data", "table.csv", code=2).stderr.partition("the class with ")[2]
-    run("init", "mrconv", "runs", "--data", "table.csv", *shlex.split(advice.strip().removesuffix(".")))
+    advice = run("init", "mrconv", "runs", "--data", "table.csv", code=2).stderr.partition("say which: ")[2]
+    run("init", "mrconv", "runs", "--data", "table.csv", *shlex.split(advice.partition(" or --")[0]))
     assert yaml.safe_load(Path("runs/mrconv.yaml").read_text())["task"]["label_names"] == ["x", "y"]
 
 
