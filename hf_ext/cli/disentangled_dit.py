@@ -390,8 +390,7 @@ def _call_options(pipeline: Any, asked: dict[str, Any]) -> dict[str, Any]:
         return options
     if pipeline.transformer.config.num_classes is None:
         return {**options, "negative_prompt": negative}
-    number = int(negative) if negative.isdecimal() else pipeline.get_label_ids(negative)[0]
-    return {**options, "negative_class_labels": number}
+    return {**options, "negative_class_labels": _class_number(pipeline, negative)}
 
 
 def _other_scheduler(before: Any, name: str) -> Any:

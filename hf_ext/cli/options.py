@@ -26,8 +26,12 @@ class Number(click.ParamType):  # type: ignore[type-arg]
 
 
 def split_names(text: str | None) -> list[str]:
-    """Names between commas; a name with a comma stands in double quotes."""
-    return [name.strip() for row in csv.reader([text or ""], skipinitialspace=True) for name in row if name.strip()]
+    """Names between commas or on lines; a name with a comma stands in double quotes."""
+    rows = csv.reader((text or "").splitlines(keepends=True), skipinitialspace=True)
+    names = [name.strip() for row in rows for name in row if name.strip()]
+    if text is not None and not names:
+        raise click.UsageError(f"{text!r} holds no name; give names, separated by commas, or leave the option out.")
+    return names
 
 
 def options_of(kind: type, flags: Mapping[str, str] | None = None, but: Collection[str] = ()) -> list[click.Parameter]:

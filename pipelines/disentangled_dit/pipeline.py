@@ -373,12 +373,12 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             return pictures
         if not isinstance(pictures, Tensor | np.ndarray):
             raise ValueError(f"{name} is a {type(pictures).__name__}; a PIL picture, an array or a tensor is needed.")
-        most = {"bool": 1, "uint8": 255}.get(str(pictures.dtype).rpartition(".")[2])
-        if most is not None:
+        values: Any = pictures
+        if most := {"bool": 1, "uint8": 255}.get(str(pictures.dtype).rpartition(".")[2]):
             return (pictures.float() if isinstance(pictures, Tensor) else pictures.astype(np.float32)) / most
         # floats of a resized picture go a little beyond, those from 0 to 255 far
-        if "float" not in str(pictures.dtype) or not (torch.as_tensor(pictures).abs() <= 2).all():
-            found = f"{pictures.dtype} values up to {pictures.max()}"
+        if "float" not in str(pictures.dtype) or not (abs(values) <= 2).all():
+            found = f"{pictures.dtype} values up to {values.max()}"
             raise ValueError(f"{name} has {found}; uint8, or finite floats from 0 to 1 are needed.")
         return pictures
 

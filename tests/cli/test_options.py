@@ -88,9 +88,17 @@ def test_the_help_is_that_of_the_docstring_with_the_default():
         ('"tench, Tinca tinca",hen', ["tench, Tinca tinca", "hen"]),
         ('hen, "a, b"', ["hen", "a, b"]),
         ("what's,it", ["what's", "it"]),
-        ("", []),
+        # As `$(cat names.txt)` gives them.
+        ("a\nb, c\r\n", ["a", "b", "c"]),
+        ('"a\nb",c', ["a\nb", "c"]),
         (None, []),
     ],
 )
 def test_names_stand_between_commas_and_in_quotes(text, names):
     assert split_names(text) == names
+
+
+@pytest.mark.parametrize("text", ["", " ", ",", '""', "\n"])
+def test_an_option_without_a_name_is_refused(text):
+    with pytest.raises(click.UsageError):
+        split_names(text)

@@ -237,3 +237,12 @@ def test_single_numbers_come_in_every_form():
     ):
         images = pipeline(class_labels=label, flip=flip, original_size=size, **options).images
         torch.testing.assert_close(images, expected, **NEAR)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.longdouble])
+def test_arrays_of_any_order_and_float_are_read(dtype):
+    pixels = np.linspace(0, 1, 12, dtype=dtype).reshape(1, 2, 2, 3)
+    for given in (pixels, pixels[:, ::-1, ::-1], pixels.transpose(0, 2, 1, 3)):
+        assert DisentangledDiTPipeline._read_pictures(given, "image") is given
+    with pytest.raises(ValueError):
+        DisentangledDiTPipeline._read_pictures(pixels[:, ::-1] * 255, "image")
