@@ -34,6 +34,23 @@ class Tile(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r} is neither a number of pixels nor 'auto'.", param, ctx)
 
 
+class Strength(click.ParamType):  # type: ignore[type-arg]
+    """A share from 0 to 1, or auto."""
+
+    name = "0..1|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | str:
+        if value == "auto":
+            return "auto"
+        try:
+            share = float(value)
+        except ValueError:
+            share = math.nan
+        if not 0 <= share <= 1:
+            self.fail(f"{value!r} is neither a number from 0 to 1 nor 'auto'.", param, ctx)
+        return share
+
+
 class Colour(click.ParamType):  # type: ignore[type-arg]
     """A colour as Pillow names it: a name, or #rrggbb."""
 
@@ -82,9 +99,10 @@ def load_model(source: str, device: str | None, dtype: str | None, task: str | N
 @click.option("--top-k", type=click.IntRange(min=1), help="Number of keys that each token attends to.")
 @click.option(
     "--strength",
-    type=click.FloatRange(0, 1),
+    type=Strength(),
     default=1.0,
-    help="Blend of input and result: 0 keeps the input, 0.5 is their mean, 1 is the result.",
+    show_default=True,
+    help="Blend of input and result: 0 keeps the input, 1 is the result; auto: by the noise and JPEG in a picture.",
 )
 @click.option("--wrap", is_flag=True, help="Treat opposite edges as neighbours: seamless textures stay seamless.")
 @click.option(
@@ -126,7 +144,7 @@ def restore(
     tile: int | str | None,
     self_ensemble: bool,
     top_k: int | None,
-    strength: float,
+    strength: float | str,
     wrap: bool,
     compare: bool,
     kind: str | None,
@@ -157,7 +175,7 @@ def restore(
     Examples:
       hf-ext restore runs/denoise/snapshot noisy.png --out restored
       hf-ext restore org/name photos/ "scans/**/*.tif" --out restored --compare
-      hf-ext restore org/name portrait.jpg --out restored --strength 0.6
+      hf-ext restore org/name portrait.jpg --out restored --strength auto
       hf-ext restore merged old.jpg --task jpeg --out restored
       hf-ext restore org/name huge.png --out restored --tile auto --dtype bfloat16
       curl -s https://example.org/a.jpg | hf-ext restore org/name - --out - > restored.jpg
@@ -168,7 +186,7 @@ def restore(
     import_without_models()
     from hf_ext.distributed import Ranks
 
-    _check_options(strength, quality, lossless)
+    _check_options(quality, lossless)
     place, name = _place_of_results(out, compare, kind or suffix or template), _name_of_results(suffix, template)
     folder = _folder_of(place)
     sheet = folder / "comparison.png" if folder is not None and compare else None
@@ -204,9 +222,7 @@ def restore(
         raise Failed(f"{failed} of {len(plan.jobs) + len(plan.refused)} pictures could not be restored.")
 
 
-def _check_options(strength: float, quality: int | None, lossless: bool) -> None:
-    if math.isnan(strength):
-        raise click.UsageError("--strength must be a number from 0 to 1; got nan.")
+def _check_options(quality: int | None, lossless: bool) -> None:
     if quality is not None and lossless:
         raise click.UsageError("--quality applies to lossy compression and contradicts --lossless; give one of them.")
 

@@ -12,11 +12,12 @@ from hf_ext.distributed import Ranks
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 
 from .comparison import Comparison, compare_pictures, comparison_page, comparison_sheet
+from .damage import choose_strength, estimate_damage
 from .encoding import DEFAULT, FORMATS, Encoding, Frames, Picture, encode_frames
 from .files import read_frames, write_bytes, write_image
 from .jobs import Job
 from .records import Records
-from .tiles import lacks_memory, restore_image
+from .tiles import check_strength, lacks_memory, restore_image
 
 # Pictures on the sheet of comparisons.
 _MOST_COMPARED = 8
@@ -72,8 +73,9 @@ def restore_files(
         assert model is not None
         try:
             frames = read_frames(job.source, max_megapixels)
-            pictures = _restore_frames(model, frames.pictures, progress, options)
-            notes = _write(job, frames._replace(pictures=pictures), encoding, records)
+            pictures, strengths = _restore_frames(model, frames.pictures, progress, options)
+            notes = [f"{job.name}: {words}" for words in strengths]
+            notes += _write(job, frames._replace(pictures=pictures), encoding, records)
         except (ValueError, OSError, MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not lacks_memory(error):
                 raise
@@ -111,13 +113,20 @@ def _restore_frames(
     pictures: list[Picture],
     progress: Callable[[float], None] | None,
     options: dict[str, Any],
-) -> list[Picture]:
-    restored = []
+) -> tuple[list[Picture], list[str]]:
+    """The restored frames; what was seen in them and chosen for them."""
+    restored, strengths = [], dict[str, None]()
     for picture in pictures:
         # To the bar all frames are as much as the first, whose size a file's header says.
         counted = None if progress is None else _Counter(progress, _megapixels(pictures[0]) / len(pictures))
-        restored.append(picture._replace(pixels=restore_image(model, picture.pixels, progress=counted, **options)))
-    return restored
+        chosen = options
+        if options.get("strength") == "auto":
+            check_strength("auto", model.config)
+            damage = estimate_damage(picture.pixels)
+            chosen = {**options, "strength": choose_strength(damage)}
+            strengths[f"{damage}: strength {chosen['strength']:g}"] = None
+        restored.append(picture._replace(pixels=restore_image(model, picture.pixels, progress=counted, **chosen)))
+    return restored, list(strengths)
 
 
 def _megapixels(picture: Picture) -> float:

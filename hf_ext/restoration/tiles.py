@@ -17,10 +17,12 @@ from accelerate.utils.memory import should_reduce_batch_size
 from transformers.utils import logging
 
 import hf_ext.fast.semanir  # noqa: F401 (it enters itself where pictures are restored)
+from hf_ext.semanir.configuration_semanir import SemanIRConfig
 from hf_ext.semanir.image_processing_semanir import from_unit, restore_picture, to_unit
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 
 from ..errors import DataError, UsageError
+from .damage import choose_strength, estimate_damage
 
 logger = logging.get_logger(__name__)
 
@@ -38,7 +40,7 @@ def restore_image(
     tile: int | str | None = None,
     self_ensemble: bool = False,
     top_k: int | None = None,
-    strength: float = 1.0,
+    strength: float | str = 1.0,
     wrap: bool = False,
     progress: Progress | None = None,
 ) -> np.ndarray:
@@ -65,8 +67,10 @@ def restore_image(
         self_ensemble (`bool`, *optional*, defaults to `False`): Restore all eight flips and turns of the image and
             average them: a little better, eight times the work.
         top_k (`int`, *optional*): Keys per token; the model's own number if not given.
-        strength (`float`, *optional*, defaults to 1.0): How much of the change is made, 0 to 1: a mean of image and
-            result, for taste or where a model removes too much. For models that keep the size.
+        strength (`float` or `str`, *optional*, defaults to 1.0): How much of the change is made, 0 to 1: a mean of
+            image and result, for taste or where a model removes too much. For models that keep the size. `"auto"` is
+            [`~damage.choose_strength`] of the noise and JPEG quality that [`~damage.estimate_damage`] sees in the
+            image: of one that is nearly clean a part, down to nothing. Neither sees blur.
         wrap (`bool`, *optional*, defaults to `False`): Each edge goes on at the opposite one, as of a texture that is
             laid side by side; the result has no seam there. The image is surrounded by itself, as wide as tiles
             overlap.
@@ -79,7 +83,7 @@ def restore_image(
 
     Raises:
         UsageError: If image or options cannot be used: an image of another shape or with values that are no number,
-            a `strength` outside [0, 1], a `tile` that does not fit the model.
+            a `strength` that is neither in [0, 1] nor `"auto"`, a `tile` that does not fit the model.
         ValueError: If the image has channels that the model does not take.
         TypeError: If the image is no array of uint8, uint16 or floats.
         DataError: If the model returns infinite values or NaN in float32 as well.
@@ -103,12 +107,7 @@ def restore_image(
     if not whole_numbers and not np.isfinite(image).all():
         raise UsageError("`image` contains infinite values or NaN, which cannot be restored.")
     config = model.config
-    if not 0 <= strength <= 1:
-        raise UsageError(
-            f"`strength` is {strength}; it must be from 0 (the image unchanged) to 1 (the result of the model)."
-        )
-    if strength != 1 and config.scale != 1:
-        raise UsageError(f"`strength` {strength} needs a model that keeps the image size; this one enlarges it.")
+    check_strength(strength, config)
     if self_ensemble and config.demosaicks:
         raise UsageError(
             "`self_ensemble` flips and rotates the picture, which changes the order of a mosaic's colours: leave it "
@@ -124,9 +123,23 @@ def restore_image(
         first, height, width = (size * config.scale for size in (margin, *image.shape[:2]))
         restored = restored[first : first + height, first : first + width]
     if strength != 1:
+        share = choose_strength(estimate_damage(image)) if isinstance(strength, str) else strength
         given = to_unit(image)
-        restored = given + np.float32(strength) * (restored - given)
+        restored = given + np.float32(share) * (restored - given)
     return from_unit(restored, image.dtype) if whole_numbers else restored
+
+
+def check_strength(strength: float | str, config: SemanIRConfig) -> None:
+    """Refuse a strength that no model takes, or not this one."""
+    if isinstance(strength, str) and strength != "auto" or not isinstance(strength, str) and not 0 <= strength <= 1:
+        raise UsageError(
+            f"`strength` is {strength!r}; it must be from 0 (the image unchanged) to 1 (the result of the model), or "
+            "'auto'."
+        )
+    if strength != 1 and config.scale != 1:
+        raise UsageError(f"`strength` {strength} needs a model that keeps the image size; this one enlarges it.")
+    if strength == "auto" and config.demosaicks:
+        raise UsageError("`strength` 'auto' is for pictures; the input of this model is a mosaic.")
 
 
 def tile_overlap(model: SemanIRForImageRestoration) -> int:

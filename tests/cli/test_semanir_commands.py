@@ -208,11 +208,13 @@ def test_options_reach_the_model(models, tmp_path):
         ("ensemble", ["--self-ensemble"], {"self_ensemble": True}),
         ("keys", ["--top-k", "1"], {"top_k": 1}),
         ("share", ["--strength", "0.5"], {"strength": 0.5}),
+        ("automatic", ["--strength", "auto"], {"strength": "auto"}),
     ):
-        run("restore", models / "restore", tmp_path / "a.png", "--out", tmp_path / name, *words)
+        result = run("restore", models / "restore", tmp_path / "a.png", "--out", tmp_path / name, *words)
+        assert (": strength 1" in result.stderr) == (name == "automatic")
         restored = read_image(tmp_path / name / "a.png").pixels
         assert_same_picture(restored, restore_image(model, pixels, **options))
-        assert name == "tile" or (restored != plain).mean() > 0.02
+        assert name in ("tile", "automatic") or (restored != plain).mean() > 0.02
     run("restore", models / "restore", tmp_path / "a.png", "--out", tmp_path / "auto", "--tile", "auto")
     run(
         *("restore", models / "restore", tmp_path / "a.png", "--out", tmp_path / "half"),
@@ -224,6 +226,10 @@ def test_options_reach_the_model(models, tmp_path):
     assert "give a multiple of 4 (this model's windows) from 32 up" in result.stderr
     result = run("restore", models / "restore", tmp_path / "a.png", "--out", tmp_path / "o", "--device", "tpu", code=2)
     assert "device tpu cannot be used" in result.stderr
+    for strength in ("2", "nan", "-0.1", "much"):
+        run("restore", models / "restore", tmp_path / "a.png", "--out", "o", "--strength", strength, code=2)
+    words = ("restore", models / "enlarge", tmp_path / "a.png", "--out", tmp_path / "o", "--strength", "auto")
+    assert "enlarges" in run(*words, code=1).stderr
 
 
 def test_a_sheet_compares_before_and_after(models, photos, tmp_path):

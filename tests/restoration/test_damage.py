@@ -1,0 +1,153 @@
+"""Estimates of noise and JPEG quality, and the strength that is chosen by them."""
+
+import io
+
+import numpy as np
+import pytest
+import skimage.data
+from PIL import Image, ImageDraw, ImageFont
+
+from hf_ext.errors import UsageError
+from hf_ext.restoration.damage import Damage, choose_strength, estimate_damage
+from hf_ext.restoration.tiles import restore_image
+from tests.kit.refusals import refused
+from tests.restoration.test_tiles import make_model
+
+
+def write_text() -> np.ndarray:
+    """Black text on white, where clipping takes half of the noise."""
+    picture = Image.new("RGB", (320, 160), "white")
+    for top in range(0, 160, 20):
+        ImageDraw.Draw(picture).text((4, top), "The quick brown fox jumps", "black", ImageFont.load_default(14))
+    return np.asarray(picture)
+
+
+# 200 x 220 pixels of photographs without a trace of JPEG.
+PICTURES = {
+    name: lambda name=name: np.atleast_3d(getattr(skimage.data, name)())[60:260, 100:320]
+    for name in ("astronaut", "chelsea", "coffee", "camera", "moon", "brick")
+}
+
+
+def add_noise(pixels: np.ndarray, sigma: float) -> np.ndarray:
+    noise = np.random.default_rng(0).normal(0, sigma, pixels.shape)
+    return np.clip(np.rint(pixels + noise), 0, 255).astype(np.uint8)
+
+
+def compress(pixels: np.ndarray, quality: int | str, **options) -> np.ndarray:
+    file = io.BytesIO()
+    Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[..., 0]).save(file, "JPEG", quality=quality, **options)
+    return np.atleast_3d(np.asarray(Image.open(file)))
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_noise_is_found(name):
+    clean = PICTURES[name]()
+    assert estimate_damage(clean).noise < 2
+    for sigma in (3, 8, 20, 50):
+        noise, quality = estimate_damage(add_noise(clean, sigma))
+        # Clipping takes a part of strong noise.
+        assert 0.85 * sigma < noise < 1.1 * sigma + 1
+        assert quality is None
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_quality_is_found(name):
+    clean = PICTURES[name]()
+    assert estimate_damage(clean).quality is None
+    for quality in (3, 8, 20, 45, 60, 75, 85, 90, 95):
+        for subsampling in (0, 2):
+            found = estimate_damage(compress(clean, quality, subsampling=subsampling)).quality
+            assert found == pytest.approx(quality, abs=1)
+
+
+@pytest.mark.parametrize("preset", [("web_low", 34), ("low", 44), ("medium", 64), ("web_high", 82)])
+def test_other_tables_have_a_quality_too(preset):
+    """Photoshop's tables are not the standard's."""
+    assert estimate_damage(compress(PICTURES["astronaut"](), preset[0])).quality == pytest.approx(preset[1], abs=6)
+
+
+@pytest.mark.parametrize("side", [64, 96, 128])
+def test_a_small_picture_tells_its_quality(side):
+    clean = skimage.data.astronaut()[200 : 200 + side, 150 : 150 + side]
+    assert estimate_damage(clean).quality is None
+    for quality in (5, 10, 60, 90):
+        assert estimate_damage(compress(clean, quality)).quality == quality
+
+
+@pytest.mark.parametrize("quality", [8, 40, 75])
+@pytest.mark.parametrize("name", ["astronaut", "chelsea", "camera"])
+def test_a_cropped_or_turned_picture_keeps_its_quality(name, quality):
+    compressed = compress(PICTURES[name](), quality)
+    mirrored = compressed[:, ::-1]
+    for part in (compressed[3:, 5:], compressed[1:-4, :-2], np.rot90(compressed[:-3, :-5]), mirrored[:, 3:]):
+        assert estimate_damage(part).quality == pytest.approx(quality, abs=1)
+
+
+def test_noise_under_jpeg_does_not_hide_the_quality():
+    damage = estimate_damage(compress(add_noise(PICTURES["astronaut"](), 20), 60))
+    assert damage.noise > 1
+    assert damage.quality == 60
+    assert choose_strength(damage) == 1
+
+
+@pytest.mark.parametrize(
+    "pixels",
+    [
+        np.zeros((1, 1, 3), np.uint8),
+        np.full((5, 40, 4), 200, np.uint8),
+        np.full((64, 64, 1), 77, np.uint8),
+        np.full((64, 64, 3), (0, 0, 255), np.uint8),
+        np.repeat(np.arange(256, dtype=np.uint8)[None, :, None], 100, 0),
+        np.kron(np.indices((20, 20)).sum(0) % 2, np.ones((8, 8)))[..., None],
+        write_text(),
+    ],
+    ids=["pixel", "strip", "grey", "blue", "ramp", "checkerboard", "text"],
+)
+def test_drawings_have_no_damage(pixels):
+    assert estimate_damage(pixels) == Damage(0.0, None)
+    assert choose_strength(estimate_damage(pixels)) == 0
+
+
+def test_noise_on_white_paper_is_seen():
+    assert 0.4 * 20 < estimate_damage(add_noise(write_text(), 20)).noise < 20
+
+
+@pytest.mark.parametrize("scale", [np.uint16(257), np.float32(1 / 255), np.float64(1 / 255)])
+def test_depth_and_alpha_change_nothing(scale):
+    compressed = compress(add_noise(skimage.data.chelsea(), 3), 70)
+    found = estimate_damage(compressed)
+    assert estimate_damage(compressed * scale) == found
+    hidden = np.random.default_rng(0).integers(0, 256, (*compressed.shape[:2], 1), np.uint8)
+    assert estimate_damage(np.concatenate([compressed, hidden], axis=2)) == found
+
+
+def test_strength_rises_with_the_damage():
+    by_noise = [choose_strength(Damage(noise, None)) for noise in (0, 0.5, 1, 2, 4.5, 50)]
+    assert by_noise == sorted(by_noise)
+    assert (by_noise[1], by_noise[-2], by_noise[-1]) == (0, 1, 1)
+    by_quality = [choose_strength(Damage(0, quality)) for quality in (100, 98, 95, 92, 10, 1)]
+    assert by_quality == sorted(by_quality)
+    assert (by_quality[0], by_quality[3], by_quality[-1]) == (0, 1, 1)
+    # The larger of both counts.
+    assert choose_strength(Damage(50, 99)) == choose_strength(Damage(0, 20)) == 1
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_auto_is_the_strength_of_the_damage(channels):
+    model = make_model()
+    pixels = np.tile(add_noise(skimage.data.chelsea()[:48, :56], 1)[..., :1], channels)
+    share = choose_strength(estimate_damage(pixels))
+    assert 0 < share < 1
+    automatic = restore_image(model, pixels, strength="auto")
+    np.testing.assert_array_equal(automatic, restore_image(model, pixels, strength=share))
+    clean = np.full((40, 40, channels), 90, np.uint8)
+    np.testing.assert_array_equal(restore_image(model, clean, strength="auto"), clean)
+
+
+@pytest.mark.parametrize(
+    ("changes", "channels", "strength"), [({}, 3, "much"), ({"scale": 2}, 3, "auto"), ({}, 3, "")]
+)
+def test_auto_that_makes_no_sense_is_refused(changes, channels, strength):
+    with refused(UsageError):
+        restore_image(make_model(**changes), np.zeros((16, 16, channels), np.uint8), strength=strength)
