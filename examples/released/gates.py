@@ -10,10 +10,11 @@ import contextlib
 import itertools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import skimage.data
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from releases import RELEASES
@@ -23,7 +24,7 @@ from hf_ext.hub.released import find_model
 from hf_ext.restoration.tiles import restore_image
 from hf_ext.semanir import SemanIRForImageRestoration
 from hf_ext.tasks.degradation_settings import Degradation
-from hf_ext.tasks.degradations import mosaic
+from hf_ext.tasks.degradations import gaussian_noise, jpeg, mosaic
 from hf_ext.training import evaluate_checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -83,6 +84,47 @@ def check_clipped(model: SemanIRForImageRestoration) -> list[tuple[str, float, f
     return rows
 
 
+def check_harm(model: SemanIRForImageRestoration) -> list[tuple[str, float, float]]:
+    """Photographs that are nearly clean, and have no grid of JPEG, as they are halved: the worst of three."""
+    if model.config.demosaicks:
+        print("harm: not measured, a mosaic is no picture")
+        return []
+    damages = {
+        "clean": lambda clean: clean,
+        **{f"JPEG {quality}": lambda clean, quality=quality: jpeg(clean, quality) for quality in (85, 95)},
+        "noise of 2": lambda clean: _in_8_bits(gaussian_noise(clean, 2, np.random.default_rng(0))),
+    }
+    rows = []
+    for words, degrade in damages.items():
+        for strength in (1.0, "auto"):
+            losses = [_loss(model, clean, degrade(clean), strength) for clean in _photographs(count_colours(model))]
+            limit = -46 if words == "clean" else 0.1
+            rows.append(
+                (f"{words}, strength {strength}, {'-dB' if words == 'clean' else 'dB lost'}", max(losses), limit)
+            )
+    return rows
+
+
+def _photographs(channels: int) -> Iterator[np.ndarray]:
+    for name in ("astronaut", "chelsea", "coffee"):
+        whole = Image.fromarray(getattr(skimage.data, name)()).convert("RGB" if channels == 3 else "L")
+        half = whole.resize((whole.width // 2, whole.height // 2), Image.Resampling.LANCZOS)
+        yield np.atleast_3d(np.asarray(half))
+
+
+def _in_8_bits(image: np.ndarray) -> np.ndarray:
+    return np.rint(255 * image.clip(0, 1)).astype(np.uint8)
+
+
+def _loss(model: SemanIRForImageRestoration, clean: np.ndarray, given: np.ndarray, strength: float | str) -> float:
+    """The dB that a restoration loses against its input; of a clean one the negative dB to it."""
+    restored = restore_image(model, given, strength=strength)
+    before, after = (np.mean((clean.astype(float) - pixels) ** 2) for pixels in (given, restored))
+    if not before:
+        return float(10 * np.log10(max(after, 1e-9) / 255**2))
+    return float(10 * np.log10(after / before))
+
+
 def check_speed(model: SemanIRForImageRestoration) -> list[tuple[str, float, float]]:
     """Processor time of a restored megapixel, the second time."""
     picture = np.random.default_rng(0).random((1024, 1024, model.config.num_channels), dtype=np.float32)
@@ -96,6 +138,7 @@ GATES: dict[str, Callable[[SemanIRForImageRestoration], list[tuple[str, float, f
     "flat": check_flat,
     "text": check_text,
     "clipped": check_clipped,
+    "harm": check_harm,
     "speed": check_speed,
 }
 

@@ -70,7 +70,8 @@ def restore_image(
         strength (`float` or `str`, *optional*, defaults to 1.0): How much of the change is made, 0 to 1: a mean of
             image and result, for taste or where a model removes too much. For models that keep the size. `"auto"` is
             [`~damage.choose_strength`] of the noise and JPEG quality that [`~damage.estimate_damage`] sees in the
-            image: of one that is nearly clean a part, down to nothing. Neither sees blur.
+            image: of one that is nearly clean a part, down to nothing. Blur, WebP's compression, and JPEG of an image
+            that was resized since are not seen.
         wrap (`bool`, *optional*, defaults to `False`): Each edge goes on at the opposite one, as of a texture that is
             laid side by side; the result has no seam there. The image is surrounded by itself, as wide as tiles
             overlap.
