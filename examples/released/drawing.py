@@ -1,6 +1,7 @@
 """The released model that draws: what a judge sees in its pictures, the pictures, and what a test asks again.
 
-The judge is that of examples/disentangled_dit, whose modules are found by their bare names.
+The judge is the classifier of examples/disentangled_dit, trained longer by judge.yaml; its modules are found by their
+bare names.
 """
 
 import sys
@@ -14,7 +15,7 @@ import torch
 from PIL import Image
 
 DIT = Path(__file__).resolve().parents[1] / "disentangled_dit"
-JUDGE = DIT / "results" / "judge"
+JUDGE = Path(__file__).resolve().parent / "reached" / "judge"
 PER_CLASS = 50
 # The guidance of `hf-ext sample`; with less, the class is recognised in fewer pictures.
 SAMPLING: dict[str, Any] = {"num_inference_steps": 20, "guidance_scale": 4.0}

@@ -1,7 +1,8 @@
 """Makes released models of what their runs have reached: weights of 16 bits, scores on test sets, card, pictures.
 
 python examples/released/release.py NAME... [--work WORK]
-Each NAME is a run of train.py. The folder model_cards/released/NAME is replaced once everything is measured.
+Each NAME is a run of train.py; where it did not run, the released model is measured anew. The folder
+model_cards/released/NAME is replaced once everything is measured.
 Scores are those of the released weights, not of the run's: what a card says is what its reader gets.
 """
 
@@ -27,7 +28,7 @@ from hf_ext.data.opening import open_source
 from hf_ext.emr.artifact import hash_files
 from hf_ext.emr.manifest import Manifest
 from hf_ext.emr.weights import task_checkpoint
-from hf_ext.files import whole_folder, write_json
+from hf_ext.files import read_json, whole_folder, write_json
 from hf_ext.hub.cards import write_card
 from hf_ext.merging import MergeConfig, merge_checkpoints
 from hf_ext.metrics.images import Channel
@@ -206,7 +207,9 @@ def make(name: str, work: Path) -> Path:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / name
         folder.mkdir()
-        parameters = halve(work / "runs" / name / "snapshot", folder)
+        run = work / "runs" / name / "snapshot"
+        snapshot = run if run.is_dir() else RELEASED / name
+        parameters = halve(snapshot, folder)
         check_size(name, folder)
         if name == "cifar10":
             # With modules of another folder, which nothing else here needs.
@@ -223,8 +226,9 @@ def make(name: str, work: Path) -> Path:
                 check = {"logits": [round(value, 3) for value in hear_tones(folder)]}
             else:
                 check = {"psnr": round(restore_cat(folder), 3)}
-        training = read_report(work, name)
-        hours = round(count_core_hours(work, name), 2)
+        training = read_json(snapshot / "training.json")
+        before = training.get("released", {})
+        hours = before["core_hours"] if before else round(count_core_hours(work, name), 2)
         machine = training["hardware"].rpartition(" on ")[2]
         numbers = {"parameters": parameters, "steps": training["steps"], "core_hours": hours}
         numbers |= {} if machine.startswith("CPU") else {"machine": f"one {machine}"}

@@ -109,8 +109,7 @@ RELEASES = {
     ),
     "photo": Release(
         "restores photographs with blur, resizing, noise and JPEG artefacts, in any order and strength",
-        # Its weights are of an earlier recipe, without made pictures.
-        BSDS,
+        MIXED,
         RESEARCH,
         {
             "20 photographs of BSDS500's test set": on(

@@ -23,8 +23,6 @@ _NO_NOISE, _FULL_NOISE, _FULL_LOSS = 0.5, 4.5, 8
 # The cosine transform of eight values as a matrix [frequency, place].
 _COSINES = np.sqrt(2 / 8) * np.cos(np.pi / 8 * np.outer(np.arange(8), np.arange(8) + 0.5)).astype(np.float32)
 _COSINES[0] /= np.sqrt(2)
-# Noise that a clean picture seems to have; noise, and 100 less the quality, from which a restoration is made whole.
-_NO_NOISE, _FULL_NOISE, _FULL_LOSS = 0.5, 4.5, 8
 # JPEG's own table of luminance at quality 50, the corner of low frequencies (ITU-T T.81, annex K).
 _TABLE = np.array(
     [
@@ -97,7 +95,7 @@ def choose_strength(damage: Damage) -> float:
 
 
 def _estimate_noise(levels: np.ndarray) -> float:
-    pixels = _blocks(levels, _BLOCK)
+    pixels = _blocks(levels)
     if not len(pixels):
         return 0.0
     inside = ((pixels <= 0) | (pixels >= 255)).mean((1, 2)) <= _CLIPPED
@@ -124,7 +122,7 @@ def _estimate_quality(luminance: np.ndarray) -> int | None:
 
 def _quality_of_blocks(luminance: np.ndarray) -> tuple[float, int | None]:
     """The quality of blocks that begin at the corner, and how well it fits, up to 1."""
-    blocks = _blocks(luminance, _BLOCK)
+    blocks = _blocks(luminance)
     blocks = blocks[: len(blocks) // 2 * 2].reshape(-1, 2, _BLOCK, _BLOCK)[:: -(-len(blocks) // _MOST_BLOCKS) or 1]
     coefficients = _COSINES @ blocks @ _COSINES.T
     means = coefficients[:, 1, 0, 0] - coefficients[:, 0, 0, 0]
@@ -164,8 +162,8 @@ def _find_grid(luminance: np.ndarray, axis: int) -> int:
     return (int(np.argmax(begins)) + 2) % _BLOCK
 
 
-def _blocks(levels: np.ndarray, side: int) -> np.ndarray:
-    """Whole blocks of a plane: `(count, side, side)`."""
-    rows, columns = (length // side for length in levels.shape)
-    blocks = levels[: rows * side, : columns * side].reshape(rows, side, columns, side)
-    return blocks.swapaxes(1, 2).reshape(-1, side, side)
+def _blocks(levels: np.ndarray) -> np.ndarray:
+    """Whole blocks of a plane: `(count, 8, 8)`."""
+    rows, columns = (length // _BLOCK for length in levels.shape)
+    blocks = levels[: rows * _BLOCK, : columns * _BLOCK].reshape(rows, _BLOCK, columns, _BLOCK)
+    return blocks.swapaxes(1, 2).reshape(-1, _BLOCK, _BLOCK)
