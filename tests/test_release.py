@@ -148,17 +148,23 @@ def test_a_run_becomes_a_folder_that_says_what_it_measured(load_copy, work, rele
     assert told["core_hours"] == 1.5 and f"{shown['psnr_gaussian_noise_25']:.2f}" in told["scores"]
     assert "(input " in told["scores"] and told["parameters"] == sum(map(torch.numel, loaded.state_dict().values()))
     assert f"{shown['psnr_gaussian_noise_25']:.2f}" in (folder / "README.md").read_text()
+    # Without the run the released weights are measured anew.
+    before = (folder / "model.safetensors").read_bytes()
+    shutil.rmtree(work / "runs" / "denoise-color")
+    assert release.make("denoise-color", work) == folder
+    assert (folder / "model.safetensors").read_bytes() == before
+    assert json.loads((folder / "training.json").read_text())["released"] == told
 
 
 def test_a_run_starts_from_the_run_before_it_or_from_what_was_released(load, work):
     runs = load("runs")
-    recipe = str(runs.RECIPES / "photo.yaml")
-    assert runs.find_words(work, "photo") == [recipe] and runs.count_core_hours(work, "photo") == 1.5
+    recipe = str(runs.RECIPES / "jpeg-color.yaml")
+    assert runs.find_words(work, "jpeg-color") == [recipe] and runs.count_core_hours(work, "jpeg-color") == 1.5
     (elsewhere := work / "elsewhere").mkdir()
     start = runs.RELEASED / "denoise-color"
-    assert runs.find_words(elsewhere, "photo") == [recipe, f"--init_from={start}"]
+    assert runs.find_words(elsewhere, "jpeg-color") == [recipe, f"--init_from={start}"]
     told = json.loads((start / "training.json").read_text())["released"]
-    assert runs.count_core_hours(elsewhere, "photo") == told["core_hours"]
+    assert runs.count_core_hours(elsewhere, "jpeg-color") == told["core_hours"]
 
 
 RECIPE = """
