@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EMR = ROOT / "examples" / "emr"
 DIT = ROOT / "examples" / "disentangled_dit"
 # Not of the registered methods: launch configurations, a merge, and tasks that their examples define.
-OWN_TASKS = {DIT / "classifier.yaml", DIT / "distill.yaml"}
+OWN_TASKS = {DIT / "classifier.yaml", DIT / "judge.yaml", DIT / "distill.yaml"}
 OTHERS = {*(ROOT / "examples" / "accelerate").iterdir(), *EMR.glob("*.yaml"), *OWN_TASKS}
 EXPERIMENTS = sorted(set((ROOT / "examples").glob("*/*.yaml")) - OTHERS)
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1"}

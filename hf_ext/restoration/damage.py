@@ -19,7 +19,7 @@ _FEWEST, _FEWEST_VALUES, _FIT, _CERTAIN = 20, 8, 0.15, 0.5
 _FINE, _FIT_OF_FINE = 88, 0.35
 _MOST_BLOCKS = 4096
 # Noise that a clean picture seems to have; noise, and 100 less the quality, from which a restoration is made whole.
-_NO_NOISE, _FULL_NOISE, _FULL_LOSS = 0.5, 4.5, 8
+_NO_NOISE, _FULL_NOISE, _FULL_LOSS = 0.5, 8.0, 25
 # The cosine transform of eight values as a matrix [frequency, place].
 _COSINES = np.sqrt(2 / 8) * np.cos(np.pi / 8 * np.outer(np.arange(8), np.arange(8) + 0.5)).astype(np.float32)
 _COSINES[0] /= np.sqrt(2)

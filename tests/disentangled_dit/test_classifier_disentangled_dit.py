@@ -91,8 +91,9 @@ def test_what_it_sees_in_training_is_what_its_processor_makes(classifier, tmp_pa
         build(classifier.ClassifierTask, {"image_size": 16, "part": 16, "smallest": 17}, "task")
 
 
-def test_the_recipe_builds_a_network_that_transformers_loads(classifier, tmp_path):
-    arguments = build(TrainingArguments, read_yaml(FOLDER / "classifier.yaml"))
+@pytest.mark.parametrize("recipe", ["classifier", "judge"])
+def test_a_recipe_builds_a_network_that_transformers_loads(classifier, tmp_path, recipe):
+    arguments = build(TrainingArguments, read_yaml(FOLDER / f"{recipe}.yaml"))
     task = build(classifier.ClassifierTask, arguments.task, "task")
     model = task.build_model(arguments.model, None)
     assert model.num_parameters() < 2_000_000
