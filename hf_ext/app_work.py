@@ -146,13 +146,13 @@ def restore_pixels(
     """The pixels of a picture before and after its restoration; a bar follows the work under the clock."""
     model = load_restorer(source)
     before = limits.read(require_given(picture, "picture")).pixels
-    # One that enlarges has no picture of the same size to mix with.
-    strength = strength if model.config.scale == 1 else 1.0
+    # One that enlarges has no picture of the same size to mix with. The whole is what the model does by itself.
+    chosen = strength if model.config.scale == 1 and strength < 1 else None
     tell = None
     if clock is not None and bar is not None:
         expected = count_work(source, before.shape[2]) * before.shape[0] * before.shape[1]
         tell = Progress(bar).follow(clock, expected)
-    return before, limits.restore(model, before, strength=strength, progress=tell)
+    return before, limits.restore(model, before, strength=chosen, progress=tell)
 
 
 @functools.lru_cache(maxsize=32)

@@ -100,9 +100,8 @@ def load_model(source: str, device: str | None, dtype: str | None, task: str | N
 @click.option(
     "--strength",
     type=Strength(),
-    default=1.0,
-    show_default=True,
-    help="Blend of input and result: 0 keeps the input, 1 is the result; auto: by the noise and JPEG in a picture.",
+    help="Blend of input and result: 0 keeps the input, 1 is the result; auto: by the noise and JPEG in a picture.  "
+    "[default: 1; photo: auto]",
 )
 @click.option("--wrap", is_flag=True, help="Treat opposite edges as neighbours: seamless textures stay seamless.")
 @click.option(
@@ -144,7 +143,7 @@ def restore(
     tile: int | str | None,
     self_ensemble: bool,
     top_k: int | None,
-    strength: float | str,
+    strength: float | str | None,
     wrap: bool,
     compare: bool,
     kind: str | None,

@@ -36,8 +36,8 @@ class ImageRestorationPipeline(PlainPipeline):
             tile (`int` or `str`, *optional*): Side of tiles, or `"auto"`; the whole picture at once if not given.
             self_ensemble (`bool`, *optional*, defaults to `False`): Average over the eight flips and turns.
             top_k (`int`, *optional*): Keys per token; the model's own number if not given.
-            strength (`float` or `str`, *optional*, defaults to 1.0): How much of the change is made, 0 to 1, or
-                `"auto"`: less where the picture shows little noise or JPEG.
+            strength (`float` or `str`, *optional*): How much of the change is made, 0 to 1, or `"auto"`: less where
+                the picture shows little noise or JPEG; the model's own if not given.
             wrap (`bool`, *optional*, defaults to `False`): Each edge goes on at the opposite one, as of textures that
                 are laid side by side.
             output_type (`str`, *optional*, defaults to `"pil"`): `"pil"`, or `"np"` for arrays of shape `(height,

@@ -17,7 +17,7 @@ from .encoding import DEFAULT, FORMATS, Encoding, Frames, Picture, encode_frames
 from .files import read_frames, write_bytes, write_image
 from .jobs import Job
 from .records import Records
-from .tiles import check_strength, lacks_memory, restore_image
+from .tiles import find_strength, lacks_memory, restore_image
 
 # Pictures on the sheet of comparisons.
 _MOST_COMPARED = 8
@@ -120,8 +120,7 @@ def _restore_frames(
         # To the bar all frames are as much as the first, whose size a file's header says.
         counted = None if progress is None else _Counter(progress, _megapixels(pictures[0]) / len(pictures))
         chosen = options
-        if options.get("strength") == "auto":
-            check_strength("auto", model.config)
+        if find_strength(options.get("strength"), model.config) == "auto":
             damage = estimate_damage(picture.pixels)
             chosen = {**options, "strength": choose_strength(damage)}
             strengths[f"{damage}: strength {chosen['strength']:g}"] = None

@@ -40,7 +40,7 @@ def restore_image(
     tile: int | str | None = None,
     self_ensemble: bool = False,
     top_k: int | None = None,
-    strength: float | str = 1.0,
+    strength: float | str | None = None,
     wrap: bool = False,
     progress: Progress | None = None,
 ) -> np.ndarray:
@@ -67,8 +67,9 @@ def restore_image(
         self_ensemble (`bool`, *optional*, defaults to `False`): Restore all eight flips and turns of the image and
             average them: a little better, eight times the work.
         top_k (`int`, *optional*): Keys per token; the model's own number if not given.
-        strength (`float` or `str`, *optional*, defaults to 1.0): How much of the change is made, 0 to 1: a mean of
-            image and result, for taste or where a model removes too much. For models that keep the size. `"auto"` is
+        strength (`float` or `str`, *optional*): How much of the change is made, 0 to 1: a mean of image and result,
+            for taste or where a model removes too much. For models that keep the size. If not given it is the model's
+            own, `restoration_strength` in its `config.json`, as that of the released `photo`, or else 1. `"auto"` is
             [`~damage.choose_strength`] of the noise and JPEG quality that [`~damage.estimate_damage`] sees in the
             image: of one that is nearly clean a part, down to nothing. Blur, WebP's compression, and JPEG of an image
             that was resized since are not seen.
@@ -108,7 +109,7 @@ def restore_image(
     if not whole_numbers and not np.isfinite(image).all():
         raise UsageError("`image` contains infinite values or NaN, which cannot be restored.")
     config = model.config
-    check_strength(strength, config)
+    strength = find_strength(strength, config)
     if self_ensemble and config.demosaicks:
         raise UsageError(
             "`self_ensemble` flips and rotates the picture, which changes the order of a mosaic's colours: leave it "
@@ -130,8 +131,10 @@ def restore_image(
     return from_unit(restored, image.dtype) if whole_numbers else restored
 
 
-def check_strength(strength: float | str, config: SemanIRConfig) -> None:
-    """Refuse a strength that no model takes, or not this one."""
+def find_strength(strength: float | str | None, config: SemanIRConfig) -> float | str:
+    """The strength, or the model's own; refuses one that no model takes, or not this one."""
+    if strength is None:
+        strength = getattr(config, "restoration_strength", 1.0)
     if isinstance(strength, str) and strength != "auto" or not isinstance(strength, str) and not 0 <= strength <= 1:
         raise UsageError(
             f"`strength` is {strength!r}; it must be from 0 (the image unchanged) to 1 (the result of the model), or "
@@ -141,6 +144,7 @@ def check_strength(strength: float | str, config: SemanIRConfig) -> None:
         raise UsageError(f"`strength` {strength} needs a model that keeps the image size; this one enlarges it.")
     if strength == "auto" and config.demosaicks:
         raise UsageError("`strength` 'auto' is for pictures; the input of this model is a mosaic.")
+    return strength
 
 
 def tile_overlap(model: SemanIRForImageRestoration) -> int:

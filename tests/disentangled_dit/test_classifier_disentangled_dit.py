@@ -112,5 +112,14 @@ def test_a_recipe_builds_a_network_that_transformers_loads(classifier, tmp_path,
     border[:, :, :2] = 0
     torch.testing.assert_close(network(border).logits, found.logits)
     assert not torch.allclose(network.train()(border).logits, network(pixels).logits)
+    # Ten views: mirroring changes nothing, corners count, and the features that are kept are the middle's.
+    network.eval().config.views = True
+    seen = network(pixels).logits
+    torch.testing.assert_close(network(pixels.flip(3)).logits, seen)
+    assert not torch.allclose(network(border).logits, seen)
+    parts = [pixels[..., a:b, c:d] for a, b in ((0, 28), (4, 32)) for c, d in ((0, 28), (4, 32))] + [pixels]
+    network.config.views = False
+    plain = [network(view).logits.softmax(-1) for part in parts for view in (part, part.flip(3))]
+    torch.testing.assert_close(seen.exp(), torch.stack(plain).mean(0))
     with pytest.raises(ValueError, match="part must be from 8 to image_size, 32; got 33"):
         build(classifier.ClassifierTask, {"part": 33}, "task")

@@ -123,10 +123,10 @@ def test_depth_and_alpha_change_nothing(scale):
 
 
 def test_strength_rises_with_the_damage():
-    by_noise = [choose_strength(Damage(noise, None)) for noise in (0, 0.5, 1, 2, 4.5, 50)]
+    by_noise = [choose_strength(Damage(noise, None)) for noise in (0, 0.5, 1, 2, 8, 50)]
     assert by_noise == sorted(by_noise)
     assert (by_noise[1], by_noise[-2], by_noise[-1]) == (0, 1, 1)
-    by_quality = [choose_strength(Damage(0, quality)) for quality in (100, 98, 95, 92, 10, 1)]
+    by_quality = [choose_strength(Damage(0, quality)) for quality in (100, 98, 95, 75, 10, 1)]
     assert by_quality == sorted(by_quality)
     assert (by_quality[0], by_quality[3], by_quality[-1]) == (0, 1, 1)
     # The larger of both counts.
@@ -143,6 +143,16 @@ def test_auto_is_the_strength_of_the_damage(channels):
     np.testing.assert_array_equal(automatic, restore_image(model, pixels, strength=share))
     clean = np.full((40, 40, channels), 90, np.uint8)
     np.testing.assert_array_equal(restore_image(model, clean, strength="auto"), clean)
+
+
+def test_a_model_may_have_a_strength_of_its_own():
+    pixels = add_noise(skimage.data.chelsea()[:48, :56], 1)
+    model = make_model()
+    whole, automatic = restore_image(model, pixels), restore_image(model, pixels, strength="auto")
+    model.config.restoration_strength = "auto"
+    np.testing.assert_array_equal(restore_image(model, pixels), automatic)
+    np.testing.assert_array_equal(restore_image(model, pixels, strength=1), whole)
+    assert (whole != automatic).any()
 
 
 @pytest.mark.parametrize(
