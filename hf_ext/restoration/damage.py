@@ -87,9 +87,9 @@ def choose_strength(damage: Damage) -> float:
     """
     The share of a restoration's change that a damage calls for, 0 to 1.
 
-    It rises evenly with the estimated noise, from 0.5 to 8, and with what a JPEG quality lacks of 100, and is 1 from 75
-    down: a share of s makes 1 - (1 - s)² of the gain where a model gains, and s² of the harm where it harms.
-    The numbers were chosen on eight photographs and tested on three of scikit-image's by `examples/released/gates.py`.
+    It rises evenly with the estimated noise, from 0.5 to 8, and with what a JPEG quality lacks of 100, and is 1 from
+    75 down. A share of s makes 1 - (1 - s)² of the gain where a model gains, and s² of the harm where it harms. The
+    numbers were chosen on eight photographs and tested on three of scikit-image's by `examples/released/gates.py`.
     """
     compressed = 0.0 if damage.quality is None else (100 - damage.quality) / _FULL_LOSS
     return round(min(1.0, max(0.0, (damage.noise - _NO_NOISE) / (_FULL_NOISE - _NO_NOISE), compressed)), 2)
