@@ -136,7 +136,9 @@ def _quality_of_blocks(luminance: np.ndarray) -> tuple[float, int | None]:
         percent = 5000 / quality if quality < 50 else 200 - 2 * quality
         steps = np.clip(np.floor((_TABLE * percent + 50) / 100), 1, 255)
         # What would be 0 is a multiple of anything, and pixels hide a step of 1.
-        parts = [(step, values[values > step / 2]) for place, values in sizes.items() if (step := steps[place]) > 1]
+        parts = [
+            (step, values[values > step / 2]) for place, values in sizes.items() if (step := float(steps[place])) > 1
+        ]
         count = sum(len(values) for _, values in parts)
         if count < _FEWEST:
             continue

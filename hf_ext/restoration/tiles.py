@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from accelerate.utils import get_max_memory
 from accelerate.utils.memory import should_reduce_batch_size
+from transformers import PreTrainedConfig
 from transformers.utils import logging
 
 import hf_ext.fast.semanir  # noqa: F401 (it enters itself where pictures are restored)
-from hf_ext.semanir.configuration_semanir import SemanIRConfig
 from hf_ext.semanir.image_processing_semanir import from_unit, restore_picture, to_unit
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 
@@ -131,7 +131,7 @@ def restore_image(
     return from_unit(restored, image.dtype) if whole_numbers else restored
 
 
-def find_strength(strength: float | str | None, config: SemanIRConfig) -> float | str:
+def find_strength(strength: float | str | None, config: PreTrainedConfig) -> float | str:
     """The strength, or the model's own; refuses one that no model takes, or not this one."""
     if strength is None:
         strength = getattr(config, "restoration_strength", 1.0)
