@@ -232,6 +232,8 @@ class SemanIRTask(Task):
 
     def loss(self, model: torch.nn.Module, batch: dict[str, Any], step: int) -> torch.Tensor:
         """The model's own loss, and the perceptual one; with `train_top_k`, one k for all stages and processes."""
+        # A strength that the first model had is not that of what it becomes.
+        vars(self.config).pop("restoration_strength", None)
         choices = self.config.train_top_k
         top_k = int(np.random.default_rng((4, step)).choice(choices)) if choices else None
         output = model(pixel_values=batch["pixel_values"], labels=batch["labels"], top_k=top_k)

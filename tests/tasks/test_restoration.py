@@ -188,6 +188,19 @@ def test_weights_come_from_a_folder(tmp_path, base, caplog):
         initialize_from(model, str(tmp_path))
 
 
+def test_a_strength_of_its_own_is_measured_and_ends_with_training(tmp_path, base):
+    tuned = SemanIRForImageRestoration.from_pretrained(base)
+    tuned.config.restoration_strength = "auto"
+    tuned.save_pretrained(tmp_path)
+    task = SemanIRTask(patch_size=8)
+    model = task.build_model({}, str(tmp_path))
+    assert model.config.restoration_strength == "auto"
+    pixels = torch.rand(1, 3, 8, 8)
+    task.loss(model, {"pixel_values": pixels, "labels": pixels}, 0)
+    task.save_model(model, model.state_dict(), tmp_path / "trained")
+    assert "restoration_strength" not in (tmp_path / "trained" / "config.json").read_text()
+
+
 def test_samples_are_functions_of_the_generator():
     picture = Image.fromarray(np.random.default_rng(0).integers(256, size=(20, 24, 3), dtype=np.uint8))
     task = SemanIRTask({"kind": "gaussian_noise", "sigma": 50.0}, patch_size=8)
