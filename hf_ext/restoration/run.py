@@ -123,7 +123,8 @@ def _restore_frames(
         if find_strength(options.get("strength"), model.config) == "auto":
             damage = estimate_damage(picture.pixels)
             chosen = {**options, "strength": choose_strength(damage)}
-            strengths[f"{damage}: strength {chosen['strength']:g}"] = None
+            more = "" if chosen["strength"] == 1 else "; if it is blurred, give 1"
+            strengths[f"{damage}: strength {chosen['strength']:g}{more}"] = None
         restored.append(picture._replace(pixels=restore_image(model, picture.pixels, progress=counted, **chosen)))
     return restored, list(strengths)
 

@@ -8,7 +8,7 @@ works on is moved to its device.
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -133,18 +133,20 @@ def restore_image(
 
 def find_strength(strength: float | str | None, config: PreTrainedConfig) -> float | str:
     """The strength, or the model's own; refuses one that no model takes, or not this one."""
-    if strength is None:
-        strength = getattr(config, "restoration_strength", 1.0)
-    if isinstance(strength, str) and strength != "auto" or not isinstance(strength, str) and not 0 <= strength <= 1:
+    chosen: Any = getattr(config, "restoration_strength", None) if strength is None else strength
+    if chosen is None:
+        return 1.0
+    if chosen != "auto" and not (isinstance(chosen, (int, float, np.floating)) and 0 <= chosen <= 1):
         raise UsageError(
-            f"`strength` is {strength!r}; it must be from 0 (the image unchanged) to 1 (the result of the model), or "
+            f"`strength` is {chosen!r}; it must be from 0 (the image unchanged) to 1 (the result of the model), or "
             "'auto'."
         )
-    if strength != 1 and config.scale != 1:
-        raise UsageError(f"`strength` {strength} needs a model that keeps the image size; this one enlarges it.")
-    if strength == "auto" and config.demosaicks:
+    if chosen != 1 and config.scale != 1:
+        raise UsageError(f"`strength` {chosen} needs a model that keeps the image size; this one enlarges it.")
+    if chosen == "auto" and config.demosaicks:
         raise UsageError("`strength` 'auto' is for pictures; the input of this model is a mosaic.")
-    return strength
+    result: float | str = chosen
+    return result
 
 
 def tile_overlap(model: SemanIRForImageRestoration) -> int:

@@ -153,6 +153,12 @@ def test_a_model_may_have_a_strength_of_its_own():
     np.testing.assert_array_equal(restore_image(model, pixels), automatic)
     np.testing.assert_array_equal(restore_image(model, pixels, strength=1), whole)
     assert (whole != automatic).any()
+    model.config.restoration_strength = None
+    np.testing.assert_array_equal(restore_image(model, pixels), whole)
+    for wrong in ("full", 2, [1]):
+        model.config.restoration_strength = wrong
+        with refused(UsageError, wrong):
+            restore_image(model, pixels)
 
 
 @pytest.mark.parametrize(
