@@ -69,7 +69,13 @@ def halve_pictures(files: list[Path], folder: Path, seeds: range) -> None:
 
 
 def prepare_pairs(photos: dict[str, list[Path]], data: Path, runs: Container[str]) -> None:
-    """Pairs of pictures in data/deblur, data/derain and data/halves, once, for the runs that read them."""
+    """Halved pictures and pairs in data/half, data/halves, data/deblur and data/derain, once, for who reads them."""
+    if "photo" in runs and not (data / "half").is_dir():
+        with whole_folder(data / "half") as folder:
+            for path in photos["train"]:
+                whole = Image.fromarray(read_photo(path))
+                half = whole.resize((whole.width // 2, whole.height // 2), Image.Resampling.LANCZOS)
+                half.save(folder / f"{path.stem}.png")
     if "super-resolution-x2" in runs:
         for part, seeds in {"train": range(3), "validation": range(3, 4), "test": range(4, 5)}.items():
             if not (data / "halves" / part).is_dir():

@@ -21,7 +21,7 @@ import skimage.data
 import torch
 from PIL import Image
 from releases import CARD_LICENSES, RELEASES, Release
-from runs import RECIPES, RELEASED, RESTORE_TASKS, count_core_hours, read_report
+from runs import RECIPES, RELEASED, RESTORE_TASKS, RUNS, committed_weights, count_core_hours, read_report
 from safetensors.torch import load_file, save_file
 
 from hf_ext.data.opening import open_source
@@ -83,6 +83,22 @@ def halve(snapshot: Path, folder: Path) -> int:
                 content["dtype"] = "float32"
             target.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return count
+
+
+def finish(folder: Path, release: Release, first: Path) -> None:
+    """
+    Means of a run's weights and those that it began with, and settings of its configuration.
+
+    A run on other pictures gains what they teach and loses some of what it knew. Between its two ends, which lie in
+    one valley of the loss, a mean keeps most of both (Wortsman et al., Robust fine-tuning of zero-shot models, 2022).
+    """
+    if release.share != 1:
+        file = folder / "model.safetensors"
+        before = load_file(first / file.name)
+        mean = {name: torch.lerp(before[name], value, release.share) for name, value in load_file(file).items()}
+        save_file(mean, file, {"format": "pt"})
+    if release.settings:
+        write_json(folder / "config.json", {**read_json(folder / "config.json"), **release.settings})
 
 
 class LeavesItAsItIs(SemanIRTask):
@@ -210,6 +226,8 @@ def make(name: str, work: Path) -> Path:
         run = work / "runs" / name / "snapshot"
         snapshot = run if run.is_dir() else RELEASED / name
         parameters = halve(snapshot, folder)
+        if run.is_dir() and (first := RUNS[name]):
+            finish(folder, release, committed_weights(first))
         check_size(name, folder)
         if name == "cifar10":
             # With modules of another folder, which nothing else here needs.
