@@ -212,7 +212,8 @@ def _vocabulary_size(config: Mapping[str, Any]) -> int | None:
 
 def _is_computed(name: str, info: TensorInfo) -> bool:
     """True if a buffer follows from the configuration: positions, rotary frequencies, causal masks."""
-    causal_mask = name.endswith("attn.bias") and len(info.shape) == 4
+    # one mask for all heads; a bias of each head is learned
+    causal_mask = name.endswith("attn.bias") and info.shape == (1, 1, *2 * info.shape[-1:])
     return name.rpartition(".")[2] in _COMPUTED_BUFFERS or causal_mask
 
 

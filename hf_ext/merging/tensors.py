@@ -27,6 +27,7 @@ from .sources import Source
 # Treatments of a task's tensor that is not merged as a whole.
 KEPT, SHARED, COMPARED, SKIPPED = "kept", "the base's", "kept if not the base's", "skipped"
 TIED = "tied to another tensor in the base"
+WHOLE_NUMBERS, COMPUTED, STATISTIC = "not floating-point", "computed buffer", "running statistic"
 _EXCLUDED, _SMALL, _OTHER_TOKENS = "excluded", "one-dimensional", "another vocabulary"
 _SHOWN_NAMES = 3
 
@@ -156,9 +157,7 @@ class Table:
         reason, compared = self._raw_reason(name, info)
         if reason is not None:
             for index, own in holders.items():
-                theirs = self._tasks[index].tensors[own]
-                same_form = (info.shape, info.dtype) == (theirs.shape, theirs.dtype)
-                self._keep(index, own, COMPARED if compared and same_form else KEPT, reason)
+                self._keep(index, own, COMPARED if compared else KEPT, reason)
             holders = {}
         merged = {index: own for index, own in holders.items() if self._takes_part(index, name, own)}
         return self._merge(name, info, merged) if merged else Row(name, info.shape, info.dtype)
@@ -166,15 +165,15 @@ class Table:
     def _raw_reason(self, name: str, info: TensorInfo) -> tuple[str | None, bool]:
         """The reason why a tensor of the base is not merged, if any, and whether a task may have it unchanged."""
         last = name.rpartition(".")[2]
-        if not info.dtype.is_floating_point:
-            return "not floating-point", True
         if self._is_excluded(name):
             return _EXCLUDED, False
         # it must not change
         if last.startswith("running_") or last == "num_batches_tracked":
-            return "running statistic", False
+            return STATISTIC, not info.dtype.is_floating_point
         if name in self._matching.computed:
-            return "computed buffer", True
+            return COMPUTED, True
+        if not info.dtype.is_floating_point:
+            return WHOLE_NUMBERS, True
         if 0 in info.shape:
             return "empty", True
         if self._config.small_raw and len(info.shape) <= 1:

@@ -219,7 +219,10 @@ def test_single_model_methods_give_the_same_bits_however_they_run(config, tmp_pa
     first = merge(config, tmp_path / "merged-first", workers=1, **options)
     assert_same_files(merge(config, tmp_path / "merged-second", workers=3, memory="1MB", **options), first)
     assert (first / "emr.json").exists() == options.get("masks", False)
-    assert "heads" not in contents(first) and load_file(first / "model.safetensors").keys() >= {"a.weight", "ids"}
+    assert "heads" not in contents(first) and load_file(first / "model.safetensors").keys() >= {
+        "a.weight",
+        "position_ids",
+    }
 
 
 def test_the_average_and_task_arithmetic_are_what_they_are_called(config, tmp_path):
@@ -235,7 +238,7 @@ def test_the_average_and_task_arithmetic_are_what_they_are_called(config, tmp_pa
         assert torch.allclose(average[name].double(), mean, rtol=0, atol=1e-7)
         total = base[name].double() + 0.3 * sum(task[name] - base[name] for task in tasks)
         assert torch.allclose(third[name].double(), total, rtol=0, atol=1e-7)
-    assert torch.equal(average["ids"], base["ids"])
+    assert torch.equal(average["position_ids"], base["position_ids"])
 
 
 def test_masks_for_a_model_that_is_given(config, tmp_path):

@@ -58,8 +58,6 @@ def test_integers_are_compared_and_stored_only_where_they_differ(tmp_path):
     with raw_plan(tmp_path, base, same, other) as plan:
         assert [part.name for part in plan.merged_rows] == ["w"]
         assert [item.name for item in plan.copied_rows] == [name for name in plan.base.tensors if name != "w"]
-        # another type cannot be equal
-        assert [(item.task, item.name) for item in plan.own_tensors(KEPT)] == [(1, "bytes")]
         extras, shared = decided(plan)
         assert sorted(shared) == [(0, "bytes"), (0, "ids"), (0, "mask")]
         assert sorted(extras) == [(1, "bytes"), (1, "ids"), (1, "mask")]
@@ -89,10 +87,12 @@ def test_buffers_that_follow_from_the_configuration(tmp_path):
         "rotary.inv_freq": ones(4),
         "embeddings.position_ids": torch.arange(4)[None],
         "h.0.attn.bias": ones(1, 1, 4, 4),
+        # a bias of each head is no mask
+        "h.1.attn.bias": ones(1, 2, 4, 4),
         "h.0.attn.masked_bias": torch.tensor(-1e4),
     }
     with raw_plan(tmp_path, base, base, base | {"rotary.inv_freq": ones(4) / 2}) as plan:
-        assert [part.name for part in plan.merged_rows] == ["w"] and not plan.own_tensors(KEPT)
+        assert {part.name for part in plan.merged_rows} == {"w", "h.1.attn.bias"} and not plan.own_tensors(KEPT)
         extras, shared = decided(plan)
         assert extras == [(1, "rotary.inv_freq")] and len(shared) == 7
 
@@ -311,6 +311,33 @@ def test_one_model_says_what_of_the_tasks_it_leaves_out(tmp_path):
     with raw_plan(tmp_path, base, *tasks) as plan:
         assert not [text for text in plan.warnings if "merged model" in text]
         assert any("kept: not in the base" in line for line in plan_lines(plan))
+
+
+@pytest.mark.parametrize("agreed", [False, True])
+@pytest.mark.parametrize(
+    ("name", "ours", "theirs", "allowed"),
+    [
+        ("table", torch.arange(4), torch.arange(4).flip(0), False),
+        ("mask", torch.tensor([True, True]), torch.tensor([True, False]), False),
+        ("table", torch.arange(3), torch.arange(3.0), False),
+        ("rotary.inv_freq", ones(4), ones(4) / 2, True),
+        ("position_ids", torch.arange(4), torch.arange(1, 5), True),
+        ("bn.num_batches_tracked", torch.tensor(7), torch.tensor(8), True),
+    ],
+)
+def test_one_model_does_not_lose_what_differs_without_a_word(tmp_path, name, ours, theirs, allowed, agreed):
+    base, other = {"w": ones(4), name: ours}, {"w": ones(4), name: theirs}
+    tasks = (other if agreed else base, other)
+    for options in ({}, {"allow_missing": True}, {"exclude": [name]}):
+        with raw_plan(tmp_path, base, *tasks, method="average", **options) as plan:
+            if not allowed and not options:
+                with refused(DataError, name, "allow_missing"):
+                    resolve_plan(plan)
+            else:
+                told = [text for text in resolve_plan(plan).warnings if name in text]
+                assert len(told) == (0 if "exclude" in options else 1 + agreed)
+    with raw_plan(tmp_path, base, *tasks) as plan:
+        assert (1, name) in decided(plan)[0]
 
 
 # Fuzz.
