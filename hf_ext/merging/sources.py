@@ -25,6 +25,14 @@ from .companions import LEFT_OUT, Companions, find_companions, read_modules
 Library = Literal["transformers", "diffusers", "peft"]
 
 CONFIGURATION_FILES = ("config.json", "adapter_config.json", "model_index.json")
+# Keys of configurations that a merge reads.
+_READ: dict[str, tuple[type, str]] = {
+    "architectures": (list, "a list of texts"),
+    "id2label": (dict, "a mapping"),
+    "vocab_size": (int, "a whole number"),
+    "auto_mapping": (dict, "a mapping"),
+    **dict.fromkeys(("model_type", "_class_name", "peft_type", "task_type"), (str, "a text")),
+}
 # Tensors that quantised checkpoints store beside packed weights.
 _QUANTISED_PARTS = (
     "SCB",
@@ -275,9 +283,23 @@ def _as_single(info: TensorInfo) -> TensorInfo:
 def _read_configuration(folder: Path) -> tuple[Library, dict[str, Any]]:
     """The library that the folder is for, and its configuration."""
     config = read_json_object(folder / "config.json", optional=True)
-    if adapter := read_json_object(folder / "adapter_config.json", optional=True):
+    adapter = read_json_object(folder / "adapter_config.json", optional=True)
+    for name, told in (("config.json", config), ("adapter_config.json", adapter)):
+        _check_types(folder / name, told)
+    if adapter:
         return "peft", adapter
     return ("diffusers" if "_diffusers_version" in config else "transformers"), config
+
+
+def _check_types(path: Path, config: Mapping[str, Any]) -> None:
+    """Refuses values of other types among those that a merge reads."""
+    for key, (kind, words) in _READ.items():
+        value = config.get(key)
+        parts = value if kind is list and isinstance(value, list) else []
+        if value is not None and not (isinstance(value, kind) and all(isinstance(part, str) for part in parts)):
+            raise CheckpointError(
+                f"{path}: {key} must be {words}, got {value!r:.80}; correct it, or fetch the file again."
+            )
 
 
 def _refuse_quantised(source: Source) -> None:

@@ -160,6 +160,16 @@ def test_a_weights_file_alone_and_a_diffusers_model(tmp_path, bert):
         ("config.json", "{", "not valid JSON"),
         ("config.json", "[" * 100_000, "not valid JSON"),
         ("adapter_config.json", "nonsense", "not valid JSON"),
+        ("config.json", '{"id2label": ["a", "b"]}', "id2label must be"),
+        ("config.json", '{"architectures": "BertModel"}', "architectures must be"),
+        ("config.json", '{"architectures": 5}', "architectures must be"),
+        ("config.json", '{"architectures": {"a": 1}}', "architectures must be"),
+        ("config.json", '{"architectures": [null]}', "architectures must be"),
+        ("config.json", '{"vocab_size": "8"}', "vocab_size must be"),
+        ("config.json", '{"model_type": ["bert"]}', "model_type must be"),
+        ("config.json", '{"_class_name": 1}', "_class_name must be"),
+        ("adapter_config.json", '{"auto_mapping": [1]}', "auto_mapping must be"),
+        ("adapter_config.json", '{"peft_type": {}}', "peft_type must be"),
     ],
 )
 def test_a_malformed_configuration_is_refused(tmp_path, name, content, message):
