@@ -276,6 +276,11 @@ def stays_inside(folder: Path, path: Path) -> bool:
     return any(target.is_relative_to(place) for place in allowed)
 
 
+def same_bytes(first: Path, second: Path) -> bool:
+    """True if two files have the same content."""
+    return first.stat().st_size == second.stat().st_size and first.read_bytes() == second.read_bytes()
+
+
 def copy_into(files: Mapping[str, Path], folder: Path) -> None:
     """Copies files to their paths in a folder."""
     for name, path in files.items():

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ..errors import DataError
-from ..files import read_json, stays_inside
+from ..files import read_json, same_bytes, stays_inside
 from ..hub.disclosure import find_secret
 from ..hub.published_files import LICENCES, REPORTS, is_loaded, walk
 
@@ -99,7 +99,7 @@ def _is(name: str, patterns: Sequence[str]) -> bool:
 def same_content(first: Path, second: Path) -> bool:
     """Compares two files; JSON may be formatted differently."""
     if first.suffix != ".json":
-        return first.stat().st_size == second.stat().st_size and first.read_bytes() == second.read_bytes()
+        return same_bytes(first, second)
     ours, theirs = first.read_bytes(), second.read_bytes()
     try:
         return ours == theirs or bool(json.loads(ours) == json.loads(theirs))

@@ -138,14 +138,13 @@ class Table:
             if first is None or not other:
                 continue
             rows = find_label_rows(source.tensors, source.config, len(expected))
-            mixed = [row.name for row in self.rows if row.task_names and row.task_names[index] in rows]
-            if mixed:
-                key = other[0]
+            mixed = [row.name for row in self.rows if row.task_names and row.task_names[index] in (rows or ())]
+            if mixed or rows == []:
+                key, where = other[0], name_some(mixed) or "a head that was not found"
                 raise DataError(
                     f"{source.title} has other classes (class {key} is {found[key]!r}, in {first.title} "
-                    f"{expected[key]!r}), and method {self._config.method!r} would mix their rows in "
-                    f"{name_some(mixed)}. Exclude them, which takes the base's, use the same order of classes, or "
-                    "choose a method with masks."
+                    f"{expected[key]!r}), and method {self._config.method!r} would mix their rows in {where}. Exclude "
+                    "them, which takes the base's, use the same order of classes, or choose a method with masks."
                 )
 
     def _decide(self, name: str, info: TensorInfo) -> Row:

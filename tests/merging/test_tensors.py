@@ -257,6 +257,42 @@ def test_tasks_with_other_tokens_in_a_row_that_the_base_leaves_open_are_not_mixe
         assert [item.task for item in plan.own_tensors(KEPT) if item.name == EMBEDDING] == [1]
 
 
+SIZE = {"vocab_size": 4}
+VOCABULARIES = {
+    "tokenizer.model": ("one", "two"),
+    "spiece.model": ("one", "two"),
+    "sentencepiece.bpe.model": ("one", "two"),
+    "tekken.json": ("[1]", "[2]"),
+    "added_tokens.json": ('{"x": 2, "y": 3}', '{"y": 2, "x": 3}'),
+    "tokenizer_config.json": (
+        '{"added_tokens_decoder": {"2": {"content": "x"}}}',
+        '{"added_tokens_decoder": {"2": {"content": "y"}}}',
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", VOCABULARIES)
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize(
+    "config", [SIZE, {"text_config": SIZE}, {"encoder": SIZE, "decoder": SIZE}, {"a": {"b": SIZE}}], ids=str
+)
+def test_every_file_of_tokens_counts_in_every_place_of_the_size(tmp_path, kind, known, config):
+    ours, theirs = VOCABULARIES[kind]
+    for name, text in (("base", ours if known else None), ("a", ours), ("b", theirs)):
+        folder = write_weights(tmp_path / name, {"body": ones(3, 3), "embed": ones(4, 2)}, config=config)
+        if text is not None:
+            (folder / kind).write_text(text)
+        if kind in ("added_tokens.json", "tokenizer_config.json"):
+            (folder / "vocab.json").write_text('{"u": 0, "v": 1}')
+    given = {"base": str(tmp_path / "base"), "tasks": {name: str(tmp_path / name) for name in "ab"}}
+    with refused(DataError, "'embed'", "'b'"):
+        make_plan(given | {"method": "average"})
+    with make_plan(given) as plan:
+        assert [(item.task, item.name) for item in plan.own_tensors(KEPT)] == [(1, "embed")]
+    (tmp_path / "b" / kind).write_text(ours)
+    make_plan(given | {"method": "average"}).close()
+
+
 @pytest.mark.parametrize("method", ["average", "ties", "slerp", "task_arithmetic"])
 @pytest.mark.parametrize("kind", ["more tokens", "another order"])
 def test_one_model_of_other_vocabularies_is_refused(tmp_path, method, kind):
