@@ -20,7 +20,7 @@ from hf_ext.hub.checkpoints import Checkpoint, explain_hub, open_checkpoint
 from hf_ext.hub.file_hashes import file_sha256
 from hf_ext.hub.safetensors_headers import CheckpointError, TensorInfo
 
-from .companions import LEFT_OUT, Companions, find_companions, read_modules
+from .companions import CODE, LEFT_OUT, Companions, find_companions, read_modules
 
 Library = Literal["transformers", "diffusers", "peft"]
 
@@ -89,10 +89,10 @@ class Source:
     @cached_property
     def companions(self) -> Companions:
         """The companions of the model's weights: in the local folder, or in the cache, fetched when it is first
-        asked for. Links out of the folder are left out."""
+        asked for."""
         if isinstance(self.place, RepositoryFiles):
-            return find_companions(self.place.fetch_companions())
-        return find_companions(self.place, alone=not Path(self.spec).expanduser().is_dir())
+            return find_companions(self.place.fetch_companions(), own=self.checkpoint.files)
+        return find_companions(self.place, own=self.checkpoint.files, alone=not Path(self.spec).expanduser().is_dir())
 
     @property
     def architecture(self) -> str | None:
@@ -210,6 +210,7 @@ class RepositoryFiles:
 
     def fetch_companions(self) -> Path:
         """The snapshot with all that belongs to the model beside its weights."""
+        self._fetch((CODE,), (".*",))
         folder = self._fetch(("*",), LEFT_OUT)
         modules = tuple(f"{place}/*" for place in read_modules(folder))
         return self._fetch(modules, ()) if modules else folder

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from hf_ext.errors import UsageError
 from hf_ext.hub.checkpoints import CheckpointError
 from hf_ext.merging.sources import Source, open_weights
-from tests.emr.emr_testing import push_folder, tiny_bert, tiny_unet, write_tokenizer, write_weights
+from tests.emr.emr_testing import push_folder, tiny_bert, tiny_unet, write_weights
 from tests.kit.refusals import refused
 
 
@@ -133,16 +133,6 @@ def test_a_snapshot_in_the_cache_is_a_folder_like_others(bert, hub):
         os.link(path, folder / path.name)
     with open_weights("base", folder) as again:
         assert set(again.companions.files) == {"config.json", "tokenizer.json", "tokenizer_config.json"}
-
-
-def test_small_files_that_are_links_out_of_the_folder_are_left_out(tmp_path):
-    folder = write_tokenizer(write_weights(tmp_path / "w", {"w": torch.ones(3)}, config={}))
-    secret = tmp_path / "secret"
-    secret.write_text("{}")
-    (folder / "tokenizer.json").unlink()
-    (folder / "tokenizer.json").symlink_to(secret)
-    with open_weights("base", folder) as source:
-        assert set(source.companions.files) == {"config.json", "tokenizer_config.json"}
 
 
 def test_a_weights_file_alone_and_a_diffusers_model(tmp_path, bert):
