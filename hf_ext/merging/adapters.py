@@ -35,6 +35,8 @@ _COMMON = ("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_
 def read_adapters(how: str, base: Source, tasks: Sequence[Source]) -> tuple[Source, tuple[Source, ...]]:
     """Replaces adapters among base and tasks by the weights that are merged, as `adapters` of the configuration
     says."""
+    for source in (base, *tasks):
+        _refuse_left_over(source)
     if base.library == "peft":
         raise DataError(f"{base.title} is an adapter; give the model that it was trained on as base.")
     for task in tasks:
@@ -50,6 +52,16 @@ def read_adapters(how: str, base: Source, tasks: Sequence[Source]) -> tuple[Sour
         others = [task.label for task in tasks if task.library != "peft"]
         raise UsageError(f"adapters: adapter merges adapters only, but {others} are checkpoints; use adapters: delta.")
     return _common_base(base, tuple(tasks)), tuple(tasks)
+
+
+def _refuse_left_over(source: Source) -> None:
+    """Refuses the configuration of an adapter beside weights of something else."""
+    kind = source.config.get("peft_type", "LORA") if source.library == "peft" else None
+    if kind in ("LORA", "IA3") and not any(map(is_adapter_part, source.tensors)):
+        raise DataError(
+            f"{source.title} has an adapter_config.json, and its weights are no adapter. Remove that file if it was "
+            "left over, or give the adapter's folder."
+        )
 
 
 def _refuse_lora_file(task: Source) -> None:

@@ -251,6 +251,16 @@ def test_a_change_of_both_tied_tensors_is_one_change(tmp_path, case):
     torch.testing.assert_close(value.T, model.get_output_embeddings()(torch.eye(16)))
 
 
+@pytest.mark.parametrize("how", ["refuse", "delta", "adapter"])
+@pytest.mark.parametrize("kind", ["LORA", "IA3"])
+@pytest.mark.parametrize("whose", ["base", "odd"])
+def test_the_configuration_of_an_adapter_beside_a_whole_model_is_refused(bert, tmp_path, how, kind, whose):
+    left = tiny_bert(tmp_path / "left", 1, base=bert)
+    (left / "adapter_config.json").write_text(json.dumps({"peft_type": kind, "r": 4, "lora_alpha": 8}))
+    with refused(DataError, whose, "adapter_config.json"):
+        plan_of(*((left,) if whose == "base" else (bert,)), how, odd=bert if whose == "base" else left)
+
+
 def test_tensors_of_other_variants_are_refused_by_name(bert, tmp_path):
     adapter = tiny_adapter(tmp_path / "adapter", bert, use_dora=True)
     change_configuration(adapter, use_dora=False)
