@@ -15,6 +15,7 @@ import torch
 from huggingface_hub import snapshot_download
 from tqdm.auto import tqdm
 
+from hf_ext.emr.manifest import MANIFEST
 from hf_ext.files import read_json_object, stays_inside
 from hf_ext.hub.checkpoints import Checkpoint, explain_hub, open_checkpoint
 from hf_ext.hub.file_hashes import file_sha256
@@ -70,9 +71,9 @@ class Source:
         self._stored = {name: checkpoint.info(name) for name in checkpoint}
         self._in_file = {name: name for name in self._stored}
         self.tensors: Mapping[str, TensorInfo] = {name: _as_single(info) for name, info in self._stored.items()}
-        self.library, self.stated = _read_configuration(
-            place.fetch(CONFIGURATION_FILES) if isinstance(place, RepositoryFiles) else place
-        )
+        folder = place.fetch((*CONFIGURATION_FILES, MANIFEST)) if isinstance(place, RepositoryFiles) else place
+        self.library, self.stated = _read_configuration(folder)
+        self.is_artifact = (folder / MANIFEST).is_file()
         self.config = self.stated
 
     @property

@@ -21,6 +21,7 @@ from hf_ext.hub.safetensors_headers import TensorInfo
 from ..errors import DataError
 from .configuration import MergeConfig
 from .loading import find_label_rows, read_labels
+from .methods.options import find_filters
 from .name_matching import Matching, Names, Vocabulary
 from .sources import Source
 
@@ -28,7 +29,7 @@ from .sources import Source
 KEPT, SHARED, COMPARED, SKIPPED = "kept", "the base's", "kept if not the base's", "skipped"
 TIED = "tied to another tensor in the base"
 WHOLE_NUMBERS, COMPUTED, STATISTIC = "not floating-point", "computed buffer", "running statistic"
-_EXCLUDED, _SMALL, _OTHER_TOKENS = "excluded", "one-dimensional", "another vocabulary"
+EXCLUDED, _SMALL, _OTHER_TOKENS = "excluded", "one-dimensional", "another vocabulary"
 _SHOWN_NAMES = 3
 
 
@@ -91,7 +92,21 @@ class Table:
     @property
     def warnings(self) -> list[str]:
         """Warnings about parts of the tasks that the result lacks or changes."""
-        return [*self._vocabulary_warnings(), *([] if self._config.with_masks else self._one_model_warnings())]
+        return [
+            *self._unused(),
+            *self._vocabulary_warnings(),
+            *([] if self._config.with_masks else self._one_model_warnings()),
+        ]
+
+    def _unused(self) -> list[str]:
+        """Warnings about patterns of the configuration that fit no tensor, perhaps for a slip of the pen."""
+        names = [name for source in (self._base, *self._tasks) for name in source.tensors]
+        patterns = [pattern.pattern for pattern in self._excluded if not any(map(pattern.match, names))]
+        filters = [part for part in find_filters(self._config.arguments) if not any(part in name for name in names)]
+        return [
+            *(f"exclude: {pattern!r} is the beginning of no tensor's name" for pattern in patterns),
+            *(f"the filter {part!r} is in no tensor's name" for part in dict.fromkeys(filters)),
+        ]
 
     def _vocabulary_warnings(self) -> list[str]:
         kept: dict[tuple[int, str], list[str]] = defaultdict(list)
@@ -109,9 +124,9 @@ class Table:
         self._refuse_other_labels()
         for index, task in enumerate(self._tasks):
             lost = [item for item in self.own if (item.task, item.rule) == (index, KEPT)]
-            lost = [item for item in lost if item.reason not in (_EXCLUDED, _SMALL) and item.nbytes]
+            lost = [item for item in lost if item.reason not in (EXCLUDED, _SMALL) and item.nbytes]
             shared = {item.base_name for item in self.own if (item.task, item.rule) == (index, SHARED)}
-            chosen = {item.base_name for item in self.own if item.task == index and item.reason == _EXCLUDED}
+            chosen = {item.base_name for item in self.own if item.task == index and item.reason == EXCLUDED}
             absent = [row.name for row in self.rows if row.task_names and row.task_names[index] is None]
             absent = [name for name in absent if name not in shared | chosen]
             if lost:
@@ -165,7 +180,7 @@ class Table:
         """The reason why a tensor of the base is not merged, if any, and whether a task may have it unchanged."""
         last = name.rpartition(".")[2]
         if self._is_excluded(name):
-            return _EXCLUDED, False
+            return EXCLUDED, False
         # it must not change
         if last.startswith("running_") or last == "num_batches_tracked":
             return STATISTIC, not info.dtype.is_floating_point
@@ -185,7 +200,7 @@ class Table:
         info, vocabulary = task.tensors[own], self._matching.vocabularies[index]
         tokens, fits = name in vocabulary.tensors, info.shape == ours.shape
         if self._is_excluded(own):
-            reason = _EXCLUDED
+            reason = EXCLUDED
         elif not info.dtype.is_floating_point:
             reason = f"{info.dtype} in the task"
         elif fits and not (tokens and vocabulary.difference):

@@ -15,7 +15,7 @@ from hf_ext.emr.artifact import open_unified
 from hf_ext.emr.emr_loader import restore
 from hf_ext.emr.manifest import Manifest
 from hf_ext.emr.ops import SUB_BLOCK
-from hf_ext.errors import UsageError
+from hf_ext.errors import DataError, UsageError
 from hf_ext.files import TakenError
 from hf_ext.hub.checkpoints import open_checkpoint
 from hf_ext.merging import make_plan
@@ -249,6 +249,15 @@ def test_masks_for_a_model_that_is_given(config, tmp_path):
     for name in ours:
         if name.endswith(".safetensors"):
             assert ours[name] == theirs[name], name
+
+
+@pytest.mark.parametrize("place", ["base", "t0"])
+@pytest.mark.parametrize("method", ["emr", "average"])
+def test_a_merge_with_masks_is_no_checkpoint(config, tmp_path, place, method):
+    artifact = str(merge(config, tmp_path / "artifact"))
+    given = {"base": artifact} if place == "base" else {"tasks": config["tasks"] | {place: artifact}}
+    with refused(DataError, place, "emr export"):
+        merge(config | given, tmp_path / "again", method=method)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from hf_ext.errors import DataError
+from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan import make_plan, resolve_plan
 from hf_ext.merging.plan_table import plan_lines, plan_values
 from hf_ext.merging.tensors import KEPT, SHARED, SKIPPED, Row
@@ -123,6 +124,32 @@ def test_excluded_tensors_by_the_names_of_either_side(tmp_path):
             (1, "head"): "excluded",
             (0, "bert.encoder.b"): "excluded",
         }
+
+
+def test_what_takes_no_part_may_hold_anything(tmp_path):
+    spoilt = {"w": ones(4), "keep": torch.full((3,), float("nan")), "mask": torch.full((2,), -torch.inf)}
+    options = {"exclude": ["keep", "mask"]}
+    for method in ("average", "emr"):
+        with raw_plan(tmp_path, spoilt, spoilt, spoilt, method=method, **options) as plan:
+            out = merge_checkpoints(plan.config, tmp_path / method, progress=False).path
+        assert load_file(out / "model.safetensors")["keep"].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "unused"),
+    [
+        ({"exclude": ["w", "nothing", "ody"]}, {"nothing", "ody"}),
+        ({"exclude": ["w", "m.body"]}, set()),
+        ({"method": "task_arithmetic", "weight": [{"filter": "mlp", "value": 1}, {"value": 0.5}]}, {"mlp"}),
+        ({"method": "task_arithmetic", "weight": {"t0": [{"filter": "bod", "value": [0, 1]}], "t1": 1}}, set()),
+        ({"method": "task_arithmetic", "weight": {"t0": [{"filter": "x", "value": 1}, {"value": 0}], "t1": 1}}, {"x"}),
+    ],
+)
+def test_patterns_and_filters_that_fit_no_tensor_are_said(tmp_path, options, unused):
+    base = {"w": ones(4), "body": ones(4)}
+    with raw_plan(tmp_path, base, {f"m.{name}": value for name, value in base.items()}, base, **options) as plan:
+        told = [text for text in plan.warnings if "no tensor" in text]
+        assert len(told) == len(unused) and all(any(repr(name) in text for text in told) for name in unused)
 
 
 def test_small_tensors_raw(tmp_path):
