@@ -152,7 +152,7 @@ class Table:
             other = [key for key in expected if found.get(key, expected[key]).casefold() != expected[key].casefold()]
             if first is None or not other:
                 continue
-            rows = find_label_rows(source.tensors, source.config, len(expected))
+            rows = find_label_rows(source.tensors, source.config, len(found))
             mixed = [row.name for row in self.rows if row.task_names and row.task_names[index] in (rows or ())]
             if mixed or rows == []:
                 key, where = other[0], name_some(mixed) or "a head that was not found"
