@@ -70,7 +70,7 @@ def whole_folder(path: str | os.PathLike[str], replace: bool = True) -> Iterator
     Gives a new folder to fill, which takes its place when the block ends without an error. Where it may not replace
     another one, it is a [`TakenError`] that the path exists, at the beginning or meanwhile.
     """
-    path = Path(path)
+    path = follow_link(Path(path)) if replace else Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     recover_folder(path)
     if not replace:
@@ -88,6 +88,11 @@ def whole_folder(path: str | os.PathLike[str], replace: bool = True) -> Iterator
     finally:
         # Gone after the rename; after an error the part that was written.
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def follow_link(path: Path) -> Path:
+    """The path, or what a link there leads to: that can be replaced in one step, and the link stays."""
+    return path.resolve() if path.is_symlink() and path.exists() else path
 
 
 def open_to_readers(folder: Path) -> None:
@@ -274,6 +279,11 @@ def stays_inside(folder: Path, path: Path) -> bool:
         if commit.parent.name == "snapshots" and repository.name.startswith(_CACHED):
             allowed += [repository / "blobs", repository.parent / "blobs"]
     return any(target.is_relative_to(place) for place in allowed)
+
+
+def same_bytes(first: Path, second: Path) -> bool:
+    """True if two files have the same content."""
+    return first.stat().st_size == second.stat().st_size and first.read_bytes() == second.read_bytes()
 
 
 def copy_into(files: Mapping[str, Path], folder: Path) -> None:

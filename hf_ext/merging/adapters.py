@@ -22,6 +22,7 @@ from hf_ext.hub.safetensors_headers import TensorInfo
 
 from ..errors import DataError, UsageError
 from .companions import Companions
+from .loading import build_empty, find_tied
 from .name_matching import Names
 from .sources import CONFIGURATION_FILES, Library, Source, size_text
 
@@ -34,6 +35,8 @@ _COMMON = ("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_
 def read_adapters(how: str, base: Source, tasks: Sequence[Source]) -> tuple[Source, tuple[Source, ...]]:
     """Replaces adapters among base and tasks by the weights that are merged, as `adapters` of the configuration
     says."""
+    for source in (base, *tasks):
+        _refuse_left_over(source)
     if base.library == "peft":
         raise DataError(f"{base.title} is an adapter; give the model that it was trained on as base.")
     for task in tasks:
@@ -49,6 +52,16 @@ def read_adapters(how: str, base: Source, tasks: Sequence[Source]) -> tuple[Sour
         others = [task.label for task in tasks if task.library != "peft"]
         raise UsageError(f"adapters: adapter merges adapters only, but {others} are checkpoints; use adapters: delta.")
     return _common_base(base, tuple(tasks)), tuple(tasks)
+
+
+def _refuse_left_over(source: Source) -> None:
+    """Refuses the configuration of an adapter beside weights of something else."""
+    kind = source.config.get("peft_type", "LORA") if source.library == "peft" else None
+    if kind in ("LORA", "IA3") and not any(map(is_adapter_part, source.tensors)):
+        raise DataError(
+            f"{source.title} has an adapter_config.json, and its weights are no adapter. Remove that file if it was "
+            "left over, or give the adapter's folder."
+        )
 
 
 def _refuse_lora_file(task: Source) -> None:
@@ -231,7 +244,10 @@ class DeltaSource(VirtualSource):
         }
         modules = lora_modules(adapter)
         targets = {f"{module}.weight" for module in modules} | set(self._own)
-        self._names = Names(base.tensors, targets)
+        repeated = _find_repeated(adapter, base, targets)
+        self._own = {name: own for name, own in self._own.items() if name not in repeated}
+        modules = {module: pair for module, pair in modules.items() if f"{module}.weight" not in repeated}
+        self._names = Names(base.tensors, targets - repeated)
         self._deltas: dict[str, _Delta] = {}
         for module, (first, second) in modules.items():
             name = f"{module}.weight"
@@ -325,6 +341,27 @@ class DeltaSource(VirtualSource):
             if len(self._factors) > _CACHED_FACTORS:
                 self._factors.popitem(last=False)
         return factors
+
+
+def _find_repeated(adapter: Source, base: Source, targets: set[str]) -> set[str]:
+    """Targets that are the same tensor as another target, which the base has; a part of a tied tensor is refused."""
+    try:
+        model = build_empty(_task_configuration(adapter, base, []))
+    except ValueError:
+        return set()
+    repeated: set[str] = set()
+    for tied in [] if model is None else find_tied(model):
+        changed = targets & set(tied)
+        stored = {name for name in changed if Names(base.tensors, targets).in_base(name) in base.tensors}
+        if changed and not (adapter.config.get("ensure_weight_tying") and stored):
+            others = ", ".join(sorted(set(tied) - {min(changed)}))
+            raise DataError(
+                f"{adapter.title} changes {min(changed)!r}, which the model ties to {others}, so that full weights "
+                "would be another model than base and adapter. Train it with ensure_weight_tying, or merge it with "
+                "merge_and_unload() into the base saved with tie_word_embeddings false, and give that as the task."
+            )
+        repeated |= changed - stored
+    return repeated
 
 
 def is_adapter_part(name: str) -> bool:

@@ -6,38 +6,45 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ..errors import DataError
-from ..files import read_json, stays_inside
+from ..files import read_json, same_bytes, stays_inside
 from ..hub.disclosure import find_secret
 from ..hub.published_files import LICENCES, REPORTS, is_loaded, walk
 
 _WEIGHTS = (
     *("*.safetensors", "*.safetensors.index*.json", "*.bin", "*.bin.index*.json", "*.pt", "*.pth", "*.ckpt", "*.pkl"),
     *("*.pickle", "*.h5", "*.msgpack*", "*.ot", "*.onnx", "*.onnx?data", "*.gguf", "*.ggml", "*.tflite", "*.pb"),
-    *("*.np[yz]", "*.mlmodel", "*.pte"),
+    *("*.mlmodel", "*.pte"),
 )
-# The same model for other programs, and states of a training.
-_STATES = (
+# The model's own weights again, under the names of other libraries.
+_SAME = re.compile(r"((pytorch|tf|flax|rust|adapter|diffusion_pytorch)_)?model[\w.-]*|consolidated[\w.-]*")
+# The same model for other programs, and states and logs of a training.
+_FOLDERS = (
     *("onnx/*", "openvino/*", "original/*", "coreml/*", "checkpoint-*/*", "global_step*/*"),
-    *("trainer_state.json", "*_results.json", "*.lock", "*.tmp", "*.partial", "*.py[co]"),
+    *("runs/*", "logs/*", "wandb/*", "mlruns/*"),
 )
-_LOGS = ("*.log", "*tfevents*", "runs/*", "logs/*", "wandb/*", "mlruns/*")
+_STATES = (
+    *("trainer_state.json", "*_results.json", "*.lock", "*.tmp", "*.partial", "*.py[co]", "*.log", "*tfevents*"),
+    *_FOLDERS,
+)
 # What a card shows, and data.
 _SHOWN = (
     *("*.png", "*.jp*g", "*.gif", "*.webp", "*.svg", "*.mp[34]", "*.webm", "*.wav", "*.flac", "*.pdf", "*.ipynb"),
-    *("*.parquet", "*.arrow", "*.csv", "*.tsv", "*.jsonl", "*.zip", "*.tar", "*.gz"),
+    *("*.parquet", "*.arrow", "*.zip", "*.tar", "*.tar.gz"),
 )
-_SECRETS = (
-    *(".*", "*/.*", "*.pem", "*.key", "*.p12", "*.pfx", "id_rsa*", "id_ed25519*", "*credential*", "*secret*"),
-    *("token", "*.token", "*_token.txt", "api_key*"),
-)
+_SECRETS = (".*", "*/.*", "*.pem", "*.p12", "*.pfx", "id_rsa*", "id_ed25519*")
 # A merge writes its own.
-_OWN = ("README.md", "emr.json", "emr_loader.py", "tasks/*", "base/*", *REPORTS)
-LEFT_OUT = (*_WEIGHTS, *_STATES, *_LOGS, *_SHOWN, *_SECRETS, *_OWN)
+_OWN = ("README.md", "emr.json", "emr_loader.py", *REPORTS)
+# What is not fetched from a Hub.
+LEFT_OUT = (*_WEIGHTS, *_STATES, *_SHOWN, *_SECRETS, *_OWN)
+# Of these it is not even said.
+_UNSAID = (*_OWN, ".git*", ".DS_Store")
+CODE = "*.py"
 MODULES = "modules.json"
 # Chat templates and generation settings. A single model gets those of its tasks if all tasks agree.
 _SPOKEN = ("generation_config.json", "chat_template.jinja", "chat_template.json", "additional_chat_templates/*")
@@ -52,37 +59,57 @@ class Companions:
     left_out: tuple[str, ...] = ()  # what is not taken though a model may need it, with the reason
 
 
-def find_companions(folder: Path, *, alone: bool = False) -> Companions:
+def find_companions(folder: Path, *, own: Collection[str] = (), alone: bool = False) -> Companions:
     """
     Lists what belongs to a model.
 
     Args:
         folder (`Path`): Where its weights lie.
+        own (`Collection[str]`, *optional*): The files of its weights.
         alone (`bool`, *optional*, defaults to `False`):
             Whether the weights were given as a file: then only what loaders read beside it is the model's.
+
+    Raises:
+        DataError: A file that loading needs is a link that leads out of the folder.
     """
     inner = read_modules(folder)
     files: dict[str, Path] = {}
     modules: dict[str, Path] = {}
     others: set[str] = set()
+    left_out: list[str] = []
     for name, path in walk(folder):
         place = PurePosixPath(name).parent.as_posix()
-        if not path.is_file() or not stays_inside(folder, path):
+        needed = is_loaded(name) or _is(name, (MODULES, CODE)) or name in inner or place in inner
+        if name in own or _is(name, _UNSAID) or (_is(name, _WEIGHTS) and _SAME.fullmatch(name)):
             continue
-        if place in inner and _is(name, _WEIGHTS):
+        if not path.is_file() or not stays_inside(folder, path):
+            if needed:
+                raise DataError(f"{path} is a link that leads out of its folder, or nowhere: copy its target there.")
+            left_out.append(f"{name} (a link)")
+        elif place in inner and _is(name, _WEIGHTS):
             modules[name] = path
-        elif place != "." and _is(name, _WEIGHTS) and not _is(name, (*_STATES, *_OWN)):
+        elif place != "." and _is(name, _WEIGHTS) and not _is(name, _STATES):
             others.add(place)
-        elif not _is(name, LEFT_OUT) and (not alone or is_loaded(name)):
+        elif _is(name, LEFT_OUT) and not _is(name, (CODE,)):
+            left_out.append(_summarise(name))
+        elif not alone or is_loaded(name):
             files[name] = path
     # A folder with weights that no list of modules names is another model.
     files = {name: path for name, path in files.items() if PurePosixPath(name).parent.as_posix() not in others}
-    left_out = [f"{place}/ (weights of their own, which {MODULES} does not name)" for place in sorted(others)]
+    left_out += [f"{place}/ (weights of their own, which {MODULES} does not name)" for place in sorted(others)]
     for name, path in list(files.items()):
         if not is_loaded(name) and name not in LICENCES and (kind := find_secret(path)) is not None:
             del files[name]
             left_out.append(f"{name} ({kind})")
-    return Companions(files, modules, tuple(left_out))
+    return Companions(files, modules, () if alone else tuple(dict.fromkeys(left_out)))
+
+
+def _summarise(name: str) -> str:
+    """A file as it is told that it is left out: in one word with others of its folder."""
+    path = PurePosixPath(name)
+    if _is(name, _FOLDERS):
+        return f"{path.parts[0]}/"
+    return name if len(path.parts) == 1 else f"{path.parent}/*{path.suffix}"
 
 
 def read_modules(folder: Path) -> list[str]:
@@ -99,7 +126,7 @@ def _is(name: str, patterns: Sequence[str]) -> bool:
 def same_content(first: Path, second: Path) -> bool:
     """Compares two files; JSON may be formatted differently."""
     if first.suffix != ".json":
-        return first.stat().st_size == second.stat().st_size and first.read_bytes() == second.read_bytes()
+        return same_bytes(first, second)
     ours, theirs = first.read_bytes(), second.read_bytes()
     try:
         return ours == theirs or bool(json.loads(ours) == json.loads(theirs))
@@ -155,8 +182,29 @@ def join_companions(base: Companions, tasks: Mapping[str, Companions]) -> Joined
                     "be merged because base and tasks do not all have it as model.safetensors. Save it in this form "
                     "everywhere, or choose a method with masks, with which each task keeps its module."
                 )
-    told = [
-        f"{title} has its own {', '.join(names)}, or some tasks lack it; the merged model gets the base's"
-        for title, names in differing.items()
-    ]
+    _keep_modules_together(joined, differing, ours, tasks)
+    told = []
+    for title, names in differing.items():
+        for ending, there in (("gets the base's", True), ("has none", False)):
+            if some := [name for name in names if (name in ours) == there]:
+                told.append(f"{title} has its own {', '.join(some)}, or some tasks lack it; the merged model {ending}")
     return Joined(joined, told, tuple(modules))
+
+
+def _keep_modules_together(
+    joined: dict[str, Path], differing: dict[str, list[str]], ours: Mapping[str, Path], tasks: Mapping[str, Companions]
+) -> None:
+    """Leaves out the list of modules that the base does not have, if not all of their files are there."""
+    if MODULES in ours or MODULES not in joined:
+        return
+    places = read_modules(joined[MODULES].parent)
+    units = {
+        title: [MODULES, *(name for name in (*own.files, *own.modules) if str(PurePosixPath(name).parent) in places)]
+        for title, own in tasks.items()
+    }
+    if all(name in joined for names in units.values() for name in names):
+        return
+    for title, names in units.items():
+        differing[title] = list(dict.fromkeys([*differing.get(title, []), *names]))
+        for name in names:
+            joined.pop(name, None)

@@ -270,7 +270,7 @@ class Engine:
         for low, high in _blocks(start, stop, step):
             values = buffers.inputs.view(-1)[: (high - low) * info.dtype.itemsize].view(info.dtype)
             item.source.read_into(item.name, low, high, values)
-            if info.dtype.is_floating_point and not bool(torch.isfinite(values.float()).all()):
+            if item.finite and info.dtype.is_floating_point and not bool(torch.isfinite(values.float()).all()):
                 raise _not_finite(item.name, item.source)
             item.writer.write(item.target, item.at + low - item.start, values.to(item.writer.dtypes[item.target]))
 
@@ -480,5 +480,5 @@ def _blocks(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
 def _not_finite(name: str, source: Source) -> NotFiniteError:
     return NotFiniteError(
         f"tensor {name!r} of {source.title} contains NaN or infinity, which cannot be merged; repair the checkpoint, "
-        "or leave it out."
+        "leave it out, or exclude the tensor."
     )

@@ -134,7 +134,9 @@ def _tell_dtype(path: Path, dtype: str) -> None:
 def _copy_companions(folder: Path, plan: Plan) -> None:
     """Copies the model's companions to the root, and to each task its configuration and its own files."""
     base = {**plan.base.companions.files, **plan.base.companions.modules}
-    root = base if plan.config.with_masks else plan.companions
+    # in an artifact these folders are its own
+    free = {name: path for name, path in base.items() if not name.startswith(("tasks/", "base/"))}
+    root = free if plan.config.with_masks else plan.companions
     copy_into(root, folder)
     if plan.config.dtype and plan.base.library == "transformers" and "config.json" in root:
         _tell_dtype(folder / "config.json", plan.config.dtype)

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from ..errors import DataError
 from .adapters import read_adapters
 from .configuration import MergeConfig
 from .sources import Source, open_weights
@@ -32,6 +33,12 @@ def open_inputs(config: MergeConfig, token: str | bool | None, endpoint: str | N
         specs["merged"] = config.merged
     specs |= {STATISTICS + task: config.statistics[task] for task in config.tasks if config.statistics}
     with _open_all(specs, token, endpoint) as opened:
+        for source in (opened["base"], *(opened[task] for task in config.tasks)):
+            if source.is_artifact:
+                raise DataError(
+                    f"{source.title} is a merge with masks, whose tasks are not the weights of its folder: write the "
+                    "one that you mean with hf-ext emr export, and give that."
+                )
         base, tasks = read_adapters(config.adapters, opened["base"], [opened[task] for task in config.tasks])
         statistics = tuple(source for label, source in opened.items() if label.startswith(STATISTICS))
         return Inputs(base, tasks, opened.get("merged"), statistics)

@@ -6,7 +6,8 @@ model may so have other names for the same tensors. The library is asked only wh
 
 from __future__ import annotations
 
-import contextlib
+import inspect
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -15,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-# Settings that change the meaning of the weights.
-MEANINGS = (
-    *("num_attention_heads", "num_key_value_heads", "num_heads", "n_head", "head_dim", "rope_theta"),
-    *("encoder_attention_heads", "decoder_attention_heads"),
-    *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers"),
+# Settings that change the meaning of the weights: heads, groups, layers and rotary positions.
+MEANINGS = re.compile(
+    r"\w*heads|(n|num)_head|\w*head_(dim|size)|\w*(d_head|dim_head)|\w*groups"
+    r"|(\w+_)?(num|n)_(hidden_)?layers?|(en|de)coder_layers|layers_per_block"
+    r"|\w*theta|\w*rotary\w*|axes_dims?_rope"
 )
 # Labels, origin, tokens and how a model is trained or run. Sizes of tensors are compared with the tensors.
 _NO_SETTINGS = re.compile(
@@ -36,6 +37,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+def find_class(config: Mapping[str, Any]) -> type[PreTrainedModel] | None:
+    """The class of a configuration, if transformers has it."""
+    import transformers
+
+    model_class = getattr(transformers, next(iter(config.get("architectures") or ()), ""), None)
+    is_model = isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)
+    return model_class if is_model else None
+
+
 def build_empty(config: Mapping[str, Any]) -> PreTrainedModel | None:
     """
     The model of a configuration without its weights.
@@ -46,11 +56,8 @@ def build_empty(config: Mapping[str, Any]) -> PreTrainedModel | None:
     Raises:
         ValueError: The class cannot be built.
     """
-    import transformers
-
-    name = next(iter(config.get("architectures") or ()), "")
-    model_class = getattr(transformers, name, None) if name.isidentifier() else None
-    if not isinstance(model_class, type) or not issubclass(model_class, transformers.PreTrainedModel):
+    model_class = find_class(config)
+    if model_class is None:
         return None
     assert model_class.config_class is not None
     try:
@@ -59,6 +66,7 @@ def build_empty(config: Mapping[str, Any]) -> PreTrainedModel | None:
             return model_class(configuration)
     except Exception as error:
         # hundreds of classes, each with its own ways to fail and packages to need
+        name = model_class.__name__
         raise ValueError(f"{name} cannot be built from its configuration ({type(error).__name__}: {error})") from error
 
 
@@ -110,14 +118,17 @@ def read_labels(config: Mapping[str, Any]) -> dict[str, str]:
     return {} if any(name in ("", f"LABEL_{key}") for key, name in names.items()) else names
 
 
-def find_label_rows(tensors: Mapping[str, Any], config: Mapping[str, Any], count: int) -> list[str]:
-    """Tensors outside the base model that have a row for each of `count` classes."""
-    model = None
-    with contextlib.suppress(ValueError):
-        model = build_empty(config)
-    # Nothing is known of a class that cannot be built.
-    prefix = "" if model is None else f"{model.base_model_prefix}."
-    return [name for name, info in tensors.items() if info.shape[:1] == (count,) and not name.startswith(prefix)]
+def find_label_rows(tensors: Mapping[str, Any], config: Mapping[str, Any], count: int) -> list[str] | None:
+    """
+    Tensors with a row for each of `count` classes, and perhaps one for none of them: those outside the base model, if
+    there are any. `None` for a model that is known to have no head.
+    """
+    model_class = find_class(config)
+    if model_class is not None and not re.search("For[A-Z]|Head", model_class.__name__):
+        return None
+    prefix = "" if model_class is None else f"{model_class.base_model_prefix}."
+    rows = [name for name, info in tensors.items() if info.shape[:1] in ((count,), (count + 1,))]
+    return [name for name in rows if not name.startswith(prefix)] or rows
 
 
 def compare_settings(base: Mapping[str, Any], task: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -137,9 +148,11 @@ def _resolve(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if kind in _OWN_KINDS and kind not in CONFIG_MAPPING:
         # importing the room registers its classes
         import_module(f"hf_ext.{kind}")
-    if kind not in CONFIG_MAPPING:
+    if kind not in CONFIG_MAPPING and "_class_name" not in config:
         return config
     try:
+        if "_class_name" in config:
+            return _resolve_diffusers(config)
         # Other keys of the file are nobody's settings.
         known = CONFIG_MAPPING[kind]().to_dict()
         resolved = CONFIG_MAPPING[kind].from_dict(dict(config)).to_dict()
@@ -147,6 +160,17 @@ def _resolve(config: Mapping[str, Any]) -> Mapping[str, Any]:
     except Exception:
         # hundreds of classes, each with its own ways to fail
         return config
+
+
+def _resolve_diffusers(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    import diffusers
+
+    known = inspect.signature(getattr(diffusers, config["_class_name"])).parameters
+    defaults = {
+        name: parameter.default for name, parameter in known.items() if parameter.default is not parameter.empty
+    }
+    # tuples are lists in JSON
+    return {**json.loads(json.dumps(defaults, default=str)), **config}
 
 
 def _differences(

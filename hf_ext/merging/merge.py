@@ -20,7 +20,7 @@ import numpy as np
 
 from ..distributed import Ranks
 from ..errors import DataError, OtherRun
-from ..files import copy_into, read_json, remove_leftovers, replace_folder, sync, write_json
+from ..files import copy_into, follow_link, read_json, remove_leftovers, replace_folder, sync, write_json
 from ..progress import progress
 from ..system import count_cores
 from .configuration import MergeConfig
@@ -96,7 +96,7 @@ def merge_checkpoints(
         >>> load_file(result.path / "model.safetensors")
         {'weight': tensor([2., 2.])}
     """
-    out = Path(os.path.abspath(Path(out).expanduser()))
+    out = follow_link(Path(os.path.abspath(Path(out).expanduser())))
     ranks = Ranks()
     report: Any = None
     with contextlib.ExitStack() as stack:

@@ -17,10 +17,12 @@ from hf_ext.hub.safetensors_headers import TensorInfo
 from ..errors import DataError
 from .loading import MEANINGS, build_empty, compare_settings, find_loaded_names, find_tied
 from .sources import Source
-from .tokens import TOKENIZERS, compare_tokens
+from .tokens import TOKEN_FILES, compare_tokens
 
 # Buffers that models compute from their configuration; newer versions do not save them.
 _COMPUTED_BUFFERS = ("position_ids", "inv_freq", "original_inv_freq", "masked_bias", "relative_position_index")
+# The kind of a model, in the configurations of transformers and diffusers.
+_KINDS = ("model_type", "_class_name")
 # A prefix that fewer names have is a layer, not a wrapper.
 _PREFIX_SHARE = 1 / 3
 
@@ -189,7 +191,7 @@ def _compare_vocabularies(
         if ours != theirs and not overlap:
             difference = f"{theirs} tokens, the base {ours}"
         else:
-            first, second = (source.small_files(TOKENIZERS) for source in (base, task))
+            first, second = (source.small_files(TOKEN_FILES) for source in (base, task))
             difference = compare_tokens(first, second, taken, None if ours == theirs else min(ours, theirs))
     return Vocabulary(tensors, ours != theirs, difference)
 
@@ -203,16 +205,19 @@ def _has_rows_of_tokens(base: Source, name: str, task: Source, own: str) -> bool
 
 
 def _vocabulary_size(config: Mapping[str, Any]) -> int | None:
-    """The `vocab_size` of a configuration, of its text model if it has several."""
-    for part in (config, config.get("text_config")):
-        if isinstance(part, Mapping) and isinstance(part.get("vocab_size"), int):
-            return int(part["vocab_size"])
-    return None
+    """The `vocab_size` of a configuration; else that of its text model, or of the first of its parts with one."""
+    size = config.get("vocab_size")
+    if isinstance(size, int):
+        return size
+    parts = [config.get("text_config"), *config.values()]
+    sizes = (_vocabulary_size(part) for part in parts if isinstance(part, Mapping))
+    return next((size for size in sizes if size is not None), None)
 
 
 def _is_computed(name: str, info: TensorInfo) -> bool:
     """True if a buffer follows from the configuration: positions, rotary frequencies, causal masks."""
-    causal_mask = name.endswith("attn.bias") and len(info.shape) == 4
+    # one mask for all heads; a bias of each head is learned
+    causal_mask = name.endswith("attn.bias") and info.shape == (1, 1, *2 * info.shape[-1:])
     return name.rpartition(".")[2] in _COMPUTED_BUFFERS or causal_mask
 
 
@@ -261,7 +266,7 @@ def _refuse_other_model(base: Source, task: Source) -> None:
     """Refuses a task whose configuration says that it is another kind of model than the base."""
     if base.config and task.config and base.library != task.library:
         raise DataError(f"{task.title} is a {task.library} model, {base.title} a {base.library} model.")
-    for key in ("model_type", "_class_name"):
+    for key in _KINDS:
         expected, found = base.config.get(key), task.config.get(key)
         # Of a model of several parts, such as CLIP, one may have been fine-tuned and saved alone.
         parts = [part.get(key) for part in base.config.values() if isinstance(part, dict)]
@@ -291,12 +296,12 @@ def _compare_configurations(base: Source, task: Source, masks: bool) -> list[str
     Heads of another size and another base of positions give the same numbers another meaning. One model of both would
     be wrong, so it is refused; with masks each task is computed by its own configuration, and the difference is said.
     """
-    if base.library != "transformers" or base.config.get("model_type") != task.config.get("model_type"):
+    if base.library == "peft" or any(base.config.get(key) != task.config.get(key) for key in _KINDS):
         return []
     warnings = []
     for key, expected, found in compare_settings(base.config, task.config):
         told = f"{task.title} has {key} {found!r}, the base {expected!r}"
-        if key.rpartition(".")[2] in MEANINGS and not masks:
+        if MEANINGS.fullmatch(key.rpartition(".")[2]) and not masks:
             raise DataError(
                 f"{told}: their weights have different meanings, so that a single merged model would be wrong. Leave "
                 "the task out, or choose a method with masks."

@@ -16,7 +16,7 @@ from ..errors import DataError
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
 from .plan import Plan
 from .sources import Source
-from .tensors import KEPT, Row
+from .tensors import EXCLUDED, KEPT, Row
 
 Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
@@ -33,6 +33,8 @@ class Copy:
     target: str
     # where `start` goes to
     at: int
+    # False where NaN and infinity are copied too, since the tensor takes no part
+    finite: bool = True
 
 
 class Outputs:
@@ -104,7 +106,8 @@ class Outputs:
         for name, start in starts.items():
             stop = math.prod(self._plan.base.tensors[name].shape)
             if start < stop:
-                self.copies.append(Copy(self._plan.base, name, start, stop, writers[name], name, start))
+                copy = Copy(self._plan.base, name, start, stop, writers[name], name, start, finite=start > 0)
+                self.copies.append(copy)
 
     def _open_tasks(self) -> None:
         for index, task in enumerate(self._plan.tasks):
@@ -124,7 +127,8 @@ class Outputs:
             for extra in own:
                 stop = math.prod(extra.shape)
                 if extra.start < stop:
-                    self.copies.append(Copy(task, extra.name, extra.start, stop, writer, extra.name, 0))
+                    finite = extra.reason != EXCLUDED
+                    self.copies.append(Copy(task, extra.name, extra.start, stop, writer, extra.name, 0, finite))
 
 
 def masked_rows(plan: Plan, task: int) -> dict[str, Row]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,10 +21,31 @@ from .inputs import Inputs, open_inputs
 from .name_matching import Names, match_names
 from .sources import Source, size_text
 from .statistics import check_statistics
-from .tensors import COMPARED, KEPT, SHARED, SKIPPED, TIED, Own, Row, Table, find_narrowing
+from .tensors import (
+    COMPARED,
+    COMPUTED,
+    KEPT,
+    SHARED,
+    SKIPPED,
+    STATISTIC,
+    TIED,
+    WHOLE_NUMBERS,
+    Own,
+    Row,
+    Table,
+    find_narrowing,
+    name_some,
+)
 
 _COMPARED_AT_ONCE = 2**18
 _SUMS_BYTES = 8 * 10
+# Differences of a task that one model has no place for, by the reason for which they are not merged.
+_LOST = {
+    TIED: "which the base ties to another tensor",
+    WHOLE_NUMBERS: "whole numbers that cannot be averaged",
+    COMPUTED: "which the model may compute from its configuration",
+    STATISTIC: "statistics of its data",
+}
 
 
 @dataclass(frozen=True)
@@ -286,22 +307,28 @@ def resolve_plan(plan: Plan) -> Plan:
                 "save_pretrained, or set tie_word_embeddings to false in its config.json if they are separate."
             )
     decided = [dataclasses.replace(item, rule=_compare(plan, item)) for item in plan.own_tensors(COMPARED)]
-    untied = [item for item in decided if (item.rule, item.reason) == (KEPT, TIED)]
-    lost = (
-        [] if plan.config.with_masks else [f"{plan.tasks[item.task].title} has {item.name!r} apart" for item in untied]
-    )
-    if lost and not plan.config.allow_missing:
-        raise DataError(
-            f"{lost[0]}, which the base ties to another tensor, and one model ties it too. Choose a base that does "
-            "not, or a method with masks, or set allow_missing (--allow-missing), which leaves it out."
-        )
     # the compared tensors come last, in the order of their comparison
     own = (*(item for item in plan.own if item.rule != COMPARED), *decided)
-    warnings = [
-        *plan.warnings,
-        *(f"{text}, which the merged model ties to another tensor: it is left out" for text in lost),
-    ]
+    warnings = [*plan.warnings, *([] if plan.config.with_masks else _tell_lost(plan, decided))]
     return dataclasses.replace(plan, own=own, warnings=warnings)
+
+
+def _tell_lost(plan: Plan, own: Iterable[Own]) -> list[str]:
+    """Warnings about tensors of tasks that differ from the base's and cannot be in one model; those that a model does
+    not compute by itself are refused."""
+    warnings: list[str] = []
+    for index, task in enumerate(plan.tasks):
+        kept = [item for item in own if (item.task, item.rule) == (index, KEPT)]
+        for reason, words in _LOST.items():
+            names = [item.name for item in kept if item.reason == reason]
+            text = f"{task.title} has its own {name_some(names)}, {words}"
+            if names and reason in (TIED, WHOLE_NUMBERS) and not plan.config.allow_missing:
+                raise DataError(
+                    f"{text}. Choose a method with masks, or set allow_missing (--allow-missing), with which the "
+                    "merged model gets the base's."
+                )
+            warnings += [f"{text}: the merged model gets the base's"] if names else []
+    return warnings
 
 
 def _compare(plan: Plan, item: Own) -> str:

@@ -15,16 +15,25 @@ import torch
 from huggingface_hub import snapshot_download
 from tqdm.auto import tqdm
 
+from hf_ext.emr.manifest import MANIFEST
 from hf_ext.files import read_json_object, stays_inside
 from hf_ext.hub.checkpoints import Checkpoint, explain_hub, open_checkpoint
 from hf_ext.hub.file_hashes import file_sha256
 from hf_ext.hub.safetensors_headers import CheckpointError, TensorInfo
 
-from .companions import LEFT_OUT, Companions, find_companions, read_modules
+from .companions import CODE, LEFT_OUT, Companions, find_companions, read_modules
 
 Library = Literal["transformers", "diffusers", "peft"]
 
 CONFIGURATION_FILES = ("config.json", "adapter_config.json", "model_index.json")
+# Keys of configurations that a merge reads.
+_READ: dict[str, tuple[type, str]] = {
+    "architectures": (list, "a list of texts"),
+    "id2label": (dict, "a mapping"),
+    "vocab_size": (int, "a whole number"),
+    "auto_mapping": (dict, "a mapping"),
+    **dict.fromkeys(("model_type", "_class_name", "peft_type", "task_type"), (str, "a text")),
+}
 # Tensors that quantised checkpoints store beside packed weights.
 _QUANTISED_PARTS = (
     "SCB",
@@ -62,9 +71,9 @@ class Source:
         self._stored = {name: checkpoint.info(name) for name in checkpoint}
         self._in_file = {name: name for name in self._stored}
         self.tensors: Mapping[str, TensorInfo] = {name: _as_single(info) for name, info in self._stored.items()}
-        self.library, self.stated = _read_configuration(
-            place.fetch(CONFIGURATION_FILES) if isinstance(place, RepositoryFiles) else place
-        )
+        folder = place.fetch((*CONFIGURATION_FILES, MANIFEST)) if isinstance(place, RepositoryFiles) else place
+        self.library, self.stated = _read_configuration(folder)
+        self.is_artifact = (folder / MANIFEST).is_file()
         self.config = self.stated
 
     @property
@@ -81,10 +90,10 @@ class Source:
     @cached_property
     def companions(self) -> Companions:
         """The companions of the model's weights: in the local folder, or in the cache, fetched when it is first
-        asked for. Links out of the folder are left out."""
+        asked for."""
         if isinstance(self.place, RepositoryFiles):
-            return find_companions(self.place.fetch_companions())
-        return find_companions(self.place, alone=not Path(self.spec).expanduser().is_dir())
+            return find_companions(self.place.fetch_companions(), own=self.checkpoint.files)
+        return find_companions(self.place, own=self.checkpoint.files, alone=not Path(self.spec).expanduser().is_dir())
 
     @property
     def architecture(self) -> str | None:
@@ -202,6 +211,7 @@ class RepositoryFiles:
 
     def fetch_companions(self) -> Path:
         """The snapshot with all that belongs to the model beside its weights."""
+        self._fetch((CODE,), (".*",))
         folder = self._fetch(("*",), LEFT_OUT)
         modules = tuple(f"{place}/*" for place in read_modules(folder))
         return self._fetch(modules, ()) if modules else folder
@@ -275,9 +285,23 @@ def _as_single(info: TensorInfo) -> TensorInfo:
 def _read_configuration(folder: Path) -> tuple[Library, dict[str, Any]]:
     """The library that the folder is for, and its configuration."""
     config = read_json_object(folder / "config.json", optional=True)
-    if adapter := read_json_object(folder / "adapter_config.json", optional=True):
+    adapter = read_json_object(folder / "adapter_config.json", optional=True)
+    for name, told in (("config.json", config), ("adapter_config.json", adapter)):
+        _check_types(folder / name, told)
+    if adapter:
         return "peft", adapter
     return ("diffusers" if "_diffusers_version" in config else "transformers"), config
+
+
+def _check_types(path: Path, config: Mapping[str, Any]) -> None:
+    """Refuses values of other types among those that a merge reads."""
+    for key, (kind, words) in _READ.items():
+        value = config.get(key)
+        parts = value if kind is list and isinstance(value, list) else []
+        if value is not None and not (isinstance(value, kind) and all(isinstance(part, str) for part in parts)):
+            raise CheckpointError(
+                f"{path}: {key} must be {words}, got {value!r:.80}; correct it, or fetch the file again."
+            )
 
 
 def _refuse_quantised(source: Source) -> None:

@@ -21,13 +21,15 @@ from hf_ext.hub.safetensors_headers import TensorInfo
 from ..errors import DataError
 from .configuration import MergeConfig
 from .loading import find_label_rows, read_labels
+from .methods.options import find_filters
 from .name_matching import Matching, Names, Vocabulary
 from .sources import Source
 
 # Treatments of a task's tensor that is not merged as a whole.
 KEPT, SHARED, COMPARED, SKIPPED = "kept", "the base's", "kept if not the base's", "skipped"
 TIED = "tied to another tensor in the base"
-_EXCLUDED, _SMALL, _OTHER_TOKENS = "excluded", "one-dimensional", "another vocabulary"
+WHOLE_NUMBERS, COMPUTED, STATISTIC = "not floating-point", "computed buffer", "running statistic"
+EXCLUDED, _SMALL, _OTHER_TOKENS = "excluded", "one-dimensional", "another vocabulary"
 _SHOWN_NAMES = 3
 
 
@@ -90,7 +92,21 @@ class Table:
     @property
     def warnings(self) -> list[str]:
         """Warnings about parts of the tasks that the result lacks or changes."""
-        return [*self._vocabulary_warnings(), *([] if self._config.with_masks else self._one_model_warnings())]
+        return [
+            *self._unused(),
+            *self._vocabulary_warnings(),
+            *([] if self._config.with_masks else self._one_model_warnings()),
+        ]
+
+    def _unused(self) -> list[str]:
+        """Warnings about patterns of the configuration that fit no tensor, perhaps for a slip of the pen."""
+        names = [name for source in (self._base, *self._tasks) for name in source.tensors]
+        patterns = [pattern.pattern for pattern in self._excluded if not any(map(pattern.match, names))]
+        filters = [part for part in find_filters(self._config.arguments) if not any(part in name for name in names)]
+        return [
+            *(f"exclude: {pattern!r} is the beginning of no tensor's name" for pattern in patterns),
+            *(f"the filter {part!r} is in no tensor's name" for part in dict.fromkeys(filters)),
+        ]
 
     def _vocabulary_warnings(self) -> list[str]:
         kept: dict[tuple[int, str], list[str]] = defaultdict(list)
@@ -108,9 +124,9 @@ class Table:
         self._refuse_other_labels()
         for index, task in enumerate(self._tasks):
             lost = [item for item in self.own if (item.task, item.rule) == (index, KEPT)]
-            lost = [item for item in lost if item.reason not in (_EXCLUDED, _SMALL) and item.nbytes]
+            lost = [item for item in lost if item.reason not in (EXCLUDED, _SMALL) and item.nbytes]
             shared = {item.base_name for item in self.own if (item.task, item.rule) == (index, SHARED)}
-            chosen = {item.base_name for item in self.own if item.task == index and item.reason == _EXCLUDED}
+            chosen = {item.base_name for item in self.own if item.task == index and item.reason == EXCLUDED}
             absent = [row.name for row in self.rows if row.task_names and row.task_names[index] is None]
             absent = [name for name in absent if name not in shared | chosen]
             if lost:
@@ -136,15 +152,14 @@ class Table:
             other = [key for key in expected if found.get(key, expected[key]).casefold() != expected[key].casefold()]
             if first is None or not other:
                 continue
-            rows = find_label_rows(source.tensors, source.config, len(expected))
-            mixed = [row.name for row in self.rows if row.task_names and row.task_names[index] in rows]
-            if mixed:
-                key = other[0]
+            rows = find_label_rows(source.tensors, source.config, len(found))
+            mixed = [row.name for row in self.rows if row.task_names and row.task_names[index] in (rows or ())]
+            if mixed or rows == []:
+                key, where = other[0], name_some(mixed) or "a head that was not found"
                 raise DataError(
                     f"{source.title} has other classes (class {key} is {found[key]!r}, in {first.title} "
-                    f"{expected[key]!r}), and method {self._config.method!r} would mix their rows in "
-                    f"{name_some(mixed)}. Exclude them, which takes the base's, use the same order of classes, or "
-                    "choose a method with masks."
+                    f"{expected[key]!r}), and method {self._config.method!r} would mix their rows in {where}. Exclude "
+                    "them, which takes the base's, use the same order of classes, or choose a method with masks."
                 )
 
     def _decide(self, name: str, info: TensorInfo) -> Row:
@@ -156,9 +171,7 @@ class Table:
         reason, compared = self._raw_reason(name, info)
         if reason is not None:
             for index, own in holders.items():
-                theirs = self._tasks[index].tensors[own]
-                same_form = (info.shape, info.dtype) == (theirs.shape, theirs.dtype)
-                self._keep(index, own, COMPARED if compared and same_form else KEPT, reason)
+                self._keep(index, own, COMPARED if compared else KEPT, reason)
             holders = {}
         merged = {index: own for index, own in holders.items() if self._takes_part(index, name, own)}
         return self._merge(name, info, merged) if merged else Row(name, info.shape, info.dtype)
@@ -166,15 +179,15 @@ class Table:
     def _raw_reason(self, name: str, info: TensorInfo) -> tuple[str | None, bool]:
         """The reason why a tensor of the base is not merged, if any, and whether a task may have it unchanged."""
         last = name.rpartition(".")[2]
-        if not info.dtype.is_floating_point:
-            return "not floating-point", True
         if self._is_excluded(name):
-            return _EXCLUDED, False
+            return EXCLUDED, False
         # it must not change
         if last.startswith("running_") or last == "num_batches_tracked":
-            return "running statistic", False
+            return STATISTIC, not info.dtype.is_floating_point
         if name in self._matching.computed:
-            return "computed buffer", True
+            return COMPUTED, True
+        if not info.dtype.is_floating_point:
+            return WHOLE_NUMBERS, True
         if 0 in info.shape:
             return "empty", True
         if self._config.small_raw and len(info.shape) <= 1:
@@ -187,7 +200,7 @@ class Table:
         info, vocabulary = task.tensors[own], self._matching.vocabularies[index]
         tokens, fits = name in vocabulary.tensors, info.shape == ours.shape
         if self._is_excluded(own):
-            reason = _EXCLUDED
+            reason = EXCLUDED
         elif not info.dtype.is_floating_point:
             reason = f"{info.dtype} in the task"
         elif fits and not (tokens and vocabulary.difference):

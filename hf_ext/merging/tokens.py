@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..errors import DataError
+from ..files import same_bytes
 
+# Files of tokens that are not read, only compared as a whole.
+_WHOLE = (
+    *("tokenizer.model", "tokenizer.model.v3", "tekken.json", "spiece.model", "sentencepiece.bpe.model"),
+    *("sentencepiece.model", "spm.model", "spm_char.model", "tiktoken.model", "qwen.tiktoken", "vocab.tiktoken"),
+    *("vocab.bpe", "bpe.codes", "dict.txt"),
+)
 # Files that list tokens, the first that is there counts.
-TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt")
+_TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", *_WHOLE)
+# Tokens that were added to those of the other files.
+_ADDED = ("added_tokens.json", "tokenizer_config.json")
+TOKEN_FILES = (*_TOKENIZERS, *_ADDED)
+# Beside the rows of tokens: the identity of a file that is compared as a whole.
+_FILE = -1
 
 
 def compare_tokens(
@@ -30,39 +43,61 @@ def compare_tokens(
     Returns:
         `str`: The first difference in words, empty if there is none.
     """
-    ours, theirs = (next((files[name] for name in TOKENIZERS if name in files), None) for files in (base, task))
-    if theirs is None or (ours is None and rows is not None):
-        who = "the base" if ours is None else "the task"
-        return "" if rows is None else f"{who} has no {', '.join(TOKENIZERS)}, to tell which rows are the same"
+    ours, theirs = _choose(base), _choose(task)
+    if not theirs or (not ours and rows is not None):
+        who = "the task" if ours else "the base"
+        return "" if rows is None else f"{who} has no tokenizer.json or the like, to tell which rows are the same"
     # those of fine-tunes mostly have the same bytes, and to parse them takes longer
-    if ours and ours.stat().st_size == theirs.stat().st_size and ours.read_bytes() == theirs.read_bytes():
+    if [path.name for path in ours] == [path.name for path in theirs] and all(map(same_bytes, ours, theirs)):
         return ""
-    first, second = {} if ours is None else _read_tokens(ours), _read_tokens(theirs)
+    first, second = _read_tokens(ours), _read_tokens(theirs)
     known = {**taken, **first} if rows is None else first
-    compared = sorted(known.keys() & second.keys()) if rows is None else range(rows)
+    compared = sorted(known.keys() & second.keys()) if rows is None else range(_FILE, rows)
     row = next((row for row in compared if known.get(row) != second.get(row)), None)
     if row is not None:
         where = "the base" if known.get(row) == first.get(row) else "another task"
-        return f"token {row} is {known.get(row)!r} in {where} and {second.get(row)!r} in the task"
+        what = "the tokenizer" if row == _FILE else f"token {row}"
+        return f"{what} is {known.get(row)!r} in {where} and {second.get(row)!r} in the task"
     if rows is None:
         taken.update({row: token for row, token in second.items() if row not in first})
     return ""
 
 
-def _read_tokens(file: Path) -> dict[int, str]:
+def _choose(files: Mapping[str, Path]) -> list[Path]:
+    """The files that tell the tokens of a vocabulary: one that lists them, and those that add to it."""
+    listing = next((name for name in _TOKENIZERS if name in files), None)
+    if listing is None:
+        return []
+    added = () if listing == "tokenizer.json" else _ADDED
+    return [files[name] for name in (listing, *added) if name in files]
+
+
+def _read_tokens(files: Sequence[Path]) -> dict[int, str]:
     """The tokens of a vocabulary by their rows."""
-    try:
-        text = file.read_text(encoding="utf-8")
-        if file.name == "vocab.txt":
-            return dict(enumerate(text.removesuffix("\n").split("\n")))
-        told = json.loads(text)
-        vocabulary = told if file.name == "vocab.json" else told["model"]["vocab"]
-        # a unigram model lists [token, score]; the others map tokens to rows
-        if isinstance(vocabulary, list):
-            tokens = {row: item[0] for row, item in enumerate(vocabulary)}
-        else:
-            tokens = {row: token for token, row in vocabulary.items()}
-        added = told.get("added_tokens", ()) if file.name == "tokenizer.json" else ()
-        return tokens | {item["id"]: item["content"] for item in added}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"{file}: malformed ({type(error).__name__}: {error}); fetch it again.") from error
+    tokens: dict[int, str] = {}
+    for file in files:
+        try:
+            tokens |= _read_file(file)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise DataError(f"{file}: malformed ({type(error).__name__}: {error}); fetch it again.") from error
+    return tokens
+
+
+def _read_file(file: Path) -> dict[int, str]:
+    """The tokens of one file by their rows; its errors are those of a malformed file."""
+    if file.name in _WHOLE:
+        return {_FILE: f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()[:12]}"}
+    text = file.read_text(encoding="utf-8")
+    if file.name == "vocab.txt":
+        return dict(enumerate(text.removesuffix("\n").split("\n")))
+    told = json.loads(text)
+    if file.name == "tokenizer_config.json":
+        return {int(row): item["content"] for row, item in told.get("added_tokens_decoder", {}).items()}
+    vocabulary = told["model"]["vocab"] if file.name == "tokenizer.json" else told
+    # a unigram model lists [token, score]; the others map tokens to rows
+    if isinstance(vocabulary, list):
+        tokens = {row: item[0] for row, item in enumerate(vocabulary)}
+    else:
+        tokens = {row: token for token, row in vocabulary.items()}
+    added = told.get("added_tokens", ()) if file.name == "tokenizer.json" else ()
+    return tokens | {item["id"]: item["content"] for item in added}

@@ -183,7 +183,8 @@ def source_spec(source: SourceRecord, place: Path) -> str:
     if source.revision:
         return f"{source.source.partition('@')[0]}@{source.revision}"
     found = find_recorded(source.source, place)
-    return str(found) if Path(source.source).expanduser().is_absolute() else os.path.relpath(found)
+    # it must not look like `org/name`
+    return str(found) if Path(source.source).expanduser().is_absolute() else os.path.join(".", os.path.relpath(found))
 
 
 def _open(folder: str | Path) -> tuple[Path, Manifest]:

@@ -24,13 +24,16 @@ def write_set(place: Path, tasks: int = 3, seed: int = 0) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(seed)
     shapes = {"a.weight": (411, 97), "a.bias": (97,), "b.weight": (SUB_BLOCK * 2 + 1,), "scale": ()}
     base = {name: torch.randn(shape, generator=generator) * 0.1 for name, shape in shapes.items()}
-    write_weights(place / "base", base | {"ids": torch.arange(9)}, config={"vocab_size": 9})
+    write_weights(place / "base", base | {"position_ids": torch.arange(9)}, config={"vocab_size": 9})
     write_tokenizer(place / "base")
     for task in range(tasks):
         moved = {name: values + torch.randn(values.shape, generator=generator) * 1e-2 for name, values in base.items()}
         dtype = (torch.float32, torch.bfloat16, torch.float16)[task % 3]
         moved = {name: values.to(dtype) for name, values in moved.items()}
-        head = {"head.weight": torch.randn(4 + task, 97, generator=generator), "ids": torch.arange(9) + task // 2}
+        head = {
+            "head.weight": torch.randn(4 + task, 97, generator=generator),
+            "position_ids": torch.arange(9) + task // 2,
+        }
         write_weights(place / f"t{task}", moved | head, config={"vocab_size": 9}, max_shard_size=100_000)
         write_tokenizer(place / f"t{task}")
     return {"base": str(place / "base"), "tasks": {f"t{task}": str(place / f"t{task}") for task in range(tasks)}}

@@ -12,7 +12,7 @@ from diffusers import UNet2DModel
 from huggingface_hub import close_session
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, BertForSequenceClassification
+from transformers import AutoModel, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
 from hf_ext.emr.model import EMRModel
 from hf_ext.errors import DataError, UsageError
@@ -211,6 +211,54 @@ def test_what_is_not_base_plus_product_is_refused_by_name(bert, tmp_path, case):
     with pytest.raises(ValueError, match=expected) as caught:
         plan_of(bert, odd=adapter)
     assert "'odd'" in str(caught.value) and "merge_and_unload()" in str(caught.value)
+
+
+TIED: dict[str, dict[str, Any]] = {
+    "saved embedding": {"modules_to_save": ["embed_tokens"]},
+    "saved head": {"modules_to_save": ["lm_head"]},
+    "embedding": {"target_modules": ["embed_tokens"]},
+    "head": {"target_modules": ["q_proj", "lm_head"]},
+}
+
+
+def language_adapter(folder: Path, **options: Any) -> tuple[Path, Path]:
+    """A Llama whose head is tied to its embedding, and a LoRA of it."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=32, tie_word_embeddings=True, **sizes))
+    model.save_pretrained(folder / "base")
+    config = LoraConfig(**{"r": 2, "init_lora_weights": False, "target_modules": ["q_proj"]} | options)
+    get_peft_model(model, config).save_pretrained(folder / "adapter")
+    return folder / "base", folder / "adapter"
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
+@pytest.mark.parametrize("case", TIED)
+@pytest.mark.parametrize("adapters", ["delta", "adapter"])
+def test_a_change_of_one_of_two_tied_tensors_is_refused(tmp_path, case, adapters):
+    base, adapter = language_adapter(tmp_path, **TIED[case])
+    with refused(DataError, "ties", "'odd'", "ensure_weight_tying"):
+        plan_of(base, adapters, odd=adapter)
+
+
+@pytest.mark.parametrize("case", ["saved embedding", "embedding"])
+def test_a_change_of_both_tied_tensors_is_one_change(tmp_path, case):
+    base, adapter = language_adapter(tmp_path, **TIED[case], ensure_weight_tying=True)
+    with plan_of(base, task=adapter) as plan:
+        found = full_weights(plan)
+    model = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(base), adapter)
+    value = found["model.embed_tokens.weight"]
+    torch.testing.assert_close(value, model.get_input_embeddings()(torch.arange(32)))
+    torch.testing.assert_close(value.T, model.get_output_embeddings()(torch.eye(16)))
+
+
+@pytest.mark.parametrize("how", ["refuse", "delta", "adapter"])
+@pytest.mark.parametrize("kind", ["LORA", "IA3"])
+@pytest.mark.parametrize("whose", ["base", "odd"])
+def test_the_configuration_of_an_adapter_beside_a_whole_model_is_refused(bert, tmp_path, how, kind, whose):
+    left = tiny_bert(tmp_path / "left", 1, base=bert)
+    (left / "adapter_config.json").write_text(json.dumps({"peft_type": kind, "r": 4, "lora_alpha": 8}))
+    with refused(DataError, whose, "adapter_config.json"):
+        plan_of(*((left,) if whose == "base" else (bert,)), how, odd=bert if whose == "base" else left)
 
 
 def test_tensors_of_other_variants_are_refused_by_name(bert, tmp_path):

@@ -180,7 +180,7 @@ def test_one_model_ends_and_is_spoken_to_as_all_its_tasks_are(tmp_path):
     (tasks["b"] / "generation_config.json").unlink()
     with make_plan(config) as plan:
         told = [text for text in plan.warnings if "chat_template.jinja" in text]
-        assert len(told) == 2 and any("generation_config.json" in text for text in told)
+        assert len(told) == 2 and any("generation_config.json" in text for text in plan.warnings)
         assert "chat_template.jinja" not in plan.companions
     with make_plan(config | {"method": "emr"}) as plan:
         assert not any("chat_template.jinja" in text for text in plan.warnings)
@@ -188,34 +188,91 @@ def test_one_model_ends_and_is_spoken_to_as_all_its_tasks_are(tmp_path):
 
 def test_weights_states_logs_secrets_and_other_models_stay(tmp_path):
     folder = tiny_bert(tmp_path / "model")
-    kept = {"normalizer.json", "own.tiktoken", "LICENSE", "additional_chat_templates/tool.jinja", "pack/code.py"}
-    left = {
-        *("pytorch_model.bin", "optimizer.pt", "trainer_state.json", "events.out.tfevents.1", "run.log", "README.md"),
-        *(".env", "key.pem", "checkpoint-5/config.json", "onnx/config.json", "wandb/x.txt", "picture.png"),
-        *("tasks/a/config.json", "report.json", "notes.txt", "other/config.json", "other/model.safetensors"),
+    kept = {
+        *("normalizer.json", "own.tiktoken", "LICENSE", "additional_chat_templates/tool.jinja", "pack/code.py"),
+        *("bpe_simple_vocab_16e6.txt.gz", "selected_tags.csv", "labels.tsv", "vocab.jsonl", "mel_filters.npz"),
+        *("tokenization_secret.py", "modeling_credentials_free.py", "api_keyboard.py", "logs/helper.py"),
+        *("tasks/prompts.json", "base/extra.json", "tokenizer.key", "token"),
     }
-    for name in (*kept, *left):
+    silent = {"pytorch_model.bin", "tf_model.h5", "model.onnx", "README.md", "report.json", ".gitattributes"}
+    left = {
+        **{name: name for name in ("optimizer.pt", "norm_stats.pt", "lang.pkl", "speaker.wav", "picture.png", ".env")},
+        **{name: name for name in ("trainer_state.json", "events.out.tfevents.1", "run.log", "key.pem", "notes.txt")},
+        **{"checkpoint-5/config.json": "checkpoint-5/", "onnx/config.json": "onnx/", "wandb/x.txt": "wandb/"},
+        **{"original/params.json": "original/", "shown/a.png": "shown/*.png", "shown/b.png": "shown/*.png"},
+        **{"other/config.json": "other/", "other/model.safetensors": "other/"},
+    }
+    for name in (*kept, *silent, *left):
         write_json(folder / name, {})
     (folder / "notes.txt").write_text("my token is hf_" + "a" * 34)
     before = {"config.json", "tokenizer.json", "tokenizer_config.json"}
     found = find_companions(folder)
     assert set(found.files) == kept | before and not found.modules
-    assert len(found.left_out) == 2 and {text.split()[0] for text in found.left_out} == {"other/", "notes.txt"}
+    assert sorted(text.split(" (")[0] for text in found.left_out) == sorted(set(left.values()))
     assert set(find_companions(folder, alone=True).files) == before | {
         "normalizer.json",
         "additional_chat_templates/tool.jinja",
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "needed"),
+    [
+        *(("config.json", True), ("tokenizer.json", True), ("code.py", True), ("modules.json", True)),
+        *(("1_Pooling/config.json", True), ("1_Pooling", True), ("picture.png", False), ("extra", False)),
+    ],
+)
+@pytest.mark.parametrize("target", ["elsewhere", "nowhere"])
+def test_a_link_out_of_the_folder_is_refused_or_said(tmp_path, name, needed, target):
+    folder = add_sentence_modules(tiny_bert(tmp_path / "model"))
+    path, aside = folder / name, tmp_path / "elsewhere"
+    if path.exists():
+        path.rename(aside)
+    elif target == "elsewhere":
+        aside.touch()
+    path.symlink_to(aside if target == "elsewhere" else tmp_path / "nowhere")
+    if needed and not (name == "modules.json" and target == "nowhere"):
+        with refused(DataError, name, "link"):
+            find_companions(folder)
+    elif not needed:
+        assert find_companions(folder).left_out == (f"{name} (a link)",)
+
+
+def test_modules_of_the_tasks_travel_whole_or_not_at_all(tmp_path):
+    base = tiny_bert(tmp_path / "base")
+    tasks = {}
+    for seed, name in enumerate("ab", 1):
+        folder = add_sentence_modules(tiny_bert(tmp_path / name, seed, base=base, task_head=False))
+        tasks[name] = str(folder)
+    config = {"base": str(base), "tasks": tasks, "method": "average"}
+    unit = {"modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"}
+    with make_plan(config) as plan:
+        assert unit <= set(plan.companions)
+    write_json(Path(tasks["b"]) / "1_Pooling" / "config.json", {"word_embedding_dimension": 16})
+    with make_plan(config) as plan:
+        assert not unit & set(plan.companions) and "sentence_bert_config.json" in plan.companions
+        for title in ("'a'", "'b'"):
+            (told,) = [text for text in plan.warnings if title in text and "modules.json" in text]
+            assert all(name in told for name in unit) and told.endswith("has none")
+
+
 def test_they_travel_over_a_hub(tmp_path, hub, hub_cache):
     base = add_sentence_modules(tiny_bert(tmp_path / "base"))
     task = add_sentence_modules(tiny_bert(tmp_path / "a", 1, base=base, task_head=False))
     for name, folder in (("org/base", base), ("org/a", task)):
-        (folder / "normalizer.json").write_text("{}")
+        for own in ("normalizer.json", "logs/helper.py", "tags.csv"):
+            write_json(folder / own, {})
         push_folder(hub.url, name, folder)
     config = {"base": "org/base", "tasks": {"a": "org/a"}}
     merged = merge_checkpoints(config, tmp_path / "merged", progress=False, token=False, endpoint=hub.url).path
-    own = {"normalizer.json", "modules.json", "1_Pooling/config.json", "2_Dense/model.safetensors"}
+    own = {
+        "normalizer.json",
+        "logs/helper.py",
+        "tags.csv",
+        "modules.json",
+        "1_Pooling/config.json",
+        "2_Dense/model.safetensors",
+    }
     assert own <= names(merged)
     push_folder(hub.url, "org/merged", merged)
     weights = TaskWeights("org/merged", token=False, endpoint=hub.url)

@@ -160,6 +160,31 @@ def test_what_one_model_would_make_of_some_tasks_is_refused(tmp_path):
     assert "allow_missing" in str(caught.value)
 
 
+def write_classifier(folder: Path, kind: str, head: str, labels: dict[int, str]) -> None:
+    """A small model of two classes; of a class that transformers does not have, or is slow to build, two tensors."""
+    if kind in ("OwnForImages", "RTDetrForObjectDetection"):
+        prefix = "" if kind == "OwnForImages" else "model.decoder."
+        tensors = {"model.body.weight": torch.ones(8, 8), f"{prefix}{head}": torch.ones(2, 8)}
+        write_weights(folder, tensors, config={"architectures": [kind], "id2label": labels})
+        return
+    model_class = getattr(transformers, kind)
+    sizes = {**_VISION, "image_size": [8, 8], "num_detection_tokens": 4} if kind.startswith("Yolos") else _TEXT
+    model_class(model_class.config_class(**sizes, id2label=labels)).save_pretrained(folder)
+
+
+def test_classes_whose_head_is_not_found_are_refused_and_a_model_without_one_is_not(tmp_path):
+    for kind, allowed in (("OwnModel", False), ("BertModel", True)):
+        for name, labels in (("base", "xy"), ("a", "xy"), ("b", "yx")):
+            config = {"architectures": [kind], "id2label": dict(enumerate(labels))}
+            write_weights(tmp_path / name, {"body.weight": torch.ones(8, 8)}, config=config)
+        config = {"base": str(tmp_path / "base"), "tasks": {name: str(tmp_path / name) for name in "ab"}}
+        if allowed:
+            make_plan(config | {"method": "average"}).close()
+        else:
+            with refused(DataError, "'b'", "'y'"):
+                make_plan(config | {"method": "average"})
+
+
 @pytest.mark.parametrize(
     ("base", "a", "b", "allowed"),
     [
@@ -170,18 +195,26 @@ def test_what_one_model_would_make_of_some_tasks_is_refused(tmp_path):
         (["LABEL_0", "LABEL_1"], ["neg", "pos"], ["LABEL_0", "LABEL_1"], True),
     ],
 )
-@pytest.mark.parametrize("kind", ["BertForSequenceClassification", "ViTForImageClassification"])
-def test_one_model_has_one_meaning_of_each_class(tmp_path, kind, base, a, b, allowed):
-    model_class = getattr(transformers, kind)
-    sizes = _VISION if kind.startswith("ViT") else _TEXT
+@pytest.mark.parametrize(
+    ("kind", "head"),
+    [
+        ("BertForSequenceClassification", "classifier.weight"),
+        # a row for no object, too
+        ("YolosForObjectDetection", "class_labels_classifier"),
+        # its head is a part of the base model
+        ("RTDetrForObjectDetection", "class_embed"),
+        # code that comes with the model
+        ("OwnForImages", "classifier.weight"),
+    ],
+)
+def test_one_model_has_one_meaning_of_each_class(tmp_path, kind, head, base, a, b, allowed):
     for name, labels in (("base", base), ("a", a), ("b", b)):
-        settings = model_class.config_class(**sizes, id2label=dict(enumerate(labels)))
-        model_class(settings).save_pretrained(tmp_path / name)
+        write_classifier(tmp_path / name, kind, head, dict(enumerate(labels)))
     config = {"base": str(tmp_path / "base"), "tasks": {name: str(tmp_path / name) for name in "ab"}}
     if not allowed:
-        with refused(DataError, "'b'", repr(b[0]), "classifier.weight"):
+        with refused(DataError, "'b'", repr(b[0]), head):
             make_plan(config | {"method": "average"})
-    one = {"method": "average", "exclude": [] if allowed else ["classifier.*"]}
+    one = {"method": "average", "exclude": [] if allowed else [".*class.*"]}
     for choice in (one, {"method": "emr"}):
         with make_plan(config | choice) as plan:
             assert plan.merged_rows
@@ -221,6 +254,51 @@ def test_settings_that_change_what_is_computed_are_compared(tmp_path, changes, k
     else:
         with make_plan(one) as plan:
             assert any(f"has {key} " in text for text in plan.warnings) == (key is not None)
+
+
+UNET = {"_class_name": "UNet2DConditionModel", "_diffusers_version": "0.36.0", "sample_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "key", "meaning"),
+    [
+        # the default is 8
+        (UNET, {"attention_head_dim": 4}, "attention_head_dim", True),
+        (UNET, {"attention_head_dim": 8, "block_out_channels": [320, 640, 1280, 1280]}, None, False),
+        (UNET | {"attention_head_dim": [8, 8]}, {"attention_head_dim": [4, 8]}, "attention_head_dim", True),
+        (UNET, {"norm_num_groups": 16}, "norm_num_groups", True),
+        (UNET, {"num_attention_heads": 2}, "num_attention_heads", True),
+        (UNET, {"act_fn": "gelu"}, "act_fn", False),
+        (UNET, {"_name_or_path": "x", "_diffusers_version": "0.30.0"}, None, False),
+        ({"_class_name": "Own", "_diffusers_version": "0"}, {"num_heads": 4}, None, False),
+        ({"_class_name": "Own", "_diffusers_version": "0", "num_heads": 2}, {"num_heads": 4}, "num_heads", True),
+        ({"model_type": "distilbert"}, {"n_heads": 6}, "n_heads", True),
+        ({"model_type": "gpt2"}, {"n_head": 6}, "n_head", True),
+        ({"model_type": "gptj"}, {"rotary_dim": 32}, "rotary_dim", True),
+        ({"model_type": "codegen"}, {"rotary_dim": 32}, "rotary_dim", True),
+        ({"model_type": "swin"}, {"num_heads": [1, 2, 4, 8]}, "num_heads", True),
+        ({"model_type": "wav2vec2"}, {"num_conv_pos_embedding_groups": 8}, "num_conv_pos_embedding_groups", True),
+        (
+            {"model_type": "own", "partial_rotary_factor": 0.5},
+            {"partial_rotary_factor": 1},
+            "partial_rotary_factor",
+            True,
+        ),
+    ],
+)
+def test_settings_of_every_library_that_give_weights_another_meaning_are_compared(
+    tmp_path, config, changes, key, meaning
+):
+    for name, told in (("base", config), ("task", config | changes)):
+        write_weights(tmp_path / name, {"w": torch.ones(4)}, config=told)
+    given = {"base": str(tmp_path / "base"), "tasks": {"a": str(tmp_path / "task")}}
+    with make_plan(given) as plan:
+        assert any("mixes" in text for text in plan.warnings) == (key is not None)
+    if meaning:
+        with refused(DataError, key, "'a'"):
+            make_plan(given | {"method": "average"})
+    else:
+        make_plan(given | {"method": "average"}).close()
 
 
 @pytest.mark.parametrize(

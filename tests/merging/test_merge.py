@@ -15,7 +15,7 @@ from hf_ext.emr.artifact import open_unified
 from hf_ext.emr.emr_loader import restore
 from hf_ext.emr.manifest import Manifest
 from hf_ext.emr.ops import SUB_BLOCK
-from hf_ext.errors import UsageError
+from hf_ext.errors import DataError, UsageError
 from hf_ext.files import TakenError
 from hf_ext.hub.checkpoints import open_checkpoint
 from hf_ext.merging import make_plan
@@ -219,7 +219,10 @@ def test_single_model_methods_give_the_same_bits_however_they_run(config, tmp_pa
     first = merge(config, tmp_path / "merged-first", workers=1, **options)
     assert_same_files(merge(config, tmp_path / "merged-second", workers=3, memory="1MB", **options), first)
     assert (first / "emr.json").exists() == options.get("masks", False)
-    assert "heads" not in contents(first) and load_file(first / "model.safetensors").keys() >= {"a.weight", "ids"}
+    assert "heads" not in contents(first) and load_file(first / "model.safetensors").keys() >= {
+        "a.weight",
+        "position_ids",
+    }
 
 
 def test_the_average_and_task_arithmetic_are_what_they_are_called(config, tmp_path):
@@ -235,7 +238,7 @@ def test_the_average_and_task_arithmetic_are_what_they_are_called(config, tmp_pa
         assert torch.allclose(average[name].double(), mean, rtol=0, atol=1e-7)
         total = base[name].double() + 0.3 * sum(task[name] - base[name] for task in tasks)
         assert torch.allclose(third[name].double(), total, rtol=0, atol=1e-7)
-    assert torch.equal(average["ids"], base["ids"])
+    assert torch.equal(average["position_ids"], base["position_ids"])
 
 
 def test_masks_for_a_model_that_is_given(config, tmp_path):
@@ -246,6 +249,15 @@ def test_masks_for_a_model_that_is_given(config, tmp_path):
     for name in ours:
         if name.endswith(".safetensors"):
             assert ours[name] == theirs[name], name
+
+
+@pytest.mark.parametrize("place", ["base", "t0"])
+@pytest.mark.parametrize("method", ["emr", "average"])
+def test_a_merge_with_masks_is_no_checkpoint(config, tmp_path, place, method):
+    artifact = str(merge(config, tmp_path / "artifact"))
+    given = {"base": artifact} if place == "base" else {"tasks": config["tasks"] | {place: artifact}}
+    with refused(DataError, place, "emr export"):
+        merge(config | given, tmp_path / "again", method=method)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

@@ -19,7 +19,7 @@ from hf_ext.emr import emr_loader
 from hf_ext.emr.artifact import verify_artifact
 from hf_ext.emr.manifest import Manifest, find_recorded, recorded_path
 from hf_ext.emr.weights import TaskWeights
-from hf_ext.errors import OtherRun, UsageError
+from hf_ext.errors import DataError, OtherRun, UsageError
 from hf_ext.files import read_json, write_json
 from hf_ext.hub.header_format import CheckpointError
 from hf_ext.merging import add_task, journal, merge_checkpoints, remove_task
@@ -107,6 +107,31 @@ def test_tasks_are_added_from_any_folder(project: Path, tmp_path: Path, monkeypa
     assert found.keys() == load_file(whole / "model.safetensors").keys()
     for name, values in load_file(whole / "model.safetensors").items():
         assert torch.equal(found[name], values)
+
+
+def test_a_task_that_is_gone_is_not_looked_for_on_a_hub(project: Path):
+    folder = merge(relative("t0", "t1"), Path("merged"))
+    (project / "deep").mkdir()
+    moved = folder.rename(project / "deep" / "merged")
+    for frozen in (False, True):
+        # nobody answers there
+        with refused(DataError, "no such file or folder"):
+            add_task(moved, "t2", "models/t2", frozen=frozen, endpoint="http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize("method", ["emr", "average"])
+@pytest.mark.parametrize("found", ["nothing", "a merge"])
+def test_a_link_in_the_place_of_the_result_stays_and_what_it_leads_to_is_replaced(
+    config: dict[str, Any], tmp_path: Path, method: str, found: str
+):
+    real, link = tmp_path / "far" / "real", tmp_path / "link"
+    real.mkdir(parents=True)
+    link.symlink_to(real)
+    if found == "a merge":
+        merge(config, real, method="average")
+    result = merge_checkpoints(config | {"method": method}, link, overwrite=found == "a merge", progress=False)
+    assert link.is_symlink() and result.path == real and (link / "emr.json").exists() == (method == "emr")
+    assert sorted(path.name for place in (tmp_path, real.parent) for path in place.glob(".*")) == []
 
 
 def test_a_path_that_was_given_absolute_stays_so(project: Path):

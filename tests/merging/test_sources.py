@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from hf_ext.errors import UsageError
 from hf_ext.hub.checkpoints import CheckpointError
 from hf_ext.merging.sources import Source, open_weights
-from tests.emr.emr_testing import push_folder, tiny_bert, tiny_unet, write_tokenizer, write_weights
+from tests.emr.emr_testing import push_folder, tiny_bert, tiny_unet, write_weights
 from tests.kit.refusals import refused
 
 
@@ -135,16 +135,6 @@ def test_a_snapshot_in_the_cache_is_a_folder_like_others(bert, hub):
         assert set(again.companions.files) == {"config.json", "tokenizer.json", "tokenizer_config.json"}
 
 
-def test_small_files_that_are_links_out_of_the_folder_are_left_out(tmp_path):
-    folder = write_tokenizer(write_weights(tmp_path / "w", {"w": torch.ones(3)}, config={}))
-    secret = tmp_path / "secret"
-    secret.write_text("{}")
-    (folder / "tokenizer.json").unlink()
-    (folder / "tokenizer.json").symlink_to(secret)
-    with open_weights("base", folder) as source:
-        assert set(source.companions.files) == {"config.json", "tokenizer_config.json"}
-
-
 def test_a_weights_file_alone_and_a_diffusers_model(tmp_path, bert):
     write_weights(tmp_path / "w", {"w": torch.ones(3)})
     with open_weights("task", tmp_path / "w" / "model.safetensors") as source:
@@ -160,6 +150,16 @@ def test_a_weights_file_alone_and_a_diffusers_model(tmp_path, bert):
         ("config.json", "{", "not valid JSON"),
         ("config.json", "[" * 100_000, "not valid JSON"),
         ("adapter_config.json", "nonsense", "not valid JSON"),
+        ("config.json", '{"id2label": ["a", "b"]}', "id2label must be"),
+        ("config.json", '{"architectures": "BertModel"}', "architectures must be"),
+        ("config.json", '{"architectures": 5}', "architectures must be"),
+        ("config.json", '{"architectures": {"a": 1}}', "architectures must be"),
+        ("config.json", '{"architectures": [null]}', "architectures must be"),
+        ("config.json", '{"vocab_size": "8"}', "vocab_size must be"),
+        ("config.json", '{"model_type": ["bert"]}', "model_type must be"),
+        ("config.json", '{"_class_name": 1}', "_class_name must be"),
+        ("adapter_config.json", '{"auto_mapping": [1]}', "auto_mapping must be"),
+        ("adapter_config.json", '{"peft_type": {}}', "peft_type must be"),
     ],
 )
 def test_a_malformed_configuration_is_refused(tmp_path, name, content, message):

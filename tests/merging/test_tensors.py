@@ -1,10 +1,9 @@
-"""What happens to each tensor of a merge: every rule, resized vocabularies, a fuzz of headers, shapes and types."""
+"""What happens to each tensor of a merge: every rule, a fuzz of headers, shapes and types."""
 
 from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,17 +12,15 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from hf_ext.errors import DataError
+from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan import make_plan, resolve_plan
 from hf_ext.merging.plan_table import plan_lines, plan_values
 from hf_ext.merging.tensors import KEPT, SHARED, SKIPPED, Row
 from tests.emr.emr_testing import (
-    WORDS,
     ones,
     raw_plan,
     reasons,
-    resized,
     tiny_bert,
-    write_tokenizer,
     write_weights,
 )
 from tests.kit.refusals import refused
@@ -58,8 +55,6 @@ def test_integers_are_compared_and_stored_only_where_they_differ(tmp_path):
     with raw_plan(tmp_path, base, same, other) as plan:
         assert [part.name for part in plan.merged_rows] == ["w"]
         assert [item.name for item in plan.copied_rows] == [name for name in plan.base.tensors if name != "w"]
-        # another type cannot be equal
-        assert [(item.task, item.name) for item in plan.own_tensors(KEPT)] == [(1, "bytes")]
         extras, shared = decided(plan)
         assert sorted(shared) == [(0, "bytes"), (0, "ids"), (0, "mask")]
         assert sorted(extras) == [(1, "bytes"), (1, "ids"), (1, "mask")]
@@ -89,10 +84,12 @@ def test_buffers_that_follow_from_the_configuration(tmp_path):
         "rotary.inv_freq": ones(4),
         "embeddings.position_ids": torch.arange(4)[None],
         "h.0.attn.bias": ones(1, 1, 4, 4),
+        # a bias of each head is no mask
+        "h.1.attn.bias": ones(1, 2, 4, 4),
         "h.0.attn.masked_bias": torch.tensor(-1e4),
     }
     with raw_plan(tmp_path, base, base, base | {"rotary.inv_freq": ones(4) / 2}) as plan:
-        assert [part.name for part in plan.merged_rows] == ["w"] and not plan.own_tensors(KEPT)
+        assert {part.name for part in plan.merged_rows} == {"w", "h.1.attn.bias"} and not plan.own_tensors(KEPT)
         extras, shared = decided(plan)
         assert extras == [(1, "rotary.inv_freq")] and len(shared) == 7
 
@@ -123,6 +120,32 @@ def test_excluded_tensors_by_the_names_of_either_side(tmp_path):
             (1, "head"): "excluded",
             (0, "bert.encoder.b"): "excluded",
         }
+
+
+def test_what_takes_no_part_may_hold_anything(tmp_path):
+    spoilt = {"w": ones(4), "keep": torch.full((3,), float("nan")), "mask": torch.full((2,), -torch.inf)}
+    options = {"exclude": ["keep", "mask"]}
+    for method in ("average", "emr"):
+        with raw_plan(tmp_path, spoilt, spoilt, spoilt, method=method, **options) as plan:
+            out = merge_checkpoints(plan.config, tmp_path / method, progress=False).path
+        assert load_file(out / "model.safetensors")["keep"].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "unused"),
+    [
+        ({"exclude": ["w", "nothing", "ody"]}, {"nothing", "ody"}),
+        ({"exclude": ["w", "m.body"]}, set()),
+        ({"method": "task_arithmetic", "weight": [{"filter": "mlp", "value": 1}, {"value": 0.5}]}, {"mlp"}),
+        ({"method": "task_arithmetic", "weight": {"t0": [{"filter": "bod", "value": [0, 1]}], "t1": 1}}, set()),
+        ({"method": "task_arithmetic", "weight": {"t0": [{"filter": "x", "value": 1}, {"value": 0}], "t1": 1}}, {"x"}),
+    ],
+)
+def test_patterns_and_filters_that_fit_no_tensor_are_said(tmp_path, options, unused):
+    base = {"w": ones(4), "body": ones(4)}
+    with raw_plan(tmp_path, base, {f"m.{name}": value for name, value in base.items()}, base, **options) as plan:
+        told = [text for text in plan.warnings if "no tensor" in text]
+        assert len(told) == len(unused) and all(any(repr(name) in text for text in told) for name in unused)
 
 
 def test_small_tensors_raw(tmp_path):
@@ -177,129 +200,6 @@ def test_empty_and_single_elements(tmp_path):
         assert decided(plan) == ([], [(0, "empty")])
 
 
-# Vocabularies.
-
-
-EMBEDDING = "embeddings.word_embeddings.weight"
-
-
-def test_the_common_rows_of_resized_vocabularies(tmp_path):
-    base = tiny_bert(tmp_path / "base")
-    more, less = (*WORDS, "new", "newer"), WORDS[:-3]
-    tasks = {
-        "more": resized(tmp_path / "more", base, more, 1),
-        "less": resized(tmp_path / "less", base, less, 2),
-        "same": tiny_bert(tmp_path / "same", 3, base=base, task_head=False),
-    }
-    config = {"base": str(base), "tasks": {name: str(path) for name, path in tasks.items()}}
-    with make_plan(config | {"shape_policy": "overlap"}) as plan:
-        part = next(part for part in plan.merged_rows if part.name == EMBEDDING)
-        rows = len(less)
-        assert part == Row(EMBEDDING, (len(WORDS), 16), torch.float32, rows * 16, (EMBEDDING,) * 3)
-        assert [(item.task, item.shape, item.start, item.nbytes) for item in plan.own_tensors(KEPT)] == [
-            (0, (len(more), 16), rows * 16, 5 * 64),
-            # nothing left over, but another shape than the base's
-            (1, (len(less), 16), rows * 16, 0),
-            (2, (len(WORDS), 16), rows * 16, 3 * 64),
-        ]
-        assert any(EMBEDDING in line and "of these in part" in line for line in plan_lines(plan))
-        assert plan.mask_bytes[0] == sum(64 * math.ceil(part.elements / 512) for part in plan.merged_rows)
-    with make_plan(config) as plan:
-        kept = {(item.task, item.name) for item in plan.own_tensors(KEPT)}
-        assert kept == {(0, EMBEDDING), (1, EMBEDDING)} and all(item.start == 0 for item in plan.own_tensors(KEPT))
-    with refused(DataError, "shape_policy"):
-        make_plan(config | {"shape_policy": "error"})
-
-
-@pytest.mark.parametrize("kind", ["tokenizer.json", "vocab.json", "vocab.txt"])
-def test_rows_of_other_tokens_are_refused_with_the_token(tmp_path, kind):
-    base = tiny_bert(tmp_path / "base")
-    task = resized(tmp_path / "task", base, (*WORDS[:7], "changed", *WORDS[8:], "new"), 1)
-    if kind != "tokenizer.json":
-        for folder in (base, task):
-            vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
-            (folder / "tokenizer.json").unlink()
-            text = json.dumps(vocabulary) if kind == "vocab.json" else "\n".join(vocabulary)
-            (folder / kind).write_text(text)
-    config = {"base": str(base), "tasks": {"a": str(task)}, "shape_policy": "overlap"}
-    with refused(DataError, "a", "token 7", "changed"):
-        make_plan(config)
-    for path in task.glob(kind):
-        path.unlink()
-    with refused(DataError, "a", "tokenizer.json"):
-        make_plan(config)
-
-
-def test_a_malformed_tokenizer_is_named(tmp_path):
-    base = tiny_bert(tmp_path / "base")
-    task = resized(tmp_path / "task", base, (*WORDS, "new"), 1)
-    (task / "tokenizer.json").write_text('{"model": {"vocab": 3}}')
-    with refused(DataError, "tokenizer", "malformed"):
-        make_plan({"base": str(base), "tasks": {"a": str(task)}, "shape_policy": "overlap"})
-
-
-def reordered(folder: Path, base: Path, seed: int, words: tuple[str, ...]) -> Path:
-    """A fine-tune with as many tokens as the base, under a tokenizer of its own."""
-    tiny_bert(folder, seed, base=base, task_head=False)
-    return write_tokenizer(folder, words)
-
-
-@pytest.mark.parametrize("known", [len(WORDS) - 2, 0])
-def test_tasks_with_other_tokens_in_a_row_that_the_base_leaves_open_are_not_mixed(tmp_path, known):
-    base = tiny_bert(tmp_path / "base")
-    tasks = {name: str(reordered(tmp_path / name, base, 1, (*WORDS[:-2], name))) for name in ("x", "y")}
-    (base / "tokenizer.json").unlink()
-    if known:
-        write_tokenizer(base, WORDS[:known])
-    with refused(DataError, "'y'", f"token {len(WORDS) - 2}", "'x'"):
-        make_plan({"base": str(base), "tasks": tasks, "method": "average"})
-    with make_plan({"base": str(base), "tasks": tasks}) as plan:
-        assert [item.task for item in plan.own_tensors(KEPT) if item.name == EMBEDDING] == [1]
-
-
-@pytest.mark.parametrize("method", ["average", "ties", "slerp", "task_arithmetic"])
-@pytest.mark.parametrize("kind", ["more tokens", "another order"])
-def test_one_model_of_other_vocabularies_is_refused(tmp_path, method, kind):
-    base = tiny_bert(tmp_path / "base")
-    if kind == "more tokens":
-        task, told = resized(tmp_path / "task", base, (*WORDS, "new"), 1), f"{len(WORDS) + 1} tokens"
-    else:
-        task, told = reordered(tmp_path / "task", base, 1, (*WORDS[:7], WORDS[8], WORDS[7], *WORDS[9:])), "token 7 is"
-    config = {"base": str(base), "tasks": {"a": str(task)}, "method": method}
-    with pytest.raises(ValueError, match=rf"another vocabulary \({told}"):
-        make_plan(config)
-    # what the refusal advises
-    with make_plan(config | {"exclude": [".*word_embeddings"]}) as plan:
-        assert EMBEDDING in {row.name for row in plan.copied_rows}
-    if kind == "more tokens":
-        with make_plan(config | {"shape_policy": "overlap"}) as plan:
-            (part,) = (row for row in plan.merged_rows if row.name == EMBEDDING)
-            assert part.elements == len(WORDS) * 16 and any(EMBEDDING in text for text in plan.warnings)
-
-
-def test_a_task_with_masks_keeps_rows_of_other_tokens_and_it_is_said(tmp_path):
-    base = tiny_bert(tmp_path / "base")
-    tasks = {
-        "more": resized(tmp_path / "more", base, (*WORDS, "new"), 1),
-        "mixed": reordered(tmp_path / "mixed", base, 2, (*WORDS[:7], WORDS[8], WORDS[7], *WORDS[9:])),
-        "same": tiny_bert(tmp_path / "same", 3, base=base, task_head=False),
-    }
-    with make_plan({"base": str(base), "tasks": {name: str(path) for name, path in tasks.items()}}) as plan:
-        (row,) = (row for row in plan.merged_rows if row.name == EMBEDDING)
-        assert row.task_names == (None, None, EMBEDDING)
-        assert {(item.task, item.name) for item in plan.own_tensors(KEPT)} == {(0, EMBEDDING), (1, EMBEDDING)}
-        said = [text for text in plan.warnings if EMBEDDING in text]
-        assert ["task 'more'" in said[0], "task 'mixed'" in said[1], len(said)] == [True, True, 2]
-
-
-def test_a_token_that_only_one_side_names_stops_no_merge(tmp_path):
-    base = tiny_bert(tmp_path / "base")
-    write_tokenizer(base, WORDS[:-1])
-    task = reordered(tmp_path / "task", base, 1, WORDS)
-    with make_plan({"base": str(base), "tasks": {"a": str(task)}, "method": "average"}) as plan:
-        assert EMBEDDING in {row.name for row in plan.merged_rows}
-
-
 def test_one_model_says_what_of_the_tasks_it_leaves_out(tmp_path):
     base = {"w": ones(4), "v": ones(3), "u": ones(2)}
     tasks = [base | {"head": ones(2)}, {"w": ones(4), "v": ones(5), "u": ones(2)}, {"w": ones(4), "u": ones(2)}]
@@ -311,6 +211,33 @@ def test_one_model_says_what_of_the_tasks_it_leaves_out(tmp_path):
     with raw_plan(tmp_path, base, *tasks) as plan:
         assert not [text for text in plan.warnings if "merged model" in text]
         assert any("kept: not in the base" in line for line in plan_lines(plan))
+
+
+@pytest.mark.parametrize("agreed", [False, True])
+@pytest.mark.parametrize(
+    ("name", "ours", "theirs", "allowed"),
+    [
+        ("table", torch.arange(4), torch.arange(4).flip(0), False),
+        ("mask", torch.tensor([True, True]), torch.tensor([True, False]), False),
+        ("table", torch.arange(3), torch.arange(3.0), False),
+        ("rotary.inv_freq", ones(4), ones(4) / 2, True),
+        ("position_ids", torch.arange(4), torch.arange(1, 5), True),
+        ("bn.num_batches_tracked", torch.tensor(7), torch.tensor(8), True),
+    ],
+)
+def test_one_model_does_not_lose_what_differs_without_a_word(tmp_path, name, ours, theirs, allowed, agreed):
+    base, other = {"w": ones(4), name: ours}, {"w": ones(4), name: theirs}
+    tasks = (other if agreed else base, other)
+    for options in ({}, {"allow_missing": True}, {"exclude": [name]}):
+        with raw_plan(tmp_path, base, *tasks, method="average", **options) as plan:
+            if not allowed and not options:
+                with refused(DataError, name, "allow_missing"):
+                    resolve_plan(plan)
+            else:
+                told = [text for text in resolve_plan(plan).warnings if name in text]
+                assert len(told) == (0 if "exclude" in options else 1 + agreed)
+    with raw_plan(tmp_path, base, *tasks) as plan:
+        assert (1, name) in decided(plan)[0]
 
 
 # Fuzz.

@@ -6,7 +6,7 @@ of the tasks may be a mapping of their names to any of these. Lists mean what th
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,6 +124,16 @@ def find_value(setting: Any, tensor: str, depth: float) -> Any:
     low = int(place)
     high = min(low + 1, len(setting) - 1)
     return setting[low] + (place - low) * (setting[high] - setting[low])
+
+
+def find_filters(setting: Any) -> Iterator[str]:
+    """The filters of a setting, or of several."""
+    if isinstance(setting, Mapping):
+        if "value" in setting and isinstance(setting.get("filter"), str) and setting["filter"] != "*":
+            yield setting["filter"]
+        setting = list(setting.values())
+    for part in setting if isinstance(setting, list) else ():
+        yield from find_filters(part)
 
 
 def find_depths(names: Collection[str]) -> dict[str, float]:

@@ -1,0 +1,179 @@
+"""Rows of tokens in a merge: resized and reordered vocabularies, and the files that tell them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_ext.errors import DataError
+from hf_ext.merging.plan import make_plan
+from hf_ext.merging.plan_table import plan_lines
+from hf_ext.merging.tensors import KEPT, Row
+from tests.emr.emr_testing import (
+    WORDS,
+    ones,
+    resized,
+    tiny_bert,
+    write_tokenizer,
+    write_weights,
+)
+from tests.kit.refusals import refused
+
+EMBEDDING = "embeddings.word_embeddings.weight"
+
+
+def test_the_common_rows_of_resized_vocabularies(tmp_path):
+    base = tiny_bert(tmp_path / "base")
+    more, less = (*WORDS, "new", "newer"), WORDS[:-3]
+    tasks = {
+        "more": resized(tmp_path / "more", base, more, 1),
+        "less": resized(tmp_path / "less", base, less, 2),
+        "same": tiny_bert(tmp_path / "same", 3, base=base, task_head=False),
+    }
+    config = {"base": str(base), "tasks": {name: str(path) for name, path in tasks.items()}}
+    with make_plan(config | {"shape_policy": "overlap"}) as plan:
+        part = next(part for part in plan.merged_rows if part.name == EMBEDDING)
+        rows = len(less)
+        assert part == Row(EMBEDDING, (len(WORDS), 16), torch.float32, rows * 16, (EMBEDDING,) * 3)
+        assert [(item.task, item.shape, item.start, item.nbytes) for item in plan.own_tensors(KEPT)] == [
+            (0, (len(more), 16), rows * 16, 5 * 64),
+            # nothing left over, but another shape than the base's
+            (1, (len(less), 16), rows * 16, 0),
+            (2, (len(WORDS), 16), rows * 16, 3 * 64),
+        ]
+        assert any(EMBEDDING in line and "of these in part" in line for line in plan_lines(plan))
+        assert plan.mask_bytes[0] == sum(64 * math.ceil(part.elements / 512) for part in plan.merged_rows)
+    with make_plan(config) as plan:
+        kept = {(item.task, item.name) for item in plan.own_tensors(KEPT)}
+        assert kept == {(0, EMBEDDING), (1, EMBEDDING)} and all(item.start == 0 for item in plan.own_tensors(KEPT))
+    with refused(DataError, "shape_policy"):
+        make_plan(config | {"shape_policy": "error"})
+
+
+@pytest.mark.parametrize("kind", ["tokenizer.json", "vocab.json", "vocab.txt"])
+def test_rows_of_other_tokens_are_refused_with_the_token(tmp_path, kind):
+    base = tiny_bert(tmp_path / "base")
+    task = resized(tmp_path / "task", base, (*WORDS[:7], "changed", *WORDS[8:], "new"), 1)
+    if kind != "tokenizer.json":
+        for folder in (base, task):
+            vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+            (folder / "tokenizer.json").unlink()
+            text = json.dumps(vocabulary) if kind == "vocab.json" else "\n".join(vocabulary)
+            (folder / kind).write_text(text)
+    config = {"base": str(base), "tasks": {"a": str(task)}, "shape_policy": "overlap"}
+    with refused(DataError, "a", "token 7", "changed"):
+        make_plan(config)
+    for path in task.glob(kind):
+        path.unlink()
+    with refused(DataError, "a", "tokenizer.json"):
+        make_plan(config)
+
+
+def test_a_malformed_tokenizer_is_named(tmp_path):
+    base = tiny_bert(tmp_path / "base")
+    task = resized(tmp_path / "task", base, (*WORDS, "new"), 1)
+    (task / "tokenizer.json").write_text('{"model": {"vocab": 3}}')
+    with refused(DataError, "tokenizer", "malformed"):
+        make_plan({"base": str(base), "tasks": {"a": str(task)}, "shape_policy": "overlap"})
+
+
+def reordered(folder: Path, base: Path, seed: int, words: tuple[str, ...]) -> Path:
+    """A fine-tune with as many tokens as the base, under a tokenizer of its own."""
+    tiny_bert(folder, seed, base=base, task_head=False)
+    return write_tokenizer(folder, words)
+
+
+@pytest.mark.parametrize("known", [len(WORDS) - 2, 0])
+def test_tasks_with_other_tokens_in_a_row_that_the_base_leaves_open_are_not_mixed(tmp_path, known):
+    base = tiny_bert(tmp_path / "base")
+    tasks = {name: str(reordered(tmp_path / name, base, 1, (*WORDS[:-2], name))) for name in ("x", "y")}
+    (base / "tokenizer.json").unlink()
+    if known:
+        write_tokenizer(base, WORDS[:known])
+    with refused(DataError, "'y'", f"token {len(WORDS) - 2}", "'x'"):
+        make_plan({"base": str(base), "tasks": tasks, "method": "average"})
+    with make_plan({"base": str(base), "tasks": tasks}) as plan:
+        assert [item.task for item in plan.own_tensors(KEPT) if item.name == EMBEDDING] == [1]
+
+
+SIZE = {"vocab_size": 4}
+VOCABULARIES = {
+    "tokenizer.model": ("one", "two"),
+    "spiece.model": ("one", "two"),
+    "sentencepiece.bpe.model": ("one", "two"),
+    "tekken.json": ("[1]", "[2]"),
+    "added_tokens.json": ('{"x": 2, "y": 3}', '{"y": 2, "x": 3}'),
+    "tokenizer_config.json": (
+        '{"added_tokens_decoder": {"2": {"content": "x"}}}',
+        '{"added_tokens_decoder": {"2": {"content": "y"}}}',
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", VOCABULARIES)
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize(
+    "config", [SIZE, {"text_config": SIZE}, {"encoder": SIZE, "decoder": SIZE}, {"a": {"b": SIZE}}], ids=str
+)
+def test_every_file_of_tokens_counts_in_every_place_of_the_size(tmp_path, kind, known, config):
+    ours, theirs = VOCABULARIES[kind]
+    for name, text in (("base", ours if known else None), ("a", ours), ("b", theirs)):
+        folder = write_weights(tmp_path / name, {"body": ones(3, 3), "embed": ones(4, 2)}, config=config)
+        if text is not None:
+            (folder / kind).write_text(text)
+        if kind in ("added_tokens.json", "tokenizer_config.json"):
+            (folder / "vocab.json").write_text('{"u": 0, "v": 1}')
+    given = {"base": str(tmp_path / "base"), "tasks": {name: str(tmp_path / name) for name in "ab"}}
+    with refused(DataError, "'embed'", "'b'"):
+        make_plan(given | {"method": "average"})
+    with make_plan(given) as plan:
+        assert [(item.task, item.name) for item in plan.own_tensors(KEPT)] == [(1, "embed")]
+    (tmp_path / "b" / kind).write_text(ours)
+    make_plan(given | {"method": "average"}).close()
+
+
+@pytest.mark.parametrize("method", ["average", "ties", "slerp", "task_arithmetic"])
+@pytest.mark.parametrize("kind", ["more tokens", "another order"])
+def test_one_model_of_other_vocabularies_is_refused(tmp_path, method, kind):
+    base = tiny_bert(tmp_path / "base")
+    if kind == "more tokens":
+        task, told = resized(tmp_path / "task", base, (*WORDS, "new"), 1), f"{len(WORDS) + 1} tokens"
+    else:
+        task, told = reordered(tmp_path / "task", base, 1, (*WORDS[:7], WORDS[8], WORDS[7], *WORDS[9:])), "token 7 is"
+    config = {"base": str(base), "tasks": {"a": str(task)}, "method": method}
+    with pytest.raises(ValueError, match=rf"another vocabulary \({told}"):
+        make_plan(config)
+    # what the refusal advises
+    with make_plan(config | {"exclude": [".*word_embeddings"]}) as plan:
+        assert EMBEDDING in {row.name for row in plan.copied_rows}
+    if kind == "more tokens":
+        with make_plan(config | {"shape_policy": "overlap"}) as plan:
+            (part,) = (row for row in plan.merged_rows if row.name == EMBEDDING)
+            assert part.elements == len(WORDS) * 16 and any(EMBEDDING in text for text in plan.warnings)
+
+
+def test_a_task_with_masks_keeps_rows_of_other_tokens_and_it_is_said(tmp_path):
+    base = tiny_bert(tmp_path / "base")
+    tasks = {
+        "more": resized(tmp_path / "more", base, (*WORDS, "new"), 1),
+        "mixed": reordered(tmp_path / "mixed", base, 2, (*WORDS[:7], WORDS[8], WORDS[7], *WORDS[9:])),
+        "same": tiny_bert(tmp_path / "same", 3, base=base, task_head=False),
+    }
+    with make_plan({"base": str(base), "tasks": {name: str(path) for name, path in tasks.items()}}) as plan:
+        (row,) = (row for row in plan.merged_rows if row.name == EMBEDDING)
+        assert row.task_names == (None, None, EMBEDDING)
+        assert {(item.task, item.name) for item in plan.own_tensors(KEPT)} == {(0, EMBEDDING), (1, EMBEDDING)}
+        said = [text for text in plan.warnings if EMBEDDING in text]
+        assert ["task 'more'" in said[0], "task 'mixed'" in said[1], len(said)] == [True, True, 2]
+
+
+def test_a_token_that_only_one_side_names_stops_no_merge(tmp_path):
+    base = tiny_bert(tmp_path / "base")
+    write_tokenizer(base, WORDS[:-1])
+    task = reordered(tmp_path / "task", base, 1, WORDS)
+    with make_plan({"base": str(base), "tasks": {"a": str(task)}, "method": "average"}) as plan:
+        assert EMBEDDING in {row.name for row in plan.merged_rows}
