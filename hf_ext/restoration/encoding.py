@@ -23,6 +23,7 @@ from transformers.utils import logging
 from hf_ext.semanir.image_processing_semanir import pixels_to_image
 
 from ..errors import UsageError
+from .camera import DECODER_ERRORS
 from .containers import has_other_light, has_texts, insert_chunks
 
 logger = logging.get_logger(__name__)
@@ -46,8 +47,6 @@ _METADATA = ("PNG", "JPEG", "WEBP", "TIFF")
 # Folders of tags, and those of size inside the first: the size may have changed.
 _EXIF_FOLDER, _GPS_FOLDER, _EXIF_WIDTH, _EXIF_HEIGHT = 0x8769, 0x8825, 0xA002, 0xA003
 _FOLDERS = (_EXIF_FOLDER, _GPS_FOLDER)
-# What Pillow raises of tags that it cannot write.
-_DAMAGED = (struct.error, SyntaxError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, OSError)
 
 # Types of entries of a TIFF.
 _LONG, _FRACTIONS, _DOUBLE = 4, (5, 10), 12
@@ -258,7 +257,7 @@ def descriptive_tags(picture: Picture) -> Image.Exif | None:
                 kept.get_ifd(folder).update(tags)
                 kept[folder] = 0
         return kept if len(kept) and kept.tobytes() else None
-    except _DAMAGED as error:
+    except DECODER_ERRORS as error:
         logger.warning(f"the EXIF data of a picture are damaged and were left out: {error}")
         return None
 

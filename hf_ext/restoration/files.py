@@ -2,11 +2,7 @@
 """Pictures in files: read with a bound before anything is decoded, written whole with their metadata."""
 
 import os
-import struct
-import warnings
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,15 +14,16 @@ from hf_ext.semanir.image_processing_semanir import image_to_pixels, pixels_to_i
 
 from ..errors import DataError
 from .camera import (
+    DECODER_ERRORS,
     RAW_ENDINGS,
     CameraPicture,
     Source,
     UnreadableError,
     is_heif,
     is_raw,
+    open_picture,
     read_heif,
     read_raw,
-    seekable,
 )
 from .containers import colour_chunks, is_lossless_webp, jpeg_subsampling
 from .deep import read_deep, spread_grey
@@ -36,29 +33,10 @@ _ORIENTATION = 0x0112
 # Formats whose frames follow one another in time; in those of the second kind the first picture is the whole (a
 # phone's JPEG of several, the layers of a drawing). Several pictures in any other format are pages.
 _MOVING, _FIRST = ("GIF", "PNG", "WEBP", "AVIF", "FLI"), ("MPO", "JPEG", "PSD")
-# What Pillow's decoders let through of broken files: NotImplementedError (DDS) is a RuntimeError, as AVIF's are.
-_LET_THROUGH = (
-    SyntaxError, EOFError, struct.error, zlib.error, IndexError, OverflowError, RuntimeError, TypeError, KeyError,
-)  # fmt: skip
 # Modes of Pillow whose values RGB does not hold exactly.
 _OTHER_COLOURS = ("CMYK", "YCbCr", "LAB", "HSV")
 # A TIFF's tag.
 _ICC_PROFILE = 34675
-
-
-@contextmanager
-def _limit_pillow(max_pixels: int) -> Iterator[None]:
-    """Pillow's own bound, which is another number, is set to ours meanwhile."""
-    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, max_pixels
-    try:
-        with warnings.catch_warnings():
-            # Above the bound it warns, above twice the bound it refuses; `read_image` refuses both.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            # Of damaged metadata; the pixels decide.
-            warnings.simplefilter("ignore", UserWarning)
-            yield
-    finally:
-        Image.MAX_IMAGE_PIXELS = before
 
 
 def read_image(source: Source, max_megapixels: float = 200.0) -> Picture:
@@ -100,7 +78,7 @@ def _read(source: Source, max_megapixels: float, several: bool) -> Frames:
             return _from_camera(read_raw, source, check)
         if is_heif(source):
             return _from_camera(read_heif, source, check)
-        with _limit_pillow(max(1, int(max_megapixels * 1e6))), Image.open(seekable(source)) as image:
+        with open_picture(source, max(1, int(max_megapixels * 1e6))) as image:
             if is_raw(image):
                 return _from_camera(read_raw, source, check)
             count = 1 if image.format in _FIRST else getattr(image, "n_frames", 1)
@@ -121,13 +99,15 @@ def _read(source: Source, max_megapixels: float, several: bool) -> Frames:
         size = len(source) if isinstance(source, bytes) else os.path.getsize(source)
         what = f"is not a picture that Pillow can read ({size} bytes)" if size else "is empty"
         raise DataError(f"{name} {what}.") from error
-    except _LET_THROUGH as error:
-        raise DataError(f"{name} is broken: {error}") from error
+    except DataError:
+        raise
     except OSError as error:
         # The system's own errors have a number; those of decoders have none.
         if error.errno is not None:
             raise
         raise DataError(f"{name} is damaged or incomplete: {error}") from error
+    except DECODER_ERRORS as error:
+        raise DataError(f"{name} is broken: {error}") from error
 
 
 def _too_large(name: str, size: str, bound: float) -> str:

@@ -1,20 +1,17 @@
 """Planning of a command: its pictures and the path of each result, without torch or a model."""
 
 import glob
-import io
 import os
 import sys
 import tempfile
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 from PIL import Image
 
-from .camera import RAW_ENDINGS
+from .camera import DECODER_ERRORS, RAW_ENDINGS, open_picture
 
 # Ends of names that results can have. A still GIF becomes a PNG, since a GIF has 256 colours.
 WRITTEN = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".gif")
@@ -214,29 +211,21 @@ def find_files(name: str, out: Path | None, endings: frozenset[str]) -> Iterator
         raise ValueError(f"{name} does not exist; give files, folders, patterns, or - for standard input.")
 
 
-@contextmanager
-def _open(source: Path | bytes) -> Iterator[Image.Image]:
-    """A picture by its header; what Pillow warns of, such as damaged EXIF data, is told where it is read."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-            yield image
-
-
 def _ending_of(source: Path | bytes, relative: Path) -> str:
     """The ending of a result: that of its input, or one that holds what is in it."""
     kind = relative.suffix
     if isinstance(source, Path) and kind.lower() != ".gif":
         return kind if kind.lower() in WRITTEN else ".png"
     try:
-        with _open(source) as image:
+        with open_picture(source) as image:
             moving, format = getattr(image, "is_animated", False), image.format
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+    except DECODER_ERRORS:
         return ".png"
     if format == "GIF":
         return (kind or ".gif") if moving else ".png"
-    endings = Image.registered_extensions()
-    return kind or next((ending for ending in WRITTEN if endings.get(ending) == format), ".png")
+    # A phone's JPEG of several pictures.
+    format, endings = "JPEG" if format == "MPO" else format, Image.registered_extensions()
+    return next((ending for ending in WRITTEN if endings.get(ending) == format), ".png")
 
 
 def check_places(jobs: list[Job]) -> None:
@@ -256,7 +245,7 @@ def check_places(jobs: list[Job]) -> None:
 def megapixels_of(job: Job) -> float:
     """Size of a picture as its header says."""
     try:
-        with _open(job.source) as image:
+        with open_picture(job.source) as image:
             return image.width * image.height / 1e6
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+    except DECODER_ERRORS:
         return 0.0
