@@ -25,7 +25,10 @@ def image_to_pixels(image: Image.Image) -> np.ndarray:
     1 channel (grey), 2 (grey and alpha), 3 (RGB) or 4 (RGBA)."""
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16"):
-        return np.asarray(image).astype(np.uint16)[..., None]
+        grey16 = np.asarray(image).astype(np.uint16)[..., None]
+        clear = image.info.get("transparency")
+        alpha = [] if clear is None else [np.where(grey16 == clear, 0, 65535).astype(np.uint16)]
+        return np.concatenate([grey16, *alpha], axis=-1)
     # Pillow clips these to 8 bits when it converts them: the picture would come out white.
     if image.mode in ("I", "F"):
         raise ValueError(
