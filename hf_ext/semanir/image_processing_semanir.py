@@ -64,6 +64,9 @@ def to_unit(pixels: np.ndarray) -> np.ndarray:
         return pixels.astype(np.float32) / np.float32(np.iinfo(pixels.dtype).max)
     if not np.issubdtype(pixels.dtype, np.floating):
         raise TypeError(f"An image has dtype {pixels.dtype}; give uint8, uint16 or floats in [0, 1].")
+    # Noise may exceed white a little.
+    if pixels.size and pixels.max() > 4:
+        raise ValueError(f"An image of floats has values up to {pixels.max():g}; give uint8, or floats in [0, 1].")
     return pixels.astype(np.float32)
 
 
