@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from PIL import Image
 
+from ..errors import DataError
 from .camera import DECODER_ERRORS, RAW_ENDINGS, open_picture
 
 # Ends of names that results can have. A still GIF becomes a PNG, since a GIF has 256 colours.
@@ -177,19 +178,23 @@ def read_list(name: str) -> list[str]:
     """The lines of `@FILE`, or for `@-` of standard input, in which something stands."""
     try:
         text = sys.stdin.read() if name == "@-" else Path(name[1:]).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{name} is not a UTF-8 text with one name per line: {error}.") from error
-    return [line for line in text.splitlines() if line.strip()]
+    except (UnicodeDecodeError, FileNotFoundError) as error:
+        raise DataError(
+            f"{name} is not a UTF-8 text with one name per line: {error}. A picture of this name is ./{name}."
+        ) from error
+    return [line for line in text.removeprefix("\ufeff").splitlines() if line.strip()]
 
 
-def find_files(name: str, out: Path | None, endings: frozenset[str]) -> Iterator[Found]:
+def find_files(name: str, out: Path | None, endings: frozenset[str], lists: tuple[str, ...] = ()) -> Iterator[Found]:
     """Files of an input, each with its place below the folder of results; of a folder those with such endings."""
     if name == "-":
         data = sys.stdin.buffer.read()
         yield Found(data, Path("stdin"), True)
     elif name.startswith("@"):
+        if name in lists:
+            raise DataError(f"{name} names itself, by way of {' and '.join(lists)}.")
         for line in read_list(name):
-            yield from find_files(line.strip(), out, endings)
+            yield from find_files(line.strip(), out, endings, (*lists, name))
     elif os.path.isdir(name):
         folder = Path(name)
         results = out.resolve() if out is not None else None

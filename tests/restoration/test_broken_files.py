@@ -1,6 +1,7 @@
 """Files that were cut off, wherever that is: refused in words, never replaced if they are somebody's."""
 
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hf_ext.errors import DataError
 from hf_ext.restoration.files import read_frames
 from hf_ext.restoration.jobs import Job, megapixels_of, plan_jobs
 from hf_ext.restoration.records import Records, choose_jobs
+from tests.kit.refusals import refused
 
 
 def container(ending: str, **options) -> bytes:
@@ -95,3 +97,27 @@ def test_a_result_ends_as_what_is_in_a_file_that_is_named_a_gif(format, tmp_path
     for out in (tmp_path / "out", None):
         (job,) = plan_jobs([str(tmp_path / "a.gif")], out).jobs
         assert job.ending == wanted
+
+
+@pytest.mark.parametrize(
+    ("lists", "given"),
+    [
+        ({"a.txt": "@a.txt"}, "@a.txt"),
+        ({"a.txt": "@b.txt", "b.txt": "@a.txt"}, "@a.txt"),
+        ({}, "@at.png"),
+        ({"at.png": "\udcff"}, "@at.png"),
+    ],
+)
+def test_lists_that_cannot_be_read_are_refused(lists, given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in lists.items():
+        Path(name).write_text(text, errors="surrogateescape")
+    with refused(DataError, given):
+        plan_jobs([given], tmp_path / "out")
+
+
+def test_a_list_may_begin_with_a_mark_of_its_encoding_and_be_named_twice(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Image.new("L", (4, 4)).save("a.png")
+    Path("a.txt").write_text("a.png\n", encoding="utf-8-sig")
+    assert [job.name for job in plan_jobs(["@a.txt", "@a.txt"], tmp_path / "out").jobs] == ["a.png"]
