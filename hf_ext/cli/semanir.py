@@ -267,6 +267,8 @@ def _plan(
     drawn = [] if sheet is None else [sheet, sheet.with_suffix(".html")]
     if to_do and not overwrite and (there := [str(path) for path in drawn if path.exists()]):
         raise Failed(f"{' and '.join(there)} would be replaced; give --overwrite, or move them.")
+    if not to_do and not all(path.exists() for path in drawn):
+        say("nothing is left to restore, so --compare drew nothing; --overwrite restores all again.", to_stderr=True)
     check_places(to_do)
     remove_leftovers_of(job.out for job in to_do if job.out is not None)
     return plan, to_do

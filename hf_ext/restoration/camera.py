@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""Camera files that Pillow cannot read: HEIC by pillow-heif and RAW by rawpy (LibRaw), where they are installed.
+"""Opening of picture files: by Pillow, HEIC by pillow-heif and RAW by rawpy (LibRaw), where they are installed.
 
 `pip install "hf-ext[images]"` brings both.
 """
@@ -7,13 +7,15 @@
 import io
 import os
 import struct
+import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
 from ..errors import DataError
@@ -30,6 +32,11 @@ RAW_ENDINGS = frozenset((
 # Signatures of HEIF files, in bytes 5 to 12.
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 _SUBFILE, _SUBDIRECTORIES, _DNG_VERSION = 254, 330, 50706
+# Pillow's decoders raise nearly anything for broken files: NotImplementedError (DDS) is a RuntimeError, as AVIF's are.
+DECODER_ERRORS = (
+    OSError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RuntimeError, SyntaxError, EOFError,
+    AssertionError, NameError, struct.error, zlib.error, Image.DecompressionBombError,
+)  # fmt: skip
 # Command that installs the libraries.
 EXTRA = 'pip install "hf-ext[images]"'
 
@@ -112,10 +119,26 @@ def seekable(source: Source) -> Any:
 
 
 @contextmanager
+def open_picture(source: Source, max_pixels: int | None = None) -> Iterator[ImageFile.ImageFile]:
+    """A picture of Pillow, whose own bound, which is another number, is set to ours meanwhile; None is none."""
+    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, max_pixels
+    try:
+        with warnings.catch_warnings():
+            # Above the bound it warns, above twice the bound it refuses; `read_image` refuses both.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            # Of damaged metadata; the pixels decide.
+            warnings.simplefilter("ignore", UserWarning)
+            with Image.open(seekable(source)) as image:
+                yield image
+    finally:
+        Image.MAX_IMAGE_PIXELS = before
+
+
+@contextmanager
 def _refuse_broken_files() -> Iterator[None]:
     try:
         yield
-    except (ValueError, RuntimeError, EOFError, SyntaxError, OverflowError) as error:
+    except DECODER_ERRORS as error:
         raise UnreadableError(f"is broken: {error}") from error
 
 
@@ -124,6 +147,6 @@ def _exif_of(data: bytes | None) -> Image.Exif | None:
     exif = Image.Exif()
     try:
         exif.load(data or b"")
-    except (SyntaxError, ValueError, OSError, EOFError, KeyError, TypeError, IndexError, struct.error):
+    except DECODER_ERRORS:
         return None
     return exif if len(exif) else None

@@ -8,9 +8,13 @@ from PIL import ImageFile, JpegImagePlugin
 
 # Colour chunks of a PNG; without them viewers show other colours.
 _COLOUR_CHUNKS = (b"cHRM", b"gAMA", b"sRGB", b"cICP", b"mDCV", b"cLLI")
-# Texts, such as the prompt of a drawn picture. XMP repeats the orientation, which is applied; others tell of the file.
+# Texts, such as the prompt of a drawn picture. Some repeat the orientation, which is applied, or tell of the file;
+# EXIF data and XMP travel as such.
 _TEXT_CHUNKS, _LONGEST = (b"tEXt", b"zTXt", b"iTXt"), 1 << 20
-_OF_THE_FILE = (b"XML:com.adobe.xmp\0", b"Software\0", b"Creation Time\0")
+_OF_THE_FILE = (
+    b"XML:com.adobe.xmp\0", b"Software\0", b"Creation Time\0", b"Raw profile type ", b"tiff:Orientation\0",
+    b"exif:Orientation\0",
+)  # fmt: skip
 # Behind the signature of 8 bytes and the header of 25, other chunks may stand.
 PNG_HEADER = 33
 
@@ -64,10 +68,10 @@ def _read_chunks(chunks: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def jpeg_subsampling(image: ImageFile.ImageFile) -> int:
-    """The chroma subsampling of a JPEG as Pillow numbers it; 0 is none, and stands for other files too."""
-    if not isinstance(image, JpegImagePlugin.JpegImageFile):
+    """The chroma subsampling of a JPEG as Pillow numbers it: 0 is none, -1 one without a number."""
+    if not isinstance(image, JpegImagePlugin.JpegImageFile) or image.layers != 3:
         return 0
-    return max(0, JpegImagePlugin.get_sampling(image))
+    return JpegImagePlugin.get_sampling(image)
 
 
 def is_lossless_webp(data: bytes) -> bool:

@@ -64,7 +64,7 @@ def estimate_damage(image: np.ndarray) -> Damage:
 
     Args:
         image (`np.ndarray` of shape `(height, width, channels)`): uint8, uint16, or floats in [0, 1]; with 2 or 4
-            channels the last one is alpha, which is ignored.
+            channels the last one is alpha. Blocks with fully transparent pixels are left out, unless few others are.
 
     Returns:
         [`Damage`]: Noise of 0 where no block of 8 x 8 pixels tells of any.
@@ -78,6 +78,10 @@ def estimate_damage(image: np.ndarray) -> Damage:
     colours = image[..., : image.shape[2] - (image.shape[2] % 2 == 0)]
     white = np.iinfo(image.dtype).max if image.dtype.kind == "u" else 1
     levels = colours.astype(np.float32) * np.float32(255 / white)
+    if image.shape[2] % 2 == 0:
+        # What cannot be seen tells nothing; `_blocks` leaves it out.
+        seen = np.where(image[..., -1:] > 0, levels, np.nan)
+        levels = seen if len(_blocks(seen[..., 0])) >= _FEWEST else levels
     noise = float(np.mean([_estimate_noise(levels[..., channel]) for channel in range(levels.shape[2])]))
     weights = (0.299, 0.587, 0.114) if levels.shape[2] == 3 else (1.0,)
     return Damage(round(noise, 1), _estimate_quality(levels @ np.array(weights, np.float32)))
@@ -157,7 +161,7 @@ def _count_values(parts: list[tuple[float, np.ndarray]]) -> int:
 
 def _find_grid(luminance: np.ndarray, axis: int) -> int:
     """The first row or column, of eight, at which blocks begin: steps there are larger than those beside them."""
-    steps = np.abs(np.diff(luminance if axis == 0 else luminance.T, axis=0))
+    steps = np.nan_to_num(np.abs(np.diff(luminance if axis == 0 else luminance.T, axis=0)))
     if len(steps) < 3:
         return 0
     larger = (steps[1:-1] - (steps[:-2] + steps[2:]) / 2).mean(axis=1)
@@ -166,7 +170,8 @@ def _find_grid(luminance: np.ndarray, axis: int) -> int:
 
 
 def _blocks(levels: np.ndarray) -> np.ndarray:
-    """Whole blocks of a plane: `(count, 8, 8)`."""
+    """Whole blocks of a plane that have all their pixels: `(count, 8, 8)`."""
     rows, columns = (length // _BLOCK for length in levels.shape)
     blocks = levels[: rows * _BLOCK, : columns * _BLOCK].reshape(rows, _BLOCK, columns, _BLOCK)
-    return blocks.swapaxes(1, 2).reshape(-1, _BLOCK, _BLOCK)
+    listed = blocks.swapaxes(1, 2).reshape(-1, _BLOCK, _BLOCK)
+    return listed[~np.isnan(listed).any((1, 2))]

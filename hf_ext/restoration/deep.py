@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from hf_ext.semanir.image_processing_semanir import image_to_pixels
 
-from .camera import Source, UnreadableError, seekable
+from .camera import DECODER_ERRORS, Source, UnreadableError, seekable
 
 logger = logging.get_logger(__name__)
 
@@ -98,7 +98,7 @@ def _upright_planes(image: TiffImageFile, source: Source, page: int) -> np.ndarr
     try:
         with tifffile.TiffFile(seekable(source)) as file:
             planes = file.pages[page].asarray()
-    except (tifffile.TiffFileError, ValueError, RuntimeError, IndexError, TypeError) as error:
+    except (tifffile.TiffFileError, *DECODER_ERRORS) as error:
         raise UnreadableError(f"has 16 bits in planes that tifffile cannot read: {error}") from error
     alpha = image.tag_v2.get(_EXTRA_SAMPLES, ())[:1] == (2,)
     pixels = np.moveaxis(planes, 0, -1)[..., : 4 if alpha else 3].astype(np.uint16)

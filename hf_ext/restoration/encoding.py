@@ -9,6 +9,7 @@ import io
 import re
 import struct
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from transformers.utils import logging
 from hf_ext.semanir.image_processing_semanir import pixels_to_image
 
 from ..errors import UsageError
+from .camera import DECODER_ERRORS
 from .containers import has_other_light, has_texts, insert_chunks
 
 logger = logging.get_logger(__name__)
@@ -41,13 +43,12 @@ FORMATS = {
 _QUALITY = 95
 _WITHOUT_ALPHA = ("JPEG", "BMP")
 _ANIMATED = ("GIF", "PNG", "WEBP")
+_WITH_COMMENT = ("JPEG", "GIF")
 _METADATA = ("PNG", "JPEG", "WEBP", "TIFF")
 
 # Folders of tags, and those of size inside the first: the size may have changed.
 _EXIF_FOLDER, _GPS_FOLDER, _EXIF_WIDTH, _EXIF_HEIGHT = 0x8769, 0x8825, 0xA002, 0xA003
 _FOLDERS = (_EXIF_FOLDER, _GPS_FOLDER)
-# What Pillow raises of tags that it cannot write.
-_DAMAGED = (struct.error, SyntaxError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, OSError)
 
 # Types of entries of a TIFF.
 _LONG, _FRACTIONS, _DOUBLE = 4, (5, 10), 12
@@ -55,14 +56,16 @@ _LONG, _FRACTIONS, _DOUBLE = 4, (5, 10), 12
 _MAKER_NOTE = 0x927C
 # An offset inside the file that it was read from.
 _INTEROPERABILITY = 0xA005
-_XMP = 700
+XMP = 700
 # The tags that travel: names of document and page, description, maker, model, software, date, artist, host, XMP,
 # ratings, copyright, IPTC, and title, comment, author, keywords and subject as Windows has them. All others say how
 # the pixels lay in the file that was read (in a TIFF these are in the same directory) and would spoil another.
-_DESCRIPTIVE = (269, 270, 271, 272, 285, 305, 306, 315, 316, _XMP, 18246, 18249, 33432, 33723, *range(40091, 40096))
+_DESCRIPTIVE = (269, 270, 271, 272, 285, 305, 306, 315, 316, XMP, 18246, 18249, 33432, 33723, *range(40091, 40096))
 
-# Bytes that one marker of a JPEG holds, with the six that stand before the tags.
-_LONGEST_EXIF = 65533
+# Formats that have a place of its own for XMP.
+_WITH_XMP = ("JPEG", "WEBP")
+# Bytes that one marker of a JPEG holds: of tags with the six that stand before them, of XMP without the 29.
+_LONGEST_EXIF, _LONGEST_XMP = 65533, 65504
 
 
 class Picture(NamedTuple):
@@ -89,11 +92,14 @@ class Frames(NamedTuple):
     plays: int = 1
     # Whether the first picture of an animated PNG is none of the frames, but for programs that know no animation.
     still: bool = False
-    # Whether it was a WebP without loss, and how a JPEG halved its colours, as Pillow numbers it: 0 is not at all.
+    # Whether it was a WebP without loss, and how a JPEG halved its colours, as Pillow numbers it: 0 is not at all, -1
+    # in a way without a number.
     lossless: bool = False
     subsampling: int = 0
-    # Colours that became RGB, such as CMYK.
-    converted: str = ""
+    # Lines about what was lost when the file was read.
+    lost: tuple[str, ...] = ()
+    # Of a JPEG or GIF.
+    comment: bytes = b""
 
 
 class Encoding(NamedTuple):
@@ -126,7 +132,7 @@ def encode_frames(
     """
     The bytes of a file with all frames or pages. Still PNGs and TIFFs keep 16 bits, all else has 8. GIF has 256
     colours. WebP has no loss where the input had none. JPEG and BMP have no alpha: the picture is composed on
-    `encoding.background`. Of EXIF data that are too long for a JPEG, the maker's note, XMP or all are left out. `say`
+    `encoding.background`. Of EXIF data that are too long for a JPEG, the maker's note or all are left out. `say`
     is called with what a format cannot hold.
     """
     first, count = frames.pictures[0], len(frames.pictures)
@@ -134,22 +140,20 @@ def encode_frames(
         raise UsageError(f"{format} cannot store {count} pages. Write a .tif, or save each page as its own file.")
     if count > 1 and frames.durations is not None and format not in _ANIMATED:
         raise UsageError(f"{format} cannot store an animation of {count} frames. Write a .gif, .png or .webp.")
-    if frames.converted:
-        say(f"{frames.converted} was converted to RGB, and its colour profile was dropped")
+    for line in [*frames.lost, *_not_stored(frames, format)]:
+        say(line)
+    first = first._replace(icc_profile=_fitting_profile(first, format, say))
     deep = first.pixels.dtype == np.uint16
     if deep and (format not in ("PNG", "TIFF") or (count > 1 and format == "PNG")):
         say(f"{format} has 8 bits per channel: the 16 bits of the picture were rounded")
-    if format != "PNG" and not first.icc_profile and has_other_light(first.colour_chunks):
-        say(f"{format} cannot store the gamma or colour space of the PNG: colours may look different")
-    if format != "PNG" and has_texts(first.colour_chunks):
-        say(f"{format} cannot store the texts of the PNG: they were left out")
     try:
         if format == "TIFF":
-            return _tiff(frames.pictures)
+            return _tiff([first, *frames.pictures[1:]])
         if count == 1 and deep and format == "PNG":
             return _deep_png(first)
-        # Alpha is looked for once: all frames have the same channels.
-        images = [_shallow_image(picture, format, encoding, say) for picture in frames.pictures]
+        # Of many frames it is said once.
+        said = cache(say)
+        images = [_shallow_image(picture, format, encoding, said) for picture in frames.pictures]
         options = {**_coding_options(frames, format, encoding), **_metadata_options(first, format, say)}
         if count > 1:
             options.update(_animation_options(frames, format, images))
@@ -161,13 +165,42 @@ def encode_frames(
         raise UsageError(f"{format} cannot store a picture of {width} x {height} pixels: {error}") from error
 
 
+def _not_stored(frames: Frames, format: str) -> list[str]:
+    """Lines about what a format has no place for."""
+    first, lines = frames.pictures[0], []
+    if format != "PNG" and not first.icc_profile and has_other_light(first.colour_chunks):
+        lines.append(f"{format} cannot store the gamma or colour space of the PNG: colours may look different")
+    if format not in _METADATA and first.icc_profile:
+        lines.append(f"{format} cannot store the colour profile: colours may look different")
+    if format not in _METADATA and descriptive_tags(first) is not None:
+        lines.append(f"{format} cannot store EXIF data and XMP: they were left out")
+    if format != "PNG" and has_texts(first.colour_chunks):
+        lines.append(f"{format} cannot store the texts of the PNG: they were left out")
+    if frames.comment and format not in _WITH_COMMENT:
+        lines.append(f"{format} cannot store the comment: it was left out")
+    if format == "JPEG" and frames.subsampling < 0:
+        lines.append("the way in which the JPEG halved its colours cannot be written: they are no longer halved")
+    return lines
+
+
+def _fitting_profile(picture: Picture, format: str, say: Callable[[str], None]) -> bytes | None:
+    """The colour profile, if it is one of the colours that are written."""
+    profile = picture.icc_profile
+    space = profile[16:20] if profile else b""
+    # A WebP is always RGB.
+    if space in (b"GRAY", b"CMYK", b"Lab ") and (space != b"GRAY" or picture.pixels.shape[-1] > 2 or format == "WEBP"):
+        say(f"the colour profile is of {space.decode().strip()}, which {format} does not have here: it was dropped")
+        return None
+    return profile
+
+
 def _coding_options(frames: Frames, format: str, encoding: Encoding) -> dict[str, Any]:
     """Pillow's options of loss."""
     quality = encoding.quality or _QUALITY
     if format == "JPEG":
-        return {"quality": quality, "subsampling": frames.subsampling}
+        return {"quality": quality, "subsampling": max(0, frames.subsampling), "comment": frames.comment}
     if format != "WEBP":
-        return {}
+        return {"comment": frames.comment} if format == "GIF" and frames.comment else {}
     if encoding.lossless or (frames.lossless and encoding.quality is None):
         # Exact: with the colours below full transparency too.
         return {"lossless": True, "exact": True, "quality": 75, "method": 4}
@@ -182,9 +215,15 @@ def to_8_bits(pixels: np.ndarray) -> np.ndarray:
 def _shallow_image(picture: Picture, format: str, encoding: Encoding, say: Callable[[str], None]) -> Image.Image:
     """The picture with 8 bits, on a background where a format has no alpha."""
     pixels = to_8_bits(picture.pixels)
-    if pixels.shape[-1] % 2 or format not in _WITHOUT_ALPHA:
+    if pixels.shape[-1] % 2 or format not in (*_WITHOUT_ALPHA, "GIF"):
         return pixels_to_image(pixels)
     colours, alpha = pixels[..., :-1], pixels[..., -1:]
+    if format == "GIF":
+        if ((alpha > 0) & (alpha < 255)).any():
+            say("GIF has no half transparency: alpha from 128 on became opaque, below it transparent")
+        # In RGBA, of which alone Pillow keeps the alpha, with one clear colour.
+        colours = np.broadcast_to(colours, (*colours.shape[:2], 3))
+        return pixels_to_image(np.where(alpha < 128, 0, np.concatenate([colours, np.full_like(alpha, 255)], axis=-1)))
     if (alpha == 255).all():
         return pixels_to_image(colours)
     background = np.array(encoding.background, np.float32)
@@ -200,13 +239,17 @@ def _metadata_options(picture: Picture, format: str, say: Callable[[str], None])
     if format not in _METADATA:
         return {"dpi": picture.dpi} if picture.dpi else {}
     exif = _tags_to_write(picture)
-    if exif is not None and format == "JPEG":
-        exif = _fitting_tags(exif, say)
+    xmp = exif.pop(XMP) if exif and format in _WITH_XMP and isinstance(exif.get(XMP), bytes) else None
+    if format == "JPEG":
+        exif = exif and _fitting_tags(exif, say)
+        if xmp and len(xmp) > _LONGEST_XMP:
+            say(f"a JPEG can store {_LONGEST_XMP:,} bytes of XMP, and the picture has {len(xmp):,}: left out XMP")
+            xmp = None
     if picture.dpi and format == "WEBP":
         # It has no other place for the resolution.
         exif = Image.Exif() if exif is None else exif
         exif.update(_resolution(picture.dpi))
-    options = {"icc_profile": picture.icc_profile, "dpi": picture.dpi, "exif": exif}
+    options = {"icc_profile": picture.icc_profile, "dpi": picture.dpi, "exif": exif, "xmp": xmp}
     return {name: value for name, value in options.items() if value}
 
 
@@ -218,11 +261,13 @@ def _resolution(dpi: tuple[float, float]) -> dict[int, float]:
 def _animation_options(frames: Frames, format: str, images: list[Image.Image]) -> dict[str, Any]:
     """Pillow's options for what stands beside the first frame."""
     assert frames.durations is not None
+    # Pillow cuts those of a GIF.
+    durations = [10 * int(time / 10 + 0.5) for time in frames.durations] if format == "GIF" else frames.durations
     options: dict[str, Any] = {
         "save_all": True,
         "append_images": images[1:],
         # Pillow counts the durations of an animated PNG without the picture that stands before it.
-        "duration": frames.durations[1:] if frames.still and format == "PNG" else frames.durations,
+        "duration": durations[1:] if frames.still and format == "PNG" else durations,
     }
     if format == "PNG":
         options["default_image"] = frames.still
@@ -246,9 +291,9 @@ def descriptive_tags(picture: Picture) -> Image.Exif | None:
         for tag in _DESCRIPTIVE:
             if picture.exif.get(tag) is not None:
                 kept[tag] = picture.exif[tag]
-        if isinstance(kept.get(_XMP), bytes):
+        if isinstance(kept.get(XMP), bytes):
             # The pixels stand upright by now.
-            kept[_XMP] = re.sub(rb"(tiff:Orientation(?:=\"|>))\d", rb"\g<1>1", kept[_XMP])
+            kept[XMP] = re.sub(rb"(tiff:Orientation(?:\s*=\s*[\"']|>\s*))\d", rb"\g<1>1", kept[XMP])
         sides = {_EXIF_WIDTH: picture.pixels.shape[1], _EXIF_HEIGHT: picture.pixels.shape[0]}
         for folder in _FOLDERS:
             tags = dict(picture.exif.get_ifd(folder))
@@ -258,14 +303,18 @@ def descriptive_tags(picture: Picture) -> Image.Exif | None:
                 kept.get_ifd(folder).update(tags)
                 kept[folder] = 0
         return kept if len(kept) and kept.tobytes() else None
-    except _DAMAGED as error:
+    except DECODER_ERRORS as error:
         logger.warning(f"the EXIF data of a picture are damaged and were left out: {error}")
         return None
 
 
 def _tags_to_write(picture: Picture) -> Image.Exif | None:
     exif = descriptive_tags(picture)
-    return None if exif is None else _with_bytes(exif)
+    if exif is None:
+        return None
+    for folder in (exif.get_ifd(folder) for folder in _FOLDERS if folder in exif):
+        folder.update({tag: _Text(value) for tag, value in folder.items() if isinstance(value, str)})
+    return _with_bytes(exif)
 
 
 def _with_bytes(exif: Image.Exif) -> Image.Exif:
@@ -275,25 +324,24 @@ def _with_bytes(exif: Image.Exif) -> Image.Exif:
     return exif
 
 
+class _Text(str):
+    """Text of a tag in a folder, which as bytes would lose its type."""
+
+    def encode(self, *args: Any) -> bytes:
+        return super().encode("latin-1", "replace")
+
+
 def _fitting_tags(exif: Image.Exif, say: Callable[[str], None]) -> Image.Exif | None:
-    """As many of the tags as a JPEG holds: without the maker's note, XMP or both where they are too long, or none."""
+    """As many of the tags as a JPEG holds: without the maker's note where they are too long, or none."""
     size = len(exif.tobytes())
     if size <= _LONGEST_EXIF:
         return exif
     folder = exif.get_ifd(_EXIF_FOLDER) if _EXIF_FOLDER in exif else {}
-    places: dict[str, tuple[Any, int]] = {"XMP": (exif, _XMP), "the maker's note": (folder, _MAKER_NOTE)}
-    long = {name: tags.pop(tag) for name, (tags, tag) in places.items() if tag in tags}
+    folder.pop(_MAKER_NOTE, None)
     if len(exif.tobytes()) > _LONGEST_EXIF:
         say(f"a JPEG can store {_LONGEST_EXIF:,} bytes of EXIF data, and the picture has {size:,}: all were left out")
         return None
-    left_out = []
-    for name, value in long.items():
-        tags, tag = places[name]
-        tags[tag] = value
-        if len(exif.tobytes()) > _LONGEST_EXIF:
-            del tags[tag]
-            left_out.append(name)
-    what = " and ".join(left_out)
+    what = "the maker's note"
     say(f"a JPEG can store {_LONGEST_EXIF:,} bytes of EXIF data, and the picture has {size:,}: left out {what}")
     return exif
 

@@ -2,11 +2,7 @@
 """Pictures in files: read with a bound before anything is decoded, written whole with their metadata."""
 
 import os
-import struct
-import warnings
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,47 +14,30 @@ from hf_ext.semanir.image_processing_semanir import image_to_pixels, pixels_to_i
 
 from ..errors import DataError
 from .camera import (
+    DECODER_ERRORS,
     RAW_ENDINGS,
     CameraPicture,
     Source,
     UnreadableError,
     is_heif,
     is_raw,
+    open_picture,
     read_heif,
     read_raw,
-    seekable,
 )
 from .containers import colour_chunks, is_lossless_webp, jpeg_subsampling
 from .deep import read_deep, spread_grey
-from .encoding import Frames, Picture, descriptive_tags, encode_frames, image_format, to_8_bits
+from .encoding import XMP, Frames, Picture, descriptive_tags, encode_frames, image_format, to_8_bits
 
 _ORIENTATION = 0x0112
 # Formats whose frames follow one another in time; in those of the second kind the first picture is the whole (a
 # phone's JPEG of several, the layers of a drawing). Several pictures in any other format are pages.
 _MOVING, _FIRST = ("GIF", "PNG", "WEBP", "AVIF", "FLI"), ("MPO", "JPEG", "PSD")
-# What Pillow's decoders let through of broken files: NotImplementedError (DDS) is a RuntimeError, as AVIF's are.
-_LET_THROUGH = (
-    SyntaxError, EOFError, struct.error, zlib.error, IndexError, OverflowError, RuntimeError, TypeError, KeyError,
-)  # fmt: skip
 # Modes of Pillow whose values RGB does not hold exactly.
 _OTHER_COLOURS = ("CMYK", "YCbCr", "LAB", "HSV")
-# A TIFF's tag.
-_ICC_PROFILE = 34675
-
-
-@contextmanager
-def _limit_pillow(max_pixels: int) -> Iterator[None]:
-    """Pillow's own bound, which is another number, is set to ours meanwhile."""
-    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, max_pixels
-    try:
-        with warnings.catch_warnings():
-            # Above the bound it warns, above twice the bound it refuses; `read_image` refuses both.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            # Of damaged metadata; the pixels decide.
-            warnings.simplefilter("ignore", UserWarning)
-            yield
-    finally:
-        Image.MAX_IMAGE_PIXELS = before
+# A TIFF's tags, and how many channels the colours have by the second; others have one.
+_ICC_PROFILE, _PHOTOMETRIC, _SAMPLES = 34675, 262, 277
+_COLOURS = {2: 3, 5: 4, 6: 3, 8: 3, 9: 3, 10: 3}
 
 
 def read_image(source: Source, max_megapixels: float = 200.0) -> Picture:
@@ -100,7 +79,7 @@ def _read(source: Source, max_megapixels: float, several: bool) -> Frames:
             return _from_camera(read_raw, source, check)
         if is_heif(source):
             return _from_camera(read_heif, source, check)
-        with _limit_pillow(max(1, int(max_megapixels * 1e6))), Image.open(seekable(source)) as image:
+        with open_picture(source, max(1, int(max_megapixels * 1e6))) as image:
             if is_raw(image):
                 return _from_camera(read_raw, source, check)
             count = 1 if image.format in _FIRST else getattr(image, "n_frames", 1)
@@ -121,13 +100,15 @@ def _read(source: Source, max_megapixels: float, several: bool) -> Frames:
         size = len(source) if isinstance(source, bytes) else os.path.getsize(source)
         what = f"is not a picture that Pillow can read ({size} bytes)" if size else "is empty"
         raise DataError(f"{name} {what}.") from error
-    except _LET_THROUGH as error:
-        raise DataError(f"{name} is broken: {error}") from error
+    except DataError:
+        raise
     except OSError as error:
         # The system's own errors have a number; those of decoders have none.
         if error.errno is not None:
             raise
         raise DataError(f"{name} is damaged or incomplete: {error}") from error
+    except DECODER_ERRORS as error:
+        raise DataError(f"{name} is broken: {error}") from error
 
 
 def _too_large(name: str, size: str, bound: float) -> str:
@@ -140,13 +121,9 @@ def _from_camera(
     check: Callable[[int, int], None],
 ) -> Frames:
     pixels, exif, icc_profile = read(source, check)
-    return Frames([Picture(pixels, _without_orientation(exif), icc_profile)])
-
-
-def _without_orientation(exif: Image.Exif | None) -> Image.Exif | None:
     if exif is not None:
         exif.pop(_ORIENTATION, None)
-    return exif
+    return Frames([Picture(pixels, exif, icc_profile)])
 
 
 def _pixels_of_pages(image: ImageFile.ImageFile, count: int) -> int:
@@ -160,30 +137,60 @@ def _pixels_of_pages(image: ImageFile.ImageFile, count: int) -> int:
 
 
 def _frames(image: ImageFile.ImageFile, source: Source, count: int) -> Frames:
-    converted = image.mode if image.mode in _OTHER_COLOURS else ""
     if count == 1:
         lossless, subsampling = _is_lossless(image, source), jpeg_subsampling(image)
         picture = _picture(image, source, 0)
-        return Frames([picture], lossless=lossless, subsampling=subsampling, converted=converted)
-    pictures, durations = [], []
+        if picture.exif is not None:
+            # Not sooner: Pillow turns each frame of an animation by these tags.
+            picture.exif.pop(_ORIENTATION, None)
+        lost, comment = _losses(image, picture), _comment(image)
+        return Frames([picture], lossless=lossless, subsampling=subsampling, lost=lost, comment=comment)
+    pictures, durations, losses, comment = list[Picture](), list[float](), dict[str, None](), _comment(image)
     for number in range(count):
         if number:
             # Pillow would keep that of the page before where this one has none.
             image.info.pop("dpi", None)
             image.seek(number)
         picture = _picture(image, source, number)
+        losses.update(dict.fromkeys(_losses(image, picture)))
         # Pillow's tags are those of the page where the file is.
         pictures.append(picture._replace(exif=descriptive_tags(picture)))
         # Some formats know it when the frame is decoded.
         durations.append(float(image.info.get("duration") or 0))
     if image.format not in _MOVING:
-        return Frames(pictures, converted=converted)
+        return Frames(pictures, lost=tuple(losses))
     plays = image.info.get("loop", 1)
     if image.format == "GIF" and image.info.get("loop"):
         # It says how often it is played again.
         plays += 1
     still = bool(getattr(image, "default_image", False))
-    return Frames(_alike(pictures), durations, plays, still, _is_lossless(image, source))
+    lossless = _is_lossless(image, source)
+    return Frames(_alike(pictures), durations, plays, still, lossless, lost=tuple(losses), comment=comment)
+
+
+def _comment(image: ImageFile.ImageFile) -> bytes:
+    """The comment of a JPEG or a GIF."""
+    comment = image.info.get("comment") if image.format in ("JPEG", "MPO", "GIF") else None
+    return comment if isinstance(comment, bytes) else b""
+
+
+def _losses(image: ImageFile.ImageFile, picture: Picture) -> tuple[str, ...]:
+    """Lines about what was not read of the frame or page where the file is."""
+    lost = []
+    if image.mode in _OTHER_COLOURS:
+        lost.append(f"{image.mode} was converted to RGB, and its colour profile was dropped")
+    if isinstance(image, TiffImageFile):
+        colours = _COLOURS.get(image.tag_v2.get(_PHOTOMETRIC, 1), 1)
+        extra = image.tag_v2.get(_SAMPLES, 1) - colours - (picture.pixels.shape[-1] % 2 == 0)
+        if extra > 0:
+            lost.append(f"channels beside colour and alpha were left out: {extra}")
+    raw = "Raw profile type "
+    profiles = [
+        str(name).removeprefix(raw) for name in image.info if str(name).startswith(raw) and name != f"{raw}exif"
+    ]
+    if profiles:
+        lost.append(f"raw profiles were left out: {', '.join(profiles)}")
+    return tuple(lost)
 
 
 def _is_lossless(image: ImageFile.ImageFile, source: Source) -> bool:
@@ -226,7 +233,10 @@ def _picture(image: ImageFile.ImageFile, source: Source, page: int) -> Picture:
     deep = read_deep(image, source, page)
     exif = image.getexif()
     pixels = spread_grey(image_to_pixels(image), image) if deep is None else deep
-    return Picture(pixels, _without_orientation(exif), icc_profile if fits else None, dpi, chunks)
+    if XMP not in exif and image.info.get("xmp"):
+        # Where other files than a TIFF have it.
+        exif[XMP] = image.info["xmp"]
+    return Picture(pixels, exif, icc_profile if fits else None, dpi, chunks)
 
 
 def write_image(path: str | Path, picture: Picture | Frames, *, overwrite: bool = False) -> Path:

@@ -1,20 +1,18 @@
 """Planning of a command: its pictures and the path of each result, without torch or a model."""
 
 import glob
-import io
 import os
 import sys
 import tempfile
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 from PIL import Image
 
-from .camera import RAW_ENDINGS
+from ..errors import DataError
+from .camera import DECODER_ERRORS, RAW_ENDINGS, open_picture
 
 # Ends of names that results can have. A still GIF becomes a PNG, since a GIF has 256 colours.
 WRITTEN = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".gif")
@@ -180,19 +178,23 @@ def read_list(name: str) -> list[str]:
     """The lines of `@FILE`, or for `@-` of standard input, in which something stands."""
     try:
         text = sys.stdin.read() if name == "@-" else Path(name[1:]).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{name} is not a UTF-8 text with one name per line: {error}.") from error
-    return [line for line in text.splitlines() if line.strip()]
+    except (UnicodeDecodeError, FileNotFoundError) as error:
+        raise DataError(
+            f"{name} is not a UTF-8 text with one name per line: {error}. A picture of this name is ./{name}."
+        ) from error
+    return [line for line in text.removeprefix("\ufeff").splitlines() if line.strip()]
 
 
-def find_files(name: str, out: Path | None, endings: frozenset[str]) -> Iterator[Found]:
+def find_files(name: str, out: Path | None, endings: frozenset[str], lists: tuple[str, ...] = ()) -> Iterator[Found]:
     """Files of an input, each with its place below the folder of results; of a folder those with such endings."""
     if name == "-":
         data = sys.stdin.buffer.read()
         yield Found(data, Path("stdin"), True)
     elif name.startswith("@"):
+        if name in lists:
+            raise DataError(f"{name} names itself, by way of {' and '.join(lists)}.")
         for line in read_list(name):
-            yield from find_files(line.strip(), out, endings)
+            yield from find_files(line.strip(), out, endings, (*lists, name))
     elif os.path.isdir(name):
         folder = Path(name)
         results = out.resolve() if out is not None else None
@@ -214,29 +216,21 @@ def find_files(name: str, out: Path | None, endings: frozenset[str]) -> Iterator
         raise ValueError(f"{name} does not exist; give files, folders, patterns, or - for standard input.")
 
 
-@contextmanager
-def _open(source: Path | bytes) -> Iterator[Image.Image]:
-    """A picture by its header; what Pillow warns of, such as damaged EXIF data, is told where it is read."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-            yield image
-
-
 def _ending_of(source: Path | bytes, relative: Path) -> str:
     """The ending of a result: that of its input, or one that holds what is in it."""
     kind = relative.suffix
     if isinstance(source, Path) and kind.lower() != ".gif":
         return kind if kind.lower() in WRITTEN else ".png"
     try:
-        with _open(source) as image:
+        with open_picture(source) as image:
             moving, format = getattr(image, "is_animated", False), image.format
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+    except DECODER_ERRORS:
         return ".png"
     if format == "GIF":
         return (kind or ".gif") if moving else ".png"
-    endings = Image.registered_extensions()
-    return kind or next((ending for ending in WRITTEN if endings.get(ending) == format), ".png")
+    # A phone's JPEG of several pictures.
+    format, endings = "JPEG" if format == "MPO" else format, Image.registered_extensions()
+    return next((ending for ending in WRITTEN if endings.get(ending) == format), ".png")
 
 
 def check_places(jobs: list[Job]) -> None:
@@ -256,7 +250,7 @@ def check_places(jobs: list[Job]) -> None:
 def megapixels_of(job: Job) -> float:
     """Size of a picture as its header says."""
     try:
-        with _open(job.source) as image:
+        with open_picture(job.source) as image:
             return image.width * image.height / 1e6
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+    except DECODER_ERRORS:
         return 0.0

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from huggingface_hub import try_to_load_from_cache
 
+from .camera import DECODER_ERRORS, open_picture
 from .jobs import Job, Plan
 
 NAME = ".hf-ext-restored.jsonl"
@@ -54,9 +55,9 @@ class Records:
         if matching := [record for record in records if record.content == content]:
             made_by = self._made_by(job)
             return "same" if any(record.made_by == made_by for record in matching) else "ours"
-        whole = is_whole(job.out)
-        # What is no picture and in no record is somebody's file; in a record it is a result that was cut off.
-        return "damaged" if whole is False or (whole is None and records) else "foreign"
+        # Somebody's file may be broken too: a result that was cut off is one that a record names, or empty.
+        ours = bool(records) or not job.out.stat().st_size
+        return "damaged" if ours and not is_whole(job.out) else "foreign"
 
     def add(self, job: Job, data: bytes) -> None:
         """
@@ -112,19 +113,17 @@ def identify_model(source: str) -> str:
     return source
 
 
-def is_whole(path: Path) -> bool | None:
-    """`True` for a picture that can be decoded to its end, `False` for one that cannot, `None` for no picture."""
-    from PIL import Image, UnidentifiedImageError
-
+def is_whole(path: Path) -> bool:
+    """Tells a picture that can be decoded to its end; one that is too large for the memory passes for it."""
     try:
-        with Image.open(path) as image:
+        with open_picture(path) as image:
             for number in range(getattr(image, "n_frames", 1)):
                 image.seek(number)
                 image.load()
-    except UnidentifiedImageError:
-        return None
-    except (OSError, SyntaxError, ValueError, EOFError, RuntimeError, Image.DecompressionBombError):
+    except DECODER_ERRORS:
         return False
+    except MemoryError:
+        pass
     return True
 
 

@@ -104,7 +104,8 @@ def restore_files(
             done = [jobs[number] for number, outcome in joined if outcome.wrong is None]
             pairs = [(job.name, job.source, job.out) for job in done if job.out and isinstance(job.source, Path)]
             page = comparison_page(compare.parent, pairs)
-            write_bytes(compare.with_suffix(".html"), page.encode(), overwrite=True)
+            # A name of a file may be no text.
+            write_bytes(compare.with_suffix(".html"), page.encode(errors="replace"), overwrite=True)
     return report
 
 

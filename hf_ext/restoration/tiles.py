@@ -287,7 +287,7 @@ class _Work:
 
     def _run(self, image: np.ndarray, counted: float) -> np.ndarray:
         """One call of the model, in float32 from the first one on that overflowed in half precision."""
-        pixel_values = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))[None].to(self.model.device)
+        pixel_values = torch.from_numpy(image.transpose(2, 0, 1).copy())[None].to(self.model.device)
         while True:
             with torch.no_grad(), _in_float32(self.model) if self.precise else nullcontext():
                 output = self.model(pixel_values=pixel_values, top_k=self.top_k).reconstruction

@@ -25,7 +25,10 @@ def image_to_pixels(image: Image.Image) -> np.ndarray:
     1 channel (grey), 2 (grey and alpha), 3 (RGB) or 4 (RGBA)."""
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16"):
-        return np.asarray(image).astype(np.uint16)[..., None]
+        grey16 = np.asarray(image).astype(np.uint16)[..., None]
+        clear = image.info.get("transparency")
+        alpha = [] if clear is None else [np.where(grey16 == clear, 0, 65535).astype(np.uint16)]
+        return np.concatenate([grey16, *alpha], axis=-1)
     # Pillow clips these to 8 bits when it converts them: the picture would come out white.
     if image.mode in ("I", "F"):
         raise ValueError(
@@ -61,6 +64,9 @@ def to_unit(pixels: np.ndarray) -> np.ndarray:
         return pixels.astype(np.float32) / np.float32(np.iinfo(pixels.dtype).max)
     if not np.issubdtype(pixels.dtype, np.floating):
         raise TypeError(f"An image has dtype {pixels.dtype}; give uint8, uint16 or floats in [0, 1].")
+    # Noise may exceed white a little.
+    if pixels.size and pixels.max() > 4:
+        raise ValueError(f"An image of floats has values up to {pixels.max():g}; give uint8, or floats in [0, 1].")
     return pixels.astype(np.float32)
 
 

@@ -5,6 +5,7 @@
 
 import io
 import os
+import warnings
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -51,6 +52,10 @@ class ImageRestorationPipeline(Pipeline):
                 f"{self.model.config.name_or_path} is a merge, and the model at its root is of no task. Choose one of "
                 f"{', '.join(tasks)} and give its model: hf_ext.EMRModel.from_pretrained(..., task={tasks[0]!r}).model"
             )
+        if "strength" not in self._options[1] and getattr(self.model.config, "restoration_strength", None) is not None:
+            warnings.warn(
+                "Import hf_ext, which knows the model's own strength: here clean pictures lose detail.", stacklevel=2
+            )
 
     def __call__(self, inputs: Any, **kwargs: Any) -> Any:
         """Restore one picture, or each of a list, data set or generator: files, addresses, PIL images, or arrays of
@@ -58,7 +63,9 @@ class ImageRestorationPipeline(Pipeline):
 
         `top_k` sets the keys per token. With `output_type="np"` arrays of shape `(height, width, channels)` come out
         in place of PIL images, with 16 bits where the input has them; PIL images of several channels have 8 bits."""
-        return super().__call__(inputs, **{**kwargs, "batch_size": 1})
+        return (
+            [] if isinstance(inputs, list) and not inputs else super().__call__(inputs, **{**kwargs, "batch_size": 1})
+        )
 
     def _sanitize_parameters(self, **kwargs: Any) -> tuple[dict[str, Any], ...]:
         allowed = [name for part in self._options for name in part]

@@ -118,7 +118,7 @@ def test_depth_and_alpha_change_nothing(scale):
     compressed = compress(add_noise(skimage.data.chelsea(), 3), 70)
     found = estimate_damage(compressed)
     assert estimate_damage(compressed * scale) == found
-    hidden = np.random.default_rng(0).integers(0, 256, (*compressed.shape[:2], 1), np.uint8)
+    hidden = np.random.default_rng(0).integers(1, 256, (*compressed.shape[:2], 1), np.uint8)
     assert estimate_damage(np.concatenate([compressed, hidden], axis=2)) == found
 
 
@@ -167,3 +167,21 @@ def test_a_model_may_have_a_strength_of_its_own():
 def test_auto_that_makes_no_sense_is_refused(changes, channels, strength):
     with refused(UsageError):
         restore_image(make_model(**changes), np.zeros((16, 16, channels), np.uint8), strength=strength)
+
+
+@pytest.mark.parametrize("name", ["astronaut", "moon"])
+@pytest.mark.parametrize("damage", ["noise", "jpeg", "none"])
+@pytest.mark.parametrize("hidden", ["noise", "black", "jpeg"])
+def test_colours_that_cannot_be_seen_decide_nothing(name, damage, hidden):
+    clean = PICTURES[name]()
+    kinds = {"noise": lambda: add_noise(clean, 25), "jpeg": lambda: compress(clean, 30), "none": lambda: clean}
+    kinds["black"] = lambda: np.zeros_like(clean)
+    seen, alpha = kinds[damage](), np.full((*clean.shape[:2], 1), 255, np.uint8)
+    whole = estimate_damage(np.concatenate([seen, alpha], axis=-1))
+    assert whole == estimate_damage(seen)
+    alpha[:, :80] = 0
+    half = np.where(alpha > 0, seen, kinds[hidden]())
+    found = estimate_damage(np.concatenate([half, alpha], axis=-1))
+    assert found == estimate_damage(seen[:, 80:]) and abs(choose_strength(found) - choose_strength(whole)) < 0.15
+    # Where next to nothing is seen, all of it is taken.
+    assert estimate_damage(np.concatenate([seen, np.zeros_like(alpha)], axis=-1)) == whole

@@ -1,6 +1,7 @@
 """hf-ext restore: which pictures, where to, under which names; all of it found out before the model is loaded."""
 
 import io
+import os
 import subprocess
 import sys
 import tempfile
@@ -204,6 +205,9 @@ def test_where_nothing_is_to_do_nothing_is_loaded(folder_of_model, photos, tmp_p
     done = subprocess.run([sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"0 restored to {out}; 2 already restored (--overwrite restores them again)\n"
+    assert done.stderr == ""
+    (out / "comparison.html").unlink()
+    assert "--compare" in run(*words[1:]).stderr
 
 
 def test_heic_and_raw_without_their_libraries_are_named_and_counted(folder_of_model, photos, tmp_path, hide_library):
@@ -317,6 +321,14 @@ def test_standard_output_has_the_format_that_was_asked_for(folder_of_model, phot
         with Image.open(io.BytesIO(shown)) as image:
             assert image.format == wanted
             assert getattr(image, "n_frames", 1) == (3 if given == data.getvalue() else 1)
+
+
+def test_names_that_are_no_text_have_a_page(model, tmp_path):
+    name = os.fsdecode(b"a\xff.png")
+    write_image(tmp_path / name, Picture(make_pixels(8, 9, 3)))
+    job = jobs.Job(name, tmp_path / name, tmp_path / "out.png", ".png")
+    report = restore_files(model, [job], compare=tmp_path / "comparison.png")
+    assert not report.failed and files(tmp_path) == [name, "comparison.html", "comparison.png", "out.png"]
 
 
 def test_a_picture_that_a_cpus_memory_cannot_hold_stops_no_other(model, photos, tmp_path):

@@ -171,6 +171,11 @@ def test_the_ensemble_turns_with_the_image():
     assert enlarged.shape == (18, 28, 3)
 
 
+@pytest.mark.parametrize("size", [(1, 1), (1, 9), (9, 1)])
+def test_the_ensemble_takes_the_smallest_pictures(size):
+    assert restore_image(make_model(), np.zeros((*size, 3), np.uint8), self_ensemble=True).shape == (*size, 3)
+
+
 def test_a_mosaic_is_neither_turned_nor_wrapped():
     model = make_model(num_channels=4, num_channels_out=3, scale=2)
     for mosaic in (make_image(9, 14, 1), make_image(5, 7, 4)):

@@ -268,3 +268,22 @@ def test_hub_ids_and_folders_without_hf_ext(hub, tmp_path):
     wanted = restore_image(model, COLOUR)
     for restored in json.loads(shown.splitlines()[-1]):
         assert_same_picture(np.array(restored, dtype=np.uint8), wanted)
+
+
+@pytest.mark.parametrize("strength", [None, 0.5, "auto"])
+def test_the_pipeline_that_travels_says_that_it_makes_the_whole_change(strength, recwarn):
+    model = make_model()
+    if strength is not None:
+        model.config.restoration_strength = strength
+    for kind, warns in ((ImageRestorationPipeline, False), (pipeline_semanir.ImageRestorationPipeline, True)):
+        recwarn.clear()
+        kind(model=model, device="cpu")
+        assert sum("own strength" in str(item.message) for item in recwarn) == (warns and strength is not None)
+
+
+def test_floats_of_another_range_are_refused_and_an_empty_list_is_one(restore):
+    with refused(ValueError, 255):
+        restore(np.full((8, 9, 3), 255, np.float32))
+    # Noise that was not clipped.
+    assert restore(np.full((8, 9, 3), 1.3, np.float32)).size == (18, 16)
+    assert restore([]) == []

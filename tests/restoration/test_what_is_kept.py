@@ -1,0 +1,206 @@
+"""What stands beside the pixels of a file: it comes back, or one line says that it does not."""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image, ImageCms
+
+from hf_ext.restoration.encoding import encode_frames
+from hf_ext.restoration.files import Frames, Picture, read_frames
+
+EXIF, XMP = 0x8769, b"<x:xmpmeta><rdf:Description tiff:Orientation=%s6%s xmp:Rating='3'/></x:xmpmeta>"
+PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+# The header says of which colours it is; no reader here looks further.
+GREY_PROFILE = PROFILE[:16] + b"GRAY" + PROFILE[20:]
+
+
+def noise(*shape: int, dtype: type = np.uint8, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, np.iinfo(dtype).max, shape, dtype=dtype, endpoint=True)
+
+
+def saved(pixels: np.ndarray, format: str, more: tuple[np.ndarray, ...] = (), **options) -> bytes:
+    options |= {"save_all": True, "append_images": [*map(Image.fromarray, more)], "duration": 40} if more else {}
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, format, **options)
+    return file.getvalue()
+
+
+def written(data: bytes, format: str) -> tuple[Frames, Image.Image, list[str]]:
+    """The file in another format: as we read it, as Pillow does, and what was said."""
+    said: list[str] = []
+    result = encode_frames(read_frames(data), format, say=said.append)
+    image = Image.open(io.BytesIO(result))
+    image.load()
+    return read_frames(result), image, said
+
+
+def turned(angle: int = 6) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010F] = angle, "maker"
+    return exif
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + zlib.crc32(kind + content).to_bytes(4)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize(
+    "keyword", ["Raw profile type exif", "Raw profile type APP1", "tiff:Orientation", "exif:Orientation"]
+)
+def test_a_png_is_turned_once(keyword, dtype):
+    pixels = noise(5, 9, 3, dtype=dtype)
+    raw = turned().tobytes()
+    text = f"\nexif\n{len(raw):8}\n{raw.hex()}\n" if keyword.startswith("Raw") else "6"
+    png = encode_frames(Frames([Picture(pixels)]), "PNG")
+    png = png[:33] + chunk(b"tEXt", f"{keyword}\0{text}".encode()) + png[33:]
+    frames, image, said = written(png, "PNG")
+    seen = np.rot90(pixels, -1) if keyword.endswith("exif") else pixels
+    np.testing.assert_array_equal(frames.pictures[0].pixels, seen)
+    assert image.getexif().get(0x0112, 1) == 1 and keyword not in image.info
+    assert len(said) == (keyword == "Raw profile type APP1")
+
+
+@pytest.mark.parametrize("angle", range(1, 9))
+@pytest.mark.parametrize("format", ["PNG", "WEBP"])
+def test_every_frame_of_an_animation_is_turned(format, angle):
+    parts = tuple(noise(5, 9, 3, seed=seed) for seed in range(3))
+    data = saved(parts[0], format, parts[1:], exif=turned(angle), lossless=True)
+    still = saved(parts[2], format, exif=turned(angle), lossless=True)
+    frames = read_frames(data)
+    np.testing.assert_array_equal(frames.pictures[2].pixels, read_frames(still).pictures[0].pixels)
+    assert all(0x0112 not in picture.exif and picture.exif[0x010F] == "maker" for picture in frames.pictures)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("channels", [2, 4])
+@pytest.mark.parametrize("soft", [False, True])
+def test_transparency_of_a_gif_is_hard_and_stays(soft, channels, count):
+    parts = [noise(40, 31, channels, seed=seed) for seed in range(count)]
+    for pixels in parts:
+        pixels[..., -1] = pixels[..., -1] if soft else np.where(pixels[..., -1] < 128, 0, 255)
+        # A single clear pixel in one half, a single opaque one in the other.
+        pixels[:20, :, -1], pixels[0, 0, -1], pixels[20:, :, -1] = 255, 0, 0 if not soft else pixels[20:, :, -1]
+    said: list[str] = []
+    frames = Frames([Picture(pixels) for pixels in parts], [40.0] * count if count > 1 else None)
+    read = read_frames(encode_frames(frames, "GIF", say=said.append))
+    for picture, pixels in zip(read.pictures, parts, strict=True):
+        np.testing.assert_array_equal(picture.pixels[..., -1], np.where(pixels[..., -1] < 128, 0, 255))
+    assert len(said) == soft
+
+
+def test_durations_of_a_gif_are_rounded():
+    frames = Frames([Picture(noise(5, 4, 3, seed=seed)) for seed in range(3)], [33.4, 36.0, 40.0])
+    assert read_frames(encode_frames(frames, "GIF")).durations == [30.0, 40.0, 40.0]
+
+
+TIFFS = {
+    "RGB and one": (4, "rgb", ["unspecified"], 3, 1),
+    "RGB and two": (5, "rgb", ["unspecified", "unspecified"], 3, 1),
+    "RGB, alpha and one": (5, "rgb", ["unassalpha", "unspecified"], 4, 1),
+    "RGB and alpha": (4, "rgb", ["unassalpha"], 4, 0),
+    "grey and one": (2, "minisblack", ["unspecified"], 1, 1),
+    "grey and alpha": (2, "minisblack", ["unassalpha"], 2, 0),
+    "CMYK": (4, "separated", [], 3, 1),
+    "CMYK and one": (5, "separated", ["unspecified"], 3, 2),
+}
+
+
+@pytest.mark.parametrize("kind", TIFFS)
+def test_channels_that_are_not_read_are_said(kind):
+    count, photometric, extra, channels, lines = TIFFS[kind]
+    file = io.BytesIO()
+    tifffile.imwrite(file, noise(6, 7, count), photometric=photometric, extrasamples=extra, planarconfig="contig")
+    frames, _, said = written(file.getvalue(), "PNG")
+    assert frames.pictures[0].pixels.shape == (6, 7, channels)
+    assert len(said) == lines and ("left out" in "".join(said)) == (("one" in kind) or ("two" in kind))
+
+
+@pytest.mark.parametrize("value", [0, 300, 65535])
+def test_a_transparent_value_of_16_bit_grey_is_alpha(value):
+    pixels = noise(6, 7, 1, dtype=np.uint16)
+    pixels[2, 3] = value
+    png = encode_frames(Frames([Picture(pixels)]), "PNG")
+    place = png.index(b"IDAT") - 4
+    data = png[:place] + chunk(b"tRNS", struct.pack(">H", value)) + png[place:]
+    found = read_frames(data).pictures[0].pixels
+    alpha = np.where(pixels == value, 0, 65535).astype(np.uint16)
+    np.testing.assert_array_equal(found, np.concatenate([pixels, alpha], axis=-1))
+    # Of what is written the alpha stays.
+    frames, _, _ = written(data, "PNG")
+    np.testing.assert_array_equal(frames.pictures[0].pixels[..., -1:], alpha >> 8)
+
+
+@pytest.mark.parametrize("quote", [b'"', b"'"])
+@pytest.mark.parametrize("source", ["JPEG", "WEBP", "TIFF", "PNG"])
+@pytest.mark.parametrize("format", ["JPEG", "WEBP", "TIFF", "PNG"])
+def test_xmp_travels_upright(source, format, quote):
+    xmp = XMP % (quote, quote)
+    if source == "TIFF":
+        data = saved(noise(5, 9, 3), source, tiffinfo={700: xmp})
+    elif source == "PNG":
+        png = saved(noise(5, 9, 3), source)
+        data = png[:33] + chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + xmp) + png[33:]
+    else:
+        data = saved(noise(5, 9, 3), source, xmp=xmp)
+    frames, image, said = written(data, format)
+    assert frames.pictures[0].exif[700] == xmp.replace(b"6", b"1") and not said
+    if format in ("JPEG", "WEBP"):
+        assert image.info["xmp"] == xmp.replace(b"6", b"1") and 700 not in image.getexif()
+
+
+@pytest.mark.parametrize("source", ["JPEG", "GIF"])
+@pytest.mark.parametrize("format", ["JPEG", "GIF", "PNG", "WEBP", "TIFF", "BMP"])
+def test_a_comment_travels_or_is_said(source, format):
+    _, image, said = written(saved(noise(5, 9), source, comment=b"hello"), format)
+    assert (image.info.get("comment") == b"hello", len(said)) == (
+        (True, 0) if format in ("JPEG", "GIF") else (False, 1)
+    )
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF"])
+def test_texts_of_all_folders_travel_and_what_has_no_place_is_said(format):
+    exif = Image.Exif()
+    exif[0x010F] = exif.get_ifd(EXIF)[0xA434] = "J\xf6rg"
+    exif[EXIF] = 0
+    said: list[str] = []
+    read = read_frames(encode_frames(Frames([Picture(noise(5, 9, 3), exif, PROFILE)]), format, say=said.append))
+    found = read.pictures[0]
+    if format in ("BMP", "GIF"):
+        assert len(said) == 2 and found.icc_profile is None
+    else:
+        assert (found.exif[0x010F], found.exif.get_ifd(EXIF)[0xA434]) == ("J\xf6rg", "J\xf6rg")
+        assert not said and found.icc_profile == PROFILE
+
+
+@pytest.mark.parametrize(
+    ("channels", "format", "profile", "stays"),
+    [
+        (1, "PNG", GREY_PROFILE, True),
+        (2, "TIFF", GREY_PROFILE, True),
+        (1, "JPEG", GREY_PROFILE, True),
+        (1, "WEBP", GREY_PROFILE, False),
+        (3, "PNG", GREY_PROFILE, False),
+        (4, "TIFF", GREY_PROFILE, False),
+        (3, "JPEG", PROFILE[:16] + b"CMYK" + PROFILE[20:], False),
+        (3, "WEBP", PROFILE, True),
+        (1, "PNG", PROFILE, True),
+    ],
+)
+def test_a_profile_is_written_only_with_its_colours(channels, format, profile, stays):
+    said: list[str] = []
+    data = encode_frames(Frames([Picture(noise(5, 9, channels), None, profile)]), format, say=said.append)
+    assert read_frames(data).pictures[0].icc_profile == (profile if stays else None)
+    assert len(said) == (not stays)
+
+
+def test_a_subsampling_that_pillow_cannot_write_is_said():
+    frames = read_frames(saved(noise(16, 16, 3), "JPEG"))._replace(subsampling=-1)
+    for format, lines in (("JPEG", 1), ("PNG", 0)):
+        said: list[str] = []
+        encode_frames(frames, format, say=said.append)
+        assert len(said) == lines
