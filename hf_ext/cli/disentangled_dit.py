@@ -39,7 +39,7 @@ def dit() -> None:
     help="Largest aspect ratio; above 1, pictures are sorted into buckets.",
 )
 @click.option("--bucket-step", type=int, default=64, show_default=True, help="Bucket sides are multiples of this.")
-@click.option("--flip", type=float, default=0.5, show_default=True, help="Probability of a horizontal flip.")
+@click.option("--flip", type=float, help="Probability of a horizontal flip.  [default: 0.5; 0 with --centre]")
 @click.option("--local-prob", type=float, default=0.0, show_default=True, help="Probability of a local crop.")
 @click.option("--local-size", type=int, help="Shorter side of a picture before a local crop is cut.")
 @click.option("--centre", is_flag=True, help="Crop the centre instead of a random place; for test data.")
@@ -76,7 +76,7 @@ def precompute(
     out: Path,
     split: str,
     name: str | None,
-    flip: float,
+    flip: float | None,
     local_prob: float,
     local_size: int | None,
     centre: bool,
@@ -108,6 +108,7 @@ def precompute(
     # The other options have the names of the fields of Precompute.
     settings["data"] = {"path": data, "split": split, "name": name}
     settings["text_column"] = list(text_column) or "text"
+    flip = (0.0 if centre else 0.5) if flip is None else flip
     settings["crops"] = {"random": not centre, "flip": flip, "local_prob": local_prob, "local_size": local_size}
     # The bars of single shards would break our progress bar.
     datasets.disable_progress_bars()
@@ -288,10 +289,16 @@ def sample(
 
 
 def _read_prompts(path: Path | None) -> tuple[str, ...]:
-    """The lines of a file that are not empty."""
+    """The lines of a file that are not empty; a text may hold other breaks, such as U+2028."""
     if path is None:
         return ()
-    return tuple(line for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise click.BadParameter(f"{path} is not UTF-8: {error}", param_hint="--prompts") from error
+    if not any(map(str.strip, lines)):
+        raise click.BadParameter(f"{path} contains no text.", param_hint="--prompts")
+    return tuple(line for line in lines if line.strip())
 
 
 def _check_out(out: Path, is_grid: bool, count: int | None, shard_size: int | None, processes: int) -> None:

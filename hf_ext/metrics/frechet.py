@@ -4,12 +4,14 @@ Dowson and Landau, "The Fréchet distance between multivariate normal distributi
 12(3), 1982. With the features of one particular Inception network it is called FID: that is `fid`.
 """
 
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hf_ext.errors import DataError
 from hf_ext.files import whole_file
 
 
@@ -63,7 +65,11 @@ class FeatureStatistics:
     @classmethod
     def load(cls, path: str | Path) -> "FeatureStatistics":
         """Reads an `.npz` file with arrays `mu` and `sigma`, as is usual for reference statistics."""
-        with np.load(path, allow_pickle=False) as content:
+        try:
+            opened = np.load(path, allow_pickle=False)
+        except (ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise DataError(f"{path} is no .npz file of statistics: write it with --keep.") from error
+        with opened as content:
             if not {"mu", "sigma"} <= set(content.files):
                 raise ValueError(f"{path} must hold arrays 'mu' and 'sigma', it holds {sorted(content.files)}")
             count = int(content["count"]) if "count" in content.files else None

@@ -14,6 +14,7 @@ from PIL import Image
 from hf_ext.errors import DataError
 
 from ..errors import UsageError
+from .pictures import put_on_white
 
 # Height and width in pixels.
 Size = tuple[int, int]
@@ -102,10 +103,7 @@ def cut_view(
     """Cuts a picture, on white, to a size, at random or, without a generator, from its middle and unmirrored."""
     if image.mode[0] in "IF":
         raise DataError(f"a picture has PIL mode {image.mode!r}, more than 8 bits a channel: convert it to 8 bits.")
-    if image.has_transparency_data:
-        # What stands behind transparent pixels is anything; white is what most viewers show there.
-        ground = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(ground, image.convert("RGBA"))
+    image = put_on_white(image)
     mode = "L" if channels == 1 else "RGB"
     # Pillow would copy a picture that has the mode already.
     image = image if image.mode == mode else image.convert(mode)
@@ -149,10 +147,10 @@ def _frame(original: Size, size: Size, local_size: int | None) -> Size:
 
 def bucket_sizes(side: int, step: int, max_ratio: float) -> list[Size]:
     """Sizes of about the same area, of multiples of `step`, from the tallest to the widest."""
-    if side < step or side % step or max_ratio < 1:
+    if not 1 <= step <= side or side % step or not 1 <= max_ratio < math.inf:
         raise UsageError(
-            f"buckets need a side that is a multiple of {step} pixels and a ratio of at least 1; got {side} and "
-            f"{max_ratio}."
+            f"buckets need a side that is a multiple of {step} pixels, at least 1, and a finite ratio of at least 1; got "
+            f"{side} and {max_ratio}."
         )
     found = set()
     for short in range(step, side + 1, step):

@@ -54,7 +54,8 @@ def sample_rows(
 ) -> list[list[Image.Image]]:
     """Samples in rows; those of a column start from the same noise."""
     wanted = [condition for condition in conditions for _ in range(columns)]
-    seeds = [seed * 100_003 + column for column in range(columns)] * len(conditions)
+    # torch takes 64 bits.
+    seeds = [(seed * 100_003 + column) % 2**63 for column in range(columns)] * len(conditions)
     size = batch_size or default_batch_size(pipeline, options)
     pictures = list(draw_pictures(pipeline, wanted, seeds, size, **options))
     return [pictures[start : start + columns] for start in range(0, len(pictures), columns)]

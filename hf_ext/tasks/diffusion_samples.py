@@ -10,6 +10,7 @@ import io
 import itertools
 import json
 import tarfile
+import tempfile
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -62,9 +63,7 @@ def sample_folder(
     """
     size = batch_size or default_batch_size(pipeline, options)
     with ranks.together():
-        weights = weights_digest(pipeline.transformer)
-    given = hashlib.sha256(json.dumps(list(conditions)).encode()).hexdigest()
-    wanted = {"weights": weights, "seed": seed, "conditions": given, **_tell(options)}
+        wanted = {"seed": seed, "conditions": _hash(list(conditions)), **_tell(options), **_parts(pipeline)}
     wanted["scheduler"] = {"class": type(pipeline.scheduler).__name__, **_tell(dict(pipeline.scheduler.config))}
     settings, width = out / SETTINGS, size
     if shard_size is not None:
@@ -88,7 +87,7 @@ def sample_folder(
         if shard_size is None:
             numbers = [number for group in own for number in group]
             for number, picture in zip(numbers, draw(numbers), strict=True):
-                if not (path := _path(out, number)).is_file():
+                if not _is_whole(path := _path(out, number)):
                     write_picture(picture, path)
                 bar.update(min(ranks.count, count - bar.n))
         else:
@@ -119,10 +118,15 @@ def _shard(out: Path, group: range, shard_size: int) -> Path:
     return out / f"{group.start // shard_size:06d}.tar"
 
 
+def _is_whole(path: Path) -> bool:
+    """True for a picture; false for none, or an empty file of a copy that ended."""
+    return path.is_file() and path.stat().st_size > 0
+
+
 def _is_drawn(out: Path, group: range, shard_size: int | None) -> bool:
     """True if all pictures of a batch or a tar file are there. A file of an earlier call may have been its last."""
     if shard_size is None:
-        return all(_path(out, number).is_file() for number in group)
+        return all(_is_whole(_path(out, number)) for number in group)
     if not (path := _shard(out, group, shard_size)).is_file():
         return False
     try:
@@ -165,6 +169,26 @@ def _tell(options: dict[str, Any]) -> dict[str, Any]:
         for name, value in options.items()
         if not name.startswith("_")
     }
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _parts(pipeline: DisentangledDiTPipeline) -> dict[str, Any]:
+    """Hashes of all networks with their configurations, of the tokenizer, and the settings of texts."""
+    found = {name: pipeline.config[name] for name in ("text_padding", "text_padding_noise", "max_text_length")}
+    for name, part in pipeline.components.items():
+        if isinstance(part, torch.nn.Module):
+            config = part.config if isinstance(part.config, dict) else part.config.to_diff_dict()
+            # Hidden names, and the version, tell where it was saved and by what.
+            known = {key: value for key, value in config.items() if key[0] != "_" and key != "transformers_version"}
+            found[name] = _hash([weights_digest(part), known])
+        elif name == "tokenizer" and part is not None:
+            # Its files, which have all that it knows.
+            with tempfile.TemporaryDirectory() as folder:
+                found[name] = _hash([Path(path).read_text("utf-8") for path in sorted(part.save_pretrained(folder))])
+    return found
 
 
 def weights_digest(model: torch.nn.Module) -> str:

@@ -194,7 +194,9 @@ def keep_settings(
     if not path.exists():
         write_json(path, {**wanted, **(first or {})})
     found: dict[str, Any] = read_json(path)
-    changed = [f"{name}: {found.get(name)!r} → {wanted[name]!r}" for name in wanted if found.get(name) != wanted[name]]
+    # What is noted and not wanted is an option that was left out.
+    pairs = {name: (found.get(name), wanted.get(name)) for name in {**found, **wanted} if name not in (first or {})}
+    changed = [f"{name}: {noted!r} → {value!r}" for name, (noted, value) in pairs.items() if noted != value]
     if changed:
         advice = "Use the same settings, remove it, or give another folder."
         raise OtherRun(refusal, changed, advice)
@@ -215,12 +217,22 @@ def _digests(data: datasets.Dataset, image_column: str) -> list[str]:
         others = rows.drop_columns([image_column]).to_pylist()
         heads, tails = (part.to_pylist() for part in ends)
         for path, size, head, tail, other in zip(paths.to_pylist(), sizes, heads, tails, others, strict=True):
-            size = os.path.getsize(path) if size is None and path and os.path.exists(path) else size
+            if size is None and path and os.path.isfile(path):
+                size, head, tail = _read_ends(path)
             about = json.dumps([os.path.basename(path or ""), size, other], default=repr, sort_keys=True)
             digest = hashlib.sha256(about.encode() + (head or b"") + (tail or b"")).hexdigest()
             seen[digest] += 1
             found.append(f"{digest}{seen[digest]}" if seen[digest] > 1 else digest)
     return found
+
+
+def _read_ends(path: str) -> tuple[int, bytes, bytes]:
+    """Size, first and last bytes of a file: an exchanged picture without compression has the same size."""
+    size = os.path.getsize(path)
+    with open(path, "rb") as file:
+        head = file.read(4096)
+        file.seek(max(0, size - 4096))
+        return size, head, file.read()
 
 
 def _check_picture(image: Image.Image, size: Size) -> None:
@@ -378,6 +390,8 @@ class _Work:
             _check_picture(image, size)
             seeds = [(self.settings.seed, 6, view, int(self.digests[number][:15], 16)) for view in views]
             cuts = [cut_view(image, size, channels, self.settings.how, np.random.default_rng(seed)) for seed in seeds]
+            for name in self.columns:
+                read_captions(other, name)
         except UNUSABLE as error:
             return name_bad(str(number), find_example_file(self.data, number), error.__cause__ or error)
         return other, size, cuts

@@ -6,8 +6,7 @@ Guidance has two strengths, of the class or text s and of the controls c (sizes,
 Three classes of one base, as diffusers has them: from noise, from a picture, within a mask.
 One self-contained file: diffusers downloads it alone. Whatever a call uses of this file's own is an attribute of the
 class, because a second version of the file, loaded as remote code, replaces the names of this module.
-Shapes: images B, branches of the guidance G, latents [B, channels, height, width], context [., L, width].
-"""
+Shapes: images B, branches of the guidance G, latents [B, channels, height, width], context [., L, width]."""
 
 import contextlib
 import hashlib
@@ -285,8 +284,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             generator (`torch.Generator` or a list of one for each text, *optional*): Source of the noise.
 
         Returns:
-            `torch.Tensor`: Of the shape and type of `tokens`; the real tokens are as they were.
-        """
+            `torch.Tensor`: Of the shape and type of `tokens`; the real tokens are as they were."""
         total = tokens.shape[1]
         place = torch.arange(total, device=tokens.device)
         real = lengths.to(tokens.device).clamp(1, total)[:, None]
@@ -382,18 +380,20 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             raise ValueError(f"{name} has {found}; uint8, or finite floats from 0 to 1 are needed.")
         return pictures
 
-    def prepare_image_latents(self, image: PipelineImageInput | Tensor, count: int, height: int, width: int) -> Tensor:
-        """Clean latents [count, channels, ., .] to start from, of pictures or latents, one or `count`."""
+    def prepare_image_latents(self, image: Any, count: int, height: int, width: int) -> Tensor:
+        """Clean latents [count, channels, ., .] of pictures or latents (by channels, size), one or `count`."""
         channels, factor, device = self.transformer.config.in_channels, self.vae_scale_factor, self._execution_device
         colours = channels if self.vae is None else self.vae.config.get("in_channels", 3)
-        if isinstance(image, Tensor) and image.ndim == 4 and image.shape[1] == channels != colours:
+        own = (channels, height // factor, width // factor)
+        alike = isinstance(image, Tensor) and image.ndim == 4 and image.shape[1] == channels
+        if alike and (channels != colours or (factor > 1 and image.shape[1:] == own)):
             latents = image.to(device, torch.float32)
         else:
             kinds = {"do_convert_rgb": colours == 3, "do_convert_grayscale": colours == 1}
             processor, pictures = VaeImageProcessor(vae_scale_factor=1, **kinds), self._read_pictures(image, "image")
             pixels = processor.preprocess(pictures, height=height, width=width).to(device, torch.float32)
             latents = pixels if self.vae is None else self.encode_image(self.vae, pixels)
-        return self._for_each(latents, "image", (count, channels, height // factor, width // factor))
+        return self._for_each(latents, "image", (count, *own))
 
     def prepare_mask(self, mask_image: PipelineImageInput | Tensor, count: int, height: int, width: int) -> Tensor:
         """True for latents [count, 1, ., .] that are made anew: those of which any pixel is white."""
@@ -778,8 +778,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             [`~diffusers.ImagePipelineOutput`], or a tuple with its `images`.
 
         Raises:
-            ValueError: A part is missing, an option is not for this model, or its value or size does not fit.
-        """
+            ValueError: A part is missing, an option is not for this model, or its value or size does not fit."""
         return self._generate({name: value for name, value in locals().items() if name != "self"})
 
     def _generate(self, options: dict[str, Any], image: Any = None, mask: Any = None, strength: Any = 1.0) -> Any:
@@ -895,15 +894,17 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         if unknown := sorted(set(call.callback_on_step_end_tensor_inputs) - set(self._callback_tensor_inputs)):
             raise ValueError(f"callback_on_step_end_tensor_inputs: {unknown}, not of {self._callback_tensor_inputs}.")
         for name, value in {**{name: getattr(call, name) for name in self._NUMBERS}, "strength": strength}.items():
-            each, count = self._plain(value), 1 + (name == "guidance_interval")
-            each = each if isinstance(each, list) else [each]
+            given, count = self._plain(value), 1 + (name == "guidance_interval")
+            each = given if isinstance(given, list) and count == 2 else [given]
             fits = all(isinstance(number, int | float) and math.isfinite(number) for number in each)
             bounded = [0, *each, 1] if fits and name in self._NUMBERS[3:] else []
             if not fits or len(each) != count or bounded != sorted(bounded):
                 wanted = "from 0 to 1 for guidance_rescale, and two growing ones for guidance_interval"
                 raise ValueError(f"{name} is {value!r}; a finite number is needed, {wanted}.")
-        if call.latents is not None and not (isinstance(call.latents, Tensor) and call.latents.ndim == 4):
-            raise ValueError("latents must be a tensor of shape (pictures, channels, height, width).")
+        for name, axes in {"latents": 4, "prompt_embeds": 3, "negative_prompt_embeds": 3}.items():
+            value = getattr(call, name)
+            if value is not None and not (isinstance(value, Tensor) and value.ndim == axes and value.isfinite().all()):
+                raise ValueError(f"{name} must be a finite tensor with {axes} axes, pictures or texts first.")
 
     # Saving
 
@@ -1036,6 +1037,5 @@ class DisentangledDiTInpaintPipeline(DisentangledDiTPipeline):
 
 
 def __dir__() -> list[str]:
-    # `custom_pipeline="pipeline"`, as older cards say, loads the one pipeline whose name diffusers finds listed in the
-    # file; two would be an error. `trust_remote_code` alone takes the name of model_index.json.
+    # `custom_pipeline="pipeline"` loads the one pipeline that diffusers finds listed in the file; two are an error.
     return [name for name in globals() if not name.endswith(("Img2ImgPipeline", "InpaintPipeline"))]

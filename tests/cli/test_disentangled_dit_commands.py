@@ -144,8 +144,20 @@ def test_pictures_of_a_folder_are_functions_of_seed_and_number(tmp_path):
     ):
         result = run(*words, "--count", 8, "--out", out, *changed, code=2)
         assert "other settings" in result.stderr and name in result.stderr
+    # An option that was left out changes pictures as one that was given does.
+    options = ["--flip"], ["--original-size", "8,8"], ["--crop", "1,2"], ["--size", "16,24"], ["--negative", "1"]
+    for number, option in enumerate(options):
+        run(*words, "--count", 1, "--out", tmp_path / f"o{number}", *option)
+        assert option[0][2:6] in run(*words, "--count", 2, "--out", tmp_path / f"o{number}", code=2).stderr.replace(
+            "height", "size"
+        )
+        run(*words, "--count", 2, "--out", tmp_path / f"o{number}", *option)
+    # An empty file of a copy that ended is drawn again.
+    (out / "000002.png").write_bytes(b"")
+    run(*words, "--count", 8, "--out", out)
+    assert (out / "000002.png").read_bytes() == first["000002.png"]
     make_pipeline(num_layers=2).save_pretrained(tmp_path / "model")
-    assert "weights: " in run(*words, "--count", 9, "--out", out, code=2).stderr
+    assert "transformer: " in run(*words, "--count", 9, "--out", out, code=2).stderr
     (tmp_path / "taken").mkdir()
     assert "exists" in run(*words, "--count", 1, "--out", tmp_path / "taken", code=2).stderr
     assert len([*out.glob("*.png")]) == 8 and not [*(tmp_path / "taken").iterdir()]

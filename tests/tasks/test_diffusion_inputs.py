@@ -223,8 +223,11 @@ def test_captions_that_are_none_are_refused(tmp_path, vae, encoder):
         with refused(SettingsError, "above 0"):
             build(DisentangledDiTTask, {"text_column": columns}, "task")
     data = captioned(tmp_path / "captioned", text=["a hen", ""])
-    with refused(DataError, "text"):
+    # One of two is more than may be left out; then it is, and listed.
+    with refused(ValueError, "of 2 examples"):
         encode(data, vae, tmp_path / "a", text_encoder=str(encoder))
+    out = encode(data, vae, tmp_path / "c", text_encoder=str(encoder), max_bad_examples=0.5)
+    assert len(rows_of(out)) == 1 and len((out / "bad_examples.jsonl").read_text().splitlines()) == 1
     with refused(MissingColumn, "text", column="long", option="text_column"):
         encode(data, vae, tmp_path / "b", text_encoder=str(encoder), text_column="long")
 

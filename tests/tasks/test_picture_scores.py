@@ -28,6 +28,27 @@ def write_noise(folder, seed: int, count: int) -> np.ndarray:
     return images
 
 
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparent_pictures_are_seen_on_white(mode, tmp_path):
+    picture = Image.new("RGBA", (16, 16), (255, 0, 255, 0))
+    picture.paste((0, 128, 0, 255), (0, 0, 16, 8))
+    shown = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
+    converted = picture.quantize(method=Image.Quantize.FASTOCTREE) if mode == "P" else picture.convert(mode)
+    for name, image in (("made", converted), ("real", shown.convert("L" if mode == "LA" else "RGB"))):
+        (tmp_path / name).mkdir()
+        for number in range(2):
+            image.save(tmp_path / name / f"{number}.png")
+    judge = write_judge(tmp_path / "judge")
+    assert score(str(tmp_path / "made"), str(tmp_path / "real"), judge)["feature_distance"] < 1e-6
+
+
+def test_statistics_that_are_none_are_named(tmp_path):
+    write_noise(tmp_path / "made", 0, 3)
+    (tmp_path / "bad.npz").write_bytes(b"x")
+    with refused(DataError, "bad.npz"):
+        score(str(tmp_path / "made"), str(tmp_path / "bad.npz"), write_judge(tmp_path / "judge"))
+
+
 def test_folders_are_scored_as_all_features_at_once_and_statistics_again(tmp_path):
     network = ClassifierFeatures(write_judge(tmp_path / "judge"))
     made = network(write_noise(tmp_path / "made", 0, 11))

@@ -2,6 +2,7 @@
 
 import json
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -161,6 +162,24 @@ def test_work_of_exchanged_pictures_is_made_anew(tmp_path, pictures, vae, monkey
     out, whole = (precompute(settings(pictures, vae), tmp_path / name) for name in ("out", "whole"))
     assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in whole.iterdir())
     assert sorted(rows_of(out)["original_size"]) == sorted(list(size) for size in SIZES)
+
+
+@pytest.mark.parametrize("ending", ["bmp", "ppm", "tif"])
+def test_an_exchanged_file_of_the_same_size_has_another_hash(tmp_path, ending):
+    found = []
+    for value in (0, 200):
+        for name in "ab":
+            Image.new("RGB", (16, 16), (value, 0, 0)).save(tmp_path / f"{name}.{ending}")
+        data = datasets.Dataset.from_dict({"image": [str(tmp_path / f"{name}.{ending}") for name in "ab"]})
+        found += module._digests(data.cast_column("image", datasets.Image()), "image")
+    assert len(set(found)) == 4
+
+
+@pytest.mark.parametrize("changes", [{"bucket_step": 0}, {"max_ratio": float("nan")}, {"max_ratio": float("inf")}])
+def test_buckets_that_do_not_exist_leave_no_folder(tmp_path, pictures, vae, changes):
+    with pytest.raises((SettingsError, UsageError)):
+        precompute(settings(pictures, vae, **{"max_ratio": 2.0, "bucket_step": 8, **changes}), tmp_path / "out")
+    assert not (tmp_path / "out.partial").exists()
 
 
 def test_a_whole_pipeline_lends_its_autoencoder(vae):
