@@ -402,3 +402,12 @@ def test_series_of_every_shape_train_as_the_recipe_says(write, words, method, ex
     assert recipe["method"] == method and expected.items() <= recipe["task"].items()
     run("train", "mine/mrconv.yaml", *SHORT, *steady, "--max_steps", "3")
     assert json.loads(Path("mine/run/metrics.jsonl").read_text().splitlines()[-1])["step"] == 3
+
+
+@pytest.mark.parametrize("folder", ["photos", "photos/mine", "photos/a/b", "./other/../photos/mine"])
+@pytest.mark.parametrize("method", ["semanir", "mrconv", "dit"])
+def test_a_run_inside_of_its_data_is_refused_before_anything_is_written(method, folder):
+    write_pictures("photos", ["one", "two"], 2)
+    before = sorted(Path("photos").rglob("*"))
+    run("init", method, folder, "--data", "photos", code=2)
+    assert sorted(Path("photos").rglob("*")) == before
