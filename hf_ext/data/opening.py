@@ -191,6 +191,11 @@ def _load(source: DataSource, section: str) -> AnyDataset:
         return table
     # `datasets` names a data set by its folder, but "." has no name.
     folder = str((first if files is None else first.parent).resolve())
+    return _load_files(folder, files, source)
+
+
+def _load_files(folder: str, files: dict[str, list[str]] | None, source: DataSource) -> AnyDataset:
+    """Opens files that `datasets` reads, with the words of tables as they are."""
     cells = _choose_marks(datasets.load_dataset_builder(folder, source.name, data_files=files))
     return datasets.load_dataset(
         folder, source.name, data_files=files, split=source.split, streaming=source.streaming, **cells
