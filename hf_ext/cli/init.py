@@ -63,6 +63,8 @@ def init(
     file = folder / ("merge.yaml" if method == "emr" else f"{method}.yaml")
     if file.exists():
         raise click.BadParameter(f"{file} exists; give another folder, or remove the file.", param_hint="DIR")
+    if method != "emr" and data:
+        _refuse_inside(folder, data)
     if method == "emr":
         from hf_ext.starting.merges import write_merge
 
@@ -86,3 +88,14 @@ def init(
         written.write(text)
     say(file)
     note(f"next: {shlex.join(following)}")
+
+
+def _refuse_inside(folder: Path, data: str) -> None:
+    """Refuses a folder of a run inside of its data, as the training does."""
+    place = Path(data).expanduser()
+    if place.is_dir() and not (place / "lq").is_dir() and folder.resolve().is_relative_to(place.resolve()):
+        raise click.BadParameter(
+            f"{folder} is inside the data folder {data}, so that the files of the run would be read as data: choose a "
+            "folder outside.",
+            param_hint="DIR",
+        )

@@ -126,4 +126,7 @@ def find_terminal(to_stderr: bool = False) -> Any:
 def result_row(result: dict[str, Any]) -> tuple[str, str]:
     """One result of an eval.json as a row: metric, then value and data set."""
     where = ", ".join(filter(None, (result["dataset"], result.get("split"))))
-    return result.get("name") or result["metric"], f"{result['value']:.4f} on {where}"
+    # A model that somebody published may say anything.
+    count = result.get("examples")
+    told = f", {count:,} example{'s' * (count != 1)}" if isinstance(count, int) else ""
+    return result.get("name") or result["metric"], f"{result['value']:.4f} on {where}{told}"

@@ -1,5 +1,6 @@
 """Sources of examples: files, folders, the Hub and mixtures of them, opened with `datasets`."""
 
+import csv
 import glob
 import re
 from dataclasses import replace
@@ -9,8 +10,10 @@ from typing import Any, TypeAlias
 
 import datasets
 import httpx2
+import numpy as np
 import pandas as pd
 from datasets.data_files import SPLIT_KEYWORDS, get_data_patterns
+from datasets.packaged_modules.csv.csv import CsvConfig
 from huggingface_hub import HfApi
 
 from ..errors import DataError
@@ -33,6 +36,10 @@ PAIRS = (
     ("low", "high"), ("blur", "sharp"), ("blurry", "sharp"), ("blurred", "sharp"), ("rain", "clean"),
     ("hazy", "clear"), ("degraded", "clean"), ("source", "target"), ("a", "b"),
 )  # fmt: skip
+
+# What pandas reads as a missing number.
+_MISSING = ["", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A",
+            "NA", "NULL", "NaN", "None", "n/a", "nan", "null"]  # fmt: skip
 
 AnyDataset: TypeAlias = datasets.Dataset | datasets.IterableDataset
 
@@ -184,7 +191,34 @@ def _load(source: DataSource, section: str) -> AnyDataset:
         return table
     # `datasets` names a data set by its folder, but "." has no name.
     folder = str((first if files is None else first.parent).resolve())
-    return datasets.load_dataset(folder, source.name, data_files=files, split=source.split, streaming=source.streaming)
+    return _load_files(folder, files, source)
+
+
+def _load_files(folder: str, files: dict[str, list[str]] | None, source: DataSource) -> AnyDataset:
+    """Opens files that `datasets` reads, with the words of tables as they are."""
+    cells = _choose_marks(datasets.load_dataset_builder(folder, source.name, data_files=files))
+    return datasets.load_dataset(
+        folder, source.name, data_files=files, split=source.split, streaming=source.streaming, **cells
+    )
+
+
+def _choose_marks(builder: datasets.DatasetBuilder) -> dict[str, Any]:
+    """Options that keep words such as None, NA and null in columns of texts of a CSV; pandas reads them as missing."""
+    config, marks = builder.config, dict[str, list[str]]()
+    if not isinstance(config, CsvConfig):
+        return {}
+    for file in [files[0] for files in (config.data_files or {}).values() if files]:
+        try:
+            frame = pd.read_csv(file, sep=config.sep, nrows=10_000)
+        except (*UNOPENABLE, csv.Error):
+            # The reader of `datasets` names the reason.
+            continue
+        for name, values in frame.items():
+            given = values.dropna()
+            # In a column of numbers they are missing ones.
+            numbers = len(given) > 0 and all(isinstance(value, int | float | np.number | np.bool_) for value in given)
+            marks[str(name)] = _MISSING if numbers and marks.get(str(name)) != [""] else [""]
+    return {"keep_default_na": False, "na_values": marks} if marks else {}
 
 
 def _require_split(files: list[str], split: str) -> None:

@@ -12,7 +12,7 @@ from ..errors import DataError
 from .about import METADATA, find_about
 from .found import Survey, are_values, keep_back, rename, require_classes
 from .opening import open_source
-from .roles import Hints, Roles, find_roles, name_classes
+from .roles import Hints, Roles, class_name, find_roles, name_classes
 from .sequence_files import (
     ARRAY_COLUMN,
     ARRAYS,
@@ -24,6 +24,7 @@ from .sequence_files import (
 )
 from .sktime_files import TS
 from .source import DataSource
+from .splits import slice_split
 from .tables import Table, option, read_table, shorten
 
 _LABELS = ("label", "labels", "y", "class", "classes", "target", "targets")
@@ -124,7 +125,22 @@ def _look_at_one(path: str, table: Table, roles: Roles, hints: Hints, of_a_split
     survey = Survey("series", *kept, about=about, count=1, columns=roles.inputs)
     _read_labels(survey, data)
     _tell(survey, table, roles)
+    if survey.rows_have_labels and survey.train["split"] == "train[:80%]":
+        survey.notes += _compare_parts([value for row in data["label"] for value in row])
     return survey
+
+
+def _compare_parts(labels: list[Any]) -> list[str]:
+    """Warnings of the classes that only one part of a recording has, where 80 % of its time is for training."""
+    steps = slice_split("train[:80%]", len(labels))
+    learned, measured = ({class_name(value) for value in part} - {None} for part in (labels[: len(steps)],
+                                                                                    labels[len(steps) :]))  # fmt: skip
+    told = []
+    if unknown := sorted(map(str, measured - learned)):
+        told.append(f"WARNING: no training step has {shorten(unknown)}, which only the last 20 % contain")
+    if unmeasured := sorted(map(str, learned - measured)):
+        told.append(f"WARNING: the evaluation, the last 20 %, contains no {shorten(unmeasured)}")
+    return [f"{'; '.join(told)}: record each class several times, or in several series"] if told else []
 
 
 def _look_at_files(

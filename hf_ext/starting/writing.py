@@ -8,9 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import yaml
+from PIL import Image
 
+from ..data.broken import is_broken_picture, open_bytes
 from ..data.found import Survey
+from ..data.opening import open_source
+from ..data.source import DataSource
 from ..errors import DataError
 from ..hub.released import list_released
 
@@ -267,10 +272,10 @@ def _classified_pictures(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
     _need_classes(survey, "pictures")
     side = survey.sides[0]
     column = _column(survey, "image", "image_column")
-    if survey.equal and side <= 32:
+    if survey.equal and side <= 32 and _is_square(survey):
         channels = 1 if survey.gray else 3
         return "mrconv-pixels", [
-            "  # The pixels form a sequence; all pictures have this side.",
+            "  # The pixels form a sequence; all pictures are squares of this side.",
             f"  image_size: {side}",
             f"  mean: {flow([0.5] * channels)}",
             f"  std: {flow([0.25] * channels)}",
@@ -283,6 +288,17 @@ def _classified_pictures(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
         *_classes(survey),
         *column,
     ]
+
+
+def _is_square(survey: Survey) -> bool:
+    """True if the first picture that can be read is a square; only asked where all have one size."""
+    column = survey.columns[0] if survey.columns else "image"
+    data: Any = open_source(DataSource(**{**survey.train, "hold_out": 0.0}))
+    for row in data.select_columns([column]).cast_column(column, datasets.Image(decode=False)):
+        if not is_broken_picture(row[column]):
+            with Image.open(open_bytes(row[column])) as picture:
+                return picture.size[0] == picture.size[1]
+    return False
 
 
 def _dit(survey: Survey, gpu: bool) -> list[list[str]]:

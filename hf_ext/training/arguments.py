@@ -1,6 +1,7 @@
 """Arguments of a training run: one dataclass, filled from a YAML file and `--field value` overrides."""
 
 import math
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ SCHEDULES_WITHOUT_END = ("constant", "constant_with_warmup", "inverse_sqrt")
 # Metadata of fields that may change when a run resumes; `changes` describes the effect of each kind. A field without
 # it must not change.
 FREE, LENGTH, BATCHING = {"change": "free"}, {"change": "length"}, {"change": "batching"}
+# Fields that choose a part of a source.
+_PARTS = ("split", "hold_out", "hold_out_seed")
 TRAINING_DATA, EVALUATION_DATA, WORKERS = {"change": "train"}, {"change": "eval"}, {"change": "workers"}
 
 
@@ -338,7 +341,7 @@ def apply_overrides(mapping: dict[str, Any], flags: list[str]) -> dict[str, Any]
     """Applies `--field value`, `--field=value` and `--section.field value`; a flag without a value means `true`."""
     # `null` removes a key, so that its default applies: `--model.num_classes null`, `--data.eval null`.
     result = _copy_sections(mapping)
-    words = list(flags)
+    words, given = list(flags), set[tuple[str, ...]]()
     while words:
         word = words.pop(0)
         if not word.startswith("--") or word == "--":
@@ -362,9 +365,53 @@ def apply_overrides(mapping: dict[str, Any], flags: list[str]) -> dict[str, Any]
             target[key] = parse_yaml(value)
         except SettingsError as error:
             raise SettingsError(f"--{name} {value!r:.200} cannot be read as a YAML value: {error}") from error
+        given.add((*map(_underscored, sections), _underscored(key)))
         if target[key] is None:
             del target[key]
+    _forget_parts(mapping.get("data"), result.get("data"), given)
     return result
+
+
+def _forget_parts(before: Any, after: Any, given: set[tuple[str, ...]]) -> None:
+    """Drops the share or slice of a source whose path a flag replaced: it was chosen for the path of the file."""
+    # Sources that share a path divide it, as in --data.train.path new --data.eval.path new.
+    sources, earlier = (_list_sources(section, ("data",)) for section in (after, before))
+    for name, source in sources.items():
+        others = [other for key, other in sources.items() if key != name] + [earlier.get(name, {"path": None})]
+        shared = any(_is_same(source["path"], other["path"]) for other in others)
+        chosen = [key for key in _PARTS if (*name, key) in given]
+        # A given split replaces the share as well.
+        if (*name, "path") not in given or shared or chosen not in ([], ["split"]):
+            continue
+        held = source.pop("hold_out", 0)
+        if held and not chosen:
+            source.pop("split", None)
+        elif "split" in source and not chosen:
+            # Of train[:25]+train[100:125] the word train stays.
+            words = re.sub(r"\[[^\]]*\]", "", str(source["split"])).split("+")
+            source["split"] = "+".join(dict.fromkeys(words))
+        source.pop("hold_out_seed", None)
+
+
+def _list_sources(section: Any, place: tuple[str, ...]) -> dict[tuple[str, ...], dict[str, Any]]:
+    """The mappings with a path in a section and below, by their place."""
+    if not isinstance(section, dict):
+        return {}
+    found = {place: section} if "path" in section else {}
+    for name, below in section.items():
+        found |= _list_sources(below, (*place, _underscored(str(name))))
+    return found
+
+
+def _is_same(first: Any, second: Any) -> bool:
+    """True for two paths of one place."""
+    if not (isinstance(first, str) and isinstance(second, str)):
+        return bool(first == second)
+    return os.path.realpath(os.path.expanduser(first)) == os.path.realpath(os.path.expanduser(second))
+
+
+def _underscored(word: str) -> str:
+    return word.replace("-", "_")
 
 
 def _find_key(section: dict[str, Any], word: str) -> str:

@@ -105,8 +105,9 @@ def write_results(
     metrics: dict[str, float],
     sources: dict[str, DataSource],
     revision: str | None = None,
+    counts: dict[str, int] | None = None,
 ) -> dict[str, Any]:
-    """Writes `eval.json`: metrics, protocol and data."""
+    """Writes `eval.json`: metrics, protocol, data and, where given, the number of examples of each set."""
     results = [
         {
             "metric": metric,
@@ -114,6 +115,7 @@ def write_results(
             "value": metrics[f"{name}_{metric}" if name else metric],
             "dataset": published_name(source.path),
             "split": source.split,
+            **({"examples": counts[name]} if counts else {}),
             "task": task.pipeline_tag,
             "arguments": task.describe(),
         }

@@ -86,7 +86,8 @@ def evaluate_checkpoint(
     options = {"batch_size": arguments.per_device_eval_batch_size, "num_workers": arguments.data_arguments.num_workers}
     metrics = evaluate_sets(task, model, data, **options)
     revision = None if Path(source).expanduser().exists() else pinned.partition("@")[2]
-    return write_results(output if ranks.index == 0 else None, task, metrics, sources, revision)
+    counts = {name: len(rows) for name, rows in data.items()}
+    return write_results(output if ranks.index == 0 else None, task, metrics, sources, revision, counts)
 
 
 @guarded_streams()

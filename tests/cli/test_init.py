@@ -67,6 +67,26 @@ def test_small_pictures_of_one_size_are_read_pixel_by_pixel():
     )
 
 
+@pytest.mark.parametrize(
+    ("size", "mode", "method"),
+    [
+        ((32, 32), "RGB", "mrconv-pixels"),
+        ((24, 32), "RGB", "mrconv-images"),
+        ((32, 24), "L", "mrconv-images"),
+        ((8, 300), "L", "mrconv-images"),
+    ],
+)
+def test_small_pictures_are_read_pixel_by_pixel_if_they_are_squares(size, mode, method):
+    write_pictures("digits", ["one", "two"], 6, size=size, mode=mode)
+    Path("digits/one/0.png").write_bytes(b"broken")
+    assert yaml.safe_load(write_recipe("mrconv", Path("mine"), look_at("digits"), False))["method"] == method
+
+
+def test_small_pictures_that_are_no_squares_are_trained():
+    write_pictures("digits", ["one", "two"], 3, size=(24, 16))
+    assert train("mrconv", "digits")["method"] == "mrconv-images"
+
+
 @pytest.mark.parametrize("suffix", ["png", "tif"])
 def test_colours_of_16_bits_are_said_to_become_8(tmp_path, suffix):
     pixels = np.random.default_rng(0).integers(0, 2**16, (4, 8, 8, 3), dtype=np.uint16)
@@ -382,3 +402,12 @@ def test_series_of_every_shape_train_as_the_recipe_says(write, words, method, ex
     assert recipe["method"] == method and expected.items() <= recipe["task"].items()
     run("train", "mine/mrconv.yaml", *SHORT, *steady, "--max_steps", "3")
     assert json.loads(Path("mine/run/metrics.jsonl").read_text().splitlines()[-1])["step"] == 3
+
+
+@pytest.mark.parametrize("folder", ["photos", "photos/mine", "photos/a/b", "./other/../photos/mine"])
+@pytest.mark.parametrize("method", ["semanir", "mrconv", "dit"])
+def test_a_run_inside_of_its_data_is_refused_before_anything_is_written(method, folder):
+    write_pictures("photos", ["one", "two"], 2)
+    before = sorted(Path("photos").rglob("*"))
+    run("init", method, folder, "--data", "photos", code=2)
+    assert sorted(Path("photos").rglob("*")) == before

@@ -150,3 +150,19 @@ def test_signs_within_texts_stay_texts(tmp_path, cell):
     pd.DataFrame({"text": [cell, f"{cell} x", "no", "yes"] * 5, "label": ["a", "b"] * 10}).to_csv(place, index=False)
     survey = look_at(str(place))
     assert survey.kind == "texts" and survey.classes == ["a", "b"]
+
+
+@pytest.mark.parametrize("place", ["texts.csv", "texts.tsv", "texts.csv.gz", "folder/train.csv"])
+@pytest.mark.parametrize("word", ["None", "NA", "null", "nan", "n/a", "#N/A", "NULL"])
+def test_words_for_nothing_are_texts_and_classes(tmp_path, place, word):
+    file = tmp_path / place
+    file.parent.mkdir(exist_ok=True)
+    frame = pd.DataFrame({"text": [word, "a b", "c d", "e f"] * 5, "label": [word, "other"] * 10})
+    frame["stars"] = [1, None] * 10
+    frame.to_csv(file, index=False, sep="\t" if ".tsv" in place else ",", na_rep="NA")
+    path = str(file.parent if "/" in place else file)
+    for streaming in (False, True):
+        rows = list(open_source(DataSource(path, streaming=streaming)))
+        assert [(row["text"], row["label"]) for row in rows] == [*zip(frame["text"], frame["label"], strict=True)]
+        # A number that is missing stays missing.
+        assert [row["stars"] for row in rows] == [1, None] * 10

@@ -82,3 +82,23 @@ def test_a_shape_is_understood(tmp_path, monkeypatch, title, method, place, bloc
     assert (survey.kind == "pairs") == title.startswith("Pairs")
     assert (survey.captions is not None) == ("captions" in title)
     assert place.rstrip("/") in write_recipe(method, Path("r"), survey, gpu=False)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "unknown", "unmeasured"),
+    [
+        (["walk"] * 40 + ["sit"] * 40 + ["run"] * 40, [], ["walk", "sit"]),
+        (["walk"] * 48 + ["sit"] * 48 + ["run"] * 24, ["run"], ["walk", "sit"]),
+        ([2] * 48 + [1] * 48 + [0] * 24, ["0"], ["1", "2"]),
+        (["walk", "sit", "run"] * 40, [], []),
+        (["walk"] * 60 + ["walk", "sit"] * 30, [], []),
+    ],
+)
+def test_blocks_of_a_recording_that_a_part_misses_are_told(tmp_path, blocks, unknown, unmeasured):
+    place = tmp_path / "blocks.csv"
+    lines = [f"{step},{step * 37 % 11 / 7:.3f},{label}" for step, label in enumerate(blocks)]
+    place.write_text("\n".join(["time,x,label", *lines]))
+    told = [note for note in look_at(str(place)).notes if "WARNING" in note]
+    assert len(told) == bool(unknown or unmeasured)
+    first, _, second = " ".join(told).partition("the evaluation")
+    assert all(name in first for name in unknown) and all(name in second for name in unmeasured)

@@ -10,7 +10,7 @@ from PIL import Image
 from hf_ext.data.opening import SourceError, open_source
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.errors import UsageError
-from hf_ext.training.arguments import DataSource
+from hf_ext.training.arguments import DataSource, apply_overrides
 from hf_ext.training.data import TrainingLoader
 from hf_ext.training.evaluation import share_batches
 from tests.kit.hub import run_python
@@ -162,3 +162,45 @@ def test_data_sets_of_a_hub_by_revision_and_as_streams(tmp_path):
     with EmbeddedHub(tmp_path / "hub") as hub:
         printed = run_python(HUB_SCRIPT, hub.url, tmp_path / "home")
     assert "cannot read data from 'me/absent' (split 'train'): there is no such folder or file here" in printed
+
+
+HELD = {"hold_out": 0.1, "hold_out_seed": 3}
+PARTS = {
+    "share": ({"split": "train", **HELD}, {"split": "validation", **HELD}),
+    "slice": ({"split": "train[:80%]"}, {"split": "train[80%:]"}),
+    "slices": ({"split": "train[50:]"}, {"split": "train[:25]+train[30:50]"}),
+    "split": ({"split": "train"}, {"split": "test"}),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(
+    ("flags", "whole"),
+    [
+        ("--data.eval.path new.csv", ["eval"]),
+        ("--data.eval.path=new.csv --max-steps 3", ["eval"]),
+        ("--data.train.path new.csv", ["train"]),
+        ("--data.train.path a --data.eval.path b", ["train", "eval"]),
+        ("--data.train.path new --data.eval.path ./new/", []),
+        ("--data.eval.path ./old.csv", []),
+        ("--data.eval.path new.csv --data.eval.hold_out 0.1", []),
+        ("--data.eval.path new.csv --data.eval.hold-out 0.1", []),
+        ("--max_steps 3", []),
+    ],
+)
+def test_a_part_belongs_to_the_path_of_the_recipe(part, flags, whole):
+    recipe = {"data": dict(zip(("train", "eval"), ({"path": "old.csv", **own} for own in PARTS[part]), strict=True))}
+    data = apply_overrides(recipe, flags.split())["data"]
+    for name, own in zip(("train", "eval"), PARTS[part], strict=True):
+        left = {key: data[name][key] for key in ("split", *HELD) if key in data[name]}
+        if name not in whole:
+            assert left == {**own, **({"hold_out": 0.1} if "hold" in flags and name == "eval" else {})}
+        else:
+            assert left == ({} if part == "share" else {"split": "test" if own["split"] == "test" else "train"})
+
+
+def test_a_named_set_and_a_given_split_keep_what_is_theirs():
+    sets = {name: {"path": "old", "split": "validation", **HELD} for name in ("first", "second-one")}
+    flags = ["--data.eval.second-one.path", "new", "--data.eval.first.path", "x", "--data.eval.first.split", "test"]
+    data = apply_overrides({"data": {"train": {"path": "old", **HELD}, "eval": sets}}, flags)["data"]
+    assert data["eval"] == {"first": {"path": "x", "split": "test"}, "second-one": {"path": "new"}}
