@@ -26,6 +26,13 @@ _SERIES = re.compile(
     r"|user|device|engine|store|id|ids|sid|group)([ _-]?(id|no|number))?",
     re.IGNORECASE,
 )
+# Columns that say from whom or where an example comes. Examples of one speaker resemble one another: a model that has
+# heard one of them knows the others, so that they stay together, and the number of a speaker is no input.
+GROUPS = re.compile(
+    r"(group|speaker|subject|patient|person|user|session|recording|participant|animal|device|machine)s?"
+    r"([ _-]?(id|no|number))?",
+    re.IGNORECASE,
+)
 # A row with this many numbers and rising column names is a series: t0, V1, 400.5, h06:30, 0.5 s.
 _WIDE = 8
 _COUNTED = re.compile(r"(.*?)(\d+(?:[.:]\d+)?)(\D*)")
@@ -93,7 +100,12 @@ def find_roles(table: Table, hints: Hints) -> Roles:
     columns = dict(frame.items())
     times = [name for name in _without(texts, [time, series]) if to_seconds(columns[name]) is not None]
     others = _without(texts, [time, series], times)
-    inputs = list(hints.inputs) or _without(numbers, [label, time, series])
+    named = [name for name in numbers if GROUPS.fullmatch(str(name)) or _is_copy(frame, name, label)]
+    inputs = (
+        list(hints.inputs)
+        or _without(numbers, [label, time, series], named)
+        or _without(numbers, [label, time, series])
+    )
     prose = [name for name in others if is_prose(columns[name])]
     # One word a row, seldom the same, beside numbers: keys, serial numbers.
     names = [name for name in _without(others, prose) if _names_rows(columns[name])]
@@ -119,8 +131,22 @@ def find_roles(table: Table, hints: Hints) -> Roles:
     }
     roles = Roles("positions", inputs, label, time, series, left_out)
     roles.left_out |= dict.fromkeys(_without(numbers, inputs, [label, time, series]), "not among the inputs")
+    roles.left_out |= dict.fromkeys(
+        _without(named, inputs, [label, time, series]), "names the group or the class; --inputs takes it all the same"
+    )
     _judge(frame, roles)
     return roles
+
+
+def _is_copy(frame: pd.DataFrame, name: Any, label: str | None) -> bool:
+    """True for whole numbers that name the classes: each stands for one class, and each class for one."""
+    if label is None or name == label:
+        return False
+    values, classes = frame[name].dropna(), frame[label].nunique()
+    if classes < 2 or values.nunique() != classes or not (values % 1 == 0).all():
+        return False
+    pairs = frame[[name, label]].dropna().drop_duplicates()
+    return len(pairs) == classes and not pd.api.types.is_float_dtype(frame[label].dtype)
 
 
 def _without(names: Iterable[Any], *others: Iterable[Any]) -> list[Any]:

@@ -16,7 +16,7 @@ from hf_ext import __version__
 
 from ..errors import BROKEN_ARCHIVE, DataError
 from .about import METADATA, find_about, match_rows
-from .roles import class_name, seconds_of, step_columns
+from .roles import GROUPS, class_name, seconds_of, step_columns
 from .sktime_files import TS, read_ts
 from .source import DataSource
 from .splits import slice_split
@@ -108,31 +108,37 @@ def open_sequences(found: list[str], source: DataSource) -> datasets.Dataset:
 def _open_rows(files: list[Path], source: DataSource) -> datasets.Dataset:
     """Tables whose rows are series: their numbers as the list `values`, and the label."""
     label = source.column_of("label")
+    named: dict[str, list[Any]] = {}
     if files[0].suffix.lower() == TS:
         parts = [read_ts(file) for file in files]
         numbered = [series for found, _ in parts for series in found]
         kind, classes = _feature(numbered[0]), [value for _, found in parts for value in found]
     else:
-        numbered, classes = _read_rows(files, label)
+        numbered, classes, named = _read_rows(files, label)
         kind = datasets.List(datasets.Value("float64"))
     kept = slice_split(source.split, len(numbered))
     features = {ARRAY_COLUMN: kind, label: _kind_of([classes[index] for index in kept])}
     columns = {ARRAY_COLUMN: [numbered[index] for index in kept]}
     columns[label] = [_cell_of(classes[index], features[label]) for index in kept]
+    for name, values in named.items():
+        features[name] = datasets.Value("string")
+        columns[name] = [class_name(values[index]) for index in kept]
     return _from_columns(columns, features, source.split)
 
 
-def _read_rows(files: list[Path], label: str) -> tuple[list[np.ndarray], list[Any]]:
-    """The series in the rows of tables, and their labels."""
+def _read_rows(files: list[Path], label: str) -> tuple[list[np.ndarray], list[Any], dict[str, list[Any]]]:
+    """The series in the rows of tables, their labels, and the columns that name groups of them."""
     tables = [read_table(file) for file in files]
     names = [name for name, kind in tables[0].frame.dtypes.items() if pd.api.types.is_numeric_dtype(kind)]
-    names = [str(name) for name in names if name != label]
+    groups = [str(name) for name in tables[0].frame if GROUPS.fullmatch(str(name)) and name != label]
+    names = [str(name) for name in names if name != label and name not in groups]
     names = step_columns(names) or names
     for file, table in zip(files, tables, strict=True):
-        if absent := [name for name in [*names, label] if name not in table.frame.columns]:
+        if absent := [name for name in [*names, label, *groups] if name not in table.frame.columns]:
             raise DataError(f"{file} has no column {absent[0]!r}, as {files[0]} has.")
     numbers = np.concatenate([table.frame[names].to_numpy(dtype=np.float64) for table in tables])
-    return [trim(row) for row in numbers], [value for table in tables for value in table.frame[label].tolist()]
+    told = {name: [value for table in tables for value in table.frame[name].tolist()] for name in (label, *groups)}
+    return [trim(row) for row in numbers], told.pop(label), told
 
 
 def trim(row: np.ndarray) -> np.ndarray:
@@ -169,8 +175,9 @@ def _open_panel(files: list[Path], source: DataSource) -> datasets.Dataset:
             continue
         values = _plain_column(frame[name].rename("label" if name == label else name))
         parts = [values[rows] for rows in groups]
-        if name == label and all(len({*map(class_name, part.tolist())}) == 1 for part in parts):
-            # The class of a whole series stands in each of its rows.
+        is_scalar = name == label or GROUPS.fullmatch(name)
+        if is_scalar and all(len({*map(class_name, part.tolist())}) == 1 for part in parts):
+            # The class of a whole series stands in each of its rows, and so does its group.
             features[name] = _kind_of([part[0] for part in parts])
             columns[name] = [_cell_of(part[0], features[name]) for part in parts]
         else:

@@ -1,7 +1,6 @@
 """Held-out examples for data without splits, disjoint from the training examples and their groups."""
 
 import hashlib
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,14 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import DataError
-from .broken import is_broken_picture
+from .broken import is_broken_picture, open_bytes
+from .roles import GROUPS
+from .sound_files import describe_sound
 
-# Columns that say from whom or where an example comes. Examples of one speaker resemble one another: a model that has
-# heard one of them knows the others, so that they stay together.
-_GROUPS = re.compile(
-    r"(group|speaker|subject|patient|person|user|session|recording|participant|animal|device|machine)s?([ _-]?id)?",
-    re.IGNORECASE,
-)
 # Columns that name an example and are no part of it.
 _NAMES = {"file", "file_name", "path", "__key__", "__url__", "first_row", "id", "index"}
 # Bytes that are read at once of a file.
@@ -76,7 +71,7 @@ def choose(data: datasets.Dataset, share: float, seed: int) -> np.ndarray:
     strata: dict[Any, list[int]] = defaultdict(list)
     for unit, indices in members.items():
         strata[labels[indices[0]]].append(unit)
-    chosen, has_broken = np.zeros(len(keys), dtype=bool), _find_broken(data)
+    chosen, has_broken = np.zeros(len(keys), dtype=bool), _find_broken(data, labels)
     for found in strata.values():
         count = sum(len(members[unit]) for unit in found)
         wanted = min(max(1, round(share * count)), count - 1)
@@ -86,32 +81,79 @@ def choose(data: datasets.Dataset, share: float, seed: int) -> np.ndarray:
         for unit in order[:-1]:
             if taken >= wanted:
                 break
-            # A training leaves broken pictures out and counts them; an evaluation would end.
+            # A training leaves broken files and gaps out and counts them; an evaluation would end.
             if has_broken(members[unit]):
                 continue
             chosen[members[unit]] = True
             taken += len(members[unit])
     if not chosen.any() and len(members) > 1:
         # Each class has one unit: one of them measures all the same.
-        unit = min(members, key=lambda unit: _draw(seed, min(keys[index] for index in members[unit])))
+        whole = [unit for unit, indices in members.items() if not has_broken(indices)]
+        unit = min(whole or members, key=lambda unit: _draw(seed, min(keys[index] for index in members[unit])))
         chosen[members[unit]] = True
     return chosen
 
 
-def _find_broken(data: datasets.Dataset) -> Callable[[list[int]], bool]:
-    """Tells whether some of these examples are broken pictures."""
-    # Sounds are kept as undecoded images: their heads are no pictures'.
-    names = [name for name, kind in data.features.items() if isinstance(kind, datasets.Image) and kind.decode]
-    raw = data.select_columns(names)
-    for name in names:
-        raw = raw.cast_column(name, datasets.Image(decode=False))
-    return lambda indices: any(is_broken_picture(raw[index][name]) for index in indices for name in names)
+def _find_broken(data: datasets.Dataset, labels: list[Any]) -> Callable[[list[int]], bool]:
+    """Tells whether some of these examples have a broken file, or no class where others have one."""
+    kinds = {name: kind for name, kind in data.features.items() if _is_file(kind)}
+    # Sounds are kept as undecoded images.
+    checks = {
+        name: is_broken_picture if isinstance(kind, datasets.Image) and kind.decode else _is_broken_sound
+        for name, kind in kinds.items()
+    }
+    raw = data.select_columns(list(kinds))
+    for name, kind in kinds.items():
+        raw = raw.cast_column(name, type(kind)(decode=False))
+    has_labels = any(label is not None for label in labels)
+
+    def has_broken(indices: list[int]) -> bool:
+        rows = (raw[index] for index in (indices if checks else ()))
+        gaps = has_labels and any(labels[index] is None for index in indices)
+        return gaps or any(check(row[name]) for row in rows for name, check in checks.items())
+
+    return has_broken
+
+
+def _is_broken_sound(value: dict[str, Any] | None) -> bool:
+    """True if the head of a sound cannot be read."""
+    if value is None:
+        return True
+    try:
+        describe_sound(open_bytes(value))
+    except (DataError, OSError):
+        return True
+    return False
+
+
+def _input_columns(data: datasets.Dataset) -> list[str]:
+    """
+    The columns by whose content examples are equal.
+
+    A number of the row, a date or another caption makes no other example of the same picture or text. So files count
+    alone, of pairs the clean ones, since a clean picture may have several bad ones; then lists of numbers; then
+    texts of several words, or the longest; else all columns but labels and names.
+    """
+    kinds = data.features
+    files = [name for name, kind in kinds.items() if _is_file(kind)]
+    if files:
+        return ["hq"] if "hq" in files else files
+    columns = sorted({*data.column_names} - {*_NAMES, "label", "labels"}) or data.column_names
+    if lists := [name for name in columns if not isinstance(kinds[name], datasets.Value | datasets.ClassLabel)]:
+        return lists
+    texts = {
+        name: [value for value in data.with_format(None)[name] if value]
+        for name in columns
+        if getattr(kinds[name], "dtype", "") in ("string", "large_string")
+    }
+    prose = [name for name, found in texts.items() if 2 * sum(" " in value.strip() for value in found) > len(found)]
+    longest = max(texts, key=lambda name: sum(map(len, texts[name]))) if texts else ""
+    return prose or [longest] if longest else columns
 
 
 def hash_inputs(data: datasets.Dataset) -> list[bytes]:
-    """A key for each example, equal where the inputs are: all columns but labels and names."""
-    left_out = {*_NAMES, "label", "labels"}
-    columns = sorted({*data.column_names} - left_out) or data.column_names
+    """A key for each example, equal where the inputs are."""
+    columns = _input_columns(data)
     raw = data.select_columns(columns).with_format("arrow")
     sizes = _sizes(raw, columns)
     keys: list[bytes] = []
@@ -189,24 +231,27 @@ def read_labels(data: datasets.Dataset) -> list[Any]:
 def find_groups(data: datasets.Dataset, labels: list[Any]) -> list[Any] | None:
     """The group of each example, where a column or the folders of files name groups of which a class has several."""
     for name in data.column_names:
-        if _GROUPS.fullmatch(name) and isinstance(data.features[name], datasets.Value | datasets.ClassLabel):
+        if GROUPS.fullmatch(name) and isinstance(data.features[name], datasets.Value | datasets.ClassLabel):
             groups = list(data.with_format(None)[name])
-            if _separable(groups, labels):
+            # A class of one speaker stays in the training; where each has one, speakers are the classes.
+            if _separable(groups, labels, any):
                 return groups
     paths = _paths(data)
     if paths is None:
         return None
     # Folders of patients, say, whose classes stand in a metadata.csv. Folders that are the classes separate nothing.
     groups = [path.parent for path in paths]
-    return groups if _separable(groups, labels) else None
+    return groups if _separable(groups, labels, all) else None
 
 
-def _separable(groups: list[Any], labels: list[Any]) -> bool:
-    """True if each class has two groups or more, and some group has two examples or more."""
+def _separable(groups: list[Any], labels: list[Any], some: Callable[[Iterator[bool]], bool]) -> bool:
+    """True if each class, or any, has two groups or more, and some group has two examples or more."""
     found: dict[Any, set[Any]] = defaultdict(set)
+    labelled = any(label is not None for label in labels)
     for group, label in zip(groups, labels, strict=True):
-        found[label].add(group)
-    return len(set(groups)) < len(groups) and all(len(of) > 1 for of in found.values())
+        if label is not None or not labelled:
+            found[label].add(group)
+    return len(set(groups)) < len(groups) and some(len(of) > 1 for of in found.values())
 
 
 def _paths(data: datasets.Dataset) -> list[Path] | None:

@@ -149,8 +149,8 @@ def bucket_sizes(side: int, step: int, max_ratio: float) -> list[Size]:
     """Sizes of about the same area, of multiples of `step`, from the tallest to the widest."""
     if not 1 <= step <= side or side % step or not 1 <= max_ratio < math.inf:
         raise UsageError(
-            f"buckets need a side that is a multiple of {step} pixels, at least 1, and a finite ratio of at least 1; got "
-            f"{side} and {max_ratio}."
+            f"buckets need a side that is a multiple of {step} pixels, at least 1, and a finite ratio of at least 1; "
+            f"got {side} and {max_ratio}."
         )
     found = set()
     for short in range(step, side + 1, step):
