@@ -118,11 +118,11 @@ def _open_rows(files: list[Path], source: DataSource) -> datasets.Dataset:
         kind = datasets.List(datasets.Value("float64"))
     kept = slice_split(source.split, len(numbered))
     features = {ARRAY_COLUMN: kind, label: _kind_of([classes[index] for index in kept])}
-    columns = {ARRAY_COLUMN: [numbered[index] for index in kept]}
+    columns: dict[str, list[Any]] = {ARRAY_COLUMN: [numbered[index] for index in kept]}
     columns[label] = [_cell_of(classes[index], features[label]) for index in kept]
-    for name, values in named.items():
+    for name, groups in named.items():
         features[name] = datasets.Value("string")
-        columns[name] = [class_name(values[index]) for index in kept]
+        columns[name] = [class_name(groups[index]) for index in kept]
     return _from_columns(columns, features, source.split)
 
 

@@ -180,7 +180,8 @@ def _parts(pipeline: DisentangledDiTPipeline) -> dict[str, Any]:
     found = {name: pipeline.config[name] for name in ("text_padding", "text_padding_noise", "max_text_length")}
     for name, part in pipeline.components.items():
         if isinstance(part, torch.nn.Module):
-            config = part.config if isinstance(part.config, dict) else part.config.to_diff_dict()
+            config: Any = part.config
+            config = config if isinstance(config, dict) else config.to_diff_dict()
             # Hidden names, and the version, tell where it was saved and by what.
             known = {key: value for key, value in config.items() if key[0] != "_" and key != "transformers_version"}
             found[name] = _hash([weights_digest(part), known])
