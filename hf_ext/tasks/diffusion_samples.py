@@ -188,7 +188,8 @@ def _parts(pipeline: DisentangledDiTPipeline) -> dict[str, Any]:
         elif name == "tokenizer" and part is not None:
             # Its files, which have all that it knows.
             with tempfile.TemporaryDirectory() as folder:
-                found[name] = _hash([Path(path).read_text("utf-8") for path in sorted(part.save_pretrained(folder))])
+                files = [Path(path) for path in sorted(part.save_pretrained(folder))]
+                found[name] = _hash([hashlib.sha256(file.read_bytes()).hexdigest() for file in files])
     return found
 
 
