@@ -93,6 +93,7 @@ def commit_folder(
     create_pr: bool,
     message: str,
     find_stale: Callable[[list[str]], list[str]],
+    tell: Callable[[list[str], list[str]], str] | None = None,
 ) -> CommitInfo:
     """
     Commits all files of a folder, deletes what is stale beside them, and compares the result with the folder.
@@ -105,6 +106,8 @@ def commit_folder(
         create_pr (`bool`): Open a pull request against the branch instead.
         message (`str`): First line of the commit.
         find_stale (`Callable`): Chooses those of the repository's files that are deleted unless the folder has them.
+        tell (`Callable`, *optional*): Given the files that are deleted and those that are left alone before anything
+            is sent, it returns the description of the commit.
 
     Returns:
         [`~huggingface_hub.CommitInfo`]: The commit. Where the branch holds the folder already, its last commit.
@@ -120,6 +123,8 @@ def commit_folder(
     parent, tree = _look(api, repo_id, branch)
     for _ in range(_TRIES):
         stale = [name for name in find_stale(list(tree)) if name not in paths]
+        left = sorted(tree.keys() - paths.keys() - set(stale))
+        description = None if tell is None else tell(stale, left)
         try:
             sending = f"sending {len(paths)} files, {size / 1e6:,.1f} MB"
             with ExitStack() as stack, waiting(sending), read_answers(api), _without_fallback_warning():
@@ -136,6 +141,7 @@ def commit_folder(
                     repo_id,
                     operations,
                     commit_message=message,
+                    commit_description=description,
                     revision=branch,
                     create_pr=create_pr,
                     parent_commit=parent,

@@ -7,15 +7,19 @@ the image processor or tokenizer, and the card.
 from __future__ import annotations
 
 import re
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import CommitInfo, HfApi, constants
 from huggingface_hub.utils import validate_repo_id
 
 from ..errors import NotPublished, UsageError
 from ..files import require_free, whole_folder
+from ..terminal import is_quiet
 from .card_rules import check_card, refuse_card
 from .cards import write_card
 from .commits import commit_folder, read_answers
@@ -23,22 +27,16 @@ from .diffusers_folders import INDEX
 from .disclosure import clean, find_machine_paths, refuse_secrets
 from .folder_kinds import known_kinds
 from .load_check import check_loads, verify_code
-from .published_files import Listing, list_files
+from .published_files import Listing, is_described, is_loaded, list_files
 from .shipped import ROLES
 from .staging import MANIFEST, Processor, Source, write_source
 
-# What is also replaced where the earlier push was an artifact of EMR-Merging.
-_OF_ARTIFACTS = ("tasks/", "base/", "sums.safetensors")
+# What is also stale where the earlier push was an artifact of EMR-Merging.
+_OF_ARTIFACTS = ("tasks/", "base/", "mask.safetensors", "extra.safetensors", "sums.safetensors")
 # The same, of a diffusers pipeline.
 _OF_PIPELINES = (INDEX, "pipeline.py", "transformer/", "scheduler/", "vae/", "text_encoder/", "tokenizer/")
-# Files of an earlier push that would be wrong beside the new ones. Other files in the repository are left alone.
-_REPLACED = re.compile(
-    r"(model|adapter_model|diffusion_pytorch_model)(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
-    rf"|({'|'.join(ROLES)})_\w+\.py"
-    r"|config\.json|adapter_config\.json|preprocessor_config\.json|eval\.json|training\.json"
-    r"|emr\.json|emr_loader\.py|report\.(json|png)|before_after\.png"
-    r"|\.eval_results/hf_ext\.yaml"
-)
+# What a push writes beside the files that loaders read and those that describe a model.
+_WRITTEN = re.compile(rf"({'|'.join(ROLES)})_\w+\.py|emr\.json|emr_loader\.py|\.eval_results/hf_ext\.yaml")
 
 
 def stage(
@@ -96,7 +94,7 @@ def stage(
     # out of the folder. Paths are cut where libraries and runs note them. Then all code is compared with the installed
     # package's, byte for byte: only then may the load check run it. The card is written from what is left. Last of all
     # every file, the card too, is searched for tokens. A step that refuses raises, and the folder never appears.
-    with whole_folder(out) as folder:
+    with whole_folder(out) as folder, _name_source(source, folder):
         write_source(source, folder, processor)
         for kind in known_kinds():
             kind.hide_paths(folder)
@@ -126,8 +124,9 @@ def push(
     Stages, checks that the folder loads with and without hf_ext, uploads it in one commit, and looks at what is there.
 
     The repository and the branch are created when they do not exist. Files of the same name are replaced, the card
-    included. Weights, code and reports of an earlier push that the new one does not replace are deleted in the same
-    commit; other files are left alone. Where somebody else commits other files meanwhile, theirs and these are kept.
+    included. Files that a loader would read or that describe a model (weights, tokenizer, configurations, licence,
+    reports), and that the new push does not have, are deleted in the same commit; its description names them, and the
+    files that are left alone. Where somebody else commits other files meanwhile, theirs and these are kept.
 
     Args:
         source (`PreTrainedModel`, `PeftModel`, `str` or `Path`): As in [`stage`].
@@ -177,9 +176,8 @@ def push(
         api = HfApi(endpoint=endpoint, token=token)
         with read_answers(api):
             _create(api, repo_id, branch, private)
-            return commit_folder(
-                api, folder, repo_id, branch, create_pr=create_pr, message=commit_message, find_stale=_find_stale
-            )
+            options: dict[str, Any] = {"create_pr": create_pr, "message": commit_message}
+            return commit_folder(api, folder, repo_id, branch, find_stale=find_stale, tell=_tell, **options)
 
 
 def rehearse(
@@ -197,6 +195,17 @@ def rehearse(
     return list_files(source, out, (*find_machine_paths(out), *notes))
 
 
+@contextmanager
+def _name_source(source: Source, folder: Path) -> Iterator[None]:
+    """Has errors name the source in place of the hidden copy, which is gone when they are read."""
+    try:
+        yield
+    except ValueError as error:
+        shown = str(source) if isinstance(source, (str, Path)) else type(source).__name__
+        error.args = tuple(each.replace(str(folder), shown) if isinstance(each, str) else each for each in error.args)
+        raise
+
+
 def _is_checkpoint(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("config.json", "adapter_config.json", INDEX))
 
@@ -210,7 +219,20 @@ def _create(api: HfApi, repo_id: str, branch: str, private: bool | None) -> None
         api.create_branch(repo_id, branch=branch, exist_ok=True)
 
 
-def _find_stale(files: list[str]) -> list[str]:
-    """Files of an earlier push in a repository."""
+def find_stale(files: list[str]) -> list[str]:
+    """Finds the files of a model in a repository: beside another one that lacks them, loaders would mix the two."""
     others = (_OF_ARTIFACTS if MANIFEST in files else ()) + (_OF_PIPELINES if INDEX in files else ())
-    return [name for name in files if _REPLACED.fullmatch(name) or name.startswith(others)]
+    return [
+        name
+        for name in files
+        if is_loaded(name) or is_described(name) or _WRITTEN.fullmatch(name) or name.startswith(others)
+    ]
+
+
+def _tell(stale: list[str], left: list[str]) -> str:
+    """Says what becomes of the files of the repository that the folder does not have."""
+    parts = {"Deleted, as files of an earlier model": stale, "Left alone": left}
+    text = "\n".join(f"{title}: {', '.join(names)}" for title, names in parts.items() if names)
+    if text and not is_quiet():
+        sys.stderr.write(f"{text}\n")
+    return text
