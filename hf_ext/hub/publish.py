@@ -21,13 +21,14 @@ from ..errors import NotPublished, UsageError
 from ..files import require_free, whole_folder
 from ..terminal import is_quiet
 from .card_rules import check_card, refuse_card
-from .cards import write_card
+from .cards import PLACEHOLDER, write_card
 from .commits import commit_folder, read_answers
 from .diffusers_folders import INDEX
 from .disclosure import clean, find_machine_paths, refuse_secrets
 from .folder_kinds import known_kinds
+from .front_matter import read_front_matter
 from .load_check import check_loads, verify_code
-from .published_files import Listing, is_described, is_loaded, list_files
+from .published_files import Listing, copy_license, is_described, is_loaded, list_files
 from .shipped import ROLES
 from .staging import MANIFEST, Processor, Source, write_source
 
@@ -92,15 +93,18 @@ def stage(
     # What may leave this machine is decided in this order, and nothing is added after it was looked at. Models of ours
     # are saved anew by installed classes; of all else only files of known names are copied, and no link is followed
     # out of the folder. Paths are cut where libraries and runs note them. Then all code is compared with the installed
-    # package's, byte for byte: only then may the load check run it. The card is written from what is left. Last of all
-    # every file, the card too, is searched for tokens. A step that refuses raises, and the folder never appears.
+    # package's, byte for byte: only then may the load check run it. The card is written from what is left, and the
+    # licence is copied that it names. Last of all every file, the card too, is searched for tokens. A step that
+    # refuses raises, and the folder never appears.
     with whole_folder(out) as folder, _name_source(source, folder):
         write_source(source, folder, processor)
         for kind in known_kinds():
             kind.hide_paths(folder)
         clean(folder)
         verify_code(folder)
-        refuse_card(write_card(folder, repo_id=repo_id or out.name, license=license).read_text(encoding="utf-8"))
+        card = write_card(folder, repo_id=repo_id or out.name, license=license).read_text(encoding="utf-8")
+        refuse_card(card)
+        copy_license(source, folder, read_front_matter(card).get("license_link"))
         refuse_secrets(folder)
     return out
 
@@ -192,6 +196,8 @@ def rehearse(
     stage(source, out, processor=processor, repo_id=repo_id, license=license)
     card = (out / "README.md").read_text(encoding="utf-8")
     notes = [f"README.md, {problem}" for problem in check_card(card)]
+    if PLACEHOLDER in card:
+        notes.append(f"README.md: {PLACEHOLDER} is left in the text")
     return list_files(source, out, (*find_machine_paths(out), *notes))
 
 
