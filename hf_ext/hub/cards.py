@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import sys
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -303,11 +304,11 @@ def check_results(results: object, path: Path) -> list[dict[str, Any]]:
 def _read_evaluation(path: Path) -> dict[str, Any]:
     evaluation = read_json_object(path, optional=True) or {"results": []}
     for result in check_results(evaluation.get("results"), path):
-        if not math.isfinite(result["value"]):
+        if not -sys.float_info.max <= result["value"] <= sys.float_info.max:
             raise DataError(
                 f"{path}: {result['metric']} is {result['value']}; a card needs a finite number; evaluate again"
             )
-    return evaluation
+    return dict(cut_paths(evaluation))
 
 
 def _read_training(path: Path) -> dict[str, Any]:
@@ -320,7 +321,7 @@ def _read_training(path: Path) -> dict[str, Any]:
     data = (training.get("arguments") or {}).get("data")
     if not isinstance(data, dict | None):
         raise ValueError(f"{path}: data is {data!r:.80}, which a training never writes; remove the file")
-    return training
+    return dict(cut_paths(training))
 
 
 def _metadata(

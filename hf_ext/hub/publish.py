@@ -17,7 +17,7 @@ from typing import Any
 from huggingface_hub import CommitInfo, HfApi, constants
 from huggingface_hub.utils import validate_repo_id
 
-from ..errors import NotPublished, UsageError
+from ..errors import DataError, NotPublished, UsageError
 from ..files import require_free, whole_folder
 from ..terminal import is_quiet
 from .card_rules import check_card, refuse_card
@@ -210,6 +210,8 @@ def _name_source(source: Source, folder: Path) -> Iterator[None]:
         shown = str(source) if isinstance(source, (str, Path)) else type(source).__name__
         error.args = tuple(each.replace(str(folder), shown) if isinstance(each, str) else each for each in error.args)
         raise
+    except RecursionError as error:
+        raise DataError(f"{source}: one of its JSON files is nested too deeply; save the model again") from error
 
 
 def _is_checkpoint(folder: Path) -> bool:

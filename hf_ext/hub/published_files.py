@@ -18,7 +18,7 @@ from ..files import stays_inside
 
 # fmt: off
 # Configurations of models, adapters and processors.
-_CONFIGURATIONS = frozenset((
+CONFIGURATIONS = frozenset((
     "adapter_config.json", "audio_tokenizer_config.json", "config.json", "generation_config.json",
     "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
 ))
@@ -61,8 +61,8 @@ _UNLISTED = frozenset((".git", ".cache", "__pycache__"))
 def is_loaded(name: str) -> bool:
     """True if a loader of transformers, diffusers or peft reads a file of this name."""
     if part := _PART.fullmatch(name):
-        return part[1] in _CONFIGURATIONS | _TOKENIZERS
-    return name in _CONFIGURATIONS | _TOKENIZERS or bool(_WEIGHTS.fullmatch(name) or _TEMPLATE.fullmatch(name))
+        return part[1] in CONFIGURATIONS | _TOKENIZERS
+    return name in CONFIGURATIONS | _TOKENIZERS or bool(_WEIGHTS.fullmatch(name) or _TEMPLATE.fullmatch(name))
 
 
 def find_variant(folder: Path) -> str | None:
