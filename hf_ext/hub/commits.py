@@ -29,7 +29,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RevisionNo
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
-from ..errors import NotPublished
+from ..errors import NotPublished, UsageError
 from ..progress import waiting
 from .file_hashes import file_sha256
 
@@ -78,7 +78,8 @@ def read_answers(api: HfApi) -> Iterator[None]:
     """Converts errors of huggingface_hub for unreadable responses, which it does not check, into [`NoHub`]."""
     try:
         yield
-    except (NotPublished, HFValidationError):
+    except (NotPublished, UsageError, HFValidationError, HfHubHTTPError):
+        # among the last is a refusal with its reason, which is a ValueError too
         raise
     except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise NoHub(api.endpoint) from error

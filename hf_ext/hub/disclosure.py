@@ -94,6 +94,8 @@ class SecretFound(NotPublished):
 def refuse_secrets(folder: Path) -> None:
     """Refuses a staged folder that holds a token, a key or a password."""
     for name, path in walk(folder):
+        if (kind := find_kind(name)) is not None:
+            raise SecretFound("the name of a file", 1, kind)
         refuse_secret(path, name)
 
 
@@ -104,7 +106,8 @@ def refuse_secret(path: Path, name: str) -> None:
         raise SecretFound(name, line, kind)
 
 
-def _find_kind(text: str) -> str | None:
+def find_kind(text: str) -> str | None:
+    """The kind of a token, key or password in a text, if it has one."""
     return next((match.kind for reading in readings(text) for match in find_secrets(reading)), None)
 
 
@@ -115,12 +118,12 @@ def _find_line(text: str, kind: str) -> int:
     # Decoded texts have other lines. So the shortest beginning of the file that has such a secret is looked for.
     lines = text.split("\n")
     shorter = range(1, len(lines))
-    return 1 + bisect.bisect_left(shorter, True, key=lambda count: _find_kind("\n".join(lines[:count])) == kind)
+    return 1 + bisect.bisect_left(shorter, True, key=lambda count: find_kind("\n".join(lines[:count])) == kind)
 
 
 def find_secret(path: Path) -> str | None:
     """The kind of a token, key or password that a file holds, if it holds one."""
-    return _find_kind(read_text(path))
+    return find_kind(read_text(path))
 
 
 def find_machine_paths(folder: Path) -> tuple[str, ...]:

@@ -17,6 +17,8 @@ from typing import Any
 from huggingface_hub import CommitInfo, HfApi, constants
 from huggingface_hub.utils import validate_repo_id
 
+from ..embedded_hub.errors import HubError
+from ..embedded_hub.names import check_ref_name
 from ..errors import DataError, NotPublished, UsageError
 from ..files import require_free, whole_folder
 from ..terminal import is_quiet
@@ -24,7 +26,7 @@ from .card_rules import check_card, refuse_card
 from .cards import PLACEHOLDER, write_card
 from .commits import commit_folder, read_answers
 from .diffusers_folders import INDEX
-from .disclosure import clean, find_machine_paths, refuse_secrets
+from .disclosure import SecretFound, clean, find_kind, find_machine_paths, refuse_secrets
 from .folder_kinds import known_kinds
 from .front_matter import read_front_matter
 from .load_check import check_loads, verify_code
@@ -165,6 +167,7 @@ def push(
     """
     validate_repo_id(repo_id)
     branch = revision or constants.DEFAULT_REVISION
+    _check_options(branch, commit_message, token)
     if create_pr and branch != constants.DEFAULT_REVISION:
         raise UsageError(
             f"create_pr opens a pull request against main, but revision={revision!r} names another branch; give one "
@@ -201,6 +204,20 @@ def rehearse(
     return list_files(source, out, (*find_machine_paths(out), *notes))
 
 
+def _check_options(branch: str, message: str, token: str | bool | None) -> None:
+    """Refuses what a Hub would refuse after the work was done, and a secret that the history would show."""
+    try:
+        check_ref_name(branch)
+    except HubError as error:
+        raise UsageError(f"revision={branch!r} is no name for a branch, by git's rules for names") from error
+    if not message.strip() or message != message.encode(errors="ignore").decode():
+        raise UsageError(f"commit_message={message!r} must be a text that is not empty")
+    if (kind := find_kind(message)) is not None:
+        raise SecretFound("the message of the commit", 1, kind)
+    if isinstance(token, str) and not re.fullmatch(r"[!-~]+", token):
+        raise UsageError("token has other characters than the letters, digits and signs of ASCII; copy it again")
+
+
 @contextmanager
 def _name_source(source: Source, folder: Path) -> Iterator[None]:
     """Has errors name the source in place of the hidden copy, which is gone when they are read."""
@@ -224,6 +241,10 @@ def _create(api: HfApi, repo_id: str, branch: str, private: bool | None) -> None
         state = "public" if private else "private"
         raise NotPublished(f"{repo_id} exists and is {state}, got private={private}; nothing was uploaded")
     if branch != constants.DEFAULT_REVISION:
+        if branch in {tag.name for tag in api.list_repo_refs(repo_id).tags}:
+            raise UsageError(
+                f"revision={branch!r} is a tag of {repo_id}, which a branch would hide; choose another name"
+            )
         api.create_branch(repo_id, branch=branch, exist_ok=True)
 
 

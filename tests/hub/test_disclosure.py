@@ -249,6 +249,7 @@ NOTES = {
     "zTXt": lambda text: {"pnginfo": png_notes(lambda notes: notes.add_text("Comment", text, zip=True))},
     "iTXt": lambda text: {"pnginfo": png_notes(lambda notes: notes.add_itxt("Comment", text, zip=True))},
     "eXIf": lambda text: {"exif": exif_notes(text)},
+    "iCCP": lambda text: {"icc_profile": b"\0" * 128 + text.encode()},
 }
 
 
@@ -279,7 +280,7 @@ def test_pictures_go_up_without_notes_and_with_all_pixels(tmp_path, kind, name):
     listing = rehearse(bert, tmp_path / "staged")
     assert [note.partition(":")[0] for note in listing.notes] == [name]
     content = (tmp_path / "staged" / name).read_bytes()
-    kinds = {bytes(part) for part in re.findall(rb"IHDR|IDAT|IEND|tEXt|zTXt|iTXt|eXIf", content)}
+    kinds = {bytes(part) for part in re.findall(rb"IHDR|IDAT|IEND|tEXt|zTXt|iTXt|eXIf|iCCP", content)}
     assert kinds == {b"IHDR", b"IDAT", b"IEND"} and content[-8:-4] == b"IEND"
     with Image.open(tmp_path / "staged" / name) as published:
         assert published.tobytes() == picture.tobytes() and not published.getexif() and not published.info

@@ -14,6 +14,7 @@ from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.errors import NotPublished, UsageError
 from hf_ext.hub.checkpoints import open_checkpoint
+from hf_ext.hub.disclosure import SecretFound
 from hf_ext.hub.publish import push, stage
 from hf_ext.semanir import SemanIRImageProcessor
 from tests.kit.refusals import refused
@@ -193,3 +194,51 @@ def test_a_hub_that_wants_a_token(tmp_path, snapshot):
             assert checkpoint.commit == info.oid
             assert isinstance(checkpoint["model.extractor.weight"], torch.Tensor)
         close_session()
+
+
+TOKEN = "hf" + "_" + "aBcDeFgHiJ" * 3 + "kLmN"
+UNUSABLE = {
+    "a branch with a blank": {"revision": "feat/x y"},
+    "a branch with dots": {"revision": "a..b"},
+    "a pull request": {"revision": "refs/pr/1"},
+    "a commit": {"revision": "0123456789" * 4},
+    "no message": {"commit_message": ""},
+    "an empty line": {"commit_message": "\n \n"},
+    "half a letter": {"commit_message": "a\ud800"},
+    "a token of two lines": {"token": f"{TOKEN[:20]}\n{TOKEN[20:]}"},
+    "a token with an accent": {"token": f"{TOKEN}é"},
+    "a secret in the message": {"commit_message": f"wip {TOKEN}"},
+}
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_options_that_a_hub_would_refuse_are_refused_before_it_is_asked(kind, hub, api, snapshot):
+    options = {"endpoint": hub.url, "token": False, "check": False} | UNUSABLE[kind]
+    with pytest.raises(SecretFound if "secret" in kind else UsageError) as caught:
+        push(snapshot, "org/model", **options)
+    assert TOKEN[3:20] not in str(caught.value)
+    with pytest.raises(RepositoryNotFoundError):
+        api.model_info("org/model")
+
+
+def test_a_branch_with_the_name_of_a_tag_or_a_commit_is_refused(hub, api, snapshot):
+    options = {"endpoint": hub.url, "token": False, "check": False}
+    first = push(snapshot, "org/model", **options)
+    api.create_tag("org/model", tag="v1")
+    bert = save_bert(snapshot.with_name("bert"))
+    with refused(UsageError, "v1", "org/model"):
+        push(bert, "org/model", revision="v1", **options)
+    with refused(HfHubHTTPError, first.oid[:8]):
+        push(bert, "org/model", revision=first.oid[:8], **options)
+    for revision in ("main", "v1", first.oid[:8]):
+        assert api.model_info("org/model", revision=revision).sha == first.oid
+    assert [branch.name for branch in api.list_repo_refs("org/model").branches] == ["main"]
+
+
+def test_a_secret_in_the_name_of_a_file_is_refused_and_not_shown(tmp_path):
+    bert = save_bert(tmp_path / "bert")
+    (bert / "additional_chat_templates").mkdir()
+    (bert / "additional_chat_templates" / f"{TOKEN}.jinja").write_text("x")
+    with pytest.raises(SecretFound) as caught:
+        stage(bert, tmp_path / "out")
+    assert TOKEN not in str(caught.value)
