@@ -147,11 +147,11 @@ def count_parameters(snapshot: Snapshot, blobs: BlobStore) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for name in names:
         entry = snapshot.files.get(name) if isinstance(name, str) else None
-        if entry is not None:
-            counted = _parameters_of(blobs.path(entry.sha256))
-            if counted is None:
-                return {}
-            counts.update(counted)
+        counted = None if entry is None else _parameters_of(blobs.path(entry.sha256))
+        if counted is None:
+            # Without a shard the sum would be of another model.
+            return {}
+        counts.update(counted)
     return dict(counts)
 
 

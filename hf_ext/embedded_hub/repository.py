@@ -242,8 +242,10 @@ class Repository:
         """Create a branch (`refs/heads`) or tag (`refs/tags`) at a revision; status 409 when it exists."""
         with self.change_state() as state:
             commit, ref = self.resolve(revision), f"{namespace}/{check_ref_name(name)}"
-            if ref in state["refs"]:
-                raise HubError(409, f"Reference {ref} already exists")
+            if taken := {f"refs/heads/{name}", f"refs/tags/{name}"} & state["refs"].keys():
+                raise HubError(409, f"Reference {sorted(taken)[0]} already exists")
+            if _SHORT_COMMIT.fullmatch(name) and any(oid.startswith(name) for oid in self._visible):
+                raise HubError(409, f"{name} is the beginning of a commit's hash, which a reference would hide")
             state["refs"][ref] = commit
 
     def delete_ref(self, namespace: str, name: str) -> None:

@@ -116,6 +116,7 @@ class HubStore:
         with repository.retire(), self._lock, tempfile.TemporaryDirectory(dir=self.incoming) as temporary:
             os.rename(repository.folder, Path(temporary, "repository"))
             sync_directory(repository.folder.parent)
+            self._record_move(kind, repository.id, None)
             del self._open[kind, repository.id]
 
     def move(self, kind: str, repository: Repository, repository_id: str) -> None:
@@ -134,7 +135,14 @@ class HubStore:
 
     def _record_move(self, kind: str, old_id: str, new_id: str | None) -> None:
         """Note where a repository goes, or that its id is free for another one."""
-        old, moved = f"{kind}/{old_id}", dict(self._moved)
+        old = f"{kind}/{old_id}"
+        # No repository has the new id, or no longer the old one: what leads there leads to one that was deleted.
+        gone = old_id if new_id is None else new_id
+        moved = {
+            key: value
+            for key, value in self._moved.items()
+            if key not in (old, f"{kind}/{gone}") and not (key.startswith(f"{kind}/") and value == gone)
+        }
         if new_id is not None:
             # Of a repository that moves again, each earlier id leads to the last one.
             moved = {
@@ -142,9 +150,6 @@ class HubStore:
                 for key, value in moved.items()
             }
             moved[old] = new_id
-            moved.pop(f"{kind}/{new_id}", None)
-        else:
-            moved.pop(old, None)
         if moved != self._moved:
             write_atomically(inside(self.root, _MOVED), json.dumps(moved).encode())
             self._moved = moved

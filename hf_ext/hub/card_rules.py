@@ -117,6 +117,8 @@ _Broken = tuple[tuple[str | int, ...], str, bool]
 
 
 def _apply(metadata: dict[str, Any]) -> Iterator[_Broken]:
+    if metadata.get("license") == []:
+        yield ("license",), "is an empty list", False
     for path, value in _texts(metadata, "license"):
         if not isinstance(value, str) or value not in LICENSES:
             advice = "for another one write other, license_name and license_link"

@@ -5,9 +5,11 @@ A section for which the folder holds no data is left out; an undefined name in a
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
+import sys
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -15,22 +17,27 @@ from typing import Any
 
 import jinja2
 import yaml
-from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData, eval_result_entries_to_yaml
+from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardData, eval_result_entries_to_yaml
 
-from ..errors import DataError
+from ..errors import DataError, UsageError
 from ..files import read_json_object, whole_file
 from .checkpoints import open_checkpoint
 from .diffusers_folders import is_pipeline, read_config, read_headers
 from .disclosure import cut_paths
 from .folder_kinds import CardPart, describe
+from .front_matter import front_matter, read_card, read_front_matter
 from .load_check import installed_room
 from .pipeline_tags import runnable_task
 from .published_files import PICTURE
 
 # In every card that this module writes; an author who edits the card removes it, and then the card is kept.
 MARKER = "<!-- Written by hf-ext. Remove this line to keep your edits. -->"
-# peft writes it into every README.md, and leaves most of that to be filled in
-_PLACEHOLDER = "[More Information Needed]"
+# What is left to be filled in, in the template of huggingface_hub that peft and transformers save.
+PLACEHOLDER = "[More Information Needed]"
+# Lines that they add to it.
+_ADDED = re.compile(
+    r"# Model Card for Model ID|This is the model card of a .{0,200}|### Framework versions|- PEFT .{1,40}"
+)
 _HUB_ID = re.compile(r"[\w\-][\w.\-]*/[\w\-][\w.\-]*")
 _FRONT_MATTER = re.compile(r"---\n(.*?)\n---\n(.*)", re.DOTALL)
 # What `datasets` reads files of a task with.
@@ -75,7 +82,7 @@ def write_card(folder: str | Path, *, repo_id: str, license: str | None = None) 
     Writes `README.md`, and `.eval_results/hf_ext.yaml` for results on data sets of the Hub.
 
     Read are `config.json` or `adapter_config.json`, the headers of the weights, and, when they exist, `eval.json` and
-    `training.json`. A `README.md` that someone else wrote or edited is kept.
+    `training.json`. A `README.md` that someone else wrote or edited is kept; of one without a licence, that is added.
 
     Args:
         folder (`str` or `Path`): A folder as [`stage`] writes it, or the `snapshot/` of a run.
@@ -86,7 +93,8 @@ def write_card(folder: str | Path, *, repo_id: str, license: str | None = None) 
         `Path`: The card.
 
     Raises:
-        ValueError: A file of the folder is malformed; the message names it.
+        ValueError: A file of the folder is malformed; the message names it. Or a card that is kept states another
+            licence than `license`.
     """
     folder = Path(folder)
     card = folder / "README.md"
@@ -99,8 +107,9 @@ def write_card(folder: str | Path, *, repo_id: str, license: str | None = None) 
         with whole_file(entries, "w") as file:
             yaml.safe_dump(benchmark, file, sort_keys=False)
     if card.is_file():
-        text = card.read_text(encoding="utf-8")
-        if MARKER not in text and _PLACEHOLDER not in text:
+        text = read_card(card)
+        if MARKER not in text and not _is_template(text):
+            _require_license(card, text, license)
             return card
     try:
         text = _render(folder, repo_id, license, evaluation)
@@ -113,6 +122,33 @@ def write_card(folder: str | Path, *, repo_id: str, license: str | None = None) 
     with whole_file(card, "w") as file:
         file.write(text)
     return card
+
+
+def _is_template(text: str) -> bool:
+    """Tells if nobody has written anything into a card that peft or transformers saved."""
+    template = ModelCard.default_template_path.read_text(encoding="utf-8")
+    blank = re.sub(r'\{\{[^{}]*?default\("([^"]*)",\s*true\)\s*\}\}', r"\1", template)
+    known = {line.strip() for line in blank.splitlines()}
+    lines = {line.strip() for line in text.replace(front_matter(text), "", 1).splitlines()} - known
+    return PLACEHOLDER in text and all(map(_ADDED.fullmatch, lines)) and "license" not in read_front_matter(text)
+
+
+def _require_license(card: Path, text: str, license: str | None) -> None:
+    """Adds the licence to a card that somebody wrote, or refuses to contradict it."""
+    metadata = read_front_matter(text)
+    stated = metadata.get("license")
+    if license is None or stated in (license, [license]):
+        return
+    if "license" in metadata:
+        raise UsageError(
+            f"{card}: the card that you wrote has the licence {stated!r}, got license={license!r}; correct one of them"
+        )
+    line = f"license: {json.dumps(license)}\n"
+    start = re.match(r"(?:\ufeff)?\s*---[ \t]*\r?\n", text) if front_matter(text) else None
+    place = start.end() if start else 0
+    text = text[:place] + (line if start else f"---\n{line}---\n\n") + text[place:]
+    with whole_file(card, "w", newline="") as file:
+        file.write(text)
 
 
 def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[str, Any]) -> str:
@@ -268,11 +304,11 @@ def check_results(results: object, path: Path) -> list[dict[str, Any]]:
 def _read_evaluation(path: Path) -> dict[str, Any]:
     evaluation = read_json_object(path, optional=True) or {"results": []}
     for result in check_results(evaluation.get("results"), path):
-        if not math.isfinite(result["value"]):
+        if not -sys.float_info.max <= result["value"] <= sys.float_info.max:
             raise DataError(
                 f"{path}: {result['metric']} is {result['value']}; a card needs a finite number; evaluate again"
             )
-    return evaluation
+    return dict(cut_paths(evaluation))
 
 
 def _read_training(path: Path) -> dict[str, Any]:
@@ -285,7 +321,7 @@ def _read_training(path: Path) -> dict[str, Any]:
     data = (training.get("arguments") or {}).get("data")
     if not isinstance(data, dict | None):
         raise ValueError(f"{path}: data is {data!r:.80}, which a training never writes; remove the file")
-    return training
+    return dict(cut_paths(training))
 
 
 def _metadata(

@@ -29,7 +29,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RevisionNo
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
-from ..errors import NotPublished
+from ..errors import NotPublished, UsageError
 from ..progress import waiting
 from .file_hashes import file_sha256
 
@@ -78,7 +78,8 @@ def read_answers(api: HfApi) -> Iterator[None]:
     """Converts errors of huggingface_hub for unreadable responses, which it does not check, into [`NoHub`]."""
     try:
         yield
-    except (NotPublished, HFValidationError):
+    except (NotPublished, UsageError, HFValidationError, HfHubHTTPError):
+        # among the last is a refusal with its reason, which is a ValueError too
         raise
     except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise NoHub(api.endpoint) from error
@@ -93,6 +94,7 @@ def commit_folder(
     create_pr: bool,
     message: str,
     find_stale: Callable[[list[str]], list[str]],
+    tell: Callable[[list[str], list[str]], str] | None = None,
 ) -> CommitInfo:
     """
     Commits all files of a folder, deletes what is stale beside them, and compares the result with the folder.
@@ -105,6 +107,8 @@ def commit_folder(
         create_pr (`bool`): Open a pull request against the branch instead.
         message (`str`): First line of the commit.
         find_stale (`Callable`): Chooses those of the repository's files that are deleted unless the folder has them.
+        tell (`Callable`, *optional*): Given the files that are deleted and those that are left alone before anything
+            is sent, it returns the description of the commit.
 
     Returns:
         [`~huggingface_hub.CommitInfo`]: The commit. Where the branch holds the folder already, its last commit.
@@ -120,6 +124,8 @@ def commit_folder(
     parent, tree = _look(api, repo_id, branch)
     for _ in range(_TRIES):
         stale = [name for name in find_stale(list(tree)) if name not in paths]
+        left = sorted(tree.keys() - paths.keys() - set(stale))
+        description = None if tell is None else tell(stale, left)
         try:
             sending = f"sending {len(paths)} files, {size / 1e6:,.1f} MB"
             with ExitStack() as stack, waiting(sending), read_answers(api), _without_fallback_warning():
@@ -136,6 +142,7 @@ def commit_folder(
                     repo_id,
                     operations,
                     commit_message=message,
+                    commit_description=description,
                     revision=branch,
                     create_pr=create_pr,
                     parent_commit=parent,

@@ -21,32 +21,43 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 from ..errors import DataError, NotPublished
 from ..files import read_json_object
 from .pictures import strip_picture
-from .published_files import walk
+from .published_files import CONFIGURATIONS, walk
 from .readings import read_text, readings
 from .secret_shapes import find_secrets
 
-# A path of POSIX, of a home, of Windows or of a Windows share, or one that begins with dots, as the whole of a text.
-_PATH = re.compile(r"(?:/|\.{1,2}[/\\]|~[^/\\]*[/\\]|[A-Za-z]:[\\/]|\\\\|file:).*", re.DOTALL)
+# An absolute path as the whole of a text: of POSIX, a home, a variable, Windows, a Windows share, or another machine.
+_ABSOLUTE = re.compile(
+    r"(?:/|~[^/\\]*[/\\]|\$\{?\w+\}?[/\\]|%\w+%[/\\]|[A-Za-z]:[\\/]|\\\\|file:|[\w.\-@]{2,}:[\\/](?!/)).*"
+    r"|[\w.\-]+@[\w.\-]+:\S*",
+    re.DOTALL,
+)
+# One that begins with dots.
+_RELATIVE = re.compile(r"\.{1,2}[/\\].*", re.DOTALL)
+# A model or data set of a Hub, if need be with a revision.
+_HUB_ID = re.compile(r"[\w\-][\w.\-]*/[\w\-][\w.\-]*(?:@[\w.\-/]+)?")
 # Paths from a root inside of a text: between quotation marks, where spaces belong to them, and elsewhere. What follows
 # a letter is a part of something else, as in "image/png" and in addresses.
 _ROOT = r"(?:file:/+|~?/(?!/)|[A-Za-z]:[\\/]|\\\\)"
 _QUOTED = re.compile(rf"(['\"`])({_ROOT}[^'\"`\n]*)(?=['\"`])")
 _PATHS = re.compile(rf"(?<![\w/\\.~-]){_ROOT}[^\s'\"`,;:()<>\[\]]+")
 # An address as the whole of a text. What stands behind `s3:` and the like is a private store, so it is a path.
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)://\S+")
-_PUBLIC_SCHEMES = ("http", "https", "hf", "ftp", "git+https")
-# Where a library notes from where it read; elsewhere such a text may be a label ("/m/09x0r") or a token.
-_ORIGINS = ("_name_or_path", "name_or_path", "special_tokens_map_file", "tokenizer_file", "vocab_file", "merges_file")
-_CONFIGURATIONS = ("config.json", "adapter_config.json", "tokenizer_config.json", "generation_config.json")
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)://.+", re.DOTALL)
+_PUBLIC = re.compile(r"(?i:https?|ftp|git\+https)://\S+|hf://(?:datasets|models|spaces)/\S+")
+# Where runs, results and libraries note from where they read: what is no name and no public address there is a path.
+_ORIGINS = (
+    *("data", "dataset", "reference", "init_from", "resume_from_checkpoint"),
+    *("_name_or_path", "name_or_path", "special_tokens_map_file", "tokenizer_file", "vocab_file", "merges_file"),
+)
+# Where a text like a path may be a label ("/m/09x0r") or a token.
+_LABELS = ("id2label", "label2id", "added_tokens_decoder", "additional_special_tokens", "extra_special_tokens")
 # The fields of training.json. What runs wrote beside them, or somebody added, says nothing to readers of a card.
 _TRAINING = ("arguments", "commit", "task", "hardware", "seconds", "steps", "samples", "versions", "released")
 
 
 def clean(folder: Path) -> None:
     """Removes private information about this machine from a staged folder."""
-    # Of `training.json` the fields that hf-ext writes are kept. Texts that are paths are cut to their last name: all
-    # of `training.json` and `eval.json`, and in configurations the origin of what they describe. There addresses lose
-    # user, password and query wherever they stand.
+    # Of `training.json` the fields that hf-ext writes are kept. Texts that are paths are cut to their last name, of
+    # configurations the absolute ones; addresses lose user, password and query wherever they stand.
     for name, path in walk(folder):
         file = name.rpartition("/")[2]
         if path.suffix == ".png":
@@ -55,11 +66,11 @@ def clean(folder: Path) -> None:
             content = read_json_object(path)
             kept = _keep_known_training(content) if name == "training.json" else content
             _rewrite(path, content, cut_paths(kept))
-        elif file in _CONFIGURATIONS:
+        elif file in CONFIGURATIONS or file in ("tokenizer_config.json", "model_index.json"):
             if file == "adapter_config.json":
                 _require_public_base(path)
             content = read_json_object(path)
-            _rewrite(path, content, _cut_origins(content))
+            _rewrite(path, content, _cut_configuration(content))
 
 
 class SecretFound(NotPublished):
@@ -83,6 +94,8 @@ class SecretFound(NotPublished):
 def refuse_secrets(folder: Path) -> None:
     """Refuses a staged folder that holds a token, a key or a password."""
     for name, path in walk(folder):
+        if (kind := find_kind(name)) is not None:
+            raise SecretFound("the name of a file", 1, kind)
         refuse_secret(path, name)
 
 
@@ -93,7 +106,8 @@ def refuse_secret(path: Path, name: str) -> None:
         raise SecretFound(name, line, kind)
 
 
-def _find_kind(text: str) -> str | None:
+def find_kind(text: str) -> str | None:
+    """The kind of a token, key or password in a text, if it has one."""
     return next((match.kind for reading in readings(text) for match in find_secrets(reading)), None)
 
 
@@ -104,12 +118,12 @@ def _find_line(text: str, kind: str) -> int:
     # Decoded texts have other lines. So the shortest beginning of the file that has such a secret is looked for.
     lines = text.split("\n")
     shorter = range(1, len(lines))
-    return 1 + bisect.bisect_left(shorter, True, key=lambda count: _find_kind("\n".join(lines[:count])) == kind)
+    return 1 + bisect.bisect_left(shorter, True, key=lambda count: find_kind("\n".join(lines[:count])) == kind)
 
 
 def find_secret(path: Path) -> str | None:
     """The kind of a token, key or password that a file holds, if it holds one."""
-    return _find_kind(read_text(path))
+    return find_kind(read_text(path))
 
 
 def find_machine_paths(folder: Path) -> tuple[str, ...]:
@@ -172,14 +186,17 @@ def _keep_known_training(content: dict[str, Any]) -> dict[str, Any]:
 
 def is_path(text: str) -> bool:
     """Tells if a text can only be a path, of a system or a private store, or names something on this disk."""
-    if url := _URL.fullmatch(text):
-        return url[1].lower() not in _PUBLIC_SCHEMES
-    return bool(_PATH.fullmatch(text)) or ("/" in text and os.path.lexists(text))
+    if _URL.fullmatch(text):
+        return not _PUBLIC.fullmatch(text)
+    found = _ABSOLUTE.fullmatch(text) or _RELATIVE.fullmatch(text)
+    return bool(found) or ("/" in text and os.path.lexists(text))
 
 
 def last_name(text: str) -> str:
     """The last part of a path, of this system or another."""
-    return re.split(r"[\\/]+", text.rstrip("\\/"))[-1] or "."
+    if _URL.fullmatch(text):
+        text = re.split(r"[?#]", text)[0]
+    return re.split(r"[\\/]+|(?<=\S):(?=\S)", text.rstrip("\\/"))[-1] or "."
 
 
 def cut_folders(message: str) -> str:
@@ -188,33 +205,38 @@ def cut_folders(message: str) -> str:
     return _PATHS.sub(lambda found: last_name(found[0]), message)
 
 
-def cut_paths(value: Any) -> Any:
+def cut_paths(value: Any, origin: bool = False) -> Any:
     """A copy of a JSON value that may be published: of each text that is a path, the last part."""
     if isinstance(value, dict):
-        return {key: cut_paths(item) for key, item in value.items()}
+        return {key: cut_paths(item, origin or key in _ORIGINS) for key, item in value.items()}
     if isinstance(value, list):
-        return [cut_paths(item) for item in value]
+        return [cut_paths(item, origin) for item in value]
     if not isinstance(value, str):
         return value
-    return last_name(value) if is_path(value) else _cut_address(value)
+    named = not origin or not re.search(r"[\\/]", value) or _HUB_ID.fullmatch(value) or _PUBLIC.fullmatch(value)
+    return _cut_address(value) if named and not is_path(value) else last_name(value)
 
 
 def _cut_address(text: str) -> str:
     """An address without user, password, query and fragment; another text as it is."""
-    if not _URL.fullmatch(text) or not re.search(r"[@?#]", text):
+    if not _PUBLIC.fullmatch(text) or not re.search(r"[@?#]", text):
         return text
     scheme, place, path, _, _ = urlsplit(text)
     return urlunsplit((scheme, place.rpartition("@")[2], path, "", ""))
 
 
-def _cut_origins(value: Any) -> Any:
+def _cut_configuration(value: Any, key: str = "") -> Any:
+    if key in _ORIGINS:
+        return cut_paths(value, origin=True)
     if isinstance(value, list):
-        return [_cut_origins(item) for item in value]
-    if isinstance(value, str):
-        return _cut_address(value)
-    if not isinstance(value, dict):
+        return [_cut_configuration(item, key) for item in value]
+    if isinstance(value, dict):
+        return {name: item if name in _LABELS else _cut_configuration(item, name) for name, item in value.items()}
+    if not isinstance(value, str):
         return value
-    return {key: cut_paths(item) if key in _ORIGINS else _cut_origins(item) for key, item in value.items()}
+    # "/s" may be a token, and says nothing; a template of several lines is none
+    absolute = _URL.fullmatch(value) or (_ABSOLUTE.fullmatch(value) and not re.fullmatch(r"/[^/]*/?", value))
+    return last_name(value) if absolute and is_path(value) and "\n" not in value else _cut_address(value)
 
 
 def _require_public_base(path: Path) -> None:

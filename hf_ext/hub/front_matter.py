@@ -6,15 +6,19 @@ import base64
 import math
 import re
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import yaml
+
+from ..errors import DataError
 
 MAXIMUM_CHARACTERS = 1 << 20
 _MAXIMUM_DEPTH = 50
 _MAXIMUM_SCALAR = 1 << 16
 _MAXIMUM_NUMBER = 300
-_FRONT_MATTER = re.compile(r"\A(?:\ufeff)?\s*---[ \t]*\r?\n(.*?)\r?\n?---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
+# A value or a comment may end in the three hyphens; only a line of their own ends the metadata.
+_FRONT_MATTER = re.compile(r"\A(?:\ufeff)?\s*---[ \t]*\r?\n(.*?)\r?\n?(?<=\n)---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -40,6 +44,14 @@ def _construct_number(loader: _Loader, node: yaml.ScalarNode) -> Any:
 
 for _tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float"):
     _Loader.add_constructor(_tag, _construct_number)
+
+
+def read_card(path: Path) -> str:
+    """The text of a card, which readers take for UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 ({error.reason} at byte {error.start}); save the card as UTF-8") from error
 
 
 def front_matter(card: str) -> str:

@@ -1,4 +1,4 @@
-"""Pictures as they are published: their pixels and colours, without the notes that cameras and programs write."""
+"""Pictures as they are published: their pixels, without the notes and profiles that cameras and programs write."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from pathlib import Path
 from PIL import Image, UnidentifiedImageError
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
-# Chunks of PNG that say how the pixels look and move. All others are notes: texts, EXIF with place and camera, times.
-_SHOWN = (
-    b"IHDR PLTE IDAT IEND tRNS gAMA cHRM sRGB iCCP cICP mDCV cLLI sBIT bKGD hIST pHYs sPLT acTL fcTL fdAT"
-).split()
+# Chunks of PNG that say how the pixels look and move. All others are notes: texts, EXIF with place
+# and camera, times, and profiles of colours, which name screens and hold texts.
+_SHOWN = (b"IHDR PLTE IDAT IEND tRNS gAMA cHRM sRGB cICP mDCV cLLI sBIT bKGD hIST pHYs sPLT acTL fcTL fdAT").split()
 _ORIENTATION = 0x0112
 
 

@@ -7,38 +7,39 @@ the image processor or tokenizer, and the card.
 from __future__ import annotations
 
 import re
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import CommitInfo, HfApi, constants
 from huggingface_hub.utils import validate_repo_id
 
-from ..errors import NotPublished, UsageError
+from ..embedded_hub.errors import HubError
+from ..embedded_hub.names import check_ref_name
+from ..errors import DataError, NotPublished, UsageError
 from ..files import require_free, whole_folder
+from ..terminal import is_quiet
 from .card_rules import check_card, refuse_card
-from .cards import write_card
+from .cards import PLACEHOLDER, write_card
 from .commits import commit_folder, read_answers
 from .diffusers_folders import INDEX
-from .disclosure import clean, find_machine_paths, refuse_secrets
+from .disclosure import SecretFound, clean, find_kind, find_machine_paths, refuse_secrets
 from .folder_kinds import known_kinds
+from .front_matter import read_front_matter
 from .load_check import check_loads, verify_code
-from .published_files import Listing, list_files
+from .published_files import Listing, copy_license, is_described, is_loaded, list_files
 from .shipped import ROLES
 from .staging import MANIFEST, Processor, Source, write_source
 
-# What is also replaced where the earlier push was an artifact of EMR-Merging.
-_OF_ARTIFACTS = ("tasks/", "base/", "sums.safetensors")
+# What is also stale where the earlier push was an artifact of EMR-Merging.
+_OF_ARTIFACTS = ("tasks/", "base/", "mask.safetensors", "extra.safetensors", "sums.safetensors")
 # The same, of a diffusers pipeline.
 _OF_PIPELINES = (INDEX, "pipeline.py", "transformer/", "scheduler/", "vae/", "text_encoder/", "tokenizer/")
-# Files of an earlier push that would be wrong beside the new ones. Other files in the repository are left alone.
-_REPLACED = re.compile(
-    r"(model|adapter_model|diffusion_pytorch_model)(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
-    rf"|({'|'.join(ROLES)})_\w+\.py"
-    r"|config\.json|adapter_config\.json|preprocessor_config\.json|eval\.json|training\.json"
-    r"|emr\.json|emr_loader\.py|report\.(json|png)|before_after\.png"
-    r"|\.eval_results/hf_ext\.yaml"
-)
+# What a push writes beside the files that loaders read and those that describe a model.
+_WRITTEN = re.compile(rf"({'|'.join(ROLES)})_\w+\.py|emr\.json|emr_loader\.py|\.eval_results/hf_ext\.yaml")
 
 
 def stage(
@@ -94,15 +95,18 @@ def stage(
     # What may leave this machine is decided in this order, and nothing is added after it was looked at. Models of ours
     # are saved anew by installed classes; of all else only files of known names are copied, and no link is followed
     # out of the folder. Paths are cut where libraries and runs note them. Then all code is compared with the installed
-    # package's, byte for byte: only then may the load check run it. The card is written from what is left. Last of all
-    # every file, the card too, is searched for tokens. A step that refuses raises, and the folder never appears.
-    with whole_folder(out) as folder:
+    # package's, byte for byte: only then may the load check run it. The card is written from what is left, and the
+    # licence is copied that it names. Last of all every file, the card too, is searched for tokens. A step that
+    # refuses raises, and the folder never appears.
+    with whole_folder(out) as folder, _name_source(source, folder):
         write_source(source, folder, processor)
         for kind in known_kinds():
             kind.hide_paths(folder)
         clean(folder)
         verify_code(folder)
-        refuse_card(write_card(folder, repo_id=repo_id or out.name, license=license).read_text(encoding="utf-8"))
+        card = write_card(folder, repo_id=repo_id or out.name, license=license).read_text(encoding="utf-8")
+        refuse_card(card)
+        copy_license(source, folder, read_front_matter(card).get("license_link"))
         refuse_secrets(folder)
     return out
 
@@ -126,8 +130,9 @@ def push(
     Stages, checks that the folder loads with and without hf_ext, uploads it in one commit, and looks at what is there.
 
     The repository and the branch are created when they do not exist. Files of the same name are replaced, the card
-    included. Weights, code and reports of an earlier push that the new one does not replace are deleted in the same
-    commit; other files are left alone. Where somebody else commits other files meanwhile, theirs and these are kept.
+    included. Files that a loader would read or that describe a model (weights, tokenizer, configurations, licence,
+    reports), and that the new push does not have, are deleted in the same commit; its description names them, and the
+    files that are left alone. Where somebody else commits other files meanwhile, theirs and these are kept.
 
     Args:
         source (`PreTrainedModel`, `PeftModel`, `str` or `Path`): As in [`stage`].
@@ -162,6 +167,7 @@ def push(
     """
     validate_repo_id(repo_id)
     branch = revision or constants.DEFAULT_REVISION
+    _check_options(branch, commit_message, token)
     if create_pr and branch != constants.DEFAULT_REVISION:
         raise UsageError(
             f"create_pr opens a pull request against main, but revision={revision!r} names another branch; give one "
@@ -177,9 +183,8 @@ def push(
         api = HfApi(endpoint=endpoint, token=token)
         with read_answers(api):
             _create(api, repo_id, branch, private)
-            return commit_folder(
-                api, folder, repo_id, branch, create_pr=create_pr, message=commit_message, find_stale=_find_stale
-            )
+            options: dict[str, Any] = {"create_pr": create_pr, "message": commit_message}
+            return commit_folder(api, folder, repo_id, branch, find_stale=find_stale, tell=_tell, **options)
 
 
 def rehearse(
@@ -194,7 +199,36 @@ def rehearse(
     stage(source, out, processor=processor, repo_id=repo_id, license=license)
     card = (out / "README.md").read_text(encoding="utf-8")
     notes = [f"README.md, {problem}" for problem in check_card(card)]
+    if PLACEHOLDER in card:
+        notes.append(f"README.md: {PLACEHOLDER} is left in the text")
     return list_files(source, out, (*find_machine_paths(out), *notes))
+
+
+def _check_options(branch: str, message: str, token: str | bool | None) -> None:
+    """Refuses what a Hub would refuse after the work was done, and a secret that the history would show."""
+    try:
+        check_ref_name(branch)
+    except HubError as error:
+        raise UsageError(f"revision={branch!r} is no name for a branch, by git's rules for names") from error
+    if not message.strip() or message != message.encode(errors="ignore").decode():
+        raise UsageError(f"commit_message={message!r} must be a text that is not empty")
+    if (kind := find_kind(message)) is not None:
+        raise SecretFound("the message of the commit", 1, kind)
+    if isinstance(token, str) and not re.fullmatch(r"[!-~]+", token):
+        raise UsageError("token has other characters than the letters, digits and signs of ASCII; copy it again")
+
+
+@contextmanager
+def _name_source(source: Source, folder: Path) -> Iterator[None]:
+    """Has errors name the source in place of the hidden copy, which is gone when they are read."""
+    try:
+        yield
+    except ValueError as error:
+        shown = str(source) if isinstance(source, (str, Path)) else type(source).__name__
+        error.args = tuple(each.replace(str(folder), shown) if isinstance(each, str) else each for each in error.args)
+        raise
+    except RecursionError as error:
+        raise DataError(f"{source}: one of its JSON files is nested too deeply; save the model again") from error
 
 
 def _is_checkpoint(folder: Path) -> bool:
@@ -207,10 +241,27 @@ def _create(api: HfApi, repo_id: str, branch: str, private: bool | None) -> None
         state = "public" if private else "private"
         raise NotPublished(f"{repo_id} exists and is {state}, got private={private}; nothing was uploaded")
     if branch != constants.DEFAULT_REVISION:
+        if branch in {tag.name for tag in api.list_repo_refs(repo_id).tags}:
+            raise UsageError(
+                f"revision={branch!r} is a tag of {repo_id}, which a branch would hide; choose another name"
+            )
         api.create_branch(repo_id, branch=branch, exist_ok=True)
 
 
-def _find_stale(files: list[str]) -> list[str]:
-    """Files of an earlier push in a repository."""
+def find_stale(files: list[str]) -> list[str]:
+    """Finds the files of a model in a repository: beside another one that lacks them, loaders would mix the two."""
     others = (_OF_ARTIFACTS if MANIFEST in files else ()) + (_OF_PIPELINES if INDEX in files else ())
-    return [name for name in files if _REPLACED.fullmatch(name) or name.startswith(others)]
+    return [
+        name
+        for name in files
+        if is_loaded(name) or is_described(name) or _WRITTEN.fullmatch(name) or name.startswith(others)
+    ]
+
+
+def _tell(stale: list[str], left: list[str]) -> str:
+    """Says what becomes of the files of the repository that the folder does not have."""
+    parts = {"Deleted, as files of an earlier model": stale, "Left alone": left}
+    text = "\n".join(f"{title}: {', '.join(names)}" for title, names in parts.items() if names)
+    if text and not is_quiet():
+        sys.stderr.write(f"{text}\n")
+    return text

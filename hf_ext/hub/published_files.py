@@ -18,7 +18,7 @@ from ..files import stays_inside
 
 # fmt: off
 # Configurations of models, adapters and processors.
-_CONFIGURATIONS = frozenset((
+CONFIGURATIONS = frozenset((
     "adapter_config.json", "audio_tokenizer_config.json", "config.json", "generation_config.json",
     "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
 ))
@@ -42,7 +42,9 @@ _WEIGHTS = re.compile(
     r"(?:(?:\.\w+)?(?:-\d{5}-of-\d{5})?(?:\.\w+)?\.safetensors|(?:\.\w+)?\.safetensors\.index(?:\.\w+)?\.json)"
 )
 _VARIANT = re.compile(r"model\.(?:(\w+)\.safetensors|safetensors\.index\.(\w+)\.json)")
-LICENCES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "NOTICE.md", "COPYING")
+LICENCES = frozenset(
+    name + kind for name in ("LICENSE", "LICENCE", "NOTICE", "COPYING") for kind in ("", ".txt", ".md", ".rst")
+)
 # What describes a run or a merge and its results; the card is made from it.
 REPORTS = ("eval.json", "training.json", "report.json", "report.png")
 # What the model does, for its card; a training writes none: whose pictures may be shown, its owner decides.
@@ -59,8 +61,8 @@ _UNLISTED = frozenset((".git", ".cache", "__pycache__"))
 def is_loaded(name: str) -> bool:
     """True if a loader of transformers, diffusers or peft reads a file of this name."""
     if part := _PART.fullmatch(name):
-        return part[1] in _CONFIGURATIONS | _TOKENIZERS
-    return name in _CONFIGURATIONS | _TOKENIZERS or bool(_WEIGHTS.fullmatch(name) or _TEMPLATE.fullmatch(name))
+        return part[1] in CONFIGURATIONS | _TOKENIZERS
+    return name in CONFIGURATIONS | _TOKENIZERS or bool(_WEIGHTS.fullmatch(name) or _TEMPLATE.fullmatch(name))
 
 
 def find_variant(folder: Path) -> str | None:
@@ -98,6 +100,24 @@ def copy_files(folder: Path, out: Path, chosen: Callable[[str], bool]) -> None:
         if chosen(name) and path.is_file() and stays_inside(folder, path):
             (out / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, out / name)
+
+
+def copy_license(source: object, out: Path, link: object) -> None:
+    """Copies the file that the card of a folder names as its licence; refuses a name that leads nowhere."""
+    if not isinstance(link, str) or not re.fullmatch(r"[^\s:]+", link):
+        return
+    text = Path(source, link) if isinstance(source, (str, Path)) else None
+    # a text, so that no metadata can publish code or credentials
+    readable = re.fullmatch(r"(?:[\w\-][\w.\-]*/)*[\w\-]+(?:\.(?:txt|md|rst|html|pdf))?", link)
+    if readable and (out / link).is_file():
+        return
+    if text is None or not readable or not text.is_file() or not stays_inside(Path(str(source)), text):
+        raise NotPublished(
+            f"README.md: license_link names {link!r}, which is not published: put a text of this name into the folder "
+            "(.txt, .md, .rst, .html, .pdf or none of these endings), or give the address of the licence"
+        )
+    (out / link).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(text, out / link)
 
 
 def refuse_links(folder: Path, reads: Callable[[str], bool] = is_loaded) -> None:

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
-_MAX_HEADER_BYTES = 100_000_000
+from .header_format import CheckpointError, header_length, parse_entries
+
 # An escape may stand in an escape: a notebook in a string of JSON.
 _ROUNDS = 4
 _MARKS = (
@@ -45,11 +46,9 @@ _URL_SAFE = str.maketrans("-_", "+/", " \t\r\n")
 
 def read_text(path: Path) -> str:
     """The text of a file, of weights that of their header, where programs note how they were called."""
-    with open(path, "rb") as file:
-        if path.suffix == ".safetensors":
-            content = file.read(min(int.from_bytes(file.read(8), "little"), _MAX_HEADER_BYTES))
-        else:
-            content = file.read()
+    content = _read_header(path) if path.suffix == ".safetensors" else None
+    if content is None:
+        content = path.read_bytes()
     # A binary file may begin with such a mark too; its letters are then not two bytes each.
     wide = content.count(0) * 4 > len(content)
     encoding = next((name for mark, name in _MARKS if wide and content.startswith(mark)), "utf-8")
@@ -57,6 +56,18 @@ def read_text(path: Path) -> str:
         return content.decode(encoding)
     except UnicodeDecodeError:
         return content.decode("latin-1")
+
+
+def _read_header(path: Path) -> bytes | None:
+    """The header of weights; `None` where the rest of the file is not the tensors that it describes."""
+    size = path.stat().st_size
+    try:
+        with open(path, "rb") as file:
+            header = file.read(header_length(file.read(8), size, path.name))
+        parse_entries(header, size, path.name)
+    except CheckpointError:
+        return None
+    return header
 
 
 def readings(text: str) -> Iterator[str]:

@@ -11,8 +11,16 @@ from typing import NamedTuple
 
 # Comes before a prefix: `task-…` is no `sk-…`. And a name may not go on: `self_hf_…` is none of `hf_…`.
 _START, _NAME = r"(?<![A-Za-z0-9])", r"(?<![A-Za-z0-9_])"
-# Comes between a name and its value, in JSON, YAML, Python and shells.
-_IS = r"[\"'\]]{0,2}\s{0,3}(?::|=>?|\s)\s{0,3}[\"'\[]{0,2}"
+# Comes between a name and its value, in JSON, YAML, Python, shells, tables and XML. The first line is of lists of
+# names and values ("name": "API_KEY", "value": …), the third of arguments, the last of blocks and tags of YAML.
+_IS = (
+    r"(?:[\"'`\])*]{0,3}(?:\s{0,40}(?:,\s{0,40})?[\"']?(?i:value)[\"']?)?"
+    r"(?:[ \t]{0,40}(?::=?|=>?|->|\|)\s{0,3}[ \t]{0,40}|\s{1,7}|>)"
+    r"|[\"'`]\s{0,3},\s{0,3}(?=[\"'`]))"
+    r"(?:[|>][\-+]?\s{1,40}|!!\w{1,9} |&\w{1,20} |str\s?=\s?)?(?:\*\* )?[\"'`\[]{0,3}"
+)
+# Letters of a password, which may hold a comma or semicolon where letters and digits stand before it.
+_PASS = r"[^\s\"'`<>{}()\[\],;]"
 _MIXED = r"(?=[^\s\"']*[A-Za-z])(?=[^\s\"']*[0-9])"
 # As words and names in addresses seldom are.
 _CASED = r"(?=[\w\-]{0,42}[A-Z])(?=[\w\-]{0,42}[a-z])(?=[\w\-]{0,42}[0-9])"
@@ -165,7 +173,8 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     (
         "a password",
         "pass pwd",
-        rf"(?i:password|passwd|passphrase|pwd){_IS}(?P<value>{_MIXED}[^\s\"'<>${{}}()\[\],;]{{6,}})",
+        rf"(?i:password|passwd|passphrase|pwd){_IS}(?P<value>{_MIXED}{_PASS}{{6,}}"
+        rf"|(?=\w{{0,40}}[A-Za-z])(?=\w{{0,40}}[0-9]){_PASS}{{4,}}[,;]{_PASS}{{3,}})",
     ),
     (
         "a password",
@@ -186,7 +195,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "a secret by its name",
         "secret token key",
         r"(?i:(?:client|app|api|auth|access|secret|private|session|refresh|bot|hub|signing|encryption|account|service)"
-        rf"[_\-]?(?:secret|token|key)(?:_id)?){_IS}(?P<value>{_MIXED}[\w+/=.\-~]{{20,}})",
+        rf"[_\- ]?(?:secret|token|key)(?:_id)?){_IS}(?P<value>{_MIXED}[\w+/=.\-~]{{20,}})",
     ),
     (
         "a token in a link",
@@ -200,10 +209,11 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ),
 )
 _SHAPES = [(kind, marks.split(), re.compile(pattern)) for kind, marks, pattern in _TABLE]
-# What documents write in the place of a secret.
+# What documents write in the place of a secret: words, and variables of shells, Windows, Python and templates.
 _PLACEHOLDER = re.compile(
-    r"(?i)[x*]{6}|\.{3}|your|example|placeholder|change_?me|redacted|dummy|0123456789abcdef|^(?:[$%<{].*|user|pass(?:word|wd)?|"
-    r"pwd|secret|token|key|api_?key|(?:hf_|access_?|my_?)token)$"
+    r"(?i:[x*]{6}|\.{3}|your|example|placeholder|change_?me|redacted|dummy|0123456789abcdef)"
+    r"|^(?:\$(?:[A-Z_][A-Z0-9_]*|[a-z_]+\d?|\d|[{(].*)|[%\ufffd]\w+%|%(?:\w|\(.*)|<.*>|\{.*\}"
+    r"|(?i:user|pass(?:word|wd)?|pwd|secret|token|key|api_?key|(?:hf_|access_?|my_?)token))$"
 )
 
 

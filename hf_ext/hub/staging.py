@@ -94,7 +94,7 @@ def _write_folder(folder: Path, out: Path) -> None:
         _write_pipeline(folder, out)
         return
     refuse_links(folder)
-    # refuses pickles, and verifies every header
+    # refuses pickles, and verifies the headers of what is loaded first
     with open_checkpoint(folder):
         pass
     for path in folder.glob("*.safetensors.index*.json"):
@@ -196,6 +196,10 @@ def _copy_model(folder: Path, out: Path, room: ModuleType | None) -> None:
         for suffix in (f".{variant}.safetensors", f".safetensors.index.{variant}.json"):
             if (out / f"model{suffix}").is_file():
                 (out / f"model{suffix}").rename(out / f"model{suffix.replace(f'.{variant}', '')}")
+    # loaders may be told to read each of them
+    for path in sorted([*out.glob("*.safetensors"), *out.glob("*.safetensors.index*.json")]):
+        with open_checkpoint(path):
+            pass
     if not any(out.glob("*.safetensors")):
         raise DataError(
             f"{folder}: its weights do not have the names of transformers, diffusers or peft (model.safetensors, "

@@ -275,3 +275,32 @@ def test_a_folder_may_be_deleted_after_its_files(url: str) -> None:
     assert ask(url, "POST", COMMIT, b"\n".join(json.dumps(line).encode() for line in lines)).status == 200
     names = [each["path"] for each in ask(url, "GET", "/api/models/me/model/tree/main?recursive=true").json()]
     assert names == [".gitattributes", "file.bin"]
+
+
+@pytest.mark.parametrize("again", ["created", "moved there"])
+def test_an_old_id_does_not_lead_to_another_repository_of_the_new_name(url: str, again: str) -> None:
+    assert post(url, "/api/repos/move", fromRepo="me/model", toRepo="new/place").status == 200
+    assert ask(url, "DELETE", "/api/repos/delete", b'{"organization": "new", "name": "place"}').status == 200
+    if again == "created":
+        assert create_repository(url, "new/place").status == 200
+    else:
+        assert create_repository(url, "me/other").status == 200
+        assert post(url, "/api/repos/move", fromRepo="me/other", toRepo="new/place").status == 200
+        assert ask(url, "GET", "/api/models/me/other").status == 307
+    assert ask(url, "GET", "/api/models/me/model").status == 404
+    assert ask(url, "GET", "/api/models/new/place").status == 200
+
+
+def test_a_reference_hides_no_other_one(url: str) -> None:
+    def make(kind: str, name: str) -> int:
+        if kind == "branch":
+            return ask(url, "POST", f"/api/models/me/model/branch/{name}", b"{}").status
+        return post(url, "/api/models/me/model/tag/main", tag=name).status
+
+    commit = ask(url, "GET", "/api/models/me/model").json()["sha"]
+    for first, second in (("branch", "tag"), ("tag", "branch"), ("tag", "tag"), ("branch", "branch")):
+        name = f"{first}-{second}"
+        assert make(first, name) == 200 and make(second, name) == 409
+    for name in (commit[:7], commit[:12], "main"):
+        assert make("tag", name) == 409 and make("branch", name) == 409
+    assert make("branch", "f" * 7) == 200

@@ -116,6 +116,7 @@ def test_cards_that_the_hub_refuses(metadata, url):
 
 
 SAID = {
+    "license: []": [(2, "license")],
     "license: other": [(2, "license"), (2, "license")],
     "license: other\nlicense_name: mine": [(2, "license")],
     "pipeline_tag: foo-bar": [(2, "pipeline_tag")],

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from huggingface_hub import ModelCard, close_session, get_session, parse_eval_result_entries
+from huggingface_hub import ModelCard, ModelCardData, close_session, get_session, parse_eval_result_entries
 from PIL import Image, ImageChops
 
-from hf_ext.errors import DataError
+from hf_ext.errors import DataError, UsageError
 from hf_ext.hub.cards import MARKER, write_card
-from hf_ext.hub.publish import push, stage
+from hf_ext.hub.front_matter import front_matter, read_front_matter
+from hf_ext.hub.publish import push, rehearse, stage
 from hf_ext.hub.released import list_released
 from hf_ext.semanir import SemanIRImageProcessor
 from tests.kit.refusals import refused
@@ -241,6 +242,78 @@ def test_an_authors_card_is_kept_and_ours_is_renewed(tmp_path, snapshot):
     folder = stage(snapshot, tmp_path / "out", repo_id="org/fourth")
     assert (folder / "README.md").read_text() == edited
     assert (folder / ".eval_results" / "hf_ext.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("matter", "found"),
+    [
+        ("", "mit"),
+        ("---\nlibrary_name: transformers\n---\n", "mit"),
+        ("---\r\nlibrary_name: transformers\r\n---\r\n", "mit"),
+        ("\ufeff---\n# --- mine ---\nlibrary_name: transformers\n---\n", "mit"),
+        ("---\nlicense: mit\n---\n", "mit"),
+        ("---\nlicense: [mit]\n---\n", ["mit"]),
+        ("---\nlicense: apache-2.0\n---\n", None),
+        ("---\nlicense: [mit, gpl]\n---\n", None),
+        ("---\nlicense:\n---\n", None),
+    ],
+)
+def test_a_licence_that_is_asked_for_is_in_the_authors_card_or_refused(snapshot, matter, found):
+    card = snapshot / "README.md"
+    card.write_bytes(f"{matter}# Mine\n".encode())
+    if found is None:
+        with refused(UsageError, "license", "'mit'"):
+            write_card(snapshot, repo_id="org/x", license="mit")
+        assert card.read_bytes() == f"{matter}# Mine\n".encode()
+        return
+    write_card(snapshot, repo_id="org/x", license="mit")
+    text = card.read_bytes().decode()
+    assert read_front_matter(text)["license"] == found and text.endswith("# Mine\n")
+    assert ("library_name" in matter) == ("library_name" in read_front_matter(text))
+
+
+WRITTEN_IN = {
+    "a sentence": ("## Uses\n", "## Uses\n\nFor photographs of birds.\n"),
+    "a field": ("- **Developed by:** [More Information Needed]", "- **Developed by:** alice"),
+    "a title": ("# Model Card for Model ID", "# My birds"),
+    "a licence": ("---\n", "---\nlicense: cc-by-nc-4.0\n"),
+    "a picture": ("## Glossary [optional]", "![birds](birds.png)"),
+}
+
+
+@pytest.mark.parametrize("change", WRITTEN_IN)
+def test_a_template_is_replaced_until_somebody_writes_into_it(tmp_path, change):
+    tiny_adapter().save_pretrained(tmp_path / "adapter")
+    card = tmp_path / "adapter" / "README.md"
+    # a model in memory has no name, which the Hub would refuse
+    template = card.read_text().replace("base_model: ''\n", "")
+    text = template.replace(*WRITTEN_IN[change], 1)
+    assert text != template
+    card.write_text(text)
+    listing = rehearse(tmp_path / "adapter", tmp_path / "kept")
+    assert (tmp_path / "kept" / "README.md").read_text() == text
+    assert any("More Information Needed" in note for note in listing.notes)
+    for untouched in (template, ModelCard.from_template(ModelCardData(tags=["a"])).content):
+        card.write_text(untouched)
+        write_card(tmp_path / "adapter", repo_id="org/x")
+        assert MARKER in card.read_text()
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-16-le", "utf-32"])
+def test_a_card_in_another_encoding_is_refused_by_name(snapshot, encoding):
+    (snapshot / "README.md").write_bytes("---\nlicense: mit\n---\n# Modèle\n".encode(encoding))
+    with refused(DataError, "README.md", "UTF-8"):
+        write_card(snapshot, repo_id="org/x")
+
+
+@pytest.mark.parametrize(
+    "line", ["# ---- data ----", "note: a ---", "note: ---", "#---", "note: |\n  ---", "- ---", "----"]
+)
+def test_only_a_line_of_its_own_ends_the_metadata(line):
+    last = "base_model: 3"
+    assert front_matter(f"---\nlicense: mit\n{line}\n{last}\n---\n# Mine\n").endswith(last)
+    assert front_matter(f"---\r\n{line}\r\n{last}\r\n--- \r\n---\r\n") == f"{line}\r\n{last}"
+    assert front_matter("---\n---\n# Mine\n---\n") == ""
 
 
 def test_other_kinds_of_models(tmp_path):

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from hf_ext.errors import DataError, NotPublished
 from hf_ext.hub.cards import write_card
-from hf_ext.hub.disclosure import SecretFound, cut_folders, find_machine_paths, is_path, refuse_secrets
+from hf_ext.hub.disclosure import SecretFound, clean, cut_folders, find_machine_paths, is_path, refuse_secrets
 from hf_ext.hub.publish import push, rehearse, stage
 from tests.kit.refusals import refused
 
@@ -135,12 +135,32 @@ PATHS = {
     "s3://alice-private/clients/photos": "photos",
     "gs://alice-private/photos/": "photos",
     "abfss://alice@account.dfs.core.windows.net/photos": "photos",
+    "s3://alice-private/client photos/a b.zip": "a b.zip",
+    "https://nas.alice.org/My Files/photos.zip?token=alice": "photos.zip",
+    "hf://buckets/alice/clients/photos": "photos",
+    "git+ssh://git@alice.com/photos": "photos",
+    "nas01:/export/alice/photos": "photos",
+    "alice@nas01:/export/photos": "photos",
+    "alice@nas01:photos": "photos",
+    "//nas/alice/photos": "photos",
+    "$HOME/alice/photos": "photos",
+    "${DATA}/alice/photos": "photos",
+    "%USERPROFILE%\\alice\\photos": "photos",
+    "/Volumes/alice smith/my photos": "my photos",
+}
+# Where data come from, what is no name and no address is a path too, though it is not here.
+FOLDERS = {
+    "clients/alice/2024/photos": "photos",
+    "clients\\alice\\photos": "photos",
+    "My Photos/alice/a.zip": "a.zip",
+    "alice/my photos": "my photos",
+    "alice/photos/": "photos",
 }
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", PATHS | FOLDERS)
 def test_paths_are_cut_to_their_last_name(path, tmp_path):
-    assert is_path(path)
+    assert is_path(path) == (path in PATHS)
     snapshot = save_snapshot(tmp_path / "snapshot")
     arguments = TRAINING["arguments"] | {"data": {"train": {"path": path, "split": "train"}}, "init_from": path}
     (snapshot / "training.json").write_text(json.dumps(TRAINING | {"arguments": arguments}))
@@ -151,8 +171,42 @@ def test_paths_are_cut_to_their_last_name(path, tmp_path):
         for written in (path, json.dumps(path)[1:-1], "alice"):
             assert name.endswith(".py") or written.encode() not in data, name
     training = json.loads((staged / "training.json").read_text())["arguments"]
-    assert training["data"]["train"]["path"] == training["init_from"] == PATHS[path]
-    assert json.loads((staged / "eval.json").read_text())["results"][0]["dataset"] == PATHS[path]
+    assert training["data"]["train"]["path"] == training["init_from"] == (PATHS | FOLDERS)[path]
+    assert json.loads((staged / "eval.json").read_text())["results"][0]["dataset"] == (PATHS | FOLDERS)[path]
+    # Neither does a card that is written where the run lies.
+    assert "alice" not in write_card(snapshot, repo_id="org/model").read_text()
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("key", ["train_data", "cache_dir", "_name_or_path"])
+def test_a_configuration_has_no_path_under_any_name(key, path, tmp_path):
+    for name in ("config.json", "adapter_config.json", "preprocessor_config.json", "processor_config.json"):
+        (tmp_path / name).write_text(json.dumps({key: path, "deep": [{key: path}], "eos_token": "/s", "ratio": "1/2"}))
+    clean(tmp_path)
+    wanted = PATHS[path] if key == "_name_or_path" or not path.startswith(".") else path
+    for name, data in contents(tmp_path).items():
+        expected = {key: wanted, "deep": [{key: wanted}], "eos_token": "/s", "ratio": "1/2"}
+        assert json.loads(data) == expected, name
+
+
+@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json", "training.json", "eval.json"])
+@pytest.mark.parametrize("broken", ["nested", "a long number"])
+def test_json_that_is_too_deep_or_too_large_is_refused(name, broken, tmp_path):
+    bert = save_bert(tmp_path / "bert")
+    value = "[" * 600 + "1" + "]" * 600 if broken == "nested" else "1" + "0" * 400
+    if name.endswith("config.json"):
+        known = json.loads((bert / name).read_text()) if (bert / name).exists() else {"a": 1}
+        (bert / name).write_text(f'{json.dumps(known)[:-1]}, "x": {value}}}')
+    elif name == "training.json":
+        (bert / name).write_text(f'{{"arguments": {{"task": {{"x": {value}}}}}}}')
+    else:
+        result = f'"value": {value}' if broken != "nested" else f'"value": 1, "arguments": {{"x": {value}}}'
+        (bert / name).write_text(f'{{"results": [{{"metric": "a", "dataset": "b", {result}}}]}}')
+    if broken == "nested" or name == "eval.json":
+        with pytest.raises(DataError):
+            stage(bert, tmp_path / "out")
+    else:
+        stage(bert, tmp_path / "out")
 
 
 ADDRESSES = {
@@ -195,6 +249,7 @@ NOTES = {
     "zTXt": lambda text: {"pnginfo": png_notes(lambda notes: notes.add_text("Comment", text, zip=True))},
     "iTXt": lambda text: {"pnginfo": png_notes(lambda notes: notes.add_itxt("Comment", text, zip=True))},
     "eXIf": lambda text: {"exif": exif_notes(text)},
+    "iCCP": lambda text: {"icc_profile": b"\0" * 128 + text.encode()},
 }
 
 
@@ -225,7 +280,7 @@ def test_pictures_go_up_without_notes_and_with_all_pixels(tmp_path, kind, name):
     listing = rehearse(bert, tmp_path / "staged")
     assert [note.partition(":")[0] for note in listing.notes] == [name]
     content = (tmp_path / "staged" / name).read_bytes()
-    kinds = {bytes(part) for part in re.findall(rb"IHDR|IDAT|IEND|tEXt|zTXt|iTXt|eXIf", content)}
+    kinds = {bytes(part) for part in re.findall(rb"IHDR|IDAT|IEND|tEXt|zTXt|iTXt|eXIf|iCCP", content)}
     assert kinds == {b"IHDR", b"IDAT", b"IEND"} and content[-8:-4] == b"IEND"
     with Image.open(tmp_path / "staged" / name) as published:
         assert published.tobytes() == picture.tobytes() and not published.getexif() and not published.info

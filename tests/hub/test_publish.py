@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from hf_ext import semanir
 from hf_ext.errors import DataError, NotPublished, UsageError
 from hf_ext.files import TakenError
 from hf_ext.hub.checkpoints import CheckpointError
+from hf_ext.hub.disclosure import find_secret
 from hf_ext.hub.load_check import check_loads
 from hf_ext.hub.publish import rehearse, stage
 from hf_ext.semanir import SemanIRImageProcessor, SemanIRModel
@@ -319,3 +321,42 @@ def test_an_index_without_metadata_is_refused_in_words(tmp_path, kind):
     index.write_text(json.dumps(content))
     with pytest.raises(CheckpointError):
         stage(tmp_path / "source", tmp_path / "out")
+
+
+def index_of(*names: str) -> bytes:
+    return json.dumps({"metadata": {}, "weight_map": {f"w{place}": name for place, name in enumerate(names)}}).encode()
+
+
+WHOLE = save({"w": torch.zeros(3)})
+BROKEN = {
+    "a variant that was cut": ("model.fp16.safetensors", WHOLE[:-5]),
+    "a pickle under another name": ("adapter_model.safetensors", pickle.dumps([1, 2])),
+    "bytes after the tensors": ("diffusion_pytorch_model.safetensors", WHOLE + b"more"),
+    "a text without a header": ("model-00001-of-00009.safetensors", b"\0" * 8 + b"hf" + b"_" + b"aB3" * 12),
+    "an empty file": ("model.bf16.safetensors", b""),
+    "an index of missing shards": ("model.safetensors.index.json", index_of("model-00001-of-00009.safetensors")),
+    "an index of another folder": ("model.safetensors.index.json", index_of("../../x.safetensors")),
+    "an index of a variant": ("model.safetensors.index.fp16.json", index_of("model.fp16-00001-of-00002.safetensors")),
+    "an index that is no JSON": ("adapter_model.safetensors.index.json", b"{"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_weights_beside_those_that_are_loaded_first_are_read_too(tmp_path, kind):
+    bert = save_bert(tmp_path / "bert")
+    name, content = BROKEN[kind]
+    (bert / name).write_bytes(content)
+    with pytest.raises(ValueError) as caught:
+        stage(bert, tmp_path / "out")
+    # the folder that was given, not the copy that was being made
+    shard = "model.fp16-00001-of-00002" if "variant" in kind and "index" in kind else name.partition(".index")[0]
+    assert shard in str(caught.value) or "model-00001-of-00009" in str(caught.value)
+    assert ".out.tmp" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_secret_in_a_broken_file_of_weights_is_found(tmp_path):
+    for place, (name, content) in enumerate((*BROKEN.values(), ("whole.safetensors", WHOLE))):
+        path = tmp_path / f"{place}-{name}"
+        path.write_bytes(content + (b"" if name == "whole.safetensors" else b" hf" + b"_" + b"aB3dE6" * 6))
+        assert (find_secret(path) is None) == (name == "whole.safetensors")

@@ -178,6 +178,31 @@ def test_a_description_that_is_a_link_out_of_the_folder_stays_behind(kind, name,
     assert (name in contents(stage(folder, tmp_path / "again"))) == (name != "extra.json")
 
 
+LICENSED = {
+    **dict.fromkeys(("LICENSE", "LICENCE", "COPYING.txt", "LICENSE.rst", "ACME-terms.pdf", "legal/terms.html"), True),
+    **dict.fromkeys((".env", "train.py", "terms.json", "../terms.txt", "legal", "absent.txt", "/etc/hostname"), False),
+    "linked.txt": False,
+}
+
+
+@pytest.mark.parametrize("link", LICENSED)
+def test_the_licence_that_a_card_names_goes_up_or_is_missed(link, tmp_path, secret):
+    bert = save_bert(tmp_path / "bert")
+    add(
+        bert,
+        {name: "mine" for name in LICENSED if name[0] != "/" and name not in ("legal", "absent.txt", "linked.txt")},
+    )
+    (bert / "linked.txt").symlink_to(secret)
+    add(bert, {"README.md": f"---\nlicense: other\nlicense_name: acme\nlicense_link: {link}\n---\n# Mine\n"})
+    (bert / "train.py").unlink()
+    if not LICENSED[link]:
+        with refused(NotPublished, "license_link", link):
+            stage(bert, tmp_path / "staged")
+        return
+    listing = rehearse(bert, tmp_path / "staged")
+    assert link in listing.files and link not in listing.stays_behind and not listing.notes
+
+
 LINKED = {
     "transformers": ["config.json", "model.safetensors", "vocab.txt", "tokenizer.json"],
     "ours": ["config.json", "model.safetensors", "preprocessor_config.json"],

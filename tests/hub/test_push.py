@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import HfApi, close_session, constants, snapshot_download
+from huggingface_hub import CommitOperationAdd, HfApi, close_session, constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.errors import NotPublished, UsageError
 from hf_ext.hub.checkpoints import open_checkpoint
+from hf_ext.hub.disclosure import SecretFound
 from hf_ext.hub.publish import push, stage
 from hf_ext.semanir import SemanIRImageProcessor
 from tests.kit.refusals import refused
@@ -100,6 +101,44 @@ def test_a_second_push_deletes_what_it_replaces_and_leaves_other_files(hub, api,
     )
 
 
+# Files that loaders of a model prefer to others, or that say whose it is; and files of the owner.
+OF_A_MODEL = {
+    "weights of a variant": "model.fp16.safetensors",
+    "a shard": "model-00001-of-00002.safetensors",
+    "weights of diffusers": "diffusion_pytorch_model.safetensors",
+    "a tokenizer": "tokenizer.json",
+    "a vocabulary": "vocab.txt",
+    "a tokenizer of a part": "qformer_tokenizer/vocab.txt",
+    "a chat template": "chat_template.jinja",
+    "another": "additional_chat_templates/tool_use.jinja",
+    "options of generating": "generation_config.json",
+    "a processor": "preprocessor_config.json",
+    "a licence": "LICENSE",
+    "a notice": "NOTICE",
+    "code": "modeling_semanir.py",
+    "results": ".eval_results/hf_ext.yaml",
+    "a report": "report.json",
+    "a picture of the card": "before_after.png",
+}
+OF_THE_OWNER = ["handler.py", "lora.safetensors", "notes.md", "data/train.csv", "photo.png", "my-config.json"]
+
+
+def test_files_of_an_earlier_model_go_and_files_of_the_owner_stay(hub, api, tmp_path, capsys):
+    api.create_repo("org/model")
+    names = [*OF_A_MODEL.values(), *OF_THE_OWNER]
+    operations = [CommitOperationAdd(name, io.BytesIO(name.encode())) for name in names]
+    api.create_commit("org/model", operations, commit_message="Old")
+    bert = save_bert(tmp_path / "bert")
+    push(bert, "org/model", endpoint=hub.url, token=False, check=False)
+    there = api.list_repo_files("org/model")
+    assert sorted(there) == sorted([*OF_THE_OWNER, ".gitattributes", "README.md", "config.json", "model.safetensors"])
+    told = capsys.readouterr().err
+    description = api.list_repo_commits("org/model")[0].message
+    for text in (told, description):
+        deleted, left = (next(line for line in text.splitlines() if line.startswith(word)) for word in ("Del", "Left"))
+        assert all(name in deleted for name in OF_A_MODEL.values()) and all(name in left for name in OF_THE_OWNER)
+
+
 def test_pushing_the_same_again_makes_no_commit(hub, api, snapshot):
     options = {"endpoint": hub.url, "token": False, "check": False}
     first = push(snapshot, "org/model", **options)
@@ -155,3 +194,51 @@ def test_a_hub_that_wants_a_token(tmp_path, snapshot):
             assert checkpoint.commit == info.oid
             assert isinstance(checkpoint["model.extractor.weight"], torch.Tensor)
         close_session()
+
+
+TOKEN = "hf" + "_" + "aBcDeFgHiJ" * 3 + "kLmN"
+UNUSABLE = {
+    "a branch with a blank": {"revision": "feat/x y"},
+    "a branch with dots": {"revision": "a..b"},
+    "a pull request": {"revision": "refs/pr/1"},
+    "a commit": {"revision": "0123456789" * 4},
+    "no message": {"commit_message": ""},
+    "an empty line": {"commit_message": "\n \n"},
+    "half a letter": {"commit_message": "a\ud800"},
+    "a token of two lines": {"token": f"{TOKEN[:20]}\n{TOKEN[20:]}"},
+    "a token with an accent": {"token": f"{TOKEN}é"},
+    "a secret in the message": {"commit_message": f"wip {TOKEN}"},
+}
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_options_that_a_hub_would_refuse_are_refused_before_it_is_asked(kind, hub, api, snapshot):
+    options = {"endpoint": hub.url, "token": False, "check": False} | UNUSABLE[kind]
+    with pytest.raises(SecretFound if "secret" in kind else UsageError) as caught:
+        push(snapshot, "org/model", **options)
+    assert TOKEN[3:20] not in str(caught.value)
+    with pytest.raises(RepositoryNotFoundError):
+        api.model_info("org/model")
+
+
+def test_a_branch_with_the_name_of_a_tag_or_a_commit_is_refused(hub, api, snapshot):
+    options = {"endpoint": hub.url, "token": False, "check": False}
+    first = push(snapshot, "org/model", **options)
+    api.create_tag("org/model", tag="v1")
+    bert = save_bert(snapshot.with_name("bert"))
+    with refused(UsageError, "v1", "org/model"):
+        push(bert, "org/model", revision="v1", **options)
+    with refused(HfHubHTTPError, first.oid[:8]):
+        push(bert, "org/model", revision=first.oid[:8], **options)
+    for revision in ("main", "v1", first.oid[:8]):
+        assert api.model_info("org/model", revision=revision).sha == first.oid
+    assert [branch.name for branch in api.list_repo_refs("org/model").branches] == ["main"]
+
+
+def test_a_secret_in_the_name_of_a_file_is_refused_and_not_shown(tmp_path):
+    bert = save_bert(tmp_path / "bert")
+    (bert / "additional_chat_templates").mkdir()
+    (bert / "additional_chat_templates" / f"{TOKEN}.jinja").write_text("x")
+    with pytest.raises(SecretFound) as caught:
+        stage(bert, tmp_path / "out")
+    assert TOKEN not in str(caught.value)

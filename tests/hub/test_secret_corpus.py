@@ -7,14 +7,16 @@ import contextlib
 import io
 import json
 import random
+import re
 from importlib.metadata import distribution
 from pathlib import Path
 
+import pytest
 from huggingface_hub.errors import StrictDataclassError
 from PIL import Image
 from transformers import CONFIG_MAPPING
 
-from .secret_corpus import DISGUISES, PLACES, shapes
+from .secret_corpus import DISGUISES, PLACES, WORD, letters, shapes
 from .secret_scores import PAGE, find, find_all, write_page
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +36,52 @@ def test_at_least_95_of_100_secrets_are_refused_in_every_place(tmp_path):
             # Nothing that is secret is in the message: no long word of it.
             assert not any(word in str(error) for word in text.split() if len(word) > 12 and word.isalnum())
     assert PAGE.read_text(encoding="utf-8") == write_page(answers), "python -m tests.hub.secret_scores writes it anew"
+
+
+# Everyday ways to write a secret beside its name; K and P are a long key and a password.
+LAYOUTS = {
+    "aligned =": "user              = alice\napi_key           = K",
+    "aligned :": "user:        alice\npassword:    P",
+    "aligned, of AWS": "aws_secret_access_key     = " + "wJalrXUtnFEMI9K7MDEN" * 2,
+    "setdefault": "os.environ.setdefault('WANDB_API_KEY', 'K')",
+    "get": 'os.environ.get("API_KEY", "K")',
+    "getenv of a password": "os.getenv('DB_PASSWORD', 'P')",
+    "a pair": "('api_key', 'K')",
+    "a list of YAML": "env:\n- name: API_KEY\n  value: K",
+    "a list of JSON": '{"name": "WANDB_API_KEY", "value": "K"}',
+    "a list of JSON in lines": '{\n  "name": "API_KEY",\n  "value": "K"\n}',
+    "a header in JSON": '{"key": "Authorization", "value": "Bearer K"}',
+    "attributes of XML": '<add key="Password" value="P"/>',
+    "a block of YAML": "api_key: |\n    K",
+    "a folded block": "password: >-\n    P",
+    "a tag of YAML": "api_key: !!str K",
+    "an anchor": "api_key: &mine K",
+    "code of Markdown": "API key: `K`",
+    "two codes": "`password`: `P`",
+    "bold": "**Password:** P",
+    "a table": "| name | value |\n|---|---|\n| password | P |",
+    "a table of keys": "| API_KEY | K |",
+    "an element": "<password>P</password>",
+    "an element of a key": "<apiKey>K</apiKey>",
+    "a semicolon": "Server=db;User Id=sa;Password=S3cr;etPass9;",
+    "a comma": "password: Tr0u,b4dor&3",
+    "an arrow": "password => 'P'",
+    "a walrus": "password := 'P'",
+    "with a type": "api_key: str = 'K'",
+    "a dollar": "password: $ecr3tPass99",
+    "a dollar in an address": "https://alice:$ecr3tPass9@nas.acme.com/x",
+    "an encoded dollar": "https://alice:%24ecr3tPass9@nas.acme.com/x",
+    "a brace in an address": "https://alice:{ecr3tPass9@nas.acme.com/x",
+    "a per cent in an address": "https://alice:%ecr3t-Pass9@nas.acme.com/x",
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_secret_that_only_its_name_tells_is_refused_in_everyday_layouts(layout, tmp_path):
+    text = re.sub(r"\bK\b", letters(WORD, 24), LAYOUTS[layout])
+    text = re.sub(r"\bP\b", "S3cretPass99", text)
+    for name, content in {"README.md": f"# Mine\n\n{text}\n", "config.json": json.dumps({"note": text})}.items():
+        assert find(tmp_path, name, content.encode()) is not None, name
 
 
 def configurations() -> dict[str, str]:
@@ -98,6 +146,14 @@ def oddities() -> dict[str, str]:
         "http://username:token@proxy:8080 https://wandb.ai/org/project/runs/1a2b3c4d s3://bucket/key?versionId=1\n",
         "tool.jinja": "{% if token %}{{ bos_token + 'system_token: ' + message['api_key'] }}{% endif %}",
         "hash.yaml": f"sha256: {rng.randbytes(32).hex()}\nmd5: {rng.randbytes(16).hex()}\nseed: 1234567890123456\n",
+        "variables.md": "https://alice:$TOKEN@nas.acme.com/x https://alice:${TOKEN:-a1}@nas.acme.com "
+        "https://a:%TOKEN1%@b.c "
+        "https://a:{token1}@b.c https://a:{{token1}}@b.c postgresql://%s:%s@%s/x https://a:%(pass1)s@b.c "
+        "password=$DB_PASS1 password: ${DB_PASS1} password: '{{ pass1 }}' password=%DB_PASS1% password: <pass1word>\n"
+        "| password | str | must have 8 letters |\n| api_key | str, default=None | of version2 |\n"
+        "f(password=None, md5=None) ('password', 'str') ['api_key', 'secret_key'] {'name': 'password', 'value': ''}\n"
+        "- name: API_KEY\n  valueFrom:\n    secretKeyRef: {name: keys-of-version2-of-the-app, key: api}\n"
+        "api_key: |\n  the key of the service\npassword:    see 1password\nAPI key: `None`, <password></password>\n",
         "code.md": "def f(secret_key: str, access_token=None, password: str | None = None): ...\n"
         "key-value cache, sk-learn, task-oriented-classification-of-sentences, xoxo, pypi-like, dapivirine\n",
     }
