@@ -281,7 +281,7 @@ def test_evaluate_measures_a_checkpoint_and_writes_the_report(snapshot, configur
     # The tiny model adds almost nothing to the picture: what is left is the noise, of 10 levels.
     assert results["psnr"]["value"] == pytest.approx(28.1, abs=1.0)
     stronger = run("evaluate", snapshot, "--config", configuration).stdout
-    assert re.search(r"^PSNR \(RGB.*\) +\d+\.\d{4} on photos, train$", stronger, re.MULTILINE)
+    assert re.search(r"^PSNR \(RGB.*\) +\d+\.\d{4} on photos, train, 1 example$", stronger, re.MULTILINE)
 
 
 def test_evaluate_pins_the_commit_of_a_model_on_a_hub(snapshot, configuration, hub, tmp_path):
