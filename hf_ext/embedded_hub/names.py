@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from hf_ext.hub.ref_names import is_ref_name
+
 from .errors import HubError
 
 # `datasets/x/y` and `api/...` are URL prefixes: an owner of that name could not be addressed.
@@ -12,8 +14,6 @@ RESERVED_OWNERS = frozenset({"api", "datasets", "lfs", "models", "spaces"})
 MAXIMUM_PATH_BYTES = 1024
 MAXIMUM_COMPONENT_BYTES = 255
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_FORBIDDEN_IN_REF = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -63,16 +63,7 @@ def _fault_of_path(path: str) -> str | None:
 
 def check_ref_name(name: str) -> str:
     """Return the name of a branch or tag, or refuse it by git's rules for refs."""
-    components = name.split("/")
-    if (
-        _FORBIDDEN_IN_REF.search(name)
-        or not name.isprintable()
-        or len(name.encode()) > MAXIMUM_COMPONENT_BYTES
-        or components[0] == "refs"
-        or any(not part or part[0] in ".-" or part.endswith((".", ".lock")) for part in components)
-        or _COMMIT.fullmatch(name)
-        or name in ("@", "HEAD")
-    ):
+    if not is_ref_name(name):
         raise HubError(400, f"{name!r} is not a valid name for a branch or tag (git's rules, and not a commit hash)")
     return name
 

@@ -17,8 +17,6 @@ from typing import Any
 from huggingface_hub import CommitInfo, HfApi, constants
 from huggingface_hub.utils import validate_repo_id
 
-from ..embedded_hub.errors import HubError
-from ..embedded_hub.names import check_ref_name
 from ..errors import DataError, NotPublished, UsageError
 from ..files import require_free, whole_folder
 from ..terminal import is_quiet
@@ -31,6 +29,7 @@ from .folder_kinds import known_kinds
 from .front_matter import read_front_matter
 from .load_check import check_loads, verify_code
 from .published_files import Listing, copy_license, is_described, is_loaded, list_files
+from .ref_names import is_ref_name
 from .shipped import ROLES
 from .staging import MANIFEST, Processor, Source, write_source
 
@@ -206,10 +205,8 @@ def rehearse(
 
 def _check_options(branch: str, message: str, token: str | bool | None) -> None:
     """Refuses what a Hub would refuse after the work was done, and a secret that the history would show."""
-    try:
-        check_ref_name(branch)
-    except HubError as error:
-        raise UsageError(f"revision={branch!r} is no name for a branch, by git's rules for names") from error
+    if not is_ref_name(branch):
+        raise UsageError(f"revision={branch!r} is no name for a branch, by git's rules for names")
     if not message.strip() or message != message.encode(errors="ignore").decode():
         raise UsageError(f"commit_message={message!r} must be a text that is not empty")
     if (kind := find_kind(message)) is not None:
