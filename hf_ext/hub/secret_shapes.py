@@ -15,7 +15,7 @@ _START, _NAME = r"(?<![A-Za-z0-9])", r"(?<![A-Za-z0-9_])"
 # names and values ("name": "API_KEY", "value": …), the third of arguments, the last of blocks and tags of YAML.
 _IS = (
     r"(?:[\"'`\])*]{0,3}(?:\s{0,40}(?:,\s{0,40})?[\"']?(?i:value)[\"']?)?"
-    r"(?:[ \t]{0,40}(?::=?|=>?|->|\|)\s{0,3}[ \t]{0,40}|\s{1,7}|>)"
+    r"(?:[ \t]{0,40}(?::=?|=>?|->|(?<=[ \t])\||\|(?=[ \t]))\s{0,3}[ \t]{0,40}|\s{1,7}|>)"
     r"|[\"'`]\s{0,3},\s{0,3}(?=[\"'`]))"
     r"(?:[|>][\-+]?\s{1,40}|!!\w{1,9} |&\w{1,20} |str\s?=\s?)?(?:\*\* )?[\"'`\[]{0,3}"
 )
@@ -173,7 +173,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     (
         "a password",
         "pass pwd",
-        rf"(?i:password|passwd|passphrase|pwd){_IS}(?P<value>{_MIXED}{_PASS}{{6,}}"
+        rf"(?i:password|passwd|passphrase|(?<!\$)(?<!\${{)pwd){_IS}(?P<value>(?={_PASS}*[A-Za-z])(?={_PASS}*[0-9]){_PASS}{{6,}}"
         rf"|(?=\w{{0,40}}[A-Za-z])(?=\w{{0,40}}[0-9]){_PASS}{{4,}}[,;]{_PASS}{{3,}})",
     ),
     (

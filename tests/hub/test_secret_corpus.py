@@ -150,6 +150,7 @@ def oddities() -> dict[str, str]:
         "https://a:%TOKEN1%@b.c "
         "https://a:{token1}@b.c https://a:{{token1}}@b.c postgresql://%s:%s@%s/x https://a:%(pass1)s@b.c "
         "password=$DB_PASS1 password: ${DB_PASS1} password: '{{ pass1 }}' password=%DB_PASS1% password: <pass1word>\n"
+        "(?i:password|passwd|pwd)[0-9]{6} |password|str|2| $PWD:/work2/x "
         "| password | str | must have 8 letters |\n| api_key | str, default=None | of version2 |\n"
         "f(password=None, md5=None) ('password', 'str') ['api_key', 'secret_key'] {'name': 'password', 'value': ''}\n"
         "- name: API_KEY\n  valueFrom:\n    secretKeyRef: {name: keys-of-version2-of-the-app, key: api}\n"
