@@ -9,12 +9,14 @@ from typing import Any
 import datasets
 import fsspec
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 
 from ..errors import DataError
 from .broken import is_broken_picture, open_bytes
 from .roles import GROUPS
 from .sound_files import describe_sound
+from .tables import to_seconds
 
 # Columns that name an example and are no part of it.
 _NAMES = {"file", "file_name", "path", "__key__", "__url__", "first_row", "id", "index"}
@@ -146,6 +148,8 @@ def _input_columns(data: datasets.Dataset) -> list[str]:
         for name in columns
         if getattr(kinds[name], "dtype", "") in ("string", "large_string")
     }
+    # A date with a time has a blank, and is no text.
+    texts = {name: found for name, found in texts.items() if to_seconds(pd.Series(found[:100])) is None} or texts
     prose = [name for name, found in texts.items() if 2 * sum(" " in value.strip() for value in found) > len(found)]
     longest = max(texts, key=lambda name: sum(map(len, texts[name]))) if texts else ""
     return prose or [longest] if longest else columns

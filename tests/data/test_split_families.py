@@ -22,6 +22,7 @@ LABELS = ["good", "bad"] * 80
         {},
         {"Unnamed: 0": list(range(160))},
         {"date": [f"2024-01-{number % 28 + 1:02d}" for number in range(160)]},
+        {"when": [f"2024-01-{number % 28 + 1:02d} 00:{number // 60:02d}:{number % 60:02d}" for number in range(160)]},
         {"review_id": [f"r{number}" for number in range(160)]},
         {"stars": [number % 7 for number in range(160)], "source": ["web", "app", "mail", "shop", "call"] * 32},
     ],
