@@ -12,7 +12,7 @@ from ..errors import DataError
 from .tables import Table, is_number, option, shorten, to_seconds, unclear_date
 
 LABEL = re.compile(r"(label|labels|class|classes|category|target)", re.IGNORECASE)
-_TIME = re.compile(
+TIME = re.compile(
     r"(time|date|ds$|ts$|epoch|zeit|datum|step|steps|year|timestamp|datetime).*|.*(_|\b)(time|date|timestamp)",
     re.IGNORECASE,
 )
@@ -32,6 +32,9 @@ GROUPS = re.compile(
     r"(group|speaker|subject|patient|person|user|session|recording|participant|animal|device|machine)s?"
     r"([ _-]?(id|no|number))?",
     re.IGNORECASE,
+)
+PERSONS = re.compile(
+    r"(speaker|subject|patient|person|user|participant|animal)s?([ _-]?(id|no|number))?", re.IGNORECASE
 )
 # A row with this many numbers and rising column names is a series: t0, V1, 400.5, h06:30, 0.5 s.
 _WIDE = 8
@@ -143,7 +146,7 @@ def _is_copy(frame: pd.DataFrame, name: Any, label: str | None) -> bool:
     if label is None or name == label:
         return False
     values, classes = frame[name].dropna(), frame[label].nunique()
-    if classes < 2 or values.nunique() != classes or not (values % 1 == 0).all():
+    if classes < 2 or values.nunique() != classes or not all(float(value).is_integer() for value in values.unique()):
         return False
     pairs = frame[[name, label]].dropna().drop_duplicates()
     return len(pairs) == classes and not pd.api.types.is_float_dtype(frame[label].dtype)
@@ -282,7 +285,7 @@ def _find_series(frame: pd.DataFrame, label: str | None) -> str | None:
 def _find_time(frame: pd.DataFrame, names: list[Any], series: str | None) -> str | None:
     written, counted, columns = [], [], dict(frame.items())
     for place, name in enumerate(names):
-        values, strong = columns[name], bool(_TIME.fullmatch(str(name)))
+        values, strong = columns[name], bool(TIME.fullmatch(str(name)))
         if pd.api.types.is_numeric_dtype(values.dtype):
             kept = [values] if series is None else [part for _, part in values.groupby(frame[series])]
             rising = all(part.is_monotonic_increasing and part.is_unique for part in kept)

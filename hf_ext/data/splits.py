@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ..errors import DataError
 from .broken import is_broken_picture, open_bytes
-from .roles import GROUPS
+from .roles import GROUPS, PERSONS, TIME
 from .sound_files import describe_sound
 from .tables import to_seconds
 
@@ -128,46 +128,75 @@ def _is_broken_sound(value: dict[str, Any] | None) -> bool:
     return False
 
 
-def _input_columns(data: datasets.Dataset) -> list[str]:
+def _choose_inputs(data: datasets.Dataset) -> list[list[str]]:
     """
-    The columns by whose content examples are equal.
+    The columns by whose content examples are equal, in sets: examples are equal where they agree on one set.
 
-    A number of the row, a date or another caption makes no other example of the same picture or text. So files count
-    alone, of pairs the clean ones, since a clean picture may have several bad ones; then lists of numbers; then
-    texts of several words, or the longest; else all columns but labels and names.
+    A number of the row, a date, a comment or another caption makes no other example of the same picture or text. So
+    files count alone, of pairs the clean ones, since a clean picture may have several bad ones; then numbers in lists,
+    without their times; then each text for itself; else all columns but labels and names.
     """
     kinds = data.features
     files = [name for name, kind in kinds.items() if _is_file(kind)]
     if files:
-        return ["hq"] if "hq" in files else files
+        return [["hq"] if "hq" in files else files]
     columns = sorted({*data.column_names} - {*_NAMES, "label", "labels"}) or data.column_names
-    if lists := [name for name in columns if not isinstance(kinds[name], datasets.Value | datasets.ClassLabel)]:
-        return lists
+    lists = [name for name in columns if _is_list(kinds[name])]
+    if series := [name for name in lists if not TIME.fullmatch(name)] or lists:
+        return [series]
     texts = {
         name: [value for value in data.with_format(None)[name] if value]
         for name in columns
         if getattr(kinds[name], "dtype", "") in ("string", "large_string")
     }
-    # A date with a time has a blank, and is no text.
-    texts = {name: found for name, found in texts.items() if to_seconds(pd.Series(found[:100])) is None} or texts
-    prose = [name for name, found in texts.items() if 2 * sum(" " in value.strip() for value in found) > len(found)]
-    longest = max(texts, key=lambda name: sum(map(len, texts[name]))) if texts else ""
-    return prose or [longest] if longest else columns
+    return [[name] for name in _choose_texts(texts)] or [columns]
 
 
-def hash_inputs(data: datasets.Dataset) -> list[bytes]:
-    """A key for each example, equal where the inputs are."""
-    columns = _input_columns(data)
+def _choose_texts(texts: dict[str, list[str]]) -> list[str]:
+    """Those columns of texts that may be inputs; each step leaves some, or changes nothing."""
+
+    def is_prose(name: str) -> bool:
+        # Other scripts have no blanks.
+        return 2 * sum(" " in value.strip() or not value.isascii() for value in texts[name]) > len(texts[name])
+
+    def mean_length(name: str) -> float:
+        return sum(map(len, texts[name])) / max(1, len(texts[name]))
+
+    # A date with a time has a blank, too.
+    names = [name for name, found in texts.items() if to_seconds(pd.Series(found[:100])) is None] or [*texts]
+    # What has few values, such as a prompt or a topic, would join most examples.
+    names = [name for name in names if len({*texts[name]}) > 0.1 * len(texts[name])] or names
+    if prose := [name for name in names if is_prose(name)]:
+        most = max(map(mean_length, prose))
+        return [name for name in prose if mean_length(name) >= 0.5 * most]
+    return names
+
+
+def _is_list(kind: Any) -> bool:
+    return not isinstance(kind, datasets.Value | datasets.ClassLabel | dict)
+
+
+def hash_inputs(data: datasets.Dataset) -> list[tuple[bytes, ...]]:
+    """Keys of each example; two examples are equal where one key of theirs is."""
+    chosen = _choose_inputs(data)
+    columns = [name for names in chosen for name in names]
     raw = data.select_columns(columns).with_format("arrow")
     sizes = _sizes(raw, columns)
-    keys: list[bytes] = []
+    keys: list[tuple[bytes, ...]] = []
     for table in raw.iter(batch_size=256):
-        for row in table.to_pylist():
-            digest = hashlib.sha256()
-            for name in columns:
-                _add(digest, row[name], sizes)
-            keys.append(digest.digest())
+        for index, row in enumerate(table.to_pylist(), len(keys)):
+            # An example without a text is like no other.
+            keys.append(tuple(_hash_row(row, names, sizes, index) for names in chosen))
     return keys
+
+
+def _hash_row(row: dict[str, Any], names: list[str], sizes: dict[int, int], index: int) -> bytes:
+    digest = hashlib.sha256("\0".join(names).encode())
+    for name in names:
+        _add(digest, row[name], sizes)
+    if all(row[name] in (None, "") for name in names):
+        digest.update(str(index).encode())
+    return digest.digest()
 
 
 def _sizes(raw: Any, columns: list[str]) -> dict[int, int]:
@@ -234,9 +263,12 @@ def read_labels(data: datasets.Dataset) -> list[Any]:
 
 def find_groups(data: datasets.Dataset, labels: list[Any]) -> list[Any] | None:
     """The group of each example, where a column or the folders of files name groups of which a class has several."""
-    for name in data.column_names:
+    # Sessions and devices are those of a person.
+    for name in sorted(data.column_names, key=lambda name: not PERSONS.fullmatch(name)):
         if GROUPS.fullmatch(name) and isinstance(data.features[name], datasets.Value | datasets.ClassLabel):
-            groups = list(data.with_format(None)[name])
+            # Of whom nothing is known, that is a group of its own.
+            told = data.with_format(None)[name]
+            groups: list[Any] = [index if value in (None, "") else (value,) for index, value in enumerate(told)]
             # A class of one speaker stays in the training; where each has one, speakers are the classes.
             if _separable(groups, labels, any):
                 return groups
@@ -272,7 +304,7 @@ def _paths(data: datasets.Dataset) -> list[Path] | None:
     return None
 
 
-def join_units(keys: list[bytes], groups: list[Any]) -> list[int]:
+def join_units(keys: list[tuple[bytes, ...]], groups: list[Any]) -> list[int]:
     """The number of the unit of each example: those of one group are in one, and those of equal inputs."""
     parent = list(range(len(keys)))
 
@@ -283,9 +315,8 @@ def join_units(keys: list[bytes], groups: list[Any]) -> list[int]:
         return index
 
     first: dict[Any, int] = {}
-    for index, names in enumerate(zip((("key", key) for key in keys), (("group", group) for group in groups),
-                                      strict=True)):  # fmt: skip
-        for name in names:
+    for index, (own, group) in enumerate(zip(keys, groups, strict=True)):
+        for name in (*own, ("group", group)):
             if name in first:
                 parent[root(index)] = root(first[name])
             else:
@@ -293,5 +324,5 @@ def join_units(keys: list[bytes], groups: list[Any]) -> list[int]:
     return [root(index) for index in range(len(keys))]
 
 
-def _draw(seed: int, key: bytes) -> bytes:
-    return hashlib.sha256(f"{seed} ".encode() + key).digest()
+def _draw(seed: int, keys: tuple[bytes, ...]) -> bytes:
+    return hashlib.sha256(f"{seed} ".encode() + b"".join(keys)).digest()

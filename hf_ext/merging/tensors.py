@@ -93,12 +93,12 @@ class Table:
     def warnings(self) -> list[str]:
         """Warnings about parts of the tasks that the result lacks or changes."""
         return [
-            *self._unused(),
+            *self._pattern_warnings(),
             *self._vocabulary_warnings(),
             *([] if self._config.with_masks else self._one_model_warnings()),
         ]
 
-    def _unused(self) -> list[str]:
+    def _pattern_warnings(self) -> list[str]:
         """Warnings about patterns of the configuration that fit no tensor, perhaps for a slip of the pen."""
         names = [name for source in (self._base, *self._tasks) for name in source.tensors]
         patterns = [pattern.pattern for pattern in self._excluded if not any(map(pattern.match, names))]

@@ -66,15 +66,16 @@ class FeatureStatistics:
     def load(cls, path: str | Path) -> "FeatureStatistics":
         """Reads an `.npz` file with arrays `mu` and `sigma`, as is usual for reference statistics."""
         try:
-            opened = np.load(path, allow_pickle=False)
-        except (ValueError, EOFError, zipfile.BadZipFile) as error:
+            # An array alone is no mapping, and no archive to close.
+            with np.load(path, allow_pickle=False) as opened:
+                content = dict(opened.items())
+        except (ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
             raise DataError(f"{path} is no .npz file of statistics: write it with --keep.") from error
-        with opened as content:
-            if not {"mu", "sigma"} <= set(content.files):
-                raise ValueError(f"{path} must hold arrays 'mu' and 'sigma', it holds {sorted(content.files)}")
-            count = int(content["count"]) if "count" in content.files else None
-            network = str(content["network"]) if "network" in content.files else None
-            return cls(content["mu"].astype(np.float64), content["sigma"].astype(np.float64), count, network)
+        if not {"mu", "sigma"} <= content.keys():
+            raise ValueError(f"{path} must hold arrays 'mu' and 'sigma', it holds {sorted(content)}")
+        count = int(content["count"]) if "count" in content else None
+        network = str(content["network"]) if "network" in content else None
+        return cls(content["mu"].astype(np.float64), content["sigma"].astype(np.float64), count, network)
 
     def save(self, path: str | Path) -> None:
         """Writes what [`~FeatureStatistics.load`] reads."""

@@ -10,7 +10,6 @@ import io
 import itertools
 import json
 import tarfile
-import tempfile
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -186,10 +185,8 @@ def _parts(pipeline: DisentangledDiTPipeline) -> dict[str, Any]:
             known = {key: value for key, value in config.items() if key[0] != "_" and key != "transformers_version"}
             found[name] = _hash([weights_digest(part), known])
         elif name == "tokenizer" and part is not None:
-            # Its files, which have all that it knows.
-            with tempfile.TemporaryDirectory() as folder:
-                files = [Path(path) for path in sorted(part.save_pretrained(folder))]
-                found[name] = _hash([hashlib.sha256(file.read_bytes()).hexdigest() for file in files])
+            # Its files would tell where it came from, too.
+            found[name] = _hash([type(part).__name__, part.get_vocab(), part.special_tokens_map])
     return found
 
 
@@ -208,6 +205,6 @@ def _write_metadata(pipeline: DisentangledDiTPipeline, conditions: Sequence[Any]
     with whole_file(out / METADATA, "w") as file:
         # An earlier call may have drawn more.
         paths = (_path(out, number) for number in itertools.count())
-        for number, path in enumerate(itertools.takewhile(Path.is_file, paths)):
+        for number, path in enumerate(itertools.takewhile(_is_whole, paths)):
             row = {"file_name": path.name, column: conditions[number % len(conditions)]}
             file.write(json.dumps(row, ensure_ascii=False) + "\n")

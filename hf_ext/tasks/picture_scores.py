@@ -31,7 +31,7 @@ from hf_ext.training.bad_examples import read_example
 from ..errors import DataError, MissingColumn, UsageError
 from .diffusion_data import Crops, cut_view
 from .diffusion_samples import weights_digest
-from .pictures import in_colours, put_on_white
+from .pictures import in_colours, require_picture
 
 # Pictures of a set whose features are kept for the kernel distance (82 MB), and samples of a subset of them.
 KEPT, SUBSET = 10_000, 1000
@@ -72,13 +72,13 @@ def read_batches(
     with progress(total=len(own), description=description, unit=" pictures", shown=ranks.index == 0) as bar:
         for start in range(0, len(own), size):
             numbers = own[start : start + size]
-            # One by one: an error names its file. On white, as trainings and pipelines see transparent pictures.
+            # One by one: an error names its file.
             try:
                 examples = [read_example(data, number) for number in numbers]
             except OSError as error:
                 raise DataError(str(error)) from error
             rows = {name: [example[name] for example in examples] for name in examples[0]}
-            pictures: list[Any] = [in_colours(put_on_white(picture), "RGB") for picture in rows[column]]
+            pictures: list[Any] = [in_colours(require_picture(picture, column), "RGB") for picture in rows[column]]
             if side is not None:
                 pictures = [cut_view(picture, (side, side), 3, Crops(), None).pixels for picture in pictures]
             yield numbers, {**rows, column: pictures}

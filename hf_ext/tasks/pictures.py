@@ -40,7 +40,7 @@ def deep_grey(picture: Image.Image) -> np.ndarray | None:
 
 def put_on_white(picture: Image.Image) -> Image.Image:
     """A picture without transparency: on white, as most viewers show it; the colours that it hides are anything."""
-    if picture.mode[0] in "IF" or not picture.has_transparency_data:
+    if not picture.has_transparency_data:
         return picture
     return Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture.convert("RGBA"))
 
@@ -49,4 +49,4 @@ def in_colours(picture: Image.Image, mode: str) -> Image.Image:
     """A picture of 8 bits, of mode `"L"` or `"RGB"`; whole numbers of 16 bits are scaled, others refused."""
     # Pillow clips 16 bits to 8 when it converts them: the picture would come out white.
     deep = deep_grey(picture)
-    return (picture if deep is None else Image.fromarray(to_8_bits(deep))).convert(mode)
+    return (put_on_white(picture) if deep is None else Image.fromarray(to_8_bits(deep))).convert(mode)

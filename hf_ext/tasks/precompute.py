@@ -219,6 +219,10 @@ def _digests(data: datasets.Dataset, image_column: str) -> list[str]:
         for path, size, head, tail, other in zip(paths.to_pylist(), sizes, heads, tails, others, strict=True):
             if size is None and path and os.path.isfile(path):
                 size, head, tail = _read_ends(path)
+            if path and "::" in path:
+                # Of an archive, that is not opened for each: another one is another picture.
+                archive = os.stat(path.rpartition("::")[2])
+                size = f"{path.partition('::')[0]} {archive.st_size} {archive.st_mtime_ns}"
             about = json.dumps([os.path.basename(path or ""), size, other], default=repr, sort_keys=True)
             digest = hashlib.sha256(about.encode() + (head or b"") + (tail or b"")).hexdigest()
             seen[digest] += 1

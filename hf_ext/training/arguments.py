@@ -365,7 +365,7 @@ def apply_overrides(mapping: dict[str, Any], flags: list[str]) -> dict[str, Any]
             target[key] = parse_yaml(value)
         except SettingsError as error:
             raise SettingsError(f"--{name} {value!r:.200} cannot be read as a YAML value: {error}") from error
-        given.add((*map(_underscored, sections), _underscored(key)))
+        given.add((*map(_to_key, sections), _to_key(key)))
         if target[key] is None:
             del target[key]
     _forget_parts(mapping.get("data"), result.get("data"), given)
@@ -399,7 +399,7 @@ def _list_sources(section: Any, place: tuple[str, ...]) -> dict[tuple[str, ...],
         return {}
     found = {place: section} if "path" in section else {}
     for name, below in section.items():
-        found |= _list_sources(below, (*place, _underscored(str(name))))
+        found |= _list_sources(below, (*place, _to_key(str(name))))
     return found
 
 
@@ -410,7 +410,7 @@ def _is_same(first: Any, second: Any) -> bool:
     return os.path.realpath(os.path.expanduser(first)) == os.path.realpath(os.path.expanduser(second))
 
 
-def _underscored(word: str) -> str:
+def _to_key(word: str) -> str:
     return word.replace("-", "_")
 
 

@@ -1,6 +1,5 @@
 """Check of all data of a run: reads every example once and lists the unusable ones."""
 
-from collections import Counter
 from typing import Any
 
 import datasets
@@ -35,7 +34,7 @@ def check_data(task: Task, arguments: TrainingArguments) -> list[dict[str, Any]]
     # A task learns sizes and names from the data and the model.
     task.read_data(opened["data.train"])
     build_model(task, arguments.model, arguments.init_from and pin_revision(arguments.init_from))
-    found, learned = [], _hash(opened["data.train"])
+    found, learned = [], {key for keys in _hash(opened["data.train"]) for key in keys}
     for section, given in opened.items():
         rows = match_classes(given, task, training=section == "data.train")
         count, bad = 0, []
@@ -52,15 +51,15 @@ def check_data(task: Task, arguments: TrainingArguments) -> list[dict[str, Any]]
         described = {"section": section, "path": sources[section].path, "split": sources[section].split}
         allowed = int(data.max_bad_examples * count) if section == "data.train" else 0
         columns = sorted(features or [])
-        shared = 0 if section == "data.train" else sum(count for key, count in _hash(rows).items() if key in learned)
+        shared = 0 if section == "data.train" else sum(not learned.isdisjoint(keys) for keys in _hash(rows))
         about = {"examples": count, "columns": columns, "bad": bad, "allowed": allowed, "shared": shared}
         found.append({**described, **about})
     return found
 
 
-def _hash(data: Any) -> Counter[bytes]:
-    """The number of examples with each key; empty for a stream."""
-    return Counter() if isinstance(data, datasets.IterableDataset) else Counter(hash_inputs(data))
+def _hash(data: Any) -> list[tuple[bytes, ...]]:
+    """Keys of each example; none for a stream."""
+    return [] if isinstance(data, datasets.IterableDataset) else hash_inputs(data)
 
 
 def describe_check(found: dict[str, Any]) -> str:

@@ -33,7 +33,11 @@ SHORT = [
 def measured(recipe: dict) -> int:
     """How many examples measure; none of them is trained on."""
     learned, other = (open_source(DataSource(**recipe["data"][part])) for part in ("train", "eval"))
-    assert not {*hash_inputs(learned)} & {*hash_inputs(other)} and len(learned) > 0
+    assert (
+        not {key for keys in hash_inputs(learned) for key in keys}
+        & {key for keys in hash_inputs(other) for key in keys}
+        and len(learned) > 0
+    )
     return len(other)
 
 

@@ -23,6 +23,9 @@ LABELS = ["good", "bad"] * 80
         {"Unnamed: 0": list(range(160))},
         {"date": [f"2024-01-{number % 28 + 1:02d}" for number in range(160)]},
         {"when": [f"2024-01-{number % 28 + 1:02d} 00:{number // 60:02d}:{number % 60:02d}" for number in range(160)]},
+        {"comment": [f"remark {number} by somebody" for number in range(160)]},
+        {"prompt": ["Tell the mood of this sentence, in a word, please."] * 160},
+        {"about": [{"row": number} for number in range(160)]},
         {"review_id": [f"r{number}" for number in range(160)]},
         {"stars": [number % 7 for number in range(160)], "source": ["web", "app", "mail", "shop", "call"] * 32},
     ],
@@ -47,6 +50,33 @@ def test_speakers_stay_together(change):
     held = hold_out(data, 0.1, 0, measures=True)
     assert not {*held["speaker"]} & {*hold_out(data, 0.1, 0, measures=False)["speaker"]}
     assert None not in held["label"] and "rare" not in held["label"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "extra"),
+    [
+        ([f"word{number % 40}" for number in range(160)], {"key": [f"{number:032x}" for number in range(160)]}),
+        ([f"第{number % 40}个句子很长很长" for number in range(160)], {"key": [f"{n:032x}" for n in range(160)]}),
+        ([[number % 40, 2.5] for number in range(160)], {"time": [[float(n), n + 1.0] for n in range(160)]}),
+    ],
+)
+def test_equal_inputs_of_other_kinds_are_on_one_side(texts, extra):
+    chosen = choose(Dataset.from_dict({"input": texts, "label": LABELS, **extra}), 0.1, 0)
+    sides = [{str(text) for text, held in zip(texts, chosen, strict=True) if held == side} for side in (True, False)]
+    assert chosen.any() and not sides[0] & sides[1]
+
+
+def test_persons_come_before_their_sessions_and_the_unknown_are_no_group():
+    rows = {
+        "text": [f"words of example {n}" for n in range(100)],
+        "session": [f"{n % 4}" for n in range(100)],
+        "speaker": [None if n % 2 else f"s{n % 20}" for n in range(100)],
+        "label": ["a" if n // 2 % 2 else "b" for n in range(100)],
+    }
+    for seed in range(8):
+        chosen = choose(Dataset.from_dict(rows), 0.1, seed)
+        sides = [{s for s, held in zip(rows["speaker"], chosen, strict=True) if held == side and s} for side in (0, 1)]
+        assert 0 < chosen.sum() <= 30 and not sides[0] & sides[1]
 
 
 def test_speakers_that_are_the_classes_separate_nothing():

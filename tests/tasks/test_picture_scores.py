@@ -1,6 +1,7 @@
 """Distances of folders of pictures: those of all features at once, from files, statistics and batches."""
 
 import hashlib
+import io
 import json
 import tarfile
 from types import SimpleNamespace
@@ -44,9 +45,14 @@ def test_transparent_pictures_are_seen_on_white(mode, tmp_path):
 
 def test_statistics_that_are_none_are_named(tmp_path):
     write_noise(tmp_path / "made", 0, 3)
-    (tmp_path / "bad.npz").write_bytes(b"x")
-    with refused(DataError, "bad.npz"):
-        score(str(tmp_path / "made"), str(tmp_path / "bad.npz"), write_judge(tmp_path / "judge"))
+    judge, bad = write_judge(tmp_path / "judge"), tmp_path / "bad.npz"
+    bare, objects = io.BytesIO(), io.BytesIO()
+    np.save(bare, np.zeros(3))
+    np.savez(objects, mu=np.array([None]), sigma=np.array([{}]))
+    for content in (b"x", b"", bare.getvalue(), objects.getvalue(), objects.getvalue()[:90]):
+        bad.write_bytes(content)
+        with refused(DataError, "bad.npz"):
+            score(str(tmp_path / "made"), str(bad), judge)
 
 
 def test_folders_are_scored_as_all_features_at_once_and_statistics_again(tmp_path):
