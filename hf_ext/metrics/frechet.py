@@ -67,7 +67,7 @@ class FeatureStatistics:
         """Reads an `.npz` file with arrays `mu` and `sigma`, as is usual for reference statistics."""
         try:
             # An array alone is no mapping, and no archive to close.
-            with np.load(path, allow_pickle=False) as opened:
+            with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as opened:
                 content = dict(opened.items())
         except (ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
             raise DataError(f"{path} is no .npz file of statistics: write it with --keep.") from error
