@@ -112,7 +112,8 @@ RELEASES = {
         shown_examples=(0, 2, 4),
     ),
     "photo": Release(
-        "restores photographs with blur, resizing, noise and JPEG artefacts, in any order and strength",
+        "restores photographs with blur, resizing, noise and JPEG artefacts, in any order and strength; one that is "
+        "only blurred needs `--strength 1`",
         MIXED,
         RESEARCH,
         {
