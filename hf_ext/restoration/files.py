@@ -2,7 +2,7 @@
 """Pictures in files: read with a bound before anything is decoded, written whole with their metadata."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import count
 from pathlib import Path
 
@@ -83,16 +83,13 @@ def _read(source: Source, max_megapixels: float, several: bool) -> Frames:
         with open_picture(source, max(1, int(max_megapixels * 1e6))) as image:
             if is_raw(image):
                 return _from_camera(read_raw, source, check)
-            moving, pages, masks = image.format in _MOVING, [0], 0
-            if moving:
-                pages = list(range(getattr(image, "n_frames", 1)))
-            elif image.format not in _FIRST:
-                pages, masks, pixels = _list_pages(image)
-                if len(pages) > 1 and several and pixels > max_megapixels * 1e6:
-                    raise DataError(_too_large(name, f"{pixels} pixels on its pages", max_megapixels))
+            pages, masks, pixels = _list_pages(image)
             if len(pages) > 1 and not several:
                 raise DataError(f"{name} has {len(pages)} frames or pages; save each as its own file.")
-            check(*image.size, len(pages) if moving else 1)
+            if len(pages) == 1 or image.format in _MOVING:
+                check(*image.size, len(pages))
+            elif pixels > max_megapixels * 1e6:
+                raise DataError(_too_large(name, f"{pixels} pixels on its pages", max_megapixels))
             frames = _frames(image, source, pages)
             lost = (f"masks of pages were left out: {masks}",) if masks else ()
             return frames._replace(lost=frames.lost + lost)
@@ -132,9 +129,14 @@ def _from_camera(
 
 
 def _list_pages(image: ImageFile.ImageFile) -> tuple[list[int], int, int]:
-    """The pages that are pictures, how many are masks of others, and the pixels of the pictures."""
+    """The frames or pages that are pictures, how many are masks of others, and the pixels of the pictures."""
+    numbers: Iterable[int] = count()
+    if image.format != "TIFF":
+        numbers = range(1 if image.format in _FIRST else getattr(image, "n_frames", 1))
+        if len(numbers) == 1 or image.format in _MOVING:
+            return list(numbers), 0, len(numbers) * image.width * image.height
     pages, masks, pixels = list[int](), 0, 0
-    for number in count():
+    for number in numbers:
         try:
             image.seek(number)
         except EOFError:
