@@ -13,7 +13,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from hf_ext.files import whole_file
 from hf_ext.semanir.image_processing_semanir import image_to_pixels, pixels_to_image
 
-from ..errors import DataError
+from ..errors import DataError, UsageError
 from .camera import (
     DECODER_ERRORS,
     RAW_ENDINGS,
@@ -28,7 +28,8 @@ from .camera import (
 )
 from .containers import colour_chunks, is_lossless_webp, jpeg_subsampling
 from .deep import read_deep, spread_grey
-from .encoding import XMP, Frames, Picture, descriptive_tags, encode_frames, image_format, to_8_bits
+from .encoding import XMP, Frames, Picture, descriptive_tags, encode_frames, to_8_bits
+from .jobs import FORMATS
 
 _ORIENTATION = 0x0112
 # Formats whose frames follow one another in time; in those of the second kind the first picture is the whole (a
@@ -269,8 +270,10 @@ def write_image(path: str | Path, picture: Picture | Frames, *, overwrite: bool 
         `Path`: The file; see [`encode_frames`] for what each format keeps.
     """
     path = Path(path)
+    if (ending := path.suffix.lower()) not in FORMATS:
+        raise UsageError(f"{path} ends with {path.suffix!r}; pictures are written as {', '.join(FORMATS)}.")
     frames = picture if isinstance(picture, Frames) else Frames([picture])
-    return write_bytes(path, encode_frames(frames, image_format(path)), overwrite)
+    return write_bytes(path, encode_frames(frames, FORMATS[ending]), overwrite)
 
 
 def write_bytes(path: Path, data: bytes, overwrite: bool) -> Path:

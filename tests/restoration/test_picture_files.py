@@ -9,8 +9,9 @@ import pytest
 from PIL import Image, ImageCms
 
 from hf_ext.errors import DataError, UsageError
-from hf_ext.restoration.encoding import FORMATS, descriptive_tags
+from hf_ext.restoration.encoding import descriptive_tags
 from hf_ext.restoration.files import Frames, Picture, encode_frames, read_frames, read_image, write_image
+from hf_ext.restoration.jobs import FORMATS
 from tests.kit.pictures import make_exif, noise
 from tests.kit.refusals import refused
 
