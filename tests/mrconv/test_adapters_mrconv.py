@@ -224,7 +224,7 @@ def test_an_adapter_trained_by_trainer_gives_the_same_answers_after_reload(tmp_p
 
 def test_the_last_evaluation_of_an_adapters_run_is_that_of_its_snapshot(tmp_path):
     """The package's own recipe: `hf-ext train --init_from --peft`, then `hf-ext evaluate` of what it wrote."""
-    write_listops(tmp_path / "data", {"train": 64, "validation": 32, "test": 8}, ListOps(0, 4, 40), progress=False)
+    write_listops(tmp_path / "data", {"train": 64, "validation": 32, "test": 8}, ListOps(0, 63, 100), progress=False)
     source = {name: {"path": str(tmp_path / "data"), "split": name} for name in ("train", "validation")}
     settings = {
         "method": "mrconv-listops",
