@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from accelerate.utils import send_to_device
 from diffusers import DDIMScheduler
-from emr_sets import write_base, write_task
+from emr_measuring import write_base, write_task
 from parts import Case, Values, autocast, read_words, relative, run_part
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -359,8 +359,6 @@ def switched(words: Any) -> dict[str, Values]:
     """A merge of checkpoints, whose tasks are restored on the device with the bits of the CPU."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        for name in ("base", "one", "two"):
-            (folder / name).mkdir()
         write_base(folder / "base", 64, 1)
         for seed, name in enumerate(("one", "two"), 1):
             write_task(folder / "base", folder / name, seed)
