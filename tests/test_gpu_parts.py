@@ -4,14 +4,16 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.kit.gpu import ROOT, load
+from tests.kit.studies import EXAMPLES, module_loader
 
-run = load("run")
+ROOT = EXAMPLES.parent
+load = module_loader(EXAMPLES / "benchmarks" / "gpu")
 # A part whose cases do what a file beside its result says.
 PART = """
 import json, os, subprocess, time, torch
@@ -44,8 +46,8 @@ run_part(words, {name: case(name) for name in plan})
 class Parts:
     """Made-up parts in a folder of results."""
 
-    def __init__(self, folder: Path):
-        self.folder, self.parts = folder, dict[str, Path]()
+    def __init__(self, folder: Path, main: Callable[..., int]):
+        self.folder, self.main, self.parts = folder, main, dict[str, Path]()
         (folder / "part.py").write_text(PART)
 
     def plan(self, name: str, **cases: str) -> None:
@@ -55,7 +57,7 @@ class Parts:
 
     def run(self, *words: str) -> int:
         """The exit code of `make gpu DEVICE=cpu`."""
-        return run.main(["--device", "cpu", "--results", str(self.folder), *words], self.parts)
+        return self.main(["--device", "cpu", "--results", str(self.folder), *words], self.parts)
 
     def result(self, name: str) -> dict[str, Any]:
         return json.loads((self.folder / f"{name}.json").read_text())
@@ -69,9 +71,14 @@ class Parts:
 
 
 @pytest.fixture
-def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Parts:
+def run(load: Callable[[str], Any]) -> Any:
+    return load("run")
+
+
+@pytest.fixture
+def parts(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Parts:
     monkeypatch.setattr(run, "source_state", lambda: {"commit": "a" * 40, "dirty": False})
-    return Parts(tmp_path)
+    return Parts(tmp_path, run.main)
 
 
 @pytest.mark.slow
@@ -96,7 +103,7 @@ def test_a_part_that_fails_says_why_and_the_others_go_on(parts: Parts, capsys: p
     assert parts.result("bad")["complete"] and "error" not in parts.result("bad")
 
 
-def test_rows_of_another_commit_or_device_or_of_changed_code_go(tmp_path: Path):
+def test_rows_of_another_commit_or_device_or_of_changed_code_go(run: Any, tmp_path: Path):
     head = {"device": "GPU", "commit": "a" * 40, "dirty": False}
     content = {**head, "rows": [{"case": "x"}], "seconds": 1.0, "complete": True}
     (tmp_path / "part.json").write_text(json.dumps(content))
@@ -153,7 +160,7 @@ def test_after_a_process_that_lost_the_device_or_died_another_one_goes_on(parts:
     assert parts.run() == 0 and parts.calls("lost") == ["second", "first"]
 
 
-def test_without_a_device_nothing_runs(parts: Parts, monkeypatch: pytest.MonkeyPatch, capsys):
+def test_without_a_device_nothing_runs(run: Any, parts: Parts, monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert run.main(["--results", str(parts.folder)]) == 2
     assert "make gpu DEVICE=cpu" in capsys.readouterr().out
@@ -162,7 +169,7 @@ def test_without_a_device_nothing_runs(parts: Parts, monkeypatch: pytest.MonkeyP
     assert "allowed: " in capsys.readouterr().err
 
 
-def test_where_there_is_no_git_the_environment_names_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_where_there_is_no_git_the_environment_names_the_commit(run: Any, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(run, "ROOT", tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert run.source_state() == {"commit": "unknown", "dirty": True}
@@ -171,7 +178,7 @@ def test_where_there_is_no_git_the_environment_names_the_commit(tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_the_rehearsal_runs_to_its_end(tmp_path: Path):
+def test_the_rehearsal_runs_to_its_end(run: Any, tmp_path: Path):
     words = ["DEVICE=cpu", f"PY={sys.executable}", f"RESULTS={tmp_path / 'results'}"]
     ran = subprocess.run(["make", "gpu", *words], cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]

@@ -262,16 +262,14 @@ def test_what_streams_and_packs_travels_with_heads_of_positions_alone(model_clas
 
 AUTO_CLASSES = {
     "base": (AutoModel, MRConvModel),
-    "classifier": (AutoModelForSequenceClassification, MRConvForSequenceClassification),
     "retrieval": (AutoModelForNextSentencePrediction, MRConvForRetrieval),
     "language": (AutoModelForCausalLM, MRConvForCausalLM),
     "masked": (AutoModelForMaskedLM, MRConvForMaskedLM),
     "positions": (AutoModelForTokenClassification, MRConvForTokenClassification),
-    "regression": (AutoModelForSequenceClassification, MRConvForSequenceClassification),
     "deltas": (AutoModelForSequenceClassification, MRConvForSequenceClassification),
 }
 # Of those whose input is measured.
-MEASURED = {"positions": TestPositions, "regression": TestRegression, "deltas": TestDeltaFeatures}
+MEASURED = {"positions": TestPositions, "deltas": TestDeltaFeatures}
 
 # Runs where hf_ext cannot be imported. Arguments: folders by kind as JSON, tokens and values, where to write, and
 # which of them is which input.

@@ -150,6 +150,7 @@ def write_words(path) -> list[np.ndarray]:
     return words
 
 
+@pytest.mark.slow
 def test_digits_are_heard_as_they_come(load, monkeypatch, tmp_path, capsys):
     write_words(tmp_path / "a.wav")
     monkeypatch.setattr(sys, "argv", ["listen.py", str(tmp_path / "a.wav"), "--output", str(tmp_path / "a.png")])

@@ -114,7 +114,8 @@ def test_all_steps_fit_each_other(load, tmp_path, monkeypatch):
         task = study.make_task(arguments, peer)
         model = task.build_model(arguments.model, None)
         task.save_model(model, model.state_dict(), run / "snapshot")
-        return {**committed["headline"], "steps": values["max_steps"]}
+        scores = {**committed["headline"]["scores"], **committed["mixed"]["both"]["scores"]}
+        return {**committed["headline"], "scores": scores, "steps": values["max_steps"]}
 
     monkeypatch.setattr(study, "train", train)
     monkeypatch.setattr(study, "CANDIDATES", {"tiny": TINY})

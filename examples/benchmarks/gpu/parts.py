@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -163,10 +163,3 @@ def autocast(words: argparse.Namespace, dtype: str, call: Callable[[], Any]) -> 
             return call()
 
     return wrapped
-
-
-def relative(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:
-    """‖found - wanted‖ / ‖wanted‖ over all tensors, in double precision on the CPU."""
-    pairs = [(x.detach().double().cpu(), y.detach().double().cpu()) for x, y in zip(found, wanted, strict=True)]
-    difference = sum(float((x - y).square().sum()) for x, y in pairs)
-    return (difference / max(sum(float(y.square().sum()) for _, y in pairs), 1e-300)) ** 0.5

@@ -1,7 +1,7 @@
 """One command for a GPU that is at hand for minutes: runs the parts, keeps what they measured, writes one table.
 
     make gpu                      # all parts, on the GPU
-    make gpu PART=correct,emr     # some
+    make gpu PART=semanir,emr     # some
     make gpu DEVICE=cpu           # the rehearsal: all parts on tiny sizes
     make gpu LIMIT=150            # seconds of a part; 480 by default
 
@@ -30,7 +30,7 @@ from timing import installed_versions
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 LIBRARIES = ("torch", "triton", "transformers", "diffusers", "accelerate", "peft", "numba", "hf-ext")
-PARTS = {name: HERE / f"{name}.py" for name in ("correct", "semanir", "mrconv", "dit", "emr")}
+PARTS = {name: HERE / f"{name}.py" for name in ("semanir", "mrconv", "dit", "emr")}
 REHEARSAL = ROOT / "scratch" / "gpu"
 # What decides a result. Committing results, or a sentence, makes none of them old.
 SOURCES = ("hf_ext", "pipelines", "pyproject.toml", "examples/*.py")
@@ -122,19 +122,16 @@ def row_cells(row: dict[str, Any]) -> list[str]:
     return [" ".join(cell.split()).replace("|", "\\|")[:300] for cell in cells]
 
 
-def table(results: Path, parts: dict[str, Path]) -> str:
+def table(results: Path) -> str:
     """Everything that lies in the folder, as Markdown."""
     lines = ["# What `make gpu` measured", ""]
-    for name in parts:
-        path = results / f"{name}.json"
-        if not path.is_file():
-            continue
+    for path in sorted(results.glob("*.json")):
         part = json.loads(path.read_text(encoding="utf-8"))
         versions = ", ".join(f"{library} {version}" for library, version in part["versions"].items())
         state = "failed" if "error" in part else "complete" if part["complete"] else "not complete"
         changed = " with changes" if part["dirty"] else ""
         lines += [
-            f"## {name}: {state}",
+            f"## {path.stem}: {state}",
             "",
             f"{part['device']}; commit {part['commit'][:12]}{changed}; {versions}.",
             "",
@@ -176,7 +173,7 @@ def main(argv: list[str] | None = None, parts: dict[str, Path] = PARTS) -> int:
         complete = json.loads(path.read_text(encoding="utf-8"))["complete"]
         state = "complete" if complete else "stopped at its limit: run it again to go on"
         print(f"{name}: {errors[-1] or state}", flush=True)
-        (results / "README.md").write_text(table(results, parts), encoding="utf-8")
+        (results / "README.md").write_text(table(results), encoding="utf-8")
     print(results / "README.md")
     return 1 if any(errors) else 0
 
