@@ -8,6 +8,8 @@ from made_data import SPLITS
 from make_pathfinder import DRAWINGS, UNIT, Pathfinder, draw_scene, write_pathfinder
 from PIL import Image, ImageDraw
 
+LARGE = pytest.param(128, 8, (7.56, 0.8), 0.040, marks=pytest.mark.slow)
+
 
 def chains(scene):
     """The dashes of each path, in order: the two long ones grow in turns, then come the short ones."""
@@ -66,7 +68,7 @@ def test_dashes_keep_the_benchmarks_distance(size, count):
 
 @pytest.mark.parametrize(
     ("size", "count", "distractors", "lit"),
-    [(32, 60, (4.65, 0.25), 0.173), pytest.param(128, 8, (7.56, 0.8), 0.040, marks=pytest.mark.slow)],
+    [(32, 60, (4.65, 0.25), 0.173), LARGE],
 )
 def test_pictures_are_as_full_as_those_of_the_benchmark(size, count, distractors, lit):
     """Numbers recorded from its own code, of 310 and 27 pictures: short paths, and pixels above a quarter of 255."""
