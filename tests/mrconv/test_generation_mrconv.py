@@ -125,13 +125,12 @@ def test_generating_with_the_cache_equals_recomputing(model, way):
     assert generated.shape[1] > 45
 
 
-def test_prompts_in_chunks_and_candidates_that_are_rejected_change_no_token(model):
+def test_prompts_in_chunks_change_no_token_and_nothing_is_taken_back(model):
     tokens = make_tokens(1, 20).repeat(1, 3)
     expected = generate(model, tokens, do_sample=False)
     assert torch.equal(generate(model, tokens, do_sample=False, prefill_chunk_size=7), expected)
-    assert torch.equal(generate(model, tokens, do_sample=False, prompt_lookup_num_tokens=5), expected)
-    assistant = make_model(num_hidden_layers=1, kernel_type="dilated")
-    assert torch.equal(generate(model, tokens, do_sample=False, assistant_model=assistant), expected)
+    with refused(ValueError, "assisted generation"):
+        generate(model, tokens, do_sample=False, prompt_lookup_num_tokens=5)
 
 
 def left_padded(prompts):
@@ -155,61 +154,6 @@ def test_left_padded_batches_equal_single_prompts(model, way, chunk):
         assert torch.equal(new[:, :width], single[:, :width])
         # The longer of the two goes on with padding only.
         assert (new[:, width:] == PAD).all() and (single[:, width:] == PAD).all()
-
-
-@pytest.mark.parametrize(("blocks", "merged"), [(1, False), (2, True)])
-def test_drafts_of_the_first_blocks_change_no_token(blocks, merged):
-    model = make_model(num_hidden_layers=3)
-    if merged:
-        model.reparameterize()
-    tokens = make_tokens(1, 20)
-    expected = generate(model, tokens, do_sample=False)
-    depths = []
-    hook = model.model.register_forward_pre_hook(lambda *_: depths.append(model.config.num_hidden_layers))
-    assert torch.equal(generate(model, tokens, do_sample=False, assistant_early_exit=blocks), expected)
-    hook.remove()
-    # It did leave early.
-    assert {blocks, 3} == set(depths)
-    assert model.config.num_hidden_layers == 3
-    assert torch.equal(generate(model, tokens, do_sample=False), expected)
-
-
-def test_a_model_keeps_its_depth_when_drafting_fails():
-    model = make_model(num_hidden_layers=3)
-    tokens = make_tokens(1, 20)
-    expected = generate(model, tokens, do_sample=False)
-
-    def interrupt(*_):
-        if model.config.num_hidden_layers == 1:
-            raise KeyboardInterrupt
-
-    hook = model.model.register_forward_pre_hook(interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        generate(model, tokens, do_sample=False, assistant_early_exit=1)
-    hook.remove()
-    assert model.config.num_hidden_layers == 3
-    assert torch.equal(generate(model, tokens, do_sample=False), expected)
-
-
-def test_an_exit_that_the_model_has_not_is_refused(model):
-    for blocks in (0, 3):
-        with refused(ValueError, blocks, "assistant_early_exit", "2 blocks"):
-            generate(model, make_tokens(1, 5), do_sample=False, assistant_early_exit=blocks)
-    assert model.config.num_hidden_layers == 2
-
-
-def test_fewer_blocks_are_run_where_the_configuration_says_so():
-    model = make_model(num_hidden_layers=3)
-    tokens = make_tokens(2, 20)
-    shallow = make_model(num_hidden_layers=1)
-    shallow.load_state_dict(model.state_dict(), strict=False)
-    model.config.num_hidden_layers = 1
-    torch.testing.assert_close(full(model, tokens), full(shallow, tokens), atol=1e-10, rtol=0)
-    torch.testing.assert_close(stream(model, tokens, 7), full(shallow, tokens), atol=1e-10, rtol=0)
-    cache = MRConvCache(model.config)
-    model.config.num_hidden_layers = 3
-    with refused(ValueError, "1 layers", "layer 1"):
-        model(tokens, past_key_values=cache)
 
 
 def test_generation_goes_on_from_a_returned_cache(model):
@@ -241,30 +185,8 @@ def test_both_names_of_the_cache_are_taken_without_a_warning(model, name):
         cache = MRConvCache(model.config)
         model(tokens[:, :-1], **{name: cache})
         found = model.generate(tokens, **{name: cache}, **options)
-        cached = {name: MRConvCache(model.config)}
-        drafted = model.generate(tokens[:1], prompt_lookup_num_tokens=3, **cached, **options)
     assert said.out == "" and cache.get_seq_length() == 20 + 6 - 1
-    assert torch.equal(found, model.generate(tokens, use_cache=False, **options)) and torch.equal(found[:1], drafted)
-
-
-def test_drafting_leaves_no_cache_that_goes_on_recording(model):
-    tokens = make_tokens(1, 12)
-    options = {"do_sample": False, "eos_token_id": None, "return_dict_in_generate": True, "max_new_tokens": 8}
-    given = MRConvCache(model.config)
-    found = [
-        model.generate(tokens, prompt_lookup_num_tokens=3, past_key_values=past, **options).past_key_values
-        for past in (None, given)
-    ]
-    assert found[1] is given
-    for cache in found:
-        assert not cache.is_recording
-        assert not any(layer._past for layer in cache.layers)
-    wanted = MRConvCache(model.config)
-    wanted.activate_past_recording()
-    model.generate(tokens, past_key_values=wanted, **options)
-    assert wanted.is_recording
-    wanted.crop(-3)
-    assert wanted.get_seq_length() == 12 + 8 - 1 - 3
+    assert torch.equal(found, model.generate(tokens, use_cache=False, **options))
 
 
 def test_a_cache_whose_blocks_were_interrupted_is_refused_until_it_is_reset(model):
