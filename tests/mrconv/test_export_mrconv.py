@@ -21,7 +21,7 @@ from hf_ext.mrconv import (
     MRConvNextImageProcessor,
 )
 from tests.kit import warm_python
-from tests.kit.models import TrainerTesterMixin, assert_same_answers, assert_same_weights
+from tests.kit.models import assert_same_answers, assert_same_weights
 from tests.kit.refusals import refused
 
 LENGTH = 24
@@ -204,23 +204,6 @@ compiler_warnings = pytest.mark.filterwarnings(
 @both_cases
 def test_compiled_by_every_backend(backend, make_model, make_inputs):
     check_compiled(backend, make_model(), make_inputs)
-
-
-class TestAudio(TrainerTesterMixin):
-    """Waveforms of several lengths through the feature extractor into Trainer."""
-
-    model_class = MRConvForAudioClassification
-
-    def make_config(self):
-        fields = {**TOKENS, "vocab_size": None, "max_position_embeddings": 40, "norm": "layer"}
-        return MRConvConfig(**fields, sampling_rate=8000)
-
-    def make_inputs(self):
-        times = [np.arange(length) for length in (25, 40, 31, 38, 29, 33)]
-        audio = [np.sin(time * (0.3 + 0.5 * (index % 3))) for index, time in enumerate(times)]
-        extractor = MRConvFeatureExtractor(sampling_rate=8000, padding_side="left")
-        batch = extractor(audio, sampling_rate=8000, padding=True, return_tensors="pt")
-        return {**batch, "labels": torch.arange(6) % 3}
 
 
 PARTS = {

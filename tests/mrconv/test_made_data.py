@@ -96,20 +96,6 @@ def test_nothing_is_overwritten_or_left_half_written(maker, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
-def test_a_folder_that_appears_meanwhile_stays_as_it_is(maker, tmp_path):
-    out = tmp_path / "data"
-
-    class Slow(maker.kind):
-        def examples(self, split):
-            out.mkdir()
-            (out / "notes.txt").write_text("mine")
-            return super().examples(split)
-
-    with refused(TakenError, "exists", "folder"):
-        maker.write(out, {"train": 2}, Slow(**maker.small), progress=False)
-    assert [path.name for path in tmp_path.rglob("*")] == ["data", "notes.txt"]
-
-
 @pytest.mark.parametrize(
     ("kind", "values", "named"),
     [

@@ -33,18 +33,6 @@ class TestTokens(MRConvTester, TrainerTesterMixin, LoraTesterMixin):
         return {"input_ids": make_tokens(4, 20), "attention_mask": mask, "labels": torch.tensor([0, 1, 2, 1])}
 
 
-class TestMergedTokens(MRConvTester, LoraTesterMixin):
-    """Merged, all but the convolutions is trained, saved and adapted as before."""
-
-    model_class = MRConvForSequenceClassification
-    fields = TestTokens.fields
-    lora_targets = TestTokens.lora_targets
-    make_inputs = TestTokens.make_inputs
-
-    def make_model(self):
-        return super().make_model().reparameterize()
-
-
 class TestAudio(MRConvTester, TrainerTesterMixin):
     model_class = MRConvForAudioClassification
     fields = {**SIZES, "hidden_size": 8, "kernel_type": "implicit", "bidirectional": True, "prenorm": False}

@@ -65,18 +65,6 @@ def test_official_recordings_test_and_others_choose(load, tmp_path):
         load("study").prepare(tmp_path / "data", tmp_path / "other")
 
 
-def test_no_picture_trains_and_chooses(load):
-    study = load("study")
-    labels = np.repeat(np.arange(10), 5000)
-    data = datasets.Dataset.from_dict({"label": labels, "index": np.arange(50000)})
-    found = {}
-    for part in ("train", "validation"):
-        pieces = [piece.removeprefix("train[").removesuffix("]").split(":") for piece in study.IMAGES[part].split("+")]
-        found[part] = np.concatenate([data["index"][int(start) : int(stop)] for start, stop in pieces])
-        assert set(np.bincount(labels[found[part]])) == {{"train": 4900, "validation": 100}[part]}
-    assert not set(found["train"]) & set(found["validation"])
-
-
 @pytest.mark.slow
 def test_a_tiny_study_and_its_tables(load, monkeypatch, tmp_path):
     """Rates are compared after the first minutes, the best goes on; kernels train to their end; nothing runs twice."""
