@@ -58,15 +58,14 @@ class MergeConfig:
             stay as each task has them.
         shape_policy (`str`, defaults to `"extra"`):
             A tensor whose shape in a task is not the base's: kept by the task (`"extra"`); a resized vocabulary whose
-            first tokens agree is merged in its leading rows (`"overlap"`); refused (`"error"`).
+            first tokens agree is merged in its leading rows (`"overlap"`).
         allow_missing (`bool`, defaults to `False`):
             Merge a tensor that a task lacks, or has in another shape, from the other tasks alone, where one
             model is made. Without it such a merge is refused. With masks each task keeps what is its own.
-        small_raw (`bool`, defaults to `False`): Keep one-dimensional tensors as each task has them.
         dtype (`str`, *optional*): Type of the merged tensors, if not the base's.
         adapters (`str`, defaults to `"refuse"`):
             Tasks that are peft adapters: refused with advice (`"refuse"`), merged as the full weights that they give
-            (`"delta"`), or merged as adapters (`"adapter"`: (IA)³, or LoRA with one common `lora_A`).
+            (`"delta"`), or, of (IA)³, merged as adapters (`"adapter"`).
         include_base (`bool`, defaults to `False`): Store a copy of the base in the result.
         max_shard_size (`str`, defaults to `"5GB"`): Largest weights file.
         memory (`str`, defaults to `"64MB"`): Budget of all I/O buffers together.
@@ -93,9 +92,8 @@ class MergeConfig:
     merged: str | None = None
     statistics: dict[str, str] = field(default_factory=dict)
     exclude: list[str] = field(default_factory=list)
-    shape_policy: Literal["extra", "overlap", "error"] = "extra"
+    shape_policy: Literal["extra", "overlap"] = "extra"
     allow_missing: bool = False
-    small_raw: bool = False
     dtype: Literal["float32", "float16", "bfloat16"] | None = None
     adapters: Literal["refuse", "delta", "adapter"] = "refuse"
     include_base: bool = False

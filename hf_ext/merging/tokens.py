@@ -43,7 +43,9 @@ def compare_tokens(
     Returns:
         `str`: The first difference in words, empty if there is none.
     """
-    ours, theirs = _choose(base), _choose(task)
+    # of tokenizers in several forms, one that both have
+    common = next((name for name in _TOKENIZERS if name in base and name in task), None)
+    ours, theirs = _choose(base, common), _choose(task, common)
     if not theirs or (not ours and rows is not None):
         who = "the task" if ours else "the base"
         return "" if rows is None else f"{who} has no tokenizer.json or the like, to tell which rows are the same"
@@ -63,9 +65,9 @@ def compare_tokens(
     return ""
 
 
-def _choose(files: Mapping[str, Path]) -> list[Path]:
+def _choose(files: Mapping[str, Path], wanted: str | None) -> list[Path]:
     """The files that tell the tokens of a vocabulary: one that lists them, and those that add to it."""
-    listing = next((name for name in _TOKENIZERS if name in files), None)
+    listing = wanted or next((name for name in _TOKENIZERS if name in files), None)
     if listing is None:
         return []
     added = () if listing == "tokenizer.json" else _ADDED

@@ -79,7 +79,7 @@ def test_a_gpu_merges_the_same_weights_and_masks(config, tmp_path):
     "options",
     [
         {"include_base": True, "max_shard_size": "150KB"},
-        {"tie": "negative", "rescale": "tensor", "dtype": "bfloat16", "small_raw": True},
+        {"tie": "negative", "rescale": "tensor", "dtype": "bfloat16"},
         {"method": "elect", "dtype": "float16"},
     ],
 )

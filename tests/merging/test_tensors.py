@@ -148,23 +148,12 @@ def test_patterns_and_filters_that_fit_no_tensor_are_said(tmp_path, options, unu
         assert len(told) == len(unused) and all(any(repr(name) in text for text in told) for name in unused)
 
 
-def test_small_tensors_raw(tmp_path):
-    base = {"w": ones(4, 4), "bias": ones(4), "scale": torch.tensor(1.0)}
-    with raw_plan(tmp_path, base, base, small_raw=True) as plan:
-        assert [part.name for part in plan.merged_rows] == ["w"]
-        assert reasons(plan) == {(0, "bias"): "one-dimensional", (0, "scale"): "one-dimensional"}
-    with raw_plan(tmp_path, base, base) as plan:
-        assert len(plan.merged_rows) == 3 and not plan.own_tensors(KEPT)
-
-
-def test_other_shapes_are_kept_or_refused(tmp_path):
+def test_other_shapes_are_kept(tmp_path):
     base = {"w": ones(4, 4), "positions": ones(8, 4)}
     task = {"w": ones(4, 4), "positions": ones(16, 4)}
     with raw_plan(tmp_path, base, task, base) as plan:
         assert reasons(plan) == {(0, "positions"): "shape [16, 4], in the base [8, 4]"}
         assert [part.task_names for part in plan.merged_rows if part.name == "positions"] == [(None, "positions")]
-    with refused(DataError, "positions", "[16", "t0"):
-        raw_plan(tmp_path, base, task, shape_policy="error")
     # no vocabulary: its leading rows need not mean the same
     with raw_plan(tmp_path, base, task, shape_policy="overlap") as plan:
         assert reasons(plan) == {(0, "positions"): "shape [16, 4], in the base [8, 4]"}
@@ -274,8 +263,7 @@ def families(draw):
 options = st.fixed_dictionaries(
     {},
     optional={
-        "small_raw": st.booleans(),
-        "shape_policy": st.sampled_from(["extra", "overlap", "error"]),
+        "shape_policy": st.sampled_from(["extra", "overlap"]),
         "exclude": st.lists(st.sampled_from([".*a", "m", "b.w$"]), max_size=2),
         "dtype": st.sampled_from(["float32", "bfloat16"]),
     },
