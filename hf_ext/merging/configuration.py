@@ -241,8 +241,8 @@ class MergeConfig:
                     f"exclude holds {pattern!r}, which is not a valid regular expression ({error})."
                 ) from error
 
-    def validate_options(self) -> None:
-        """Refuses an unknown method, and options that it does not have."""
+    def validate_method(self) -> None:
+        """Refuses an unknown method, options that it does not have, a missing input and contradicting settings."""
         if self.method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}; got {self.method!r:.80}.")
         known, found = options_by_name(), {}
@@ -256,12 +256,7 @@ class MergeConfig:
             users = " and ".join(known.get(name, ()))
             _refuse(name, self.method, f"only {users} use it" if users else "no method has it")
         self.options = found
-
-    def validate_needs(self) -> None:
-        """Refuses a method without its required inputs, or with too many tasks."""
-        name, method = self.method, METHODS.get(self.method)
-        if method is None:
-            return
+        name, method = self.method, self.merge_method
         if method.takes_merged and self.merged is None:
             raise ValueError(f"method {name!r} needs `merged`: the folder or org/name[@revision] of the merged model.")
         if method.most_tasks is not None and len(self.tasks) > method.most_tasks:
@@ -274,13 +269,9 @@ class MergeConfig:
                 f"method {name!r} needs `statistics` of each task, {', '.join(self.tasks)}; got those of "
                 f"{', '.join(self.statistics) or 'none'}. hf-ext emr statistics --kind {method.statistics} makes them."
             )
-
-    def validate_choices(self) -> None:
-        """Refuses settings without effect, and settings that contradict each other."""
-        method = METHODS.get(self.method)
-        for name, is_wrong, why in _RULES if method is not None else ():
+        for field_name, is_wrong, why in _RULES:
             if is_wrong(self, method):
-                _refuse(name, self.method, why)
+                _refuse(field_name, name, why)
 
 
 # Fields that have no effect with a method or contradict it: condition and reason.

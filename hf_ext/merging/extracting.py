@@ -39,8 +39,6 @@ _LARGE = 1024
 _RANKS = tuple(2**power for power in range(18))
 # Names that are printed; report.json has all.
 _SHOWN = 5
-# What vLLM's --max-lora-rank may be.
-_VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def extract_lora(
@@ -296,11 +294,6 @@ class _Extraction:
 
     def _report(self, saved: list[str]) -> dict[str, Any]:
         largest = max(found["rank"] for found in self._matrices.values())
-        obstacles = [
-            *(["modules that go along whole (modules_to_save)"] if saved else []),
-            *(["biases (lora_bias)"] if self._biases else []),
-            *([f"rank {largest}; at most {_VLLM_RANKS[-1]} is served"] if largest > _VLLM_RANKS[-1] else []),
-        ]
         return {
             "source": self._pair.public_name,
             "base": cut_paths(self._pair.base),
@@ -320,10 +313,6 @@ class _Extraction:
                 {"name": item["name"], "error": _share(item["square"], self._of_all), "why": item["why"]}
                 for item in self._left_out
             ],
-            "vllm": {
-                "max_lora_rank": next((rank for rank in _VLLM_RANKS if rank >= largest), None),
-                "obstacles": obstacles,
-            },
         }
 
 
@@ -423,8 +412,4 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
         lines.append(f"left out: {item['name']} ({cost}): {item['why']}")
     if len(left_out) > _SHOWN:
         lines.append(f"left out: {len(left_out) - _SHOWN} more, which report.json names")
-    obstacles = report["vllm"]["obstacles"]
-    told = (
-        f"does not read {'; '.join(obstacles)}" if obstacles else f"--max-lora-rank {report['vllm']['max_lora_rank']}"
-    )
-    return [*lines, f"vLLM: {told}"]
+    return lines

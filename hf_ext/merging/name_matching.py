@@ -223,7 +223,8 @@ def _is_computed(name: str, info: TensorInfo) -> bool:
     last = name.rpartition(".")[2]
     # one mask for all heads; a bias of each head is learned
     causal_mask = name.endswith("attn.bias") and info.shape == (1, 1, *2 * info.shape[-1:])
-    return last in _COMPUTED_BUFFERS or last.endswith("mask") or causal_mask
+    float_mask = info.dtype.is_floating_point and last.endswith("mask")
+    return last in _COMPUTED_BUFFERS or float_mask or causal_mask
 
 
 def _find_unsaved(task: Source, names: Names) -> frozenset[str]:

@@ -194,17 +194,9 @@ def test_a_base_that_is_not_the_base_is_refused(tmp_path):
     with refused(DataError, "transformers", "diffusers"):
         make_plan({"base": str(unet), "tasks": {"a": str(task)}})
     wide = tiny_bert(tmp_path / "wide", hidden_size=32)
-    message = (
-        r"task 'a' .*is no fine-tune of base .*: of 41 floating-point tensors \(base: 39\) only \d+ have the same "
-        r"name and shape. \d+ have another shape, for instance '[\w.]+': base \[.*\], task \[.*\]. 2 are not in the "
-        r"base, for instance \['classifier.bias', 'classifier.weight'\]. Give the model"
-    )
-    with pytest.raises(ValueError, match=message):
+    with refused(DataError, "task 'a'", "41", "39", "'bert.embeddings.LayerNorm.bias' [16] ([32])"):
         make_plan({"base": str(wide), "tasks": {"a": str(task)}})
-
-
-def test_checkpoints_with_other_names_are_refused(tmp_path):
-    with refused(DataError, "c", "d"):
+    with refused(DataError, "'c'", "'d'"):
         raw_plan(tmp_path, {"a": ones(4), "b": ones(4)}, {"c": ones(4), "d": ones(4)})
     with refused(DataError, "nothing", "exclude"):
         raw_plan(tmp_path, {"a": ones(4)}, {"a": ones(4)}, exclude=["a"])
