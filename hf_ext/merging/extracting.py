@@ -253,7 +253,9 @@ class _Extraction:
 
     def _add_nothing(self, module: str) -> None:
         """Gives a linear layer of which only the bias differs factors of nothing beside it."""
-        columns, rows = _sides(self._modules[module])
+        shape = tuple(cast(torch.Tensor, self._modules[module].weight).shape)
+        # GPT-2's weight is [in, out].
+        rows, columns = shape[::-1] if type(self._modules[module]) is Conv1D else shape
         self._matrices[module] = {"shape": [rows, columns], "rank": 1, "error": 0.0}
         self._keep(
             {f"{module}.lora_A.weight": torch.zeros(1, columns), f"{module}.lora_B.weight": torch.zeros(rows, 1)}
@@ -367,12 +369,6 @@ def _take_names_of(model: nn.Module, pair: Pair) -> Pair:
         read=lambda name: pair.read(origin[name]),
         read_base=lambda name: pair.read_base(origin[name]),
     )
-
-
-def _sides(module: nn.Module) -> tuple[int, int]:
-    """Inputs and outputs of a linear layer."""
-    shape = tuple(cast(torch.Tensor, module.weight).shape)
-    return (shape[0], shape[1]) if type(module) is Conv1D else (shape[1], shape[0])
 
 
 def _sum_of_squares(tensor: torch.Tensor) -> float:

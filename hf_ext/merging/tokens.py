@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 from ..errors import DataError
 from ..files import same_bytes
 
@@ -80,7 +82,8 @@ def _read_tokens(files: Sequence[Path]) -> dict[int, str]:
     for file in files:
         try:
             tokens |= _read_file(file)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except Exception as error:
+            # that of the library of tokenizers has no class of its own
             raise DataError(f"{file}: malformed ({type(error).__name__}: {error}); fetch it again.") from error
     return tokens
 
@@ -89,17 +92,12 @@ def _read_file(file: Path) -> dict[int, str]:
     """The tokens of one file by their rows; its errors are those of a malformed file."""
     if file.name in _WHOLE:
         return {_FILE: f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()[:12]}"}
+    if file.name == "tokenizer.json":
+        return {row: token for token, row in Tokenizer.from_file(str(file)).get_vocab().items()}
     text = file.read_text(encoding="utf-8")
     if file.name == "vocab.txt":
         return dict(enumerate(text.removesuffix("\n").split("\n")))
     told = json.loads(text)
     if file.name == "tokenizer_config.json":
         return {int(row): item["content"] for row, item in told.get("added_tokens_decoder", {}).items()}
-    vocabulary = told["model"]["vocab"] if file.name == "tokenizer.json" else told
-    # a unigram model lists [token, score]; the others map tokens to rows
-    if isinstance(vocabulary, list):
-        tokens = {row: item[0] for row, item in enumerate(vocabulary)}
-    else:
-        tokens = {row: token for token, row in vocabulary.items()}
-    added = told.get("added_tokens", ()) if file.name == "tokenizer.json" else ()
-    return tokens | {item["id"]: item["content"] for item in added}
+    return {row: token for token, row in told.items()}

@@ -24,7 +24,6 @@ from hf_ext.hub.header_format import CheckpointError
 from hf_ext.merging import add_task, journal, merge_checkpoints, remove_task
 from hf_ext.merging.engine import Engine, NotFiniteError
 from hf_ext.merging.plan import make_plan
-from hf_ext.merging.plan_table import plan_lines
 from hf_ext.merging.publishing import hide_paths
 from tests.emr.emr_testing import tiny_bert, write_weights
 from tests.kit.refusals import refused
@@ -263,27 +262,6 @@ def test_counting_goes_on_after_the_last_finished_pass(
     assert not partial.exists()
 
 
-def test_a_narrower_type_is_warned_of(tmp_path: Path):
-    values = {"w": torch.randn(40, 3)}
-    write_weights(tmp_path / "base", {"w": values["w"].bfloat16()}, config={})
-    for name, dtype in (("fine", torch.float32), ("half", torch.float16), ("same", torch.bfloat16)):
-        write_weights(tmp_path / name, {"w": (values["w"] + 0.1).to(dtype)}, config={})
-    tasks = {name: str(tmp_path / name) for name in ("fine", "half", "same")}
-    given = {"base": str(tmp_path / "base"), "tasks": tasks}
-    with make_plan(given) as plan:
-        texts = [text for text in plan.warnings if "which does not hold all of it" in text]
-        assert any(line.startswith("warning ") and texts[0] in line for line in plan_lines(plan))
-    assert texts == [
-        f"{task}: stored in {own}, merged, restored and exported in bfloat16, which does not hold all of it. "
-        "Set dtype to float32 to keep it."
-        for task, own in (("fine", "float32"), ("half", "float16"))
-    ]
-    folder = merge(given, tmp_path / "merged")
-    assert set(texts) <= set(json.loads((folder / "report.json").read_text())["warnings"])
-    with make_plan(given | {"dtype": "float32"}) as plan:
-        assert not [text for text in plan.warnings if "hold all of it" in text]
-
-
 def test_a_merge_is_loaded_in_the_type_that_it_was_written_in(tmp_path: Path):
     base = tiny_bert(tmp_path / "base")
     tasks = {name: str(tiny_bert(tmp_path / name, seed, base=base)) for seed, name in enumerate("ab", 1)}
@@ -298,17 +276,10 @@ def test_a_merge_is_loaded_in_the_type_that_it_was_written_in(tmp_path: Path):
 
 @pytest.mark.parametrize("method", ["emr", "average"])
 def test_finite_weights_that_are_too_far_from_the_base(tmp_path: Path, method: str):
-    base, far, bad = torch.randn(70000), torch.randn(70000), torch.randn(70000)
-    base[65536 + 5], far[65536 + 5], bad[7] = -3e38, 3e38, torch.inf
-    for name, values in (("base", base), ("near", base + 0.1), ("far", far), ("bad", bad)):
+    base, far = torch.randn(70000), torch.randn(70000)
+    base[65536 + 5], far[65536 + 5] = -3e38, 3e38
+    for name, values in (("base", base), ("near", base + 0.1), ("far", far)):
         write_weights(tmp_path / name, {"w": values}, config={})
-
-    def merged(task: str) -> None:
-        tasks = {"near": str(tmp_path / "near"), task: str(tmp_path / task)}
-        config = {"base": str(tmp_path / "base"), "tasks": tasks, "method": method}
-        merge_checkpoints(config, tmp_path / "merged", progress=False)
-
-    with refused(NotFiniteError, "far"):
-        merged("far")
-    with refused(ValueError, "bad", "NaN"):
-        merged("bad")
+    tasks = {name: str(tmp_path / name) for name in ("near", "far")}
+    with refused(NotFiniteError, "'far'", "'w'"):
+        merge({"base": str(tmp_path / "base"), "tasks": tasks, "method": method}, tmp_path / "merged")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -109,17 +108,6 @@ def test_the_commit_is_pinned_when_the_branch_moves(bert, hub, tmp_path):
         assert all(source.read(name).equal(tensor) for name, tensor in first.items())
         assert source.config["num_hidden_layers"] == 2
         assert json.loads(source.companions.files["config.json"].read_text())["num_hidden_layers"] == 2
-
-
-def test_a_snapshot_in_the_cache_is_a_folder_like_others(bert, hub):
-    push_folder(hub.url, "org/base", bert)
-    with open_weights("base", "org/base", token=False, endpoint=hub.url) as source:
-        folder = source.companions.files["config.json"].parent
-        assert (folder / "config.json").is_symlink()
-    for path in bert.glob("*.safetensors*"):
-        os.link(path, folder / path.name)
-    with open_weights("base", folder) as again:
-        assert set(again.companions.files) == {"config.json", "tokenizer.json", "tokenizer_config.json"}
 
 
 def test_a_weights_file_alone_and_a_diffusers_model(tmp_path, bert):

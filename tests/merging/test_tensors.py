@@ -167,6 +167,7 @@ def test_types_of_base_tasks_and_result(tmp_path):
         # float16 and float32 are told of, bfloat16 is not
         *told, size = plan.warnings
         assert [text.partition(":")[0] for text in told] == ["t0", "t1"] and "this saves no space" in size
+        assert all("in bfloat16, which does not hold all of it" in text for text in told)
         assert plan.bytes_read == 4 * (2 + 2 + 4 + 2) + 24
     with raw_plan(tmp_path, base, *tasks, dtype="float32") as plan:
         assert plan.merged_rows[0].dtype == torch.float32 and plan.copied_rows[0].dtype == torch.int64
