@@ -286,10 +286,8 @@ def _refuse_other_model(base: Source, task: Source) -> None:
 def _comes_from_another(base: Source, task: Source) -> bool:
     """True if the configuration of a task names another model than the base, both of a Hub."""
     known = {base.repo_id, base.spec, base.spec.partition("@")[0], base.config.get("_name_or_path")}
-    return (
-        bool(task.came_from and base.repo_id and task.came_from not in known)
-        and not Path(task.came_from).is_absolute()
-    )
+    origin = task.came_from
+    return bool(origin and base.repo_id and origin not in known and not Path(origin).is_absolute())
 
 
 def _compare_configurations(base: Source, task: Source, masks: bool) -> list[str]:
