@@ -28,15 +28,9 @@ from huggingface_hub.hf_api import RepoFile
 
 from ..errors import UsageError
 from ..files import parse_json_object, stays_inside
+from .header_format import CheckpointError, header_length
 from .range_readers import LocalFile, RangeReader, RemoteFile, WeightsFile
-from .safetensors_headers import (
-    MAX_INDEX_BYTES,
-    CheckpointError,
-    TensorInfo,
-    header_length,
-    parse_header,
-    read_header,
-)
+from .safetensors_headers import MAX_INDEX_BYTES, TensorInfo, parse_header
 
 # In the order of transformers: the single file before the sharded form.
 _STEMS = ("model", "diffusion_pytorch_model", "adapter_model", "pytorch_lora_weights")
@@ -198,9 +192,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         reader = self._readers[file]
         digest = hashlib.sha256(prefix + header).hexdigest()
         self.files[file] = WeightsFile(size, digest, reader.sha256, reader.path)
-        if reader.path is None or reader.descriptor is None:
-            return parse_header(header, size, file)
-        return read_header(reader.path, reader.descriptor, len(header), file)
+        return parse_header(header, size, file)
 
     def _read_index(self, index: str) -> None:
         size = self._open(index)

@@ -7,7 +7,6 @@ Hub is asked before anything is sent, and its files are compared with the folder
 from __future__ import annotations
 
 import base64
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +27,7 @@ from huggingface_hub import (
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RevisionNotFoundError
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
+from huggingface_hub.utils.sha import git_hash
 
 from ..errors import NotPublished, UsageError
 from ..progress import waiting
@@ -170,7 +170,7 @@ def _refuse_ignored(api: HfApi, repo_id: str, branch: str, paths: dict[str, Path
     headers = build_hf_headers(token=api.token)
     ignored: dict[str, str] = {}
     files = [
-        {"path": name, "sample": base64.b64encode(_sample(path)).decode(), "size": path.stat().st_size}
+        {"path": name, "sample": base64.b64encode(_read_start(path)).decode(), "size": path.stat().st_size}
         for name, path in paths.items()
     ]
     for start in range(0, len(files), _FILES_A_QUESTION):
@@ -184,7 +184,7 @@ def _refuse_ignored(api: HfApi, repo_id: str, branch: str, paths: dict[str, Path
         raise NotOnHub(repo_id, ignored, "Nothing was uploaded. Remove the names from .gitignore, and push again")
 
 
-def _sample(path: Path) -> bytes:
+def _read_start(path: Path) -> bytes:
     with open(path, "rb") as file:
         return file.read(_SAMPLE_BYTES)
 
@@ -282,14 +282,6 @@ def _difference(there: RepoFile, path: Path) -> str | None:
     size = path.stat().st_size
     if there.size != size:
         return f"it has {there.size:,} bytes there, and {size:,} here"
-    same = there.lfs.sha256 == file_sha256(path) if there.lfs is not None else there.blob_id == _git_id(path, size)
-    return None if same else "it has different content there"
-
-
-def _git_id(path: Path, size: int) -> str:
-    """The name that git gives to a file's content."""
-    digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
-    with open(path, "rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
+    # A file that is not large is one of at most some megabytes.
+    ours, theirs = (file_sha256(path), there.lfs.sha256) if there.lfs else (git_hash(path.read_bytes()), there.blob_id)
+    return None if ours == theirs else "it has different content there"

@@ -142,6 +142,8 @@ class Listing:
     stays_behind: dict[str, str] = field(default_factory=dict)
     # what the owner should look at, such as a path of this machine in a card
     notes: tuple[str, ...] = ()
+    # files of an earlier model in the repository; known where the Hub was asked
+    deleted: tuple[str, ...] = ()
 
 
 def list_files(source: object, staged: Path, notes: tuple[str, ...] = ()) -> Listing:
