@@ -141,8 +141,7 @@ def test_cards_that_the_hub_takes_with_a_word(metadata, tmp_path, url):
     assert len(rehearse(bert, tmp_path / "staged").notes) == len(problems)
 
 
-def test_a_push_of_such_a_card_is_refused_before_anything_is_sent(hub, tmp_path):
-    bert = save_bert(tmp_path / "bert")
+def test_a_push_of_such_a_card_is_refused_before_anything_is_sent(hub, bert):
     (bert / "README.md").write_text("---\ntags: [a]\nlicense: my own\nbase_model: 3\n---\n# Mine\n")
     with pytest.raises(CardRefused) as caught:
         push(bert, "org/model", endpoint=hub.url, token=False, check=False)
@@ -155,8 +154,7 @@ def test_a_push_of_such_a_card_is_refused_before_anything_is_sent(hub, tmp_path)
         HfApi(endpoint=hub.url, token=False).model_info("org/model")
 
 
-def test_the_check_of_a_card_names_lines(tmp_path):
-    bert = save_bert(tmp_path / "bert")
+def test_the_check_of_a_card_names_lines(bert):
     (bert / "README.md").write_text(
         "---\nlibrary_name: transformers\nlicense: my own\ndatasets: [null]\n---\n# Mine\n"
     )
@@ -190,8 +188,7 @@ def test_metadata_that_no_reader_takes_is_refused_in_a_line(metadata, tmp_path, 
 
 
 @pytest.mark.parametrize("metadata", [*BAD, *SAID])
-def test_the_check_of_a_card_says_every_problem(metadata, tmp_path):
-    bert = save_bert(tmp_path / "bert")
+def test_the_check_of_a_card_says_every_problem(metadata, bert):
     (bert / "README.md").write_text(f"---\n{metadata}\n---\n# Mine\n")
     result = CliRunner().invoke(main, ["card", str(bert), "--check", "--json"])
     assert result.exit_code == 1 and isinstance(result.exception, SystemExit)

@@ -23,13 +23,6 @@ from tests.kit.refusals import refused
 
 from .published import EVALUATION, TRAINING, save_bert, save_snapshot, tiny_adapter, tiny_model
 
-pytestmark = [
-    # huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.
-    pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning"),
-    # peft 0.21 asks transformers for a property by its old name.
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
-]
-
 
 def headings(text: str) -> list[str]:
     return re.findall(r"^## (.*)$", text, re.MULTILINE)
@@ -42,11 +35,6 @@ def assert_finished(text: str) -> None:
     # a heading stands on its own, and every section says something
     assert not re.search(r"[^\n]\n## ", text)
     assert not re.search(r"^## [^\n]*\n+(## |\Z)", text, re.MULTILINE)
-
-
-@pytest.fixture
-def snapshot(tmp_path) -> Path:
-    return save_snapshot(tmp_path / "snapshot")
 
 
 def test_metadata_of_a_trained_model(snapshot):

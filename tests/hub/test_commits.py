@@ -12,9 +12,8 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from huggingface_hub import HfApi, close_session
+from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.errors import FAILED, classify
@@ -25,20 +24,13 @@ from hf_ext.hub.publish import push, stage
 from .published import contents, save_bert
 from .unfaithful_hub import Reply, UnfaithfulHub
 
-# huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
-
 COMMIT = "/api/models/org/model/commit/main"
 TREE = "/api/models/org/model/tree/"
 
 
 @pytest.fixture(autouse=True)
-def _quiet_clean_client(hub_cache, monkeypatch) -> Iterator[None]:
+def _short_waits(monkeypatch) -> None:
     monkeypatch.setattr(commits, "_WAITS", (0.01, 0.01))
-    disable_progress_bars()
-    yield
-    enable_progress_bars()
-    close_session()
 
 
 @pytest.fixture
@@ -46,16 +38,6 @@ def proxy(hub) -> Iterator[UnfaithfulHub]:
     running = UnfaithfulHub(hub.url)
     yield running
     running.stop()
-
-
-@pytest.fixture
-def api(hub) -> HfApi:
-    return HfApi(endpoint=hub.url, token=False)
-
-
-@pytest.fixture
-def bert(tmp_path) -> Path:
-    return save_bert(tmp_path / "bert")
 
 
 def publish(source: Path, hub: EmbeddedHub | UnfaithfulHub, **options):

@@ -13,8 +13,7 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner
-from huggingface_hub import HfApi, close_session
-from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+from huggingface_hub import HfApi
 from transformers import BertConfig, BertModel, BertTokenizer
 
 from hf_ext.errors import DataError, NotPublished
@@ -26,9 +25,6 @@ from tests.emr.emr_testing import tiny_bert
 from tests.kit.refusals import refused
 
 from .published import contents, save_bert, save_snapshot
-
-# huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
 
 # What people keep in the folder of a model and never mean to publish.
 PRIVATE = {
@@ -139,8 +135,7 @@ def test_shards_and_variants_go_up(tmp_path):
     assert all(torch.equal(loaded[name], value) for name, value in model.state_dict().items())
 
 
-def test_weights_of_another_name_are_refused_before_they_stay_behind(tmp_path):
-    bert = save_bert(tmp_path / "bert")
+def test_weights_of_another_name_are_refused_before_they_stay_behind(tmp_path, bert):
     (bert / "model.safetensors").rename(bert / "mine.safetensors")
     with refused(DataError, "transformers", "diffusers"):
         stage(bert, tmp_path / "staged")
@@ -186,8 +181,7 @@ LICENSED = {
 
 
 @pytest.mark.parametrize("link", LICENSED)
-def test_the_licence_that_a_card_names_goes_up_or_is_missed(link, tmp_path, secret):
-    bert = save_bert(tmp_path / "bert")
+def test_the_licence_that_a_card_names_goes_up_or_is_missed(link, tmp_path, secret, bert):
     add(
         bert,
         {name: "mine" for name in LICENSED if name[0] != "/" and name not in ("legal", "absent.txt", "linked.txt")},
@@ -235,8 +229,7 @@ def test_every_part_of_a_pipeline_goes_up(tmp_path):
     assert wanted | {"README.md"} == set(contents(stage(tmp_path / "folder", tmp_path / "staged")))
 
 
-def test_a_snapshot_in_the_cache_of_a_hub_is_published_though_all_its_files_are_links(tmp_path):
-    bert = save_bert(tmp_path / "bert")
+def test_a_snapshot_in_the_cache_of_a_hub_is_published_though_all_its_files_are_links(tmp_path, bert):
     repository = tmp_path / "hub" / "models--org--bert"
     snapshot = repository / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)
@@ -254,15 +247,7 @@ def test_of_a_model_in_memory_nothing_stays_behind(tmp_path):
     assert not listing.stays_behind and "model.safetensors" in listing.files
 
 
-@pytest.fixture
-def _quiet_clean_client(hub_cache):
-    disable_progress_bars()
-    yield
-    enable_progress_bars()
-    close_session()
-
-
-def test_the_command_lists_before_it_uploads_and_uploads_nothing_else(hub, tmp_path, secret, _quiet_clean_client):
+def test_the_command_lists_before_it_uploads_and_uploads_nothing_else(hub, tmp_path, secret):
     bert = add(save_bert(tmp_path / "bert"), PRIVATE)
     (bert / "LICENSE").symlink_to(secret)
     arguments = ["push", str(bert), "org/bert", "--endpoint", hub.url, "--no-check"]
@@ -283,13 +268,11 @@ def test_the_command_lists_before_it_uploads_and_uploads_nothing_else(hub, tmp_p
     assert files == {"README.md", "config.json", "model.safetensors"} == set(result["files"])
 
 
-def test_the_listing_comes_before_the_hub_is_asked(tmp_path):
-    bert = save_bert(tmp_path / "bert")
+def test_the_listing_comes_before_the_hub_is_asked(bert):
     announced = []
     with pytest.raises(Exception, match=r"(?i)connect|refused|attempts"):
         push(bert, "org/bert", endpoint="http://127.0.0.1:9", token=False, check=False, announce=announced.append)
     assert "config.json" in announced[0].files
-    close_session()
 
 
 def test_folders_of_version_control_are_not_walked(tmp_path):

@@ -27,11 +27,7 @@ from tests.hub.test_cards import assert_finished
 from tests.kit.hub import run_python
 from tests.kit.refusals import refused
 
-pytestmark = [
-    pytest.mark.usefixtures("warm_checks"),
-    # huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.
-    pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning"),
-]
+pytestmark = pytest.mark.usefixtures("warm_checks")
 
 CODE = ["pipeline.py", "transformer/disentangled_dit.py"]
 STAGED = sorted(

@@ -24,9 +24,6 @@ from tests.kit.models import assert_same_answers, assert_same_weights
 from tests.kit.refusals import refused
 from tests.mrconv.mrconv_testing import generator, make_model, shake
 
-# huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
-
 SIZES = {"hidden_size": 4, "num_hidden_layers": 2, "kernel_size": 5, "bidirectional": False}
 TEXTS = ["Once upon", "a time there"]
 GENERATION = {"max_new_tokens": 12, "do_sample": False}

@@ -9,7 +9,6 @@ import pytest
 import torch
 from huggingface_hub import CommitOperationAdd, HfApi, close_session, constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
-from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.errors import NotPublished, UsageError
@@ -19,31 +18,7 @@ from hf_ext.hub.publish import push, stage
 from hf_ext.semanir import SemanIRImageProcessor
 from tests.kit.refusals import refused
 
-from .published import STAGED, contents, save_bert, save_snapshot, tiny_adapter, tiny_model
-
-# huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.
-uploads = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
-# peft 0.21 asks transformers for a property by its old name.
-adapters = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-pytestmark = [uploads, adapters]
-
-
-@pytest.fixture(autouse=True)
-def _quiet_clean_client(hub_cache):
-    disable_progress_bars()
-    yield
-    enable_progress_bars()
-    close_session()
-
-
-@pytest.fixture
-def api(hub) -> HfApi:
-    return HfApi(endpoint=hub.url, token=False)
-
-
-@pytest.fixture
-def snapshot(tmp_path) -> Path:
-    return save_snapshot(tmp_path / "snapshot")
+from .published import STAGED, contents, save_bert, tiny_adapter, tiny_model
 
 
 def download(hub: EmbeddedHub, tmp_path: Path, revision: str) -> dict[str, bytes]:
@@ -175,8 +150,7 @@ def test_visibility(hub, api, snapshot):
     assert commits(api) == before
 
 
-def test_what_does_not_load_never_reaches_the_hub(hub, api, tmp_path, warm_checks):
-    bert = save_bert(tmp_path / "bert")
+def test_what_does_not_load_never_reaches_the_hub(hub, api, warm_checks, bert):
     # a type that transformers does not know, so that no one could load it
     (bert / "config.json").write_text((bert / "config.json").read_text().replace('"BertModel"', '"NoSuchModel"'))
     with refused(NotPublished, "hf_ext", "NoSuchModel"):
@@ -235,8 +209,7 @@ def test_a_branch_with_the_name_of_a_tag_or_a_commit_is_refused(hub, api, snapsh
     assert [branch.name for branch in api.list_repo_refs("org/model").branches] == ["main"]
 
 
-def test_a_secret_in_the_name_of_a_file_is_refused_and_not_shown(tmp_path):
-    bert = save_bert(tmp_path / "bert")
+def test_a_secret_in_the_name_of_a_file_is_refused_and_not_shown(tmp_path, bert):
     (bert / "additional_chat_templates").mkdir()
     (bert / "additional_chat_templates" / f"{TOKEN}.jinja").write_text("x")
     with pytest.raises(SecretFound) as caught:

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from huggingface_hub import HfApi, ModelCard, close_session
-from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+from huggingface_hub import HfApi, ModelCard
 from safetensors.torch import load_file
 
 from hf_ext.emr import EMRModel
@@ -27,21 +26,9 @@ from tests.kit.refusals import refused
 
 from .published import CODE, contents, save_bert
 
-pytestmark = [
-    pytest.mark.usefixtures("warm_checks"),
-    # huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.
-    pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning"),
-]
+pytestmark = pytest.mark.usefixtures("warm_checks")
 SHARED = {"config.json", "tokenizer.json", "tokenizer_config.json"}
 LOADER = Path(load_check.__file__).parents[1] / "emr" / "emr_loader.py"
-
-
-@pytest.fixture(autouse=True)
-def _quiet_clean_client(hub_cache):
-    disable_progress_bars()
-    yield
-    enable_progress_bars()
-    close_session()
 
 
 @pytest.fixture(scope="module")
