@@ -61,12 +61,7 @@ class Problem(NamedTuple):
 
 
 class CardRefused(ValueError):
-    """
-    A card that the Hub would refuse.
-
-    Args:
-        problems (`list[Problem]`): All that it would refuse, with lines and fields.
-    """
+    """A card that the Hub would refuse, with `problems`: all that it would refuse, with lines and fields."""
 
     def __init__(self, problems: list[Problem]):
         super().__init__(f"README.md: the Hub would refuse its metadata: {'; '.join(map(str, problems))}")
@@ -74,18 +69,7 @@ class CardRefused(ValueError):
 
 
 def check_card(card: str) -> list[Problem]:
-    """
-    Checks the metadata of a card.
-
-    Args:
-        card (`str`): The text of a README.md.
-
-    Returns:
-        `list[Problem]`: All that is wrong with it, by lines; empty where nothing is, and where there is no metadata.
-
-    Raises:
-        ValueError: The metadata cannot be read.
-    """
+    """All that is wrong with the metadata of a card, by lines. A ValueError: they cannot be read."""
     metadata = read_front_matter(card)
     if not metadata:
         return []

@@ -62,22 +62,9 @@ per_device_eval_batch_size data task
 
 def write_card(folder: str | Path, *, repo_id: str, license: str | None = None) -> Path:
     """
-    Writes `README.md`, and `.eval_results/hf_ext.yaml` for results on data sets of the Hub.
-
-    Read are `config.json` or `adapter_config.json`, the headers of the weights, and, when they exist, `eval.json` and
-    `training.json`. A `README.md` that someone else wrote or edited is kept; of one without a licence, that is added.
-
-    Args:
-        folder (`str` or `Path`): A folder as [`stage`] writes it, or the `snapshot/` of a run.
-        repo_id (`str`): Where the model will be published; the snippet in the card loads it from there.
-        license (`str`, *optional*): Licence of the weights, as the Hub names it. Defaults to that of the template.
-
-    Returns:
-        `Path`: The card.
-
-    Raises:
-        ValueError: A file of the folder is malformed; the message names it. Or a card that is kept states another
-            licence than `license`.
+    Writes `README.md` from `config.json` or `adapter_config.json`, the headers of the weights, and, where they exist,
+    `eval.json` and `training.json`; and `.eval_results/hf_ext.yaml` for results on data sets of the Hub. The snippet
+    in the card loads `repo_id`. A card that someone wrote or edited is kept, and gets the licence if it has none.
     """
     folder = Path(folder)
     card = folder / "README.md"

@@ -44,14 +44,7 @@ Tree: TypeAlias = dict[str, RepoFile]
 
 
 class NotOnHub(ConnectionError):
-    """
-    The Hub does not hold what a push was to put there.
-
-    Args:
-        repo_id (`str`): The repository.
-        files (`dict[str, str]`): Why, for each file that is concerned.
-        advice (`str`): What to do.
-    """
+    """The Hub does not hold what a push was to put there: `files` says why, for each file; `advice`, what to do."""
 
     def __init__(self, repo_id: str, files: dict[str, str], advice: str):
         named = "; ".join(f"{name}: {reason}" for name, reason in sorted(files.items()))
@@ -60,12 +53,7 @@ class NotOnHub(ConnectionError):
 
 
 class NoHub(ConnectionError):
-    """
-    An answer that is none of a Hub: a login page, the error of a proxy, or half of one.
-
-    Args:
-        endpoint (`str`): Who was asked.
-    """
+    """An answer of `endpoint` that is none of a Hub: a login page, the error of a proxy, or half of one."""
 
     def __init__(self, endpoint: str):
         advice = "correct HF_ENDPOINT, log in if a page asks for it, and push again"
@@ -97,25 +85,10 @@ def commit_folder(
     tell: Callable[[list[str], list[str]], str] | None = None,
 ) -> CommitInfo:
     """
-    Commits all files of a folder, deletes what is stale beside them, and compares the result with the folder.
-
-    Args:
-        api (`HfApi`): The Hub.
-        folder (`Path`): The folder; all of its files are committed.
-        repo_id (`str`): A repository that exists.
-        branch (`str`): A branch that exists.
-        create_pr (`bool`): Open a pull request against the branch instead.
-        message (`str`): First line of the commit.
-        find_stale (`Callable`): Chooses those of the repository's files that are deleted unless the folder has them.
-        tell (`Callable`, *optional*): Given the files that are deleted and those that are left alone before anything
-            is sent, it returns the description of the commit.
-
-    Returns:
-        [`~huggingface_hub.CommitInfo`]: The commit. Where the branch holds the folder already, its last commit.
-
-    Raises:
-        NotOnHub: The Hub would ignore a file, somebody else changed the same files meanwhile, or the files on the
-            Hub are not those of the folder.
+    Commits all files of a folder to a branch, or as a pull request against it, deletes those of the repository's
+    files that `find_stale` chooses and the folder lacks, and compares the result with the folder: a difference is a
+    [`NotOnHub`]. Where the branch holds the folder already, its last commit is returned. `tell` is given the files
+    that are deleted and those that are left alone before anything is sent, and returns the commit's description.
     """
     paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     _refuse_ignored(api, repo_id, branch, paths)

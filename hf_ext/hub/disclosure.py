@@ -79,14 +79,7 @@ def clean(folder: Path) -> None:
 
 
 class SecretFound(NotPublished):
-    """
-    A file that would be published contains a token, a key or a password. The message does not repeat it.
-
-    Args:
-        file (`str`): The file.
-        line (`int`, *optional*): The line, where the file has lines.
-        kind (`str`): The kind of secret.
-    """
+    """A file that would be published contains a token, a key or a password. The message does not repeat it."""
 
     def __init__(self, file: str, line: int | None, kind: str):
         where = f"{file}, in its header" if line is None else f"{file}, line {line}"

@@ -43,21 +43,14 @@ _PACKED = {dtype: 8 // BITS[name] for name, dtype in _DTYPES.items() if BITS[nam
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """
-    Place, dtype and shape of one tensor, known before any of its bytes are read.
-
-    Args:
-        dtype (`torch.dtype`): Type of the elements.
-        shape (`tuple[int, ...]`): Shape; `()` for a scalar.
-        nbytes (`int`): Length in bytes.
-        file (`str`): Name of the file that holds the tensor, relative to the checkpoint.
-        offset (`int`): First byte of the tensor, counted from the start of the file.
-    """
+    """Place, dtype and shape of one tensor, known before any of its bytes are read."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     nbytes: int
+    # relative to the checkpoint
     file: str
+    # first byte of the tensor in its file
     offset: int
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,34 +15,9 @@ from hf_ext.embedded_hub.server import EmbeddedHub
 from tests.kit.hub import CONTENT, ask, commit_body, raw
 from tests.kit.refusals import refused
 
+from .conftest import BEARER
+
 COMMIT = "/api/models/me/model/commit/main"
-
-
-@pytest.fixture
-def locked(tmp_path: Path) -> Iterator[EmbeddedHub]:
-    """A Hub with a token, a public and a private repository."""
-    with serving(tmp_path) as hub:
-        yield hub
-
-
-@pytest.fixture
-def readable(tmp_path: Path) -> Iterator[EmbeddedHub]:
-    """The same with a second token."""
-    with serving(tmp_path, read_token="reader") as hub:
-        yield hub
-
-
-@contextlib.contextmanager
-def serving(folder: Path, **options: str) -> Iterator[EmbeddedHub]:
-    """A Hub with a public and a private repository."""
-    with EmbeddedHub(folder / "locked", token="correct-horse", **options) as hub:
-        bearer = {"Authorization": "Bearer correct-horse"}
-        for name, visibility in (("public", "public"), ("private", "private")):
-            body = json.dumps({"organization": "me", "name": name, "visibility": visibility}).encode()
-            assert ask(hub.url, "POST", "/api/repos/create", body, bearer).status == 200
-            path = f"/api/models/me/{name}/commit/main"
-            assert ask(hub.url, "POST", path, commit_body({"file.bin": CONTENT}), bearer).status == 200
-        yield hub
 
 
 @pytest.mark.parametrize(
@@ -134,7 +108,7 @@ def test_writes_need_the_token(locked: EmbeddedHub, method: str, path: str) -> N
     ]
     for headers in wrong:
         assert ask(locked.url, method, path, b"{}", headers).status == 401, headers
-    allowed = ask(locked.url, method, path, b"{}", {"Authorization": "Bearer correct-horse"})
+    allowed = ask(locked.url, method, path, b"{}", BEARER)
     assert allowed.status not in (401, 403)
 
 
@@ -216,7 +190,6 @@ def test_behind_a_proxy_all_links_are_public(tmp_path: Path) -> None:
 
 
 def test_private_repositories_look_absent(locked: EmbeddedHub) -> None:
-    bearer = {"Authorization": "Bearer correct-horse"}
     paths = [
         "/api/models/me/{}",
         "/me/{}/resolve/main/file.bin",
@@ -229,8 +202,8 @@ def test_private_repositories_look_absent(locked: EmbeddedHub) -> None:
         assert private.headers["X-Error-Code"] == absent.headers["X-Error-Code"] == "RepoNotFound"
         assert private.body.replace(b"private", b"absent") == absent.body
         assert ask(locked.url, "GET", path.format("public")).status == 200
-        assert ask(locked.url, "GET", path.format("private"), headers=bearer).status == 200
-    for headers, count in (({}, 1), (bearer, 2)):
+        assert ask(locked.url, "GET", path.format("private"), headers=BEARER).status == 200
+    for headers, count in (({}, 1), (BEARER, 2)):
         assert len(ask(locked.url, "GET", "/api/models", headers=headers).json()) == count
     assert ask(locked.url, "GET", "/api/whoami-v2").status == 401
-    assert ask(locked.url, "GET", "/api/whoami-v2", headers=bearer).json()["name"] == "local"
+    assert ask(locked.url, "GET", "/api/whoami-v2", headers=BEARER).json()["name"] == "local"

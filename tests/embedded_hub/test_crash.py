@@ -12,8 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -28,7 +28,6 @@ from hf_ext.embedded_hub.store import HubStore
 from hf_ext.embedded_hub.uploads import store_regular
 from tests.kit.hub import (
     ask,
-    client_environment,
     commit_body,
     create_repository,
     find_damage,
@@ -39,6 +38,8 @@ from tests.kit.hub import (
 from tests.kit.models import file_limit
 from tests.kit.refusals import refused
 
+from .conftest import hub_process, peak_memory
+
 COMMIT = "/api/models/me/model/commit/main"
 SERVE = """
 import sys
@@ -47,23 +48,9 @@ EmbeddedHub(sys.argv[1]).serve_forever(ready=lambda hub: print(hub.url, flush=Tr
 """
 
 
-@contextmanager
-def serving(root: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def serving(root: Path) -> AbstractContextManager[tuple[str, subprocess.Popen[str]]]:
     """A Hub in a process of its own, which is killed at the end: its URL and the process."""
-    environment = client_environment("http://127.0.0.1:9", root.parent / "home")
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVE, str(root)], stdout=subprocess.PIPE, env=environment, text=True
-    )
-    try:
-        assert process.stdout is not None
-        url = process.stdout.readline().strip()
-        assert url, "the server did not start"
-        yield url, process
-    finally:
-        process.kill()
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+    return hub_process(SERVE, root.parent, str(root))
 
 
 def start_upload(url: str, size: int) -> tuple[http.client.HTTPConnection, str]:
@@ -297,12 +284,6 @@ def test_cleaning_follows_no_links(tmp_path: Path) -> None:
     HubStore(root).close()
     assert list((root / "incoming").iterdir()) == []
     assert (outside / "thesis.txt").read_text() == "mine"
-
-
-def peak_memory(process: subprocess.Popen[str]) -> int:
-    """Largest resident size of a process so far, in bytes."""
-    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 @pytest.mark.slow

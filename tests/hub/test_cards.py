@@ -19,6 +19,7 @@ from hf_ext.hub.front_matter import front_matter, read_front_matter
 from hf_ext.hub.publish import push, rehearse, stage
 from hf_ext.hub.released import list_released
 from hf_ext.semanir import SemanIRImageProcessor
+from tests.kit.command_line import run
 from tests.kit.refusals import refused
 
 from .published import EVALUATION, TRAINING, save_bert, save_snapshot, tiny_adapter, tiny_model
@@ -294,6 +295,7 @@ def test_a_card_in_another_encoding_is_refused_by_name(snapshot, encoding):
     (snapshot / "README.md").write_bytes("---\nlicense: mit\n---\n# Modèle\n".encode(encoding))
     with refused(DataError, "README.md", "UTF-8"):
         write_card(snapshot, repo_id="org/x")
+    assert "UTF-8" in run("card", snapshot, "--check", code=2).output
 
 
 @pytest.mark.parametrize(

@@ -151,17 +151,6 @@ def test_pickles_are_refused(tmp_path, snapshot):
         stage(bert, tmp_path / "out")
 
 
-def test_a_transformers_folder_is_copied_without_what_does_not_belong(tmp_path, bert):
-    (bert / "tokenizer.json").write_text("{}")
-    (bert / "README.md").write_text("# Mine\n")
-    (bert / "events.log").write_text("x")
-    save_bert(bert / "checkpoint-5")
-    folder = stage(bert, tmp_path / "out")
-    assert sorted(contents(folder)) == ["README.md", "config.json", "model.safetensors", "tokenizer.json"]
-    assert (folder / "README.md").read_text() == "# Mine\n"
-    assert same_weights(BertModel.from_pretrained(folder).state_dict(), BertModel.from_pretrained(bert).state_dict())
-
-
 def test_a_transformers_model_in_memory(tmp_path):
     model = BertModel.from_pretrained(save_bert(tmp_path / "bert"))
     folder = stage(model, tmp_path / "out", repo_id="org/bert")

@@ -251,6 +251,8 @@ def test_the_command_lists_before_it_uploads_and_uploads_nothing_else(hub, tmp_p
     bert = add(save_bert(tmp_path / "bert"), PRIVATE)
     (bert / "LICENSE").symlink_to(secret)
     arguments = ["push", str(bert), "org/bert", "--endpoint", hub.url, "--no-check"]
+    unreachable = [*arguments[:-2], "http://127.0.0.1:9", "--no-check", "--dry-run"]
+    assert "does not say what the push would delete" in CliRunner().invoke(main, unreachable).output
     dry = CliRunner().invoke(main, [*arguments, "--dry-run"])
     assert dry.exit_code == 0, dry.output
     up, _, behind = dry.output.partition("stays behind:\n")
@@ -260,12 +262,17 @@ def test_the_command_lists_before_it_uploads_and_uploads_nothing_else(hub, tmp_p
     assert "a link that leaves the folder" in behind and "mine" not in dry.output
     shown = json.loads(CliRunner().invoke(main, [*arguments, "--dry-run", "--json"]).output)
     assert "notes.txt" in shown["stays_behind"] and "config.json" in shown["files"]
+    assert shown["deleted"] == []
+    HfApi(endpoint=hub.url, token=False).create_repo("org/bert")
+    for name in ("vocab.txt", "mine.md"):
+        HfApi(endpoint=hub.url, token=False).upload_file(path_or_fileobj=b"x", path_in_repo=name, repo_id="org/bert")
+    assert "is deleted:\nvocab.txt" in CliRunner().invoke(main, [*arguments, "--dry-run"]).output
     pushed = CliRunner().invoke(main, [*arguments, "--json"])
     assert pushed.exit_code == 0, pushed.output
     result = json.loads(pushed.stdout)
     assert "stays behind:" in pushed.stderr and result["stays_behind"] == shown["stays_behind"]
     files = set(HfApi(endpoint=hub.url, token=False).list_repo_files("org/bert")) - {".gitattributes"}
-    assert files == {"README.md", "config.json", "model.safetensors"} == set(result["files"])
+    assert files - {"mine.md"} == {"README.md", "config.json", "model.safetensors"} == set(result["files"])
 
 
 def test_the_listing_comes_before_the_hub_is_asked(bert):

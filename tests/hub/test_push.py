@@ -47,20 +47,11 @@ def test_one_commit_holds_what_stage_writes_and_nothing_else(hub, api, tmp_path,
         assert set(checkpoint) == set(weights) and all(checkpoint[name].equal(weights[name]) for name in weights)
 
 
-def test_where_the_user_disabled_xet_files_are_sent_by_path(hub, tmp_path, snapshot, run_client):
-    oid = run_client(
-        """
-        import sys
-        from huggingface_hub import constants
-        from hf_ext.hub.publish import push
-
-        assert constants.HF_HUB_DISABLE_XET
-        print(push(sys.argv[1], "org/model", check=False).oid)
-        """,
-        str(snapshot),
-    )
+def test_where_the_user_disabled_xet_files_are_sent_by_path(hub, tmp_path, snapshot, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    info = push(snapshot, "org/model", endpoint=hub.url, token=False, check=False)
     staged = stage(snapshot, tmp_path / "staged", repo_id="org/model")
-    assert download(hub, tmp_path, oid.split()[-1]) == contents(staged)
+    assert download(hub, tmp_path, info.oid) == contents(staged)
 
 
 def test_a_second_push_deletes_what_it_replaces_and_leaves_other_files(hub, api, tmp_path, snapshot):
