@@ -218,15 +218,16 @@ def look_ahead(listing: Listing, repo_id: str, *, revision: str | None, endpoint
         with read_answers(api):
             # A new branch begins with the files of main.
             try:
-                names = api.list_repo_files(repo_id, revision=revision)
+                info = api.model_info(repo_id, revision=revision)
             except RevisionNotFoundError:
-                names = api.list_repo_files(repo_id)
+                info = api.model_info(repo_id)
     except RepositoryNotFoundError:
         return listing
     except (NoHub, HfHubHTTPError, OfflineModeIsEnabled, httpx2.TransportError) as error:
         told = f"{repo_id}: the Hub does not say what the push would delete ({str(error).splitlines()[0]})"
         return dataclasses.replace(listing, notes=(*listing.notes, told))
-    return dataclasses.replace(listing, deleted=tuple(sorted(set(find_stale(names)) - listing.files.keys())))
+    names = find_stale([item.rfilename for item in info.siblings or ()])
+    return dataclasses.replace(listing, deleted=tuple(sorted(set(names) - listing.files.keys())))
 
 
 def _check_options(branch: str, message: str, token: str | bool | None) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from hf_ext.embedded_hub.server import EmbeddedHub
-from tests.kit.hub import CONTENT, ask, client_environment, commit_body
+from tests.kit.hub import CONTENT, ask, client_environment, commit_body, create_repository
 
+COMMIT = "/api/models/me/model/commit/main"
 BEARER = {"Authorization": "Bearer correct-horse"}
 
 
@@ -28,6 +29,15 @@ def serving(folder: Path, **options: object) -> Iterator[EmbeddedHub]:
             path = f"/api/models/me/{name}/commit/main"
             assert ask(hub.url, "POST", path, commit_body(files), BEARER).status == 200
         yield hub
+
+
+@pytest.fixture(scope="module")
+def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a Hub with one repository that holds `file.bin`, for the tests of a file that leave it as it is."""
+    with EmbeddedHub(tmp_path_factory.mktemp("steady") / "hub") as hub:
+        assert create_repository(hub.url, "me/model").status == 200
+        assert ask(hub.url, "POST", COMMIT, commit_body({"file.bin": CONTENT})).status == 200
+        yield hub.url
 
 
 @pytest.fixture

@@ -94,9 +94,9 @@ def test_repositories_are_listed_and_shown(url: str) -> None:
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_nothing_in_a_card_runs(url: str, attack: str) -> None:
-    push(url, f"before\n\n{attack}\n\nafter")
-    answer = ask(url, "GET", "/me/model")
+def test_nothing_in_a_card_runs(steady: str, attack: str) -> None:
+    push(steady, f"before\n\n{attack}\n\nafter")
+    answer = ask(steady, "GET", "/me/model")
     page = Tags(answer.body.decode())
     assert answer.status == 200 and b"before" in answer.body and b"after" in answer.body
     assert not {"script", "iframe", "object", "svg", "form", "base", "link"} & {tag for tag, _ in page.found}
@@ -107,19 +107,19 @@ def test_nothing_in_a_card_runs(url: str, attack: str) -> None:
             assert re.match(r"https?://|mailto:|[^:]*$", attributes.get(name) or ""), attributes
 
 
-def test_metadata_and_names_are_escaped_too(url: str) -> None:
+def test_metadata_and_names_are_escaped_too(steady: str) -> None:
     evil = "<script>alert(1)</script>"
     index = {"model-index": [{"results": [{"task": {"name": evil}, "dataset": [], "metrics": [{"value": evil}]}]}]}
-    push(url, f"---\n{json.dumps(index)}\n---\ntext")
+    push(steady, f"---\n{json.dumps(index)}\n---\ntext")
     body = commit_body({f"a{evil.replace('/', '')}.txt": CONTENT})
-    assert ask(url, "POST", "/api/models/me/model/commit/main", body).status == 200
-    page = ask(url, "GET", "/me/model").body.decode()
+    assert ask(steady, "POST", "/api/models/me/model/commit/main", body).status == 200
+    page = ask(steady, "GET", "/me/model").body.decode()
     assert "<script" not in page and page.count("&lt;script&gt;") >= 3
 
 
-def test_each_page_says_that_no_script_may_run(url: str) -> None:
+def test_each_page_says_that_no_script_may_run(steady: str) -> None:
     for path in ("/", "/me/model"):
-        headers = ask(url, "GET", path).headers
+        headers = ask(steady, "GET", path).headers
         policy = headers["Content-Security-Policy"]
         assert "default-src 'none'" in policy and "sandbox" in policy and "frame-ancestors 'none'" in policy
         assert "script-src" not in policy and "allow-scripts" not in policy and "unsafe-inline" not in policy
@@ -154,19 +154,19 @@ def test_other_kinds_have_pages_and_the_api_keeps_its_answers(url: str) -> None:
 
 
 @pytest.mark.parametrize("card", [b"\xff\xfe\x00 no text", b"x" * 200_001, b"---\na: [\n---\ntext", b"", b"---\n---"])
-def test_a_card_that_cannot_be_read_costs_little_and_no_page(url: str, card: bytes) -> None:
-    answer = ask(url, "POST", "/api/models/me/model/commit/main", commit_body({"README.md": card}))
+def test_a_card_that_cannot_be_read_costs_little_and_no_page(steady: str, card: bytes) -> None:
+    answer = ask(steady, "POST", "/api/models/me/model/commit/main", commit_body({"README.md": card}))
     assert answer.status == 200
-    page = ask(url, "GET", "/me/model")
+    page = ask(steady, "GET", "/me/model")
     assert page.status == 200 and b"README.md" in page.body and len(page.body) < 20_000
 
 
-def test_a_table_that_would_fill_the_memory_is_cut(url):
+def test_a_table_that_would_fill_the_memory_is_cut(steady):
     """Its rows are short, and it has as many cells in each as in its head, written or not."""
-    push(url, "# A title\n\n" + "|" * 20_000 + "\n" + "|-" * 19_999 + "|\n" + "|\n" * 20_000)
-    assert len(ask(url, "GET", "/me/model").body) < 2_000_000
+    push(steady, "# A title\n\n" + "|" * 20_000 + "\n" + "|-" * 19_999 + "|\n" + "|\n" * 20_000)
+    assert len(ask(steady, "GET", "/me/model").body) < 2_000_000
 
 
-def test_marks_that_would_be_compared_for_minutes_are_not_shown(url):
-    push(url, "# A title\n\n" + "*a_b" * 40_000)
-    assert "too many links and words in bold" in ask(url, "GET", "/me/model").body.decode()
+def test_marks_that_would_be_compared_for_minutes_are_not_shown(steady):
+    push(steady, "# A title\n\n" + "*a_b" * 40_000)
+    assert "too many links and words in bold" in ask(steady, "GET", "/me/model").body.decode()

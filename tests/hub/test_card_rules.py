@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 from huggingface_hub import HfApi, ModelCard
 from huggingface_hub.errors import RepositoryNotFoundError
 
+from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.hub import released
 from hf_ext.hub.card_rules import CardRefused, check_card
 from hf_ext.hub.publish import push, rehearse
@@ -29,6 +31,13 @@ RESULT = {
 def index(**changes: object) -> str:
     """A card with one result, changed."""
     return f"model-index:\n- name: mine\n  results:\n  - {json.dumps(RESULT | changes)}"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory) -> Iterator[str]:
+    """A Hub that is asked about cards."""
+    with EmbeddedHub(tmp_path_factory.mktemp("asked") / "hub") as hub:
+        yield hub.url
 
 
 GOOD = [

@@ -68,30 +68,18 @@ def test_a_second_push_deletes_what_it_replaces_and_leaves_other_files(hub, api,
 
 
 # Files that loaders of a model prefer to others, or that say whose it is; and files of the owner.
-OF_A_MODEL = {
-    "weights of a variant": "model.fp16.safetensors",
-    "a shard": "model-00001-of-00002.safetensors",
-    "weights of diffusers": "diffusion_pytorch_model.safetensors",
-    "a tokenizer": "tokenizer.json",
-    "a vocabulary": "vocab.txt",
-    "a tokenizer of a part": "qformer_tokenizer/vocab.txt",
-    "a chat template": "chat_template.jinja",
-    "another": "additional_chat_templates/tool_use.jinja",
-    "options of generating": "generation_config.json",
-    "a processor": "preprocessor_config.json",
-    "a licence": "LICENSE",
-    "a notice": "NOTICE",
-    "code": "modeling_semanir.py",
-    "results": ".eval_results/hf_ext.yaml",
-    "a report": "report.json",
-    "a picture of the card": "before_after.png",
-}
+OF_A_MODEL = [
+    *("model.fp16.safetensors", "model-00001-of-00002.safetensors", "diffusion_pytorch_model.safetensors"),
+    *("tokenizer.json", "vocab.txt", "qformer_tokenizer/vocab.txt", "chat_template.jinja"),
+    *("additional_chat_templates/tool_use.jinja", "generation_config.json", "preprocessor_config.json"),
+    *("LICENSE", "NOTICE", "modeling_semanir.py", ".eval_results/hf_ext.yaml", "report.json", "before_after.png"),
+]
 OF_THE_OWNER = ["handler.py", "lora.safetensors", "notes.md", "data/train.csv", "photo.png", "my-config.json"]
 
 
 def test_files_of_an_earlier_model_go_and_files_of_the_owner_stay(hub, api, tmp_path, capsys):
     api.create_repo("org/model")
-    names = [*OF_A_MODEL.values(), *OF_THE_OWNER]
+    names = [*OF_A_MODEL, *OF_THE_OWNER]
     operations = [CommitOperationAdd(name, io.BytesIO(name.encode())) for name in names]
     api.create_commit("org/model", operations, commit_message="Old")
     bert = save_bert(tmp_path / "bert")
@@ -102,7 +90,7 @@ def test_files_of_an_earlier_model_go_and_files_of_the_owner_stay(hub, api, tmp_
     description = api.list_repo_commits("org/model")[0].message
     for text in (told, description):
         deleted, left = (next(line for line in text.splitlines() if line.startswith(word)) for word in ("Del", "Left"))
-        assert all(name in deleted for name in OF_A_MODEL.values()) and all(name in left for name in OF_THE_OWNER)
+        assert all(name in deleted for name in OF_A_MODEL) and all(name in left for name in OF_THE_OWNER)
 
 
 def test_pushing_the_same_again_makes_no_commit(hub, api, snapshot):
