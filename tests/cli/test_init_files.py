@@ -19,7 +19,7 @@ from hf_ext.data.opening import open_source
 from hf_ext.data.source import DataSource
 from hf_ext.data.survey import look_at
 from hf_ext.errors import DataError
-from hf_ext.starting.writing import write_recipe
+from hf_ext.data.writing import write_recipe
 from tests.cli.init_testing import SHORT, measured, names_of, train, write_pictures, write_sounds
 from tests.disentangled_dit.pipeline_testing import make_text_pipeline
 from tests.kit.command_line import run
@@ -211,7 +211,7 @@ def test_without_released_models_a_restorer_begins_anew(monkeypatch):
     write_pictures("photos", [""], 4, size=(40, 40))
     survey = look_at("photos")
     assert "\ninit_from: denoise-color\n" in write_recipe("semanir", Path("r"), survey, gpu=False)
-    monkeypatch.setattr("hf_ext.starting.writing.list_released", list)
+    monkeypatch.setattr("hf_ext.data.writing.list_released", list)
     recipe = write_recipe("semanir", Path("r"), survey, gpu=False)
     assert "init_from" not in recipe and yaml.safe_load(recipe)["model"] == {"preset": "u-shaped-small"}
 

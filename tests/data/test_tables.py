@@ -16,7 +16,7 @@ from hf_ext.data.splits import hash_inputs
 from hf_ext.data.survey import look_at
 from hf_ext.data.tables import read_table
 from hf_ext.errors import DataError
-from hf_ext.starting.writing import flow
+from hf_ext.data.writing import flow
 
 HOURS = pd.date_range("2024-03-01", periods=24, freq="h")
 RNG = np.random.default_rng(0)
