@@ -27,7 +27,7 @@ exclude: []
 # {plan}
 """
 _EXAMPLE = {
-    "about": "Run `hf-ext init emr` with --data FOLDER of your models, or --data FILE that lists them, to fill this in",
+    "about": "Run `hf-ext init emr` with --data FOLDER of your models, or --data FILE that lists them, to fill it in",
     "base": "./YOUR-BASE",
     "tasks": "  first: ./YOUR-FIRST-MODEL\n  second: ./YOUR-SECOND-MODEL",
     "adapters": "",

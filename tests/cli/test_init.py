@@ -14,8 +14,8 @@ import yaml
 from hf_ext.data.opening import open_source
 from hf_ext.data.source import DataSource
 from hf_ext.data.survey import look_at
-from hf_ext.errors import DataError
 from hf_ext.data.writing import PLACEHOLDERS, write_recipe
+from hf_ext.errors import DataError
 from hf_ext.training.methods import build_task, read_arguments
 from tests.cli.init_testing import SHORT, measured, train, write_pictures, write_sounds, write_tables
 from tests.emr.emr_testing import tiny_bert

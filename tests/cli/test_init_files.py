@@ -18,8 +18,8 @@ from PIL import Image
 from hf_ext.data.opening import open_source
 from hf_ext.data.source import DataSource
 from hf_ext.data.survey import look_at
-from hf_ext.errors import DataError
 from hf_ext.data.writing import write_recipe
+from hf_ext.errors import DataError
 from tests.cli.init_testing import SHORT, measured, names_of, train, write_pictures, write_sounds
 from tests.disentangled_dit.pipeline_testing import make_text_pipeline
 from tests.kit.command_line import run

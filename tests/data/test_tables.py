@@ -15,8 +15,8 @@ from hf_ext.data.source import DataSource
 from hf_ext.data.splits import hash_inputs
 from hf_ext.data.survey import look_at
 from hf_ext.data.tables import read_table
-from hf_ext.errors import DataError
 from hf_ext.data.writing import flow
+from hf_ext.errors import DataError
 
 HOURS = pd.date_range("2024-03-01", periods=24, freq="h")
 RNG = np.random.default_rng(0)
