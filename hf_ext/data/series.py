@@ -86,22 +86,24 @@ def _look_at_tables(
     train: dict[str, Any] = {"path": path, "split": "train", "rows": roles.layout}
     train |= {name: value for name in ("time", "series") if (value := getattr(roles, name)) is not None}
     train |= rename(hints.label or roles.label)
-    count, how, columns = len(files), ", a file each", roles.inputs
+    count, steps, how, columns = len(files), "", ", a file each", roles.inputs
     if table is not None and roles.layout == "series":
-        how, columns = f", a row each, of {len(roles.inputs)} steps", [ARRAY_COLUMN]
-        count = len(table.frame)
+        count, steps, how, columns = len(table.frame), f" of {len(columns)} steps", ", a row each", [ARRAY_COLUMN]
     elif table is not None and roles.series is not None:
         count, how = table.frame[roles.series].nunique(), f", named in the column {roles.series}"
-    alone = table is not None and (len(files) == 1 or how != ", a file each")
-    about = "; ".join([f"{count:,} series{how}", *_columns(roles), *roles.notes, *(table.notes if table else [])])
-    if alone and roles.label is None:
+    elif table is not None and len(files) == 1:
+        steps, how = f" of {len(table.frame):,} steps", ""
+    about = "; ".join(
+        [f"{count:,} series{steps}{how}", *_columns(roles), *roles.notes, *(table.notes if table else [])]
+    )
+    if roles.label is None and how != ", a file each":
         _refuse_unlabelled(path, about, table, roles)
     if roles.problems:
         raise DataError(f"{path}: {about}. {_sentence(roles.problems)}")
     data = open_source(DataSource(**train))
     if "label" not in data.features:
         _refuse_unlabelled(path, about, None, roles)
-    is_long = alone and how == ", a file each" and len(data) == 1
+    is_long = not how and len(data) == 1
     # The last part of one long series measures.
     parts = {"train": {**train, "split": "train[:80%]"}, "eval": {**train, "split": "train[80%:]"}, "learned": 1}
     kept = parts if is_long else keep_back(train, data)
@@ -110,7 +112,7 @@ def _look_at_tables(
         shape = read_file(files[0])[columns[0]].shape
         survey.channels = shape[1] if len(shape) > 1 else None
     _read_labels(survey, data)
-    survey.about = f"{len(data):,} series of {_span(survey.lengths)} steps{'' if is_long else how}"
+    survey.about = f"{len(data):,} series of {_span(survey.lengths)} steps{how}"
     _tell(survey, table, roles)
     if is_long and survey.rows_have_labels:
         survey.notes += _compare_parts([value for row in data["label"] for value in row])
