@@ -36,9 +36,9 @@ class Survey:
     classes: list[str] = field(default_factory=list)
     # True if the data contain class names with their numbers, as folders do
     named: bool = False
-    # Pictures: shorter sides in ascending order; True if all have one size; True if all are grey
+    # Pictures: shorter sides in ascending order; True if all are squares of one size; True if all are grey
     sides: list[int] = field(default_factory=list)
-    equal: bool = False
+    square: bool = False
     gray: bool = False
     # True if some have more than 8 bits per channel; True if their range is unknown: 32 bits, floats
     deep: bool = False
@@ -63,10 +63,6 @@ class Survey:
 
     def __post_init__(self) -> None:
         self.count = self.count or self.learned
-
-    def longest(self, limit: int) -> int:
-        """The 95th percentile of the lengths, at most a limit."""
-        return min(limit, int(np.ceil(np.quantile(self.lengths, 0.95))))
 
     @property
     def lines(self) -> list[str]:

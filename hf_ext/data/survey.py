@@ -293,7 +293,8 @@ def _measure_pictures(survey: Survey, data: Any, column: str, chosen: list[int])
     _tell_modes(survey, headers)
     sizes = {header.size for header in headers}
     survey.kind, survey.columns = "pictures", [column]
-    survey.equal, survey.sides = len(sizes) == 1, sorted(min(size) for size in sizes)
+    survey.square = len({side for size in sizes for side in size}) == 1
+    survey.sides = sorted(min(size) for size in sizes)
     ends = dict.fromkeys(f"{width} x {height}" for width, height in (min(sizes, key=min), max(sizes, key=min)))
     survey.about = f"{survey.count:,} pictures of {' to '.join(ends)} pixels{', grey' if survey.gray else ''}"
 
