@@ -19,7 +19,7 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from hf_ext.hub.checkpoints import split_revision
 
-from .images import check_images
+from .images import check_images, describe
 
 INCEPTION_DIMENSIONS = 2048
 
@@ -169,10 +169,7 @@ class FeatureMetric(evaluate.Metric, ABC):
 
     def _info(self) -> evaluate.MetricInfo:
         # Bytes of float32: `evaluate` hands lists of numbers back as Python objects, gigabytes of them.
-        features = datasets.Features({"predictions": datasets.Value("binary")})
-        return evaluate.MetricInfo(
-            description=self.summary, citation="", inputs_description=INPUTS_DESCRIPTION, features=features
-        )
+        return describe(self.summary, INPUTS_DESCRIPTION, predictions=datasets.Value("binary"))
 
     def add_batch(self, *, predictions: Any = None, **kwargs: Any) -> None:
         """Adds images."""
