@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -339,5 +340,5 @@ def flow(value: Any) -> str:
         return "{" + ", ".join(f"{flow(str(key))}: {flow(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(flow, value)) + "]"
-    plain = isinstance(value, str) and value.isascii() and value.replace("_", "").replace("/", "").isalpha()
+    plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z][A-Za-z_/-]*", value)
     return value if plain and yaml.safe_load(value) == value else json.dumps(value, ensure_ascii=False)

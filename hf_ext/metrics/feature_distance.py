@@ -9,6 +9,7 @@ import numpy as np
 
 from .features import ClassifierFeatures, FeatureMetric
 from .frechet import frechet_distance
+from .images import describe  # noqa: F401 (`evaluate` copies the files that a script itself imports)
 
 
 class FeatureDistance(FeatureMetric):

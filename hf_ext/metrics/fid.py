@@ -10,6 +10,7 @@ import numpy as np
 
 from .features import FeatureMetric, InceptionFeatures
 from .frechet import frechet_distance
+from .images import describe  # noqa: F401 (`evaluate` copies the files that a script itself imports)
 
 
 class FID(FeatureMetric):

@@ -9,6 +9,7 @@ import numpy as np
 
 from .features import FeatureMetric, InceptionFeatures
 from .frechet import as_features
+from .images import describe  # noqa: F401 (`evaluate` copies the files that a script itself imports)
 from .kernel_distance import kernel_distance_of_subsets
 
 

@@ -292,7 +292,7 @@ def test_what_cannot_be_learned_from_is_refused_with_what_to_do():
         ("mrconv", "photos", "the pictures have no classes"),
         ("dit", "photos", "the pictures have neither classes nor captions"),
         ("emr", "empty", "no model in empty"),
-        ("emr", "nowhere", "nowhere does not exist"),
+        ("emr", "nowhere", "no model in nowhere"),
         ("emr", "photos/0.png", "photos/0.png is not a text file with one model per line"),
     ):
         assert message in run("init", method, "mine", "--data", data, code=2).stderr
