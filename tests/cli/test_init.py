@@ -17,9 +17,10 @@ from hf_ext.data.survey import look_at
 from hf_ext.data.writing import PLACEHOLDERS, write_recipe
 from hf_ext.errors import DataError
 from hf_ext.training.methods import build_task, read_arguments
-from tests.cli.init_testing import SHORT, measured, train, write_pictures, write_sounds, write_tables
+from tests.cli.init_testing import SHORT, measured, train
 from tests.emr.emr_testing import tiny_bert
 from tests.kit.command_line import run
+from tests.kit.own_data import write_pictures, write_sounds, write_tables
 from tests.kit.refusals import refused
 
 

@@ -20,9 +20,10 @@ from hf_ext.data.source import DataSource
 from hf_ext.data.survey import look_at
 from hf_ext.data.writing import write_recipe
 from hf_ext.errors import DataError
-from tests.cli.init_testing import SHORT, measured, names_of, train, write_pictures, write_sounds
+from tests.cli.init_testing import SHORT, measured, names_of, train
 from tests.disentangled_dit.pipeline_testing import make_text_pipeline
 from tests.kit.command_line import run
+from tests.kit.own_data import write_pictures, write_sounds
 from tests.kit.refusals import refused
 
 
