@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hf_ext.starting.recipes import list_recipes
+from hf_ext_cli.recipes import list_recipes
 from tests.kit import warm_python
 
 ROOT = Path(__file__).resolve().parents[1]
