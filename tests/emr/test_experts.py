@@ -14,6 +14,8 @@ from transformers import (
     MixtralForCausalLM,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
+    SwitchTransformersConfig,
+    SwitchTransformersForConditionalGeneration,
 )
 
 from hf_ext.emr import EMRModel, building
@@ -31,6 +33,7 @@ SIZES = {
 MIXTRAL = MixtralConfig(**SIZES, intermediate_size=24, num_local_experts=4)
 QWEN = Qwen2MoeConfig(**SIZES, num_experts=4, moe_intermediate_size=8, shared_expert_intermediate_size=12)
 FAMILIES = {"mixtral": (MixtralForCausalLM, MIXTRAL), "qwen2-moe": (Qwen2MoeForCausalLM, QWEN)}
+TOKENS = torch.randint(4, 30, (4, 5), generator=torch.Generator().manual_seed(0))
 
 
 def make_merge(folder: Path, model_class: Any, config: Any) -> Path:
@@ -68,6 +71,64 @@ def test_fused_experts_are_switched_in_place(family: str, tmp_path: Path):
     assert equal(copied(emr.set_task("a").model), first)
     loaded = FAMILIES[family][0].from_pretrained(emr.export("b", tmp_path / "out"))
     assert equal(copied(loaded), second)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fused_experts_in_a_mixed_batch(family: str, tmp_path: Path):
+    emr = EMRModel.from_pretrained(make_merge(tmp_path, *FAMILIES[family]), "a")
+    before, alone = copied(emr.model), {}
+    for task in "ab":
+        with emr.task(task) as model, torch.no_grad():
+            alone[task] = model(input_ids=TOKENS).logits
+    with warnings.catch_warnings():
+        # In one forward: a second one would be told.
+        warnings.simplefilter("error")
+        mixed = emr(input_ids=TOKENS, task_ids=["a", "b", "b", "a"]).logits
+    for row, task in enumerate("abba"):
+        torch.testing.assert_close(mixed[row], alone[task][row], atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(alone["a"], alone["b"], atol=1e-2)
+    assert equal(copied(emr.model), before)
+
+
+def test_experts_that_other_samples_send_other_numbers_of_tokens(tmp_path: Path):
+    config = SwitchTransformersConfig(
+        vocab_size=30, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_decoder_layers=2, num_sparse_encoder_layers=1,
+        num_sparse_decoder_layers=1, num_heads=2, num_experts=2, expert_capacity=64, decoder_start_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    SwitchTransformersForConditionalGeneration(config).save_pretrained(tmp_path / "base")
+    for seed, name in enumerate("abc", 1):
+        model: Any = SwitchTransformersForConditionalGeneration.from_pretrained(tmp_path / "base")
+        perturb(model, seed, 0.1)
+        model.save_pretrained(tmp_path / name)
+    emr = EMRModel.from_pretrained(
+        merge(tmp_path / "base", {n: tmp_path / n for n in "abc"}, tmp_path / "merged"), "a"
+    )
+    # The first two samples send two tokens to the first expert, also by the weights of `a`, which plans are made with;
+    # the others send four together, but not two each.
+    generator, rows, tasks = torch.Generator().manual_seed(0), [], [*"abbc"]
+
+    def count(task: str, prompts: torch.Tensor) -> torch.Tensor:
+        numbers: list[torch.Tensor] = []
+        with emr.task(task) as model, torch.no_grad():
+            router = next(module for name, module in model.encoder.named_modules() if name.endswith("router"))
+            hook = router.register_forward_hook(lambda *given: numbers.append(given[2][0][..., 0].sum(1).flatten()))
+            model.encoder(prompts)
+            hook.remove()
+        return numbers[0]
+
+    for task, wanted in zip(tasks, (2, 2, 1, 3), strict=True):
+        prompts = torch.randint(4, 30, (200, 5), generator=generator)
+        fits = (count(task, prompts) == wanted) & (count("a", prompts) == wanted)
+        rows.append(prompts[fits][:1])
+    batch = {"input_ids": torch.cat(rows), "decoder_input_ids": torch.full((4, 1), 0)}
+    with pytest.warns(UserWarning):
+        # They take turns.
+        mixed = emr(**batch, task_ids=tasks).logits
+    for row, task in enumerate(tasks):
+        with emr.task(task) as model, torch.no_grad():
+            one = model(**{key: value[row : row + 1] for key, value in batch.items()}).logits[0]
+        torch.testing.assert_close(mixed[row], one, atol=1e-4, rtol=1e-4)
 
 
 def test_what_cannot_be_switched_in_place_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
