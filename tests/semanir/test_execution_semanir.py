@@ -143,14 +143,12 @@ def test_bfloat16_deviates_by_rounding_and_by_keys_that_are_nearly_as_similar():
 ONE_STAGE = {**COLUMNAR, "depths": [2], "num_heads": [2]}
 
 
-@pytest.mark.parametrize("memory_budget", [None, 1])
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "memory_budget"),
     [
-        pytest.param(COLUMNAR, id="columnar"),
-        pytest.param(UNSHUFFLED, id="u"),
-        pytest.param(WITH_MEAN, id="mean", marks=pytest.mark.slow),
-        pytest.param(INTERPOLATED, id="x2", marks=pytest.mark.slow),
+        (COLUMNAR, 1),
+        (UNSHUFFLED, None),
+        *(pytest.param(fields, 1, marks=pytest.mark.slow) for fields in (UNSHUFFLED, WITH_MEAN, INTERPOLATED)),
     ],
 )
 def test_weights_may_lie_elsewhere_until_their_layer_runs(fields, memory_budget):

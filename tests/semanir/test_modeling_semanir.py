@@ -73,7 +73,7 @@ def test_a_stem_of_two_is_the_network_on_cells_of_pixels():
     assert model.config.descriptor.multiple_of == 2 * HALF["window_size"]
 
 
-class TestUShaped(SemanIRTester, TrainerTesterMixin):
+class TestUShaped(SemanIRTester):
     fields = {**U_SHAPED, "reconstruction_loss": "charbonnier"}
 
 
