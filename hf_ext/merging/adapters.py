@@ -329,22 +329,19 @@ def lora_modules(adapter: Source) -> dict[str, tuple[str, str]]:
         for first, second in _FACTORS:
             partner = name.removesuffix(first) + second
             if name.endswith(first) and partner in adapter.tensors:
-                _check_rank(adapter, name, partner)
+                # A is [rank, …], B [rows, rank], each with more sides of a kernel.
+                a, b = (list(adapter.tensors[factor].shape) for factor in (name, partner))
+                if min(len(a), len(b)) < 2 or math.prod(b[1:]) != a[0]:
+                    raise DataError(
+                        f"{adapter.title}: {name} {a} and {partner} {b} have different ranks; save or get the adapter "
+                        "again."
+                    )
                 found[name.removesuffix(first).removeprefix(PREFIX)] = (name, partner)
                 known |= {name, partner}
     unknown = [name for name in adapter.tensors if name not in known]
     if unknown:
         raise DataError(f"{adapter.title}: {unknown[0]!r} is not part of a plain LoRA. {_ADVICE}")
     return found
-
-
-def _check_rank(adapter: Source, first: str, second: str) -> None:
-    """Refuses factors that cannot be multiplied: A is [rank, …], B [rows, rank], each with more sides of a kernel."""
-    a, b = (list(adapter.tensors[name].shape) for name in (first, second))
-    if min(len(a), len(b)) < 2 or math.prod(b[1:]) != a[0]:
-        raise DataError(
-            f"{adapter.title}: {first} {a} and {second} {b} have different ranks; save or get the adapter again."
-        )
 
 
 def refuse_variants(adapter: Source) -> None:

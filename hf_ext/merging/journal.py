@@ -33,7 +33,7 @@ from filelock import FileLock, Timeout
 from hf_ext.emr.manifest import FORMAT, MANIFEST
 
 from ..errors import UsageError
-from ..files import read_json, recover_folder, require_free
+from ..files import read_json, read_json_object, recover_folder, require_free
 from ..system import free_bytes, open_descriptor, sync_data
 from .plan import Plan
 
@@ -182,13 +182,12 @@ def _require_writable(out: Path) -> None:
 
 def _is_merge(folder: Path) -> bool:
     """True if a merge wrote a folder, with masks or without."""
-    with contextlib.suppress(OSError, ValueError):
-        found = read_json(folder / MANIFEST)
-        return isinstance(found, dict) and found.get("format") == FORMAT
-    with contextlib.suppress(OSError, ValueError):
-        found = read_json(folder / "report.json")
-        return isinstance(found, dict) and "sources" in found
-    return False
+    try:
+        if (folder / MANIFEST).is_file():
+            return bool(read_json_object(folder / MANIFEST).get("format") == FORMAT)
+        return "sources" in read_json_object(folder / "report.json", optional=True)
+    except (OSError, ValueError):
+        return False
 
 
 @contextlib.contextmanager

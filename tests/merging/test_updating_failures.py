@@ -102,6 +102,7 @@ def test_an_addition_that_fails_leaves_the_artifact_as_it_was(sources, kept, art
     assert [path.name for path in tmp_path.iterdir()] == ["artifact"]
 
 
+@pytest.mark.slow
 def test_after_a_kill_the_artifact_is_as_it_was_and_the_next_addition_succeeds(sources, kept, artifact, tmp_path):
     """Killed when everything is written and nothing yet in its place."""
     before = contents(artifact)
