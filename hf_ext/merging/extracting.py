@@ -12,14 +12,13 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from peft import LoraConfig
 from safetensors.torch import save_file
 from torch import nn
-from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
+from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.pytorch_utils import Conv1D
 
 from hf_ext.emr.building import model_class
@@ -27,7 +26,7 @@ from hf_ext.files import copy_into, read_json_object, require_free, whole_folder
 from hf_ext.hub.disclosure import cut_paths
 
 from ..errors import DataError
-from .loading import compare_settings
+from .loading import compare_settings, find_loaded_names
 from .pairs import Pair
 from .sources import size_text
 
@@ -130,7 +129,7 @@ class _Extraction:
     def __init__(self, pair: Pair, folder: Path, lora_only: bool) -> None:
         self._folder, self._lora_only = folder, lora_only
         self._model = _build_outline(pair)
-        self._pair = _take_names_of(self._model, pair)
+        self._pair = _take_names_of(pair)
         self._modules = dict(self._model.named_modules())
         self._held: dict[str, torch.Tensor] = {
             **dict(self._model.named_parameters(remove_duplicate=False)),
@@ -339,19 +338,12 @@ def _warn_of_settings(pair: Pair) -> list[str]:
     ]
 
 
-def _take_names_of(model: nn.Module, pair: Pair) -> Pair:
+def _take_names_of(pair: Pair) -> Pair:
     """The pair under the names of the model, where transformers renames tensors on loading; ViT's, for instance."""
-    renamed: dict[str, str] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        try:
-            # One tensor at a time: what is made of several (fused experts) has no names of its own.
-            stored = revert_weight_conversion(cast(PreTrainedModel, model), {name: tensor})
-        except Exception:
-            # A conversion that needs more than this tensor, or its values.
-            continue
-        if len(stored) == 1 and next(iter(stored.values())).shape == tensor.shape:
-            renamed[next(iter(stored))] = name
-    origin = {renamed.get(name, name): name for name in pair.names}
+    loaded = find_loaded_names(dict.fromkeys(pair.names), read_json_object(pair.files["config.json"]))
+    # of several names of a tied tensor the first
+    first = {name: own for own, name in reversed(loaded.items())}
+    origin = {first.get(name, name): name for name in pair.names}
     return replace(
         pair,
         names=tuple(origin),
