@@ -56,7 +56,7 @@ def parts():
 def test_entropy_falls_and_the_merge_has_the_learned_weights(models, tmp_path):
     told = []
     found = learn_weights(
-        models, parts(), steps=30, learning_rate=0.02, show=lambda step, entropy: told.append(entropy)
+        models, parts(), steps=16, learning_rate=0.04, show=lambda step, entropy: told.append(entropy)
     )
     assert sum(told[-5:]) < sum(told[:5])
     weights = {entry["filter"]: entry["value"] for entry in found.options["weight"]["b"]}
