@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -165,8 +163,8 @@ class DeltaSource(VirtualSource):
         super().__init__(adapter.label, adapter.spec, adapter.checkpoint, adapter.place)
         self._base = base
         self._adapter = adapter
-        self._factors: OrderedDict[str, tuple[torch.Tensor, torch.Tensor]] = OrderedDict()
-        self._caching = threading.Lock()
+        # those of the last few tensors are kept
+        self._both_factors = lru_cache(_CACHED_FACTORS)(self._read_factors)
         # tensors that the adapter holds whole, by their names in the model
         self._own = {
             name.removeprefix(PREFIX).replace(".base_layer.", "."): name
@@ -276,23 +274,13 @@ class DeltaSource(VirtualSource):
             "alpha_pattern; save or get the adapter again."
         )
 
-    def _both_factors(self, delta: _Delta) -> tuple[torch.Tensor, torch.Tensor]:
-        """The factors of a tensor as matrices, A and B; those of the last few tensors are kept."""
-        with self._caching:
-            if delta.first in self._factors:
-                self._factors.move_to_end(delta.first)
-                return self._factors[delta.first]
+    def _read_factors(self, delta: _Delta) -> tuple[torch.Tensor, torch.Tensor]:
+        """The factors of a tensor as matrices, A and B."""
         first = self._adapter.read(delta.first).float()
         if delta.second is None:
-            factors = first.reshape(1, -1), torch.ones(1, 1)
-        else:
-            a, b = first.flatten(1), self._adapter.read(delta.second).float().flatten(1)
-            factors = (b.T.contiguous(), a.T.contiguous()) if delta.transposed else (a, b)
-        with self._caching:
-            self._factors[delta.first] = factors
-            if len(self._factors) > _CACHED_FACTORS:
-                self._factors.popitem(last=False)
-        return factors
+            return first.reshape(1, -1), torch.ones(1, 1)
+        a, b = first.flatten(1), self._adapter.read(delta.second).float().flatten(1)
+        return (b.T.contiguous(), a.T.contiguous()) if delta.transposed else (a, b)
 
 
 def _find_repeated(adapter: Source, base: Source, targets: set[str]) -> set[str]:

@@ -28,9 +28,9 @@ from hf_ext.merging.publishing import hide_paths
 from tests.emr.emr_testing import tiny_bert, write_weights
 from tests.kit.refusals import refused
 
-from .merging import assert_same_files, config, merge, short_segments, write_set
+from .merging import assert_same_files, merge, short_segments, write_set
 
-__all__ = ["config", "short_segments"]
+__all__ = ["short_segments"]
 
 
 @pytest.fixture

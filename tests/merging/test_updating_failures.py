@@ -21,18 +21,7 @@ from tests.emr.emr_testing import write_weights
 from tests.hub.published import contents
 from tests.kit import warm_python
 from tests.kit.refusals import refused
-from tests.merging.updating_sources import (
-    CONFIG,
-    artifact,
-    kept,
-    merge,
-    sources,
-    vectors,
-    weights_of,
-    without_pictures,
-)
-
-__all__ = ["artifact", "kept", "sources", "without_pictures"]
+from tests.merging.updating_sources import CONFIG, merge, vectors, weights_of
 
 
 def test_merging_again_needs_the_same_checkpoints(sources, tmp_path):
