@@ -55,7 +55,8 @@ class Journal:
         self._boot = boot or (_BOOT_ID.read_text().strip() if _BOOT_ID.exists() else uuid.uuid4().hex)
         self.finished = set(self._find())
         self._lock = threading.Lock()
-        self._lines = 0
+        # lines of this process so far, for `confirm`
+        self.lines = 0
         self._path = folder / f"{uuid.uuid4().hex}.jsonl"
         self._descriptor = open_descriptor(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL)
         self._append({"boot": self._boot})
@@ -72,11 +73,6 @@ class Journal:
         data = np.ascontiguousarray(sums, "<f8").tobytes()
         self._append({"unit": unit, "crc": zlib.crc32(data), "sums": data.hex()})
         self.finished.add(unit)
-
-    @property
-    def lines(self) -> int:
-        """Number of lines of this process so far, for [`~Journal.confirm`]."""
-        return self._lines
 
     def confirm(self, lines: int) -> None:
         """Notes that the results of the first units are on the disk."""
@@ -107,7 +103,7 @@ class Journal:
             written = os.write(self._descriptor, line)
             while written < len(line):
                 written += os.write(self._descriptor, line[written:])
-            self._lines += 1
+            self.lines += 1
 
     def _find(self) -> dict[int, _Place]:
         """The line of every trusted unit."""
