@@ -186,7 +186,7 @@ def test_a_dry_run_lists_what_would_be_uploaded_and_uploads_nothing(snapshot, hu
 @pytest.mark.parametrize(
     "words",
     [
-        ["push", "{}", "me/tiny", "--dry-run", "--no-check", "--json"],
+        ["push", "{}", "me/tiny", "--dry-run", "--no-check", "--json", "--endpoint", "http://127.0.0.1:9"],
         pytest.param(["card", "{}"], marks=pytest.mark.slow),
     ],
 )
