@@ -327,11 +327,10 @@ def _judge(frame: pd.DataFrame, roles: Roles) -> None:
     """Says what the times are: their span and step, and whether they are sorted, repeated, with gaps."""
     if roles.time is None:
         return
-    times = seconds_of(frame[roles.time])
-    if np.isnan(times).any():
-        roles.problems.append(f"{int(np.isnan(times).sum())} rows have no time in {roles.time}: remove them")
+    cells, times = frame[roles.time], seconds_of(frame[roles.time])
+    if missing := int(np.isnan(times).sum()):
+        roles.problems.append(f"{missing} rows have no time in {roles.time}: remove them")
         return
-    cells, dated = frame[roles.time], not pd.api.types.is_numeric_dtype(frame[roles.time].dtype)
     parts = [np.arange(len(frame))]
     if roles.series is not None:
         parts = [np.asarray(found) for found in frame.groupby(roles.series, sort=False).indices.values()]
@@ -340,34 +339,27 @@ def _judge(frame: pd.DataFrame, roles: Roles) -> None:
     steps = np.concatenate([np.diff(np.sort(times[part])) for part in parts])
     if not len(steps):
         return
-    repeated = int((steps == 0).sum())
-    if repeated:
-        twice = next(part for part in parts if len(np.unique(times[part])) < len(part))
-        more = (
-            ""
-            if roles.series
-            else "; if they belong to several series, give the column with their names: --series NAME"
-        )
-        first = cells.iloc[twice[int(np.flatnonzero(pd.Series(times[twice]).duplicated())[0])]]
+    dated = not pd.api.types.is_numeric_dtype(cells.dtype)
+    usual = float(np.median(steps[steps > 0])) if (steps > 0).any() else 0.0
+    step, least, most = (_length(float(size), dated, times) for size in (usual, steps.min(), steps.max()))
+    roles.notes.insert(
+        0, f"time in {roles.time}, {cells.iloc[times.argmin()]} to {cells.iloc[times.argmax()]}, a step of {step}"
+    )
+    if repeated := int((steps == 0).sum()):
+        keys = pd.DataFrame({"time": times, "series": frame[roles.series].to_numpy() if roles.series else 0})
+        first = cells[keys.duplicated().to_numpy()].iloc[0]
+        more = "" if roles.series else "; if they belong to several series, name their column: --series NAME"
         roles.problems.append(
             f"{repeated} rows repeat a time in {roles.time}, such as {first}: keep one of each{more}"
         )
-    usual = float(np.median(steps[steps > 0])) if (steps > 0).any() else 0.0
-    order = np.argsort(times, kind="stable")
-    span = f"{cells.iloc[order[0]]} to {cells.iloc[order[-1]]}"
-    roles.notes.insert(0, f"time in {roles.time}, {span}, a step of {_length(usual, dated, times)}")
-    odd = np.abs(steps - usual) > 0.5 * usual
-    if odd.mean() > 0.1 and len(steps) > 9 and not repeated:
+    elif len(steps) > 9 and (np.abs(steps - usual) > 0.5 * usual).mean() > 0.1:
         roles.problems.append(
-            f"the steps of {roles.time} are irregular, {_length(float(steps.min()), dated, times)} to "
-            f"{_length(float(steps.max()), dated, times)}: resample them to one step length, for instance with "
-            "pandas' resample, or remove the time column"
+            f"the steps of {roles.time} are irregular, {least} to {most}: resample them to one step length, for "
+            "instance with pandas' resample, or remove the time column"
         )
-    elif (wide := int((steps > 1.5 * usual).sum())) and usual:
-        roles.notes.append(
-            f"{wide} gap{'s' if wide > 1 else ''} of up to {_length(float(steps.max()), dated, times)}: the rows "
-            "before and after are treated as neighbours"
-        )
+    elif wide := int((steps > 1.5 * usual).sum()):
+        gaps = f"{wide} gap{'s' if wide > 1 else ''} of up to {most}"
+        roles.notes.append(f"{gaps}: the rows before and after are treated as neighbours")
 
 
 def _length(step: float, dated: bool, times: np.ndarray) -> str:

@@ -411,15 +411,15 @@ def test_parquet_keeps_its_index_of_dates(tmp_path):
     ],
 )
 def test_many_columns_are_read_quickly(tmp_path, cells, separator, layout):
-    names = separator.join(f"t{step}" for step in range(20_000))
-    lines = [separator.join([cell] * 20_000) for cell in cells * 2]
+    names = separator.join(f"t{step}" for step in range(5000))
+    lines = [separator.join([cell] * 5000) for cell in cells * 2]
     rows = "".join(f"{line}{separator}{'ab'[row % 2]}\n" for row, line in enumerate(lines))
     (tmp_path / "wide.csv").write_text(f"{names}{separator}label\n{rows}")
     begin = time.process_time()
     table = read_table(tmp_path / "wide.csv")
     assert find_roles(table, Hints()).layout == layout
-    # Texts took 94 s, one call of pandas after the other for each column.
-    assert time.process_time() - begin < 30
+    # Texts took 24 s, one call of pandas after the other for each column.
+    assert time.process_time() - begin < 7.5
 
 
 def test_names_of_classes_are_those_that_occur():
