@@ -19,8 +19,7 @@ from typing import Any
 import gradio as gr
 from starlette.middleware import Middleware
 
-from hf_ext.answers.limits import Clock, Limits
-from hf_ext.answers.sounds import read_piece
+from hf_ext.answers.limits import Clock, Limits, read_piece
 from hf_ext.app_examples import DAMAGES, TEXT, write_examples
 from hf_ext.app_guard import Guard
 from hf_ext.app_words import describe_model, describe_restoration, describe_sound

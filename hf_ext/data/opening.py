@@ -17,9 +17,9 @@ from datasets.packaged_modules.csv.csv import CsvConfig
 from huggingface_hub import HfApi
 
 from ..errors import DataError
+from .about import open_described, open_text_folders
 from .broken import UNOPENABLE
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, decode_camera_pictures
-from .described import open_described, open_text_folders
 from .labelled_lines import split_labels
 from .recordings import RecordingFolder
 from .sequence_files import ARRAYS, open_arrays, open_sequences
