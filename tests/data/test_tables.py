@@ -353,8 +353,9 @@ def test_a_table_is_understood_or_refused(tmp_path, name):
     assert survey.values if case.values else survey.classes == case.classes
     assert case.notes in "; ".join(survey.notes) and len(survey.lines) == 5
     # Training and evaluation read it as it was understood, also after YAML, and share nothing.
-    learned, measured = open_apart(*(yaml.safe_load(flow(words)) for words in (survey.train, survey.eval)))
-    for row in (learned[0], measured[0]):
+    train, other = (yaml.safe_load(flow(words)) for words in (survey.train, survey.eval))
+    parts = open_apart(train, other) if "hold_out" in train else [open_source(DataSource(**train))]
+    for row in (part[0] for part in parts):
         lengths = {len(row[column]) for column in survey.columns}
         assert len(lengths) == 1 and all(np.asarray(row[column]).dtype.kind == "f" for column in survey.columns)
 
