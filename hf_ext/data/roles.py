@@ -193,31 +193,23 @@ def _find_wide(table: Table, names: list[Any], label: str | None, hints: Hints) 
         return None
     if table.nameless:
         return Roles("series", names, label)
-    steps = step_columns(names)
-    rest = _without(frame, steps, [label])
     if not groups:
         return None
+    steps = step_columns(names)
+    rest = _without(frame, steps, [label])
     series = _find_series(frame[rest], label)
     time = _find_time(frame, _without(rest, [series]), series)
-    if len(groups) > 1 and time is None:
-        raise DataError(
-            f"the columns count up under {len(groups)} names, from {groups[0][0]} and from {groups[1][0]}. Say which "
-            "are channels if a row is a step, --inputs NAME,NAME; if a row is a series of several channels, save all "
-            "as arrays [examples, steps, channels] in an .npz"
-        )
-    if (time or series) and (not steps or (time and series)):
+    several = len(groups) > 1 and time is None
+    if not several and (time or series) and (not steps or (time and series)):
         return None
-    if not steps:
+    if several or not steps or time or series:
+        ends = " and ".join(f"{group[0]} to {group[-1]}" for group in groups)
+        beside = option("time", time) if time else option("series", series)
         raise DataError(
-            f"{groups[0][0]} to {groups[0][-1]} may be channels, or the steps of a series in each row, and "
-            f"{len(rest) - len(groups[0])} other columns are beside them: say which are channels if a row is a step, "
-            "--inputs NAME,NAME; leave the others out of the file if it is a series"
-        )
-    if (beside := time or series) is not None:
-        flag = "--time" if time else "--series"
-        raise DataError(
-            f"{steps[0]} to {steps[-1]} may be channels, or the steps of a series in each row, and {beside} is beside "
-            f"them: say {flag} {beside} if a row is a step, or leave that column out of the file if it is a series"
+            f"{ends} may be channels, or the steps of a series in each row: say "
+            f"{'--inputs NAME,NAME' if several or not steps else beside} if a row is a step. If it is a series, leave "
+            "the other columns out of the file, or save series of several channels as arrays [examples, steps, "
+            "channels] in an .npz"
         )
     numbers = {*names}
     return Roles(
