@@ -140,12 +140,6 @@ def _look_at_arrays(path: str, file: Path, hints: Hints) -> Survey:
     label = hints.label or next((name for name in flat if name.lower() in _LABELS), None)
     inputs = list(hints.inputs) or [name for name, values in arrays.items() if values.ndim in (2, 3) and name != label]
     shapes = ", ".join(f"{name} {[*values.shape]}" for name, values in arrays.items())
-    tests = [name for name in arrays if "test" in name.lower()]
-    if tests and not hints.inputs:
-        raise DataError(
-            f"{path}: {shapes}: {tests[0]} is of another split. Save each split as a separate file, or give the "
-            "arrays for training: --inputs and --label."
-        )
     if label is None or label not in arrays or not inputs:
         raise DataError(
             f"{path}: arrays [examples, steps, channels] {shapes}, and no label. {UNLABELLED} Save the classes as an "
@@ -153,7 +147,8 @@ def _look_at_arrays(path: str, file: Path, hints: Hints) -> Survey:
         )
     if len(inputs) > 1:
         raise DataError(
-            f"{path}: {shorten(inputs)} may each be the series: choose one, such as {option('inputs', inputs[0])}."
+            f"{path}: {shorten(inputs)} may each be the series: save each split as a separate file, or choose the "
+            f"array for training, such as {option('inputs', inputs[0])}."
         )
     if arrays[label].shape != arrays[inputs[0]].shape[: arrays[label].ndim]:
         raise DataError(

@@ -386,13 +386,12 @@ def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
     raw = data.cast_column("lq", datasets.Image(decode=False)).cast_column("hq", datasets.Image(decode=False))
     rows = [[_read_header(raw[index][side]) for side in ("lq", "hq")] for index in _choose(len(data))]
     read = [(*lq, *hq) for lq, hq in rows if lq and hq]
-    other, kept = place.parent / "validation", {"train": train, "eval": None, "learned": len(data)}
+    other = place.parent / "validation"
     if place.name == "train" and find_pairs(other, names):
         train.pop("split")
-        kept["eval"] = {**train, "path": str(other)}
+        survey = Survey("pairs", train, {**train, "path": str(other)}, len(data), about="")
     else:
-        kept = keep_back(train, data)
-    survey = Survey("pairs", **kept, about="", count=len(data))
+        survey = Survey("pairs", **keep_back(train, data), about="", count=len(data))
     _tell_broken(survey, 0, len(rows), len(read), "pairs of pictures")
     scales = {(hq.size[0] / lq.size[0], hq.size[1] / lq.size[1]) for lq, hq in read}
     survey.scale = max(1, round(read[0][1].size[0] / read[0][0].size[0]))

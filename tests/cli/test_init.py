@@ -265,7 +265,7 @@ def test_what_cannot_be_learned_from_is_refused_with_what_to_do():
     for method, data, message in (
         ("semanir", "nowhere", "no data at nowhere: give a local folder or file"),
         ("semanir", "empty", "empty is empty: add pictures, sounds, texts or tables"),
-        ("semanir", "sounds", "SemanIR restores pictures, but the data are sounds"),
+        ("semanir", "sounds", "semanir learns from pictures, pairs, but the data are sounds"),
         ("mrconv", "sounds", "the sounds have no classes: put them into one folder per class"),
         ("mrconv", "photos", "the pictures have no classes"),
         ("dit", "photos", "the pictures have neither classes nor captions"),
