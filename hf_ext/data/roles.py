@@ -27,13 +27,10 @@ _SERIES = re.compile(
 )
 # Columns that say from whom or where an example comes. Examples of one speaker resemble one another: a model that has
 # heard one of them knows the others, so that they stay together, and the number of a speaker is no input.
-GROUPS = re.compile(
-    r"(group|speaker|subject|patient|person|user|session|recording|participant|animal|device|machine)s?"
-    r"([ _-]?(id|no|number))?",
-    re.IGNORECASE,
-)
-PERSONS = re.compile(
-    r"(speaker|subject|patient|person|user|participant|animal)s?([ _-]?(id|no|number))?", re.IGNORECASE
+_PERSONS = "speaker|subject|patient|person|user|participant|animal"
+PERSONS, GROUPS = (
+    re.compile(rf"({names})s?([ _-]?(id|no|number))?", re.IGNORECASE)
+    for names in (_PERSONS, f"{_PERSONS}|group|session|recording|device|machine")
 )
 # A row with this many numbers and rising column names is a series: t0, V1, 400.5, h06:30, 0.5 s.
 _WIDE = 8

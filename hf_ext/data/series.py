@@ -140,15 +140,10 @@ def _look_at_arrays(path: str, file: Path, hints: Hints) -> Survey:
     label = hints.label or next((name for name in flat if name.lower() in _LABELS), None)
     inputs = list(hints.inputs) or [name for name, values in arrays.items() if values.ndim in (2, 3) and name != label]
     shapes = ", ".join(f"{name} {[*values.shape]}" for name, values in arrays.items())
-    if label is None or label not in arrays or not inputs:
+    if label not in arrays or len(inputs) != 1:
         raise DataError(
-            f"{path}: arrays [examples, steps, channels] {shapes}, and no label. {UNLABELLED} Save the classes as an "
-            "array label in an .npz, or give their name: --label NAME."
-        )
-    if len(inputs) > 1:
-        raise DataError(
-            f"{path}: {shorten(inputs)} may each be the series: save each split as a separate file, or choose the "
-            f"array for training, such as {option('inputs', inputs[0])}."
+            f"{path}: arrays {shapes}: name one of the series, [examples, steps, channels], and one of the classes: "
+            f"--inputs NAME --label NAME. Save each split as a separate file. {UNLABELLED}"
         )
     if arrays[label].shape != arrays[inputs[0]].shape[: arrays[label].ndim]:
         raise DataError(

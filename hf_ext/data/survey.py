@@ -158,16 +158,13 @@ def _refuse_mixed_pairs(folder: Path) -> None:
     for given, wanted in PAIRS:
         # Endings of a letter, and files that belong to other words, say little.
         inputs = [stem for stem in stems if len(given) > 1 and re.search(rf"[_-]{given}$", stem, re.IGNORECASE)]
-        pairs = [stem for stem in inputs if {f"{stem[: -len(given)]}{word}" for word in _cases(wanted)} & stems]
+        words = wanted, wanted.upper(), wanted.capitalize()
+        pairs = [stem for stem in inputs if {f"{stem[: -len(given)]}{word}" for word in words} & stems]
         if len(pairs) > 1 and 4 * len(pairs) >= len(stems):
             raise DataError(
                 f"{folder} has pairs of pictures in one folder, such as {min(pairs)} and one of {wanted}: put them "
                 f"into two folders, {given}/ and {wanted}/, under equal names."
             )
-
-
-def _cases(word: str) -> tuple[str, ...]:
-    return word, word.upper(), word.capitalize()
 
 
 def _refuse_folders_in(archive: Path) -> None:

@@ -287,7 +287,9 @@ def _convert_columns(table: Table) -> None:
             full[rows] = numbers
             name = str(frame.columns[place])
             said.setdefault(how, []).append(name)
-            _refuse_huge(name, full)
+            if np.isinf(full).any():
+                row = int(np.isinf(full).argmax()) + 1
+                raise DataError(f"column {name!r}, row {row}: the number is too large, or infinite")
         changed[place] = pd.Series(full, index=values.index)
     if changed:
         # One after the other they would be moved again and again.
@@ -307,12 +309,6 @@ def _has_texts(values: "pd.Series[Any]") -> bool:
     if pd.api.types.is_object_dtype(kind):
         return not any(isinstance(cell, list | np.ndarray | dict | bytes) for cell in values.head(5))
     return pd.api.types.is_string_dtype(kind) or isinstance(kind, pd.CategoricalDtype)
-
-
-def _refuse_huge(name: str, values: np.ndarray) -> None:
-    huge = np.isinf(values)
-    if huge.any():
-        raise DataError(f"column {name!r}, row {int(huge.argmax()) + 1}: the number is too large, or infinite")
 
 
 def _find_filled(values: "pd.Series[Any]") -> tuple[np.ndarray, list[str]]:
