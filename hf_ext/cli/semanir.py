@@ -198,16 +198,21 @@ def restore(
     if ranks.index > 0:
         # Only the first process prints.
         return
-    if done := len(plan.jobs) - len(to_do):
-        parts.append(f"{done} already restored (--overwrite restores them again)")
-    if replaced := sum(job.replace for job in to_do) * (not overwrite):
-        parts.append(f"{replaced} of them replace results of another picture, model or options, or damaged results")
-    if plan.skipped:
-        parts.append(f"{len(plan.skipped)} skipped because a library is missing")
     if folder is not None:
-        say(out if is_quiet() else "; ".join(parts))
+        say(out if is_quiet() else "; ".join([*parts, *_count_others(plan, to_do, overwrite)]))
     if failed:
         raise Failed(f"{failed} of {len(plan.jobs) + len(plan.refused)} pictures could not be restored.")
+
+
+def _count_others(plan: Any, to_do: list[Any], overwrite: bool) -> list[str]:
+    """Parts of the summary about pictures that were done before, replaced or skipped."""
+    replaced = sum(job.replace for job in to_do) * (not overwrite)
+    counted = {
+        "already restored (--overwrite restores them again)": len(plan.jobs) - len(to_do),
+        "of them replace results of another picture, model or options, or damaged results": replaced,
+        "skipped because a library is missing": len(plan.skipped),
+    }
+    return [f"{count} {what}" for what, count in counted.items() if count]
 
 
 def _check_options(quality: int | None, lossless: bool, suffix: str | None, template: str | None) -> str:
