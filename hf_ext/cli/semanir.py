@@ -11,7 +11,7 @@ from hf_ext.terminal import is_quiet
 
 from .errors import Failed, Unusable, loads
 from .groups import Group
-from .library import import_at_once, import_without_models
+from .library import import_without_models
 from .sources import Model
 from .terminal import say
 
@@ -184,6 +184,7 @@ def restore(
     # The model is loaded later, and only if there is work to do.
     import_without_models()
     from hf_ext.distributed import Ranks
+    from hf_ext.system import import_undisturbed
 
     _check_options(quality, lossless)
     place, name = _place_of_results(out, compare, kind or suffix or template), _name_of_results(suffix, template)
@@ -199,7 +200,7 @@ def restore(
     )
     failed, parts = len(plan.refused), [f"0 restored to {out}"]
     if to_do:
-        with import_at_once(), ranks.first_before_others():
+        with import_undisturbed(), ranks.first_before_others():
             model = load_model(source, ranks.own_device(device), dtype, task) if ranks.share(to_do) else None
         records = _records(source, folder, made_with)
         given = {**options, "max_megapixels": max_megapixels, "compare": sheet, "records": records}
@@ -303,9 +304,8 @@ def _restore(
     model: Any, jobs: list[Any], ranks: Any, encoding: dict[str, Any], options: dict[str, Any]
 ) -> tuple[int, int, str]:
     """Restores the pictures; returns the numbers of restored and failed ones, and the speed."""
-    with import_at_once():
-        from hf_ext.restoration.encoding import Encoding
-        from hf_ext.restoration.run import restore_files
+    from hf_ext.restoration.encoding import Encoding
+    from hf_ext.restoration.run import restore_files
 
     started = time.monotonic()
     with _Bar(jobs, ranks) as bar:

@@ -119,7 +119,6 @@ ALIASES = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
         ("README.md", f"---\n{'[' * 60}{']' * 60}\n---\n", "nested deeper than 50"),
         ("README.md", f"---\n{'[' * 5000}\n---\n", "the metadata of the card is"),
         ("README.md", "---\n- a\n---\n", "must be a mapping"),
-        ("eval.json", " " * 10_000_001, "at most 10,000,000 are read"),
     ],
 )
 def test_info_says_what_is_wrong_with_what_a_stranger_wrote(tmp_path, file, text, said):

@@ -157,6 +157,7 @@ except ValueError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
 def test_data_sets_of_a_hub_by_revision_and_as_streams(tmp_path):
     with EmbeddedHub(tmp_path / "hub") as hub:

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from hf_ext.training.observing import TIMINGS, Clock, list_tracker_settings, plot_curves
 from hf_ext.training.state import RunFolder, WeightAverage
 
-from .tiny import TinyConfig, TinyModel, TinyTask, make_arguments, run
+from .tiny import TinyConfig, TinyModel, TinyTask, evaluated, make_arguments, run
 
 
 def move(model: TinyModel, seed: int) -> None:
@@ -86,8 +86,9 @@ class ScoredTask(TinyTask):
 
 
 def test_the_best_and_the_last_states_are_kept(tmp_path, examples):
-    data = {"train": {"path": str(examples)}, "eval": {"path": str(examples)}}
-    arguments = make_arguments(tmp_path / "run", data, max_steps=10, save_steps=1, eval_steps=2, save_total_limit=2)
+    arguments = make_arguments(
+        tmp_path / "run", evaluated(examples), max_steps=10, save_steps=1, eval_steps=2, save_total_limit=2
+    )
     run(ScoredTask(), arguments)
     folder = RunFolder(tmp_path / "run")
     assert folder.saved_steps() == [4, 9, 10]
@@ -98,8 +99,7 @@ def test_the_best_and_the_last_states_are_kept(tmp_path, examples):
 
 def test_a_run_leaves_rows_curves_pictures_and_tracks(tmp_path, examples, monkeypatch):
     monkeypatch.setattr("hf_ext.training.loop.plot_curves", plot_curves)
-    data = {"train": {"path": str(examples)}, "eval": {"path": str(examples)}}
-    run(TinyTask(), make_arguments(tmp_path / "run", data, report_to="tensorboard"))
+    run(TinyTask(), make_arguments(tmp_path / "run", evaluated(examples), report_to="tensorboard"))
     folder = RunFolder(tmp_path / "run")
     rows = folder.read_metrics()
     assert [row["step"] for row in rows if "loss" in row] == [2, 3, 4, 6, 7]
@@ -170,8 +170,7 @@ def test_a_run_folder_is_one_run_of_a_tracker(tmp_path):
 
 
 def test_a_complete_run_stays_as_it_is(tmp_path, examples):
-    data = {"train": {"path": str(examples)}, "eval": {"path": str(examples)}}
-    arguments = make_arguments(tmp_path / "run", data)
+    arguments = make_arguments(tmp_path / "run", evaluated(examples))
     metrics = run(TinyTask(), arguments)
     before = {path: path.read_bytes() for path in (tmp_path / "run").glob("*/**/*") if path.is_file()}
     assert run(TinyTask(), arguments) == metrics
