@@ -31,9 +31,7 @@ def models(as_json: bool) -> None:
         size += f", trained for {model.core_hours:g} hours of {model.machine}"
         title = f"{model.name}: {model.task}"
         rows = [("size", size), ("scores", model.scores), ("data", model.data), ("licence", model.license)]
-        if find_terminal():
-            print_rows(rows, title=title)
-            continue
-        click.echo(title)
-        for name, value in rows:
-            click.echo(f"  {name:<8}{value}")
+        if not find_terminal():
+            # A pipe gets no titles of tables.
+            click.echo(title)
+        print_rows(rows, title=title)

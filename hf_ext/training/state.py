@@ -346,10 +346,6 @@ class RunFolder:
         with whole_file(self.metrics, "w") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
 
-    def name_bad_examples(self, rank: int) -> Path:
-        """The file in which a process lists the examples that it skipped."""
-        return self.path / f"bad_examples{f'-{rank}' if rank else ''}.jsonl"
-
     def add_metrics(self, row: dict[str, Any]) -> None:
         """Adds a row to `metrics.jsonl`."""
         with clear_write_errors(self.metrics.name, self), self.metrics.open("a") as file:

@@ -134,7 +134,6 @@ def test_version():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian"], "no command 'hf-ext trian'; did you mean 'hf-ext train'?"),
         (["train"], "Missing argument 'FILE.yaml'"),
         (["train", "--max_steps", "3"], "No such option"),
         (["train", "nowhere.yaml"], "File 'nowhere.yaml' does not exist"),
