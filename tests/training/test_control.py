@@ -1,25 +1,30 @@
 """What steers a run: epochs, early stopping, optimizers, schedules, rules for parameters, callbacks, pushing."""
 
-import json
 import math
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from hf_ext.data.opening import open_source
-from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.errors import UsageError
 from hf_ext.settings import SettingsError
 from hf_ext.training import Callback, DataSource
 from hf_ext.training.arguments import ParameterRule, build
 from hf_ext.training.optimizing import apply_rules, build_optimizer
 from hf_ext.training.state import RunFolder
-from tests.kit.hub import run_python
 from tests.kit.refusals import refused
 
-from .tiny import TinyConfig, TinyModel, TinyTask, contents, evaluated, make_arguments, run, run_interrupted
+from .tiny import (
+    ScoredTask,
+    TinyConfig,
+    TinyModel,
+    TinyTask,
+    contents,
+    evaluated,
+    make_arguments,
+    run,
+    run_interrupted,
+)
 
 
 def rows(folder):
@@ -42,24 +47,17 @@ def test_epochs_are_counted_in_steps(tmp_path, examples):
         make_arguments(tmp_path / "c", examples, num_train_epochs=0)
 
 
-class WorseTask(TinyTask):
-    """Its score is best at the second evaluation."""
-
-    def summarize(self, rows):
-        worse = getattr(self, "evaluations", 0)
-        self.evaluations = worse + 1
-        return {**super().summarize(rows), "mse": abs(worse - 1.0)}
-
-
 def test_a_run_ends_when_its_score_gets_no_better(tmp_path, examples):
     data = evaluated(examples)
     options = {"max_steps": 40, "eval_steps": 2, "save_steps": 50, "early_stopping_patience": 3}
-    run(WorseTask(), make_arguments(tmp_path / "run", data, **options))
+    task = ScoredTask()
+    task.scores = [1.0, 0.0, 1.0]
+    run(task, make_arguments(tmp_path / "run", data, **options))
     # Best at step 4, then three that are no better.
     assert rows(tmp_path / "run")[-1]["step"] == 10
     assert (tmp_path / "run" / "state" / "step-10").is_dir() and (tmp_path / "run" / "snapshot").is_dir()
     before = contents(tmp_path / "run")
-    run(WorseTask(), make_arguments(tmp_path / "run", data, **options))
+    run(task, make_arguments(tmp_path / "run", data, **options))
     assert contents(tmp_path / "run") == before
     with refused(UsageError, "early_stopping_patience"):
         run(TinyTask(), make_arguments(tmp_path / "other", examples, early_stopping_patience=1))
@@ -210,47 +208,3 @@ def test_a_word_that_no_callback_may_say_is_a_failure_of_it(tmp_path, examples):
     arguments = make_arguments(tmp_path / "run", examples, max_steps=2, logging_steps=1, strict_callbacks=True)
     with refused(UsageError, "'halt'"):
         run(TinyTask(), arguments, None, None, [Word("halt", 1)])
-
-
-PUSH_SCRIPT = """
-import sys
-from huggingface_hub import HfApi, hf_hub_download
-from hf_ext.training import main
-
-words = sys.argv[1:]
-assert main(words) == 0
-files = HfApi().list_repo_files("me/best")
-assert {"model.safetensors", "README.md", "eval.json"} <= {*files}, files
-assert HfApi().model_info("me/best").private
-print(len(HfApi().list_repo_commits("me/best")))
-# A Hub that refuses ends no training.
-assert main([*words, "--output_dir", words[2] + "-other", "--hub_private_repo", "false"]) == 0
-"""
-
-
-@pytest.mark.slow
-def test_each_best_model_is_pushed_to_the_hub_that_was_named(tmp_path):
-    photos = tmp_path / "photos"
-    photos.mkdir()
-    for number, picture in enumerate(np.random.default_rng(0).integers(256, size=(6, 16, 16, 3))):
-        Image.fromarray(np.uint8(picture)).save(photos / f"{number}.png")
-    model = {"embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 4, "mlp_ratio": 1.0}
-    values = {
-        "method": "semanir",
-        "data": {"train": {"path": str(photos)}, "eval": {"path": str(photos)}},
-        "task": {"patch_size": 8},
-        "model": model,
-        "max_steps": 2,
-        "eval_steps": 1,
-        "report_to": "none",
-        "hub_model_id": "me/best",
-        "hub_private_repo": True,
-    }
-    (tmp_path / "run.yaml").write_text(json.dumps(values))
-    with EmbeddedHub(tmp_path / "hub") as hub:
-        words = [str(tmp_path / "run.yaml"), "--output_dir", str(tmp_path / "run")]
-        printed = run_python(PUSH_SCRIPT, hub.url, tmp_path / "home", *words)
-    best = [row for row in rows(tmp_path / "run") if "eval_psnr" in row]
-    improved = 1 + (best[1]["eval_psnr"] > best[0]["eval_psnr"])
-    # The first commit makes the repository.
-    assert int(printed.split()[0]) == improved + 1

@@ -92,20 +92,10 @@ def test_a_loss_that_is_not_finite_stops_before_anything_is_saved(tmp_path, caps
     assert RunFolder(tmp_path / "run").saved_steps() == [2]
 
 
-class OverflowingTask(TinyTask):
-    """A gradient that is not finite below a loss that is."""
-
-    def loss(self, model, batch, step):
-        loss = super().loss(model, batch, step)
-        if step == 3:
-            loss.register_hook(lambda gradient: gradient * float("nan"))
-        return loss
-
-
 def test_weights_that_are_not_finite_are_not_saved(tmp_path, examples):
     arguments = make_arguments(tmp_path / "run", examples)
     with refused(FloatingPointError, "step 4", "step 2"):
-        run(OverflowingTask(), arguments)
+        run(TinyTask(overflow_at=3), arguments)
     assert RunFolder(tmp_path / "run").saved_steps() == [2]
     state = torch.load(tmp_path / "run" / "state" / "step-2" / "custom_checkpoint_0.pkl")
     assert state["step"] == 2

@@ -12,18 +12,6 @@ from hf_ext.training.processes import make_accelerator
 
 from .tiny import TinyConfig, TinyModel, TinyTask, evaluated, make_arguments, run
 
-SKIPPED = 2
-
-
-class OverflowingTask(TinyTask):
-    """Its gradients are infinite in one step."""
-
-    def loss(self, model, batch, step):
-        loss = super().loss(model, batch, step)
-        if step == SKIPPED:
-            loss.register_hook(lambda gradient: gradient * float("inf"))
-        return loss
-
 
 def make_scaling(arguments, folder):
     """An accelerator that scales losses as in fp16, which accelerate itself does on GPUs alone."""
@@ -38,7 +26,7 @@ def test_a_skipped_step_moves_neither_schedule_nor_average(tmp_path, examples, m
     monkeypatch.setattr(run_module, "make_accelerator", make_scaling)
     changes = {"mixed_precision": "fp16", "gradient_accumulation_steps": 1, "logging_steps": 1, "save_steps": 1}
     arguments = make_arguments(tmp_path / "run", examples, max_steps=4, warmup_steps=4, save_total_limit=9, **changes)
-    run(OverflowingTask(), arguments)
+    run(TinyTask(overflow_at=2), arguments)
     states = [tmp_path / "run" / "state" / f"step-{step}" for step in range(1, 5)]
     averages = [torch.load(state / "custom_checkpoint_2.pkl")["optimization_step"] for state in states]
     assert averages == [1, 2, 2, 3]

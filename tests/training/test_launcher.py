@@ -203,16 +203,6 @@ def test_sharding_without_gpus_is_refused_and_processes_on_processors_are_found(
         honour_launcher(make_arguments(Path("run"), {}), {"ACCELERATE_USE_DEEPSPEED": "true"})
 
 
-def test_a_launcher_with_another_accumulation_is_refused(tmp_path, examples, monkeypatch):
-    arguments = make_arguments(tmp_path / "run", {"train": {"path": str(examples)}}, max_steps=1)
-    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
-    with pytest.raises(ValueError):
-        run(TinyTask(), arguments)
-    assert not (tmp_path / "run").exists()
-    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "2")
-    run(TinyTask(), arguments)
-
-
 def test_what_a_launcher_says_is_the_run(tmp_path, examples, monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     run(TinyTask(), make_arguments(tmp_path / "launched", examples, max_steps=2))

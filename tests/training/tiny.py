@@ -82,11 +82,13 @@ class TinyTask(Task):
         noise (`float`): Standard deviation of the added noise.
         interrupt_at (`int`): The step in which the loss raises [`Interrupted`].
         nan_at (`int`): The step whose loss is not finite.
+        overflow_at (`int`): The step whose gradients are infinite below a finite loss.
     """
 
     noise: float = 0.3
     interrupt_at: int = -1
     nan_at: int = -1
+    overflow_at: int = -1
 
     pipeline_tag: ClassVar[str] = "image-to-image"
     metric_names: ClassVar[dict[str, str]] = {"mse": "MSE", "examples": "examples", "indices": "sum of their indices"}
@@ -113,6 +115,8 @@ class TinyTask(Task):
         if step == self.interrupt_at:
             raise Interrupted
         loss = torch.nn.functional.mse_loss(model(batch["pixel_values"]), batch["labels"])
+        if step == self.overflow_at:
+            loss.register_hook(lambda gradient: gradient * float("inf"))
         return loss * float("nan") if step == self.nan_at else loss
 
     def evaluate_batch(
@@ -131,6 +135,16 @@ class TinyTask(Task):
 
     def describe(self) -> dict[str, Any]:
         return {"noise": self.noise}
+
+
+class ScoredTask(TinyTask):
+    """Evaluations with given scores, the last one again and again."""
+
+    scores: ClassVar[list[float]] = []
+
+    def summarize(self, rows: list[dict[str, float]]) -> dict[str, float]:
+        score = self.scores.pop(0) if len(self.scores) > 1 else self.scores[0]
+        return {**super().summarize(rows), "mse": score}
 
 
 def pixels(example: dict[str, Any]) -> np.ndarray:
