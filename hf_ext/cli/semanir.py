@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from hf_ext.system import import_undisturbed
 from hf_ext.terminal import is_quiet
 
 from .errors import Failed, Unusable, loads
@@ -184,7 +185,6 @@ def restore(
     # The model is loaded later, and only if there is work to do.
     import_without_models()
     from hf_ext.distributed import Ranks
-    from hf_ext.system import import_undisturbed
 
     _check_options(quality, lossless)
     place, name = _place_of_results(out, compare, kind or suffix or template), _name_of_results(suffix, template)

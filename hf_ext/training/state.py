@@ -222,20 +222,14 @@ class RunFolder:
                 self.changes = compare_settings(self.before, about, self.path)
             return
         if os.path.lexists(self.path) and not self.path.is_dir():
-            what = "a link to nothing" if self.path.is_symlink() and not self.path.exists() else "a file"
-            raise UsageError(f"{self.path} is {what}: choose a folder as output_dir.")
-        if any(path.exists() for path in (self.states, self.snapshot, self.best, self.metrics)):
-            raise UsageError(
-                f"{self.path} contains training files but no args.json, so the run cannot be resumed: choose another "
-                "output_dir."
-            )
+            raise UsageError(f"{self.path} is no folder, or a link to nothing: choose a folder as output_dir.")
         # Beside a new run may lie hidden files, and the files that its output goes to.
         names = sorted(path.name for path in self.path.glob("*"))
         others = [name for name in names if not name.startswith(".") and not name.endswith((".log", ".out", ".err"))]
         if others:
             raise UsageError(
-                f"{self.path} holds other files ({', '.join(others[:4])}{', …' if len(others) > 4 else ''}): choose a "
-                "new or empty folder as output_dir."
+                f"{self.path} holds other files ({', '.join(others[:4])}{', …' if len(others) > 4 else ''}), and no "
+                "args.json of a run: choose a new or empty folder as output_dir."
             )
         for place in arguments.data_arguments.paths:
             data = Path(place).expanduser()

@@ -179,25 +179,6 @@ def test_results_inside_the_folder_are_not_restored_again(models, photos):
         assert files(out) == ["a.png", "more/b.png"]
 
 
-def test_enlarging_keeps_depth_alpha_metadata_and_format(models, tmp_path):
-    deep = Picture(make_pixels(6, 8, 4, dtype=np.uint16), Image.Exif(), dpi=(300, 300))
-    deep.exif[0x010F] = "maker"
-    write_image(tmp_path / "deep.png", deep)
-    Image.new("P", (5, 4)).save(tmp_path / "palette.gif")
-    Image.fromarray(make_pixels(6, 8)).save(tmp_path / "grey.jpg")
-    inputs = [tmp_path / name for name in ("deep.png", "palette.gif", "grey.jpg")]
-    run("restore", models / "enlarge", *inputs, "--out", tmp_path / "out")
-    assert files(tmp_path / "out") == ["deep.png", "grey.jpg", "palette.png"]
-    picture = read_image(tmp_path / "out" / "deep.png")
-    assert picture.pixels.shape == (12, 16, 4)
-    assert picture.pixels.dtype == np.uint16
-    assert picture.exif[0x010F] == "maker"
-    assert picture.dpi == pytest.approx((300, 300), abs=0.1)
-    assert read_image(tmp_path / "out" / "grey.jpg").pixels.shape == (12, 16, 1)
-    run("restore", models / "enlarge", *inputs, "--out", tmp_path / "tif", "--format", "tif")
-    assert files(tmp_path / "tif") == ["deep.tif", "grey.tif", "palette.tif"]
-
-
 def test_options_reach_the_model(models, tmp_path):
     write_image(tmp_path / "a.png", Picture(make_pixels(10, 45, 3)))
     model = SemanIRForImageRestoration.from_pretrained(models / "restore")

@@ -158,8 +158,8 @@ def test_folders_of_others_are_left_alone(tmp_path, examples):
     (tmp_path / "to nothing").symlink_to(tmp_path / "nowhere")
     (tmp_path / "ring").symlink_to(tmp_path / "ring")
     (tmp_path / "to a file").symlink_to(tmp_path / "d")
-    for name, what in (("d", "a file"), ("to a file", "a file"), ("to nothing", "a link"), ("ring", "a link")):
-        with refused(UsageError, f"{name} is {what}"):
+    for name in ("d", "to a file", "to nothing", "ring"):
+        with refused(UsageError, f"{tmp_path / name} is no folder"):
             run(TinyTask(), make_arguments(tmp_path / name, examples))
     with refused(DataError, "inside", "output_dir"):
         run(TinyTask(), make_arguments(examples / "run", examples))
