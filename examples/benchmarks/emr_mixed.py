@@ -1,6 +1,6 @@
 """A batch of samples of several tasks through one EMRModel, beside the same model that is switched task by task.
 
-    OMP_NUM_THREADS=1 python examples/benchmarks/emr_mixed.py WORK_FOLDER
+    OMP_NUM_THREADS=1 python examples/benchmarks/emr_mixed.py --folder WORK
 
 Models of random weights are merged. Then one call with `task_ids`, and a switch and a call for each task, alternate in
 one process; both have to give the same. The median of the pairs' ratios of processor time is kept. `generate` takes
@@ -9,17 +9,13 @@ turns by itself, so its ratio shows what that costs beside turns by hand. Writes
 
 import argparse
 import copy
-import json
-import os
-import platform
 import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from timing import installed_versions
+from timing import Content, in_turns, markdown_table, median_ratio, run, time_of
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
 from hf_ext.emr import EMRModel
@@ -82,51 +78,37 @@ def forms(emr: EMRModel, rows: int, tokens: int, new: int) -> tuple[Callable[[],
     return together, in_turn
 
 
-def measure(emr: EMRModel, rows: int, tokens: int, new: int, rounds: int) -> dict[str, Any]:
+def compare(emr: EMRModel, rows: int, tokens: int, new: int, rounds: int) -> dict[str, Any]:
     """Medians of interleaved calls, after one in which both are compared."""
-    pair = forms(emr, rows, tokens, new)
-    torch.testing.assert_close(pair[0](), pair[1](), atol=1e-3, rtol=0)
-    times: list[list[float]] = [[], []]
-    for _ in range(rounds):
-        for form, found in zip(pair, times, strict=True):
-            start = time.process_time()
-            form()
-            found.append(time.process_time() - start)
-    ratio = statistics.median(one / other for one, other in zip(*times, strict=True))
-    together, turns = (1e3 * statistics.median(found) for found in times)
-    return {"together_ms": together, "turns_ms": turns, "ratio": ratio, "rounds": rounds}
+    calls = dict(zip(("together", "turns"), forms(emr, rows, tokens, new), strict=True))
+    torch.testing.assert_close(calls["together"](), calls["turns"](), atol=1e-3, rtol=0)
+    times = in_turns([*calls], rounds, lambda name: time_of(calls[name]))
+    found = {f"{name}_ms": 1e3 * statistics.median(taken) for name, taken in times.items()}
+    return {**found, "ratio": median_ratio(times["together"], times["turns"]), "rounds": rounds}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
-    parser.add_argument("--rounds", type=int, default=9)
-    words = parser.parse_args()
-    results, lines = [], ["| model | tasks × rows × tokens | together, ms | turns, ms | ratio |"]
-    lines.append("|---|---|---:|---:|---:|")
+def measure(words: argparse.Namespace) -> Iterator[Content]:
+    """All models; artifacts are kept in the folder."""
+    results = []
     for name, kind, config, count, rows, tokens, new in CASES:
-        artifact = words.folder / f"{kind.__name__}-{count}" / "merged"
+        artifact = Path(words.folder) / f"{kind.__name__}-{count}" / "merged"
         if not artifact.exists():
             make_artifact(artifact.parent, kind, config, count)
-        found = measure(EMRModel.from_pretrained(artifact), rows, tokens, new, words.rounds)
+        found = compare(EMRModel.from_pretrained(artifact), rows, tokens, new, words.rounds)
         results.append({"model": name, "tasks": count, "rows": rows, "tokens": tokens, "new_tokens": new, **found})
-        what = f"{count} × {rows} × {tokens}" + (f", generate {new}" if new else "")
-        times = f"{found['together_ms']:.0f} | {found['turns_ms']:.0f} | {found['ratio']:.2f}"
-        lines.append(f"| {name} | {what} | {times} |")
-        print(lines[-1], flush=True)
-    content = {
-        "what": "processor time of one call for several tasks and of a switch and a call for each, fp32",
-        "machine": f"CPU ({platform.machine()}), {os.cpu_count()} cores, {torch.get_num_threads()} thread",
-        "load_average": os.getloadavg()[0],
-        "versions": installed_versions("hf-ext", "torch", "transformers", "numba"),
-        "results": results,
-    }
-    lines += ["", f"The machine had other work: a load of {content['load_average']:.0f} on {os.cpu_count()} cores."]
-    words.out.mkdir(parents=True, exist_ok=True)
-    (words.out / "emr_mixed.json").write_text(json.dumps(content, indent=2) + "\n")
-    (words.out / "emr_mixed.md").write_text("\n".join(lines) + "\n")
+        yield {"results": results}
+
+
+def draw(content: Content) -> str:
+    """A row for each case."""
+    rows = []
+    for row in content["results"]:
+        what = f"{row['tasks']} × {row['rows']} × {row['tokens']}"
+        what += f", generate {row['new_tokens']}" if row["new_tokens"] else ""
+        times = [f"{row['together_ms']:.0f}", f"{row['turns_ms']:.0f}", f"{row['ratio']:.2f}"]
+        rows.append([row["model"], what, *times])
+    return markdown_table(["model", "tasks × rows × tokens", "together, ms", "turns, ms", "ratio"], rows)
 
 
 if __name__ == "__main__":
-    main()
+    run("emr_mixed", __doc__, measure, draw, folder="scratch/emr_mixed", rounds=9)
