@@ -47,7 +47,8 @@ def in_order(parts: Mapping[str, Tensor], rows: Rows) -> list[Tensor]:
     """The rows of the tasks' tensors in the order of the batch; a sample may have several."""
     samples: dict[int, Tensor] = {}
     for task, part in parts.items():
-        samples |= dict(zip(rows[task].tolist(), part.unflatten(0, (len(rows[task]), -1)), strict=True))
+        each = part.reshape(len(rows[task]), -1, *part.shape[1:])
+        samples |= dict(zip(rows[task].tolist(), each, strict=True))
     return [row for sample in sorted(samples) for row in samples[sample]]
 
 

@@ -4,7 +4,7 @@
 Plain loops over tiles that stay in the first-level cache with all that is computed from them: all tasks vote, the
 winner is elected and rounded, then each task is masked and its sums are added. The compiler makes vectors of them. For
 that it must be free to add the terms of a sum in another order, which only the functions with `_ANY_ORDER` allow, and
-these make nothing but sums: weights and masks have the bits of `arithmetic` on every machine, sums the same
+these make nothing but sums: weights and masks have the bits of `ops` on every machine, sums the same
 bits on one kind of processor. Loops are short and separate because a loop of one width of number makes better vectors
 than one of two.
 """
@@ -254,7 +254,7 @@ def _dot(first, second):
 # Election. The paper's two passes, first the signs of the sums and then the largest magnitude among those who agree,
 # are one here: with S = Σ d_t, the winner along S > 0 is the largest weight, along S < 0 the smallest, so sum, maximum
 # and minimum are kept in one pass, and no task vector has to be kept for it. The weight itself is kept, not W_0 + d:
-# it has no rounding. S is taken in fp32 in the order of the tasks, as in `arithmetic.elect`; two tasks at once change
+# it has no rounding. S is taken in fp32 in the order of the tasks, as in `ops.elect`; two tasks at once change
 # neither the order nor a rounding, and the base, which stands in for a missing second one, has d = 0. The tests
 # compare the elected weights with plain torch and with the paper's two passes (`reference_ops`), ties included.
 @njit

@@ -1,7 +1,7 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Compiled kernels that restore weights of EMR-Merging and multiply LoRA factors, used by `ops` if numba is there.
 
-Plain loops, as in `emr_blocks`. No sum is taken in another order here: results have the bits of `arithmetic`.
+Plain loops, as in `emr_blocks`. No sum is taken in another order here: results have the bits of `ops`.
 """
 # Numba's functions carry no types that mypy could read.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
@@ -101,7 +101,7 @@ def restore(base: torch.Tensor, unified: torch.Tensor, mask: torch.Tensor, scale
 
 
 def restore_directions(base: torch.Tensor, planes: torch.Tensor, scale: float, out: torch.Tensor) -> None:
-    """`deltas.restore_directions` on the CPU."""
+    """`ops.restore_directions` on the CPU."""
     kept = planes[1].data_ptr() if len(planes) > 1 else 0
     arguments = (base.data_ptr(), KINDS[base.dtype], planes[0].data_ptr(), kept)
     _run(_move_kernel(), len(base), (*arguments, scale, out.data_ptr(), KINDS[out.dtype]))

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hf_ext
 from hf_ext import restore_image
-from hf_ext.emr import arithmetic, ops
+from hf_ext.emr import ops
 from hf_ext.mrconv import MRConvForImageClassification
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
 
@@ -343,10 +343,10 @@ def merge_weights(words: Any) -> dict[str, Values]:
     # Sums of task vectors must be of the same weights.
     given[1] = [task.to(words.device) for task in wanted[1]]
     ops.merge_block(*wanted)
-    arithmetic.run_block(*given, 0, "zero")
+    ops.run_block(*given, 0, "zero")
     outs = [torch.empty_like(wanted[0]), torch.empty_like(given[0])]
     ops.restore_block(wanted[0], wanted[2], wanted[3][1], 0.7, outs[0])
-    arithmetic.restore(given[0], given[2], given[3][1], 0.7, outs[1])
+    ops.restore(given[0], given[2], given[3][1], 0.7, outs[1])
     pairs = {"unified": (given[2], wanted[2]), "masks": (given[3], wanted[3]), "restored": (outs[1], outs[0])}
     different = [name for name, (found, expected) in pairs.items() if not torch.equal(found.cpu(), expected)]
     difference = relative(given[4], wanted[4])
