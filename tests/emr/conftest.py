@@ -1,9 +1,6 @@
 """Fixtures of the tests of EMR-Merging."""
 
-import importlib.util
 from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -23,13 +20,3 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
             pytest.skip("numba is not installed, or not wanted")
         yield request.param
     compiled_kernels.cache_clear()
-
-
-@pytest.fixture(scope="module")
-def example() -> ModuleType:
-    """The script examples/emr/serve.py; its tests ask for fastapi first."""
-    spec = importlib.util.spec_from_file_location("emr_serve_example", Path("examples/emr/serve.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
