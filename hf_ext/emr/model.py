@@ -17,13 +17,6 @@ from .building import BuiltModel, Place, build_model, relabel, same_network
 from .turns import Turns
 from .weights import TaskWeights
 
-_REFUSED = {
-    "device_map": "EMRModel keeps its model on one device: leave device_map out, and pass device",
-    "quantization_config": "quantised weights cannot be restored in place for another task: leave quantization_config "
-    "out; or write one task with EMRModel.export, and quantise that checkpoint",
-    "torch_dtype": "pass dtype, as transformers calls it now",
-}
-
 
 class EMRModel:
     """
@@ -103,11 +96,13 @@ class EMRModel:
         rescale: str | None = None,
         trust_remote_code: bool = False,
         attn_implementation: str | None = None,
-        **refused: Any,
     ) -> EMRModel:
         """
         Loads an artifact of `hf-ext merge` with one of its tasks. Of a Hub, only the root files, the base and the
         tasks that are used are fetched.
+
+        There is no `device_map` and no `quantization_config`: the model stays on one device, where weights are
+        restored in place. A checkpoint that [`~EMRModel.export`] wrote can be quantised.
 
         Args:
             path_or_id (`str` or `Path`): Folder, or `org/name` or `org/name@revision` on a Hub.
@@ -125,8 +120,6 @@ class EMRModel:
             trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code that comes with the artifact may
                 be run where no installed package knows the model.
             attn_implementation (`str`, *optional*): As `from_pretrained` of transformers takes it.
-            **refused: Nothing else: `device_map` and `quantization_config` do not go with weights that are restored
-                in place, which the error says.
 
         Returns:
             [`EMRModel`]: The model.
@@ -135,8 +128,6 @@ class EMRModel:
             ValueError: No such artifact or task, a base that is not the merge's, a model class that is not installed;
                 the message says what to do.
         """
-        for name in refused:
-            raise TypeError(_REFUSED.get(name, f"EMRModel.from_pretrained takes no {name!r}"))
         weights = TaskWeights(
             path_or_id, base=base, revision=revision, token=token, endpoint=endpoint, rescale=rescale
         )

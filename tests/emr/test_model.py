@@ -109,6 +109,32 @@ def test_switching_back_and_forth_changes_no_bit(bert: Path):
     assert model.training is False
 
 
+def test_what_a_model_has(gpt2: Path):
+    emr = EMRModel.from_pretrained(gpt2, "a")
+    assert emr.config is emr.model.config and emr.device.type == "cpu" and emr.dtype == torch.float32
+    assert not emr.model.training and emr.train().model.training and not emr.eval().model.training
+    assert torch.equal(emr.forward(TOKENS).logits, emr(TOKENS).logits)
+    assert "task='a'" in repr(emr) and "GPT2LMHeadModel" in repr(emr) and str(emr.tasks) in repr(emr)
+    emr.to(torch.bfloat16)
+    second = emr.set_task("b").model
+    assert emr.dtype == torch.bfloat16
+    assert equal(copied(second), copied(EMRModel.from_pretrained(gpt2, "b").model.to(torch.bfloat16)))
+    eager = EMRModel.from_pretrained(gpt2, attn_implementation="eager")
+    assert eager.config._attn_implementation == "eager"
+
+
+def test_the_artifact_is_copied_and_published(gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    emr, seen = EMRModel.from_pretrained(gpt2, "b"), []
+    out = emr.save_pretrained(tmp_path / "copies" / "one")
+    again = EMRModel.from_pretrained(out, "b", base=gpt2.parent / "base")
+    assert equal(copied(again.model), copied(emr.model))
+    with refused(TakenError, "exists"):
+        emr.save_pretrained(out)
+    monkeypatch.setattr("hf_ext.hub.publish.push", lambda *given, **options: seen.append((given, options)))
+    emr.push_to_hub("org/name", private=True)
+    assert seen == [((gpt2, "org/name"), {"private": True})]
+
+
 def test_a_task_for_a_while(bert: Path):
     emr = EMRModel.from_pretrained(bert, "two")
     before = copied(emr.model)

@@ -255,12 +255,12 @@ class TestCache:
     @pytest.fixture
     def compile_once(self, tmp_path):
         config = pytest.importorskip("numba").config
-        from hf_ext.fast.emr_blocks import compile_kernel
+        from hf_ext.fast.compiling import compile_kernel
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
             config.reload_config()
-            yield lambda function=_add_one: compile_kernel(function, "int64(int64)")
+            yield lambda function=_add_one: compile_kernel.__wrapped__(function, "int64(int64)")
         config.reload_config()
 
     def test_is_used(self, compile_once):
