@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 
 from ..errors import UsageError
 from .batches import Rows, find_by_sample, find_padding, in_order, join_outputs, kind_of, rows_of, take_rows
-from .building import BuiltModel, Place, build_model, relabel, same_network
+from .building import BuiltModel, build_model, relabel, same_network
 from .turns import Turns
 from .weights import TaskWeights
 
@@ -188,11 +188,6 @@ class EMRModel:
         """The model of the current task; while another thread is inside `with em.task(...)`, this waits for it."""
         with self._turns.hold():
             return self._built.model
-
-    @property
-    def places(self) -> Mapping[str, Place]:
-        """The place in `model` of each tensor of the tasks' checkpoints."""
-        return self._built.places
 
     @property
     def tasks(self) -> list[str]:
@@ -503,4 +498,4 @@ class EMRModel:
                 relabel(self.model, type(self.model.config).from_dict(config))
             held = self.model.state_dict()
             for name, place in self._built.places.items():
-                self.weights.restore_into(task, name, place.of(held))
+                self.weights.restore_into(task, name, held[place])
