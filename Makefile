@@ -24,7 +24,7 @@ TEST_TOOLS := pytest pytest-xdist pytest-timeout hypothesis parameterized scikit
 # Options for pytest, for instance `make test PYTEST="tests/cli -x"`, or `PYTEST="-n 0"` for a single process.
 PYTEST ?=
 
-.PHONY: help quickstart test slow docs released oldest newest test-app conformance gpu gpu-bundle lint format typecheck build smoke clean
+.PHONY: help quickstart test slow docs released oldest newest test-app conformance gpu lint format typecheck build smoke clean
 .DELETE_ON_ERROR:
 
 help:
@@ -37,7 +37,6 @@ help:
 	@echo "make newest        the test suite with the newest versions that pyproject.toml allows (KEEP=torch: but for torch)"
 	@echo "make released      trains the released models, or goes on: DATA=folder (hours; may be stopped at any time)"
 	@echo "make gpu           measures what a GPU is asked about (PART=name, RESULTS=folder; DEVICE=cpu: tiny sizes on the CPU)"
-	@echo "make gpu-bundle    writes .gpu/, what a machine with a GPU and no network lacks (DATA=folder)"
 	@echo "make docs          builds the site in docs/_build, without a network"
 	@echo "make lint          ruff: rules and format        make format   let ruff rewrite the files"
 	@echo "make typecheck     mypy"
@@ -59,10 +58,7 @@ released: $(DEV)
 
 # With another interpreter (`make gpu PY=python3`) nothing is installed: it runs with what is there.
 gpu: $(if $(filter $(VENV)/bin/python,$(PY)),$(DEV))
-	DATA="$(DATA)" $(PY) examples/benchmarks/gpu/run.py --part "$(PART)" --device "$(DEVICE)" --results "$(RESULTS)" --limit "$(or $(LIMIT),480)"
-
-gpu-bundle: $(if $(filter $(VENV)/bin/python,$(PY)),$(DEV))
-	DATA="$(DATA)" $(PY) examples/benchmarks/gpu/bundle.py
+	$(PY) examples/benchmarks/gpu/run.py --part "$(PART)" --device "$(DEVICE)" --results "$(RESULTS)" --limit "$(or $(LIMIT),480)"
 
 docs: $(DEV)
 	$(PY) -m sphinx -b html -W --keep-going docs docs/_build
@@ -112,7 +108,7 @@ smoke: build
 	$(PY) tests/smoke_wheel.py dist/*.whl
 
 clean:
-	rm -rf build dist docs/_build docs/jupyter_execute quickstart .gpu .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf build dist docs/_build docs/jupyter_execute quickstart .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
 # A half-made environment (no venv module, an interrupt) must not look like a finished one: pip has to run first.
 $(VENV)/.created:

@@ -108,15 +108,27 @@ def run(command: list[str], environment: dict[str, str]) -> None:
         sys.exit(f"quickstart stopped: {' '.join(command[:4])} … ended with exit code {code}; its message is above.")
 
 
-def pull_and_restore(folder: Path, endpoint: str, commit: str, noisy: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Restores in a process that knows the Hub's address and nothing of hf_ext."""
-    files: list[str] = []
+def push_and_use(folder: Path, hub: EmbeddedHub, model: Path, repository: str, script: str, *words: str | Path) -> str:
+    """
+    Pushes a model and runs a script in a process that knows the Hub's address and nothing of hf_ext; the commit. Its
+    caches are its own: it has never seen the model, so the push need not load it without hf_ext as well.
+    """
+    commit = push(model, repository, endpoint=hub.url, check=False).oid
+    print(f"pushed to {hub.url}/{repository} as commit {commit[:12]}")
+    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(folder.resolve() / "hf-home")}
+    run([sys.executable, str(EXAMPLES / script), repository, commit, *map(str, words)], environment)
+    return commit
+
+
+def push_and_restore(folder: Path, noisy: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Photographs as the pushed model restores them elsewhere."""
+    files: list[Path] = []
     (folder / "restored").mkdir(exist_ok=True)
     for name, photo in noisy.items():
         np.save(folder / "restored" / f"{name}-noisy.npy", photo)
-        files += [str(folder / "restored" / f"{name}{end}.npy") for end in ("-noisy", "")]
-    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(folder.resolve() / "hf-home")}
-    run([sys.executable, str(EXAMPLES / "pull_and_restore.py"), REPOSITORY, commit, *files], environment)
+        files += [folder / "restored" / f"{name}{end}.npy" for end in ("-noisy", "")]
+    with EmbeddedHub(folder / "hub") as hub:
+        push_and_use(folder, hub, folder / "run" / "snapshot", REPOSITORY, "pull_and_restore.py", *files)
     return {name: np.load(folder / "restored" / f"{name}.npy") for name in noisy}
 
 
@@ -172,11 +184,7 @@ def main() -> None:
 
     photos = unseen_photos()
     noisy = {name: add_noise(photo, index) for index, (name, photo) in enumerate(photos.items())}
-    with EmbeddedHub(folder / "hub") as hub:
-        commit = push(folder / "run" / "snapshot", REPOSITORY, endpoint=hub.url)
-        print(f"pushed to {hub.url}/{REPOSITORY} as commit {commit.oid[:12]}")
-        restored = pull_and_restore(folder, hub.url, commit.oid, noisy)
-
+    restored = push_and_restore(folder, noisy)
     released = hf_ext.SemanIRForImageRestoration.from_pretrained(hf_ext.released("denoise-color")).eval()
     as_released = {name: hf_ext.restore_image(released, photo) for name, photo in noisy.items()}
     weight = tune_total_variation()

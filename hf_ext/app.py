@@ -4,7 +4,7 @@ The app: restore, draw, listen and merge in a browser. `hf-ext app` serves it, a
 The functions of `app_work` take what a browser sends and give what it shows; those here lay out a tab each.
 """
 
-import functools
+import io
 import os
 import signal
 import sys
@@ -13,17 +13,18 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
+import numpy as np
+from PIL import Image, ImageDraw, ImageFilter
 from starlette.middleware import Middleware
 
 from hf_ext.answers.limits import Clock, Limits
 from hf_ext.answers.sounds import read_piece
-from hf_ext.app_examples import DAMAGES, TEXT, write_examples
 from hf_ext.app_guard import Guard
-from hf_ext.app_words import describe_model, describe_restoration, describe_sound
 from hf_ext.app_work import (
     COLUMNS,
     LIMITS,
@@ -43,10 +44,11 @@ from hf_ext.app_work import (
     list_inputs,
     load_merge,
     pair,
-    restore_pixels,
+    restore,
     show_words,
     told,
 )
+from hf_ext.hub.released import list_released
 from hf_ext.tasks.kernel_plots import draw_merged, load_model
 
 # Letters of a text at most, and requests that may wait; the next one is refused.
@@ -55,6 +57,20 @@ LETTERS, WAITING = 100_000, 32
 _SOURCES, _SAVE = ["upload", "clipboard"], ["download", "fullscreen"]
 # What needs a model's memory stands in one row; the microphone and what is shown have rows of their own.
 ONE: dict[str, Any] = {"concurrency_id": "model", "concurrency_limit": 1}
+# Damages of the picture of the examples, its size, and the text for a merge.
+DAMAGES = ("noise", "jpeg", "small", "blurred")
+WIDTH, HEIGHT = 240, 160
+TEXT = "At last it works, and I am glad."
+# Limits of the models of each tab, from their cards.
+WARNINGS = {
+    "restore": (
+        "It does not detect what is wrong with a picture. Details that it draws where information was lost are "
+        "plausible, not true: do not judge faces, text, number plates, medical or forensic pictures by its results."
+    ),
+    "draw": "Its pictures are invented: they show no real events and must not be presented as photographs.",
+    "listen": "It knows the words of its training alone, and takes each other sound for one of them.",
+    "merge": "A task answers each input, also one of a kind that it was not trained on.",
+}
 # Controls of the examples of a drawing: size, top, left, flip.
 _EXAMPLES = {
     "usual": (1, 0, 0, False),
@@ -148,14 +164,7 @@ def _restore_tab(tab: Tab) -> None:
 
     def run(name: str, path: str | None, share: float, bar: Any = gr.Progress()) -> Any:  # noqa: B008
         begun, clock = time.monotonic(), tab.clock()
-        before, after = told(
-            functools.partial(restore_pixels, clock=clock, bar=bar),
-            tab.sources[name],
-            path,
-            share,
-            tab.limits,
-            clock=clock,
-        )
+        before, after = told(restore, tab.sources[name], path, share, tab.limits, clock, bar, clock=clock)
         return pair(before, after), describe_restoration(name, before, after, share, time.monotonic() - begun)
 
     button.click(run, [tab.model, picture, strength], [slider, said], show_progress_on=slider, **ONE)
@@ -316,6 +325,94 @@ def _merge_tab(tab: Tab) -> None:
     button.click(run, [tab.model, picture, sound, text], shown, show_progress_on=every, **ONE)
     task.input(show, [answers, task], [slider, said])
     tab.model.input(choose, tab.model, [*shown, picture, sound, text])
+
+
+def describe_model(tab: str, name: str, source: str) -> str:
+    """The purpose of a model and its limits, as Markdown."""
+    for model in list_released():
+        if str(model.folder) == source:
+            return f"**{name}**: {model.task}. {WARNINGS[tab]} Its weights may be used for: {model.license}."
+    return f"**{name}**: given to the command; its card says what it was trained for. {WARNINGS[tab]}"
+
+
+def say_size(pixels: np.ndarray) -> str:
+    """Width and height of a picture."""
+    return f"{pixels.shape[1]} × {pixels.shape[0]} pixels"
+
+
+def describe_restoration(name: str, before: np.ndarray, after: np.ndarray, strength: float, seconds: float) -> str:
+    """The result of a restoration: model, size, strength, time, and what was changed or left out."""
+    if before.shape[:2] == after.shape[:2]:
+        most = np.iinfo(after.dtype).max
+        change = np.abs(before.astype(np.float32) - after.astype(np.float32)).mean() * 255 / most
+        done = (
+            f"**{name}** restored {say_size(before)} at strength {strength:g} in {seconds:.1f} s. A value changed by "
+            f"{change:.2g} of 255 on average."
+        )
+    else:
+        done = f"**{name}** enlarged {say_size(before)} to {say_size(after)} in {seconds:.1f} s."
+    if before.dtype != np.uint8:
+        done += " The picture has 16 bits a channel; the page shows 8."
+    if before.shape[2] in (2, 4):
+        done += " Its transparency is not shown."
+    return done
+
+
+def describe_sound(name: str, words: int, sound: float, seconds: float) -> str:
+    """The result of a sound."""
+    heard = f"{words} word{'' if words == 1 else 's'}" if words else "no word"
+    return f"**{name}** heard {heard} in {sound:.1f} s of sound, in {seconds:.1f} s."
+
+
+def draw_scene() -> Image.Image:
+    """A house on a hill under the sun: edges, flat parts, ramps and text."""
+    # Twice as large, so that edges are smooth when it shrinks.
+    width, height = 2 * WIDTH, 2 * HEIGHT
+    rows, columns = np.mgrid[:height, :width] / np.array([height, width])[:, None, None]
+    sky = np.stack([90 + 120 * rows, 150 + 60 * rows, 225 - 20 * columns], -1)
+    scene = Image.fromarray(sky.astype(np.uint8))
+    pen = ImageDraw.Draw(scene)
+    pen.ellipse((370, 30, 430, 90), fill=(250, 220, 90))
+    pen.ellipse((-160, 190, 330, 560), fill=(70, 130, 60))
+    pen.ellipse((190, 215, 700, 600), fill=(95, 160, 75))
+    pen.polygon([(120, 150), (190, 95), (260, 150)], fill=(150, 50, 40))
+    pen.rectangle((130, 150, 250, 240), fill=(225, 205, 170), outline=(110, 90, 70), width=3)
+    pen.rectangle((175, 180, 205, 240), fill=(95, 60, 40))
+    for left in (140, 215):
+        pen.rectangle((left, 165, left + 25, 190), fill=(90, 130, 170), outline=(250, 250, 250), width=3)
+    for left in range(280, 470, 14):
+        pen.line((left, 225, left, 265), fill=(110, 75, 45), width=6)
+    pen.line((272, 240, 474, 240), fill=(110, 75, 45), width=5)
+    pen.text((18, 18), "hf-ext 2026", fill=(30, 40, 70), font_size=40)
+    return scene.resize((WIDTH, HEIGHT), Image.Resampling.LANCZOS)
+
+
+def damage(scene: Image.Image, how: str) -> Image.Image:
+    """A picture with noise, as a strong JPEG, at half its size, or blurred with a little noise."""
+    if how == "jpeg":
+        file = io.BytesIO()
+        scene.save(file, "JPEG", quality=12)
+        return Image.open(file).convert("RGB")
+    if how == "small":
+        return scene.resize((WIDTH // 2, HEIGHT // 2), Image.Resampling.BICUBIC)
+    noise = 25.0
+    if how == "blurred":
+        scene, noise = scene.filter(ImageFilter.GaussianBlur(1)), 8.0
+    pixels = np.asarray(scene, np.float64)
+    noisy = pixels + np.random.default_rng(0).normal(0, noise, pixels.shape)
+    return Image.fromarray(noisy.round().clip(0, 255).astype(np.uint8))
+
+
+def write_examples(folder: Path) -> dict[str, str]:
+    """Writes a picture of each damage and the sound `digits`; their paths by name."""
+    scene, found = draw_scene(), {}
+    for how in DAMAGES:
+        found[how] = str(folder / f"{how}.png")
+        damage(scene, how).save(found[how])
+    found["digits"] = str(folder / "digits.flac")
+    sound = resources.files("hf_ext").joinpath("app_digits.flac")
+    Path(found["digits"]).write_bytes(sound.read_bytes())
+    return found
 
 
 def serve(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from hf_ext import EMRModel, SemanIRForImageRestoration, restore_image
 from hf_ext.answers.limits import ClientLeft, Clock, Limits
 from hf_ext.answers.merged_task import AnsweringTask
 from hf_ext.answers.sounds import open_sound, read_sound
-from hf_ext.app_words import Progress
 from hf_ext.audio_stream import Listener, Stream
 from hf_ext.emr.artifact import read_tasks
 from hf_ext.errors import UsageError
@@ -48,6 +48,8 @@ TOKENS = 40
 MOST, SHOWN = 600, 60
 # Side of the picture on which the work for a pixel is counted.
 PROBE = 64
+# Seconds before the time that is left can be told.
+_SETTLED = 1.0
 
 Words = list[tuple[float, str]]
 Pair = tuple[Image.Image, Image.Image]
@@ -135,13 +137,50 @@ def load_merge(source: str) -> tuple[EMRModel, dict[str, AnsweringTask]]:
     return merged, {name: AnsweringTask(merged, name) for name in merged.tasks}
 
 
-def restore(source: str, picture: str | None, strength: float, limits: Limits = LIMITS, **options: Any) -> Pair:
-    """A picture before and after its restoration, both as large as the result."""
-    return pair(*restore_pixels(source, picture, strength, limits, **options))
+class Progress:
+    """
+    The share of a request that is done, and the time left, shown by a bar.
+
+    Args:
+        bar (`Callable`): The bar of gradio: called with the share and `desc`.
+    """
+
+    def __init__(self, bar: Callable[..., Any]) -> None:
+        self._bar, self._begun, self._share = bar, time.monotonic(), 0.0
+
+    def show(self, share: float) -> None:
+        """Shows a share, which never falls."""
+        self._share = share = max(self._share, min(share, 1.0))
+        passed = time.monotonic() - self._begun
+        left = f"about {passed * (1 - share) / share:.0f} s left" if share > 0 and passed > _SETTLED else "just begun"
+        self._bar(share, desc=left)
+
+    def follow(self, clock: Clock, expected: float) -> Callable[[int, int], None]:
+        """
+        Shows the work that torch does under a clock as a share of what is expected. Returns what takes note of exact
+        numbers, done and to do, where there are some.
+        """
+        before, expected = clock.work, max(1.0, expected)
+
+        def look() -> None:
+            self.show(min((clock.work - before) / expected, 0.99))
+
+        def correct(done: int, total: int) -> None:
+            nonlocal expected
+            expected = max(1.0, (clock.work - before) * total / max(1, done))
+            self.show(done / total)
+
+        clock.watch = look
+        return correct
 
 
-def restore_pixels(
-    source: str, picture: str | None, strength: float, limits: Limits, clock: Clock | None = None, bar: Any = None
+def restore(
+    source: str,
+    picture: str | None,
+    strength: float,
+    limits: Limits = LIMITS,
+    clock: Clock | None = None,
+    bar: Any = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The pixels of a picture before and after its restoration; a bar follows the work under the clock."""
     model = load_restorer(source)

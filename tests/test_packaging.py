@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hf_ext.starting.recipes import list_recipes
+from hf_ext_cli.recipes import list_recipes
 from tests.kit import warm_python
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -172,6 +172,7 @@ def test_the_sdist_has_what_builds_the_wheel(distributions):
     assert sources | {"pyproject.toml", "setup.py", "README.md", "LICENSE", "hf_ext/py.typed"} <= names
 
 
+@pytest.mark.slow
 def test_a_wheel_without_models_is_code_under_the_licence_of_the_code(distributions, tmp_path):
     # From the sdist that has them, so that nothing of them may come along.
     with tarfile.open(distributions[1]) as archive:

@@ -234,7 +234,14 @@ def test_the_fine_tunes_of_restore_tasks_become_one_merge_beside_its_base(load_c
     )
 
 
-@pytest.mark.parametrize("model", released.list_released(), ids=lambda model: model.name)
+@pytest.mark.parametrize(
+    "model",
+    [
+        # Drawing takes as long as all restorers together.
+        pytest.param(model, id=model.name, marks=[pytest.mark.slow] if model.name == "cifar10" else [])
+        for model in released.list_released()
+    ],
+)
 def test_a_released_model_answers_as_it_did_when_it_was_released(load, model):
     folder = released.released(model.name)
     told = json.loads((folder / "training.json").read_text(encoding="utf-8"))["check"]

@@ -12,10 +12,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from timing import describe_machine
+import torch
+from safetensors.torch import load_file, save_file
+from timing import apart, describe_machine
+from transformers import GPT2Config, GPT2LMHeadModel
 
 HERE = Path(__file__).parent
 CORES = 2
+MOVE = 2e-3
 ENVIRONMENT = {
     **os.environ,
     "OMP_NUM_THREADS": str(CORES),
@@ -89,11 +93,36 @@ def run_program(name: str, words: dict[str, Any], log: Path, python: str = sys.e
     return {**json.loads(printed.splitlines()[-1]), **process}
 
 
-def make_set(folder: Path, tasks: int, shape: dict[str, int], log: Path) -> list[Path]:
+def write_base(folder: Path, width: int, layers: int) -> None:
+    """A GPT-2 of transformers' own initialisation."""
+    torch.manual_seed(0)
+    config = GPT2Config(n_embd=width, n_layer=layers, n_head=width // 64)
+    GPT2LMHeadModel(config).save_pretrained(folder, max_shard_size="100GB")
+
+
+def write_task(base: Path, folder: Path, seed: int) -> None:
+    """A fine-tune, in which every weight is moved by a uniform random number."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = load_file(base / "model.safetensors")
+    for weight in weights.values():
+        weight += torch.rand(weight.shape, generator=generator).mul_(2 * MOVE).sub_(MOVE)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in base.glob("*.json"):
+        shutil.copy(file, folder)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def make_set(folder: Path, tasks: int, width: int, layers: int) -> list[Path]:
     """Writes fine-tunes of a GPT-2 that are not there yet; the files of weights, the base first."""
-    sizes = [word for key, value in shape.items() for word in (f"--{key}", str(value))]
-    run_child([sys.executable, str(HERE / "emr_sets.py"), str(folder), "--tasks", str(tasks), *sizes], log)
-    return [folder / name / "model.safetensors" for name in ("base", *(f"task{index + 1}" for index in range(tasks)))]
+    places = [folder / name for name in ("base", *(f"task{index}" for index in range(1, tasks + 1)))]
+    files = [place / "model.safetensors" for place in places]
+    # Each in a process of its own: the large set has 5 GB a file. The file of weights is written last.
+    if not files[0].is_file():
+        apart(write_base, places[0], width, layers)
+    for seed, file in enumerate(files):
+        if not file.is_file():
+            apart(write_task, places[0], file.parent, seed)
+    return files
 
 
 def run_rounds(rows: dict[str, Callable[[], dict[str, Any]]], rounds: int, out: Path) -> dict[str, dict[str, Any]]:

@@ -22,17 +22,6 @@ from emr_measuring import CORES, make_set, read_words, remove, run_child, run_pr
 TASKS = 8
 MODELS = {"full": {"width": 768, "layers": 12}, "large": {"width": 2048, "layers": 22}}
 QUICK_MODELS = {"full": {"width": 256, "layers": 4}, "large": {"width": 512, "layers": 8}}
-LABELS = {
-    "merge": "hf-ext merge (EMR)",
-    "merge_command": "the same, whole command",
-    "in_memory": "authors' layout in memory",
-    "average": "hf-ext average",
-    "mergekit_linear": "mergekit linear",
-    "ties": "hf-ext TIES",
-    "mergekit_ties": "mergekit TIES",
-    "read_write_2": "read and write, 2 threads",
-    "read_write_1": "read and write, 1 thread",
-}
 
 
 class Benchmark:
@@ -42,7 +31,7 @@ class Benchmark:
         self.python, self.rounds = words.mergekit, 1 if words.quick else 3
         self.models = QUICK_MODELS if words.quick else MODELS
         self.scratch, self.set, self.out, self.stderr = (scratch / name for name in ("", "gpt2", "out", "last.log"))
-        self.files = make_set(self.set, TASKS, self.models["full"], self.stderr)
+        self.files = make_set(self.set, TASKS, **self.models["full"])
 
     def config(self, method: str, folder: Path, tasks: int = TASKS) -> dict[str, Any]:
         """A merge of `tasks` tasks; more than there are are the same files again."""
@@ -106,7 +95,7 @@ class Benchmark:
             (self.set, 30, "full"),
             (large, 2, "large"),
         ):
-            files = make_set(folder, min(tasks, TASKS), self.models[size], self.stderr)
+            files = make_set(folder, min(tasks, TASKS), **self.models[size])
             remove(self.out)
             row = self.program("hf_ext_merge", config=self.config("emr", folder, tasks))
             rows.append({"size": size, "tasks": tasks, "parameters": files[0].stat().st_size // 4, **row})
@@ -127,23 +116,12 @@ class Benchmark:
         return medians | {"switch_over_copy": statistics.median(ratios)}
 
 
-def print_table(rows: dict[str, dict[str, Any]]) -> None:
-    print(f"\n{'':36}{'work s':>8}{'process s':>11}{'peak MB':>9}{'written GB':>12}")
-    for name, label in LABELS.items():
-        if row := rows.get(name):
-            work = f"{row['seconds']:8.2f}" if "seconds" in row else f"{'':8}"
-            peak = row.get("peak_above_imports", row["process_peak"]) / 1e6
-            written = row.get("bytes_written", row["process_bytes_written"]) / 1e9
-            print(f"{label:36}{work}{row['process_seconds']:11.2f}{peak:9.0f}{written:12.3f}")
-
-
 def main() -> None:
     words, scratch, results = read_words(__doc__, mergekit="interpreter of an environment with mergekit")
     benchmark = Benchmark(words, scratch)
     rows = benchmark.measure_rows()
     found = {"models": benchmark.models, "tasks": TASKS, "rows": rows, "use": benchmark.measure_use()}
     write_found({**found, "memory": benchmark.measure_memory()}, results, "emr_merge")
-    print_table(rows)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Run with the Python of hf-ext; `--mergekit` is a Python that has mergekit:
 """
 
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,17 +59,12 @@ def write_configuration(folder: Path, method: str, dtype: str) -> Path:
     return path
 
 
-class Programs:
-    """Both programs, each run in a process of its own."""
-
-    def __init__(self, folder: Path, mergekit: str) -> None:
-        self.folder, self.python = folder, mergekit
-
-    def __call__(self, tool: str, config: Path, out: Path) -> dict[str, Any]:
-        words, log = {"config": str(config), "out": str(out)}, self.folder / "log"
-        if tool == "mergekit":
-            return run_program("mergekit", words, log, python=self.python)
-        return run_program("hf_ext_merge", words, log)
+def run_tool(folder: Path, python: str, tool: str, config: Path, out: Path) -> dict[str, Any]:
+    """One of both programs in a process of its own."""
+    words, log = {"config": str(config), "out": str(out)}, folder / "log"
+    if tool == "mergekit":
+        return run_program("mergekit", words, log, python=python)
+    return run_program("hf_ext_merge", words, log)
 
 
 def exact_ties(base: torch.Tensor, *models: torch.Tensor) -> torch.Tensor:
@@ -86,7 +82,7 @@ def exact_ties(base: torch.Tensor, *models: torch.Tensor) -> torch.Tensor:
     return base + total / torch.where(divisor == 0, 1.0, divisor)
 
 
-def compare_rounding(folder: Path, run: Programs) -> list[dict[str, Any]]:
+def compare_rounding(folder: Path, run: Callable[[str, Path, Path], Any]) -> list[dict[str, Any]]:
     """Distance of bfloat16 results from float64 (mergekit's): the largest, and the share beyond one rounding."""
     rows = []
     models = [load_file(folder / name / "model.safetensors") for name in ("base", *WEIGHTS)]
@@ -139,11 +135,11 @@ def main() -> None:
     sizes = dict(list(SIZES.items())[:1]) if words.quick else SIZES
     halves = scratch / "bfloat16"
     write_models(halves, SIZES["33 M"], torch.bfloat16)
-    found["rounding"] = compare_rounding(halves, Programs(halves, words.mergekit))
+    found["rounding"] = compare_rounding(halves, partial(run_tool, halves, words.mergekit))
     for size, shape in sizes.items():
         folder = scratch / size.replace(" ", "")
         found.setdefault("weights", {})[size] = write_models(folder, shape, torch.float32)
-        run, out = Programs(folder, words.mergekit), folder / "out"
+        run, out = partial(run_tool, folder, words.mergekit), folder / "out"
         rows = {
             f"{method}, {tool}": partial(run, tool, write_configuration(folder, method, "float32"), out)
             for method in METHODS

@@ -62,7 +62,7 @@ def describe_merge(method: Method, models: Path) -> dict[str, Any]:
 def main() -> None:
     words, scratch, results = read_words(__doc__)
     shape, log, out = SHAPES["quick" if words.quick else "full"], scratch / "last.log", scratch / "out"
-    make_set(scratch / "gpt2", TASKS, shape, log)
+    make_set(scratch / "gpt2", TASKS, **shape)
     configs = {name: describe_merge(method, scratch / "gpt2") for name, method in METHODS.items()}
 
     def merge(config: dict[str, Any]) -> dict[str, Any]:
@@ -75,9 +75,6 @@ def main() -> None:
     calls = {name: lambda config=config: merge(config) for name, config in configs.items()}
     found = run_rounds(calls, 1 if words.quick else 3, out)
     write_found({"tasks": TASKS, "model": shape, "methods": found}, results, "emr_methods")
-    for name, row in found.items():
-        peak = row["peak_above_imports"] / 1e6
-        print(f"{name:16}{row['processor_seconds_per_gigabyte']:8.2f} s/GB{peak:8.0f} MB above imports")
     for path in scratch.glob("*.safetensors"):
         path.unlink()
 

@@ -15,6 +15,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -100,14 +101,6 @@ def training_step(run: Callable[..., torch.Tensor], stage: SemanIRStage, feature
     return step
 
 
-def without_gradient(function: Callable[..., Any], *arguments: Any) -> Entry:
-    def call() -> None:
-        with torch.no_grad():
-            function(*arguments)
-
-    return call
-
-
 def make_groups(words: argparse.Namespace) -> dict[str, dict[str, Entry]]:
     """Entries that are compared with the first of their group."""
     features = torch.randn(1, WIDTH, words.side, words.side)
@@ -116,8 +109,8 @@ def make_groups(words: argparse.Namespace) -> dict[str, dict[str, Entry]]:
     for name, policy in (("two dictionaries", "layer"), ("one dictionary", "none")):
         stage = make_stage(policy).eval()
         dense = DenseStage(stage, words.side)
-        entries = {"dense": without_gradient(dense, features)}
-        entries |= {f"k = {k}": without_gradient(stage, features, k) for k in (64, 128, 256, 512)}
+        entries = {"dense": torch.no_grad()(partial(dense, features))}
+        entries |= {f"k = {k}": torch.no_grad()(partial(stage, features, k)) for k in (64, 128, 256, 512)}
         groups[name] = entries
         with torch.no_grad():
             # The same operation: what is compared must give the same numbers.

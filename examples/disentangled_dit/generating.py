@@ -34,8 +34,6 @@ def generate_images(
     """An image [height, width, channels], uint8, for each class or text; `options` are those of a call."""
     # The noise of an image depends on the seed and its place alone: not on the batches, its class or its controls.
     wanted = list(conditions)
-    if not wanted:
-        raise ValueError("conditions is empty: give the class or the text of each image.")
     key = "class_labels" if pipeline.transformer.config.joint_attention_dim is None else "prompt"
     images = []
     for start in range(0, len(wanted), batch_size):
@@ -50,12 +48,7 @@ def generate_images(
 
 def balance_labels(pipeline: DisentangledDiTPipeline, images_per_class: int) -> np.ndarray:
     """Labels of equally many images of each class; any first part of them is nearly balanced too."""
-    if images_per_class < 1:
-        raise ValueError(f"images_per_class must be at least 1, got {images_per_class}.")
-    count = pipeline.transformer.config.num_classes
-    if count is None:
-        raise ValueError("the pipeline makes images of texts: only class models are measured by a classifier.")
-    return np.tile(np.arange(count), images_per_class)
+    return np.tile(np.arange(pipeline.transformer.config.num_classes), images_per_class)
 
 
 def measure_images(
@@ -67,8 +60,6 @@ def measure_images(
     `reference` are the features [samples, dimensions] of real images. `accuracy` is the share of images in which the
     classifier sees the class that was asked for; the Fréchet distance depends on the number of images.
     """
-    if len(images) != len(labels):
-        raise ValueError(f"there are {len(images)} images and {len(labels)} labels: give the class of each image.")
     features, seen = classifier.classify(images)
     subset = min(SUBSET, len(features), len(reference))
     distance, _ = kernel_distance_of_subsets(features, reference, subset_size=subset, subsets=SUBSETS)
@@ -99,8 +90,6 @@ def evaluate_size_control(
     pipeline: DisentangledDiTPipeline, classifier: ClassifierFeatures, sizes: Sequence[int], **options: Any
 ) -> dict[str, Any]:
     """Changes by `original_size`, with seed and class fixed: of content, which should stay, and of detail."""
-    if len(set(sizes)) < 2:
-        raise ValueError(f"sizes must be at least two different sides in pixels, got {list(sizes)}.")
     asked = [{"original_size": (size, size)} for size in sizes]
     images, found = vary_controls(pipeline, classifier, asked, **options)
     energies = [float(high_frequency_energy(part).mean()) for part in images]

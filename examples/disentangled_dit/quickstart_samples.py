@@ -11,7 +11,6 @@ python examples/disentangled_dit/quickstart_samples.py [FOLDER]     (FOLDER: tha
 """
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -31,28 +30,12 @@ from digits import NAMES, TEST, digits, write_digits
 from pull_and_sample import draw
 
 from hf_ext.embedded_hub.server import EmbeddedHub
-from hf_ext.hub.publish import push
 from hf_ext.tasks.diffusion_grids import draw_grid, write_picture
 
 COLUMNS = 10
 REPOSITORY = "quickstart/dit-digits"
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
 WANTED = 0.8
-
-
-def pull_and_sample(folder: Path, endpoint: str, commit: str) -> np.ndarray:
-    """Pictures drawn by a process that knows the Hub's address and nothing of hf_ext."""
-    # Its caches are its own: it has never seen the model.
-    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(folder.resolve() / "hf-home")}
-    script, out = quickstart.EXAMPLES / "pull_and_sample.py", folder / "pulled.npy"
-    quickstart.run([sys.executable, str(script), REPOSITORY, commit, str(COLUMNS), str(out)], environment)
-    return np.load(out)
-
-
-def pulled_weights(folder: Path, commit: str) -> Path:
-    """The file of weights that the other process pulled, in its cache."""
-    cache = folder / "hf-home" / "hub" / f"models--{REPOSITORY.replace('/', '--')}"
-    return cache / "snapshots" / commit / WEIGHTS
 
 
 def have_same_weights(first: Path, second: Path) -> bool:
@@ -82,13 +65,14 @@ def main(work: Path) -> None:
     rows = [[Image.fromarray(picture) for picture in row] for row in np.split(pictures, len(NAMES))]
     write_picture(draw_grid(rows, NAMES), work / "samples.png")
     with EmbeddedHub(work / "hub") as hub:
-        # Loading it in a process without hf_ext, which is what the check would do, comes next.
-        commit = push(folder / "run" / "snapshot", REPOSITORY, endpoint=hub.url, check=False)
-        pulled = pull_and_sample(folder, hub.url, commit.oid)
+        words = ("pull_and_sample.py", str(COLUMNS), folder / "pulled.npy")
+        commit = quickstart.push_and_use(folder, hub, folder / "run" / "snapshot", REPOSITORY, *words)
+    pulled = np.load(folder / "pulled.npy")
+    cache = folder / "hf-home" / "hub" / f"models--{REPOSITORY.replace('/', '--')}" / "snapshots" / commit
     result = {
         "recognised": recognised(pictures, np.repeat(np.arange(len(NAMES)), COLUMNS)),
         "real": recognised(*(values[-TEST:] for values in digits())),
-        "same_weights": have_same_weights(pulled_weights(folder, commit.oid), folder / "run" / "snapshot" / WEIGHTS),
+        "same_weights": have_same_weights(cache / WEIGHTS, folder / "run" / "snapshot" / WEIGHTS),
         "grey_levels_apart": int(np.abs(pulled.astype(int) - pictures).max()),
     }
     (work / "samples.json").write_text(json.dumps(result, indent=2) + "\n")

@@ -389,7 +389,7 @@ def draw(study: Study, name: str) -> None:
     """The pictures of a claim whose models are here."""
     runs = {variant: study.work / "runs" / f"claim-{variant}-{SEEDS[0]}" / "snapshot" for variant in VARIANTS}
     if name == "claim" and all(run.is_dir() for run in runs.values()):
-        pipelines = {variant: load(run, KINDS.get(variant, OURS)) for variant, run in runs.items()}
+        pipelines = {variant: load(run) for variant, run in runs.items()}
         draw_sizes(pipelines, SIZES, study.results / "sizes.png")
     told = study.work / "runs" / "cuts-told" / "snapshot"
     if name == "cuts" and told.is_dir():

@@ -9,7 +9,6 @@ python examples/mrconv/quickstart_digits.py [FOLDER]     (FOLDER: that of exampl
 """
 
 import json
-import os
 import shutil
 import sys
 import time
@@ -29,7 +28,6 @@ from digits import TEST, digits, write_digits
 
 from hf_ext import MRConvForSequenceClassification
 from hf_ext.embedded_hub.server import EmbeddedHub
-from hf_ext.hub.publish import push
 
 REPEATS = 15
 REPOSITORY = "quickstart/mrconv-digits"
@@ -64,17 +62,6 @@ def merge(snapshot: Path, merged: Path, pictures: np.ndarray) -> dict[str, float
     return {"difference": difference, "milliseconds": milliseconds, "merged_milliseconds": merged_milliseconds}
 
 
-def pull_and_classify(folder: Path, endpoint: str, commit: str, pictures: np.ndarray) -> np.ndarray:
-    """Classes found by a process that knows the Hub's address and nothing of hf_ext."""
-    np.save(folder / "pictures.npy", pictures)
-    # Its caches are its own: it has never seen the model.
-    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(folder.resolve() / "hf-home")}
-    script = quickstart.EXAMPLES / "pull_and_classify.py"
-    files = [str(folder / "pictures.npy"), str(folder / "classes.npy")]
-    quickstart.run([sys.executable, str(script), REPOSITORY, commit, *files], environment)
-    return np.load(folder / "classes.npy")
-
-
 def main(work: Path) -> None:
     """Trains, merges, pushes, pulls, and prints the accuracy."""
     started = time.monotonic()
@@ -86,11 +73,11 @@ def main(work: Path) -> None:
     quickstart.train("mrconv", {**data, "output_dir": folder / "run"})
     pictures, classes = (values[-TEST:] for values in digits())
     result = merge(folder / "run" / "snapshot", folder / "merged", pictures)
+    np.save(folder / "pictures.npy", pictures)
+    files = [folder / "pictures.npy", folder / "classes.npy"]
     with EmbeddedHub(work / "hub") as hub:
-        # Loading it in a process without hf_ext, which is what the check would do, comes next.
-        commit = push(folder / "merged", REPOSITORY, endpoint=hub.url, check=False)
-        found = pull_and_classify(folder, hub.url, commit.oid, pictures)
-    result["accuracy"] = float((found == classes).mean())
+        quickstart.push_and_use(folder, hub, folder / "merged", REPOSITORY, "pull_and_classify.py", *files)
+    result["accuracy"] = float((np.load(folder / "classes.npy") == classes).mean())
     (work / "digits.json").write_text(json.dumps(result, indent=2) + "\n")
 
     print(f"\nhandwritten digits, {TEST} unseen ones, pixel by pixel: {100 * result['accuracy']:.1f} % right")

@@ -11,8 +11,7 @@ from transformers.utils import logging
 
 from hf_ext.data.opening import open_source
 from hf_ext.data.roles import Hints, class_name, find_roles, seconds_of, step_columns
-from hf_ext.data.sequence_files import ARRAY_COLUMN, ARRAYS, SUFFIXES, holds_lists, read_file, trim
-from hf_ext.data.sktime_files import TS, read_ts
+from hf_ext.data.sequence_files import ARRAY_COLUMN, ARRAYS, SUFFIXES, TS, holds_lists, read_file, read_ts, trim
 from hf_ext.data.source import DataSource
 from hf_ext.data.tables import read_table
 from hf_ext.mrconv.streaming_mrconv import MRConvCache

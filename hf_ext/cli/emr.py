@@ -28,10 +28,6 @@ BASE_OPTION = click.option("--base", metavar="ID", type=Model(), help="Base mode
 ENDPOINT_OPTION = click.option("--endpoint", help="Address of the Hub.  [default: HF_ENDPOINT]")
 
 
-def choice(*values: str) -> click.Choice[str]:
-    return click.Choice(values)
-
-
 class MergeCommand(click.Command):
     """A command with an option for each field of [`MergeConfig`] and each option of a merge method.
 

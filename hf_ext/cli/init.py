@@ -1,6 +1,8 @@
-"""hf-ext init: a recipe for the user's data."""
+"""hf-ext init: a recipe for the user's data, or the file of a merge of the user's fine-tunes."""
 
+import json
 import shlex
+from collections import Counter
 from pathlib import Path
 
 import click
@@ -8,6 +10,33 @@ import click
 from .library import import_without_models
 from .options import split_names
 from .terminal import note, say
+
+_MERGE = """\
+# {about}. Written by `hf-ext init emr`. Show the plan, without reading weights: hf-ext merge {file} --dry-run
+# Merge: hf-ext merge {file} {out} Compare with the fine-tunes: hf-ext emr compare {out}
+base: {base}
+# Fine-tunes by name, each a folder or org/name[@revision].
+tasks:
+{tasks}
+# emr: one model, and one bit per weight for each task. Single models: ties, task_arithmetic, average and others.
+method: emr
+# Scale of each task: global (the paper), official, tensor, l2, tensor_l2, none.
+rescale: global
+{adapters}# Regular expressions for tensors that each task keeps unmerged. Heads are kept without one.
+exclude: []
+# {plan}
+"""
+_EXAMPLE = {
+    "about": "Run `hf-ext init emr` with --data FOLDER of your models, or --data FILE that lists them, to fill it in",
+    "base": "./YOUR-BASE",
+    "tasks": "  first: ./YOUR-FIRST-MODEL\n  second: ./YOUR-SECOND-MODEL",
+    "adapters": "",
+    "plan": "The plan shows the merged tensors, the tensors that tasks keep, and the sizes.",
+}
+_ADAPTERS = """\
+# Some fine-tunes are peft adapters: merge the full weights that they produce.
+adapters: delta
+"""
 
 
 @click.command()
@@ -66,8 +95,6 @@ def init(
     if method != "emr" and data:
         _refuse_inside(folder, data)
     if method == "emr":
-        from hf_ext.starting.merges import write_merge
-
         text = write_merge(folder, data)
         following = ["hf-ext", "merge", str(file), str(folder / "merged")]
     else:
@@ -75,7 +102,7 @@ def init(
 
         from hf_ext.data.roles import Hints
         from hf_ext.data.survey import look_at
-        from hf_ext.starting.writing import PLACEHOLDERS, write_recipe
+        from hf_ext.data.writing import PLACEHOLDERS, write_recipe
 
         hints = Hints(label, time, series, **names)
         survey = PLACEHOLDERS[method] if data is None else look_at(data, hints, method == "semanir")
@@ -99,3 +126,113 @@ def _refuse_inside(folder: Path, data: str) -> None:
             "folder outside.",
             param_hint="DIR",
         )
+
+
+def write_merge(folder: Path, data: str | None) -> str:
+    """
+    The YAML file of a merge, from headers and cards of fine-tunes.
+
+    Args:
+        folder (`Path`): Where the file will lie.
+        data (`str`, *optional*):
+            A folder with a folder for each model, or a text file with one model per line: `NAME=ID`, or a folder or
+            `org/name[@revision]`. The base is the model called `base`, or the one that the fine-tunes name.
+
+    Raises:
+        ValueError: If no base is found, or the models cannot be merged.
+    """
+    values = {name: shlex.quote(str(folder / place)) for name, place in (("file", "merge.yaml"), ("out", "merged"))}
+    if data is None:
+        return _MERGE.format(**values, **_EXAMPLE)
+    from hf_ext.merging.plan import make_plan
+    from hf_ext.merging.sources import size_text
+
+    models = _find_models(Path(data).expanduser())
+    base = models.pop("base", None) or _named_base(models)
+    tasks = {name: source for name, source in models.items() if not _same(source, base)}
+    if not tasks:
+        raise ValueError(f"{data} contains only the base: add the fine-tunes.")
+    adapters = any((Path(source) / "adapter_config.json").is_file() for source in tasks.values())
+    # Reads headers only, and refuses models that cannot be merged.
+    with make_plan({"base": base, "tasks": tasks, **({"adapters": "delta"} if adapters else {})}) as plan:
+        told = (
+            f"{len(plan.merged_rows)} tensors with {sum(row.elements for row in plan.merged_rows):,} elements are "
+            f"merged; the result has {size_text(plan.result_bytes)}, "
+            f"{plan.result_bytes / plan.checkpoints_bytes:.0%} of the {len(plan.tasks)} models."
+        )
+    lines = (f"  {_quote(name)}: {_quote(source)}" for name, source in tasks.items())
+    return _MERGE.format(
+        **values,
+        about=f"{len(tasks)} fine-tunes of {' '.join(base.split())}",
+        base=_quote(base),
+        tasks="\n".join(lines),
+        adapters=_ADAPTERS if adapters else "",
+        plan=told,
+    )
+
+
+def _quote(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _find_models(place: Path) -> dict[str, str]:
+    """The models by name: the subfolders with weights, or the lines of a list."""
+    found: dict[str, str] = {}
+    if place.is_dir():
+        weights = ("*.safetensors", "*.safetensors.index.json")
+        folders = (part for part in sorted(place.iterdir()) if any(any(part.glob(kind)) for kind in weights))
+        found = {part.name: str(part) for part in folders}
+    elif place.is_file():
+        try:
+            lines = [line.strip() for line in place.read_text(encoding="utf-8").splitlines()]
+        except ValueError as error:
+            raise ValueError(f"{place} is not a text file with one model per line: {error}.") from error
+        for line in (line for line in lines if line and not line.startswith("#")):
+            name, sign, source = map(str.strip, line.partition("="))
+            if not sign:
+                source, name = line, line.partition("@")[0].rstrip("/").rpartition("/")[2]
+            if name in found:
+                raise ValueError(f"{place}: two models are called {name!r}; write NAME=ID for one of them.")
+            found[name] = source
+    if not found:
+        raise ValueError(
+            f"no model in {place}: give a folder that contains a folder with safetensors files for each model, or a "
+            "file with a line for each."
+        )
+    return found
+
+
+def _named_base(models: dict[str, str]) -> str:
+    """The model that most fine-tunes name as their base."""
+    origins = Counter(origin for source in models.values() if (origin := _origin(Path(source))) is not None)
+    if not origins:
+        raise ValueError(
+            f"the base of {', '.join(models)} is unknown: name the folder of the base model base, or add a line "
+            "base=ID to the list."
+        )
+    return origins.most_common(1)[0][0]
+
+
+def _origin(folder: Path) -> str | None:
+    """The base model that a checkpoint's files name."""
+    from hf_ext.hub.front_matter import read_front_matter
+
+    for name, key in (
+        ("adapter_config.json", "base_model_name_or_path"),
+        ("training.json", "init_from"),
+        ("README.md", "base_model"),
+    ):
+        try:
+            text = (folder / name).read_text(encoding="utf-8")
+            value = (read_front_matter(text) if name == "README.md" else json.loads(text)).get(key)
+        except (OSError, ValueError, AttributeError):
+            continue
+        value = value[0] if isinstance(value, list) and value else value
+        if isinstance(value, str):
+            return value
+    return None
+
+
+def _same(source: str, base: str) -> bool:
+    one, two = Path(source).expanduser(), Path(base).expanduser()
+    return source == base or (one.exists() and two.exists() and one.resolve() == two.resolve())

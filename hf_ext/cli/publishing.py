@@ -8,7 +8,7 @@ import click
 
 from hf_ext.terminal import is_quiet
 
-from .information import read_results
+from .information import read_results as read_evaluation
 from .library import register_models
 from .output import print_json, print_rows
 from .sources import ModelFolder
@@ -49,7 +49,7 @@ def push(folder: Path, repo_id: str, check: bool, dry_run: bool, as_json: bool, 
     """
     register_models()
     if dry_run:
-        listing = try_push(folder, repo_id, options["license"], check)
+        listing = try_push(folder, repo_id, check, **options)
         result: dict[str, Any] = {"repo_id": repo_id}
     else:
         from hf_ext.hub.publish import push as run
@@ -66,27 +66,37 @@ def push(folder: Path, repo_id: str, check: bool, dry_run: bool, as_json: bool, 
         (listing,) = announced
         result = {"repo_id": repo_id, "commit": commit.oid, "url": commit.commit_url, "pull_request": commit.pr_url}
     if as_json:
-        print_json(result | {"files": listing.files, "stays_behind": listing.stays_behind, "notes": listing.notes})
+        listed = {"files": listing.files, "stays_behind": listing.stays_behind, "notes": listing.notes}
+        print_json(result | listed | ({"deleted": listing.deleted} if dry_run else {}))
     elif dry_run:
         print_listing(listing)
     else:
         print_rows([(name.replace("_", " "), value) for name, value in result.items() if value is not None])
 
 
-def try_push(folder: Path, repo_id: str, license_name: str | None, check: bool) -> "Listing":
+def try_push(
+    folder: Path,
+    repo_id: str,
+    check: bool,
+    *,
+    license: str | None,
+    revision: str | None,
+    endpoint: str | None,
+    **_: Any,
+) -> "Listing":
     """Stages and checks a folder as a push would, and returns the listing."""
     from huggingface_hub.utils import validate_repo_id
 
     from hf_ext.hub.load_check import check_loads
-    from hf_ext.hub.publish import rehearse
+    from hf_ext.hub.publish import look_ahead, rehearse
 
     validate_repo_id(repo_id)
     with tempfile.TemporaryDirectory() as place:
         staged = Path(place, repo_id.rpartition("/")[2])
-        listing = rehearse(folder, staged, repo_id=repo_id, license=license_name)
+        listing = rehearse(folder, staged, repo_id=repo_id, license=license)
         if check:
             check_loads(staged, repo_id=repo_id)
-        return listing
+        return look_ahead(listing, repo_id, revision=revision, endpoint=endpoint)
 
 
 def print_listing(listing: "Listing", to_stderr: bool = False) -> None:
@@ -94,6 +104,7 @@ def print_listing(listing: "Listing", to_stderr: bool = False) -> None:
     parts = {
         "goes up": [(f"{size:,}", name) for name, size in listing.files.items()],
         "stays behind": [(name, reason) for name, reason in listing.stays_behind.items()],
+        "is deleted": [(name, "") for name in listing.deleted],
         "look at": [(note, "") for note in listing.notes],
     }
     for title, rows in parts.items():
@@ -142,14 +153,14 @@ def card(
 
 def find_problems(folder: Path) -> list[str]:
     """Problems of a card, one line each: missing entries, and contradictions with the folder."""
-    from hf_ext.hub.card_rules import check_card, read_results_of
-    from hf_ext.hub.cards import expected_task
-    from hf_ext.hub.front_matter import read_front_matter
+    from hf_ext.hub.card_rules import check_card, read_results
+    from hf_ext.hub.cards import PLACEHOLDER, expected_task
+    from hf_ext.hub.front_matter import read_card, read_front_matter
 
     path = folder / "README.md"
     if not path.is_file():
         return [f"{path}: there is no card"]
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = read_card(path)
     try:
         metadata, broken = read_front_matter(text), check_card(text)
     except ValueError as error:
@@ -157,11 +168,11 @@ def find_problems(folder: Path) -> list[str]:
     wanted = ["license", "library_name", *(["pipeline_tag"] if expected_task(folder) is not None else [])]
     problems = [f"{path}: {name} is not in the metadata" for name in wanted if metadata.get(name) is None]
     problems += [f"{path}, {problem}" for problem in broken]
-    if "[More Information Needed]" in text:
-        problems.append(f"{path}: [More Information Needed] is left in the text")
-    stated = set(read_results_of(metadata))
+    if PLACEHOLDER in text:
+        problems.append(f"{path}: {PLACEHOLDER} is left in the text")
+    stated = [(metric.get("type"), metric.get("value")) for _, _, metric in read_results(metadata)]
     return problems + [
         f"{path}: {result['metric']} of {result['value']} in eval.json is not in the metadata"
-        for result in read_results(folder / "eval.json")
+        for result in read_evaluation(folder / "eval.json")
         if (result["metric"], result["value"]) not in stated
     ]

@@ -1,13 +1,29 @@
 """hf-ext recipes: list of the recipes of the package, and the parameter type that accepts their names."""
 
+import difflib
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from .library import import_without_models
 from .output import find_terminal, print_json, print_table
 from .terminal import say
+
+_FOLDERS = ("disentangled_dit", "emr", "mrconv", "released", "semanir")
+# The configuration of a merge, which is not a training.
+_MERGE = "emr/merge"
+
+
+class Recipe(NamedTuple):
+    """Summary of a recipe, from its first lines; `what` is the first sentence of its comment."""
+
+    name: str
+    method: str
+    what: str
+    data: str
+    path: Path
 
 
 class RecipeFile(click.Path):
@@ -19,9 +35,6 @@ class RecipeFile(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if Path(value).exists() or Path(value).suffix.lower() in (".yaml", ".yml"):
             return super().convert(value, param, ctx)
-        import_without_models()
-        from hf_ext.starting.recipes import find_recipe
-
         try:
             return find_recipe(str(value))
         except ValueError as error:
@@ -43,21 +56,16 @@ def recipes(name: str | None, out: Path | None, as_json: bool) -> None:
       hf-ext recipes semanir/denoise_color
       hf-ext recipes mrconv/speech_commands --out words.yaml
     """
-    import_without_models()
-    from hf_ext.starting.recipes import find_recipe, list_recipes
-
     if name is None:
         if out is not None:
             raise click.UsageError("--out copies one recipe: give its NAME; `hf-ext recipes` lists them.")
-        found = list_recipes()
-        keys = ("name", "method", "what", "data")
+        keys, rows = Recipe._fields[:4], [recipe[:4] for recipe in list_recipes()]
         if as_json:
-            print_json([{key: getattr(recipe, key) for key in keys} for recipe in found])
+            print_json([dict(zip(keys, row, strict=True)) for row in rows])
         elif find_terminal():
-            rows = [[getattr(recipe, key) for key in keys] for recipe in found]
             print_table(keys, rows, names=4, title="Recipes", legend="Copy one: hf-ext recipes NAME --out FILE")
         else:
-            print_table(keys[:3], [[recipe.name, recipe.method, recipe.what] for recipe in found], names=3)
+            print_table(keys[:3], [row[:3] for row in rows], names=3)
         return
     text = find_recipe(name).read_text(encoding="utf-8")
     if out is None:
@@ -70,3 +78,49 @@ def recipes(name: str | None, out: Path | None, as_json: bool) -> None:
     with whole_file(out, "w", encoding="utf-8") as file:
         file.write(text)
     say(out)
+
+
+def list_recipes() -> list[Recipe]:
+    """The recipes of this installation by name, without those of studies and scripts in examples/."""
+    import_without_models()
+    import hf_ext
+    from hf_ext.training.methods import TASKS
+
+    # A wheel contains the recipes beside its modules, a repository in examples/; setup.py copies them.
+    package = Path(hf_ext.__file__).parent
+    place = package / "recipes" if (package / "recipes").is_dir() else package.parent / "examples"
+    files = sorted(path for folder in _FOLDERS for path in (place / folder).glob("*.yaml"))
+    found = [_describe(path) for path in files if not path.name.startswith("study")]
+    return [recipe for recipe in found if recipe.method in TASKS or recipe.name == _MERGE]
+
+
+def find_recipe(name: str) -> Path:
+    """The file of a recipe by the name that `hf-ext recipes` lists. Raises `UsageError` if there is no such recipe."""
+    paths = {recipe.name: recipe.path for recipe in list_recipes()}
+    if name in paths:
+        return paths[name]
+    from hf_ext.errors import UsageError
+
+    # Users may remember only the part after the folder.
+    ends = {known.rpartition("/")[2]: known for known in paths} | {known: known for known in paths}
+    close = difflib.get_close_matches(name, ends, n=1)
+    hint = f" Did you mean {ends[close[0]]!r}?" if close else ""
+    raise UsageError(f"{name} is neither a file nor a recipe.{hint} `hf-ext recipes` lists them.")
+
+
+def _describe(path: Path) -> Recipe:
+    from hf_ext.settings import read_yaml
+
+    text = path.read_text(encoding="utf-8")
+    comment = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
+    values: dict[str, Any] = read_yaml(path)
+    train = (values.get("data") or {}).get("train") or {}
+    place = train.get("path", "") if isinstance(train, dict) else str(train)
+    told = re.search(r"\bData: (.+?)(?:\.(?: |$)|;)", comment)
+    return Recipe(
+        name=f"{path.parent.name}/{path.stem}",
+        method=str(values.get("method")),
+        what=re.split(r"\. (?=[A-Z`])|; ", comment, maxsplit=1)[0].rstrip("."),
+        data=told[1] if told else str(place) or "fine-tunes of one base",
+        path=path,
+    )

@@ -1,7 +1,7 @@
 """hf-ext restore and hf-ext semanir: SemanIR models on pictures."""
 
-import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,67 +18,50 @@ from .terminal import say
 FORMATS = ("png", "jpg", "webp", "tif", "gif")
 
 
-class Tile(click.ParamType):  # type: ignore[type-arg]
-    """A number of pixels, or auto."""
+class Parsed(click.ParamType):  # type: ignore[type-arg]
+    """
+    A value that a function reads from text.
 
-    name = "PIXELS|auto"
+    Args:
+        name (`str`): Its kind, for the help.
+        read (`Callable[[str], Any]`): Raises a `ValueError` for other texts.
+        wrong (`str`): What another text is.
+    """
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        if isinstance(value, int):
-            return value
-        if value == "auto":
-            return "auto"
+    def __init__(self, name: str, read: Callable[[str], Any], wrong: str) -> None:
+        self.name, self.read, self.wrong = name, read, wrong
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            return int(value)
+            return self.read(value) if isinstance(value, str) else value
         except ValueError:
-            self.fail(f"{value!r} is neither a number of pixels nor 'auto'.", param, ctx)
+            self.fail(f"{value!r} is {self.wrong}.", param, ctx)
 
 
-class Strength(click.ParamType):  # type: ignore[type-arg]
-    """A share from 0 to 1, or auto."""
-
-    name = "0..1|auto"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | str:
-        if value == "auto":
-            return "auto"
-        try:
-            share = float(value)
-        except ValueError:
-            share = math.nan
-        if not 0 <= share <= 1:
-            self.fail(f"{value!r} is neither a number from 0 to 1 nor 'auto'.", param, ctx)
-        return share
+def _read_tile(text: str) -> int | str:
+    return text if text == "auto" else int(text)
 
 
-class Colour(click.ParamType):  # type: ignore[type-arg]
-    """A colour as Pillow names it: a name, or #rrggbb."""
-
-    name = "COLOUR"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        from PIL import ImageColor
-
-        if isinstance(value, tuple):
-            return value
-        try:
-            return ImageColor.getrgb(value)[:3]
-        except ValueError:
-            self.fail(f"{value!r} is not a colour; give one such as white or #ffcc00.", param, ctx)
+def _read_strength(text: str) -> float | str:
+    if text != "auto" and not 0 <= float(text) <= 1:
+        raise ValueError(text)
+    return text if text == "auto" else float(text)
 
 
-class Numbers(click.ParamType):  # type: ignore[type-arg]
-    """Whole numbers with commas between them."""
+def _read_colour(text: str) -> tuple[int, ...]:
+    from PIL import ImageColor
 
-    name = "N,N"
+    return ImageColor.getrgb(text)[:3]
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
-        if isinstance(value, list):
-            return value
-        try:
-            return [int(part) for part in value.split(",")]
-        except ValueError:
-            self.fail(f"{value!r} is not a list of whole numbers such as 16,64.", param, ctx)
+
+def _read_numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+TILE = Parsed("PIXELS|auto", _read_tile, "neither a number of pixels nor 'auto'")
+STRENGTH = Parsed("0..1|auto", _read_strength, "neither a number from 0 to 1 nor 'auto'")
+COLOUR = Parsed("COLOUR", _read_colour, "not a colour; give one such as white or #ffcc00")
+NUMBERS = Parsed("N,N", _read_numbers, "not a list of whole numbers such as 16,64")
 
 
 @loads
@@ -94,12 +77,12 @@ def load_model(source: str, device: str | None, dtype: str | None, task: str | N
 @click.argument("inputs", metavar="IN...", nargs=-1, required=True)
 @click.option("--task", metavar="NAME", help="Task of a merge.")
 @click.option("--out", required=True, help="Folder for restored pictures, or a file or - for one.")
-@click.option("--tile", type=Tile(), help="Side of tiles in pixels; auto uses tiles if memory is short.")
+@click.option("--tile", type=TILE, help="Side of tiles in pixels; auto uses tiles if memory is short.")
 @click.option("--self-ensemble", is_flag=True, help="Average over 8 flips and rotations: better, 8 times the time.")
 @click.option("--top-k", type=click.IntRange(min=1), help="Number of keys that each token attends to.")
 @click.option(
     "--strength",
-    type=Strength(),
+    type=STRENGTH,
     help="Blend of input and result: 0 keeps the input, 1 is the result; auto: by the noise and JPEG in a picture.  "
     "[default: 1; photo: auto]",
 )
@@ -114,7 +97,7 @@ def load_model(source: str, device: str | None, dtype: str | None, task: str | N
 @click.option("--lossless", is_flag=True, help="Write lossless WebP; lossless inputs stay lossless without it.")
 @click.option(
     "--background",
-    type=Colour(),
+    type=COLOUR,
     default="white",
     show_default=True,
     help="Colour behind transparency in JPEG and BMP.",
@@ -184,10 +167,10 @@ def restore(
     # The model is loaded later, and only if there is work to do.
     import_without_models()
     from hf_ext.distributed import Ranks
+    from hf_ext.restoration.jobs import plan_jobs
 
-    _check_options(quality, lossless)
-    place, name = _place_of_results(out, compare, kind or suffix or template), _name_of_results(suffix, template)
-    folder = _folder_of(place)
+    name = _check_options(quality, lossless, suffix, template)
+    place, folder = _place_of_results(out, compare, kind or suffix or template)
     sheet = folder / "comparison.png" if folder is not None and compare else None
     encoding = {"quality": quality, "lossless": lossless, "background": background}
     options = {"tile": tile, "self_ensemble": self_ensemble, "top_k": top_k, "strength": strength, "wrap": wrap}
@@ -195,7 +178,13 @@ def restore(
     # One process plans: the others would see results of processes that started earlier, and standard input is read
     # once.
     plan, to_do = ranks.ask_first(
-        lambda: _plan(source, inputs, place, f".{kind}" if kind else None, name, sheet, overwrite, made_with)
+        lambda: _plan(
+            plan_jobs(list(inputs), place, f".{kind}" if kind else None, name, sheet),
+            _records(source, folder, made_with),
+            sheet,
+            overwrite,
+            encoding,
+        )
     )
     failed, parts = len(plan.refused), [f"0 restored to {out}"]
     if to_do:
@@ -221,12 +210,10 @@ def restore(
         raise Failed(f"{failed} of {len(plan.jobs) + len(plan.refused)} pictures could not be restored.")
 
 
-def _check_options(quality: int | None, lossless: bool) -> None:
+def _check_options(quality: int | None, lossless: bool, suffix: str | None, template: str | None) -> str:
+    """The template of the results' names."""
     if quality is not None and lossless:
         raise click.UsageError("--quality applies to lossy compression and contradicts --lossless; give one of them.")
-
-
-def _name_of_results(suffix: str | None, template: str | None) -> str:
     if suffix is not None and template is not None:
         raise click.UsageError("--suffix SUFFIX means --name '{stem}SUFFIX'; give either --suffix or --name.")
     # Escape braces in a suffix.
@@ -241,25 +228,17 @@ def _records(source: str, folder: Path | None, made_with: dict[str, Any]) -> Any
 
 
 def _plan(
-    source: str,
-    inputs: tuple[str, ...],
-    place: Path | None,
-    ending: str | None,
-    name: str,
-    sheet: Path | None,
-    overwrite: bool,
-    made_with: dict[str, Any],
+    plan: Any, records: Any, sheet: Path | None, overwrite: bool, encoding: dict[str, Any]
 ) -> tuple[Any, list[Any]]:
     """The plan and its unfinished jobs; prints the pictures that cannot be restored."""
     from hf_ext.files import remove_leftovers_of
-    from hf_ext.restoration.jobs import check_places, plan_jobs
+    from hf_ext.restoration.jobs import check_places
     from hf_ext.restoration.records import choose_jobs
 
-    plan = plan_jobs(list(inputs), place, ending, name, sheet)
     for option, endings in (("quality", (".jpg", ".jpeg", ".webp")), ("lossless", (".webp",))):
-        if plan.jobs and made_with[option] and not any(job.ending.lower() in endings for job in plan.jobs):
+        if plan.jobs and encoding[option] and not any(job.ending.lower() in endings for job in plan.jobs):
             raise Unusable(f"--{option} is for {' and '.join(endings)}, but no result has this format; see --format.")
-    plan, to_do = choose_jobs(plan, _records(source, _folder_of(place), made_with), overwrite)
+    plan, to_do = choose_jobs(plan, records, overwrite)
     for text in [*plan.skipped.values(), *plan.refused.values()]:
         say(text, to_stderr=True)
     if not plan.jobs:
@@ -274,29 +253,22 @@ def _plan(
     return plan, to_do
 
 
-def _place_of_results(out: str, compare: bool, named: str | None) -> Path | None:
-    """The file or folder that --out names; None for standard output."""
+def _place_of_results(out: str, compare: bool, named: str | None) -> tuple[Path | None, Path | None]:
+    """The file or folder that --out names, and the folder of the results; None for standard output."""
     from hf_ext.restoration.jobs import is_one_result
 
     if out == "-":
         if compare:
             raise click.UsageError("--compare needs a folder for its files: give --out DIR instead of -.")
-        return None
+        return None, None
     place = Path(out)
     if not is_one_result(place):
         if place.exists() and not place.is_dir():
             raise click.UsageError(f"--out {out} is a file; give a folder, or the name of a picture.")
-        return place
+        return place, place
     if named:
         raise click.UsageError(f"--out {out} names the result already: leave out --format, --suffix and --name.")
-    return place
-
-
-def _folder_of(place: Path | None) -> Path | None:
-    """The folder of the results."""
-    from hf_ext.restoration.jobs import is_one_result
-
-    return place.parent if place is not None and is_one_result(place) else place
+    return place, place.parent
 
 
 def _restore(
@@ -304,45 +276,33 @@ def _restore(
 ) -> tuple[int, int, str]:
     """Restores the pictures; returns the numbers of restored and failed ones, and the speed."""
     with import_at_once():
+        from hf_ext.progress import progress
         from hf_ext.restoration.encoding import Encoding
+        from hf_ext.restoration.jobs import megapixels_of
         from hf_ext.restoration.run import restore_files
 
     started = time.monotonic()
-    with _Bar(jobs, ranks) as bar:
+    # The sizes are known only after opening all files, so this is done only for a visible bar, which assumes that the
+    # other processes are as fast as this one.
+    shown = ranks.index == 0 and not is_quiet()
+    total = round(ranks.count * sum(map(megapixels_of, ranks.share(jobs))), 6) if shown else 0.0
+    with progress(total=total, unit="MP", shown=shown, bar_format=_FORMAT, smoothing=0.1) as bar:
+
+        def tell(text: str) -> None:
+            bar.clear()
+            say(text, to_stderr=True)
+
         report = restore_files(
-            model, jobs, encoding=Encoding(**encoding), progress=bar.advance, say=bar.say, **options
+            model,
+            jobs,
+            encoding=Encoding(**encoding),
+            progress=lambda megapixels: bar.update(megapixels * ranks.count),
+            say=tell,
+            **options,
         )
     seconds = time.monotonic() - started
     speed = f"{report.megapixels:.2f} megapixels in {seconds:.1f} s, {report.megapixels / seconds:.3f} MP/s"
     return len(report.restored), len(report.failed), speed
-
-
-class _Bar:
-    """A progress bar of megapixels with messages above it, shown by the first process."""
-
-    def __init__(self, jobs: list[Any], ranks: Any):
-        from hf_ext.progress import progress
-        from hf_ext.restoration.jobs import megapixels_of
-
-        # The sizes are known only after opening all files, so this is done only for a visible bar.
-        shown = ranks.index == 0 and not is_quiet()
-        # Assume that the other processes are as fast as this one.
-        self.count = ranks.count
-        total = self.count * sum(map(megapixels_of, ranks.share(jobs))) if shown else 0.0
-        self.bar = progress(total=round(total, 6), unit="MP", shown=shown, bar_format=_FORMAT, smoothing=0.1)
-
-    def __enter__(self) -> "_Bar":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.close()
-
-    def advance(self, megapixels: float) -> None:
-        self.bar.update(megapixels * self.count)
-
-    def say(self, text: str) -> None:
-        self.bar.clear()
-        say(text, to_stderr=True)
 
 
 _FORMAT = "{percentage:3.0f} %|{bar}| {n:.2f} of {total:.2f} MP [{elapsed}, {remaining} left, {rate_fmt}]"
@@ -357,9 +317,9 @@ def semanir() -> None:
 @click.argument("source", metavar="MODEL", type=Model())
 @click.argument("image", metavar="IMAGE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("out", metavar="OUT.png", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--at", type=Numbers(), metavar="X,Y", help="Position of the patch in pixels.  [default: the middle]")
+@click.option("--at", type=NUMBERS, metavar="X,Y", help="Position of the patch in pixels.  [default: the middle]")
 @click.option("--stage", type=click.IntRange(min=1), default=1, show_default=True, help="Number of the stage.")
-@click.option("--top-k", type=Numbers(), help="Numbers of keys.  [default: 1/16 to 1/2 of a window]")
+@click.option("--top-k", type=NUMBERS, help="Numbers of keys.  [default: 1/16 to 1/2 of a window]")
 def explain(source: str, image: Path, out: Path, at: list[int] | None, stage: int, top_k: list[int] | None) -> None:
     """Draw the key-semantic neighbours of a patch of IMAGE for several k, and write OUT.png.
 

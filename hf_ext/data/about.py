@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 from transformers.utils import logging
 
 from ..errors import DataError
-from .roles import LABEL, class_name
-from .tables import option, read_table, shorten
+from .roles import class_name
+from .tables import LABEL, option, read_table, shorten
 
 logger = logging.get_logger(__name__)
 

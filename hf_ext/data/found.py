@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,9 @@ import numpy as np
 
 from ..errors import DataError
 from .opening import SourceError, open_source
-from .roles import Hints, class_name
+from .roles import class_name, name_classes
 from .source import DataSource
-from .splits import choose
+from .splits import choose, lost_groups
 from .tables import shorten
 
 # Share of each class that is held out, and largest number of held-out examples.
@@ -35,9 +36,9 @@ class Survey:
     classes: list[str] = field(default_factory=list)
     # True if the data contain class names with their numbers, as folders do
     named: bool = False
-    # Pictures: shorter sides in ascending order; True if all have one size; True if all are grey
+    # Pictures: shorter sides in ascending order; True if all are squares of one size; True if all are grey
     sides: list[int] = field(default_factory=list)
-    equal: bool = False
+    square: bool = False
     gray: bool = False
     # True if some have more than 8 bits per channel; True if their range is unknown: 32 bits, floats
     deep: bool = False
@@ -63,10 +64,6 @@ class Survey:
     def __post_init__(self) -> None:
         self.count = self.count or self.learned
 
-    def longest(self, limit: int) -> int:
-        """The 95th percentile of the lengths, at most a limit."""
-        return min(limit, int(np.ceil(np.quantile(self.lengths, 0.95))))
-
     @property
     def lines(self) -> list[str]:
         """Five lines that describe the data."""
@@ -86,30 +83,31 @@ class Survey:
         ]
 
 
-def keep_back(train: dict[str, Any], data: Any) -> tuple[dict[str, Any], dict[str, Any] | None, int]:
-    """Training source, evaluation source (a split or a held-out share), and number of training examples."""
-    if Path(train["path"]).expanduser().is_dir() and _has_split(train, "validation"):
-        return train, {**train, "split": "validation"}, len(data)
+def keep_back(train: dict[str, Any], data: Any) -> dict[str, Any]:
+    """Source for training, source for evaluation (a split or a held-out share), and number of training examples."""
+    whole = {"train": train, "eval": None, "learned": len(data)}
+    if Path(train["path"]).expanduser().is_dir():
+        with contextlib.suppress(SourceError):
+            open_source(DataSource(**(other := {**train, "split": "validation"})))
+            return {**whole, "eval": other}
     # Limit the number of held-out examples, with a rounded share.
     share = float(f"{min(_KEPT, _MOST_KEPT / max(1, len(data))):.1g}")
     measures = int(choose(data, share, 0).sum())
     if not 0 < measures < len(data):
-        return train, None, len(data)
+        return whole
     learned = {**train, "hold_out": share, "hold_out_seed": 0}
-    return learned, {**learned, "split": "validation"}, len(data) - measures
+    lost = [f"examples of one {name} may be on both sides, as each class has one alone" for name in lost_groups(data)]
+    return {
+        "train": learned,
+        "eval": {**learned, "split": "validation"},
+        "learned": len(data) - measures,
+        "notes": lost,
+    }
 
 
-def _has_split(train: dict[str, Any], split: str) -> bool:
-    try:
-        open_source(DataSource(**{**train, "split": split}))
-    except SourceError:
-        return False
-    return True
-
-
-def rename(hints: Hints) -> dict[str, Any]:
-    """Renames the column of --label to the name that trainings use."""
-    return {"rename_columns": {hints.label: "label"}} if hints.label not in (None, "label") else {}
+def rename(label: str | None) -> dict[str, Any]:
+    """Renames the column of the label to the name that trainings use."""
+    return {"rename_columns": {label: "label"}} if label not in (None, "label") else {}
 
 
 def are_values(labels: list[Any]) -> bool:
@@ -119,12 +117,19 @@ def are_values(labels: list[Any]) -> bool:
     return len(numbers) == len(given) > 0 and any(value % 1 for value in numbers)
 
 
-def require_classes(labels: list[Any]) -> None:
-    """Refuses numbers that are not classes."""
+def check_classes(path: str, labels: list[Any]) -> list[str]:
+    """The classes that occur in labels; refuses numbers that are none, and two spellings of one name."""
     given = [value for value in labels if class_name(value) is not None and not isinstance(value, str)]
-    odd = [value for value in given if value % 1 or not abs(value) < max(_MOST_CLASSES, len(labels))]
-    if odd:
+    if odd := [value for value in given if value % 1 or not abs(value) < max(_MOST_CLASSES, len(labels))]:
         raise DataError(
             f"the column `label` holds numbers such as {min(odd)}, which are not classes. Classes are names or whole "
             "numbers; to predict values, start from the recipe of mrconv-regression: hf-ext recipes mrconv/sensors."
         )
+    names = name_classes(labels)
+    spelled: dict[str, str] = {}
+    for name in names:
+        other = spelled.setdefault(name.strip().casefold(), name)
+        # Single letters may differ in case: beats of a heart are N and n.
+        if other != name and len(name.strip()) > 1:
+            raise DataError(f"{path}: the classes {other!r} and {name!r} are spelled differently: use one spelling.")
+    return names

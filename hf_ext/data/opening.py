@@ -26,7 +26,7 @@ from .sequence_files import ARRAYS, open_arrays, open_sequences
 from .sound_files import AUDIO_SUFFIXES
 from .source import DataSource, SourcePart
 from .splits import hold_out, slice_split
-from .tables import is_plain, read_table
+from .tables import LABEL, holds_codes, is_plain, read_table
 
 WORD_SUFFIXES = {".csv", ".tsv", ".txt", ".json", ".jsonl"}
 
@@ -133,22 +133,9 @@ def _refuse_capital_splits(folder: Path, tables: bool) -> None:
 
 
 def _load(source: DataSource, section: str) -> AnyDataset:
-    path, found = str(source.path), find_files(source.path)
+    found = find_files(source.path)
     if not found:
-        if path.startswith((".", "/", "~")) or glob.has_magic(path):
-            raise SourceError(
-                f"no data at {path}: give a folder, a data file, a pattern of files or a Hub data set id. "
-                f"{_advice(section)}"
-            )
-        name, _, revision = path.partition("@")
-        if "/" not in name and not _is_on_hub(name):
-            raise SourceError(
-                f"there is no folder or file {path}, and the Hub confirms no data set of that name: give a folder, a "
-                f"data file, a pattern of files or a Hub data set id, org/name. {_advice(section)}"
-            )
-        return datasets.load_dataset(
-            name, source.name, split=source.split, streaming=source.streaming, revision=revision or None
-        )
+        return _load_from_hub(source, section)
     first = Path((found := decode_camera_pictures(found))[0])
     if first.is_dir():
         _refuse_capital_splits(first, tables=source.rows == "examples")
@@ -156,69 +143,89 @@ def _load(source: DataSource, section: str) -> AnyDataset:
         _require_split(found, source.split)
     if source.rows != "examples":
         return open_sequences(found, source)
-    if len(found) == 1 and first.suffix.lower() in ARRAYS:
-        return open_arrays(first, source.split)
-    names = tuple(source.pairs or ("lq", "hq"))
-    if source.pairs or ((first / "lq").is_dir() and (first / "hq").is_dir()):
-        return _paired_folder(first, names, source)
-    # The files of a folder, or the given files; `data_files` with the split's name makes any split work.
-    files = None
-    if not first.is_dir():
-        # `datasets` would read brackets as patterns.
-        files = {source.split.partition("[")[0]: [glob.escape(str(Path(file).resolve())) for file in found]}
-    elif "[" in str(first.resolve()):
-        raise DataError(
-            f"{first.resolve()} has a bracket in its name, which `datasets` reads as a pattern: rename the folder, or "
-            "give its files by a pattern such as photos?2020?/*.png."
-        )
     # The first files are enough for a folder of a million pictures.
-    looked_at = islice(first.rglob("*"), 10_000) if files is None else found
+    looked_at = islice(first.rglob("*"), 10_000) if first.is_dir() else found
     sounds = any(Path(file).suffix.lower() in AUDIO_SUFFIXES for file in looked_at)
-    if files is None:
-        about = (
-            (AUDIO_SUFFIXES, "audio", datasets.Image(decode=False))
-            if sounds
-            else (IMAGE_SUFFIXES, "image", datasets.Image())
-        )
-        data = open_described(first, source, *about)
-        if data is not None:
-            return data.to_iterable_dataset(num_shards=min(64, len(data))) if source.streaming else data
-        if not sounds and (texts := open_text_folders(first, source)) is not None:
-            return texts.to_iterable_dataset(num_shards=min(64, len(texts))) if source.streaming else texts
-    if sounds:
-        return _recordings(str(first.resolve()), files, source)
-    if (table := _open_foreign(first, found, source)) is not None:
-        return table
+    if (data := _open_here(first, found, source, sounds)) is not None:
+        return data.to_iterable_dataset(num_shards=min(64, len(data))) if source.streaming else data
     # `datasets` names a data set by its folder, but "." has no name.
-    folder = str((first if files is None else first.parent).resolve())
-    return _load_files(folder, files, source)
-
-
-def _load_files(folder: str, files: dict[str, list[str]] | None, source: DataSource) -> AnyDataset:
-    """Opens files that `datasets` reads, with the words of tables as they are."""
-    cells = _choose_marks(datasets.load_dataset_builder(folder, source.name, data_files=files))
+    folder, files = str((first if first.is_dir() else first.parent).resolve()), None
+    if not first.is_dir():
+        # `data_files` with the split's name makes any split work; `datasets` would read brackets as patterns.
+        files = {source.split.partition("[")[0]: [glob.escape(str(Path(file).resolve())) for file in found]}
+    if sounds:
+        builder = RecordingFolder(data_files=files or get_data_patterns(folder), base_path=folder)
+        if source.streaming:
+            return builder.as_streaming_dataset(split=source.split)
+        builder.download_and_prepare()
+        return builder.as_dataset(split=source.split)
+    marks = _choose_marks(datasets.load_dataset_builder(folder, source.name, data_files=files))
     return datasets.load_dataset(
-        folder, source.name, data_files=files, split=source.split, streaming=source.streaming, **cells
+        folder, source.name, data_files=files, split=source.split, streaming=source.streaming, **marks
     )
 
 
+def _load_from_hub(source: DataSource, section: str) -> AnyDataset:
+    path = str(source.path)
+    if path.startswith((".", "/", "~")) or glob.has_magic(path):
+        raise SourceError(
+            f"no data at {path}: give a folder, a data file, a pattern of files or a Hub data set id. "
+            f"{_advice(section)}"
+        )
+    name, _, revision = path.partition("@")
+    if "/" not in name and not _is_on_hub(name):
+        raise SourceError(
+            f"there is no folder or file {path}, and the Hub confirms no data set of that name: give a folder, a "
+            f"data file, a pattern of files or a Hub data set id, org/name. {_advice(section)}"
+        )
+    return datasets.load_dataset(
+        name, source.name, split=source.split, streaming=source.streaming, revision=revision or None
+    )
+
+
+def _open_here(first: Path, found: list[str], source: DataSource, sounds: bool) -> datasets.Dataset | None:
+    """Opens arrays, pairs, described files, and tables that `datasets` would misread; None if there are none."""
+    if len(found) == 1 and first.suffix.lower() in ARRAYS:
+        return open_arrays(first, source.split)
+    if source.pairs or ((first / "lq").is_dir() and (first / "hq").is_dir()):
+        return _paired_folder(first, tuple(source.pairs or ("lq", "hq")), source)
+    if first.is_dir():
+        if "[" in str(first.resolve()):
+            raise DataError(
+                f"{first.resolve()} has a bracket in its name, which `datasets` reads as a pattern: rename it, or "
+                "give its files by a pattern such as photos?2020?/*.png."
+            )
+        endings, column = (AUDIO_SUFFIXES, "audio") if sounds else (IMAGE_SUFFIXES, "image")
+        data = open_described(first, source, endings, column, datasets.Image(decode=not sounds))
+        if data is None and not sounds:
+            data = open_text_folders(first, source)
+        if data is not None:
+            return data
+    return None if sounds else _open_foreign(first, found, source)
+
+
 def _choose_marks(builder: datasets.DatasetBuilder) -> dict[str, Any]:
-    """Options that keep words such as None, NA and null in columns of texts of a CSV; pandas reads them as missing."""
-    config, marks = builder.config, dict[str, list[str]]()
+    """
+    Options of a CSV that keep words such as None, NA and null in columns of texts, which pandas reads as missing, and
+    classes such as 01.
+    """
+    config, marks, codes = builder.config, dict[str, list[str]](), dict[str, type]()
     if not isinstance(config, CsvConfig):
         return {}
     for file in [files[0] for files in (config.data_files or {}).values() if files]:
         try:
             frame = pd.read_csv(file, sep=config.sep, nrows=10_000)
+            classes = pd.read_csv(file, sep=config.sep, nrows=10_000, dtype=str, usecols=LABEL.fullmatch)
         except (*UNOPENABLE, csv.Error):
             # The reader of `datasets` names the reason.
             continue
+        codes |= {name: str for name in classes if holds_codes(classes[name].dropna())}
         for name, values in frame.items():
             given = values.dropna()
             # In a column of numbers they are missing ones.
             numbers = len(given) > 0 and all(isinstance(value, int | float | np.number | np.bool_) for value in given)
             marks[str(name)] = _MISSING if numbers and marks.get(str(name)) != [""] else [""]
-    return {"keep_default_na": False, "na_values": marks} if marks else {}
+    return {"keep_default_na": False, "na_values": marks, "converters": codes or None} if marks else {}
 
 
 def _require_split(files: list[str], split: str) -> None:
@@ -235,7 +242,7 @@ def _require_split(files: list[str], split: str) -> None:
         )
 
 
-def _open_foreign(first: Path, found: list[str], source: DataSource) -> AnyDataset | None:
+def _open_foreign(first: Path, found: list[str], source: DataSource) -> datasets.Dataset | None:
     """Opens tables that `datasets` would misread because of their encoding or separator; None if there are none."""
     # The beginnings of some files are enough for a folder.
     folder = first.is_dir()
@@ -259,8 +266,7 @@ def _open_foreign(first: Path, found: list[str], source: DataSource) -> AnyDatas
                 f"{', '.join(map(str, frames[0].columns))!s:.200}: use the same columns in all files."
             )
     data = datasets.Dataset.from_pandas(pd.concat(frames, ignore_index=True), preserve_index=False)
-    data = data.select(slice_split(source.split, len(data)))
-    return data.to_iterable_dataset(num_shards=min(64, len(data))) if source.streaming else data
+    return data.select(slice_split(source.split, len(data)))
 
 
 def _has_null_row(file: Path) -> bool:
@@ -281,14 +287,6 @@ def _is_on_hub(name: str) -> bool:
     except (OSError, ValueError, httpx2.TransportError):
         return False
     return True
-
-
-def _recordings(folder: str, files: dict[str, list[str]] | None, source: DataSource) -> AnyDataset:
-    builder = RecordingFolder(data_files=files or get_data_patterns(folder), base_path=folder)
-    if source.streaming:
-        return builder.as_streaming_dataset(split=source.split)
-    builder.download_and_prepare()
-    return builder.as_dataset(split=source.split)
 
 
 def _keep_audio_files(data: AnyDataset) -> AnyDataset:
@@ -414,7 +412,7 @@ def _pictures(folder: Path) -> dict[str, Path]:
     return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
 
 
-def _paired_folder(path: Path, folders: tuple[str, ...], source: DataSource) -> AnyDataset:
+def _paired_folder(path: Path, folders: tuple[str, ...], source: DataSource) -> datasets.Dataset:
     """Equally named images in two folders as columns `lq` and `hq`."""
     sides = dict(zip(("lq", "hq"), folders, strict=True))
     found = {side: _pictures(path / folder) for side, folder in sides.items()}
@@ -436,5 +434,4 @@ def _paired_folder(path: Path, folders: tuple[str, ...], source: DataSource) -> 
         raise DataError(f"the split {source.split!r} of {len(names)} pairs is empty: take a larger part.")
     columns = {side: [str(found[side][names[index]]) for index in kept] for side in sides}
     features = datasets.Features({side: datasets.Image() for side in ("lq", "hq")})
-    dataset = datasets.Dataset.from_dict(columns, features=features)
-    return dataset.to_iterable_dataset(num_shards=min(64, len(dataset))) if source.streaming else dataset
+    return datasets.Dataset.from_dict(columns, features=features)

@@ -9,9 +9,8 @@ import numpy as np
 import pandas as pd
 
 from ..errors import DataError
-from .tables import Table, is_number, option, shorten, to_seconds, unclear_date
+from .tables import LABEL, Table, is_number, option, shorten, to_seconds, unclear_date
 
-LABEL = re.compile(r"(label|labels|class|classes|category|target)", re.IGNORECASE)
 TIME = re.compile(
     r"(time|date|ds$|ts$|epoch|zeit|datum|step|steps|year|timestamp|datetime).*|.*(_|\b)(time|date|timestamp)",
     re.IGNORECASE,
@@ -114,7 +113,10 @@ def find_roles(table: Table, hints: Hints) -> Roles:
     names = [name for name in _without(others, prose) if _names_rows(columns[name])]
     if not inputs:
         names, prose = [], prose + names
-    if not inputs or (prose and not hints.inputs) or {*hints.inputs} & {*prose}:
+    wrong = [name for name in hints.inputs if name not in numbers]
+    if wrong and {*wrong} != {*hints.inputs} - {*times}:
+        raise DataError(f"{shorten(wrong)} holds no numbers: name inputs that are all texts, or all numbers")
+    if not inputs or wrong or (prose and not hints.inputs):
         if not inputs and not prose and (time or not others):
             raise DataError("there is no column of numbers except times and names")
         return Roles("texts", list(hints.inputs) or prose or others, label)
@@ -378,10 +380,8 @@ def _length(step: float, dated: bool, times: np.ndarray) -> str:
     for size, unit in ((365 * 86400, "years"), (28 * 86400, "months"), (86400, "days"), (3600, "hours"), (60, "min")):
         if seconds >= size:
             # Months and years have days more or less.
-            count = round(seconds / (30.4375 * 86400)) if unit == "months" else seconds / size
-            count = round(count) if unit == "years" and abs(count - round(count)) < 0.01 else count
-            if unit == "months" and count == 12:
-                return "1 year"
+            count = seconds / {"months": 30.4375 * 86400}.get(unit, size)
+            count = round(count) if abs(count - round(count)) < 0.1 else count
             return f"{count:.3g} {unit.removesuffix('s') if count == 1 else unit}"
     return f"{seconds:g} s"
 

@@ -17,11 +17,12 @@ from hf_ext import __version__
 from ..errors import BROKEN_ARCHIVE, DataError
 from .about import METADATA, find_about, match_rows
 from .roles import GROUPS, class_name, seconds_of, step_columns
-from .sktime_files import TS, read_ts
 from .source import DataSource
 from .splits import slice_split
 from .tables import is_number, read_table, to_seconds
 
+# Files of sktime and aeon: a series in each line, its channels and its class between colons.
+TS = ".ts"
 SUFFIXES = (".csv", ".tsv", ".parquet", ".npy", ".npz", TS)
 ARRAYS = (".npy", ".npz")
 # The column of the array in a `.npy` file.
@@ -32,8 +33,6 @@ UNLABELLED = (
     "statsmodels or sktime."
 )
 _TIME = re.compile(r"\d{4}-\d\d-\d\d")
-# As pictures and recordings have it: what names a bad example, and hashes its file, looks for both.
-_FILE = {"path": "string", "bytes": "binary"}
 
 
 def open_sequences(found: list[str], source: DataSource) -> datasets.Dataset:
@@ -74,8 +73,9 @@ def open_sequences(found: list[str], source: DataSource) -> datasets.Dataset:
         kept = slice_split(split, len(files))
     if not kept or part[0] == part[1]:
         raise DataError(f"the split {split!r} of {found[0]} is empty: take a larger part.")
-    known: dict[str, Any] = {"file": datasets.Features({name: datasets.Value(kind) for name, kind in _FILE.items()})}
-    known |= {"first_row": datasets.Value("int64")}
+    # As pictures and recordings have it: what names a bad example, and hashes its file, looks for both.
+    file = datasets.Features({"path": datasets.Value("string"), "bytes": datasets.Value("binary")})
+    known: dict[str, Any] = {"file": file, "first_row": datasets.Value("int64")}
     known |= {
         name: datasets.Value("string" if isinstance(values[0], str) else "float64") for name, values in about.items()
     }
@@ -92,16 +92,15 @@ def open_sequences(found: list[str], source: DataSource) -> datasets.Dataset:
         }
         for index in kept
     )
-    columns = {name: _feature(values) for name, values in first.items()}
-    kinds = {name: "text" if _is_text(values) else "number" for name, values in first.items()}
     options = {
         "records": records,
         "stop": part[1],
         "first": str(files[0]),
-        "kinds": kinds,
+        "texts": {name: _is_text(values) for name, values in first.items()},
         "time": source.time,
         "stamps": tuple(_stamp(files[index]) for index in kept),
     }
+    columns = {name: _feature(values) for name, values in first.items()}
     return _make(_generate_files, options, {**known, **columns}, split)
 
 
@@ -141,6 +140,33 @@ def _read_rows(files: list[Path], label: str) -> tuple[list[np.ndarray], list[An
     return [trim(row) for row in numbers], told.pop(label), told
 
 
+def read_ts(path: Path) -> tuple[list[np.ndarray], list[Any]]:
+    """The series of a file of sktime and aeon, `[steps, channels]` each, and their classes or values."""
+    head, mark, body = path.read_text(encoding="utf-8-sig").partition("@data")
+    about = dict(line[1:].lower().partition(" ")[::2] for line in head.splitlines() if line.startswith("@"))
+    if not mark or "true" in about.get("timestamps", ""):
+        raise DataError(f"{path} is not a .ts file of sktime, or has times: numbers must follow @data, without times.")
+    values = "true" in about.get("targetlabel", "")
+    labelled = values or "true" in about.get("classlabel", "")
+    found, labels = [], []
+    for number, line in enumerate(body.strip().splitlines(), 1):
+        *parts, label = line.strip().split(":") if labelled else (*line.strip().split(":"), "")
+        try:
+            series = np.array([[_number(cell.strip()) for cell in part.split(",")] for part in parts]).T
+            labels.append(float(label) if values else label.strip() or None)
+        except ValueError as error:
+            raise DataError(f"{path}, series {number}: {error}.") from error
+        # Shorter series are filled up at the end.
+        found.append(series[: int(np.flatnonzero(~np.isnan(series).all(1)).max(initial=-1)) + 1])
+    if not found or len({series.shape[1] for series in found}) > 1:
+        raise DataError(f"{path} must hold series, all of as many channels.")
+    return found, labels
+
+
+def _number(cell: str) -> float:
+    return np.nan if cell in ("?", "") else float(cell)
+
+
 def trim(row: np.ndarray) -> np.ndarray:
     """A series of a row without its end: shorter ones are filled up there."""
     given = np.flatnonzero(~np.isnan(row))
@@ -175,14 +201,18 @@ def _open_panel(files: list[Path], source: DataSource) -> datasets.Dataset:
             continue
         values = _plain_column(frame[name].rename("label" if name == label else name))
         parts = [values[rows] for rows in groups]
-        is_scalar = name == label or GROUPS.fullmatch(name)
-        if is_scalar and all(len({*map(class_name, part.tolist())}) == 1 for part in parts):
-            # The class of a whole series stands in each of its rows, and so does its group.
+        if (name == label or GROUPS.fullmatch(name)) and all(map(_is_of_the_whole, parts)):
             features[name] = _kind_of([part[0] for part in parts])
             columns[name] = [_cell_of(part[0], features[name]) for part in parts]
         else:
             features[name], columns[name] = _feature(values), parts
     return _from_columns(columns, features, source.split)
+
+
+def _is_of_the_whole(part: np.ndarray) -> bool:
+    """True if the class of a whole series stands in each of its rows, or in the first alone."""
+    first, *others = map(class_name, part.tolist())
+    return {*others} <= {first} or {*others} == {None}
 
 
 def _kind_of(labels: list[Any]) -> Any:
@@ -342,13 +372,13 @@ def _generate_files(
     records: tuple[dict[str, Any], ...],
     stop: int | None,
     first: str,
-    kinds: dict[str, str],
+    texts: dict[str, bool],
     time: str | None,
     **_: Any,
 ) -> Iterator[dict[str, Any]]:
     for record in records:
         path = Path(record["file"]["path"])
-        columns = _fit_columns(path, read_file(path), first, kinds)
+        columns = _fit_columns(path, read_file(path), first, texts)
         if time is not None:
             if time not in columns:
                 raise DataError(f"{path} has no column {time!r}, which was given as the time.")
@@ -370,33 +400,26 @@ def _find_kinds(files: list[Path]) -> dict[str, np.ndarray]:
 
 
 def _fit_columns(
-    path: Path, columns: dict[str, np.ndarray], first: str, kinds: dict[str, str]
+    path: Path, columns: dict[str, np.ndarray], first: str, texts: dict[str, bool]
 ) -> dict[str, np.ndarray]:
     """The columns of a file as those of the first; refuses what cannot be."""
-    if columns.keys() != kinds.keys():
+    if columns.keys() != texts.keys():
         raise DataError(
-            f"{path} has the columns {', '.join(columns)}; {first} has {', '.join(kinds)}. A table that names the "
+            f"{path} has the columns {', '.join(columns)}; {first} has {', '.join(texts)}. A table that names the "
             "class of each file is called metadata.csv and has the columns file_name and label."
         )
-    fitted = {}
     for name, values in columns.items():
-        if _is_text(values) and kinds[name] == "number":
+        if _is_text(values) and not texts[name]:
             row = next((row for row, value in enumerate(values) if not is_number(value)), 0)
             raise DataError(f"{path}, line {row + 2}: column {name!r} holds {values[row]!r}, which is no number.")
-        plain = _is_text(values) or kinds[name] == "number"
-        fitted[name] = values if plain else np.array([_write_number(value) for value in values], dtype=object)
-    return fitted
+        if texts[name] and not _is_text(values):
+            # Numbers as names of classes would be written.
+            columns[name] = np.array([class_name(value) or "" for value in values], dtype=object)
+    return columns
 
 
 def _is_text(values: np.ndarray) -> bool:
     return values.dtype.kind in "OU"
-
-
-def _write_number(value: Any) -> str:
-    """A number as a name of a class would be written: nothing where it is missing, without `.0` where it is whole."""
-    if value != value:
-        return ""
-    return f"{value:.0f}" if float(value).is_integer() else str(value)
 
 
 def _generate_rows(path: str, first: int, stop: int, **_: Any) -> Iterator[dict[str, Any]]:

@@ -10,19 +10,19 @@ import numpy as np
 
 from ..errors import DataError
 from .about import METADATA, find_about
-from .found import Survey, are_values, keep_back, rename, require_classes
+from .found import Survey, are_values, check_classes, keep_back, rename
 from .opening import open_source
-from .roles import Hints, Roles, class_name, find_roles, name_classes
+from .roles import Hints, Roles, class_name, find_roles
 from .sequence_files import (
     ARRAY_COLUMN,
     ARRAYS,
+    TS,
     UNLABELLED,
     holds_lists,
     open_arrays,
     read_file,
     split_files,
 )
-from .sktime_files import TS
 from .source import DataSource
 from .splits import slice_split
 from .tables import Table, option, read_table, shorten
@@ -34,7 +34,10 @@ def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> 
     """Tables and arrays of numbers; None where rows are examples of something else."""
     below = {file for place in places for file in ([place] if place.is_file() else place.rglob(f"*{ending}"))}
     files = sorted(file for file in below if file.suffix.lower() == ending and file.name not in METADATA)
-    files, unnamed = _split_about(places, files)
+    files, named = _split_about(places, files)
+    if ending == TS:
+        train: dict[str, Any] = {"path": path, "split": "train", "rows": "series"}
+        return look_at_lists(train, open_source(DataSource(**train)), [ARRAY_COLUMN])
     if ending in ARRAYS:
         if len(files) == 1 and places[0].is_file():
             return _look_at_arrays(path, files[0], hints)
@@ -43,11 +46,7 @@ def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> 
                 f"{path}: {apart[0].name} contains the labels of another file: save both in one file per split, "
                 "np.savez('train.npz', X=..., label=...)."
             )
-        roles = Roles("positions", list(read_file(files[0])))
-        return _look_at_files(path, files, None, roles, hints, unnamed)
-    if ending == TS:
-        train: dict[str, Any] = {"path": path, "split": "train", "rows": "series"}
-        return look_at_lists(train, open_source(DataSource(**train)), [ARRAY_COLUMN])
+        return _look_at_tables(path, files, None, Roles("positions", list(read_file(files[0]))), hints, named)
     if ending == ".parquet" and holds_lists(files[0]):
         # Pictures, for instance, or lists.
         return None
@@ -64,12 +63,9 @@ def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> 
                 f"{files[0]}: column {name!r}, row {int(infinite.argmax()) + 1}: contains an infinite number; leave "
                 "the cell empty if the value is unknown."
             )
-    of_a_split = len(places) == 1 and places[0].is_dir() and bool(split_files(files, "train"))
-    if roles.layout == "series" or roles.series is not None:
-        return _look_at_rows(path, table, roles, hints)
-    if len(files) == 1 or of_a_split:
-        return _look_at_one(path, table, roles, hints, of_a_split)
-    return _look_at_files(path, files, table, roles, hints, unnamed)
+    if len(places) == 1 and places[0].is_dir() and split_files(files, "train"):
+        files = files[:1]
+    return _look_at_tables(path, files, table, roles, hints, named)
 
 
 def _split_about(places: list[Path], files: list[Path]) -> tuple[list[Path], list[Path] | None]:
@@ -83,58 +79,52 @@ def _split_about(places: list[Path], files: list[Path]) -> tuple[list[Path], lis
     return [file for file in files if file != about], None if about is None else named
 
 
-def _source(path: str, roles: Roles, hints: Hints) -> dict[str, Any]:
-    rows = {"rows": roles.layout}
-    if roles.time is not None:
-        rows["time"] = roles.time
-    if roles.series is not None:
-        rows["series"] = roles.series
-    own = hints.label or roles.label
-    return {"path": path, "split": "train", **rows, **rename(Hints(label=own))}
-
-
-def _look_at_rows(path: str, table: Table, roles: Roles, hints: Hints) -> Survey:
-    """A table of several series: a row each, or one under the other."""
-    if roles.layout == "series":
-        about = f"a table of {len(table.frame):,} series, a row each, of {len(roles.inputs)} steps"
-    else:
-        about = f"a table of {table.frame[roles.series].nunique():,} series, named in the column {roles.series}"
-    _refuse(path, about, table, roles)
-    train = _source(path, roles, hints)
+def _look_at_tables(
+    path: str, files: list[Path], table: Table | None, roles: Roles, hints: Hints, named: list[Path] | None
+) -> Survey:
+    """Rows that are series, series one under the other, one long series, or a file for each."""
+    train: dict[str, Any] = {"path": path, "split": "train", "rows": roles.layout}
+    train |= {name: value for name in ("time", "series") if (value := getattr(roles, name)) is not None}
+    train |= rename(hints.label or roles.label)
+    count, steps, how, columns = len(files), "", ", a file each", roles.inputs
+    if table is not None and roles.layout == "series":
+        count, steps, how, columns = len(table.frame), f" of {len(columns)} steps", ", a row each", [ARRAY_COLUMN]
+    elif table is not None and roles.series is not None:
+        count, how = table.frame[roles.series].nunique(), f", named in the column {roles.series}"
+    elif table is not None and len(files) == 1:
+        steps, how = f" of {len(table.frame):,} steps", ""
+    about = "; ".join(
+        [f"{count:,} series{steps}{how}", *_columns(roles), *roles.notes, *(table.notes if table else [])]
+    )
+    if roles.label is None and how != ", a file each":
+        _refuse_unlabelled(path, about, table, roles)
+    if roles.problems:
+        raise DataError(f"{path}: {about}. {_sentence(roles.problems)}")
     data = open_source(DataSource(**train))
-    columns = [ARRAY_COLUMN] if roles.layout == "series" else roles.inputs
-    survey = Survey("series", *keep_back(train, data), about=about, count=len(data), columns=columns)
+    if "label" not in data.features:
+        _refuse_unlabelled(path, about, None, roles)
+    is_long = not how and len(data) == 1
+    # The last part of one long series measures.
+    parts = {"train": {**train, "split": "train[:80%]"}, "eval": {**train, "split": "train[80%:]"}, "learned": 1}
+    kept = parts if is_long else keep_back(train, data)
+    survey = Survey("series", **kept, about=about, count=len(data), columns=columns)
+    if table is None:
+        shape = read_file(files[0])[columns[0]].shape
+        survey.channels = shape[1] if len(shape) > 1 else None
     _read_labels(survey, data)
-    lengths = _span(survey.lengths)
-    how = "a row each" if roles.layout == "series" else f"named in the column {roles.series}"
-    survey.about = f"{len(data):,} series of {lengths} steps, {how}"
+    survey.about = f"{len(data):,} series of {_span(survey.lengths)} steps{how}"
     _tell(survey, table, roles)
-    return survey
-
-
-def _look_at_one(path: str, table: Table, roles: Roles, hints: Hints, of_a_split: bool) -> Survey:
-    """One long series, whose steps have labels: its last part measures."""
-    about = f"one series of {len(table.frame):,} steps"
-    _refuse(path, about, table, roles)
-    train = _source(path, roles, hints)
-    data = open_source(DataSource(**train))
-    kept: tuple[dict[str, Any], dict[str, Any] | None, int]
-    kept = ({**train, "split": "train[:80%]"}, {**train, "split": "train[80%:]"}, len(data))
-    if of_a_split and len(data) > 1:
-        kept = keep_back(train, data)
-    survey = Survey("series", *kept, about=about, count=1, columns=roles.inputs)
-    _read_labels(survey, data)
-    _tell(survey, table, roles)
-    if survey.rows_have_labels and survey.train["split"] == "train[:80%]":
+    if is_long and survey.rows_have_labels:
         survey.notes += _compare_parts([value for row in data["label"] for value in row])
+    if named is not None and len(named) > len(data):
+        survey.left_out.append(f"{len(named) - len(data):,} files that have no row in the table beside them")
     return survey
 
 
 def _compare_parts(labels: list[Any]) -> list[str]:
     """Warnings of the classes that only one part of a recording has, where 80 % of its time is for training."""
-    steps = slice_split("train[:80%]", len(labels))
-    learned, measured = ({class_name(value) for value in part} - {None} for part in (labels[: len(steps)],
-                                                                                    labels[len(steps) :]))  # fmt: skip
+    steps = len(slice_split("train[:80%]", len(labels)))
+    learned, measured = ({class_name(value) for value in part} - {None} for part in (labels[:steps], labels[steps:]))
     told = []
     if unknown := sorted(map(str, measured - learned)):
         told.append(f"WARNING: no training step has {shorten(unknown)}, which only the last 20 % contain")
@@ -143,43 +133,13 @@ def _compare_parts(labels: list[Any]) -> list[str]:
     return [f"{'; '.join(told)}: record each class several times, or in several series"] if told else []
 
 
-def _look_at_files(
-    path: str, files: list[Path], table: Table | None, roles: Roles, hints: Hints, named: list[Path] | None
-) -> Survey:
-    train = _source(path, roles, hints)
-    data = open_source(DataSource(**train))
-    about = f"{len(files):,} files, a series each, with the numbers {shorten(roles.inputs)}"
-    if "label" not in data.features:
-        raise DataError(
-            f"{path}: {about}, and no labels. {UNLABELLED} Put the files into a folder for each class, name the class "
-            "of each in the column label of a metadata.csv, or add a column label with the class of each row, or name "
-            "it: --label NAME."
-        )
-    if roles.problems:
-        raise DataError(f"{files[0]}: {'; '.join(roles.problems)}.")
-    survey = Survey("series", *keep_back(train, data), about=about, count=len(data), columns=roles.inputs)
-    if table is None:
-        shape = read_file(files[0])[roles.inputs[0]].shape
-        survey.channels = shape[1] if len(shape) > 1 else None
-    _read_labels(survey, data)
-    survey.about = f"{len(data):,} files of {_span(survey.lengths)} rows with the numbers {shorten(roles.inputs)}"
-    _tell(survey, table, roles)
-    if named is not None and len(named) > len(data):
-        survey.left_out.append(f"{len(named) - len(data):,} files that have no row in the table beside them")
-    return survey
-
-
 def _look_at_arrays(path: str, file: Path, hints: Hints) -> Survey:
     """Arrays `[examples, steps, channels]` with an array of labels."""
     arrays = read_file(file)
     flat = [name for name, values in arrays.items() if values.ndim == 1]
     label = hints.label or next((name for name in flat if name.lower() in _LABELS), None)
     inputs = list(hints.inputs) or [name for name, values in arrays.items() if values.ndim in (2, 3) and name != label]
-    axes = ("examples", "steps", "channels")
-    shapes = ", ".join(
-        f"{name} ({', '.join(f'{size} {axis}' for size, axis in zip(values.shape, axes, strict=False))})"
-        for name, values in arrays.items()
-    )
+    shapes = ", ".join(f"{name} {[*values.shape]}" for name, values in arrays.items())
     tests = [name for name in arrays if "test" in name.lower()]
     if tests and not hints.inputs:
         raise DataError(
@@ -188,8 +148,8 @@ def _look_at_arrays(path: str, file: Path, hints: Hints) -> Survey:
         )
     if label is None or label not in arrays or not inputs:
         raise DataError(
-            f"{path}: arrays of {len(next(iter(arrays.values()))):,} examples, {shapes}, and no "
-            f"label. {UNLABELLED} Save the classes as an array label in an .npz, or give their name: --label NAME."
+            f"{path}: arrays [examples, steps, channels] {shapes}, and no label. {UNLABELLED} Save the classes as an "
+            "array label in an .npz, or give their name: --label NAME."
         )
     if len(inputs) > 1:
         raise DataError(
@@ -200,11 +160,11 @@ def _look_at_arrays(path: str, file: Path, hints: Hints) -> Survey:
             f"{path}: {shapes}: {label} must hold a class for each example, or for each step; of a row with a one for "
             f"the class save {label}.argmax(1)."
         )
-    train = {"path": path, "split": "train", **rename(Hints(label=label))}
-    data = open_arrays(file, "train").rename_columns({label: "label"} if label != "label" else {})
-    survey = look_at_lists(train, data, inputs)
+    renamed = rename(label)
+    data = open_arrays(file, "train").rename_columns(renamed.get("rename_columns", {}))
+    survey = look_at_lists({"path": path, "split": "train", **renamed}, data, inputs)
     survey.roles.append(f"label in {label}")
-    survey.left_out += [f"{name}" for name in arrays if name not in (*inputs, label)]
+    survey.left_out += [name for name in arrays if name not in (*inputs, label)]
     return survey
 
 
@@ -222,24 +182,21 @@ def look_at_lists(train: dict[str, Any], data: Any, columns: list[str]) -> Surve
     ]
     renamed = known[0] if "label" not in data.features and len(known) == 1 else None
     if renamed is not None:
-        train, data = {**train, **rename(Hints(label=renamed))}, data.rename_columns({renamed: "label"})
+        train, data = {**train, **rename(renamed)}, data.rename_columns({renamed: "label"})
     if "label" not in data.features:
         raise DataError(
             f"{train['path']}: {len(data):,} series in {shorten(columns)}, and no label. {UNLABELLED} Add a column "
             "label, or give its name: --label NAME."
         )
     columns = [name for name in columns if name != "label"]
-    survey = Survey("series", *keep_back(train, data), about="", count=len(data), columns=columns)
+    about = f"{len(data):,} series"
+    survey = Survey("series", **keep_back(train, data), about=about, count=len(data), columns=columns)
     first = np.asarray(data.with_format("numpy")[0][columns[0]])
-    if first.ndim == 2:
-        survey.channels = first.shape[1]
+    survey.channels = first.shape[1] if first.ndim == 2 else None
     _read_labels(survey, data)
     channels = survey.channels or len(columns)
-    survey.about = f"{len(data):,} series of {_span(survey.lengths)} steps"
-    survey.about += f" and {channels} channels" if channels > 1 else ""
-    survey.roles = [f"numbers in {shorten(columns)}"]
-    if renamed is not None:
-        survey.roles.append(f"label in {renamed}")
+    survey.about += f" of {_span(survey.lengths)} steps{f' and {channels} channels' if channels > 1 else ''}"
+    survey.roles = [f"numbers in {shorten(columns)}", *([f"label in {renamed}"] if renamed is not None else [])]
     _tell_classes(survey)
     if survey.channels is not None and survey.channels > max(survey.lengths):
         survey.notes.append("fewer steps than channels: transpose the array if the axes are swapped")
@@ -252,16 +209,15 @@ def _span(lengths: list[int]) -> str:
 
 def _read_labels(survey: Survey, data: Any) -> None:
     """Lengths of all series, and their classes or values."""
-    raw = data.with_format("arrow").select_columns([survey.columns[0]])[:][survey.columns[0]].combine_chunks()
-    survey.lengths = raw.value_lengths().to_pylist()
+    raw = data.with_format("arrow").select_columns([survey.columns[0], "label"])[:]
+    survey.lengths = raw[survey.columns[0]].combine_chunks().value_lengths().to_pylist()
     survey.rows_have_labels = not isinstance(data.features["label"], datasets.Value | datasets.ClassLabel)
-    labels = data.with_format("arrow").select_columns(["label"])[:]["label"].combine_chunks()
+    labels = raw["label"].combine_chunks()
     found = (labels.flatten() if survey.rows_have_labels else labels).to_pylist()
     if are_values(found) and not survey.rows_have_labels:
         survey.values = True
         return
-    require_classes(found)
-    survey.classes = name_classes(found)
+    survey.classes = check_classes(survey.train["path"], found)
     if len(survey.classes) == len(found) > 2:
         raise DataError(
             f"{survey.train['path']}: {survey.about}; the label has {len(found)} different values, one each: it names "
@@ -274,20 +230,19 @@ def _read_labels(survey: Survey, data: Any) -> None:
         )
 
 
-def _refuse(path: str, about: str, table: Table, roles: Roles) -> None:
-    """Refuses data that cannot be learned, with all findings."""
-    told = "; ".join([about, *_columns(roles), *roles.notes, *table.notes])
-    if roles.label is None:
-        problems = f" {_sentence(roles.problems)}" if roles.problems else ""
-        texts = [name for name, why in roles.left_out.items() if why == "texts"]
+def _refuse_unlabelled(path: str, about: str, table: Table | None, roles: Roles) -> None:
+    """Refuses series that nothing is known of, with all findings; of a file for each there is no table."""
+    which, files = "--label NAME", ""
+    if table is None:
+        files = "Put the files into a folder for each class, name the class of each in a metadata.csv, or: "
+    elif texts := [name for name, why in roles.left_out.items() if why == "texts"]:
         # Classes are fewer than names.
-        which = option("label", min(texts, key=lambda name: table.frame[name].nunique()) if texts else "NAME")
-        raise DataError(
-            f"{path}: {told}; and no label.{problems} {UNLABELLED} Add a column label with the class of each "
-            f"{'series' if roles.layout == 'series' or roles.series else 'row'}, or say which it is: {which}."
-        )
-    if roles.problems:
-        raise DataError(f"{path}: {told}. {_sentence(roles.problems)}")
+        which = option("label", min(texts, key=lambda name: table.frame[name].nunique()))
+    raise DataError(
+        f"{path}: {about}; and no label. {_sentence([*roles.problems, UNLABELLED[:-1]])} {files}Add a column label "
+        f"with the class of each {'series' if roles.layout == 'series' or roles.series else 'row'}, or say which it "
+        f"is: {which}."
+    )
 
 
 def _sentence(parts: list[str]) -> str:
@@ -295,19 +250,14 @@ def _sentence(parts: list[str]) -> str:
 
 
 def _columns(roles: Roles) -> list[str]:
-    if roles.layout == "series":
-        return [] if roles.label is None else [f"label in {roles.label}"]
-    found = [f"numbers in {shorten(roles.inputs)}"]
-    if roles.series is not None:
-        found.append(f"series named in {roles.series}")
-    if roles.label is not None:
-        found.append(f"label in {roles.label}")
-    return found
+    found = [] if roles.layout == "series" else [f"numbers in {shorten(roles.inputs)}"]
+    found += [] if roles.series is None else [f"series named in {roles.series}"]
+    return found + ([] if roles.label is None else [f"label in {roles.label}"])
 
 
 def _tell(survey: Survey, table: Table | None, roles: Roles) -> None:
     survey.roles = _columns(roles)
-    survey.notes = [*roles.notes, *(table.notes if table else [])]
+    survey.notes += [*roles.notes, *(table.notes if table else [])]
     survey.left_out = [f"{name} ({why})" for name, why in roles.left_out.items()]
     if table is not None and roles.layout != "series":
         missing = {name: int(table.frame[name].isna().sum()) for name in roles.inputs}

@@ -7,6 +7,7 @@ import numpy as np
 
 from ..errors import DataError
 from ..extras import import_extra
+from .broken import open_bytes
 
 AUDIO_SUFFIXES = {".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif", ".m4a", ".aac", ".wma", ".amr"}
 # First bytes of AMR, and of ASF, which WMA is.
@@ -34,6 +35,16 @@ def describe_sound(file: SoundFile) -> SoundAbout:
     except soundfile.SoundFileError as error:
         raise DataError(f"is not a readable sound file: {error}") from error
     return SoundAbout(about.samplerate, about.frames, about.channels)
+
+
+def is_broken_sound(value: dict[str, Any] | None) -> bool:
+    """True if the head of an undecoded sound cannot be read."""
+    try:
+        if value is not None:
+            describe_sound(open_bytes(value))
+    except (DataError, OSError):
+        return True
+    return value is None
 
 
 def read_samples(file: SoundFile) -> tuple[np.ndarray, int]:

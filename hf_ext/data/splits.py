@@ -1,13 +1,13 @@
 """Held-out examples for data without splits, disjoint from the training examples and their groups."""
 
 import hashlib
+import io
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import datasets
-import fsspec
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -15,13 +15,11 @@ import pyarrow as pa
 from ..errors import DataError
 from .broken import is_broken_picture, open_bytes
 from .roles import GROUPS, PERSONS, TIME
-from .sound_files import describe_sound
+from .sound_files import is_broken_sound
 from .tables import to_seconds
 
 # Columns that name an example and are no part of it.
 _NAMES = {"file", "file_name", "path", "__key__", "__url__", "first_row", "id", "index"}
-# Bytes that are read at once of a file.
-_BLOCK = 1 << 20
 
 
 def slice_split(split: str, count: int) -> range:
@@ -101,7 +99,7 @@ def _find_broken(data: datasets.Dataset, labels: list[Any]) -> Callable[[list[in
     kinds = {name: kind for name, kind in data.features.items() if _is_file(kind)}
     # Sounds are kept as undecoded images.
     checks = {
-        name: is_broken_picture if isinstance(kind, datasets.Image) and kind.decode else _is_broken_sound
+        name: is_broken_picture if isinstance(kind, datasets.Image) and kind.decode else is_broken_sound
         for name, kind in kinds.items()
     }
     raw = data.select_columns(list(kinds))
@@ -115,17 +113,6 @@ def _find_broken(data: datasets.Dataset, labels: list[Any]) -> Callable[[list[in
         return gaps or any(check(row[name]) for row in rows for name, check in checks.items())
 
     return has_broken
-
-
-def _is_broken_sound(value: dict[str, Any] | None) -> bool:
-    """True if the head of a sound cannot be read."""
-    if value is None:
-        return True
-    try:
-        describe_sound(open_bytes(value))
-    except (DataError, OSError):
-        return True
-    return False
 
 
 def _choose_inputs(data: datasets.Dataset) -> list[list[str]]:
@@ -219,59 +206,36 @@ def _is_file(feature: Any) -> bool:
 
 def _add(digest: Any, value: Any, sizes: dict[int, int]) -> None:
     """Adds a value to a hash: of a file what is in it, wherever it lies."""
-    if isinstance(value, dict) and value.keys() == {"bytes", "path"}:
-        path = value["path"]
-        if value["bytes"] is not None:
-            digest.update(value["bytes"])
-        elif path is not None and "::" in path:
-            # A file of an archive.
-            with fsspec.open(path, "rb") as file:
-                digest.update(file.read())
-        elif path is not None and Path(path).is_file():
-            size = Path(path).stat().st_size
-            digest.update(str(size).encode())
-            if sizes.get(size, 2) > 1:
-                for block in _blocks(Path(path)):
-                    digest.update(block)
-    else:
+    if not (isinstance(value, dict) and value.keys() == {"bytes", "path"}):
         digest.update(repr(value).encode())
+    elif isinstance(held := open_bytes(value), io.BytesIO):
+        digest.update(held.getbuffer())
+    elif Path(held).is_file():
+        size = Path(held).stat().st_size
+        digest.update(str(size).encode())
+        if sizes.get(size, 2) > 1:
+            digest.update(Path(held).read_bytes())
     digest.update(b"\0")
-
-
-def _blocks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            yield block
 
 
 def read_labels(data: datasets.Dataset) -> list[Any]:
     """The class of each example; the same for all where they have none, or values, or one for each position."""
     nothing = [None] * len(data)
-    if "label" not in data.column_names:
-        return nothing
-    kind = data.features["label"]
-    if isinstance(kind, datasets.Value) and "float" in kind.dtype:
-        found = data.with_format("arrow")["label"][:]
-        values = found.to_pylist() if isinstance(found, pa.ChunkedArray | pa.Array) else list(found)
-        whole = all(value is None or float(value).is_integer() for value in values)
-        return values if whole else nothing
+    kind = data.features.get("label")
     if not isinstance(kind, datasets.Value | datasets.ClassLabel):
         return nothing
-    found = data.with_format("arrow")["label"][:]
-    return found.to_pylist() if isinstance(found, pa.ChunkedArray | pa.Array) else list(found)
+    found = data.with_format(None)["label"][:]
+    if "float" in kind.dtype and not all(value is None or float(value).is_integer() for value in found):
+        return nothing
+    return found
 
 
 def find_groups(data: datasets.Dataset, labels: list[Any]) -> list[Any] | None:
     """The group of each example, where a column or the folders of files name groups of which a class has several."""
-    # Sessions and devices are those of a person.
-    for name in sorted(data.column_names, key=lambda name: not PERSONS.fullmatch(name)):
-        if GROUPS.fullmatch(name) and isinstance(data.features[name], datasets.Value | datasets.ClassLabel):
-            # Of whom nothing is known, that is a group of its own.
-            told = data.with_format(None)[name]
-            groups: list[Any] = [index if value in (None, "") else (value,) for index, value in enumerate(told)]
-            # A class of one speaker stays in the training; where each has one, speakers are the classes.
-            if _separable(groups, labels, any):
-                return groups
+    # A class of one speaker stays in the training; where each has one, speakers are the classes.
+    for groups in _named_groups(data).values():
+        if _separable(groups, labels, any):
+            return groups
     paths = _paths(data)
     if paths is None:
         return None
@@ -280,7 +244,29 @@ def find_groups(data: datasets.Dataset, labels: list[Any]) -> list[Any] | None:
     return groups if _separable(groups, labels, all) else None
 
 
-def _separable(groups: list[Any], labels: list[Any], some: Callable[[Iterator[bool]], bool]) -> bool:
+def lost_groups(data: datasets.Dataset) -> list[str]:
+    """The columns that name groups of several examples, where a split cannot keep them together."""
+    labels = read_labels(data)
+    if find_groups(data, labels) is not None:
+        return []
+    return [name for name, groups in _named_groups(data).items() if len({*groups}) < len(groups)]
+
+
+def _named_groups(data: datasets.Dataset) -> dict[str, list[Any]]:
+    """The groups of each column that names some: persons first, as sessions and devices are those of a person."""
+    names = [
+        name
+        for name, kind in data.features.items()
+        if GROUPS.fullmatch(name) and isinstance(kind, datasets.Value | datasets.ClassLabel)
+    ]
+    return {
+        # Of whom nothing is known, that is a group of its own.
+        name: [index if value in (None, "") else (value,) for index, value in enumerate(data.with_format(None)[name])]
+        for name in sorted(names, key=lambda name: not PERSONS.fullmatch(name))
+    }
+
+
+def _separable(groups: list[Any], labels: list[Any], some: Callable[[Iterable[bool]], bool]) -> bool:
     """True if each class, or any, has two groups or more, and some group has two examples or more."""
     found: dict[Any, set[Any]] = defaultdict(set)
     labelled = any(label is not None for label in labels)

@@ -21,13 +21,13 @@ from ..errors import DataError
 from .about import METADATA, find_about
 from .broken import UNDECODABLE, is_broken_picture, open_bytes
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, find_camera_pictures, tell_twins
-from .found import Survey, keep_back, rename, require_classes
+from .found import Survey, check_classes, keep_back, rename
 from .labelled_lines import refuse_labelled
 from .opening import PAIRS, find_files, find_pairs, open_source
-from .roles import Hints, is_prose, name_classes
+from .roles import Hints, is_prose
 from .sequence_files import SUFFIXES
 from .series import is_list_of_numbers, look_at_lists, look_at_series
-from .sound_files import AUDIO_SUFFIXES, describe_sound
+from .sound_files import AUDIO_SUFFIXES, SoundAbout, describe_sound
 from .source import DataSource
 from .tables import is_number, is_plain, option, read_table, shorten, to_seconds
 
@@ -190,33 +190,30 @@ def _refuse_folders_in(archive: Path) -> None:
 
 def _look_at_examples(path: str, hints: Hints) -> Survey:
     """Pictures, sounds, texts and lists of numbers, as a training reads them."""
-    train = {"path": path, "split": "train", **rename(hints)}
+    train = {"path": path, "split": "train", **rename(hints.label)}
     data = open_source(DataSource(**train))
     features = data.features
     pictures = [name for name, kind in features.items() if isinstance(kind, datasets.Image) and kind.decode]
     sounds = [name for name, kind in features.items() if isinstance(kind, datasets.Image | datasets.Audio)]
-    words = {name for name, kind in features.items() if isinstance(kind, datasets.Value) and "string" in kind.dtype}
-    texts = [name for name in features if name in words]
-    labels = _labels(data)
-    others = [name for name in texts if name != "label"]
-    captions = [name for name in _CAPTIONS if name in words] or (others if len(others) == 1 else [])
+    texts = [name for name, kind in features.items() if isinstance(kind, datasets.Value) and "string" in kind.dtype]
+    words = [name for name in texts if name != "label"]
     lists = [name for name, kind in features.items() if is_list_of_numbers(kind)]
     if lists and not pictures and not sounds:
         return look_at_lists(train, data, list(hints.inputs) or lists)
-    kept = keep_back(train, data)
-    survey = Survey("", *kept, about="", count=len(data), classes=_class_names(path, data, labels))
+    survey = Survey("", **keep_back(train, data), about="", count=len(data), classes=_find_classes(path, data))
     survey.named = isinstance(features.get("label"), datasets.ClassLabel)
-    chosen = [int(index) for index in np.linspace(0, len(data) - 1, min(_EXAMPLES, len(data)))]
+    chosen = _choose(len(data))
     if pictures:
         _measure_pictures(survey, data, pictures[0], chosen)
-        survey.captions = next(iter(captions), None) if not survey.classes else None
+        captions = [name for name in _CAPTIONS if name in texts] or (words if len(words) == 1 else [])
+        survey.captions = captions[0] if captions and not survey.classes else None
     elif sounds:
         _measure_sounds(survey, data, sounds[0], chosen)
-    elif texts := _words(data, [name for name in texts if name != "label"], hints):
-        _refuse_numbers(path, data, texts, hints)
+    elif words := _find_words(data, words, hints):
+        _refuse_numbers(path, data, words, hints)
         if [*features] == ["text"] and not hints.inputs:
             refuse_labelled(path, [data[index]["text"] for index in chosen])
-        _measure_texts(survey, data, texts, chosen, hints)
+        _measure_texts(survey, data, words, chosen, hints)
     else:
         raise DataError(f"{path} has the columns {shorten(list(features))}: no picture, sound or text. {_TABLES}")
     if pictures or sounds:
@@ -227,6 +224,23 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     if survey.captions is not None:
         survey.roles = [f"{', '.join(survey.columns)}; captions in {survey.captions}"]
     return survey
+
+
+def _choose(count: int) -> list[int]:
+    """Places of the examples to open, evenly spread."""
+    return [int(index) for index in np.linspace(0, count - 1, min(_EXAMPLES, count))]
+
+
+def _find_classes(path: str, data: Any) -> list[str]:
+    kind = data.features.get("label")
+    if kind is None:
+        return []
+    if not isinstance(kind, datasets.ClassLabel | datasets.Value):
+        raise DataError(f"{path}: the column label holds lists, or texts and numbers: a class is one of them.")
+    if isinstance(kind, datasets.ClassLabel):
+        check_classes(path, kind.names)
+        return list(kind.names)
+    return check_classes(path, data["label"][:])
 
 
 def _count_left_out(place: Path, endings: set[str], count: int) -> list[str]:
@@ -261,7 +275,7 @@ def _refuse_numbers(path: str, data: Any, texts: list[str], hints: Hints) -> Non
         raise DataError(f"{path} holds lines of numbers. {_TABLES}")
 
 
-def _words(data: Any, names: list[str], hints: Hints) -> list[str]:
+def _find_words(data: Any, names: list[str], hints: Hints) -> list[str]:
     """The columns of texts; dates beside numbers are none."""
     if hints.inputs:
         return [name for name in hints.inputs if name in names]
@@ -270,89 +284,75 @@ def _words(data: Any, names: list[str], hints: Hints) -> list[str]:
 
 
 def _measure_pictures(survey: Survey, data: Any, column: str, chosen: list[int]) -> None:
-    headers = [header for header in _read_headers(data, column, chosen) if header is not None]
+    headers, broken = [], 0
     undecoded = data.select_columns([column]).cast_column(column, datasets.Image(decode=False))
-    _tell_broken(survey, sum(is_broken_picture(undecoded[index][column]) for index in chosen), len(chosen))
-    if not headers:
-        raise DataError(
-            f"{survey.train['path']}: none of {len(chosen)} pictures can be read; check that they are pictures."
-        )
-    sizes, gray = {header.size for header in headers}, all(header.gray for header in headers)
-    survey.kind, survey.columns, survey.gray = "pictures", [column], gray
-    _tell_depth(survey, headers)
-    survey.equal, survey.sides = len(sizes) == 1, sorted(min(size) for size in sizes)
-    smallest, largest = min(sizes, key=min), max(sizes, key=min)
-    span = _size(smallest) if smallest == largest else f"{_size(smallest)} to {_size(largest)}"
-    survey.about = f"{survey.count:,} pictures of {span} pixels{', grey' if gray else ''}"
+    for value in (undecoded[index][column] for index in chosen):
+        broken += is_broken_picture(value)
+        headers += _read_header(value)
+    _tell_broken(survey, broken, len(chosen), len(headers), "pictures")
+    _tell_modes(survey, headers)
+    sizes = {header.size for header in headers}
+    survey.kind, survey.columns = "pictures", [column]
+    survey.square = len({side for size in sizes for side in size}) == 1
+    survey.sides = sorted(min(size) for size in sizes)
+    ends = dict.fromkeys(f"{width} x {height}" for width, height in (min(sizes, key=min), max(sizes, key=min)))
+    survey.about = f"{survey.count:,} pictures of {' to '.join(ends)} pixels{', grey' if survey.gray else ''}"
 
 
-def _tell_depth(survey: Survey, headers: list[_Header]) -> None:
-    survey.deep = any(header.deep for header in headers)
-    survey.boundless = any(header.boundless for header in headers)
+class _Header(NamedTuple):
+    """Header of a picture that is not decoded: its size, mode, and whether Pillow halves its bits."""
+
+    size: tuple[int, int]
+    mode: str
+    halved: bool
+
+
+def _read_header(value: dict[str, Any]) -> list[_Header]:
+    """The header; none of what is missing, broken or too large, which is for `hf-ext data check` to find."""
+    try:
+        with Image.open(open_bytes(value)) as picture:
+            # How Pillow's decoders call 16 bits in several channels, of which it keeps the upper 8.
+            halved = picture.mode[0] not in "IF" and ";16" in str([tile.args for tile in getattr(picture, "tile", ())])
+            return [_Header(picture.size, picture.mode, halved)]
+    except UNDECODABLE:
+        return []
+
+
+def _tell_modes(survey: Survey, headers: list[_Header]) -> None:
+    modes = {header.mode for header in headers}
+    survey.deep = any(mode[0] in "IF" for mode in modes)
+    survey.boundless = bool(modes & {"I", "F"})
+    survey.gray = all(mode[0] in "IF" or mode in ("1", "L", "LA") for mode in modes)
     if any(header.halved for header in headers):
         survey.notes.append("colours of 16 bits are read as 8")
 
 
-class _Header(NamedTuple):
-    """Header of a picture that is not decoded."""
-
-    size: tuple[int, int]
-    gray: bool
-    deep: bool
-    halved: bool
-    boundless: bool
-
-
-def _read_headers(data: Any, column: str, chosen: list[int]) -> list[_Header | None]:
-    """Of chosen pictures; None for what is missing, broken or too large, which is for `hf-ext data check` to find."""
-    undecoded = data.select_columns([column]).cast_column(column, datasets.Image(decode=False))
-    headers: list[_Header | None] = []
-    for index in chosen:
-        value = undecoded[index][column]
-        try:
-            with Image.open(open_bytes(value)) as picture:
-                deep = picture.mode[0] in "IF"
-                # How Pillow's decoders call 16 bits in several channels, of which it keeps the upper 8.
-                halved = not deep and ";16" in str([tile.args for tile in getattr(picture, "tile", ())])
-                gray, boundless = deep or picture.mode in ("1", "L", "LA"), picture.mode in ("I", "F")
-                headers.append(_Header(picture.size, gray, deep, halved, boundless))
-        except UNDECODABLE:
-            headers.append(None)
-    return headers
-
-
 def _measure_sounds(survey: Survey, data: Any, column: str, chosen: list[int]) -> None:
-    rates, seconds, channels, broken = Counter[int](), list[float](), set[int](), 0
-    for index in chosen:
-        value = data[index][column]
-        if value is None:
-            continue
+    found, broken = list[SoundAbout](), 0
+    for value in (data[index][column] for index in chosen):
         try:
             about = describe_sound(open_bytes(value))
         except UNDECODABLE:
-            broken += 1
+            broken += value is not None
             continue
-        if not about.frames:
-            broken += 1
-            continue
-        rates[about.rate] += 1
-        channels.add(about.channels)
-        seconds.append(about.frames / about.rate)
-    if not seconds:
-        raise DataError(
-            f"{survey.train['path']}: none of {len(chosen)} sounds can be read; check that they are sound files."
-        )
+        found += [about] if about.frames else []
+        broken += not about.frames
+    _tell_broken(survey, broken, len(chosen), len(found), "sounds")
+    rates = Counter(about.rate for about in found)
+    seconds = [about.frames / about.rate for about in found]
     survey.kind, survey.columns, survey.rate = "sounds", [column], rates.most_common(1)[0][0]
     survey.lengths = [max(1, round(survey.rate * length)) for length in seconds]
     survey.about = f"{survey.count:,} sounds at {survey.rate} Hz, {min(seconds):.2f} to {max(seconds):.2f} s"
     if len(rates) > 1:
         survey.notes.append(f"sounds of {', '.join(map(str, sorted(rates)))} Hz are resampled to one rate")
-    if max(channels) > 1:
-        survey.notes.append(f"{'channels' if min(channels) > 1 else 'channels of some'} are averaged to one")
-    _tell_broken(survey, broken, len(chosen))
+    if any(about.channels > 1 for about in found):
+        every = all(about.channels > 1 for about in found)
+        survey.notes.append(f"{'channels' if every else 'channels of some'} are averaged to one")
 
 
-def _tell_broken(survey: Survey, broken: int, looked_at: int) -> None:
+def _tell_broken(survey: Survey, broken: int, looked_at: int, read: int, what: str) -> None:
+    if not read:
+        raise DataError(f"{survey.train['path']}: none of {looked_at} {what} can be read; check that they are {what}.")
     if broken:
         survey.left_out.append(f"{broken} of {looked_at} that were looked at cannot be read")
         survey.broken = broken / looked_at
@@ -383,51 +383,28 @@ def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
     if names != ("lq", "hq"):
         train["pairs"] = list(names)
     data = open_source(DataSource(**train))
-    chosen = [int(index) for index in np.linspace(0, len(data) - 1, min(_EXAMPLES, len(data)))]
-    small, large = (_read_headers(data, column, chosen) for column in ("lq", "hq"))
-    read = [(lq, hq) for lq, hq in zip(small, large, strict=True) if lq is not None and hq is not None]
-    if not read:
-        raise DataError(f"none of {len(chosen)} pairs can be read; check that they are pictures.")
+    raw = data.cast_column("lq", datasets.Image(decode=False)).cast_column("hq", datasets.Image(decode=False))
+    rows = [[_read_header(raw[index][side]) for side in ("lq", "hq")] for index in _choose(len(data))]
+    read = [(*lq, *hq) for lq, hq in rows if lq and hq]
+    other, kept = place.parent / "validation", {"train": train, "eval": None, "learned": len(data)}
+    if place.name == "train" and find_pairs(other, names):
+        train.pop("split")
+        kept["eval"] = {**train, "path": str(other)}
+    else:
+        kept = keep_back(train, data)
+    survey = Survey("pairs", **kept, about="", count=len(data))
+    _tell_broken(survey, 0, len(rows), len(read), "pairs of pictures")
     scales = {(hq.size[0] / lq.size[0], hq.size[1] / lq.size[1]) for lq, hq in read}
-    scale = max(1, round(read[0][1].size[0] / read[0][0].size[0]))
-    if any(abs(width - scale) > 0.02 or abs(height - scale) > 0.02 for width, height in scales):
+    survey.scale = max(1, round(read[0][1].size[0] / read[0][0].size[0]))
+    if any(abs(size - survey.scale) > 0.02 for scale in scales for size in scale):
         found = ", ".join(f"{width:.3g} x {height:.3g}" for width, height in sorted(scales)[:4])
         raise DataError(
             f"{place}: the pictures of {names[1]}/ must be as large as those of {names[0]}/, or all 2, 3, 4 times "
             f"as large; found {found} times."
         )
-    other = place.parent / "validation"
-    if place.name == "train" and find_pairs(other, names):
-        train.pop("split")
-        kept: tuple[dict[str, Any], dict[str, Any] | None, int] = (train, {**train, "path": str(other)}, len(data))
-    else:
-        kept = keep_back(train, data)
-    survey = Survey("pairs", *kept, about="", count=len(data))
-    survey.scale = scale
-    survey.sides, survey.gray = sorted(min(lq.size) for lq, _ in read), read[0][1].gray
-    _tell_depth(survey, [header for pair in read for header in pair])
+    _tell_modes(survey, [header for pair in read for header in pair])
+    survey.sides = sorted(min(lq.size) for lq, _ in read)
     larger = f", those of {names[1]}/ {survey.scale} times as large" if survey.scale > 1 else ""
     survey.about = f"{len(data):,} pairs of pictures, the smallest with {survey.sides[0]} pixels{larger}"
     survey.roles = [f"{names[0]}/ becomes {names[1]}/"]
     return survey
-
-
-def _labels(data: Any) -> list[Any] | None:
-    """The classes of all examples."""
-    return list(data["label"]) if "label" in data.features else None
-
-
-def _class_names(path: str, data: Any, labels: list[Any] | None) -> list[str]:
-    kind = data.features.get("label")
-    if labels is None:
-        return []
-    if not isinstance(kind, datasets.ClassLabel | datasets.Value):
-        raise DataError(f"{path}: the column label holds lists, or texts and numbers: a class is one of them.")
-    if isinstance(kind, datasets.ClassLabel):
-        return list(kind.names)
-    require_classes(labels)
-    return name_classes(labels)
-
-
-def _size(size: tuple[int, int]) -> str:
-    return f"{size[0]} x {size[1]}"

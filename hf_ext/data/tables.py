@@ -8,6 +8,7 @@ import re
 import shlex
 import warnings
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ import pandas as pd
 
 from ..errors import DataError
 
+# Names of columns of classes.
+LABEL = re.compile(r"(label|labels|class|classes|category|target)", re.IGNORECASE)
 # Marks of missing numbers. In a column of texts, such as class names, they are plain words.
 MISSING = {"nan", "-nan", "na", "n/a", "<na>", "#n/a", "null", "none", "?", "-", "--", "missing"}
 # A cell is missing where it is empty, and no column is an index.
@@ -138,7 +141,8 @@ def _read_table(path: Path) -> Table:
         # It says that fields without a name are dropped.
         warnings.simplefilter("error", pd.errors.ParserWarning)
         warnings.simplefilter("ignore", pd.errors.DtypeWarning)
-        frame = pd.read_csv(io.StringIO(text), sep=separator, header=None if nameless else "infer", **_CELLS)
+        header, classes = None if nameless else "infer", {name: str for name in first if LABEL.fullmatch(name)}
+        frame = pd.read_csv(io.StringIO(text), sep=separator, header=header, dtype=classes, **_CELLS)
     frame.columns = [str(name).strip() for name in frame.columns]
     # As after a separator at the end of each line.
     empty = [name for name in frame.columns if name.startswith("Unnamed:") and frame[name].isna().all()]
@@ -276,6 +280,8 @@ def _convert_columns(table: Table) -> None:
     changed: dict[int, pd.Series[float]] = {}
     for place, values in columns.items():
         rows, cells = _find_filled(values)
+        if LABEL.fullmatch(str(frame.columns[place])) and holds_codes(cells):
+            continue
         numbers, how = _to_numbers_somehow(cells, decimal) if cells else (None, "")
         if numbers is None and (cells or not values.isna().all()):
             continue
@@ -291,6 +297,11 @@ def _convert_columns(table: Table) -> None:
         table.frame = pd.concat([changed.get(n, frame.iloc[:, n]) for n in range(len(frame.columns))], axis=1)
         table.frame.columns = frame.columns
     table.notes += [f"{how} in {shorten(names)}" for how, names in said.items() if how]
+
+
+def holds_codes(cells: Iterable[str]) -> bool:
+    """True if classes are written as 01 and 02: as numbers they would lose a digit."""
+    return any(re.fullmatch(r"0\d+", cell) for cell in cells)
 
 
 def _has_texts(values: "pd.Series[Any]") -> bool:

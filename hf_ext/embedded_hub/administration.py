@@ -11,7 +11,6 @@ from hf_ext.hub.card_rules import check_card
 from hf_ext.hub.front_matter import front_matter
 
 from . import descriptions, uploads
-from .cards import read_metadata
 from .errors import HubError
 from .objects import OWNER, Operation, hub_time
 from .repository import Repository
@@ -40,7 +39,7 @@ def validate_yaml(request: Request) -> Response:
         told = f"metadata of more than {_STRANGERS_CARD_CHARACTERS} characters is checked only with the token"
         return json_response({"errors": [], "warnings": [{"message": told}]})
     try:
-        metadata = read_metadata(card)
+        metadata = descriptions.read_metadata(card)
     except ValueError as error:
         return json_response({"errors": [{"message": str(error)}], "warnings": []}, 400)
     problems = check_card(card) if kind == "model" else []

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import html
 import json
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from hf_ext.hub.front_matter import read_front_matter
 from hf_ext.hub.header_format import CheckpointError, header_length, parse_entries
 
-from .cards import read_metadata
-from .objects import OWNER, Commit, Snapshot, hub_time
+from .errors import HubError
+from .objects import OWNER, Commit, Entry, Snapshot, hub_time
 from .repository import Repository
 from .storage import BlobStore, lfs_pointer
 
 _MAXIMUM_CARD_BYTES = 4 << 20
 _MAXIMUM_INDEX_BYTES = 25 << 20
+# Limits the processor time for cards that many clients send at once.
+_ONE_CARD_AT_A_TIME = threading.Lock()
+_BUSY_SECONDS = 20.0
 # Card fields that the Hub turns into tags, with the prefix of the tag.
 _TAGGED_FIELDS = {"license": "license:", "language": "", "datasets": "dataset:", "base_model": "base_model:"}
 
@@ -40,13 +45,18 @@ def describe_entry(snapshot: Snapshot, path: str, last: Commit | None = None) ->
     if entry is None:
         described: dict[str, Any] = {"type": "directory", "oid": snapshot.folders[path], "size": 0, "path": path}
     else:
-        described = {"type": "file", "oid": entry.oid, "size": entry.size, "path": path}
-        if entry.lfs:
-            pointer = lfs_pointer(entry.sha256, entry.size)
-            described["lfs"] = {"oid": entry.sha256, "size": entry.size, "pointerSize": len(pointer)}
+        described = {"type": "file", "oid": entry.oid, "size": entry.size, "path": path, **_describe_lfs(entry, "oid")}
     if last is not None:
         described["lastCommit"] = {"id": last.oid, "title": last.title, "date": hub_time(last.date)}
     return described
+
+
+def _describe_lfs(entry: Entry, key: str) -> dict[str, Any]:
+    """The part of a description that only large files have; listings call their hash in two ways."""
+    if not entry.lfs:
+        return {}
+    pointer = lfs_pointer(entry.sha256, entry.size)
+    return {"lfs": {key: entry.sha256, "size": entry.size, "pointerSize": len(pointer)}}
 
 
 def describe_commit(commit: Commit, formatted: bool) -> dict[str, Any]:
@@ -107,10 +117,7 @@ def describe_repository(repository: Repository, commit: str, blobs: BlobStore, s
     siblings: list[dict[str, Any]] = [{"rfilename": path} for path in sorted(snapshot.files)]
     for sibling in siblings if sizes else ():
         entry = snapshot.files[sibling["rfilename"]]
-        sibling |= {"size": entry.size, "blobId": entry.oid}
-        if entry.lfs:
-            pointer = lfs_pointer(entry.sha256, entry.size)
-            sibling["lfs"] = {"sha256": entry.sha256, "size": entry.size, "pointerSize": len(pointer)}
+        sibling |= {"size": entry.size, "blobId": entry.oid, **_describe_lfs(entry, "sha256")}
     described: dict[str, Any] = {
         "id": repository.id,
         "author": repository.id.partition("/")[0],
@@ -176,6 +183,16 @@ def _card(snapshot: Snapshot, blobs: BlobStore) -> dict[str, Any]:
     if entry is None or entry.size > _MAXIMUM_CARD_BYTES:
         return {}
     return _card_at(blobs.path(entry.sha256))
+
+
+def read_metadata(card: str) -> dict[str, Any]:
+    """The metadata of a card, as data that JSON can say; empty when there is none."""
+    if not _ONE_CARD_AT_A_TIME.acquire(timeout=_BUSY_SECONDS):
+        raise HubError(503, "other cards are being read: try again in some seconds", headers={"Retry-After": "5"})
+    try:
+        return read_front_matter(card)
+    finally:
+        _ONE_CARD_AT_A_TIME.release()
 
 
 @lru_cache(maxsize=64)

@@ -18,10 +18,10 @@ from urllib.parse import quote, urljoin, urlsplit
 from markdown_it import MarkdownIt
 from starlette.responses import Response
 
+from hf_ext.hub.card_rules import read_results
 from hf_ext.hub.front_matter import front_matter
 
-from .cards import read_metadata
-from .descriptions import repository_url
+from .descriptions import read_metadata, repository_url
 from .store import KINDS
 from .transport import Request
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .repository import Repository
 
 # Limits for cards, repositories, files and results, which bound the cost of a page for every client.
-_CARD_BYTES, _ROWS, _CELLS = 200_000, 1000, 50_000
+_CARD_BYTES, _ROWS = 200_000, 1000
 # The parser compares each of these marks with many earlier ones.
 _MARKS, _MOST_MARKS = "*_[`", 4000
 _STYLE = (
@@ -140,7 +140,7 @@ def _read_card(path: Path, base: str) -> tuple[str | None, list[list[_Cell]]]:
     except ValueError:
         return None, []
     try:
-        results = _read_results(read_metadata(text).get("model-index"))
+        results = _read_results(read_metadata(text))
     except ValueError:
         results = []
     matter = front_matter(text)
@@ -150,10 +150,6 @@ def _read_card(path: Path, base: str) -> tuple[str | None, list[list[_Cell]]]:
 
 def _render(markdown: str, base: str) -> str:
     """Markdown as HTML; HTML inside of it is shown as text. Links that name no server are below `base`."""
-    lines = markdown.splitlines()
-    if sum("|" in line for line in lines) * max((line.count("|") for line in lines), default=0) > _CELLS:
-        # A table has as many cells in each row as in its head, written or not.
-        return "<p>Its tables are too large to be shown.</p>"
     if sum(map(markdown.count, _MARKS)) > _MOST_MARKS:
         return "<p>It has too many links and words in bold to be shown.</p>"
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
@@ -173,15 +169,12 @@ def _may_lead(url: str) -> bool:
         return False
 
 
-def _read_results(index: Any) -> list[list[_Cell]]:
-    """Task, data set, metric and value of each result in the metadata of a card, which may be anything."""
-    rows: list[list[_Cell]] = []
-    for model in _dictionaries(index):
-        for result in _dictionaries(model.get("results")):
-            place = [_name(result.get("task"), "type"), _name(result.get("dataset"), "type")]
-            for metric in _dictionaries(result.get("metrics")):
-                rows.append([*place, _name(metric, "type"), _number(metric.get("value"))])
-    return rows
+def _read_results(metadata: dict[str, Any]) -> list[list[_Cell]]:
+    """Task, data set, metric and value of each result in the metadata of a card."""
+    return [
+        [_name(task), _name(dataset), _name(metric), _number(metric.get("value"))]
+        for task, dataset, metric in read_results(metadata)
+    ]
 
 
 def _number(value: Any) -> str:
@@ -189,10 +182,6 @@ def _number(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)[:100]
 
 
-def _dictionaries(value: Any) -> list[dict[str, Any]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
-def _name(value: Any, other: str) -> str:
-    """The name in a dictionary, or what stands for it."""
-    return str(value.get("name") or value.get(other) or "")[:200] if isinstance(value, dict) else ""
+def _name(value: dict[str, Any]) -> str:
+    """The name of a task, data set or metric, or its type."""
+    return str(value.get("name") or value.get("type") or "")[:200]

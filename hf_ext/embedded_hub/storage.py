@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol, cast
+from typing import BinaryIO, Protocol
 
 from hf_ext.files import whole_file
 from hf_ext.system import NO_LINK, open_descriptor, sync_directory, sync_file
@@ -17,8 +16,8 @@ from hf_ext.system import NO_LINK, open_descriptor, sync_directory, sync_file
 from .errors import HubError
 
 CHUNK_BYTES = 1 << 20
-# Number of files from which one sync of the file system is faster than single syncs.
-_MANY_FILES = 8
+# Number of files that are waited for at once.
+_SYNCS = 16
 
 
 class Readable(Protocol):
@@ -52,36 +51,6 @@ def inside(root: Path, *parts: str) -> Path:
     if os.path.realpath(path) != str(path):
         raise HubError(500, f"{'/'.join(parts)!r} is reached through a symbolic link, which is never followed")
     return path
-
-
-def _find_syncfs() -> Callable[[int], int] | None:
-    """Linux's `syncfs`, which Python does not have; None on other systems."""
-    try:
-        function = ctypes.CDLL(None, use_errno=True).syncfs
-    except (OSError, AttributeError, TypeError):
-        return None
-    function.argtypes, function.restype = [ctypes.c_int], ctypes.c_int
-    return cast("Callable[[int], int]", function)
-
-
-_SYNCFS = _find_syncfs()
-
-
-def sync_files(paths: Sequence[str]) -> None:
-    """Make the contents of files of one folder durable."""
-    # A disk needs about as long for one small file as for a thousand: it waits for its own journal. Linux can sync all
-    # files of a file system at once; elsewhere, and for a few files, each is synced by itself.
-    if len(paths) < _MANY_FILES or _SYNCFS is None:
-        for path in paths:
-            sync_file(path)
-        return
-    descriptor = os.open(os.path.dirname(paths[0]), os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        if _SYNCFS(descriptor) != 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
-    finally:
-        os.close(descriptor)
 
 
 def make_directory(folder: Path) -> None:
@@ -188,7 +157,9 @@ class BlobBatch:
 
     def _publish(self) -> None:
         """Give every file its name."""
-        sync_files(list(self._pending.values()))
+        # A disk waits for its own journal, with one small file as long as with many that are synced at the same time.
+        with ThreadPoolExecutor(_SYNCS) as threads:
+            list(threads.map(sync_file, self._pending.values()))
         folders = set()
         for sha256, temporary in self._pending.items():
             path = self._store.path(sha256)

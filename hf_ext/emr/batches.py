@@ -23,7 +23,7 @@ def rows_of(task_ids: Sequence[str], known: Sequence[str], given: Any) -> dict[s
     """The samples of each task; refuses unknown tasks, other numbers of samples, and a cache for several tasks."""
     if isinstance(task_ids, str) or not task_ids or not set(task_ids) <= set(known):
         raise UsageError(f"task_ids is {task_ids!r:.200}; give a list of tasks, which are {list(known)}")
-    leaves, tasks = _leaves_of(given)[0], list(dict.fromkeys(task_ids))
+    leaves, tasks = leaves_of(given)[0], list(dict.fromkeys(task_ids))
     if len(tasks) > 1 and any(isinstance(leaf, Cache) for leaf in leaves):
         raise UsageError("past_key_values belong to one task: leave them out, or run one task at a time")
     sizes = {len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim}
@@ -39,7 +39,7 @@ def take_rows(given: Any, rows: Tensor, size: int) -> Any:
         by_row = isinstance(leaf, Tensor) and leaf.shape[:1] == (size,)
         return leaf.index_select(0, rows.to(leaf.device)) if by_row else leaf
 
-    leaves, form = _leaves_of(given)
+    leaves, form = leaves_of(given)
     return tree_unflatten([take(leaf) for leaf in leaves], form)
 
 
@@ -54,7 +54,7 @@ def in_order(parts: Mapping[str, Tensor], rows: Rows) -> list[Tensor]:
 
 def kind_of(model: torch.nn.Module, given: Any, size: int) -> tuple[Any, ...]:
     """The form and the options of a batch, and which tensors have a row for each sample."""
-    leaves, form = _leaves_of(given)
+    leaves, form = leaves_of(given)
     about = ((leaf.dtype, leaf.shape[:1] == (size,)) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves)
     return (type(model), model.training, str(form), *about)
 
@@ -70,10 +70,10 @@ def find_by_sample(model: Any, given: Any, size: int) -> list[Any]:
     one, two = (model(*arguments, **named) for arguments, named in firsts)
 
     def follows(key: Any) -> bool:
-        pairs = list(zip(_leaves_of(one[key])[0], _leaves_of(two[key])[0], strict=True))
+        pairs = list(zip(leaves_of(one[key])[0], leaves_of(two[key])[0], strict=True))
         return bool(pairs) and all(_is_first(*pair, model.training) for pair in pairs)
 
-    return [key for key in _keys_of(one) if follows(key)]
+    return [key for key in keys_of(one) if follows(key)]
 
 
 def _is_first(one: Any, two: Any, training: bool) -> bool:
@@ -82,16 +82,16 @@ def _is_first(one: Any, two: Any, training: bool) -> bool:
     if not isinstance(one, Tensor) or not isinstance(two, Tensor) or not one.ndim or not two.ndim:
         return False
     by_rows = (len(one), len(two)) == (1, 2) and one.shape[1:] == two.shape[1:]
-    return by_rows and (training or _are_close(one, two[:1]))
+    return by_rows and (training or are_close(one, two[:1]))
 
 
 def join_outputs(outputs: Mapping[str, Any], rows: Rows, by_sample: Sequence[Any]) -> tuple[Any, list[Any]]:
     """The outputs of the tasks' models that are by sample, in the order of the batch; and the keys of others, but for
     a cache, which belongs to one task."""
     first = next(iter(outputs.values()))
-    common = [key for key in by_sample if all(key in _keys_of(output) for output in outputs.values())]
+    common = [key for key in by_sample if all(key in keys_of(output) for output in outputs.values())]
     joined = {key: _join({task: output[key] for task, output in outputs.items()}, rows) for key in common}
-    left_out = [key for key in _keys_of(first) if key not in joined and not isinstance(first[key], Cache)]
+    left_out = [key for key in keys_of(first) if key not in joined and not isinstance(first[key], Cache)]
     if not joined:
         raise UsageError(
             f"no output of the model ({', '.join(map(str, left_out))}) has a row for each sample that depends on no "
@@ -99,12 +99,12 @@ def join_outputs(outputs: Mapping[str, Any], rows: Rows, by_sample: Sequence[Any
         )
     if isinstance(first, Mapping):
         return cast(Any, type(first))(**joined), left_out
-    return tuple(joined.get(key) for key in _keys_of(first)), left_out
+    return tuple(joined.get(key) for key in keys_of(first)), left_out
 
 
 def _join(parts: Mapping[str, Any], rows: Rows) -> Any:
     """Tensors, or tuples of them; a list with a tensor for each sample where the tasks' widths differ."""
-    flat, joined = {task: _leaves_of(part) for task, part in parts.items()}, []
+    flat, joined = {task: leaves_of(part) for task, part in parts.items()}, []
     for leaves in zip(*(leaves for leaves, _ in flat.values()), strict=True):
         ordered = in_order(dict(zip(parts, leaves, strict=True)), rows)
         same = len({sample.shape for sample in ordered}) == 1
@@ -112,17 +112,17 @@ def _join(parts: Mapping[str, Any], rows: Rows) -> Any:
     return tree_unflatten(joined, next(iter(flat.values()))[1])
 
 
-def _leaves_of(tree: Any) -> tuple[list[Any], Any]:
+def leaves_of(tree: Any) -> tuple[list[Any], Any]:
     """The parts of arguments or outputs, a cache as a whole, and their form."""
     return tree_flatten(tree, is_leaf=lambda leaf: isinstance(leaf, Cache))
 
 
-def _keys_of(output: Any) -> list[Any]:
+def keys_of(output: Any) -> list[Any]:
     """Keys of the outputs of a model, or their numbers."""
     return list(output) if isinstance(output, Mapping) else list(range(len(output)))
 
 
-def _are_close(one: Tensor, two: Tensor) -> bool:
+def are_close(one: Tensor, two: Tensor) -> bool:
     """True for two tensors of a shape that are equal up to rounding."""
     tolerance = _TOLERANCES.get(one.dtype, _HALF_TOLERANCE)
     one, two = (torch.view_as_real(values) if values.is_complex() else values for values in (one, two))

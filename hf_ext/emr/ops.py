@@ -112,6 +112,12 @@ def restore(base: Tensor, unified: Tensor, mask: Tensor, scale: float, out: Tens
         out[part] = torch.where(bits, moved, start)
 
 
+def restore_tasks(base: Tensor, unified: Tensor, masks: list[Tensor], scales: list[float], outs: list[Tensor]) -> None:
+    """[`restore`] for several tasks whose weights have one base and one unified model."""
+    for mask, scale, out in zip(masks, scales, outs, strict=True):
+        restore(base, unified, mask, scale, out)
+
+
 def multiply(b: Tensor, a: Tensor) -> Tensor:
     """b @ a, [rows, rank] and [rank, columns] of fp32, summed in the order of the rank."""
     product = torch.zeros(len(b), a.shape[1], device=a.device)
@@ -214,7 +220,7 @@ def compute_scales(sums: np.ndarray, elements: np.ndarray, participates: np.ndar
     return np.where(lower > 0, upper / np.where(lower > 0, lower, 1.0), np.where(lost, 0.0, 1.0))
 
 
-_TORCH = Kernels(run_block, restore, multiply)
+_TORCH = Kernels(run_block, restore, multiply, restore_tasks)
 # By type of device: a function that gives faster kernels, or None where they cannot be had.
 KERNELS: dict[str, Callable[[], Kernels | None]] = {"cpu": compiled_kernels}
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -69,6 +69,15 @@ class _MappedFiles:
         if keep or device.type == "cpu":
             self._resident[name, device] = tensor
         return tensor
+
+
+class Parts(NamedTuple):
+    """The sources of a merged tensor of a task: flat, and no longer than the merged part."""
+
+    base: torch.Tensor
+    unified: torch.Tensor
+    mask: torch.Tensor
+    scale: float
 
 
 @dataclass(frozen=True)
@@ -165,6 +174,15 @@ class TaskWeights:
             flat[tensor.elements :] = opened.extras.get(name, device)
         if not direct:
             out.copy_(whole)
+
+    def find_parts(self, task: str, name: str, device: torch.device) -> Parts | None:
+        """The sources of a tensor of a task; `None` if it is the task's own, the base's, or moved by signs."""
+        opened = self._open(task)
+        if name not in opened.masks.infos or self.manifest.deltas:
+            return None
+        tensor = self._merged[opened.record.base_name(name)]
+        base, unified = (self._merged_part(files, tensor, device) for files in (self._base, self._unified))
+        return Parts(base, unified, opened.masks.get(name, device), opened.scales[name])
 
     def _merged_part(self, files: _MappedFiles, tensor: TensorRecord, device: torch.device) -> torch.Tensor:
         return files.get(tensor.name, device, keep=True).view(-1)[: tensor.elements]

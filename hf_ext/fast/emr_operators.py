@@ -19,6 +19,7 @@ class Kernels(NamedTuple):
     run_block: Callable[..., None]
     restore: Callable[..., None]
     multiply: Callable[[Tensor, Tensor], Tensor]
+    restore_tasks: Callable[..., None]
     run_files: Callable[..., bool] | None = None
     restore_directions: Callable[..., None] | None = None
 
@@ -30,7 +31,7 @@ def compiled_kernels() -> Kernels | None:
         return None
     try:
         from .emr_blocks import run_block, run_files
-        from .emr_restore import multiply, restore, restore_directions
+        from .emr_restore import multiply, restore, restore_directions, restore_tasks
     except ImportError:
         return None
-    return Kernels(run_block, restore, multiply, run_files, restore_directions)
+    return Kernels(run_block, restore, multiply, restore_tasks, run_files, restore_directions)

@@ -7,6 +7,7 @@ Plain loops, as in `emr_blocks`. No sum is taken in another order here: results 
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from .emr_blocks import KINDS, TILE, bytes_at, load_float32, size_of, store_floa
 
 # With fewer elements a thread costs more than it saves.
 _share = partial(share, least=2**17, step=TILE)
-_RESTORE = "void(int64, int64, int64, int64, int64, float32, int64, int64, int64, int64)"
+_RESTORE = "void(int64, int64, int64, int64, int64[::1], float32[::1], int64[::1], int64, int64, int64)"
 _MOVE = "void(int64, int64, int64, int64, float32, int64, int64, int64, int64)"
 _MULTIPLY = "void(float32[:, ::1], float32[:, ::1], float32[:, ::1])"
 
@@ -38,20 +39,22 @@ def restore_tile(base, unified, flags, scale, out):
         out[i] = moved if flags[i] != 0 else start
 
 
-def _restore(base, base_kind, unified, unified_kind, mask, scale, out, out_kind, start, stop):
-    """Elements [start, stop) of a task, the first a multiple of a tile."""
+def _restore(base, base_kind, unified, unified_kind, masks, scales, outs, out_kind, start, stop):
+    """Elements [start, stop) of several tasks, the first a multiple of a tile: base and merged model are read once for
+    all of them, tile by tile, and each task adds a bit an element."""
     work, flags = np.empty((3, TILE), np.float32), np.empty(TILE, np.uint8)
     for place in range(start, stop, TILE):
         n = min(TILE, stop - place)
         first = load_float32(base + place * size_of(base_kind), base_kind, n, work[0])
         second = load_float32(unified + place * size_of(unified_kind), unified_kind, n, work[1])
-        unpack(bytes_at(mask + place // 8, (n + 7) // 8), flags)
-        target = out + place * size_of(out_kind)
-        if out_kind == 0:
-            restore_tile(first, second, flags, scale, bytes_at(target, 4 * n).view(np.float32))
-        else:
-            restore_tile(first, second, flags, scale, work[2][:n])
-            store_float32(work[2][:n], target, out_kind)
+        for task in range(len(masks)):
+            unpack(bytes_at(masks[task] + place // 8, (n + 7) // 8), flags)
+            target = outs[task] + place * size_of(out_kind)
+            if out_kind == 0:
+                restore_tile(first, second, flags, scales[task], bytes_at(target, 4 * n).view(np.float32))
+            else:
+                restore_tile(first, second, flags, scales[task], work[2][:n])
+                store_float32(work[2][:n], target, out_kind)
 
 
 @njit
@@ -80,16 +83,22 @@ def _move(base, base_kind, signs, kept, scale, out, out_kind, start, stop):
 
 def restore(base: torch.Tensor, unified: torch.Tensor, mask: torch.Tensor, scale: float, out: torch.Tensor) -> None:
     """`ops.restore_block` of flat tensors on the CPU; arguments are checked there."""
+    _share(compile_kernel(_restore, _RESTORE), len(base), *_addresses(base, unified, [mask], [scale], [out]))
+
+
+def restore_tasks(
+    base: torch.Tensor, unified: torch.Tensor, masks: list[torch.Tensor], scales: list[float], outs: list[torch.Tensor]
+) -> None:
+    """`ops.restore_tasks` on one thread."""
+    compile_kernel(_restore, _RESTORE)(*_addresses(base, unified, masks, scales, outs), 0, len(base))
+
+
+def _addresses(
+    base: torch.Tensor, unified: torch.Tensor, masks: list[torch.Tensor], scales: list[float], outs: list[torch.Tensor]
+) -> tuple[Any, ...]:
+    places, targets = (np.array([tensor.data_ptr() for tensor in tensors]) for tensors in (masks, outs))
     sources = (base.data_ptr(), KINDS[base.dtype], unified.data_ptr(), KINDS[unified.dtype])
-    _share(
-        compile_kernel(_restore, _RESTORE),
-        len(base),
-        *sources,
-        mask.data_ptr(),
-        scale,
-        out.data_ptr(),
-        KINDS[out.dtype],
-    )
+    return (*sources, places, np.array(scales, np.float32), targets, KINDS[outs[0].dtype])
 
 
 def restore_directions(base: torch.Tensor, planes: torch.Tensor, scale: float, out: torch.Tensor) -> None:

@@ -7,7 +7,7 @@ of the strict rules, with all files that come with it; of the others it says tha
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from .front_matter import find_lines, read_front_matter
@@ -37,7 +37,7 @@ zero-shot-object-detection
 """
 LICENSES, TASKS = frozenset(_LICENSES.split()), frozenset(_TASKS.split())
 # Our models' own task, which the package adds to the pipelines of transformers.
-_OWN_TASKS = ("image-restoration",)
+_OWN_TASK = "image-restoration"
 # Plain tables, since the embedded Hub does not import the libraries.
 _ID = re.compile(
     r"(?!.*(?:--|\.\.|[.\-]$))(?:[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95}/)?[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95}(?<![.\-])"
@@ -45,7 +45,6 @@ _ID = re.compile(
 _LINK = re.compile(r"https?://\S+|[^\s:]+")
 # Of a model to its base.
 _RELATIONS = ("adapter", "finetune", "merge", "quantized")
-_LANGUAGE = re.compile(r"[a-z]{2,3}|code|multilingual")
 
 
 class Problem(NamedTuple):
@@ -62,12 +61,7 @@ class Problem(NamedTuple):
 
 
 class CardRefused(ValueError):
-    """
-    A card that the Hub would refuse.
-
-    Args:
-        problems (`list[Problem]`): All that it would refuse, with lines and fields.
-    """
+    """A card that the Hub would refuse, with `problems`: all that it would refuse, with lines and fields."""
 
     def __init__(self, problems: list[Problem]):
         super().__init__(f"README.md: the Hub would refuse its metadata: {'; '.join(map(str, problems))}")
@@ -75,24 +69,13 @@ class CardRefused(ValueError):
 
 
 def check_card(card: str) -> list[Problem]:
-    """
-    Checks the metadata of a card.
-
-    Args:
-        card (`str`): The text of a README.md.
-
-    Returns:
-        `list[Problem]`: All that is wrong with it, by lines; empty where nothing is, and where there is no metadata.
-
-    Raises:
-        ValueError: The metadata cannot be read.
-    """
+    """All that is wrong with the metadata of a card, by lines. A ValueError: they cannot be read."""
     metadata = read_front_matter(card)
     if not metadata:
         return []
     lines = find_lines(card)
 
-    def find_line(path: tuple[str | int, ...]) -> int:
+    def find_line(path: _Path) -> int:
         # What is missing has the line of what it is missing in.
         while path not in lines:
             path = path[:-1]
@@ -108,76 +91,77 @@ def refuse_card(card: str) -> None:
         raise CardRefused(refused)
 
 
-def _show(path: tuple[str | int, ...]) -> str:
+def _show(path: _Path) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
 
 
+_Path = tuple[str | int, ...]
 # The path of a value, what is wrong with it, and whether the Hub refuses the card for it.
-_Broken = tuple[tuple[str | int, ...], str, bool]
+_Broken = tuple[_Path, str, bool]
+
+
+class _Rule(NamedTuple):
+    """What the texts of a field must be. The Hub refuses what is no text, and with `refused` each other text."""
+
+    allows: Callable[[str], object]
+    reason: str
+    refused: bool = False
+    many: bool = False  # a list of texts is allowed too
+
+
+_ANY = _Rule(re.compile(r"(?s).*").fullmatch, "must be a text")
+_ORG_NAME = _Rule(_ID.fullmatch, "must be org/name, as on the Hub", many=True)
+_RULES = {
+    "license": _Rule(
+        LICENSES.__contains__,
+        "must be one of the licences that the Hub knows, or other with license_name and license_link",
+        refused=True,
+        many=True,
+    ),
+    "language": _Rule(
+        re.compile(r"[a-z]{2,3}|code|multilingual").fullmatch,
+        "must be a code of ISO 639 in two or three letters ('no' with quotation marks), code or multilingual",
+        refused=True,
+        many=True,
+    ),
+    "pipeline_tag": _Rule(
+        (TASKS | {_OWN_TASK}).__contains__, "must be a task of the Hub, or searches do not find the model"
+    ),
+    "base_model": _ORG_NAME._replace(refused=True),
+    "datasets": _ORG_NAME,
+    "new_version": _ORG_NAME,
+    "base_model_relation": _Rule(_RELATIONS.__contains__, f"must be {', '.join(_RELATIONS)}"),
+    "license_link": _Rule(_LINK.fullmatch, "must be an address or the name of a file"),
+    "tags": _ANY._replace(many=True),
+    "metrics": _ANY._replace(many=True),
+    **dict.fromkeys(("license_name", "library_name", "thumbnail"), _ANY),
+}
 
 
 def _apply(metadata: dict[str, Any]) -> Iterator[_Broken]:
+    for name, rule in _RULES.items():
+        value = metadata.get(name)
+        entries: list[tuple[_Path, Any]] = [((name,), value)] if value is not None else []
+        if rule.many and isinstance(value, list):
+            entries = _items(value, (name,))
+        for path, each in entries:
+            if not isinstance(each, str) or not rule.allows(each):
+                yield path, f"{rule.reason}, got {each!r:.60}", rule.refused or not isinstance(each, str)
+            elif (name, each) == ("license", "other"):
+                for missing in ("license_name", "license_link"):
+                    if not metadata.get(missing):
+                        yield path, f"is other, and {missing} is missing; add it to state the licence", False
     if metadata.get("license") == []:
         yield ("license",), "is an empty list", False
-    for path, value in _texts(metadata, "license"):
-        if not isinstance(value, str) or value not in LICENSES:
-            advice = "for another one write other, license_name and license_link"
-            yield path, f"must be one of the licences that the Hub knows, got {value!r:.60}; {advice}", True
-        elif value == "other":
-            for name in ("license_name", "license_link"):
-                if not metadata.get(name):
-                    yield path, f"is other, and {name} is missing; add it to state the licence", False
-    for path, value in _texts(metadata, "language"):
-        if not isinstance(value, str) or not _LANGUAGE.fullmatch(value):
-            said = f"must be a code of ISO 639 in two or three letters, code or multilingual, got {value!r:.60}"
-            yield path, said + ("; write 'no' with quotation marks" if value is False else ""), True
-    tag = metadata.get("pipeline_tag")
-    if tag is not None and not isinstance(tag, str):
-        yield ("pipeline_tag",), f"must be a text, got {tag!r:.60}", True
-    elif tag is not None and tag not in TASKS and tag not in _OWN_TASKS:
-        yield (
-            ("pipeline_tag",),
-            f"is {tag!r:.60}, which is not a task of the Hub, so searches do not find the model",
-            False,
-        )
-    for name in ("base_model", "datasets", "new_version"):
-        for path, value in _texts(metadata, name):
-            if not isinstance(value, str) or not _ID.fullmatch(value):
-                # Names of other data sets are shown without a link.
-                refused = name == "base_model" or not isinstance(value, str)
-                yield path, f"must be org/name, as on the Hub, got {value!r:.60}", refused
-    for name in ("license_name", "license_link", "library_name", "base_model_relation", "thumbnail"):
-        if not isinstance(value := metadata.get(name), str | None):
-            yield (name,), f"must be a text, got {value!r:.60}", True
-    relation = metadata.get("base_model_relation")
-    if isinstance(relation, str) and relation not in _RELATIONS:
-        yield ("base_model_relation",), f"must be {', '.join(_RELATIONS)}, got {relation!r:.60}", False
-    link = metadata.get("license_link")
-    if isinstance(link, str) and not _LINK.fullmatch(link):
-        yield ("license_link",), f"must be an address or the name of a file, got {link!r:.60}", False
-    for name in ("tags", "metrics"):
-        value = metadata.get(name)
-        if name == "tags" and value is not None and not isinstance(value, list):
-            yield (name,), f"must be a list, got {value!r:.60}", True
-        for path, each in _texts(metadata, name) if name == "metrics" or isinstance(value, list) else ():
-            if not isinstance(each, str):
-                yield path, f"must be a text, got {each!r:.60}", True
+    if isinstance(metadata.get("tags"), str):
+        yield ("tags",), f"must be a list, got {metadata['tags']!r:.60}", True
     if "model-index" in metadata:
         yield from _check_results(metadata["model-index"])
 
 
-def _texts(metadata: dict[str, Any], name: str) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """The values of a field that is one text or a list of them, each with its path."""
-    value = metadata.get(name)
-    if isinstance(value, list):
-        yield from (((name, place), each) for place, each in enumerate(value))
-    elif value is not None:
-        yield (name,), value
-
-
 def _check_results(index: Any) -> Iterator[_Broken]:
     """The rules of `model-index`: models with results, each with a task, a data set, and metrics with values."""
-    start: tuple[str | int, ...] = ("model-index",)
+    start: _Path = ("model-index",)
     for path, model in _items(index, start):
         yield from _require_text(model, path, "name")
         for place, result in _items(_get(model, "results"), (*path, "results")):
@@ -196,17 +180,17 @@ def _check_results(index: Any) -> Iterator[_Broken]:
         yield start, "must be a list", True
 
 
-def read_results_of(metadata: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """Metric and value of each result in the metadata of a card; what breaks the rules is left out."""
-    for path, model in _items(metadata.get("model-index"), ()):
-        for place, result in _items(_get(model, "results"), path):
-            for _, metric in _items(_get(result, "metrics"), place):
-                kind, value = _get(metric, "type"), _get(metric, "value")
-                if isinstance(kind, str) and isinstance(value, int | float | str):
-                    yield kind, value
+def read_results(metadata: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]:
+    """Task, data set and metric of each result in the metadata of a card, in which anything may be wrong."""
+    for _, model in _items(metadata.get("model-index"), ()):
+        for _, result in _items(_get(model, "results"), ()):
+            task, dataset = _get(result, "task"), _get(result, "dataset")
+            for _, metric in _items(_get(result, "metrics"), ()):
+                if isinstance(metric, dict):
+                    yield task if isinstance(task, dict) else {}, dataset if isinstance(dataset, dict) else {}, metric
 
 
-def _items(value: Any, path: tuple[str | int, ...]) -> list[tuple[tuple[str | int, ...], Any]]:
+def _items(value: Any, path: _Path) -> list[tuple[_Path, Any]]:
     return [((*path, place), each) for place, each in enumerate(value)] if isinstance(value, list) else []
 
 
@@ -214,6 +198,6 @@ def _get(value: Any, name: str) -> Any:
     return value.get(name) if isinstance(value, dict) else None
 
 
-def _require_text(value: Any, path: tuple[str | int, ...], name: str) -> Iterator[_Broken]:
+def _require_text(value: Any, path: _Path, name: str) -> Iterator[_Broken]:
     if not isinstance(found := _get(value, name), str) or not found:
         yield (*path, name), f"must be a text that is not empty, got {found!r:.60}", True

@@ -52,49 +52,19 @@ _BUILDERS = {
     "zero-shot-image-classification": "imagefolder",
     "fill-mask": "text",
 }
-# Example prompts for the pages of text models.
-_PROMPTS = {"text-generation": "The ", "text-classification": "At last!"}
 # Arguments that say where and how often to write, not how the model was trained.
-_NOT_SHOWN = (
-    "output_dir",
-    "report_to",
-    "logging_steps",
-    "eval_steps",
-    "save_steps",
-    "save_minutes",
-    "deadline_minutes",
-    "save_total_limit",
-    "allow_other_data",
-    "hub_model_id",
-    "hub_private_repo",
-    "early_stopping_patience",
-    "tracker_project",
-    "run_name",
-    "profile_steps",
-    "per_device_eval_batch_size",
-    "data",
-    "task",
-)
+_NOT_SHOWN = """
+output_dir report_to logging_steps eval_steps save_steps save_minutes deadline_minutes save_total_limit
+allow_other_data hub_model_id hub_private_repo early_stopping_patience tracker_project run_name profile_steps
+per_device_eval_batch_size data task
+"""
 
 
 def write_card(folder: str | Path, *, repo_id: str, license: str | None = None) -> Path:
     """
-    Writes `README.md`, and `.eval_results/hf_ext.yaml` for results on data sets of the Hub.
-
-    Read are `config.json` or `adapter_config.json`, the headers of the weights, and, when they exist, `eval.json` and
-    `training.json`. A `README.md` that someone else wrote or edited is kept; of one without a licence, that is added.
-
-    Args:
-        folder (`str` or `Path`): A folder as [`stage`] writes it, or the `snapshot/` of a run.
-        repo_id (`str`): Where the model will be published; the snippet in the card loads it from there.
-        license (`str`, *optional*): Licence of the weights, as the Hub names it. Defaults to that of the template.
-
-    Returns:
-        `Path`: The card.
-
-    Raises:
-        ValueError: A file of the folder is malformed; the message names it. Or a card that is kept states another
-            licence than `license`.
+    Writes `README.md` from `config.json` or `adapter_config.json`, the headers of the weights, and, where they exist,
+    `eval.json` and `training.json`; and `.eval_results/hf_ext.yaml` for results on data sets of the Hub. The snippet
+    in the card loads `repo_id`. A card that someone wrote or edited is kept, and gets the licence if it has none.
     """
     folder = Path(folder)
     card = folder / "README.md"
@@ -171,8 +141,12 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
     if config.get("pipeline_tag") == "unconditional-image-generation":
         # The Hub has no task of its own for pictures of a class.
         fields = {**fields, "tags": [*fields["tags"], "class-conditional"]}
-    if examples := _examples(folder, task, config, arguments):
-        fields = {**fields, "widget": examples}
+    shown = PICTURE if (folder / PICTURE).is_file() else None
+    # A table of confusions, the picture of a classifier, is no answer to an input.
+    if shown and (task is None or ("image" in task and "classification" not in task)):
+        # "-" is the Hub's sign for what no text asked for.
+        names = ", ".join(map(str, (config.get("id2label") or {}).values())) if is_pipeline(folder) else ""
+        fields = {**fields, "widget": [{"text": names or "-", "output": {"url": PICTURE}}]}
     # Weights have the licence of their data, where a run of ours says so.
     fields |= (training.get("released") or {}).get("card_license") or {}
     front = _metadata(fields, repo_id, license, config, arguments, evaluation["results"])
@@ -182,7 +156,7 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
         # A model that travels with the package has no repository.
         released=None if "/" in repo_id else training.get("released"),
         task=task,
-        shown=PICTURE if (folder / PICTURE).is_file() else None,
+        shown=shown,
         repo_id=repo_id,
         config=config,
         base_model=_base_model(config, arguments),
@@ -195,21 +169,6 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
         **(part.values(config, repo_id) if part is not None else {}),
     )
     return f"---\n{front.to_yaml().strip()}\n---\n\n{MARKER}\n\n" + re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
-
-
-def _examples(
-    folder: Path, task: str | None, config: dict[str, Any], arguments: dict[str, Any]
-) -> list[dict[str, Any]]:
-    """Examples for the page of a model: a text to ask it, or what it has made of its classes."""
-    if task in _PROMPTS:
-        listops = arguments.get("method") == "mrconv-listops"
-        return [{"text": "[MAX 2 [MIN 4 7 ] 0 ]" if listops else _PROMPTS[task]}]
-    # A table of confusions, the picture of a classifier, is no answer to an input.
-    if (folder / PICTURE).is_file() and (task is None or "image" in task and "classification" not in task):
-        # The Hub's sign for what no text asked for.
-        names = ", ".join(str(name) for name in (config.get("id2label") or {}).values()) if is_pipeline(folder) else ""
-        return [{"text": names or "-", "output": {"url": PICTURE}}]
-    return []
 
 
 def expected_task(folder: Path) -> str | None:
@@ -276,29 +235,39 @@ def _read_config(folder: Path, part: CardPart | None) -> tuple[dict[str, Any], s
     return config, "transformers.md"
 
 
+# What a training and an evaluation write under each name, and what a card is made from.
+_TRAINING: dict[str, Any] = {
+    "arguments": dict,
+    "task": dict,
+    "versions": dict,
+    "released": dict,
+    "seconds": int | float,
+}
+_RESULT: dict[str, Any] = {"metric": str, "dataset": str, "value": int | float}
+_OF_RESULT: dict[str, Any] = {"name": str, "split": str, "task": str, "arguments": dict, "baselines": dict}
+
+
 def check_results(results: object, path: Path) -> list[dict[str, Any]]:
     """Returns the results of an `eval.json`, or refuses those that are not as an evaluation writes them."""
     if not isinstance(results, list):
         raise DataError(f"{path}: `results` must be a list, got {results!r:.80}; evaluate again")
     for result in results:
-        named = isinstance(result, dict) and all(isinstance(result.get(key), str) for key in ("metric", "dataset"))
-        value = result.get("value") if named else None
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise DataError(
-                f"{path}: a result needs metric and dataset (texts) and value (a number), got {result!r:.200}; "
-                "evaluate again"
-            )
+        _require_kinds(result, _RESULT, path, optional=False)
+        _require_kinds(result, _OF_RESULT, path)
         beside = result.get("baselines") or {}
-        if not isinstance(beside, dict) or not all(type(number) in (int, float) for number in beside.values()):
-            raise DataError(
-                f'{path}: baselines of a result must map names to numbers, as {{"input": 20.5}}; got {beside!r:.200}'
-            )
-        texts = all(isinstance(result.get(key), str | None) for key in ("name", "split", "task"))
-        if not texts or not isinstance(result.get("arguments"), dict | None):
-            raise ValueError(
-                f"{path}: name, split and task of a result must be texts, and arguments an object; got {result!r:.200}"
-            )
+        _require_kinds(beside, dict.fromkeys(beside, int | float), path, optional=False)
     return results
+
+
+def _require_kinds(content: Any, kinds: dict[str, Any], path: Path, optional: bool = True) -> None:
+    """Refuses a JSON object in which a value is of another kind than a card needs; a truth is no number."""
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: a result must be an object with {', '.join(kinds)}, got {content!r:.80}")
+    for key, kind in kinds.items():
+        value = content.get(key)
+        if not (optional and value is None) and (not isinstance(value, kind) or isinstance(value, bool)):
+            wanted = {dict: "an object", str: "a text"}.get(kind, "a number")
+            raise DataError(f"{path}: {key} must be {wanted}, got {value!r:.80}; evaluate or train again")
 
 
 def _read_evaluation(path: Path) -> dict[str, Any]:
@@ -313,14 +282,8 @@ def _read_evaluation(path: Path) -> dict[str, Any]:
 
 def _read_training(path: Path) -> dict[str, Any]:
     training = read_json_object(path, optional=True)
-    kinds: dict[str, type | tuple[type, ...]] = dict.fromkeys(("arguments", "task", "versions", "released"), dict)
-    kinds["seconds"] = (int, float)
-    for key, kind in kinds.items():
-        if training.get(key) is not None and not isinstance(training[key], kind):
-            raise DataError(f"{path}: {key} is {training[key]!r:.80}, which a training never writes; remove the file")
-    data = (training.get("arguments") or {}).get("data")
-    if not isinstance(data, dict | None):
-        raise ValueError(f"{path}: data is {data!r:.80}, which a training never writes; remove the file")
+    _require_kinds(training, _TRAINING, path)
+    _require_kinds(training.get("arguments") or {}, {"data": dict}, path)
     return dict(cut_paths(training))
 
 
@@ -412,7 +375,7 @@ def _options(result: dict[str, Any]) -> str:
 
 
 def _training_rows(training: dict[str, Any], arguments: dict[str, Any]) -> dict[str, str]:
-    rows = _flatten({key: value for key, value in arguments.items() if key not in _NOT_SHOWN})
+    rows = _flatten({key: value for key, value in arguments.items() if key not in _NOT_SHOWN.split()})
     rows |= _flatten({key: training.get(key) for key in ("steps", "samples", "hardware", "commit")})
     if training.get("seconds") is not None:
         minutes, seconds = divmod(round(training["seconds"]), 60)

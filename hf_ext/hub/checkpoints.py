@@ -28,15 +28,9 @@ from huggingface_hub.hf_api import RepoFile
 
 from ..errors import UsageError
 from ..files import parse_json_object, stays_inside
+from .header_format import CheckpointError, header_length
 from .range_readers import LocalFile, RangeReader, RemoteFile, WeightsFile
-from .safetensors_headers import (
-    MAX_INDEX_BYTES,
-    CheckpointError,
-    TensorInfo,
-    header_length,
-    parse_header,
-    read_header,
-)
+from .safetensors_headers import MAX_INDEX_BYTES, TensorInfo, parse_header
 
 # In the order of transformers: the single file before the sharded form.
 _STEMS = ("model", "diffusion_pytorch_model", "adapter_model", "pytorch_lora_weights")
@@ -57,16 +51,12 @@ def split_revision(source: str) -> tuple[str, str]:
 
 class Checkpoint(Mapping[str, torch.Tensor]):
     """
-    A lazy, read-only mapping from tensor name to `torch.Tensor`. Made by [`open_checkpoint`].
+    A lazy, read-only mapping from tensor name to `torch.Tensor`, made by [`open_checkpoint`].
 
     `checkpoint[name]` reads the tensor's bytes into a new CPU tensor; nothing is kept. Use it as a context manager,
-    or call [`~Checkpoint.close`].
-
-    Attributes:
-        commit (`str` or `None`): Resolved commit sha, `None` for a local folder or file.
-        metadata (`dict[str, str]`): The `__metadata__` of the file; for shards, what all of them say alike.
-        files (`dict[str, WeightsFile]`): The safetensors files, by name.
-        bytes_read (`int`): Bytes that were read so far: headers, indexes and tensors.
+    or call [`~Checkpoint.close`]. `commit` is the resolved commit (`None` on disk), `metadata` the `__metadata__` of
+    the file (of shards, what all of them say alike), `files` the safetensors files by name, and `bytes_read` counts
+    the bytes of headers, indexes and tensors that were read so far.
     """
 
     def __init__(self, open_file: Callable[[str], RangeReader], entry: str, commit: str | None) -> None:
@@ -89,18 +79,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
             raise
 
     def info(self, name: str) -> TensorInfo:
-        """
-        Describes a tensor without reading its data.
-
-        Args:
-            name (`str`): Name of the tensor.
-
-        Returns:
-            [`TensorInfo`]: dtype, shape, nbytes, file and offset.
-
-        Raises:
-            KeyError: There is no such tensor.
-        """
+        """Describes a tensor without reading its data."""
         return self._tensors[name]
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -111,18 +90,8 @@ class Checkpoint(Mapping[str, torch.Tensor]):
 
     def read_into(self, name: str, start: int, stop: int, out: torch.Tensor) -> None:
         """
-        Reads a run of elements of a tensor in row-major order, and no other byte, into memory that is there already.
-        Several threads may read at once.
-
-        Args:
-            name (`str`): Name of the tensor.
-            start (`int`): First element.
-            stop (`int`): One past the last element.
-            out (`torch.Tensor`): `[stop - start]`, contiguous, on the CPU, of the dtype of the tensor; it is filled.
-
-        Raises:
-            KeyError: There is no such tensor.
-            ValueError: The run is not inside the tensor, or `out` does not fit.
+        Reads the elements `[start, stop)` of a tensor in row-major order, and no other byte, into memory that is
+        there: contiguous, of shape `[stop - start]` and the tensor's dtype, on the CPU. Threads may read at once.
         """
         info = self._require_block(name, start, stop)
         fits = out.dtype == info.dtype and out.shape == (stop - start,) and out.device.type == "cpu"
@@ -198,9 +167,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         reader = self._readers[file]
         digest = hashlib.sha256(prefix + header).hexdigest()
         self.files[file] = WeightsFile(size, digest, reader.sha256, reader.path)
-        if reader.path is None or reader.descriptor is None:
-            return parse_header(header, size, file)
-        return read_header(reader.path, reader.descriptor, len(header), file)
+        return parse_header(header, size, file)
 
     def _read_index(self, index: str) -> None:
         size = self._open(index)

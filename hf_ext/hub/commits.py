@@ -7,7 +7,6 @@ Hub is asked before anything is sent, and its files are compared with the folder
 from __future__ import annotations
 
 import base64
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +27,7 @@ from huggingface_hub import (
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RevisionNotFoundError
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
+from huggingface_hub.utils.sha import git_hash
 
 from ..errors import NotPublished, UsageError
 from ..progress import waiting
@@ -44,14 +44,7 @@ Tree: TypeAlias = dict[str, RepoFile]
 
 
 class NotOnHub(ConnectionError):
-    """
-    The Hub does not hold what a push was to put there.
-
-    Args:
-        repo_id (`str`): The repository.
-        files (`dict[str, str]`): Why, for each file that is concerned.
-        advice (`str`): What to do.
-    """
+    """The Hub does not hold what a push was to put there: `files` says why, for each file; `advice`, what to do."""
 
     def __init__(self, repo_id: str, files: dict[str, str], advice: str):
         named = "; ".join(f"{name}: {reason}" for name, reason in sorted(files.items()))
@@ -60,12 +53,7 @@ class NotOnHub(ConnectionError):
 
 
 class NoHub(ConnectionError):
-    """
-    An answer that is none of a Hub: a login page, the error of a proxy, or half of one.
-
-    Args:
-        endpoint (`str`): Who was asked.
-    """
+    """An answer of `endpoint` that is none of a Hub: a login page, the error of a proxy, or half of one."""
 
     def __init__(self, endpoint: str):
         advice = "correct HF_ENDPOINT, log in if a page asks for it, and push again"
@@ -97,25 +85,10 @@ def commit_folder(
     tell: Callable[[list[str], list[str]], str] | None = None,
 ) -> CommitInfo:
     """
-    Commits all files of a folder, deletes what is stale beside them, and compares the result with the folder.
-
-    Args:
-        api (`HfApi`): The Hub.
-        folder (`Path`): The folder; all of its files are committed.
-        repo_id (`str`): A repository that exists.
-        branch (`str`): A branch that exists.
-        create_pr (`bool`): Open a pull request against the branch instead.
-        message (`str`): First line of the commit.
-        find_stale (`Callable`): Chooses those of the repository's files that are deleted unless the folder has them.
-        tell (`Callable`, *optional*): Given the files that are deleted and those that are left alone before anything
-            is sent, it returns the description of the commit.
-
-    Returns:
-        [`~huggingface_hub.CommitInfo`]: The commit. Where the branch holds the folder already, its last commit.
-
-    Raises:
-        NotOnHub: The Hub would ignore a file, somebody else changed the same files meanwhile, or the files on the
-            Hub are not those of the folder.
+    Commits all files of a folder to a branch, or as a pull request against it, deletes those of the repository's
+    files that `find_stale` chooses and the folder lacks, and compares the result with the folder: a difference is a
+    [`NotOnHub`]. Where the branch holds the folder already, its last commit is returned. `tell` is given the files
+    that are deleted and those that are left alone before anything is sent, and returns the commit's description.
     """
     paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     _refuse_ignored(api, repo_id, branch, paths)
@@ -170,7 +143,7 @@ def _refuse_ignored(api: HfApi, repo_id: str, branch: str, paths: dict[str, Path
     headers = build_hf_headers(token=api.token)
     ignored: dict[str, str] = {}
     files = [
-        {"path": name, "sample": base64.b64encode(_sample(path)).decode(), "size": path.stat().st_size}
+        {"path": name, "sample": base64.b64encode(_read_start(path)).decode(), "size": path.stat().st_size}
         for name, path in paths.items()
     ]
     for start in range(0, len(files), _FILES_A_QUESTION):
@@ -184,7 +157,7 @@ def _refuse_ignored(api: HfApi, repo_id: str, branch: str, paths: dict[str, Path
         raise NotOnHub(repo_id, ignored, "Nothing was uploaded. Remove the names from .gitignore, and push again")
 
 
-def _sample(path: Path) -> bytes:
+def _read_start(path: Path) -> bytes:
     with open(path, "rb") as file:
         return file.read(_SAMPLE_BYTES)
 
@@ -282,14 +255,6 @@ def _difference(there: RepoFile, path: Path) -> str | None:
     size = path.stat().st_size
     if there.size != size:
         return f"it has {there.size:,} bytes there, and {size:,} here"
-    same = there.lfs.sha256 == file_sha256(path) if there.lfs is not None else there.blob_id == _git_id(path, size)
-    return None if same else "it has different content there"
-
-
-def _git_id(path: Path, size: int) -> str:
-    """The name that git gives to a file's content."""
-    digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
-    with open(path, "rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
+    # A file that is not large is one of at most some megabytes.
+    ours, theirs = (file_sha256(path), there.lfs.sha256) if there.lfs else (git_hash(path.read_bytes()), there.blob_id)
+    return None if ours == theirs else "it has different content there"

@@ -17,10 +17,10 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from huggingface_hub.utils import HFValidationError, validate_repo_id
+from PIL import Image, UnidentifiedImageError
 
 from ..errors import DataError, NotPublished
 from ..files import read_json_object
-from .pictures import strip_picture
 from .published_files import CONFIGURATIONS, walk
 from .readings import read_text, readings
 from .secret_shapes import find_secrets
@@ -50,6 +50,11 @@ _ORIGINS = (
 )
 # Where a text like a path may be a label ("/m/09x0r") or a token.
 _LABELS = ("id2label", "label2id", "added_tokens_decoder", "additional_special_tokens", "extra_special_tokens")
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+# Chunks of PNG that say how the pixels look and move. All others are notes: texts, EXIF with place
+# and camera, times, and profiles of colours, which name screens and hold texts.
+_SHOWN = (b"IHDR PLTE IDAT IEND tRNS gAMA cHRM sRGB cICP mDCV cLLI sBIT bKGD hIST pHYs sPLT acTL fcTL fdAT").split()
+_ORIENTATION = 0x0112
 # The fields of training.json. What runs wrote beside them, or somebody added, says nothing to readers of a card.
 _TRAINING = ("arguments", "commit", "task", "hardware", "seconds", "steps", "samples", "versions", "released")
 
@@ -74,14 +79,7 @@ def clean(folder: Path) -> None:
 
 
 class SecretFound(NotPublished):
-    """
-    A file that would be published contains a token, a key or a password. The message does not repeat it.
-
-    Args:
-        file (`str`): The file.
-        line (`int`, *optional*): The line, where the file has lines.
-        kind (`str`): The kind of secret.
-    """
+    """A file that would be published contains a token, a key or a password. The message does not repeat it."""
 
     def __init__(self, file: str, line: int | None, kind: str):
         where = f"{file}, in its header" if line is None else f"{file}, line {line}"
@@ -257,3 +255,39 @@ def _require_public_base(path: Path) -> None:
             'Push the base first, set "base_model_name_or_path" in adapter_config.json to its org/name, and push '
             "the adapter again; or merge the adapter into the base and push the result"
         )
+
+
+def strip_picture(path: Path) -> None:
+    """Takes the notes out of a PNG file, and what follows its end. A picture that a note turns is refused."""
+    content = path.read_bytes()
+    chunks = list(_chunks(content))
+    if not content.startswith(_SIGNATURE) or not chunks or chunks[-1][:4] != b"IEND":
+        raise ValueError(
+            f"{path.name}: not a complete PNG, so its metadata cannot be removed; save the picture as PNG again"
+        )
+    stripped = _SIGNATURE + b"".join(
+        len(chunk[4:-4]).to_bytes(4, "big") + chunk for chunk in chunks if chunk[:4] in _SHOWN
+    )
+    if stripped == content:
+        return
+    try:
+        with Image.open(path) as picture:
+            turned = picture.getexif().get(_ORIENTATION, 1) != 1
+    except (UnidentifiedImageError, OSError, ValueError) as error:
+        raise ValueError(f"{path.name}: not a readable PNG ({error}); save the picture again") from error
+    if turned:
+        raise ValueError(f"{path.name}: its metadata contain a rotation and are not published; save it upright")
+    path.write_bytes(stripped)
+
+
+def _chunks(content: bytes) -> Iterator[bytes]:
+    """Chunks up to the end of the picture, from the kind to the checksum; nothing of one that is cut off."""
+    place = len(_SIGNATURE)
+    while place + 12 <= len(content):
+        end = place + 12 + int.from_bytes(content[place : place + 4], "big")
+        if end > len(content):
+            return
+        yield content[place + 4 : end]
+        if content[place + 4 : place + 8] == b"IEND":
+            return
+        place = end

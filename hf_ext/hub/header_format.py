@@ -6,6 +6,7 @@ A server that counts parameters reads headers with this module alone; `safetenso
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from ..errors import DataError
@@ -15,29 +16,11 @@ from ..files import parse_json_object
 # over a gigabyte of memory. A checkpoint of this world has thousands of tensors in a file, and 100 bytes for each.
 MAX_HEADER_BYTES = 25_000_000
 
-# Bits of a number of each type.
-BITS = {
-    "F64": 64,
-    "F32": 32,
-    "F16": 16,
-    "BF16": 16,
-    "F8_E4M3": 8,
-    "F8_E4M3FNUZ": 8,
-    "F8_E5M2": 8,
-    "F8_E5M2FNUZ": 8,
-    "F8_E8M0": 8,
-    "F4": 4,
-    "C64": 64,
-    "I64": 64,
-    "I32": 32,
-    "I16": 16,
-    "I8": 8,
-    "U64": 64,
-    "U32": 32,
-    "U16": 16,
-    "U8": 8,
-    "BOOL": 8,
-}
+_TYPES = """
+F64 F32 F16 BF16 F8_E4M3 F8_E4M3FNUZ F8_E5M2 F8_E5M2FNUZ F8_E8M0 F4 C64 I64 I32 I16 I8 U64 U32 U16 U8 BOOL
+"""
+# Bits of a number of each type, which its name says.
+BITS = {name: 8 if name == "BOOL" else int(re.findall(r"\d+", name)[0]) for name in _TYPES.split()}
 # Sizes in a shape: torch and NumPy have no more, and the product of very many takes minutes.
 _MAX_SIZES = 64
 
@@ -98,18 +81,18 @@ def parse_entries(data: bytes | bytearray, file_size: int, file: str) -> tuple[d
                 f"{entry!r:.80}: save the file again."
             )
     start = position = 8 + len(data)
-    tensors = in_order(
-        {
-            name: describe_entry(name, entry["dtype"], entry["shape"], start + entry["data_offsets"][0], file)
-            for name, entry in entries.items()
-        }
-    )
+    found = {
+        name: _describe(name, entry["dtype"], entry["shape"], start + entry["data_offsets"][0], file)
+        for name, entry in entries.items()
+    }
+    # As they lie in the file, those without bytes by their names: the same order for every reader.
+    tensors = dict(sorted(found.items(), key=lambda item: (item[1].offset, item[1].nbytes, item[0])))
     for name, info in tensors.items():
-        found, needed = entries[name]["data_offsets"], [position - start, position - start + info.nbytes]
-        if found != needed:
+        offsets, needed = entries[name]["data_offsets"], [position - start, position - start + info.nbytes]
+        if offsets != needed:
             raise CheckpointError(
-                f"{file}: tensor {name!r} has data_offsets {found}; its dtype and shape, after the tensor before it, "
-                f"need {needed}: the file is malformed, fetch or save it again."
+                f"{file}: tensor {name!r} has data_offsets {offsets}; its dtype and shape, after the tensor before "
+                f"it, need {needed}: the file is malformed, fetch or save it again."
             )
         position += info.nbytes
     if position != file_size:
@@ -120,12 +103,7 @@ def parse_entries(data: bytes | bytearray, file_size: int, file: str) -> tuple[d
     return tensors, metadata
 
 
-def in_order(tensors: dict[str, Entry]) -> dict[str, Entry]:
-    """As they lie in the file, those without bytes by their names: the same order for every reader."""
-    return dict(sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes, item[0])))
-
-
-def describe_entry(name: str, dtype: object, shape: object, offset: int, file: str) -> Entry:
+def _describe(name: str, dtype: object, shape: object, offset: int, file: str) -> Entry:
     """Describes a tensor by what a header says of it, or refuses what cannot be."""
     if not isinstance(dtype, str) or dtype not in BITS:
         raise CheckpointError(

@@ -6,6 +6,7 @@ the image processor or tokenizer, and the card.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 import tempfile
@@ -14,7 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
 from huggingface_hub import CommitInfo, HfApi, constants
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from huggingface_hub.utils import validate_repo_id
 
 from ..errors import DataError, NotPublished, UsageError
@@ -22,7 +30,7 @@ from ..files import require_free, whole_folder
 from ..terminal import is_quiet
 from .card_rules import check_card, refuse_card
 from .cards import PLACEHOLDER, write_card
-from .commits import commit_folder, read_answers
+from .commits import NoHub, commit_folder, read_answers
 from .diffusers_folders import INDEX
 from .disclosure import SecretFound, clean, find_kind, find_machine_paths, refuse_secrets
 from .folder_kinds import known_kinds
@@ -201,6 +209,25 @@ def rehearse(
     if PLACEHOLDER in card:
         notes.append(f"README.md: {PLACEHOLDER} is left in the text")
     return list_files(source, out, (*find_machine_paths(out), *notes))
+
+
+def look_ahead(listing: Listing, repo_id: str, *, revision: str | None, endpoint: str | None) -> Listing:
+    """Adds the files of the repository that a push would delete."""
+    api = HfApi(endpoint=endpoint)
+    try:
+        with read_answers(api):
+            # A new branch begins with the files of main.
+            try:
+                info = api.model_info(repo_id, revision=revision)
+            except RevisionNotFoundError:
+                info = api.model_info(repo_id)
+    except RepositoryNotFoundError:
+        return listing
+    except (NoHub, HfHubHTTPError, OfflineModeIsEnabled, httpx2.TransportError) as error:
+        told = f"{repo_id}: the Hub does not say what the push would delete ({str(error).splitlines()[0]})"
+        return dataclasses.replace(listing, notes=(*listing.notes, told))
+    names = find_stale([item.rfilename for item in info.siblings or ()])
+    return dataclasses.replace(listing, deleted=tuple(sorted(set(names) - listing.files.keys())))
 
 
 def _check_options(branch: str, message: str, token: str | bool | None) -> None:

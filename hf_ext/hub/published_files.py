@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,6 +143,8 @@ class Listing:
     stays_behind: dict[str, str] = field(default_factory=dict)
     # what the owner should look at, such as a path of this machine in a card
     notes: tuple[str, ...] = ()
+    # files of an earlier model in the repository; known where the Hub was asked
+    deleted: tuple[str, ...] = ()
 
 
 def list_files(source: object, staged: Path, notes: tuple[str, ...] = ()) -> Listing:
@@ -151,17 +154,17 @@ def list_files(source: object, staged: Path, notes: tuple[str, ...] = ()) -> Lis
     if isinstance(source, (str, Path)):
         folder = Path(source)
         kept = {name.partition("/")[0] for name in files if "/" in name}
-        counts: dict[str, int] = {}
+        counts: Counter[str] = Counter()
         for name, path in walk(folder):
             top, nested, _ = name.partition("/")
             if name in files and stays_inside(folder, path):
                 continue
             if nested and top not in kept:
-                counts[top] = counts.get(top, 0) + 1
+                counts[top] += 1
             else:
                 behind[name] = _reason(folder, name, path)
-        plural = {top: "1 file" if count == 1 else f"{count} files" for top, count in counts.items()}
-        behind |= {f"{top}/": f"{count}, no files of a model" for top, count in plural.items()}
+        for top, count in counts.items():
+            behind[f"{top}/"] = f"{count} file{'s' if count > 1 else ''}, no files of a model"
         notes += tuple(
             f"{name}: goes up {_CUT['.png' if name.endswith('.png') else '.json']}"
             for name in files

@@ -17,7 +17,7 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.utils import build_hf_headers
 
 from ..system import read_at
-from .safetensors_headers import CheckpointError
+from .header_format import CheckpointError
 
 # A range is asked for at most this often; each retry resumes at the byte that was reached.
 _ATTEMPTS = 5

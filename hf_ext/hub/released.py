@@ -13,18 +13,9 @@ from hf_ext.errors import UsageError
 
 FOLDER = Path(str(resources.files("hf_ext.model_cards"))) / "released"
 # Known without the models too, so that a command can say where they are.
-_NAMES = (
-    "cifar10",
-    "demosaick",
-    "denoise-color",
-    "denoise-gray",
-    "derain",
-    "jpeg-color",
-    "photo",
-    "restore-tasks",
-    "spoken-digits",
-    "super-resolution-x2",
-)
+_NAMES = """
+cifar10 demosaick denoise-color denoise-gray derain jpeg-color photo restore-tasks spoken-digits super-resolution-x2
+"""
 WITHOUT = (
     "this hf-ext was built without the released models (HF_EXT_WITHOUT_MODELS=1). Install the wheel that contains "
     "them, or give the folder model_cards/released/NAME of the source; their licences differ from that of the code"
@@ -92,7 +83,7 @@ def find_model(source: str) -> str:
     if "/" in source or Path(source).expanduser().exists():
         return source
     folders = _folders()
-    if not folders and source in _NAMES:
+    if not folders and source in _NAMES.split():
         raise ValueError(f"{source!r}: {WITHOUT}")
     return str(folders.get(source, source))
 

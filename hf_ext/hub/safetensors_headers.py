@@ -1,41 +1,14 @@
-"""Headers of safetensors files with torch's types: what a file says it holds.
-
-A file on this disk is parsed by the safetensors library, several times faster and in less memory. It takes whole files
-only, so the header of a file on a Hub, of which nothing else is fetched, is parsed here.
-"""
+"""Headers of safetensors files with torch's types: what a file says it holds."""
 
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
-from .header_format import (
-    BITS,
-    MAX_HEADER_BYTES,
-    CheckpointError,
-    Entry,
-    describe_entry,
-    header_length,
-    in_order,
-    parse_entries,
-)
-
-__all__ = [
-    "DTYPE_NAMES",
-    "MAX_HEADER_BYTES",
-    "MAX_INDEX_BYTES",
-    "CheckpointError",
-    "TensorInfo",
-    "header_length",
-    "header_shape",
-    "parse_header",
-    "read_header",
-]
+from .header_format import BITS, Entry, parse_entries
+from .header_format import CheckpointError as CheckpointError
 
 # Of an index of shards, whose entries are plain strings: that of a trillion parameters has 20 MB.
 MAX_INDEX_BYTES = 50_000_000
@@ -70,21 +43,14 @@ _PACKED = {dtype: 8 // BITS[name] for name, dtype in _DTYPES.items() if BITS[nam
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """
-    Place, dtype and shape of one tensor, known before any of its bytes are read.
-
-    Args:
-        dtype (`torch.dtype`): Type of the elements.
-        shape (`tuple[int, ...]`): Shape; `()` for a scalar.
-        nbytes (`int`): Length in bytes.
-        file (`str`): Name of the file that holds the tensor, relative to the checkpoint.
-        offset (`int`): First byte of the tensor, counted from the start of the file.
-    """
+    """Place, dtype and shape of one tensor, known before any of its bytes are read."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     nbytes: int
+    # relative to the checkpoint
     file: str
+    # first byte of the tensor in its file
     offset: int
 
     @property
@@ -97,31 +63,6 @@ def parse_header(data: bytes | bytearray, file_size: int, file: str) -> tuple[di
     """Parses the JSON header of a safetensors file, whose tensors must tile the file without gap or overlap."""
     entries, metadata = parse_entries(data, file_size, file)
     return {name: _with_dtype(entry, file) for name, entry in entries.items()}, metadata
-
-
-def read_header(
-    path: Path, descriptor: int, header_bytes: int, file: str
-) -> tuple[dict[str, TensorInfo], dict[str, str]]:
-    """Reads the header of a file on this disk with the safetensors library, which verifies it as `parse_header`."""
-    tensors = {}
-    try:
-        # NumPy's form is the one that maps no tensor; only the descriptions are taken from it.
-        with safe_open(path, framework="numpy") as opened:
-            metadata = opened.metadata() or {}
-            # The library names no offsets. It made sure that the tensors tile the file without gap or overlap, so in
-            # this order each begins where the one before it ends.
-            position = 8 + header_bytes
-            for name in opened.offset_keys():
-                described = opened.get_slice(name)
-                entry = describe_entry(name, described.get_dtype(), described.get_shape(), position, file)
-                tensors[name] = entry
-                position += entry.nbytes
-    except SafetensorError as error:
-        raise CheckpointError(f"{file}: not a safetensors file ({error}); fetch or save it again.") from error
-    # The library opens the file by its name, and the bytes are read from the descriptor.
-    if not os.path.samestat(os.fstat(descriptor), os.stat(path)):
-        raise CheckpointError(f"{file}: it was replaced while it was being opened; open it again.")
-    return {name: _with_dtype(entry, file) for name, entry in in_order(tensors).items()}, metadata
 
 
 def _with_dtype(entry: Entry, file: str) -> TensorInfo:

@@ -17,7 +17,8 @@ import torch
 
 from ..errors import DataError, UsageError
 from ..system import free_bytes, open_descriptor, reserve, sync_data, write_at
-from .safetensors_headers import DTYPE_NAMES, MAX_HEADER_BYTES, header_shape
+from .header_format import MAX_HEADER_BYTES
+from .safetensors_headers import DTYPE_NAMES, header_shape
 
 # Data starts at a multiple of this, so that every tensor is aligned for a memory map and for vector instructions.
 _ALIGNMENT = 64

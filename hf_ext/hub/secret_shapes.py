@@ -15,12 +15,12 @@ _START, _NAME = r"(?<![A-Za-z0-9])", r"(?<![A-Za-z0-9_])"
 # names and values ("name": "API_KEY", "value": …), the third of arguments, the last of blocks and tags of YAML.
 _IS = (
     r"(?:[\"'`\])*]{0,3}(?:\s{0,40}(?:,\s{0,40})?[\"']?(?i:value)[\"']?)?"
-    r"(?:[ \t]{0,40}(?::=?|=>?|->|(?<=[ \t])\||\|(?=[ \t]))\s{0,3}[ \t]{0,40}|\s{1,7}|>)"
+    r"(?:[ \t]{0,40}(?::=?|=>?|->|\|)\s{0,3}[ \t]{0,40}|\s{1,7}|>)"
     r"|[\"'`]\s{0,3},\s{0,3}(?=[\"'`]))"
     r"(?:[|>][\-+]?\s{1,40}|!!\w{1,9} |&\w{1,20} |str\s?=\s?)?(?:\*\* )?[\"'`\[]{0,3}"
 )
-# Letters of a password, which may hold a comma or semicolon where letters and digits stand before it.
-_PASS = r"[^\s\"'`<>{}()\[\],;]"
+# Letters of a password, which may hold a comma, semicolon or bar where letters and digits stand before it.
+_PASS = r"[^\s\"'`<>{}()\[\],;|]"
 _MIXED = r"(?=[^\s\"']*[A-Za-z])(?=[^\s\"']*[0-9])"
 # As words and names in addresses seldom are.
 _CASED = r"(?=[\w\-]{0,42}[A-Z])(?=[\w\-]{0,42}[a-z])(?=[\w\-]{0,42}[0-9])"
@@ -173,8 +173,16 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     (
         "a password",
         "pass pwd",
-        rf"(?i:password|passwd|passphrase|(?<!\$)(?<!\${{)pwd){_IS}(?P<value>(?={_PASS}*[A-Za-z])(?={_PASS}*[0-9]){_PASS}{{6,}}"
-        rf"|(?=\w{{0,40}}[A-Za-z])(?=\w{{0,40}}[0-9]){_PASS}{{4,}}[,;]{_PASS}{{3,}})",
+        r"(?:(?i:password|passwd|passphrase|(?<!\$)(?<!\${)pwd|(?:admin|db|ftp|mail|root|smtp|sql|user)_?pass)"
+        rf"|[A-Z0-9]_PASS){_IS}(?P<value>(?={_PASS}*[A-Za-z])(?={_PASS}*[0-9]){_PASS}{{6,}}"
+        rf"|(?=\w{{0,40}}[A-Za-z])(?=\w{{0,40}}[0-9]){_PASS}{{4,}}[,;|]{_PASS}{{3,}})",
+    ),
+    (
+        "a password",
+        "-p",
+        # The clients of MySQL take it without a blank: a word behind one is the name of a database.
+        r"(?<![\w\-])(?:(?:mysql|mariadb)\w*\s[^\n]{0,200}?\s-p|(?:sshpass|(?:docker|podman)\s+login|mongo\w*)"
+        r"\s(?:[^\n]{0,200}?\s)?-p ?)[\"']?(?P<value>(?=\S*[A-Za-z])(?=\S*[0-9])[^\s\"']{6,})",
     ),
     (
         "a password",

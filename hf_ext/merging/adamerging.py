@@ -44,10 +44,10 @@ class WeightedMerge(nn.Module):
         models (`list[torch.nn.Module]`): The tasks' models, in the order of the plan.
     """
 
-    def __init__(self, plan: Plan, models: list[nn.Module]) -> None:
+    def __init__(self, plan: Plan, models: list[nn.Module], device: torch.device | str = "cpu") -> None:
         super().__init__()
         # only the weights are parameters: the models are not registered as submodules
-        self.models = [model.requires_grad_(False).eval() for model in models]
+        self.models = [model.requires_grad_(False).eval().to(device) for model in models]
         self.rows = plan.merged_rows
         self.base, self.vectors = [], []
         held = [model.state_dict() for model in models]
@@ -59,7 +59,7 @@ class WeightedMerge(nn.Module):
         for row in self.rows:
             if row.elements != plan.base.read(row.name).numel():
                 raise ValueError(f"{row.name!r} is merged in part; exclude it, or choose another shape_policy.")
-            base = plan.base.read(row.name).float()
+            base = plan.base.read(row.name).float().to(device)
             named = zip(plan.tasks, row.task_names, strict=True)
             self.base.append(base)
             for place, name in enumerate(row.task_names):
@@ -68,16 +68,12 @@ class WeightedMerge(nn.Module):
                     kind = type(models[place]).__name__
                     raise ValueError(f"{kind} lacks tensor {name!r} of its checkpoint, or has it in another shape.")
             self.vectors.append(
-                [torch.zeros_like(base) if name is None else task.read(name).float() - base for task, name in named]
+                [
+                    torch.zeros_like(base) if name is None else task.read(name).float().to(device) - base
+                    for task, name in named
+                ]
             )
-        self.weight = nn.Parameter(torch.full((len(models), len(self.rows)), START))
-
-    def place(self, device: torch.device) -> WeightedMerge:
-        """The same on a device."""
-        self.models = [model.to(device) for model in self.models]
-        self.base = [base.to(device) for base in self.base]
-        self.vectors = [[vector.to(device) for vector in vectors] for vectors in self.vectors]
-        return self.to(device)
+        self.weight = nn.Parameter(torch.full((len(models), len(self.rows)), START, device=device))
 
     def merge(self, task: int) -> dict[str, torch.Tensor]:
         """The merged tensors by their names in a task's model."""
@@ -136,7 +132,7 @@ def learn_weights(
     accelerator = Accelerator()
     with make_plan(config) as plan:
         models = [parts[name][0].build_model({}, source) for name, source in config.tasks.items()]
-        merge = WeightedMerge(plan, models).place(accelerator.device)
+        merge = WeightedMerge(plan, models, accelerator.device)
     batches = [draw_batches(*parts[name], batch_size, accelerator.process_index) for name in config.tasks]
     model, optimizer = accelerator.prepare(merge, torch.optim.Adam(merge.parameters(), lr=learning_rate))
     for step in progress(range(steps), "learning", leave=False, shown=accelerator.is_main_process):
@@ -151,7 +147,13 @@ def learn_weights(
         if show is not None:
             show(step, float(entropy.detach()))
     learned = merge.weight.detach().cpu()
-    return dataclasses.replace(config, options={"weight": describe_weights(merge, learned, [*config.tasks])})
+    # The first text that is in a tensor's name holds, and a longer name may hold a shorter one.
+    order = sorted(range(len(merge.rows)), key=lambda index: -len(merge.rows[index].name))
+    weights = {
+        task: [{"filter": merge.rows[index].name, "value": float(learned[place, index])} for index in order]
+        for place, task in enumerate(config.tasks)
+    }
+    return dataclasses.replace(config, options={"weight": weights})
 
 
 def write_weights(file: Path, configs: Mapping[str, Path], out: Path, **options: Any) -> None:
@@ -193,13 +195,3 @@ def draw_batches(task: Task, data: datasets.Dataset, batch_size: int, rank: int)
         chosen = random.integers(len(data), size=batch_size)
         batch = default_collate([task.training_sample(data[int(index)], random) for index in chosen])
         yield {name: values for name, values in batch.items() if name != "labels"}
-
-
-def describe_weights(merge: WeightedMerge, weight: torch.Tensor, tasks: list[str]) -> dict[str, Any]:
-    """The weights as a configuration has them: the first text that is in a tensor's name holds."""
-    # a longer name may hold a shorter one
-    order = sorted(range(len(merge.rows)), key=lambda index: -len(merge.rows[index].name))
-    return {
-        task: [{"filter": merge.rows[index].name, "value": float(weight[place, index])} for index in order]
-        for place, task in enumerate(tasks)
-    }

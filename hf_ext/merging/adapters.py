@@ -1,7 +1,4 @@
-"""Tasks that are peft adapters: refused with advice, read as full weights, or merged as adapters.
-
-Among themselves: (IA)³ from a base of ones; LoRA only where all tasks have one and the same A, from a base with B = 0.
-"""
+"""Tasks that are peft adapters: refused with advice, LoRA as full weights, or (IA)³ merged among themselves."""
 
 from __future__ import annotations
 
@@ -24,52 +21,52 @@ from ..errors import DataError, UsageError
 from .companions import Companions
 from .loading import build_empty, find_tied
 from .name_matching import Names
-from .sources import CONFIGURATION_FILES, Library, Source, size_text
+from .sources import CONFIGURATION_FILES, Library, Source
 
 # Suffixes of tensor names in LoRA files of diffusers and of kohya's scripts.
 _LORA_FILE_ENDS = (".lora_down.weight", "lora.down.weight", "lora_linear_layer.down.weight", ".lora_A.weight")
-# Settings in which adapters must agree to be merged as adapters.
-_COMMON = ("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out")
 
 
 def read_adapters(how: str, base: Source, tasks: Sequence[Source]) -> tuple[Source, tuple[Source, ...]]:
     """Replaces adapters among base and tasks by the weights that are merged, as `adapters` of the configuration
     says."""
     for source in (base, *tasks):
-        _refuse_left_over(source)
+        _refuse_what_is_no_adapter(source)
     if base.library == "peft":
         raise DataError(f"{base.title} is an adapter; give the model that it was trained on as base.")
-    for task in tasks:
-        _refuse_lora_file(task)
     adapters = [task for task in tasks if task.library == "peft"]
-    if not adapters:
-        return base, tuple(tasks)
-    if how == "refuse":
-        raise UsageError(_advice(adapters))
+    if adapters and how == "refuse":
+        raise UsageError(
+            f"{', '.join(repr(task.label) for task in adapters)} are peft adapters, which are exact, and mostly "
+            "smaller than a mask of what they change: keep them as they are; or set adapters: delta to merge the full "
+            "weights that LoRA gives, or adapters: adapter to merge (IA)³ among themselves."
+        )
     if how == "delta":
         return base, tuple(DeltaSource(task, base) if task.library == "peft" else task for task in tasks)
-    if len(adapters) < len(tasks):
-        others = [task.label for task in tasks if task.library != "peft"]
-        raise UsageError(f"adapters: adapter merges adapters only, but {others} are checkpoints; use adapters: delta.")
-    return _common_base(base, tuple(tasks)), tuple(tasks)
+    others = [task.title for task in tasks if task.library != "peft" or task.config.get("peft_type") != "IA3"]
+    if adapters and others:
+        raise UsageError(
+            f"adapters: adapter merges (IA)³ among themselves, and {others[0]} is none: use adapters: delta, or "
+            "peft's add_weighted_adapter, which joins LoRA."
+        )
+    if not adapters:
+        return base, tuple(tasks)
+    base.close()
+    return BaseOfOnes(base, tasks), tuple(tasks)
 
 
-def _refuse_left_over(source: Source) -> None:
-    """Refuses the configuration of an adapter beside weights of something else."""
+def _refuse_what_is_no_adapter(source: Source) -> None:
+    """Refuses the configuration of an adapter beside other weights, and a LoRA in another form than peft's."""
     kind = source.config.get("peft_type", "LORA") if source.library == "peft" else None
     if kind in ("LORA", "IA3") and not any(map(is_adapter_part, source.tensors)):
         raise DataError(
             f"{source.title} has an adapter_config.json, and its weights are no adapter. Remove that file if it was "
             "left over, or give the adapter's folder."
         )
-
-
-def _refuse_lora_file(task: Source) -> None:
-    """Refuses a LoRA in another form than peft's, as diffusers and kohya's scripts write it."""
-    if task.library != "peft" and any(name.endswith(_LORA_FILE_ENDS) for name in task.tensors):
+    if kind is None and any(name.endswith(_LORA_FILE_ENDS) for name in source.tensors):
         raise DataError(
-            f"{task.title} is a LoRA file of diffusers or of another program, and only adapters of peft are read. Let "
-            "diffusers convert it: pipeline.load_lora_weights(FILE), pipeline.fuse_lora(), "
+            f"{source.title} is a LoRA file of diffusers or of another program, and only adapters of peft are read. "
+            "Let diffusers convert it: pipeline.load_lora_weights(FILE), pipeline.fuse_lora(), "
             "pipeline.unload_lora_weights(), then save the model that it changes, such as "
             "pipeline.unet.save_pretrained(FOLDER), and give that folder as the task."
         )
@@ -86,18 +83,14 @@ class VirtualSource(Source):
         """As [`Source.will_need`]: there is nothing to fetch, or others fetch it anyway."""
 
 
-class BaseAdapter(VirtualSource):
-    """The adapter that changes nothing, as the base of adapters that are merged among themselves: ones for (IA)³; for
-    LoRA the common A, and B = 0."""
+class BaseOfOnes(VirtualSource):
+    """The (IA)³ adapter that changes nothing, as the base of adapters that are merged among themselves."""
 
-    def __init__(self, base: Source, tasks: tuple[Source, ...]) -> None:
-        first = tasks[0]
-        super().__init__("base", base.spec, first.checkpoint, first.place)
+    def __init__(self, base: Source, tasks: Sequence[Source]) -> None:
+        super().__init__("base", base.spec, tasks[0].checkpoint, tasks[0].place)
         self.repo_id, self.commit = base.repo_id, base.commit
-        self._holders = {name: task for task in reversed(tasks) for name in task.tensors if is_adapter_part(name)}
-        self.tensors = {
-            name: self._holders[name].tensors[name] for task in tasks for name in task.tensors if name in self._holders
-        }
+        parts = {name: task.tensors[name] for task in reversed(tasks) for name in task.tensors}
+        self.tensors = {name: info for name, info in parts.items() if is_adapter_part(name)}
 
     @property
     def nbytes(self) -> int:
@@ -106,10 +99,7 @@ class BaseAdapter(VirtualSource):
 
     def read_into(self, name: str, start: int, stop: int, out: torch.Tensor) -> None:
         """As [`Source.read_into`]."""
-        if name.endswith(".lora_A.weight"):
-            self._holders[name].read_into(name, start, stop, out)
-        else:
-            out.fill_(1.0 if name.endswith("ia3_l") else 0.0)
+        out.fill_(1.0)
 
     def identity(self, *, hash_files: bool = False) -> dict[str, Any]:
         """As [`Source.identity`]; it has no files of its own."""
@@ -121,65 +111,6 @@ class BaseAdapter(VirtualSource):
 
     def close(self) -> None:
         """Nothing to close: the files are the tasks'."""
-
-
-def _common_base(base: Source, tasks: tuple[Source, ...]) -> Source:
-    """The base of the adapters; refuses adapters that cannot be merged."""
-    for task in tasks:
-        if task.config.get("peft_type") != "IA3":
-            # Made only to be refused where its factors do not fit the base.
-            DeltaSource(task, base)
-        for key in _COMMON:
-            ours, theirs = tasks[0].config.get(key), task.config.get(key)
-            if ours != theirs:
-                raise DataError(
-                    f"{task.title} has {key} {theirs!r} and {tasks[0].title} has {ours!r}: their weights have "
-                    "different meanings. Use adapters: delta, which merges the full weights of the LoRA."
-                )
-        odd = [name for name in task.tensors if ".lora_embedding_" in name or name.endswith(BIAS)]
-        if odd:
-            raise DataError(f"{task.title}: {odd[0]} cannot be merged as part of an adapter; use adapters: delta.")
-    virtual = BaseAdapter(base, tasks)
-    for task in tasks:
-        common = frozenset(name for name in task.tensors if name.endswith(".lora_A.weight"))
-        for name in common:
-            same_form = virtual.tensors[name].shape == task.tensors[name].shape
-            if not same_form or not virtual.read(name).equal(task.read(name)):
-                raise DataError(
-                    f"{task.title}: {name} is not the same as in the other tasks, so that the signs of lora_B cannot "
-                    "be compared. Use adapters: delta, which merges the full weights, or keep the adapters."
-                )
-        task.same_as_base = common
-        task.tensors = {name: info for name, info in task.tensors.items() if name not in common}
-    base.close()
-    return virtual
-
-
-def _advice(adapters: Sequence[Source]) -> str:
-    """Advice to keep adapters as they are, with numbers."""
-    names = ", ".join(repr(task.label) for task in adapters)
-    lines = [f"{names} are peft adapters, and adapters: refuse is set."]
-    for task in adapters:
-        if task.config.get("peft_type") != "LORA":
-            continue
-        shapes = [
-            (task.tensors[second].shape, task.tensors[first].shape) for first, second in lora_modules(task).values()
-        ]
-        matrices = [(b[0], math.prod(a[1:]), a[0]) for b, a in shapes]
-        mask = sum(rows * columns for rows, columns, _ in matrices) // 8
-        rows, columns, rank = max(matrices, key=lambda item: item[0] * item[1])
-        bits = 8 * next(iter(task.tensors.values())).dtype.itemsize
-        even = rows * columns / (bits * (rows + columns))
-        lines.append(
-            f"{task.label!r}: the adapter is {size_text(task.nbytes)} and exact, a mask of what it changes "
-            f"{size_text(mask)}; for its largest matrix, {rows} by {columns}, a mask is smaller above rank "
-            f"{even:.0f}, and this one has rank {rank}."
-        )
-    lines.append(
-        "Keep the adapters as they are; or set adapters: delta to merge the full weights that LoRA gives; or "
-        "adapters: adapter for (IA)³, and for LoRA whose lora_A is the same in all tasks."
-    )
-    return " ".join(lines)
 
 
 # Variants whose weights are not W0 + s·B·A, or that only act on some tokens.
@@ -251,10 +182,10 @@ class DeltaSource(VirtualSource):
         self._deltas: dict[str, _Delta] = {}
         for module, (first, second) in modules.items():
             name = f"{module}.weight"
-            self._deltas[name] = self._weight_delta(name, module, first, second)
+            self._deltas[name] = self._weight_delta(module, first, second)
             bias = first.removesuffix(_FACTORS[0][0]) + BIAS
             if bias in adapter.tensors:
-                self._deltas[f"{module}.bias"] = self._bias_delta(f"{module}.bias", bias, self._deltas[name].scaling)
+                self._deltas[f"{module}.bias"] = self._bias_delta(module, bias, self._deltas[name].scaling)
         # the sum is not rounded to the base's type before it is compared with the base
         shapes = {name: base.tensors[delta.base].shape for name, delta in self._deltas.items()}
         sums = {name: TensorInfo(torch.float32, shape, 4 * math.prod(shape), "", 0) for name, shape in shapes.items()}
@@ -289,40 +220,61 @@ class DeltaSource(VirtualSource):
         files = {name: path for name, path in own.files.items() if name not in CONFIGURATION_FILES}
         return dataclasses.replace(own, files=files)
 
-    def _weight_delta(self, name: str, module: str, first: str, second: str) -> _Delta:
+    def _weight_delta(self, module: str, first: str, second: str) -> _Delta:
         """The factors of one module, shaped to fit its weight; an error where they do not."""
-        target = self._in_base(name)
+        target = self._in_base(f"{module}.weight")
         shape = self._base.tensors[target].shape
         a, b = self._adapter.tensors[first].shape, self._adapter.tensors[second].shape
-        config = self._adapter.config
-        rank, rows, columns = a[0], b[0], math.prod(a[1:])
+        rows, columns = b[0], math.prod(a[1:])
         # [vocabulary, width] and the [in, out] of GPT-2 are the transposed product
-        transposed = first.endswith(".lora_embedding_A") or bool(config.get("fan_in_fan_out"))
+        transposed = first.endswith(".lora_embedding_A") or bool(self._adapter.config.get("fan_in_fan_out"))
         straight = rows == shape[0] and columns == math.prod(shape[1:])
         turned = len(shape) == 2 and (columns, rows) == tuple(shape)
         if not (straight or turned):
-            raise DataError(
-                f"{self._adapter.title}: {first} {list(a)} and {second} {list(b)} do not give the base's "
-                f"{target!r} {list(shape)}; give the model that the adapter was trained on as base."
-            )
+            raise self._misfit(f"{first} {list(a)} and {second} {list(b)} do not give {target!r} {list(shape)}")
         return _Delta(
-            target, first, second, find_scaling(config, module, rank), transposed if straight and turned else turned
+            target,
+            first,
+            second,
+            self._find_scaling(module, a[0]),
+            transposed if straight and turned else turned,
         )
 
-    def _bias_delta(self, name: str, bias: str, scaling: float) -> _Delta:
-        target = self._in_base(name)
+    def _bias_delta(self, module: str, bias: str, scaling: float) -> _Delta:
+        target = self._in_base(f"{module}.bias")
         if self._base.tensors[target].shape != self._adapter.tensors[bias].shape:
-            raise ValueError(f"{self._adapter.title}: {bias} does not fit the base's {target!r}.")
+            raise self._misfit(f"{bias} does not fit {target!r}")
         return _Delta(target, bias, None, scaling, False)
 
     def _in_base(self, name: str) -> str:
         found = self._names.in_base(name)
         if found not in self._base.tensors:
-            raise DataError(
-                f"{self._adapter.title} changes {name!r}, which {self._base.title} does not have; give the "
-                "model that the adapter was trained on as base."
-            )
+            raise self._misfit(f"{name!r} is not there")
         return found
+
+    def _misfit(self, what: str) -> DataError:
+        return DataError(
+            f"{self._adapter.title} does not fit {self._base.title}: {what}. Give the model that the adapter was "
+            "trained on as base."
+        )
+
+    def _find_scaling(self, module: str, rank: int) -> float:
+        """s of one module, as peft finds it."""
+        from peft.utils.other import get_pattern_key
+
+        config = self._adapter.config
+        try:
+            patterns = config.get("alpha_pattern") or {}
+            alpha = patterns.get(get_pattern_key(list(patterns), module), config.get("lora_alpha", 8))
+            scaling = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+            if math.isfinite(scaling):
+                return float(scaling)
+        except (ArithmeticError, AttributeError, TypeError, re.error):
+            pass
+        raise DataError(
+            f"{self._adapter.title}: no scale of {module!r} follows from its rank {rank}, lora_alpha and "
+            "alpha_pattern; save or get the adapter again."
+        )
 
     def _both_factors(self, delta: _Delta) -> tuple[torch.Tensor, torch.Tensor]:
         """The factors of a tensor as matrices, A and B; those of the last few tensors are kept."""
@@ -395,30 +347,11 @@ def _check_rank(adapter: Source, first: str, second: str) -> None:
         )
 
 
-def _check_numbers(adapter: Source) -> None:
-    """Refuses a configuration from which no scale can be computed."""
-    config: dict[str, Any] = adapter.config
-    told: dict[str, Any] = {key: {"": config[key]} for key in ("r", "lora_alpha") if key in config}
-    told |= {key: config.get(key) or {} for key in ("rank_pattern", "alpha_pattern")}
-    for key, values in told.items():
-        if not isinstance(values, dict):
-            raise ValueError(f"{adapter.title}: {key} must be a mapping of names to numbers, got {values!r:.80}.")
-        for name, value in values.items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                where = f"{key}[{name!r}]" if name else key
-                raise ValueError(f"{adapter.title}: {where} must be a finite number, got {value!r:.80}.")
-            try:
-                re.compile(name)
-            except re.error as error:
-                raise ValueError(f"{adapter.title}: {key} has {name!r}, an invalid pattern ({error}).") from error
-
-
 def refuse_variants(adapter: Source) -> None:
     config = adapter.config
     if config.get("peft_type") != "LORA":
         more = " (adapters: adapter merges (IA)³)" if config.get("peft_type") == "IA3" else ""
         raise DataError(f"{adapter.title} is {config.get('peft_type')!r}, not LoRA{more}. {_ADVICE}")
-    _check_numbers(adapter)
     for key in _OTHER_VARIANTS:
         if config.get(key):
             raise DataError(f"{adapter.title} uses {key}, whose weights are not base + s·B·A. {_ADVICE}")
@@ -427,17 +360,6 @@ def refuse_variants(adapter: Source) -> None:
             f"{adapter.title} was initialised with {config['init_lora_weights']!r}, which changes the base's own "
             f"weights. {_ADVICE}"
         )
-
-
-def find_scaling(config: dict[str, Any], module: str, rank: int) -> float:
-    """s of one module, as peft finds it."""
-    from peft.utils.other import get_pattern_key
-
-    if rank < 1:
-        raise ValueError(f"{module}: a LoRA of rank {rank} has no scale and changes nothing: remove this task.")
-    patterns = config.get("alpha_pattern") or {}
-    alpha = patterns.get(get_pattern_key(list(patterns), module), config.get("lora_alpha", 8))
-    return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
 def _task_configuration(adapter: Source, base: Source, new: list[tuple[int, ...]]) -> dict[str, Any]:

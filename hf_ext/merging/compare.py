@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,29 +27,9 @@ def read_report(source: str | Path, *, token: str | bool | None = None, endpoint
     if not path.is_file():
         raise CheckpointError(f"{source}: {REPORT} is missing; give the folder or org/name[@revision] of a merge.")
     report = read_json_object(path)
-    if report.get("format_version") != 1 or not _is_complete(report):
+    if report.get("format_version") != 1:
         raise CheckpointError(f"{path} is not a report that this version reads; merge again.")
     return report
-
-
-def _is_complete(report: Mapping[str, Any]) -> bool:
-    """True if a report has all entries of a comparison, of the right types."""
-    method, sizes, tasks = (report.get(name) for name in ("method", "sizes", "tasks"))
-    if not (isinstance(method, dict) and isinstance(sizes, dict) and isinstance(tasks, list)):
-        return False
-    if not isinstance(method.get("method"), str) or not isinstance(method.get("rescale"), str | None):
-        return False
-    counts = (sizes.get("artifact"), sizes.get("artifact_and_base", 0))
-    return "masks" in method and all(isinstance(count, int) for count in counts) and all(map(_is_entry, tasks))
-
-
-def _is_entry(entry: Any) -> bool:
-    if not isinstance(entry, dict) or not isinstance(entry.get("error"), dict):
-        return False
-    # What is not known is None.
-    numbers = (entry.get(name, "") for name in ("norm", "elements"))
-    errors = (entry["error"].get(name) for name in ("one_bit", "unified", "rescaled"))
-    return isinstance(entry.get("task"), str) and all(isinstance(n, int | float | None) for n in (*numbers, *errors))
 
 
 def compare_merges(
@@ -60,63 +40,63 @@ def compare_merges(
     if not sources:
         raise UsageError("nothing to compare: give at least one merge, as a folder or org/name[@revision].")
     reports = [read_report(source, token=token, endpoint=endpoint) for source in sources]
+    try:
+        return _compare([str(source) for source in sources], reports)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"a {REPORT} of {', '.join(map(str, sources))} is damaged ({error!r}).") from error
+
+
+def _compare(sources: Sequence[str], reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     entries = [{entry["task"]: entry for entry in report["tasks"]} for report in reports]
-    names = list(dict.fromkeys(task for found in entries for task in found))
+    kinds = ["rescaled" if report["method"]["masks"] else "unified" for report in reports]
     tasks: list[dict[str, Any]] = []
-    for name in names:
-        have = [found.get(name) for found in entries]
-        own = [entry for entry in have if entry is not None]
+    for name in dict.fromkeys(task for found in entries for task in found):
         errors = [
-            None if entry is None else entry["error"].get("rescaled" if report["method"]["masks"] else "unified")
-            for entry, report in zip(have, reports, strict=True)
+            found[name]["error"][kind] if name in found else None for found, kind in zip(entries, kinds, strict=True)
         ]
-        tasks.append({"task": name, "errors": errors, "one_bit": own[0]["error"].get("one_bit")})
+        one_bit = next(found[name]["error"]["one_bit"] for found in entries if name in found)
+        tasks.append({"task": name, "errors": errors, "one_bit": one_bit})
     shared = [task for task in tasks if None not in task["errors"]]
     merges = []
     for index, (source, report) in enumerate(zip(sources, reports, strict=True)):
-        known = [task["errors"][index] for task in shared]
+        size = report["sizes"]["artifact"]
         merges.append(
             {
-                "name": str(source),
-                **{key: report["method"].get(key) for key in ("method", "rescale", "masks")},
-                "error": sum(known) / len(known) if known else None,
-                "bytes": report["sizes"]["artifact"],
-                "bytes_with_base": report["sizes"].get("artifact_and_base", report["sizes"]["artifact"]),
+                "name": source,
+                **{key: report["method"][key] for key in ("method", "rescale", "masks")},
+                "error": _mean([task["errors"][index] for task in shared]),
+                "bytes": size,
+                "bytes_with_base": report["sizes"].get("artifact_and_base", size),
             }
         )
-    one_bit = [task["one_bit"] for task in shared if task["one_bit"] is not None]
-    return {
-        "merges": merges,
-        "tasks": tasks,
-        "one_bit": sum(one_bit) / len(one_bit) if one_bit else None,
-        "warnings": _differences(sources, reports),
-    }
+    one_bit = _mean([task["one_bit"] for task in shared if task["one_bit"] is not None])
+    warnings = [
+        text
+        for source, found in zip(sources[1:], entries[1:], strict=True)
+        for text in _differences(f"{source} and {sources[0]} differ in", entries[0], found)
+    ]
+    return {"merges": merges, "tasks": tasks, "one_bit": one_bit, "warnings": warnings}
 
 
-def _differences(sources: Sequence[str | Path], reports: Sequence[Mapping[str, Any]]) -> list[str]:
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _differences(begin: str, first: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
     """Differences that make merges hard to compare: other tasks, other checkpoints of the same name."""
-    warnings = []
-    first = {entry["task"]: entry for entry in reports[0]["tasks"]}
-    for source, report in zip(sources[1:], reports[1:], strict=True):
-        others = {entry["task"]: entry for entry in report["tasks"]}
-        if others.keys() != first.keys():
-            different = ", ".join(sorted(others.keys() ^ first.keys()))
-            warnings.append(f"{source} and {sources[0]} differ in tasks ({different}): means are over common tasks.")
-        changed = [
-            name
-            for name in first
-            if name in others
-            and (
-                first[name]["elements"] != others[name]["elements"]
-                or not math.isclose(first[name]["norm"] or 0, others[name]["norm"] or 0, rel_tol=1e-9)
-            )
-        ]
-        if changed:
-            warnings.append(
-                f"{source} and {sources[0]} differ in the task vectors of {', '.join(changed)}: their checkpoints, "
-                "bases or merged tensors differ."
-            )
-    return warnings
+    if other.keys() != first.keys():
+        yield f"{begin} tasks ({', '.join(sorted(other.keys() ^ first.keys()))}): means are over common tasks."
+    changed = [
+        name
+        for name in first
+        if name in other
+        and (
+            first[name]["elements"] != other[name]["elements"]
+            or not math.isclose(first[name]["norm"] or 0, other[name]["norm"] or 0, rel_tol=1e-9)
+        )
+    ]
+    if changed:
+        yield f"{begin} the task vectors of {', '.join(changed)}: their checkpoints, bases or merged tensors differ."
 
 
 def comparison_table(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:

@@ -58,15 +58,14 @@ class MergeConfig:
             stay as each task has them.
         shape_policy (`str`, defaults to `"extra"`):
             A tensor whose shape in a task is not the base's: kept by the task (`"extra"`); a resized vocabulary whose
-            first tokens agree is merged in its leading rows (`"overlap"`); refused (`"error"`).
+            first tokens agree is merged in its leading rows (`"overlap"`).
         allow_missing (`bool`, defaults to `False`):
             Merge a tensor that a task lacks, or has in another shape, from the other tasks alone, where one
             model is made. Without it such a merge is refused. With masks each task keeps what is its own.
-        small_raw (`bool`, defaults to `False`): Keep one-dimensional tensors as each task has them.
         dtype (`str`, *optional*): Type of the merged tensors, if not the base's.
         adapters (`str`, defaults to `"refuse"`):
             Tasks that are peft adapters: refused with advice (`"refuse"`), merged as the full weights that they give
-            (`"delta"`), or merged as adapters (`"adapter"`: (IA)³, or LoRA with one common `lora_A`).
+            (`"delta"`), or, of (IA)³, merged as adapters (`"adapter"`).
         include_base (`bool`, defaults to `False`): Store a copy of the base in the result.
         max_shard_size (`str`, defaults to `"5GB"`): Largest weights file.
         memory (`str`, defaults to `"64MB"`): Budget of all I/O buffers together.
@@ -93,9 +92,8 @@ class MergeConfig:
     merged: str | None = None
     statistics: dict[str, str] = field(default_factory=dict)
     exclude: list[str] = field(default_factory=list)
-    shape_policy: Literal["extra", "overlap", "error"] = "extra"
+    shape_policy: Literal["extra", "overlap"] = "extra"
     allow_missing: bool = False
-    small_raw: bool = False
     dtype: Literal["float32", "float16", "bfloat16"] | None = None
     adapters: Literal["refuse", "delta", "adapter"] = "refuse"
     include_base: bool = False
@@ -243,8 +241,8 @@ class MergeConfig:
                     f"exclude holds {pattern!r}, which is not a valid regular expression ({error})."
                 ) from error
 
-    def validate_options(self) -> None:
-        """Refuses an unknown method, and options that it does not have."""
+    def validate_method(self) -> None:
+        """Refuses an unknown method, options that it does not have, a missing input and contradicting settings."""
         if self.method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}; got {self.method!r:.80}.")
         known, found = options_by_name(), {}
@@ -258,12 +256,7 @@ class MergeConfig:
             users = " and ".join(known.get(name, ()))
             _refuse(name, self.method, f"only {users} use it" if users else "no method has it")
         self.options = found
-
-    def validate_needs(self) -> None:
-        """Refuses a method without its required inputs, or with too many tasks."""
-        name, method = self.method, METHODS.get(self.method)
-        if method is None:
-            return
+        name, method = self.method, self.merge_method
         if method.takes_merged and self.merged is None:
             raise ValueError(f"method {name!r} needs `merged`: the folder or org/name[@revision] of the merged model.")
         if method.most_tasks is not None and len(self.tasks) > method.most_tasks:
@@ -276,13 +269,9 @@ class MergeConfig:
                 f"method {name!r} needs `statistics` of each task, {', '.join(self.tasks)}; got those of "
                 f"{', '.join(self.statistics) or 'none'}. hf-ext emr statistics --kind {method.statistics} makes them."
             )
-
-    def validate_choices(self) -> None:
-        """Refuses settings without effect, and settings that contradict each other."""
-        method = METHODS.get(self.method)
-        for name, is_wrong, why in _RULES if method is not None else ():
+        for field_name, is_wrong, why in _RULES:
             if is_wrong(self, method):
-                _refuse(name, self.method, why)
+                _refuse(field_name, name, why)
 
 
 # Fields that have no effect with a method or contradict it: condition and reason.

@@ -307,7 +307,7 @@ class Engine:
             # after a failed read or write, the Python path below continues or raises the error
             sums = Sums.zeros(len(members))
             self._merge_blocks(piece, members, sums, buffers)
-        self._require_finite(piece, members, sums, buffers)
+        self._require_finite(row, members, sums)
         wide, pairs = np.zeros((len(plan.tasks), len(SUMS))), np.zeros((len(plan.tasks),) * 2)
         wide[members], pairs[np.ix_(members, members)] = sums.tasks.numpy(), sums.gram.numpy()
         return np.concatenate([wide.ravel(), sums.totals.numpy(), pairs[np.triu_indices(len(plan.tasks))]])
@@ -384,19 +384,17 @@ class Engine:
         first: int,
     ) -> None:
         """Merges a block by EMR's kernel, on the GPU if one was asked for."""
-        tie = self._arguments["tie"]
-        if self._device is None:
+        tie, device = self._arguments["tie"], self._device
+        if device is None:
             merge_block(base, weights, unified, masks, sums, first=first, tie=tie)
             return
-        moved, there = base.to(self._device), [weight.to(self._device) for weight in weights]
-        elected, own = unified.to(self._device), Sums(*(part.to(self._device) for part in sums))
-        bits = None if masks is None else masks.to(self._device)
-        merge_block(moved, there, elected, bits, own, first=first, tie=tie)
-        unified.copy_(elected)
-        if masks is not None and bits is not None:
-            masks.copy_(bits)
-        for part, added in zip(sums, own, strict=True):
-            part.copy_(added)
+        written = [unified, *sums, *([] if masks is None else [masks])]
+        there = [values.to(device) for values in written]
+        own, bits = Sums(*there[1 : 1 + len(sums)]), None if masks is None else there[-1]
+        moved = [weight.to(device) for weight in weights]
+        merge_block(base.to(device), moved, there[0], bits, own, first=first, tie=tie)
+        for here, values in zip(written, there, strict=True):
+            here.copy_(values)
 
     def _unify(self, index: int, block: Block, out: torch.Tensor) -> None:
         """Calls the method and rounds what it returns."""
@@ -452,33 +450,18 @@ class Engine:
         model.read_into(name, low, high, values)
         return values
 
-    def _require_finite(self, piece: Piece, members: list[int], sums: Sums, buffers: _Buffers) -> None:
+    def _require_finite(self, row: Row, members: list[int], sums: Sums) -> None:
         if bool(torch.isfinite(sums.tasks).all()) and bool(torch.isfinite(sums.totals).all()):
             return
-        row = self._plan.merged_rows[piece.index]
         if not math.isfinite(sums.totals[TOTALS.index("base_square")]):
             raise _not_finite(row.name, self._plan.base)
         for place, task in enumerate(members):
-            if math.isfinite(sums.tasks[place, SUMS.index("square")]):
-                continue
-            name, source = str(row.task_names[task]), self._plan.tasks[task]
-            if not self._is_finite(piece, task, buffers):
-                raise _not_finite(name, source)
-            raise NotFiniteError(
-                f"tensor {name!r} of {source.title} is finite, but its difference from the base does not fit into "
-                "float32: the checkpoint is not a fine-tune of this base; repair it, leave it out, or exclude the "
-                "tensor."
-            )
+            if not math.isfinite(sums.tasks[place, SUMS.index("square")]):
+                raise _not_finite(str(row.task_names[task]), self._plan.tasks[task])
         raise NotFiniteError(
             f"tensor {row.name!r}: the merged values exceed the range of {row.dtype}, or the merged model contains "
             "NaN or infinity; choose another dtype, or another merged model."
         )
-
-    def _is_finite(self, piece: Piece, task: int, buffers: _Buffers) -> bool:
-        """True if the weights of a task themselves are finite."""
-        blocks = _blocks(piece.start, piece.stop, self.block)
-        reads = (self._read(self._plan.merged_rows[piece.index], low, high, buffers)[1][task] for low, high in blocks)
-        return all(bool(torch.isfinite(weights.float()).all()) for weights in reads)
 
 
 def _blocks(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
@@ -487,6 +470,6 @@ def _blocks(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
 
 def _not_finite(name: str, source: Source) -> NotFiniteError:
     return NotFiniteError(
-        f"tensor {name!r} of {source.title} contains NaN or infinity, which cannot be merged; repair the checkpoint, "
-        "leave it out, or exclude the tensor."
+        f"tensor {name!r} of {source.title} contains NaN or infinity, or is farther from the base than float32 can "
+        "tell, and cannot be merged; repair the checkpoint, leave it out, or exclude the tensor."
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -22,12 +22,12 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.pytorch_utils import Conv1D
 
-from hf_ext.emr.building import differing_keys, model_class
+from hf_ext.emr.building import model_class
 from hf_ext.files import copy_into, read_json_object, require_free, whole_folder, write_json
 from hf_ext.hub.disclosure import cut_paths
-from hf_ext.settings import matters_in_use
 
 from ..errors import DataError
+from .loading import compare_settings
 from .pairs import Pair
 from .sources import size_text
 
@@ -39,10 +39,6 @@ _LARGE = 1024
 _RANKS = tuple(2**power for power in range(18))
 # Names that are printed; report.json has all.
 _SHOWN = 5
-# Keys of a configuration that change no answer.
-_IDLE = ("architectures", "auto_map", "custom_pipelines", "dtype", "torch_dtype", "use_cache")
-# What vLLM's --max-lora-rank may be.
-_VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def extract_lora(
@@ -104,23 +100,6 @@ def cut_matrix(
         rank = 1 + int((lost > error**2 * squares.sum()).sum())
     root = values[:rank].sqrt()
     return (v[:, :rank] * root).T.contiguous(), (u[:, :rank] * root).contiguous(), squares
-
-
-def describe_lora(ranks: Mapping[str, int], **more: Any) -> dict[str, Any]:
-    """The configuration of a LoRA whose scale is 1 in every module."""
-    largest = max(ranks.values())
-    # peft takes the first pattern that a name ends with, so long ones come first.
-    pattern = {module: ranks[module] for module in sorted(ranks, key=lambda name: (-len(name), name))}
-    config = LoraConfig(
-        r=largest,
-        lora_alpha=largest,
-        rank_pattern={} if set(ranks.values()) == {largest} else pattern,
-        alpha_pattern={} if set(ranks.values()) == {largest} else dict(pattern),
-        inference_mode=True,
-        **more,
-    ).to_dict()
-    # A set in peft, whose order changes from process to process.
-    return config | {"target_modules": sorted(ranks)}
 
 
 def _list_ranks(matrices: list[tuple[torch.Tensor, float, int, int]]) -> list[dict[str, Any]]:
@@ -189,7 +168,7 @@ class _Extraction:
         for module, found in self._matrices.items() if self._biases else ():
             # peft gives B a bias in every module or in none.
             self._keep({f"{module}.lora_B.bias": self._biases.get(module, torch.zeros(found["shape"][0]))})
-        self._warnings = _warn_of_settings(self._pair, self._model)
+        self._warnings = _warn_of_settings(self._pair)
         copy_into({name: path for name, path in self._pair.files.items() if self._belongs(name)}, self._folder)
         self._write_config(saved)
         save_file(self._tensors, self._folder / "adapter_model.safetensors", metadata={"format": "pt"})
@@ -274,7 +253,9 @@ class _Extraction:
 
     def _add_nothing(self, module: str) -> None:
         """Gives a linear layer of which only the bias differs factors of nothing beside it."""
-        columns, rows = _sides(self._modules[module])
+        shape = tuple(cast(torch.Tensor, self._modules[module].weight).shape)
+        # GPT-2's weight is [in, out].
+        rows, columns = shape[::-1] if type(self._modules[module]) is Conv1D else shape
         self._matrices[module] = {"shape": [rows, columns], "rank": 1, "error": 0.0}
         self._keep(
             {f"{module}.lora_A.weight": torch.zeros(1, columns), f"{module}.lora_B.weight": torch.zeros(rows, 1)}
@@ -293,25 +274,28 @@ class _Extraction:
 
     def _write_config(self, saved: list[str]) -> None:
         ranks = {module: found["rank"] for module, found in self._matrices.items()}
-        kind = type(self._model)
-        config = describe_lora(
-            ranks,
+        kind, largest = type(self._model), max(ranks.values())
+        # peft takes the first pattern that a name ends with, so long ones come first.
+        pattern = {module: ranks[module] for module in sorted(ranks, key=lambda name: (-len(name), name))}
+        pattern = {} if set(ranks.values()) == {largest} else pattern
+        config = LoraConfig(
+            r=largest,
+            lora_alpha=largest,
+            rank_pattern=pattern,
+            alpha_pattern=dict(pattern),
+            inference_mode=True,
             base_model_name_or_path=self._pair.base,
             revision=self._pair.revision,
             fan_in_fan_out=any(type(self._modules[module]) is Conv1D for module in ranks),
             lora_bias=bool(self._biases),
             modules_to_save=saved or None,
             auto_mapping={"base_model_class": kind.__name__, "parent_library": kind.__module__},
-        )
-        write_json(self._folder / "adapter_config.json", config)
+        ).to_dict()
+        # A set in peft, whose order changes from process to process.
+        write_json(self._folder / "adapter_config.json", config | {"target_modules": sorted(ranks)})
 
     def _report(self, saved: list[str]) -> dict[str, Any]:
         largest = max(found["rank"] for found in self._matrices.values())
-        obstacles = [
-            *(["modules that go along whole (modules_to_save)"] if saved else []),
-            *(["biases (lora_bias)"] if self._biases else []),
-            *([f"rank {largest}; at most {_VLLM_RANKS[-1]} is served"] if largest > _VLLM_RANKS[-1] else []),
-        ]
         return {
             "source": self._pair.public_name,
             "base": cut_paths(self._pair.base),
@@ -331,10 +315,6 @@ class _Extraction:
                 {"name": item["name"], "error": _share(item["square"], self._of_all), "why": item["why"]}
                 for item in self._left_out
             ],
-            "vllm": {
-                "max_lora_rank": next((rank for rank in _VLLM_RANKS if rank >= largest), None),
-                "obstacles": obstacles,
-            },
         }
 
 
@@ -353,34 +333,20 @@ def _build_outline(pair: Pair) -> nn.Module:
         return model_class(config, pair.files["config.json"].parent, False)(config)
 
 
-def _warn_of_settings(pair: Pair, model: nn.Module) -> list[str]:
+def _warn_of_settings(pair: Pair) -> list[str]:
     """Tells of settings in which a fine-tune is another model than its base, so that its weights are not all of it."""
-    kind, base = type(cast(PreTrainedModel, model).config), pair.base_config
+    own = read_json_object(pair.files["config.json"])
     # Of a base of several parts, such as CLIP, one may have been fine-tuned.
-    parts = [base, *(part for part in base.values() if isinstance(part, Mapping))]
-    own = next((dict(part) for part in parts if part.get("model_type") == kind.model_type), None)
-    if own is None:
-        return []
-    # What one of the files does not say has its default.
-    told = [kind.from_dict(one).to_dict() for one in (read_json_object(pair.files["config.json"]), own)]
-    if not (different := sorted(_differences(*told))):
+    parts = [pair.base_config, *(part for part in pair.base_config.values() if isinstance(part, Mapping))]
+    base = next((part for part in parts if part.get("model_type") == own.get("model_type")), {})
+    different = {key for key, _, _ in compare_settings(base, own)} if base else set()
+    different |= {key for key in ("vocab_size", "tie_word_embeddings") if own.get(key, base.get(key)) != base.get(key)}
+    if not base or not different:
         return []
     return [
-        f"{pair.public_name} has other values of {', '.join(different)} than the base, which peft loads the adapter "
-        "on as that is: load the base with the config.json that lies beside the adapter"
+        f"{pair.public_name} has other values of {', '.join(sorted(different))} than the base, which peft loads the "
+        "adapter on as that is: load the base with the config.json that lies beside the adapter"
     ]
-
-
-def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[str]:
-    """Keys of both configurations, and of those inside of them, that let them answer otherwise."""
-    for key in differing_keys(first, second):
-        if key not in first or key not in second or key in _IDLE or not matters_in_use(key):
-            continue
-        parts = [one[key] for one in (first, second)]
-        if all(isinstance(part, dict) and "model_type" in part for part in parts):
-            yield from (f"{key}.{inner}" for inner in _differences(*parts))
-        else:
-            yield key
 
 
 def _take_names_of(model: nn.Module, pair: Pair) -> Pair:
@@ -403,12 +369,6 @@ def _take_names_of(model: nn.Module, pair: Pair) -> Pair:
         read=lambda name: pair.read(origin[name]),
         read_base=lambda name: pair.read_base(origin[name]),
     )
-
-
-def _sides(module: nn.Module) -> tuple[int, int]:
-    """Inputs and outputs of a linear layer."""
-    shape = tuple(cast(torch.Tensor, module.weight).shape)
-    return (shape[0], shape[1]) if type(module) is Conv1D else (shape[1], shape[0])
 
 
 def _sum_of_squares(tensor: torch.Tensor) -> float:
@@ -448,8 +408,4 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
         lines.append(f"left out: {item['name']} ({cost}): {item['why']}")
     if len(left_out) > _SHOWN:
         lines.append(f"left out: {len(left_out) - _SHOWN} more, which report.json names")
-    obstacles = report["vllm"]["obstacles"]
-    told = (
-        f"does not read {'; '.join(obstacles)}" if obstacles else f"--max-lora-rank {report['vllm']['max_lora_rank']}"
-    )
-    return [*lines, f"vLLM: {told}"]
+    return lines

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
@@ -27,7 +26,7 @@ from hf_ext.emr.ops import SUMS, TENSOR_RESCALES, compute_scales
 from hf_ext.emr.report import make_report
 from hf_ext.figures import can_draw
 
-from ..files import copy_into
+from ..files import copy_into, read_json, write_json
 from ..hub.cards import write_card
 from . import report_picture
 from .card import read_report
@@ -39,6 +38,8 @@ from .plan import Plan
 from .sources import CONFIGURATION_FILES, Source, open_weights
 from .tensors import KEPT, SHARED
 
+# Beside the weights at the root.
+SUMS_FILE = "sums.safetensors"
 # They do not change what comes out, or are told elsewhere.
 _NOT_METHOD = ("base", "tasks", "memory", "workers", "device", "max_shard_size")
 
@@ -49,7 +50,7 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
         # The weights are complete, and reading them through for their hashes needs no interpreter.
         # But for sums, which are written below, nothing writes such a file any more.
         names = [name for name in list_files(folder) if name.endswith(".safetensors")]
-        weights = [name for name in names if not name.endswith("sums.safetensors")]
+        weights = [name for name in names if not name.endswith(SUMS_FILE)]
         hashing = beside.submit(hash_files, folder, weights) if plan.config.with_masks else None
         _copy_companions(folder, plan)
         # After the other files: it reads the copy's configuration.
@@ -107,27 +108,18 @@ def method_record(config: MergeConfig, given: Source | None, out: Path) -> dict[
     record |= config.arguments | {"rescale": config.scaling}
     if config.merge_method.deltas:
         record["deltas"] = config.merge_method.deltas
-    record["statistics"] = {task: _record_spec(spec, out) for task, spec in config.statistics.items()}
+    record["statistics"] = {task: _record_place(spec, out) for task, spec in config.statistics.items()}
     return record if given is None or given.repo_id else record | {"merged": recorded_path(given.spec, out)}
 
 
-def _record_spec(spec: str, out: Path) -> str:
-    return recorded_path(spec, out) if Path(spec).expanduser().exists() else spec
+def _record_place(source: str, out: Path) -> str:
+    """A source as an artifact names it: of a path that is there the one from the artifact."""
+    return recorded_path(source, out) if Path(source).expanduser().exists() else source
 
 
 def _record_identity(identity: Mapping[str, Any], out: Path) -> dict[str, Any]:
-    """The identity of a source, with its path as an artifact has it."""
     source = identity["source"]
-    if identity["revision"] is None and Path(source).expanduser().exists():
-        source = recorded_path(source, out)
-    return {**identity, "source": source}
-
-
-def _tell_dtype(path: Path, dtype: str) -> None:
-    """Weights are loaded in the type that the configuration tells: the one that they were written in."""
-    config = json.loads(path.read_text(encoding="utf-8"))
-    config |= {"dtype": dtype} | ({"torch_dtype": dtype} if "torch_dtype" in config else {})
-    path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return {**identity, "source": source if identity["revision"] else _record_place(source, out)}
 
 
 def _copy_companions(folder: Path, plan: Plan) -> None:
@@ -137,8 +129,12 @@ def _copy_companions(folder: Path, plan: Plan) -> None:
     free = {name: path for name, path in base.items() if not name.startswith(("tasks/", "base/"))}
     root = free if plan.config.with_masks else plan.companions
     copy_into(root, folder)
-    if plan.config.dtype and plan.base.library == "transformers" and "config.json" in root:
-        _tell_dtype(folder / "config.json", plan.config.dtype)
+    dtype = plan.config.dtype
+    if dtype and plan.base.library == "transformers" and "config.json" in root:
+        # Weights are loaded in the type that the configuration tells: the one that they were written in.
+        config = read_json(folder / "config.json")
+        config |= {"dtype": dtype} | ({"torch_dtype": dtype} if "torch_dtype" in config else {})
+        write_json(folder / "config.json", config)
     if plan.config.include_base:
         copy_into(base, folder / "base")
     for task in plan.tasks if plan.config.with_masks else ():
@@ -153,7 +149,7 @@ def _copy_companions(folder: Path, plan: Plan) -> None:
         )
         if task.config and task.library != "peft" and not (place / "config.json").is_file():
             # full weights of an adapter: nobody has written their configuration yet
-            (place / "config.json").write_text(json.dumps(task.config, indent=2) + "\n", encoding="utf-8")
+            write_json(place / "config.json", task.config)
     if plan.config.with_masks:
         mark_root(folder, [task.label for task in plan.tasks])
 
@@ -167,27 +163,23 @@ def _make_manifest(
     kept: dict[str, dict[str, Any]] | None,
     method: dict[str, Any],
 ) -> Manifest:
-    tensors = tuple(TensorRecord(row.name, tuple(row.shape), row.dtype, row.elements) for row in plan.rows)
-    base = sources["base"]
-    record = SourceRecord(base["source"], base["revision"], base["files"])
-    if kept is not None:
-        record = SourceRecord(base["source"], base["revision"], kept, "base")
-    tasks = {}
-    for index, task in enumerate(plan.tasks):
-        origin = SourceRecord(**sources["tasks"][task.label])
-        tasks[task.label] = _task_record(plan, index, origin, sums[:, index], scales)
     from .. import __version__
 
+    base = SourceRecord(**sources["base"])
+    tasks = {
+        task.label: _task_record(plan, index, SourceRecord(**sources["tasks"][task.label]), sums[:, index], scales)
+        for index, task in enumerate(plan.tasks)
+    }
     return Manifest(
         library=plan.base.library,
-        base=record,
+        base=base if kept is None else SourceRecord(base.source, base.revision, kept, "base"),
         unified={
             path.name: {"bytes": path.stat().st_size}
             for path in sorted(folder.glob("*.safetensors"))
-            if path.name not in NOT_WEIGHTS
+            if path.name != SUMS_FILE
         },
         method=method,
-        tensors=tensors,
+        tensors=tuple(TensorRecord(row.name, tuple(row.shape), row.dtype, row.elements) for row in plan.rows),
         aliases=plan.aliases,
         tasks=tasks,
         version=__version__,
@@ -224,9 +216,6 @@ def _identify_copy(folder: Path) -> dict[str, dict[str, Any]]:
 # What is recorded of files: bytes and hash, by name.
 Files = Mapping[str, Mapping[str, Any]]
 
-# Beside the weights at the root.
-NOT_WEIGHTS = ("sums.safetensors",)
-
 
 def _measure_sizes(folder: Path, base: Files, tasks: Iterable[Files]) -> dict[str, int]:
     """Bytes of what was merged and of what came out: of whole files, so that they can be compared."""
@@ -237,7 +226,7 @@ def _measure_sizes(folder: Path, base: Files, tasks: Iterable[Files]) -> dict[st
     return {
         "checkpoints": sum(about["bytes"] for files in tasks for about in files.values()),
         "base": sum(about["bytes"] for about in base.values()),
-        "unified": total("*.safetensors") - sum(map(total, NOT_WEIGHTS)),
+        "unified": total("*.safetensors") - total(SUMS_FILE),
         "masks": total("tasks/*/mask.safetensors"),
         "extras": total("tasks/*/extra.safetensors"),
     }
@@ -274,10 +263,8 @@ def write_report(
     report["files"] = _list_own_files(folder, tasks) if masks else {}
     report["library"] = library
     report["sources"] = sources
-    for file in ("report.json", "report.png"):
-        (folder / file).unlink(missing_ok=True)
-    text = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False)
-    (folder / "report.json").write_text(text + "\n", encoding="utf-8")
+    (folder / "report.png").unlink(missing_ok=True)
+    write_json(folder / "report.json", report, indent=1)
     if masks and can_draw("report.png"):
         report_picture.draw_report(report, folder / "report.png")
     return report

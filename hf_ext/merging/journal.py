@@ -25,7 +25,7 @@ import uuid
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -41,12 +41,8 @@ PASSES = "passes.json"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-class _Place(NamedTuple):
-    """Position of the line of a unit."""
-
-    file: Path
-    start: int
-    length: int
+# Position of the line of a unit: its file, its first byte and its length.
+_Place = tuple[Path, int, int]
 
 
 class Journal:
@@ -126,7 +122,7 @@ class Journal:
                 elif "flushed" in record:
                     trusted = max(trusted, int(record["flushed"]))
                 elif "unit" in record:
-                    places.append((number, record["unit"], _Place(file, start, len(line))))
+                    places.append((number, record["unit"], (file, start, len(line))))
             found |= {unit: place for number, unit, place in places if number < trusted or boot == self._boot}
         return found
 

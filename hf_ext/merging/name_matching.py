@@ -106,7 +106,11 @@ def match_names(
         [`Matching`]: Names, vocabularies and what to warn of.
     """
     names = tuple(match_fine_tune(base, task) for task in tasks)
-    warnings = [warning for task in tasks for warning in _provenance_warnings(base, task)]
+    warnings = [
+        f"{task.title} was made from {task.came_from!r} by its configuration, not from {base.repo_id!r}: check it"
+        for task in tasks
+        if _comes_from_another(base, task)
+    ]
     warnings += [warning for task in tasks for warning in _compare_configurations(base, task, masks)]
     aliases = _find_tied_names(base, tasks, warnings)
     both, taken = list(zip(tasks, names, strict=True)), dict[int, str]()
@@ -215,10 +219,12 @@ def _vocabulary_size(config: Mapping[str, Any]) -> int | None:
 
 
 def _is_computed(name: str, info: TensorInfo) -> bool:
-    """True if a buffer follows from the configuration: positions, rotary frequencies, causal masks."""
+    """True if a buffer follows from the configuration: positions, rotary frequencies, masks, which may be infinite."""
+    last = name.rpartition(".")[2]
     # one mask for all heads; a bias of each head is learned
     causal_mask = name.endswith("attn.bias") and info.shape == (1, 1, *2 * info.shape[-1:])
-    return name.rpartition(".")[2] in _COMPUTED_BUFFERS or causal_mask
+    float_mask = info.dtype.is_floating_point and last.endswith("mask")
+    return last in _COMPUTED_BUFFERS or float_mask or causal_mask
 
 
 def _find_unsaved(task: Source, names: Names) -> frozenset[str]:
@@ -277,16 +283,11 @@ def _refuse_other_model(base: Source, task: Source) -> None:
             )
 
 
-def _provenance_warnings(base: Source, task: Source) -> list[str]:
-    """Warnings about entries of a task's configuration that a fine-tune of the base would not have."""
-    warnings = []
-    origin = task.came_from
+def _comes_from_another(base: Source, task: Source) -> bool:
+    """True if the configuration of a task names another model than the base, both of a Hub."""
     known = {base.repo_id, base.spec, base.spec.partition("@")[0], base.config.get("_name_or_path")}
-    if origin and base.repo_id and origin not in known and not Path(origin).is_absolute():
-        warnings.append(
-            f"{task.title} was made from {origin!r} by its configuration, not from {base.repo_id!r}: check it"
-        )
-    return warnings
+    origin = task.came_from
+    return bool(origin and base.repo_id and origin not in known and not Path(origin).is_absolute())
 
 
 def _compare_configurations(base: Source, task: Source, masks: bool) -> list[str]:
@@ -322,17 +323,10 @@ def _refuse_little_overlap(base: Source, task: Source, names: Names) -> None:
     fitting = len(numbers) - len(others)
     if 2 * fitting >= min(counts) and fitting:
         return
-    message = (
-        f"{task.title} is no fine-tune of {base.title}: of {counts[1]} floating-point tensors (base: "
-        f"{counts[0]}) only {fitting} have the same name and shape."
+    examples = [f"{own!r} {list(task.tensors[own].shape)} ({list(base.tensors[name].shape)})" for name, own in others]
+    examples += [f"{name!r} (not there)" for name in task.tensors if name not in set(names.pairs.values())]
+    raise DataError(
+        f"{task.title} is no fine-tune of {base.title}: of {counts[1]} floating-point tensors (base: {counts[0]}) "
+        f"only {fitting} have the same name and shape. Others, with their shape in the base: "
+        f"{', '.join(examples[:3])}. Give the model that the task was fine-tuned from as base, or leave the task out."
     )
-    if others:
-        name, own = others[0]
-        message += (
-            f" {len(others)} have another shape, for instance {name!r}: base {list(base.tensors[name].shape)}, task "
-            f"{list(task.tensors[own].shape)}."
-        )
-    absent = [name for name in task.tensors if name not in set(names.pairs.values())]
-    if absent:
-        message += f" {len(absent)} are not in the base, for instance {absent[:3]}."
-    raise DataError(message + " Give the model that the task was fine-tuned from as base, or leave the task out.")

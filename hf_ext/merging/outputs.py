@@ -16,7 +16,7 @@ from ..errors import DataError
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
 from .plan import Plan
 from .sources import Source
-from .tensors import EXCLUDED, KEPT, Row
+from .tensors import COMPUTED, EXCLUDED, KEPT, Row
 
 Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
@@ -127,7 +127,7 @@ class Outputs:
             for extra in own:
                 stop = math.prod(extra.shape)
                 if extra.start < stop:
-                    finite = extra.reason != EXCLUDED
+                    finite = extra.reason not in (EXCLUDED, COMPUTED)
                     self.copies.append(Copy(task, extra.name, extra.start, stop, writer, extra.name, 0, finite))
 
 

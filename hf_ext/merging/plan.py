@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,11 +17,11 @@ import torch
 from hf_ext.emr.artifact import mask_bytes
 
 from ..errors import DataError, UsageError
+from .adapters import read_adapters
 from .companions import join_companions
 from .configuration import MergeConfig, load_config
-from .inputs import Inputs, open_inputs
 from .name_matching import Names, match_names
-from .sources import Source, size_text
+from .sources import Source, open_weights, size_text
 from .statistics import check_statistics
 from .tensors import (
     COMPARED,
@@ -37,6 +39,7 @@ from .tensors import (
     name_some,
 )
 
+_OPENED_AT_ONCE = 8
 _COMPARED_AT_ONCE = 2**18
 _SUMS_BYTES = 8 * 10
 # Differences of a task that one model has no place for, by the reason for which they are not merged.
@@ -195,14 +198,37 @@ def make_plan(
         ValueError: Something cannot be read or does not fit together; the message says what to do.
     """
     config = load_config(config)
-    inputs = open_inputs(config, token, endpoint)
-    try:
-        find_device(config)
-        return _plan(config, inputs)
-    except BaseException:
-        for source in (inputs.base, *inputs.tasks, *filter(None, [inputs.merged_model]), *inputs.statistics):
-            source.close()
-        raise
+    find_device(config)
+    specs = {"base": config.base, **config.tasks}
+    if config.merged is not None:
+        specs["merged"] = config.merged
+    specs |= {f"statistics of {task}": config.statistics[task] for task in config.tasks if config.statistics}
+    with _open_all(specs, token, endpoint) as opened:
+        for source in (opened["base"], *(opened[task] for task in config.tasks)):
+            if source.is_artifact:
+                raise DataError(
+                    f"{source.title} is a merge with masks, whose tasks are not the weights of its folder: write the "
+                    "one that you mean with hf-ext emr export, and give that."
+                )
+        base, tasks = read_adapters(config.adapters, opened["base"], [opened[task] for task in config.tasks])
+        statistics = tuple(source for label, source in opened.items() if label.startswith("statistics of "))
+        return _plan(config, base, tasks, opened.get("merged"), statistics)
+
+
+@contextmanager
+def _open_all(specs: dict[str, str], token: str | bool | None, endpoint: str | None) -> Iterator[dict[str, Source]]:
+    """The sources by their labels, opened by their headers in parallel; they stay open unless an error is raised."""
+    with ThreadPoolExecutor(_OPENED_AT_ONCE) as pool:
+        futures = {
+            label: pool.submit(open_weights, label, spec, token=token, endpoint=endpoint)
+            for label, spec in specs.items()
+        }
+    with ExitStack() as stack:
+        for future in futures.values():
+            if future.exception() is None:
+                stack.callback(future.result().close)
+        yield {label: future.result() for label, future in futures.items()}
+        stack.pop_all()
 
 
 def find_device(config: MergeConfig) -> torch.device:
@@ -216,8 +242,13 @@ def find_device(config: MergeConfig) -> torch.device:
     return device
 
 
-def _plan(config: MergeConfig, inputs: Inputs) -> Plan:
-    base, tasks, model = inputs.base, inputs.tasks, inputs.merged_model
+def _plan(
+    config: MergeConfig,
+    base: Source,
+    tasks: tuple[Source, ...],
+    model: Source | None,
+    statistics: tuple[Source, ...],
+) -> Plan:
     if base.library == "peft":
         # the base of the adapters has no other owner
         config = dataclasses.replace(config, include_base=config.with_masks)
@@ -230,8 +261,8 @@ def _plan(config: MergeConfig, inputs: Inputs) -> Plan:
             f"{model.title} has no floating-point {lacking[0].name!r} of shape {list(lacking[0].shape)}; give a model "
             "that was merged from these tasks, or exclude the tensor."
         )
-    if inputs.statistics:
-        check_statistics(config.merge_method, merged, tasks, inputs.statistics)
+    if statistics:
+        check_statistics(config.merge_method, merged, tasks, statistics)
     doubles = [source.title for source in (base, *tasks) if source.has_float64]
     warnings = [
         *matching.warnings,
@@ -261,7 +292,7 @@ def _plan(config: MergeConfig, inputs: Inputs) -> Plan:
         matching.aliases,
         model,
         {row.name: matching.given[row.name] for row in merged if model is not None},
-        inputs.statistics,
+        statistics,
         warnings,
         companions,
         modules,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from hf_ext.emr.artifact import hash_files, open_extras, open_masks, open_unifie
 from hf_ext.emr.manifest import MANIFEST, Manifest
 
 from ..errors import DataError, UsageError
-from ..files import read_json_object, stays_inside
+from ..files import read_json_object, stays_inside, write_json
 from ..hub.folder_kinds import FolderKind
 from ..hub.published_files import LICENCES, is_described, is_loaded, walk
 from .card import describe, public_name, read_merge
@@ -32,7 +30,12 @@ def copy_artifact(folder: Path, out: Path) -> None:
     Tasks that `emr.json` does not name, hidden files and the state of the merge stay behind.
     """
     manifest = Manifest.read(folder)
-    _require_reachable(manifest, folder)
+    if manifest.base.revision is None and manifest.base.folder is None:
+        raise DataError(
+            f"{folder}: its tasks are restored from the base {manifest.base.source}, a folder on this "
+            "machine. Merge again with include_base: true (--include-base), which stores the base in the artifact; or "
+            "push the base to the Hub and merge again with its org/name"
+        )
     loader = folder / LOADER
     if loader.is_file() and loader.read_bytes() != _LOADER_HERE.read_bytes():
         raise UsageError(
@@ -50,13 +53,13 @@ def copy_artifact(folder: Path, out: Path) -> None:
         places.append(Path(manifest.base.folder))
     for place in places:
         (out / place).mkdir(parents=True, exist_ok=True)
-        weights = _weights(manifest.base.files if place == Path("base") else manifest.unified)
+        files = manifest.base.files if place == Path("base") else manifest.unified
+        stems = {re.sub(r"-\d{5}-of-\d{5}$", "", name.removesuffix(".safetensors")) for name in files}
+        weights = {*files, *(f"{stem}.safetensors.index.json" for stem in stems)}
         # What the merge took along beside what loaders read; code is taken from installed packages.
         inner = "" if place == Path() else f"{place.as_posix()}/"
         along = {name.removeprefix(inner) for name in manifest.files if name.startswith(inner)}
-        along = {
-            name for name in along if not name.endswith(".py") and name.partition("/")[0] not in ("tasks", "base")
-        }
+        along = {name for name in along if not re.match(r"(tasks|base)/|.*\.py$", name)}
         _copy(folder, place, out, weights | along)
     _promise_no_task(out / "config.json")
     shutil.copyfile(_LOADER_HERE, out / LOADER)
@@ -66,22 +69,7 @@ def _promise_no_task(path: Path) -> None:
     """The root is no task's model, so its configuration offers no pipeline; those of the tasks do."""
     if path.is_file() and "custom_pipelines" in (config := read_json_object(path)):
         del config["custom_pipelines"]
-        path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _require_reachable(manifest: Manifest, folder: Path) -> None:
-    if manifest.base.revision is None and manifest.base.folder is None:
-        raise DataError(
-            f"{folder}: its tasks are restored from the base {manifest.base.source}, a folder on this "
-            "machine. Merge again with include_base: true (--include-base), which stores the base in the artifact; or "
-            "push the base to the Hub and merge again with its org/name"
-        )
-
-
-def _weights(files: Iterable[str]) -> set[str]:
-    """Weight files that the manifest names, whatever they are called, and their index."""
-    stems = {re.sub(r"-\d{5}-of-\d{5}$", "", name.removesuffix(".safetensors")) for name in files}
-    return {*files, *(f"{stem}.safetensors.index.json" for stem in stems)}
+        write_json(path, config)
 
 
 def _copy(folder: Path, place: Path, out: Path, weights: set[str]) -> None:
@@ -124,7 +112,7 @@ def hide_paths(folder: Path) -> None:
                 # Weights are copies, and keep the hashes of the merge, by which a fault of the copy is noticed;
                 # configurations may have been changed for publication.
                 content["files"] = hash_files(folder, known=merge.manifest.files)
-            path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            write_json(path, content, indent=1)
 
 
 def _hide(value: Any, paths: list[tuple[str, str]]) -> Any:

@@ -9,6 +9,16 @@ import numpy as np
 
 from hf_ext.figures import new_figure, save_figure
 
+from .sources import size_text
+
+# Measures of layers with their titles and colours: of deltas, of masks, of one model.
+CONFLICT = ("conflict", "sign conflict of task vectors", "magma")
+RESTORED = ("error_rescaled", "error of the restored vectors", "cividis")
+LAYERS = {
+    "deltas": [("norm", "length of task vectors", "viridis"), RESTORED],
+    "masks": [CONFLICT, ("density", "mask density", "viridis"), RESTORED],
+    "one": [CONFLICT, ("error_unified", "error of the unified vector", "cividis")],
+}
 # Names and colours of error bars and of the parts of sizes.
 ERRORS = {
     "unified": ("unified", "#b0b0b0"),
@@ -43,9 +53,9 @@ def draw_report(report: Mapping[str, Any], path: str | Path) -> None:
     # With room for titles above and for names below.
     heights = [rows + names + 0.5, 2.3 + names + 0.5, side + names + 0.5]
     figure = new_figure(width, sum(heights) + 0.4)
-    method, count = report["method"], _count_noun(len(tasks), "task")
+    method = report["method"]
     rescale = f", rescale {method['rescale']}" if method["masks"] else ""
-    figure.suptitle(f"{method['method']}, {count}{rescale}", fontsize=12)
+    figure.suptitle(f"{method['method']}, tasks: {len(tasks)}{rescale}", fontsize=12)
     parts: Any = figure.subfigures(3, 1, height_ratios=heights)
     top, middle, bottom = parts
     _draw_layers(top, report, tasks, layers, (width, rows))
@@ -62,10 +72,6 @@ def _short(name: str) -> str:
     half = LETTERS // 2 - 1
     short = name if len(name) <= LETTERS else f"{name[:half]}…{name[-half:]}"
     return short.replace("$", r"\$")
-
-
-def _count_noun(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _matrix(rows: Sequence[Sequence[float | None]]) -> np.ndarray:
@@ -95,19 +101,10 @@ def _draw_layers(
     figure: Any, report: Mapping[str, Any], tasks: Sequence[str], layers: Sequence[str], size: tuple[float, float]
 ) -> None:
     """Heat maps, the first layer at the top; `size` is the width and height of all in inches."""
-    measures = {"conflict": ("sign conflict of task vectors", "magma")}
-    if report["method"].get("deltas"):
-        measures = {
-            "norm": ("length of task vectors", "viridis"),
-            "error_rescaled": ("error of the restored", "cividis"),
-        }
-    elif report["method"]["masks"]:
-        measures["density"] = ("mask density", "viridis")
-        measures["error_rescaled"] = ("error of the restored vectors", "cividis")
-    else:
-        measures["error_unified"] = ("error of the unified vector", "cividis")
+    kind = "deltas" if report["method"].get("deltas") else "masks" if report["method"]["masks"] else "one"
+    measures = LAYERS[kind]
     axes = figure.subplots(1, len(measures), sharey=True, squeeze=False)[0]
-    for axis, (key, (title, colours)) in zip(axes, measures.items(), strict=True):
+    for axis, (key, title, colours) in zip(axes, measures, strict=True):
         values = _matrix([layer[key] for layer in report["layers"]])
         known = np.sort(values[np.isfinite(values)]) if np.isfinite(values).any() else np.zeros(1)
         # A layer in which a task hardly changed can have any error: it must not hide the others.
@@ -119,27 +116,22 @@ def _draw_layers(
 
 def _draw_errors(axis: Any, report: Mapping[str, Any], tasks: Sequence[str], width: float) -> None:
     """Grouped bars; what is beyond the edge has its number written on it."""
-    entries = report["tasks"]
     kinds = list(ERRORS) if report["method"]["masks"] else ["unified"]
     kinds = ["rescaled", "one_bit"] if report["method"].get("deltas") else kinds
-    known = [entry["error"][kind] or 0.0 for entry in entries for kind in kinds]
-    edge = max(known)
-    if len(kinds) > 1:
-        shown = [entry["error"][kind] or 0.0 for entry in entries for kind in ("rescaled", "one_bit")]
-        edge = min(edge, max(1.0, 1.15 * max(shown)), 2.0)
-    # Room for the numbers above the line at 1.
-    edge = (1.25 if max(known) > edge else 1.05) * max(edge, 1.0)
+    errors = {kind: [entry["error"][kind] or 0.0 for entry in report["tasks"]] for kind in kinds}
+    highest = max(map(max, errors.values()))
+    # With room for numbers above the line at 1.
+    edge = 1.05 * max(highest, 1.0) if highest <= 2 or len(kinds) == 1 else 2.5
     bar = 0.84 / len(kinds)
-    for index, kind in enumerate(kinds):
-        places = np.arange(len(entries)) + (index + 0.5) * bar - 0.42
-        values = [entry["error"][kind] or 0.0 for entry in entries]
+    for index, (kind, values) in enumerate(errors.items()):
+        places = np.arange(len(values)) + (index + 0.5) * bar - 0.42
         label, colour = ERRORS[kind]
         axis.bar(places, values, bar, color=colour, label=label)
         for place, value in zip(places, values, strict=True):
             if value > edge:
                 axis.text(place, 0.98 * edge, f"{value:.3g}", fontsize=6, rotation=90, ha="center", va="top")
     axis.axhline(1, color="black", linestyle=":", linewidth=0.8)
-    axis.set(ylim=(0, edge), xlim=(-0.5, len(entries) - 0.5))
+    axis.set(ylim=(0, edge), xlim=(-0.5, len(tasks) - 0.5))
     axis.set_ylabel("squared distance, relative", fontsize=8)
     title = "reconstruction error of task vectors (0: the task's checkpoint, 1: the base)"
     axis.set_title(title, fontsize=9, loc="left")
@@ -166,37 +158,30 @@ def _draw_cosines(axis: Any, report: Mapping[str, Any], tasks: Sequence[str], si
         axis.text(column, row, f"{round(value, 2) + 0.0:.2f}", fontsize=6, color=colour, ha="center", va="center")
 
 
-def _bytes(count: float) -> tuple[float, str]:
-    """Bytes in the largest unit that leaves at least one, and what one of that unit is called."""
-    power, unit = next((p, u) for p, u in ((9, "GB"), (6, "MB"), (3, "kB"), (0, "bytes")) if count >= 10**p or p == 0)
-    return 10.0**power, unit
-
-
 def _draw_sizes(axis: Any, report: Mapping[str, Any]) -> None:
-    sizes, count = report["sizes"], len(report["tasks"])
-    bars = {_count_noun(count, "checkpoint"): ["checkpoints"], "this artifact": ["unified"]}
+    from matplotlib.ticker import EngFormatter
+
+    sizes = report["sizes"]
+    bars = {"checkpoints": ["checkpoints"], "this artifact": ["unified"]}
     if report["method"]["masks"]:
         bars["this artifact"] += ["masks", "extras"]
         bars["with the base"] = ["unified", "masks", "extras", "base"]
     if report["method"]["masks"] and not report["method"].get("deltas"):
         bars["1-bit with the base"] = ["masks", "extras", "base"]
-    totals = {name: sum(sizes[part] for part in parts) for name, parts in bars.items()}
-    divisor, unit = _bytes(max(1, *totals.values()))
     named = set[str]()
     for name, parts in bars.items():
         start = 0.0
         for part in parts:
             label, colour = PARTS[part]
-            wide = sizes[part] / divisor
             # A name that begins with a line is left out of the legend.
-            axis.barh(name, wide, 0.76, left=start, color=colour, label="_" if part in named else label)
+            axis.barh(name, sizes[part], 0.76, left=start, color=colour, label="_" if part in named else label)
             named.add(part)
-            start += wide
-        own, own_unit = _bytes(totals[name])
-        axis.text(start, name, f" {totals[name] / own:.3g} {own_unit}", fontsize=SMALL, va="center")
+            start += sizes[part]
+        axis.text(start, name, f" {size_text(int(start))}", fontsize=SMALL, va="center")
+    axis.xaxis.set_major_formatter(EngFormatter(unit="B"))
     axis.invert_yaxis()
     axis.margins(x=0.12)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.set_title(f"size in {unit}", fontsize=9)
+    axis.set_title("size", fontsize=9)
     axis.tick_params(labelsize=SMALL)
     axis.legend(fontsize=SMALL, ncols=3, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.12))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -35,19 +36,8 @@ _READ: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("model_type", "_class_name", "peft_type", "task_type"), (str, "a text")),
 }
 # Tensors that quantised checkpoints store beside packed weights.
-_QUANTISED_PARTS = (
-    "SCB",
-    "absmax",
-    "g_idx",
-    "nested_absmax",
-    "nested_quant_map",
-    "qweight",
-    "qzeros",
-    "quant_map",
-    "weight_packed",
-    "weight_scale",
-    "weight_scale_inv",
-    "weight_zero_point",
+_QUANTISED_PARTS = re.compile(
+    r"SCB|g_idx|q(weight|zeros)|(nested_)?(absmax|quant_map)|weight_(packed|scale(_inv)?|zero_point)"
 )
 
 
@@ -306,16 +296,15 @@ def _check_types(path: Path, config: Mapping[str, Any]) -> None:
 
 def _refuse_quantised(source: Source) -> None:
     """Refuses a checkpoint whose numbers are codes of something else."""
-    reason = None
-    if source.config.get("quantization_config"):
-        method = source.config["quantization_config"]
-        name = method.get("quant_method") if isinstance(method, dict) else method
-        reason = f"its configuration has a quantization_config ({name})"
+    reason, method = None, source.config.get("quantization_config")
+    if method:
+        told = method.get("quant_method") if isinstance(method, dict) else method
+        reason = f"its configuration has a quantization_config ({told})"
     for name, info in source.tensors.items():
         last = name.rpartition(".")[2]
         if info.dtype.itemsize == 1 and info.dtype.is_floating_point:
             reason = f"tensor {name!r} is {info.dtype}"
-        elif last in _QUANTISED_PARTS or ".quant_state." in name:
+        elif _QUANTISED_PARTS.fullmatch(last) or ".quant_state." in name:
             reason = f"tensor {name!r} belongs to a quantised weight"
         elif info.dtype in (torch.int8, torch.uint8) and last == "weight":
             reason = f"weight {name!r} is {info.dtype}"

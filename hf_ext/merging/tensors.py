@@ -29,7 +29,7 @@ from .sources import Source
 KEPT, SHARED, COMPARED, SKIPPED = "kept", "the base's", "kept if not the base's", "skipped"
 TIED = "tied to another tensor in the base"
 WHOLE_NUMBERS, COMPUTED, STATISTIC = "not floating-point", "computed buffer", "running statistic"
-EXCLUDED, _SMALL, _OTHER_TOKENS = "excluded", "one-dimensional", "another vocabulary"
+EXCLUDED, _OTHER_TOKENS = "excluded", "another vocabulary"
 _SHOWN_NAMES = 3
 
 
@@ -85,8 +85,8 @@ class Table:
             self._decide_rest(index, names)
         if not any(row.task_names for row in self.rows):
             raise DataError(
-                f"nothing to merge: every floating-point tensor of {base.title} is excluded, kept raw, or of "
-                "another shape in the tasks. Check base, tasks, exclude and small_raw."
+                f"nothing to merge: every floating-point tensor of {base.title} is excluded, or of another shape in "
+                "the tasks. Check base, tasks and exclude."
             )
 
     @property
@@ -124,7 +124,7 @@ class Table:
         self._refuse_other_labels()
         for index, task in enumerate(self._tasks):
             lost = [item for item in self.own if (item.task, item.rule) == (index, KEPT)]
-            lost = [item for item in lost if item.reason not in (EXCLUDED, _SMALL) and item.nbytes]
+            lost = [item for item in lost if item.reason != EXCLUDED and item.nbytes]
             shared = {item.base_name for item in self.own if (item.task, item.rule) == (index, SHARED)}
             chosen = {item.base_name for item in self.own if item.task == index and item.reason == EXCLUDED}
             absent = [row.name for row in self.rows if row.task_names and row.task_names[index] is None]
@@ -190,30 +190,21 @@ class Table:
             return WHOLE_NUMBERS, True
         if 0 in info.shape:
             return "empty", True
-        if self._config.small_raw and len(info.shape) <= 1:
-            return _SMALL, False
         return None, False
 
     def _takes_part(self, index: int, name: str, own: str) -> bool:
         """True if a task's tensor is merged; otherwise it is kept."""
         ours, task = self._base.tensors[name], self._tasks[index]
         info, vocabulary = task.tensors[own], self._matching.vocabularies[index]
-        tokens, fits = name in vocabulary.tensors, info.shape == ours.shape
+        tokens = name in vocabulary.tensors
         if self._is_excluded(own):
             reason = EXCLUDED
         elif not info.dtype.is_floating_point:
             reason = f"{info.dtype} in the task"
-        elif fits and not (tokens and vocabulary.difference):
-            return True
-        elif not fits and self._config.shape_policy == "error":
-            raise DataError(
-                f"{name!r} is {list(ours.shape)} in the base and {list(info.shape)} in "
-                f"{task.title}. Exclude it, or use shape_policy: extra, which keeps it per task."
-            )
-        elif tokens and not vocabulary.difference:
-            return True
-        elif tokens:
+        elif tokens and vocabulary.difference:
             reason = self._keep_vocabulary(task, name, vocabulary)
+        elif tokens or info.shape == ours.shape:
+            return True
         else:
             reason = f"shape {list(info.shape)}, in the base {list(ours.shape)}"
         self._keep(index, own, KEPT, reason)

@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 from ..errors import DataError
 from ..files import same_bytes
 
@@ -43,7 +45,9 @@ def compare_tokens(
     Returns:
         `str`: The first difference in words, empty if there is none.
     """
-    ours, theirs = _choose(base), _choose(task)
+    # of tokenizers in several forms, one that both have
+    common = next((name for name in _TOKENIZERS if name in base and name in task), None)
+    ours, theirs = _choose(base, common), _choose(task, common)
     if not theirs or (not ours and rows is not None):
         who = "the task" if ours else "the base"
         return "" if rows is None else f"{who} has no tokenizer.json or the like, to tell which rows are the same"
@@ -63,9 +67,9 @@ def compare_tokens(
     return ""
 
 
-def _choose(files: Mapping[str, Path]) -> list[Path]:
+def _choose(files: Mapping[str, Path], wanted: str | None) -> list[Path]:
     """The files that tell the tokens of a vocabulary: one that lists them, and those that add to it."""
-    listing = next((name for name in _TOKENIZERS if name in files), None)
+    listing = wanted or next((name for name in _TOKENIZERS if name in files), None)
     if listing is None:
         return []
     added = () if listing == "tokenizer.json" else _ADDED
@@ -78,7 +82,8 @@ def _read_tokens(files: Sequence[Path]) -> dict[int, str]:
     for file in files:
         try:
             tokens |= _read_file(file)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except Exception as error:
+            # that of the library of tokenizers has no class of its own
             raise DataError(f"{file}: malformed ({type(error).__name__}: {error}); fetch it again.") from error
     return tokens
 
@@ -87,17 +92,12 @@ def _read_file(file: Path) -> dict[int, str]:
     """The tokens of one file by their rows; its errors are those of a malformed file."""
     if file.name in _WHOLE:
         return {_FILE: f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()[:12]}"}
+    if file.name == "tokenizer.json":
+        return {row: token for token, row in Tokenizer.from_file(str(file)).get_vocab().items()}
     text = file.read_text(encoding="utf-8")
     if file.name == "vocab.txt":
         return dict(enumerate(text.removesuffix("\n").split("\n")))
     told = json.loads(text)
     if file.name == "tokenizer_config.json":
         return {int(row): item["content"] for row, item in told.get("added_tokens_decoder", {}).items()}
-    vocabulary = told["model"]["vocab"] if file.name == "tokenizer.json" else told
-    # a unigram model lists [token, score]; the others map tokens to rows
-    if isinstance(vocabulary, list):
-        tokens = {row: item[0] for row, item in enumerate(vocabulary)}
-    else:
-        tokens = {row: token for token, row in vocabulary.items()}
-    added = told.get("added_tokens", ()) if file.name == "tokenizer.json" else ()
-    return tokens | {item["id"]: item["content"] for item in added}
+    return {row: token for token, row in told.items()}

@@ -44,7 +44,7 @@ _LOGGER = logging.getLogger(__name__)
 # In the manifest's method: the tasks that voted, once they are not simply all tasks.
 VOTED = "elected_from"
 # Options of the merge that determine a frozen task's tensors and scale.
-_KEPT = ("rescale", "exclude", "shape_policy", "small_raw", "dtype", "adapters")
+_KEPT = ("rescale", "exclude", "shape_policy", "dtype", "adapters")
 
 
 def add_task(
@@ -82,7 +82,10 @@ def add_task(
             what to do.
     """
     place, manifest = _open(folder)
-    _require_new(manifest, name, place)
+    if manifest.library == "peft":
+        raise ValueError(f"{place} contains adapters, which are small: merge all of them again with the new one")
+    if known := [task for task in manifest.tasks if task.casefold() == name.casefold()]:
+        raise UsageError(f"{place} has a task {known[0]!r}; choose another name than {name!r}, or remove it first")
     if base is None:
         inside = manifest.base.folder
         base = source_spec(manifest.base, place) if inside is None else str(place / inside)
@@ -195,29 +198,21 @@ def _open(folder: str | Path) -> tuple[Path, Manifest]:
     return place, Manifest.read(place)
 
 
-def _require_new(manifest: Manifest, name: str, place: Path) -> None:
-    if manifest.library == "peft":
-        raise ValueError(f"{place} contains adapters, which are small: merge all of them again with the new one")
-    known = [task for task in manifest.tasks if task.casefold() == name.casefold()]
-    if known:
-        raise UsageError(f"{place} has a task {known[0]!r}; choose another name than {name!r}, or remove it first")
-
-
 def _require_same(record: SourceRecord, found: dict[str, Any], what: str) -> None:
     """The files of a source are those of the merge, as far as their hashes are known."""
-    advice = "give the checkpoint of the merge, or merge all again"
+    files = found["files"]
+    changed = [] if files.keys() == record.files.keys() else [f"files {sorted(files)}, not {sorted(record.files)}"]
     for file, about in record.files.items():
-        other = found["files"].get(file, {})
-        for key in ("bytes", "header_sha256", "sha256"):
-            if other.get(key) != about.get(key) and None not in (other.get(key), about.get(key)):
-                raise ValueError(
-                    f"{what} is not the one that was merged: {key} of {file} is {other.get(key)}, expected "
-                    f"{about.get(key)}; {advice}"
-                )
-    if record.files.keys() != found["files"].keys():
-        raise ValueError(
-            f"{what} is not the one that was merged: its files are {sorted(found['files'])}, expected "
-            f"{sorted(record.files)}; {advice}"
+        pairs = {key: (files.get(file, {}).get(key), about.get(key)) for key in ("bytes", "header_sha256", "sha256")}
+        changed += [
+            f"{key} of {file}: {ours}, not {theirs}"
+            for key, (ours, theirs) in pairs.items()
+            if ours != theirs and None not in (ours, theirs)
+        ]
+    if changed:
+        raise DataError(
+            f"{what} is not the one that was merged ({changed[0]}): give the checkpoint of the merge, or merge all "
+            "again"
         )
 
 

@@ -4,12 +4,11 @@ from pathlib import Path
 
 from .agreement import Agreement
 from .clip_score import CLIPScore
-from .content_drift import content_drift
+from .content_drift import content_drift, high_frequency_energy, split_frequencies
 from .feature_distance import FeatureDistance
 from .features import ClassifierFeatures, InceptionFeatures
 from .fid import FID
 from .frechet import FeatureStatistics, FeatureSums, frechet_distance
-from .frequencies import high_frequency_energy, split_frequencies
 from .kernel_distance import kernel_distance, kernel_distance_of_subsets
 from .kid import KID
 from .psnr import PSNR

@@ -5,6 +5,9 @@ from typing import Any
 import datasets
 import evaluate
 import numpy as np
+import pandas as pd
+
+from .images import describe
 
 
 def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -42,14 +45,8 @@ def pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 def spearman(predictions: np.ndarray, labels: np.ndarray) -> float:
     """Spearman's correlation: Pearson's of the ranks, equal values having their mean rank."""
-    return pearson(_rank(predictions), _rank(labels))
-
-
-def _rank(values: np.ndarray) -> np.ndarray:
-    """Rank of each value; equal ones share the mean of theirs."""
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: np.ndarray = (np.cumsum(counts) - (counts - 1) / 2)[places]
-    return ranks
+    ranks = [pd.Series(values).rank().to_numpy() for values in (predictions, labels)]
+    return pearson(*ranks)
 
 
 class Agreement(evaluate.Metric):
@@ -66,12 +63,9 @@ class Agreement(evaluate.Metric):
 
     def _info(self) -> evaluate.MetricInfo:
         number = datasets.Value("float64")
-        return evaluate.MetricInfo(
-            description="Accuracy, Matthews, Pearson and Spearman correlation.",
-            citation="",
-            inputs_description="predictions, references: classes or scores, a number for each sample.",
-            features=datasets.Features({"predictions": number, "references": number}),
-        )
+        inputs = "predictions, references: classes or scores, a number for each sample."
+        summary = "Accuracy, Matthews, Pearson and Spearman correlation."
+        return describe(summary, inputs, predictions=number, references=number)
 
     def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
         pair = np.asarray(predictions), np.asarray(references)

@@ -15,7 +15,7 @@ from transformers import CLIPModel, CLIPProcessor
 
 from hf_ext.hub.checkpoints import split_revision
 
-from .images import check_images
+from .images import check_images, describe
 
 INPUTS_DESCRIPTION = """
 Args:
@@ -71,13 +71,8 @@ class CLIPScore(evaluate.Metric):
         self.batch_size = batch_size
 
     def _info(self) -> evaluate.MetricInfo:
-        features = datasets.Features({"predictions": datasets.Image(), "references": datasets.Value("string")})
-        return evaluate.MetricInfo(
-            description="CLIP score of images and their texts.",
-            citation="",
-            inputs_description=INPUTS_DESCRIPTION,
-            features=features,
-        )
+        columns = {"predictions": datasets.Image(), "references": datasets.Value("string")}
+        return describe("CLIP score of images and their texts.", INPUTS_DESCRIPTION, **columns)
 
     def add_batch(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> None:
         """Adds images and their texts."""

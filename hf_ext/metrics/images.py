@@ -123,6 +123,12 @@ def check_images(images: Sequence[Any] | None, name: str) -> None:
             )
 
 
+def describe(summary: str, inputs: str, **columns: Any) -> evaluate.MetricInfo:
+    """What `evaluate` wants to know of a metric: a sentence, its inputs, and the types of its columns."""
+    features = datasets.Features(columns)
+    return evaluate.MetricInfo(description=summary, citation="", inputs_description=inputs, features=features)
+
+
 class ImageMetric(evaluate.Metric, ABC):
     """
     A metric of image pairs whose value over a set is the mean of the images' values. It is abstract, which is also
@@ -142,10 +148,8 @@ class ImageMetric(evaluate.Metric, ABC):
         """The value of one pair of uint8 images."""
 
     def _info(self) -> evaluate.MetricInfo:
-        features = datasets.Features({"predictions": datasets.Image(), "references": datasets.Image()})
-        return evaluate.MetricInfo(
-            description=self.summary, citation="", inputs_description=INPUTS_DESCRIPTION, features=features
-        )
+        images = datasets.Image()
+        return describe(self.summary, INPUTS_DESCRIPTION, predictions=images, references=images)
 
     def add_batch(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> None:
         """Adds images and their references."""

@@ -231,8 +231,7 @@ class MRConvModel(MRConvPreTrainedModel):
         if valid is not None:
             # Tokens, numbers and embeddings of one text agree there too.
             hidden = hidden.masked_fill(~valid[..., None], 0)
-        # Fewer than there are, where the configuration says so: generation that leaves early sets it for a while.
-        for layer in self.layers[: self.config.num_hidden_layers]:
+        for layer in self.layers:
             hidden = layer(hidden, start, stop, valid, cache, packing)
         if self.final_norm is not None:
             hidden = self.final_norm(hidden, valid)
@@ -242,7 +241,7 @@ class MRConvModel(MRConvPreTrainedModel):
         """Check that all blocks of a cache have seen as much, that a mask covers that too, and how it is trained."""
         if not hasattr(cache, "takes_gradient"):
             raise TypeError(f"`cache` is a {type(cache).__name__}; MRConv needs an `MRConvCache(model.config)`.")
-        seen = {layer.get_seq_length() for layer in cache.layers[: self.config.num_hidden_layers]}
+        seen = {layer.get_seq_length() for layer in cache.layers}
         if len(seen) > 1:
             raise ValueError(
                 f"The blocks of this cache have seen {min(seen)} to {max(seen)} positions: an earlier call was "

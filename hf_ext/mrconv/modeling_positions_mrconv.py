@@ -58,6 +58,8 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
     `config.longest_input`; a token then depends on that many positions before it in each layer."""
 
     looks_ahead = False
+    # A stream takes nothing back: transformers refuses assisted generation.
+    _is_stateful = True
 
     @can_return_tuple
     def forward(
@@ -123,29 +125,9 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
         return CausalLMOutputWithPast(loss, logits, cache, outputs.hidden_states)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """As [`~transformers.GenerationMixin.generate`]; `assistant_early_exit=n` drafts tokens with n blocks.
-        ValueError: The model has not that many blocks, or a `cache_implementation` is asked for."""
-        # transformers makes the model n blocks deep for as long as it drafts, and leaves it so where drafting fails or
-        # is interrupted. Here the depth is given back, and a cache that recorded rejected tokens stops recording.
-        depth = self.config.num_hidden_layers
-        given = kwargs.get("generation_config") or self.generation_config
-        early_exit = kwargs.get("assistant_early_exit", getattr(given, "assistant_early_exit", None))
-        if early_exit is not None and not 1 <= early_exit <= depth:
-            raise ValueError(
-                f"`assistant_early_exit` is {early_exit}; the model has {depth} blocks, give 1 to {depth}."
-            )
-        past, outputs = only_cache(kwargs.pop("cache", None), kwargs.pop("past_key_values", None)), None
-        kwargs |= {} if past is None else {_CACHE: past}
-        # Who drafts is called again and again, and its cache is cropped in between.
-        recorded = given.is_assistant or (isinstance(past, MRConvCache) and past.is_recording)
-        try:
-            outputs = super().generate(*args, **kwargs)
-            return outputs
-        finally:
-            self.config.num_hidden_layers = depth
-            cache = getattr(outputs, _CACHE, past)
-            if isinstance(cache, MRConvCache) and not recorded:
-                cache.stop_recording()
+        """As [`~transformers.GenerationMixin.generate`], with either name of the cache."""
+        past = only_cache(kwargs.pop("cache", None), kwargs.pop("past_key_values", None))
+        return super().generate(*args, **kwargs, **({} if past is None else {_CACHE: past}))
 
     def prepare_inputs_for_generation(
         self,
@@ -174,10 +156,7 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
         if model_kwargs.get(_CACHE) is not None:
             super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]
         elif generation_config.use_cache is not False:
-            cache = MRConvCache(self.config)
-            if generation_config.is_assistant:
-                cache.activate_past_recording()
-            model_kwargs[_CACHE] = cache
+            model_kwargs[_CACHE] = MRConvCache(self.config)
 
 
 class MRConvForMaskedLM(MRConvLanguageModel):

@@ -29,8 +29,6 @@ def _working_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def fft_size(length: int) -> int:
     """Smallest size 2^a 3^b 5^c with a > 0, not below a length: what FFT libraries are fast at."""
-    if length < 1:
-        raise ValueError(f"An FFT has at least one point, got length={length}. Pass a length of 1 or more.")
     best = 1 << max(1, (length - 1).bit_length())
     five = 1
     while five < best:
@@ -49,8 +47,6 @@ def convolution_size(length: int, taps: int, backward_taps: int = 0) -> int:
 
 def dilated_kernel(weight: Tensor, dilation: int, length: int) -> Tensor:
     """k[dilation * j] = weight[j], zero elsewhere (poster eq. 8); taps from `length` on are dropped."""
-    if dilation < 1:
-        raise ValueError(f"Taps lie at least one sample apart, got dilation={dilation}. Pass 1 or more.")
     spread = F.pad(weight[:, :, None], (0, dilation - 1)).flatten(1)[:, :length]
     return F.pad(spread, (0, length - spread.shape[1]))
 
@@ -61,8 +57,6 @@ def fourier_kernel(modes: Tensor, length: int) -> Tensor:
     `modes`, [channels, modes, 2], are real and imaginary parts, from frequency 0 up. Modes above the Nyquist frequency
     are dropped, imaginary parts at frequency 0 and there are zeroed: a real kernel has none, and not every FFT ignores
     them (pytorch/pytorch#154496)."""
-    if modes.shape[-1] != 2:
-        raise ValueError(f"Modes are stored as real and imaginary part, got shape {tuple(modes.shape)}, not (..., 2).")
     with maybe_autocast(modes.device.type, enabled=False):
         modes = modes.to(_working_dtype(modes.dtype))[:, : length // 2 + 1]
         frequency = torch.arange(modes.shape[1], device=modes.device)
@@ -77,24 +71,11 @@ def sparse_kernel(weight: Tensor, positions: Tensor, length: int) -> Tensor:
 
 def merge_kernels(kernels: list[Tensor], scales: Tensor) -> Tensor:
     """One kernel for N branches: sum_i scales_i * ZeroPadRight(k_i), `scales` being [N, channels] (poster eq. 7)."""
-    _check_branches(kernels, scales)
     longest = max(kernel.shape[1] for kernel in kernels)
     pairs = zip(kernels, scales, strict=True)
     return torch.stack(
         [F.pad(kernel * scale[:, None], (0, longest - kernel.shape[1])) for kernel, scale in pairs]
     ).sum(0)
-
-
-def _check_branches(kernels: list[Tensor], *scales: Tensor) -> None:
-    if not kernels:
-        raise ValueError("A layer has at least one branch, got no kernels. Pass N kernels of shape (channels, taps).")
-    expected = (len(kernels), kernels[0].shape[0])
-    for scale in scales:
-        if scale.shape != expected:
-            raise ValueError(
-                f"{expected[0]} kernels of {expected[1]} channels need coefficients of shape {expected}, got "
-                f"{tuple(scale.shape)}."
-            )
 
 
 def kernel_spectrum(kernel: Tensor, backward_kernel: Tensor | None, n: int) -> Tensor:
@@ -208,10 +189,7 @@ def batch_norm_conv(
 
     Returns y, in the dtype of `u`, and, without gradient and in float32 at least, mean and biased variance of each
     branch over batch and valid positions, [N, channels], and the number of positions."""
-    _check_branches(kernels, alpha, weight, bias)
     wings = backward_kernels or []
-    if len(wings) not in (0, len(kernels)):
-        raise ValueError(f"{len(kernels)} kernels need as many backward kernels or none, got {len(wings)}.")
     for kernel in (*kernels, *wings):
         _check_input(u, kernel, None)
     if u.shape[0] == 0:
@@ -245,7 +223,6 @@ def grouped_batch_norm_conv(
 ) -> tuple[Tensor, ...]:
     """[`batch_norm_conv`] of several groups of samples, each of a length of its own, with the statistics of all: mean,
     variance and count, then the outputs of each group."""
-    _check_branches(kernels, alpha, weight, bias)
     wings, form = backward_kernels or [], FAST.get("branch_sums", _branch_sums)
     found = [form(u, *_crop_kernels(u, kernels, wings), *span) for u, span in zip(inputs, spans, strict=True)]
     sums = torch.stack(found).sum(0)

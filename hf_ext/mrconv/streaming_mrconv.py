@@ -34,14 +34,13 @@ Shapes: u [batch, channels, length], kernel [channels, taps], spectra [channels,
 #
 # A long chunk goes through the same levels, whole blocks at a time; a prompt through one FFT, which gives what it adds
 # to later positions too. How we know: tests/mrconv/test_streaming_mrconv.py compares streams of every kernel length
-# and chunking, with samples selected and positions cropped in between, with direct sums in float64 and float32, where
-# memory that was not filled holds NaN; and it counts the work of each position. Fourier kernels have a recurrence too,
+# and chunking, with samples selected in between, with direct sums in float64 and float32, where memory that was not
+# filled holds NaN; and it counts the work of each position. Fourier kernels have a recurrence too,
 # a sliding DFT: measured nowhere faster, it drifts, and it serves one type of kernel only.
 
-import copy
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -108,8 +107,7 @@ MergedKernel.stream_form = StreamingKernel
 class Level:
     """The share of one level of taps in the outputs of a stream, prepared block by block.
 
-    A tensor is filled place by place and never changed after that; what has not been filled is not read. So a shallow
-    copy is the state at that time: going on from it fills the same places again."""
+    A tensor is filled place by place and never changed after that; what has not been filled is not read."""
 
     def __init__(self, kernel: StreamingKernel, index: int, batch: int):
         self.kernel, self.index = kernel, index
@@ -181,16 +179,6 @@ class Level:
         self.spectra = tuple(change(spectrum) for spectrum in self.spectra)
 
 
-class _Undo(NamedTuple):
-    """A chunk and the state before it, so that `crop` can take it back."""
-
-    inputs: Tensor
-    seen: int
-    tile: Tensor
-    tail: list[Tensor]
-    levels: list[Level]
-
-
 class _LayerState(CacheLayerMixin):
     """The positions that a layer of either cache has seen."""
 
@@ -225,13 +213,11 @@ class StreamingConvolution(_LayerState):
             From 0 to 1, less than 1: when in a tile it works, so that the layers of a model take turns.
     """
 
-    is_croppable = True
     supports_early_init = False
 
     def __init__(self, phase: float = 0.0) -> None:
         super().__init__()
         self.phase = phase
-        self.record_past = False
         self.reset()
 
     def reset(self) -> None:
@@ -243,7 +229,6 @@ class StreamingConvolution(_LayerState):
         self.levels: list[Level] = []
         # What a long first chunk adds to the next outputs, tile by tile.
         self.tail: list[Tensor] = []
-        self._past: list[_Undo] = []
 
     @keeps_state
     def lazy_initialization(self, u: Tensor, kernel: StreamingKernel) -> None:
@@ -273,12 +258,8 @@ class StreamingConvolution(_LayerState):
                 "one, or `reset()` it."
             )
         self._leave_inference_mode()
-        inputs = u.to(self.tile.dtype)
-        if self.record_past:
-            levels = [copy.copy(level) for level in self.levels]
-            self._past.append(_Undo(inputs, self.seen, self.tile.clone(), self.tail, levels))
         self.interrupted = True
-        outputs = self._advance(inputs).to(u.dtype)
+        outputs = self._advance(u.to(self.tile.dtype)).to(u.dtype)
         self.interrupted = False
         return outputs
 
@@ -385,27 +366,6 @@ class StreamingConvolution(_LayerState):
         return outputs + self.kernel.bias[:, None]
 
     @keeps_state
-    def crop(self, tokens_to_remove: int) -> None:
-        """Take back the last positions, as assisted generation does with rejected candidates: -3 removes three. Only
-        positions that were recorded since `record_past` was set, or since the last `crop`, can go."""
-        remove, recorded = -tokens_to_remove, sum(past.inputs.shape[-1] for past in self._past)
-        if not 0 <= remove <= recorded:
-            allowed = f"the last {recorded} positions can be taken back: allowed are -{recorded} to 0"
-            raise ValueError(
-                f"`crop({tokens_to_remove})`: {allowed if recorded else 'no position was recorded'}. Call "
-                "`activate_past_recording()` before the inputs that may be removed."
-            )
-        while remove > 0:
-            past = self._past.pop()
-            self.seen, self.tile, self.tail, self.levels = past.seen, past.tile, past.tail, past.levels
-            self._leave_inference_mode()
-            length = past.inputs.shape[-1]
-            if length > remove:
-                self._advance(past.inputs[..., : length - remove])
-            remove -= min(length, remove)
-        self._past.clear()
-
-    @keeps_state
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the samples `indices` of the batch, in their order and as often as they occur."""
         if self.is_initialized:
@@ -414,27 +374,14 @@ class StreamingConvolution(_LayerState):
             # Beams often keep their order; else each token copies the whole state.
             if not torch.equal(before.index_select(0, indices), before):
                 self._replace(lambda tensor: tensor.index_select(0, indices))
-                self._past.clear()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.batch_select_indices(beam_idx)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        if self.is_initialized:
-            self.batch_select_indices(torch.arange(self.batch_size).repeat_interleave(repeats))
 
     @property
     def batch_size(self) -> int:
         """Samples in the batch; an unknown attribute before the stream has begun, which is what `Cache` looks for."""
         return self.tile.shape[0]
-
-    def activate_past_recording(self) -> None:
-        self.record_past = True
-
-    def stop_recording(self) -> None:
-        """Free the history: `crop` can undo no more."""
-        self.record_past = False
-        self._past.clear()
 
 
 class _WithoutBackward(torch.autograd.Function):
@@ -480,17 +427,6 @@ class MRConvCache(Cache):
         depth = config.num_hidden_layers
         super().__init__(layers=[StreamingConvolution(index / depth) for index in range(depth)])
 
-    @property
-    def is_recording(self) -> bool:
-        """True where the layers keep what `crop` needs."""
-        return any(layer.record_past for layer in self.layers if isinstance(layer, StreamingConvolution))
-
-    def stop_recording(self) -> None:
-        """End what `activate_past_recording` began: memory no longer grows, and `crop` can take back no more."""
-        for layer in self.layers:
-            if isinstance(layer, StreamingConvolution):
-                layer.stop_recording()
-
     def convolve(
         self, layer_index: int, u: Tensor, kernel: Callable[[], StreamingKernel], parameters: Callable[[], Any] = tuple
     ) -> Tensor:
@@ -535,10 +471,6 @@ class InputHistory(_LayerState):
         self.past = whole[..., max(0, whole.shape[-1] - reach) :].clone()
         self.seen += u.shape[-1]
         return whole
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        if self.past is not None:
-            self.past = self.past.index_select(0, beam_idx.to(self.past.device))
 
 
 class MRConvTrainingCache(Cache):

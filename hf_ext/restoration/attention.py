@@ -1,20 +1,21 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Drawings of the key-semantic neighbours of a patch in SemanIR."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from hf_ext.semanir.image_processing_semanir import to_unit
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration, SemanIRStage
 from hf_ext.semanir.ops_semanir import Dictionary, build_dictionary, partition_windows
 
 from ..errors import UsageError
-from .comparison import GAP, PANEL, PAPER, PATCH, TITLE, WINDOW, show_colours, write_line
+from ..figures import new_figure, picture_of
+from .comparison import show_colours
 
-_KEYS = (0, 215, 255)
+_KEYS, _WINDOW, _PATCH = "#00d7ff", "#ffc800", "#ff2828"
 # Largest part of the picture around the patch that the network gets.
 _LARGEST = 768
 
@@ -148,56 +149,28 @@ def explain(
 
 def _draw(picture: np.ndarray, found: Neighbours, stage: int) -> Image.Image:
     """The overview, the similarity and a panel for each k, three to a row."""
-    high, wide = found.similarity.shape
-    panels = [(f"rank of similarity to the patch, stage {stage}", _draw_ranks(found))]
-    for k, keys in found.keys.items():
-        title = f"k = {k}" + (f" of {high * wide}" if k < high * wide else ": the whole window")
-        title += f", {keys.sum()} keys" if keys.sum() != min(k, high * wide) else ""
-        panels.append((title, _draw_chosen(picture, found, keys)))
-    panels.insert(0, ("picture, window and patch", _draw_overview(picture, found)))
-    step, columns = PANEL + GAP, 3
-    rows = -(-len(panels) // columns)
-    sheet = Image.new("RGB", (columns * step + GAP, rows * (step + TITLE) + GAP), PAPER)
-    draw = ImageDraw.Draw(sheet)
-    for number, (title, panel) in enumerate(panels):
-        left, top = GAP + number % columns * step, GAP + number // columns * (step + TITLE)
-        write_line(draw, (left, top), title)
-        sheet.paste(panel, (left, top + TITLE))
-    return sheet
-
-
-def _draw_overview(picture: np.ndarray, found: Neighbours) -> Image.Image:
-    """The whole picture with the window and the patch."""
-    image = Image.fromarray(picture)
-    ratio = min(PANEL / image.width, PANEL / image.height)
-    image = image.resize(
-        (max(1, round(image.width * ratio)), max(1, round(image.height * ratio))), Image.Resampling.LANCZOS
-    )
-    panel = Image.new("RGB", (PANEL, PANEL), PAPER)
-    panel.paste(image)
-    draw = ImageDraw.Draw(panel)
-    top, left, bottom, right = (side * ratio for side in found.window)
-    draw.rectangle((left - 1, top - 1, right + 1, bottom + 1), outline=WINDOW, width=2)
-    middle = (
-        (found.window[1] + (found.patch[1] + 0.5) * found.cell) * ratio,
-        (found.window[0] + (found.patch[0] + 0.5) * found.cell) * ratio,
-    )
-    draw.circle(middle, 3, fill=PATCH)
-    return panel
-
-
-def _draw_ranks(found: Neighbours) -> Image.Image:
-    """Tokens of the window by rank of similarity to the patch, the greatest bright; one outlier would hide the
-    others."""
-    from matplotlib import colormaps
-
+    count, rows = found.similarity.size, -(-(2 + len(found.keys)) // 3)
+    figure = new_figure(10.2, 3.6 * rows)
+    axes = figure.subplots(rows, 3, squeeze=False).ravel()
+    for axis in axes:
+        axis.set_axis_off()
+    top, left, bottom, right = found.window
+    axes[0].set_title("picture, window and patch")
+    axes[0].imshow(picture)
+    _frame(axes[0], (left, top), right - left, bottom - top, _WINDOW)
+    axes[0].plot(left + (found.patch[1] + 0.5) * found.cell, top + (found.patch[0] + 0.5) * found.cell, "o", c=_PATCH)
+    # By rank, since one outlier would hide the others.
+    axes[1].set_title(f"rank of similarity to the patch, stage {stage}")
     ranks = found.similarity.ravel().argsort().argsort().reshape(found.similarity.shape)
-    shades = colormaps["magma"](ranks / max(1, ranks.size - 1))[..., :3]
-    image = Image.fromarray(np.rint(shades * 255).astype(np.uint8))
-    return _draw_frames(image.resize((PANEL, PANEL), Image.Resampling.NEAREST), found, np.zeros(ranks.shape, bool))
+    _draw_window(axes[1], ranks, np.zeros(ranks.shape, bool), found)
+    for axis, (k, keys) in zip(axes[2:], found.keys.items(), strict=False):
+        title = f"k = {k}" + (f" of {count}" if k < count else ": the whole window")
+        axis.set_title(title + (f", {keys.sum()} keys" if keys.sum() != min(k, count) else ""))
+        _draw_window(axis, _mark_keys(picture, found, keys), keys, found)
+    return picture_of(figure)
 
 
-def _draw_chosen(picture: np.ndarray, found: Neighbours, keys: np.ndarray) -> Image.Image:
+def _mark_keys(picture: np.ndarray, found: Neighbours, keys: np.ndarray) -> np.ndarray:
     """The window's pixels, those of other tokens grey and pale."""
     top, left, bottom, right = found.window
     # A window may reach into the padding, which repeats the border.
@@ -206,22 +179,22 @@ def _draw_chosen(picture: np.ndarray, found: Neighbours, keys: np.ndarray) -> Im
     window = picture[rows][:, columns].astype(np.float32)
     mask = keys.repeat(found.cell, 0).repeat(found.cell, 1)[..., None]
     pale = 0.35 * window.mean(-1, keepdims=True) + 0.1 * 255
-    shown = Image.fromarray(np.where(mask, window, pale).astype(np.uint8))
-    return _draw_frames(shown.resize((PANEL, PANEL), Image.Resampling.NEAREST), found, keys)
+    return np.where(mask, window, pale).astype(np.uint8)
 
 
-def _draw_frames(panel: Image.Image, found: Neighbours, keys: np.ndarray) -> Image.Image:
-    """Draws outlines around the keys and around the patch."""
-    draw = ImageDraw.Draw(panel)
+def _draw_window(axis: Any, pixels: np.ndarray, keys: np.ndarray, found: Neighbours) -> None:
+    """Draws a window with outlines around the keys and around the patch; one token is one unit."""
     high, wide = keys.shape
-    tall, broad = PANEL / high, PANEL / wide
-    for row, column in np.argwhere(np.diff(keys, axis=0)):
-        draw.line((column * broad, (row + 1) * tall, (column + 1) * broad, (row + 1) * tall), _KEYS, 2)
-    for row, column in np.argwhere(np.diff(keys, axis=1)):
-        draw.line(((column + 1) * broad, row * tall, (column + 1) * broad, (row + 1) * tall), _KEYS, 2)
-    draw.rectangle((0, 0, PANEL - 1, PANEL - 1), outline=WINDOW, width=2)
-    row, column = found.patch
-    draw.rectangle(
-        (column * broad - 1, row * tall - 1, (column + 1) * broad, (row + 1) * tall), outline=PATCH, width=3
-    )
-    return panel
+    axis.imshow(pixels, cmap="magma", extent=(0, wide, high, 0), interpolation="nearest")
+    rows, columns = np.nonzero(np.diff(keys, axis=0))
+    axis.hlines(rows + 1, columns, columns + 1, _KEYS)
+    rows, columns = np.nonzero(np.diff(keys, axis=1))
+    axis.vlines(columns + 1, rows, rows + 1, _KEYS)
+    _frame(axis, (0, 0), wide, high, _WINDOW)
+    _frame(axis, (found.patch[1], found.patch[0]), 1, 1, _PATCH)
+
+
+def _frame(axis: Any, corner: tuple[int, int], width: int, height: int, colour: str) -> None:
+    from matplotlib.patches import Rectangle
+
+    axis.add_patch(Rectangle(corner, width, height, fill=False, edgecolor=colour, linewidth=2))

@@ -3,6 +3,7 @@
 
 import os
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,7 @@ _MOVING, _FIRST = ("GIF", "PNG", "WEBP", "AVIF", "FLI"), ("MPO", "JPEG", "PSD")
 # Modes of Pillow whose values RGB does not hold exactly.
 _OTHER_COLOURS = ("CMYK", "YCbCr", "LAB", "HSV")
 # A TIFF's tags, and how many channels the colours have by the second; others have one.
-_ICC_PROFILE, _PHOTOMETRIC, _SAMPLES = 34675, 262, 277
+_ICC_PROFILE, _PHOTOMETRIC, _SAMPLES, _SUBFILE, _MASK = 34675, 262, 277, 254, 4
 _COLOURS = {2: 3, 5: 4, 6: 3, 8: 3, 9: 3, 10: 3}
 
 
@@ -82,15 +83,19 @@ def _read(source: Source, max_megapixels: float, several: bool) -> Frames:
         with open_picture(source, max(1, int(max_megapixels * 1e6))) as image:
             if is_raw(image):
                 return _from_camera(read_raw, source, check)
-            count = 1 if image.format in _FIRST else getattr(image, "n_frames", 1)
-            if count > 1 and not several:
-                raise DataError(f"{name} has {count} frames or pages; save each as its own file.")
-            moving = image.format in _MOVING
-            check(*image.size, count if moving else 1)
-            pixels = 0 if moving or count == 1 else _pixels_of_pages(image, count)
-            if pixels > max_megapixels * 1e6:
-                raise DataError(_too_large(name, f"{pixels} pixels on its pages", max_megapixels))
-            return _frames(image, source, count)
+            moving, pages, masks = image.format in _MOVING, [0], 0
+            if moving:
+                pages = list(range(getattr(image, "n_frames", 1)))
+            elif image.format not in _FIRST:
+                pages, masks, pixels = _list_pages(image)
+                if len(pages) > 1 and several and pixels > max_megapixels * 1e6:
+                    raise DataError(_too_large(name, f"{pixels} pixels on its pages", max_megapixels))
+            if len(pages) > 1 and not several:
+                raise DataError(f"{name} has {len(pages)} frames or pages; save each as its own file.")
+            check(*image.size, len(pages) if moving else 1)
+            frames = _frames(image, source, pages)
+            lost = (f"masks of pages were left out: {masks}",) if masks else ()
+            return frames._replace(lost=frames.lost + lost)
     except UnreadableError as error:
         # The reader of this kind of file does not know its name.
         raise type(error)(f"{name} {error}") from error
@@ -126,18 +131,28 @@ def _from_camera(
     return Frames([Picture(pixels, exif, icc_profile)])
 
 
-def _pixels_of_pages(image: ImageFile.ImageFile, count: int) -> int:
-    """Of all pages together; each has a size of its own."""
-    pixels = 0
-    for number in range(count):
-        image.seek(number)
-        pixels += image.width * image.height
+def _list_pages(image: ImageFile.ImageFile) -> tuple[list[int], int, int]:
+    """The pages that are pictures, how many are masks of others, and the pixels of the pictures."""
+    pages, masks, pixels = list[int](), 0, 0
+    for number in count():
+        try:
+            image.seek(number)
+        except EOFError:
+            break
+        except SyntaxError:
+            # Pillow has no mode for a mask, and none for what it does not know.
+            if not (isinstance(image, TiffImageFile) and image.tag_v2.get(_SUBFILE, 0) & _MASK):
+                raise
+            masks += 1
+        else:
+            pages.append(number)
+            pixels += image.width * image.height
     image.seek(0)
-    return pixels
+    return pages, masks, pixels
 
 
-def _frames(image: ImageFile.ImageFile, source: Source, count: int) -> Frames:
-    if count == 1:
+def _frames(image: ImageFile.ImageFile, source: Source, pages: list[int]) -> Frames:
+    if len(pages) == 1:
         lossless, subsampling = _is_lossless(image, source), jpeg_subsampling(image)
         picture = _picture(image, source, 0)
         if picture.exif is not None:
@@ -146,7 +161,7 @@ def _frames(image: ImageFile.ImageFile, source: Source, count: int) -> Frames:
         lost, comment = _losses(image, picture), _comment(image)
         return Frames([picture], lossless=lossless, subsampling=subsampling, lost=lost, comment=comment)
     pictures, durations, losses, comment = list[Picture](), list[float](), dict[str, None](), _comment(image)
-    for number in range(count):
+    for number in pages:
         if number:
             # Pillow would keep that of the page before where this one has none.
             image.info.pop("dpi", None)

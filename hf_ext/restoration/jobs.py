@@ -198,7 +198,7 @@ def find_files(name: str, out: Path | None, endings: frozenset[str], lists: tupl
     elif os.path.isdir(name):
         folder = Path(name)
         results = out.resolve() if out is not None else None
-        for path in sorted(folder.rglob("*")):
+        for path in sorted(_walk(folder)):
             relative = path.relative_to(folder)
             hidden = any(part.startswith(".") for part in relative.parts)
             inside = results is not None and results != folder.resolve() and path.resolve().is_relative_to(results)
@@ -214,6 +214,17 @@ def find_files(name: str, out: Path | None, endings: frozenset[str], lists: tupl
                 yield Found(Path(match), Path(match).relative_to(fixed), False)
     else:
         raise ValueError(f"{name} does not exist; give files, folders, patterns, or - for standard input.")
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """All below a folder, what is linked too; of a circle of links each folder once."""
+    seen = set[str]()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        yield from (Path(place, name) for name in names)
 
 
 def _ending_of(source: Path | bytes, relative: Path) -> str:

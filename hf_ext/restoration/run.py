@@ -94,14 +94,18 @@ def restore_files(
             outcomes[number] = outcomes[number]._replace(compared=compare_pictures(Path(job.name).name, *sides))
     joined = sorted((item for part in ranks.gather(outcomes) for item in part.items()), key=lambda item: item[0])
     sheet = [outcome.compared for _, outcome in joined if outcome.compared is not None][:_MOST_COMPARED]
-    report = _report([(jobs[number], outcome) for number, outcome in joined])
+    done = [jobs[number] for number, outcome in joined if outcome.wrong is None]
+    report = Report(
+        [job.out for job in done if job.out is not None],
+        {jobs[number].name: outcome.wrong for number, outcome in joined if outcome.wrong is not None},
+        sum(outcome.megapixels for _, outcome in joined),
+    )
     if ranks.index == 0:
         if say is not None and ranks.count > 1:
             for text in [*report.failed.values(), *(note for _, outcome in joined for note in outcome.notes)]:
                 say(text)
         if compare is not None and sheet:
             write_image(compare, Picture(np.asarray(comparison_sheet(sheet))), overwrite=True)
-            done = [jobs[number] for number, outcome in joined if outcome.wrong is None]
             pairs = [(job.name, job.source, job.out) for job in done if job.out and isinstance(job.source, Path)]
             page = comparison_page(compare.parent, pairs)
             # A name of a file may be no text.
@@ -119,7 +123,7 @@ def _restore_frames(
     restored, strengths = [], dict[str, None]()
     for picture in pictures:
         # To the bar all frames are as much as the first, whose size a file's header says.
-        counted = None if progress is None else _Counter(progress, _megapixels(pictures[0]) / len(pictures))
+        counted = None if progress is None else _count(progress, _megapixels(pictures[0]) / len(pictures))
         chosen = options
         if find_strength(options.get("strength"), model.config) == "auto":
             damage = estimate_damage(picture.pixels)
@@ -132,14 +136,6 @@ def _restore_frames(
 
 def _megapixels(picture: Picture) -> float:
     return picture.pixels.shape[0] * picture.pixels.shape[1] / 1e6
-
-
-def _report(found: list[tuple[Job, _Outcome]]) -> Report:
-    return Report(
-        [job.out for job, outcome in found if outcome.wrong is None and job.out is not None],
-        {job.name: outcome.wrong for job, outcome in found if outcome.wrong is not None},
-        sum(outcome.megapixels for _, outcome in found),
-    )
 
 
 def _write(job: Job, frames: Frames, encoding: Encoding, records: Records | None) -> list[str]:
@@ -165,15 +161,14 @@ def _message(job: Job, error: Exception) -> str:
     return f"{job.name}: {text.removeprefix(name).strip()}"
 
 
-class _Counter:
+def _count(progress: Callable[[float], None], megapixels: float) -> Callable[[int, int], None]:
     """Turns pixels done of a picture into megapixels since the last call."""
+    before = 0.0
 
-    def __init__(self, progress: Callable[[float], None], megapixels: float):
-        self.progress = progress
-        self.megapixels = megapixels
-        self.done = 0.0
+    def show(done: int, total: int) -> None:
+        nonlocal before
+        now = megapixels * done / total
+        progress(now - before)
+        before = now
 
-    def __call__(self, done: int, total: int) -> None:
-        now = self.megapixels * done / total
-        self.progress(now - self.done)
-        self.done = now
+    return show

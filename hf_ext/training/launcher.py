@@ -15,36 +15,43 @@ from typing import Any
 from ..errors import UsageError
 from .arguments import TrainingArguments
 
-# Unsupported kinds of model sharding, by the variables that select them.
-_OTHER_WAYS = {
-    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
-    "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism_config",
-    "ACCELERATE_USE_SAGEMAKER": "SageMaker",
-    "ACCELERATE_IN_TPU_POD": "a TPU pod",
-}
 # Variables with the number of processes of MPI and similar launchers.
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 _NUMBERS = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT", *_SIZES)
-# Allowed values of each variable; accelerate fails on others or ignores them.
 _ON, _OFF = ("true", "1", "yes", "y", "on", "t"), ("false", "0", "no", "n", "off", "f")
-_FLAGS = ("ACCELERATE_USE_CPU", "ACCELERATE_DEBUG_MODE", "ACCELERATE_CPU_AFFINITY", "FORK_LAUNCHED", *_OTHER_WAYS)
-_SWITCHES = ("FULLGRAPH", "DYNAMIC", "REGIONAL_COMPILATION")
+_FSDP, _DEEPSPEED, _COMPILING = "ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_DYNAMO_BACKEND"
+# Allowed values of each variable, the default first. accelerate fails on others, ignores them, or does with them what
+# the loop cannot: other kinds of sharding, other compilers.
 _WORDS = {
-    **dict.fromkeys([*_FLAGS, *(f"ACCELERATE_DYNAMO_USE_{name}" for name in _SWITCHES)], (*_ON, *_OFF)),
-    **dict.fromkeys(["ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"], ("true", "false")),
+    **dict.fromkeys(["ACCELERATE_USE_CPU", "ACCELERATE_DEBUG_MODE", "ACCELERATE_CPU_AFFINITY"], (*_OFF, *_ON)),
+    "FORK_LAUNCHED": (*_OFF, *_ON),
+    **dict.fromkeys(["ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG"], _OFF),
+    **dict.fromkeys(["ACCELERATE_USE_SAGEMAKER", "ACCELERATE_IN_TPU_POD"], _OFF),
+    **dict.fromkeys([_FSDP, _DEEPSPEED], ("false", "true")),
+    "ACCELERATE_MIXED_PRECISION": ("no", "", "bf16", "fp16"),
     "ACCELERATE_FP8_BACKEND": ("no",),
+    _COMPILING: ("no", "", "inductor"),
+    **dict.fromkeys([f"ACCELERATE_DYNAMO_USE_{name}" for name in ("FULLGRAPH", "DYNAMIC")], _OFF),
+    "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": _OFF,
+    "ACCELERATE_DYNAMO_MODE": ("default",),
 }
-# The same with FSDP: other values have no effect here, fail, or belong to FSDP 1.
-_FSDP_WORDS = {
-    "FSDP_VERSION": ("2",),
-    "FSDP_OFFLOAD_PARAMS": _OFF,
-    "FSDP_ACTIVATION_CHECKPOINTING": (*_ON, *_OFF),
-    "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD": _OFF,
-    "FSDP_RESHARD_AFTER_FORWARD": (*_ON, *_OFF),
-    "FSDP_STATE_DICT_TYPE": ("sharded_state_dict", "full_state_dict"),
-    "FSDP_AUTO_WRAP_POLICY": ("transformer_based_wrap", "no_wrap"),
-    "FSDP_BACKWARD_PREFETCH": ("backward_pre", "backward_post", "no_prefetch"),
-    "FSDP_IGNORED_MODULES": ("none",),
+# Those that count only where another one is on.
+_WORDS_WITH = {
+    _FSDP: {
+        "FSDP_VERSION": ("2",),
+        "FSDP_OFFLOAD_PARAMS": _OFF,
+        "FSDP_ACTIVATION_CHECKPOINTING": (*_OFF, *_ON),
+        "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD": _OFF,
+        "FSDP_RESHARD_AFTER_FORWARD": (*_ON, *_OFF),
+        "FSDP_STATE_DICT_TYPE": ("sharded_state_dict", "full_state_dict"),
+        "FSDP_AUTO_WRAP_POLICY": ("transformer_based_wrap", "no_wrap"),
+        "FSDP_BACKWARD_PREFETCH": ("backward_pre", "backward_post", "no_prefetch"),
+        "FSDP_IGNORED_MODULES": ("none",),
+    },
+    _DEEPSPEED: {
+        "ACCELERATE_DEEPSPEED_ZERO_STAGE": ("2", "1"),
+        "ACCELERATE_DEEPSPEED_CONFIG_FILE": ("none",),
+    },
 }
 
 
@@ -65,13 +72,18 @@ def honour_launcher(
         UsageError: If a setting contradicts the run's, or is none that the loop can honour.
     """
     _check_words(environment, _WORDS)
-    _refuse_other_ways(environment)
+    for name, words in _WORDS_WITH.items():
+        if _is_on(environment, name):
+            # Without a version accelerate takes the first.
+            _check_words({"FSDP_VERSION": "1", **environment}, words)
     _refuse_lost_processes(environment)
-    changes = {**_read_precision(arguments, environment), **_read_compiling(arguments, environment)}
-    if _is_on(environment, "ACCELERATE_USE_FSDP"):
-        changes |= _read_fsdp(arguments, environment)
-    if _is_on(environment, "ACCELERATE_USE_DEEPSPEED"):
-        _check_deepspeed(arguments, environment)
+    changes = _read_precision(arguments, environment)
+    if environment.get(_COMPILING, "").lower() == "inductor" and not arguments.torch_compile:
+        changes["torch_compile"] = True
+    if _is_on(environment, _FSDP) and _is_on(environment, "FSDP_ACTIVATION_CHECKPOINTING"):
+        changes |= {} if arguments.activation_checkpointing else {"activation_checkpointing": True}
+    if _is_on(environment, _DEEPSPEED):
+        _check_deepspeed(replace(arguments, **changes), environment)
     _check_accumulation(arguments, environment)
     notes = [f"{name}: {value}, set by the launcher" for name, value in changes.items()]
     return replace(arguments, **changes), notes
@@ -151,16 +163,11 @@ def _check_words(environment: Mapping[str, str], allowed: Mapping[str, Sequence[
     """Refuses values of variables that are not among the allowed ones."""
     for name, words in allowed.items():
         if environment.get(name, words[0]).lower() not in words:
-            setting = f" ({name.lower()} in a file of accelerate)" if name.startswith("FSDP_") else ""
-            raise UsageError(f"{name}{setting} is {environment[name]!r}; allowed: {', '.join(words)}.")
-
-
-def _refuse_other_ways(environment: Mapping[str, str]) -> None:
-    for name, what in _OTHER_WAYS.items():
-        if _is_on(environment, name):
+            # A file of accelerate has the same names, in small letters.
+            setting = name.removeprefix("ACCELERATE_").lower()
+            known = ", ".join(filter(None, words))
             raise UsageError(
-                f"accelerate is configured for {what} ({name}), which this training does not support; allowed: one "
-                "process, DDP, FSDP2, and DeepSpeed with zero_stage 1 or 2."
+                f"accelerate is configured with {setting} {environment[name]!r} ({name}); allowed: {known}."
             )
 
 
@@ -184,8 +191,6 @@ def _read_precision(arguments: TrainingArguments, environment: Mapping[str, str]
     told = environment.get("ACCELERATE_MIXED_PRECISION", "no").lower()
     if told in ("", "no", arguments.mixed_precision):
         return {}
-    if told not in ("bf16", "fp16"):
-        raise UsageError(f"accelerate is configured with mixed_precision {told!r}; allowed: 'no', 'bf16', 'fp16'.")
     if arguments.mixed_precision != "no":
         raise UsageError(
             f"mixed_precision is {arguments.mixed_precision} in the recipe and {told} in the configuration of "
@@ -194,38 +199,9 @@ def _read_precision(arguments: TrainingArguments, environment: Mapping[str, str]
     return {"mixed_precision": told}
 
 
-def _read_compiling(arguments: TrainingArguments, environment: Mapping[str, str]) -> dict[str, Any]:
-    told = environment.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
-    if told in ("", "no"):
-        return {}
-    mode = environment.get("ACCELERATE_DYNAMO_MODE", "default")
-    others = [f"use_{name.lower()}" for name in _SWITCHES if _is_on(environment, f"ACCELERATE_DYNAMO_USE_{name}")]
-    others += [] if mode == "default" else [f"mode {mode}"]
-    if told != "inductor" or others:
-        raise UsageError(
-            f"accelerate is told to compile with dynamo_backend {told}{''.join(f', {name}' for name in others)}; "
-            "allowed: 'inductor' in its default mode, which is --torch_compile true, or 'no'."
-        )
-    return {} if arguments.torch_compile else {"torch_compile": True}
-
-
-def _read_fsdp(arguments: TrainingArguments, environment: Mapping[str, str]) -> dict[str, Any]:
-    _check_words({"FSDP_VERSION": "1", **environment}, _FSDP_WORDS)
-    wanted = _is_on(environment, "FSDP_ACTIVATION_CHECKPOINTING") and not arguments.activation_checkpointing
-    return {"activation_checkpointing": True} if wanted else {}
-
-
 def _check_deepspeed(arguments: TrainingArguments, environment: Mapping[str, str]) -> None:
     if find_spec("deepspeed") is None:
         raise UsageError("accelerate is configured for DeepSpeed, which is not installed: pip install deepspeed.")
-    if (file := environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")).lower() != "none":
-        raise UsageError(
-            f"deepspeed_config_file {file} is not supported, because it repeats settings of the recipe: set "
-            "zero_stage in the file of accelerate, as in examples/accelerate/deepspeed_zero2.yaml."
-        )
-    stage = _read_number(environment, "ACCELERATE_DEEPSPEED_ZERO_STAGE", 2)
-    if stage not in (1, 2):
-        raise UsageError(f"DeepSpeed's zero_stage {stage} is not supported: set it to 1 or 2, or use FSDP2.")
     clipping = environment.get("ACCELERATE_GRADIENT_CLIPPING", "auto").lower()
     try:
         agrees = clipping == "auto" or float(clipping) == arguments.max_grad_norm
@@ -236,13 +212,11 @@ def _check_deepspeed(arguments: TrainingArguments, environment: Mapping[str, str
             f"max_grad_norm is {arguments.max_grad_norm} in the recipe and gradient_clipping {clipping} in the "
             "configuration of accelerate: set the same value in both."
         )
-    precision = _read_precision(arguments, environment).get("mixed_precision", arguments.mixed_precision)
-    if arguments.ema_decay and precision != "no":
+    if arguments.ema_decay and arguments.mixed_precision != "no":
         # It keeps the model itself in 16 bits, in which an average that moves little does not move at all.
         raise UsageError(
-            f"DeepSpeed with mixed_precision {precision} keeps no weights in 32 bits for the average: set ema_decay "
-            "to 0 or "
-            "mixed_precision to 'no', or use FSDP2."
+            f"DeepSpeed with mixed_precision {arguments.mixed_precision} keeps no weights in 32 bits for the average: "
+            "set ema_decay to 0 or mixed_precision to 'no', or use FSDP2."
         )
 
 

@@ -1,6 +1,5 @@
 """The app against outsiders: names, other sites, routes of gradio, files, bodies, pictures, sounds, and who leaves."""
 
-import asyncio
 import http.client
 import json
 import socket
@@ -20,12 +19,10 @@ from gradio.utils import get_upload_folder
 from PIL import Image
 
 import hf_ext
-from hf_ext import app_guard
 from hf_ext import app_work as work
 from hf_ext.answers.limits import ClientLeft, Limits
 from hf_ext.answers.sounds import read_piece, read_sound
-from hf_ext.app_guard import Guard
-from hf_ext.app_words import describe_sound
+from hf_ext.app import describe_sound
 from tests.app.test_app import ask, call, join, make_dit, serve, upload
 from tests.kit.pictures import claim, encode
 from tests.kit.refusals import refused
@@ -292,28 +289,6 @@ def test_a_connection_that_closes_ends_the_work(address, tmp_path):
     begun = time.monotonic()
     assert b"event: complete" in restore(address, upload(address, tmp_path / "a.png"))
     assert time.monotonic() - begun < 60
-
-
-def test_an_upload_beyond_the_limit_is_not_read_to_its_end(monkeypatch):
-    monkeypatch.setattr(app_guard, "MAX_UPLOAD", 1000)
-    read, sent = [], []
-
-    async def receive() -> dict:
-        read.append(1)
-        return {"type": "http.request", "body": b"a" * 400, "more_body": True}
-
-    async def remember(message: dict) -> None:
-        sent.append(message)
-
-    async def application(scope, receive, send) -> None:
-        while (await receive())["more_body"]:
-            pass
-
-    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"multipart/form-data; boundary=XX")]
-    scope = {"type": "http", "method": "POST", "path": "/gradio_api/upload", "headers": headers, "server": ("a", 1)}
-    scope["query_string"] = b""
-    asyncio.run(Guard(application, [])(scope, receive, remember))
-    assert len(read) == 3 and sent[0]["status"] == 413
 
 
 @pytest.fixture

@@ -113,7 +113,7 @@ ALIASES = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
         ("config.json", '{"auto_map": ["a"]}', "config.json: `auto_map` must be an object, got"),
         ("config.json", '{"architectures": {}}', "config.json: `architectures` must be a list"),
         ("config.json", "[" * 5000, "config.json: not valid JSON"),
-        ("eval.json", '{"results": [{"metric": "psnr", "dataset": "x"}]}', "a result needs metric and dataset"),
+        ("eval.json", '{"results": [{"metric": "psnr", "dataset": "x"}]}', "value must be a number, got None"),
         ("eval.json", '{"results": 3}', "eval.json: `results` must be a list"),
         ("README.md", f"---\n{ALIASES}datasets: *i\n---\n", "uses YAML aliases"),
         ("README.md", f"---\n{'[' * 60}{']' * 60}\n---\n", "nested deeper than 50"),

@@ -14,12 +14,13 @@ import yaml
 from hf_ext.data.opening import open_source
 from hf_ext.data.source import DataSource
 from hf_ext.data.survey import look_at
+from hf_ext.data.writing import PLACEHOLDERS, write_recipe
 from hf_ext.errors import DataError
-from hf_ext.starting.writing import PLACEHOLDERS, write_recipe
 from hf_ext.training.methods import build_task, read_arguments
-from tests.cli.init_testing import SHORT, measured, train, write_pictures, write_sounds, write_tables
+from tests.cli.init_testing import SHORT, measured, train
 from tests.emr.emr_testing import tiny_bert
 from tests.kit.command_line import run
+from tests.kit.own_data import write_pictures, write_sounds, write_tables
 from tests.kit.refusals import refused
 
 
@@ -34,12 +35,6 @@ def test_photographs_become_a_restorer():
     assert recipe["init_from"] == "denoise-color" and recipe["task"]["patch_size"] == 40
     # One of twelve measures.
     assert measured(recipe) == 1
-
-
-def test_grey_photographs_go_on_from_the_grey_model():
-    write_pictures("photos", [""], 3, mode="L")
-    run("init", "semanir", "mine", "--data", "photos")
-    assert yaml.safe_load(Path("mine/semanir.yaml").read_text())["init_from"] == "denoise-gray"
 
 
 def test_sounds_in_folders_become_classes():
@@ -62,8 +57,9 @@ def test_sounds_in_folders_become_classes():
 def test_small_pictures_of_one_size_are_read_pixel_by_pixel():
     write_pictures("digits", ["one", "two"], 3, size=(8, 8), mode="L")
     recipe = train("mrconv", "digits")
-    assert (
-        recipe["method"] == "mrconv-pixels" and recipe["task"]["image_size"] == 8 and len(recipe["task"]["mean"]) == 1
+    assert recipe["method"] == "mrconv-pixels" and (recipe["task"]["image_size"], len(recipe["task"]["mean"])) == (
+        8,
+        1,
     )
 
 
@@ -80,11 +76,6 @@ def test_small_pictures_are_read_pixel_by_pixel_if_they_are_squares(size, mode, 
     write_pictures("digits", ["one", "two"], 6, size=size, mode=mode)
     Path("digits/one/0.png").write_bytes(b"broken")
     assert yaml.safe_load(write_recipe("mrconv", Path("mine"), look_at("digits"), False))["method"] == method
-
-
-def test_small_pictures_that_are_no_squares_are_trained():
-    write_pictures("digits", ["one", "two"], 3, size=(24, 16))
-    assert train("mrconv", "digits")["method"] == "mrconv-images"
 
 
 @pytest.mark.parametrize("suffix", ["png", "tif"])
@@ -168,11 +159,7 @@ def test_a_pattern_of_tables_is_as_many_series():
     write_tables("knocks", ["1", "2", "3"], 30, label=True)
     survey = look_at("knocks/*.csv")
     assert survey.count == 3 and survey.train["path"] == "knocks/*.csv" and survey.train["rows"] == "positions"
-
-
-def test_tables_with_a_class_in_each_row_are_labelled():
-    write_tables("beats/train", ["1", "2", "3", "4"], 30, label=True)
-    recipe = train("mrconv", "beats")
+    recipe = train("mrconv", "knocks")
     assert recipe["method"] == "mrconv-positions" and recipe["task"]["label_names"] == ["down", "up"]
 
 
@@ -201,8 +188,9 @@ def test_models_are_merged_from_headers_alone(tmp_path, as_list):
     text = Path("mine/merge.yaml").read_text()
     assert list(yaml.safe_load(text)["tasks"]) == (["irony", "headlines"] if as_list else ["irony", "news"])
     assert "elements are merged; the result has" in text
-    run("merge", "mine/merge.yaml", "mine/merged")
-    assert "irony" in run("emr", "compare", "mine/merged").stdout
+    if not as_list:
+        run("merge", "mine/merge.yaml", "mine/merged")
+        assert "irony" in run("emr", "compare", "mine/merged").stdout
 
 
 def test_the_base_is_what_the_fine_tunes_name(tmp_path):
@@ -218,24 +206,21 @@ def test_the_base_is_what_the_fine_tunes_name(tmp_path):
 
 
 @pytest.mark.parametrize("method", ["semanir", "mrconv", "dit"])
-def test_without_data_a_check_says_what_is_missing(method):
+def test_without_data_a_check_says_what_is_missing(method, tmp_path):
     said = run("init", method, "mine").stdout
     assert f"next: hf-ext data check {Path('mine', method)}.yaml" in said
     refused = run("data", "check", Path("mine", f"{method}.yaml"), code=2).stderr
     assert "no data at ./YOUR-" in refused and "Set --data.train.path" in refused
+    # A recipe for a GPU is valid too.
+    file = tmp_path / "gpu.yaml"
+    file.write_text(write_recipe(method, tmp_path, PLACEHOLDERS[method], gpu=True))
+    arguments = read_arguments(file, [])
+    assert arguments.mixed_precision == "bf16" and build_task(arguments)
 
 
 def test_without_models_a_merge_has_placeholders():
     run("init", "emr", "mine")
     assert yaml.safe_load(Path("mine/merge.yaml").read_text())["tasks"]["first"] == "./YOUR-FIRST-MODEL"
-
-
-@pytest.mark.parametrize("method", ["semanir", "mrconv", "dit"])
-def test_a_recipe_for_a_gpu_is_valid_too(method, tmp_path):
-    file = tmp_path / "gpu.yaml"
-    file.write_text(write_recipe(method, tmp_path, PLACEHOLDERS[method], gpu=True))
-    arguments = read_arguments(file, [])
-    assert arguments.mixed_precision == "bf16" and build_task(arguments)
 
 
 def test_names_of_any_kind_are_written_so_that_they_are_read_back():
@@ -292,7 +277,7 @@ def test_what_cannot_be_learned_from_is_refused_with_what_to_do():
         ("mrconv", "photos", "the pictures have no classes"),
         ("dit", "photos", "the pictures have neither classes nor captions"),
         ("emr", "empty", "no model in empty"),
-        ("emr", "nowhere", "nowhere does not exist"),
+        ("emr", "nowhere", "no model in nowhere"),
         ("emr", "photos/0.png", "photos/0.png is not a text file with one model per line"),
     ):
         assert message in run("init", method, "mine", "--data", data, code=2).stderr
@@ -400,14 +385,14 @@ def test_series_of_every_shape_train_as_the_recipe_says(write, words, method, ex
     steady = ["--lr_scheduler_type", "constant"]
     recipe = train("mrconv", write(), *steady, init=words)
     assert recipe["method"] == method and expected.items() <= recipe["task"].items()
-    run("train", "mine/mrconv.yaml", *SHORT, *steady, "--max_steps", "3")
-    assert json.loads(Path("mine/run/metrics.jsonl").read_text().splitlines()[-1])["step"] == 3
+    if write is write_wide:
+        run("train", "mine/mrconv.yaml", *SHORT, *steady, "--max_steps", "3")
+        assert json.loads(Path("mine/run/metrics.jsonl").read_text().splitlines()[-1])["step"] == 3
 
 
-@pytest.mark.parametrize("folder", ["photos", "photos/mine", "photos/a/b", "./other/../photos/mine"])
-@pytest.mark.parametrize("method", ["semanir", "mrconv", "dit"])
-def test_a_run_inside_of_its_data_is_refused_before_anything_is_written(method, folder):
+@pytest.mark.parametrize("folder", ["photos", "photos/a/b", "./other/../photos/mine"])
+def test_a_run_inside_of_its_data_is_refused_before_anything_is_written(folder):
     write_pictures("photos", ["one", "two"], 2)
     before = sorted(Path("photos").rglob("*"))
-    run("init", method, folder, "--data", "photos", code=2)
+    run("init", "mrconv", folder, "--data", "photos", code=2)
     assert sorted(Path("photos").rglob("*")) == before

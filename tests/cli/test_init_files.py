@@ -18,12 +18,16 @@ from PIL import Image
 from hf_ext.data.opening import open_source
 from hf_ext.data.source import DataSource
 from hf_ext.data.survey import look_at
+from hf_ext.data.writing import write_recipe
 from hf_ext.errors import DataError
-from hf_ext.starting.writing import write_recipe
-from tests.cli.init_testing import SHORT, measured, names_of, train, write_pictures, write_sounds
+from tests.cli.init_testing import SHORT, measured, names_of, train
 from tests.disentangled_dit.pipeline_testing import make_text_pipeline
 from tests.kit.command_line import run
+from tests.kit.own_data import write_pictures, write_sounds
 from tests.kit.refusals import refused
+
+# A tiny SemanIR.
+SMALL = ["--model.depths", "[1]", "--model.num_heads", "[2]", "--model.embed_dim", "8", "--task.patch_size", "16"]
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +39,7 @@ def test_pairs_are_enlarged_as_their_sizes_say():
     for split in ("train", "test"):
         write_pictures(f"pairs/{split}", ["lq"], 3, size=(24, 20))
         write_pictures(f"pairs/{split}", ["hq"], 3, size=(48, 40))
-    recipe = train("semanir", "pairs", "--model.depths", "[1]", "--model.num_heads", "[2]", "--model.embed_dim", "8")
+    recipe = train("semanir", "pairs", *SMALL)
     assert recipe["model"]["scale"] == 2 and recipe["task"]["degradation"] == {"kind": "paired"}
     # What is for the test is left for the end.
     assert recipe["data"]["eval"]["path"] == "pairs/train" and measured(recipe) == 1
@@ -90,7 +94,7 @@ def test_a_table_beside_sounds_says_their_classes(table):
         look_at("sounds")
 
 
-@pytest.mark.parametrize("kind", ["zip", "gztar", "tar"])
+@pytest.mark.parametrize("kind", ["zip", "gztar"])
 def test_archives_of_folders_are_to_be_unpacked(kind):
     write_pictures("animals", ["cat", "dog"], 3)
     archive = shutil.make_archive("archive", kind, "animals")
@@ -116,20 +120,12 @@ def test_broken_files_are_counted_and_train_on_without_them():
         assert not {"3.png", "4.png", "bad.jpg"} & names_of(part)
 
 
-def test_broken_files_do_not_hide_the_others():
-    write_pictures("photos", [""], 3)
-    Path("photos/broken.png").write_bytes(b"no picture")
-    assert look_at("photos").about == "4 pictures of 40 x 32 pixels"
-    Path("broken").mkdir()
-    Path("broken/a.png").write_bytes(b"no picture")
-    assert "none of 1 pictures can be read" in run("init", "dit", "d", "--data", "broken", code=2).stderr
-
-
 def test_pictures_that_are_missing_or_too_large_do_not_hide_the_others():
     write_pictures("photos", [""], 3)
     # Twice as large as Pillow opens.
     Image.new("1", (20_000, 10_000)).save("photos/panorama.png")
-    assert look_at("photos").about == "4 pictures of 40 x 32 pixels"
+    Path("photos/broken.png").write_bytes(b"no picture")
+    assert look_at("photos").about == "5 pictures of 40 x 32 pixels"
     content = {"bytes": Path("photos/0.png").read_bytes(), "path": None}
     pictures = datasets.Features({"image": datasets.Image()})
     for number, values in enumerate(([None, content, None], [None, None])):
@@ -151,30 +147,23 @@ def test_pairs_of_16_bits_train():
         Path("pairs", name).mkdir(parents=True)
         for index in range(4):
             Image.fromarray(pixels.integers(0, 65536, (24, 20), dtype=np.uint16)).save(f"pairs/{name}/{index}.png")
-    small = ["--model.depths", "[1]", "--model.num_heads", "[2]", "--model.embed_dim", "8"]
-    recipe = train("semanir", "pairs", *small, "--init_from", "null")
+    recipe = train("semanir", "pairs", *SMALL, "--init_from", "null")
     assert recipe["task"]["degradation"] == {"kind": "paired"} and measured(recipe) == 1
 
 
-@pytest.mark.parametrize(
-    "names", [("noisy", "clean"), ("input", "target"), ("A", "B"), ("low", "high"), ("blur", "sharp")]
-)
+@pytest.mark.parametrize("names", [("noisy", "clean"), ("input", "target"), ("A", "B"), ("low", "high")])
 def test_folders_of_pairs_are_no_classes(names):
     for name in names:
         write_pictures("pairs", [name], 4, size=(24, 20))
-    small = ["--model.depths", "[1]", "--model.num_heads", "[2]", "--model.embed_dim", "8", "--task.patch_size", "16"]
     said = run("init", "semanir", "mine", "--data", "pairs").stdout
     assert f"{names[0]}/ becomes {names[1]}/" in said
     recipe = yaml.safe_load(Path("mine/semanir.yaml").read_text())
     assert recipe["task"]["degradation"] == {"kind": "paired"} and recipe["data"]["train"]["pairs"] == [*names]
     assert measured(recipe) == 1
-    if names == ("noisy", "clean"):
-        run("train", "mine/semanir.yaml", *SHORT, "--init_from", "null", *small, "--per_device_train_batch_size", "1")
     # Folders A and B are classes to who draws.
     code = 0 if names == ("A", "B") else 2
-    assert (code == 0) == (
-        "the data are pairs" not in run("init", "dit", "drawn", "--data", "pairs", code=code).stderr
-    )
+    refused = run("init", "dit", "drawn", "--data", "pairs", code=code).stderr
+    assert (code == 0) == ("the data are pairs" not in refused)
 
 
 @pytest.mark.parametrize("kind", ["uint16", "int32", "float32"])
@@ -211,7 +200,9 @@ def test_without_released_models_a_restorer_begins_anew(monkeypatch):
     write_pictures("photos", [""], 4, size=(40, 40))
     survey = look_at("photos")
     assert "\ninit_from: denoise-color\n" in write_recipe("semanir", Path("r"), survey, gpu=False)
-    monkeypatch.setattr("hf_ext.starting.writing.list_released", list)
+    write_pictures("grey", [""], 4, mode="L")
+    assert "\ninit_from: denoise-gray\n" in write_recipe("semanir", Path("r"), look_at("grey"), gpu=False)
+    monkeypatch.setattr("hf_ext.data.writing.list_released", list)
     recipe = write_recipe("semanir", Path("r"), survey, gpu=False)
     assert "init_from" not in recipe and yaml.safe_load(recipe)["model"] == {"preset": "u-shaped-small"}
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from hf_ext.errors import UsageError
-from hf_ext.starting.recipes import FOLDER, find_recipe, list_recipes
 from hf_ext.training.methods import read_arguments
+from hf_ext_cli.recipes import find_recipe, list_recipes
 from tests.kit.command_line import run
 from tests.kit.document_stage import draw_picture
 from tests.kit.refusals import refused
@@ -34,7 +34,7 @@ def test_each_recipe_is_one_that_can_be_trained(recipe):
 
 
 def test_a_recipe_is_printed_or_copied(tmp_path):
-    text = (FOLDER / "mrconv/sensors.yaml").read_text()
+    text = find_recipe("mrconv/sensors").read_text()
     assert run("recipes", "mrconv/sensors").stdout == text
     out = tmp_path / "mine.yaml"
     assert run("recipes", "mrconv/sensors", "--out", out).stdout == f"{out}\n"

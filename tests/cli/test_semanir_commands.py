@@ -248,7 +248,7 @@ def test_neighbours_are_drawn(models, photos, tmp_path):
     words = [models / "restore", photos / "a.png", out]
     assert run("semanir", "explain", *words, "--at", "3,4", "--top-k", "2,5").stdout == f"{out}\n"
     with Image.open(out) as drawing:
-        assert drawing.size == (3 * 336 + 16, 2 * 362 + 16)
+        assert drawing.size == (1020, 720)
     result = run("semanir", "explain", *words, "--at", "3", code=2)
     assert "give two numbers, column and row, such as 120,80" in result.stderr
     result = run("semanir", "explain", *words, "--at", "3,x", code=2)

@@ -7,21 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from PIL import Image
 
 from hf_ext.data.opening import open_source
 from hf_ext.data.source import DataSource
 from hf_ext.data.survey import look_at
 from hf_ext.errors import DataError
+from tests.kit.own_data import write_pictures
 from tests.kit.refusals import refused
 
 COUNT = 12
-
-
-def draw(folder):
-    folder.mkdir(parents=True, exist_ok=True)
-    for index in range(COUNT):
-        Image.new("RGB", (9, 9), (index * 20, 0, 0)).save(folder / f"{index}.png")
 
 
 def rows_of(count=COUNT, ending=".png", header="image,label") -> str:
@@ -39,7 +33,7 @@ def rows_of(count=COUNT, ending=".png", header="image,label") -> str:
     ],
 )
 def test_a_table_names_the_classes_of_pictures(tmp_path, name, text):
-    draw(tmp_path)
+    write_pictures(tmp_path, [""], COUNT)
     (tmp_path / name).write_text(text)
     (tmp_path / "unrelated.csv").write_text("day,weather\nmonday,rain\n")
     survey = look_at(str(tmp_path))
@@ -50,7 +44,7 @@ def test_a_table_names_the_classes_of_pictures(tmp_path, name, text):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", ["labels.csv", "metadata.csv"])
 def test_pictures_without_a_row_are_said(tmp_path, name):
-    draw(tmp_path)
+    write_pictures(tmp_path, [""], COUNT)
     (tmp_path / name).write_text(rows_of(COUNT - 3, header="file_name,label"))
     survey = look_at(str(tmp_path))
     assert survey.count == COUNT - 3 and any(line.startswith("3 files") for line in survey.left_out)
@@ -58,7 +52,7 @@ def test_pictures_without_a_row_are_said(tmp_path, name):
 
 
 def test_two_tables_of_the_same_pictures_are_refused(tmp_path):
-    draw(tmp_path)
+    write_pictures(tmp_path, [""], COUNT)
     for name in ("labels.csv", "more.csv"):
         (tmp_path / name).write_text(rows_of())
     with refused(DataError, "labels.csv", "more.csv"):
@@ -68,20 +62,20 @@ def test_two_tables_of_the_same_pictures_are_refused(tmp_path):
 @pytest.mark.parametrize("split", ["", "train"])
 @pytest.mark.parametrize("beside", ["masks", "labels", "Annotations"])
 def test_masks_are_no_class(tmp_path, beside, split):
-    draw(tmp_path / split / "images")
-    draw(tmp_path / split / beside)
+    write_pictures(tmp_path / split / "images", [""], COUNT)
+    write_pictures(tmp_path / split / beside, [""], COUNT)
     with refused(DataError, beside.lower()):
         look_at(str(tmp_path))
     assert look_at(str(tmp_path / split / "images")).classes == []
 
 
 def test_nothing_is_left_out_where_all_is_read(tmp_path):
-    draw(tmp_path)
+    write_pictures(tmp_path, [""], COUNT)
     (tmp_path / "labels.csv").write_text(rows_of())
     (tmp_path / "readme.txt").write_text("twelve pictures")
     assert look_at(str(tmp_path)).left_out == []
     plain = tmp_path / "plain"
-    draw(plain)
+    write_pictures(plain, [""], COUNT)
     (plain / "._0.png").write_bytes(b"of a Mac")
     assert look_at(str(plain)).left_out == []
 
@@ -137,5 +131,5 @@ def test_a_folder_of_sounds_leaves_pathlib_as_it_is(tmp_path, monkeypatch):
         soundfile.write(tmp_path / "sounds" / name / "0.wav", np.full(80, 0.1 * index), 8000)
     assert len(open_source(DataSource(path="sounds"))) == 2
     for name in ("cat", "dog"):
-        draw(Path("a: zoo", name))
+        write_pictures(Path("a: zoo", name), [""], COUNT)
     assert look_at("a: zoo").classes == ["cat", "dog"]

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from hf_ext.data.survey import look_at
-from hf_ext.starting.writing import write_recipe
+from hf_ext.data.writing import write_recipe
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 SHAPES = re.findall(

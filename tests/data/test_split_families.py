@@ -1,16 +1,28 @@
 """Splits of data as people bring them: extra columns, groups, gaps and broken files put no example on both sides."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
-import soundfile
 from datasets import Dataset
 
+from hf_ext.data.found import keep_back
 from hf_ext.data.opening import open_source
 from hf_ext.data.roles import Hints, find_roles
 from hf_ext.data.source import DataSource
 from hf_ext.data.splits import choose, hold_out
 from hf_ext.data.tables import read_table
+from tests.kit.own_data import write_sounds
+
+
+def require_apart(values: list, chosen: np.ndarray) -> None:
+    """Some examples are held out, and none of their values is on the other side."""
+    sides = [
+        {str(value) for value, held in zip(values, chosen, strict=True) if held == side} for side in (True, False)
+    ]
+    assert chosen.any() and not sides[0] & sides[1]
+
 
 TEXTS = [f"sentence number {number} with some words" for number in range(40)] * 4
 LABELS = ["good", "bad"] * 80
@@ -32,11 +44,7 @@ LABELS = ["good", "bad"] * 80
 )
 def test_equal_texts_are_on_one_side_whatever_stands_beside_them(extra):
     data = Dataset.from_dict({"text": TEXTS, "label": LABELS, **extra})
-    chosen = choose(data, 0.1, 0)
-    assert chosen.any()
-    assert not {text for text, held in zip(TEXTS, chosen, strict=True) if held} & {
-        text for text, held in zip(TEXTS, chosen, strict=True) if not held
-    }
+    require_apart(TEXTS, choose(data, 0.1, 0))
 
 
 @pytest.mark.parametrize("change", ["full", "one empty label", "a rare class of one speaker", "speakers are numbers"])
@@ -61,9 +69,7 @@ def test_speakers_stay_together(change):
     ],
 )
 def test_equal_inputs_of_other_kinds_are_on_one_side(texts, extra):
-    chosen = choose(Dataset.from_dict({"input": texts, "label": LABELS, **extra}), 0.1, 0)
-    sides = [{str(text) for text, held in zip(texts, chosen, strict=True) if held == side} for side in (True, False)]
-    assert chosen.any() and not sides[0] & sides[1]
+    require_apart(texts, choose(Dataset.from_dict({"input": texts, "label": LABELS, **extra}), 0.1, 0))
 
 
 def test_persons_come_before_their_sessions_and_the_unknown_are_no_group():
@@ -79,9 +85,11 @@ def test_persons_come_before_their_sessions_and_the_unknown_are_no_group():
         assert 0 < chosen.sum() <= 30 and not sides[0] & sides[1]
 
 
-def test_speakers_that_are_the_classes_separate_nothing():
+def test_speakers_that_are_the_classes_separate_nothing_and_that_is_told():
     rows = {"text": [f"words of example {n}" for n in range(40)], "speaker": ["x", "y"] * 20, "label": ["x", "y"] * 20}
     assert 2 <= choose(Dataset.from_dict(rows), 0.1, 0).sum() <= 6
+    (told,) = keep_back({"path": "no such folder"}, Dataset.from_dict(rows))["notes"]
+    assert "speaker" in told
 
 
 @pytest.mark.parametrize("layout", ["wide", "panel"])
@@ -115,21 +123,16 @@ def test_groups_of_series_are_kept(tmp_path, layout, number):
 def test_numbers_that_name_the_class_or_a_group_are_no_inputs(tmp_path, column, values):
     rows = {"time": range(300), "x": np.random.default_rng(0).normal(size=300), column: values}
     pd.DataFrame({**rows, "label": np.tile(["walk", "sit", "run"], 100)}).to_csv(tmp_path / "t.csv", index=False)
-    hints = Hints(series=None)
-    roles = find_roles(read_table(tmp_path / "t.csv"), hints)
+    roles = find_roles(read_table(tmp_path / "t.csv"), Hints())
     assert roles.inputs == ["x"]
     assert column in roles.left_out or column == roles.series
 
 
 def test_broken_sounds_are_not_held_out(tmp_path):
+    write_sounds(tmp_path, ["a", "b"], 8, 8000, 0.25)
     for name in "ab":
-        (tmp_path / name).mkdir()
-        for index in range(8):
-            noise = np.random.default_rng(index).normal(size=2000) * 0.1
-            soundfile.write(tmp_path / name / f"{index}.wav", noise, 8000)
         for index in range(30, 52):
             (tmp_path / name / f"{index}.wav").write_bytes(b"RIFFbroken" + bytes([index]))
     held = hold_out(open_source(DataSource(path=str(tmp_path))), 0.1, 0, measures=True)
-    names = [row["path"] for column in held.features for row in held.with_format("arrow")[column].to_pylist()
-             if isinstance(row, dict)]  # fmt: skip
-    assert names and all(int(name.rpartition("/")[2][:-4]) < 30 for name in names)
+    names = [Path(row["path"]).stem for row in held.with_format("arrow")["audio"].to_pylist()]
+    assert names and all(int(name) < 30 for name in names)

@@ -117,16 +117,3 @@ def test_the_size_control_is_varied_alone(generating, pipeline):
     energies = [float(high_frequency_energy(made).mean()) for made in images]
     assert result["high_frequency_energy"] == pytest.approx(energies, rel=1e-3)
     assert result["accuracy"] == [float(np.mean(classes == np.array(labels))) for classes in seen]
-
-
-def test_what_makes_no_sense_is_refused(generating, pipeline):
-    with pytest.raises(ValueError, match="conditions is empty"):
-        generating.generate_images(pipeline, [])
-    with pytest.raises(ValueError, match="2 images and 3 labels"):
-        generating.measure_images(np.zeros((2, 8, 8, 3)), np.zeros(3), Brightness(), np.ones((3, 3)))
-    with pytest.raises(ValueError, match="images_per_class must be at least 1"):
-        generating.evaluate_size_control(pipeline, Brightness(), [8, 16], images_per_class=0)
-    with pytest.raises(ValueError, match="at least two different sides"):
-        generating.evaluate_size_control(pipeline, Brightness(), [8, 8])
-    with pytest.raises(ValueError, match="only class models"):
-        generating.balance_labels(make_text_pipeline(), 4)

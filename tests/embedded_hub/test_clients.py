@@ -38,7 +38,7 @@ first = api.model_info("me/model").sha
 
 # A folder with regular, binary, empty and nested files; what has not changed is not committed again.
 folder = Path("folder"); (folder / "nested/deeper").mkdir(parents=True)
-weights = os.urandom(25 << 20)
+weights = os.urandom(11 << 20)
 (folder / "weights.bin").write_bytes(weights)
 (folder / "config.json").write_text('{"a": 1}')
 (folder / "empty.txt").write_text("")
@@ -276,7 +276,7 @@ print("passed")
     [
         pytest.param(TRANSFORMERS, id="transformers"),
         pytest.param(DIFFUSERS, id="diffusers", marks=pytest.mark.slow),
-        pytest.param(DATASETS, id="datasets"),
+        pytest.param(DATASETS, id="datasets", marks=pytest.mark.slow),
     ],
 )
 def test_libraries(hub: EmbeddedHub, run_client: Callable[..., str], script: str) -> None:

@@ -57,20 +57,20 @@ SECOND = b"GET /me/model/resolve/main/file.bin HTTP/1.1\r\nHost: %s\r\n\r\n"
         b"Transfer-Encoding : chunked\r\nX: %d",
     ],
 )
-def test_no_second_request_in_what_is_malformed(url: str, header: bytes) -> None:
+def test_no_second_request_in_what_is_malformed(steady: str, header: bytes) -> None:
     """A proxy that reads such a head in another way takes what follows for the body, or for another request."""
-    host = urlsplit(url).netloc.encode()
+    host = urlsplit(steady).netloc.encode()
     second = SECOND % host
     head = b"GET /api/models HTTP/1.1\r\nHost: " + host + b"\r\n" + header % len(second) + b"\r\n\r\n"
     # A line that begins with a space continues the one before, which is `Host`.
-    assert status_of(raw(url, head + second)) == (403 if header.startswith(b" ") else 400)
+    assert status_of(raw(steady, head + second)) == (403 if header.startswith(b" ") else 400)
 
 
-def test_two_lengths_are_refused_also_where_the_body_is_right(url: str) -> None:
+def test_two_lengths_are_refused_also_where_the_body_is_right(steady: str) -> None:
     body = b"f\r\n" + b'{"content": ""}' + b"\r\n0\r\n\r\n"
     head = b"POST /api/validate-yaml HTTP/1.1\r\nHost: %s\r\nTransfer-Encoding: chunked\r\nContent-Length: %d\r\n\r\n"
-    host = urlsplit(url).netloc.encode()
-    assert status_of(raw(url, head % (host, len(body)) + body + SECOND % host)) == 400
+    host = urlsplit(steady).netloc.encode()
+    assert status_of(raw(steady, head % (host, len(body)) + body + SECOND % host)) == 400
 
 
 @pytest.mark.parametrize(
@@ -83,20 +83,20 @@ def test_two_lengths_are_refused_also_where_the_body_is_right(url: str) -> None:
         b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 20_000 + b"\r\n",
     ],
 )
-def test_what_is_no_request_is_refused(url: str, request_: bytes) -> None:
-    assert status_of(raw(url, request_)) == 400
+def test_what_is_no_request_is_refused(steady: str, request_: bytes) -> None:
+    assert status_of(raw(steady, request_)) == 400
 
 
-def test_other_versions_of_http_are_refused(url: str) -> None:
-    assert status_of(raw(url, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")) == 505
+def test_other_versions_of_http_are_refused(steady: str) -> None:
+    assert status_of(raw(steady, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")) == 505
 
 
-def test_several_requests_in_one_piece_are_answered_in_order(url: str) -> None:
-    host = urlsplit(url).netloc.encode()
+def test_several_requests_in_one_piece_are_answered_in_order(steady: str) -> None:
+    host = urlsplit(steady).netloc.encode()
     one = b"GET /api/models HTTP/1.1\r\nHost: %s\r\n\r\n" % host
     post = b"POST /api/validate-yaml HTTP/1.1\r\nHost: %s\r\nContent-Length: 15\r\n\r\n" % host + b'{"content": ""}'
     last = one.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
-    received = raw(url, one + SECOND % host + post + last)
+    received = raw(steady, one + SECOND % host + post + last)
     assert received.count(b"HTTP/1.1 200 ") == 4
     assert received.index(b'"id": "me/model"') < received.index(CONTENT) < received.index(b'"errors"')
 
@@ -215,9 +215,9 @@ def test_more_connections_than_allowed_are_refused_and_the_others_go_on(crowded:
         ("x\n" * 200_000, "a"),
     ],
 )
-def test_rules_that_cannot_be_used_are_refused(url: str, rules: str, path: str) -> None:
+def test_rules_that_cannot_be_used_are_refused(steady: str, rules: str, path: str) -> None:
     question = {"files": [{"path": path, "size": 1, "sample": ""}], "gitIgnore": rules}
-    answer = ask(url, "POST", PREUPLOAD, json.dumps(question).encode())
+    answer = ask(steady, "POST", PREUPLOAD, json.dumps(question).encode())
     assert answer.status == 400 and ".gitignore" in answer.json()["error"]
 
 
@@ -228,7 +228,7 @@ def test_rules_that_cannot_be_used_are_refused_where_they_are_committed(url: str
     assert answer.status == 400 and "line 2 of .gitignore is not a valid pattern: '[z-a]'" in answer.json()["error"]
 
 
-def test_many_stars_are_no_matter_where_they_have_few_places(url: str) -> None:
+def test_many_stars_are_no_matter_where_they_have_few_places(steady: str) -> None:
     rules = "**/" * 10 + "x\n*-*-*-*-*-*.log\n/a/**/b/**/*foo*.t?t\n"
     wanted = {
         "run-1-2-3-4-5.log": True,
@@ -238,7 +238,7 @@ def test_many_stars_are_no_matter_where_they_have_few_places(url: str) -> None:
         "a/xx": False,
     }
     files = [{"path": path, "size": 1, "sample": ""} for path in wanted]
-    planned = ask(url, "POST", PREUPLOAD, json.dumps({"files": files, "gitIgnore": rules}).encode()).json()["files"]
+    planned = ask(steady, "POST", PREUPLOAD, json.dumps({"files": files, "gitIgnore": rules}).encode()).json()["files"]
     assert {plan["path"]: plan["shouldIgnore"] for plan in planned} == wanted
 
 

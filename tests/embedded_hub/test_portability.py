@@ -19,13 +19,10 @@ for name in missing:
     delattr(os, name)
 sys.modules["fcntl"] = None
 
-from hf_ext.embedded_hub import storage
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.embedded_hub.store import HubStore
 from tests.kit.hub import ask, commit_body, create_repository
 
-# of Linux too, though not of Python's own
-storage._SYNCFS = None
 root = sys.argv[1]
 for attempt in range(2):
     with EmbeddedHub(root, port=0) as hub:

@@ -47,40 +47,40 @@ def resolve(url: str, path: str = "file.bin", headers: dict[str, str] | None = N
         ("bytes=0-2559", 0, 2560),
     ],
 )
-def test_ranges(url: str, header: str, start: int, stop: int) -> None:
-    answer = resolve(url, headers={"Range": header})
+def test_ranges(steady: str, header: str, start: int, stop: int) -> None:
+    answer = resolve(steady, headers={"Range": header})
     assert (answer.status, answer.body) == (206, CONTENT[start:stop])
     assert answer.headers["Content-Range"] == f"bytes {start}-{stop - 1}/2560"
     assert answer.headers["Content-Length"] == str(stop - start)
-    head = resolve(url, headers={"Range": header}, method="HEAD")
+    head = resolve(steady, headers={"Range": header}, method="HEAD")
     assert (head.status, head.body, head.headers["Content-Range"]) == (206, b"", answer.headers["Content-Range"])
 
 
 @pytest.mark.parametrize("header", ["bytes=2560-", "bytes=99999-100000", "bytes=-0"])
-def test_unsatisfiable_ranges(url: str, header: str) -> None:
-    answer = resolve(url, headers={"Range": header})
+def test_unsatisfiable_ranges(steady: str, header: str) -> None:
+    answer = resolve(steady, headers={"Range": header})
     assert (answer.status, answer.headers["Content-Range"]) == (416, "bytes */2560")
 
 
 @pytest.mark.parametrize("header", ["bytes=9-5", "bytes=-", "bytes=a-b", "lines=0-1", "bytes=0-1,5-6", "bytes=1--2"])
-def test_ranges_that_must_be_ignored(url: str, header: str) -> None:
-    answer = resolve(url, headers={"Range": header})
+def test_ranges_that_must_be_ignored(steady: str, header: str) -> None:
+    answer = resolve(steady, headers={"Range": header})
     assert (answer.status, answer.body, answer.headers["Content-Range"]) == (200, CONTENT, None)
 
 
-def test_a_range_for_other_content_gives_the_whole_file(url: str) -> None:
-    etag = resolve(url, method="HEAD").headers["ETag"]
-    assert resolve(url, headers={"Range": "bytes=0-3", "If-Range": etag}).status == 206
-    assert resolve(url, headers={"Range": "bytes=0-3", "If-Range": '"other"'}).status == 200
+def test_a_range_for_other_content_gives_the_whole_file(steady: str) -> None:
+    etag = resolve(steady, method="HEAD").headers["ETag"]
+    assert resolve(steady, headers={"Range": "bytes=0-3", "If-Range": etag}).status == 206
+    assert resolve(steady, headers={"Range": "bytes=0-3", "If-Range": '"other"'}).status == 200
 
 
-def test_headers_of_files(url: str) -> None:
-    commit = ask(url, "GET", "/api/models/me/model").json()["sha"]
-    head = resolve(url, method="HEAD")
+def test_headers_of_files(steady: str) -> None:
+    commit = ask(steady, "GET", "/api/models/me/model").json()["sha"]
+    head = resolve(steady, method="HEAD")
     oid = hashlib.sha1(b"blob 2560\0" + CONTENT).hexdigest()
     assert (head.headers["ETag"], head.headers["X-Repo-Commit"], head.body) == (f'"{oid}"', commit, b"")
     assert (head.headers["Content-Length"], head.headers["Accept-Ranges"]) == ("2560", "bytes")
-    missing = resolve(url, "none.txt")
+    missing = resolve(steady, "none.txt")
     assert (missing.status, missing.headers["X-Error-Code"], missing.headers["X-Repo-Commit"]) == (
         404,
         "EntryNotFound",
@@ -127,10 +127,10 @@ def test_bad_paths_are_not_stored(url: str, hub: EmbeddedHub, path: str) -> None
     "path",
     ["..%2F..%2F..%2Fetc%2Fpasswd", "%2e%2e/%2e%2e/etc/passwd", "a%00b", "%ff", "..%5c..%5cx", "%2Fetc%2Fpasswd"],
 )
-def test_bad_paths_are_not_read(url: str, path: str) -> None:
+def test_bad_paths_are_not_read(steady: str, path: str) -> None:
     for prefix in ("/me/model/resolve/main/", "/api/models/me/model/tree/main/"):
-        assert ask(url, "GET", prefix + path).status in (400, 404)
-    assert ask(url, "GET", f"/me/model/resolve/{path}/file.bin").status in (400, 404)
+        assert ask(steady, "GET", prefix + path).status in (400, 404)
+    assert ask(steady, "GET", f"/me/model/resolve/{path}/file.bin").status in (400, 404)
 
 
 @pytest.mark.parametrize(
@@ -157,16 +157,16 @@ def test_bad_repository_names(url: str, hub: EmbeddedHub, owner: str, name: str)
     ["a..b", "-x", ".x", "x.lock", "a//b", "a b", "a~1", "a^", "a:b", "a?", "a*", "a[", "a\\b", "refs/heads/x", "@{x"]
     + ["0" * 40, "HEAD", "x/", "a" * 256, "nul\0", "@"],
 )
-def test_bad_branch_and_tag_names(url: str, name: str) -> None:
-    assert ask(url, "POST", f"/api/models/me/model/branch/{quote(name, safe='')}", b"{}").status in (400, 404)
-    assert ask(url, "POST", "/api/models/me/model/tag/main", json.dumps({"tag": name}).encode()).status == 400
-    refs = ask(url, "GET", "/api/models/me/model/refs").json()
+def test_bad_branch_and_tag_names(steady: str, name: str) -> None:
+    assert ask(steady, "POST", f"/api/models/me/model/branch/{quote(name, safe='')}", b"{}").status in (400, 404)
+    assert ask(steady, "POST", "/api/models/me/model/tag/main", json.dumps({"tag": name}).encode()).status == 400
+    refs = ask(steady, "GET", "/api/models/me/model/refs").json()
     assert ([branch["name"] for branch in refs["branches"]], refs["tags"]) == (["main"], [])
 
 
-def test_a_file_is_never_also_a_folder(url: str) -> None:
+def test_a_file_is_never_also_a_folder(steady: str) -> None:
     for files in ({"file.bin/inner": b"x"}, {"one/two": b"x", "one": b"y"}):
-        answer = ask(url, "POST", COMMIT, commit_body(files))
+        answer = ask(steady, "POST", COMMIT, commit_body(files))
         assert answer.status == 400 and "cannot be a file and a folder" in answer.headers["X-Error-Message"]
 
 
@@ -256,9 +256,9 @@ def test_chunked_bodies(url: str) -> None:
         b"Transfer-Encoding: chunked\r\n\r\n3\r\nabcde\r\n0\r\n\r\n",
     ],
 )
-def test_malformed_bodies(url: str, head: bytes) -> None:
-    start = f"POST /api/repos/create HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\n".encode()
-    answer = raw(url, start + head)
+def test_malformed_bodies(steady: str, head: bytes) -> None:
+    start = f"POST /api/repos/create HTTP/1.1\r\nHost: {urlsplit(steady).netloc}\r\n".encode()
+    answer = raw(steady, start + head)
     assert answer.startswith(b"HTTP/1.1 400 ") and b"\r\nconnection: close\r\n" in answer.lower()
     assert answer.count(b"HTTP/1.1") == 1, "what follows a malformed body must not be read as a request"
 
@@ -319,10 +319,10 @@ HEADER = b'{"key": "header", "value": {"summary": "s"}}\n'
         b"[" * 100_000,
     ],
 )
-def test_malformed_commits(url: str, body: bytes) -> None:
-    before = ask(url, "GET", "/api/models/me/model").json()["sha"]
-    assert ask(url, "POST", COMMIT, body).status == 400
-    assert ask(url, "GET", "/api/models/me/model").json()["sha"] == before
+def test_malformed_commits(steady: str, body: bytes) -> None:
+    before = ask(steady, "GET", "/api/models/me/model").json()["sha"]
+    assert ask(steady, "POST", COMMIT, body).status == 400
+    assert ask(steady, "GET", "/api/models/me/model").json()["sha"] == before
 
 
 def test_commits_go_to_branches_only(url: str) -> None:
@@ -390,10 +390,10 @@ def test_listings_come_in_pages(url: str) -> None:
     assert names == [f"many/{i:04}.txt" for i in range(2100)] and sizes == [1000, 1000, 100]
 
 
-def test_unknown_routes(url: str) -> None:
-    assert ask(url, "GET", "/nothing").status == 404
-    assert ask(url, "DELETE", "/api/models").status == 405
-    xet = ask(url, "GET", "/api/models/me/model/xet-write-token/main")
+def test_unknown_routes(steady: str) -> None:
+    assert ask(steady, "GET", "/nothing").status == 404
+    assert ask(steady, "DELETE", "/api/models").status == 405
+    xet = ask(steady, "GET", "/api/models/me/model/xet-write-token/main")
     assert xet.status == 404 and "HF_HUB_DISABLE_XET=1" in xet.headers["X-Error-Message"]
 
 

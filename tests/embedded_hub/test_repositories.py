@@ -63,20 +63,20 @@ ODD = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_a_card_makes_no_repository_unreachable(url: str, name: str) -> None:
+def test_a_card_makes_no_repository_unreachable(steady: str, name: str) -> None:
     text, wanted = ODD[name]
     card = f"---\nlicense: mit\n{text}\n---\n# Title\n"
-    checked = post(url, "/api/validate-yaml", content=card)
+    checked = post(steady, "/api/validate-yaml", content=card)
     assert checked.status in (200, 400) and isinstance(checked.json()["errors"], list)
-    assert ask(url, "POST", COMMIT, commit_body({"README.md": card.encode()})).status == 200
-    answer = ask(url, "GET", "/api/models/me/model")
+    assert ask(steady, "POST", COMMIT, commit_body({"README.md": card.encode()})).status == 200
+    answer = ask(steady, "GET", "/api/models/me/model")
     assert answer.status == 200
     described = json.loads(answer.body, parse_constant=reject_constant)
     if wanted is not None:
         assert described["cardData"] == {"license": "mit", **wanted}
         assert "license:mit" in described["tags"]
         assert checked.status == 200
-    assert ask(url, "GET", "/api/models/me/model/revision/main?blobs=true").status == 200
+    assert ask(steady, "GET", "/api/models/me/model/revision/main?blobs=true").status == 200
 
 
 def test_a_card_is_read_once(url: str, hub: EmbeddedHub) -> None:
@@ -87,8 +87,8 @@ def test_a_card_is_read_once(url: str, hub: EmbeddedHub) -> None:
     assert ask(url, "GET", "/api/models/me/model").json() == first
 
 
-def test_a_model_index_is_a_list(url: str) -> None:
-    answer = post(url, "/api/validate-yaml", content="---\nmodel-index: foo\n---\n")
+def test_a_model_index_is_a_list(steady: str) -> None:
+    answer = post(steady, "/api/validate-yaml", content="---\nmodel-index: foo\n---\n")
     assert answer.status == 400 and '"model-index" must be a list' in answer.json()["errors"][0]["message"]
 
 
@@ -110,8 +110,8 @@ def test_a_model_index_is_a_list(url: str) -> None:
         "/spaces/x/resolve/main/app.py",
     ],
 )
-def test_unknown_ids_of_one_part_are_repositories_that_are_not_there(url: str, path: str) -> None:
-    answer = ask(url, "GET", path)
+def test_unknown_ids_of_one_part_are_repositories_that_are_not_there(steady: str, path: str) -> None:
+    answer = ask(steady, "GET", path)
     assert (answer.status, answer.headers["X-Error-Code"]) == (404, "RepoNotFound")
 
 

@@ -17,13 +17,12 @@ from hypothesis import strategies as st
 
 from hf_ext.embedded_hub.descriptions import count_parameters
 from hf_ext.embedded_hub.errors import HubError
-from hf_ext.embedded_hub.ignore_rules import IgnoreRules
 from hf_ext.embedded_hub.names import check_file_path, check_ref_name
 from hf_ext.embedded_hub.objects import Entry, Operation, Snapshot
 from hf_ext.embedded_hub.repository import Change, Repository
 from hf_ext.embedded_hub.storage import Blob, lfs_pointer
 from hf_ext.embedded_hub.store import HubStore
-from hf_ext.embedded_hub.uploads import plan_uploads
+from hf_ext.embedded_hub.uploads import IgnoreRules, plan_uploads
 from hf_ext.hub.front_matter import read_front_matter
 from tests.kit.hub import store_now
 from tests.kit.refusals import refused

@@ -14,6 +14,8 @@ import pytest
 
 from tests.kit.hub import ask, client_environment, commit_body, create_repository
 
+from .conftest import hub_process, peak_memory
+
 RUN = """
 import sys
 from hf_ext_cli.main import main
@@ -28,24 +30,9 @@ finally:
 @contextmanager
 def serving(folder: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """The command in a process of its own: the address that it tells, and the process."""
-    command = [sys.executable, "-c", RUN, "hub", "serve", "--root", str(folder / "hub"), "--port", "0", *options]
-    environment = client_environment("http://127.0.0.1:9", folder / "home")
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
-    try:
-        assert process.stdout is not None
-        url = process.stdout.readline().split(" at ")[1].partition(";")[0]
-        yield url, process
-    finally:
-        process.kill()
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
-
-
-def peak_memory(process: subprocess.Popen[str]) -> int:
-    """Largest resident size of a process so far, in bytes."""
-    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
+    words = ["hub", "serve", "--root", str(folder / "hub"), "--port", "0", *options]
+    with hub_process(RUN, folder, *words) as (told, process):
+        yield told.split(" at ")[1].partition(";")[0], process
 
 
 @pytest.mark.skipif(

@@ -96,7 +96,7 @@ def test_the_shipped_loader_needs_torch_and_safetensors_only(merged: Path, tmp_p
     [
         {"dtype": torch.bfloat16, "rescale": "tensor_l2"},
         {"rescale": "official", "include_base": True, "max_shard_size": "4KB"},
-        {"small_raw": True, "exclude": [".*pooler.*"]},
+        {"exclude": [".*pooler.*"]},
     ],
     ids=["bfloat16", "shards", "raw"],
 )

@@ -231,22 +231,16 @@ def test_models_of_diffusers_and_ours(make, load, tmp_path: Path):
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-@pytest.mark.parametrize("kind", ["ia3", "lora"])
-def test_adapters(kind: str, tmp_path: Path):
+def test_adapters(tmp_path: Path):
     base = tiny_bert(tmp_path / "base")
-    adapters = {name: tiny_adapter(tmp_path / name, base, seed, kind=kind) for seed, name in enumerate("ab", 1)}
-    if kind == "lora":
-        # Signs of lora_B can be compared where lora_A is the same.
-        first, second = (load_file(folder / "adapter_model.safetensors") for folder in adapters.values())
-        second |= {name: value for name, value in first.items() if "lora_A" in name}
-        save_file(second, adapters["b"] / "adapter_model.safetensors", metadata={"format": "pt"})
+    adapters = {name: tiny_adapter(tmp_path / name, base, seed, kind="ia3") for seed, name in enumerate("ab", 1)}
     emr = EMRModel.from_pretrained(merge(base, adapters, tmp_path / "merged", adapters="adapter"), "a")
     model, first = emr.model, copied(emr.model)
     assert type(model).__name__ == "PeftModel"
     assert emr.set_task("b").model is model
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, first[name])}
     assert changed
-    assert all("lora_" in name or "ia3_" in name for name in changed)
+    assert all("ia3_" in name for name in changed)
     exported = load_file(emr.export("b", tmp_path / "out") / "adapter_model.safetensors")
     held = {name.replace(".default", ""): value for name, value in model.state_dict().items()}
     assert all(torch.equal(value, held[name]) for name, value in exported.items())

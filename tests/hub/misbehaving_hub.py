@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.kit.loopback import LoopbackHandler, LoopbackServer
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class Handler(LoopbackHandler):
     hub: MisbehavingHub
 
     def do_GET(self) -> None:
@@ -29,9 +28,6 @@ class Handler(BaseHTTPRequestHandler):
             self.hub.resolve(self, self.path.rsplit("/", 1)[1])
         else:
             self.send_json({"error": "no such repository"}, status=404, headers={"X-Error-Code": "RepoNotFound"})
-
-    def log_message(self, *arguments: object) -> None:
-        pass
 
     def send_json(self, value: object, status: int = 200, headers: dict[str, str] | None = None) -> None:
         self.send(status, json.dumps(value).encode(), headers or {})
@@ -65,25 +61,14 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
 
-class MisbehavingHub:
+class MisbehavingHub(LoopbackServer):
     """Serves `org/name` at `COMMIT`; `resolve` answers a request for a file and may be replaced by a test."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.requests: list[tuple[str, str | None, str | None]] = []
         self.resolve = lambda handler, name: handler.send_file(name)
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("BoundHandler", (Handler,), {"hub": self}))
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
-        self.thread.start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server.server_port}"
+        super().__init__(Handler)
 
     def ranges(self) -> list[tuple[str, str]]:
         return [(path.rsplit("/", 1)[1], asked) for path, asked, _ in self.requests if asked]
-
-    def stop(self) -> None:
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()

@@ -18,7 +18,7 @@ SMALL, LARGE = "abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 WORD = SMALL + LARGE + DIGITS
 BASE64 = WORD + "+/"
 NAME = WORD + "-_"
-UUID = "1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed"
+SIGNS = "!@#$%^&*(-_=+)"
 
 
 def letters(alphabet: str, count: int) -> str:
@@ -31,245 +31,214 @@ def letters(alphabet: str, count: int) -> str:
     return "".join(chosen)
 
 
-Add = Callable[..., None]
-
-
-def _hugging_face(add: Add) -> None:
-    add("hf", "h", "f_", letters(SMALL + LARGE, 34))
-    add("hf oauth", "h", "f_oauth_", "eyJhbGciOi.", letters(NAME, 40))
-    add("hf jwt", "h", "f_jwt_", "eyJhbGciOi", letters(NAME, 40))
-    add("hf organisation", "api", "_org_", letters(SMALL + LARGE, 34))
-    add("hf in an environment", "export HF_", "TOKEN=h", "f_", letters(SMALL, 34))
-    add("hf behind a name", "mytoken_h", "f_", letters(WORD, 34))
-    add("hf behind letters", "tokenIsh", "f_", letters(WORD, 34))
-    add("hf in an address", "https://user:h", "f_", letters(WORD, 34), "@huggingface.co/org/name")
-
-
-def _models(add: Add) -> None:
-    add("openai", "s", "k-", letters(WORD, 48))
-    add("openai project", "s", "k-proj-", letters(NAME, 120))
-    add("openai service", "s", "k-svcacct-", letters(WORD, 60))
-    add("openai admin", "s", "k-admin-", letters(WORD, 60))
-    add("anthropic", "s", "k-ant-api03-", letters(NAME, 93), "AA")
-    add("anthropic, many hyphens", "s", "k-ant-", "api03-", "a1B-" * 24)
-    add("langfuse", "s", "k-lf-", UUID)
-    add("openrouter", "s", "k-or-v1-", letters(HEX, 64))
-    add("deepseek", "s", "k-", letters(HEX, 32))
-    add("groq", "gs", "k_", letters(WORD, 52))
-    add("xai", "xa", "i-", letters(WORD, 80))
-    add("nvidia", "nva", "pi-", letters(NAME, 64))
-    add("replicate", "r", "8_", letters(WORD, 37))
-    add("perplexity", "pp", "lx-", letters(WORD, 48))
-    add("fireworks", "f", "w_", letters(WORD, 24))
-    add("pinecone", "pc", "sk_", letters(WORD, 6), "_", letters(WORD, 63))
-    add("langsmith", "lsv", "2_pt_", letters(HEX, 32), "_", letters(HEX, 10))
-    add("jina", "ji", "na_", letters(WORD, 60))
-    add("elevenlabs", "s", "k_", letters(HEX, 48))
-    add("cohere", "COHERE_", "API_KEY=", letters(WORD, 40))
-    add("mistral", "MISTRAL_", "API_KEY: ", letters(WORD, 32))
-    add("together", "TOGETHER_", "API_KEY = '", letters(HEX, 64), "'")
-    add("wandb", "WANDB_", "API_KEY=", letters(HEX, 40))
-    add("wandb yaml", "wandb:\n  api_", "key: ", letters(HEX, 40))
-    add("wandb login", "wandb.log", "in(key='", letters(HEX, 40), "')")
-    add("wandb v1", "wand", "b_v1_", letters(WORD, 40))
-    add("wandb netrc", "machine api.wandb.ai\n  login user\n  pass", "word ", letters(HEX, 40))
-    add("comet", "COMET_", "API_KEY=", letters(WORD, 25))
-    add("kaggle json", '{"username": "alice", "k', 'ey": "', letters(HEX, 32), '"}')
-    add("kaggle environment", "KAGGLE_", "KEY=", letters(HEX, 32))
-    add("kaggle token", "KG", "AT_", letters(HEX, 32))
-
-
-def _clouds(add: Add) -> None:
-    add("aws id", "AK", "IA", letters(LARGE + DIGITS, 16))
-    add("aws id for a while", "AS", "IA", letters(LARGE + DIGITS, 16))
-    add("aws secret ini", "aws_secret_", "access_key = ", letters(BASE64, 40))
-    add("aws secret environment", "export AWS_SECRET_", "ACCESS_KEY=", letters(BASE64, 40))
-    add("aws secret json", '{"SecretAccess', 'Key": "', letters(BASE64, 40), '"}')
-    add("aws secret python", "aws_secret_", "access_key='", letters(BASE64, 40), "'")
-    add("aws session", "aws_session_", "token = ", letters(BASE64, 260))
-    add("aws bedrock", "AB", "SK", letters(BASE64, 128))
-    add("aws presigned", "https://b.s3.amazonaws.com/k?X-Amz-Sig", "nature=", letters(HEX, 64))
-    add("google key", "AI", "za", letters(NAME, 35))
-    add("google client", "GOC", "SPX-", letters(NAME, 28))
-    add("google access", "ya", "29.", letters(NAME, 120))
-    add("google refresh", "1/", "/0", letters(NAME, 60))
-    add(
-        "google service",
-        '{"type": "service_account", "private_',
-        'key": "-----BEGIN PRIV',
-        "ATE KEY-----\\nMIIE",
-        '"}',
-    )
-    add("azure storage", "DefaultEndpointsProtocol=https;AccountName=a;Account", "Key=", letters(BASE64, 86), "==")
-    add("azure sas", "https://a.blob.core.windows.net/c?sv=2024-11-04&sr=c&s", "ig=", letters(WORD, 43), "%3D")
-    add("azure client", letters(WORD, 3), "8", "Q~", letters(WORD, 34))
-    add("azure bus", "Endpoint=sb://a.servicebus.windows.net/;SharedAccess", "Key=", letters(BASE64, 43), "=")
-    add("azure openai", "AZURE_OPENAI_", "API_KEY=", letters(HEX, 32))
-    add("digitalocean", "do", "p_v1_", letters(HEX, 64))
-    add("digitalocean oauth", "do", "o_v1_", letters(HEX, 64))
-    add("databricks", "da", "pi", letters(HEX, 32))
-    add("alibaba", "LT", "AI", letters(WORD, 20))
-    add("tencent", "AK", "ID", letters(WORD, 32))
-    add("yandex", "y", "0_", letters(NAME, 55))
-    add("yandex key", "AQ", "VN", letters(NAME, 38))
-    add("heroku", "HR", "KU-", letters(NAME, 60))
-    add("fly", "Fly", "V1 fm", "2_", letters(BASE64, 100))
-    add("supabase", "sb", "p_", letters(HEX, 40))
-    add("planetscale", "pscale_", "tkn_", letters(NAME, 43))
-    add("pulumi", "pu", "l-", letters(HEX, 40))
-    add("terraform", letters(WORD, 14), ".atlas", "v1.", letters(NAME, 67))
-    add("vault", "hv", "s.", letters(NAME, 90))
-    add("vault batch", "hv", "b.", letters(NAME, 140))
-    add("doppler", "dp.", "pt.", letters(WORD, 43))
-    add("1password", "op", "s_eyJ", letters(WORD, 250))
-    add("grafana", "gl", "sa_", letters(WORD, 32), "_", letters(HEX, 8))
-    add("grafana cloud", "gl", "c_eyJ", letters(WORD, 100))
-    add("new relic", "NR", "AK-", letters(LARGE + DIGITS, 27))
-    add("sentry", "snt", "rys_eyJ", letters(WORD, 100))
-    add("tailscale", "tsk", "ey-auth-", letters(WORD, 17), "-", letters(WORD, 32))
-    add("cloudflare", "CLOUDFLARE_", "API_TOKEN=", letters(NAME, 40))
-    add("datadog", "DD_", "API_KEY=", letters(HEX, 32))
-
-
-def _packages(add: Add) -> None:
-    for name in "pousr":
-        add(f"github gh{name}", "gh", name, "_", letters(WORD, 36))
-    add("github fine-grained", "github", "_pat_", letters(WORD, 22), "_", letters(WORD, 59))
-    for name in ("pat", "rt", "dt", "ptt", "ft", "imt", "agent", "cbt", "soat", "oas"):
-        add(f"gitlab {name}", "gl", name, "-", letters(NAME, 20))
-    add("bitbucket", "AT", "BB", letters(WORD, 32))
-    add("atlassian", "AT", "ATT3", letters(NAME, 180))
-    add("npm", "np", "m_", letters(WORD, 36))
-    add("npmrc", "//registry.npmjs.org/:_auth", "Token=np", "m_", letters(WORD, 36))
-    add("pypi", "py", "pi-AgEIcHlwaS5vcmc", letters(NAME, 120))
-    add("rubygems", "ruby", "gems_", letters(HEX, 48))
-    add("crates", "ci", "o", letters(WORD, 32))
-    add("docker hub", "dck", "r_pat_", letters(NAME, 27))
-    add(
-        "docker auth",
-        '{"auths": {"ghcr.io": {"au',
-        'th": "',
-        base64.b64encode(b"alice:" + letters(WORD, 20).encode()).decode(),
-        '"}}}',
-    )
-    add("artifactory", "AK", "Cp", letters(WORD, 69))
-    add("postman", "PM", "AK-", letters(HEX, 24), "-", letters(HEX, 34))
-    add("figma", "fi", "gd_", letters(NAME, 40))
-    add("notion", "nt", "n_", letters(WORD, 46))
-    add("linear", "li", "n_api_", letters(WORD, 40))
-    add("airtable", "pa", "t", letters(WORD, 14), ".", letters(HEX, 64))
-
-
-def _houses(add: Add) -> None:
-    add("netlify", "nf", "p_", letters(WORD, 36))
-    add("buildkite", "bk", "ua_", letters(HEX, 40))
-    add("circleci", "CCI", "PAT_", letters(WORD, 22), "_", letters(HEX, 40))
-    add("sonar", "s", "qu_", letters(HEX, 40))
-    add("tavily", "tv", "ly-", letters(WORD, 32))
-    add("runpod", "rp", "a_", letters(LARGE + DIGITS, 40))
-    add("modal", "a", "k-", letters(WORD, 22))
-    add("lambda", "sec", "ret_mykey_", letters(HEX, 32), ".", letters(WORD, 32))
-    add("voyage", "p", "a-", letters(WORD, 43))
-    add("mapbox", "s", "k.ey", "J", letters(WORD, 60), ".", letters(WORD, 22))
-    add("okta", "SS", "WS 00", letters(WORD, 40))
-    add("paypal", "access_", "token$production$", letters(SMALL + DIGITS, 16), "$", letters(HEX, 32))
-    add("cerebras", "cs", "k-", letters(SMALL + DIGITS, 48))
-    add("together", "tg", "p_v1_", letters(NAME, 43))
-    add("anyscale", "es", "ecret_", letters(WORD, 26))
-    add("neon", "na", "pi_", letters(SMALL + DIGITS, 64))
-    add("vercel", "vercel_", "blob_rw_", letters(WORD, 16), "_", letters(WORD, 30))
-    add("prefect", "pn", "u_", letters(WORD, 36))
-    add("sourcegraph", "sg", "p_", letters(HEX, 40))
-    add("hubspot", "pa", "t-na1-", UUID)
-    add("trello", "AT", "TA", letters(HEX, 72))
-    add("razorpay", "rzp", "_live_", letters(WORD, 14))
-    add("honeycomb", "hc", "aik_", letters(SMALL + DIGITS, 58))
-    add("typeform", "tf", "p_", letters(NAME, 59))
-    add("readme", "rd", "me_", letters(SMALL + DIGITS, 70))
-    add("firecrawl", "f", "c-", letters(HEX, 32))
-    add("e2b", "e2", "b_", letters(HEX, 40))
-    add("llamacloud", "ll", "x-", letters(WORD, 48))
-    add("friendli", "fl", "p_", letters(WORD, 46))
-    add("modelscope", "m", "s-", UUID)
-    add("baidu", "bce-v3/AL", "TAK-", letters(WORD, 21), "/", letters(HEX, 40))
-    add("supabase, new", "sb_", "secret_", letters(NAME, 31))
-    add("azure devops", letters(WORD, 76), "AZ", "DO", letters(WORD, 4))
-    add("nuget", "oy", "2", letters(SMALL + DIGITS, 43))
-    add("resend", "r", "e_", letters(WORD, 8), "_", letters(WORD, 24))
-
-
-def _messages(add: Add) -> None:
-    add("slack bot", "xo", "xb-", letters(DIGITS, 12), "-", letters(DIGITS, 12), "-", letters(WORD, 24))
-    add("slack user", "xo", "xp-", letters(DIGITS, 12), "-", letters(HEX, 32))
-    add("slack app", "xa", "pp-1-A0", letters(LARGE, 9), "-", letters(DIGITS, 12), "-", letters(HEX, 64))
-    add(
-        "slack webhook",
-        "https://hooks.sla",
-        "ck.com/services/T0",
-        letters(LARGE, 9),
-        "/B0",
-        letters(LARGE, 9),
-        "/",
-        letters(WORD, 24),
-    )
-    add("discord webhook", "https://discord.com/api/web", "hooks/", letters(DIGITS, 18), "/", letters(NAME, 68))
-    add("discord bot", "M", letters(WORD, 25), ".", letters(WORD, 6), ".", letters(NAME, 38))
-    add("teams webhook", "https://a.webhook.off", "ice.com/webhookb2/", letters(HEX, 36))
-    add("telegram", letters("123456789", 10), ":", "AA", letters(NAME, 33))
-    add("stripe", "s", "k_live_", letters(WORD, 24))
-    add("stripe test", "s", "k_test_", letters(WORD, 24))
-    add("stripe restricted", "r", "k_live_", letters(WORD, 24))
-    add("stripe webhook", "wh", "sec_", letters(WORD, 32))
-    add("square", "sq", "0atp-", letters(NAME, 22))
-    add("shopify", "shp", "at_", letters(HEX, 32))
-    add("sendgrid", "S", "G.", letters(NAME, 22), ".", letters(NAME, 43))
-    add("brevo", "xkey", "sib-", letters(HEX, 64), "-", letters(WORD, 16))
-    add("mailchimp", letters(HEX, 32), "-u", "s14")
-    add("mailgun", "ke", "y-", letters(HEX, 32))
-    add("twilio", "S", "K", letters(HEX, 32))
-    add("facebook", "EA", "A", letters(WORD, 160))
-    add("twitter", "A" * 22, letters(WORD, 80))
-
-
-def _keys(add: Add) -> None:
-    for name in ("", "RSA ", "EC ", "DSA ", "OPENSSH ", "ENCRYPTED "):
-        add(f"pem {name}", "-----BEGIN ", name, "PRIV", "ATE KEY-----\nMIIEvQIBADANBg")
-    add("pgp", "-----BEGIN PGP PRIV", "ATE KEY BLOCK-----\n\nlQdGB")
-    add("putty", "PuTTY-User-", "Key-File-3: ssh-ed25519")
-    add("age", "AGE-SEC", "RET-KEY-1", letters("QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L", 58))
-    add("jwk", '{"kty": "EC", "crv": "P-256", "', 'd": "', letters(NAME, 43), '"}')
-    add("jwt", "ey", "JhbGciOiJIUzI1NiJ9.ey", "J", letters(WORD, 40), ".", letters(NAME, 43))
-    add("address", "https://alice:S3cr", "3tPass@nas.acme.com/a.zip")
-    add("postgres", "postgresql://alice:Tr0ub4", "dor@db.acme.com:5432/x")
-    add("mongodb", "mongodb+srv://alice:c0rr3ct", "horse@cluster0.acme.mongodb.net")
-    add("redis", "redis://:h0rseba", "ttery@cache.acme.com:6379")
-    add("ftp", "ftp://alice:5taple", "x@ftp.acme.com")
-    add("address of packages", "get https://bot:7hatsr1", "ght@packages.acme.com/simple")
-    add("database password", "DB_PASS", "WORD=c0rrect-horse")
-    add("password yaml", "pass", "word: Tr0ub4dor&3x")
-    add("password json", '{"pass', 'word": "c0rrect-h0rse"}')
-    add("basic header", "Author", "ization: Basic ", letters(BASE64, 32))
-    add("bearer header", "Author", "ization: Bearer ", letters(NAME, 40))
-    add("client secret", '{"client_', 'secret": "', letters(NAME, 40), '"}')
-    add("oct jwk", '{"kty": "oct", "', 'k": "', letters(NAME, 43), '"}')
-    add("django", "django-inse", "cure-", letters(WORD + "!@#$%^&*(-_=+)", 50))
-    add("cloudfront", "https://d1.cloudfront.net/x?Expires=1&Sign", "ature=", letters(NAME, 200))
-    add("link", "https://nas.acme.com/x.zip?to", "ken=", letters(WORD, 40))
-    add("curl", "curl -u ali", "ce:c0rrecth0rse https://nas.acme.com")
-    add("bcrypt", "$2", "b$12$", letters(WORD, 53))
-    add("secret key", "SECRET_", "KEY = '", letters(WORD, 50), "'")
+# A kind of secret in each line, and how it is written: in parts that "·" parts, with random letters for "<WORD 48>",
+# "⏎" for the end of a line, and for "{}" each of the words in the name.
+_TABLE = r"""
+# Hugging Face
+hf = h·f_·<SMALL+LARGE 34>
+hf oauth = h·f_oauth_·eyJhbGciOi.·<NAME 40>
+hf jwt = h·f_jwt_·eyJhbGciOi·<NAME 40>
+hf organisation = api·_org_·<SMALL+LARGE 34>
+hf in an environment = export HF_·TOKEN=h·f_·<SMALL 34>
+hf behind a name = mytoken_h·f_·<WORD 34>
+hf behind letters = tokenIsh·f_·<WORD 34>
+hf in an address = https://user:h·f_·<WORD 34>·@huggingface.co/org/name
+# models and experiments
+openai = s·k-·<WORD 48>
+openai project = s·k-proj-·<NAME 120>
+openai service = s·k-svcacct-·<WORD 60>
+openai admin = s·k-admin-·<WORD 60>
+anthropic = s·k-ant-api03-·<NAME 93>·AA
+anthropic, many hyphens = s·k-ant-·api03-·a1B-a1B-a1B-a1B-a1B-a1B-a1B-a1B-a1B-a1B-a1B-a1B-a1B-a1B-a1B-
+langfuse = s·k-lf-·1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed
+openrouter = s·k-or-v1-·<HEX 64>
+deepseek = s·k-·<HEX 32>
+groq = gs·k_·<WORD 52>
+xai = xa·i-·<WORD 80>
+nvidia = nva·pi-·<NAME 64>
+replicate = r·8_·<WORD 37>
+perplexity = pp·lx-·<WORD 48>
+fireworks = f·w_·<WORD 24>
+pinecone = pc·sk_·<WORD 6>·_·<WORD 63>
+langsmith = lsv·2_pt_·<HEX 32>·_·<HEX 10>
+jina = ji·na_·<WORD 60>
+elevenlabs = s·k_·<HEX 48>
+cohere = COHERE_·API_KEY=·<WORD 40>
+mistral = MISTRAL_·API_KEY: ·<WORD 32>
+together = tg·p_v1_·<NAME 43>
+wandb = WANDB_·API_KEY=·<HEX 40>
+wandb yaml = wandb:⏎  api_·key: ·<HEX 40>
+wandb login = wandb.log·in(key='·<HEX 40>·')
+wandb v1 = wand·b_v1_·<WORD 40>
+wandb netrc = machine api.wandb.ai⏎  login user⏎  pass·word ·<HEX 40>
+comet = COMET_·API_KEY=·<WORD 25>
+kaggle json = {"username": "alice", "k·ey": "·<HEX 32>·"}
+kaggle environment = KAGGLE_·KEY=·<HEX 32>
+kaggle token = KG·AT_·<HEX 32>
+# clouds
+aws id = AK·IA·<LARGE+DIGITS 16>
+aws id for a while = AS·IA·<LARGE+DIGITS 16>
+aws secret ini = aws_secret_·access_key = ·<BASE64 40>
+aws secret environment = export AWS_SECRET_·ACCESS_KEY=·<BASE64 40>
+aws secret json = {"SecretAccess·Key": "·<BASE64 40>·"}
+aws secret python = aws_secret_·access_key='·<BASE64 40>·'
+aws session = aws_session_·token = ·<BASE64 260>
+aws bedrock = AB·SK·<BASE64 128>
+aws presigned = https://b.s3.amazonaws.com/k?X-Amz-Sig·nature=·<HEX 64>
+google key = AI·za·<NAME 35>
+google client = GOC·SPX-·<NAME 28>
+google access = ya·29.·<NAME 120>
+google refresh = 1/·/0·<NAME 60>
+google service = {"type": "service_account", "private_·key": "-----BEGIN PRIV·ATE KEY-----\nMIIE·"}
+azure storage = DefaultEndpointsProtocol=https;AccountName=a;Account·Key=·<BASE64 86>·==
+azure sas = https://a.blob.core.windows.net/c?sv=2024-11-04&sr=c&s·ig=·<WORD 43>·%3D
+azure client = <WORD 3>·8·Q~·<WORD 34>
+azure bus = Endpoint=sb://a.servicebus.windows.net/;SharedAccess·Key=·<BASE64 43>·=
+azure openai = AZURE_OPENAI_·API_KEY=·<HEX 32>
+digitalocean = do·p_v1_·<HEX 64>
+digitalocean oauth = do·o_v1_·<HEX 64>
+databricks = da·pi·<HEX 32>
+alibaba = LT·AI·<WORD 20>
+tencent = AK·ID·<WORD 32>
+yandex = y·0_·<NAME 55>
+yandex key = AQ·VN·<NAME 38>
+heroku = HR·KU-·<NAME 60>
+fly = Fly·V1 fm·2_·<BASE64 100>
+supabase = sb·p_·<HEX 40>
+planetscale = pscale_·tkn_·<NAME 43>
+pulumi = pu·l-·<HEX 40>
+terraform = <WORD 14>·.atlas·v1.·<NAME 67>
+vault = hv·s.·<NAME 90>
+vault batch = hv·b.·<NAME 140>
+doppler = dp.·pt.·<WORD 43>
+1password = op·s_eyJ·<WORD 250>
+grafana = gl·sa_·<WORD 32>·_·<HEX 8>
+grafana cloud = gl·c_eyJ·<WORD 100>
+new relic = NR·AK-·<LARGE+DIGITS 27>
+sentry = snt·rys_eyJ·<WORD 100>
+tailscale = tsk·ey-auth-·<WORD 17>·-·<WORD 32>
+cloudflare = CLOUDFLARE_·API_TOKEN=·<NAME 40>
+datadog = DD_·API_KEY=·<HEX 32>
+# code and packages
+github gh{p,o,u,s,r} = gh·{}·_·<WORD 36>
+github fine-grained = github·_pat_·<WORD 22>·_·<WORD 59>
+gitlab {pat,rt,dt,ptt,ft,imt,agent,cbt,soat,oas} = gl·{}·-·<NAME 20>
+bitbucket = AT·BB·<WORD 32>
+atlassian = AT·ATT3·<NAME 180>
+npm = np·m_·<WORD 36>
+npmrc = //registry.npmjs.org/:_auth·Token=np·m_·<WORD 36>
+pypi = py·pi-AgEIcHlwaS5vcmc·<NAME 120>
+rubygems = ruby·gems_·<HEX 48>
+crates = ci·o·<WORD 32>
+docker hub = dck·r_pat_·<NAME 27>
+docker auth = {"auths": {"ghcr.io": {"au·th": "·YWxpY2U6MjkwdGJXQVVIdEpBZW9BNFlWQ1c="}}}
+artifactory = AK·Cp·<WORD 69>
+postman = PM·AK-·<HEX 24>·-·<HEX 34>
+figma = fi·gd_·<NAME 40>
+notion = nt·n_·<WORD 46>
+linear = li·n_api_·<WORD 40>
+airtable = pa·t·<WORD 14>·.·<HEX 64>
+# other houses
+netlify = nf·p_·<WORD 36>
+buildkite = bk·ua_·<HEX 40>
+circleci = CCI·PAT_·<WORD 22>·_·<HEX 40>
+sonar = s·qu_·<HEX 40>
+tavily = tv·ly-·<WORD 32>
+runpod = rp·a_·<LARGE+DIGITS 40>
+modal = a·k-·<WORD 22>
+lambda = sec·ret_mykey_·<HEX 32>·.·<WORD 32>
+voyage = p·a-·<WORD 43>
+mapbox = s·k.ey·J·<WORD 60>·.·<WORD 22>
+okta = SS·WS 00·<WORD 40>
+paypal = access_·token$production$·<SMALL+DIGITS 16>·$·<HEX 32>
+cerebras = cs·k-·<SMALL+DIGITS 48>
+anyscale = es·ecret_·<WORD 26>
+neon = na·pi_·<SMALL+DIGITS 64>
+vercel = vercel_·blob_rw_·<WORD 16>·_·<WORD 30>
+prefect = pn·u_·<WORD 36>
+sourcegraph = sg·p_·<HEX 40>
+hubspot = pa·t-na1-·1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed
+trello = AT·TA·<HEX 72>
+razorpay = rzp·_live_·<WORD 14>
+honeycomb = hc·aik_·<SMALL+DIGITS 58>
+typeform = tf·p_·<NAME 59>
+readme = rd·me_·<SMALL+DIGITS 70>
+firecrawl = f·c-·<HEX 32>
+e2b = e2·b_·<HEX 40>
+llamacloud = ll·x-·<WORD 48>
+friendli = fl·p_·<WORD 46>
+modelscope = m·s-·1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed
+baidu = bce-v3/AL·TAK-·<WORD 21>·/·<HEX 40>
+supabase, new = sb_·secret_·<NAME 31>
+azure devops = <WORD 76>·AZ·DO·<WORD 4>
+nuget = oy·2·<SMALL+DIGITS 43>
+resend = r·e_·<WORD 8>·_·<WORD 24>
+# messages and money
+slack bot = xo·xb-·<DIGITS 12>·-·<DIGITS 12>·-·<WORD 24>
+slack user = xo·xp-·<DIGITS 12>·-·<HEX 32>
+slack app = xa·pp-1-A0·<LARGE 9>·-·<DIGITS 12>·-·<HEX 64>
+slack webhook = https://hooks.sla·ck.com/services/T0·<LARGE 9>·/B0·<LARGE 9>·/·<WORD 24>
+discord webhook = https://discord.com/api/web·hooks/·<DIGITS 18>·/·<NAME 68>
+discord bot = M·<WORD 25>·.·<WORD 6>·.·<NAME 38>
+teams webhook = https://a.webhook.off·ice.com/webhookb2/·<HEX 36>
+telegram = <123456789 10>·:·AA·<NAME 33>
+stripe = s·k_live_·<WORD 24>
+stripe test = s·k_test_·<WORD 24>
+stripe restricted = r·k_live_·<WORD 24>
+stripe webhook = wh·sec_·<WORD 32>
+square = sq·0atp-·<NAME 22>
+shopify = shp·at_·<HEX 32>
+sendgrid = S·G.·<NAME 22>·.·<NAME 43>
+brevo = xkey·sib-·<HEX 64>·-·<WORD 16>
+mailchimp = <HEX 32>·-u·s14
+mailgun = ke·y-·<HEX 32>
+twilio = S·K·<HEX 32>
+facebook = EA·A·<WORD 160>
+twitter = AAAAAAAAAAAAAAAAAAAAAA·<WORD 80>
+# keys and passwords of no one house
+pem {,RSA ,EC ,DSA ,OPENSSH ,ENCRYPTED } = -----BEGIN ·{}·PRIV·ATE KEY-----⏎MIIEvQIBADANBg
+pgp = -----BEGIN PGP PRIV·ATE KEY BLOCK-----⏎⏎lQdGB
+putty = PuTTY-User-·Key-File-3: ssh-ed25519
+age = AGE-SEC·RET-KEY-1·<QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L 58>
+jwk = {"kty": "EC", "crv": "P-256", "·d": "·<NAME 43>·"}
+jwt = ey·JhbGciOiJIUzI1NiJ9.ey·J·<WORD 40>·.·<NAME 43>
+address = https://alice:S3cr·3tPass@nas.acme.com/a.zip
+postgres = postgresql://alice:Tr0ub4·dor@db.acme.com:5432/x
+mongodb = mongodb+srv://alice:c0rr3ct·horse@cluster0.acme.mongodb.net
+redis = redis://:h0rseba·ttery@cache.acme.com:6379
+ftp = ftp://alice:5taple·x@ftp.acme.com
+address of packages = get https://bot:7hatsr1·ght@packages.acme.com/simple
+database password = DB_PASS·WORD=c0rrect-horse
+password yaml = pass·word: Tr0ub4dor&3x
+password json = {"pass·word": "c0rrect-h0rse"}
+basic header = Author·ization: Basic ·<BASE64 32>
+bearer header = Author·ization: Bearer ·<NAME 40>
+client secret = {"client_·secret": "·<NAME 40>·"}
+oct jwk = {"kty": "oct", "·k": "·<NAME 43>·"}
+django = django-inse·cure-·<WORD+SIGNS 50>
+cloudfront = https://d1.cloudfront.net/x?Expires=1&Sign·ature=·<NAME 200>
+link = https://nas.acme.com/x.zip?to·ken=·<WORD 40>
+curl = curl -u ali·ce:c0rrecth0rse https://nas.acme.com
+bcrypt = $2·b$12$·<WORD 53>
+secret key = SECRET_·KEY = '·<WORD 50>·'
+"""
 
 
 def shapes() -> dict[str, str]:
     """A text for each kind of secret, with the words that stand before it where it has no form of its own."""
-    made: dict[str, str] = {}
-
-    def add(kind: str, *parts: str) -> None:
-        made[kind] = "".join(parts)
-
-    for group in (_hugging_face, _models, _clouds, _packages, _houses, _messages, _keys):
-        group(add)
+    made = {}
+    for line in _TABLE.splitlines():
+        kind, is_row, written = line.partition(" = ")
+        several = re.fullmatch(r"(.*)\{(.*)\}", kind)
+        for part in several[2].split(",") if several else [""] if is_row else []:
+            text = re.sub(r"<(\S+) (\d+)>", _random, written.replace("{}", part).replace("·", ""))
+            made[several[1] + part if several else kind] = text.replace("⏎", "\n")
     return made
+
+
+def _random(found: re.Match[str]) -> str:
+    """Random letters of an alphabet, which is named or written out, or of several together."""
+    return letters("".join(globals().get(name, name) for name in found[1].split("+")), int(found[2]))
 
 
 def _escape_some(text: str) -> str:
@@ -296,49 +265,6 @@ def _header(text: str) -> bytes:
     return len(header).to_bytes(8, "little") + header
 
 
-# The name of a file and its content.
-PLACES: dict[str, Callable[[str], tuple[str, bytes]]] = {
-    "a card": lambda text: ("README.md", f"# Mine\n\n{text}\n".encode()),
-    "a card's block": lambda text: ("README.md", f"# Mine\n\n```yaml\n{text}\n```\n".encode()),
-    "a list in a card": lambda text: ("README.md", f"# Mine\n\n- `{text}`, of mine\n".encode()),
-    "a string of JSON": lambda text: ("config.json", json.dumps({"deep": [{"note": text}]}, indent=2).encode()),
-    "a key of JSON": lambda text: ("eval.json", json.dumps({text: 1}).encode()),
-    "escapes of JSON": lambda text: ("tokenizer.json", f'{{"added": {_escape_some(text)}}}'.encode()),
-    "JSON in JSON": lambda text: ("training.json", json.dumps({"cells": json.dumps({"source": [text]})}).encode()),
-    "a notebook in a card": lambda text: (
-        "README.md",
-        ("```\n" + json.dumps({"cells": [{"source": ["import os\n", f"{text}\n"]}]}) + "\n```\n").encode(),
-    ),
-    "YAML with escapes": lambda text: ("README.md", f"---\nnote: {_escape_some(text)}\n---\n# Mine\n".encode()),
-    "folded YAML": lambda text: (
-        "README.md",
-        f"---\nnote: >-\n  {_in_the_middle(text, chr(10) + '  ')}\n---\n".encode(),
-    ),
-    "a continued line": lambda text: (
-        "README.md",
-        f"    {_in_the_middle(text, chr(92) + chr(10) + '    ')}\n".encode(),
-    ),
-    "a template": lambda text: ("chat_template.jinja", f"{{# {text} #}}".encode()),
-    "a vocabulary": lambda text: ("vocab.txt", f"[PAD]\n[UNK]\n{text}\nthe\n".encode()),
-    "a binary file": lambda text: ("tokenizer.model", b"\x0a\xff\x00" + text.encode() + b"\x00\x12\xfe"),
-    "a header of weights": lambda text: ("model.safetensors", _header(text)),
-    "UTF-16": lambda text: ("README.md", f"# Mine\n\n{text}\n".encode("utf-16")),
-    "UTF-16 without a byte order mark": lambda text: ("README.md", f"# Mine\n\n{text}\n".encode("utf-16-le")),
-    "UTF-16, big endian": lambda text: ("LICENSE", f"Mine\n\n{text}\n".encode("utf-16-be")),
-    "base64": lambda text: ("config.json", json.dumps({"note": base64.b64encode(text.encode()).decode()}).encode()),
-    "URL-safe base64": lambda text: (
-        "README.md",
-        b"# Mine\n\nx=" + base64.urlsafe_b64encode(f"note={text}".encode()) + b"\n",
-    ),
-    "a URL": lambda text: (
-        "README.md",
-        ("https://a.org/?q=" + "".join(f"%{each:02X}" for each in text.encode()) + "\n").encode(),
-    ),
-    "HTML": lambda text: ("README.md", ("<p>" + "".join(f"&#{ord(each)};" for each in text) + "</p>\n").encode()),
-    "zero-width letters": lambda text: ("README.md", f"# Mine\n\n{_in_the_middle(text, chr(0x200B))}\n".encode()),
-}
-
-
 def _through(text: str, write: Callable[[str], str]) -> str:
     """A text with its longest word written in another way."""
     word = max(re.findall(r"[A-Za-z0-9_]+", text), key=len)
@@ -350,6 +276,34 @@ def _card(content: str | bytes) -> tuple[str, bytes]:
     return "README.md", b"# Mine\n\n" + body + b"\n"
 
 
+# The name of a file and its content.
+PLACES: dict[str, Callable[[str], tuple[str, bytes]]] = {
+    "a card": lambda text: _card(text),
+    "a card's block": lambda text: _card(f"```yaml\n{text}\n```"),
+    "a list in a card": lambda text: _card(f"- `{text}`, of mine"),
+    "a string of JSON": lambda text: ("config.json", json.dumps({"deep": [{"note": text}]}, indent=2).encode()),
+    "a key of JSON": lambda text: ("eval.json", json.dumps({text: 1}).encode()),
+    "escapes of JSON": lambda text: ("tokenizer.json", f'{{"added": {_escape_some(text)}}}'.encode()),
+    "JSON in JSON": lambda text: ("training.json", json.dumps({"cells": json.dumps({"source": [text]})}).encode()),
+    "a notebook in a card": lambda text: _card(
+        "```\n" + json.dumps({"cells": [{"source": ["import os\n", f"{text}\n"]}]}) + "\n```"
+    ),
+    "YAML with escapes": lambda text: ("README.md", f"---\nnote: {_escape_some(text)}\n---\n# Mine\n".encode()),
+    "folded YAML": lambda text: _card(f"---\nnote: >-\n  {_in_the_middle(text, chr(10) + '  ')}\n---"),
+    "a continued line": lambda text: _card(f"    {_in_the_middle(text, chr(92) + chr(10) + '    ')}"),
+    "a template": lambda text: ("chat_template.jinja", f"{{# {text} #}}".encode()),
+    "a vocabulary": lambda text: ("vocab.txt", f"[PAD]\n[UNK]\n{text}\nthe\n".encode()),
+    "a binary file": lambda text: ("tokenizer.model", b"\x0a\xff\x00" + text.encode() + b"\x00\x12\xfe"),
+    "a header of weights": lambda text: ("model.safetensors", _header(text)),
+    "UTF-16": lambda text: ("README.md", f"# Mine\n\n{text}\n".encode("utf-16")),
+    "UTF-16 without a byte order mark": lambda text: ("README.md", f"# Mine\n\n{text}\n".encode("utf-16-le")),
+    "UTF-16, big endian": lambda text: ("LICENSE", f"Mine\n\n{text}\n".encode("utf-16-be")),
+    "base64": lambda text: ("config.json", json.dumps({"note": base64.b64encode(text.encode()).decode()}).encode()),
+    "URL-safe base64": lambda text: _card(b"x=" + base64.urlsafe_b64encode(f"note={text}".encode())),
+    "a URL": lambda text: _card("https://a.org/?q=" + "".join(f"%{each:02X}" for each in text.encode())),
+    "HTML": lambda text: _card("<p>" + "".join(f"&#{ord(each)};" for each in text) + "</p>"),
+    "zero-width letters": lambda text: _card(_in_the_middle(text, "\u200b")),
+}
 # Disguises that were thought of after the search was written, so that their score says more of others.
 DISGUISES: dict[str, Callable[[str], tuple[str, bytes]]] = {
     "HTML, hexadecimal": lambda text: _card("".join(f"&#x{ord(each):x};" for each in text)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -18,16 +19,10 @@ from hf_ext.hub.front_matter import front_matter, read_front_matter
 from hf_ext.hub.publish import push, rehearse, stage
 from hf_ext.hub.released import list_released
 from hf_ext.semanir import SemanIRImageProcessor
+from tests.kit.command_line import run
 from tests.kit.refusals import refused
 
 from .published import EVALUATION, TRAINING, save_bert, save_snapshot, tiny_adapter, tiny_model
-
-pytestmark = [
-    # huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.
-    pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning"),
-    # peft 0.21 asks transformers for a property by its old name.
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
-]
 
 
 def headings(text: str) -> list[str]:
@@ -41,11 +36,6 @@ def assert_finished(text: str) -> None:
     # a heading stands on its own, and every section says something
     assert not re.search(r"[^\n]\n## ", text)
     assert not re.search(r"^## [^\n]*\n+(## |\Z)", text, re.MULTILINE)
-
-
-@pytest.fixture
-def snapshot(tmp_path) -> Path:
-    return save_snapshot(tmp_path / "snapshot")
 
 
 def test_metadata_of_a_trained_model(snapshot):
@@ -82,11 +72,6 @@ def test_baselines_stand_beside_the_scores(snapshot):
         "| SSIM \\| RGB | 0.9 |  | three photographs | test |  |",
     ):
         assert line in lines, line
-    for wrong in ({"input": "much"}, [20.17], {"input": True}):
-        results[0]["baselines"] = wrong
-        (snapshot / "eval.json").write_text(json.dumps({"results": results}))
-        with refused(DataError, "eval.json"):
-            write_card(snapshot, repo_id="org/denoiser")
 
 
 def test_a_picture_of_the_folder_travels_and_is_shown_with_the_model(tmp_path, snapshot):
@@ -105,8 +90,8 @@ def test_every_released_card_shows_its_picture_where_it_is_published(tmp_path):
     for model in list_released():
         # The base of the merge lies beside it, where others cannot reach it: it is not published as it is.
         if not model.folder.joinpath("emr.json").is_file():
-            out = stage(model.folder, tmp_path / model.name, repo_id=f"org/{model.name}")
-            card = ModelCard.load(out / "README.md")
+            out = Path(shutil.copytree(model.folder, tmp_path / model.name))
+            card = ModelCard.load(write_card(out, repo_id=f"org/{model.name}"))
             assert "![Example outputs](before_after.png)" in card.text and (out / "before_after.png").is_file()
             assert "baseline |" in card.text or model.name == "spoken-digits"
             widgets[model.name] = card.data.to_dict().get("widget")
@@ -199,30 +184,36 @@ def test_the_card_describes_the_configuration(tmp_path, options, present):
     assert (present in other) == (options in ({"shift_policy": "layer"}, {"include_self": True}))
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("[", "not valid JSON"),
-        ('{"results": {}}', "`results` must be a list"),
-        ('{"results": [3]}', "a result needs metric"),
-        ('{"results": [{"metric": "psnr", "dataset": "x"}]}', "a result needs metric"),
-        ('{"results": [{"metric": "psnr", "dataset": "x", "value": "30"}]}', "a result needs metric"),
-        ('{"results": [{"metric": "psnr", "dataset": "x", "value": NaN}]}', "a finite number"),
-        ('{"results": [{"metric": "psnr", "dataset": null, "value": 1}]}', "a result needs metric"),
-    ],
-)
-def test_a_malformed_evaluation_is_named(snapshot, content, message):
-    (snapshot / "eval.json").write_text(content)
-    with pytest.raises(ValueError, match=rf"eval\.json: .*{message}"):
+RESULT = EVALUATION["results"][0]
+# The file, its content, and what is at fault.
+MALFORMED = [
+    ("eval.json", "[", "JSON"),
+    ("eval.json", {"results": {}}, "results"),
+    ("eval.json", {"results": [3]}, "metric"),
+    ("eval.json", {"results": [RESULT | {"value": "30"}]}, "value"),
+    ("eval.json", {"results": [RESULT | {"value": float("nan")}]}, "psnr"),
+    ("eval.json", {"results": [RESULT | {"value": True}]}, "value"),
+    ("eval.json", {"results": [RESULT | {"dataset": None}]}, "dataset"),
+    ("eval.json", {"results": [RESULT | {"task": 3}]}, "task"),
+    *(
+        ("eval.json", {"results": [RESULT | {"baselines": wrong}]}, "input")
+        for wrong in ({"input": "much"}, {"input": True})
+    ),
+    ("eval.json", {"results": [RESULT | {"baselines": [20.17]}]}, "baselines"),
+    ("training.json", TRAINING | {"arguments": [1]}, "arguments"),
+    ("training.json", TRAINING | {"arguments": {"data": 3}}, "data"),
+    ("training.json", TRAINING | {"versions": "2"}, "versions"),
+    ("training.json", TRAINING | {"task": 3}, "task"),
+    ("training.json", TRAINING | {"seconds": "long"}, "seconds"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "fault"), MALFORMED)
+def test_a_malformed_report_is_named(snapshot, name, content, fault):
+    (snapshot / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    with refused(ValueError, name, fault):
         write_card(snapshot, repo_id="org/x")
     assert not (snapshot / "README.md").exists()
-
-
-@pytest.mark.parametrize("change", [{"arguments": [1]}, {"versions": "2"}, {"task": 3}, {"seconds": "long"}])
-def test_a_malformed_training_report_is_named(snapshot, change):
-    (snapshot / "training.json").write_text(json.dumps(TRAINING | change))
-    with refused(DataError, next(iter(change)), "training.json"):
-        write_card(snapshot, repo_id="org/x")
 
 
 def test_a_folder_that_is_no_model(tmp_path):
@@ -304,6 +295,7 @@ def test_a_card_in_another_encoding_is_refused_by_name(snapshot, encoding):
     (snapshot / "README.md").write_bytes("---\nlicense: mit\n---\n# Modèle\n".encode(encoding))
     with refused(DataError, "README.md", "UTF-8"):
         write_card(snapshot, repo_id="org/x")
+    assert "UTF-8" in run("card", snapshot, "--check", code=2).output
 
 
 @pytest.mark.parametrize(

@@ -65,17 +65,11 @@ def test_blocks_are_slices_of_the_flat_tensor(tmp_path, data):
         stop = data.draw(st.integers(start, tensors[name].numel()))
         before = checkpoint.bytes_read
         block = torch.empty(stop - start, dtype=tensors[name].dtype)
+        checkpoint.will_need(name, start, stop)
         checkpoint.read_into(name, start, stop, block)
         expected = tensors[name].reshape(-1)[start:stop]
         assert block.dtype == expected.dtype and block.view(torch.uint8).equal(expected.view(torch.uint8))
         assert checkpoint.bytes_read - before == (stop - start) * tensors[name].element_size()
-
-
-@pytest.mark.parametrize(("start", "stop"), [(-1, 2), (3, 2), (0, 11)])
-def test_a_block_outside_the_tensor_is_refused(tmp_path, start, stop):
-    save_file({"w": torch.arange(10)}, tmp_path / "model.safetensors")
-    with open_checkpoint(tmp_path) as checkpoint, refused(UsageError, "w"):
-        checkpoint.read_into("w", start, stop, torch.empty(abs(stop - start), dtype=torch.int64))
 
 
 def test_shards_read_as_one_checkpoint(tmp_path):
@@ -213,19 +207,10 @@ def test_the_snapshot_folder_of_the_hub_cache_is_a_folder_of_links(tmp_path):
         assert checkpoint["w"].item() == 1
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[]", "expected a JSON object"),
-        ("{", "not valid JSON"),
-        ("{}", "no `weight_map`"),
-        ('{"weight_map": {}}', "no `weight_map`"),
-        ('{"weight_map": [1]}', "no `weight_map`"),
-    ],
-)
-def test_malformed_indexes(tmp_path, text, message):
+@pytest.mark.parametrize("text", ["[]", "{", "{}", '{"weight_map": {}}', '{"weight_map": [1]}'])
+def test_malformed_indexes(tmp_path, text):
     (tmp_path / "model.safetensors.index.json").write_text(text)
-    with pytest.raises(CheckpointError, match=rf"index\.json: .*{message}"):
+    with refused(CheckpointError, "index.json", "JSON" if text in ("[]", "{") else "weight_map"):
         open_checkpoint(tmp_path)
 
 
@@ -254,36 +239,12 @@ def test_shards_must_hold_what_the_index_says(tmp_path):
         open_checkpoint(tmp_path)
 
 
-def test_every_byte_of_a_checkpoint_is_accounted_for(tmp_path):
-    save_file(some_tensors(), tmp_path / "model.safetensors")
-    with open_checkpoint(tmp_path) as checkpoint:
-        header = checkpoint.bytes_read
-        for name in checkpoint:
-            assert checkpoint.info(name).nbytes == checkpoint[name].nbytes
-        assert checkpoint.bytes_read == (tmp_path / "model.safetensors").stat().st_size
-        assert header < checkpoint.bytes_read
-
-
-def test_read_into_fills_the_memory_that_it_is_given_and_counts_its_bytes(tmp_path):
-    tensors = some_tensors()
-    save_file(tensors, tmp_path / "model.safetensors")
-    with open_checkpoint(tmp_path) as checkpoint:
-        before = checkpoint.bytes_read
-        for name, tensor in tensors.items():
-            out = torch.empty(tensor.numel(), dtype=tensor.dtype)
-            checkpoint.read_into(name, 0, tensor.numel(), out)
-            assert out.view(torch.uint8).equal(tensor.contiguous().view(-1).view(torch.uint8)), name
-        assert checkpoint.bytes_read - before == sum(tensor.nbytes for tensor in tensors.values())
-        part = torch.zeros(6, dtype=torch.int64)
-        checkpoint.will_need("long", 3, 6)
-        checkpoint.read_into("long", 3, 6, part[2:5])
-        assert part.tolist() == [0, 0, 3, 4, 5, 0]
-
-
 @pytest.mark.parametrize(
     ("start", "stop", "out"),
     [
         (3, 11, torch.empty(8, dtype=torch.int64)),
+        (-1, 2, torch.empty(3, dtype=torch.int64)),
+        (3, 2, torch.empty(1, dtype=torch.int64)),
         (0, 4, torch.empty(4)),
         (0, 4, torch.empty(5, dtype=torch.int64)),
         (0, 4, torch.empty(2, 2, dtype=torch.int64)),

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from huggingface_hub import HfApi, close_session
+from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.errors import FAILED, classify
@@ -25,20 +24,13 @@ from hf_ext.hub.publish import push, stage
 from .published import contents, save_bert
 from .unfaithful_hub import Reply, UnfaithfulHub
 
-# huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
-
 COMMIT = "/api/models/org/model/commit/main"
 TREE = "/api/models/org/model/tree/"
 
 
 @pytest.fixture(autouse=True)
-def _quiet_clean_client(hub_cache, monkeypatch) -> Iterator[None]:
+def _short_waits(monkeypatch) -> None:
     monkeypatch.setattr(commits, "_WAITS", (0.01, 0.01))
-    disable_progress_bars()
-    yield
-    enable_progress_bars()
-    close_session()
 
 
 @pytest.fixture
@@ -46,16 +38,6 @@ def proxy(hub) -> Iterator[UnfaithfulHub]:
     running = UnfaithfulHub(hub.url)
     yield running
     running.stop()
-
-
-@pytest.fixture
-def api(hub) -> HfApi:
-    return HfApi(endpoint=hub.url, token=False)
-
-
-@pytest.fixture
-def bert(tmp_path) -> Path:
-    return save_bert(tmp_path / "bert")
 
 
 def publish(source: Path, hub: EmbeddedHub | UnfaithfulHub, **options):
@@ -72,15 +54,14 @@ def on_hub(api: HfApi, tmp_path: Path, revision: str = "main") -> dict[str, byte
     return {name: data for name, data in contents(folder).items() if not name.startswith((".cache/", ".git"))}
 
 
-@pytest.mark.parametrize("rules", ["*.safetensors\n", "*.safetensors\n*.json\n", "/model*\n"])
-def test_what_the_hub_would_ignore_is_refused_before_anything_is_sent(hub, api, bert, rules):
+def test_what_the_hub_would_ignore_is_refused_before_anything_is_sent(hub, api, bert):
     api.create_repo("org/model")
-    api.upload_file(repo_id="org/model", path_or_fileobj=io.BytesIO(rules.encode()), path_in_repo=".gitignore")
+    rules = b"/model*\n*.json\n"
+    api.upload_file(repo_id="org/model", path_or_fileobj=io.BytesIO(rules), path_in_repo=".gitignore")
     before = api.list_repo_files("org/model"), heads(api)
     with pytest.raises(NotOnHub) as caught:
         publish(bert, hub)
-    expected = {"model.safetensors"} | ({"config.json"} if ".json" in rules else set())
-    assert set(caught.value.files) == expected and caught.value.repo_id == "org/model"
+    assert set(caught.value.files) == {"model.safetensors", "config.json"} and caught.value.repo_id == "org/model"
     assert (api.list_repo_files("org/model"), heads(api)) == before
     assert classify(caught.value).exit_code == FAILED
 
@@ -204,7 +185,7 @@ def test_a_commit_whose_answer_is_lost_is_there(proxy, api, bert, tmp_path, lost
     assert on_hub(api, tmp_path) == contents(stage(bert, tmp_path / "staged", repo_id="org/model"))
 
 
-@pytest.mark.parametrize("status", [403, 413, 500, None])
+@pytest.mark.parametrize("status", [413, None])
 @pytest.mark.parametrize("place", ["/preupload/", "/commit/"])
 def test_a_hub_that_refuses_says_so_and_nothing_is_there(proxy, api, bert, status, place):
     def rule(method, path, body, forward):
@@ -274,7 +255,7 @@ def test_whatever_happens_a_push_is_whole_or_refused_in_words(proxy, api, bert, 
     assert on_hub(api, tmp_path) == contents(stage(bert, tmp_path / "staged", repo_id="org/model"))
 
 
-@pytest.mark.parametrize("body", [b"<html>Please log in</html>", b"[]", b"{}", b'{"files": [{}]}'])
+@pytest.mark.parametrize("body", [b"<html>Please log in</html>", b'{"files": [{}]}'])
 def test_an_answer_that_is_none_of_a_hub_is_said(proxy, api, bert, body):
     proxy.rule = lambda method, path, given, forward: Reply(200, body) if "/preupload/" in path else forward(given)
     with pytest.raises(NoHub) as caught:

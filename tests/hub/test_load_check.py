@@ -21,9 +21,6 @@ from tests.kit.refusals import refused
 
 from .published import save_bert, save_snapshot, tiny_adapter
 
-# peft 0.21 asks transformers for a property by its old name.
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-
 
 @pytest.fixture
 def staged(tmp_path) -> Path:
@@ -167,8 +164,7 @@ def test_references_to_other_code_are_never_followed(staged, never_run, file, re
         check_loads(staged)
 
 
-def test_an_adapter_or_a_transformers_model_ships_no_code(tmp_path, never_run):
-    bert = save_bert(tmp_path / "bert")
+def test_an_adapter_or_a_transformers_model_ships_no_code(never_run, bert):
     verify_code(bert)
     (bert / "modeling_semanir.py").write_text("")
     with refused(DataError, "hf_ext"):

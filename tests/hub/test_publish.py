@@ -28,9 +28,6 @@ from tests.kit.refusals import refused
 
 from .published import CODE, STAGED, TRAINING, contents, save_bert, save_snapshot, tiny_adapter, tiny_model
 
-# peft 0.21 asks transformers for a property by its old name.
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-
 EVIL = "from pathlib import Path\nPath({marker!r}).write_text('ran')\n"
 PROCESSOR = "image_processing_semanir.py"
 ROOM = Path(inspect.getfile(semanir)).parent
@@ -154,18 +151,6 @@ def test_pickles_are_refused(tmp_path, snapshot):
         stage(bert, tmp_path / "out")
 
 
-def test_a_transformers_folder_is_copied_without_what_does_not_belong(tmp_path):
-    bert = save_bert(tmp_path / "bert")
-    (bert / "tokenizer.json").write_text("{}")
-    (bert / "README.md").write_text("# Mine\n")
-    (bert / "events.log").write_text("x")
-    save_bert(bert / "checkpoint-5")
-    folder = stage(bert, tmp_path / "out")
-    assert sorted(contents(folder)) == ["README.md", "config.json", "model.safetensors", "tokenizer.json"]
-    assert (folder / "README.md").read_text() == "# Mine\n"
-    assert same_weights(BertModel.from_pretrained(folder).state_dict(), BertModel.from_pretrained(bert).state_dict())
-
-
 def test_a_transformers_model_in_memory(tmp_path):
     model = BertModel.from_pretrained(save_bert(tmp_path / "bert"))
     folder = stage(model, tmp_path / "out", repo_id="org/bert")
@@ -189,8 +174,7 @@ def test_a_transformers_model_in_memory(tmp_path):
         ("tokenizer_config.json", "[", "not valid JSON"),
     ],
 )
-def test_a_transformers_folder_with_code_is_refused(tmp_path, file, content, message):
-    bert = save_bert(tmp_path / "bert")
+def test_a_transformers_folder_with_code_is_refused(tmp_path, file, content, message, bert):
     if isinstance(content, dict):
         known = json.loads((bert / file).read_text()) if (bert / file).exists() else {}
         content = json.dumps(known | content)
@@ -342,8 +326,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_weights_beside_those_that_are_loaded_first_are_read_too(tmp_path, kind):
-    bert = save_bert(tmp_path / "bert")
+def test_weights_beside_those_that_are_loaded_first_are_read_too(tmp_path, kind, bert):
     name, content = BROKEN[kind]
     (bert / name).write_bytes(content)
     with pytest.raises(ValueError) as caught:

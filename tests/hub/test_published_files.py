@@ -13,8 +13,7 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner
-from huggingface_hub import HfApi, close_session
-from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+from huggingface_hub import HfApi
 from transformers import BertConfig, BertModel, BertTokenizer
 
 from hf_ext.errors import DataError, NotPublished
@@ -26,9 +25,6 @@ from tests.emr.emr_testing import tiny_bert
 from tests.kit.refusals import refused
 
 from .published import contents, save_bert, save_snapshot
-
-# huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
 
 # What people keep in the folder of a model and never mean to publish.
 PRIVATE = {
@@ -139,8 +135,7 @@ def test_shards_and_variants_go_up(tmp_path):
     assert all(torch.equal(loaded[name], value) for name, value in model.state_dict().items())
 
 
-def test_weights_of_another_name_are_refused_before_they_stay_behind(tmp_path):
-    bert = save_bert(tmp_path / "bert")
+def test_weights_of_another_name_are_refused_before_they_stay_behind(tmp_path, bert):
     (bert / "model.safetensors").rename(bert / "mine.safetensors")
     with refused(DataError, "transformers", "diffusers"):
         stage(bert, tmp_path / "staged")
@@ -162,20 +157,21 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["LICENSE", "README.md", "eval.json", "extra.json"])
-def test_a_description_that_is_a_link_out_of_the_folder_stays_behind(kind, name, tmp_path, secret):
+def test_descriptions_that_are_links_out_of_the_folder_stay_behind(kind, tmp_path, secret):
     folder = KINDS[kind](tmp_path / "folder")
-    (folder / name).unlink(missing_ok=True)
-    (folder / name).symlink_to(secret)
-    staged = tmp_path / "staged"
-    listing = rehearse(folder, staged)
-    assert all(b"secret" not in data for data in contents(staged).values())
-    assert listing.stays_behind[name] == "a link that leaves the folder"
+    names = ["LICENSE", "README.md", "eval.json", "extra.json"]
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(secret)
+    listing = rehearse(folder, tmp_path / "staged")
+    assert all(b"secret" not in data for data in contents(tmp_path / "staged").values())
+    assert {listing.stays_behind[name] for name in names} == {"a link that leaves the folder"}
     # a link to a file of the folder itself is one of its files
-    (folder / name).unlink()
-    (folder / "own.txt").write_text("mine" if name != "eval.json" else '{"results": []}')
-    (folder / name).symlink_to("own.txt")
-    assert (name in contents(stage(folder, tmp_path / "again"))) == (name != "extra.json")
+    (folder / "own.txt").write_text('{"results": []}')
+    for name in names:
+        (folder / name).unlink()
+        (folder / name).symlink_to("own.txt")
+    assert set(names) - set(contents(stage(folder, tmp_path / "again"))) == {"extra.json"}
 
 
 LICENSED = {
@@ -186,8 +182,7 @@ LICENSED = {
 
 
 @pytest.mark.parametrize("link", LICENSED)
-def test_the_licence_that_a_card_names_goes_up_or_is_missed(link, tmp_path, secret):
-    bert = save_bert(tmp_path / "bert")
+def test_the_licence_that_a_card_names_goes_up_or_is_missed(link, tmp_path, secret, bert):
     add(
         bert,
         {name: "mine" for name in LICENSED if name[0] != "/" and name not in ("legal", "absent.txt", "linked.txt")},
@@ -235,8 +230,7 @@ def test_every_part_of_a_pipeline_goes_up(tmp_path):
     assert wanted | {"README.md"} == set(contents(stage(tmp_path / "folder", tmp_path / "staged")))
 
 
-def test_a_snapshot_in_the_cache_of_a_hub_is_published_though_all_its_files_are_links(tmp_path):
-    bert = save_bert(tmp_path / "bert")
+def test_a_snapshot_in_the_cache_of_a_hub_is_published_though_all_its_files_are_links(tmp_path, bert):
     repository = tmp_path / "hub" / "models--org--bert"
     snapshot = repository / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)
@@ -254,18 +248,12 @@ def test_of_a_model_in_memory_nothing_stays_behind(tmp_path):
     assert not listing.stays_behind and "model.safetensors" in listing.files
 
 
-@pytest.fixture
-def _quiet_clean_client(hub_cache):
-    disable_progress_bars()
-    yield
-    enable_progress_bars()
-    close_session()
-
-
-def test_the_command_lists_before_it_uploads_and_uploads_nothing_else(hub, tmp_path, secret, _quiet_clean_client):
+def test_the_command_lists_before_it_uploads_and_uploads_nothing_else(hub, tmp_path, secret):
     bert = add(save_bert(tmp_path / "bert"), PRIVATE)
     (bert / "LICENSE").symlink_to(secret)
     arguments = ["push", str(bert), "org/bert", "--endpoint", hub.url, "--no-check"]
+    unreachable = [*arguments[:-2], "http://127.0.0.1:9", "--no-check", "--dry-run"]
+    assert "does not say what the push would delete" in CliRunner().invoke(main, unreachable).output
     dry = CliRunner().invoke(main, [*arguments, "--dry-run"])
     assert dry.exit_code == 0, dry.output
     up, _, behind = dry.output.partition("stays behind:\n")
@@ -275,21 +263,24 @@ def test_the_command_lists_before_it_uploads_and_uploads_nothing_else(hub, tmp_p
     assert "a link that leaves the folder" in behind and "mine" not in dry.output
     shown = json.loads(CliRunner().invoke(main, [*arguments, "--dry-run", "--json"]).output)
     assert "notes.txt" in shown["stays_behind"] and "config.json" in shown["files"]
+    assert shown["deleted"] == []
+    HfApi(endpoint=hub.url, token=False).create_repo("org/bert")
+    for name in ("vocab.txt", "mine.md"):
+        HfApi(endpoint=hub.url, token=False).upload_file(path_or_fileobj=b"x", path_in_repo=name, repo_id="org/bert")
+    assert "is deleted:\nvocab.txt" in CliRunner().invoke(main, [*arguments, "--dry-run"]).output
     pushed = CliRunner().invoke(main, [*arguments, "--json"])
     assert pushed.exit_code == 0, pushed.output
     result = json.loads(pushed.stdout)
     assert "stays behind:" in pushed.stderr and result["stays_behind"] == shown["stays_behind"]
     files = set(HfApi(endpoint=hub.url, token=False).list_repo_files("org/bert")) - {".gitattributes"}
-    assert files == {"README.md", "config.json", "model.safetensors"} == set(result["files"])
+    assert files - {"mine.md"} == {"README.md", "config.json", "model.safetensors"} == set(result["files"])
 
 
-def test_the_listing_comes_before_the_hub_is_asked(tmp_path):
-    bert = save_bert(tmp_path / "bert")
+def test_the_listing_comes_before_the_hub_is_asked(bert):
     announced = []
     with pytest.raises(Exception, match=r"(?i)connect|refused|attempts"):
         push(bert, "org/bert", endpoint="http://127.0.0.1:9", token=False, check=False, announce=announced.append)
     assert "config.json" in announced[0].files
-    close_session()
 
 
 def test_folders_of_version_control_are_not_walked(tmp_path):

@@ -9,7 +9,6 @@ import pytest
 import torch
 from huggingface_hub import CommitOperationAdd, HfApi, close_session, constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
-from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.errors import NotPublished, UsageError
@@ -19,31 +18,7 @@ from hf_ext.hub.publish import push, stage
 from hf_ext.semanir import SemanIRImageProcessor
 from tests.kit.refusals import refused
 
-from .published import STAGED, contents, save_bert, save_snapshot, tiny_adapter, tiny_model
-
-# huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.
-uploads = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
-# peft 0.21 asks transformers for a property by its old name.
-adapters = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-pytestmark = [uploads, adapters]
-
-
-@pytest.fixture(autouse=True)
-def _quiet_clean_client(hub_cache):
-    disable_progress_bars()
-    yield
-    enable_progress_bars()
-    close_session()
-
-
-@pytest.fixture
-def api(hub) -> HfApi:
-    return HfApi(endpoint=hub.url, token=False)
-
-
-@pytest.fixture
-def snapshot(tmp_path) -> Path:
-    return save_snapshot(tmp_path / "snapshot")
+from .published import STAGED, contents, save_bert, tiny_adapter, tiny_model
 
 
 def download(hub: EmbeddedHub, tmp_path: Path, revision: str) -> dict[str, bytes]:
@@ -72,20 +47,11 @@ def test_one_commit_holds_what_stage_writes_and_nothing_else(hub, api, tmp_path,
         assert set(checkpoint) == set(weights) and all(checkpoint[name].equal(weights[name]) for name in weights)
 
 
-def test_where_the_user_disabled_xet_files_are_sent_by_path(hub, tmp_path, snapshot, run_client):
-    oid = run_client(
-        """
-        import sys
-        from huggingface_hub import constants
-        from hf_ext.hub.publish import push
-
-        assert constants.HF_HUB_DISABLE_XET
-        print(push(sys.argv[1], "org/model", check=False).oid)
-        """,
-        str(snapshot),
-    )
+def test_where_the_user_disabled_xet_files_are_sent_by_path(hub, tmp_path, snapshot, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    info = push(snapshot, "org/model", endpoint=hub.url, token=False, check=False)
     staged = stage(snapshot, tmp_path / "staged", repo_id="org/model")
-    assert download(hub, tmp_path, oid.split()[-1]) == contents(staged)
+    assert download(hub, tmp_path, info.oid) == contents(staged)
 
 
 def test_a_second_push_deletes_what_it_replaces_and_leaves_other_files(hub, api, tmp_path, snapshot):
@@ -102,30 +68,18 @@ def test_a_second_push_deletes_what_it_replaces_and_leaves_other_files(hub, api,
 
 
 # Files that loaders of a model prefer to others, or that say whose it is; and files of the owner.
-OF_A_MODEL = {
-    "weights of a variant": "model.fp16.safetensors",
-    "a shard": "model-00001-of-00002.safetensors",
-    "weights of diffusers": "diffusion_pytorch_model.safetensors",
-    "a tokenizer": "tokenizer.json",
-    "a vocabulary": "vocab.txt",
-    "a tokenizer of a part": "qformer_tokenizer/vocab.txt",
-    "a chat template": "chat_template.jinja",
-    "another": "additional_chat_templates/tool_use.jinja",
-    "options of generating": "generation_config.json",
-    "a processor": "preprocessor_config.json",
-    "a licence": "LICENSE",
-    "a notice": "NOTICE",
-    "code": "modeling_semanir.py",
-    "results": ".eval_results/hf_ext.yaml",
-    "a report": "report.json",
-    "a picture of the card": "before_after.png",
-}
+OF_A_MODEL = [
+    *("model.fp16.safetensors", "model-00001-of-00002.safetensors", "diffusion_pytorch_model.safetensors"),
+    *("tokenizer.json", "vocab.txt", "qformer_tokenizer/vocab.txt", "chat_template.jinja"),
+    *("additional_chat_templates/tool_use.jinja", "generation_config.json", "preprocessor_config.json"),
+    *("LICENSE", "NOTICE", "modeling_semanir.py", ".eval_results/hf_ext.yaml", "report.json", "before_after.png"),
+]
 OF_THE_OWNER = ["handler.py", "lora.safetensors", "notes.md", "data/train.csv", "photo.png", "my-config.json"]
 
 
 def test_files_of_an_earlier_model_go_and_files_of_the_owner_stay(hub, api, tmp_path, capsys):
     api.create_repo("org/model")
-    names = [*OF_A_MODEL.values(), *OF_THE_OWNER]
+    names = [*OF_A_MODEL, *OF_THE_OWNER]
     operations = [CommitOperationAdd(name, io.BytesIO(name.encode())) for name in names]
     api.create_commit("org/model", operations, commit_message="Old")
     bert = save_bert(tmp_path / "bert")
@@ -136,7 +90,7 @@ def test_files_of_an_earlier_model_go_and_files_of_the_owner_stay(hub, api, tmp_
     description = api.list_repo_commits("org/model")[0].message
     for text in (told, description):
         deleted, left = (next(line for line in text.splitlines() if line.startswith(word)) for word in ("Del", "Left"))
-        assert all(name in deleted for name in OF_A_MODEL.values()) and all(name in left for name in OF_THE_OWNER)
+        assert all(name in deleted for name in OF_A_MODEL) and all(name in left for name in OF_THE_OWNER)
 
 
 def test_pushing_the_same_again_makes_no_commit(hub, api, snapshot):
@@ -175,8 +129,7 @@ def test_visibility(hub, api, snapshot):
     assert commits(api) == before
 
 
-def test_what_does_not_load_never_reaches_the_hub(hub, api, tmp_path, warm_checks):
-    bert = save_bert(tmp_path / "bert")
+def test_what_does_not_load_never_reaches_the_hub(hub, api, warm_checks, bert):
     # a type that transformers does not know, so that no one could load it
     (bert / "config.json").write_text((bert / "config.json").read_text().replace('"BertModel"', '"NoSuchModel"'))
     with refused(NotPublished, "hf_ext", "NoSuchModel"):
@@ -235,8 +188,7 @@ def test_a_branch_with_the_name_of_a_tag_or_a_commit_is_refused(hub, api, snapsh
     assert [branch.name for branch in api.list_repo_refs("org/model").branches] == ["main"]
 
 
-def test_a_secret_in_the_name_of_a_file_is_refused_and_not_shown(tmp_path):
-    bert = save_bert(tmp_path / "bert")
+def test_a_secret_in_the_name_of_a_file_is_refused_and_not_shown(tmp_path, bert):
     (bert / "additional_chat_templates").mkdir()
     (bert / "additional_chat_templates" / f"{TOKEN}.jinja").write_text("x")
     with pytest.raises(SecretFound) as caught:

@@ -12,6 +12,7 @@ import torch
 from huggingface_hub import close_session, constants, hf_hub_download
 from safetensors.torch import save_file
 
+from hf_ext.hub import range_readers
 from hf_ext.hub.checkpoints import Checkpoint, CheckpointError, open_checkpoint
 from hf_ext.hub.range_readers import RemoteFile
 from tests.kit.refusals import refused
@@ -23,7 +24,8 @@ OTHER_COMMIT = "f" * 40
 
 
 @pytest.fixture
-def hub(hub_cache) -> Iterator[MisbehavingHub]:
+def hub(hub_cache, monkeypatch) -> Iterator[MisbehavingHub]:
+    monkeypatch.setattr(range_readers, "_FIRST_WAIT_SECONDS", 0.01)
     hub = MisbehavingHub()
     yield hub
     close_session()

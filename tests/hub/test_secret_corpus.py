@@ -61,6 +61,13 @@ LAYOUTS = {
     "bold": "**Password:** P",
     "a table": "| name | value |\n|---|---|\n| password | P |",
     "a table of keys": "| API_KEY | K |",
+    "a table without blanks": "|user|password|\n|---|---|\n|password|P|",
+    "a table of keys without blanks": "|API_KEY|K|",
+    "a short name": "DB_PASS=P",
+    "a shorter name": "smtp_pass: P",
+    "an option": "mysql -h db -u root -pS3cretPass99 < dump.sql",
+    "an option with a blank": "sshpass -p P ssh alice@nas",
+    "an option of a login": "docker login -u alice -p 'P' ghcr.io",
     "an element": "<password>P</password>",
     "an element of a key": "<apiKey>K</apiKey>",
     "a semicolon": "Server=db;User Id=sa;Password=S3cr;etPass9;",
@@ -150,7 +157,8 @@ def oddities() -> dict[str, str]:
         "https://a:%TOKEN1%@b.c "
         "https://a:{token1}@b.c https://a:{{token1}}@b.c postgresql://%s:%s@%s/x https://a:%(pass1)s@b.c "
         "password=$DB_PASS1 password: ${DB_PASS1} password: '{{ pass1 }}' password=%DB_PASS1% password: <pass1word>\n"
-        "(?i:password|passwd|pwd)[0-9]{6} |password|str|2| $PWD:/work2/x "
+        "(?i:password|passwd|pwd)[0-9]{6} |password|str|2| $PWD:/work2/x FIRST_PASS=1e-4 two_pass: v2-base-1 "
+        "mysql -u root -p models2024 < x.sql; docker run -p 127.0.0.1:8080:80 a1b2c3 "
         "| password | str | must have 8 letters |\n| api_key | str, default=None | of version2 |\n"
         "f(password=None, md5=None) ('password', 'str') ['api_key', 'secret_key'] {'name': 'password', 'value': ''}\n"
         "- name: API_KEY\n  valueFrom:\n    secretKeyRef: {name: keys-of-version2-of-the-app, key: api}\n"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 from urllib.parse import urlsplit
+
+from tests.kit.loopback import LoopbackHandler, LoopbackServer
 
 
 class Reply(NamedTuple):
@@ -22,8 +22,7 @@ class Reply(NamedTuple):
 Rule = Callable[[str, str, bytes, Callable[[bytes], Reply]], Reply | None]
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class Handler(LoopbackHandler):
     hub: UnfaithfulHub
 
     def answer(self) -> None:
@@ -58,25 +57,11 @@ class Handler(BaseHTTPRequestHandler):
         kept = {key: value for key, value in answer.getheaders() if key.lower() not in (*skipped, "date", "server")}
         return Reply(answer.status, content, kept)
 
-    def log_message(self, *arguments: object) -> None:
-        pass
 
-
-class UnfaithfulHub:
+class UnfaithfulHub(LoopbackServer):
     """Serves what an embedded Hub does, but for what `rule` makes of it."""
 
     def __init__(self, url: str) -> None:
         self.address = urlsplit(url).netloc
         self.rule: Rule = lambda method, path, body, forward: forward(body)
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("BoundHandler", (Handler,), {"hub": self}))
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
-        self.thread.start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server.server_port}"
-
-    def stop(self) -> None:
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
+        super().__init__(Handler)

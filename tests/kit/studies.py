@@ -12,8 +12,6 @@ import pytest
 from PIL import Image
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-# What every report says of where and how it was made.
-FACTS = {"device": "CPU", "seed": 0, "seconds": 600, "versions": {"torch": "2"}}
 
 
 def module_loader(folder: Path) -> Callable[..., Any]:
@@ -31,20 +29,6 @@ def module_loader(folder: Path) -> Callable[..., Any]:
         sys.modules.update(kept)
 
     return load
-
-
-def made_up_run(**more: Any) -> dict[str, Any]:
-    """The row of a training."""
-    return {
-        "steps": 10,
-        "samples": 4000,
-        "seconds": 12.3,
-        "losses": [[8, 2.0], [80, 1.0]],
-        "arguments": {"learning_rate": 0.001, "seed": 0},
-        "parameters": 123456,
-        "seconds_per_step": 0.1,
-        **more,
-    }
 
 
 def fill_readme(tables: ModuleType, result: dict[str, Any], folder: Path) -> str:

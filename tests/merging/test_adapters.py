@@ -1,4 +1,4 @@
-"""Tasks that are peft adapters: LoRA as full weights beside peft's own merge, adapters among themselves, refusals."""
+"""Tasks that are peft adapters: LoRA as full weights beside peft's own merge, (IA)³ among themselves, refusals."""
 
 from __future__ import annotations
 
@@ -62,69 +62,57 @@ def full_weights(plan: Plan, index: int = 0) -> dict[str, torch.Tensor]:
     return weights | {item.name: base.read(item.base_name) for item in plan.own_tensors(SHARED) if item.task == index}
 
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "rank-stabilised": {"use_rslora": True, "r": 3, "lora_alpha": 5},
-    "patterns": {"rank_pattern": {"query": 4}, "alpha_pattern": {"layer.1.attention.self.value": 32}},
-    "bias of B": {"lora_bias": True},
-    "all biases": {"bias": "all"},
-    "saved module": {"modules_to_save": ["pooler"]},
-    "some layers": {"layers_to_transform": [1]},
-    "embedding": {"target_modules": ["word_embeddings", "query"]},
+def peft_adapter(folder: Path, model: Any, **options: Any) -> Path:
+    get_peft_model(model, LoraConfig(**{"r": 2, "init_lora_weights": False} | options)).save_pretrained(folder)
+    return folder
+
+
+# A family, options of its LoRA, and changes of the adapter's configuration that make no other weights.
+VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "plain": ("bert", {}, {}),
+    "rank-stabilised": ("bert", {"use_rslora": True, "r": 3, "lora_alpha": 5}, {}),
+    "patterns": ("bert", {"rank_pattern": {"query": 4}, "alpha_pattern": {"layer.1.attention.self.value": 32}}, {}),
+    "bias of B": ("bert", {"lora_bias": True}, {}),
+    "all biases": ("bert", {"bias": "all"}, {}),
+    "saved module": ("bert", {"modules_to_save": ["pooler"]}, {}),
+    "some layers": ("bert", {"layers_to_transform": [1]}, {}),
+    "embedding": ("bert", {"target_modules": ["word_embeddings", "query"]}, {}),
+    "transposed": ("gpt2", {"target_modules": ["c_attn", "c_proj", "wte"], "fan_in_fan_out": True}, {}),
+    # a matrix that fits one way only is taken that way, whatever the flag says
+    "one way": ("gpt2", {"target_modules": ["c_attn"], "fan_in_fan_out": True}, {"fan_in_fan_out": False}),
+    "convolutions": ("unet", {"target_modules": ["conv1", "conv_shortcut", "to_q"]}, {}),
 }
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_lora_is_the_weights_that_peft_merges(bert, tmp_path, variant):
-    adapter = tiny_adapter(tmp_path / "adapter", bert, 1, **VARIANTS[variant])
+def test_lora_is_the_weights_that_peft_merges(bert, gpt2, tmp_path, variant):
+    family, options, changes = VARIANTS[variant]
+    base = tiny_unet(tmp_path / "base") if family == "unet" else bert if family == "bert" else gpt2
+    kind = UNet2DModel if family == "unet" else AutoModel
+    options = {"target_modules": ["query", "value"]} | options
+    adapter = peft_adapter(tmp_path / "adapter", kind.from_pretrained(base), **options)
     if variant in ("all biases", "saved module"):
         stored = load_file(adapter / "adapter_model.safetensors")
         changed = {name: value + 0.25 * ("lora_" not in name) for name, value in stored.items()}
         save_file(changed, adapter / "adapter_model.safetensors", metadata={"format": "pt"})
-    expected = merged_by_peft(AutoModel.from_pretrained(bert), adapter)
-    with plan_of(bert, task=adapter) as plan:
+    expected = merged_by_peft(kind.from_pretrained(base), adapter)
+    change_configuration(adapter, **changes)
+    with plan_of(base, task=adapter) as plan:
         found = full_weights(plan)
-        assert set(found) == set(expected)
-        different = {name for name, value in found.items() if not value.equal(plan.base.read(name))}
-        assert different and different <= set(plan.tasks[0].tensors)
+        assert set(expected) <= set(found)
         for name, value in expected.items():
-            torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-7, msg=name)
-        assert {part.name for part in plan.merged_rows} == set(plan.tasks[0].tensors)
+            torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=name)
+        own = plan.tasks[0].tensors
+        different = {
+            name
+            for name, value in found.items()
+            if name in own and not value.equal(plan.base.read(plan.names[0].in_base(name)))
+        }
+        assert different and len(plan.merged_rows) == len(own)
         assert not plan.own_tensors(KEPT) and not plan.own_tensors(COMPARED)
-
-
-def test_the_transposed_matrices_of_gpt2(gpt2, tmp_path):
-    options = {"target_modules": ["c_attn", "c_proj", "wte"], "fan_in_fan_out": True}
-    adapter = tiny_adapter(tmp_path / "adapter", gpt2, 1, **options)
-    model = AutoModel.from_pretrained(gpt2)
-    expected = merged_by_peft(model, adapter)
-    with plan_of(gpt2, task=adapter) as plan:
-        found = full_weights(plan)
         # the adapter of a GPT2Model, the base of a GPT2LMHeadModel
-        assert plan.names[0].base_prefix == "transformer."
-        for name, value in expected.items():
-            torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-7, msg=name)
-
-
-def test_a_matrix_that_fits_one_way_only_is_taken_that_way_whatever_the_flag_says(gpt2, tmp_path):
-    adapter = tiny_adapter(tmp_path / "adapter", gpt2, 1, target_modules=["c_attn"], fan_in_fan_out=True)
-    expected = merged_by_peft(AutoModel.from_pretrained(gpt2), adapter)
-    change_configuration(adapter, fan_in_fan_out=False)
-    with plan_of(gpt2, task=adapter) as plan:
-        for name, value in full_weights(plan).items():
-            torch.testing.assert_close(value, expected[name], rtol=1e-6, atol=1e-7, msg=name)
-
-
-def test_convolutions_of_a_diffusers_model(tmp_path):
-    base = tiny_unet(tmp_path / "base")
-    config = LoraConfig(r=2, target_modules=["conv1", "conv_shortcut", "to_q"], init_lora_weights=False)
-    get_peft_model(UNet2DModel.from_pretrained(base), config).save_pretrained(tmp_path / "adapter")
-    expected = merged_by_peft(UNet2DModel.from_pretrained(base), tmp_path / "adapter")
-    with plan_of(base, task=tmp_path / "adapter") as plan:
-        assert plan.tasks[0].library == "diffusers"
-        assert any(len(part.shape) == 4 for part in plan.merged_rows)
-        for name, value in full_weights(plan).items():
-            torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6, msg=name)
+        assert plan.names[0].base_prefix == ("transformer." if family == "gpt2" else "")
+        assert plan.tasks[0].library == ("diffusers" if family == "unet" else "transformers")
 
 
 def change_configuration(adapter: Path, **changes: Any) -> Path:
@@ -175,25 +163,6 @@ def test_full_weights_and_adapters_together(bert, tmp_path):
         assert len(shared) == len(plan.base.tensors) - 4 and {item.task for item in shared} == {1}
 
 
-def test_by_default_the_sizes_and_the_break_even_rank_are_told(tmp_path):
-    weights = {f"layer.{index}.weight": torch.zeros(256, 512) for index in range(2)}
-    base = write_weights(tmp_path / "base", weights, config={})
-    factors = {}
-    for index in range(2):
-        factors[f"base_model.model.layer.{index}.lora_A.weight"] = torch.zeros(4, 512, dtype=torch.bfloat16)
-        factors[f"base_model.model.layer.{index}.lora_B.weight"] = torch.zeros(256, 4, dtype=torch.bfloat16)
-    adapter = write_weights(tmp_path / "adapter", factors, stem="adapter_model")
-    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8}))
-    with refused(UsageError, "adapters", "peft") as caught:
-        plan_of(base, "refuse", summaries=adapter)
-    message = str(caught.value)
-    # 2 · 4 · (256 + 512) · 2 bytes; 2 · 256 · 512 / 8 bytes; 256 · 512 / (16 · (256 + 512))
-    for expected in ("'summaries'", "12.3 kB", "32.8 kB", "above rank 11", "has rank 4", "adapters: delta"):
-        assert expected in message
-    # section 5 of the specification: 128 for 4096 × 4096 in bf16
-    assert 4096 * 4096 / (16 * 2 * 4096) == 128
-
-
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "dora": ({"use_dora": True}, "use_dora"),
     "pissa": ({"init_lora_weights": "pissa"}, "'pissa'"),
@@ -201,6 +170,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "replicated layers": ({"layer_replication": [[0, 2]]}, "layer_replication"),
     "another kind": ({"peft_type": "VERA"}, "'VERA', not LoRA"),
     "ia3": ({"peft_type": "IA3"}, "adapters: adapter merges"),
+    "no number": ({"lora_alpha": "8"}, "lora_alpha"),
+    "no pattern": ({"alpha_pattern": {"(": 8}}, "alpha_pattern"),
+    "no mapping": ({"alpha_pattern": [8]}, "alpha_pattern"),
+    "infinity": ({"lora_alpha": float("inf")}, "lora_alpha"),
 }
 
 
@@ -210,7 +183,7 @@ def test_what_is_not_base_plus_product_is_refused_by_name(bert, tmp_path, case):
     adapter = change_configuration(tiny_adapter(tmp_path / "adapter", bert), **changes)
     with pytest.raises(ValueError, match=expected) as caught:
         plan_of(bert, odd=adapter)
-    assert "'odd'" in str(caught.value) and "merge_and_unload()" in str(caught.value)
+    assert "'odd'" in str(caught.value)
 
 
 TIED: dict[str, dict[str, Any]] = {
@@ -233,11 +206,10 @@ def language_adapter(folder: Path, **options: Any) -> tuple[Path, Path]:
 
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
 @pytest.mark.parametrize("case", TIED)
-@pytest.mark.parametrize("adapters", ["delta", "adapter"])
-def test_a_change_of_one_of_two_tied_tensors_is_refused(tmp_path, case, adapters):
+def test_a_change_of_one_of_two_tied_tensors_is_refused(tmp_path, case):
     base, adapter = language_adapter(tmp_path, **TIED[case])
     with refused(DataError, "ties", "'odd'", "ensure_weight_tying"):
-        plan_of(base, adapters, odd=adapter)
+        plan_of(base, odd=adapter)
 
 
 @pytest.mark.parametrize("case", ["saved embedding", "embedding"])
@@ -251,8 +223,7 @@ def test_a_change_of_both_tied_tensors_is_one_change(tmp_path, case):
     torch.testing.assert_close(value.T, model.get_output_embeddings()(torch.eye(16)))
 
 
-@pytest.mark.parametrize("how", ["refuse", "delta", "adapter"])
-@pytest.mark.parametrize("kind", ["LORA", "IA3"])
+@pytest.mark.parametrize("how, kind", [("refuse", "LORA"), ("delta", "LORA"), ("adapter", "IA3")])
 @pytest.mark.parametrize("whose", ["base", "odd"])
 def test_the_configuration_of_an_adapter_beside_a_whole_model_is_refused(bert, tmp_path, how, kind, whose):
     left = tiny_bert(tmp_path / "left", 1, base=bert)
@@ -279,44 +250,30 @@ def test_an_adapter_of_another_model_is_refused(bert, gpt2, tmp_path):
         plan_of(adapter, task=adapter)
 
 
-def with_common_factor(folder: Path, base: Path, seed: int, first: Path | None = None, **options: Any) -> Path:
-    tiny_adapter(folder, base, seed, **options)
-    if first is not None:
-        stored, common = (load_file(item / "adapter_model.safetensors") for item in (folder, first))
-        stored |= {name: value for name, value in common.items() if "lora_A" in name}
-        save_file(stored, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    return folder
+def test_what_is_refused_among_adapters_and_by_default(bert, tmp_path):
+    a = tiny_adapter(tmp_path / "a", bert, kind="ia3")
+    for how, other, fact in (
+        ("refuse", a, "adapters: delta"),
+        ("adapter", tiny_bert(tmp_path / "full", 1, base=bert), "'b'"),
+        ("adapter", tiny_adapter(tmp_path / "lora", bert, 1), "'b'"),
+    ):
+        with refused(UsageError, "adapters: adapter", fact):
+            plan_of(bert, how, a=a, b=other)
 
 
-def test_loras_with_one_common_factor_are_merged_among_themselves(bert, tmp_path):
-    a = with_common_factor(tmp_path / "a", bert, 1)
-    b = with_common_factor(tmp_path / "b", bert, 2, a)
-    with plan_of(bert, "adapter", a=a, b=b) as plan:
-        assert plan.base.library == "peft" and plan.config.include_base
-        assert {part.name.partition(".lora_")[2] for part in plan.merged_rows} == {"B.weight"}
-        assert {item.name.partition(".lora_")[2] for item in plan.copied_rows} == {"A.weight"}
-        assert len(plan.own_tensors(SHARED)) == 2 * len(plan.copied_rows) and not plan.own_tensors(KEPT)
-        stored = load_file(a / "adapter_model.safetensors")
-        for part in plan.merged_rows:
-            assert not plan.base.read(part.name).any()
-            assert plan.tasks[0].read(part.name).equal(stored[part.name])
-        for item in plan.copied_rows:
-            assert plan.base.read(item.name).equal(stored[item.name])
-        assert "adapter_config.json" in plan.base.companions.files
+LORA_FILES = {
+    "diffusers": "unet.down.attn.to_q.lora_A.weight",
+    "earlier diffusers": "unet.down.attn.processor.to_q.lora_linear_layer.down.weight",
+    "kohya": "lora_unet_down_attn_to_q.lora_down.weight",
+}
 
 
-def test_other_factors_and_other_settings_are_refused_among_adapters(bert, tmp_path):
-    a = with_common_factor(tmp_path / "a", bert, 1)
-    with refused(DataError, "lora_A.weight"):
-        plan_of(bert, "adapter", a=a, b=with_common_factor(tmp_path / "b", bert, 2))
-    c = with_common_factor(tmp_path / "c", bert, 2, a, lora_alpha=64)
-    with refused(DataError, "c", "lora_alpha", "a"):
-        plan_of(bert, "adapter", a=a, c=c)
-    with refused(UsageError, "full"):
-        plan_of(bert, "adapter", a=a, full=tiny_bert(tmp_path / "full", 1, base=bert))
-    biased = with_common_factor(tmp_path / "d", bert, 2, a, lora_bias=True)
-    with refused(DataError, "adapters", "merged"):
-        plan_of(bert, "adapter", d=biased)
+@pytest.mark.parametrize("form", LORA_FILES)
+def test_a_lora_file_of_another_program_is_refused_with_the_way_through_diffusers(tmp_path, form):
+    base = write_weights(tmp_path / "base", {"w": torch.ones(2, 2)})
+    file = write_weights(tmp_path / "lora", {LORA_FILES[form]: torch.ones(2, 2)}) / "model.safetensors"
+    with refused(DataError, "load_lora_weights", "fuse_lora", "unload_lora_weights", "unet.save_pretrained"):
+        plan_of(base, a=file)
 
 
 def of_other_rank(a: torch.Tensor, b: torch.Tensor) -> dict[str, tuple[torch.Tensor | None, torch.Tensor | None]]:
@@ -336,8 +293,7 @@ def of_other_rank(a: torch.Tensor, b: torch.Tensor) -> dict[str, tuple[torch.Ten
 
 
 @pytest.mark.parametrize("kind", of_other_rank(torch.zeros(2, 3), torch.zeros(3, 2)))
-@pytest.mark.parametrize("adapters", ["delta", "adapter"])
-def test_factors_without_a_common_rank_are_refused(bert, tmp_path, adapters, kind):
+def test_factors_without_a_common_rank_are_refused(bert, tmp_path, kind):
     folder = tiny_adapter(tmp_path / "a", bert, 1)
     file = folder / "adapter_model.safetensors"
     stored = load_file(file)
@@ -347,7 +303,7 @@ def test_factors_without_a_common_rank_are_refused(bert, tmp_path, adapters, kin
     kept = {name: value.contiguous() for name, value in (stored | changed).items() if value is not None}
     save_file(kept, file, metadata={"format": "pt"})
     with refused(DataError, "'a'", "query.lora_"):
-        plan_of(bert, adapters, a=folder, b=folder)
+        plan_of(bert, a=folder)
 
 
 def test_ia3_is_merged_from_a_base_of_ones(bert, tmp_path):

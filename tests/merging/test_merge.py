@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -79,7 +78,7 @@ def test_a_gpu_merges_the_same_weights_and_masks(config, tmp_path):
     "options",
     [
         {"include_base": True, "max_shard_size": "150KB"},
-        {"tie": "negative", "rescale": "tensor", "dtype": "bfloat16", "small_raw": True},
+        {"tie": "negative", "rescale": "tensor", "dtype": "bfloat16"},
         {"method": "elect", "dtype": "float16"},
     ],
 )
@@ -209,20 +208,21 @@ def test_the_base_inside_is_enough_to_restore(config, tmp_path):
     "options",
     [
         {"method": "average"},
-        {"method": "task_arithmetic", "weight": 0.5},
         {"method": "ties", "density": 0.3},
         {"method": "elect", "drop": 0.5, "seed": 7},
-        {"method": "ties", "masks": True, "rescale": "l2"},
+        {"method": "ties", "masks": True, "rescale": "l2", "drop": 0.3},
+        {"method": "emr", "drop": 0.3},
     ],
 )
 def test_single_model_methods_give_the_same_bits_however_they_run(config, tmp_path, options):
     first = merge(config, tmp_path / "merged-first", workers=1, **options)
     assert_same_files(merge(config, tmp_path / "merged-second", workers=3, memory="1MB", **options), first)
-    assert (first / "emr.json").exists() == options.get("masks", False)
-    assert "heads" not in contents(first) and load_file(first / "model.safetensors").keys() >= {
-        "a.weight",
-        "position_ids",
-    }
+    assert (first / "emr.json").exists() == (options.get("masks", False) or options["method"] == "emr")
+    found = load_file(first / "model.safetensors")
+    assert found.keys() >= {"a.weight", "position_ids"}
+    if "drop" in options:
+        other = load_file(merge(config, tmp_path / "merged-other", **options | {"seed": 8}) / "model.safetensors")
+        assert not torch.equal(other["a.weight"], found["a.weight"])
 
 
 def test_the_average_and_task_arithmetic_are_what_they_are_called(config, tmp_path):
@@ -260,8 +260,9 @@ def test_a_merge_with_masks_is_no_checkpoint(config, tmp_path, place, method):
         merge(config | given, tmp_path / "again", method=method)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("whose", ["base", "t1"])
+@pytest.mark.parametrize(
+    ("whose", "value"), [("base", float("nan")), ("t1", float("nan")), ("t1", float("inf")), ("base", -float("inf"))]
+)
 def test_nan_and_infinity_are_refused_with_the_tensor_and_the_task(config, tmp_path, whose, value):
     base = load_file(tmp_path / "base" / "model.safetensors")
     spoilt = base if whose == "base" else {name: tensor.clone() for name, tensor in base.items()}
@@ -334,14 +335,3 @@ def test_one_plan_is_shown_before_any_weight_is_read(config, tmp_path):
     with pytest.raises(RuntimeError, match="no"):
         merge_checkpoints(config, tmp_path / "other", show=lambda found: (_ for _ in ()).throw(RuntimeError("no")))
     assert not (tmp_path / "other").exists()
-
-
-def test_the_configuration_may_come_from_a_file(config, tmp_path, capsys):
-    path = tmp_path / "merge.yaml"
-    path.write_text(json.dumps(config))
-    result = merge_checkpoints(path, tmp_path / "a" / "b" / "merged-out")
-    assert result.path == tmp_path / "a" / "b" / "merged-out"
-    assert result.report == json.loads((result.path / "report.json").read_text())
-    # no bar where there is no terminal
-    assert capsys.readouterr() == ("", "")
-    assert np.isfinite([task.scale for task in Manifest.read(result.path).tasks.values()]).all()

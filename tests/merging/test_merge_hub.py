@@ -95,23 +95,17 @@ def fail_after(hub: MisbehavingHub, ranges: int, answer: Callable[[Handler, str]
     hub.resolve = resolve
 
 
-FAULTS = {
-    "cut connections": (lambda handler, name: handler.send_file(name, keep=3), "short read"),
-    "416": (lambda handler, name: handler.send_file(name, status=416), "HTTP 416"),
-    "another ETag": (lambda handler, name: handler.send_file(name, ETag='"new"'), "the file changed"),
-    "another commit": (
-        lambda handler, name: handler.send_file(name, X_Repo_Commit="f" * 40),
-        "answered for commit f",
-    ),
-    "no ranges": (lambda handler, name: handler.send_file(name, status=200), "HTTP 200 instead of 206"),
-    "gone": (lambda handler, name: handler.send_file(name, status=404), "no such file at this commit"),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_the_hub_leaves_a_merge_that_can_go_on(broken, tmp_path, fault):
+# The other faults of a Hub end a read in the same way; tests/hub reads through each of them.
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda handler, name: handler.send_file(name, keep=3), "short read"),
+        (lambda handler, name: handler.send_file(name, status=404), "no such file at this commit"),
+    ],
+    ids=["cut connections", "gone"],
+)
+def test_a_fault_of_the_hub_leaves_a_merge_that_can_go_on(broken, tmp_path, answer, message):
     hub, config, expected = broken
-    answer, message = FAULTS[fault]
     fail_after(hub, 9, answer)
     with pytest.raises(CheckpointError, match=rf"org/name@{COMMIT[:12]}/model.*{message}"):
         merge(hub, config, tmp_path / "merged-out")
@@ -125,20 +119,13 @@ def test_a_fault_of_the_hub_leaves_a_merge_that_can_go_on(broken, tmp_path, faul
     assert resumed < len(hub.ranges()) - before - resumed
 
 
-def test_a_connection_that_is_cut_now_and_then_does_no_harm(broken, tmp_path):
-    hub, config, expected = broken
-    count = iter(range(10**6))
-    hub.resolve = lambda handler, name: handler.send_file(name, keep=40 if next(count) % 3 == 1 else None)
-    assert weights(merge(hub, config, tmp_path / "merged-out")) == weights(expected)
-
-
-def test_a_branch_that_moves_between_plan_and_reads_changes_nothing(broken, tmp_path):
+def test_all_is_read_at_one_commit_and_a_connection_that_is_cut_now_and_then_does_no_harm(broken, tmp_path):
     hub, config, expected = broken
     asked: list[str] = []
 
     def resolve(handler: Handler, name: str) -> None:
         asked.append(handler.path)
-        handler.send_file(name)
+        handler.send_file(name, keep=40 if len(asked) % 3 == 2 else None)
 
     hub.resolve = resolve
     assert weights(merge(hub, config, tmp_path / "merged-out")) == weights(expected)

@@ -85,8 +85,13 @@ def unified(folder: Path) -> Tensors:
         return {name: file[name] for name in file}
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("rescale", ["global", "official", "tensor", "l2", "tensor_l2", "none"])
+@pytest.mark.parametrize(
+    ("dtype", "rescale"),
+    [
+        *((torch.float32, rescale) for rescale in ("global", "official", "tensor", "l2", "tensor_l2", "none")),
+        *((torch.bfloat16, "global"), (torch.float16, "l2")),
+    ],
+)
 def test_one_task_comes_back(merged, dtype, rescale):
     base = converted(gaussian(0, 1.0), dtype)
     task = converted(added(gaussian(0, 1.0), gaussian(1)), dtype)

@@ -110,13 +110,6 @@ def whole_ties(base, models, density, weight):
     return flat(base) + weight * mean
 
 
-def test_the_average_is_the_mean_of_the_models():
-    base, models = checkpoints()
-    _, merged = merge(configuration("average"), base, models)
-    expected = torch.stack([flat(tensors) for tensors in models]).mean(0)
-    torch.testing.assert_close(flat(merged), expected, rtol=1e-6, atol=1e-6)
-
-
 def test_models_equal_to_the_base_are_averaged_to_its_very_bits():
     base, _ = checkpoints()
     _, merged = merge(configuration("average"), base, [base] * 3)
@@ -132,20 +125,20 @@ def test_task_arithmetic_is_that_of_peft(weight):
     torch.testing.assert_close(flat(merged), expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("density", [0.05, 0.2, 0.5, 1.0])
+@pytest.mark.parametrize(
+    ("density", "dtype"), [(0.05, torch.float32), (0.2, torch.bfloat16), (0.5, torch.float16), (1.0, torch.float32)]
+)
 def test_ties_on_blocks_is_ties_on_whole_vectors(density, dtype):
     base, models = checkpoints(dtype=dtype)
     _, merged = merge(configuration("ties", density=density, weight=0.9), base, models, dtype=torch.float32)
     torch.testing.assert_close(flat(merged), whole_ties(base, models, density, 0.9), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("density", [0.05, 0.3])
-def test_ties_is_that_of_peft_where_one_tensor_is_the_whole_vector(density):
+def test_ties_is_that_of_peft_where_one_tensor_is_the_whole_vector():
     # peft trims each tensor by itself, so it is given the whole vector as one tensor.
     base, models = checkpoints(tasks=5)
-    _, merged = merge(configuration("ties", density=density), base, models)
-    expected = merge_utils.ties(task_vectors(base, models), torch.ones(len(models)), density)
+    _, merged = merge(configuration("ties", density=0.3), base, models)
+    expected = merge_utils.ties(task_vectors(base, models), torch.ones(len(models)), 0.3)
     # A value that nothing agrees with is compared too: most are zero.
     torch.testing.assert_close(flat(merged) - flat(base), expected.double(), rtol=1e-5, atol=3e-7)
 
@@ -198,13 +191,12 @@ def test_the_mean_is_over_those_that_agree():
     assert out.tolist() == [10 + 0.5 * 2, 10 - 0.5 * 4]
 
 
-@pytest.mark.parametrize("drop", [0.0, 0.5])
-@pytest.mark.parametrize("method", ["average", "task_arithmetic", "ties"])
+@pytest.mark.parametrize(("method", "drop"), [("average", 0.5), ("task_arithmetic", 0.0), ("ties", 0.5)])
 def test_the_bits_do_not_depend_on_blocks_or_workers(method, drop):
     base, models = checkpoints()
     config = configuration(method, drop=drop, seed=3)
     _, whole = merge(config, base, models, block=1 << 20)
-    for block, shares in ((13, 3), (64, 2), (1001, 1)):
+    for block, shares in ((61, 3), (1001, 1)):
         _, merged = merge(config, base, models, block=block, shares=shares)
         assert all(torch.equal(a, b) for a, b in zip(merged, whole, strict=True))
 
@@ -299,22 +291,11 @@ def test_dare_before_emr_elects_among_the_changed_weights():
         assert torch.equal(merged[tensor], torch.where(total == 0, base[tensor], expected))
 
 
-def test_model_stock_is_the_average_drawn_to_the_base_by_the_mean_cosine():
-    generator = torch.Generator().manual_seed(4)
-    base = torch.randn(6, 50, generator=generator)
-    common = torch.randn(6, 50, generator=generator)
-    vectors = [common + torch.randn(6, 50, generator=generator) for _ in range(3)]
-    flat_vectors = [vector.double().flatten() for vector in vectors]
-    cosines = [torch.cosine_similarity(flat_vectors[i], flat_vectors[j], 0) for i, j in ((0, 1), (0, 2), (1, 2))]
-    cosine = sum(cosines) / 3
-    share = 3 * cosine / (1 + 2 * cosine)
-    expected = share * (base.double() + sum(vector.double() for vector in vectors) / 3) + (1 - share) * base.double()
-    found = unify(configuration("model_stock"), base, vectors)
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
-    # One task is that task; opposite ones are the base.
-    assert torch.equal(unify(configuration("model_stock"), base, vectors[:1]), vectors[0] + base)
-    assert torch.equal(unify(configuration("model_stock"), base, [common, -common]), base)
-    assert torch.equal(unify(configuration("model_stock"), base, [common, torch.zeros(6, 50)]), base)
+def test_model_stock_of_one_task_is_that_task_and_of_opposed_ones_the_base():
+    base, common = (torch.randn(6, 50, generator=torch.Generator().manual_seed(seed)) for seed in (4, 5))
+    assert torch.equal(unify(configuration("model_stock"), base, [common]), common + base)
+    for other in (-common, torch.zeros(6, 50)):
+        assert torch.equal(unify(configuration("model_stock"), base, [common, other]), base)
 
 
 @pytest.fixture(scope="module")
@@ -338,29 +319,11 @@ def merged_files(written, out, **fields):
     return load_file(out / "model.safetensors")
 
 
-@pytest.mark.parametrize("method", ["average", "task_arithmetic", "ties"])
-def test_checkpoints_on_disk_are_merged_as_whole_vectors_are(written, tmp_path, method):
-    merged = merged_files(written, tmp_path / "out", method=method)
+def test_checkpoints_on_disk_are_merged_as_whole_vectors_are(written, tmp_path):
+    merged = merged_files(written, tmp_path / "out", method="ties")
     base, *models = (list(tensors.values()) for tensors in written[1])
-    if method == "ties":
-        expected = whole_ties(base, models, 0.2, 1.0)
-    else:
-        weight = 1 / 3 if method == "average" else 0.3
-        expected = flat(base) + weight * torch.stack(task_vectors(base, models)).double().sum(0)
     found = torch.cat([merged[name].double() for name in written[1][0]])
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
-    assert not (tmp_path / "out" / "emr.json").exists()
-
-
-@pytest.mark.parametrize("fields", [{"method": "ties"}, {"method": "ties", "masks": True}, {"method": "emr"}])
-def test_dare_and_ties_on_disk_do_not_depend_on_workers_or_memory(written, tmp_path, fields):
-    options = {**fields, "drop": 0.3, "seed": 5}
-    one = merged_files(written, tmp_path / "one", **options, workers=1)
-    two = merged_files(written, tmp_path / "two", **options, workers=2, memory="1MB")
-    other = merged_files(written, tmp_path / "other", **{**options, "seed": 6})
-    assert one.keys() == two.keys()
-    assert all(torch.equal(one[name], two[name]) for name in one)
-    assert not all(torch.equal(one[name], other[name]) for name in one)
+    torch.testing.assert_close(found, whole_ties(base, models, 0.2, 1.0), rtol=1e-6, atol=1e-6)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -25,7 +24,6 @@ from hf_ext.hub.header_format import CheckpointError
 from hf_ext.merging import add_task, journal, merge_checkpoints, remove_task
 from hf_ext.merging.engine import Engine, NotFiniteError
 from hf_ext.merging.plan import make_plan
-from hf_ext.merging.plan_table import plan_lines
 from hf_ext.merging.publishing import hide_paths
 from tests.emr.emr_testing import tiny_bert, write_weights
 from tests.kit.refusals import refused
@@ -43,8 +41,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "project"
 
 
-@pytest.mark.parametrize("method", ["emr", "onebit"])
-@pytest.mark.parametrize("file", ["model.fp16", "consolidated", "diffusion_pytorch_model"])
+@pytest.mark.parametrize(("method", "file"), [("emr", "model.fp16"), ("onebit", "consolidated")])
 def test_weights_have_the_names_that_from_pretrained_finds(tmp_path, method, file):
     base = tiny_bert(tmp_path / "base")
     task = tiny_bert(tmp_path / "task", 1, base=base, task_head=False)
@@ -119,8 +116,7 @@ def test_a_task_that_is_gone_is_not_looked_for_on_a_hub(project: Path):
             add_task(moved, "t2", "models/t2", frozen=frozen, endpoint="http://127.0.0.1:9")
 
 
-@pytest.mark.parametrize("method", ["emr", "average"])
-@pytest.mark.parametrize("found", ["nothing", "a merge"])
+@pytest.mark.parametrize(("method", "found"), [("emr", "nothing"), ("average", "a merge")])
 def test_a_link_in_the_place_of_the_result_stays_and_what_it_leads_to_is_replaced(
     config: dict[str, Any], tmp_path: Path, method: str, found: str
 ):
@@ -132,12 +128,6 @@ def test_a_link_in_the_place_of_the_result_stays_and_what_it_leads_to_is_replace
     result = merge_checkpoints(config | {"method": method}, link, overwrite=found == "a merge", progress=False)
     assert link.is_symlink() and result.path == real and (link / "emr.json").exists() == (method == "emr")
     assert sorted(path.name for place in (tmp_path, real.parent) for path in place.glob(".*")) == []
-
-
-def test_a_path_that_was_given_absolute_stays_so(project: Path):
-    folder = merge(relative("t0", "t1") | {"base": str(project / "models" / "base")}, Path("merged"))
-    assert Manifest.read(folder).base.source == str(project / "models" / "base")
-    assert Manifest.read(folder).tasks["t0"].origin.source == os.path.join("..", "models", "t0")
 
 
 def test_how_paths_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -158,14 +148,22 @@ def test_how_paths_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_no_path_is_published(project: Path, tmp_path: Path):
-    folder = merge(relative("t0", "t1", include_base=True), Path("out/merged"))
+    given = relative("t0", "t1", include_base=True) | {"base": str(project / "models" / "base")}
+    folder = merge(given, Path("out/merged"))
+    # A path that was given absolute stays so.
+    assert Manifest.read(folder).base.source == str(project / "models" / "base")
+    assert Manifest.read(folder).tasks["t0"].origin.source == os.path.join("..", "..", "models", "t0")
     staged = Path(shutil.copytree(folder, tmp_path / "staged"))
     (staged / "tasks" / "t0" / "config.json").write_text('{"vocab_size": 9, "published": true}')
     (staged / "tasks" / "t1" / "sums.safetensors").unlink()
+    for name in ("emr.json", "report.json"):
+        text = (staged / name).read_text().replace("../../models/t1", r"C:\\Users\\alice\\t1")
+        (staged / name).write_text(text)
     hide_paths(staged)
     manifest = Manifest.read(staged)
-    assert (manifest.base.source, manifest.tasks["t0"].origin.source) == ("base", "t0")
-    assert "models" not in (staged / "emr.json").read_text() + (staged / "report.json").read_text()
+    assert [manifest.base.source, *(task.origin.source for task in manifest.tasks.values())] == ["base", "t0", "t1"]
+    text = (staged / "emr.json").read_text() + (staged / "report.json").read_text()
+    assert "models" not in text and "alice" not in text
     # What is published is what the manifest names.
     before = Manifest.read(folder).files
     assert before.keys() - manifest.files.keys() == {"tasks/t1/sums.safetensors"}
@@ -185,15 +183,6 @@ def test_no_warning_that_is_kept_names_a_place(project: Path):
     assert any("task 't0' has num_attention_heads 8" in text for text in read_json(folder / "report.json")["warnings"])
     for name in ("report.json", "README.md"):
         assert "(models/" not in (folder / name).read_text(encoding="utf-8")
-
-
-def test_paths_of_windows_are_not_published(project: Path, tmp_path: Path):
-    folder = merge(relative("t0", "t1", include_base=True), Path("out/merged"))
-    content = read_json(folder / "emr.json")
-    content["tasks"]["t0"]["source"] = r"C:\Users\alice\acme\t0"
-    write_json(folder / "emr.json", content)
-    hide_paths(folder)
-    assert Manifest.read(folder).tasks["t0"].origin.source == "t0" and "alice" not in (folder / "emr.json").read_text()
 
 
 def test_the_two_writers_of_a_report_agree(config: dict[str, Any], tmp_path: Path):
@@ -229,14 +218,6 @@ def test_a_target_that_cannot_be_written_is_found_before_anything_is_shown(confi
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["out"]
 
 
-def test_a_full_disk_is_not_taken_for_a_place_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def full(**options: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(journal.tempfile, "mkdtemp", full)
-    journal.require_free(tmp_path / "out", overwrite=False)
-
-
 class Killed(BaseException):
     """The end of a process, as far as files can tell."""
 
@@ -269,44 +250,16 @@ def test_counting_goes_on_after_the_last_finished_pass(
     if finished:
         with refused(OtherRun, "config.density", "0.3", "0.5"):
             merge(ties | {"density": 0.5}, tmp_path / "merged-out")
+    if finished == 0:
+        # damaged ones are counted again
+        (partial / "journal" / "passes.json").write_text('{"passes": ')
+        assert journal.read_passes(partial / "journal") is None
     passes.clear()
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "count", lambda self, index, units: passes.append(index) or count(self, index, units))
         assert_same_files(merge(ties, tmp_path / "merged-out"), expected)
     assert passes == list(range(finished, 2))
     assert not partial.exists()
-
-
-def test_passes_that_are_damaged_are_counted_again(config: dict[str, Any], tmp_path: Path):
-    ties = config | {"method": "ties", "density": 0.3}
-    expected = merge(ties, tmp_path / "merged-expected")
-    partial = tmp_path / ".merged-out.partial"
-    (partial / "journal").mkdir(parents=True)
-    for text in ("", "[]", '{"passes": '):
-        (partial / "journal" / "passes.json").write_text(text)
-        assert journal.read_passes(partial / "journal") is None
-    assert_same_files(merge(ties, tmp_path / "merged-out"), expected)
-
-
-def test_a_narrower_type_is_warned_of(tmp_path: Path):
-    values = {"w": torch.randn(40, 3)}
-    write_weights(tmp_path / "base", {"w": values["w"].bfloat16()}, config={})
-    for name, dtype in (("fine", torch.float32), ("half", torch.float16), ("same", torch.bfloat16)):
-        write_weights(tmp_path / name, {"w": (values["w"] + 0.1).to(dtype)}, config={})
-    tasks = {name: str(tmp_path / name) for name in ("fine", "half", "same")}
-    given = {"base": str(tmp_path / "base"), "tasks": tasks}
-    with make_plan(given) as plan:
-        texts = [text for text in plan.warnings if "which does not hold all of it" in text]
-        assert any(line.startswith("warning ") and texts[0] in line for line in plan_lines(plan))
-    assert texts == [
-        f"{task}: stored in {own}, merged, restored and exported in bfloat16, which does not hold all of it. "
-        "Set dtype to float32 to keep it."
-        for task, own in (("fine", "float32"), ("half", "float16"))
-    ]
-    folder = merge(given, tmp_path / "merged")
-    assert set(texts) <= set(json.loads((folder / "report.json").read_text())["warnings"])
-    with make_plan(given | {"dtype": "float32"}) as plan:
-        assert not [text for text in plan.warnings if "hold all of it" in text]
 
 
 def test_a_merge_is_loaded_in_the_type_that_it_was_written_in(tmp_path: Path):
@@ -323,17 +276,10 @@ def test_a_merge_is_loaded_in_the_type_that_it_was_written_in(tmp_path: Path):
 
 @pytest.mark.parametrize("method", ["emr", "average"])
 def test_finite_weights_that_are_too_far_from_the_base(tmp_path: Path, method: str):
-    base, far, bad = torch.randn(70000), torch.randn(70000), torch.randn(70000)
-    base[65536 + 5], far[65536 + 5], bad[7] = -3e38, 3e38, torch.inf
-    for name, values in (("base", base), ("near", base + 0.1), ("far", far), ("bad", bad)):
+    base, far = torch.randn(70000), torch.randn(70000)
+    base[65536 + 5], far[65536 + 5] = -3e38, 3e38
+    for name, values in (("base", base), ("near", base + 0.1), ("far", far)):
         write_weights(tmp_path / name, {"w": values}, config={})
-
-    def merged(task: str) -> None:
-        tasks = {"near": str(tmp_path / "near"), task: str(tmp_path / task)}
-        config = {"base": str(tmp_path / "base"), "tasks": tasks, "method": method}
-        merge_checkpoints(config, tmp_path / "merged", progress=False)
-
-    with refused(NotFiniteError, "far"):
-        merged("far")
-    with refused(ValueError, "bad", "NaN"):
-        merged("bad")
+    tasks = {name: str(tmp_path / name) for name in ("near", "far")}
+    with refused(NotFiniteError, "'far'", "'w'"):
+        merge({"base": str(tmp_path / "base"), "tasks": tasks, "method": method}, tmp_path / "merged")

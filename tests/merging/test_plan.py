@@ -21,7 +21,6 @@ from tests.emr.emr_testing import (
     ones,
     push_folder,
     raw_plan,
-    reasons,
     resized,
     tiny_bert,
     tiny_gpt2,
@@ -81,23 +80,6 @@ def test_a_base_with_a_head_and_bare_tasks(tmp_path):
         assert prefixes(plan) == [("bert.", "")]
         assert len(plan.merged_rows) == len(plan.tasks[0].tensors)
         assert {item.name for item in plan.copied_rows} == {"classifier.weight", "classifier.bias"}
-
-
-def test_other_heads_in_base_and_task_are_not_mixed(tmp_path):
-    bare = tiny_bert(tmp_path / "bare")
-    base, task = (tiny_bert(tmp_path / str(labels), labels, base=bare, num_labels=labels) for labels in (2, 3))
-    with make_plan({"base": str(base), "tasks": {"a": str(task)}}) as plan:
-        assert set(reasons(plan).values()) == {"shape [3], in the base [2]", "shape [3, 16], in the base [2, 16]"}
-        assert {item.name for item in plan.copied_rows} == {"classifier.weight", "classifier.bias"}
-
-
-def test_a_diffusers_model_and_our_own(tmp_path):
-    for tiny, library in ((tiny_unet, "diffusers"), (tiny_semanir, "transformers")):
-        base = tiny(tmp_path / f"{library}-base")
-        task = tiny(tmp_path / f"{library}-task", 1, base=base)
-        with make_plan({"base": str(base), "tasks": {"a": str(task)}}) as plan:
-            assert plan.base.library == library and len(plan.merged_rows) == len(plan.base.tensors)
-            assert not plan.own_tensors(KEPT) and not plan.aliases
 
 
 def test_tied_weights_are_merged_once_however_the_file_says_it(tmp_path):
@@ -194,31 +176,12 @@ def test_a_base_that_is_not_the_base_is_refused(tmp_path):
     with refused(DataError, "transformers", "diffusers"):
         make_plan({"base": str(unet), "tasks": {"a": str(task)}})
     wide = tiny_bert(tmp_path / "wide", hidden_size=32)
-    message = (
-        r"task 'a' .*is no fine-tune of base .*: of 41 floating-point tensors \(base: 39\) only \d+ have the same "
-        r"name and shape. \d+ have another shape, for instance '[\w.]+': base \[.*\], task \[.*\]. 2 are not in the "
-        r"base, for instance \['classifier.bias', 'classifier.weight'\]. Give the model"
-    )
-    with pytest.raises(ValueError, match=message):
+    with refused(DataError, "task 'a'", "41", "39", "'bert.embeddings.LayerNorm.bias' [16] ([32])"):
         make_plan({"base": str(wide), "tasks": {"a": str(task)}})
-
-
-def test_checkpoints_with_other_names_are_refused(tmp_path):
-    with refused(DataError, "c", "d"):
+    with refused(DataError, "'c'", "'d'"):
         raw_plan(tmp_path, {"a": ones(4), "b": ones(4)}, {"c": ones(4), "d": ones(4)})
     with refused(DataError, "nothing", "exclude"):
         raw_plan(tmp_path, {"a": ones(4)}, {"a": ones(4)}, exclude=["a"])
-
-
-def test_settings_that_differ_are_warned_of(tmp_path):
-    base = tiny_bert(tmp_path / "base")
-    task = tiny_bert(tmp_path / "task", 1, base=base)
-    config = json.loads((task / "config.json").read_text()) | {"num_attention_heads": 4}
-    (task / "config.json").write_text(json.dumps(config))
-    with make_plan({"base": str(base), "tasks": {"a": str(task)}}) as plan:
-        (first, saved) = plan.warnings
-        assert "num_attention_heads 4, the base 2" in first and "this saves no space" in saved
-        assert any(line.startswith("warning") for line in plan_lines(plan))
 
 
 # The merged model of method "given".
@@ -343,11 +306,10 @@ def test_restorers_that_compute_otherwise_are_warned_of(tmp_path):
         tiny_semanir(tmp_path / name, seed, base=base)
         (tmp_path / name / "config.json").write_text(json.dumps({**config, **values}))
     given = {"base": str(base), "tasks": {name: str(tmp_path / name) for name in changes}, "method": "average"}
-    merged = merge_checkpoints(given, tmp_path / "merged", progress=False).path
-    warnings = json.loads((merged / "report.json").read_text())["warnings"]
-    told = {text.partition(":")[0] for text in warnings if text.endswith("mixes them")}
+    with make_plan(given) as plan:
+        told = {text.partition(":")[0] for text in plan.warnings if text.endswith("mixes them")}
     assert told == {
-        f"task {name!r} has {key} {value!r}, the base {config.get(key, False)!r}"
+        f"task {name!r} ({tmp_path / name}) has {key} {value!r}, the base {config.get(key, False)!r}"
         for name in ("mean", "other", "mosaic")
         for key, value in changes[name].items()
         if value != config.get(key, False)

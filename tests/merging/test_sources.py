@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,9 +11,8 @@ import torch
 from huggingface_hub import close_session
 from safetensors.torch import load_file
 
-from hf_ext.errors import UsageError
 from hf_ext.hub.checkpoints import CheckpointError
-from hf_ext.merging.sources import Source, open_weights
+from hf_ext.merging.sources import open_weights
 from tests.emr.emr_testing import push_folder, tiny_bert, tiny_unet, write_weights
 from tests.kit.refusals import refused
 
@@ -68,17 +65,6 @@ def test_what_tells_the_files_of_a_folder_from_others(bert):
         json.dumps([hashed, times])
 
 
-def test_several_threads_read_runs_of_a_tensor(tmp_path):
-    tensor = torch.randn(50_000)
-    write_weights(tmp_path / "w", {"w": tensor}, config={})
-    out = torch.empty_like(tensor)
-    with open_weights("base", tmp_path / "w") as source, ThreadPoolExecutor(4) as pool:
-        runs = [(start, min(start + 999, 50_000)) for start in range(0, 50_000, 999)]
-        list(pool.map(lambda run: source.read_into("w", *run, out[slice(*run)]), runs))
-        source.will_need("w", 5, 100)
-    assert out.equal(tensor)
-
-
 def test_float64_is_given_as_float32(tmp_path):
     tensor = torch.randn(3, 5, dtype=torch.float64)
     write_weights(tmp_path / "w", {"w": tensor, "n": torch.arange(3)}, config={})
@@ -122,17 +108,6 @@ def test_the_commit_is_pinned_when_the_branch_moves(bert, hub, tmp_path):
         assert all(source.read(name).equal(tensor) for name, tensor in first.items())
         assert source.config["num_hidden_layers"] == 2
         assert json.loads(source.companions.files["config.json"].read_text())["num_hidden_layers"] == 2
-
-
-def test_a_snapshot_in_the_cache_is_a_folder_like_others(bert, hub):
-    push_folder(hub.url, "org/base", bert)
-    with open_weights("base", "org/base", token=False, endpoint=hub.url) as source:
-        folder = source.companions.files["config.json"].parent
-        assert (folder / "config.json").is_symlink()
-    for path in bert.glob("*.safetensors*"):
-        os.link(path, folder / path.name)
-    with open_weights("base", folder) as again:
-        assert set(again.companions.files) == {"config.json", "tokenizer.json", "tokenizer_config.json"}
 
 
 def test_a_weights_file_alone_and_a_diffusers_model(tmp_path, bert):
@@ -182,31 +157,3 @@ def test_messages_name_the_source_and_say_what_to_do(tmp_path, hub):
         open_weights("base", tmp_path / "pipeline")
     with refused(CheckpointError, "org/none@main"):
         open_weights("x", "org/none", token=False, endpoint=hub.url)
-
-
-@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/model.safetensors", "sub/model.safetensors", ".."])
-def test_shards_stay_in_their_folder(tmp_path, name):
-    write_weights(tmp_path, {"w": torch.ones(3)})
-    folder = tmp_path / "sharded"
-    folder.mkdir()
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": name}}))
-    with refused(CheckpointError, "safetensors", "beside"):
-        open_weights("base", folder)
-
-
-def test_a_shard_that_is_a_link_out_of_the_folder_is_refused(tmp_path):
-    write_weights(tmp_path / "secret", {"w": torch.ones(3)})
-    folder = tmp_path / "linked"
-    folder.mkdir()
-    (folder / "model.safetensors").symlink_to(tmp_path / "secret" / "model.safetensors")
-    with refused(CheckpointError, "outside", "folder"):
-        open_weights("base", folder)
-
-
-def test_a_closed_source_is_not_read(bert):
-    source = open_weights("base", bert)
-    assert isinstance(source, Source)
-    name = next(iter(source.tensors))
-    source.close()
-    with refused(UsageError, "closed"):
-        source.read(name)

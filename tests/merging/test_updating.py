@@ -127,25 +127,6 @@ def test_a_removed_task_leaves_the_others_as_they_are(kept, tmp_path):
         remove_task(artifact, "a")
 
 
-def test_baselines_with_masks_take_frozen_tasks(sources, tmp_path):
-    artifact = merge(sources, "ab", tmp_path / "artifact", method="average", masks=True, rescale="l2")
-    before = weights_of(artifact)
-    add_task(artifact, "c", str(sources / "c"), frozen=True)
-    after = weights_of(artifact)
-    assert {name: after[name] for name in before} == before
-    # least squares: the rest of what was masked in is orthogonal to it
-    base, unified, own = (
-        load_file(folder / "model.safetensors") for folder in (sources / "base", artifact, sources / "c")
-    )
-    upper = lower = 0.0
-    for name in ("large.weight", "odd.weight", "norm.bias"):
-        delta, common = own[name].double() - base[name].double(), unified[name].double() - base[name].double()
-        mask = delta * common > 0
-        upper, lower = upper + (mask * delta * common).sum().item(), lower + (mask * common * common).sum().item()
-    assert Manifest.read(artifact).tasks["c"].scale == pytest.approx(upper / lower, rel=1e-12)
-    assert dataclasses.asdict(Manifest.read(artifact))["method"]["elected_from"] == ["a", "b"]
-
-
 def test_a_merge_by_a_method_that_is_not_there_is_refused_in_words(sources, artifact):
     manifest = Manifest.read(artifact)
     dataclasses.replace(manifest, method=manifest.method | {"method": "mine"}).write(artifact)

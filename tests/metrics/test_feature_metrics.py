@@ -31,6 +31,7 @@ from hf_ext.metrics import (
 )
 from hf_ext.metrics.clip_score import clip_score
 from hf_ext.metrics.features import as_rgb
+from hf_ext.metrics.psnr import psnr
 from tests.kit import warm_python
 from tests.kit.refusals import refused
 from tests.kit.scorers import write_clip, write_inception
@@ -187,23 +188,28 @@ socket.getaddrinfo = refuse
 import evaluate
 import numpy as np
 
-paths, classifier, inception, clip = sys.argv[1:5], *sys.argv[5:]
+classifier, inception, clip, *paths = sys.argv[1:]
 first, second = np.random.default_rng(0).integers(256, size=(2, 6, 16, 16, 3), dtype=np.uint8)
-result = evaluate.load(paths[0], network=classifier).compute(predictions=first, reference=second)
-result |= evaluate.load(paths[1], network=inception).compute(predictions=first, reference=second)
-result |= evaluate.load(paths[2], network=inception).compute(predictions=first, reference=second, subset_size=5)
-score = evaluate.load(paths[3], model=clip).compute(predictions=list(first), references=["a cat"] * 6)
+pair = {"predictions": list(first), "references": list(second), "channel": "rgb"}
+result = evaluate.combine([evaluate.load(path) for path in paths[:3]]).compute(**pair)
 assert "hf_ext" not in sys.modules
-print(json.dumps([*result, *score]))
+result |= evaluate.load(paths[3], network=classifier).compute(predictions=first, reference=second)
+for path, options in zip(paths[4:6], ({}, {"subset_size": 5})):
+    result |= evaluate.load(path, network=inception).compute(predictions=first, reference=second, **options)
+result |= evaluate.load(paths[6], model=clip).compute(predictions=list(first), references=["a cat"] * 6)
+print(json.dumps(result))
 """
 
 
 @pytest.mark.slow
-def test_evaluate_loads_the_scripts_without_a_network_and_without_the_package(classifier, inception, clip, tmp_path):
+def test_evaluate_loads_the_scripts_without_a_network(classifier, inception, clip, tmp_path):
     environment = {**os.environ, "HF_HOME": str(tmp_path / "home")}
-    names = map(metric_path, ("feature_distance", "fid", "kid", "clip_score"))
-    command = [sys.executable, "-c", LOAD_PROGRAM, *names, classifier, inception, clip]
+    names = ["psnr", "ssim", "psnr_b", "feature_distance", "fid", "kid", "clip_score"]
+    command = [sys.executable, "-c", LOAD_PROGRAM, classifier, inception, clip, *map(metric_path, names)]
     done = warm_python.run(command, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
-    expected = ["feature_distance", "fid", "kid", "kid_standard_deviation", "clip_score", "clip_score_per_image"]
-    assert json.loads(done.stdout) == expected
+    found = json.loads(done.stdout)
+    assert {*names, "kid_standard_deviation", "clip_score_per_image"} <= found.keys()
+    first, second = np.random.default_rng(0).integers(256, size=(2, 6, 16, 16, 3), dtype=np.uint8)
+    expected = np.mean([psnr(*pair, channel="rgb") for pair in zip(first, second, strict=True)])
+    assert found["psnr"] == pytest.approx(expected, rel=1e-9)

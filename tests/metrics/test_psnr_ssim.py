@@ -1,9 +1,6 @@
-"""PSNR and SSIM against scikit-image, against values worked out by hand, and as `evaluate` modules."""
+"""PSNR, SSIM and PSNR-B against scikit-image, against values worked out by hand, and as `evaluate` modules."""
 
-import json
 import math
-import os
-import sys
 from pathlib import Path
 
 import evaluate
@@ -13,12 +10,12 @@ from PIL import Image
 from skimage import data
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
-from hf_ext.metrics import PSNR, SSIM, metric_path
+from hf_ext.metrics import PSNR, SSIM, PsnrB, metric_path
 from hf_ext.metrics.images import luma
 from hf_ext.metrics.psnr import psnr
 from hf_ext.metrics.psnr_b import psnr_b
 from hf_ext.metrics.ssim import ssim
-from tests.kit import warm_python
+from hf_ext.tasks.degradations import jpeg
 from tests.kit.refusals import refused
 
 
@@ -149,22 +146,72 @@ def test_ssim_needs_a_whole_window():
         ssim(IMAGE, IMAGE, channel="rgb", border=3)
 
 
-@pytest.fixture
-def metrics(tmp_path) -> dict[str, evaluate.Metric]:
-    return {"psnr": PSNR(cache_dir=str(tmp_path)), "ssim": SSIM(cache_dir=str(tmp_path))}
+def test_a_step_at_the_block_boundary_has_the_value_of_the_formula():
+    # Two blocks side by side, 10 levels apart, over a flat 105: error 25 everywhere.
+    blocky = np.full((16, 16), 100, np.uint8)
+    blocky[:, 8:] = 110
+    clean = np.full((16, 16), 105, np.uint8)
+    # Of the 32 pairs across a boundary, 16 in each direction, half differ by 10; of the others none.
+    factor = 3 / 4 * (16 * 100 / 32)
+    assert psnr_b(blocky, clean, channel="gray") == pytest.approx(10 * math.log10(255**2 / (25 + factor)), abs=1e-12)
 
 
-@pytest.mark.parametrize(("name", "function"), [("psnr", psnr), ("ssim", ssim)])
-def test_a_metric_object_gives_the_mean_and_each_value(metrics, name, function):
+def test_the_blocking_is_that_of_the_prediction_and_on_the_grid():
+    smooth = np.tile(np.arange(100, 124, dtype=np.uint8), (17, 1))
+    for prediction in (smooth, np.roll(smooth, 3, axis=1)[:, 4:]):
+        reference = np.full_like(prediction, 110)
+        assert psnr_b(prediction, reference, channel="gray") == psnr(prediction, reference, channel="gray")
+    blocky = np.full((16, 24), 100, np.uint8)
+    blocky[:, 8:16] = 140
+    flat = np.full_like(blocky, 120)
+    assert psnr_b(blocky, flat, channel="gray") < psnr(blocky, flat, channel="gray")
+    assert psnr_b(flat, blocky, channel="gray") == psnr(flat, blocky, channel="gray")
+    assert psnr_b(smooth, smooth, channel="gray") == math.inf
+
+
+def test_colour_has_the_error_of_its_channels_and_the_blocking_of_its_luma():
+    clean = data.astronaut()[40:104, 180:252]
+    compressed = jpeg(clean, 10)
+    seen = luma(compressed.astype(np.float64))[..., 0]
+    sums, counts = {True: 0.0, False: 0.0}, {True: 0, False: 0}
+    for image in (seen, seen.T):
+        for column in range(image.shape[1] - 1):
+            sums[column % 8 == 7] += np.sum((image[:, column + 1] - image[:, column]) ** 2)
+            counts[column % 8 == 7] += len(image)
+    factor = math.log2(8) / math.log2(64) * (sums[True] / counts[True] - sums[False] / counts[False])
+    error = np.mean((compressed.astype(np.float64) - clean) ** 2)
+    assert factor > 0
+    expected = 10 * math.log10(255**2 / (error + factor))
+    assert psnr_b(compressed, clean, channel="rgb") == pytest.approx(expected, abs=1e-9)
+    assert psnr_b(compressed / 255, clean / 255, channel="rgb", data_range=1.0) == pytest.approx(expected, abs=1e-9)
+
+
+def test_what_would_cut_blocks_is_refused():
+    image = np.zeros((40, 40), np.uint8)
+    with refused(ValueError, "multiple", "border"):
+        psnr_b(image, image, channel="gray", border=4)
+    with refused(ValueError, "9x9"):
+        psnr_b(image, image, channel="gray", border=16)
+
+
+@pytest.mark.parametrize(("kind", "function"), [(PSNR, psnr), (SSIM, ssim), (PsnrB, psnr_b)])
+def test_a_metric_object_gives_the_mean_and_each_value(kind, function, tmp_path):
     pairs = [photograph_and_noisy((30, 20)), photograph_and_noisy((21, 40))]
-    values = [function(noisy, clean, channel="y", border=1) for clean, noisy in pairs]
+    metric, name = kind(cache_dir=str(tmp_path)), function.__name__
+    values = [function(noisy, clean, channel="y") for clean, noisy in pairs]
     references, predictions = [clean for clean, _ in pairs], [noisy for _, noisy in pairs]
-    result = metrics[name].compute(predictions=predictions, references=references, channel="y", border=1)
+    result = metric.compute(predictions=predictions, references=references, channel="y")
     assert result == {name: np.mean(values), f"{name}_per_image": values}
+    metric.add(prediction=Image.fromarray(predictions[0]), reference=references[0])
+    metric.add_batch(predictions=predictions[1:], references=references[1:])
+    assert metric.compute(channel="y") == result
 
-    metrics[name].add(prediction=Image.fromarray(predictions[0]), reference=references[0])
-    metrics[name].add_batch(predictions=predictions[1:], references=references[1:])
-    assert metrics[name].compute(channel="y", border=1) == result
+
+def test_one_equal_pair_makes_the_mean_infinite_and_can_be_found(tmp_path):
+    clean, noisy = (image[:, :, 0] for image in photograph_and_noisy())
+    metric = PSNR(cache_dir=str(tmp_path))
+    result = metric.compute(predictions=[noisy, clean], references=[clean, clean], channel="gray")
+    assert result == {"psnr": math.inf, "psnr_per_image": [psnr(noisy, clean, channel="gray"), math.inf]}
 
 
 @pytest.mark.parametrize("name", ["psnr", "ssim", "psnr_b"])
@@ -178,28 +225,6 @@ def test_the_usual_call_without_a_channel_says_what_is_missing(name, tmp_path):
     assert math.isfinite(metric.compute(predictions=[noisy], references=[clean], channel="rgb")[name])
 
 
-def test_gray_images_pass_through_a_metric_object(metrics):
-    clean, noisy = (image[:, :, 0] for image in photograph_and_noisy())
-    result = metrics["psnr"].compute(predictions=[noisy], references=[clean], channel="gray")
-    assert result["psnr"] == psnr(noisy, clean, channel="gray")
-
-
-def test_one_equal_pair_makes_the_mean_infinite_and_can_be_found(metrics):
-    clean, noisy = photograph_and_noisy()
-    result = metrics["psnr"].compute(predictions=[noisy, clean], references=[clean, clean], channel="rgb")
-    assert result["psnr"] == math.inf
-    assert math.isfinite(result["psnr_per_image"][0])
-    assert result["psnr_per_image"][1] == math.inf
-
-
-def test_metric_objects_combine(metrics):
-    clean, noisy = photograph_and_noisy()
-    combined = evaluate.combine(list(metrics.values()))
-    result = combined.compute(predictions=[noisy], references=[clean], channel="rgb")
-    assert result["psnr"] == psnr(noisy, clean, channel="rgb")
-    assert result["ssim"] == ssim(noisy, clean, channel="rgb")
-
-
 @pytest.mark.parametrize(
     ("image", "error", "message"),
     [
@@ -211,50 +236,15 @@ def test_metric_objects_combine(metrics):
         (Image.new("RGBA", (16, 16)), ValueError, "mode RGBA"),
     ],
 )
-def test_a_metric_object_refuses_what_evaluate_would_change(metrics, image, error, message):
+def test_a_metric_object_refuses_what_evaluate_would_change(tmp_path, image, error, message):
+    metric = PSNR(cache_dir=str(tmp_path))
     for images in ({"predictions": [IMAGE], "references": [image]}, {"predictions": [image], "references": [IMAGE]}):
         with pytest.raises(error, match=message):
-            metrics["psnr"].compute(**images, channel="rgb")
+            metric.compute(**images, channel="rgb")
 
 
 def test_an_unknown_metric_name_is_refused():
     names = "agreement, clip_score, feature_distance, fid, kid, psnr, psnr_b, ssim"
     with refused(ValueError, names, "lpips"):
         metric_path("lpips")
-
-
-LOAD_PROGRAM = """
-import json
-import socket
-import sys
-
-
-def refuse(*args, **kwargs):
-    raise AssertionError(f"the network was used: {args}")
-
-
-socket.socket.connect = refuse
-socket.getaddrinfo = refuse
-
-import evaluate
-import numpy as np
-
-clean = np.arange(16 * 16 * 3, dtype=np.uint8).reshape(16, 16, 3)
-noisy = clean[::-1].copy()
-loaded = [evaluate.load(path) for path in sys.argv[1:]]
-assert "hf_ext" not in sys.modules
-result = evaluate.combine(loaded).compute(predictions=[noisy], references=[clean], channel="rgb")
-print(json.dumps([result["psnr"], result["ssim"], result["psnr_b"]]))
-"""
-
-
-def test_evaluate_loads_the_scripts_without_a_network_and_without_the_package(tmp_path):
-    environment = {**os.environ, "HF_HOME": str(tmp_path / "home")}
-    command = [sys.executable, "-c", LOAD_PROGRAM, *map(metric_path, ("psnr", "ssim", "psnr_b"))]
-    done = warm_python.run(command, cwd=tmp_path, env=environment)
-    assert done.returncode == 0, done.stderr
-    clean = np.arange(16 * 16 * 3, dtype=np.uint8).reshape(16, 16, 3)
-    noisy = clean[::-1].copy()
-    expected = [function(noisy, clean, channel="rgb") for function in (psnr, ssim, psnr_b)]
-    assert json.loads(done.stdout) == pytest.approx(expected, rel=1e-9)
     assert Path(metric_path("psnr")).is_absolute()

@@ -35,8 +35,8 @@ def test_channels_are_averaged(listener):
 
 def test_samples_that_are_no_numbers_are_silence(listener):
     """In steps, as `examples/mrconv/listen.py` gives them."""
-    heard, sound = [], make_words()[:12000]
-    for value in (0.0, np.nan, np.inf, -np.inf):
+    heard, sound = [], make_words()[:9600]
+    for value in (0.0, np.nan, -np.inf):
         own, broken = copy.deepcopy(listener), sound.copy()
         # In a pause, and within a word.
         broken[[100, 5000]] = value

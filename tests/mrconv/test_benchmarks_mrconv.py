@@ -67,6 +67,7 @@ def test_memory_is_what_a_call_holds_at_once(load):
     assert 2 * 2**20 <= peak_bytes(call) < 2.1 * 2**20
 
 
+@pytest.mark.slow
 def test_times_and_memory_against_length(load):
     result, table = find(load("mrconv_inference"), lengths=[64, 128], rounds=1, width=64)
     assert set(result["results"]["blocks"]) == {"64", "128"}
@@ -78,6 +79,7 @@ def test_times_and_memory_against_length(load):
     assert "| blocks, length | MRConv merged | MRConv branches | S4D |" in table
 
 
+@pytest.mark.slow
 def test_pictures_a_second(load, monkeypatch):
     images = load("mrconv_images")
     monkeypatch.setattr(images, "PRESETS", SMALL)
@@ -87,15 +89,7 @@ def test_pictures_a_second(load, monkeypatch):
     assert table.count("\n") == 5 and "| 82.1 | 1,306 |" in table
 
 
-def test_merged_and_with_branches_are_one_model(load, monkeypatch):
-    images = load("mrconv_images")
-    monkeypatch.setattr(images, "PRESETS", SMALL)
-    models, pixels = images.make_models("tiny", 32), torch.randn(2, 3, 32, 32)
-    logits = {name: model(pixel_values=pixels).logits for name, model in models.items()}
-    torch.testing.assert_close(logits["MRConvNeXt merged"], logits["MRConvNeXt with branches"], atol=1e-5, rtol=1e-4)
-    assert not torch.allclose(logits["ConvNeXt"], logits["MRConvNeXt merged"], atol=1e-3)
-
-
+@pytest.mark.slow
 def test_every_token_of_a_stream_is_timed(load, tmp_path):
     result, table = find(load("mrconv_latency"), contexts=[64], output=tmp_path / "latency.json")
     rows = result["contexts"]["64"]
@@ -106,13 +100,7 @@ def test_every_token_of_a_stream_is_timed(load, tmp_path):
     assert table.count("\n") == 6 and (tmp_path / "latency.png").is_file()
 
 
-def test_models_of_a_long_context_are_equally_large(load):
-    latency = load("mrconv_latency")
-    models = [latency.make_mrconv(4096), latency.make_mamba2(), latency.make_attention(4096)]
-    sizes = sorted(model.num_parameters() for model in models)
-    assert sizes[0] > 0.9 * sizes[-1]
-
-
+@pytest.mark.slow
 def test_documents_are_packed_as_they_are_padded(load):
     result, _ = find(load("mrconv_packing"), batches=1, batch=2)
     assert 0 < result["share_of_tokens_in_padded_rows"] <= 1

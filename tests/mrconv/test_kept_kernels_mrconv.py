@@ -61,13 +61,6 @@ def test_a_model_is_merged_once_for_all_calls_and_caches(merges):
         assert kernels == {id(model.convolutions()[layer].streaming_kernel())}
 
 
-def test_layers_below_an_adapter_are_merged_once_in_training_too(merges):
-    model = peft.get_peft_model(make_model(), peft.LoraConfig(target_modules=["pointwise"])).train()
-    for _ in range(3):
-        model(make_tokens(2, 20), labels=torch.tensor([0, 1])).loss.backward()
-    assert merges == [0, 1]
-
-
 def parameter(model: torch.nn.Module) -> torch.nn.Parameter:
     return model.get_parameter(model.kernel_parameters()[0])
 
@@ -185,9 +178,8 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-@pytest.mark.parametrize("kernel_type", ["fourier", "fourier_sparse"])
-def test_no_change_of_a_model_leaves_a_kernel_stale(change, kernel_type):
-    model = make_model(**{**TOKENS, "kernel_type": kernel_type}).double()
+def test_no_change_of_a_model_leaves_a_kernel_stale(change):
+    model = make_model(**{**TOKENS, "kernel_type": "fourier_sparse"}).double()
     before = predict(model)
     change(model)
     found = predict(model)
@@ -221,9 +213,8 @@ def set_kernel(model):
 @pytest.mark.parametrize(
     "change", [write_kernel, write_bias, replace_kernel, set_kernel, load, load_assign], ids=lambda f: f.__name__
 )
-@pytest.mark.parametrize("bidirectional", [False, True])
-def test_no_change_of_a_merged_model_leaves_a_spectrum_stale(change, bidirectional):
-    model = make_model(**TOKENS, bidirectional=bidirectional).double().reparameterize()
+def test_no_change_of_a_merged_model_leaves_a_spectrum_stale(change):
+    model = make_model(**TOKENS, bidirectional=True).double().reparameterize()
     before = predict(model)
     change(model)
     found = predict(model)
@@ -242,17 +233,6 @@ def test_a_functional_call_takes_its_own_weights_and_leaves_none_behind(merged):
         found = torch.func.functional_call(model, scaled_state(model), (make_tokens(2, 20),)).logits
     torch.testing.assert_close(found, predict(changed), atol=1e-10, rtol=1e-10)
     assert torch.equal(predict(model), before) and (found - before).abs().max() > 1e-6
-
-
-@pytest.mark.parametrize("merged", [False, True])
-def test_a_copy_follows_its_own_weights(merged):
-    model = make_model().double()
-    model = model.reparameterize() if merged else model
-    before = predict(model)
-    twin = copy.deepcopy(model)
-    twin.load_state_dict(scaled_state(model))
-    assert (predict(twin) - before).abs().max() > 1e-6
-    assert torch.equal(predict(model), before)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -282,18 +262,6 @@ def test_freed_memory_that_is_given_to_another_kernel_is_another_kernel():
         layer.merged_kernel = torch.full_like(layer.merged_kernel, factor)
         outputs.append(predict(model))
     assert all((first - second).abs().max() > 1e-4 for first, second in zip(outputs, outputs[1:], strict=False))
-
-
-def test_hundreds_of_small_changes_one_after_the_other():
-    model = make_model(**TOKENS, kernel_type="fourier_sparse").double()
-    draw = generator(3)
-    values = [value for value in (*model.parameters(), *model.buffers()) if value.is_floating_point()]
-    for _ in range(100):
-        index = int(torch.randint(len(values), (), generator=draw))
-        flat = values[index].data.view(-1)
-        flat[int(torch.randint(len(flat), (), generator=draw))] += 0.05
-        if torch.rand((), generator=draw) < 0.3:
-            torch.testing.assert_close(predict(model), predict(copy.deepcopy(model)), atol=1e-10, rtol=1e-10)
 
 
 def test_streams_begun_before_a_change_go_on_with_their_kernel():
@@ -388,14 +356,12 @@ OFFLOADED = {
 }
 
 
-@pytest.mark.parametrize("buffers", [False, True])
-@pytest.mark.parametrize("merged", [False, True])
-@pytest.mark.parametrize("case", OFFLOADED)
+@pytest.mark.parametrize(
+    ("case", "merged", "buffers"),
+    [*((case, False, False) for case in OFFLOADED), ("branches", True, True), ("two wings", True, False)],
+)
 def test_offloaded_weights_are_brought_in_and_changes_are_seen(case, merged, buffers):
-    fields = OFFLOADED[case]
-    if merged and fields.get("branch_norm") == "layer":
-        pytest.skip("cannot be merged")
-    model = make_model(**TOKENS, **fields)
+    model = make_model(**TOKENS, **OFFLOADED[case])
     if merged:
         model.reparameterize()
     expected = predict(model)
@@ -413,16 +379,6 @@ def test_offloaded_weights_are_brought_in_and_changes_are_seen(case, merged, buf
                 changed.state_dict()[name].mul_(1.5)
         torch.testing.assert_close(predict(offloaded), predict(changed), atol=1e-6, rtol=1e-6)
     accelerate.hooks.remove_hook_from_module(offloaded, recurse=True)
-
-
-def test_an_offloaded_language_model_generates(tmp_path):
-    model = language_model()
-    tokens = make_tokens(2, 9)
-    expected = model.generate(tokens, max_new_tokens=8, do_sample=False)
-    offloaded = accelerate.cpu_offload(copy.deepcopy(model), torch.device("cpu"))
-    assert torch.equal(offloaded.generate(tokens, max_new_tokens=8, do_sample=False), expected)
-    accelerate.disk_offload(model, tmp_path, torch.device("cpu"))
-    assert torch.equal(model.generate(tokens, max_new_tokens=8, do_sample=False), expected)
 
 
 def test_an_offloaded_model_is_not_merged():

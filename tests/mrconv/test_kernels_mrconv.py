@@ -9,7 +9,6 @@ from torch.overrides import TorchFunctionMode
 from hf_ext.mrconv import MRConvConfig
 from hf_ext.mrconv.configuration_mrconv import KERNEL_TYPES
 from hf_ext.mrconv.kernels_mrconv import KERNELS
-from hf_ext.mrconv.ops_mrconv import long_conv
 
 CHANNELS = 3
 
@@ -100,11 +99,7 @@ def test_a_fourier_kernel_has_as_many_parameters_as_a_real_kernel_of_its_modes_h
     assert torch.linalg.matrix_rank(jacobian) == sum(of_branches)
 
 
-def test_fourier_and_sparse_kernels_have_the_parameters_of_both_and_two_scales():
-    assert count(make_kernel("fourier_sparse", length=64)) == CHANNELS * ((8 + 9 + 9 + 9) + 4 * (8 + 2))
-
-
-@pytest.mark.parametrize("length", [1, 2, 7, 37, 64])
+@pytest.mark.parametrize("length", [2, 37])
 def test_modes_start_as_normal_numbers_of_one_size(length):
     torch.manual_seed(0)
     config = MRConvConfig(hidden_size=4000, kernel_size=8, max_position_embeddings=length)
@@ -242,17 +237,6 @@ def test_modes_above_the_new_nyquist_frequency_are_dropped():
         torch.testing.assert_close(changed, half)
 
 
-def test_a_slow_signal_passes_as_at_the_old_rate():
-    """Every second output is the output on every second sample, but for the weight of a kernel's two ends."""
-    kernel = make_kernel("fourier", length=1024, num_modes=3)
-    time = torch.arange(4096, dtype=torch.float64)
-    signal = torch.stack([(2 * math.pi * time / period).sin() for period in (700, 900, 1600)])[None]
-    before, changed = kernel()[-1], kernel(2)[-1]
-    expected = long_conv(signal, before)[..., ::2]
-    difference = long_conv(signal[..., ::2], changed) - expected
-    assert difference[..., 1024:].norm() < 0.01 * expected[..., 1024:].norm()
-
-
 @pytest.mark.parametrize("kernel_type", ["dilated", "sparse"])
 @pytest.mark.parametrize("ahead", [False, True])
 def test_taps_move_to_earlier_samples_and_add_up(kernel_type, ahead):
@@ -262,12 +246,6 @@ def test_taps_move_to_earlier_samples_and_add_up(kernel_type, ahead):
     for changed, before in zip(kernel(0.5), kernel(), strict=True):
         torch.testing.assert_close(changed[:, ::2], before)
         assert not changed[:, 1::2].any()
-
-
-def test_both_parts_of_a_sum_change_their_rate():
-    kernel = make_kernel("fourier_sparse", length=64)
-    parts = zip(kernel(2), kernel.fourier(2), kernel.sparse(2), strict=True)
-    assert all(torch.allclose(whole, math.sqrt(0.5) * (fourier + sparse)) for whole, fourier, sparse in parts)
 
 
 @pytest.mark.parametrize("kernel_type", KERNEL_TYPES)

@@ -37,8 +37,8 @@ MAKERS = {
         ListOps,
         write_listops,
         make_listops,
-        {"seed": 7, "min_length": 5, "max_length": 40, "max_depth": 5, "max_arguments": 4},
-        ["--seed", "7", "--min-length", "5", "--max-length", "40", "--max-depth", "5", "--max-arguments", "4"],
+        {"seed": 7, "min_length": 63, "max_length": 200, "max_depth": 6, "max_arguments": 8},
+        ["--seed", "7", "--min-length", "63", "--max-length", "200", "--max-depth", "6", "--max-arguments", "8"],
         "text",
     ),
     "pathfinder": Maker(Pathfinder, write_pathfinder, make_pathfinder, {"seed": 3}, ["--seed", "3"], "image"),
@@ -96,26 +96,13 @@ def test_nothing_is_overwritten_or_left_half_written(maker, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
-def test_a_folder_that_appears_meanwhile_stays_as_it_is(maker, tmp_path):
-    out = tmp_path / "data"
-
-    class Slow(maker.kind):
-        def examples(self, split):
-            out.mkdir()
-            (out / "notes.txt").write_text("mine")
-            return super().examples(split)
-
-    with refused(TakenError, "exists", "folder"):
-        maker.write(out, {"train": 2}, Slow(**maker.small), progress=False)
-    assert [path.name for path in tmp_path.rglob("*")] == ["data", "notes.txt"]
-
-
 @pytest.mark.parametrize(
     ("kind", "values", "named"),
     [
         *((kind, {"seed": seed}, f"2**32, got {seed}") for kind in (ListOps, Pathfinder) for seed in (-1, 2**32)),
         (ListOps, {"max_arguments": 1}, "got 10 and 1"),
         (ListOps, {"min_length": 1997}, "max_length"),
+        (ListOps, {"min_length": 62}, "come twice"),
         (Pathfinder, {"size": 64}, "32 (Pathfinder) or 128 (Path-X)"),
     ],
 )

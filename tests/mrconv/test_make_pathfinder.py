@@ -8,8 +8,7 @@ from made_data import SPLITS
 from make_pathfinder import DRAWINGS, UNIT, Pathfinder, draw_scene, write_pathfinder
 from PIL import Image, ImageDraw
 
-from hf_ext.files import TakenError
-from tests.kit.refusals import refused
+LARGE = pytest.param(128, 8, (7.56, 0.8), 0.040, marks=pytest.mark.slow)
 
 
 def chains(scene):
@@ -68,7 +67,8 @@ def test_dashes_keep_the_benchmarks_distance(size, count):
 
 
 @pytest.mark.parametrize(
-    ("size", "count", "distractors", "lit"), [(32, 60, (4.65, 0.25), 0.173), (128, 8, (7.56, 0.8), 0.040)]
+    ("size", "count", "distractors", "lit"),
+    [(32, 60, (4.65, 0.25), 0.173), LARGE],
 )
 def test_pictures_are_as_full_as_those_of_the_benchmark(size, count, distractors, lit):
     """Numbers recorded from its own code, of 310 and 27 pictures: short paths, and pixels above a quarter of 255."""
@@ -137,12 +137,6 @@ def test_pictures_are_the_same_on_any_machine(size, digest):
     """Recorded; they change when numpy changes its generator or we the rules, and then the README's note must too."""
     pictures = b"".join(Pathfinder(0, size).example(index)[0].tobytes() for index in range(2))
     assert hashlib.sha256(pictures).hexdigest()[:16] == digest
-
-
-def test_what_cannot_be_written_is_refused_before_processes_begin(tmp_path, monkeypatch):
-    monkeypatch.setattr("multiprocessing.get_context", lambda _: pytest.fail("processes were begun"))
-    with refused(TakenError, "exists", "folder"):
-        write_pathfinder(tmp_path, {"train": 2}, Pathfinder(), num_workers=2)
 
 
 @pytest.mark.slow

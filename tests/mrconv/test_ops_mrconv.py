@@ -184,9 +184,11 @@ def test_convolution_equals_its_reference_at_any_length(length, taps, backward, 
         assert_agree("long_conv", case, torch.float64)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("backward", [None, 3])
-@pytest.mark.parametrize("spans", [None, [(0, 1009), (17, 1009), (0, 700)]], ids=["full", "padded"])
+@pytest.mark.parametrize(
+    ("spans", "backward", "dtype"),
+    [(None, None, torch.float32), ([(0, 1009), (17, 1009), (0, 700)], 3, torch.float64)],
+    ids=["full", "padded"],
+)
 @both_forms
 def test_layer_equals_batch_norms_of_branches(form, spans, backward, dtype):
     """Outputs and all gradients, at a length where most branches are not formed."""
@@ -222,16 +224,3 @@ def test_gradcheck(backward):
     assert torch.autograd.gradcheck(function, inputs)
     wing = None if backward is None else case["backward_kernels"][0]
     assert torch.autograd.gradcheck(ops.long_conv, (case["u"], case["kernels"][1], wing))
-
-
-def test_gradients_of_tensors_used_twice_add_up():
-    case = layer_case(2, 20, 2, 3)
-    shared = {**case, "kernels": [case["kernels"][0]] * 3}
-    y = layer(shared)[0] + layer({**shared, "weight": case["alpha"]})[0]
-    wanted = PAIRS["batch_norm_conv"][1](**shared)[0]
-    wanted = wanted + PAIRS["batch_norm_conv"][1](**{**shared, "weight": case["alpha"]})[0]
-    inputs = [case["u"], case["kernels"][0], case["alpha"]]
-    for found, expected in zip(
-        torch.autograd.grad(y.sin().sum(), inputs), torch.autograd.grad(wanted.sin().sum(), inputs), strict=True
-    ):
-        torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)

@@ -4,11 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from hf_ext.settings import build
 from hf_ext.tasks.signals import AudioTask, PixelTask
 from hf_ext.tasks.texts import ListOpsTask
-from hf_ext.training import TrainingArguments
-from hf_ext.training.optimizing import build_optimizer
 from tests.kit.studies import EXAMPLES, module_loader
 
 load = module_loader(EXAMPLES / "mrconv")
@@ -66,33 +63,6 @@ def test_s4d_is_its_recurrence(load, double, length, bidirectional):
         torch.testing.assert_close(ours, slow, atol=1e-9, rtol=1e-8)
 
 
-def test_s4d_begins_as_s4d_lin(load):
-    kernel = load("peers").S4DKernel(50, 1, 4)
-    assert torch.equal(-kernel.log_decay.exp(), torch.full((50, 4), -0.5))
-    torch.testing.assert_close(kernel.frequency[7], torch.pi * torch.arange(4.0))
-    assert 0.001 <= kernel.log_dt.exp().min() < kernel.log_dt.exp().max() <= 0.1
-
-
-def test_the_state_space_of_s4d_has_a_rate_of_its_own(load):
-    peers = load("peers")
-    task = AudioTask(sampling_rate=8000, max_length=64)
-    peers.use_peer(task, "s4d")
-    model = task.build_model({"num_hidden_layers": 2}, None)
-    values = {"method": "mrconv-audio", "output_dir": "unused", "learning_rate": 0.01, "weight_decay": 0.05}
-    optimizer = build_optimizer(task, model, build(TrainingArguments, {**values, "parameter_rules": peers.S4D_RULES}))
-    names = {value: name for name, value in model.named_parameters()}
-    rates = {
-        names[value]: (group["lr"], group["weight_decay"])
-        for group in optimizer.param_groups
-        for value in group["params"]
-    }
-    kernels = {name: rate for name, rate in rates.items() if name.endswith(("log_dt", "log_decay", "frequency"))}
-    assert len(kernels) == 6 and set(kernels.values()) == {(0.001, 0.0)}
-    assert rates["encoder.blocks.0.kernel.output"] == (0.01, 0.0)
-    assert rates["encoder.blocks.0.projection.weight"] == (0.01, 0.05)
-    assert set(rates) == set(names.values())
-
-
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("peer", ["transformer", "s4d", "s4d both ways"])
 def test_a_peer_learns_and_ignores_padding(load, name, peer):
@@ -116,15 +86,3 @@ def test_a_peer_learns_and_ignores_padding(load, name, peer):
     torch.testing.assert_close(padded, alone, atol=1e-5, rtol=1e-4)
     groups = task.parameter_groups(model, 0.1)
     assert sum(len(group["params"]) for group in groups) == len(trained)
-
-
-def test_a_peer_is_what_was_saved(load, tmp_path):
-    peers = load("peers")
-    task = AudioTask(sampling_rate=8000, max_length=64)
-    for name in ("s4d", "transformer"):
-        peers.use_peer(task, name)
-        model = task.build_model({"hidden_size": 24, "num_hidden_layers": 1}, None).eval()
-        model.save_pretrained(tmp_path / name)
-        again = task.model_class.from_pretrained(tmp_path / name).eval()
-        inputs = torch.randn(2, 20)
-        assert torch.equal(model(input_values=inputs).logits, again(input_values=inputs).logits)

@@ -99,9 +99,8 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=[] if way == "a command" else pytest.mark.slow) for way in WAYS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
 def test_whoever_gets_the_models_from_the_package_gets_what_makes_them_fast(way, tmp_path):
     program = f"{WAYS[way]}\nfrom hf_ext.mrconv.ops_mrconv import FAST\nassert len(FAST) == 4, FAST"
     done = warm_python.run(

@@ -27,20 +27,13 @@ def test_a_copy_made_in_inference_mode_goes_on_in_and_outside_of_it(make_copy):
     expected = long_conv(u, kernel) + bias[:, None]
     with torch.inference_mode():
         convolution = begin(kernel, bias)
-        convolution(u[..., :150])
-        convolution.record_past = True
-        convolution(u[..., 150:160])
-        copies = [make_copy(convolution) for _ in range(3)]
+        convolution(u[..., :160])
+        copies = [make_copy(convolution) for _ in range(2)]
         assert copies[0].tile.is_inference()
         inside = torch.cat([copies[0](part) for part in u[..., 160:].split(7, dim=-1)], dim=-1)
     outside = torch.cat([copies[1](part) for part in u[..., 160:].split(7, dim=-1)], dim=-1)
-    copies[1].crop(-241)
-    copies[2].crop(-4)
     assert_near(inside, expected[..., 160:], 1e-12)
     assert_near(outside, expected[..., 160:], 1e-12)
-    for cropped, seen in ((copies[1], 159), (copies[2], 156)):
-        rest = torch.cat([cropped(part) for part in u[..., seen:].split(9, dim=-1)], dim=-1)
-        assert_near(rest, expected[..., seen:], 1e-12)
 
 
 def test_a_batch_in_its_order_is_not_copied_and_a_wrong_one_changes_nothing():

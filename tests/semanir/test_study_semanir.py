@@ -10,7 +10,7 @@ import torch
 from hf_ext.data.opening import open_source
 from hf_ext.training import evaluate
 from hf_ext.training.arguments import DataSource
-from tests.kit.studies import EXAMPLES, FACTS, fill_readme, made_up_run, module_loader, write_photos
+from tests.kit.studies import EXAMPLES, fill_readme, module_loader, write_photos
 
 STUDY = EXAMPLES / "semanir"
 load = module_loader(STUDY)
@@ -99,43 +99,11 @@ def test_scores_against_k_and_classical_results(load, photos, tmp_path):
     assert (tmp_path / "a.png").stat().st_size > 10_000
 
 
-def made_up_result(load) -> dict:
-    """A result with all parts that the study writes."""
-    study, tables = load("study"), load("tables")
-    scores = {"psnr": 29.25, "ssim": 0.8125, "psnr_gaussian_noise_25": 28.5, "psnr_jpeg_10": 27.25}
-    run = made_up_run(scores=scores, psnr=[[40, 28.0], [80, 29.25]])
-    blocks = {model: {"parameters": 777, "time": run, "samples": run} for model in study.TIMED_STEPS}
-    curve = [{"top_k": key, "psnr": 29.0, "seconds": 0.25} for key in (8, 16)]
-    assert list(tables.NAMES) == list(study.TIMED_STEPS)
-    return {
-        **FACTS,
-        "candidates": {"rows": dict.fromkeys(study.CANDIDATES, run), "chosen": next(iter(study.CANDIDATES))},
-        "total_variation": {"weight": 0.1, "set12": 28.0, "bsd68": 27.0},
-        "headline": {**run, "bsd68": scores},
-        "denoising": blocks,
-        "sweep": {"tokens": 64, "drawn": [4, 8], "run": run, "curves": {"fixed": curve, "random": curve}},
-        "mixed": dict.fromkeys(("noise", "jpeg", "both", "both, twice the time"), run),
-        "inputs": {"noise": 20.17, "jpeg": 27.5},
-    }
-
-
-def test_tables_and_curves_of_a_result(load, tmp_path):
-    tables, result = load("tables"), made_up_result(load)
-    text = fill_readme(tables, result, tmp_path)
-    assert "| SemanIR, 0.12 M, 0 min of one core | **29.25** / 0.8125 | **29.25** / 0.8125 |" in text
-    assert "-0.72 and +0.68 dB from BM3D, +1.25 dB from total variation on Set12; 4,000 patches." in text
-    assert "| SemanIR, k = N/2 | 777 | 29.25 | 0.8125 | 4,000 | 12 | 29.25 | 0.8125 | 4,000 | 12 |" in text
-    assert "| model for both, twice the time | 28.50 | 27.25 | 12 |" in text
-    assert len(tables.all_runs(result)) == len(result["candidates"]["rows"]) + 1 + 6 + 1 + 3
-    for draw in (tables.draw_curves, tables.draw_sweep):
-        draw(result, tmp_path / "curves.png")
-        assert (tmp_path / "curves.png").stat().st_size > 10_000
-
-
 @pytest.mark.slow
 def test_all_steps_fit_each_other(load, tmp_path, monkeypatch):
     """The whole study on tiny pictures and networks, with models that are saved as they are initialised."""
     study, measuring, tables = (load(name) for name in ("study", "measuring", "tables"))
+    committed = json.loads((STUDY / "results" / "study.json").read_text())
     for folder, count in (("bsds500/train", 2), ("bsds500/test", 11), ("set12", 2), ("bsd68", 2)):
         write_photos(tmp_path / "data" / folder, range(count), (28, 36, 3))
     trained = []
@@ -146,7 +114,8 @@ def test_all_steps_fit_each_other(load, tmp_path, monkeypatch):
         task = study.make_task(arguments, peer)
         model = task.build_model(arguments.model, None)
         task.save_model(model, model.state_dict(), run / "snapshot")
-        return {**made_up_result(load)["headline"], "steps": values["max_steps"]}
+        scores = {**committed["headline"]["scores"], **committed["mixed"]["both"]["scores"]}
+        return {**committed["headline"], "scores": scores, "steps": values["max_steps"]}
 
     monkeypatch.setattr(study, "train", train)
     monkeypatch.setattr(study, "CANDIDATES", {"tiny": TINY})
@@ -159,10 +128,12 @@ def test_all_steps_fit_each_other(load, tmp_path, monkeypatch):
     ]  # fmt: skip
     assert [row["top_k"] for row in result["sweep"]["curves"]["random"]] == [1, 2, 4, 8, 16]
     assert result["total_variation"]["weight"] in measuring.WEIGHTS
-    text = tables.blocks({**result, **FACTS})
-    assert set(text) == set(tables.blocks(made_up_result(load)))
+    assert set(tables.blocks({**committed, **result})) == set(tables.blocks(committed))
 
 
 def test_readme_holds_the_committed_results(load, tmp_path):
-    result = json.loads((STUDY / "results" / "study.json").read_text())
-    assert fill_readme(load("tables"), result, tmp_path) == (STUDY / "README.md").read_text()
+    tables, result = load("tables"), json.loads((STUDY / "results" / "study.json").read_text())
+    assert fill_readme(tables, result, tmp_path) == (STUDY / "README.md").read_text()
+    for draw in (tables.draw_curves, tables.draw_sweep):
+        draw(result, tmp_path / "curves.png")
+        assert (tmp_path / "curves.png").stat().st_size > 10_000

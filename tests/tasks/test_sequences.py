@@ -61,7 +61,7 @@ def measurements(channels: int) -> list[list[list[float]]]:
 
 
 def listops() -> dict[str, list]:
-    rows = [ListOps(0, 4, 30).example(index) for index in range(4)]
+    rows = [ListOps(0, 63, 100).example(index) for index in range(4)]
     return {"text": [row[0] for row in rows], "label": [row[1] for row in rows]}
 
 

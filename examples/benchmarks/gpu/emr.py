@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from emr_sets import write_base, write_task
+from emr_measuring import write_base, write_task
 from parts import Case, Values, in_turns, read_words, run_part
 
 import hf_ext
@@ -66,12 +66,9 @@ class Artifact:
         """The model of the first task on the device."""
         out = self.folder / "out"
         if not out.exists():
-            for index, name in enumerate(("base", *self.tasks)):
-                (self.folder / name).mkdir(exist_ok=True)
-                if index:
-                    write_task(self.folder / "base", self.folder / name, index)
-                else:
-                    write_base(self.folder / name, *self.shape)
+            write_base(self.folder / "base", *self.shape)
+            for seed, name in enumerate(self.tasks, 1):
+                write_task(self.folder / "base", self.folder / name, seed)
             tasks = {name: str(self.folder / name) for name in self.tasks}
             config = {"base": str(self.folder / "base"), "tasks": tasks, "method": "emr"}
             hf_ext.merge_checkpoints(config, out, progress=False)

@@ -12,28 +12,24 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-# What a part's process ends with. After an error of CUDA nothing works in it any more: the runner starts another one.
-OK, FAILED, DEVICE_LOST, UNFINISHED = 0, 1, 3, 4
 # Rounds of a case, and seconds after which no further one starts.
 ROUNDS, SECONDS = 20, 1.5
 Values = dict[str, Any]
 Case = Callable[[], dict[str, Values]]
 
 
-def read_words(parser: argparse.ArgumentParser | None = None) -> argparse.Namespace:
+def read_words() -> argparse.Namespace:
     """The words that the runner gives to every part."""
-    parser = parser or argparse.ArgumentParser()
+    parser = argparse.ArgumentParser()
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
     parser.add_argument("--tiny", action="store_true", help="sizes of the rehearsal")
     parser.add_argument("--output", type=Path, required=True, help="the part's JSON file")
-    parser.add_argument("--limit", type=float, default=480.0, help="seconds until the runner stops this process")
-    parser.add_argument("--skip_failed", action="store_true", help="do not try again what has failed")
     words = parser.parse_args()
     # What is compared with float32 must be float32.
     torch.backends.cudnn.allow_tf32 = False
@@ -55,10 +51,6 @@ class Rows:
         self.path = path
         self.content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"rows": []}
 
-    def cases(self, failed: bool) -> set[str]:
-        """Names of the cases that have rows: failed ones, or all others."""
-        return {row["case"] for row in self.content["rows"] if ("error" in row) == failed}
-
     def begin(self, case: str) -> None:
         """Notes what is measured now, for whoever finds the process dead."""
         self.content["running"] = case
@@ -73,14 +65,13 @@ class Rows:
         write_json(self.path, self.content)
 
 
-def run_cases(words: argparse.Namespace, cases: dict[str, Case]) -> int:
-    """Measures what has no row yet, then again what has failed; how the process shall end."""
+def run_part(words: argparse.Namespace, cases: dict[str, Case]) -> None:
+    """The whole of a part: what has no row yet, then again what has failed, and last what hung or died before."""
     rows = Rows(words.output)
-    failed = rows.cases(failed=True)
-    names = [name for name in cases if name not in failed and name not in rows.cases(failed=False)]
-    # What ran when a limit came may hang: after all others.
-    names.sort(key=lambda name: name == rows.content.get("running"))
-    for name in names + [name for name in cases if name in failed and not words.skip_failed]:
+    states = {row["case"]: "error" in row for row in rows.content["rows"]}
+    names = [name for name in cases if states.get(name, True)]
+    names.sort(key=lambda name: (name == rows.content.get("running"), name in states))
+    for name in names:
         print(name, flush=True)
         rows.begin(name)
         try:
@@ -89,16 +80,11 @@ def run_cases(words: argparse.Namespace, cases: dict[str, Case]) -> int:
             traceback.print_exc()
             rows.add(name, {"": {"error": f"{type(error).__name__}: {error}"[:2000]}})
             if isinstance(error, torch.AcceleratorError):
-                return DEVICE_LOST
+                # Nothing works in this process any more: the same command goes on in another one.
+                sys.exit(1)
         if words.device == "cuda":
             torch.cuda.empty_cache()
-    return FAILED if rows.cases(failed=True) & set(cases) else OK
-
-
-def run_part(words: argparse.Namespace, cases: dict[str, Case]) -> None:
-    """The whole of a part."""
-    sys.stdout.flush()
-    sys.exit(run_cases(words, cases))
+    sys.exit(int(any("error" in row for row in rows.content["rows"])))
 
 
 def seconds(call: Callable[[], Any], device: str) -> float:
@@ -177,10 +163,3 @@ def autocast(words: argparse.Namespace, dtype: str, call: Callable[[], Any]) -> 
             return call()
 
     return wrapped
-
-
-def relative(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:
-    """‖found - wanted‖ / ‖wanted‖ over all tensors, in double precision on the CPU."""
-    pairs = [(x.detach().double().cpu(), y.detach().double().cpu()) for x, y in zip(found, wanted, strict=True)]
-    difference = sum(float((x - y).square().sum()) for x, y in pairs)
-    return (difference / max(sum(float(y.square().sum()) for _, y in pairs), 1e-300)) ** 0.5

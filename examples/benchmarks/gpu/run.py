@@ -1,13 +1,13 @@
 """One command for a GPU that is at hand for minutes: runs the parts, keeps what they measured, writes one table.
 
     make gpu                      # all parts, on the GPU
-    make gpu PART=correct,emr     # some
+    make gpu PART=semanir,emr     # some
     make gpu DEVICE=cpu           # the rehearsal: all parts on tiny sizes
     make gpu LIMIT=150            # seconds of a part; 480 by default
 
 Each part has a process of its own and at most `--limit` seconds. What it measured lies in RESULTS/PART.json, whole
-after every case. A part that is complete for this commit and device is skipped, an incomplete one goes on, one that
-fails leaves its message and the others go on. Exit code: 0, 1 if a part failed, 2 if there is nothing to run on.
+after every case. A part that is complete for this commit and device is skipped; one that is not, or has failed, goes
+on with the same command. Exit code: 0, 1 if a part failed, 2 if there is nothing to run on.
 """
 
 import argparse
@@ -24,72 +24,52 @@ from typing import Any
 import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from parts import DEVICE_LOST, OK, UNFINISHED, Rows, write_json
+from parts import write_json
 from timing import installed_versions
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 LIBRARIES = ("torch", "triton", "transformers", "diffusers", "accelerate", "peft", "numba", "hf-ext")
-# Of each part: the script and its words.
-PARTS = {name: [f"{name}.py"] for name in ("correct", "semanir", "mrconv", "dit", "emr")}
-PARTS |= {f"train-{task}": ["train.py", "--task", task] for task in ("denoise", "scifar", "cifar10")}
+PARTS = {name: HERE / f"{name}.py" for name in ("semanir", "mrconv", "dit", "emr")}
 REHEARSAL = ROOT / "scratch" / "gpu"
 # What decides a result. Committing results, or a sentence, makes none of them old.
 SOURCES = ("hf_ext", "pipelines", "pyproject.toml", "examples/*.py")
 
 
-def source_state(root: Path = ROOT) -> dict[str, Any]:
-    """Last commit of the code, and whether it was changed since; where there is no git, what the bundle says."""
+def source_state() -> dict[str, Any]:
+    """Last commit of the code, and whether it was changed since; where there is no git, what COMMIT says."""
     try:
         commit, changes = (
             subprocess.run(
-                ["git", *words, "--", *SOURCES], cwd=root, capture_output=True, text=True, check=True
+                ["git", *words, "--", *SOURCES], cwd=ROOT, capture_output=True, text=True, check=True
             ).stdout.strip()
             for words in (("log", "-1", "--format=%H"), ("status", "--porcelain"))
         )
         return {"commit": commit, "dirty": bool(changes)}
     except (OSError, subprocess.CalledProcessError):
-        lock = root / ".gpu" / "LOCK"
-        if not lock.is_file():
-            return {"commit": "unknown", "dirty": True}
-        content = json.loads(lock.read_text(encoding="utf-8"))
-        return {"commit": content["commit"], "dirty": content["dirty"]}
+        commit = os.environ.get("COMMIT", "")
+        return {"commit": commit or "unknown", "dirty": not commit}
 
 
-def describe(device: str, root: Path = ROOT) -> dict[str, Any]:
+def describe(device: str) -> dict[str, Any]:
     """Device, versions and state of the code: the head of every result."""
     name = torch.cuda.get_device_name() if device == "cuda" else f"CPU ({platform.machine()}), tiny sizes"
     versions = installed_versions(*LIBRARIES) | ({"cuda": torch.version.cuda} if device == "cuda" else {})
-    return {"device": name, "versions": versions, **source_state(root)}
+    return {"device": name, "versions": versions, **source_state()}
 
 
-def is_done(path: Path, head: dict[str, Any]) -> bool:
-    """Tells that a result is complete, of this device and of this commit without changes."""
-    if not path.is_file() or head["dirty"]:
-        return False
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return bool(found["complete"]) and all(found[name] == head[name] for name in ("device", "commit", "dirty"))
+def begin(path: Path, head: dict[str, Any]) -> dict[str, Any]:
+    """The part's content under this head; rows of another commit or device, or of changed code, go."""
+    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    same = not head["dirty"] and all(found.get(name) == head[name] for name in ("device", "commit", "dirty"))
+    return found if same else {**head, "rows": [], "seconds": 0.0, "complete": False}
 
 
-def begin(path: Path, head: dict[str, Any], keeps: bool) -> dict[str, Any]:
-    """The part's file with this head; rows of another commit or device go, but for trainings, whose visits add up."""
-    content: dict[str, Any] = {"rows": [], "seconds": 0.0}
-    if path.is_file():
-        found = json.loads(path.read_text(encoding="utf-8"))
-        same = not head["dirty"] and all(found[name] == head[name] for name in ("device", "commit", "dirty"))
-        if same or keeps:
-            content = {name: found[name] for name in (*content, "running") if name in found}
-    content = {**head, **content, "complete": False}
-    write_json(path, content)
-    return content
-
-
-def start(name: str, words: argparse.Namespace, path: Path, limit: float, more: list[str]) -> tuple[int, str]:
-    """Runs a part's process; its exit code, UNFINISHED if it was stopped, and the end of what it wrote."""
-    script, *own = words.parts[name]
-    command = [sys.executable, str(HERE / script), *own, "--device", words.device, "--output", str(path)]
-    command += ["--limit", str(limit)] + ["--tiny"] * (words.device == "cpu") + more
-    places = [str(HERE.parent), os.environ.get("PYTHONPATH", "")]
+def start(script: Path, words: argparse.Namespace, path: Path) -> tuple[int | None, str]:
+    """Runs a part's process; its exit code, None if it was stopped at the limit, and the end of what it wrote."""
+    command = [sys.executable, str(script), "--device", words.device, "--output", str(path)]
+    command += ["--tiny"] * (words.device == "cpu")
+    places = [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places)), "HF_HUB_OFFLINE": "1"}
     if words.device == "cpu":
         # Tiny operations on several threads spend their time waiting for each other where cores are shared.
@@ -99,10 +79,11 @@ def start(name: str, words: argparse.Namespace, path: Path, limit: float, more: 
         child = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
         )
+        code = None
         try:
-            code = child.wait(timeout=limit)
+            code = child.wait(timeout=words.limit)
         except subprocess.TimeoutExpired:
-            code = UNFINISHED
+            pass
         finally:
             # With the processes that it started itself.
             if child.poll() is None:
@@ -111,35 +92,20 @@ def start(name: str, words: argparse.Namespace, path: Path, limit: float, more: 
     return code, log.read_text(encoding="utf-8", errors="replace")[-2000:]
 
 
-def run_part(name: str, words: argparse.Namespace, head: dict[str, Any]) -> str | None:
+def run_part(script: Path, words: argparse.Namespace, path: Path, content: dict[str, Any]) -> str:
     """Runs a part to its end or its limit; what went wrong."""
-    path = words.results / f"{name}.json"
-    content = begin(path, head, keeps=name.startswith("train-"))
-    rows, clock, more = content["rows"], time.monotonic(), []
-    while True:
-        before, left = rows, words.limit - (time.monotonic() - clock)
-        code, tail = start(name, words, path, left, more)
-        part = Rows(path)
-        if code < 0 and "running" in part.content:
-            part.add(part.content["running"], {"": {"error": f"the process was ended by signal {-code}"}})
-            code = DEVICE_LOST
-        rows = part.content["rows"]
-        # A process that died, or that the device has left, is replaced, as long as each one brings something.
-        if code != DEVICE_LOST or rows == before or time.monotonic() - clock > 0.9 * words.limit:
-            break
-        more = ["--skip_failed"]
+    clock = time.monotonic()
+    write_json(path, {name: value for name, value in content.items() if name != "error"})
+    code, tail = start(script, words, path)
     content = json.loads(path.read_text(encoding="utf-8"))
-    failed = [f"{row['key']}: {row['error']}" for row in rows if "error" in row]
-    error = "; ".join(failed)
-    if not failed and code not in (OK, UNFINISHED):
-        error = f"ended with exit code {code}: {tail}"
-    elif not rows:
+    error = "; ".join(f"{row['key']}: {row['error']}" for row in content["rows"] if "error" in row)
+    if not error and code:
+        error = f"ended with exit code {code} at {content.get('running')}: {tail}"
+    elif not content["rows"]:
         error = f"no row within {words.limit:g} seconds: {tail}"
-    content["seconds"] = round(content["seconds"] + time.monotonic() - clock, 1)
-    content["complete"] = code == OK
-    content |= {"error": error} if error else {}
-    write_json(path, content)
-    return error or None
+    content |= {"seconds": round(content["seconds"] + time.monotonic() - clock, 1), "complete": code == 0}
+    write_json(path, content | ({"error": error} if error else {}))
+    return error
 
 
 def row_cells(row: dict[str, Any]) -> list[str]:
@@ -156,19 +122,16 @@ def row_cells(row: dict[str, Any]) -> list[str]:
     return [" ".join(cell.split()).replace("|", "\\|")[:300] for cell in cells]
 
 
-def table(results: Path, parts: dict[str, list[str]]) -> str:
+def table(results: Path) -> str:
     """Everything that lies in the folder, as Markdown."""
     lines = ["# What `make gpu` measured", ""]
-    for name in parts:
-        path = results / f"{name}.json"
-        if not path.is_file():
-            continue
+    for path in sorted(results.glob("*.json")):
         part = json.loads(path.read_text(encoding="utf-8"))
         versions = ", ".join(f"{library} {version}" for library, version in part["versions"].items())
         state = "failed" if "error" in part else "complete" if part["complete"] else "not complete"
         changed = " with changes" if part["dirty"] else ""
         lines += [
-            f"## {name}: {state}",
+            f"## {path.stem}: {state}",
             "",
             f"{part['device']}; commit {part['commit'][:12]}{changed}; {versions}.",
             "",
@@ -180,15 +143,7 @@ def table(results: Path, parts: dict[str, list[str]]) -> str:
     return "\n".join(lines)
 
 
-def find_device(wanted: str) -> str | None:
-    """The device to run on, or None with a word why not."""
-    if wanted != "cpu" and not torch.cuda.is_available():
-        print("There is no CUDA device here. `make gpu DEVICE=cpu` is the rehearsal: tiny sizes on the CPU.")
-        return None
-    return wanted or "cuda"
-
-
-def main(argv: list[str] | None = None, parts: dict[str, list[str]] = PARTS, root: Path = ROOT) -> int:
+def main(argv: list[str] | None = None, parts: dict[str, Path] = PARTS) -> int:
     """Runs the parts that were asked for; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", default="", help=f"some of {', '.join(parts)}, separated by commas; all by default")
@@ -196,33 +151,31 @@ def main(argv: list[str] | None = None, parts: dict[str, list[str]] = PARTS, roo
     parser.add_argument("--results", default="", help="folder of the results")
     parser.add_argument("--limit", type=float, default=480.0, help="seconds of a part")
     words = parser.parse_args(argv)
-    words.parts = parts
     names = [name for name in words.part.split(",") if name] or list(parts)
-    unknown = sorted(set(names) - set(parts))
-    if unknown:
+    if unknown := sorted(set(names) - set(parts)):
         parser.error(f"unknown part {', '.join(unknown)}; allowed: {', '.join(parts)}")
-    words.device = find_device(words.device)
-    if words.device is None:
+    if words.device != "cpu" and not torch.cuda.is_available():
+        print("There is no CUDA device here. `make gpu DEVICE=cpu` is the rehearsal: tiny sizes on the CPU.")
         return 2
+    words.device = words.device or "cuda"
     default = REHEARSAL if words.device == "cpu" else HERE.parent / "results" / "gpu"
-    words.results = Path(words.results).resolve() if words.results else default
-    head = describe(words.device, root)
+    results, head = Path(words.results).resolve() if words.results else default, describe(words.device)
     print(f"{head['device']}, commit {head['commit'][:12]}{' with changes' if head['dirty'] else ''}")
     print(", ".join(f"{library} {version}" for library, version in head["versions"].items()), flush=True)
-    errors = {}
+    errors = []
     for name in names:
-        path = words.results / f"{name}.json"
-        if is_done(path, head):
+        path = results / f"{name}.json"
+        content = begin(path, head)
+        if content["complete"]:
             print(f"{name}: there already", flush=True)
             continue
-        clock = time.monotonic()
-        errors[name] = run_part(name, words, head)
+        errors.append(run_part(parts[name], words, path, content))
         complete = json.loads(path.read_text(encoding="utf-8"))["complete"]
-        state = errors[name] or ("complete" if complete else "stopped at its limit: run it again to go on")
-        print(f"{name}: {time.monotonic() - clock:.0f} s, {state}", flush=True)
-        (words.results / "README.md").write_text(table(words.results, parts), encoding="utf-8")
-    print(words.results / "README.md")
-    return 1 if any(errors.values()) else 0
+        state = "complete" if complete else "stopped at its limit: run it again to go on"
+        print(f"{name}: {errors[-1] or state}", flush=True)
+        (results / "README.md").write_text(table(results), encoding="utf-8")
+    print(results / "README.md")
+    return 1 if any(errors) else 0
 
 
 if __name__ == "__main__":

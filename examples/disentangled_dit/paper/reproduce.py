@@ -21,7 +21,7 @@ from typing import Any
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ext.errors import DataError, UsageError, classify
+from hf_ext.errors import DataError, UsageError
 from hf_ext.files import read_json, whole_file, write_json
 from hf_ext.settings import build, read_yaml, refuse_unknown
 
@@ -381,17 +381,5 @@ def reproduce(words: list[str] | None = None) -> int:
     return 0
 
 
-def main() -> int:
-    """The command, whose errors are one line where they are the user's."""
-    try:
-        return reproduce()
-    except Exception as error:
-        shown = classify(error)
-        if shown is None:
-            raise
-        sys.stderr.write(f"Error: {shown.message}\n")
-        return shown.exit_code
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(reproduce())

@@ -1,25 +1,22 @@
 """ListOps as in Long Range Arena (https://arxiv.org/abs/2011.04006): nested MIN, MAX, MED and SUM_MOD of digits.
 
 python examples/mrconv/data/make_listops.py data/listops
-python examples/mrconv/data/make_listops.py data/short --train 1000 --min-length 50 --max-length 200
+python examples/mrconv/data/make_listops.py data/short --train 1000 --min-length 63 --max-length 200
 
 Writes one parquet file for each split, which `datasets` and the training read, into a new folder.
 
 An expression is an operator with two or more arguments, which are digits or expressions: `[MAX 2 [MIN 4 7 ] 0 ]`. Its
 value, a digit, is the class. Trees are drawn, measured, evaluated and written level by level, a level being an array.
 
-No text comes twice, and none in two splits, while an example stays a function of seed, split and index. Between splits
-that is by the text itself: a short text belongs to one split, which its hash decides, and a draw that belongs to
-another is thrown away. Within a split an example is the first of its own draws that no example before it has. A text
-of 64 or more tokens needs neither: any given one comes up with a probability below 10^-40 (at each node a choice of
-at most 1 in 10 for a token or 1 in 16 for two, in a text at most a third of whose tokens are operators).
+No text comes twice, and none in two splits: a text has 64 or more tokens, and any given one of them comes up with a
+probability below 10^-40 (at each node a choice of at most 1 in 10 for a token or 1 in 16 for two, in a text at most a
+third of whose tokens are operators).
 """
 
 import argparse
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,12 +33,8 @@ END = "]"
 EXPRESSION_PROBABILITY = 0.25
 # With the default limits about one tree in ten fits.
 _MOST_DRAWS = 20_000
-# Trees that fit before a text that is new is given up; nine of ten belong to other splits than validation or test.
-_MOST_REPEATS = 1_000
 # Tokens from which a text is never the same as another.
 _LONG = 64
-# Of 10 hashes, those below 8 are of training texts, 8 of validation and 9 of test.
-_TRAINING_SHARE, _SHARES = 8, 10
 
 
 @strict
@@ -72,55 +65,30 @@ class ListOps:
             raise ValueError(
                 f"max_depth and max_arguments must be at least 2, got {self.max_depth} and {self.max_arguments}."
             )
-        if not 0 <= self.min_length <= self.max_length - 4:
+        if not _LONG - 1 <= self.min_length <= self.max_length - 4:
             raise ValueError(
-                f"min_length must be at least 0 and at least 4 below max_length, got {self.min_length} and "
-                f"{self.max_length}: the shortest expression has 4 tokens."
+                f"min_length must be at least {_LONG - 1}, as shorter texts would come twice, and at least 4 below "
+                f"max_length; got {self.min_length} and {self.max_length}."
             )
 
     def example(self, index: int, split: str = "train") -> tuple[str, int]:
         """One example, the expression and its value."""
         if split not in SPLITS or index < 0:
             raise ValueError(f"there is no example {index} of {split!r}; splits: {', '.join(SPLITS)}, from 0 on.")
-        if self.min_length + 1 >= _LONG:
-            return self._new_example(index, split, set())
-        # It must differ from all before it, so they are drawn too: for many of them use `examples`.
-        return next(itertools.islice(self.examples(split), index, None))
+        generator = np.random.default_rng((self.seed, SPLITS.index(split), index))
+        for _ in range(_MOST_DRAWS):
+            levels = self._draw(generator)
+            if levels is not None:
+                return " ".join(_write(levels)), int(_evaluate(levels)[0])
+        raise ValueError(
+            f"{_MOST_DRAWS:,} trees of depth {self.max_depth} with up to {self.max_arguments} arguments held none of "
+            f"more than {self.min_length} and fewer than {self.max_length} tokens: widen these limits."
+        )
 
     def examples(self, split: str = "train") -> Iterator[tuple[str, int]]:
-        """The examples of a split, from the first on, without end; no text comes twice or in another split."""
-        seen: set[bytes] = set()
+        """The examples of a split, from the first on, without end."""
         for index in itertools.count():
-            yield self._new_example(index, split, seen)
-
-    def _new_example(self, index: int, split: str, seen: set[bytes]) -> tuple[str, int]:
-        """The first draw of an example that belongs to its split and is none of `seen`, to which it is added."""
-        generator = np.random.default_rng((self.seed, SPLITS.index(split), index))
-        draws = repeats = 0
-        while draws < _MOST_DRAWS and repeats < _MOST_REPEATS:
-            levels = self._draw(generator)
-            if levels is None:
-                draws += 1
-                continue
-            tokens = _write(levels)
-            text = " ".join(tokens)
-            if len(tokens) < _LONG:
-                digest = blake2b(text.encode(), digest_size=16).digest()
-                if _home(digest) != split or digest in seen:
-                    draws, repeats = 0, repeats + 1
-                    continue
-                seen.add(digest)
-            return text, int(_evaluate(levels)[0])
-        limits = f"more than {self.min_length} and fewer than {self.max_length} tokens"
-        if not repeats:
-            raise ValueError(
-                f"{_MOST_DRAWS:,} trees of depth {self.max_depth} with up to {self.max_arguments} arguments held none "
-                f"of {limits}: widen these limits."
-            )
-        raise ValueError(
-            f"there are too few different expressions of {limits}: after {index:,} examples of {split!r} no further "
-            f"one came up in {repeats:,} that fit. Ask for fewer examples, or widen these limits."
-        )
+            yield self.example(index, split)
 
     def _draw(self, generator: np.random.Generator) -> "list[_Level] | None":
         """A tree, or nothing where it has not the wanted length. Its root is an operator, as a digit is too short."""
@@ -140,12 +108,6 @@ class ListOps:
         if length <= self.min_length:
             return None
         return [_Level.draw(is_operator, arguments, generator) for is_operator, arguments in levels]
-
-
-def _home(digest: bytes) -> str:
-    """The split that a short text belongs to."""
-    share = int.from_bytes(digest[:8], "little") % _SHARES
-    return SPLITS[0] if share < _TRAINING_SHARE else SPLITS[1 + share - _TRAINING_SHARE]
 
 
 class _Level(NamedTuple):

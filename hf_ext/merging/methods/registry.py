@@ -58,19 +58,31 @@ class Block:
 
 @dataclass(frozen=True)
 class Method:
-    """A registered method; see [`merge_method`]."""
+    """A registered merge method; see [`merge_method`]."""
 
     name: str  # what configurations call it
     label: str  # what cards call it: "merged by …"
     function: Callable[..., Any]  # merges a [`Block`]
     options: dict[str, Option] = field(default_factory=dict)  # its options by name
+    # it always comes with task masks and scales
     masks: bool = False
+    # `hf_ext.emr.ops.merge_block` computes the same, with masks and sums, in compiled code
     fused: bool = False
+    # It needs whole tensors, in their shape. The others get flat runs of elements, which fit the caches; a whole
+    # tensor of the base and of every task must fit into memory.
     whole: bool = False
+    # it takes a model that was merged elsewhere
     takes_merged: bool = False
+    # The option that says which share of each task vector is kept: only the largest elements over all tensors reach
+    # the function. All checkpoints are then read three times.
     trim: str | None = None
+    # how many tasks it takes
     most_tasks: int | None = None
+    # Bits an element that each task has in place of a unified model: 1 for a sign, 2 where elements may be left out
+    # too. The function then returns the task vectors with 0 for what is left out.
     deltas: int = 0
+    # What it has to know of each task's data: `"fisher"` or `"gram"`, see `hf_ext.merging.statistics`. Only for a
+    # method of whole tensors.
     statistics: str | None = None
 
 
@@ -80,52 +92,21 @@ METHODS: dict[str, Method] = {}
 Function = typing.TypeVar("Function", bound=Callable[..., Any])
 
 
-def merge_method(
-    name: str,
-    label: str,
-    *,
-    masks: bool = False,
-    fused: bool = False,
-    whole: bool = False,
-    takes_merged: bool = False,
-    trim: str | None = None,
-    most_tasks: int | None = None,
-    deltas: int = 0,
-    statistics: str | None = None,
-) -> Callable[[Function], Function]:
+def merge_method(name: str, label: str, **traits: Any) -> Callable[[Function], Function]:
     """
     Registers a function as a merge method.
 
     Args:
         name (`str`): What configurations call it.
         label (`str`): What cards call it.
-        masks (`bool`, *optional*, defaults to `False`): Whether it always comes with task masks and scales.
-        fused (`bool`, *optional*, defaults to `False`):
-            Whether `hf_ext.emr.ops.merge_block` computes the same, with masks and sums, in compiled code.
-        whole (`bool`, *optional*, defaults to `False`):
-            Whether it needs whole tensors, in their shape. The others get flat runs of elements, which fit the caches;
-            a whole tensor of the base and of every task must fit into memory.
-        takes_merged (`bool`, *optional*, defaults to `False`): Whether it takes a model that was merged elsewhere.
-        trim (`str`, *optional*):
-            The option that says which share of each task vector is kept: only the largest elements over all tensors
-            reach the function. All checkpoints are then read three times.
-        most_tasks (`int`, *optional*): How many tasks it takes.
-        deltas (`int`, *optional*, defaults to 0):
-            Bits an element that each task has in place of a unified model: 1 for a sign, 2 where elements may be left
-            out too. The function then returns the task vectors with 0 for what is left out.
-        statistics (`str`, *optional*):
-            What it has to know of each task's data: `"fisher"` or `"gram"`, see `hf_ext.merging.statistics`. Only for
-            a method of whole tensors.
+        traits (`Any`, *optional*): Other fields of [`Method`], such as `whole=True`.
 
     Returns:
         The function, as it was.
     """
 
     def register(function: Function) -> Function:
-        options = _read_options(function, trim)
-        METHODS[name] = Method(
-            name, label, function, options, masks, fused, whole, takes_merged, trim, most_tasks, deltas, statistics
-        )
+        METHODS[name] = Method(name, label, function, _read_options(function, traits.get("trim")), **traits)
         return function
 
     return register

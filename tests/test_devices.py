@@ -1,35 +1,46 @@
-"""Every model class on the device against the CPU: forward, backward, generation, merging, restoring.
+"""Every model class on a device against the CPU, and on the meta device, where a tensor of the CPU is an error.
 
-The reference is the same model in float32 on the CPU; `difference` and `gradient` are ‖found - wanted‖ / ‖wanted‖ of
-the outputs and of all gradients. Half types round what decides which keys SemanIR chooses, hence their wide limit.
+`pytest -m gpu tests/test_devices.py` compares on a GPU, the slow suite on the CPU: forward, backward, generation,
+merging, restoring. The reference is the same model in float32; a distance is ‖found - wanted‖ / ‖wanted‖, of the
+outputs and of all gradients. Half types round what decides which keys SemanIR chooses, hence their wide limit.
 """
 
 import inspect
-import os
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from accelerate.utils import send_to_device
 from diffusers import DDIMScheduler
-from emr_sets import write_base, write_task
-from parts import Case, Values, autocast, read_words, relative, run_part
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 import hf_ext
+from hf_ext import mrconv as mrconv_room
 from hf_ext import restore_image
+from hf_ext import semanir as semanir_room
 from hf_ext.emr import ops
 from hf_ext.mrconv import MRConvForImageClassification
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
+
+DEVICES = [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)]
+on_devices = pytest.mark.parametrize("device", DEVICES)
+
+
+@pytest.fixture(autouse=True)
+def without_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compared with float32 must be float32."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
 
 LIMITS = {"float32": 2e-3, "bfloat16": 0.15, "float16": 0.05}
 COLUMNAR = {"embed_dim": 24, "depths": [2, 2], "num_heads": [2, 2], "window_size": 8, "top_k": 16}
@@ -179,31 +190,26 @@ def loss_of(output: Any) -> torch.Tensor:
     return main_output(output).float().square().mean() if loss is None else loss
 
 
-def halves(value: Any, dtype: torch.dtype) -> Any:
-    """Inputs of a model of this type; controls and times stay as they are given."""
-    return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+def distance(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:
+    """‖found - wanted‖ / ‖wanted‖ over all tensors, in double precision on the CPU."""
+    pairs = [(x.detach().double().cpu(), y.detach().double().cpu()) for x, y in zip(found, wanted, strict=True)]
+    difference = sum(float((x - y).square().sum()) for x, y in pairs)
+    return (difference / max(sum(float(y.square().sum()) for _, y in pairs), 1e-300)) ** 0.5
 
 
-def compare(model: torch.nn.Module, call: Callable[[], Any], wanted: dict[str, Any], dtype: str) -> Values:
-    """A row; a difference above the limit is an error."""
+def compare(model: torch.nn.Module, call: Callable[[], Any], wanted: dict[str, Any], dtype: str = "float32") -> None:
+    """Outputs and all gradients are near those of the CPU."""
     model.zero_grad()
     output = call()
     loss_of(output).backward()
     named = {name.removeprefix("module."): value.grad for name, value in model.named_parameters()}
     found = {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in named.items()}
     missing = [name for name in wanted["gradients"] if found.get(name) is None]
-    if missing:
-        raise AssertionError(f"no gradient of {', '.join(missing[:5])}")
-    row = {
-        "dtype": dtype,
-        "difference": relative([main_output(output)], [wanted["output"]]),
-        "gradient": relative([found[name] for name in wanted["gradients"]], list(wanted["gradients"].values())),
-        "limit": LIMITS[dtype],
-    }
+    assert not missing
+    assert distance([main_output(output)], [wanted["output"]]) <= LIMITS[dtype]
     # Of a gradient sums run over everything; ten times as much is still far from a wrong term.
-    if not (row["difference"] <= row["limit"] and row["gradient"] <= 10 * row["limit"]):
-        raise AssertionError(f"differs from the CPU: {row}")
-    return row
+    gradients = [found[name] for name in wanted["gradients"]]
+    assert distance(gradients, list(wanted["gradients"].values())) <= 10 * LIMITS[dtype]
 
 
 def reference(entry: Model) -> dict[str, Any]:
@@ -219,113 +225,110 @@ def on_device(entry: Model, device: str) -> tuple[torch.nn.Module, Callable[...,
     return model, partial(model, **send_to_device(entry.arguments(), device))
 
 
-def plain(entry: Model, words: Any) -> dict[str, Values]:
-    """Each type, as weights and by autocast."""
-    wanted, rows = reference(entry), {}
+@on_devices
+@pytest.mark.parametrize("name", MODELS)
+def test_each_type_as_weights_and_by_autocast(name: str, device: str):
+    entry = MODELS[name]
+    wanted = reference(entry)
     for dtype in LIMITS:
-        model, call = on_device(entry, words.device)
-        rows[f"autocast {dtype}" if dtype != "float32" else dtype] = compare(
-            model, autocast(words, dtype, call), wanted, dtype
-        )
-    model = entry.build().to(words.device, torch.bfloat16)
-    arguments = send_to_device(entry.arguments(), words.device)
+        model, call = on_device(entry, device)
+        with torch.autocast(device, getattr(torch, dtype), enabled=dtype != "float32"):
+            compare(model, call, wanted, dtype)
+    model = entry.build().to(device, torch.bfloat16)
     names = inspect.signature(model.forward).parameters
-    given = {name: halves(value, torch.bfloat16) for name, value in arguments.items() if name in names}
-    rows["bfloat16 weights"] = compare(model, partial(model, **given), wanted, "bfloat16")
-    return rows
+    given = {
+        # Controls and times stay as they are given.
+        name: value.bfloat16() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        for name, value in send_to_device(entry.arguments(), device).items()
+        if name in names
+    }
+    compare(model, partial(model, **given), wanted, "bfloat16")
 
 
-def compiled(entry: Model, words: Any) -> dict[str, Values]:
-    """Without inductor in the rehearsal, where it takes most of a minute for each class."""
-    wanted, (model, call) = reference(entry), on_device(entry, words.device)
-    model.compile(backend="aot_eager" if words.tiny else "inductor")
-    return {"": compare(model, call, wanted, "float32")}
-
-
-def implementation(name: str, words: Any) -> dict[str, Values]:
-    """SemanIR by one of its ways to attend."""
-    entry = MODELS["SemanIRForImageRestoration"]
-    wanted, (model, call) = reference(entry), on_device(entry, words.device)
-    model.set_attn_implementation(name)
-    return {"": compare(model, call, wanted, "float32")}
-
-
-def one_process(words: Any) -> None:
+@pytest.fixture
+def group(device: str, tmp_path: Path) -> Iterator[None]:
     """A process group of this process alone."""
-    if not dist.is_initialized():
-        backend = "nccl" if words.device == "cuda" else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
-def replicated(entry: Model, words: Any) -> dict[str, Values]:
-    one_process(words)
-    wanted, (model, _) = reference(entry), on_device(entry, words.device)
+# Nothing is written to it.
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor:UserWarning")
+@on_devices
+@pytest.mark.parametrize("name", MODELS)
+def test_replicated_and_sharded(name: str, device: str, group: None):
+    wanted, (model, _) = reference(MODELS[name]), on_device(MODELS[name], device)
     wrapped = DistributedDataParallel(model)
-    arguments = send_to_device(entry.arguments(), words.device)
-    return {"": compare(wrapped, partial(wrapped, **arguments), wanted, "float32")}
+    compare(wrapped, partial(wrapped, **send_to_device(MODELS[name].arguments(), device)), wanted)
+    model, call = on_device(MODELS[name], device)
+    fully_shard(model, mesh=init_device_mesh(device, (1,)))
+    compare(model, call, wanted)
 
 
-def sharded(entry: Model, words: Any) -> dict[str, Values]:
-    one_process(words)
-    wanted, (model, call) = reference(entry), on_device(entry, words.device)
-    fully_shard(model, mesh=init_device_mesh(words.device, (1,)))
-    return {"": compare(model, call, wanted, "float32")}
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FAMILIES)
+def test_compiled(name: str):
+    wanted, (model, call) = reference(MODELS[name]), on_device(MODELS[name], "cuda")
+    model.compile()
+    compare(model, call, wanted)
 
 
+@on_devices
+@pytest.mark.parametrize("way", ["eager", "sdpa", "native", "flex_attention", "triton"])
+def test_ways_to_attend(way: str, device: str):
+    if way in (("flex_attention", "triton") if device == "cpu" else ("native",)):
+        pytest.skip(f"not on {device}")
+    entry = MODELS["SemanIRForImageRestoration"]
+    wanted, (model, call) = reference(entry), on_device(entry, device)
+    model.set_attn_implementation(way)
+    compare(model, call, wanted)
+
+
+MERGED = ("MRConvForSequenceClassification", "MRConvForAudioClassification", "MRConvForCausalLM")
+
+
+@on_devices
+@pytest.mark.parametrize("name", (*MERGED, "MRConvNextForImageClassification"))
 @torch.no_grad()
-def merged(name: str, words: Any) -> dict[str, Values]:
-    """Branches merged on the device give what they gave on the CPU."""
+def test_branches_are_merged(name: str, device: str):
     entry = MODELS[name]
     wanted = main_output(entry.build()(**entry.inputs()))
-    model = entry.build().to(words.device).reparameterize()
-    found = main_output(model(**send_to_device(entry.inputs(), words.device)))
-    row = {"dtype": "float32", "difference": relative([found], [wanted]), "limit": LIMITS["float32"]}
-    if not row["difference"] <= row["limit"]:
-        raise AssertionError(f"differs from the CPU: {row}")
-    return {"": row}
+    model = entry.build().to(device).reparameterize()
+    found = main_output(model(**send_to_device(entry.inputs(), device)))
+    assert distance([found], [wanted]) <= LIMITS["float32"]
 
 
+@on_devices
 @torch.no_grad()
-def generated(words: Any) -> dict[str, Values]:
-    """The same tokens, of the model as it is and merged."""
+def test_the_same_tokens_are_generated(device: str):
     prompt, options = integers(32, 2, 7), {"max_new_tokens": 24, "do_sample": False}
     wanted = MODELS["MRConvForCausalLM"].build().generate(prompt, **options)
-    rows = {}
-    for name in ("branches", "merged"):
-        model = MODELS["MRConvForCausalLM"].build().to(words.device)
-        model = model.reparameterize() if name == "merged" else model
-        found = model.generate(prompt.to(words.device), **options).cpu()
-        if not torch.equal(found, wanted):
-            raise AssertionError(f"{name}: {found.tolist()} instead of {wanted.tolist()}")
-        rows[name] = {"dtype": "float32", "equal": True}
-    return rows
+    model = MODELS["MRConvForCausalLM"].build().to(device)
+    for _ in range(2):
+        assert torch.equal(model.generate(prompt.to(device), **options).cpu(), wanted)
+        model.reparameterize()
 
 
+@on_devices
 @torch.no_grad()
-def restored(words: Any) -> dict[str, Values]:
-    """A picture by SemanIR."""
+def test_a_picture_is_restored(device: str):
     image = np.random.default_rng(0).random((40, 24, 3), dtype=np.float32)
     entry = MODELS["SemanIRForImageRestoration"]
-    wanted, found = (restore_image(entry.build().to(place), image) for place in ("cpu", words.device))
-    difference = float(np.abs(found - wanted).max())
-    if not difference <= LIMITS["float32"]:
-        raise AssertionError(f"pictures differ by {difference}")
-    return {"": {"dtype": "float32", "difference": difference, "limit": LIMITS["float32"]}}
+    wanted, found = (restore_image(entry.build().to(place), image) for place in ("cpu", device))
+    assert np.abs(found - wanted).max() <= LIMITS["float32"]
 
 
-def sampled(words: Any) -> dict[str, Values]:
-    """Pictures by Disentangled DiT, from the same noise."""
+@on_devices
+def test_pictures_are_drawn_of_the_same_noise(device: str):
     found = []
-    for place in ("cpu", words.device):
+    for place in ("cpu", device):
         network = MODELS["DisentangledDiTTransformer2DModel"].build().to(place)
         pipeline = DisentangledDiTPipeline(network, DDIMScheduler(clip_sample=False), None, None, None)
-        pipeline.set_progress_bar_config(disable=True)
         options = {"num_inference_steps": 4, "guidance_scale": 2.0, "output_type": "latent"}
         found.append(pipeline([1, 2], latents=draw(2, 3, 8, 8).to(place), **options).images)
-    difference = relative([found[1]], [found[0]])
-    if not difference <= LIMITS["float32"]:
-        raise AssertionError(f"latents differ by {difference}")
-    return {"": {"dtype": "float32", "difference": difference, "limit": LIMITS["float32"]}}
+    assert distance([found[1]], [found[0]]) <= LIMITS["float32"]
 
 
 def block(device: str, count: int = 3, n: int = 5000) -> list[Any]:
@@ -337,64 +340,61 @@ def block(device: str, count: int = 3, n: int = 5000) -> list[Any]:
     return [base, tasks, torch.empty_like(base), masks, ops.Sums(*sums)]
 
 
-def merge_weights(words: Any) -> dict[str, Values]:
-    """EMR's election, masks and restored weights: the bits of the CPU."""
-    wanted, given = block("cpu"), block(words.device)
+@on_devices
+def test_merged_weights_have_the_bits_of_the_cpu(device: str):
+    """EMR's election, masks and restored weights."""
+    wanted, given = block("cpu"), block(device)
     # Sums of task vectors must be of the same weights.
-    given[1] = [task.to(words.device) for task in wanted[1]]
+    given[1] = [task.to(device) for task in wanted[1]]
     ops.merge_block(*wanted)
     ops.run_block(*given, 0, "zero")
     outs = [torch.empty_like(wanted[0]), torch.empty_like(given[0])]
     ops.restore_block(wanted[0], wanted[2], wanted[3][1], 0.7, outs[0])
     ops.restore(given[0], given[2], given[3][1], 0.7, outs[1])
-    pairs = {"unified": (given[2], wanted[2]), "masks": (given[3], wanted[3]), "restored": (outs[1], outs[0])}
-    different = [name for name, (found, expected) in pairs.items() if not torch.equal(found.cpu(), expected)]
-    difference = relative(given[4], wanted[4])
-    if different or difference > 1e-9:
-        raise AssertionError(f"not the bits of the CPU: {different}; sums differ by {difference:.1e}")
-    return {"": {"dtype": "float32", "equal": True, "difference": difference}}
+    for found, expected in ((given[2], wanted[2]), (given[3], wanted[3]), (outs[1], outs[0])):
+        assert torch.equal(found.cpu(), expected)
+    assert distance(given[4], wanted[4]) <= 1e-9
 
 
-def switched(words: Any) -> dict[str, Values]:
-    """A merge of checkpoints, whose tasks are restored on the device with the bits of the CPU."""
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        for name in ("base", "one", "two"):
-            (folder / name).mkdir()
-        write_base(folder / "base", 64, 1)
-        for seed, name in enumerate(("one", "two"), 1):
-            write_task(folder / "base", folder / name, seed)
-        tasks = {name: str(folder / name) for name in ("one", "two")}
-        config = {"base": str(folder / "base"), "tasks": tasks, "method": "emr"}
-        artifact = hf_ext.merge_checkpoints(config, folder / "out", progress=False).path
-        states = []
-        for device in ("cpu", words.device):
-            model = hf_ext.EMRModel.from_pretrained(artifact, "one", device=device).set_task("two").model
-            states.append({name: value.cpu().clone() for name, value in model.state_dict().items()})
-    different = [name for name, value in states[0].items() if not torch.equal(value, states[1][name])]
-    if different:
-        raise AssertionError(f"not the bits of the CPU: {different[:5]}")
-    return {"": {"equal": True}}
+@on_devices
+def test_switched_tasks_have_the_bits_of_the_cpu(device: str, tmp_path: Path):
+    tasks = {}
+    for seed, name in enumerate(("base", "one", "two")):
+        torch.manual_seed(seed)
+        GPT2LMHeadModel(GPT2Config(n_embd=64, n_layer=1, n_head=1)).save_pretrained(tmp_path / name)
+        tasks[name] = str(tmp_path / name)
+    config = {"base": tasks.pop("base"), "tasks": tasks, "method": "emr"}
+    artifact = hf_ext.merge_checkpoints(config, tmp_path / "out", progress=False).path
+    states = []
+    for place in ("cpu", device):
+        model = hf_ext.EMRModel.from_pretrained(artifact, "one", device=place).set_task("two").model
+        states.append({name: value.cpu().clone() for name, value in model.state_dict().items()})
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
 
 
-def make_cases(words: Any) -> dict[str, Case]:
-    """Cheap and telling ones first."""
-    cases: dict[str, Case] = {name: partial(plain, entry, words) for name, entry in MODELS.items()}
-    ways = ["eager", "sdpa"] + (["flex_attention", "triton"] if words.device == "cuda" else ["native"])
-    cases |= {f"SemanIR by {name}": partial(implementation, name, words) for name in ways}
-    convolving = ("MRConvForSequenceClassification", "MRConvForAudioClassification", "MRConvForCausalLM")
-    for name in (*convolving, "MRConvNextForImageClassification"):
-        cases[f"{name}, merged"] = partial(merged, name, words)
-    cases |= {"generate": partial(generated, words), "restore a picture": partial(restored, words)}
-    cases |= {"sample": partial(sampled, words), "merge by torch": partial(merge_weights, words)}
-    cases["switch tasks"] = partial(switched, words)
-    names = FAMILIES if words.tiny else (*FAMILIES, *(name for name in MODELS if name not in FAMILIES))
-    for way, check in (("DDP", replicated), ("FSDP2", sharded), ("compiled", compiled)):
-        cases |= {f"{name}, {way}": partial(check, MODELS[name], words) for name in names}
-    return cases
+def test_every_class_is_here():
+    known = {name.partition(",")[0] for name in MODELS}
+    for room in (semanir_room, mrconv_room):
+        things = {name: getattr(room, name) for name in room.__all__}
+        models = {name for name, it in things.items() if isinstance(it, type) and issubclass(it, PreTrainedModel)}
+        assert {name for name in models if not name.endswith("PreTrainedModel")} <= known
+    assert "DisentangledDiTTransformer2DModel" in known
 
 
-if __name__ == "__main__":
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    given_words = read_words()
-    run_part(given_words, make_cases(given_words))
+@pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
+@pytest.mark.parametrize("name", MODELS)
+def test_on_the_meta_device_with_and_without_masks(name: str, training: bool):
+    """Nobody looks at the values of a mask: a GPU would have to be waited for."""
+    model, arguments = MODELS[name].build().to("meta").train(training), MODELS[name].arguments()
+    plain = {key: value for key, value in arguments.items() if not key.startswith("attention_mask")}
+    for given in (plain, *([arguments] if len(plain) < len(arguments) else [])):
+        model.zero_grad()
+        loss_of(model(**send_to_device(given, "meta"))).backward()
+        gradients = [value.grad for value in model.parameters() if value.grad is not None]
+        assert gradients and all(value.is_meta for value in gradients)
+
+
+def test_a_tensor_of_the_cpu_is_an_error():
+    """The ground of the other tests."""
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        torch.nn.Linear(2, 2, device="meta")(torch.rand(1, 2))

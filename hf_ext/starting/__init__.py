@@ -1,1 +1,0 @@
-"""Recipes to start from: those of the package, and those written for a user's own data."""

@@ -1,0 +1,76 @@
+"""Hubs with tokens, and Hubs in processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hf_ext.embedded_hub.server import EmbeddedHub
+from tests.kit.hub import CONTENT, ask, client_environment, commit_body, create_repository
+
+COMMIT = "/api/models/me/model/commit/main"
+BEARER = {"Authorization": "Bearer correct-horse"}
+
+
+@contextlib.contextmanager
+def serving(folder: Path, **options: object) -> Iterator[EmbeddedHub]:
+    """A Hub with a token, a public and a private repository."""
+    with EmbeddedHub(folder / "locked", token="correct-horse", **options) as hub:
+        for name in ("public", "private"):
+            body = json.dumps({"organization": "me", "name": name, "visibility": name}).encode()
+            assert ask(hub.url, "POST", "/api/repos/create", body, BEARER).status == 200
+            files = {"file.bin": CONTENT, "README.md": f"The card of what is {name}".encode()}
+            path = f"/api/models/me/{name}/commit/main"
+            assert ask(hub.url, "POST", path, commit_body(files), BEARER).status == 200
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a Hub with one repository that holds `file.bin`, for the tests of a file that leave it as it is."""
+    with EmbeddedHub(tmp_path_factory.mktemp("steady") / "hub") as hub:
+        assert create_repository(hub.url, "me/model").status == 200
+        assert ask(hub.url, "POST", COMMIT, commit_body({"file.bin": CONTENT})).status == 200
+        yield hub.url
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Iterator[EmbeddedHub]:
+    with serving(tmp_path) as hub:
+        yield hub
+
+
+@pytest.fixture
+def readable(tmp_path: Path) -> Iterator[EmbeddedHub]:
+    """The same with a second token."""
+    with serving(tmp_path, read_token="reader") as hub:
+        yield hub
+
+
+@contextlib.contextmanager
+def hub_process(program: str, folder: Path, *words: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A program that serves a Hub and first prints its address: that line and the process, killed at the end."""
+    environment = client_environment("http://127.0.0.1:9", folder / "home")
+    command = [sys.executable, "-c", program, *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline().strip()
+        assert line, "the server did not start"
+        yield line, process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def peak_memory(process: subprocess.Popen[str]) -> int:
+    """Largest resident size of a process so far, in bytes."""
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
