@@ -22,8 +22,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 from starlette.middleware import Middleware
 
-from hf_ext.answers.limits import Clock, Limits
-from hf_ext.answers.sounds import read_piece
+from hf_ext.answers.limits import Clock, Limits, read_piece
 from hf_ext.app_guard import Guard
 from hf_ext.app_work import (
     COLUMNS,

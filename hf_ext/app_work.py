@@ -17,9 +17,8 @@ from PIL import Image
 from transformers import AutoConfig
 
 from hf_ext import EMRModel, SemanIRForImageRestoration, restore_image
-from hf_ext.answers.limits import ClientLeft, Clock, Limits
+from hf_ext.answers.limits import ClientLeft, Clock, Limits, open_sound, read_sound
 from hf_ext.answers.merged_task import AnsweringTask
-from hf_ext.answers.sounds import open_sound, read_sound
 from hf_ext.audio_stream import Listener, Stream
 from hf_ext.emr.artifact import read_tasks
 from hf_ext.errors import UsageError

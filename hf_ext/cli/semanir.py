@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
+from hf_ext.system import import_undisturbed
 from hf_ext.terminal import is_quiet
 
 from .errors import Failed, Unusable, loads
 from .groups import Group
-from .library import import_at_once, import_without_models
+from .library import import_without_models
 from .sources import Model
 from .terminal import say
 
@@ -188,7 +189,7 @@ def restore(
     )
     failed, parts = len(plan.refused), [f"0 restored to {out}"]
     if to_do:
-        with import_at_once(), ranks.first_before_others():
+        with import_undisturbed(), ranks.first_before_others():
             model = load_model(source, ranks.own_device(device), dtype, task) if ranks.share(to_do) else None
         records = _records(source, folder, made_with)
         given = {**options, "max_megapixels": max_megapixels, "compare": sheet, "records": records}
@@ -280,11 +281,10 @@ def _restore(
     model: Any, jobs: list[Any], ranks: Any, encoding: dict[str, Any], options: dict[str, Any]
 ) -> tuple[int, int, str]:
     """Restores the pictures; returns the numbers of restored and failed ones, and the speed."""
-    with import_at_once():
-        from hf_ext.progress import progress
-        from hf_ext.restoration.encoding import Encoding
-        from hf_ext.restoration.jobs import megapixels_of
-        from hf_ext.restoration.run import restore_files
+    from hf_ext.progress import progress
+    from hf_ext.restoration.encoding import Encoding
+    from hf_ext.restoration.jobs import megapixels_of
+    from hf_ext.restoration.run import restore_files
 
     started = time.monotonic()
     # The sizes are known only after opening all files, so this is done only for a visible bar, which assumes that the

@@ -20,8 +20,7 @@ from PIL import Image
 
 import hf_ext
 from hf_ext import app_work as work
-from hf_ext.answers.limits import ClientLeft, Limits
-from hf_ext.answers.sounds import read_piece, read_sound
+from hf_ext.answers.limits import ClientLeft, Limits, read_piece, read_sound
 from hf_ext.app import describe_sound
 from tests.app.test_app import ask, call, join, make_dit, serve, upload
 from tests.kit.pictures import claim, encode
