@@ -250,7 +250,7 @@ def test_names_of_many_classes_are_left_out_only_where_data_give_numbers():
     for labels, named in ((names, True), (range(101), False)):
         rows = [f"word,{label}\n" for label in labels]
         Path("texts.csv").write_text("text,label\n" + "".join(rows))
-        recipe = train("mrconv", "texts.csv") if named else None
+        recipe = train("mrconv", "texts.csv", only_check=True) if named else None
         text = write_recipe("mrconv", Path("other"), look_at("texts.csv"), gpu=False)
         assert ("label_names" in text) == named and "num_labels: 101" in text
         assert recipe is None or recipe["task"]["label_names"] == names
