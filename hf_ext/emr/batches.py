@@ -1,59 +1,120 @@
-"""Selection of samples from a batch, and joining of outputs."""
+"""Batches whose samples are of several tasks: the samples of each task, and what the tasks gave, in their order."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from transformers.cache_utils import Cache
 
 from ..errors import UsageError
 
 # The samples of each task.
-Rows = Mapping[str, torch.Tensor]
+Rows = Mapping[str, Tensor]
 # Tolerance for equal values, since rounding depends on the size of a batch.
 _TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-4}
 _HALF_TOLERANCE = 1e-2
 
 
-def rows_of(task_ids: Sequence[str]) -> dict[str, torch.Tensor]:
-    """The samples of each task."""
-    return {
-        task: torch.tensor([i for i, name in enumerate(task_ids) if name == task]) for task in dict.fromkeys(task_ids)
-    }
-
-
-def require_tasks(task_ids: Sequence[str], known: Sequence[str], given: Any) -> set[int]:
-    """Refuse unknown task names, and a cache, which belongs to one task; return the lengths of the given tensors."""
+def rows_of(task_ids: Sequence[str], known: Sequence[str], given: Any) -> dict[str, Tensor]:
+    """The samples of each task; refuses unknown tasks, other numbers of samples, and a cache for several tasks."""
     if isinstance(task_ids, str) or not task_ids or not set(task_ids) <= set(known):
         raise UsageError(f"task_ids is {task_ids!r:.200}; give a list of tasks, which are {list(known)}")
-    leaves = leaves_of(given)[0]
-    if any(isinstance(leaf, Cache) for leaf in leaves) and len(set(task_ids)) > 1:
+    leaves, tasks = leaves_of(given)[0], list(dict.fromkeys(task_ids))
+    if len(tasks) > 1 and any(isinstance(leaf, Cache) for leaf in leaves):
         raise UsageError("past_key_values belong to one task: leave them out, or run one task at a time")
-    return {len(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim}
+    sizes = {len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim}
+    if len(task_ids) not in sizes:
+        raise UsageError(f"task_ids names {len(task_ids)} tasks for {sorted(sizes)} samples; give one for each")
+    return {task: torch.tensor([i for i, name in enumerate(task_ids) if name == task]) for task in tasks}
 
 
-def leaves_of(tree: Any) -> tuple[list[Any], Any]:
-    """The parts of arguments, a cache as a whole, and their form."""
-    return tree_flatten(tree, is_leaf=lambda leaf: isinstance(leaf, Cache))
-
-
-def take_rows(tree: Any, rows: torch.Tensor, size: int) -> Any:
-    """The same arguments for some samples."""
+def take_rows(given: Any, rows: Tensor, size: int) -> Any:
+    """The same arguments for some of so many samples."""
 
     def take(leaf: Any) -> Any:
-        by_row = isinstance(leaf, torch.Tensor) and leaf.ndim > 0 and len(leaf) == size
+        by_row = isinstance(leaf, Tensor) and leaf.shape[:1] == (size,)
         return leaf.index_select(0, rows.to(leaf.device)) if by_row else leaf
 
-    leaves, form = leaves_of(tree)
+    leaves, form = leaves_of(given)
     return tree_unflatten([take(leaf) for leaf in leaves], form)
 
 
-def repeat_rows(rows: torch.Tensor, count: int) -> torch.Tensor:
-    """Indices of all rows of some samples, each of which has so many."""
-    return rows if count == 1 else (rows[:, None] * count + torch.arange(count)).flatten()
+def in_order(parts: Mapping[str, Tensor], rows: Rows) -> list[Tensor]:
+    """The rows of the tasks' tensors in the order of the batch; a sample may have several."""
+    samples: dict[int, Tensor] = {}
+    for task, part in parts.items():
+        each = part.reshape(len(rows[task]), -1, *part.shape[1:])
+        samples |= dict(zip(rows[task].tolist(), each, strict=True))
+    return [row for sample in sorted(samples) for row in samples[sample]]
+
+
+def kind_of(model: torch.nn.Module, given: Any, size: int) -> tuple[Any, ...]:
+    """The form and the options of a batch, and which tensors have a row for each sample."""
+    leaves, form = leaves_of(given)
+    about = ((leaf.dtype, leaf.shape[:1] == (size,)) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves)
+    return (type(model), model.training, str(form), *about)
+
+
+def find_by_sample(model: Any, given: Any, size: int) -> list[Any]:
+    """
+    Keys of the outputs of a model that have a row for each sample, which depends on no other sample.
+
+    Seen, not guessed from shapes: contrastive logits of three samples have three rows, and each holds what belongs to
+    the others. So the model runs on the first sample and on the first two.
+    """
+    firsts = (take_rows(given, torch.arange(count), size) for count in (1, 2))
+    one, two = (model(*arguments, **named) for arguments, named in firsts)
+
+    def follows(key: Any) -> bool:
+        pairs = list(zip(leaves_of(one[key])[0], leaves_of(two[key])[0], strict=True))
+        return bool(pairs) and all(_is_first(*pair, model.training) for pair in pairs)
+
+    return [key for key in keys_of(one) if follows(key)]
+
+
+def _is_first(one: Any, two: Any, training: bool) -> bool:
+    """True for the row of a sample by itself and those of two, of which it is the first; while training, dropout
+    changes values."""
+    if not isinstance(one, Tensor) or not isinstance(two, Tensor) or not one.ndim or not two.ndim:
+        return False
+    by_rows = (len(one), len(two)) == (1, 2) and one.shape[1:] == two.shape[1:]
+    return by_rows and (training or are_close(one, two[:1]))
+
+
+def join_outputs(outputs: Mapping[str, Any], rows: Rows, by_sample: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """The outputs of the tasks' models that are by sample, in the order of the batch; and the keys of others, but for
+    a cache, which belongs to one task."""
+    first = next(iter(outputs.values()))
+    common = [key for key in by_sample if all(key in keys_of(output) for output in outputs.values())]
+    joined = {key: _join({task: output[key] for task, output in outputs.items()}, rows) for key in common}
+    left_out = [key for key in keys_of(first) if key not in joined and not isinstance(first[key], Cache)]
+    if not joined:
+        raise UsageError(
+            f"no output of the model ({', '.join(map(str, left_out))}) has a row for each sample that depends on no "
+            "other, so the outputs of several tasks cannot be separated; run one task at a time"
+        )
+    if isinstance(first, Mapping):
+        return cast(Any, type(first))(**joined), left_out
+    return tuple(joined.get(key) for key in keys_of(first)), left_out
+
+
+def _join(parts: Mapping[str, Any], rows: Rows) -> Any:
+    """Tensors, or tuples of them; a list with a tensor for each sample where the tasks' widths differ."""
+    flat, joined = {task: leaves_of(part) for task, part in parts.items()}, []
+    for leaves in zip(*(leaves for leaves, _ in flat.values()), strict=True):
+        ordered = in_order(dict(zip(parts, leaves, strict=True)), rows)
+        same = len({sample.shape for sample in ordered}) == 1
+        joined.append(torch.stack(ordered) if same else ordered)
+    return tree_unflatten(joined, next(iter(flat.values()))[1])
+
+
+def leaves_of(tree: Any) -> tuple[list[Any], Any]:
+    """The parts of arguments or outputs, a cache as a whole, and their form."""
+    return tree_flatten(tree, is_leaf=lambda leaf: isinstance(leaf, Cache))
 
 
 def keys_of(output: Any) -> list[Any]:
@@ -61,10 +122,8 @@ def keys_of(output: Any) -> list[Any]:
     return list(output) if isinstance(output, Mapping) else list(range(len(output)))
 
 
-def are_close(one: torch.Tensor, two: torch.Tensor) -> bool:
-    """True for two tensors that are equal up to rounding."""
-    if one.shape != two.shape:
-        return False
+def are_close(one: Tensor, two: Tensor) -> bool:
+    """True for two tensors of a shape that are equal up to rounding."""
     tolerance = _TOLERANCES.get(one.dtype, _HALF_TOLERANCE)
     one, two = (torch.view_as_real(values) if values.is_complex() else values for values in (one, two))
     one, two = one.detach().double(), two.detach().double()
@@ -72,25 +131,11 @@ def are_close(one: torch.Tensor, two: torch.Tensor) -> bool:
     return torch.allclose(one, two, rtol=tolerance, atol=tolerance * size, equal_nan=True)
 
 
-def axes_of_samples(one: Any, two: Any, training: bool) -> list[int] | None:
-    """
-    The axes along which an output has a place for each sample: seen from what the model gives for the first sample
-    and for the first two. None if it does not follow the batch; while training, dropout changes values.
-    """
-    if not isinstance(one, torch.Tensor) or not isinstance(two, torch.Tensor) or one.ndim != two.ndim:
-        return None
-    sizes = list(zip(one.shape, two.shape, strict=True))
-    if any(first != second and (first, second) != (1, 2) for first, second in sizes):
-        return None
-    axes = [axis for axis, (first, second) in enumerate(sizes) if first != second]
-    begun = two[tuple(slice(size) for size in one.shape)]
-    return axes if axes and (training or are_close(one, begun)) else None
-
-
-def join_samples(parts: Mapping[str, torch.Tensor], rows: Rows, axis: int) -> Any:
-    """The tasks' outputs in the order of the batch; a list where the shapes of the samples differ."""
-    samples: dict[int, torch.Tensor] = {}
-    for task, part in parts.items():
-        samples |= {int(row): sample for row, sample in zip(rows[task], part.unbind(axis), strict=True)}
-    ordered = [samples[row] for row in sorted(samples)]
-    return torch.stack(ordered, axis) if len({sample.shape for sample in ordered}) == 1 else ordered
+def find_padding(model: Any, options: Mapping[str, Any]) -> int:
+    """The token that the `generate` of a model pads with: the end where nothing is said."""
+    places = [options.get("generation_config"), model.generation_config]
+    for key in ("pad_token_id", "eos_token_id"):
+        for found in (options.get(key), *(getattr(place, key, None) for place in places)):
+            if found is not None:
+                return int(torch.as_tensor(found).flatten()[0])
+    return 0

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
-from .arithmetic import DTYPES, find_kernels, pack_mask
+from .ops import DTYPES, find_kernels, pack_mask
 from .weights import Parts, TaskWeights
 
 # Elements of a block: from 2^14 to all weights, 2^17 were the fastest.
@@ -45,8 +45,14 @@ class TaskLayers:
         plain = weight.device.type == "cpu" and weight.dtype in DTYPES and getattr(layer, "max_norm", None) is None
         return kind if plain and x.dtype in (weight.dtype, torch.int64, torch.int32) else None
 
-    def find_parts(self, task: str, name: str, weight: Tensor) -> Parts | None:
-        """The sources of a task's weight; `None` where something must be added, converted or left as it is."""
+    def find_all(self, name: str, weight: Tensor, tasks: list[str]) -> dict[str, Parts] | None:
+        """The sources of a weight of some tasks, which have one base; `None` where something must be added, converted
+        or left as it is."""
+        found = {task: parts for task in tasks if (parts := self._find_parts(task, name, weight)) is not None}
+        places = {parts.base.data_ptr() for parts in found.values()}
+        return found if len(found) == len(tasks) and len(places) <= 1 else None
+
+    def _find_parts(self, task: str, name: str, weight: Tensor) -> Parts | None:
         if (task, name) not in self._parts:
             parts = self._weights.find_parts(task, name, weight.device)
             if parts is not None:

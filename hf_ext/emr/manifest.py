@@ -16,8 +16,8 @@ import torch
 
 from ..files import stays_inside, write_json
 from ..hub.safetensors_headers import DTYPE_NAMES, CheckpointError
-from .arithmetic import RESCALES
 from .emr_loader import read_manifest
+from .ops import RESCALES
 
 MANIFEST = "emr.json"
 FORMAT = "emr-merging"
@@ -83,7 +83,7 @@ class Manifest:
     version: str  # version of the package that wrote it
     # `bytes` and `sha256` of the artifact's files by path
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
-    # bits an element of tasks that are deltas (see `deltas`); 0 where masks choose from a unified model
+    # bits an element of tasks that are deltas (see `ops`); 0 where masks choose from a unified model
     deltas: int = 0
 
     @property

@@ -1,211 +1,396 @@
-"""A batch whose samples are of several tasks: in one forward pass by the rule of `units`, or one task after the other.
+"""A batch whose samples are of several tasks, in one forward pass by one rule.
 
-The first pass of each kind is checked. It runs again with weights that are moved far apart, for each task by other
-random factors, and so does the model for each task alone, with all of the task's weights at once: what a unit did not
-get, or got of another task, then shows in the outputs, however near the fine-tunes are to each other. Where the two
-differ, batches of that kind take turns.
+A unit is a module that itself holds a tensor in which the tasks differ. It runs once for each task, on that task's
+rows and with that task's weights, and its results are put together in the order of the batch; everything else runs
+once for all rows. What a unit takes is divided by rows if its length is a multiple of the batch's, and given to every
+task whole if not. A length can be a multiple by chance, and code can use a weight without calling the module that
+holds it. So the rule is not believed: the first pass of each kind is compared with every task alone, and where the two
+differ, batches of that kind take turns. A kind is what was divided in which call of which unit, whatever the lengths.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+import contextlib
+import threading
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple, cast
 
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_unflatten
 
-from ..errors import UsageError
-from .batches import (
-    Rows,
-    are_close,
-    axes_of_samples,
-    join_samples,
-    keys_of,
-    leaves_of,
-    require_tasks,
-    rows_of,
-    take_rows,
-)
-from .many_tasks import ManyTasks
-from .units import NotByRows, Pass, Units
+from .batches import Rows, are_close, keys_of, kind_of, leaves_of, take_rows
+from .building import BuiltModel
+from .layers import TaskLayers
+from .weights import TaskWeights
 
 # Number of kinds of batches that are remembered.
 _MAX_KINDS = 256
-# Errors of models that do not support this kind of run.
-_FAILURES = (NotByRows, RuntimeError, ValueError, IndexError, TypeError)
+# A method that stands between modules as a module would: T5 and its kin compute one row for all samples from a table
+# of relative positions, inside an attention that also writes into a cache, which cannot be divided by rows.
+_METHOD = "compute_bias"
+# Functions that choose rows by their values: how many go on, and whose they are, differs from batch to batch.
+_CHOOSES = frozenset(("nonzero", "argwhere", "masked_select"))
+_PLAIN = (bool, int, float, str, torch.dtype, torch.device, torch.Size, slice, type(None))
+
+
+class NotByRows(Exception):
+    """The rows of several tasks cannot pass in one forward; the message says why."""
 
 
 class Mixer:
     """Runs a model on batches whose samples are of different tasks. For inference: without gradients."""
 
-    def __init__(self, emr: ManyTasks) -> None:
-        self._emr = emr
+    def __init__(self, weights: TaskWeights) -> None:
+        self._weights = weights
         self._units: Units | None = None
         self._proven: set[Any] = set()
         self._refused: dict[Any, str] = {}
-        self._axes: dict[Any, dict[Any, list[int] | None]] = {}
-        self._warned: set[str] = set()
 
-    def run(self, task_ids: Sequence[str], arguments: tuple[Any, ...], batch: dict[str, Any]) -> Any:
-        """Runs the model; arguments with as many rows as there are names are split by sample.
-
-        Where the heads of the tasks differ in width, `logits` is a list with a tensor for each sample. Where the tasks
-        had to run one after the other, outputs that compare the samples with each other are refused; others that are
-        not by sample are left out, and a warning names them once.
-        """
-        emr = self._emr
-        sizes = require_tasks(task_ids, emr.tasks, (arguments, batch))
-        if len(task_ids) not in sizes:
-            raise UsageError(f"task_ids names {len(task_ids)} tasks for {sorted(sizes)} samples; give one for each")
-        if len(set(task_ids)) == 1:
-            with emr.task(task_ids[0]) as model:
-                return model(*arguments, **batch)
-        if batch.get("labels") is not None:
-            raise UsageError(
-                "a batch of several tasks has no common loss: leave out labels and compute each task's loss from its "
-                "rows of the output, or run one task at a time"
-            )
-        rows = rows_of(task_ids)
-        with torch.no_grad():
-            try:
-                return self._run_together(rows, arguments, batch)
-            except _FAILURES as error:
-                failure = error
-            output, left_out = self._run_in_turn(rows, arguments, batch)
-            self._warn_once(failure, left_out)
-        return output
-
-    def _run_together(self, rows: Rows, arguments: tuple[Any, ...], batch: dict[str, Any]) -> Any:
-        """One forward pass; raises [`NotByRows`], or what the model raises, where that is not possible."""
-        emr = self._emr
-        different = [task for task in rows if not emr.fits(task)]
-        if different or emr.current is None:
-            raise NotByRows(f"the model of {different} differs from that of {emr.current!r} in more than its labels")
-        if self._units is None or not self._units.are_of(emr.model):
-            self._units = Units(emr)
+    @torch.no_grad()
+    def run(self, built: BuiltModel, current: str, rows: Rows, given: tuple[Any, Any]) -> Any:
+        """One forward pass for tasks that a model of the current one fits; raises [`NotByRows`] where that is not
+        possible. Where the heads of the tasks differ in width, `logits` is a list with a tensor for each sample."""
+        if self._units is None or not self._units.are_of(built.model):
+            self._units = Units(self._weights, built)
             self._forget()
-        kind, lengths = _describe(self._units.model, arguments, batch)
+        units, kind = self._units, kind_of(built.model, given, sum(map(len, rows.values())))
+        units.current = current
+        lengths = tuple(leaf.shape for leaf in leaves_of(given)[0] if isinstance(leaf, Tensor))
         if (kind, lengths) in self._refused:
             raise NotByRows(self._refused[kind, lengths])
         try:
-            mixed = Pass(self._units, rows)
-            output = mixed.run(arguments, batch)
-            if (kind, mixed.kind) not in self._proven:
-                self._check(rows, arguments, batch)
-                self._proven.add((kind, mixed.kind))
+            mixed = Pass(units, rows)
+            output = mixed.run(given)
+            if (kind, *mixed.kind) not in self._proven:
+                _check(units, rows, given)
+                self._proven.add((kind, *mixed.kind))
             return output
-        except _FAILURES as error:
+        # Whatever a model raises that does not support this kind of run.
+        except (NotByRows, RuntimeError, ValueError, IndexError, TypeError) as error:
             self._refused[kind, lengths] = str(error)
-            raise
+            raise NotByRows(str(error)) from error
         finally:
             if len(self._proven) + len(self._refused) > _MAX_KINDS:
                 self._forget()
 
-    def _check(self, rows: Rows, arguments: tuple[Any, ...], batch: dict[str, Any]) -> None:
-        """Raises [`NotByRows`] where one pass does not give what each task gives alone."""
-        units, size = self._units, sum(map(len, rows.values()))
-        assert units is not None
-        with units.moved_apart(list(rows)):
-            alone = {}
-            for task, indices in rows.items():
-                few, many = take_rows((arguments, batch), indices, size)
-                with units.weights(task, [slot for slots in units.slots.values() for slot in slots]):
-                    alone[task] = units.model(*few, **many)
-            mixed = Pass(units, rows)
-            together = mixed.run(arguments, batch, watched=True)
-        if mixed.has_chosen:
-            raise NotByRows("the model selects samples by value")
-        compared = 0
-        for task, indices in rows.items():
-            for key in keys_of(alone[task]):
-                own = alone[task][key]
-                if not isinstance(own, torch.Tensor) or own.shape[:1] != (len(indices),):
-                    continue
-                if len(together[key]) != size or not all(
-                    are_close(together[key][row], sample) for row, sample in zip(indices.tolist(), own, strict=True)
-                ):
-                    raise NotByRows("samples of several tasks in one pass do not give what each gives alone")
-                compared += 1
-        if not compared:
-            raise NotByRows("no output has a row for each sample")
-
     def _forget(self) -> None:
         self._proven.clear()
         self._refused.clear()
-        self._axes.clear()
 
-    def _run_in_turn(self, rows: Rows, arguments: tuple[Any, ...], batch: dict[str, Any]) -> tuple[Any, list[Any]]:
-        """Runs the model for one task after the other and puts the outputs that are by sample together."""
-        emr, size = self._emr, sum(map(len, rows.values()))
-        axes = self._axes_of_samples(arguments, batch, size)
-        compared = [key for key, found in axes.items() if found and len(found) > 1]
-        if compared:
-            raise UsageError(
-                f"{compared} of {type(emr.model).__name__} compare the samples of a batch with each other, which is "
-                "meaningless between different tasks: run one task at a time, or change the number of items that all "
-                "samples are compared with"
-            )
-        previous, outputs = emr.current, {}
+
+def _check(units: Units, rows: Rows, given: tuple[Any, Any]) -> None:
+    """Raises [`NotByRows`] where one pass does not give what each task gives alone.
+
+    Both run with weights that are moved far apart, for each task by other random factors: what a unit did not get, or
+    got of another task, then shows in the outputs, however near the fine-tunes are to each other.
+    """
+    size, alone = sum(map(len, rows.values())), {}
+    with units.moved_apart():
+        for task, own in rows.items():
+            arguments, batch = take_rows(given, own, size)
+            with units.weights(task, [slot for slots in units.slots.values() for slot in slots]):
+                alone[task] = units.model(*arguments, **batch)
+        mixed = Pass(units, rows)
+        with _Choices(mixed):
+            together = mixed.run(given)
+    if mixed.has_chosen:
+        raise NotByRows("the model selects samples by value")
+    compared = 0
+    for task, own in rows.items():
+        for key in keys_of(alone[task]):
+            found = alone[task][key]
+            if not isinstance(found, Tensor) or found.shape[:1] != own.shape:
+                continue
+            if len(together[key]) != size or not all(map(are_close, together[key][own.to(found.device)], found)):
+                raise NotByRows("samples of several tasks in one pass do not give what each gives alone")
+            compared += 1
+    if not compared:
+        raise NotByRows("no output has a row for each sample")
+
+
+class Slot(NamedTuple):
+    """A tensor of a unit in which the tasks differ."""
+
+    holder: dict[str, Any]  # `_parameters` or `_buffers` of the module
+    key: str
+    name: str  # in the checkpoints
+
+
+class Units:
+    """The units of a model, and the weights of the tasks for them."""
+
+    def __init__(self, weights: TaskWeights, built: BuiltModel) -> None:
+        self.model = built.model
+        # The task whose weights the model holds.
+        self.current = ""
+        self.layers = TaskLayers(weights)
+        self._weights = weights
+        self._contents = _list_contents(self.model)
+        held = self.model.state_dict(keep_vars=True)
+        alike = set.intersection(*(set(record.shared) for record in weights.manifest.tasks.values()))
+        names = {id(held[place]): name for name, place in built.places.items() if name not in alike}
+        self.slots: dict[torch.nn.Module, list[Slot]] = defaultdict(list)
+        self.methods: list[tuple[torch.nn.Module, str]] = []
+        for path, module in self.model.named_modules():
+            unit = _find_run(self.model, path)
+            for holder in (module._parameters, module._buffers):
+                for key, value in holder.items():
+                    if id(value) in names:
+                        self.slots[unit].append(Slot(holder, key, names[id(value)]))
+            if hasattr(module, _METHOD):
+                self.methods.append((module, _METHOD))
+        self.methods += [(module, "forward") for module in self.slots]
+        self._small: dict[Any, Tensor] = {}
+        self.are_moved = False
+
+    def are_of(self, model: torch.nn.Module) -> bool:
+        """True where they are a model's that still holds the same modules and tensors at the same places."""
+        now = _list_contents(model)
+        return len(now) == len(self._contents) and all(a is b for a, b in zip(now, self._contents, strict=True))
+
+    @contextmanager
+    def weights(self, task: str, slots: list[Slot]) -> Iterator[None]:
+        """Lets modules hold a task's weights inside a `with` block. The current task's are those of the model itself,
+        with all that was changed in place."""
+        before = [slot.holder[slot.key] for slot in slots]
         try:
-            for task, indices in rows.items():
-                few, many = take_rows((arguments, batch), indices, size)
-                outputs[task] = emr.set_task(task).model(*few, **many)
+            if self.are_moved or task != self.current:
+                for slot, held in zip(slots, before, strict=True):
+                    values = (
+                        self._move(task, slot.name, held) if self.are_moved else self.values(task, slot.name, held)
+                    )
+                    is_parameter = isinstance(held, torch.nn.Parameter)
+                    slot.holder[slot.key] = torch.nn.Parameter(values, False) if is_parameter else values
+            yield
         finally:
-            if previous is not None:
-                emr.set_task(previous)
-        first = next(iter(outputs.values()))
-        keys = keys_of(first)
-        joined: dict[Any, Any] = {}
-        for key in keys:
-            if found := axes.get(key):
-                joined[key] = join_samples({task: output[key] for task, output in outputs.items()}, rows, found[0])
-        if not joined:
-            raise ValueError(
-                f"no output of {type(emr.model).__name__} ({', '.join(map(str, keys))}) has a row for each sample, so "
-                "the outputs of several tasks cannot be separated; run one task at a time"
-            )
-        left_out = [key for key in keys if key not in joined]
-        if isinstance(first, Mapping):
-            return type(first)(**joined), left_out
-        return tuple(joined.get(key) for key in keys), left_out
+            for slot, held in zip(slots, before, strict=True):
+                slot.holder[slot.key] = held
 
-    def _axes_of_samples(
-        self, arguments: tuple[Any, ...], batch: dict[str, Any], size: int
-    ) -> dict[Any, list[int] | None]:
-        """
-        For each output, the axes along which it has a place for each sample that does not depend on the others.
+    @contextmanager
+    def moved_apart(self) -> Iterator[None]:
+        """Moves the weights of the tasks far apart inside a `with` block."""
+        self.are_moved = True
+        try:
+            yield
+        finally:
+            self.are_moved = False
 
-        Seen, not guessed from shapes: contrastive logits of three samples have three rows, and each holds what belongs
-        to the others. So the model runs on the first sample and on the first two, once for each kind of batch.
-        """
-        model = self._emr.model
-        kind = _describe(model, arguments, batch)
-        if kind not in self._axes:
-            runs = (take_rows((arguments, batch), torch.arange(count), size) for count in (1, 2))
-            one, two = (model(*few, **many) for few, many in runs)
-            self._axes[kind] = {key: axes_of_samples(one[key], two[key], model.training) for key in keys_of(one)}
-        return self._axes[kind]
+    def _move(self, task: str, name: str, held: Tensor) -> Tensor:
+        if not held.is_floating_point():
+            return held.detach()
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{task} {name}".encode()))
+        return held.detach() * torch.rand(held.shape, generator=generator).add_(0.5).to(held)
 
-    def _warn_once(self, error: Exception, left_out: Sequence[Any] = ()) -> None:
-        missing = (
-            f", and these outputs, which have no row for each sample, are left out: {left_out}" if left_out else ""
-        )
-        text = (
-            f"samples of several tasks could not run in one forward pass, so each task gets its own: {error}. This is "
-            f"slower{missing}."
-        )
-        if text not in self._warned:
-            self._warned.add(text)
-            warnings.warn(text, stacklevel=5)
+    def values(self, task: str, name: str, held: Tensor) -> Tensor:
+        """A task's values for a tensor; biases and the like are kept, as they take no room and many calls."""
+        if task == self.current:
+            return held.detach()
+        key = (task, name, held.dtype, held.device)
+        if key in self._small:
+            return self._small[key]
+        values = self._weights.restore(task, name, device=held.device, dtype=held.dtype)
+        return self._small.setdefault(key, values) if values.ndim < 2 else values
 
 
-def _describe(model: torch.nn.Module, arguments: tuple[Any, ...], batch: dict[str, Any]) -> tuple[Any, Any]:
-    """The form, the options and the lengths of a batch: all but values that a forward pass may depend on."""
-    leaves, form = leaves_of((arguments, batch))
-    about: list[Any] = [type(model), model.training, str(form)]
-    for leaf in leaves:
-        if isinstance(leaf, torch.Tensor):
-            about.append((leaf.dtype, leaf.ndim))
+class Pass:
+    """One forward pass for rows of several tasks; the model is as before when it is over."""
+
+    def __init__(self, units: Units, rows: Rows) -> None:
+        self._units = units
+        self._rows = rows
+        self._size = sum(map(len, rows.values()))
+        self._thread = threading.get_ident()
+        self._indices: dict[Any, Tensor] = {}
+        # Width of the head's output by task, if they differ.
+        self._widths: dict[str, int] = {}
+        # The task that a unit runs for; None while the model runs for all rows.
+        self.inside: str | None = None
+        # The units in the order of their calls, and the inputs that each call divided by rows.
+        self.kind: list[tuple[int, tuple[bool, ...]]] = []
+        self.has_chosen = False
+
+    def run(self, given: tuple[Any, Any]) -> Any:
+        """Runs the model. Where the heads differ in width, `logits` is a list with a tensor for each row."""
+        with contextlib.ExitStack() as stack:
+            for number, (module, method) in enumerate(self._units.methods):
+                by_task = self._by_task(number, self._units.slots.get(module, []), getattr(module, method))
+                stack.enter_context(_replaced(module, method, by_task))
+            output = self._units.model(*given[0], **given[1])
+        return _trim(output, self._widths, self._rows) if self._widths else output
+
+    def _by_task(self, number: int, slots: list[Slot], forward: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            # Another thread, in the middle of the same model, runs what was there.
+            if threading.get_ident() != self._thread:
+                return forward(*args, **kwargs)
+            if self.inside is None:
+                return self._run_unit(number, slots, forward, (args, kwargs))
+            # All rows in a unit that runs for one task are that task's.
+            with self._units.weights(self.inside, slots):
+                return forward(*args, **kwargs)
+
+        return call
+
+    def _run_unit(self, number: int, slots: list[Slot], forward: Callable[..., Any], given: Any) -> Any:
+        leaves, form = leaves_of(given)
+        counts = [self._count(leaf) for leaf in leaves]
+        self.kind.append((number, tuple(map(bool, counts))))
+        output = self._run_layer(slots, forward, leaves[0], counts[0]) if len(leaves) == 1 else None
+        if output is not None:
+            return output
+        results = {}
+        for task in self._rows:
+            own = [
+                leaf.index_select(0, self._all_rows(task, count, leaf.device)) if count else leaf
+                for leaf, count in zip(leaves, counts, strict=True)
+            ]
+            args, kwargs = tree_unflatten(own, form)
+            self.inside = task
+            try:
+                with self._units.weights(task, slots):
+                    results[task], result_form = leaves_of(forward(*args, **kwargs))
+            finally:
+                self.inside = None
+        if len({len(result) for result in results.values()}) > 1:
+            raise NotByRows("a module returns other things for one task than for another")
+        parts = [dict(zip(results, found, strict=True)) for found in zip(*results.values(), strict=True)]
+        return tree_unflatten([self._join(part, any(counts)) for part in parts], result_form)
+
+    def _run_layer(self, slots: list[Slot], forward: Callable[..., Any], x: Any, count: int) -> Tensor | None:
+        """The output of a linear layer or an embedding, where no whole weight is needed for it."""
+        units, names = self._units, {slot.key: slot.name for slot in slots}
+        kind = units.layers.find_kind(forward, x) if "weight" in names and not units.are_moved else None
+        if kind is None or not (count or len(x) == 1):
+            return None
+        layer: Any = cast(Any, forward).__self__
+        weight, tasks = layer.weight.detach(), list(self._rows)
+        parts = units.layers.find_all(names["weight"], weight, [task for task in tasks if task != units.current])
+        if parts is None:
+            return None
+        if not count:
+            x, count = x.expand(self._size, *x.shape[1:]), 1
+        rows = [self._all_rows(task, count, x.device) for task in tasks]
+        own = [x.index_select(0, indices) for indices in rows]
+        if kind == "embedding":
+            found = [units.layers.look_up(ids, weight, parts.get(task)) for task, ids in zip(tasks, own, strict=True)]
         else:
-            about.append(repr(leaf))
-    return tuple(about), tuple(tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor))
+            held, name = layer.bias, names.get("bias")
+            biases = [held if name is None else units.values(task, name, held) for task in tasks]
+            flat = [values.reshape(-1, x.shape[-1]) for values in own]
+            of_tasks = [parts.get(task) for task in tasks]
+            found = units.layers.multiply(flat, weight, of_tasks, biases, kind == "transposed")
+            found = [y.view(*values.shape[:-1], -1) for y, values in zip(found, own, strict=True)]
+        y = torch.cat(found)
+        return torch.empty_like(y).index_copy_(0, torch.cat(rows), y)
+
+    def _count(self, leaf: Any) -> int:
+        """Rows for each sample of what a unit takes; 0 if all tasks take the same."""
+        if isinstance(leaf, Tensor):
+            return 0 if leaf.ndim == 0 or len(leaf) % self._size else len(leaf) // self._size
+        if not isinstance(leaf, _PLAIN):
+            raise NotByRows(f"a {type(leaf).__name__} cannot be divided by samples")
+        return 0
+
+    def _all_rows(self, task: str, count: int, device: torch.device) -> Tensor:
+        """Indices of a task's rows, of which each sample has so many."""
+        key = (task, count, device)
+        if key not in self._indices:
+            self._indices[key] = (self._rows[task][:, None] * count + torch.arange(count)).flatten().to(device)
+        return self._indices[key]
+
+    def _join(self, parts: dict[str, Any], by_rows: bool) -> Any:
+        """The tasks' results in the order of the batch."""
+        first = next(iter(parts.values()))
+        if isinstance(first, _PLAIN):
+            return first
+        if not all(isinstance(part, Tensor) and part.ndim for part in parts.values()):
+            raise NotByRows(f"a module returns a {type(first).__name__}, which has no rows")
+        if all(len(part) == 1 for part in parts.values()):
+            # One row for all samples, positions say: each task has its own.
+            parts = {task: part.expand(len(self._rows[task]), *part.shape[1:]) for task, part in parts.items()}
+        elif not by_rows:
+            raise NotByRows("what a module gives does not follow the batch")
+        (count, rest), *others = {divmod(len(part), len(self._rows[task])) for task, part in parts.items()}
+        if others or rest or not count:
+            raise NotByRows("a module does not return rows for each sample")
+        if len({part.shape[1:-1] for part in parts.values()}) > 1:
+            raise NotByRows("a module returns tensors of different shapes for different tasks")
+        if first.ndim == 1:
+            whole = first.new_empty(count * self._size)
+        else:
+            widths = {task: part.shape[-1] for task, part in parts.items()}
+            if len(set(widths.values())) > 1:
+                self._widths = widths
+            # Narrower heads leave zeros at the end, which are cut off when the model is done.
+            whole = first.new_zeros(count * self._size, *first.shape[1:-1], max(widths.values()))
+        for task, part in parts.items():
+            target = whole if first.ndim == 1 else whole[..., : part.shape[-1]]
+            target.index_copy_(0, self._all_rows(task, count, part.device), part)
+        return whole
+
+
+class _Choices(TorchFunctionMode):
+    """Notes inside a `with` block whether rows were chosen by value outside of units. An expert that gets the tokens
+    that chose it may get a multiple of the batch's length by chance, and from each sample another number."""
+
+    def __init__(self, mixed: Pass) -> None:
+        super().__init__()
+        self._pass = mixed
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._pass.inside is None and _chooses(getattr(func, "__name__", ""), args):
+            self._pass.has_chosen = True
+        return func(*args, **(kwargs or {}))
+
+
+def _chooses(name: str, args: tuple[Any, ...]) -> bool:
+    """True for a function that chooses rows by value: `nonzero` and its kin, or a mask as an index."""
+    if name == "__getitem__":
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return any(isinstance(part, Tensor) and part.ndim and part.dtype == torch.bool for part in index)
+    return name in _CHOOSES or (name == "where" and len(args) == 1)
+
+
+def _trim(output: Any, widths: Mapping[str, int], rows: Rows) -> Any:
+    """The output with a list of logits, each sample's of the width of its task's head."""
+    key: Any = "logits" if isinstance(output, Mapping) else 0
+    logits = output.get("logits") if isinstance(output, Mapping) else output[0]
+    if not isinstance(logits, Tensor) or logits.shape[-1] != max(widths.values()):
+        raise NotByRows("the heads of the tasks have different widths, and what they give is not returned as logits")
+    width = {int(row): widths[task] for task, indices in rows.items() for row in indices}
+    samples = [sample[..., : width[row]] for row, sample in enumerate(logits)]
+    if isinstance(output, tuple):
+        return (samples, *output[1:])
+    output[key] = samples
+    return output
+
+
+@contextmanager
+def _replaced(module: torch.nn.Module, method: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Lets a module run another method inside a `with` block. The instance may have one of its own already, from a
+    hook of another library."""
+    own, before = vars(module), vars(module).get(method)
+    own[method] = function
+    try:
+        yield
+    finally:
+        del own[method]
+        if before is not None:
+            own[method] = before
+
+
+def _find_run(model: torch.nn.Module, name: str) -> torch.nn.Module:
+    """The module of a name; of one that is never run itself, a dictionary of parameters say, the module around it."""
+    module = model.get_submodule(name)
+    runs = type(module).forward is not torch.nn.Module.forward
+    return module if runs or not name else _find_run(model, name.rpartition(".")[0])
+
+
+def _list_contents(model: torch.nn.Module) -> list[Any]:
+    modules = model.modules()
+    return [part for own in modules for part in (own, *own._parameters.values(), *own._buffers.values())]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -12,18 +12,11 @@ import torch
 from transformers import GenerationConfig
 
 from ..errors import UsageError
-from .building import BuiltModel, Place, build_model, relabel, same_network
-from .generating import generate, switch_settings
-from .mixed import Mixer
+from .batches import Rows, find_by_sample, find_padding, in_order, join_outputs, kind_of, rows_of, take_rows
+from .building import BuiltModel, build_model, relabel, same_network
+from .mixed import Mixer, NotByRows
 from .turns import Turns
 from .weights import TaskWeights
-
-_REFUSED = {
-    "device_map": "EMRModel keeps its model on one device: leave device_map out, and pass device",
-    "quantization_config": "quantised weights cannot be restored in place for another task: leave quantization_config "
-    "out; or write one task with EMRModel.export, and quantise that checkpoint",
-    "torch_dtype": "pass dtype, as transformers calls it now",
-}
 
 
 class EMRModel:
@@ -83,8 +76,10 @@ class EMRModel:
         self._trust_remote_code = trust_remote_code
         self._attention = attn_implementation
         self._turns = Turns()
-        self._warned = False
-        self.mixer = Mixer(self)
+        self._told: set[str] = set()
+        self._mixer = Mixer(weights)
+        # by kind of batch that takes turns: the outputs that have a row for each sample
+        self._by_sample: dict[Any, list[Any]] = {}
         # by what the tasks' files say: the settings of generation of tasks that were the current one
         self._generation: dict[str, GenerationConfig] = {}
         self._built: BuiltModel = self._build(task)
@@ -106,11 +101,13 @@ class EMRModel:
         rescale: str | None = None,
         trust_remote_code: bool = False,
         attn_implementation: str | None = None,
-        **refused: Any,
     ) -> EMRModel:
         """
         Loads an artifact of `hf-ext merge` with one of its tasks. Of a Hub, only the root files, the base and the
         tasks that are used are fetched.
+
+        There is no `device_map` and no `quantization_config`: the model stays on one device, where weights are
+        restored in place. A checkpoint that [`~EMRModel.export`] wrote can be quantised.
 
         Args:
             path_or_id (`str` or `Path`): Folder, or `org/name` or `org/name@revision` on a Hub.
@@ -128,8 +125,6 @@ class EMRModel:
             trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code that comes with the artifact may
                 be run where no installed package knows the model.
             attn_implementation (`str`, *optional*): As `from_pretrained` of transformers takes it.
-            **refused: Nothing else: `device_map` and `quantization_config` do not go with weights that are restored
-                in place, which the error says.
 
         Returns:
             [`EMRModel`]: The model.
@@ -138,8 +133,6 @@ class EMRModel:
             ValueError: No such artifact or task, a base that is not the merge's, a model class that is not installed;
                 the message says what to do.
         """
-        for name in refused:
-            raise TypeError(_REFUSED.get(name, f"EMRModel.from_pretrained takes no {name!r}"))
         weights = TaskWeights(
             path_or_id, base=base, revision=revision, token=token, endpoint=endpoint, rescale=rescale
         )
@@ -202,11 +195,6 @@ class EMRModel:
             return self._built.model
 
     @property
-    def places(self) -> Mapping[str, Place]:
-        """The place in `model` of each tensor of the tasks' checkpoints."""
-        return self._built.places
-
-    @property
     def tasks(self) -> list[str]:
         """Names of the tasks."""
         return list(self.weights.manifest.tasks)
@@ -242,7 +230,7 @@ class EMRModel:
         if task == self.current:
             return
         config = self.read_config(task)
-        if self.fits(task):
+        if self._fits(task):
             self._switch_in_place(task, config)
         else:
             self._warn_of_another_model(config)
@@ -255,7 +243,7 @@ class EMRModel:
         """Puts a task's weights into the model; where that fails or is interrupted, those of the task before again."""
         model, previous, before = self._built.model, cast(str, self.current), self._config
         settings = getattr(model, "generation_config", None)
-        switch_settings(self, task, self._generation)
+        self._switch_settings(task)
         # Half-way through, the model is of no task.
         self.current = None
         try:
@@ -267,27 +255,31 @@ class EMRModel:
             self.current = previous
             raise
 
-    def _warn_of_another_model(self, config: dict[str, Any]) -> None:
-        if self._built.complete or self._warned or not same_network(config, self._config):
+    def _switch_settings(self, task: str) -> None:
+        """Gives the model a task's settings of generation; what a user set in another's is there again with it."""
+        own, before = self.generation_config(task), self.generation_config(str(self.current))
+        if own == before:
             return
-        self._warned = True
-        warnings.warn(
+        model, kept = cast(Any, self._built.model), self._generation
+        kept[str(before)] = model.generation_config
+        if str(own) not in kept:
+            # Without a file of its own it is what from_pretrained takes from the model's configuration.
+            new = GenerationConfig.from_dict(own) if own else GenerationConfig.from_model_config(model.config)
+            kept[str(own)] = new
+        model.generation_config = kept[str(own)]
+
+    def _warn_of_another_model(self, config: dict[str, Any]) -> None:
+        text = (
             f"the weights of {type(self._built.model).__name__} are changed on loading in a way that cannot be "
             "followed: every switch of tasks makes a new `model`, and what holds the old one (a pipeline, an "
-            "optimizer) keeps the old task. Take `model` anew after each switch.",
-            stacklevel=4,
+            "optimizer) keeps the old task. Take `model` anew after each switch."
         )
+        if text not in self._told and not self._built.complete and same_network(config, self._config):
+            self._told.add(text)
+            warnings.warn(text, stacklevel=4)
 
-    def fits(self, task: str) -> bool:
-        """
-        Says if a task's weights can be put into `model` in place.
-
-        Args:
-            task (`str`): Name of the task.
-
-        Returns:
-            `bool`: Whether its network is that of `model`, but for labels and width of the head.
-        """
+    def _fits(self, task: str) -> bool:
+        """True if a task's network is that of `model`, but for labels and width of the head."""
         whole = self.current is not None and self._built.complete
         same = whole and same_network(self.read_config(task), self._config)
         return same and self.weights.entries(task).keys() == self._built.names
@@ -341,8 +333,9 @@ class EMRModel:
                 For inference: with several tasks, there are no gradients.
 
         Returns:
-            What the model returns. Where the heads of the tasks differ in width, `logits` is a list with a tensor for
-            each sample.
+            What the model returns. Where the heads of several tasks differ in width, `logits` is a list with a tensor
+            for each sample. Where the tasks had to run one after the other, outputs that have no row for each sample,
+            or compare samples with each other, are left out, and a warning names them once.
 
         Raises:
             ValueError: No task is current, `task_ids` does not fit the batch, or labels or a cache are of several.
@@ -350,10 +343,16 @@ class EMRModel:
         with self._turns.hold():
             if task_ids is None:
                 return self._model_of_a_task()(*arguments, **batch)
-            if len(set(task_ids)) > 1:
-                # Weights of other tasks stand in for the model's own while it runs.
-                self._turns.note_change()
-            return self.mixer.run(task_ids, arguments, batch)
+            rows = rows_of(task_ids, self.tasks, (arguments, batch))
+            if len(rows) == 1:
+                with self.task(*rows) as model:
+                    return model(*arguments, **batch)
+            if batch.get("labels") is not None:
+                raise UsageError(
+                    "a batch of several tasks has no common loss: leave out labels and compute each task's loss from "
+                    "its rows of the output, or run one task at a time"
+                )
+            return self._answer(rows, (arguments, batch))
 
     def forward(self, *arguments: Any, task_ids: Sequence[str] | None = None, **batch: Any) -> Any:
         """A call of the object itself, by the name that a module has for it."""
@@ -382,8 +381,84 @@ class EMRModel:
             arguments = () if inputs is None else (inputs,)
             if task_ids is None:
                 return self._model_of_a_task().generate(*arguments, **options)
+            rows = rows_of(task_ids, self.tasks, (arguments, options))
+            if len(rows) == 1:
+                with self.task(*rows) as model:
+                    return model.generate(*arguments, **options)
+            return self._generate_in_turns(rows, (arguments, options))
+
+    def _run_in_turns(self, rows: Rows, given: tuple[Any, Any], run: Callable[..., Any]) -> dict[str, Any]:
+        """What `run(model, task, *given)` gives for each task and its rows; the task before is current again."""
+        previous, size, found = self.current, sum(map(len, rows.values())), {}
+        try:
+            # The current task first, which is there already.
+            for task in sorted(rows, key=lambda task: task != previous):
+                self._switch(task)
+                found[task] = run(self._built.model, task, *take_rows(given, rows[task], size))
+        finally:
+            if previous is not None:
+                self._switch(previous)
+        return found
+
+    def _answer(self, rows: Rows, given: tuple[Any, Any]) -> Any:
+        """Answers a batch of several tasks: in one forward pass, or in turns."""
+        different = [task for task in rows if not self._fits(task)]
+        try:
+            if different or self.current is None:
+                raise NotByRows(f"{different} cannot be put into the model of {self.current!r}")
+            # Weights of other tasks stand in for the model's own while it runs.
             self._turns.note_change()
-            return generate(self, task_ids, arguments, options)
+            return self._mixer.run(self._built, self.current, rows, given)
+        except NotByRows as error:
+            failure = str(error)
+        output, left_out = self._answer_in_turns(rows, given)
+        missing = f", and these outputs, which are not by sample, are left out: {left_out}" if left_out else ""
+        text = (
+            f"samples of several tasks could not run in one forward pass, so each task gets its own: {failure}. This "
+            f"is slower{missing}."
+        )
+        if text not in self._told:
+            self._told.add(text)
+            warnings.warn(text, stacklevel=3)
+        return output
+
+    @torch.no_grad()
+    def _answer_in_turns(self, rows: Rows, given: tuple[Any, Any]) -> tuple[Any, list[Any]]:
+        size = sum(map(len, rows.values()))
+        kind = kind_of(self._built.model, given, size)
+
+        def run(model: Any, task: str, arguments: tuple[Any, ...], batch: dict[str, Any]) -> Any:
+            if kind not in self._by_sample:
+                self._by_sample[kind] = find_by_sample(model, given, size)
+            return model(*arguments, **batch)
+
+        outputs = self._run_in_turns(rows, given, run)
+        return join_outputs(outputs, rows, self._by_sample[kind])
+
+    def _generate_in_turns(self, rows: Rows, given: tuple[Any, Any]) -> torch.Tensor:
+        """Token ids of each row by its task. Each task draws as it would alone: with the random state of the call."""
+        begun, fill = 0, 0
+        devices = [] if self.device.type == "cpu" else [self.device]
+
+        def run(model: Any, task: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> torch.Tensor:
+            nonlocal begun, fill
+            begun, own = begun + 1, rows[task].tolist()
+            if (allowed := options.get("prefix_allowed_tokens_fn")) is not None:
+                # The function knows a row by its number among all.
+                options["prefix_allowed_tokens_fn"] = lambda row, tokens: allowed(own[row], tokens)
+            # The last one leaves the state that it comes to.
+            with torch.random.fork_rng(devices, enabled=begun < len(rows), device_type=self.device.type):
+                found = model.generate(*arguments, **options)
+            if not isinstance(found, torch.Tensor) or len(found) % len(own):
+                raise UsageError(
+                    f"generation for several tasks, here {list(rows)}, returns token ids only: leave out "
+                    "return_dict_in_generate, or run one task at a time"
+                )
+            fill = find_padding(model, options)
+            return found
+
+        sequences = in_order(self._run_in_turns(rows, given, run), rows)
+        return torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=fill)
 
     def _model_of_a_task(self) -> Any:
         if self.current is None:
@@ -445,4 +520,4 @@ class EMRModel:
                 relabel(self.model, type(self.model.config).from_dict(config))
             held = self.model.state_dict()
             for name, place in self._built.places.items():
-                self.weights.restore_into(task, name, place.of(held))
+                self.weights.restore_into(task, name, held[place])

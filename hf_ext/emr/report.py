@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .arithmetic import RESCALES, compute_scales
-from .ops import SUMS, TOTALS
+from .ops import RESCALES, SUMS, TOTALS, compute_scales
 
 STAGES = ("unified", "masked", "rescaled")
 ERRORS = ("unified", "masked", "global", "official", "tensor", "l2", "tensor_l2", "one_bit", "one_bit_and_zeros")

@@ -29,9 +29,7 @@ from ..hub.file_hashes import file_sha256
 from ..hub.published_files import walk
 from ..hub.safetensors_headers import CheckpointError, TensorInfo
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
-from .arithmetic import compute_scales
 from .artifact import open_extras, open_masks, open_unified, read_sums, read_tasks
-from .deltas import restore_directions
 from .manifest import (
     MANIFEST,
     WEIGHT_STEMS,
@@ -42,7 +40,7 @@ from .manifest import (
     artifact_file,
     find_folder,
 )
-from .ops import restore_block
+from .ops import compute_scales, restore_block, restore_directions
 
 # What an artifact has and a plain checkpoint does not.
 _OWN_FILES = (MANIFEST, "emr_loader.py", "README.md", "report.json", "report.png")

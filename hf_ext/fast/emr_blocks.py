@@ -4,24 +4,19 @@
 Plain loops over tiles that stay in the first-level cache with all that is computed from them: all tasks vote, the
 winner is elected and rounded, then each task is masked and its sums are added. The compiler makes vectors of them. For
 that it must be free to add the terms of a sum in another order, which only the functions with `_ANY_ORDER` allow, and
-these make nothing but sums: weights and masks have the bits of `arithmetic` on every machine, sums the same
+these make nothing but sums: weights and masks have the bits of `ops` on every machine, sums the same
 bits on one kind of processor. Loops are short and separate because a loop of one width of number makes better vectors
 than one of two.
 """
 # Numba's functions carry no types that mypy could read.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
-import gc
-from collections.abc import Callable
-from functools import cache
-from threading import Lock
-from typing import Any
-
 import numpy as np
 import torch
 from numba import carray, njit, types
 from torch import Tensor
 
+from .compiling import compile_kernel
 from .emr_sums import GRAM_STEP, SUB_BLOCK, Sums
 
 TILE = 1024
@@ -32,24 +27,6 @@ _TRANSFER = types.intp(types.int32, types.intp, types.intp, types.intp)
 _pread = types.ExternalFunction("pread", _TRANSFER)
 _pwrite = types.ExternalFunction("pwrite", _TRANSFER)
 _memset = types.ExternalFunction("memset", types.CPointer(types.uint8)(types.intp, types.int32, types.intp))
-_compiling = Lock()
-
-
-def compile_kernel(function: Callable[..., Any], signature: str) -> Callable[..., Any]:
-    """Machine code of a kernel: from numba's cache, or compiled and put there, or only compiled."""
-    with _compiling:
-        # Switch the garbage collector off while numba loads: its passes took longer than the load.
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
-            return njit(signature, nogil=True, cache=True)(function)
-        except Exception:
-            # No folder can be written, the disk is full, a file of the cache is damaged: do without. What is wrong
-            # with the kernel itself is raised again.
-            return njit(signature, nogil=True)(function)
-        finally:
-            if collecting:
-                gc.enable()
 
 
 # Memory. Tensors go in by address: one compilation serves all dtypes and numbers of tasks.
@@ -254,7 +231,7 @@ def _dot(first, second):
 # Election. The paper's two passes, first the signs of the sums and then the largest magnitude among those who agree,
 # are one here: with S = Σ d_t, the winner along S > 0 is the largest weight, along S < 0 the smallest, so sum, maximum
 # and minimum are kept in one pass, and no task vector has to be kept for it. The weight itself is kept, not W_0 + d:
-# it has no rounding. S is taken in fp32 in the order of the tasks, as in `arithmetic.elect`; two tasks at once change
+# it has no rounding. S is taken in fp32 in the order of the tasks, as in `ops.elect`; two tasks at once change
 # neither the order nor a rounding, and the base, which stands in for a missing second one, has d = 0. The tests
 # compare the elected weights with plain torch and with the paper's two passes (`reference_ops`), ties included.
 @njit
@@ -360,16 +337,15 @@ def _run(files, places, addresses, kinds, masks, row, start, stop, step, tie, su
     return True
 
 
-@cache
-def _kernel() -> Callable[..., bool]:
-    whole, arrays = ", ".join(["int64"] * 6), ", ".join(["int64[::1]"] * 3)
-    sums = "float64[:, ::1], float64[::1], float64[:, ::1]"
-    return compile_kernel(_run, f"boolean(int32[::1], {arrays}, {whole}, {sums})")
+_RUN = (
+    "boolean(int32[::1], int64[::1], int64[::1], int64[::1], int64, int64, int64, int64, int64, int64, "
+    "float64[:, ::1], float64[::1], float64[:, ::1])"
+)
 
 
 def _call(files, weights, masks, elements, tie, sums):
     """The kernel with addresses in place of tensors."""
-    return _kernel()(
+    return compile_kernel(_run, _RUN)(
         np.array([file for file, _ in files], np.int32),
         np.array([place for _, place in files], np.int64),
         np.array([tensor.data_ptr() for tensor in weights]),

@@ -2,7 +2,7 @@
 """Compiled kernels of EMR-Merging's arithmetic.
 
 On the CPU the kernels that numba compiles, unless `HF_EXT_NO_NUMBA=1`; on GPUs torch computes. The first call imports
-them: numba takes a second. `hf_ext.emr.arithmetic` asks for them here; this folder imports nothing of EMR's.
+them: numba takes a second. `hf_ext.emr.ops` asks for them here; this folder imports nothing of EMR's.
 """
 
 import os

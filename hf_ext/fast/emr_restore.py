@@ -1,25 +1,26 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Compiled kernels that restore weights of EMR-Merging and multiply LoRA factors, used by `ops` if numba is there.
 
-Plain loops, as in `emr_blocks`. No sum is taken in another order here: results have the bits of `arithmetic`.
+Plain loops, as in `emr_blocks`. No sum is taken in another order here: results have the bits of `ops`.
 """
 # Numba's functions carry no types that mypy could read.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numba import njit
 
-from .emr_blocks import KINDS, TILE, bytes_at, compile_kernel, load_float32, size_of, store_float32
+from .compiling import compile_kernel, share
+from .emr_blocks import KINDS, TILE, bytes_at, load_float32, size_of, store_float32
 
-# Below this a thread costs more than it saves.
-THREAD_ELEMENTS = 2**17
+# With fewer elements a thread costs more than it saves.
+_share = partial(share, least=2**17, step=TILE)
+_RESTORE = "void(int64, int64, int64, int64, int64[::1], float32[::1], int64[::1], int64, int64, int64)"
+_MOVE = "void(int64, int64, int64, int64, float32, int64, int64, int64, int64)"
+_MULTIPLY = "void(float32[:, ::1], float32[:, ::1], float32[:, ::1])"
 
 
 @njit
@@ -56,12 +57,6 @@ def _restore(base, base_kind, unified, unified_kind, masks, scales, outs, out_ki
                 store_float32(work[2][:n], target, out_kind)
 
 
-@cache
-def _restore_kernel() -> Callable[..., None]:
-    arrays = "int64[::1], float32[::1], int64[::1]"
-    return compile_kernel(_restore, f"void(int64, int64, int64, int64, {arrays}, int64, int64, int64)")
-
-
 @njit
 def _move_tile(base, signs, kept, scale, out):
     for i in range(len(base)):
@@ -86,27 +81,16 @@ def _move(base, base_kind, signs, kept, scale, out, out_kind, start, stop):
             store_float32(work[1][:n], target, out_kind)
 
 
-@cache
-def _move_kernel() -> Callable[..., None]:
-    return compile_kernel(_move, "void(int64, int64, int64, int64, float32, int64, int64, int64, int64)")
-
-
-@cache
-def pool(process: int, count: int) -> ThreadPoolExecutor:
-    """Threads of this process: after a fork those of the parent are gone."""
-    return ThreadPoolExecutor(count, thread_name_prefix="hf-ext-restore")
-
-
 def restore(base: torch.Tensor, unified: torch.Tensor, mask: torch.Tensor, scale: float, out: torch.Tensor) -> None:
     """`ops.restore_block` of flat tensors on the CPU; arguments are checked there."""
-    _run(_restore_kernel(), len(base), _addresses(base, unified, [mask], [scale], [out]))
+    _share(compile_kernel(_restore, _RESTORE), len(base), *_addresses(base, unified, [mask], [scale], [out]))
 
 
 def restore_tasks(
     base: torch.Tensor, unified: torch.Tensor, masks: list[torch.Tensor], scales: list[float], outs: list[torch.Tensor]
 ) -> None:
-    """`arithmetic.restore_tasks` on one thread."""
-    _restore_kernel()(*_addresses(base, unified, masks, scales, outs), 0, len(base))
+    """`ops.restore_tasks` on one thread."""
+    compile_kernel(_restore, _RESTORE)(*_addresses(base, unified, masks, scales, outs), 0, len(base))
 
 
 def _addresses(
@@ -118,22 +102,10 @@ def _addresses(
 
 
 def restore_directions(base: torch.Tensor, planes: torch.Tensor, scale: float, out: torch.Tensor) -> None:
-    """`deltas.restore_directions` on the CPU."""
+    """`ops.restore_directions` on the CPU."""
     kept = planes[1].data_ptr() if len(planes) > 1 else 0
     arguments = (base.data_ptr(), KINDS[base.dtype], planes[0].data_ptr(), kept)
-    _run(_move_kernel(), len(base), (*arguments, scale, out.data_ptr(), KINDS[out.dtype]))
-
-
-def _run(kernel: Callable[..., None], n: int, arguments: tuple[Any, ...]) -> None:
-    """Runs a kernel on parts of so many elements, as many at once as torch uses threads."""
-    count = max(1, min(torch.get_num_threads(), n // THREAD_ELEMENTS))
-    share = max(1, -(-n // count // TILE)) * TILE
-    edges = [(start, min(start + share, n)) for start in range(0, n, share)]
-    others = [pool(os.getpid(), count - 1).submit(kernel, *arguments, *edge) for edge in edges[1:]]
-    if edges:
-        kernel(*arguments, *edges[0])
-    for other in others:
-        other.result()
+    _share(compile_kernel(_move, _MOVE), len(base), *arguments, scale, out.data_ptr(), KINDS[out.dtype])
 
 
 @njit
@@ -165,13 +137,8 @@ def _multiply(b, a, out):
                 _add_one(factors[k], a[k][left:right], line)
 
 
-@cache
-def _multiply_kernel() -> Callable[..., None]:
-    return compile_kernel(_multiply, "void(float32[:, ::1], float32[:, ::1], float32[:, ::1])")
-
-
 def multiply(b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
     """b @ a of contiguous fp32 in a fixed order, [rows, rank] and [rank, columns]."""
     product = torch.empty(b.shape[0], a.shape[1])
-    _multiply_kernel()(b.contiguous().numpy(), a.contiguous().numpy(), product.numpy())
+    compile_kernel(_multiply, _MULTIPLY)(b.contiguous().numpy(), a.contiguous().numpy(), product.numpy())
     return product

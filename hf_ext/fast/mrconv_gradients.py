@@ -2,7 +2,7 @@
 """
 MRConv's convolutions with gradients written by hand: same values as `ops_mrconv`, less time and memory.
 
-Importing this module enters both in `ops_mrconv.FAST`. Shapes are those of `mrconv_branch_sums`. Each gradient is
+Importing this module enters them in `ops_mrconv.FAST`. Shapes are those of `mrconv_branch_sums`. Each gradient is
 derived in docs/mrconv_gradients.md.
 """
 
@@ -317,4 +317,50 @@ def _scale_gradient(lags: Tensor, branches: Branches) -> Tensor:
     return torch.stack(found)
 
 
-FAST.update(long_conv=LongConv.apply, batch_norm_conv=normalized_conv)
+# Packed sequences: groups of samples of different lengths add their sums up, and are convolved group by group.
+class BranchSums(torch.autograd.Function):
+    """The first half of `BatchNormConv`, A_i, Q_i and the number of positions, with the gradients that stand there."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, layer: BatchNormLayer, count: int, *kernels: Tensor) -> Tensor:
+        found, ctx.dtypes = [], {}
+        for part in channel_chunks(u, layer.n):
+            branches, sums = layer.measure(u, kernels, count, part)
+            ctx.dtypes[part.start] = branches.dtype
+            found.append(sums)
+        ctx.save_for_backward(u, *kernels)
+        ctx.layer, ctx.count = layer, count
+        return torch.cat(found, dim=-1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (u, *kernels), layer = ctx.saved_tensors, ctx.layer
+        g_u = torch.empty(u.shape, dtype=u.dtype, device=u.device)
+        g_kernels = [torch.empty_like(kernel) for kernel in kernels]
+        for part in channel_chunks(u, layer.n):
+            branches = layer.branches(u, kernels, ctx.count, part, ctx.dtypes[part.start])
+            spectrum, g_sums = branches.signal.spectrum, gradients[0][:2, :, part]
+            # The merged kernel is convolved elsewhere: it has no gradient here.
+            merged = spectrum.real.new_zeros(spectrum.shape[1], layer.n)
+            none = torch.zeros_like(g_sums[0])
+            sums = SumGradients(branches, spectrum.conj_physical(), g_sums[0], g_sums[1], merged, none)
+            g_spectrum = torch.zeros_like(spectrum)
+            for layout, formed in branches.parts():
+                sums.add(layout, formed, g_spectrum)
+            g_u[:, part] = sums.input_gradient(g_spectrum)
+            for target, gradient in zip(g_kernels, sums.kernel_gradients, strict=True):
+                target[part] = gradient
+        return g_u, None, None, *g_kernels
+
+
+def grouped_sums(
+    u: Tensor, kernels: list[Tensor], wings: list[Tensor], n: int, start: Tensor | None, stop: Tensor | None
+) -> Tensor:
+    """Sum and squared sum of each branch over batch and valid positions, and their number: [3, N, channels]."""
+    layer = BatchNormLayer(n, 0.0, None, start, stop)
+    sums: Tensor = BranchSums.apply(u, layer, len(kernels), *kernels, *wings)
+    return sums
+
+
+FAST.update(long_conv=LongConv.apply, batch_norm_conv=normalized_conv, branch_sums=grouped_sums)

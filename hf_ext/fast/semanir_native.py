@@ -7,23 +7,16 @@ threads as torch has.
 # Numba's functions carry no types that mypy could read.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
+from numba import njit
 from torch import Tensor
-
-try:
-    import numpy as np
-    from numba import njit
-except ImportError as error:
-    raise ImportError("numba is not installed: torch computes instead") from error
 
 from hf_ext.semanir.ops_semanir import pack_keys
 
+from .compiling import compile_kernel, share
 from .semanir_native_attention import align, attend_blocks, gather
 from .semanir_native_gradients import attend_backward
 from .semanir_native_vectors import (
@@ -151,41 +144,20 @@ _BACKWARD = f"void({_GIVEN}, {_TENSOR}, {_SIZES}, {_SLOPES}, int64, int64)"
 _SELECTION = "void(float32[:, :, ::1], uint8[:, ::1], int64, boolean, uint8[:, :, ::1], int64, int64)"
 
 
-@cache
-def _compile(function: Callable[..., None], signature: str) -> Callable[..., None]:
-    """Machine code of a kernel: from numba's cache, or compiled and put there, or only compiled."""
-    try:
-        return njit(signature, nogil=True, cache=True)(function)
-    except Exception:
-        # No folder can be written, the disk is full: do without. What is wrong with the kernel is raised again.
-        return njit(signature, nogil=True)(function)
-
-
-@cache
-def _pool(threads: int, process: int) -> ThreadPoolExecutor:
-    """Threads of a process: a fork has none of its parent's."""
-    return ThreadPoolExecutor(threads, thread_name_prefix="semanir")
-
-
-def _share(kernel: Callable[..., None], items: int, *arguments: Any) -> None:
-    """Run a kernel on all items, shared among the threads that torch uses."""
-    threads = min(torch.get_num_threads(), items)
-    if threads == 1:
-        return kernel(*arguments, 0, items)
-    edges = [items * part // threads for part in range(threads + 1)]
-    pool = _pool(threads, os.getpid())
-    running = [pool.submit(kernel, *arguments, *edges[part : part + 2]) for part in range(threads)]
-    for future in running:
-        future.result()
-    return None
-
-
 def select_keys(scores: Tensor, regions: Tensor | None, top_k: int, include_self: bool) -> Tensor:
     """Bits of the `top_k` highest scores of each row; of equal ones the first."""
     windows, tokens = scores.shape[:2]
     bits = torch.empty(windows, tokens, -(-tokens // 8), dtype=torch.uint8)
     numbers = np.empty((0, tokens), np.uint8) if regions is None else regions.numpy()
-    _share(_compile(_select, _SELECTION), windows * tokens, scores.numpy(), numbers, top_k, include_self, bits.numpy())
+    share(
+        compile_kernel(_select, _SELECTION),
+        windows * tokens,
+        scores.numpy(),
+        numbers,
+        top_k,
+        include_self,
+        bits.numpy(),
+    )
     return bits
 
 
@@ -225,8 +197,8 @@ def attend(
     function = attend_blocks if bits is None or keys > _many_keys(tokens) else gather
     parts = (0,) * -(-dim // LANES)
     out = torch.empty(windows, tokens, heads, dim)
-    kernel = _compile(function, _ATTENTION.format(len(parts)))
-    _share(kernel, windows * heads, *given, width, window_size, parts, out.numpy())
+    kernel = compile_kernel(function, _ATTENTION.format(len(parts)))
+    share(kernel, windows * heads, *given, width, window_size, parts, out.numpy())
     return out
 
 
@@ -247,8 +219,8 @@ def attend_gradients(
     slopes = [torch.empty(windows, tokens, heads, dim) for _ in range(3)]
     # One for each window and head: sums in the same order, whatever the number of threads.
     slopes += [torch.empty(windows, heads), torch.zeros(windows, heads, table.shape[1])]
-    kernel = _compile(attend_backward, _BACKWARD.format(len(parts)))
+    kernel = compile_kernel(attend_backward, _BACKWARD.format(len(parts)))
     given = _kernel_inputs(query, key, value, temperature, table, bits)
     arrays = [slope.numpy() for slope in slopes]
-    _share(kernel, windows * heads, *given, _array(gradient.transpose(1, 2)), width, window_size, parts, *arrays)
+    share(kernel, windows * heads, *given, _array(gradient.transpose(1, 2)), width, window_size, parts, *arrays)
     return *slopes[:3], slopes[3].sum(0), slopes[4].sum(0).flip(-1)

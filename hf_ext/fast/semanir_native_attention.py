@@ -7,11 +7,8 @@ and masks them. Both scale queries and keys themselves. Needs numba; without it 
 # Numba's functions carry no types that mypy could read.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
-try:
-    import numpy as np
-    from numba import njit
-except ImportError as error:
-    raise ImportError("numba is not installed: torch computes instead") from error
+import numpy as np
+from numba import njit
 
 from .semanir_native_vectors import (
     LANES,

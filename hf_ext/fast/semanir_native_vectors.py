@@ -22,13 +22,10 @@
 from collections.abc import Callable
 from typing import Any
 
-try:
-    from llvmlite import ir
-    from numba import types
-    from numba.core import cgutils
-    from numba.extending import intrinsic, models, register_model
-except ImportError as error:
-    raise ImportError("numba is not installed: torch computes instead") from error
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, models, register_model
 
 LANES = 16
 # Rows of the left matrix whose products a tile computes at once: with two vectors each, 24 of 32 registers.

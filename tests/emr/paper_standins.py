@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,8 @@ from transformers import (
     GPT2Config,
     GPT2ForSequenceClassification,
     GPT2LMHeadModel,
-    RobertaConfig,
-    RobertaForMaskedLM,
-    RobertaForSequenceClassification,
     T5Config,
     T5ForConditionalGeneration,
-    ViTConfig,
-    ViTForImageClassification,
-    ViTImageProcessor,
 )
 
 from hf_ext.tasks.texts import byte_tokenizer
@@ -78,8 +71,8 @@ def draw_pictures(seed: int, size: int = 16) -> list[Image.Image]:
     return [Image.fromarray(generator.integers(0, 256, (size, size, 3), dtype=np.uint8)) for _ in range(SAMPLES)]
 
 
-def make_clips(place: Path, recipe: dict[str, Any], push: Push, model: str = "base-patch32") -> Scores:
-    """Encoders of pictures, and the CLIP that they are from, of the bases as pickles."""
+def make_clips(place: Path, recipe: dict[str, Any], push: Push) -> Scores:
+    """Encoders of pictures, and the CLIP that they are from, as a pickle."""
     torch.manual_seed(0)
     tokenizer = byte_tokenizer(77)
     size = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -89,19 +82,16 @@ def make_clips(place: Path, recipe: dict[str, Any], push: Push, model: str = "ba
     perturb(clip, 0, 0.2)
     processor = CLIPImageProcessor(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
     base = place / "clip"
-    if model.startswith("base"):
-        save_as_pickle(clip, base)
-    else:
-        clip.save_pretrained(base)
+    save_as_pickle(clip, base)
     tokenizer.save_pretrained(base)
     processor.save_pretrained(base)
-    push(f"openai/clip-vit-{model}", base)
+    push("openai/clip-vit-base-patch32", base)
     for number, (name, entry) in enumerate(recipe["tasks"].items(), 1):
         clip.save_pretrained(place / "clip-whole")
         encoder = CLIPVisionModel.from_pretrained(place / "clip-whole").eval()
         perturb(encoder, number, 0.05)
         encoder.save_pretrained(place / name)
-        push(f"tanganke/clip-vit-{model}_{name}", place / name)
+        push(f"tanganke/clip-vit-base-patch32_{name}", place / name)
         pictures = draw_pictures(number)
         with torch.no_grad():
             heads = []
@@ -121,45 +111,6 @@ def make_clips(place: Path, recipe: dict[str, Any], push: Push, model: str = "ba
         sets = {source.get("name"): {source["split"]: columns}}
         push(source["path"], write_set(place / f"{name}-data", sets, images=True), repo_type="dataset")
     return dict.fromkeys(recipe["tasks"], 0.75)
-
-
-def make_vits(place: Path, recipe: dict[str, Any], push: Push) -> Scores:
-    """Classifiers with heads of two or three classes; most data in folders."""
-    torch.manual_seed(0)
-    size = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
-    base = ViTForImageClassification(ViTConfig(**size, image_size=16, patch_size=8, num_labels=5))
-    perturb(base, 0, 0.2)
-    base.save_pretrained(place / "vit")
-    processor = ViTImageProcessor(size={"height": 16, "width": 16})
-    processor.save_pretrained(place / "vit")
-    push("google/vit-base-patch16-224", place / "vit")
-    scores = {}
-    for number, (name, entry) in enumerate(recipe["tasks"].items(), 1):
-        count = 2 + number % 2
-        torch.manual_seed(number)
-        model = ViTForImageClassification.from_pretrained(
-            place / "vit", num_labels=count, ignore_mismatched_sizes=True
-        ).eval()
-        perturb(model, number, 0.1)
-        model.save_pretrained(place / "models" / "vit30" / name)
-        pictures = draw_pictures(number)
-        with torch.no_grad():
-            found = model(processor(pictures, return_tensors="pt")["pixel_values"]).logits.argmax(-1).tolist()
-        labels, source = mislabel(found, count), entry["data"]
-        if source["path"].startswith("data/"):
-            # A class without a picture would move the numbers of the others: each has one more, some of them right.
-            more = [*pictures, *[pictures[0]] * count], [*labels, *range(count)]
-            for index, (picture, label) in enumerate(zip(*more, strict=True)):
-                folder = place / source["path"] / source["split"] / f"class{label}"
-                folder.mkdir(parents=True, exist_ok=True)
-                picture.save(folder / f"{index}.png")
-            scores[name] = 4 / (SAMPLES + count)
-        else:
-            label = "labels" if source.get("rename_columns") else "label"
-            sets = {source.get("name"): {source["split"]: {"image": pictures, label: labels}}}
-            push(source["path"], write_set(place / f"{name}-data", sets, images=True), repo_type="dataset")
-            scores[name] = 0.75
-    return scores
 
 
 def make_sentences(seed: int) -> list[str]:
@@ -194,32 +145,6 @@ def make_glue(
         if entry.get("metric") == "matthews":
             scores[name] = float(matthews_corrcoef(labels, found))
     push("nyu-mll/glue", write_set(place / "glue", sets), repo_type="dataset")
-    return scores
-
-
-def make_robertas(place: Path, recipe: dict[str, Any], push: Push) -> Scores:
-    """One repository of pickles, in folders."""
-    torch.manual_seed(0)
-    tokenizer = byte_tokenizer(64)
-    size = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = RobertaConfig(
-        **size, vocab_size=len(tokenizer), pad_token_id=0, eos_token_id=1, max_position_embeddings=66
-    )
-    RobertaForMaskedLM(config).save_pretrained(place / "roberta")
-    tokenizer.save_pretrained(place / "roberta")
-    push("FacebookAI/roberta-base", place / "roberta")
-
-    def make(name: str, seed: int, count: int) -> Any:
-        torch.manual_seed(seed)
-        model = RobertaForSequenceClassification.from_pretrained(place / "roberta", num_labels=count)
-        perturb(model, seed, 0.3)
-        folder = place / "ckpts" / name / f"roberta-base_lr{'5e-05' if name == 'mrpc' else '1e-05'}"
-        save_as_pickle(model, folder)
-        tokenizer.save_pretrained(folder)
-        return model
-
-    scores = make_glue(recipe, place, push, make, tokenizer)
-    push("vanillaOVO/roberta_base_glue_ckpts", place / "ckpts")
     return scores
 
 
@@ -350,10 +275,6 @@ def make_beits(place: Path, recipe: dict[str, Any], push: Push) -> Scores:
 
 TABLES = {
     "vit-b32-8": make_clips,
-    "vit-l14-8": partial(make_clips, model="large-patch14"),
-    "vit-b16-8": partial(make_clips, model="base-patch16"),
-    "vit-b16-30": make_vits,
-    "roberta-glue": make_robertas,
     "gpt2-glue": make_gpt2s,
     "t0-3b-ia3": make_t0s,
     "beit3-5": make_beits,

@@ -1,8 +1,11 @@
-"""examples/emr/serve.py: each task's own answers, in turns, within limits."""
+"""examples/emr/serve.py: each task's own answers, in turns, within limits, and what it refuses to outsiders."""
 
 from __future__ import annotations
 
+import asyncio
+import importlib.util
 import io
+import json
 import threading
 import time
 from pathlib import Path
@@ -18,21 +21,39 @@ pytest.importorskip("fastapi", reason="the example needs fastapi")
 pytest.importorskip("uvicorn", reason="the example needs uvicorn")
 from starlette.testclient import TestClient  # noqa: E402
 
-from hf_ext.answers.limits import Clock, Limits, TookTooLong  # noqa: E402
+from hf_ext.answers.limits import ClientLeft, Clock, Limits, TookTooLong, TookTooMuch  # noqa: E402
+from hf_ext.answers.merged_task import AnsweringTask  # noqa: E402
 from hf_ext.embedded_hub.access import Access  # noqa: E402
 from hf_ext.emr import EMRModel  # noqa: E402
 from hf_ext.restoration.tiles import restore_image  # noqa: E402
 from tests.emr.emr_testing import tiny_bert, tiny_gpt2, tiny_semanir  # noqa: E402
 from tests.emr.use_testing import merge  # noqa: E402
 from tests.hub.published import tiny_model  # noqa: E402
+from tests.kit.pictures import claim, encode  # noqa: E402
 from tests.kit.refusals import refused  # noqa: E402
 
+Models = dict[str, EMRModel]
 
-def load(folder: Path, make: Any) -> EMRModel:
-    base = make(folder / "base")
-    return EMRModel.from_pretrained(
-        merge(base, {n: make(folder / n, s, base=base, noise=0.2) for s, n in enumerate("ab", 1)}, folder / "merged")
-    )
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("emr_serve_example", Path("examples/emr/serve.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    """Merges of the tasks `a` and `b` that classify, generate and restore."""
+    found = {}
+    for kind, make in {"classify": tiny_bert, "generate": tiny_gpt2, "restore": tiny_semanir}.items():
+        folder = tmp_path_factory.mktemp(kind)
+        base = make(folder / "base")
+        tasks = {name: make(folder / name, seed, base=base, noise=0.2) for seed, name in enumerate("ab", 1)}
+        found[kind] = EMRModel.from_pretrained(merge(base, tasks, folder / "merged"))
+    return found
 
 
 def client(example: ModuleType, emr: EMRModel, token: str | None = None, **limits: float) -> TestClient:
@@ -40,31 +61,24 @@ def client(example: ModuleType, emr: EMRModel, token: str | None = None, **limit
     return TestClient(example.make_app(emr, access, Limits(**limits)), base_url="http://127.0.0.1:8000")
 
 
-def test_classify(example: ModuleType, tmp_path: Path):
-    emr = load(tmp_path, tiny_bert)
+def test_classify(example: ModuleType, models: Models):
+    emr = models["classify"]
     asked = client(example, emr)
     for task in "ab":
         found = asked.post(f"/classify/{task}", content="a b c").json()
         with emr.task(task) as model, torch.no_grad():
-            ids = torch.tensor([[4, 5, 6]])
-            wanted = model(ids).logits.softmax(-1)[0]
+            wanted = model(torch.tensor([[4, 5, 6]])).logits.softmax(-1)[0]
+            assert found["label"] == model.config.id2label[int(wanted.argmax())]
         torch.testing.assert_close(torch.tensor(found["probabilities"]), wanted, atol=1e-5, rtol=0)
-        assert found["label"] == model.config.id2label[int(wanted.argmax())] or emr.current != task
-    assert asked.post("/classify/c", content="a").status_code == 404
-    assert asked.post("/generate/a", content="a").status_code == 400
-    assert asked.post("/classify/a", content="a " * 50).status_code == 400
-    assert asked.post("/classify/a", content=b"\xff").status_code == 400
     assert asked.get("/tasks").json()["a"] == {"kind": "classification", "reads": "Sequence"}
 
 
-def test_host_and_token(example: ModuleType, tmp_path: Path):
-    emr = load(tmp_path, tiny_bert)
-    guarded, asked, right = (
-        client(example, emr, token="secret"),
-        client(example, emr),
-        {"authorization": "Bearer secret"},
-    )
-    for headers in ({"host": "evil.example"}, {"host": "lab.evil:8000"}, {"origin": "http://evil.example"}):
+def test_host_and_token(example: ModuleType, models: Models):
+    """Names are told apart by `Access`, as tests/embedded_hub has it."""
+    emr, right = models["classify"], {"authorization": "Bearer secret"}
+    guarded, asked = client(example, emr, token="secret"), client(example, emr)
+    hosts = ("evil.example", "lab.evil:8000", "127.0.0.1.evil.example", "evil@127.0.0.1", "0.0.0.0", "", "2130706433")
+    for headers in (*({"host": name} for name in hosts), {"origin": "http://evil.example"}):
         assert asked.get("/tasks", headers=headers).status_code == 403
         assert guarded.get("/tasks", headers=headers | right).status_code == 403
     for headers in ({}, {"host": "lab:8000"}, {"host": "[::1]:8000"}, {"origin": "http://127.0.0.1:8000"}):
@@ -74,70 +88,30 @@ def test_host_and_token(example: ModuleType, tmp_path: Path):
         assert guarded.get("/tasks", headers=headers).status_code == 401
 
 
-def test_restore(example: ModuleType, tmp_path: Path):
-    emr = load(tmp_path, tiny_semanir)
-    file = io.BytesIO()
-    Image.new("RGB", (12, 10), (90, 120, 30)).save(file, "PNG")
-    answer = client(example, emr).post("/restore/b", content=file.getvalue())
+def test_restore(example: ModuleType, models: Models):
+    body = encode(Image.new("RGB", (12, 10), (90, 120, 30)))
+    answer = client(example, models["restore"]).post("/restore/b", content=body)
     assert answer.status_code == 200 and Image.open(io.BytesIO(answer.content)).size == (12, 10)
     for limit, status in (({"megapixels": 1e-5}, 400), ({"gigabytes": 1e-6}, 400), ({"seconds": 1e-6}, 504)):
-        assert client(example, emr, **limit).post("/restore/b", content=file.getvalue()).status_code == status
+        assert client(example, models["restore"], **limit).post("/restore/b", content=body).status_code == status
 
 
-def test_a_turn_ends_when_its_time_is_over(example: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Not before it begins, nor after it has done all of its work."""
-    emr, calls = load(tmp_path, tiny_gpt2), 0
-    clock = Clock(60)
-
-    def count(self: Any, *given: Any) -> None:
-        nonlocal calls
-        calls += 1
-        clock.end = time.monotonic() - 1
-
-    with emr.task("a") as model, clock, refused(TookTooLong, "60 s"):
-        model.register_forward_hook(count)
-        for _ in range(3):
-            model(torch.tensor([[4, 5]]))
-    assert calls == 1
-
-
-def test_a_time_changes_nothing_of_what_is_compiled():
-    """flex_attention is compiled in one graph, which must not hold the clock of the request that compiled it."""
-    model = tiny_model(attn_implementation="flex_attention")
-    pixels = np.random.default_rng(0).random((16, 16, 3), np.float32)
-    expected = restore_image(model, pixels)
-    for clock in (Limits().clock(), Limits().clock()):
-        with clock:
-            np.testing.assert_array_equal(restore_image(model, pixels), expected)
-    clock.end = time.monotonic() - 1
-    with refused(TookTooLong), clock:
-        restore_image(model, pixels)
-
-
-def test_what_is_no_picture_is_said(example: ModuleType, tmp_path: Path):
-    emr = load(tmp_path, tiny_semanir)
-    assert client(example, emr).post("/restore/b", content=b"no picture").status_code == 400
-
-
-def test_generate_in_turns(example: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    emr = load(tmp_path, tiny_gpt2)
+def test_generate_in_turns(example: ModuleType, models: Models, monkeypatch: pytest.MonkeyPatch):
+    emr = models["generate"]
     monkeypatch.setattr(example, "TURN_TOKENS", 2)
     asked = client(example, emr)
     with emr.task("b") as model:
         ids = torch.tensor([[4, 5]])
         wanted = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=7, do_sample=False)[0, 2:]
     found = asked.post("/generate/b?max_tokens=7", content="a b").json()
-    assert found["tokens"] == len(wanted)
-    assert found["ended"] == (3 in wanted.tolist())
-    assert asked.post("/generate/b?max_tokens=2000", content="a b").status_code == 400
-    assert asked.post("/generate/b?max_tokens=15", content="a b").status_code == 400
+    assert found["tokens"] == len(wanted) and found["ended"] == (3 in wanted.tolist())
     assert client(example, emr, seconds=1e-9).post("/generate/b?max_tokens=7", content="a b").status_code == 504
 
 
 def test_a_short_request_does_not_wait_for_a_long_one(
-    example: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    example: ModuleType, models: Models, monkeypatch: pytest.MonkeyPatch
 ):
-    emr, order, inside = load(tmp_path, tiny_gpt2), [], threading.Event()
+    emr, order, inside = models["generate"], [], threading.Event()
     monkeypatch.setattr(example, "TURN_TOKENS", 1)
     run = example.AnsweringTask.generate
 
@@ -157,3 +131,204 @@ def test_a_short_request_does_not_wait_for_a_long_one(
         assert order.count(2) < 12
         long.join(60)
     assert order.count(2) == 12 and order.count(1) == 1
+
+
+def test_a_turn_ends_when_its_time_is_over(models: Models):
+    """Not before it begins, nor after it has done all of its work."""
+    calls, clock = [], Clock(60)
+
+    def count(*_: Any) -> None:
+        calls.append(1)
+        clock.end = time.monotonic() - 1
+
+    with models["generate"].task("a") as model, clock, refused(TookTooLong, "60 s"):
+        handle = model.register_forward_hook(count)
+        for _ in range(3):
+            model(torch.tensor([[4, 5]]))
+    handle.remove()
+    assert len(calls) == 1
+
+
+def test_a_time_changes_nothing_of_what_is_compiled():
+    """flex_attention is compiled in one graph, which must not hold the clock of the request that compiled it."""
+    model = tiny_model(attn_implementation="flex_attention")
+    pixels = np.random.default_rng(0).random((16, 16, 3), np.float32)
+    expected = restore_image(model, pixels)
+    for clock in (Limits().clock(), Limits().clock()):
+        with clock:
+            np.testing.assert_array_equal(restore_image(model, pixels), expected)
+    clock.end = time.monotonic() - 1
+    with refused(TookTooLong), clock:
+        restore_image(model, pixels)
+
+
+WHITE = Image.new("L", (8, 8), 255)
+GREY = np.zeros((9, 11), np.uint16)
+PICTURES = [
+    ("nine megapixels in few bytes", encode(Image.new("L", (3000, 3000)), compress_level=9), 400),
+    ("a claim of 4 gigapixels", claim(65500, 65500), 400),
+    ("a claim of no pixel", claim(0, 5), 400),
+    ("a claim that the file does not hold", claim(100, 100), 400),
+    ("one by 60,000", encode(Image.new("RGB", (1, 60000))), 400),
+    ("an animation", encode(WHITE, "GIF", save_all=True, append_images=[Image.new("L", (8, 8))]), 400),
+    ("16 bits", encode(Image.fromarray(GREY)), 200),
+    ("CMYK", encode(Image.new("CMYK", (16, 12)), "JPEG"), 200),
+    ("cut off", encode(Image.new("RGB", (64, 64), (9, 8, 7)), "BMP")[:900], 400),
+    ("nothing", b"", 400),
+    ("a page", b"<svg xmlns='http://www.w3.org/2000/svg'/>", 400),
+]  # fmt: skip
+
+
+# Kind, path, body, statuses.
+BODIES = [
+    *(("restore", "/restore/a", body, (status,)) for _, body, status in PICTURES),
+    ("restore", "/restore/b", b"no picture", (400,)),
+    ("classify", "/classify/a", b"a " * 500_000, (400,)),
+    ("classify", "/classify/a", b"a " * 50, (400,)),
+    ("classify", "/classify/a", b"", (400,)),
+    ("classify", "/classify/a", b"\xff\xfe", (400,)),
+    ("classify", "/classify/a", b"\x00", (200,)),
+    ("classify", "/classify/c", b"a", (404,)),
+    ("classify", "/classify/../a", b"a", (404,)),
+    ("classify", "/classify/%2e%2e%2fa", b"a", (404,)),
+    ("classify", "/classify/a%00", b"a", (404,)),
+    ("classify", "/restore/a", b"a", (400,)),
+    ("classify", "/generate/a?max_tokens=nan", b"a", (400, 422)),
+    ("generate", "/generate/b?max_tokens=2000", b"a b", (400,)),
+    ("generate", "/generate/b?max_tokens=15", b"a b", (400,)),
+    ("generate", "/generate/a?temperature=nan", b"a b", (400,)),
+    ("generate", "/generate/a?temperature=inf", b"a b", (400,)),
+    ("generate", "/generate/a?temperature=-1", b"a b", (400,)),
+    ("generate", "/generate/a?max_tokens=2&temperature=1e-45", b"a b", (200, 400, 500)),
+]
+
+
+def test_bodies(example: ModuleType, models: Models, tmp_path: Path):
+    """Each is answered, or refused in words that name no folder of this machine."""
+    asked = {kind: client(example, emr, megapixels=0.05) for kind, emr in models.items()}
+    for kind, path, body, statuses in BODIES:
+        answer = asked[kind].post(path, content=body)
+        assert answer.status_code in statuses, (path, body[:80], answer.text)
+        if answer.status_code == 400:
+            assert 20 < len(answer.content) < 1200 and str(tmp_path.parent.parent) not in answer.text
+
+
+def test_what_is_no_sound_is_refused(example: ModuleType, models: Models, monkeypatch: pytest.MonkeyPatch):
+    init = AnsweringTask.__init__
+
+    def hear(self: Any, *given: Any) -> None:
+        init(self, *given)
+        self.reads = "Audio"
+
+    monkeypatch.setattr(example.AnsweringTask, "__init__", hear)
+    asked = client(example, models["classify"])
+    for sound in ("[]", "[NaN]", "[1e999]", '["a"]', "{}", "[[1], [2, 3]]", "[" * 100_000, "null"):
+        assert asked.post("/classify/a", content=sound.encode()).status_code in (400, 500)
+
+
+def test_a_text_without_a_limit_of_length_is_bounded_by_its_attention(models: Models):
+    task = AnsweringTask(models["classify"], "a", 1e-6)
+    task.limit = None
+    assert task.encode("a b c")
+    with refused(ValueError, "1e-06", "100"):
+        task.encode("a " * 98 + "b c")
+
+
+def test_memory_that_grows_beyond_the_limit_ends_a_request():
+    clock = Clock(60, 0.05)
+    with refused(TookTooMuch, "0.05 GB"), clock:
+        kept = []
+        for _ in range(30):
+            time.sleep(0.11)
+            kept.append(torch.ones(4_000_000))
+    assert 3 <= len(kept) < 10
+
+
+def test_sounds_are_measured_by_what_they_would_need():
+    limits = Limits(gigabytes=0.1)
+    limits.check_sound(1, 8000 * 60, 8000, 8000)
+    for bomb in ((8, 50_000_000, 44100, 8000), (1, 100_000, 1, 8000)):
+        with refused(TookTooMuch, "0.1 GB"):
+            limits.check_sound(*bomb)
+
+
+class Gone:
+    """A request whose client leaves after some looks."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    async def is_disconnected(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+
+def test_the_work_of_a_client_that_leaves_ends(example: ModuleType, monkeypatch: pytest.MonkeyPatch):
+    """Before it begins, and while it runs; the next client has its turn at once."""
+    monkeypatch.setattr(example, "POLL", 0.02)
+    turns, steps = example.Turns(Limits()), []
+
+    def work() -> None:
+        for _ in range(1000):
+            time.sleep(0.01)
+            torch.ones(1)
+            steps.append(1)
+
+    async def ask() -> float:
+        for looks, least, most in ((0, 0, 0), (3, 1, 100)):
+            steps.clear()
+            with refused(ClientLeft, "disconnected"):
+                await turns.take(Gone(looks), Limits().clock(), work)
+            assert least <= len(steps) <= most
+        begun = time.monotonic()
+        await turns.take(Gone(9), Limits().clock(), lambda: None)
+        return time.monotonic() - begun
+
+    assert asyncio.run(ask()) < 1
+
+
+def test_a_request_ends_with_its_time_while_it_waits_and_while_it_sends(example: ModuleType):
+    """A client that sends a byte now and then holds nothing."""
+
+    async def send() -> None:
+        turns = example.Turns(Limits(seconds=0.2))
+        with pytest.raises(example.HTTPException) as error:
+            async with turns.request():
+                await asyncio.sleep(30)
+        assert error.value.status_code == 504 and turns.waiting == 0
+
+    begun = time.monotonic()
+    asyncio.run(send())
+    assert time.monotonic() - begun < 5
+
+
+def test_no_more_requests_wait_than_allowed(example: ModuleType, models: Models, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(example, "MAX_WAITING", 2)
+    inside, go = threading.Event(), threading.Event()
+
+    def hold(*_: Any) -> Any:
+        inside.set()
+        go.wait(30)
+        return "x", [1.0]
+
+    monkeypatch.setattr(example.AnsweringTask, "classify", hold)
+    with client(example, models["classify"]) as asked:
+        threads, found = [], []
+        for _ in range(6):
+            threads.append(threading.Thread(target=lambda: found.append(asked.post("/classify/a", content="a"))))
+            threads[-1].start()
+        assert inside.wait(30)
+        while len(found) < 4:
+            time.sleep(0.01)
+        go.set()
+        for thread in threads:
+            thread.join(30)
+    statuses = sorted(answer.status_code for answer in found)
+    assert statuses == [200, 200, 503, 503, 503, 503] and json.loads(found[0].content)
+
+
+def test_a_body_beyond_the_limit_is_not_read_to_its_end(
+    example: ModuleType, models: Models, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(example, "MAX_BYTES", 1000)
+    assert client(example, models["classify"]).post("/classify/a", content=b"a" * 1001).status_code == 413

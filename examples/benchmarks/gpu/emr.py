@@ -16,7 +16,7 @@ from emr_measuring import write_base, write_task
 from parts import Case, Values, in_turns, read_words, run_part
 
 import hf_ext
-from hf_ext.emr import arithmetic
+from hf_ext.emr import ops
 
 TASKS = 8
 
@@ -28,11 +28,11 @@ def block(n: int, dtype: torch.dtype, device: str) -> list[Any]:
     tasks = [(base + 0.01 * torch.randn(n, generator=generator, device=device)).to(dtype) for _ in range(TASKS)]
     masks = torch.zeros(TASKS, -(-n // 8), dtype=torch.uint8, device=device)
     sums = [torch.zeros(shape, dtype=torch.float64, device=device) for shape in ((TASKS, 10), (4,), (TASKS, TASKS))]
-    return [base.to(dtype), tasks, torch.empty(n, dtype=dtype, device=device), masks, arithmetic.Sums(*sums)]
+    return [base.to(dtype), tasks, torch.empty(n, dtype=dtype, device=device), masks, ops.Sums(*sums)]
 
 
 def kernels(name: str) -> Any:
-    return arithmetic if name == "torch" else arithmetic.find_kernels("cpu")
+    return ops if name == "torch" else ops.find_kernels("cpu")
 
 
 def tensors(name: str, n: int, dtype: str, words: Any) -> dict[str, Values]:
