@@ -22,8 +22,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 from starlette.middleware import Middleware
 
-from hf_ext.answers.limits import Clock, Limits
-from hf_ext.answers.sounds import read_piece
+from hf_ext.answers.limits import Clock, Limits, read_piece
 from hf_ext.app_guard import Guard
 from hf_ext.app_work import (
     COLUMNS,
@@ -343,12 +342,7 @@ def say_size(pixels: np.ndarray) -> str:
 def describe_restoration(name: str, before: np.ndarray, after: np.ndarray, strength: float, seconds: float) -> str:
     """The result of a restoration: model, size, strength, time, and what was changed or left out."""
     if before.shape[:2] == after.shape[:2]:
-        most = np.iinfo(after.dtype).max
-        change = np.abs(before.astype(np.float32) - after.astype(np.float32)).mean() * 255 / most
-        done = (
-            f"**{name}** restored {say_size(before)} at strength {strength:g} in {seconds:.1f} s. A value changed by "
-            f"{change:.2g} of 255 on average."
-        )
+        done = f"**{name}** restored {say_size(before)} at strength {strength:g} in {seconds:.1f} s."
     else:
         done = f"**{name}** enlarged {say_size(before)} to {say_size(after)} in {seconds:.1f} s."
     if before.dtype != np.uint8:

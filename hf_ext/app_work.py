@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,8 @@ from PIL import Image
 from transformers import AutoConfig
 
 from hf_ext import EMRModel, SemanIRForImageRestoration, restore_image
-from hf_ext.answers.limits import ClientLeft, Clock, Limits
+from hf_ext.answers.limits import ClientLeft, Clock, Limits, open_sound, read_sound
 from hf_ext.answers.merged_task import AnsweringTask
-from hf_ext.answers.sounds import open_sound, read_sound
 from hf_ext.audio_stream import Listener, Stream
 from hf_ext.emr.artifact import read_tasks
 from hf_ext.errors import UsageError
@@ -48,8 +46,6 @@ TOKENS = 40
 MOST, SHOWN = 600, 60
 # Side of the picture on which the work for a pixel is counted.
 PROBE = 64
-# Seconds before the time that is left can be told.
-_SETTLED = 1.0
 
 Words = list[tuple[float, str]]
 Pair = tuple[Image.Image, Image.Image]
@@ -137,43 +133,6 @@ def load_merge(source: str) -> tuple[EMRModel, dict[str, AnsweringTask]]:
     return merged, {name: AnsweringTask(merged, name) for name in merged.tasks}
 
 
-class Progress:
-    """
-    The share of a request that is done, and the time left, shown by a bar.
-
-    Args:
-        bar (`Callable`): The bar of gradio: called with the share and `desc`.
-    """
-
-    def __init__(self, bar: Callable[..., Any]) -> None:
-        self._bar, self._begun, self._share = bar, time.monotonic(), 0.0
-
-    def show(self, share: float) -> None:
-        """Shows a share, which never falls."""
-        self._share = share = max(self._share, min(share, 1.0))
-        passed = time.monotonic() - self._begun
-        left = f"about {passed * (1 - share) / share:.0f} s left" if share > 0 and passed > _SETTLED else "just begun"
-        self._bar(share, desc=left)
-
-    def follow(self, clock: Clock, expected: float) -> Callable[[int, int], None]:
-        """
-        Shows the work that torch does under a clock as a share of what is expected. Returns what takes note of exact
-        numbers, done and to do, where there are some.
-        """
-        before, expected = clock.work, max(1.0, expected)
-
-        def look() -> None:
-            self.show(min((clock.work - before) / expected, 0.99))
-
-        def correct(done: int, total: int) -> None:
-            nonlocal expected
-            expected = max(1.0, (clock.work - before) * total / max(1, done))
-            self.show(done / total)
-
-        clock.watch = look
-        return correct
-
-
 def restore(
     source: str,
     picture: str | None,
@@ -187,11 +146,10 @@ def restore(
     before = limits.read(require_given(picture, "picture")).pixels
     # One that enlarges has no picture of the same size to mix with. The whole is what the model does by itself.
     chosen = strength if model.config.scale == 1 and strength < 1 else None
-    tell = None
     if clock is not None and bar is not None:
-        expected = count_work(source, before.shape[2]) * before.shape[0] * before.shape[1]
-        tell = Progress(bar).follow(clock, expected)
-    return before, limits.restore(model, before, strength=chosen, progress=tell)
+        begun, expected = clock.work, count_work(source, before.shape[2]) * before.shape[0] * before.shape[1]
+        clock.watch = lambda: bar(min((clock.work - begun) / max(1, expected), 0.99))
+    return before, limits.restore(model, before, strength=chosen)
 
 
 @functools.lru_cache(maxsize=32)
@@ -257,13 +215,13 @@ def draw(
     options: dict[str, Any] = {"num_inference_steps": int(steps), "guidance_scale": guidance}
     kinds: tuple[dict[str, Any], ...] = ({}, controls)
     if bar is not None:
-        progress, done = Progress(bar), 0
+        done = 0
         total = len(kinds) * int(steps) * -(-COLUMNS // default_batch_size(pipeline, options))
 
         def tell(*_: Any) -> dict[str, Any]:
             nonlocal done
             done += 1
-            progress.show(done / total)
+            bar(done / total)
             return {}
 
         options["callback_on_step_end"] = tell
@@ -341,10 +299,10 @@ def answer(
 
 def answer_all(source: str, *given: str | None, limits: Limits = LIMITS, bar: Any = None) -> dict[str, Answer]:
     """The answer of each task of a merge to the same picture, sound or text."""
-    progress, names, found = Progress(bar) if bar else None, list(load_merge(source)[1]), {}
+    names, found = list(load_merge(source)[1]), {}
     for number, name in enumerate(names):
-        if progress:
-            progress.show(number / len(names))
+        if bar:
+            bar(number / len(names))
         found[name] = answer(source, name, *given, limits=limits)
     return found
 

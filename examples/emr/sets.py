@@ -17,11 +17,9 @@ from typing import Any
 
 import datasets
 import numpy as np
-from byte_task import ByteTask
-from picture_task import PictureTask
 from PIL import Image
 from sklearn.datasets import load_digits
-from tweet_task import TweetTask
+from tasks import ByteTask, PictureTask, TweetTask
 from tweets import TASKS, read_part, write_task
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

@@ -5,7 +5,7 @@ Fine-tunes a text encoder on one task with the shared loop; running it again con
 
 import sys
 
-from tweet_task import TweetTask
+from tasks import TweetTask
 
 from hf_ext.training import TrainingArguments, main
 from hf_ext.training.arguments import build

@@ -1,9 +1,8 @@
 """python examples/mrconv/listen.py RECORDING.wav [--model MODEL] [--output listen.png]
-python examples/mrconv/listen.py --microphone SECONDS
 
 Says which digits are spoken while the sound comes in, 10 ms at a time, and draws how long each of these steps took.
-The model is the released `spoken-digits`, merged; the recording is 16-bit mono at its rate of 8 kHz. A microphone
-needs the package sounddevice.
+The model is the released `spoken-digits`, merged; the recording is 16-bit mono at its rate of 8 kHz. The app
+listens to a microphone.
 """
 
 import argparse
@@ -12,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,29 +26,6 @@ def cut(samples: np.ndarray, rate: int) -> Iterator[np.ndarray]:
     sound = np.concatenate([samples / 32768, np.zeros(int(1.5 * PAUSE * rate))])
     size = int(STEP * rate)
     yield from (sound[place : place + size] for place in range(0, len(sound), size))
-
-
-def import_sounddevice() -> Any:
-    try:
-        import sounddevice
-    except ImportError:
-        sys.exit("--microphone needs the package sounddevice: `pip install sounddevice`, or give a recording.")
-    except OSError as error:
-        sys.exit(f"--microphone: sounddevice finds no PortAudio ({error}): install that library, or give a recording.")
-    return sounddevice
-
-
-def read_microphone(sounddevice: Any, seconds: float, rate: int) -> Iterator[np.ndarray]:
-    size = int(STEP * rate)
-    try:
-        with sounddevice.InputStream(samplerate=rate, channels=1, blocksize=size) as stream:
-            for _ in range(int(seconds / STEP)):
-                sound, lost = stream.read(size)
-                if lost:
-                    print("samples were lost: this machine was too slow", file=sys.stderr)
-                yield sound[:, 0].astype(np.float64)
-    except sounddevice.PortAudioError as error:
-        sys.exit(f"--microphone: {error}")
 
 
 def draw(sound: np.ndarray, rate: int, words: list[tuple[float, int]], times: list[float], path: str) -> None:
@@ -77,33 +52,24 @@ def check_output(parser: argparse.ArgumentParser, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recording", nargs="?")
-    parser.add_argument("--microphone", type=float, metavar="SECONDS")
-    parser.add_argument("--model")
+    parser.add_argument("recording")
+    parser.add_argument("--model", default=hf_ext.released("spoken-digits"))
     parser.add_argument("--output", default="listen.png")
     words = parser.parse_args()
-    if (words.recording is None) == (words.microphone is None):
-        parser.error("give a recording or --microphone SECONDS")
-    if words.microphone is not None and not STEP <= words.microphone < float("inf"):
-        parser.error(f"--microphone {words.microphone}: give the seconds to listen, {STEP} or more")
     check_output(parser, Path(words.output))
-    # All that can be wrong is looked at before the model is loaded and anybody speaks.
-    microphone = import_sounddevice() if words.recording is None else None
-    samples, found = (np.zeros(0), 0) if words.recording is None else read_wave(words.recording)
+    samples, found = read_wave(words.recording)
     torch.set_num_threads(1)
-    model = words.model or hf_ext.released("spoken-digits")
     try:
-        listener = Listener(model)
+        listener = Listener(words.model)
     except (OSError, ValueError) as error:
-        sys.exit(f"--model {model}: {error}")
+        sys.exit(f"--model {words.model}: {error}")
     rate = listener.rate
-    if words.recording is not None and found != rate:
+    if found != rate:
         sys.exit(f"{words.recording} has {found} samples a second; the model hears {rate}. Convert it to that rate.")
-    steps = cut(samples, rate) if microphone is None else read_microphone(microphone, words.microphone, rate)
     # What has been loaded stays: the garbage collector need not look through it in the middle of a word.
     gc.freeze()
     sound, heard, times = [], [], []
-    for step in steps:
+    for step in cut(samples, rate):
         sound.append(step)
         begin = time.perf_counter()
         digit = listener.hear(step)

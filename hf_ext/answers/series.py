@@ -82,18 +82,16 @@ def _answer(model: Any, name: str, values: np.ndarray, answer: str, top_k: int) 
     names = config.id2label
     if answer == "values":
         return [{"label": names[place], "value": value} for place, value in enumerate(logits[0].tolist())]
-    scores, places = logits[0].softmax(-1).topk(min(top_k, len(names)))
-    if answer == "classes":
-        return [{"label": names[place], "score": score} for place, score in _pairs(places, scores)]
-    return [
-        {"position": position, "label": names[place], "score": score}
-        for position, row in enumerate(zip(places, scores, strict=True))
-        for place, score in _pairs(*row)
+    scores, places = (
+        part.reshape(-1, part.shape[-1]).tolist() for part in logits[0].softmax(-1).topk(min(top_k, len(names)))
+    )
+    rows = [
+        [{"label": names[place], "score": score} for place, score in zip(*row, strict=True)]
+        for row in zip(places, scores, strict=True)
     ]
-
-
-def _pairs(places: torch.Tensor, scores: torch.Tensor) -> Iterator[tuple[int, float]]:
-    return zip(places.tolist(), scores.tolist(), strict=True)
+    if answer == "classes":
+        return rows[0]
+    return [{"position": position, **item} for position, row in enumerate(rows) for item in row]
 
 
 def read_examples(path: Path, columns: list[str] | None, channels: int) -> dict[str, dict[str, Any]]:
@@ -106,30 +104,27 @@ def read_examples(path: Path, columns: list[str] | None, channels: int) -> dict[
         given = [array for name, array in arrays.items() if name in (columns or arrays)]
         if any(array.ndim > 2 or (array.ndim == 2 and channels == 1 < array.shape[1]) for array in given):
             return _count(path, [dict(zip(arrays, row, strict=True)) for row in zip(*arrays.values(), strict=True)])
-        return {str(path): _with_rows(arrays)}
+        return {str(path): _with_rows(arrays, np.arange(len(next(iter(arrays.values())))))}
     if ending == TS:
         return _count(path, [{ARRAY_COLUMN: series} for series in read_ts(path)[0]])
     if ending not in SUFFIXES or (ending == ".parquet" and holds_lists(path)):
-        data = open_source(DataSource(str(path), split="train")).with_format("numpy")
-        return _count(path, [dict(row) for row in data])
+        return _count(path, list(open_source(DataSource(str(path), split="train")).with_format("numpy")))
     table = read_table(path)
     frame, wide = table.frame, columns == [ARRAY_COLUMN] and ARRAY_COLUMN not in table.frame
     # Columns of texts, which may be several things, are not asked for.
     numbers = [str(name) for name in frame if pd.api.types.is_numeric_dtype(frame[name].dtype)]
-    if wide and (steps := step_columns(numbers)):
+    steps, inputs = step_columns(numbers) if wide else [], () if wide else tuple(columns or numbers)
+    if not steps:
+        try:
+            roles = find_roles(table, Hints(inputs=tuple(name for name in inputs if name in numbers)))
+        except DataError as error:
+            raise DataError(f"{path}: {error}; leave out what the model does not need.") from error
+        steps = roles.inputs if wide and roles.layout == "series" else []
+    if steps:
         return _count(path, [{ARRAY_COLUMN: trim(row)} for row in frame[steps].to_numpy(dtype=np.float64)])
-    inputs = () if wide else tuple(name for name in columns or numbers if name in frame)
-    try:
-        roles = find_roles(table, Hints(inputs=inputs))
-    except DataError as error:
-        raise DataError(f"{path}: {error}; leave out what the model does not need.") from error
-    if wide and roles.layout == "series":
-        rows = frame[roles.inputs].to_numpy(dtype=np.float64)
-        return _count(path, [{ARRAY_COLUMN: trim(row)} for row in rows])
     if roles.problems:
         logger.warning(f"{path} is read as it is written: {'; '.join(roles.problems)}.")
-    arrays = read_file(path)
-    rows = np.arange(len(frame))
+    arrays, rows = read_file(path), np.arange(len(frame))
     if roles.time is not None and not roles.problems:
         rows = np.argsort(seconds_of(frame[roles.time]), kind="stable")
     if roles.series is None or roles.series in inputs:
@@ -143,12 +138,10 @@ def read_examples(path: Path, columns: list[str] | None, channels: int) -> dict[
 
 def _count(path: Path, examples: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Examples by the number of their row."""
-    named = {f"{path}, row {number + 1}": example for number, example in enumerate(examples)}
-    return {name: {**example, ROWS: range(1 << 40)} for name, example in named.items()}
+    return {f"{path}, row {place}": {**example, ROWS: range(1 << 40)} for place, example in enumerate(examples, 1)}
 
 
-def _with_rows(arrays: dict[str, np.ndarray], rows: np.ndarray | None = None) -> dict[str, Any]:
-    rows = np.arange(len(next(iter(arrays.values())))) if rows is None else rows
+def _with_rows(arrays: dict[str, np.ndarray], rows: np.ndarray) -> dict[str, Any]:
     return {**{name: values[rows] for name, values in arrays.items()}, ROWS: rows}
 
 
@@ -164,10 +157,8 @@ def read_channels(path: Path, table: dict[str, Any], columns: list[str] | None, 
     example = {**table, "file": {"path": str(path), "bytes": None}}
     parts = [read_numbers(example, name, "columns") for name in chosen]
     if sum(part.shape[1] for part in parts) != channels:
-        found = ", ".join(
-            name if part.shape[1] == 1 else f"{name} ({part.shape[1]})"
-            for name, part in zip(chosen, parts, strict=True)
-        )
+        sizes = zip(chosen, parts, strict=True)
+        found = ", ".join(name if part.shape[1] == 1 else f"{name} ({part.shape[1]})" for name, part in sizes)
         raise DataError(
             f"{path} has the channels {found}, the model takes {channels}: list the columns that it was trained on, "
             "in their order: --columns a,b."

@@ -375,7 +375,6 @@ def statistics(
 @click.option("--steps", default=500, show_default=True, type=click.IntRange(min=1), help="Steps of Adam.")
 @click.option("--learning-rate", default=1e-3, show_default=True, type=float, help="Learning rate of Adam.")
 @click.option("--batch-size", default=16, show_default=True, type=click.IntRange(min=1), help="Examples per step.")
-@click.option("--shared", is_flag=True, help="Learn one weight per task, instead of one per tensor and task.")
 def learn_weights(file: Path, configs: tuple[str, ...], out: Path, **options: Any) -> None:
     """Learn the weights of task arithmetic for the classifiers of the merge FILE.yaml, without labels (AdaMerging).
 

@@ -1,10 +1,10 @@
 """hf-ext export: a restorer as an ONNX file."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 
+from .semanir import load_model
 from .sources import Model
 from .terminal import say
 
@@ -31,17 +31,11 @@ def export(source: str, path: Path, task: str | None) -> None:
     # Fail now, not after minutes of export.
     check_installed("onnx", "onnxscript", "onnxruntime")
     require_new(path)
-    written: Any = _export(source, path, task)
+    model = load_model(source, "cpu", "float32", task)
+    from hf_ext.restoration.export import export_onnx
+
+    written = export_onnx(model, path)
     say(
         f"{written.path}: {written.bytes / 1e6:.1f} MB, for pictures from {written.minimum} x {written.minimum} "
         f"pixels on; onnxruntime and the model differ by at most {written.difference:.1g}"
     )
-
-
-def _export(source: str, path: Path, task: str | None) -> Any:
-    from .semanir import load_model
-
-    model = load_model(source, "cpu", "float32", task)
-    from hf_ext.restoration.export import export_onnx
-
-    return export_onnx(model, path)

@@ -30,27 +30,14 @@ def unknown_command(ctx: click.Context, name: str) -> str:
     """The error message for a name that the group of the context does not have."""
     root, group = ctx.find_root(), ctx.command
     assert isinstance(root.command, click.Group) and isinstance(group, click.Group)
-    within = [word for word in (context.info_name for context in _path(ctx)) if word]
-    places = {" ".join(path): path for path in _paths(root, root.command)}
-    # The same name in another group comes before a similar name: `dit sample` suggests `sample`.
-    moved = [place for place, path in places.items() if path[-1] == name]
-    here = difflib.get_close_matches(name, group.list_commands(ctx), n=1)
-    anywhere = difflib.get_close_matches(name, [path[-1] for path in places.values()], n=1)
-    close = [" ".join([*within, *here])] if here else [p for p, path in places.items() if path[-1] in anywhere]
-    meant = moved or close
-    hint = f"did you mean {' or '.join(repr(f'hf-ext {place}') for place in meant)}?"
-    allowed = f"the commands are {', '.join(group.list_commands(ctx))}."
-    return f"no command {' '.join(['hf-ext', *within, name])!r}; {hint if meant else allowed}"
-
-
-def _path(ctx: click.Context) -> list[click.Context]:
-    """The contexts from below the root down to this one."""
-    found = list[click.Context]()
-    place: click.Context | None = ctx
-    while place is not None and place.parent is not None:
-        found.insert(0, place)
-        place = place.parent
-    return found
+    commands = ", ".join(group.list_commands(ctx))
+    within = " ".join(["hf-ext", *ctx.command_path.split()[1:]])
+    # The same name in another group is the closest: `dit sample` suggests `sample`.
+    places = {" ".join(path): path[-1] for path in _paths(root, root.command)}
+    close = difflib.get_close_matches(name, [*places.values()], n=1)
+    meant = [repr(f"hf-ext {place}") for place, last in places.items() if last in close]
+    hint = f"did you mean {' or '.join(meant)}?"
+    return f"no command {f'{within} {name}'!r}; {hint if meant else f'the commands are {commands}.'}"
 
 
 def _paths(ctx: click.Context, group: click.Group) -> Iterator[tuple[str, ...]]:

@@ -1,18 +1,19 @@
-"""hf-ext info: describes a checkpoint by its headers, configuration and card, without reading tensors."""
+"""hf-ext info and hf-ext models: a checkpoint by its headers, configuration and card, and the released models."""
 
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from .output import print_json, print_rows, result_row
+from .output import find_terminal, print_json, print_rows, result_row
 from .sources import Model
 
 # Small files beside the weights, fetched from a Hub together.
 DESCRIPTIONS = ["config.json", "model_index.json", "adapter_config.json", "eval.json", "emr.json", "README.md"]
-# Largest of them that is read, except emr.json, which lists every tensor.
-MAX_DESCRIPTION_BYTES = 10_000_000
+# More of a card is not read: its metadata are far shorter.
+MAX_CARD_BYTES = 10_000_000
 CARD_FIELDS = ("license", "library_name", "pipeline_tag", "base_model", "datasets")
 
 
@@ -76,26 +77,14 @@ def read_headers(source: str) -> tuple[list[Any], str | None]:
 
 def read_description(path: Path, **kinds: type) -> dict[str, Any]:
     """The JSON object in a file, empty if there is no such file; checks the types of the given keys if present."""
-    from hf_ext.files import parse_json_object
+    from hf_ext.files import read_json_object
 
-    if not path.is_file():
-        return {}
-    found = parse_json_object(read_small(path), str(path))
+    found = read_json_object(path, optional=True)
     words: dict[type, str] = {str: "a text", list: "a list", dict: "an object"}
     for key, kind in kinds.items():
         if found.get(key) is not None and not isinstance(found[key], kind):
             raise ValueError(f"{path}: `{key}` must be {words[kind]}, got {found[key]!r:.80}; correct the file.")
     return found
-
-
-def read_small(path: Path) -> bytes:
-    """The content of a small file that describes a model; a large one is refused."""
-    size = path.stat().st_size
-    if size > MAX_DESCRIPTION_BYTES:
-        raise ValueError(
-            f"{path}: {size:,} bytes, at most {MAX_DESCRIPTION_BYTES:,} are read; check that it is the right file."
-        )
-    return path.read_bytes()
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:
@@ -113,7 +102,8 @@ def read_card(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        metadata = read_front_matter(read_small(path).decode("utf-8", "replace"))
+        with path.open("rb") as file:
+            metadata = read_front_matter(file.read(MAX_CARD_BYTES).decode("utf-8", "replace"))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return {name: metadata[name] for name in CARD_FIELDS if metadata.get(name) is not None}
@@ -193,3 +183,33 @@ def info(source: str, as_json: bool) -> None:
         *(merge_rows(found["merge"]) if found["merge"] else []),
     ]
     print_rows(rows, title="Checkpoint")
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
+def models(as_json: bool) -> None:
+    """List the released models. Every command that takes a MODEL accepts their names.
+
+    \b
+    Examples:
+      hf-ext models --json
+      hf-ext restore denoise-color photo.jpg --out restored
+      hf-ext info denoise-color
+    """
+    from hf_ext.hub.released import WITHOUT, list_released
+
+    found = list_released()
+    if as_json:
+        print_json([{key: value for key, value in asdict(model).items() if key != "folder"} for model in found])
+        return
+    if not found:
+        click.echo(f"This version contains no released model: {WITHOUT}.")
+    for model in found:
+        size = f"{model.parameters / 1e6:.2f} M parameters, {model.bytes / 1e6:.1f} MB"
+        size += f", trained for {model.core_hours:g} hours of {model.machine}"
+        title = f"{model.name}: {model.task}"
+        rows = [("size", size), ("scores", model.scores), ("data", model.data), ("licence", model.license)]
+        if not find_terminal():
+            # A pipe gets no titles of tables.
+            click.echo(title)
+        print_rows(rows, title=title)

@@ -42,7 +42,7 @@ COMMANDS = {
         "dit": "disentangled_dit",
         "emr": "emr",
     },
-    "Information": {"models": "models", "info": "information", "doctor": "doctor"},
+    "Information": {"models": "information", "info": "information", "doctor": "doctor"},
 }
 MODULES = {name: module for commands in COMMANDS.values() for name, module in commands.items()}
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
+from hf_ext.system import import_undisturbed
 from hf_ext.terminal import is_quiet
 
 from .errors import Failed, Unusable, loads
 from .groups import Group
-from .library import import_at_once, import_without_models
+from .library import import_without_models
 from .sources import Model
 from .terminal import say
 
@@ -188,7 +189,7 @@ def restore(
     )
     failed, parts = len(plan.refused), [f"0 restored to {out}"]
     if to_do:
-        with import_at_once(), ranks.first_before_others():
+        with import_undisturbed(), ranks.first_before_others():
             model = load_model(source, ranks.own_device(device), dtype, task) if ranks.share(to_do) else None
         records = _records(source, folder, made_with)
         given = {**options, "max_megapixels": max_megapixels, "compare": sheet, "records": records}
@@ -198,16 +199,21 @@ def restore(
     if ranks.index > 0:
         # Only the first process prints.
         return
-    if done := len(plan.jobs) - len(to_do):
-        parts.append(f"{done} already restored (--overwrite restores them again)")
-    if replaced := sum(job.replace for job in to_do) * (not overwrite):
-        parts.append(f"{replaced} of them replace results of another picture, model or options, or damaged results")
-    if plan.skipped:
-        parts.append(f"{len(plan.skipped)} skipped because a library is missing")
     if folder is not None:
-        say(out if is_quiet() else "; ".join(parts))
+        say(out if is_quiet() else "; ".join([*parts, *_count_others(plan, to_do, overwrite)]))
     if failed:
         raise Failed(f"{failed} of {len(plan.jobs) + len(plan.refused)} pictures could not be restored.")
+
+
+def _count_others(plan: Any, to_do: list[Any], overwrite: bool) -> list[str]:
+    """Parts of the summary about pictures that were done before, replaced or skipped."""
+    replaced = sum(job.replace for job in to_do) * (not overwrite)
+    counted = {
+        "already restored (--overwrite restores them again)": len(plan.jobs) - len(to_do),
+        "of them replace results of another picture, model or options, or damaged results": replaced,
+        "skipped because a library is missing": len(plan.skipped),
+    }
+    return [f"{count} {what}" for what, count in counted.items() if count]
 
 
 def _check_options(quality: int | None, lossless: bool, suffix: str | None, template: str | None) -> str:
@@ -275,11 +281,10 @@ def _restore(
     model: Any, jobs: list[Any], ranks: Any, encoding: dict[str, Any], options: dict[str, Any]
 ) -> tuple[int, int, str]:
     """Restores the pictures; returns the numbers of restored and failed ones, and the speed."""
-    with import_at_once():
-        from hf_ext.progress import progress
-        from hf_ext.restoration.encoding import Encoding
-        from hf_ext.restoration.jobs import megapixels_of
-        from hf_ext.restoration.run import restore_files
+    from hf_ext.progress import progress
+    from hf_ext.restoration.encoding import Encoding
+    from hf_ext.restoration.jobs import megapixels_of
+    from hf_ext.restoration.run import restore_files
 
     started = time.monotonic()
     # The sizes are known only after opening all files, so this is done only for a visible bar, which assumes that the

@@ -17,9 +17,9 @@ from datasets.packaged_modules.csv.csv import CsvConfig
 from huggingface_hub import HfApi
 
 from ..errors import DataError
+from .about import open_described, open_text_folders
 from .broken import UNOPENABLE
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, decode_camera_pictures
-from .described import open_described, open_text_folders
 from .labelled_lines import split_labels
 from .recordings import RecordingFolder
 from .sequence_files import ARRAYS, open_arrays, open_sequences
@@ -167,16 +167,13 @@ def _load(source: DataSource, section: str) -> AnyDataset:
 
 def _load_from_hub(source: DataSource, section: str) -> AnyDataset:
     path = str(source.path)
-    if path.startswith((".", "/", "~")) or glob.has_magic(path):
-        raise SourceError(
-            f"no data at {path}: give a folder, a data file, a pattern of files or a Hub data set id. "
-            f"{_advice(section)}"
-        )
     name, _, revision = path.partition("@")
-    if "/" not in name and not _is_on_hub(name):
+    is_local = path.startswith((".", "/", "~")) or glob.has_magic(path)
+    if is_local or ("/" not in name and not _is_on_hub(name)):
+        confirmed = "" if is_local else " (the Hub confirms no data set of that name)"
         raise SourceError(
-            f"there is no folder or file {path}, and the Hub confirms no data set of that name: give a folder, a "
-            f"data file, a pattern of files or a Hub data set id, org/name. {_advice(section)}"
+            f"no data at {path}{confirmed}: give a folder, a data file, a pattern of files or a Hub data set id, "
+            f"org/name. {_advice(section)}"
         )
     return datasets.load_dataset(
         name, source.name, split=source.split, streaming=source.streaming, revision=revision or None

@@ -27,13 +27,10 @@ _SERIES = re.compile(
 )
 # Columns that say from whom or where an example comes. Examples of one speaker resemble one another: a model that has
 # heard one of them knows the others, so that they stay together, and the number of a speaker is no input.
-GROUPS = re.compile(
-    r"(group|speaker|subject|patient|person|user|session|recording|participant|animal|device|machine)s?"
-    r"([ _-]?(id|no|number))?",
-    re.IGNORECASE,
-)
-PERSONS = re.compile(
-    r"(speaker|subject|patient|person|user|participant|animal)s?([ _-]?(id|no|number))?", re.IGNORECASE
+_PERSONS = "speaker|subject|patient|person|user|participant|animal"
+PERSONS, GROUPS = (
+    re.compile(rf"({names})s?([ _-]?(id|no|number))?", re.IGNORECASE)
+    for names in (_PERSONS, f"{_PERSONS}|group|session|recording|device|machine")
 )
 # A row with this many numbers and rising column names is a series: t0, V1, 400.5, h06:30, 0.5 s.
 _WIDE = 8
@@ -193,31 +190,23 @@ def _find_wide(table: Table, names: list[Any], label: str | None, hints: Hints) 
         return None
     if table.nameless:
         return Roles("series", names, label)
-    steps = step_columns(names)
-    rest = _without(frame, steps, [label])
     if not groups:
         return None
+    steps = step_columns(names)
+    rest = _without(frame, steps, [label])
     series = _find_series(frame[rest], label)
     time = _find_time(frame, _without(rest, [series]), series)
-    if len(groups) > 1 and time is None:
-        raise DataError(
-            f"the columns count up under {len(groups)} names, from {groups[0][0]} and from {groups[1][0]}. Say which "
-            "are channels if a row is a step, --inputs NAME,NAME; if a row is a series of several channels, save all "
-            "as arrays [examples, steps, channels] in an .npz"
-        )
-    if (time or series) and (not steps or (time and series)):
+    several = len(groups) > 1 and time is None
+    if not several and (time or series) and (not steps or (time and series)):
         return None
-    if not steps:
+    if several or not steps or time or series:
+        ends = " and ".join(f"{group[0]} to {group[-1]}" for group in groups)
+        beside = option("time", time) if time else option("series", series)
         raise DataError(
-            f"{groups[0][0]} to {groups[0][-1]} may be channels, or the steps of a series in each row, and "
-            f"{len(rest) - len(groups[0])} other columns are beside them: say which are channels if a row is a step, "
-            "--inputs NAME,NAME; leave the others out of the file if it is a series"
-        )
-    if (beside := time or series) is not None:
-        flag = "--time" if time else "--series"
-        raise DataError(
-            f"{steps[0]} to {steps[-1]} may be channels, or the steps of a series in each row, and {beside} is beside "
-            f"them: say {flag} {beside} if a row is a step, or leave that column out of the file if it is a series"
+            f"{ends} may be channels, or the steps of a series in each row: say "
+            f"{'--inputs NAME,NAME' if several or not steps else beside} if a row is a step. If it is a series, leave "
+            "the other columns out of the file, or save series of several channels as arrays [examples, steps, "
+            "channels] in an .npz"
         )
     numbers = {*names}
     return Roles(
@@ -327,11 +316,10 @@ def _judge(frame: pd.DataFrame, roles: Roles) -> None:
     """Says what the times are: their span and step, and whether they are sorted, repeated, with gaps."""
     if roles.time is None:
         return
-    times = seconds_of(frame[roles.time])
-    if np.isnan(times).any():
-        roles.problems.append(f"{int(np.isnan(times).sum())} rows have no time in {roles.time}: remove them")
+    cells, times = frame[roles.time], seconds_of(frame[roles.time])
+    if missing := int(np.isnan(times).sum()):
+        roles.problems.append(f"{missing} rows have no time in {roles.time}: remove them")
         return
-    cells, dated = frame[roles.time], not pd.api.types.is_numeric_dtype(frame[roles.time].dtype)
     parts = [np.arange(len(frame))]
     if roles.series is not None:
         parts = [np.asarray(found) for found in frame.groupby(roles.series, sort=False).indices.values()]
@@ -340,34 +328,27 @@ def _judge(frame: pd.DataFrame, roles: Roles) -> None:
     steps = np.concatenate([np.diff(np.sort(times[part])) for part in parts])
     if not len(steps):
         return
-    repeated = int((steps == 0).sum())
-    if repeated:
-        twice = next(part for part in parts if len(np.unique(times[part])) < len(part))
-        more = (
-            ""
-            if roles.series
-            else "; if they belong to several series, give the column with their names: --series NAME"
-        )
-        first = cells.iloc[twice[int(np.flatnonzero(pd.Series(times[twice]).duplicated())[0])]]
+    dated = not pd.api.types.is_numeric_dtype(cells.dtype)
+    usual = float(np.median(steps[steps > 0])) if (steps > 0).any() else 0.0
+    step, least, most = (_length(float(size), dated, times) for size in (usual, steps.min(), steps.max()))
+    roles.notes.insert(
+        0, f"time in {roles.time}, {cells.iloc[times.argmin()]} to {cells.iloc[times.argmax()]}, a step of {step}"
+    )
+    if repeated := int((steps == 0).sum()):
+        keys = pd.DataFrame({"time": times, "series": frame[roles.series].to_numpy() if roles.series else 0})
+        first = cells[keys.duplicated().to_numpy()].iloc[0]
+        more = "" if roles.series else "; if they belong to several series, name their column: --series NAME"
         roles.problems.append(
             f"{repeated} rows repeat a time in {roles.time}, such as {first}: keep one of each{more}"
         )
-    usual = float(np.median(steps[steps > 0])) if (steps > 0).any() else 0.0
-    order = np.argsort(times, kind="stable")
-    span = f"{cells.iloc[order[0]]} to {cells.iloc[order[-1]]}"
-    roles.notes.insert(0, f"time in {roles.time}, {span}, a step of {_length(usual, dated, times)}")
-    odd = np.abs(steps - usual) > 0.5 * usual
-    if odd.mean() > 0.1 and len(steps) > 9 and not repeated:
+    elif len(steps) > 9 and (np.abs(steps - usual) > 0.5 * usual).mean() > 0.1:
         roles.problems.append(
-            f"the steps of {roles.time} are irregular, {_length(float(steps.min()), dated, times)} to "
-            f"{_length(float(steps.max()), dated, times)}: resample them to one step length, for instance with "
-            "pandas' resample, or remove the time column"
+            f"the steps of {roles.time} are irregular, {least} to {most}: resample them to one step length, for "
+            "instance with pandas' resample, or remove the time column"
         )
-    elif (wide := int((steps > 1.5 * usual).sum())) and usual:
-        roles.notes.append(
-            f"{wide} gap{'s' if wide > 1 else ''} of up to {_length(float(steps.max()), dated, times)}: the rows "
-            "before and after are treated as neighbours"
-        )
+    elif wide := int((steps > 1.5 * usual).sum()):
+        gaps = f"{wide} gap{'s' if wide > 1 else ''} of up to {most}"
+        roles.notes.append(f"{gaps}: the rows before and after are treated as neighbours")
 
 
 def _length(step: float, dated: bool, times: np.ndarray) -> str:

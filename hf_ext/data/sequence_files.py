@@ -107,18 +107,16 @@ def open_sequences(found: list[str], source: DataSource) -> datasets.Dataset:
 def _open_rows(files: list[Path], source: DataSource) -> datasets.Dataset:
     """Tables whose rows are series: their numbers as the list `values`, and the label."""
     label = source.column_of("label")
-    named: dict[str, list[Any]] = {}
     if files[0].suffix.lower() == TS:
         parts = [read_ts(file) for file in files]
-        numbered = [series for found, _ in parts for series in found]
-        kind, classes = _feature(numbered[0]), [value for _, found in parts for value in found]
+        numbered, named = [series for found, _ in parts for series in found], dict[str, list[Any]]()
+        classes = [value for _, found in parts for value in found]
     else:
         numbered, classes, named = _read_rows(files, label)
-        kind = datasets.List(datasets.Value("float64"))
     kept = slice_split(source.split, len(numbered))
-    features = {ARRAY_COLUMN: kind, label: _kind_of([classes[index] for index in kept])}
-    columns: dict[str, list[Any]] = {ARRAY_COLUMN: [numbered[index] for index in kept]}
-    columns[label] = [_cell_of(classes[index], features[label]) for index in kept]
+    columns: dict[str, Any] = {ARRAY_COLUMN: [numbered[index] for index in kept]}
+    features = {ARRAY_COLUMN: _feature(numbered[0])}
+    features[label], columns[label] = _column_of([classes[index] for index in kept])
     for name, groups in named.items():
         features[name] = datasets.Value("string")
         columns[name] = [class_name(groups[index]) for index in kept]
@@ -202,8 +200,7 @@ def _open_panel(files: list[Path], source: DataSource) -> datasets.Dataset:
         values = _plain_column(frame[name].rename("label" if name == label else name))
         parts = [values[rows] for rows in groups]
         if (name == label or GROUPS.fullmatch(name)) and all(map(_is_of_the_whole, parts)):
-            features[name] = _kind_of([part[0] for part in parts])
-            columns[name] = [_cell_of(part[0], features[name]) for part in parts]
+            features[name], columns[name] = _column_of([part[0] for part in parts])
         else:
             features[name], columns[name] = _feature(values), parts
     return _from_columns(columns, features, source.split)
@@ -215,15 +212,12 @@ def _is_of_the_whole(part: np.ndarray) -> bool:
     return {*others} <= {first} or {*others} == {None}
 
 
-def _kind_of(labels: list[Any]) -> Any:
-    """The type of a column of labels: numbers stay numbers, everything else are names."""
+def _column_of(labels: list[Any]) -> tuple[Any, list[Any]]:
+    """The type of a column of labels, and its cells: numbers stay numbers, everything else are names."""
     given = [value for value in labels if value == value and value is not None]
-    numbers = all(isinstance(value, int | float | np.number) and not isinstance(value, bool) for value in given)
-    return datasets.Value("float64" if given and numbers else "string")
-
-
-def _cell_of(value: Any, kind: Any) -> Any:
-    return float(value) if kind.dtype == "float64" else class_name(value)
+    if given and all(isinstance(value, int | float | np.number) and not isinstance(value, bool) for value in given):
+        return datasets.Value("float64"), [None if value is None else float(value) for value in labels]
+    return datasets.Value("string"), [class_name(value) for value in labels]
 
 
 def _from_columns(columns: dict[str, list[Any]], features: dict[str, Any], split: str) -> datasets.Dataset:

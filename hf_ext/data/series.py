@@ -140,20 +140,10 @@ def _look_at_arrays(path: str, file: Path, hints: Hints) -> Survey:
     label = hints.label or next((name for name in flat if name.lower() in _LABELS), None)
     inputs = list(hints.inputs) or [name for name, values in arrays.items() if values.ndim in (2, 3) and name != label]
     shapes = ", ".join(f"{name} {[*values.shape]}" for name, values in arrays.items())
-    tests = [name for name in arrays if "test" in name.lower()]
-    if tests and not hints.inputs:
+    if label not in arrays or len(inputs) != 1:
         raise DataError(
-            f"{path}: {shapes}: {tests[0]} is of another split. Save each split as a separate file, or give the "
-            "arrays for training: --inputs and --label."
-        )
-    if label is None or label not in arrays or not inputs:
-        raise DataError(
-            f"{path}: arrays [examples, steps, channels] {shapes}, and no label. {UNLABELLED} Save the classes as an "
-            "array label in an .npz, or give their name: --label NAME."
-        )
-    if len(inputs) > 1:
-        raise DataError(
-            f"{path}: {shorten(inputs)} may each be the series: choose one, such as {option('inputs', inputs[0])}."
+            f"{path}: arrays {shapes}: name one of the series, [examples, steps, channels], and one of the classes: "
+            f"--inputs NAME --label NAME. Save each split as a separate file. {UNLABELLED}"
         )
     if arrays[label].shape != arrays[inputs[0]].shape[: arrays[label].ndim]:
         raise DataError(

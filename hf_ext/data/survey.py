@@ -158,16 +158,13 @@ def _refuse_mixed_pairs(folder: Path) -> None:
     for given, wanted in PAIRS:
         # Endings of a letter, and files that belong to other words, say little.
         inputs = [stem for stem in stems if len(given) > 1 and re.search(rf"[_-]{given}$", stem, re.IGNORECASE)]
-        pairs = [stem for stem in inputs if {f"{stem[: -len(given)]}{word}" for word in _cases(wanted)} & stems]
+        words = wanted, wanted.upper(), wanted.capitalize()
+        pairs = [stem for stem in inputs if {f"{stem[: -len(given)]}{word}" for word in words} & stems]
         if len(pairs) > 1 and 4 * len(pairs) >= len(stems):
             raise DataError(
                 f"{folder} has pairs of pictures in one folder, such as {min(pairs)} and one of {wanted}: put them "
                 f"into two folders, {given}/ and {wanted}/, under equal names."
             )
-
-
-def _cases(word: str) -> tuple[str, ...]:
-    return word, word.upper(), word.capitalize()
 
 
 def _refuse_folders_in(archive: Path) -> None:
@@ -386,13 +383,12 @@ def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
     raw = data.cast_column("lq", datasets.Image(decode=False)).cast_column("hq", datasets.Image(decode=False))
     rows = [[_read_header(raw[index][side]) for side in ("lq", "hq")] for index in _choose(len(data))]
     read = [(*lq, *hq) for lq, hq in rows if lq and hq]
-    other, kept = place.parent / "validation", {"train": train, "eval": None, "learned": len(data)}
+    other = place.parent / "validation"
     if place.name == "train" and find_pairs(other, names):
         train.pop("split")
-        kept["eval"] = {**train, "path": str(other)}
+        survey = Survey("pairs", train, {**train, "path": str(other)}, len(data), about="")
     else:
-        kept = keep_back(train, data)
-    survey = Survey("pairs", **kept, about="", count=len(data))
+        survey = Survey("pairs", **keep_back(train, data), about="", count=len(data))
     _tell_broken(survey, 0, len(rows), len(read), "pairs of pictures")
     scales = {(hq.size[0] / lq.size[0], hq.size[1] / lq.size[1]) for lq, hq in read}
     survey.scale = max(1, round(read[0][1].size[0] / read[0][0].size[0]))

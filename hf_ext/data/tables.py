@@ -103,55 +103,41 @@ def read_text(path: Path) -> str:
 def _read_table(path: Path) -> Table:
     text, notes = _decode(path.read_bytes())
     # Old Macs end lines with a return alone.
-    text = re.sub(r"\r\n?", "\n", text)
-    lines = text.splitlines()
-    skipped = 0
-    while skipped < len(lines) and (not lines[skipped].strip() or lines[skipped].lstrip().startswith(_COMMENTS)):
-        skipped += 1
-    if skipped:
-        text = "\n".join(lines[skipped:])
-        comments = sum(bool(line.strip()) for line in lines[:skipped])
-        if comments:
-            notes.append(f"{comments} comment line{'s' if comments > 1 else ''} before the names of the columns")
-    told = _SEPARATOR_LINE.fullmatch(lines[skipped]) if skipped < len(lines) else None
+    lines = re.sub(r"\r\n?", "\n", text).split("\n")
+    rows = (place for place, line in enumerate(lines) if line.strip() and not line.lstrip().startswith(_COMMENTS))
+    start = next(rows, len(lines))
+    if comments := sum(bool(line.strip()) for line in lines[:start]):
+        notes.append(f"{comments} comment line{'s' if comments > 1 else ''} before the names of the columns")
+    usual = "\t" if path.suffix.lower() == ".tsv" else ","
+    told = _SEPARATOR_LINE.fullmatch(lines[start]) if start < len(lines) else None
+    text = "\n".join(lines[start if told is None else start + 1 :])
     if told is not None:
-        skipped += 1
-        text = "\n".join(lines[skipped:])
         separator = told[1]
-    elif path.suffix.lower() == ".tsv" and "\t" in text[:_SAMPLE]:
-        separator = "\t"
     else:
-        separator = _find_separator(text[:_SAMPLE])
-    if separator != ("\t" if path.suffix.lower() == ".tsv" else ","):
+        separator = usual if usual == "\t" and "\t" in text[:_SAMPLE] else _find_separator(text[:_SAMPLE])
+    if separator != usual:
         names = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas", r"\s+": "spaces"}
         notes.append(f"separated by {names.get(separator, repr(separator))}")
-    first = next(csv.reader(io.StringIO(text), delimiter=separator), []) if len(separator) == 1 else (
-        lines[skipped].split() if skipped < len(lines) else [])  # fmt: skip
-    numbers = bool(first) and all(is_number(_point(name, separator)) for name in first)
-    nameless = numbers and len(first) >= _NAMELESS and len(set(first)) > 2 and not _counts_up(first)
-    nameless = nameless or _starts_with_a_row(text, first, separator)
-    # A number of stars or a class, which others have too, and a review.
-    row = any(name.count(" ") > 3 for name in first) and _repeats_a_cell(text, first, separator)
-    if (numbers or row) and not nameless and not _counts_up(first):
-        advice = ", such as label and text" if row else ""
-        raise DataError(f"its first line, {', '.join(first)!s:.60}, must hold the names of the columns{advice}")
-    if not nameless and (twice := [name for name, count in Counter(filter(None, first)).items() if count > 1]):
-        raise DataError(f"{first.count(twice[0])} columns are called {twice[0]!r}: give each column a different name")
+    if len(separator) == 1:
+        first = next(csv.reader(io.StringIO(text), delimiter=separator), [])
+    else:
+        first = text.partition("\n")[0].split()
+    named = _has_names(first, text, separator)
     with warnings.catch_warnings():
         # It says that fields without a name are dropped.
         warnings.simplefilter("error", pd.errors.ParserWarning)
         warnings.simplefilter("ignore", pd.errors.DtypeWarning)
-        header, classes = None if nameless else "infer", {name: str for name in first if LABEL.fullmatch(name)}
+        header, classes = "infer" if named else None, {name: str for name in first if LABEL.fullmatch(name)}
         frame = pd.read_csv(io.StringIO(text), sep=separator, header=header, dtype=classes, **_CELLS)
     frame.columns = [str(name).strip() for name in frame.columns]
     # As after a separator at the end of each line.
     empty = [name for name in frame.columns if name.startswith("Unnamed:") and frame[name].isna().all()]
-    if empty and not nameless:
+    if empty and named:
         frame = frame.drop(columns=empty)
         notes.append(f"{len(empty)} column{'s' if len(empty) > 1 else ''} without a name and without a cell left out")
-    if nameless:
+    if not named:
         notes.append("no line of names: columns count from 0")
-    table = Table(frame, notes, nameless, separator)
+    table = Table(frame, notes, not named, separator)
     _drop_units(table)
     return table
 
@@ -220,19 +206,30 @@ def _counts_up(names: list[str]) -> bool:
     return len(names) > 1 and [str(name).strip() for name in names] == [str(n + first) for n in range(len(names))]
 
 
-def _starts_with_a_row(text: str, first: list[str], separator: str) -> bool:
-    """True if the first line is a row: numbers, and a class, first or last, that other rows have in its place."""
+def _has_names(first: list[str], text: str, separator: str) -> bool:
+    """True if the first line holds names; False if it is a series, with its class or without. Refuses another row."""
     words = [place for place, name in enumerate(first) if not is_number(_point(name, separator))]
-    if len(first) <= _NAMELESS or len(words) != 1 or words[0] not in (0, len(first) - 1) or len(separator) > 1:
+    if first and not _counts_up(first):
+        # The class, first or last, is one that other rows have in its place.
+        classes = words if len(first) > _NAMELESS and words in ([0], [len(first) - 1]) else []
+        numbers = not words and len(first) >= _NAMELESS and len(set(first)) > 2
+        if numbers or _repeats(first, text, separator, classes):
+            return False
+        # A number of stars or a class, which others have too, and a review.
+        alone = [place for place, name in enumerate(first) if name.strip() and " " not in name.strip()]
+        row = any(name.count(" ") > 3 for name in first) and _repeats(first, text, separator, alone)
+        if row or not words:
+            advice = ", such as label and text" if row else ""
+            raise DataError(f"its first line, {', '.join(first)!s:.60}, must hold the names of the columns{advice}")
+    if twice := [name for name, count in Counter(filter(None, first)).items() if count > 1]:
+        raise DataError(f"{first.count(twice[0])} columns are called {twice[0]!r}: give each column a different name")
+    return True
+
+
+def _repeats(first: list[str], text: str, separator: str, places: list[int]) -> bool:
+    """True if a cell of the first line, at one of these places, stands again in its column."""
+    if not places or len(separator) > 1:
         return False
-    rows = csv.reader(io.StringIO(text[:_SAMPLE]), delimiter=separator)
-    cells = [row[words[0]].strip() for row in rows if len(row) == len(first)]
-    return cells.count(first[words[0]].strip()) > 1
-
-
-def _repeats_a_cell(text: str, first: list[str], separator: str) -> bool:
-    """True if a number or a word of the first line stands again in its column."""
-    places = [place for place, name in enumerate(first) if name.strip() and " " not in name.strip()]
     rows = [row for row in csv.reader(io.StringIO(text[:_SAMPLE]), delimiter=separator) if len(row) == len(first)]
     return any([row[place].strip() for row in rows].count(first[place].strip()) > 1 for place in places)
 
@@ -290,7 +287,9 @@ def _convert_columns(table: Table) -> None:
             full[rows] = numbers
             name = str(frame.columns[place])
             said.setdefault(how, []).append(name)
-            _refuse_huge(name, full)
+            if np.isinf(full).any():
+                row = int(np.isinf(full).argmax()) + 1
+                raise DataError(f"column {name!r}, row {row}: the number is too large, or infinite")
         changed[place] = pd.Series(full, index=values.index)
     if changed:
         # One after the other they would be moved again and again.
@@ -310,12 +309,6 @@ def _has_texts(values: "pd.Series[Any]") -> bool:
     if pd.api.types.is_object_dtype(kind):
         return not any(isinstance(cell, list | np.ndarray | dict | bytes) for cell in values.head(5))
     return pd.api.types.is_string_dtype(kind) or isinstance(kind, pd.CategoricalDtype)
-
-
-def _refuse_huge(name: str, values: np.ndarray) -> None:
-    huge = np.isinf(values)
-    if huge.any():
-        raise DataError(f"column {name!r}, row {int(huge.argmax()) + 1}: the number is too large, or infinite")
 
 
 def _find_filled(values: "pd.Series[Any]") -> tuple[np.ndarray, list[str]]:
@@ -380,19 +373,18 @@ def _drop_index(table: Table) -> bool:
     frame = table.frame
     if len(frame.columns) < 2 or not len(frame):
         return False
-    name = str(frame.columns[0])
-    values = frame.iloc[:, 0]
-    if _INDEX.fullmatch(name) and pd.api.types.is_numeric_dtype(values) and values.dtype != bool:
+    name, values = str(frame.columns[0]), frame.iloc[:, 0]
+    counts = pd.api.types.is_numeric_dtype(values) and values.dtype != bool
+    if counts and _INDEX.fullmatch(name) and len(frame) > 1:
         steps = values.to_numpy(dtype=np.float64, na_value=np.nan)
-        if len(steps) > 1 and np.array_equal(steps, np.arange(len(steps)) + steps[0]):
+        if np.array_equal(steps, np.arange(len(steps)) + steps[0]):
             table.frame = frame.iloc[:, 1:]
             told = "" if name.startswith("Unnamed") or not name else f", {name},"
             table.notes.append(f"the first column{told} counts the rows, and is left out")
             return True
-    if name.startswith("Unnamed:") and pd.api.types.is_numeric_dtype(values) and len(frame) == 1:
-        table.frame = frame.iloc[:, 1:]
-    elif name.startswith("Unnamed:"):
-        table.frame = frame.rename(columns={frame.columns[0]: "index"})
+    if name.startswith("Unnamed:"):
+        alone = counts and len(frame) == 1
+        table.frame = frame.iloc[:, 1:] if alone else frame.rename(columns={frame.columns[0]: "index"})
     return False
 
 

@@ -46,6 +46,9 @@ def write_recipe(method: str, folder: Path, survey: Survey, gpu: bool) -> str:
     Raises:
         ValueError: If the method cannot learn from such data.
     """
+    kinds, make = _METHODS[method]
+    if survey.kind not in kinds:
+        raise ValueError(f"{method} learns from {', '.join(kinds)}, but the data are {survey.kind}.")
     file, machine = shlex.quote(str(folder / f"{method}.yaml")), "a GPU" if gpu else "a CPU"
     # Join lines: a class name may contain line breaks.
     told = [" ".join(line.split()) for line in survey.lines]
@@ -56,7 +59,7 @@ def write_recipe(method: str, folder: Path, survey: Survey, gpu: bool) -> str:
         f"Train, or resume an interrupted training: hf-ext train {file}",
         f"List all fields: hf-ext train --help {file}. The command line also accepts them: --max_steps 100",
     ]
-    fields = {"semanir": _semanir, "mrconv": _mrconv, "dit": _dit}[method](survey, gpu)
+    fields = make(survey, gpu)
     start = {"method": (fields.pop("method"), *head), "output_dir": str(folder / "run"), "data": _data(survey)}
     return "\n".join(_write({**start, **fields})) + "\n"
 
@@ -77,22 +80,22 @@ def _write(fields: Fields, indent: str = "") -> list[str]:
 
 
 def _data(survey: Survey) -> Fields:
-    workers = 2, "Number of processes that load data; 0 loads in the main process."
+    told = ["Number of processes that load data; 0 loads in the main process."]
     fields: Fields = {"train": survey.train}
     if survey.eval is not None:
-        told = "Examples held out by content" if "hold_out" in survey.eval else "Examples of another split"
-        fields["eval"] = survey.eval, f"{told}, for evaluation."
+        origin = "Examples held out by content" if "hold_out" in survey.eval else "Examples of another split"
+        fields["eval"] = survey.eval, f"{origin}, for evaluation."
     else:
         other = {**survey.train, "split": "validation"}
         if survey.kind == "pairs":
             other = {"path": str(Path(survey.train["path"]).with_name("validation"))}
         advice = "No data for evaluation. Move some examples to a folder validation/ beside the others, and add:"
-        workers = workers[0], advice, f"eval: {flow(other)}", workers[1]
+        told = [advice, f"eval: {flow(other)}", *told]
     if survey.broken:
         # Allow twice the share that was seen.
         share = float(f"{min(1.0, round(2 * survey.broken, 2) + 0.01):.2g}")
         fields["max_bad_examples"] = share, "Largest share of unreadable examples; they are left out."
-    return {**fields, "num_workers": workers}
+    return {**fields, "num_workers": (2, *told)}
 
 
 def _schedule(survey: Survey, steps: int, batch: int, rate: float, gpu: bool, warmup: int) -> Fields:
@@ -117,8 +120,6 @@ def _schedule(survey: Survey, steps: int, batch: int, rate: float, gpu: bool, wa
 
 
 def _semanir(survey: Survey, gpu: bool) -> Fields:
-    if survey.kind not in ("pictures", "pairs"):
-        raise ValueError(f"SemanIR restores pictures, but the data are {survey.kind}: give a folder of pictures.")
     _refuse_deep(survey, survey.boundless)
     if survey.kind == "pairs":
         task: Fields = {"degradation": ({"kind": "paired"}, f"Pairs: {survey.roles[0]}.")}
@@ -152,12 +153,7 @@ def _semanir(survey: Survey, gpu: bool) -> Fields:
 
 
 def _mrconv(survey: Survey, gpu: bool) -> Fields:
-    make: dict[str, Callable[[Survey, bool], tuple[str, Fields]]] = {
-        "sounds": _sounds, "texts": _texts, "series": _series, "pictures": _classified_pictures,
-    }  # fmt: skip
-    if survey.kind not in make:
-        raise ValueError(f"MRConv learns from sounds, pictures, texts and series, but the data are {survey.kind}.")
-    method, task = make[survey.kind](survey, gpu)
+    method, task = _INPUTS[survey.kind](survey, gpu)
     # A causal model must not look ahead. Short dilated kernels and a wider model learn more from small sets of series;
     # models of differences between steps do not stream.
     causal, series = method == "mrconv-lm", method == "mrconv-series"
@@ -254,10 +250,6 @@ def _classified_pictures(survey: Survey, gpu: bool) -> tuple[str, Fields]:
 
 
 def _dit(survey: Survey, gpu: bool) -> Fields:
-    if survey.kind != "pictures":
-        raise ValueError(
-            f"a Disentangled DiT generates pictures, but the data are {survey.kind}: give a folder of pictures."
-        )
     _refuse_deep(survey, survey.deep)
     if not survey.classes and survey.captions is None:
         raise ValueError(
@@ -294,6 +286,20 @@ def _dit(survey: Survey, gpu: bool) -> Fields:
     schedule = _schedule(survey, 100000 if gpu else 2000, 64 if gpu else 16, 1e-4 if gpu else 1e-3, gpu, 100)
     average = 0.9999 if gpu else 0.99
     return {"method": "disentangled-dit", "task": task, "model": (model, preset), "ema_decay": average, **schedule}
+
+
+_INPUTS: dict[str, Callable[[Survey, bool], tuple[str, Fields]]] = {
+    "sounds": _sounds,
+    "pictures": _classified_pictures,
+    "texts": _texts,
+    "series": _series,
+}
+# Kinds of data that a method learns from, and its recipe.
+_METHODS: dict[str, tuple[tuple[str, ...], Callable[[Survey, bool], Fields]]] = {
+    "semanir": (("pictures", "pairs"), _semanir),
+    "mrconv": (tuple(_INPUTS), _mrconv),
+    "dit": (("pictures",), _dit),
+}
 
 
 def _refuse_deep(survey: Survey, deep: bool) -> None:

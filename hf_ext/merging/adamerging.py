@@ -107,7 +107,6 @@ def learn_weights(
     steps: int = 500,
     learning_rate: float = 1e-3,
     batch_size: int = 16,
-    shared: bool = False,
     show: Callable[[int, float], None] | None = None,
 ) -> MergeConfig:
     """
@@ -120,7 +119,6 @@ def learn_weights(
         steps (`int`, *optional*, defaults to 500): Steps of Adam.
         learning_rate (`float`, *optional*, defaults to 1e-3): Its learning rate.
         batch_size (`int`, *optional*, defaults to 16): Examples of each task in a step of a process.
-        shared (`bool`, *optional*, defaults to `False`): One weight for each task, not one for each of its tensors.
         show (`Callable[[int, float], None]`, *optional*): Called after each step with its number and entropy.
 
     Returns:
@@ -139,9 +137,6 @@ def learn_weights(
         given = [{name: values.to(accelerator.device) for name, values in next(part).items()} for part in batches]
         entropy = model(given)
         accelerator.backward(entropy)
-        if shared and (gradient := merge.weight.grad) is not None:
-            # equal gradients keep equal what began so
-            merge.weight.grad = gradient.mean(1, keepdim=True).expand_as(gradient).clone()
         optimizer.step()
         optimizer.zero_grad()
         if show is not None:

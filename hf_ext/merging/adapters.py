@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -165,8 +163,8 @@ class DeltaSource(VirtualSource):
         super().__init__(adapter.label, adapter.spec, adapter.checkpoint, adapter.place)
         self._base = base
         self._adapter = adapter
-        self._factors: OrderedDict[str, tuple[torch.Tensor, torch.Tensor]] = OrderedDict()
-        self._caching = threading.Lock()
+        # those of the last few tensors are kept
+        self._both_factors = lru_cache(_CACHED_FACTORS)(self._read_factors)
         # tensors that the adapter holds whole, by their names in the model
         self._own = {
             name.removeprefix(PREFIX).replace(".base_layer.", "."): name
@@ -276,23 +274,13 @@ class DeltaSource(VirtualSource):
             "alpha_pattern; save or get the adapter again."
         )
 
-    def _both_factors(self, delta: _Delta) -> tuple[torch.Tensor, torch.Tensor]:
-        """The factors of a tensor as matrices, A and B; those of the last few tensors are kept."""
-        with self._caching:
-            if delta.first in self._factors:
-                self._factors.move_to_end(delta.first)
-                return self._factors[delta.first]
+    def _read_factors(self, delta: _Delta) -> tuple[torch.Tensor, torch.Tensor]:
+        """The factors of a tensor as matrices, A and B."""
         first = self._adapter.read(delta.first).float()
         if delta.second is None:
-            factors = first.reshape(1, -1), torch.ones(1, 1)
-        else:
-            a, b = first.flatten(1), self._adapter.read(delta.second).float().flatten(1)
-            factors = (b.T.contiguous(), a.T.contiguous()) if delta.transposed else (a, b)
-        with self._caching:
-            self._factors[delta.first] = factors
-            if len(self._factors) > _CACHED_FACTORS:
-                self._factors.popitem(last=False)
-        return factors
+            return first.reshape(1, -1), torch.ones(1, 1)
+        a, b = first.flatten(1), self._adapter.read(delta.second).float().flatten(1)
+        return (b.T.contiguous(), a.T.contiguous()) if delta.transposed else (a, b)
 
 
 def _find_repeated(adapter: Source, base: Source, targets: set[str]) -> set[str]:
@@ -329,22 +317,19 @@ def lora_modules(adapter: Source) -> dict[str, tuple[str, str]]:
         for first, second in _FACTORS:
             partner = name.removesuffix(first) + second
             if name.endswith(first) and partner in adapter.tensors:
-                _check_rank(adapter, name, partner)
+                # A is [rank, …], B [rows, rank], each with more sides of a kernel.
+                a, b = (list(adapter.tensors[factor].shape) for factor in (name, partner))
+                if min(len(a), len(b)) < 2 or math.prod(b[1:]) != a[0]:
+                    raise DataError(
+                        f"{adapter.title}: {name} {a} and {partner} {b} have different ranks; save or get the adapter "
+                        "again."
+                    )
                 found[name.removesuffix(first).removeprefix(PREFIX)] = (name, partner)
                 known |= {name, partner}
     unknown = [name for name in adapter.tensors if name not in known]
     if unknown:
         raise DataError(f"{adapter.title}: {unknown[0]!r} is not part of a plain LoRA. {_ADVICE}")
     return found
-
-
-def _check_rank(adapter: Source, first: str, second: str) -> None:
-    """Refuses factors that cannot be multiplied: A is [rank, …], B [rows, rank], each with more sides of a kernel."""
-    a, b = (list(adapter.tensors[name].shape) for name in (first, second))
-    if min(len(a), len(b)) < 2 or math.prod(b[1:]) != a[0]:
-        raise DataError(
-            f"{adapter.title}: {first} {a} and {second} {b} have different ranks; save or get the adapter again."
-        )
 
 
 def refuse_variants(adapter: Source) -> None:

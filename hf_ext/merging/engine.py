@@ -259,9 +259,12 @@ class Engine:
         if not piece.merged:
             item = self._outputs.copies[piece.index]
             return [(item.source, item.name)]
-        row = self._plan.merged_rows[piece.index]
-        named = zip(self._plan.tasks, row.task_names, strict=True)
-        return [(self._plan.base, row.name), *((task, name) for task, name in named if name is not None)]
+        return [(source, name) for _, source, name in self._sources_of(self._plan.merged_rows[piece.index])]
+
+    def _sources_of(self, row: Row) -> list[tuple[int, Source, str]]:
+        """The base and the tasks that have a tensor, with the places of their buffers and the names there."""
+        named = zip((self._plan.base, *self._plan.tasks), (row.name, *row.task_names), strict=True)
+        return [(place, source, name) for place, (source, name) in enumerate(named) if name is not None]
 
     def _do(self, unit: Unit, buffers: _Buffers) -> np.ndarray:
         rows = []
@@ -284,19 +287,16 @@ class Engine:
 
     def _read(self, row: Row, low: int, high: int, buffers: _Buffers) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """A block of the base, and of every task that has the tensor."""
-        plan, size = self._plan, high - low
-        jobs = []
-        named = zip((plan.base, *plan.tasks), (row.name, *row.task_names), strict=True)
-        for place, (source, name) in enumerate(named):
-            if name is not None:
-                dtype = source.tensors[name].dtype
-                jobs.append((place, source, name, buffers.inputs[place, : size * dtype.itemsize].view(dtype)))
+        jobs, blocks = self._sources_of(row), dict[int, torch.Tensor]()
+        for place, source, name in jobs:
+            dtype = source.tensors[name].dtype
+            blocks[place - 1] = buffers.inputs[place, : (high - low) * dtype.itemsize].view(dtype)
         if self._pool is None:
-            for _, source, name, out in jobs:
-                source.read_into(name, low, high, out)
+            for place, source, name in jobs:
+                source.read_into(name, low, high, blocks[place - 1])
         else:
-            list(self._pool.map(lambda job: job[1].read_into(job[2], low, high, job[3]), jobs))
-        return jobs[0][3], {place - 1: out for place, _, _, out in jobs[1:]}
+            list(self._pool.map(lambda job: job[1].read_into(job[2], low, high, blocks[job[0] - 1]), jobs))
+        return blocks.pop(-1), blocks
 
     def _merge(self, piece: Piece, buffers: _Buffers) -> np.ndarray:
         """Merges a piece; its sums, totals and gram in one row."""

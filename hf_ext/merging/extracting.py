@@ -12,14 +12,13 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from peft import LoraConfig
 from safetensors.torch import save_file
 from torch import nn
-from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
+from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.pytorch_utils import Conv1D
 
 from hf_ext.emr.building import model_class
@@ -27,7 +26,7 @@ from hf_ext.files import copy_into, read_json_object, require_free, whole_folder
 from hf_ext.hub.disclosure import cut_paths
 
 from ..errors import DataError
-from .loading import compare_settings
+from .loading import compare_settings, find_loaded_names
 from .pairs import Pair
 from .sources import size_text
 
@@ -37,6 +36,7 @@ _LINEAR = (nn.Linear, Conv1D)
 # Above this a fixed rank is found without all singular values.
 _LARGE = 1024
 _RANKS = tuple(2**power for power in range(18))
+_LABELS = ("id2label", "problem_type")
 # Names that are printed; report.json has all.
 _SHOWN = 5
 
@@ -129,7 +129,7 @@ class _Extraction:
     def __init__(self, pair: Pair, folder: Path, lora_only: bool) -> None:
         self._folder, self._lora_only = folder, lora_only
         self._model = _build_outline(pair)
-        self._pair = _take_names_of(self._model, pair)
+        self._pair = _take_names_of(pair)
         self._modules = dict(self._model.named_modules())
         self._held: dict[str, torch.Tensor] = {
             **dict(self._model.named_parameters(remove_duplicate=False)),
@@ -161,27 +161,26 @@ class _Extraction:
         for name in self._pair.names:
             self._take(name, rank, error)
         for module in self._biases.keys() - self._matrices.keys():
-            self._add_nothing(module)
+            # peft takes a bias beside factors only: here they add nothing
+            self._take_matrix(module, torch.zeros(self._held[f"{module}.weight"].shape), 0.0, 1, None)
         if not self._matrices:
             raise ValueError(f"{self._pair.title}: no linear layer differs from the base, so no LoRA can be extracted")
         saved = self._save_modules()
         for module, found in self._matrices.items() if self._biases else ():
             # peft gives B a bias in every module or in none.
             self._keep({f"{module}.lora_B.bias": self._biases.get(module, torch.zeros(found["shape"][0]))})
-        self._warnings = _warn_of_settings(self._pair)
-        copy_into({name: path for name, path in self._pair.files.items() if self._belongs(name)}, self._folder)
+        self._warnings, files = _warn_of_settings(self._pair), dict(self._pair.files)
+        own = read_json_object(files["config.json"])
+        # Beside a config.json, transformers looks for whole weights and not for an adapter, so it is taken only where
+        # that of the base would not do.
+        if not self._warnings and all(own.get(key) == self._pair.base_config.get(key) for key in _LABELS):
+            del files["config.json"]
+        copy_into(files, self._folder)
         self._write_config(saved)
         save_file(self._tensors, self._folder / "adapter_model.safetensors", metadata={"format": "pt"})
         report = self._report(saved)
         write_json(self._folder / "report.json", report)
         return report
-
-    def _belongs(self, name: str) -> bool:
-        """True for a file of the fine-tune that the adapter needs. Beside a config.json, transformers looks for whole
-        weights and not for an adapter, so it is taken only where that of the base would not do."""
-        own = read_json_object(self._pair.files["config.json"])
-        labels = any(own.get(key) != self._pair.base_config.get(key) for key in ("id2label", "problem_type"))
-        return name != "config.json" or labels or bool(self._warnings)
 
     def _take(self, name: str, rank: int | None, error: float | None) -> None:
         """Decides on a tensor of the fine-tune, and keeps what the adapter needs of it."""
@@ -226,12 +225,12 @@ class _Extraction:
         difference = difference.T if type(self._modules[module]) is Conv1D else difference
         a, b, squares = cut_matrix(difference, rank, error)
         rows, columns = difference.shape
-        self._known.append((squares, square, rows, columns))
+        self._known += [(squares, square, rows, columns)] if square else []
         lost = _sum_of_squares(difference - b @ a)
         self._of_matrices += square
         self._lost_of_matrices += lost
         self._lost_of_all += lost
-        self._matrices[module] = {"shape": [rows, columns], "rank": len(a), "error": math.sqrt(lost / square)}
+        self._matrices[module] = {"shape": [rows, columns], "rank": len(a), "error": _share(lost, square)}
         self._keep({f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b})
 
     def _refuse_whole(self, name: str) -> str:
@@ -250,16 +249,6 @@ class _Extraction:
     def _keep(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Puts tensors of the adapter aside."""
         self._tensors |= {_PREFIX + name: tensor.contiguous().clone() for name, tensor in tensors.items()}
-
-    def _add_nothing(self, module: str) -> None:
-        """Gives a linear layer of which only the bias differs factors of nothing beside it."""
-        shape = tuple(cast(torch.Tensor, self._modules[module].weight).shape)
-        # GPT-2's weight is [in, out].
-        rows, columns = shape[::-1] if type(self._modules[module]) is Conv1D else shape
-        self._matrices[module] = {"shape": [rows, columns], "rank": 1, "error": 0.0}
-        self._keep(
-            {f"{module}.lora_A.weight": torch.zeros(1, columns), f"{module}.lora_B.weight": torch.zeros(rows, 1)}
-        )
 
     def _save_modules(self) -> list[str]:
         """Keeps all tensors of the modules that hold one which goes along whole; a tied one in each of its modules."""
@@ -349,19 +338,12 @@ def _warn_of_settings(pair: Pair) -> list[str]:
     ]
 
 
-def _take_names_of(model: nn.Module, pair: Pair) -> Pair:
+def _take_names_of(pair: Pair) -> Pair:
     """The pair under the names of the model, where transformers renames tensors on loading; ViT's, for instance."""
-    renamed: dict[str, str] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        try:
-            # One tensor at a time: what is made of several (fused experts) has no names of its own.
-            stored = revert_weight_conversion(cast(PreTrainedModel, model), {name: tensor})
-        except Exception:
-            # A conversion that needs more than this tensor, or its values.
-            continue
-        if len(stored) == 1 and next(iter(stored.values())).shape == tensor.shape:
-            renamed[next(iter(stored))] = name
-    origin = {renamed.get(name, name): name for name in pair.names}
+    loaded = find_loaded_names(dict.fromkeys(pair.names), read_json_object(pair.files["config.json"]))
+    # of several names of a tied tensor the first
+    first = {name: own for own, name in reversed(loaded.items())}
+    origin = {first.get(name, name): name for name in pair.names}
     return replace(
         pair,
         names=tuple(origin),

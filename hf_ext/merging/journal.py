@@ -33,7 +33,7 @@ from filelock import FileLock, Timeout
 from hf_ext.emr.manifest import FORMAT, MANIFEST
 
 from ..errors import UsageError
-from ..files import read_json, recover_folder, require_free
+from ..files import read_json, read_json_object, recover_folder, require_free
 from ..system import free_bytes, open_descriptor, sync_data
 from .plan import Plan
 
@@ -55,7 +55,8 @@ class Journal:
         self._boot = boot or (_BOOT_ID.read_text().strip() if _BOOT_ID.exists() else uuid.uuid4().hex)
         self.finished = set(self._find())
         self._lock = threading.Lock()
-        self._lines = 0
+        # lines of this process so far, for `confirm`
+        self.lines = 0
         self._path = folder / f"{uuid.uuid4().hex}.jsonl"
         self._descriptor = open_descriptor(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL)
         self._append({"boot": self._boot})
@@ -72,11 +73,6 @@ class Journal:
         data = np.ascontiguousarray(sums, "<f8").tobytes()
         self._append({"unit": unit, "crc": zlib.crc32(data), "sums": data.hex()})
         self.finished.add(unit)
-
-    @property
-    def lines(self) -> int:
-        """Number of lines of this process so far, for [`~Journal.confirm`]."""
-        return self._lines
 
     def confirm(self, lines: int) -> None:
         """Notes that the results of the first units are on the disk."""
@@ -107,7 +103,7 @@ class Journal:
             written = os.write(self._descriptor, line)
             while written < len(line):
                 written += os.write(self._descriptor, line[written:])
-            self._lines += 1
+            self.lines += 1
 
     def _find(self) -> dict[int, _Place]:
         """The line of every trusted unit."""
@@ -182,13 +178,12 @@ def _require_writable(out: Path) -> None:
 
 def _is_merge(folder: Path) -> bool:
     """True if a merge wrote a folder, with masks or without."""
-    with contextlib.suppress(OSError, ValueError):
-        found = read_json(folder / MANIFEST)
-        return isinstance(found, dict) and found.get("format") == FORMAT
-    with contextlib.suppress(OSError, ValueError):
-        found = read_json(folder / "report.json")
-        return isinstance(found, dict) and "sources" in found
-    return False
+    try:
+        if (folder / MANIFEST).is_file():
+            return bool(read_json_object(folder / MANIFEST).get("format") == FORMAT)
+        return "sources" in read_json_object(folder / "report.json", optional=True)
+    except (OSError, ValueError):
+        return False
 
 
 @contextlib.contextmanager

@@ -38,10 +38,12 @@ if TYPE_CHECKING:
 
 
 def find_class(config: Mapping[str, Any]) -> type[PreTrainedModel] | None:
-    """The class of a configuration, if transformers has it."""
+    """The class of a configuration, if transformers or this package has it."""
     import transformers
 
-    model_class = getattr(transformers, next(iter(config.get("architectures") or ()), ""), None)
+    kind = config.get("model_type")
+    place = import_module(f"hf_ext.{kind}") if kind in _OWN_KINDS else transformers
+    model_class = getattr(place, next(iter(config.get("architectures") or ()), ""), None)
     is_model = isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)
     return model_class if is_model else None
 
@@ -51,7 +53,7 @@ def build_empty(config: Mapping[str, Any]) -> PreTrainedModel | None:
     The model of a configuration without its weights.
 
     Returns:
-        `PreTrainedModel`: The model, or `None` if its class is not one of transformers.
+        `PreTrainedModel`: The model, or `None` if its class is none of transformers or of this package.
 
     Raises:
         ValueError: The class cannot be built.

@@ -271,40 +271,17 @@ def _read_sources(root: _Entry) -> tuple[list[_Entry], list[_Entry]]:
     if slices.value is None:
         entries = models.items("models")
         return [entry.check("a model", "model", "parameters", needed="model") for entry in entries], [shared]
-    # Slices of the same models with the same parameters are one, in their order.
-    parts = [part.check("a slice", "sources", "parameters", needed="sources") for part in slices.items("slices")]
-    first, ours, reached = parts[0].get("sources").items("sources"), list[Any](), 0
+    part, *others = slices.items("slices")
+    if others:
+        others[0].refuse("a second slice, and layers of several slices are mergekit's alone: give one of all layers")
+    part = part.check("a slice", "sources", "parameters", needed="sources")
     keys = ("model", "parameters", "layer_range")
-    for part in parts:
-        sources = [item.check("a source", *keys, needed="model") for item in part.get("sources").items("sources")]
-        told = [{key: value for key, value in item.value.items() if key != "layer_range"} for item in sources]
-        ours = told if part is parts[0] else ours
-        if (part.value.get("parameters"), told) != (parts[0].value.get("parameters"), ours):
-            part.refuse("slices of other models or parameters: put what differs by layer into one slice")
-        if len(parts) > 1 and _has_gradient([root.value.get("parameters"), part.value]):
-            part.refuse("a list of values by layer, which runs through each of several slices: use one slice")
-        ranges = [item.value.get("layer_range") for item in sources]
-        stop: Any = ranges[0][1] if isinstance(ranges[0], list) and len(ranges[0]) == 2 else None
-        fits = isinstance(stop, int) and stop > reached
-        for item, layers in zip(sources, ranges, strict=True):
-            if not fits or layers != [reached, stop]:
-                item.get("layer_range").refuse(
-                    f"layer_range {layers!r:.80}: every model gives the layers from {reached} on"
-                )
-        reached = stop
-    for item in first:
-        if (layers := _count_layers(item)) != reached:
-            item.get("layer_range").refuse(f"layer_range up to {reached}: all layers of the model are [0, {layers}]")
-    return first, [parts[0].get("parameters").check("parameters", *_PARAMETERS), shared]
-
-
-def _has_gradient(value: Any) -> bool:
-    """True if settings hold a list of values from the first layer to the last, but for `layer_range`."""
-    if isinstance(value, Mapping):
-        return any(_has_gradient(inner) for key, inner in value.items() if key != "layer_range")
-    if not isinstance(value, list):
-        return False
-    return any(_has_gradient(inner) if isinstance(inner, Mapping | list) else inner is not None for inner in value)
+    sources = [item.check("a source", *keys, needed="model") for item in part.get("sources").items("sources")]
+    for item in sources:
+        layers, given = _count_layers(item), item.get("layer_range")
+        if given.value != [0, layers]:
+            given.refuse(f"layer_range {given.value!r:.80}: all layers of the model are [0, {layers}]")
+    return sources, [part.get("parameters").check("parameters", *_PARAMETERS), shared]
 
 
 def _read_model(model: _Entry) -> str:

@@ -246,9 +246,11 @@ def _find_tied_names(base: Source, tasks: Sequence[Source], warnings: list[str])
     model = None
     if base.library == "transformers" and any(_has_vocabulary_twice(source, base.config) for source in (base, *tasks)):
         try:
-            model = build_empty(base.config)
+            model, why = build_empty(base.config), "its class is none of transformers"
         except ValueError as error:
-            warnings.append(f"{base.title}: {error}; only what its file says about tied tensors is known")
+            why = str(error)
+        if model is None:
+            warnings.append(f"{base.title}: {why}; only what its file says about tied tensors is known")
     if model is not None:
         stored = base.tensors
         for names in find_tied(model):

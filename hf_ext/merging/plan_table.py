@@ -144,8 +144,7 @@ def _size_rows(plan: Plan) -> list[tuple[str, str]]:
     share = plan.result_bytes / plan.checkpoints_bytes
     with_base = (plan.result_bytes + base) / (plan.checkpoints_bytes + base)
     masks = f" (root {size_text(plan.unified_bytes)}, each mask {size_text(max(plan.mask_bytes))})"
-    fast = plan.config.device != "cpu" or find_kernels("cpu").run_files is not None
-    return [
+    rows = [
         ("reads", f"{size_text(plan.bytes_read)} of tensors; {size_text(plan.header_bytes)} of headers so far"),
         ("writes", f"{size_text(plan.bytes_written)}{masks if plan.config.with_masks else ''}"),
         (
@@ -155,9 +154,7 @@ def _size_rows(plan: Plan) -> list[tuple[str, str]]:
             f"{size_text(plan.checkpoints_bytes + base)} ({with_base:.0%})",
         ),
         ("memory", f"{size_text(plan.peak_memory)} of buffers beside the process itself"),
-        *(
-            []
-            if fast
-            else [("speed", "plain torch; with numba a merge is 3 times faster: pip install 'hf-ext[fast]'")]
-        ),
     ]
+    if plan.config.device == "cpu" and find_kernels("cpu").run_files is None:
+        rows.append(("speed", "plain torch; with numba a merge is 3 times faster: pip install 'hf-ext[fast]'"))
+    return rows

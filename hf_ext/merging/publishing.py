@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 from hf_ext.emr import emr_loader
 from hf_ext.emr.artifact import hash_files, open_extras, open_masks, open_unified
 from hf_ext.emr.manifest import MANIFEST, Manifest
 
 from ..errors import DataError, UsageError
-from ..files import read_json_object, stays_inside, write_json
+from ..files import parse_json_object, read_json_object, stays_inside, write_json
 from ..hub.folder_kinds import FolderKind
 from ..hub.published_files import LICENCES, is_described, is_loaded, walk
 from .card import describe, public_name, read_merge
@@ -100,14 +100,17 @@ def hide_paths(folder: Path) -> None:
         names[merged] = place.name if is_path else merged
     # the longest first: one may begin another
     paths = [
-        (path, names[path])
+        (_escape(path), _escape(names[path]))
         for path in sorted(names, key=len, reverse=True)
         if re.search(r"[\\/]", path) and names[path] != path
     ]
     for file in (MANIFEST, "report.json"):
         path = folder / file
         if path.is_file():
-            content = _hide(read_json_object(path), paths)
+            text = path.read_text(encoding="utf-8")
+            for hidden, public in paths:
+                text = text.replace(hidden, public)
+            content = parse_json_object(text.encode(), str(path))
             if file == MANIFEST and merge.manifest is not None and merge.manifest.files:
                 # Weights are copies, and keep the hashes of the merge, by which a fault of the copy is noticed;
                 # configurations may have been changed for publication.
@@ -115,15 +118,9 @@ def hide_paths(folder: Path) -> None:
             write_json(path, content, indent=1)
 
 
-def _hide(value: Any, paths: list[tuple[str, str]]) -> Any:
-    if isinstance(value, dict):
-        return {key: _hide(item, paths) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_hide(item, paths) for item in value]
-    if isinstance(value, str):
-        for path, name in paths:
-            value = value.replace(path, name)
-    return value
+def _escape(text: str) -> str:
+    """The text as it stands between quotes in a JSON file."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 MERGES = FolderKind(describe, hide_paths, copy_artifact)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import os
 import re
-import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -192,36 +191,31 @@ class RepositoryFiles:
         self._commit = commit
         self._token = token
         self._endpoint = endpoint
-        self._lock = threading.Lock()
-        self._fetched: dict[tuple[str, ...], Path] = {}
+        self._fetch = lru_cache(None)(self._download)
 
     def fetch(self, patterns: tuple[str, ...]) -> Path:
         """The snapshot in the cache, with these files of it."""
-        return self._fetch(patterns, ())
+        return self._fetch(patterns)
 
     def fetch_companions(self) -> Path:
         """The snapshot with all that belongs to the model beside its weights."""
         self._fetch((CODE,), (".*",))
         folder = self._fetch(("*",), LEFT_OUT)
         modules = tuple(f"{place}/*" for place in read_modules(folder))
-        return self._fetch(modules, ()) if modules else folder
+        return self._fetch(modules) if modules else folder
 
-    def _fetch(self, patterns: tuple[str, ...], ignored: tuple[str, ...]) -> Path:
-        with self._lock:
-            if patterns not in self._fetched:
-                what = f"configuration and tokenizer of {self.repo_id}@{self._commit[:12]}"
-                with explain_hub(what, self._endpoint):
-                    folder = snapshot_download(
-                        self.repo_id,
-                        revision=self._commit,
-                        allow_patterns=list(patterns),
-                        ignore_patterns=list(ignored) or None,
-                        token=self._token,
-                        endpoint=self._endpoint,
-                        tqdm_class=_NoBar,
-                    )
-                self._fetched[patterns] = Path(folder)
-            return self._fetched[patterns]
+    def _download(self, patterns: tuple[str, ...], ignored: tuple[str, ...] = ()) -> Path:
+        with explain_hub(f"configuration and tokenizer of {self.repo_id}@{self._commit[:12]}", self._endpoint):
+            folder = snapshot_download(
+                self.repo_id,
+                revision=self._commit,
+                allow_patterns=list(patterns),
+                ignore_patterns=list(ignored) or None,
+                token=self._token,
+                endpoint=self._endpoint,
+                tqdm_class=_NoBar,
+            )
+        return Path(folder)
 
 
 class _NoBar(tqdm):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from ..errors import DataError
 from .methods import Method
 from .sources import Source
 from .tensors import Row
@@ -24,7 +25,6 @@ def check_statistics(method: Method, rows: Sequence[Row], tasks: Sequence[Source
                 f"{file.title} hold kind {file.metadata.get('kind')!r}, method {method.name!r} needs "
                 f"{method.statistics!r}: {advice}."
             )
-        _check_layout(file)
         for row in rows:
             name = row.task_names[index]
             if name is None:
@@ -46,18 +46,12 @@ def check_statistics(method: Method, rows: Sequence[Row], tasks: Sequence[Source
         raise ValueError(f"no merged tensor has a gram in {files[0].title}: they are of another model.")
 
 
-def _check_layout(file: Source) -> None:
-    try:
-        listed = isinstance(json.loads(file.metadata.get("inputs_first", "[]")), list)
-    except ValueError:
-        listed = False
-    if not listed:
-        raise ValueError(f"{file.title}: `inputs_first` of the metadata is no list of names; make the file again.")
-
-
 def inputs_first(file: Source, name: str) -> bool:
     """True if the rows of a linear layer's weight are its inputs."""
-    return name in json.loads(file.metadata.get("inputs_first", "[]"))
+    try:
+        return name in list(json.loads(file.metadata.get("inputs_first", "[]")))
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{file.title}: `inputs_first` of the metadata is no list of names; make it again.") from error
 
 
 def _has_gram(row: Row, files: Sequence[Source]) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -29,7 +28,7 @@ from .sources import Source
 KEPT, SHARED, COMPARED, SKIPPED = "kept", "the base's", "kept if not the base's", "skipped"
 TIED = "tied to another tensor in the base"
 WHOLE_NUMBERS, COMPUTED, STATISTIC = "not floating-point", "computed buffer", "running statistic"
-EXCLUDED, _OTHER_TOKENS = "excluded", "another vocabulary"
+EXCLUDED = "excluded"
 _SHOWN_NAMES = 3
 
 
@@ -77,6 +76,7 @@ class Table:
         self._names, self._aliases, self._matching = matching.names, matching.aliases, matching
         self.rows: list[Row] = []
         self.own: list[Own] = []
+        self._other_tokens: list[str] = []
         self._excluded = [re.compile(pattern) for pattern in config.exclude]
         for name, info in base.tensors.items():
             if name not in self._aliases:
@@ -94,7 +94,7 @@ class Table:
         """Warnings about parts of the tasks that the result lacks or changes."""
         return [
             *self._pattern_warnings(),
-            *self._vocabulary_warnings(),
+            *self._other_tokens,
             *([] if self._config.with_masks else self._one_model_warnings()),
         ]
 
@@ -108,27 +108,16 @@ class Table:
             *(f"the filter {part!r} is in no tensor's name" for part in dict.fromkeys(filters)),
         ]
 
-    def _vocabulary_warnings(self) -> list[str]:
-        kept: dict[tuple[int, str], list[str]] = defaultdict(list)
-        for item in self.own:
-            if item.reason.startswith(_OTHER_TOKENS):
-                kept[item.task, item.reason].append(item.name)
-        return [
-            f"{self._tasks[index].title} has {reason}: it keeps its own {', '.join(names)}"
-            for (index, reason), names in kept.items()
-        ]
-
     def _one_model_warnings(self) -> list[str]:
         """Warnings about tensors of some tasks only, which a single model cannot contain."""
         warnings = []
         self._refuse_other_labels()
         for index, task in enumerate(self._tasks):
-            lost = [item for item in self.own if (item.task, item.rule) == (index, KEPT)]
-            lost = [item for item in lost if item.reason != EXCLUDED and item.nbytes]
-            shared = {item.base_name for item in self.own if (item.task, item.rule) == (index, SHARED)}
-            chosen = {item.base_name for item in self.own if item.task == index and item.reason == EXCLUDED}
+            own = [item for item in self.own if item.task == index]
+            lost = [item for item in own if item.rule == KEPT and item.reason != EXCLUDED and item.nbytes]
+            known = {item.base_name for item in own if item.rule == SHARED or item.reason == EXCLUDED}
             absent = [row.name for row in self.rows if row.task_names and row.task_names[index] is None]
-            absent = [name for name in absent if name not in shared | chosen]
+            absent = [name for name in absent if name not in known]
             if lost:
                 text = f"{task.title}: the merged model cannot contain {name_some([item.name for item in lost])}"
                 warnings.append(f"{text}; they are left out")
@@ -252,7 +241,8 @@ class Table:
                 "a method with masks, where each task keeps its own; or shape_policy: overlap, which merges the first "
                 "rows if they mean the same tokens; or exclude the tensor, of which the base's is then taken."
             )
-        return f"{_OTHER_TOKENS} ({vocabulary.difference})"
+        self._other_tokens.append(f"{told}: it keeps its own")
+        return f"another vocabulary ({vocabulary.difference})"
 
 
 def name_some(names: Sequence[str]) -> str:

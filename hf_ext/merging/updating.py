@@ -129,13 +129,12 @@ def _own_options(manifest: Manifest, tasks: Collection[str]) -> dict[str, Any]:
     """The method and its options, of these tasks: others may have been removed since."""
     name = manifest.method.get("method")
     options = METHODS[name].options if name in METHODS else {}
-    found = {key: value for key, value in manifest.method.items() if key in options}
-    own = {
-        key: {task: value for task, value in setting.items() if task in tasks}
-        for key, setting in found.items()
-        if isinstance(setting, dict)
+    found = {
+        key: {task: own for task, own in value.items() if task in tasks} if isinstance(value, dict) else value
+        for key, value in manifest.method.items()
+        if key in options
     }
-    return {**found, **own, **({"method": name} if name in METHODS else {})}
+    return found | ({"method": name} if name in METHODS else {})
 
 
 def _add_frozen(place: Path, manifest: Manifest, name: str, source: str, base: str, options: dict[str, Any]) -> None:

@@ -124,7 +124,7 @@ def check_images(images: Sequence[Any] | None, name: str) -> None:
 
 
 def describe(summary: str, inputs: str, **columns: Any) -> evaluate.MetricInfo:
-    """What `evaluate` wants to know of a metric: a sentence, its inputs, and the types of its columns."""
+    """Description of a metric for `evaluate`: a sentence, its inputs, and the types of its columns."""
     features = datasets.Features(columns)
     return evaluate.MetricInfo(description=summary, citation="", inputs_description=inputs, features=features)
 

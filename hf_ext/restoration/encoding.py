@@ -10,7 +10,6 @@ import re
 import struct
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,17 +28,6 @@ from .containers import has_other_light, has_texts, insert_chunks
 
 logger = logging.get_logger(__name__)
 
-# What Pillow makes of a file name's end.
-FORMATS = {
-    ".png": "PNG",
-    ".jpg": "JPEG",
-    ".jpeg": "JPEG",
-    ".webp": "WEBP",
-    ".tif": "TIFF",
-    ".tiff": "TIFF",
-    ".bmp": "BMP",
-    ".gif": "GIF",
-}
 _QUALITY = 95
 _WITHOUT_ALPHA = ("JPEG", "BMP")
 _ANIMATED = ("GIF", "PNG", "WEBP")
@@ -114,13 +102,6 @@ class Encoding(NamedTuple):
 
 
 DEFAULT = Encoding()
-
-
-def image_format(path: Path) -> str:
-    """The format for the extension of a file name."""
-    if path.suffix.lower() not in FORMATS:
-        raise UsageError(f"{path} ends with {path.suffix!r}; pictures are written as {', '.join(FORMATS)}.")
-    return FORMATS[path.suffix.lower()]
 
 
 def encode_frames(

@@ -2,7 +2,7 @@
 """Pictures in files: read with a bound before anything is decoded, written whole with their metadata."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import count
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from hf_ext.files import whole_file
 from hf_ext.semanir.image_processing_semanir import image_to_pixels, pixels_to_image
 
-from ..errors import DataError
+from ..errors import DataError, UsageError
 from .camera import (
     DECODER_ERRORS,
     RAW_ENDINGS,
@@ -28,7 +28,8 @@ from .camera import (
 )
 from .containers import colour_chunks, is_lossless_webp, jpeg_subsampling
 from .deep import read_deep, spread_grey
-from .encoding import XMP, Frames, Picture, descriptive_tags, encode_frames, image_format, to_8_bits
+from .encoding import XMP, Frames, Picture, descriptive_tags, encode_frames, to_8_bits
+from .jobs import FORMATS
 
 _ORIENTATION = 0x0112
 # Formats whose frames follow one another in time; in those of the second kind the first picture is the whole (a
@@ -83,16 +84,13 @@ def _read(source: Source, max_megapixels: float, several: bool) -> Frames:
         with open_picture(source, max(1, int(max_megapixels * 1e6))) as image:
             if is_raw(image):
                 return _from_camera(read_raw, source, check)
-            moving, pages, masks = image.format in _MOVING, [0], 0
-            if moving:
-                pages = list(range(getattr(image, "n_frames", 1)))
-            elif image.format not in _FIRST:
-                pages, masks, pixels = _list_pages(image)
-                if len(pages) > 1 and several and pixels > max_megapixels * 1e6:
-                    raise DataError(_too_large(name, f"{pixels} pixels on its pages", max_megapixels))
+            pages, masks, pixels = _list_pages(image)
             if len(pages) > 1 and not several:
                 raise DataError(f"{name} has {len(pages)} frames or pages; save each as its own file.")
-            check(*image.size, len(pages) if moving else 1)
+            if len(pages) == 1 or image.format in _MOVING:
+                check(*image.size, len(pages))
+            elif pixels > max_megapixels * 1e6:
+                raise DataError(_too_large(name, f"{pixels} pixels on its pages", max_megapixels))
             frames = _frames(image, source, pages)
             lost = (f"masks of pages were left out: {masks}",) if masks else ()
             return frames._replace(lost=frames.lost + lost)
@@ -132,9 +130,14 @@ def _from_camera(
 
 
 def _list_pages(image: ImageFile.ImageFile) -> tuple[list[int], int, int]:
-    """The pages that are pictures, how many are masks of others, and the pixels of the pictures."""
+    """The frames or pages that are pictures, how many are masks of others, and the pixels of the pictures."""
+    numbers: Iterable[int] = count()
+    if image.format != "TIFF":
+        numbers = range(1 if image.format in _FIRST else getattr(image, "n_frames", 1))
+        if len(numbers) == 1 or image.format in _MOVING:
+            return list(numbers), 0, len(numbers) * image.width * image.height
     pages, masks, pixels = list[int](), 0, 0
-    for number in count():
+    for number in numbers:
         try:
             image.seek(number)
         except EOFError:
@@ -267,8 +270,10 @@ def write_image(path: str | Path, picture: Picture | Frames, *, overwrite: bool 
         `Path`: The file; see [`encode_frames`] for what each format keeps.
     """
     path = Path(path)
+    if (ending := path.suffix.lower()) not in FORMATS:
+        raise UsageError(f"{path} ends with {path.suffix!r}; pictures are written as {', '.join(FORMATS)}.")
     frames = picture if isinstance(picture, Frames) else Frames([picture])
-    return write_bytes(path, encode_frames(frames, image_format(path)), overwrite)
+    return write_bytes(path, encode_frames(frames, FORMATS[ending]), overwrite)
 
 
 def write_bytes(path: Path, data: bytes, overwrite: bool) -> Path:

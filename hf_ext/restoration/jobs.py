@@ -14,8 +14,17 @@ from PIL import Image
 from ..errors import DataError
 from .camera import DECODER_ERRORS, RAW_ENDINGS, open_picture
 
-# Ends of names that results can have. A still GIF becomes a PNG, since a GIF has 256 colours.
-WRITTEN = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".gif")
+# The formats of results by the ends of their names. A still GIF becomes a PNG, since a GIF has 256 colours.
+FORMATS = {
+    ".png": "PNG",
+    ".jpg": "JPEG",
+    ".jpeg": "JPEG",
+    ".webp": "WEBP",
+    ".tif": "TIFF",
+    ".tiff": "TIFF",
+    ".bmp": "BMP",
+    ".gif": "GIF",
+}
 # What Pillow recognises but cannot decode by itself, or not as pixels.
 _NO_PIXELS = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}
 # What other libraries read; the ends of RAW files are in `camera`.
@@ -53,10 +62,10 @@ class Found(NamedTuple):
 
 def is_one_result(out: Path) -> bool:
     """True for the name of a picture that is no folder: the result of one picture goes there."""
-    if out.is_dir() or (ending := out.suffix.lower()) not in picture_endings().union(WRITTEN):
+    if out.is_dir() or (ending := out.suffix.lower()) not in picture_endings().union(FORMATS):
         return False
-    if ending not in WRITTEN:
-        raise ValueError(f"{out}: results can be {', '.join(WRITTEN)}; for a folder of that name, make it first.")
+    if ending not in FORMATS:
+        raise ValueError(f"{out}: results can be {', '.join(FORMATS)}; for a folder of that name, make it first.")
     return True
 
 
@@ -102,17 +111,15 @@ def plan_jobs(
 
 def check_template(name: str) -> None:
     """Refuse an invalid template of names, or one without the input's name."""
-    wrong = f"{name!r} is no template of names such as '{{stem}}_restored' or '{{stem}}-{{ext}}'"
     try:
-        made = name.format(stem="a", ext="b")
-    except (ValueError, KeyError, IndexError, AttributeError) as error:
-        raise ValueError(f"{wrong}: only {{stem}} and {{ext}} are allowed.") from error
-    if "{stem}" not in name:
-        raise ValueError(f"{wrong}: without {{stem}} all results would have one name.")
-    if "/" in made or os.sep in made or "\0" in made:
-        raise ValueError(f"{wrong}: it may not contain folders.")
-    if Path(made).suffix.lower() in WRITTEN:
-        raise ValueError(f"{wrong}: leave out the extension; --format chooses it.")
+        made, other = name.format(stem="a", ext="b"), name.format(stem="c", ext="b")
+    except (ValueError, KeyError, IndexError, AttributeError):
+        made = other = ""
+    if made == other or not {"/", os.sep, "\0"}.isdisjoint(made) or Path(made).suffix.lower() in FORMATS:
+        raise ValueError(
+            f"{name!r} is no template of names such as '{{stem}}_restored' or '{{stem}}-{{ext}}': {{stem}} is needed, "
+            "{ext} allowed, nothing else in braces, no folder and no extension, which --format chooses."
+        )
 
 
 def _without_clashes(
@@ -131,9 +138,7 @@ def _without_clashes(
             # Named twice, or by itself and with its folder.
             continue
         place = str(job.out).casefold()
-        if source is not None and source == result:
-            reason = "would be replaced by its restored version; give another folder with --out, or a --suffix."
-        elif renamed and source in results:
+        if renamed and source in results:
             # A result of an earlier run beside its input. Whoever names it is told; in a folder it is passed over.
             if not named:
                 continue
@@ -231,7 +236,7 @@ def _ending_of(source: Path | bytes, relative: Path) -> str:
     """The ending of a result: that of its input, or one that holds what is in it."""
     kind = relative.suffix
     if isinstance(source, Path) and kind.lower() != ".gif":
-        return kind if kind.lower() in WRITTEN else ".png"
+        return kind if kind.lower() in FORMATS else ".png"
     try:
         with open_picture(source) as image:
             moving, format = getattr(image, "is_animated", False), image.format
@@ -240,8 +245,8 @@ def _ending_of(source: Path | bytes, relative: Path) -> str:
     if format == "GIF":
         return (kind or ".gif") if moving else ".png"
     # A phone's JPEG of several pictures.
-    format, endings = "JPEG" if format == "MPO" else format, Image.registered_extensions()
-    return next((ending for ending in WRITTEN if endings.get(ending) == format), ".png")
+    format = "JPEG" if format == "MPO" else format
+    return next((ending for ending, written in FORMATS.items() if written == format), ".png")
 
 
 def check_places(jobs: list[Job]) -> None:

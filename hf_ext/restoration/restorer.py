@@ -165,8 +165,12 @@ def load_model(
 
 def _load_checkpoint(source: str, device: str | None, dtype: torch.dtype | str | None) -> SemanIRForImageRestoration:
     """The model of a checkpoint, an adapter with its base; on the GPU if there is one."""
-    plain = os.path.isdir(source) and not os.path.exists(os.path.join(source, "adapter_config.json"))
-    base = None if plain else _find_base(source)
+    base = None
+    if not os.path.isdir(source) or os.path.exists(os.path.join(source, "adapter_config.json")):
+        # peft is imported for adapters alone.
+        from hf_ext.training.models import adapter_base
+
+        base = adapter_base(source)
     name, revision = split_revision(base or source)
     kind = PreTrainedConfig.get_config_dict(name, revision=revision)[0].get("model_type")
     if kind != "semanir":
@@ -188,10 +192,3 @@ def _load_checkpoint(source: str, device: str | None, dtype: torch.dtype | str |
             "which is about as fast as float32 and needs as little memory as float16."
         )
     return restorer
-
-
-def _find_base(source: str) -> str | None:
-    # peft is imported for adapters alone.
-    from hf_ext.training.models import adapter_base
-
-    return adapter_base(source)

@@ -13,9 +13,9 @@ from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 
 from .comparison import Comparison, compare_pictures, comparison_page, comparison_sheet
 from .damage import choose_strength, estimate_damage
-from .encoding import DEFAULT, FORMATS, Encoding, Frames, Picture, encode_frames
+from .encoding import DEFAULT, Encoding, Frames, Picture, encode_frames
 from .files import read_frames, write_bytes, write_image
-from .jobs import Job
+from .jobs import FORMATS, Job
 from .records import Records
 from .tiles import find_strength, lacks_memory, restore_image
 

@@ -1,5 +1,6 @@
 """Arguments of a training run: one dataclass, filled from a YAML file and `--field value` overrides."""
 
+import copy
 import math
 import os
 import re
@@ -340,7 +341,7 @@ def _require(condition: bool, name: str, value: Any, allowed: str) -> None:
 def apply_overrides(mapping: dict[str, Any], flags: list[str]) -> dict[str, Any]:
     """Applies `--field value`, `--field=value` and `--section.field value`; a flag without a value means `true`."""
     # `null` removes a key, so that its default applies: `--model.num_classes null`, `--data.eval null`.
-    result = _copy_sections(mapping)
+    result = copy.deepcopy(mapping)
     words, given = list(flags), set[tuple[str, ...]]()
     while words:
         word = words.pop(0)
@@ -418,7 +419,3 @@ def _find_key(section: dict[str, Any], word: str) -> str:
     """The key for a word of a flag: `-` stands for `_`, except in names that the file contains, such as those of
     tasks."""
     return word if word in section else word.replace("-", "_")
-
-
-def _copy_sections(value: Any) -> Any:
-    return {key: _copy_sections(item) for key, item in value.items()} if isinstance(value, dict) else value

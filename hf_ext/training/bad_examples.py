@@ -56,16 +56,12 @@ class BadExamples:
             with self.file.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in new.values())
         if len(self.found) > self.count_allowed(read):
-            raise DataError(self.explain(rows[-1]))
-
-    def explain(self, last: dict[str, str]) -> str:
-        """The message with which the run ends."""
-        listed = "" if self.file is None else f" {self.file} lists them."
-        return (
-            f"{len(self.found)} examples cannot be used, more than data.max_bad_examples {self.share:g} allows; the "
-            f"last one: {describe_bad(last)}{listed} Repair the data, or allow a larger share: "
-            "--data.max_bad_examples 0.01."
-        )
+            listed = "" if self.file is None else f" {self.file} lists them."
+            raise DataError(
+                f"{len(self.found)} examples cannot be used, more than data.max_bad_examples {self.share:g} allows; "
+                f"the last one: {describe_bad(rows[-1])}{listed} Repair the data, or allow a larger share: "
+                "--data.max_bad_examples 0.01."
+            )
 
 
 def describe_bad(row: dict[str, str]) -> str:

@@ -75,7 +75,8 @@ def compare_settings(before: dict[str, Any], now: dict[str, Any], folder: Path) 
         if name not in (*BATCHING, "allow_other_data")
     ]
     if set(BATCHING) & {*different}:
-        verdicts.append((_batching_text(old, new), *_judge_batching(old, new)))
+        then, asked = (" × ".join(str(settings[name]) for name in BATCHING) for settings in (old, new))
+        verdicts.append((f"processes × batch × accumulation: {then} → {asked}", *_judge_batching(old, new)))
     refused = [f"{text} ({reason})" if reason else text for text, is_allowed, reason in verdicts if not is_allowed]
     if refused:
         raise OtherRun(
@@ -163,11 +164,6 @@ def _judge(name: str, old: dict[str, Any], new: dict[str, Any]) -> tuple[bool, s
 def _workers(settings: dict[str, Any]) -> int:
     """Readers of a stream: without a loader process the training process is the only one."""
     return max(1, settings.get("data.num_workers") or 0)
-
-
-def _batching_text(old: dict[str, Any], new: dict[str, Any]) -> str:
-    before, now = (" × ".join(str(settings[name]) for name in BATCHING) for settings in (old, new))
-    return f"processes × batch × accumulation: {before} → {now}"
 
 
 def _judge_batching(old: dict[str, Any], new: dict[str, Any]) -> tuple[bool, str]:

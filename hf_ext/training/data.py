@@ -23,7 +23,7 @@ import torch
 from datasets.distributed import split_dataset_by_node
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate, get_worker_info
 
-from ..errors import DataError, UsageError
+from ..errors import DataError, MissingColumn, UsageError
 from .arguments import DataSource
 from .bad_examples import (
     UNUSABLE,
@@ -114,7 +114,7 @@ class IndexedSamples(Dataset):
                 return self.transform(read_example(self.source, index), generator), [*bad.values()]
             except UNUSABLE as error:
                 bad[index] = name_bad(str(index), find_example_file(self.source, index), error)
-                if not self.bad_allowed and type(error) is DataError:
+                if not self.bad_allowed and not isinstance(error, OSError | UsageError | MissingColumn):
                     raise DataError(describe_bad(bad[index])) from error
                 # One more than allowed is returned: the training process, which counts all of them, ends the run.
                 if len(bad) > self.bad_allowed + 1 or not self.bad_allowed:

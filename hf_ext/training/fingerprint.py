@@ -29,9 +29,8 @@ _BYTES = 65536
 def fingerprint(data: datasets.Dataset | datasets.IterableDataset, section: Any) -> dict[str, Any]:
     """The fingerprint of opened data and of the section of a run that names its places."""
     is_stream = isinstance(data, datasets.IterableDataset)
-    rows = _rows_of_stream(data) if isinstance(data, datasets.IterableDataset) else _rows_of_table(data)
     digest = hashlib.sha256()
-    for row in rows:
+    for row in _find_rows(data):
         digest.update(repr(_plain(row)).encode())
     return {
         "rows": None if is_stream else len(data),
@@ -80,16 +79,16 @@ def _commit(place: str) -> str | None:
         return None
 
 
-def _rows_of_table(data: datasets.Dataset) -> Iterator[dict[str, Any]]:
-    raw = data.with_format("arrow")
-    for index in np.unique(np.linspace(0, max(0, len(data) - 1), _ROWS).astype(int)):
-        yield from raw[int(index) : int(index) + 1].to_pylist()
-
-
-def _rows_of_stream(data: datasets.IterableDataset) -> Iterator[dict[str, Any]]:
-    raw = data.decode(False) if data.features else data
+def _find_rows(data: datasets.Dataset | datasets.IterableDataset) -> Iterator[dict[str, Any]]:
+    """Rows from the whole of a table; of a stream the first of some shards."""
+    if isinstance(data, datasets.Dataset):
+        raw = data.with_format("arrow")
+        for index in np.unique(np.linspace(0, max(0, len(data) - 1), _ROWS).astype(int)):
+            yield from raw[int(index) : int(index) + 1].to_pylist()
+        return
+    stream = data.decode(False) if data.features else data
     for index in np.unique(np.linspace(0, data.num_shards - 1, _SHARDS).astype(int)):
-        yield from raw.shard(data.num_shards, int(index)).take(_FIRST)
+        yield from stream.shard(data.num_shards, int(index)).take(_FIRST)
 
 
 def _plain(value: Any) -> Any:

@@ -166,7 +166,9 @@ def _check_words(environment: Mapping[str, str], allowed: Mapping[str, Sequence[
             # A file of accelerate has the same names, in small letters.
             setting = name.removeprefix("ACCELERATE_").lower()
             known = ", ".join(filter(None, words))
-            raise UsageError(f"accelerate is configured with {setting} {environment[name]!r} ({name}); allowed: {known}.")
+            raise UsageError(
+                f"accelerate is configured with {setting} {environment[name]!r} ({name}); allowed: {known}."
+            )
 
 
 def _refuse_lost_processes(environment: Mapping[str, str]) -> None:

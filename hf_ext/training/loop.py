@@ -14,10 +14,9 @@ import datasets
 import numpy as np
 import torch
 from accelerate.utils import broadcast, send_to_device
-from tqdm import tqdm
 
 from ..files import whole_folder, write_json
-from ..progress import progress
+from ..progress import progress as show_progress
 from .arguments import TrainingArguments
 from .callbacks import Callback
 from .evaluation import evaluate_sets, write_results
@@ -115,8 +114,14 @@ class _Training(Run):
         self.clock, window, norm = Clock(), torch.zeros((), device=self.accelerator.device), None
         window_start, window_samples = progress.step, progress.samples
         stopping = self.stopping = Stopping(self.ranks, arguments.save_minutes, arguments.deadline_minutes)
+        bar_options = {"unit": " samples", "mininterval": 0.5, "shown": self.accelerator.is_main_process}
+        done, total = progress.samples, arguments.max_steps * self._batch_size
         # Closed by name: the traceback of an error would keep the loader processes alive.
-        with self._bar() as bar, stopping, contextlib.closing(iter(self.loader)) as batches:
+        with (
+            show_progress(initial=done, total=total, **bar_options) as bar,
+            stopping,
+            contextlib.closing(iter(self.loader)) as batches,
+        ):
             self._tell("on_begin", progress.step, self.folder.path, self.module)
             if progress.owes_evaluation:
                 with self.clock.stop():
@@ -263,7 +268,7 @@ class _Training(Run):
 
     def _save_state(self) -> None:
         states = self.loader.stream_states if self.loader.is_stream else None
-        save_state(self.accelerator, self.folder, self.progress.step, states, self._own_average)
+        save_state(self.accelerator, self.folder, self.progress.step, states, self.sharded_average)
 
     def _evaluate(self) -> bool:
         """Evaluates the weights that are published; whether they are the best so far."""
@@ -328,12 +333,3 @@ class _Training(Run):
         )
         if self.metrics:
             write_results(folder / "eval.json", self.task, self.metrics, self.eval_sources)
-
-    def _bar(self) -> tqdm:
-        return progress(
-            total=self.arguments.max_steps * self._batch_size,
-            initial=self.progress.samples,
-            unit=" samples",
-            mininterval=0.5,
-            shown=self.accelerator.is_main_process,
-        )

@@ -79,7 +79,10 @@ class Clock:
 def start_trackers(accelerator: Accelerator, arguments: TrainingArguments, folder: Path, step: int) -> None:
     """Starts the trackers, or goes on with the run of them that this run folder began."""
     settings = list_tracker_settings(arguments, folder, step) if accelerator.is_main_process else {}
-    accelerator.init_trackers(arguments.tracker_project, config=_plain_values(arguments), init_kwargs=settings)
+    # Trackers take plain values only.
+    plain = bool, int, float, str
+    config = {name: value if isinstance(value, plain) else str(value) for name, value in vars(arguments).items()}
+    accelerator.init_trackers(arguments.tracker_project, config=config, init_kwargs=settings)
 
 
 def list_tracker_settings(arguments: TrainingArguments, folder: Path, step: int) -> dict[str, dict[str, Any]]:
@@ -104,14 +107,6 @@ def show_picture(accelerator: Accelerator, picture: Image.Image, step: int) -> N
             tracker.log_images({"samples": pixels}, step=step, dataformats="NHWC")
         elif hasattr(tracker, "log_images"):
             tracker.log_images({"samples": [picture]}, step=step)
-
-
-def _plain_values(arguments: TrainingArguments) -> dict[str, Any]:
-    """Trackers take plain values only."""
-    values = vars(arguments)
-    return {
-        name: value if isinstance(value, (bool, int, float, str)) else str(value) for name, value in values.items()
-    }
 
 
 def plot_curves(run: RunFolder) -> None:

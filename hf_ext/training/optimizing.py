@@ -22,8 +22,8 @@ from .arguments import ParameterRule, TrainingArguments
 from .data import count_positions
 from .task import Task
 
-# These need a closure, or another kind of gradients.
-_OTHER_STEPS = {"LBFGS", "SparseAdam"}
+# These need a closure, another kind of gradients, or steps of their own.
+_OTHER_STEPS = {"LBFGS", "SparseAdam", "Optimizer"}
 # At each step accelerate asks twice whether Lomo is installed, an optimizer that is not offered here; to answer, it
 # looks through every folder of packages, on a cluster over the network. The answer stays the same: it is kept.
 accelerate.optimizer.is_lomo_available = functools.cache(accelerate.optimizer.is_lomo_available)
@@ -36,7 +36,14 @@ _FUSED = {"AdamW", "Adam", "SGD"}
 
 def read_optimizer(arguments: TrainingArguments) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
     """The class of a run's optimizer, and its arguments."""
-    kind = find_optimizer(arguments.optim)
+    found = {
+        name: kind
+        for name, kind in vars(torch.optim).items()
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and name not in _OTHER_STEPS
+    }
+    if arguments.optim not in found:
+        raise UsageError(f"optim must be one of {', '.join(sorted(found))}; got {arguments.optim!r}.")
+    kind = found[arguments.optim]
     known = inspect.signature(kind).parameters
     options: dict[str, Any] = {"lr": arguments.learning_rate, "weight_decay": arguments.weight_decay}
     options = {name: value for name, value in options.items() if name in known}
@@ -72,19 +79,6 @@ def clear_gradients(optimizer: AcceleratedOptimizer) -> None:
     """Forgets the gradients of the step that was taken."""
     # To call torch's `zero_grad`, accelerate reads the signature of it each time; DeepSpeed's clears by itself.
     (optimizer.optimizer if type(optimizer) is AcceleratedOptimizer else optimizer).zero_grad()
-
-
-def find_optimizer(name: str) -> type[torch.optim.Optimizer]:
-    """The class of `torch.optim` of that name."""
-    found = {
-        known: kind
-        for known, kind in vars(torch.optim).items()
-        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and known not in _OTHER_STEPS
-    }
-    found.pop("Optimizer", None)
-    if name not in found:
-        raise UsageError(f"optim must be one of {', '.join(sorted(found))}; got {name!r}.")
-    return found[name]
 
 
 def apply_rules(

@@ -147,19 +147,16 @@ class Run:
         self.average = WeightAverage(self.module, arguments.ema_decay) if arguments.ema_decay else None
         use_plain_names(self.accelerator)
         self.accelerator.register_for_checkpointing(self.progress, self.scheduler)
+        self.sharded_average = self.average if self.is_sharded else None
         if self.average is not None and not self.is_sharded:
             self.accelerator.register_for_checkpointing(self.average)
-
-    @property
-    def _own_average(self) -> WeightAverage | None:
-        return self.average if self.is_sharded else None
 
     def resume(self) -> None:
         """Continues from the state that the main process found, if there is one."""
         step, changes = self.ranks.of_first((self.folder.start, self.folder.changes))
         stream_states = None
         if step is not None:
-            stream_states = load_state(self.accelerator, self.folder, step, self._own_average)
+            stream_states = load_state(self.accelerator, self.folder, step, self.sharded_average)
             self._say(f"continuing {self.folder.path} from step {self.progress.step}")
         if changes.new_data:
             # A place in streams that are no longer read.
@@ -176,6 +173,7 @@ class Run:
         sources, rank = self.arguments.data_arguments, self.accelerator.process_index
         assert self.train_data is not None
         total = None if isinstance(self.train_data, datasets.IterableDataset) else len(self.train_data)
+        listed = f"bad_examples{f'-{rank}' if rank else ''}.jsonl"
         self.loader = TrainingLoader(
             self.train_data,
             sources.train_source,
@@ -188,7 +186,7 @@ class Run:
             first_batch=self.progress.step * self.arguments.gradient_accumulation_steps,
             stream_states=stream_states,
             groups=self.groups,
-            bad=BadExamples(sources.max_bad_examples, total, self.folder.name_bad_examples(rank)),
+            bad=BadExamples(sources.max_bad_examples, total, self.folder.path / listed),
         )
 
     @property

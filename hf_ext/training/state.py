@@ -1,6 +1,7 @@
 """State of a run: its folder, progress, weight average, and resume states that are whole or absent."""
 
 import contextlib
+import errno
 import json
 import os
 import pickle
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed import checkpoint
@@ -38,7 +40,6 @@ from ..files import (
 from ..system import sync_directory
 from .arguments import TrainingArguments
 from .changes import Changes, compare_data, compare_settings
-from .lock import FolderLock
 from .manifest import NAME, RANDOM_STATES, DamagedState, hash_files, list_files, read_manifest, write_manifest
 
 
@@ -170,7 +171,7 @@ class RunFolder:
     # metrics.jsonl    a row for each log and each evaluation
     # state/step-N/    resume states of all processes: whole, or absent; `manifest` tells whether they still are
     # snapshot/, best/ loadable models: the last saved and the best evaluated
-    # .lock            one process trains here (`lock`)
+    # .lock            one process trains here; the system releases it when that ends
     #
     # How a run resumes. A state is written under a temporary name, synced, and renamed when it is complete, after
     # everything else of its step: the newest state therefore never promises what is not on disk. Whatever was written
@@ -188,7 +189,7 @@ class RunFolder:
         self.best = self.path / "best"
         # Left by a process that fails, for the others.
         self.failure = self.path / ".failure.json"
-        self.lock = FolderLock(self.path)
+        self.lock = FileLock(self.path / ".lock", timeout=0)
         # What the run is now (`changes.describe_run`), for the next state.
         self.about: dict[str, Any] = {}
         # Found by `check`: the step to go on from, what its state says, how that differs, and damaged states after it.
@@ -205,7 +206,7 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.lock.release()
+        self.lock.release(force=True)
 
     def check(self, arguments: TrainingArguments, about: dict[str, Any]) -> None:
         """Refuses a folder that a run must not be written to, and finds the state from which one goes on."""
@@ -215,26 +216,20 @@ class RunFolder:
             if not isinstance(found, dict) or not found.keys() >= {"arguments", "processes"}:
                 raise UsageError(f"{self.arguments} was not written by a training: choose another output_dir.")
             # Before anything is read that another process may be writing.
-            self.lock.acquire()
+            self._acquire_lock()
             self._find_start()
             if self.before is not None:
                 self.changes = compare_settings(self.before, about, self.path)
             return
         if os.path.lexists(self.path) and not self.path.is_dir():
-            what = "a link to nothing" if self.path.is_symlink() and not self.path.exists() else "a file"
-            raise UsageError(f"{self.path} is {what}: choose a folder as output_dir.")
-        if any(path.exists() for path in (self.states, self.snapshot, self.best, self.metrics)):
-            raise UsageError(
-                f"{self.path} contains training files but no args.json, so the run cannot be resumed: choose another "
-                "output_dir."
-            )
+            raise UsageError(f"{self.path} is no folder, or a link to nothing: choose a folder as output_dir.")
         # Beside a new run may lie hidden files, and the files that its output goes to.
         names = sorted(path.name for path in self.path.glob("*"))
         others = [name for name in names if not name.startswith(".") and not name.endswith((".log", ".out", ".err"))]
         if others:
             raise UsageError(
-                f"{self.path} holds other files ({', '.join(others[:4])}{', …' if len(others) > 4 else ''}): choose a "
-                "new or empty folder as output_dir."
+                f"{self.path} holds other files ({', '.join(others[:4])}{', …' if len(others) > 4 else ''}), and no "
+                "args.json of a run: choose a new or empty folder as output_dir."
             )
         for place in arguments.data_arguments.paths:
             data = Path(place).expanduser()
@@ -243,6 +238,25 @@ class RunFolder:
                     f"{self.path} is inside the data folder {place}, so that the files of the run would be read as "
                     "data: choose another output_dir."
                 )
+
+    def _acquire_lock(self) -> None:
+        """Takes the right to write here, unless this object has it; refuses where another process has it."""
+        if self.lock.is_locked:
+            return
+        try:
+            self.lock.acquire()
+        except Timeout as error:
+            raise ValueError(
+                f"another process trains in {self.path}: wait until it ends, stop it, or choose another output_dir."
+            ) from error
+        except OSError as error:
+            # What `flock` says on file systems that do not lock.
+            if error.errno not in (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK):
+                raise
+            raise ValueError(
+                f"{self.lock.lock_file} cannot be locked ({error.strerror}): the file system of {self.path} has no "
+                "locks, as some network disks. Choose another output_dir, on a local disk."
+            ) from error
 
     def _find_start(self) -> None:
         """Finds the newest state that is whole; where there are states and none is, nothing begins anew by itself."""
@@ -272,8 +286,8 @@ class RunFolder:
     def prepare(self) -> None:
         """Creates the folder, or prepares the run in it for going on."""
         self.path.mkdir(parents=True, exist_ok=True)
-        was_ours = self.lock.is_held
-        self.lock.acquire()
+        was_ours = self.lock.is_locked
+        self._acquire_lock()
         if not was_ours and self.arguments.exists():
             raise ValueError(f"another process started a run in {self.path} just now: choose another output_dir.")
         self.failure.unlink(missing_ok=True)
@@ -325,10 +339,6 @@ class RunFolder:
             rows = [row for row in rows if row["step"] < progress.step or "loss" in row]
         with whole_file(self.metrics, "w") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
-
-    def name_bad_examples(self, rank: int) -> Path:
-        """The file in which a process lists the examples that it skipped."""
-        return self.path / f"bad_examples{f'-{rank}' if rank else ''}.jsonl"
 
     def add_metrics(self, row: dict[str, Any]) -> None:
         """Adds a row to `metrics.jsonl`."""

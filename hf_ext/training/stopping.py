@@ -78,16 +78,12 @@ class Stopping:
 
     def _wish_now(self) -> int:
         """The decision of this process; the answer of a callback counts once."""
-        asked, self._asked = self._asked, _GO_ON
-        return max(asked, self._read_clock())
-
-    def _read_clock(self) -> int:
-        now = time.monotonic()
-        if self._wish == _GO_ON and self.deadline_minutes and now - self.began >= 60 * self.deadline_minutes:
-            return _DEADLINE
-        if self._wish == _GO_ON and self.save_minutes and now - self.saved >= 60 * self.save_minutes:
-            return _SAVE
-        return self._wish
+        asked, self._asked, wish, now = self._asked, _GO_ON, self._wish, time.monotonic()
+        if wish == _GO_ON and self.deadline_minutes and now - self.began >= 60 * self.deadline_minutes:
+            wish = _DEADLINE
+        elif wish == _GO_ON and self.save_minutes and now - self.saved >= 60 * self.save_minutes:
+            wish = _SAVE
+        return max(asked, wish)
 
     def ask(self) -> int:
         """The decision of all processes after this step: 0 continue, 1 save, more as named above."""

@@ -231,7 +231,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             prompt_embeds = self._encode_texts(prompt, device, max_sequence_length)
         given: Any = prompt_embeds  # not None below
         if given is not None and negative_prompt_embeds is None and do_classifier_free_guidance:
-            negative_prompt_embeds = self._encode_texts(negative_prompt or "", device, max_sequence_length)
+            negative = "" if negative_prompt is None else negative_prompt
+            negative_prompt_embeds = self._encode_texts(negative, device, max_sequence_length)
         if given is not None and negative_prompt_embeds is not None:
             if len(negative_prompt_embeds) == 1:
                 negative_prompt_embeds = negative_prompt_embeds.expand(len(given), -1, -1)
@@ -242,7 +243,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         prompt_embeds = None if given is None else given.repeat_interleave(num_images_per_prompt, dim=0)
         return prompt_embeds, negative_prompt_embeds
 
-    def _encode_texts(self, texts: str | list[str], device: Any, length: int | None) -> Tensor:
+    def _encode_texts(self, texts: str | list[str] | None, device: Any, length: int | None) -> Tensor:
         """Padded tokens [texts, length, width]."""
         if self.text_encoder is None or self.tokenizer is None:
             instead = "give prompt_embeds and, with guidance, negative_prompt_embeds"
@@ -250,7 +251,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         texts = [texts] if isinstance(texts, str) else texts
         if not isinstance(texts, list | tuple) or not texts or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"prompt and negative_prompt are a text or a list of texts, got {texts!r}.")
-        texts, length = list(texts), self._count("max_sequence_length", length or self.config.max_text_length)
+        length = self._count("max_sequence_length", self.config.max_text_length if length is None else length)
+        texts = list(texts)
         for text, ids in zip(texts, self.tokenizer(texts, verbose=False).input_ids, strict=True):
             if len(ids) > length:
                 self._LOGGER.warning(f"{len(ids) - length} of {len(ids)} tokens are cut from the end of {text!r}.")
@@ -314,8 +316,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         for name in ("block_out_channels", "down_block_out_channels", "encoder_block_out_channels"):
             if vae.config.get(name):
                 return 2 ** (len(vae.config[name]) - 1)
-        wanted = "use an autoencoder for pictures that has block_out_channels in its configuration"
-        raise ValueError(f"{type(vae).__name__} does not say how much smaller its latents are; {wanted}.")
+        raise ValueError(f"{type(vae).__name__} has no block_out_channels; use an autoencoder for pictures.")
 
     @classmethod
     def encode_image(cls, vae: ModelMixin, image: Tensor) -> Tensor:
@@ -380,8 +381,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             raise ValueError(f"{name} has {found}; uint8, or finite floats from 0 to 1 are needed.")
         return pictures
 
-    def prepare_image_latents(self, image: Any, count: int, height: int, width: int) -> Tensor:
-        """Clean latents [count, channels, ., .] of pictures or latents (by channels, size), one or `count`."""
+    def prepare_image_latents(self, image: Any, count: int, height: int, width: int, images: int = 1) -> Tensor:
+        """Clean latents [count, channels, ., .] of pictures or latents, by channels: one, one for `images`, or all."""
         channels, factor, device = self.transformer.config.in_channels, self.vae_scale_factor, self._execution_device
         colours = channels if self.vae is None else self.vae.config.get("in_channels", 3)
         own = (channels, height // factor, width // factor)
@@ -393,22 +394,22 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             processor, pictures = VaeImageProcessor(vae_scale_factor=1, **kinds), self._read_pictures(image, "image")
             pixels = processor.preprocess(pictures, height=height, width=width).to(device, torch.float32)
             latents = pixels if self.vae is None else self.encode_image(self.vae, pixels)
-        return self._for_each(latents, "image", (count, *own))
+        return self._for_each(latents, "image", (count, *own), images)
 
-    def prepare_mask(self, mask_image: PipelineImageInput | Tensor, count: int, height: int, width: int) -> Tensor:
+    def prepare_mask(self, mask_image: Any, count: int, height: int, width: int, images: int = 1) -> Tensor:
         """True for latents [count, 1, ., .] that are made anew: those of which any pixel is white."""
         factor, pictures = self.vae_scale_factor, self._read_pictures(mask_image, "mask_image")
         mask = self.mask_processor.preprocess(pictures, height=height, width=width).to(self._execution_device)
         mask = F.max_pool2d(mask.float(), factor) > 0.5
         if not mask.any():
             raise ValueError("mask_image has no white part (255 in uint8, True, or 1.0), so nothing is made anew.")
-        return self._for_each(mask, "mask_image", (count, 1, height // factor, width // factor))
+        return self._for_each(mask, "mask_image", (count, 1, height // factor, width // factor), images)
 
     @staticmethod
-    def _for_each(latents: Tensor, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Latents of one picture, or of each, for all of them."""
-        if latents.shape[1:] != shape[1:] or shape[0] % len(latents) != 0:
-            wanted = f"{shape[1:]} are needed, for one of the {shape[0]} pictures or for each of them"
+    def _for_each(latents: Tensor, name: str, shape: tuple[int, ...], images: int) -> Tensor:
+        """Latents of one picture, of each group or of each picture, for all of them."""
+        if latents.shape[1:] != shape[1:] or len(latents) not in (1, shape[0] // images, shape[0]):
+            wanted = f"{shape[1:]} are needed, for one of the {shape[0]} pictures, each class or text, or each of them"
             raise ValueError(f"{name} gives latents of shape {tuple(latents.shape)}; of shape {wanted}.")
         return latents.repeat_interleave(shape[0] // len(latents), dim=0)
 
@@ -416,8 +417,10 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         """Standard normal noise [count, channels, ., .], float32."""
         device, factor = self._execution_device, self.vae_scale_factor
         shape = (count, self.transformer.config.in_channels, height // factor, width // factor)
-        if isinstance(generator, list) and len(generator) != count:
-            raise ValueError(f"generator has {len(generator)} entries for {count} pictures; give one, or as many.")
+        sources = generator if isinstance(generator, list) else [generator] * count
+        known = generator is None or all(isinstance(source, torch.Generator) for source in sources)
+        if len(sources) != count or not known:
+            raise ValueError(f"generator has {len(sources)} entries for {count} pictures; give one, or as many.")
         if latents is None:
             latents = randn_tensor(shape, generator=generator, device=device, dtype=torch.float32)
         if tuple(latents.shape) != shape:
@@ -602,13 +605,15 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         """The numbers of a control for each of `count` pictures, of which `images` follow each other as a group."""
         words, size, most = self._CONTROLS[name]
         try:
-            rows = torch.tensor(self._plain(value), dtype=torch.float64)
+            rows = torch.tensor(self._plain(value))
         except (TypeError, ValueError):
             rows = torch.empty(0, 0, 0)
+        # True is no number of pixels, and half a flip is none
+        fits = (rows == 0) | (rows == 1) if name == "flip" else (rows > 0) & (rows.dtype != torch.bool)
+        fits, rows = (fits | (rows == 0) if name == "crop" else fits) & (rows <= most), rows.double()
         # a list of numbers is one value where the control is a pair, and several where it is a number
         rows = rows.reshape(-1, 1) if size == 1 and rows.ndim < 2 else rows[None] if rows.ndim < 2 else rows
-        fits = (rows > 0) | (rows == 0 if name in ("crop", "flip") else False)
-        if rows.shape[1:] != (size,) or not (fits & (rows <= most)).all():
+        if rows.shape[1:] != (size,) or not fits.all():
             raise ValueError(f"{name} has {value!r}; needed is {words}, or a list with one for each picture.")
         if len(rows) not in (1, count // images, count):
             raise ValueError(f"{name} has {len(rows)} values for {count} pictures; give one, or a list of as many.")
@@ -784,6 +789,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
     def _generate(self, options: dict[str, Any], image: Any = None, mask: Any = None, strength: Any = 1.0) -> Any:
         """A call with all of its options: from noise, from a picture, or within a mask."""
         call = SimpleNamespace(**options)
+        call.generator = list(call.generator) if isinstance(call.generator, tuple) else call.generator
         callback = call.callback_on_step_end
         if isinstance(callback, PipelineCallback | MultiPipelineCallbacks):
             call.callback_on_step_end_tensor_inputs = callback.tensor_inputs
@@ -803,8 +809,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         conditions = self.prepare_conditions(controls, size, labels, images_each)
 
         times, steps = self.retrieve_timesteps(call.num_inference_steps, call.timesteps, call.sigmas, strength)
-        call.clean = None if image is None else self.prepare_image_latents(image, len(labels), *size)
-        call.hole = None if mask is None else self.prepare_mask(mask, len(labels), *size)
+        call.clean = None if image is None else self.prepare_image_latents(image, len(labels), *size, images_each)
+        call.hole = None if mask is None else self.prepare_mask(mask, len(labels), *size, images_each)
         call.noise = self.prepare_latents(len(labels), *size, call.generator, call.latents)
         # the first timestep of a schedule still has a part of the picture; strength 1 means none
         latents: Any = self.add_noise(None if strength == 1 else call.clean, call.noise, times[:1])
@@ -889,6 +895,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
                 raise ValueError("Give negative_prompt or negative_prompt_embeds, not both.")
         elif classes[0] is None or any(value is not None for value in texts):
             raise ValueError("This is a class model: give class_labels, no prompt; numbers or names of classes.")
+        if call.control_guidance_scale != 1 and not self.transformer.config.control_alpha:
+            self._LOGGER.warning("The model has no controls: control_guidance_scale changes nothing.")
         if call.output_type not in self._OUTPUT_TYPES:
             raise ValueError(f"output_type is {call.output_type!r}; one of {', '.join(self._OUTPUT_TYPES)} fits.")
         if unknown := sorted(set(call.callback_on_step_end_tensor_inputs) - set(self._callback_tensor_inputs)):
@@ -897,9 +905,9 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             given, count = self._plain(value), 1 + (name == "guidance_interval")
             each = given if isinstance(given, list) and count == 2 else [given]
             fits = all(isinstance(number, int | float) and math.isfinite(number) for number in each)
-            bounded = [0, *each, 1] if fits and name in self._NUMBERS[3:] else []
+            bounded = [0, *each, 1] if fits and name in self._NUMBERS[2:] else []
             if not fits or len(each) != count or bounded != sorted(bounded):
-                wanted = "from 0 to 1 for guidance_rescale, and two growing ones for guidance_interval"
+                wanted = "from 0 to 1 for eta and guidance_rescale, and two growing ones for guidance_interval"
                 raise ValueError(f"{name} is {value!r}; a finite number is needed, {wanted}.")
         for name, axes in {"latents": 4, "prompt_embeds": 3, "negative_prompt_embeds": 3}.items():
             value = getattr(call, name)

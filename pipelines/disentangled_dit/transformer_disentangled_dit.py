@@ -297,13 +297,9 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         self.patch_embed = nn.Linear(config.in_channels * config.patch_size**2, dim)
         self.time_proj = Timesteps(self.SINUSOIDS, flip_sin_to_cos=True, downscale_freq_shift=0)
         self.timestep_embedder = TimestepEmbedding(self.SINUSOIDS, dim)
-        self.control_embedders = nn.ModuleDict(
-            {
-                name: TimestepEmbedding(self.SINUSOIDS * size, dim)
-                for name, size in self.CONTROL_SIZES.items()
-                if name in config.control_alpha
-            }
-        )
+        sizes = {name: size for name, size in self.CONTROL_SIZES.items() if name in config.control_alpha}
+        embedders = {name: TimestepEmbedding(self.SINUSOIDS * size, dim) for name, size in sizes.items()}
+        self.control_embedders = nn.ModuleDict(embedders)
         if config.num_classes is None:
             self.context_embedder = nn.Linear(config.joint_attention_dim, dim)
             return
@@ -411,10 +407,8 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
             if name in controls:
                 values = controls[name]
                 if values.ndim != 2 or values.shape[1] != self.CONTROL_SIZES[name]:
-                    raise ValueError(
-                        f"Control {name!r} must have shape (batch, {self.CONTROL_SIZES[name]}), "
-                        f"got {tuple(values.shape)}."
-                    )
+                    wanted = f"must have shape (batch, {self.CONTROL_SIZES[name]})"
+                    raise ValueError(f"Control {name!r} {wanted}, got {tuple(values.shape)}.")
                 features = self.time_proj(values.flatten()).unflatten(0, values.shape).flatten(1)
                 weight = self.control_weight(timestep, self.config.control_alpha[name])
                 total = total + weight[:, None].to(dtype) * embedder(features.to(dtype))
@@ -433,10 +427,8 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         if class_labels is None:
             return None
         if class_labels.ndim != 1 or class_labels.is_floating_point():
-            raise ValueError(
-                f"`class_labels` must be integers of shape (batch,), from 0 to {self.config.num_classes} (no class), "
-                f"got {class_labels.dtype} of shape {tuple(class_labels.shape)}."
-            )
+            wanted = f"must be integers of shape (batch,), from 0 to {self.config.num_classes} (no class)"
+            raise ValueError(f"`class_labels` {wanted}, got {class_labels.dtype} of {[*class_labels.shape]}.")
         if self.config.conditioning == "adaln":
             class_labels = torch.full_like(class_labels, self.config.num_classes)
         return self.class_embedder(class_labels).unflatten(1, (-1, self.inner_dim))

@@ -179,13 +179,6 @@ def test_the_last_word_is_heard_when_the_microphone_stops(tmp_path):
     assert work.end_sound(None) == (None, [])
 
 
-def test_a_sound_without_samples_is_refused(tmp_path):
-    with wave.open(str(tmp_path / "none.wav"), "wb") as file:
-        file.setparams((1, 2, 8000, 0, "NONE", ""))
-    with refused(ValueError, "samples"):
-        next(work.hear_file(str(hf_ext.released("spoken-digits")), str(tmp_path / "none.wav")))
-
-
 def test_the_kernels_that_are_drawn_are_there():
     model = app.load_model(str(hf_ext.released("spoken-digits"))).eval()
     picture = np.asarray(app.draw_merged(model), np.float32)

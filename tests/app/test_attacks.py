@@ -20,8 +20,7 @@ from PIL import Image
 
 import hf_ext
 from hf_ext import app_work as work
-from hf_ext.answers.limits import ClientLeft, Limits
-from hf_ext.answers.sounds import read_piece, read_sound
+from hf_ext.answers.limits import ClientLeft, Limits, read_piece, read_sound
 from hf_ext.app import describe_sound
 from tests.app.test_app import ask, call, join, make_dit, serve, upload
 from tests.kit.pictures import claim, encode
@@ -45,13 +44,10 @@ def send(address: str, raw: bytes) -> int:
     return int(answer.split()[1]) if answer else 0
 
 
+# The rules of names are those of the embedded Hub, whose tests have more.
 HOSTS = [
-    ("127.0.0.1", 200), ("LOCALHOST", 200), ("lab", 200), ("lab:1", 200), ("[::1]:7860", 200),
-    ("evil.example", 403), ("evil.example:7860", 403), ("localhost.", 403), ("127.0.0.1.", 403), ("127.1", 403),
-    ("127.0.0.1.evil.example", 403), ("evil.example, 127.0.0.1", 403), ("127.0.0.1, evil.example", 403),
-    ("127.0.0.1@evil.example", 403), ("evil@127.0.0.1", 403), ("127.0.0.1:1:1", 403), ("127.0.0.1:x", 403),
-    ("[::ffff:127.0.0.1]", 403), ("[fd00::1]", 403), ("[::1]evil", 403), ("0.0.0.0", 403), ("", 403),
-    ("http://127.0.0.1", 403), ("127.0.0.1/", 403), ("2130706433", 403), ("0x7f000001", 403), ("lab.evil", 403),
+    ("LOCALHOST", 200), ("lab:1", 200), ("[::1]:7860", 200), ("evil.example:7860", 403), ("", 403),
+    ("localhost.", 403), ("127.0.0.1.evil.example", 403), ("evil@127.0.0.1", 403), ("http://127.0.0.1", 403),
 ]  # fmt: skip
 
 

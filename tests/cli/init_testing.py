@@ -28,8 +28,8 @@ def names_of(source: dict) -> set[str]:
     return {Path(value["path"]).name for value in data["image"]}
 
 
-def train(method: str, data: str, *words: str | Path, init: Sequence[str] = ()) -> dict:
-    """What `init` wrote, after it was trained for two steps."""
+def train(method: str, data: str, *words: str | Path, init: Sequence[str] = (), only_check: bool = False) -> dict:
+    """What `init` wrote, after its data were checked and it was trained for two steps."""
     said = run("init", method, "mine", "--data", data, *init).stdout
     file = Path("mine", f"{method}.yaml")
     assert said.endswith(f"{file}\nnext: hf-ext train {file}\n")
@@ -38,6 +38,8 @@ def train(method: str, data: str, *words: str | Path, init: Sequence[str] = ()) 
     recipe = yaml.safe_load(text)
     assert Path(recipe["data"]["train"]["path"]).exists()
     run("data", "check", file, "--data.num_workers", "0")
+    if only_check:
+        return recipe
     run("train", file, *SHORT, *words)
     assert Path("mine/run/snapshot").is_dir()
     if "eval" in recipe["data"]:

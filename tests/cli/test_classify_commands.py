@@ -44,6 +44,23 @@ def answers(*words: str | Path, **options) -> list[dict]:
     return json.loads(run(*words, "--json", **options).stdout)
 
 
+def scores(rows: list[dict]) -> list[float]:
+    return [row["score"] for row in rows]
+
+
+def likeliest(shares: torch.Tensor):
+    """Probabilities, the largest first."""
+    return pytest.approx(shares.sort().values.tolist()[::-1], abs=1e-5)
+
+
+def shares_of(rows: list[dict], length: int) -> torch.Tensor:
+    """The probabilities of each position, by the number of their class."""
+    shares = torch.zeros(length, 3)
+    for row in rows:
+        shares[row["position"], LABELS["label2id"][row["label"]]] = row["score"]
+    return shares
+
+
 def test_sounds_are_heard_at_the_rate_of_the_model(tmp_path):
     write_tone(tmp_path / "a.wav", 0.3)
     write_tone(tmp_path / "b.wav", 0.2)
@@ -74,7 +91,7 @@ def test_pictures_become_what_the_model_takes(tmp_path):
     Image.fromarray(pixels).save(tmp_path / "photo.png")
     (found,) = answers(tmp_path / "model", tmp_path / "photo.png", "--top-k", 3)
     shares = model(**processor(Image.fromarray(pixels), return_tensors="pt")).logits[0].softmax(-1)
-    assert [item["score"] for item in found["classes"]] == pytest.approx(shares.sort().values.tolist()[::-1], abs=1e-5)
+    assert scores(found["classes"]) == likeliest(shares)
     assert found["classes"][0]["label"] == config.id2label[int(shares.argmax())]
     # What is on standard input is a picture too, and a list names files.
     piped = answers(tmp_path / "model", "-", "--top-k", 3, given=(tmp_path / "photo.png").read_bytes())
@@ -103,7 +120,7 @@ def test_texts_are_given_as_they_are_or_a_line_each(tmp_path):
     assert found[0] == found[2]
     tokens = AutoTokenizer.from_pretrained(tmp_path / "model")(long, truncation=True, return_tensors="pt")
     shares = model(tokens.input_ids, attention_mask=tokens.attention_mask).logits[0].softmax(-1)
-    assert [item["score"] for item in found[1]["classes"]] == pytest.approx(shares.sort().values.tolist()[::-1])
+    assert scores(found[1]["classes"]) == likeliest(shares)
     (piped,) = answers(tmp_path / "model", "-", "--top-k", 3, given=b"short\n")
     assert piped == found[0]
     # A tokenizer that does not know the length of its model.
@@ -123,7 +140,7 @@ def test_series_are_read_by_their_columns(tmp_path, caplog):
     (tmp_path / "long.csv").write_text("\n".join(["b,a,note", *rows]))
     (found,) = answers(tmp_path / "model", tmp_path / "long.csv", "--top-k", 3)
     shares = model(input_values=torch.from_numpy(values[:32]).float()[None]).logits[0].softmax(-1)
-    assert [item["score"] for item in found["classes"]] == pytest.approx(shares.sort().values.tolist()[::-1], rel=1e-4)
+    assert scores(found["classes"]) == likeliest(shares)
     assert "has 40 positions: only the first 32 are used" in caplog.text
     # What is known of the files of a folder is none of them.
     (tmp_path / "folder").mkdir()
@@ -180,9 +197,7 @@ def test_classes_of_positions_stream_where_the_model_does_not_look_ahead(bidirec
     model = save_series_model(tmp_path / "model", MRConvForTokenClassification, **LABELS, bidirectional=bidirectional)
     (found,) = answers(tmp_path / "model", tmp_path / "long.csv", "--top-k", 3)
     rows = found["positions"]
-    shares = torch.zeros(rows[-1]["position"] + 1, 3)
-    for row in rows:
-        shares[row["position"], LABELS["label2id"][row["label"]]] = row["score"]
+    shares = shares_of(rows, rows[-1]["position"] + 1)
     full = model(input_values=values[:, :32]).logits[0].softmax(-1)
     torch.testing.assert_close(shares[:32], full, atol=1e-5, rtol=0)
     if bidirectional:
@@ -232,9 +247,7 @@ def test_tables_are_classified_as_they_train(kind, tmp_path):
     ((_, found),) = answer_series(model, file, "positions", 3).items()
     values = torch.tensor(frame.to_numpy()).float()[None]
     expected = model(input_values=values, observed_mask=~values.isnan()).logits[0].softmax(-1)
-    shares = torch.zeros(20, 3)
-    for row in found:
-        shares[row["position"], LABELS["label2id"][row["label"]]] = row["score"]
+    shares = shares_of(found, 20)
     torch.testing.assert_close(shares.flip(0) if kind == "backwards" else shares, expected, atol=1e-5, rtol=0)
 
 
@@ -277,7 +290,7 @@ def test_each_series_of_a_file_has_an_answer(kind, tmp_path):
     shares = model(input_values=torch.from_numpy(series).float()[..., None]).logits.softmax(-1)
     assert len(found) == 3 and all(name.startswith(str(tmp_path / kind)) for name in found)
     for answer, expected in zip(found.values(), shares, strict=True):
-        assert [row["score"] for row in answer] == pytest.approx(expected.sort().values.tolist()[::-1], rel=1e-4)
+        assert scores(answer) == likeliest(expected)
 
 
 def test_series_that_do_not_fit_the_model_are_refused(tmp_path):
@@ -309,9 +322,7 @@ def test_of_a_merge_the_task_answers(tmp_path):
     with torch.no_grad():
         expected = model(**tokens).logits[0].softmax(-1)
     (found,) = answers(merged, "one two", "--task", "b", "--top-k", 3)
-    assert [item["score"] for item in found["classes"]] == pytest.approx(
-        expected.sort().values.tolist()[::-1], abs=1e-4
-    )
+    assert scores(found["classes"]) == likeliest(expected)
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -328,9 +339,7 @@ def test_an_adapter_brings_its_base(tmp_path):
     with torch.no_grad():
         expected = adapted.eval()(**tokens).logits[0].softmax(-1)
     (found,) = answers(tmp_path / "adapter", "one two", "--top-k", 3)
-    assert [item["score"] for item in found["classes"]] == pytest.approx(
-        expected.sort().values.tolist()[::-1], abs=1e-5
-    )
+    assert scores(found["classes"]) == likeliest(expected)
 
 
 def test_all_of_a_long_sound_is_heard(tmp_path, caplog):
@@ -355,16 +364,8 @@ def test_what_cannot_be_read_is_said_and_the_others_go_on(tmp_path):
     assert f"{tmp_path / 'b.wav'} is not a readable sound file" in result.stderr
     assert "1 of 2 inputs could not be classified" in result.stderr
     assert result.stdout.splitlines()[1].startswith(str(tmp_path / "a.wav"))
-
-
-def test_nothing_in_standard_input_and_lists_that_are_none_are_said(tmp_path):
     nothing = run("spoken-digits", "-", code=1, given=b"").stderr
     assert "a recording is not a readable sound file" in nothing and "1 of 1 inputs could not be classified" in nothing
-    (tmp_path / "list").write_bytes(b"\xff\xfe")
-    assert (
-        "list is not a UTF-8 text with one name per line"
-        in run("spoken-digits", f"@{tmp_path / 'list'}", code=2).stderr
-    )
 
 
 def test_other_models_and_inputs_are_refused_in_words(tmp_path):
@@ -373,15 +374,20 @@ def test_other_models_and_inputs_are_refused_in_words(tmp_path):
     MRConvForRetrieval(tokens).save_pretrained(tmp_path / "pairs")
     tokens.problem_type = "regression"
     MRConvForSequenceClassification(tokens).save_pretrained(tmp_path / "values")
-    for name, words in (("positions", "is no classifier"), ("values", "tells values"), ("pairs", "is no classifier")):
-        assert words in run(tmp_path / name, "a.csv", code=2).stderr
-    restorer = tiny_semanir(tmp_path / "restorer")
-    assert "is no classifier (SemanIRForImageRestoration)" in run(restorer, "a.png", code=2).stderr
-    assert "absent.wav does not exist" in run("spoken-digits", tmp_path / "absent.wav", code=2).stderr
-    (tmp_path / "empty").mkdir()
-    assert "no sounds found in" in run("spoken-digits", tmp_path / "empty", code=2).stderr
-    said = run("spoken-digits", tmp_path / "empty", "--columns", "a", code=2).stderr
-    assert "--columns is for models of series" in said
-    assert "device tpu cannot be used" in run("spoken-digits", "a.wav", "--device", "tpu", code=2).stderr
+    tiny_semanir(tmp_path / "restorer")
     save_text_model(tmp_path / "texts")
-    assert "has no task 'a'" in run(tmp_path / "texts", "x", "--task", "a", code=2).stderr
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "list").write_bytes(b"\xff\xfe")
+    for model, words, said in (
+        (tmp_path / "positions", ["a.csv"], "is no classifier"),
+        (tmp_path / "values", ["a.csv"], "tells values"),
+        (tmp_path / "pairs", ["a.csv"], "is no classifier"),
+        (tmp_path / "restorer", ["a.png"], "is no classifier (SemanIRForImageRestoration)"),
+        (tmp_path / "texts", ["x", "--task", "a"], "has no task 'a'"),
+        ("spoken-digits", [tmp_path / "absent.wav"], "absent.wav does not exist"),
+        ("spoken-digits", [tmp_path / "empty"], "no sounds found in"),
+        ("spoken-digits", [tmp_path / "empty", "--columns", "a"], "--columns is for models of series"),
+        ("spoken-digits", ["a.wav", "--device", "tpu"], "device tpu cannot be used"),
+        ("spoken-digits", [f"@{tmp_path / 'list'}"], "list is not a UTF-8 text with one name per line"),
+    ):
+        assert said in run(model, *words, code=2).stderr

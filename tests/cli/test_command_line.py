@@ -1,6 +1,5 @@
 """hf-ext as a program: help, exit codes, messages instead of tracebacks, lazy commands."""
 
-import gc
 import json
 import os
 import re
@@ -22,7 +21,6 @@ from huggingface_hub.errors import (
 from safetensors import SafetensorError
 
 from hf_ext_cli.errors import classify
-from hf_ext_cli.library import import_at_once
 from hf_ext_cli.main import MODULES, Commands, main
 from hf_ext_cli.output import finite
 from tests.kit import command_line
@@ -136,7 +134,6 @@ def test_version():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian"], "no command 'hf-ext trian'; did you mean 'hf-ext train'?"),
         (["train"], "Missing argument 'FILE.yaml'"),
         (["train", "--max_steps", "3"], "No such option"),
         (["train", "nowhere.yaml"], "File 'nowhere.yaml' does not exist"),
@@ -259,18 +256,3 @@ def test_the_shell_can_complete_commands():
 def test_json_has_null_for_what_is_not_finite():
     value = {"a": float("inf"), "b": [float("nan"), 1.5, (2, "x")], "c": None}
     assert json.dumps(finite(value), allow_nan=False) == '{"a": null, "b": [null, 1.5, [2, "x"]], "c": null}'
-
-
-def test_imports_are_not_searched_for_garbage_and_the_collector_goes_on():
-    frozen = gc.get_freeze_count()
-    with import_at_once():
-        assert not gc.isenabled()
-    assert gc.isenabled() and gc.get_freeze_count() > frozen
-    gc.disable()
-    try:
-        with import_at_once():
-            pass
-        assert not gc.isenabled()
-    finally:
-        gc.unfreeze()
-        gc.enable()

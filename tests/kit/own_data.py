@@ -24,7 +24,7 @@ def write_pictures(folder: str | Path, classes: list[str], count: int, size=(40,
     """Pictures of noise in a folder for each class; folders of other names have other pictures."""
     generator = np.random.default_rng(list(Path(folder).name.encode()))
     for name in classes:
-        Path(folder, name).mkdir(parents=True)
+        Path(folder, name).mkdir(parents=True, exist_ok=True)
         for number in range(count):
             channels = () if mode == "L" else (3,)
             pixels = generator.integers(0, 256, (size[1], size[0], *channels), dtype=np.uint8)
@@ -34,7 +34,7 @@ def write_pictures(folder: str | Path, classes: list[str], count: int, size=(40,
 def write_sounds(folder: str | Path, classes: list[str], count: int, rate: int, seconds: float) -> None:
     generator = np.random.default_rng(0)
     for name in classes:
-        Path(folder, name).mkdir(parents=True)
+        Path(folder, name).mkdir(parents=True, exist_ok=True)
         for number in range(count):
             soundfile.write(Path(folder, name, f"{number}.wav"), generator.normal(0, 0.1, int(rate * seconds)), rate)
 

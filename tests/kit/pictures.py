@@ -1,11 +1,17 @@
-"""Picture files that outsiders send."""
+"""Pictures of noise, and picture files that outsiders send."""
 
 import io
 import struct
 import zlib
 from typing import Any
 
+import numpy as np
 from PIL import Image
+
+
+def noise(*shape: int, dtype: type = np.uint8, seed: int = 0) -> np.ndarray:
+    """Whole numbers of all the values of a dtype."""
+    return np.random.default_rng(seed).integers(0, np.iinfo(dtype).max, shape, dtype=dtype, endpoint=True)
 
 
 def encode(picture: Image.Image, format: str = "PNG", **options: Any) -> bytes:
@@ -15,11 +21,23 @@ def encode(picture: Image.Image, format: str = "PNG", **options: Any) -> bytes:
     return file.getvalue()
 
 
+def make_exif(tags: dict[int, Any] | None = None, folder: dict[int, Any] | None = None) -> Image.Exif:
+    """EXIF data of a maker with further tags, and with tags of the camera's settings."""
+    exif = Image.Exif()
+    for tag, value in {0x010F: "maker", **(tags or {})}.items():
+        exif[tag] = value
+    if folder:
+        exif.get_ifd(0x8769).update(folder)
+        exif[0x8769] = 0
+    return exif
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    """A part of a PNG."""
+    return struct.pack(">I", len(content)) + kind + content + zlib.crc32(kind + content).to_bytes(4)
+
+
 def claim(width: int, height: int) -> bytes:
     """A PNG of one pixel whose header claims another size."""
-
-    def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"\0" * 4)) + chunk(b"IEND", b"")

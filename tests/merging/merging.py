@@ -39,11 +39,6 @@ def write_set(place: Path, tasks: int = 3, seed: int = 0) -> dict[str, Any]:
     return {"base": str(place / "base"), "tasks": {f"t{task}": str(place / f"t{task}") for task in range(tasks)}}
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> dict[str, Any]:
-    return write_set(tmp_path)
-
-
 def merge(config: dict[str, Any], out: Path, **options: Any) -> Path:
     return merge_checkpoints(config | options, out, progress=False).path
 

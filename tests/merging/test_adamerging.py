@@ -53,16 +53,14 @@ def parts():
     return {name: (Texts(), datasets.Dataset.from_dict({"ids": ids})) for name in "ab"}
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_entropy_falls_and_the_merge_has_the_learned_weights(models, tmp_path, shared):
+def test_entropy_falls_and_the_merge_has_the_learned_weights(models, tmp_path):
     told = []
     found = learn_weights(
-        models, parts(), steps=30, learning_rate=0.02, shared=shared, show=lambda step, entropy: told.append(entropy)
+        models, parts(), steps=16, learning_rate=0.04, show=lambda step, entropy: told.append(entropy)
     )
     assert sum(told[-5:]) < sum(told[:5])
     weights = {entry["filter"]: entry["value"] for entry in found.options["weight"]["b"]}
     assert all(value != START for value in weights.values())
-    assert (len({round(value, 5) for value in weights.values()}) == 1) == shared
     merge_checkpoints(MergeConfig.from_dict(found.to_dict()), tmp_path / "out", progress=False)
     merged = load_file(tmp_path / "out" / "model.safetensors")
     base, a, b = (load_file(f"{place}/model.safetensors") for place in (models["base"], *models["tasks"].values()))

@@ -267,4 +267,5 @@ def test_they_travel_over_a_hub(tmp_path, hub, hub_cache):
     merged = merge_checkpoints(config, tmp_path / "merged", progress=False, token=False, endpoint=hub.url).path
     own = {"normalizer.json", "logs/helper.py", "tags.csv", "modules.json", "1_Pooling/config.json"}
     own.add("2_Dense/model.safetensors")
-    assert own <= names(merged) and own <= names(export(merged, "a", tmp_path / "exported"))
+    weights = TaskWeights(merged, token=False, endpoint=hub.url)
+    assert own <= names(merged) and own <= names(weights.export("a", tmp_path / "exported"))

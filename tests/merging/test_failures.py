@@ -24,9 +24,9 @@ from hf_ext.merging.sources import Source, open_weights
 from tests.kit.models import file_limit
 from tests.kit.refusals import refused
 
-from .merging import assert_same_files, config, merge, short_segments, write_set
+from .merging import assert_same_files, merge, short_segments, write_set
 
-__all__ = ["config", "short_segments"]
+__all__ = ["short_segments"]
 
 
 def interrupted(config: dict[str, Any], out: Path, monkeypatch, after: int = 3) -> Path:

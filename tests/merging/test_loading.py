@@ -260,6 +260,11 @@ GROUPS = "num_conv_pos_embedding_groups"
         ({"model_type": "swin"}, {"num_heads": [1, 2, 4, 8]}, "num_heads", True),
         ({"model_type": "wav2vec2"}, {GROUPS: 8}, GROUPS, True),
         ({"model_type": "own", PARTIAL: 0.5}, {PARTIAL: 1}, PARTIAL, True),
+        # ours: a key that an earlier version did not write has its default, and keys of other kinds mean nothing
+        ({"model_type": "semanir"}, {"interpolated_base": False, "train_top_k": [2]}, None, False),
+        ({"model_type": "semanir"}, {"interpolated_base": True}, "interpolated_base", False),
+        ({"model_type": "semanir"}, {"image_mean": [0.5, 0.5, 0.5]}, "image_mean", False),
+        ({"model_type": "bert"}, {"image_mean": [0.5]}, None, False),
     ],
 )
 def test_settings_that_change_what_is_computed_are_compared(tmp_path, config, changes, key, meaning):

@@ -26,9 +26,9 @@ from hf_ext.merging.vectors import TaskVectors
 from tests.emr.emr_testing import tiny_bert, tiny_gpt2, tiny_semanir, tiny_unet, write_weights
 from tests.kit.refusals import refused
 
-from .merging import assert_same_files, config, contents, merge, short_segments
+from .merging import assert_same_files, contents, merge, short_segments
 
-__all__ = ["config", "short_segments"]
+__all__ = ["short_segments"]
 
 
 EVERYTHING = {"include_base": True, "max_shard_size": "150KB", "shape_policy": "extra"}

@@ -107,46 +107,38 @@ def test_one_task_comes_back(merged, dtype, rescale):
         assert torch.equal(bits, (task[name] != base[name]).flatten())
 
 
-@pytest.mark.parametrize("count", [2, 5])
-def test_identical_tasks_come_back(merged, count):
-    base, vector = dyadic(0), dyadic(1)
-    task = added(base, vector)
-    folder = merged(base, [task] * count)
-    assert scales(folder) == [1.0] * count
-    for index in range(count):
-        assert_equal(restore(folder, f"t{index}"), task)
+def split(vector: Tensors) -> list[Tensors]:
+    """Three parts of a vector with disjoint supports."""
+    rng = np.random.default_rng(3)
+    owner = {name: torch.tensor(rng.integers(0, 3, value.shape)) for name, value in vector.items()}
+    return [{name: value * (owner[name] == part) for name, value in vector.items()} for part in range(3)]
 
 
-@pytest.mark.parametrize("rescale", ["global", "official", "tensor", "l2", "tensor_l2"])
-def test_positive_multiples_of_one_vector_come_back(merged, rescale):
+def multiply(vector: Tensors) -> list[Tensors]:
+    return [{name: value * factor for name, value in vector.items()} for factor in (0.25, 1.0, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("make", "expected", "rescale"),
+    [
+        (lambda vector: [vector] * 5, [1.0] * 5, "global"),
+        (split, [1.0] * 3, "global"),
+        *((multiply, [0.25, 1.0, 0.5], rescale) for rescale in ("global", "official", "tensor", "l2", "tensor_l2")),
+    ],
+)
+def test_tasks_that_do_not_contradict_each_other_come_back(merged, make, expected, rescale):
     base, vector = dyadic(0), dyadic(1)
-    factors = [0.25, 1.0, 0.5]
-    tasks = [added(base, vector, factor) for factor in factors]
+    tasks = [added(base, part) for part in make(vector)]
     folder = merged(base, tasks, rescale=rescale)
-    assert_equal(unified(folder), tasks[1])
+    assert_equal(unified(folder), added(base, vector))
     for index, task in enumerate(tasks):
         assert_equal(restore(folder, f"t{index}"), task)
     found = Manifest.read(folder).tasks
     if rescale in ("tensor", "tensor_l2"):
         nonzero = [name for name in vector if vector[name].any()]
-        assert all(found[f"t{i}"].scales[name] == factor for i, factor in enumerate(factors) for name in nonzero)
+        assert all(found[f"t{i}"].scales[name] == factor for i, factor in enumerate(expected) for name in nonzero)
     else:
-        assert scales(folder) == factors
-
-
-def test_disjoint_supports_come_back(merged):
-    base, rng = dyadic(0), np.random.default_rng(3)
-    owner = {name: torch.tensor(rng.integers(0, 3, shape)) for name, shape in SHAPES.items()}
-    vectors = [{name: dyadic(1)[name] * (owner[name] == task) for name in SHAPES} for task in range(3)]
-    tasks = [added(base, vector) for vector in vectors]
-    folder = merged(base, tasks)
-    assert scales(folder) == [1.0] * 3
-    total = base
-    for vector in vectors:
-        total = added(total, vector)
-    assert_equal(unified(folder), total)
-    for index, task in enumerate(tasks):
-        assert_equal(restore(folder, f"t{index}"), task)
+        assert scales(folder) == expected
 
 
 def test_permuted_tasks_permute_the_result(merged):

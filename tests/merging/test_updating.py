@@ -20,17 +20,7 @@ from hf_ext.merging.updating import add_task, remove_task
 from hf_ext.settings import SettingsError
 from tests.hub.published import contents
 from tests.kit.refusals import refused
-from tests.merging.updating_sources import (
-    artifact,
-    configuration,
-    kept,
-    merge,
-    sources,
-    weights_of,
-    without_pictures,
-)
-
-__all__ = ["artifact", "kept", "sources", "without_pictures"]
+from tests.merging.updating_sources import configuration, merge, weights_of
 
 
 def test_the_sources_make_ties_zeros_and_several_segments(sources, kept):
@@ -78,7 +68,7 @@ def test_a_frozen_task_changes_nothing_else(sources, kept, artifact):
     after = contents(artifact)
     assert done["how"] == "frozen"
     changed = {name for name in before if before[name] != after[name]}
-    assert changed == {"emr.json", "config.json", "README.md", "report.json", "report.png", "sums.safetensors"}
+    assert changed == {"emr.json", "config.json", "README.md", "report.json", "sums.safetensors"}
     assert json.loads(after["config.json"]) == json.loads(before["config.json"]) | {"emr_tasks": ["a", "b", "c"]}
     assert {name.split("/")[1] for name in after.keys() - before.keys()} == {"c"}
     manifest = Manifest.read(artifact)

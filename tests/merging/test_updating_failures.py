@@ -21,18 +21,7 @@ from tests.emr.emr_testing import write_weights
 from tests.hub.published import contents
 from tests.kit import warm_python
 from tests.kit.refusals import refused
-from tests.merging.updating_sources import (
-    CONFIG,
-    artifact,
-    kept,
-    merge,
-    sources,
-    vectors,
-    weights_of,
-    without_pictures,
-)
-
-__all__ = ["artifact", "kept", "sources", "without_pictures"]
+from tests.merging.updating_sources import CONFIG, merge, vectors, weights_of
 
 
 def test_merging_again_needs_the_same_checkpoints(sources, tmp_path):
@@ -102,6 +91,7 @@ def test_an_addition_that_fails_leaves_the_artifact_as_it_was(sources, kept, art
     assert [path.name for path in tmp_path.iterdir()] == ["artifact"]
 
 
+@pytest.mark.slow
 def test_after_a_kill_the_artifact_is_as_it_was_and_the_next_addition_succeeds(sources, kept, artifact, tmp_path):
     """Killed when everything is written and nothing yet in its place."""
     before = contents(artifact)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from hf_ext.emr.ops import SEGMENT
@@ -61,32 +59,3 @@ def weights_of(folder: Path) -> dict[str, bytes]:
         for name, data in contents(folder).items()
         if name.endswith(".safetensors") and not name.endswith("sums.safetensors")
     }
-
-
-def draw(report: dict[str, Any], path: Path) -> None:
-    """In place of the picture, which has tests of its own and takes longer than all the rest of a merge."""
-    path.write_text(str([entry["task"] for entry in report["tasks"]]))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def without_pictures():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hf_ext.merging.report_picture.draw_report", draw)
-        yield
-
-
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory) -> Path:
-    return write_sources(tmp_path_factory.mktemp("sources"))
-
-
-@pytest.fixture(scope="module")
-def kept(sources, tmp_path_factory) -> dict[str, Path]:
-    """Merges of the first two tasks, and of all."""
-    place = tmp_path_factory.mktemp("kept")
-    return {names: merge(sources, names, place / names) for names in ("ab", "abc")}
-
-
-@pytest.fixture
-def artifact(kept, tmp_path) -> Path:
-    return Path(shutil.copytree(kept["ab"], tmp_path / "artifact"))

@@ -1,29 +1,21 @@
 """Pictures of crops before and after, and of the key-semantic neighbours of a patch."""
 
 import re
+from functools import partial
 from urllib.parse import unquote
 
 import numpy as np
 import pytest
-import torch
 
 from hf_ext.errors import UsageError
 from hf_ext.restoration import attention
 from hf_ext.restoration.attention import explain, find_neighbours
 from hf_ext.restoration.comparison import compare_pictures, comparison_page, comparison_sheet
-from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
+from tests.kit.pictures import noise
 from tests.kit.refusals import refused
+from tests.kit.restorers import tiny_restorer
 
-SIZES = {"embed_dim": 8, "depths": [2, 2], "num_heads": [2, 2], "window_size": 4, "top_k": 6}
-
-
-def make_model(**changes) -> SemanIRForImageRestoration:
-    torch.manual_seed(0)
-    return SemanIRForImageRestoration(SemanIRConfig(**{**SIZES, **changes})).eval()
-
-
-def make_pixels(*shape: int) -> np.ndarray:
-    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+make_model = partial(tiny_restorer, depths=[2, 2], num_heads=[2, 2])
 
 
 @pytest.mark.parametrize(("channels", "scale"), [(1, 2), (2, 1), (3, 1), (4, 2)])
@@ -33,7 +25,7 @@ def test_a_sheet_shows_the_whole_its_middle_and_what_changed_most(channels, scal
     after = before.repeat(scale, 0).repeat(scale, 1)
     # All of it has detail now, but for one spot it is the input's.
     before[::2, ::3, 0], after[:: 2 * scale, :: 3 * scale, 0] = 30, 30
-    after[10 * scale : 30 * scale, 210 * scale : 230 * scale, 0] = make_pixels(20 * scale, 20 * scale)
+    after[10 * scale : 30 * scale, 210 * scale : 230 * scale, 0] = noise(20 * scale, 20 * scale)
     comparison = compare_pictures("a.png", before, after)
     assert comparison.title == "a.png, 300 x 200" + (" to 600 x 400" if scale == 2 else "")
     assert comparison.before.shape == (200, 300, 3)
@@ -60,7 +52,7 @@ def test_a_sheet_shows_the_whole_its_middle_and_what_changed_most(channels, scal
 
 
 def test_a_tiny_picture_has_a_sheet():
-    comparison = compare_pictures("a.png", make_pixels(1, 1, 3), make_pixels(1, 1, 3))
+    comparison = compare_pictures("a.png", noise(1, 1, 3), noise(1, 1, 3))
     assert comparison_sheet([comparison]).size[0] == 3 * 336 + 16
 
 
@@ -83,7 +75,7 @@ def test_a_page_names_its_pictures_from_where_it_lies(tmp_path):
 def test_neighbours_are_those_of_the_dictionary(architecture, shift_policy):
     """The k most similar tokens of the window that holds the patch, by the features of the stage's input."""
     model = make_model(architecture=architecture, shift_policy=shift_policy)
-    image = make_pixels(21, 30, 3).astype(np.float32) / 255
+    image = noise(21, 30, 3).astype(np.float32) / 255
     for stage in (1, 2):
         found = find_neighbours(model, image, (17, 9), stage, [1, 5, 100])
         assert found.cell == (2 if architecture == "u-shaped" and stage == 2 else 1)
@@ -101,7 +93,7 @@ def test_neighbours_are_those_of_the_dictionary(architecture, shift_policy):
 
 
 def test_the_window_is_chosen_that_has_the_patch_in_its_middle():
-    found = find_neighbours(make_model(), make_pixels(16, 16, 3).astype(np.float32) / 255, (8, 8), 1, [2])
+    found = find_neighbours(make_model(), noise(16, 16, 3).astype(np.float32) / 255, (8, 8), 1, [2])
     assert found.window == (6, 6, 10, 10)
     found = find_neighbours(make_model(shift_policy="none"), np.zeros((16, 16, 3), np.float32), (8, 8), 1, [2])
     assert found.window == (8, 8, 12, 12)
@@ -110,7 +102,7 @@ def test_the_window_is_chosen_that_has_the_patch_in_its_middle():
 @pytest.mark.parametrize("channels", [1, 3, 4])
 @pytest.mark.parametrize("taken", [1, 3])
 def test_any_picture_is_explained(channels, taken):
-    drawing = explain(make_model(num_channels=taken), make_pixels(30, 41, channels), (3, 4), stage=2, top_k=[2, 9, 16])
+    drawing = explain(make_model(num_channels=taken), noise(30, 41, channels), (3, 4), stage=2, top_k=[2, 9, 16])
     # Overview, similarity and three numbers of keys, in two rows.
     assert drawing.size == (1020, 720)
     assert len(drawing.getcolors(2**20)) > 20
@@ -118,7 +110,7 @@ def test_any_picture_is_explained(channels, taken):
 
 def test_a_large_picture_is_seen_around_the_patch_with_the_same_window(monkeypatch):
     """The network sees 768 x 768 pixels at most, cut on the grid of windows."""
-    model, at, pixels, drawn = make_model(), (790, 21), make_pixels(40, 801, 3), []
+    model, at, pixels, drawn = make_model(), (790, 21), noise(40, 801, 3), []
     monkeypatch.setattr(attention, "_draw", lambda *given: drawn.append(given))
     explain(model, pixels, at, top_k=[2, 16])
     ((picture, found, stage),) = drawn
@@ -132,7 +124,7 @@ def test_a_large_picture_is_seen_around_the_patch_with_the_same_window(monkeypat
 
 
 def test_what_is_not_there_is_refused():
-    model, pixels = make_model(), make_pixels(20, 30, 3)
+    model, pixels = make_model(), noise(20, 30, 3)
     with refused(UsageError, "stage 3", "stages 1"):
         explain(model, pixels, stage=3)
     for at in ((30, 2), (2, 20), (-1, 2)):

@@ -11,6 +11,7 @@ from hf_ext.errors import DataError
 from hf_ext.restoration.camera import MissingLibraryError, UnreadableError, is_raw
 from hf_ext.restoration.files import read_frames, read_image
 from tests.kit.camera_files import write_dng, write_heic
+from tests.kit.pictures import make_exif
 from tests.kit.refusals import refused
 
 
@@ -19,22 +20,16 @@ def smooth(height: int = 48, width: int = 64) -> np.ndarray:
     return np.stack([rows * 5, columns * 3, 255 - rows - columns], axis=-1).astype(np.uint8)
 
 
-def exif_with(orientation: int) -> bytes:
-    exif = Image.Exif()
-    exif[0x010F], exif[0x0112] = "maker", orientation
-    return exif.tobytes()
-
-
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L"])
 def test_heic_is_read_with_its_tags_and_upright(mode, tmp_path):
     image = Image.fromarray(smooth()).convert(mode)
-    path = write_heic(tmp_path / "a.heic", image, exif=exif_with(1))
+    path = write_heic(tmp_path / "a.heic", image, exif=make_exif().tobytes())
     picture = read_image(path)
     wanted = np.asarray(image).reshape(48, 64, -1)
     assert picture.pixels.dtype == np.uint8
     assert np.abs(picture.pixels.astype(int) - wanted).max() <= 12
     assert picture.exif[0x010F] == "maker"
-    turned = read_image(write_heic(tmp_path / "b.heic", image, exif=exif_with(6)))
+    turned = read_image(write_heic(tmp_path / "b.heic", image, exif=make_exif({0x0112: 6}).tobytes()))
     assert np.abs(turned.pixels.astype(int) - np.rot90(wanted, -1)).max() <= 12
     assert 0x0112 not in turned.exif
     # Its bytes are enough, and all of it counts as one picture.

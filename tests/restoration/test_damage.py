@@ -155,14 +155,6 @@ def test_a_model_may_have_a_strength_of_its_own():
 
 
 @pytest.mark.parametrize(
-    ("changes", "channels", "strength"), [({}, 3, "much"), ({"scale": 2}, 3, "auto"), ({}, 3, "")]
-)
-def test_auto_that_makes_no_sense_is_refused(changes, channels, strength):
-    with refused(UsageError):
-        restore_image(make_model(**changes), np.zeros((16, 16, channels), np.uint8), strength=strength)
-
-
-@pytest.mark.parametrize(
     ("damage", "hidden"),
     [("noise", "black"), ("noise", "jpeg"), ("jpeg", "noise"), ("none", "noise"), ("none", "jpeg")],
 )

@@ -9,32 +9,25 @@ from functools import partial
 
 import numpy as np
 import pytest
-import tifffile
-import torch
-from PIL import Image, ImageCms
+from PIL import Image
 
 from hf_ext.restoration import jobs
-from hf_ext.restoration.encoding import FORMATS
 from hf_ext.restoration.files import Picture, read_frames, read_image, write_image
 from hf_ext.restoration.run import restore_files
 from hf_ext.restoration.tiles import restore_image
-from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
+from hf_ext.semanir import SemanIRForImageRestoration
 from tests.kit import command_line
+from tests.kit.pictures import noise
 from tests.kit.refusals import refused
+from tests.kit.restorers import files, tiny_restorer
 
 run = partial(command_line.run, "restore")
 
 
-def make_pixels(*shape: int, dtype: type = np.uint8, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, np.iinfo(dtype).max, shape, dtype=dtype, endpoint=True)
-
-
 @pytest.fixture(scope="module")
 def folder_of_model(tmp_path_factory):
-    torch.manual_seed(0)
     place = tmp_path_factory.mktemp("model")
-    sizes = {"embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 6}
-    SemanIRForImageRestoration(SemanIRConfig(**sizes)).save_pretrained(place)
+    tiny_restorer().save_pretrained(place)
     return place
 
 
@@ -47,25 +40,14 @@ def model(folder_of_model):
 def photos(tmp_path):
     folder = tmp_path / "photos"
     (folder / "more").mkdir(parents=True)
-    write_image(folder / "a.png", Picture(make_pixels(10, 13, 3)))
-    write_image(folder / "more" / "b.png", Picture(make_pixels(9, 7, 4)))
+    write_image(folder / "a.png", Picture(noise(10, 13, 3)))
+    write_image(folder / "more" / "b.png", Picture(noise(9, 7, 4)))
     return folder
 
 
-def files(folder) -> list[str]:
-    """All but hidden ones, such as the record of results."""
-    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    return sorted(str(path) for path in found if not path.name.startswith("."))
-
-
-def test_the_planner_knows_the_writer():
-    """It has a list of its own, so that it imports neither torch nor transformers."""
-    assert tuple(FORMATS) == jobs.WRITTEN
-
-
 def test_one_clash_of_names_is_reported_and_the_others_go_on(folder_of_model, photos, tmp_path):
-    write_image(photos / "A.jpg", Picture(make_pixels(4, 4, 3)))
-    write_image(photos / "c.png", Picture(make_pixels(5, 4, 3)))
+    write_image(photos / "A.jpg", Picture(noise(4, 4, 3)))
+    write_image(photos / "c.png", Picture(noise(5, 4, 3)))
     out = tmp_path / "out"
     result = run(folder_of_model, photos, "--out", out, "--format", "png", code=1)
     assert files(out) == ["A.png", "c.png", "more/b.png"]
@@ -83,7 +65,7 @@ def test_a_file_that_is_named_twice_is_restored_once(folder_of_model, photos, tm
 
 
 def test_the_sheets_name_is_not_for_pictures(folder_of_model, photos, tmp_path):
-    write_image(photos / "comparison.png", Picture(make_pixels(5, 4, 3)))
+    write_image(photos / "comparison.png", Picture(noise(5, 4, 3)))
     out = tmp_path / "out"
     result = run(folder_of_model, photos, "--out", out, "--compare", code=1)
     assert "comparison.png: would be written to" in result.stderr
@@ -95,7 +77,7 @@ def test_the_sheets_name_is_not_for_pictures(folder_of_model, photos, tmp_path):
 def test_no_result_replaces_an_input(photos):
     before = {name: (photos / name).read_bytes() for name in files(photos)}
     result = run("no/model", photos, "--out", photos, "--overwrite", code=2)
-    assert "a.png: would be replaced by its restored version" in result.stderr
+    assert f"a.png: its result would replace {photos}/a.png" in result.stderr
     assert "none of 2 pictures can be restored" in result.stderr
     Image.new("L", (5, 5)).save(photos / "a.gif")
     result = run("no/model", photos / "a.gif", photos / "a.png", "--out", photos, "--overwrite", code=2)
@@ -153,21 +135,13 @@ def test_a_suffix_puts_results_beside_their_inputs(folder_of_model, photos):
     assert f"a_{{new}}.png: is at the path of the result of {photos}/a.png" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--name", "restored"], "without {stem} all results would have one name"),
-        (["--name", "{stem}{number}"], "only {stem} and {ext} are allowed"),
-        (["--name", "{stem"], "only {stem} and {ext} are allowed"),
-        (["--name", "../{stem}"], "it may not contain folders"),
-        (["--suffix", "/x"], "it may not contain folders"),
-        (["--name", "{stem}.png"], "leave out the extension; --format chooses it"),
-        (["--name", "{stem}", "--suffix", "x"], "give either --suffix or --name"),
-    ],
-)
-def test_templates_that_make_no_sense(options, message, photos, tmp_path):
-    assert message in run("no/model", photos, "--out", tmp_path / "out", *options, code=2).stderr
-    assert not (tmp_path / "out").exists()
+@pytest.mark.parametrize("name", ["restored", "{stem}{number}", "{stem", "../{stem}", "{stem}.png", "{ext}"])
+def test_templates_that_make_no_sense(name, photos, tmp_path):
+    out = tmp_path / "out"
+    assert f"{name!r} is no template" in run("no/model", photos, "--out", out, "--name", name, code=2).stderr
+    assert "'{stem}/x' is no template" in run("no/model", photos, "--out", out, "--suffix", "/x", code=2).stderr
+    run("no/model", photos, "--out", out, "--name", "{stem}", "--suffix", "x", code=2)
+    assert not out.exists()
 
 
 def test_a_folder_that_cannot_be_written_is_found_before_the_model(photos, tmp_path, monkeypatch):
@@ -228,84 +202,32 @@ def test_heic_and_raw_without_their_libraries_are_named_and_counted(folder_of_mo
     assert "none of 1 pictures can be restored" in result.stderr
 
 
-def test_heic_is_restored_where_its_library_is(folder_of_model, model, photos, tmp_path):
-    pillow_heif = pytest.importorskip("pillow_heif", reason="the extra `images` is not installed")
-    pillow_heif.from_pillow(Image.fromarray(make_pixels(64, 64, 3))).save(photos / "x.heic", quality=80)
-    run(folder_of_model, photos, "--out", tmp_path / "out")
-    assert files(tmp_path / "out") == ["a.png", "more/b.png", "x.png"]
-    wanted = restore_image(model, read_image(photos / "x.heic").pixels)
-    np.testing.assert_array_equal(read_image(tmp_path / "out" / "x.png").pixels, wanted)
-
-
-def tiffs(folder) -> None:
-    """One of each kind that came back unreadable or in other colours, and those of 16 bits."""
-    colours = Image.fromarray(make_pixels(8, 9, 3))
-    for mode in ("CMYK", "YCbCr", "P"):
-        colours.convert(mode).save(folder / f"{mode}.tif")
-    colours.convert("P").convert("PA").save(folder / "PA.tif")
-    Image.frombytes("RGBX", (9, 8), make_pixels(8, 9, 4).tobytes()).save(folder / "RGBX.tif")
-    spaces = (ImageCms.createProfile(name) for name in ("sRGB", "LAB"))
-    ImageCms.profileToProfile(colours, *spaces, outputMode="LAB").save(folder / "LAB.tif")
-    planes = make_pixels(3, 8, 9)
-    tifffile.imwrite(folder / "planes.tif", planes, photometric="rgb", planarconfig="separate")
-    tifffile.imwrite(folder / "deep.tif", make_pixels(8, 9, 3, dtype=np.uint16), photometric="rgb")
-
-
-def test_every_tiff_is_restored_to_one_that_can_be_read(folder_of_model, model, tmp_path):
-    (tmp_path / "in").mkdir()
-    tiffs(tmp_path / "in")
-    told = run(folder_of_model, tmp_path / "in", "--out", tmp_path / "out").stderr.splitlines()
-    names = files(tmp_path / "in")
-    assert files(tmp_path / "out") == names and len(names) == 8
-    # What RGB does not hold exactly is said, nothing else.
-    said = [line for line in told if "converted to RGB" in line]
-    assert [next(kind for kind in ("CMYK", "LAB", "YCbCr") if f"{kind}.tif: {kind}" in line) for line in said]
-    assert len(said) == 3
-    for name in names:
-        picture = read_image(tmp_path / "in" / name)
-        wanted = restore_image(model, picture.pixels)
-        assert wanted.dtype == (np.uint16 if name == "deep.tif" else np.uint8)
-        # Another program reads the same.
-        np.testing.assert_array_equal(tifffile.imread(tmp_path / "out" / name), wanted, err_msg=name)
-
-
 def test_damaged_exif_data_write_no_line_of_python(folder_of_model, tmp_path):
     broken = b"Exif\0\0MM\0*\0\0\0\x08\0\0\0\0"
-    Image.fromarray(make_pixels(8, 9, 3)).save(tmp_path / "a.jpg", exif=broken)
+    Image.fromarray(noise(8, 9, 3)).save(tmp_path / "a.jpg", exif=broken)
     result = run(folder_of_model, tmp_path / "a.jpg", "--out", tmp_path / "out")
     assert "Warning" not in result.stderr and files(tmp_path / "out") == ["a.jpg"]
 
 
 def save_moving(path, **options) -> None:
-    images = [Image.fromarray(make_pixels(8, 9, 3, seed=seed) // 64 * 85) for seed in range(3)]
+    images = [Image.fromarray(noise(8, 9, 3, seed=seed) // 64 * 85) for seed in range(3)]
     images[0].save(path, save_all=True, append_images=images[1:], **options)
 
 
 def test_every_frame_is_restored(folder_of_model, model, tmp_path):
-    times = {"duration": [50, 120, 300], "loop": 0}
-    (tmp_path / "in").mkdir()
-    for name in ("a.gif", "b.png", "c.webp"):
-        save_moving(tmp_path / "in" / name, **times)
-    save_moving(tmp_path / "in" / "d.tif")
+    """Formats stay as they are, a moving GIF too."""
+    save_moving(tmp_path / "in.png", duration=[50, 120, 300], loop=0)
+    save_moving(tmp_path / "in.gif", duration=40)
     out = tmp_path / "out"
-    result = run(folder_of_model, tmp_path / "in", "--out", out, "--compare")
-    # Formats stay as they are, a moving GIF too.
-    assert files(out) == ["a.gif", "b.png", "c.webp", "comparison.html", "comparison.png", "d.tif"]
-    assert result.stdout.startswith("4 restored")
-    for name in ("a.gif", "b.png", "c.webp", "d.tif"):
-        before, after = read_frames(tmp_path / "in" / name), read_frames(out / name)
-        assert after.durations == before.durations == (None if name == "d.tif" else [50.0, 120.0, 300.0])
-        assert after.plays == before.plays
-        assert len(after.pictures) == 3
-        for first, second in zip(before.pictures, after.pictures, strict=True):
-            wanted = restore_image(model, first.pixels)
-            difference = np.abs(second.pixels.astype(int) - wanted)
-            # A GIF has 256 colours, and this WebP a loss; the others hold every pixel.
-            assert difference.max() == 0 if name in ("b.png", "d.tif") else difference.mean() < 12, name
-    run(folder_of_model, tmp_path / "in" / "a.gif", "--out", tmp_path / "png", "--format", "png")
-    assert len(read_frames(tmp_path / "png" / "a.png").pictures) == 3
-    result = run(folder_of_model, tmp_path / "in" / "a.gif", "--out", tmp_path / "jpg", "--format", "jpg", code=1)
-    assert "a.gif: JPEG cannot store an animation of 3 frames. Write a .gif, .png or .webp." in result.stderr
+    run(folder_of_model, tmp_path / "in.png", tmp_path / "in.gif", "--out", out, "--compare")
+    assert files(out) == ["comparison.html", "comparison.png", "in.gif", "in.png"]
+    before, after = read_frames(tmp_path / "in.png"), read_frames(out / "in.png")
+    assert (after.durations, after.plays) == (before.durations, before.plays) == ([50.0, 120.0, 300.0], 0)
+    for first, second in zip(before.pictures, after.pictures, strict=True):
+        np.testing.assert_array_equal(second.pixels, restore_image(model, first.pixels))
+    assert len(read_frames(out / "in.gif").pictures) == 3
+    result = run(folder_of_model, tmp_path / "in.gif", "--out", tmp_path / "jpg", "--format", "jpg", code=1)
+    assert "in.gif: JPEG cannot store an animation of 3 frames. Write a .gif, .png or .webp." in result.stderr
 
 
 def test_standard_output_has_the_format_that_was_asked_for(folder_of_model, photos):
@@ -323,9 +245,18 @@ def test_standard_output_has_the_format_that_was_asked_for(folder_of_model, phot
             assert getattr(image, "n_frames", 1) == (3 if given == data.getvalue() else 1)
 
 
+def test_linked_folders_are_searched_once(folder_of_model, photos, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    write_image(tmp_path / "elsewhere" / "c.png", Picture(noise(5, 4, 3)))
+    (photos / "linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "circle").symlink_to(photos)
+    run(folder_of_model, photos, "--out", tmp_path / "out")
+    assert files(tmp_path / "out") == ["a.png", "linked/c.png", "more/b.png"]
+
+
 def test_names_that_are_no_text_have_a_page(model, tmp_path):
     name = os.fsdecode(b"a\xff.png")
-    write_image(tmp_path / name, Picture(make_pixels(8, 9, 3)))
+    write_image(tmp_path / name, Picture(noise(8, 9, 3)))
     job = jobs.Job(name, tmp_path / name, tmp_path / "out.png", ".png")
     report = restore_files(model, [job], compare=tmp_path / "comparison.png")
     assert not report.failed and files(tmp_path) == [name, "comparison.html", "comparison.png", "out.png"]

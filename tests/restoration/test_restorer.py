@@ -9,8 +9,9 @@ import torch
 from hf_ext import Restorer, restore_image
 from hf_ext.errors import DataError, UsageError
 from hf_ext.hub.released import released
-from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
+from hf_ext.semanir import SemanIRForImageRestoration
 from tests.kit.refusals import refused
+from tests.kit.restorers import tiny_restorer
 from tests.semanir.test_whole_image_semanir import COLUMNAR, DEMOSAICKING, UNSHUFFLED, make_images, make_model
 
 NODES = Path(__file__).parents[2] / "examples" / "comfyui" / "hf_ext_nodes.py"
@@ -51,8 +52,7 @@ def test_fields_are_those_of_the_model_and_calls_give_its_pictures(
 
 
 def test_float16_on_a_cpu_is_said_to_be_slow(tmp_path, caplog):
-    config = SemanIRConfig(embed_dim=8, depths=[1], num_heads=[2], window_size=4, top_k=6)
-    SemanIRForImageRestoration(config).save_pretrained(tmp_path)
+    tiny_restorer().save_pretrained(tmp_path)
     for dtype, said in ((None, 0), ("bfloat16", 0), ("float16", 1)):
         caplog.clear()
         Restorer.from_pretrained(tmp_path, device="cpu", dtype=dtype)

@@ -2,7 +2,6 @@
 
 import io
 import struct
-import zlib
 
 import numpy as np
 import pytest
@@ -11,15 +10,12 @@ from PIL import Image, ImageCms
 
 from hf_ext.restoration.encoding import encode_frames
 from hf_ext.restoration.files import Frames, Picture, read_frames
+from tests.kit.pictures import chunk, make_exif, noise
 
 EXIF, XMP = 0x8769, b"<x:xmpmeta><rdf:Description tiff:Orientation=%s6%s xmp:Rating='3'/></x:xmpmeta>"
 PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 # The header says of which colours it is; no reader here looks further.
 GREY_PROFILE = PROFILE[:16] + b"GRAY" + PROFILE[20:]
-
-
-def noise(*shape: int, dtype: type = np.uint8, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, np.iinfo(dtype).max, shape, dtype=dtype, endpoint=True)
 
 
 def saved(pixels: np.ndarray, format: str, more: tuple[np.ndarray, ...] = (), **options) -> bytes:
@@ -38,23 +34,13 @@ def written(data: bytes, format: str) -> tuple[Frames, Image.Image, list[str]]:
     return read_frames(result), image, said
 
 
-def turned(angle: int = 6) -> Image.Exif:
-    exif = Image.Exif()
-    exif[0x0112], exif[0x010F] = angle, "maker"
-    return exif
-
-
-def chunk(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + zlib.crc32(kind + content).to_bytes(4)
-
-
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 @pytest.mark.parametrize(
     "keyword", ["Raw profile type exif", "Raw profile type APP1", "tiff:Orientation", "exif:Orientation"]
 )
 def test_a_png_is_turned_once(keyword, dtype):
     pixels = noise(5, 9, 3, dtype=dtype)
-    raw = turned().tobytes()
+    raw = make_exif({0x0112: 6}).tobytes()
     text = f"\nexif\n{len(raw):8}\n{raw.hex()}\n" if keyword.startswith("Raw") else "6"
     png = encode_frames(Frames([Picture(pixels)]), "PNG")
     png = png[:33] + chunk(b"tEXt", f"{keyword}\0{text}".encode()) + png[33:]
@@ -69,8 +55,8 @@ def test_a_png_is_turned_once(keyword, dtype):
 @pytest.mark.parametrize("format", ["PNG", "WEBP"])
 def test_every_frame_of_an_animation_is_turned(format, angle):
     parts = tuple(noise(5, 9, 3, seed=seed) for seed in range(3))
-    data = saved(parts[0], format, parts[1:], exif=turned(angle), lossless=True)
-    still = saved(parts[2], format, exif=turned(angle), lossless=True)
+    data = saved(parts[0], format, parts[1:], exif=make_exif({0x0112: angle}), lossless=True)
+    still = saved(parts[2], format, exif=make_exif({0x0112: angle}), lossless=True)
     frames = read_frames(data)
     np.testing.assert_array_equal(frames.pictures[2].pixels, read_frames(still).pictures[0].pixels)
     assert all(0x0112 not in picture.exif and picture.exif[0x010F] == "maker" for picture in frames.pictures)
@@ -120,6 +106,18 @@ def test_channels_that_are_not_read_are_said(kind):
     assert len(said) == lines and ("left out" in "".join(said)) == (("one" in kind) or ("two" in kind))
 
 
+@pytest.mark.parametrize("pages", [1, 2])
+def test_masks_of_pages_are_left_out_and_said(pages):
+    file, pixels = io.BytesIO(), noise(6, 7, 3)
+    with tifffile.TiffWriter(file) as writer:
+        for _ in range(pages):
+            writer.write(pixels, photometric="rgb")
+            writer.write(pixels[..., 0] > 99, photometric=4, subfiletype=4)
+    frames, _, said = written(file.getvalue(), "TIFF")
+    assert len(frames.pictures) == pages and len(said) == 1 and str(pages) in said[0]
+    np.testing.assert_array_equal(frames.pictures[-1].pixels, pixels)
+
+
 @pytest.mark.parametrize("value", [0, 300, 65535])
 def test_a_transparent_value_of_16_bit_grey_is_alpha(value):
     pixels = noise(6, 7, 1, dtype=np.uint16)
@@ -135,8 +133,7 @@ def test_a_transparent_value_of_16_bit_grey_is_alpha(value):
     np.testing.assert_array_equal(frames.pictures[0].pixels[..., -1:], alpha >> 8)
 
 
-@pytest.mark.parametrize("quote", [b'"', b"'"])
-@pytest.mark.parametrize("source", ["JPEG", "WEBP", "TIFF", "PNG"])
+@pytest.mark.parametrize(("source", "quote"), [("JPEG", b'"'), ("WEBP", b"'"), ("TIFF", b'"'), ("PNG", b"'")])
 @pytest.mark.parametrize("format", ["JPEG", "WEBP", "TIFF", "PNG"])
 def test_xmp_travels_upright(source, format, quote):
     xmp = XMP % (quote, quote)
@@ -164,9 +161,7 @@ def test_a_comment_travels_or_is_said(source, format):
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF"])
 def test_texts_of_all_folders_travel_and_what_has_no_place_is_said(format):
-    exif = Image.Exif()
-    exif[0x010F] = exif.get_ifd(EXIF)[0xA434] = "J\xf6rg"
-    exif[EXIF] = 0
+    exif = make_exif({0x010F: "J\xf6rg"}, {0xA434: "J\xf6rg"})
     said: list[str] = []
     read = read_frames(encode_frames(Frames([Picture(noise(5, 9, 3), exif, PROFILE)]), format, say=said.append))
     found = read.pictures[0]

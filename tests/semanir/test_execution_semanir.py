@@ -1,4 +1,4 @@
-"""Execution of SemanIR: attention implementations, half precision, offloading, torch.compile, torch.export, ONNX."""
+"""Execution of SemanIR: attention implementations, half precision, offloading, torch.compile, torch.export."""
 
 import copy
 import json
@@ -143,14 +143,12 @@ def test_bfloat16_deviates_by_rounding_and_by_keys_that_are_nearly_as_similar():
 ONE_STAGE = {**COLUMNAR, "depths": [2], "num_heads": [2]}
 
 
-@pytest.mark.parametrize("memory_budget", [None, 1])
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "memory_budget"),
     [
-        pytest.param(COLUMNAR, id="columnar"),
-        pytest.param(UNSHUFFLED, id="u"),
-        pytest.param(WITH_MEAN, id="mean", marks=pytest.mark.slow),
-        pytest.param(INTERPOLATED, id="x2", marks=pytest.mark.slow),
+        (COLUMNAR, 1),
+        (UNSHUFFLED, None),
+        *(pytest.param(fields, 1, marks=pytest.mark.slow) for fields in (UNSHUFFLED, WITH_MEAN, INTERPOLATED)),
     ],
 )
 def test_weights_may_lie_elsewhere_until_their_layer_runs(fields, memory_budget):
@@ -207,48 +205,25 @@ def test_operators_of_the_kernels_are_what_torch_takes_for_operators(dense):
     torch.library.opcheck(torch.ops.hf_ext_semanir.attend.default, given)
 
 
-# What torch's exporter itself is warned of.
-onnx_warnings = pytest.mark.filterwarnings(
-    "ignore:.*LeafSpec:FutureWarning",
-    "ignore::DeprecationWarning:onnxscript",
-    # torch 2.11's exporter says it of itself.
-    "ignore:The given buffer is not writable:UserWarning",
-)
-ANY_SIZE = {"pixel_values": {0: Dim("batch", min=1), 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}}
-both_shapes = pytest.mark.parametrize(
-    "fields",
-    [
-        pytest.param(ONE_STAGE, id="columnar"),
-        pytest.param(WITH_MEAN, id="mean", marks=pytest.mark.slow),
-        pytest.param(INTERPOLATED, id="interpolated", marks=pytest.mark.slow),
-        pytest.param(UNSHUFFLED, id="u-shaped", marks=pytest.mark.slow),
-        pytest.param(DEMOSAICKING, id="mosaic", marks=pytest.mark.slow),
-    ],
-)
-
-
-def example_and_others(model) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Two images to export with, and batches of other sizes: whole windows, the smallest, and with an odd rest."""
-    unit, channels = model.config.descriptor.multiple_of, model.config.num_channels
-    sizes = [(1, 3 * unit, 2 * unit), (3, unit + 1, 4 * unit), (1, 2 * unit + 3, 5 * unit - 1)]
-    others = [make_images(batch, channels, height, width) for batch, height, width in sizes]
-    return make_images(2, channels, 3 * unit - 3, 4 * unit - 1), others
-
-
 def assert_near(found: torch.Tensor, wanted: torch.Tensor) -> None:
     """Rounding of float32, of the order of 1e-6 of the largest value, is allowed twenty times over."""
     torch.testing.assert_close(found, wanted, atol=2e-5 * wanted.abs().max().item(), rtol=0)
 
 
 @pytest.mark.slow
-@both_shapes
+@pytest.mark.parametrize("fields", [ONE_STAGE, WITH_MEAN, INTERPOLATED, UNSHUFFLED, DEMOSAICKING])
 def test_exported_model_takes_any_batch_and_size(fields, tmp_path):
+    """Whole windows, the smallest size, and an odd rest."""
     model = make_model(**fields)
-    images, others = example_and_others(model)
+    unit, channels = model.config.descriptor.multiple_of, model.config.num_channels
+    images = make_images(2, channels, 3 * unit - 3, 4 * unit - 1)
+    sizes = [(1, 3 * unit, 2 * unit), (3, unit + 1, 4 * unit), (1, 2 * unit + 3, 5 * unit - 1)]
+    others = [make_images(batch, channels, height, width) for batch, height, width in sizes]
+    any_size = {"pixel_values": {0: Dim("batch", min=1), 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}}
     # A budget that would cut the image is not obeyed: the graph must not depend on it.
     model.memory_budget = 1
     with torch.no_grad():
-        program = torch.export.export(model, (), {"pixel_values": images}, dynamic_shapes=ANY_SIZE)
+        program = torch.export.export(model, (), {"pixel_values": images}, dynamic_shapes=any_size)
     model.memory_budget = None
     # Another program has torch, but not our operators.
     assert not any("semanir" in str(node.target) for node in program.graph.nodes if node.op == "call_function")
@@ -256,23 +231,6 @@ def test_exported_model_takes_any_batch_and_size(fields, tmp_path):
     exported = torch.export.load(tmp_path / "model.pt2").module()
     for batch in (images, *others):
         assert_near(exported(pixel_values=batch).reconstruction, restore(model, batch))
-
-
-@pytest.mark.slow
-@onnx_warnings
-@both_shapes
-def test_onnx_takes_any_batch_and_size(fields, tmp_path):
-    pytest.importorskip("onnxscript")
-    onnxruntime = pytest.importorskip("onnxruntime")
-    model = make_model(**fields)
-    images, others = example_and_others(model)
-    options = {"dynamic_shapes": ANY_SIZE, "dynamo": True, "verbose": False}
-    with torch.no_grad():
-        torch.onnx.export(model, (), tmp_path / "model.onnx", kwargs={"pixel_values": images}, **options)
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
-    for batch in (images, *others):
-        found = session.run(None, {"pixel_values": batch.numpy()})[0]
-        assert_near(torch.from_numpy(np.asarray(found)), restore(model, batch))
 
 
 def test_native_attention_is_not_exported():
@@ -342,7 +300,7 @@ def test_a_compiled_model_has_a_graph_for_each_size():
         return module
 
     torch._dynamo.reset()
-    model = make_model(**ONE_STAGE)
+    model = make_model(**{**ONE_STAGE, "depths": [1]})
     model.compile(backend=keep)
     for side in (9, 14, 9):
         restore(model, make_images(1, 3, side, side))

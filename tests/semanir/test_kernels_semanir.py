@@ -18,7 +18,7 @@ HEADS = 2
 # Feature map and largest window: N of 9, 25, 64, 24 (rectangular, 4 x 6 of at most 8), 48 (rows of whole vectors), and
 # so many that more than 128 keys are chosen of them.
 LAYOUTS = {"9": ((6, 9), 3), "25": ((5, 10), 5), "64": ((8, 16), 8), "24": ((4, 6), 8), "48": ((3, 16), 16)}
-LAYOUTS |= {"144": ((12, 24), 12), "256": ((16, 16), 16)}
+LAYOUTS |= {"144": ((12, 24), 12)}
 # Relative to the largest value of each; the reference computes in float64.
 TOLERANCES = {torch.float64: 1e-14, torch.float32: 5e-6, torch.bfloat16: 4e-2}
 
@@ -70,7 +70,6 @@ IMPLEMENTATIONS = {
     "eager": (torch.float64, torch.float32, torch.bfloat16),
     "sdpa": (torch.float64, torch.float32, torch.bfloat16),
     "native": (torch.float32, torch.bfloat16),
-    "flex_attention": (torch.float64, torch.float32),
     "auto": (torch.float64, torch.float32, torch.bfloat16),
 }
 
@@ -96,9 +95,7 @@ def test_implementation_equals_the_reference(implementation, layout, top_k, shif
     wanted = expected(layout, top_k, shifted)
     for dtype in IMPLEMENTATIONS[implementation]:
         attend = ops.key_semantic_attention
-        # Which has gradients on GPUs only.
-        if implementation != "flex_attention":
-            assert_near(run(attend, inputs, dictionary, dtype, implementation), wanted, TOLERANCES[dtype])
+        assert_near(run(attend, inputs, dictionary, dtype, implementation), wanted, TOLERANCES[dtype])
         with torch.no_grad():
             plain = attend(*(tensor.to(dtype) for tensor in inputs), dictionary, implementation)
         assert plain.dtype == dtype
@@ -106,11 +103,11 @@ def test_implementation_equals_the_reference(implementation, layout, top_k, shif
 
 
 def test_every_implementation_is_compared():
-    # The kernel for GPUs has tests of its own, in Triton's interpreter.
-    assert IMPLEMENTATIONS.keys() | {"triton"} == {"auto", *ops.ATTENTION}
+    # Those for GPUs have tests of their own, one in Triton's interpreter.
+    assert IMPLEMENTATIONS.keys() | {"triton", "flex_attention"} == {"auto", *ops.ATTENTION}
 
 
-@pytest.mark.parametrize(("layout", "top_k"), [("64", 8), ("24", 8), ("48", 8), ("144", 140), ("256", 200)])
+@pytest.mark.parametrize(("layout", "top_k"), [("64", 8), ("24", 8), ("48", 8), ("144", 140)])
 @pytest.mark.parametrize("head_dim", [30, *(pytest.param(dim, marks=pytest.mark.slow) for dim in (16, 48, 64))])
 def test_native_attention_of_every_width(layout, top_k, head_dim):
     """One to four vectors a row, filled up or not; few keys are looked up, of many all logits are computed."""

@@ -1,14 +1,13 @@
 """pipeline("image-restoration"): folders and Hub ids, files, PIL images and arrays, one or many."""
 
 import base64
-import functools
 import http.server
 import json
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
-import torch
 from huggingface_hub import close_session
 from PIL import Image
 from transformers import pipeline
@@ -17,25 +16,17 @@ from hf_ext import restore_image
 from hf_ext.errors import DataError, UsageError
 from hf_ext.hub.publish import push
 from hf_ext.restoration.pipeline import ImageRestorationPipeline
-from hf_ext.semanir import (
-    SemanIRConfig,
-    SemanIRForImageRestoration,
-    SemanIRImageProcessor,
-    pipeline_semanir,
-)
-from tests.kit.hub import ask, commit_body, create_repository, run_python
+from hf_ext.semanir import SemanIRForImageRestoration, SemanIRImageProcessor, pipeline_semanir
+from tests.kit.hub import run_python
 from tests.kit.models import assert_same_picture
+from tests.kit.pictures import noise
 from tests.kit.refusals import refused
+from tests.kit.restorers import tiny_restorer
 
-COLOUR = np.random.default_rng(0).integers(0, 256, (9, 13, 3), dtype=np.uint8)
-
-
-SIZES = {"embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 6}
+COLOUR = noise(9, 13, 3)
 
 
-def make_model(scale: int = 2) -> SemanIRForImageRestoration:
-    torch.manual_seed(0)
-    return SemanIRForImageRestoration(SemanIRConfig(**SIZES, scale=scale)).eval()
+make_model = partial(tiny_restorer, scale=2)
 
 
 @pytest.fixture
@@ -76,7 +67,7 @@ def test_an_address_brings_what_its_file_does(restore, kind, tmp_path):
         restore = pipeline_semanir.ImageRestorationPipeline(model=make_model(), device="cpu", task="image-restoration")
     pictures = {mode: Image.fromarray(COLOUR).convert(mode) for mode in ("L", "LA", "RGBA")}
     pictures["deep"] = Image.fromarray(COLOUR[..., 0].astype(np.uint16) * 100)
-    handler = functools.partial(QuietHandler, directory=tmp_path)
+    handler = partial(QuietHandler, directory=tmp_path)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         for name, picture in pictures.items():
@@ -144,11 +135,10 @@ MOSAIC = {"num_channels": 4, "num_channels_out": 3, "scale": 2}
     ids=["grey", "grey-alpha", "colour", "colour-alpha", "grey-model", "grey-model-colours", "mosaic"],
 )
 def test_the_plain_pipeline_that_travels_gives_the_same_pictures(fields, shape, dtype):
-    torch.manual_seed(0)
-    model = SemanIRForImageRestoration(SemanIRConfig(**SIZES, **fields)).eval()
+    model = tiny_restorer(**fields)
     plain = pipeline_semanir.ImageRestorationPipeline(model=model, device="cpu", task="image-restoration")
     rich = pipeline("image-restoration", model=model, device="cpu")
-    picture = np.random.default_rng(1).integers(0, np.iinfo(dtype).max, shape, dtype=dtype, endpoint=True)
+    picture = noise(*shape, dtype=dtype, seed=1)
     for image in (picture, picture / np.float32(np.iinfo(dtype).max)):
         found, wanted = plain(image, output_type="np", top_k=4), rich(image, output_type="np", top_k=4)
         assert found.dtype == wanted.dtype and found.shape == wanted.shape
@@ -230,44 +220,6 @@ def test_what_a_pipeline_saved_is_pushed_and_pulled_with_and_without_hf_ext(hub,
     for restored in results:
         # other copies of the network, and another way to compute attention: a last bit may round otherwise
         assert abs(np.array(restored) - wanted).max() <= 1
-
-
-# Runs in a process of its own: first as somebody without hf_ext, with a folder, then with it, from a Hub.
-USE = """
-import json, sys
-import numpy as np
-sys.modules["hf_ext"] = None
-from transformers import pipeline
-image = np.array(json.loads(sys.argv[1]), dtype=np.uint8)
-restore = pipeline("image-restoration", model=sys.argv[2], trust_remote_code=True, device="cpu")
-assert type(restore).__module__.startswith("transformers_modules."), type(restore)
-strange = restore(image, output_type="np").tolist()
-del sys.modules["hf_ext"]
-import hf_ext
-restore = pipeline("image-restoration", model="me/model", device="cpu")
-assert type(restore).__module__ == "hf_ext.restoration.pipeline", type(restore)
-print(json.dumps([strange, restore(image, output_type="np").tolist()]))
-"""
-
-
-@pytest.mark.slow
-def test_hub_ids_and_folders_without_hf_ext(hub, tmp_path):
-    model = make_model()
-    model.save_pretrained(tmp_path / "model")
-    SemanIRImageProcessor().save_pretrained(tmp_path / "model")
-    restore = pipeline("image-restoration", model=str(tmp_path / "model"), device="cpu")
-    assert type(restore) is ImageRestorationPipeline
-    # The pipeline's own folder has its code too.
-    restore.save_pretrained(tmp_path / "pipeline")
-    assert create_repository(hub.url, "me/model").status == 200
-    # With hf_ext the code is not needed; each file that is stored takes its time.
-    files = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir() if path.suffix != ".py"}
-    assert ask(hub.url, "POST", "/api/models/me/model/commit/main", commit_body(files)).status == 200
-    arguments = json.dumps(COLOUR.tolist()), str(tmp_path / "pipeline")
-    shown = run_python(USE, hub.url, tmp_path / "home", *arguments)
-    wanted = restore_image(model, COLOUR)
-    for restored in json.loads(shown.splitlines()[-1]):
-        assert_same_picture(np.array(restored, dtype=np.uint8), wanted)
 
 
 @pytest.mark.parametrize("strength", [None, 0.5, "auto"])

@@ -1,16 +1,24 @@
-"""A run that tests end by signals and by the clock; it has saved when it ends with `EXIT_CODE`."""
+"""A run that tests kill, and end by signals and by the clock; it has saved when it ends with `EXIT_CODE`."""
 
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from hf_ext.training import train
 from hf_ext.training.stopping import EXIT_CODE, SIGNALS, RunStopped
 
-from .killable import SlowTask
-from .tiny import make_arguments
+from .tiny import TinyTask, make_arguments
+
+
+class SlowTask(TinyTask):
+    """Steps that last long enough to be hit."""
+
+    def loss(self, model, batch, step):
+        time.sleep(0.002)
+        return super().loss(model, batch, step)
 
 
 def main(output: str, data: str, changes: dict[str, Any], rank: int = 0, port: int = 0) -> None:

@@ -5,7 +5,6 @@ import multiprocessing
 import tarfile
 
 import pytest
-from PIL import Image
 
 from hf_ext.data.opening import SourceError, open_source
 from hf_ext.embedded_hub.server import EmbeddedHub
@@ -16,7 +15,7 @@ from hf_ext.training.evaluation import share_batches
 from tests.kit.hub import run_python
 from tests.kit.refusals import refused
 
-from .tiny import SIDE, TinyTask, pixels, write_images
+from .tiny import TinyTask, write_images
 
 
 def write_tar(path, images):
@@ -27,33 +26,6 @@ def write_tar(path, images):
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
     return path
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("kind", ["imagefolder", "paired", "parquet folder", "parquet file", "webdataset"])
-def test_every_kind_of_source_gives_all_of_its_examples(tmp_path, examples, images, kind, streaming):
-    if kind == "paired":
-        for side in ("lq", "hq"):
-            write_images(tmp_path / "pairs" / side, 9)
-    path = {
-        "imagefolder": images,
-        "paired": tmp_path / "pairs",
-        "parquet folder": examples,
-        "parquet file": examples / "train-00000-of-00002.parquet",
-        "webdataset": tmp_path / "pictures.tar",
-    }[kind]
-    if kind == "webdataset":
-        write_tar(path, images)
-    found = list(open_source(DataSource(str(path), streaming=streaming)))
-    assert len(found) == (5 if kind == "parquet file" else 9)
-    columns = {"paired": {"lq", "hq"}, "imagefolder": {"image"}, "webdataset": {"image.png", "__key__", "__url__"}}
-    assert {*found[0]} == columns.get(kind, {"pixels"})
-    if kind == "paired":
-        assert found[3]["lq"].tobytes() == found[3]["hq"].tobytes() == Image.open(images / "003.png").tobytes()
-    elif kind == "webdataset":
-        assert found[3]["image.png"].size == (SIDE, SIDE)
-    else:
-        assert pixels(found[0]).shape == (SIDE, SIDE)
 
 
 def test_unusable_sources_are_named(tmp_path, images):
@@ -157,6 +129,7 @@ except ValueError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
 def test_data_sets_of_a_hub_by_revision_and_as_streams(tmp_path):
     with EmbeddedHub(tmp_path / "hub") as hub:

@@ -10,19 +10,7 @@ from hf_ext.training import run as run_module
 from hf_ext.training.optimizing import build_optimizer
 from hf_ext.training.processes import make_accelerator
 
-from .tiny import TinyConfig, TinyModel, TinyTask, make_arguments, run
-
-SKIPPED = 2
-
-
-class OverflowingTask(TinyTask):
-    """Its gradients are infinite in one step."""
-
-    def loss(self, model, batch, step):
-        loss = super().loss(model, batch, step)
-        if step == SKIPPED:
-            loss.register_hook(lambda gradient: gradient * float("inf"))
-        return loss
+from .tiny import TinyConfig, TinyModel, TinyTask, evaluated, make_arguments, run
 
 
 def make_scaling(arguments, folder):
@@ -37,9 +25,8 @@ def make_scaling(arguments, folder):
 def test_a_skipped_step_moves_neither_schedule_nor_average(tmp_path, examples, monkeypatch):
     monkeypatch.setattr(run_module, "make_accelerator", make_scaling)
     changes = {"mixed_precision": "fp16", "gradient_accumulation_steps": 1, "logging_steps": 1, "save_steps": 1}
-    data = {"train": {"path": str(examples)}}
-    arguments = make_arguments(tmp_path / "run", data, max_steps=4, warmup_steps=4, save_total_limit=9, **changes)
-    run(OverflowingTask(), arguments)
+    arguments = make_arguments(tmp_path / "run", examples, max_steps=4, warmup_steps=4, save_total_limit=9, **changes)
+    run(TinyTask(overflow_at=2), arguments)
     states = [tmp_path / "run" / "state" / f"step-{step}" for step in range(1, 5)]
     averages = [torch.load(state / "custom_checkpoint_2.pkl")["optimization_step"] for state in states]
     assert averages == [1, 2, 2, 3]
@@ -52,19 +39,17 @@ def test_a_skipped_step_moves_neither_schedule_nor_average(tmp_path, examples, m
 
 
 def test_the_kernel_that_hides_skipped_steps_is_not_taken(tmp_path, examples):
-    data = {"train": {"path": str(examples)}}
     model = TinyModel(TinyConfig())
     for precision, fused in (("fp16", False), ("no", True)):
-        arguments = make_arguments(tmp_path / "run", data, mixed_precision=precision)
+        arguments = make_arguments(tmp_path / "run", examples, mixed_precision=precision)
         assert build_optimizer(TinyTask(), model, arguments).defaults["fused"] == fused
-    arguments = make_arguments(tmp_path / "run", data, mixed_precision="fp16", optim_args={"fused": True})
+    arguments = make_arguments(tmp_path / "run", examples, mixed_precision="fp16", optim_args={"fused": True})
     with pytest.raises(ValueError):
         build_optimizer(TinyTask(), model, arguments)
 
 
 def test_all_files_of_a_run_can_be_read_by_who_can_read_the_folder(tmp_path, examples):
-    data = {"train": {"path": str(examples)}, "eval": {"path": str(examples)}}
-    run(TinyTask(), make_arguments(tmp_path / "run", data, max_steps=2))
+    run(TinyTask(), make_arguments(tmp_path / "run", evaluated(examples), max_steps=2))
     wanted = (tmp_path / "run" / "metrics.jsonl").stat().st_mode
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file() and not path.name.startswith(".")]
     assert {path.name for path in files} >= {"model.safetensors", "optimizer.bin", "manifest.json"}

@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from huggingface_hub import HfApi
 from PIL import Image
 
 from hf_ext.embedded_hub.server import EmbeddedHub
@@ -97,5 +98,8 @@ def test_two_processes_train_one_of_our_models_on_from_a_hub(tmp_path, monkeypat
             if name == "half":
                 shutil.rmtree(tmp_path / name)
         assert not [row for row in RunFolder(tmp_path / "moved").read_metrics() if "push_error" in row]
+        api = HfApi(endpoint=hub.url, token="any")
+        assert {"model.safetensors", "README.md"} <= {*api.list_repo_files("me/run")}
+        assert api.model_info("me/run").private
     for file in ("snapshot/model.safetensors", "state/step-4/optimizer.bin", "state/step-4/model.safetensors"):
         assert (tmp_path / "moved" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes(), file

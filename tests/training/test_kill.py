@@ -17,14 +17,14 @@ from hf_ext.training import state
 from hf_ext.training.manifest import read_manifest
 from hf_ext.training.state import RunFolder
 
-from .killable import main
 from .launching import environment
+from .stoppable import main
 from .tiny import TinyModel, TinyTask, contents, make_arguments, prepare, run
 
-STEPS = 40
+SETTINGS = {"max_steps": 40, "save_steps": 2, "eval_steps": 3, "logging_steps": 3}
 # Runs are forks of a process that has imported everything, so that they start at once.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["tests.training.killable"])
+PROCESSES.set_forkserver_preload(["tests.training.stoppable"])
 
 
 def assert_states_complete(folder: Path) -> None:
@@ -75,7 +75,7 @@ def kill_after_start(process, folder: Path, rng: random.Random) -> bool:
 
 def start(folder: Path, examples: Path):
     """A process that trains; a run killed before goes on."""
-    process = PROCESSES.Process(target=main, args=(str(folder), str(examples), str(STEPS)))
+    process = PROCESSES.Process(target=main, args=(str(folder), str(examples), dict(SETTINGS)))
     process.start()
     return process
 

@@ -203,29 +203,18 @@ def test_sharding_without_gpus_is_refused_and_processes_on_processors_are_found(
         honour_launcher(make_arguments(Path("run"), {}), {"ACCELERATE_USE_DEEPSPEED": "true"})
 
 
-def test_a_launcher_with_another_accumulation_is_refused(tmp_path, examples, monkeypatch):
-    arguments = make_arguments(tmp_path / "run", {"train": {"path": str(examples)}}, max_steps=1)
-    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
-    with pytest.raises(ValueError):
-        run(TinyTask(), arguments)
-    assert not (tmp_path / "run").exists()
-    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "2")
-    run(TinyTask(), arguments)
-
-
 def test_what_a_launcher_says_is_the_run(tmp_path, examples, monkeypatch):
-    data = {"train": {"path": str(examples)}}
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    run(TinyTask(), make_arguments(tmp_path / "launched", data, max_steps=2))
+    run(TinyTask(), make_arguments(tmp_path / "launched", examples, max_steps=2))
     monkeypatch.delenv("ACCELERATE_MIXED_PRECISION")
-    run(TinyTask(), make_arguments(tmp_path / "flag", data, max_steps=2, mixed_precision="bf16"))
+    run(TinyTask(), make_arguments(tmp_path / "flag", examples, max_steps=2, mixed_precision="bf16"))
     told = [json.loads((tmp_path / name / "args.json").read_text())["arguments"] for name in ("launched", "flag")]
     assert {**told[0], "output_dir": ""} == {**told[1], "output_dir": ""}
     first, second = (load_file(tmp_path / name / "snapshot" / "model.safetensors") for name in ("launched", "flag"))
     assert all(torch.equal(first[name], second[name]) for name in {*first, *second})
     # Without the launcher's word it would be another run.
     with pytest.raises(ValueError):
-        run(TinyTask(), make_arguments(tmp_path / "launched", data, max_steps=2))
+        run(TinyTask(), make_arguments(tmp_path / "launched", examples, max_steps=2))
 
 
 def test_weights_under_other_names_are_not_saved(tmp_path):

@@ -54,18 +54,19 @@ def series(folder):
     return task, task.build_model(TINY, None), data
 
 
-SLOW = pytest.mark.slow
-
-
 @pytest.mark.parametrize(
     "kind, workers",
-    [
-        (series, 1),
-        pytest.param(series, 2, marks=SLOW),
-        *(pytest.param(kind, workers, marks=SLOW) for kind in (text, picture) for workers in (1, 2)),
-    ],
+    [pytest.param(kind, workers, marks=pytest.mark.slow) for kind in (series, text, picture) for workers in (1, 2)],
 )
-def test_an_evaluation_is_the_same_with_loader_processes(kind, workers, tmp_path, spawn):
+def test_an_evaluation_is_the_same_in_new_interpreters(kind, workers, tmp_path, spawn):
+    check_evaluation(kind, workers, tmp_path)
+
+
+def test_an_evaluation_is_the_same_with_a_loader_process(tmp_path):
+    check_evaluation(series, 1, tmp_path)
+
+
+def check_evaluation(kind, workers, tmp_path):
     torch.manual_seed(0)
     task, model, data = kind(tmp_path)
     alone, shared = (evaluate(task, model, data, batch_size=2, num_workers=count) for count in (0, workers))

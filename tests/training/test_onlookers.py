@@ -17,7 +17,7 @@ from hf_ext.training.state import RunFolder
 from tests.kit.refusals import refused
 
 from .launching import fork_pairs
-from .tiny import TinyConfig, TinyModel, TinyTask, contents, make_arguments, run
+from .tiny import TinyConfig, TinyModel, TinyTask, contents, evaluated, make_arguments, run
 
 
 class Broken(Callback):
@@ -34,7 +34,7 @@ def broken(*_, **__):
 
 
 def test_onlookers_that_raise_end_no_run(tmp_path, examples, monkeypatch, capsys):
-    data = {"train": {"path": str(examples)}, "eval": {"path": str(examples)}}
+    data = evaluated(examples)
     run(TinyTask(), make_arguments(tmp_path / "whole", data))
     capsys.readouterr()
     heard = []
@@ -65,7 +65,7 @@ def test_a_tracker_that_does_not_start_and_a_picture_that_is_not_drawn_end_no_ru
     tmp_path, examples, monkeypatch, place
 ):
     monkeypatch.setattr(place, broken)
-    data = {"train": {"path": str(examples)}, "eval": {"path": str(examples)}}
+    data = evaluated(examples)
     run(TinyTask(), make_arguments(tmp_path / "run", data, max_steps=2))
     assert RunFolder(tmp_path / "run").read_metrics()[-1]["step"] == 2
     with pytest.raises(OSError):
@@ -73,12 +73,11 @@ def test_a_tracker_that_does_not_start_and_a_picture_that_is_not_drawn_end_no_ru
 
 
 def test_several_trackers_are_checked_and_none_is_none(tmp_path, examples):
-    data = {"train": {"path": str(examples)}}
     for told, trackers in (("none", []), ("tensorboard", ["tensorboard"]), (["tensorboard", "none"], ["tensorboard"])):
-        assert make_arguments(tmp_path / "run", data, report_to=told).trackers == trackers
+        assert make_arguments(tmp_path / "run", examples, report_to=told).trackers == trackers
     with refused(UsageError, "pigeons"):
-        run(TinyTask(), make_arguments(tmp_path / "run", data, report_to=["tensorboard", "pigeons"]))
-    run(TinyTask(), make_arguments(tmp_path / "run", data, report_to=["tensorboard"], max_steps=1))
+        run(TinyTask(), make_arguments(tmp_path / "run", examples, report_to=["tensorboard", "pigeons"]))
+    run(TinyTask(), make_arguments(tmp_path / "run", examples, report_to=["tensorboard"], max_steps=1))
     assert [*(tmp_path / "run" / "tensorboard").rglob("events*")]
 
 
@@ -123,9 +122,8 @@ class LastStep(Callback):
 
 
 def push_run(folder, examples, hub, strategy):
-    data = {"train": {"path": str(examples)}, "eval": {"path": str(examples)}}
     values = {"save_steps": 1, "eval_steps": 1, "logging_steps": 1, "max_steps": 4, "hub_model_id": "me/run"}
-    arguments = make_arguments(folder, data, **values, hub_strategy=strategy)
+    arguments = make_arguments(folder, evaluated(examples), **values, hub_strategy=strategy)
     run(TinyTask(), arguments, None, None, [LastStep(hub)])
     return [message for message, _ in hub.pushed]
 

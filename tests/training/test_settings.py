@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from hf_ext.training import TrainingArguments
 from hf_ext.training.arguments import SCHEDULES
+from hf_ext.training.optimizing import build_schedule
 from hf_ext.training.provenance import public_arguments
 from hf_ext.training.state import RunFolder
 
@@ -27,31 +28,33 @@ def rows(folder: Path, **changes):
 
 
 def test_warm_up_and_decay(tmp_path, examples):
-    data = {"train": {"path": str(examples)}}
-    found, _ = rows(tmp_path / "run", data=data, warmup_steps=2, lr_scheduler_type="linear", learning_rate=0.06)
+    found, _ = rows(tmp_path / "run", data=examples, warmup_steps=2, lr_scheduler_type="linear", learning_rate=0.06)
     # The rate that the next step uses.
     assert [row["learning_rate"] for row in found] == pytest.approx([0.03, 0.06, 0.04, 0.02, 0.0])
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_every_schedule_runs(tmp_path, examples, schedule):
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_is_made(tmp_path, name):
     options = {"cosine_with_min_lr": {"min_lr_rate": 0.1}, "warmup_stable_decay": {"num_decay_steps": 2}}
-    chosen = {"lr_scheduler_type": schedule, "lr_scheduler_kwargs": options.get(schedule, {})}
-    found, _ = rows(tmp_path / "run", data={"train": {"path": str(examples)}}, **chosen)
-    assert len(found) == 5
+    chosen = {"lr_scheduler_type": name, "lr_scheduler_kwargs": options.get(name, {}), "warmup_steps": 2}
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    schedule = build_schedule(optimizer, make_arguments(tmp_path, {}, **chosen))
+    for _ in range(7):
+        assert 0 <= schedule.get_last_lr()[0] <= 0.1
+        optimizer.step()
+        schedule.step()
 
 
 def test_gradients_are_clipped_and_decay_reaches_its_group_only(tmp_path, examples):
-    data = {"train": {"path": str(examples)}}
-    plain, weights = rows(tmp_path / "plain", data=data, weight_decay=0.0)
-    free, unclipped = rows(tmp_path / "free", data=data, weight_decay=0.0, max_grad_norm=0.0)
+    plain, weights = rows(tmp_path / "plain", data=examples, weight_decay=0.0)
+    free, unclipped = rows(tmp_path / "free", data=examples, weight_decay=0.0, max_grad_norm=0.0)
     assert max(row["gradient_norm"] for row in plain) > 1.0
     assert all("gradient_norm" not in row for row in free)
     assert not torch.equal(weights["enter.weight"], unclipped["enter.weight"])
     # One step without a gradient to speak of: only the decay moves weights.
     still = {"max_grad_norm": 1e-30, "learning_rate": 0.1, "lr_scheduler_type": "constant"}
-    _, kept = rows(tmp_path / "kept", data=data, weight_decay=0.0, **still)
-    _, decayed = rows(tmp_path / "decayed", data=data, weight_decay=0.5, **still)
+    _, kept = rows(tmp_path / "kept", data=examples, weight_decay=0.0, **still)
+    _, decayed = rows(tmp_path / "decayed", data=examples, weight_decay=0.5, **still)
     torch.testing.assert_close(decayed["enter.weight"], kept["enter.weight"] * 0.95**5)
     # Biases start at zero and have no decay.
     assert decayed["enter.bias"].abs().max() < 1e-20

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from hf_ext.training.observing import TIMINGS, Clock, list_tracker_settings, plot_curves
 from hf_ext.training.state import RunFolder, WeightAverage
 
-from .tiny import TinyConfig, TinyModel, TinyTask, make_arguments, run
+from .tiny import ScoredTask, TinyConfig, TinyModel, TinyTask, evaluated, make_arguments, run
 
 
 def move(model: TinyModel, seed: int) -> None:
@@ -77,18 +77,13 @@ def test_averaged_weights_are_evaluated_and_published(tmp_path, examples):
     assert published.mask.tolist() == [0.0, float("-inf")]
 
 
-class ScoredTask(TinyTask):
-    """Evaluations with given results."""
-
-    def summarize(self, rows):
-        self.scores = getattr(self, "scores", iter([5.0, 1.0, 3.0, 2.0, float("nan")]))
-        return {**super().summarize(rows), "mse": next(self.scores)}
-
-
 def test_the_best_and_the_last_states_are_kept(tmp_path, examples):
-    data = {"train": {"path": str(examples)}, "eval": {"path": str(examples)}}
-    arguments = make_arguments(tmp_path / "run", data, max_steps=10, save_steps=1, eval_steps=2, save_total_limit=2)
-    run(ScoredTask(), arguments)
+    arguments = make_arguments(
+        tmp_path / "run", evaluated(examples), max_steps=10, save_steps=1, eval_steps=2, save_total_limit=2
+    )
+    task = ScoredTask()
+    task.scores = [5.0, 1.0, 3.0, 2.0, float("nan")]
+    run(task, arguments)
     folder = RunFolder(tmp_path / "run")
     assert folder.saved_steps() == [4, 9, 10]
     assert json.loads((folder.best / "training.json").read_text())["steps"] == 4
@@ -98,8 +93,7 @@ def test_the_best_and_the_last_states_are_kept(tmp_path, examples):
 
 def test_a_run_leaves_rows_curves_pictures_and_tracks(tmp_path, examples, monkeypatch):
     monkeypatch.setattr("hf_ext.training.loop.plot_curves", plot_curves)
-    data = {"train": {"path": str(examples)}, "eval": {"path": str(examples)}}
-    run(TinyTask(), make_arguments(tmp_path / "run", data, report_to="tensorboard"))
+    run(TinyTask(), make_arguments(tmp_path / "run", evaluated(examples), report_to="tensorboard"))
     folder = RunFolder(tmp_path / "run")
     rows = folder.read_metrics()
     assert [row["step"] for row in rows if "loss" in row] == [2, 3, 4, 6, 7]
@@ -170,8 +164,7 @@ def test_a_run_folder_is_one_run_of_a_tracker(tmp_path):
 
 
 def test_a_complete_run_stays_as_it_is(tmp_path, examples):
-    data = {"train": {"path": str(examples)}, "eval": {"path": str(examples)}}
-    arguments = make_arguments(tmp_path / "run", data)
+    arguments = make_arguments(tmp_path / "run", evaluated(examples))
     metrics = run(TinyTask(), arguments)
     before = {path: path.read_bytes() for path in (tmp_path / "run").glob("*/**/*") if path.is_file()}
     assert run(TinyTask(), arguments) == metrics

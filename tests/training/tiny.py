@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import torch
+import yaml
 from huggingface_hub.dataclasses import strict
 from PIL import Image
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -18,6 +19,7 @@ from transformers import initialization as init
 from hf_ext.training import Task, TrainingArguments, build_task, train
 from hf_ext.training.arguments import build
 from hf_ext.training.changes import describe_run
+from hf_ext.training.launch import main
 from hf_ext.training.models import initialize_from
 from hf_ext.training.observing import TIMINGS
 from hf_ext.training.state import RunFolder
@@ -80,11 +82,13 @@ class TinyTask(Task):
         noise (`float`): Standard deviation of the added noise.
         interrupt_at (`int`): The step in which the loss raises [`Interrupted`].
         nan_at (`int`): The step whose loss is not finite.
+        overflow_at (`int`): The step whose gradients are infinite below a finite loss.
     """
 
     noise: float = 0.3
     interrupt_at: int = -1
     nan_at: int = -1
+    overflow_at: int = -1
 
     pipeline_tag: ClassVar[str] = "image-to-image"
     metric_names: ClassVar[dict[str, str]] = {"mse": "MSE", "examples": "examples", "indices": "sum of their indices"}
@@ -111,6 +115,8 @@ class TinyTask(Task):
         if step == self.interrupt_at:
             raise Interrupted
         loss = torch.nn.functional.mse_loss(model(batch["pixel_values"]), batch["labels"])
+        if step == self.overflow_at:
+            loss.register_hook(lambda gradient: gradient * float("inf"))
         return loss * float("nan") if step == self.nan_at else loss
 
     def evaluate_batch(
@@ -129,6 +135,16 @@ class TinyTask(Task):
 
     def describe(self) -> dict[str, Any]:
         return {"noise": self.noise}
+
+
+class ScoredTask(TinyTask):
+    """Evaluations with given scores, the last one again and again."""
+
+    scores: ClassVar[list[float]] = []
+
+    def summarize(self, rows: list[dict[str, float]]) -> dict[str, float]:
+        score = self.scores.pop(0) if len(self.scores) > 1 else self.scores[0]
+        return {**super().summarize(rows), "mse": score}
 
 
 def pixels(example: dict[str, Any]) -> np.ndarray:
@@ -158,8 +174,14 @@ def write_images(folder: Path, count: int, seed: int = 0) -> Path:
     return folder
 
 
-def make_arguments(output: Path, data: dict[str, Any], **changes: Any) -> TrainingArguments:
-    """A run of seven steps that uses what can make resuming inexact."""
+def evaluated(path: Path, **source: Any) -> dict[str, Any]:
+    """Data to train and to be evaluated on."""
+    return {"train": {"path": str(path), **source}, "eval": {"path": str(path)}}
+
+
+def make_arguments(output: Path, data: dict[str, Any] | Path, **changes: Any) -> TrainingArguments:
+    """A run of seven steps that uses what can make resuming inexact; a path is of training data."""
+    data = {"train": {"path": str(data)}} if isinstance(data, Path) else data
     values: dict[str, Any] = {
         "method": "tiny",
         "output_dir": str(output),
@@ -182,6 +204,31 @@ def make_arguments(output: Path, data: dict[str, Any], **changes: Any) -> Traini
 def make_task(arguments: TrainingArguments) -> Task:
     """[`build_task`], which knows the method `tiny` too."""
     return build(TinyTask, arguments.task, "task") if arguments.method == "tiny" else build_task(arguments)
+
+
+def write_config(folder: Path, data: dict[str, Any] | Path, **changes: Any) -> str:
+    """The YAML file of a short run."""
+    values = {
+        "method": "tiny",
+        "output_dir": str(folder / "run"),
+        "data": {"train": {"path": str(data)}} if isinstance(data, Path) else data,
+        "max_steps": 4,
+        "per_device_train_batch_size": 2,
+        "save_steps": 2,
+        "report_to": "none",
+    }
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump({**values, **changes}))
+    return str(path)
+
+
+def fails(capsys: Any, code: int, *words: str, make_task: Any = make_task) -> str:
+    """The message of a training that ends with this exit code."""
+    forget_accelerate()
+    assert main(list(words), make_task) == code
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    return next(line for line in error.splitlines() if line.startswith("Error: "))
 
 
 def run(task: Task, arguments: TrainingArguments, *data: Any) -> dict[str, float]:
