@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,19 @@ def load_merge(source: str) -> tuple[EMRModel, dict[str, AnsweringTask]]:
     return merged, {name: AnsweringTask(merged, name) for name in merged.tasks}
 
 
+def follow(bar: Callable[..., Any]) -> Callable[[float], None]:
+    """Shows a share of the work, which never falls, on a bar of gradio, and after a second the time left."""
+    begun, reached = time.monotonic(), 0.0
+
+    def show(share: float) -> None:
+        nonlocal reached
+        reached, passed = max(reached, share), time.monotonic() - begun
+        settled = reached > 0 and passed > 1
+        bar(reached, desc=f"about {passed * (1 - reached) / reached:.0f} s left" if settled else "just begun")
+
+    return show
+
+
 def restore(
     source: str,
     picture: str | None,
@@ -148,7 +162,8 @@ def restore(
     chosen = strength if model.config.scale == 1 and strength < 1 else None
     if clock is not None and bar is not None:
         begun, expected = clock.work, count_work(source, before.shape[2]) * before.shape[0] * before.shape[1]
-        clock.watch = lambda: bar(min((clock.work - begun) / max(1, expected), 0.99))
+        show = follow(bar)
+        clock.watch = lambda: show(min((clock.work - begun) / max(1, expected), 0.99))
     return before, limits.restore(model, before, strength=chosen)
 
 
@@ -215,13 +230,13 @@ def draw(
     options: dict[str, Any] = {"num_inference_steps": int(steps), "guidance_scale": guidance}
     kinds: tuple[dict[str, Any], ...] = ({}, controls)
     if bar is not None:
-        done = 0
+        done, show = 0, follow(bar)
         total = len(kinds) * int(steps) * -(-COLUMNS // default_batch_size(pipeline, options))
 
         def tell(*_: Any) -> dict[str, Any]:
             nonlocal done
             done += 1
-            bar(done / total)
+            show(done / total)
             return {}
 
         options["callback_on_step_end"] = tell
@@ -300,9 +315,10 @@ def answer(
 def answer_all(source: str, *given: str | None, limits: Limits = LIMITS, bar: Any = None) -> dict[str, Answer]:
     """The answer of each task of a merge to the same picture, sound or text."""
     names, found = list(load_merge(source)[1]), {}
+    show = follow(bar) if bar else None
     for number, name in enumerate(names):
-        if bar:
-            bar(number / len(names))
+        if show:
+            show(number / len(names))
         found[name] = answer(source, name, *given, limits=limits)
     return found
 

@@ -12,6 +12,7 @@ import urllib.request
 import wave
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import gradio as gr
 import numpy as np
@@ -106,6 +107,16 @@ def test_a_picture_is_restored_as_by_the_api(photo, name, strength, size):
     assert np.array_equal(before, np.asarray(Image.open(photo)))
     assert np.array_equal(after, restore_image(model, before, strength=strength if scale == 1 else None))
     assert [picture.size for picture in work.pair(before, after)] == [size, size]
+
+
+def test_a_bar_never_goes_back_and_tells_the_time_left(monkeypatch):
+    told, clock = [], iter([0.0, 0.5, 2.0, 3.0, 4.0])
+    monkeypatch.setattr(work, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    show = work.follow(lambda share, desc: told.append((share, desc)))
+    for share in (0.1, 0.5, 0.4, 1.0):
+        show(share)
+    assert [share for share, _ in told] == [0.1, 0.5, 0.5, 1.0]
+    assert [words for _, words in told] == ["just begun", "about 2 s left", "about 3 s left", "about 0 s left"]
 
 
 CONTROLS = ("original_size", "crop", "flip")
