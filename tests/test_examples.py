@@ -18,7 +18,7 @@ from hf_ext.training import TrainingArguments, build_task
 from hf_ext.training.arguments import build, read_yaml
 from tests.emr.emr_testing import tiny_bert
 from tests.kit import warm_python
-from tests.kit.studies import write_tweets
+from tests.kit.studies import write_photos, write_tweets
 
 ROOT = Path(__file__).resolve().parents[1]
 EMR = ROOT / "examples" / "emr"
@@ -60,6 +60,24 @@ def run_example(*words: str | Path) -> str:
 def picture_size(path: Path) -> tuple[int, int]:
     with Image.open(path) as picture:
         return picture.size
+
+
+@pytest.mark.slow
+def test_scripts_train_evaluate_and_restore(tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    for part, indices in (("train", range(4)), ("test", range(4, 8))):
+        write_photos(photos / part, indices, (24, 20, 3))
+    script, folder = ROOT / "examples" / "semanir", tmp_path / "run"
+    config, data = script / "quickstart.yaml", ["--data.train.path", photos, "--data.eval.path", photos]
+    tiny = {"model": "{embed_dim: 8, depths: [1], num_heads: [1]}", "task.patch_size": 16, "max_steps": 2}
+    flags = [f"--{name}={value}" for name, value in {"init_from": "null", "eval_steps": 2, **tiny}.items()]
+    run_example(script / "train.py", config, "--output_dir", folder, *data, *flags)
+    scores = json.loads(run_example(script / "eval.py", folder / "snapshot", config, *data))["results"]
+    trained = json.loads((folder / "snapshot/eval.json").read_text())["results"]
+    values = [{row["metric"]: row["value"] for row in rows} for rows in (scores, trained)]
+    assert values[0] == pytest.approx(values[1])
+    run_example(script / "infer.py", folder / "snapshot", photos / "test/4.png", tmp_path / "restored.png")
+    assert picture_size(tmp_path / "restored.png") == (20, 24)
 
 
 @pytest.mark.slow

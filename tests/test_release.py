@@ -75,7 +75,7 @@ def test_a_run_beside_its_committed_step_begins_with_the_step(load, tmp_path):
     assert f"--init_from={runs.REACHED / 'derain-first'}" in runs.find_words(tmp_path, "derain")
     assert runs.count_core_hours(tmp_path, "derain") > 0.5
     (tmp_path / "runs" / "denoise-color").mkdir()
-    assert not any("init_from" in word for word in runs.find_words(tmp_path, "jpeg-color"))
+    assert not any("init_from" in word for word in runs.find_words(tmp_path, "restore-tasks-jpeg"))
 
 
 def test_every_recipe_has_a_run(load):
@@ -157,14 +157,14 @@ def test_a_run_becomes_a_folder_that_says_what_it_measured(load_copy, work, rele
 
 
 def test_a_run_starts_from_the_run_before_it_or_from_what_was_released(load, work):
-    runs = load("runs")
-    recipe = str(runs.RECIPES / "jpeg-color.yaml")
-    assert runs.find_words(work, "jpeg-color") == [recipe] and runs.count_core_hours(work, "jpeg-color") == 1.5
+    runs, name = load("runs"), "restore-tasks-jpeg"
+    recipe, words = runs.find_recipe(name)
+    assert runs.find_words(work, name) == [str(recipe), *words] and runs.count_core_hours(work, name) == 1.5
     (elsewhere := work / "elsewhere").mkdir()
     start = runs.RELEASED / "denoise-color"
-    assert runs.find_words(elsewhere, "jpeg-color") == [recipe, f"--init_from={start}"]
+    assert runs.find_words(elsewhere, name) == [str(recipe), *words, f"--init_from={start}"]
     told = json.loads((start / "training.json").read_text())["released"]
-    assert runs.count_core_hours(elsewhere, "jpeg-color") == told["core_hours"]
+    assert runs.count_core_hours(elsewhere, name) == told["core_hours"]
 
 
 RECIPE = """

@@ -70,7 +70,7 @@ def halve_pictures(files: list[Path], folder: Path, seeds: range) -> None:
 
 def prepare_pairs(photos: dict[str, list[Path]], data: Path, runs: Container[str]) -> None:
     """Halved pictures and pairs in data/half, data/halves, data/deblur and data/derain, once, for who reads them."""
-    if "photo" in runs and not (data / "half").is_dir():
+    if any(name in runs for name in ("jpeg-color", "photo")) and not (data / "half").is_dir():
         with whole_folder(data / "half") as folder:
             for path in photos["train"]:
                 whole = Image.fromarray(read_photo(path))

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from safetensors.torch import save_file
@@ -24,13 +24,33 @@ _LABEL_KEYS = ("id2label", "label2id", "num_labels", "problem_type", "finetuning
 _ORIGIN_KEYS = ("_name_or_path", "transformers_version", "_diffusers_version", "base_model_name_or_path")
 
 
+class Place(NamedTuple):
+    """The place in a model of a tensor of the checkpoint."""
+
+    tensor: str  # name of the model's tensor
+    # shape, strides and first element of the part of it, as of [`torch.Tensor.as_strided`]: transformers fuses the
+    # experts of a layer on loading, for instance. `None` if it is the whole tensor
+    part: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
+
+    def of(self, held: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The tensor or its part, in the memory of the model."""
+        return self.within(held[self.tensor])
+
+    def within(self, whole: torch.Tensor) -> torch.Tensor:
+        """The part of a tensor that is laid out as the model's."""
+        if self.part is None:
+            return whole
+        shape, strides, first = self.part
+        return whole.as_strided(shape, strides, whole.storage_offset() + first)
+
+
 @dataclass
 class BuiltModel:
     """A model with the weights of a task."""
 
     model: torch.nn.Module  # the model, in evaluation mode
     names: frozenset[str]  # names of the tensors of the checkpoint
-    places: dict[str, str]  # the model's tensor for each of them that the model uses
+    places: dict[str, Place]  # where in the model each of them is that the model uses
     # whether this tells all. If not, the library transforms tensors or initialises new ones, and the weights of
     # another task cannot be put into the model in place
     complete: bool
@@ -155,6 +175,7 @@ def _build_transformers(
     unused = set(report["unexpected_keys"])
     used = {name: value for name, value in weights.items() if name not in unused}
     places = _find_places(model, used)
+    places |= _find_parts(model, {name: value for name, value in used.items() if name not in places}, places)
     complete = len(places) + len(unused & weights.keys()) == len(weights) and not report["missing_keys"]
     return BuiltModel(model, frozenset(weights), places, complete and not report["mismatched_keys"])
 
@@ -171,7 +192,7 @@ def _build_diffusers(folder: Path, weights: dict[str, torch.Tensor], dtype: torc
     model.load_state_dict(weights, strict=True)
     kept = next((value.dtype for value in weights.values() if value.is_floating_point()), torch.float32)
     model.to(dtype or kept)
-    return BuiltModel(model, frozenset(weights), {name: name for name in weights}, True)
+    return BuiltModel(model, frozenset(weights), {name: Place(name) for name in weights}, True)
 
 
 def _build_adapter(
@@ -197,15 +218,14 @@ def _build_adapter(
     # The names of the file are peft's own for its parameters, which lie where these tensors do.
     own = {value.data_ptr(): name for name, value in model.named_parameters(remove_duplicate=False)}
     saved = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
-    places = {name: own[saved[name].data_ptr()] for name in weights if name in saved}
+    places = {name: Place(own[saved[name].data_ptr()]) for name in weights if name in saved}
     return BuiltModel(model, frozenset(weights), places, len(places) == len(weights))
 
 
-def _find_places(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, str]:
+def _find_places(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, Place]:
     """
-    The model's tensor for each of the checkpoint's, of which it took the memory, or a converted copy under its name
-    with or without the prefix of the base model. Tensors of which neither is true were transformed: transformers fuses
-    the experts of a layer on loading, for instance.
+    The place of each tensor in the model, which took the tensor itself, or a converted copy under its name with or
+    without the prefix of the base model. Tensors of which neither is true were transformed and have no place.
     """
     held = model.state_dict()
     pointers = {value.data_ptr(): name for name, value in reversed(held.items()) if value.numel()}
@@ -214,14 +234,66 @@ def _find_places(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) ->
     for name, value in weights.items():
         place = pointers.get(value.data_ptr()) if value.numel() else None
         if place is not None and held[place].shape == value.shape and held[place].stride() == value.stride():
-            places[name] = place
+            places[name] = Place(place)
             continue
         for candidate in (name, prefix + name, name.removeprefix(prefix)):
             found = held.get(candidate)
             if found is not None and _equal(found, value):
-                places[name] = candidate
+                places[name] = Place(candidate)
                 break
     return places
+
+
+def _find_parts(
+    model: torch.nn.Module, weights: Mapping[str, torch.Tensor], found: Mapping[str, Place]
+) -> dict[str, Place]:
+    """
+    The places of the checkpoint's tensors inside fused ones of the model, such as the experts of a layer.
+
+    transformers can take a fused tensor apart again, to save it. Given a tensor of the same shape that holds its own
+    element numbers in place of weights, it gives for each name of the checkpoint the numbers of the elements that
+    belong to it. Where these are evenly spaced, the piece is a view of the fused tensor. That the weights at hand lie
+    in these views is compared in the end, so a library that does otherwise leads to no wrong place, but to none.
+    """
+    try:
+        from transformers.core_model_loading import revert_weight_conversion
+    except ImportError:
+        return {}
+    taken = {place.tensor for place in found.values()}
+    places: dict[str, Place] = {}
+    for tensor, held in model.state_dict().items() if weights else ():
+        if tensor in taken or not held.numel() or not held.is_contiguous():
+            continue
+        # One tensor at a time: the numbers take as much memory as the weights, or twice as much.
+        numbers = torch.arange(held.numel(), dtype=torch.int32 if held.numel() < 2**31 else torch.int64)
+        try:
+            pieces = revert_weight_conversion(cast(PreTrainedModel, model), {tensor: numbers.view(held.shape)})
+        except Exception:
+            # A conversion that needs more than this tensor, or other values.
+            continue
+        parts = {name: find_even_spacing(piece, numbers) for name, piece in pieces.items()}
+        own = {name: Place(tensor, part) for name, part in parts.items() if part is not None and name in weights}
+        whole = len(own) == len(pieces) and sum(piece.numel() for piece in pieces.values()) == held.numel()
+        if whole and all(_equal(place.within(held), weights[name]) for name, place in own.items()):
+            places |= own
+    return places
+
+
+def find_even_spacing(
+    piece: torch.Tensor, numbers: torch.Tensor
+) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
+    """Shape, strides and first element of the view of `numbers` that a tensor equals, or None."""
+    if not piece.numel():
+        return None
+    first = int(piece.reshape(-1)[0])
+    corner = (0,) * piece.ndim
+    steps = [(*corner[:axis], 1, *corner[axis + 1 :]) for axis in range(piece.ndim)]
+    strides = tuple(int(piece[step]) - first if piece.shape[axis] > 1 else 1 for axis, step in enumerate(steps))
+    last = first + sum((size - 1) * stride for size, stride in zip(piece.shape, strides, strict=True))
+    if min(strides, default=1) < 1 or not 0 <= last < len(numbers):
+        return None
+    same = torch.equal(numbers.as_strided(piece.shape, strides, first), piece)
+    return (tuple(piece.shape), strides, first) if same else None
 
 
 def _equal(held: torch.Tensor, given: torch.Tensor) -> bool:

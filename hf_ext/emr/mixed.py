@@ -58,6 +58,8 @@ class Mixer:
         if self._units is None or not self._units.are_of(built.model):
             self._units = Units(self._weights, built)
             self._forget()
+        if self._units.has_fused:
+            raise NotByRows("experts, which are fused on loading, choose rows by value")
         units, kind = self._units, kind_of(built.model, given, sum(map(len, rows.values())))
         units.current = current
         lengths = tuple(leaf.shape for leaf in leaves_of(given)[0] if isinstance(leaf, Tensor))
@@ -133,7 +135,9 @@ class Units:
         self._contents = _list_contents(self.model)
         held = self.model.state_dict(keep_vars=True)
         alike = set.intersection(*(set(record.shared) for record in weights.manifest.tasks.values()))
-        names = {id(held[place]): name for name, place in built.places.items() if name not in alike}
+        own = {name: place for name, place in built.places.items() if name not in alike}
+        self.has_fused = any(place.part is not None for place in own.values())
+        names = {id(held[place.tensor]): name for name, place in own.items()}
         self.slots: dict[torch.nn.Module, list[Slot]] = defaultdict(list)
         self.methods: list[tuple[torch.nn.Module, str]] = []
         for path, module in self.model.named_modules():

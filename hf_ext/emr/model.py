@@ -496,4 +496,4 @@ class EMRModel:
                 relabel(self.model, type(self.model.config).from_dict(config))
             held = self.model.state_dict()
             for name, place in self._built.places.items():
-                self.weights.restore_into(task, name, held[place])
+                self.weights.restore_into(task, name, place.of(held))

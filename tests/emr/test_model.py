@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,8 +17,6 @@ from transformers import (
     AutoTokenizer,
     BertForSequenceClassification,
     BertModel,
-    MixtralConfig,
-    MixtralForCausalLM,
 )
 
 from hf_ext.emr import EMRModel
@@ -31,7 +27,6 @@ from hf_ext.hub.header_format import CheckpointError
 from hf_ext.semanir import SemanIRForImageRestoration, SemanIRImageProcessor
 from tests.emr.emr_testing import (
     WORDS,
-    perturb,
     tiny_adapter,
     tiny_bert,
     tiny_gpt2,
@@ -42,10 +37,6 @@ from tests.emr.emr_testing import (
 from tests.emr.use_testing import copied, equal, merge, merge_berts
 from tests.kit.refusals import refused
 
-MIXTRAL = MixtralConfig(
-    vocab_size=30, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
-    num_key_value_heads=1, num_experts_per_tok=2, num_local_experts=4,
-)  # fmt: skip
 TOKENS = torch.tensor([[2, 5, 6, 3], [2, 9, 8, 3]])
 
 
@@ -247,28 +238,6 @@ def test_adapters(tmp_path: Path):
     assert exported.keys() == load_file(tmp_path / "b" / "adapter_model.safetensors").keys()
     assert equal(copied(emr.set_task("a").model), first)
     assert emr(TOKENS).last_hidden_state.shape == (2, 4, 16)
-
-
-def test_a_model_whose_experts_are_fused_on_loading_is_made_anew(tmp_path: Path):
-    """transformers changes these weights where they cannot be followed: each switch gives the right model, and says
-    that it is another one."""
-    torch.manual_seed(0)
-    model: Any = MixtralForCausalLM(MIXTRAL)
-    model.save_pretrained(tmp_path / "base")
-    for seed, name in enumerate("ab", 1):
-        perturb(model, seed, 0.1)
-        model.save_pretrained(tmp_path / name)
-    merged = merge(tmp_path / "base", {name: tmp_path / name for name in "ab"}, tmp_path / "merged")
-    emr = EMRModel.from_pretrained(merged, "a")
-    model, first = emr.model, copied(emr.model)
-    with pytest.warns(UserWarning, match="MixtralForCausalLM are changed on loading.*every switch .* new `model`"):
-        emr.set_task("b")
-    assert emr.model is not model and not equal(copied(emr.model), first)
-    loaded = MixtralForCausalLM.from_pretrained(emr.export("b", tmp_path / "out"))
-    assert equal(copied(loaded), copied(emr.model))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert equal(copied(emr.set_task("a").model), first)
 
 
 def test_other_types(bert: Path):
