@@ -10,8 +10,6 @@ import math
 import numpy as np
 from PIL import Image
 
-from ..errors import UsageError
-
 # Red, green, green and blue sites of the 2 x 2 cell, as (row, column): the channel order of a packed mosaic.
 _RGGB = ((0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 2))
 
@@ -29,8 +27,6 @@ def matlab_bicubic(image: np.ndarray, scale: float) -> np.ndarray:
     h(scale t)`, so wide that nothing aliases. Beyond its edge the image is mirrored, the edge pixel doubled.
     """
     _check(image)
-    if not (math.isfinite(scale) and scale > 0):
-        raise UsageError(f"scale must be a positive number (4 enlarges, 1 / 4 shrinks), got {scale}.")
     result = image.astype(np.float64)
     for axis in (0, 1):
         weights, sources = _contributions(image.shape[axis], scale)
@@ -73,8 +69,6 @@ def blur(image: np.ndarray, sigma: float) -> np.ndarray:
     the image is mirrored, the edge pixel doubled. uint8 is rounded.
     """
     _check(image)
-    if not (math.isfinite(sigma) and sigma >= 0):
-        raise UsageError(f"sigma must be 0 or more, in pixels; got {sigma}.")
     reach = math.ceil(BLUR_REACH * sigma)
     if reach == 0:
         return image
@@ -92,13 +86,7 @@ def blur(image: np.ndarray, sigma: float) -> np.ndarray:
 
 def resize_and_back(image: np.ndarray, factor: float) -> np.ndarray:
     """Resizes a uint8 image by a factor and back to its size, as pictures that were passed on: Pillow's bicubic."""
-    _check(image)
-    if image.dtype != np.uint8:
-        raise TypeError(
-            f"a picture that is passed on has 8 bits a channel; the image is {image.dtype}: round it first."
-        )
-    if not (math.isfinite(factor) and factor > 0):
-        raise UsageError(f"factor must be more than 0, got {factor}.")
+    _check(image, eight_bits=True)
     height, width = image.shape[:2]
     picture = Image.fromarray(image[..., 0] if image.shape[2] == 1 else np.ascontiguousarray(image))
     smaller = picture.resize((max(1, round(width * factor)), max(1, round(height * factor))), Image.Resampling.BICUBIC)
@@ -107,8 +95,6 @@ def resize_and_back(image: np.ndarray, factor: float) -> np.ndarray:
 
 def gaussian_noise(image: np.ndarray, sigma: float, generator: np.random.Generator) -> np.ndarray:
     """Adds white Gaussian noise, independent for each channel. The result is neither clipped nor rounded."""
-    if not (math.isfinite(sigma) and sigma >= 0):
-        raise UsageError(f"sigma must be 0 or more, in 8-bit levels; got {sigma}.")
     clean = unit_range(image)
     return clean + np.float32(sigma / 255) * generator.standard_normal(clean.shape, dtype=np.float32)
 
@@ -118,13 +104,7 @@ def jpeg(image: np.ndarray, quality: int) -> np.ndarray:
     Compresses an image as JPEG and decodes it again, with Pillow's libjpeg. Colour is stored with half the chroma
     resolution in both directions (4:2:0), as the published colour numbers have it; grey has no chroma.
     """
-    _check(image)
-    if image.dtype != np.uint8:
-        raise TypeError(f"JPEG stores 8 bits a channel; the image is {image.dtype}: round it to uint8 first.")
-    if image.ndim != 3 or image.shape[2] not in (1, 3):
-        raise UsageError(f"image must have the shape [height, width, 1] or [height, width, 3], got {image.shape}.")
-    if not 1 <= quality <= 100:
-        raise UsageError(f"quality must be from 1 to 100, got {quality}.")
+    _check(image, eight_bits=True)
     buffer = io.BytesIO()
     picture = Image.fromarray(image[..., 0] if image.shape[2] == 1 else np.ascontiguousarray(image))
     picture.save(buffer, "JPEG", quality=int(quality), subsampling="4:2:0")
@@ -137,31 +117,18 @@ def matlab_luma(image: np.ndarray) -> np.ndarray:
     (65.481 R + 128.553 G + 24.966 B) / 255`, rounded, from 16 (black) to 235 (white). Computed in whole numbers: the
     coefficients are 0.219 times 299, 587 and 114, and 0.219 / 255 is 73 / 85000. Halves are rounded up.
     """
-    _check(image)
-    if image.dtype != np.uint8:
-        raise TypeError(f"MATLAB's Y is made of 8 bits a channel; the image is {image.dtype}: round it first.")
-    if image.ndim != 3 or image.shape[2] != 3:
-        raise UsageError(f"image must have the shape [height, width, 3], got {image.shape}.")
+    _check(image, eight_bits=True)
     weighted = image.astype(np.int64) @ np.array([[299], [587], [114]])
     return (16 + (73 * weighted + 42500) // 85000).astype(np.uint8)
 
 
 def mosaic(image: np.ndarray) -> np.ndarray:
     """Picture of a sensor behind an RGGB Bayer filter: one colour per pixel, packed to [h / 2, w / 2, 4]."""
-    _check(image)
-    if image.ndim != 3 or image.shape[2] != 3 or image.shape[0] % 2 or image.shape[1] % 2:
-        raise UsageError(
-            f"image must have the shape [height, width, 3] with even sides, got {image.shape}: cut off the last row "
-            "or column."
-        )
     return np.stack([image[row::2, column::2, channel] for row, column, channel in _RGGB], axis=-1)
 
 
 def unpack_mosaic(packed: np.ndarray) -> np.ndarray:
     """The inverse of [`mosaic`] where there is one: an RGB image that is black where nothing was measured."""
-    _check(packed)
-    if packed.ndim != 3 or packed.shape[2] != 4:
-        raise UsageError(f"packed must have the shape [height, width, 4], got {packed.shape}.")
     image = np.zeros((2 * packed.shape[0], 2 * packed.shape[1], 3), packed.dtype)
     for index, (row, column, channel) in enumerate(_RGGB):
         image[row::2, column::2, channel] = packed[..., index]
@@ -174,11 +141,8 @@ def unit_range(image: np.ndarray) -> np.ndarray:
     return image.astype(np.float32) / 255 if image.dtype == np.uint8 else image.astype(np.float32)
 
 
-def _check(image: np.ndarray) -> None:
-    if not isinstance(image, np.ndarray) or not (image.dtype == np.uint8 or np.issubdtype(image.dtype, np.floating)):
-        what = f"an array of {image.dtype}" if isinstance(image, np.ndarray) else type(image).__name__
-        raise TypeError(f"the image must be a numpy array of uint8 or floating values, got {what}.")
-    if image.ndim not in (2, 3) or image.size == 0:
-        raise UsageError(
-            f"the image must have the shape [height, width] or [height, width, channels], got {image.shape}."
-        )
+def _check(image: np.ndarray, eight_bits: bool = False) -> None:
+    """Refuses values whose range is unknown; strengths are checked where the settings are read."""
+    if image.dtype != np.uint8 and (eight_bits or not np.issubdtype(image.dtype, np.floating)):
+        allowed = "uint8" if eight_bits else "uint8, or floats with white at 1"
+        raise TypeError(f"the image has {image.dtype}; {allowed} is needed.")

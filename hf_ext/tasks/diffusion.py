@@ -43,7 +43,7 @@ from .diffusion_noise import (
     weighted_error,
 )
 from .diffusion_texts import Captions, weigh_columns
-from .diffusion_transfer import Transfer, open_pipeline, options_of, settings_of, transfer
+from .diffusion_transfer import Transfer, open_pipeline, options_of, transfer
 from .pictures import require_picture
 
 # Number of classes that the sample pictures of a run show.
@@ -209,7 +209,7 @@ class DisentangledDiTTask(Task):
                 raise UsageError(f"{init_from} predicts {found}, but task.objective is {wanted}: set it to {found}.")
             height, width = settings.pop("sample_size")
             before, self.scheduler, self.cut = transfer(checkpoint, (height, width), self._transfer, self.cut)
-            settings = {**settings_of(self.model_class, before), **settings}
+            settings = {**{name: value for name, value in before.items() if name in options}, **settings}
             known = checkpoint.id2label or {}
             if self.text_encoder is None and changes.get("num_classes", len(known)) == len(known):
                 # Other numbers are other classes.

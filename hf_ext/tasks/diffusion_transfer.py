@@ -59,7 +59,6 @@ class Checkpoint:
     config: dict[str, Any]
     scheduler: SchedulerMixin
     id2label: dict[int, str] | None
-    source: str
 
 
 def open_pipeline(source: str) -> Checkpoint:
@@ -82,13 +81,7 @@ def open_pipeline(source: str) -> Checkpoint:
     kind: Any = getattr(diffusers, index["scheduler"][1])
     scheduler: SchedulerMixin = kind.from_pretrained(folder, subfolder="scheduler")
     check_signal(scheduler, f"the schedule of {source}")
-    return Checkpoint(folder / "transformer", config, scheduler, id2label, source)
-
-
-def settings_of(kind: Callable[..., Any], config: dict[str, Any]) -> dict[str, Any]:
-    """The entries of a saved configuration that build a network."""
-    allowed = options_of(kind)
-    return {name: value for name, value in config.items() if name in allowed}
+    return Checkpoint(folder / "transformer", config, scheduler, id2label)
 
 
 def options_of(kind: Callable[..., Any]) -> set[str]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import datasets
 import numpy as np
@@ -71,7 +71,7 @@ class Precompute:
             of the captions is written, and no training step runs it.
         text_column (`str` or `list[str]`, defaults to `"text"`): Its columns, of captions or of lists of captions.
         max_text_length (`int`, defaults to 77): Tokens of a caption.
-        dtype (`str`, defaults to `"float32"`): Of the autoencoder: `"float32"`, `"bfloat16"` or `"float16"`.
+        dtype (`"float32"`, `"bfloat16"` or `"float16"`, defaults to `"float32"`): Precision of the autoencoder.
         workers (`int`, defaults to 4): Threads that decode and cut pictures while others are encoded.
         max_bad_examples (`float`, defaults to 0.001):
             Share of the pictures that may be left out because they cannot be used: broken, of 16 bits, CMYK, far too
@@ -93,7 +93,7 @@ class Precompute:
     text_encoder: str | None = None
     text_column: str | list[str] = "text"
     max_text_length: int = 77
-    dtype: str = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     workers: int = 4
     max_bad_examples: float = 0.001
 
@@ -110,8 +110,8 @@ class Precompute:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if self.seed < 0 or self.data.get("streaming"):
             raise ValueError("seed must be 0 or more, and data.streaming false, because rows are read by number.")
-        if self.dtype not in ("float32", "bfloat16", "float16") or not 0 <= self.max_bad_examples <= 1:
-            raise ValueError("dtype must be float32, bfloat16 or float16, and max_bad_examples a share from 0 to 1.")
+        if not 0 <= self.max_bad_examples <= 1:
+            raise ValueError(f"max_bad_examples must be a share from 0 to 1, got {self.max_bad_examples}.")
 
 
 def precompute(settings: Precompute, out: str | Path, device: str | None = None) -> Path:
@@ -137,8 +137,8 @@ def precompute(settings: Precompute, out: str | Path, device: str | None = None)
     ranks = Ranks()
     with ranks.first_before_others():
         work = _prepare(settings, out, partial, ranks.own_device(device))
-    missing = ranks.ask_first(lambda: work.clear())
-    done = work.rows - sum(len(work.examples(part)) * len(views) for part, views in missing)
+    missing = ranks.ask_first(work.clear)
+    done = work.rows - sum(len(work.parts[part]) * len(views) for part, views in missing)
     shown = ranks.index == 0
     with progress(total=work.rows, initial=done, unit=" images", shown=shown, smoothing=0.05) as bar:
 
@@ -174,17 +174,12 @@ def _prepare(settings: Precompute, out: Path, partial: Path, device: str) -> "_W
     work = _Work(settings, data, autoencoder, texts, partial)
     # What cannot be encoded leaves no folder behind, whose settings the next call would have to have.
     partial.mkdir(parents=True, exist_ok=True)
-    work.deal(_check_settings(partial / SETTINGS, settings, len(data)))
-    return work
-
-
-def _check_settings(path: Path, settings: Precompute, examples: int) -> int:
-    """Notes the settings, or compares them with those of the work that goes on; the number of parts of the data."""
     wanted = {name: value for name, value in asdict(settings).items() if name not in FREE}
     # The number of parts stays when examples are removed: which part an example is in depends on it.
-    parts = -(-examples // settings.shard_size)
-    found = keep_settings(path, wanted, f"{path.parent} has unfinished work with other settings", {"parts": parts})
-    return int(found["parts"])
+    first = {"parts": -(-len(data) // settings.shard_size)}
+    found = keep_settings(partial / SETTINGS, wanted, f"{partial} has unfinished work with other settings", first)
+    work.deal(int(found["parts"]))
+    return work
 
 
 def keep_settings(
@@ -319,10 +314,6 @@ class _Work:
         place = f"{view * count + part:05d}-of-{self.settings.views * count:05d}"
         return f"train-{place}-{self.keys[part]}.parquet"
 
-    def examples(self, part: int) -> list[int]:
-        """The examples of a part, in their order."""
-        return self.parts[part]
-
     def clear(self) -> list[tuple[int, list[int]]]:
         """Deletes what killed processes and other contents left, where nobody writes yet; what is missing."""
         remove_leftovers(self.folder)
@@ -403,7 +394,7 @@ class _Work:
     def _batches(self, part: int, views: list[int], others: dict[int, dict[str, Any]]) -> Iterator[list[_Cut]]:
         """Cut pictures of one size; the other columns of each good example are left in `others`."""
         waiting: dict[Size, list[_Cut]] = {}
-        numbers, bad, ahead = self.examples(part), [], 4 * self.settings.workers
+        numbers, bad, ahead = self.parts[part], [], 4 * self.settings.workers
         with ThreadPoolExecutor(self.settings.workers) as pool:
             # A few are decoded ahead, not a whole part.
             jobs = {number: pool.submit(self._read, number, views) for number in numbers[:ahead]}

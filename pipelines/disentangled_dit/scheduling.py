@@ -7,7 +7,6 @@ tells as much about the patch as a noise of s/s' times the standard deviation wo
     sigma' = k sigma / (1 + (k - 1) sigma), k = s'/s  for flow matching
 """
 
-import copy
 import inspect
 import math
 from typing import Any
@@ -23,18 +22,6 @@ _FLOW_SPACINGS = (
     "use_karras_sigmas",
     "use_exponential_sigmas",
     "use_beta_sigmas",
-)
-# What diffusers, NumPy and torch raise over a value that is not as it should be.
-_STUMBLES = (
-    TypeError,
-    ValueError,
-    LookupError,
-    ArithmeticError,
-    AttributeError,
-    RuntimeError,
-    AssertionError,
-    MemoryError,
-    ImportError,
 )
 
 
@@ -114,14 +101,12 @@ def _rescale_betas(betas: torch.Tensor, ratio: float) -> torch.Tensor:
 
 @torch.no_grad()
 def rehearse_schedule(scheduler: SchedulerMixin, channels: int, steps: int) -> None:
-    """Goes through all steps of a copy of a scheduler with latents of one pixel; a ValueError says what stopped it."""
+    """Goes through all steps of a new scheduler of its kind with one pixel; a ValueError says what stopped it."""
     # Schedulers take whatever their configuration says, and stumble when they use it: in `set_timesteps`, or in any of
-    # the steps. Here neither network nor sizes can be the reason.
-    trial: Any = copy.deepcopy(scheduler)
-    # `add_noise` leaves the tables of a scheduler on the device of its pictures.
-    for name, value in vars(trial).items():
-        if isinstance(value, torch.Tensor):
-            setattr(trial, name, value.cpu())
+    # the steps. Here neither network nor sizes can be the reason. One of the same configuration has its tables on the
+    # CPU, where `add_noise` may have moved those of the given one.
+    given: Any = scheduler
+    trial: Any = type(given).from_config(given.config)
     config, doubled = trial.config, str(trial.config.get("variance_type")).startswith("learned")
     latents = torch.ones(1, channels, 1, 1)
     output = torch.zeros(1, 2 * channels if doubled else channels, 1, 1)
@@ -141,7 +126,8 @@ def rehearse_schedule(scheduler: SchedulerMixin, channels: int, steps: int) -> N
             if hasattr(trial, "scale_model_input"):
                 trial.scale_model_input(latents, timestep)
             latents = trial.step(output, timestep, latents, return_dict=False, **options)[0]
-    except _STUMBLES as error:
+    # Whatever diffusers, NumPy and torch raise over a value that is not as it should be.
+    except Exception as error:
         raise ValueError(
             f"{type(trial).__name__} cannot make {steps} steps ({type(error).__name__}: {error}): take another number "
             "of steps, correct the scheduler's configuration (scheduler/scheduler_config.json), or fetch the model "

@@ -354,6 +354,7 @@ def test_every_spacing_of_noise_levels_is_right_with_many_steps(name, spacing):
 # Options with which schedulers of diffusers make no pictures: of each the prediction, and the steps.
 USELESS = [
     ("FlowMatchEulerDiscreteScheduler", "flow_prediction", {"invert_sigmas": True}, 20),
+    ("FlowMatchEulerDiscreteScheduler", "flow_prediction", {"use_dynamic_shifting": True}, 20),
     ("DPMSolverMultistepScheduler", "flow_prediction", {"use_lu_lambdas": True}, 20),
     ("UniPCMultistepScheduler", "flow_prediction", {"shift_terminal": 0.1}, 1),
     ("UniPCMultistepScheduler", "epsilon", {"lower_order_final": False}, 20),

@@ -148,31 +148,6 @@ def test_a_scheduler_that_cannot_make_the_steps_is_named(scheduler, message):
         rehearse_schedule(scheduler, 3, 2)
 
 
-class Elsewhere(torch.Tensor):
-    """A tensor of another device: until `cpu` brings it here, no operation takes it beside others."""
-
-    def __deepcopy__(self, memo):
-        return self.as_subclass(torch.Tensor).clone().as_subclass(Elsewhere)
-
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
-        if function is torch.Tensor.as_subclass:
-            return super().__torch_function__(function, types, args, kwargs or {})
-        if function is torch.Tensor.cpu:
-            return args[0].as_subclass(torch.Tensor)
-        if any(type(value) is torch.Tensor for value in args):
-            raise RuntimeError("Expected all tensors to be on the same device")
-        return super().__torch_function__(function, types, args, kwargs or {})
-
-
-@pytest.mark.parametrize("kind", [DDIMScheduler, DDPMScheduler, UniPCMultistepScheduler])
-def test_tables_that_noise_was_added_with_on_another_device_are_brought_back(kind):
-    scheduler = kind()
-    scheduler.alphas_cumprod = scheduler.alphas_cumprod.as_subclass(Elsewhere)
-    rehearse_schedule(scheduler, 3, 5)
-    assert type(scheduler.alphas_cumprod) is Elsewhere
-
-
 def test_a_rehearsal_changes_nothing():
     scheduler = DDPMScheduler()
     before, state = scheduler.timesteps.clone(), torch.get_rng_state()

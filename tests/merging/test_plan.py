@@ -6,7 +6,6 @@ import json
 
 import pytest
 import torch
-from huggingface_hub import close_session
 from safetensors.torch import load_file
 
 from hf_ext.emr import arithmetic
@@ -30,11 +29,7 @@ from tests.emr.emr_testing import (
 from tests.kit.refusals import refused
 from tests.merging.merging import write_set
 
-
-@pytest.fixture(autouse=True)
-def _clean_client(hub_cache):
-    yield
-    close_session()
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 # Models.

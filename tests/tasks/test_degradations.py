@@ -7,7 +7,6 @@ import pytest
 import scipy.ndimage
 from skimage import data
 
-from hf_ext.errors import UsageError
 from hf_ext.metrics.psnr import psnr
 from hf_ext.settings import build
 from hf_ext.tasks.degradation_settings import Degradation, _enlarge, read_degradations
@@ -79,17 +78,11 @@ def test_bicubic_keeps_constants_and_inner_ramps():
     np.testing.assert_allclose(smaller[2:-2, 2:-2], np.add.outer(places, 2 * places)[2:-2, 2:-2], atol=1e-9)
 
 
-def test_bicubic_sizes_types_and_errors():
+def test_bicubic_sizes_and_types():
     assert matlab_bicubic(photo(), 1 / 4).shape == (16, 12, 3)
     assert matlab_bicubic(photo(9, 9), 1 / 3).shape == (3, 3, 3)
     assert matlab_bicubic(photo(1, 1), 4).shape == (4, 4, 3)
     assert matlab_bicubic(photo().astype(np.float32) / 255, 2).dtype == np.float32
-    with refused(UsageError, "positive", "number"):
-        matlab_bicubic(photo(), 0)
-    with refused(TypeError, "int64"):
-        matlab_bicubic(np.zeros((2, 2), np.int64), 2)
-    with refused(UsageError, "(0, 2)"):
-        matlab_bicubic(np.zeros((0, 2)), 2)
 
 
 def test_degradations_have_fixed_values():
@@ -107,8 +100,6 @@ def test_noise_has_its_sigma_and_is_neither_clipped_nor_rounded():
     assert noisy.dtype == np.float32 and noisy.min() < 0
     assert noisy.std() * 255 == pytest.approx(50, rel=0.02)
     np.testing.assert_array_equal(gaussian_noise(image, 0, np.random.default_rng(0)), image)
-    with refused(UsageError, "sigma"):
-        gaussian_noise(image, -1, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize(
@@ -143,14 +134,6 @@ def test_jpeg_loses_less_at_higher_quality_and_halves_the_chroma():
     stripes[:, 1::2] = (0, 0, 255)
     # Neighbouring columns share their chroma, so that their colours mix.
     assert np.all(jpeg(stripes, 100)[..., 0].max() < 230)
-    for wrong, message in (
-        ({"image": image, "quality": 0}, "quality must be from 1 to 100"),
-        ({"image": image[..., :2], "quality": 10}, "got .96, 96, 2."),
-    ):
-        with pytest.raises(ValueError, match=message):
-            jpeg(**wrong)
-    with refused(TypeError, "uint8"):
-        jpeg(image / 255, 10)
 
 
 def test_a_mosaic_keeps_one_colour_of_each_pixel():
@@ -160,10 +143,6 @@ def test_a_mosaic_keeps_one_colour_of_each_pixel():
     np.testing.assert_array_equal(packed[1, 1], [image[2, 2, 0], image[2, 3, 1], image[3, 2, 1], image[3, 3, 2]])
     seen = unpack_mosaic(packed)
     assert np.count_nonzero(seen == image) >= 24 and np.all((seen == 0) | (seen == image))
-    with refused(UsageError, "sides", "even"):
-        mosaic(photo(5, 4))
-    with refused(UsageError, "height", "width"):
-        unpack_mosaic(image)
 
 
 def test_a_blur_is_that_of_scipy():
@@ -175,8 +154,6 @@ def test_a_blur_is_that_of_scipy():
         np.testing.assert_allclose(blur(image / 255, sigma), expected, atol=1e-12)
         np.testing.assert_array_equal(blur(image, sigma), np.rint(blur(image.astype(float), sigma)))
     np.testing.assert_array_equal(blur(image, 0), image)
-    with refused(UsageError, "sigma"):
-        blur(image, -1)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -188,10 +165,6 @@ def test_what_is_resized_keeps_its_size_and_loses_detail_when_smaller(channels):
     ]
     assert scores[0] < scores[1] < scores[2] and scores[2] > 35
     assert resize_and_back(image[:1, :3], 0.1).shape == (1, 3, channels)
-    with refused(UsageError, "factor"):
-        resize_and_back(image, 0)
-    with refused(TypeError, "round"):
-        resize_and_back(image / 255, 2)
 
 
 def test_a_chain_takes_its_steps_after_one_another():
@@ -338,11 +311,14 @@ def test_matlab_luma_is_the_rounded_formula():
     assert np.array_equal(luma[..., 0][clear], np.rint(exact)[clear])
 
 
-def test_matlab_luma_refuses_what_is_no_colour_picture():
-    with refused(TypeError, "8 bits"):
-        matlab_luma(np.zeros((2, 2, 3), np.float32))
-    with refused(UsageError, "shape"):
-        matlab_luma(np.zeros((2, 2, 1), np.uint8))
+@pytest.mark.parametrize(
+    "degrade", [lambda image: jpeg(image, 10), lambda image: resize_and_back(image, 2), matlab_luma]
+)
+def test_values_of_another_range_are_refused(degrade):
+    with refused(TypeError, "float32"):
+        degrade(np.zeros((2, 2, 3), np.float32))
+    with refused(TypeError, "int64"):
+        gaussian_noise(np.zeros((2, 2, 3), np.int64), 5, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("scale", [1, 2, 3])

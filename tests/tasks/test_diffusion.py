@@ -22,7 +22,7 @@ from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.settings import build
 from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.tasks.diffusion_noise import make_scheduler, noisy_samples, objective_of, random_keep_indices
-from hf_ext.training import build_task, evaluate_checkpoint
+from hf_ext.training import evaluate_checkpoint
 from hf_ext.training.models import refuse_lost_fields
 from tests.disentangled_dit.pipeline_testing import make_text_pipeline, make_vae
 from tests.kit.refusals import refused
@@ -325,7 +325,3 @@ def test_the_data_must_fit():
     unnamed.id2label = {0: "a", 1: "b"}
     with refused(UsageError, "num_classes", "2 classes"):
         unnamed.build_model({"num_classes": 3}, None)
-
-
-def test_the_method_is_known(tmp_path, pictures):
-    assert isinstance(build_task(make_arguments(tmp_path / "run", pictures)), DisentangledDiTTask)

@@ -75,7 +75,7 @@ def test_at_equal_places_a_patch_is_as_uncertain_as_before(objective, changes, f
     """
     before = make_scheduler(objective, changes, False)
     config = {"sample_size": 8, "patch_size": 2, "pos_embed_base_size": [4, 4]}
-    checkpoint = Checkpoint(Path(), config, before, None, "a checkpoint")
+    checkpoint = Checkpoint(Path(), config, before, None)
     size = 8 * factor
     _, after, _ = transfer(checkpoint, (size, size), Transfer(), Crops())
     generator = torch.Generator().manual_seed(0)
@@ -111,7 +111,7 @@ def test_flow_matching_moves_the_timestep_with_the_noise(shift, size):
     is the share of noise in its input, in training as in sampling: at an equal t the input is what it was.
     """
     before = make_scheduler("flow", {"shift": shift}, False)
-    checkpoint = Checkpoint(Path(), {"sample_size": 8, "patch_size": 2}, before, None, "a checkpoint")
+    checkpoint = Checkpoint(Path(), {"sample_size": 8, "patch_size": 2}, before, None)
     _, after, _ = transfer(checkpoint, size, Transfer(), Crops())
     places = torch.linspace(0.01, 0.99, 50, dtype=torch.float64)
     ones = torch.ones(50, 1, 1, 1, dtype=torch.float64)
