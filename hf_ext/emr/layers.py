@@ -33,7 +33,7 @@ class TaskLayers:
 
     def __init__(self, weights: TaskWeights) -> None:
         self._weights = weights
-        self._parts: dict[tuple[str, str], Parts | None] = {}
+        self._parts: dict[tuple[str, str, torch.dtype], Parts | None] = {}
         self._memory: Tensor | None = None
 
     def find_kind(self, forward: Callable[..., Any], x: Any) -> str | None:
@@ -53,15 +53,16 @@ class TaskLayers:
         return found if len(found) == len(tasks) and len(places) <= 1 else None
 
     def _find_parts(self, task: str, name: str, weight: Tensor) -> Parts | None:
-        if (task, name) not in self._parts:
+        key = (task, name, weight.dtype)
+        if key not in self._parts:
             parts = self._weights.find_parts(task, name, weight.device)
             if parts is not None:
                 fits = len(parts.base) == weight.numel() and parts.base.dtype in DTYPES
                 # Masks read from mapped files took 1.6 times as long as from memory; base and unified model 1.1 times.
                 same = fits and parts.unified.dtype == weight.dtype
                 parts = parts._replace(mask=parts.mask.clone()) if same else None
-            self._parts[task, name] = parts
-        return self._parts[task, name]
+            self._parts[key] = parts
+        return self._parts[key]
 
     def multiply(
         self, x: list[Tensor], weight: Tensor, parts: list[Parts | None], biases: list[Tensor | None], transposed: bool

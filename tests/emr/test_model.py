@@ -115,8 +115,12 @@ def test_what_a_model_has(gpt2: Path):
     assert not emr.model.training and emr.train().model.training and not emr.eval().model.training
     assert torch.equal(emr.forward(TOKENS).logits, emr(TOKENS).logits)
     assert "task='a'" in repr(emr) and "GPT2LMHeadModel" in repr(emr) and str(emr.tasks) in repr(emr)
+    emr(TOKENS, task_ids=["a", "b"])
     emr.to(torch.bfloat16)
+    mixed = emr(TOKENS, task_ids=["a", "b"]).logits
     second = emr.set_task("b").model
+    with torch.no_grad():
+        torch.testing.assert_close(mixed[1], second(TOKENS).logits[1], atol=0.05, rtol=0)
     assert emr.dtype == torch.bfloat16
     assert equal(copied(second), copied(EMRModel.from_pretrained(gpt2, "b").model.to(torch.bfloat16)))
     eager = EMRModel.from_pretrained(gpt2, attn_implementation="eager")
