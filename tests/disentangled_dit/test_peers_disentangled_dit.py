@@ -1,10 +1,7 @@
 """Networks of diffusers behind our network's interface: they train by the same task, and the class matters."""
 
-import importlib
 import json
-import sys
 from functools import partial
-from pathlib import Path
 
 import datasets
 import numpy as np
@@ -19,23 +16,17 @@ from hf_ext.training import main
 from tests.disentangled_dit.dit_testing import generator, make_controls, shake
 from tests.disentangled_dit.pipeline_testing import make_tokenizer
 from tests.kit.models import assert_same_answers, assert_same_weights
+from tests.kit.studies import EXAMPLES, module_loader
 
-FOLDER = Path(__file__).resolve().parents[2] / "examples" / "disentangled_dit"
+load = module_loader(EXAMPLES / "disentangled_dit")
 SIZES = {"sample_size": [8, 8], "num_layers": 2, "num_attention_heads": 4, "attention_head_dim": 12, "num_classes": 5}
 NAMES = ["unet", "unet-cross", "dit", "pixart", "sd3"]
 WITH_CONTROLS = {"unet-cross", "pixart", "sd3"}
 
 
-@pytest.fixture(scope="module")
-def peers():
-    """The module, which lies outside the package."""
-    sys.path.insert(0, str(FOLDER))
-    kept = sys.modules.pop("peers", None)
-    yield importlib.import_module("peers")
-    sys.path.remove(str(FOLDER))
-    sys.modules.pop("peers")
-    if kept is not None:
-        sys.modules["peers"] = kept
+@pytest.fixture
+def peers(load):
+    return load("peers")
 
 
 def inputs(batch: int = 3) -> dict:
