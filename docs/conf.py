@@ -1,12 +1,16 @@
 """The site: `make docs` builds it without a network; warnings, also of links that lead nowhere, are errors."""
 
 import re
+import sys
 from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
 
-from hf_ext.merging import reference as merge_methods
-from hf_ext.training import reference as options
+sys.path.insert(0, str(Path(__file__).parent))
+
+import merge_reference as merge_methods  # noqa: E402
+
+from hf_ext.training import reference as options  # noqa: E402
 
 project = "hf-ext"
 author = "The hf-ext authors"

@@ -28,7 +28,7 @@ import hf_ext
 from hf_ext import mrconv as mrconv_room
 from hf_ext import restore_image
 from hf_ext import semanir as semanir_room
-from hf_ext.emr import ops
+from hf_ext.emr import arithmetic, ops
 from hf_ext.mrconv import MRConvForImageClassification
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
 
@@ -347,10 +347,10 @@ def test_merged_weights_have_the_bits_of_the_cpu(device: str):
     # Sums of task vectors must be of the same weights.
     given[1] = [task.to(device) for task in wanted[1]]
     ops.merge_block(*wanted)
-    ops.run_block(*given, 0, "zero")
+    arithmetic.run_block(*given, 0, "zero")
     outs = [torch.empty_like(wanted[0]), torch.empty_like(given[0])]
     ops.restore_block(wanted[0], wanted[2], wanted[3][1], 0.7, outs[0])
-    ops.restore(given[0], given[2], given[3][1], 0.7, outs[1])
+    arithmetic.restore(given[0], given[2], given[3][1], 0.7, outs[1])
     for found, expected in ((given[2], wanted[2]), (given[3], wanted[3]), (outs[1], outs[0])):
         assert torch.equal(found.cpu(), expected)
     assert distance(given[4], wanted[4]) <= 1e-9

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +13,12 @@ import pytest
 import torch
 from PIL import Image
 
-import hf_ext
 from hf_ext.merging.configuration import MergeConfig
 from hf_ext.training import TrainingArguments, build_task
 from hf_ext.training.arguments import build, read_yaml
 from tests.emr.emr_testing import tiny_bert
 from tests.kit import warm_python
-from tests.kit.studies import write_photos, write_tweets
+from tests.kit.studies import write_tweets
 
 ROOT = Path(__file__).resolve().parents[1]
 EMR = ROOT / "examples" / "emr"
@@ -63,14 +63,6 @@ def picture_size(path: Path) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-def test_a_picture_is_restored(tmp_path: Path) -> None:
-    photos = write_photos(tmp_path / "photos", [4], (24, 20, 3))
-    script = ROOT / "examples" / "semanir" / "infer.py"
-    run_example(script, hf_ext.released("denoise-color"), photos / "4.png", tmp_path / "restored.png")
-    assert picture_size(tmp_path / "restored.png") == (20, 24)
-
-
-@pytest.mark.slow
 def test_fine_tunes_are_trained_merged_and_used(tmp_path: Path) -> None:
     base = tiny_bert(tmp_path / "base")
     tweets = load_example("tweets")
@@ -88,15 +80,14 @@ def test_fine_tunes_are_trained_merged_and_used(tmp_path: Path) -> None:
     assert [row["metric"] for row in results] == ["f1", "accuracy"]
     other = tiny_bert(tmp_path / "other", 1, base=base, num_labels=3)
     # By the command, in a process of its own: in this one no pictures are drawn.
-    merge = "from hf_ext_cli.main import main; main()"
+    command = [sys.executable, "-c", "from hf_ext_cli.main import main; main()"]
     words = ["merge", "--base", base, "--task", f"irony={snapshot}", "--task", f"other={other}"]
-    command = [sys.executable, "-c", merge, *map(str, words), "--out", str(tmp_path / "merged")]
-    merged = warm_python.run(command, env=ENVIRONMENT, cwd=ROOT)
-    assert merged.returncode == 0, merged.stderr[-3000:]
-    assert picture_size(tmp_path / "merged" / "report.png")[0] > 300
-    printed = run_example(EMR / "infer.py", tmp_path / "merged", "irony", "a b", "x y").split()
-    assert len(printed) == 2
-    assert set(printed) <= {"calm", "loud"}
+    merged = tmp_path / "merged"
+    for more in ([*words, "--out", merged], ["classify", merged, "a b", "x y", "--task", "irony"]):
+        done = warm_python.run([*command, *map(str, more)], env=ENVIRONMENT, cwd=ROOT)
+        assert done.returncode == 0, done.stderr[-3000:]
+    assert picture_size(merged / "report.png")[0] > 300
+    assert len(re.findall("calm|loud", done.stdout)) == 2
 
 
 def test_merge_example_is_valid() -> None:

@@ -1,4 +1,4 @@
-"""Tasks of one's own in the shared training loop: short texts by any encoder, small pictures by a ViT, bytes by GPT-2."""
+"""Tasks of one's own in the shared training loop: short texts by any encoder, pictures by a ViT, bytes by GPT-2."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -161,22 +161,19 @@ def _average(answers: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return [{"label": label, "score": score} for label, score in sums.most_common()]
 
 
-def load_whole(kind: Any, source: str) -> Any:
-    """Loads a model, and refuses a checkpoint that lacks tensors, such as a head that would start at random."""
-    name, revision = split_revision(source)
+def load_head(kind: Any, source: str, device: str | None = None) -> Any:
+    """
+    Loads a model, of a peft adapter with its base, ready to answer: on the device, or the GPU if there is one. Refuses
+    a checkpoint that lacks tensors, such as a head that would start at random.
+    """
+    base = adapter_base(source)
+    name, revision = split_revision(base or source)
     model, report = kind.from_pretrained(name, revision=revision, output_loading_info=True)
     if missing := sorted(report["missing_keys"]):
         raise ValueError(
             f"{source} has no {', '.join(missing[:3])} for {type(model).__name__}: the checkpoint lacks this head. "
             "Give a checkpoint that was fine-tuned for the task."
         )
-    return model
-
-
-def load_head(kind: Any, source: str, device: str | None = None) -> Any:
-    """Such a model, of a peft adapter with its base, ready to answer: on the device, or the GPU if there is one."""
-    base = adapter_base(source)
-    model = load_whole(kind, base or source)
     if base is not None:
         model = load_adapter(model, source).merge_and_unload()
     try:

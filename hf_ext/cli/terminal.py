@@ -90,7 +90,7 @@ def say(*lines: object, to_stderr: bool = False) -> None:
         click.echo(escape_line(str(line)), err=to_stderr)
 
 
-def note(text: str, to_stderr: bool = False) -> None:
+def note(text: str) -> None:
     """Prints a message that -q suppresses."""
     if not is_quiet():
-        say(text, to_stderr=to_stderr)
+        say(text)

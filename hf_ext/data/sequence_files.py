@@ -40,7 +40,7 @@ def open_sequences(found: list[str], source: DataSource) -> datasets.Dataset:
     Opens files of sequences.
 
     Of a folder the files are those in the sub-folder that is named as the split, or in the folder itself; a slice of
-    the split takes some of them. Of a single file a slice takes a part of its rows: `train[:80%]`.
+    the split takes some of them. If it is a single file, a slice takes a part of its rows: `train[:80%]`.
 
     Args:
         found (`list[str]`): A folder, or files.
@@ -66,7 +66,7 @@ def open_sequences(found: list[str], source: DataSource) -> datasets.Dataset:
         about = {"label": [file.parent.name for file in files]}
     kept = range(len(files))
     part: tuple[int, int | None] = (0, None)
-    if "[" in split and folder is None and len(files) == 1:
+    if "[" in split and len(files) == 1:
         rows = slice_split(split, len(next(iter(first.values()))))
         part = (rows.start, rows.stop)
     elif "[" in split:

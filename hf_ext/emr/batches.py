@@ -131,7 +131,39 @@ def are_close(one: Tensor, two: Tensor) -> bool:
     return torch.allclose(one, two, rtol=tolerance, atol=tolerance * size, equal_nan=True)
 
 
-def find_padding(model: Any, options: Mapping[str, Any]) -> int:
+class Generation:
+    """Generation for rows of several tasks, in turns. Each task draws as it would alone: with the random state of the
+    call."""
+
+    def __init__(self, rows: Rows, device: torch.device) -> None:
+        self._rows, self._device = rows, device
+        self._left, self._fill = len(rows), 0
+
+    def run(self, model: Any, task: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
+        """Token ids of a task's rows."""
+        own = self._rows[task].tolist()
+        if (allowed := options.get("prefix_allowed_tokens_fn")) is not None:
+            # The function knows a row by its number among all.
+            options["prefix_allowed_tokens_fn"] = lambda row, tokens: allowed(own[row], tokens)
+        self._left -= 1
+        devices = [] if self._device.type == "cpu" else [self._device]
+        # The last task leaves the state that it comes to.
+        with torch.random.fork_rng(devices, enabled=self._left > 0, device_type=self._device.type):
+            found = model.generate(*arguments, **options)
+        if not isinstance(found, Tensor) or len(found) % len(own):
+            raise UsageError(
+                f"generation for several tasks, here {list(self._rows)}, returns token ids only: leave out "
+                "return_dict_in_generate, or run one task at a time"
+            )
+        self._fill = _find_padding(model, options)
+        return found
+
+    def join(self, found: Mapping[str, Tensor]) -> Tensor:
+        """The rows of all tasks in the order of the batch, padded to one length."""
+        return torch.nn.utils.rnn.pad_sequence(in_order(found, self._rows), batch_first=True, padding_value=self._fill)
+
+
+def _find_padding(model: Any, options: Mapping[str, Any]) -> int:
     """The token that the `generate` of a model pads with: the end where nothing is said."""
     places = [options.get("generation_config"), model.generation_config]
     for key in ("pad_token_id", "eos_token_id"):

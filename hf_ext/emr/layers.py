@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
-from .ops import DTYPES, find_kernels, pack_mask
+from .arithmetic import DTYPES, find_kernels, pack_mask
 from .weights import Parts, TaskWeights
 
 # Elements of a block: from 2^14 to all weights, 2^17 were the fastest.

@@ -16,8 +16,8 @@ import torch
 
 from ..files import stays_inside, write_json
 from ..hub.safetensors_headers import DTYPE_NAMES, CheckpointError
+from .arithmetic import RESCALES
 from .emr_loader import read_manifest
-from .ops import RESCALES
 
 MANIFEST = "emr.json"
 FORMAT = "emr-merging"

@@ -12,7 +12,7 @@ import torch
 from transformers import GenerationConfig
 
 from ..errors import UsageError
-from .batches import Rows, find_by_sample, find_padding, in_order, join_outputs, kind_of, rows_of, take_rows
+from .batches import Generation, Rows, find_by_sample, join_outputs, kind_of, rows_of, take_rows
 from .building import BuiltModel, build_model, relabel, same_network
 from .mixed import Mixer, NotByRows
 from .turns import Turns
@@ -385,10 +385,11 @@ class EMRModel:
             if len(rows) == 1:
                 with self.task(*rows) as model:
                     return model.generate(*arguments, **options)
-            return self._generate_in_turns(rows, (arguments, options))
+            turns = Generation(rows, self.device)
+            return turns.join(self._run_in_turns(rows, (arguments, options), turns.run))
 
     def _run_in_turns(self, rows: Rows, given: tuple[Any, Any], run: Callable[..., Any]) -> dict[str, Any]:
-        """What `run(model, task, *given)` gives for each task and its rows; the task before is current again."""
+        """Calls `run(model, task, *given)` for each task and its rows; the task before is current again."""
         previous, size, found = self.current, sum(map(len, rows.values())), {}
         try:
             # The current task first, which is there already.
@@ -434,31 +435,6 @@ class EMRModel:
 
         outputs = self._run_in_turns(rows, given, run)
         return join_outputs(outputs, rows, self._by_sample[kind])
-
-    def _generate_in_turns(self, rows: Rows, given: tuple[Any, Any]) -> torch.Tensor:
-        """Token ids of each row by its task. Each task draws as it would alone: with the random state of the call."""
-        begun, fill = 0, 0
-        devices = [] if self.device.type == "cpu" else [self.device]
-
-        def run(model: Any, task: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> torch.Tensor:
-            nonlocal begun, fill
-            begun, own = begun + 1, rows[task].tolist()
-            if (allowed := options.get("prefix_allowed_tokens_fn")) is not None:
-                # The function knows a row by its number among all.
-                options["prefix_allowed_tokens_fn"] = lambda row, tokens: allowed(own[row], tokens)
-            # The last one leaves the state that it comes to.
-            with torch.random.fork_rng(devices, enabled=begun < len(rows), device_type=self.device.type):
-                found = model.generate(*arguments, **options)
-            if not isinstance(found, torch.Tensor) or len(found) % len(own):
-                raise UsageError(
-                    f"generation for several tasks, here {list(rows)}, returns token ids only: leave out "
-                    "return_dict_in_generate, or run one task at a time"
-                )
-            fill = find_padding(model, options)
-            return found
-
-        sequences = in_order(self._run_in_turns(rows, given, run), rows)
-        return torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=fill)
 
     def _model_of_a_task(self) -> Any:
         if self.current is None:

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from .ops import RESCALES, SUMS, TOTALS, compute_scales
+from .arithmetic import RESCALES, compute_scales
+from .ops import SUMS, TOTALS
 
 STAGES = ("unified", "masked", "rescaled")
 ERRORS = ("unified", "masked", "global", "official", "tensor", "l2", "tensor_l2", "one_bit", "one_bit_and_zeros")

@@ -29,6 +29,7 @@ from ..hub.file_hashes import file_sha256
 from ..hub.published_files import walk
 from ..hub.safetensors_headers import CheckpointError, TensorInfo
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
+from .arithmetic import compute_scales, restore_directions
 from .artifact import open_extras, open_masks, open_unified, read_sums, read_tasks
 from .manifest import (
     MANIFEST,
@@ -40,7 +41,7 @@ from .manifest import (
     artifact_file,
     find_folder,
 )
-from .ops import compute_scales, restore_block, restore_directions
+from .ops import restore_block
 
 # What an artifact has and a plain checkpoint does not.
 _OWN_FILES = (MANIFEST, "emr_loader.py", "README.md", "report.json", "report.png")

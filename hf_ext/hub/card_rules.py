@@ -101,7 +101,7 @@ _Broken = tuple[_Path, str, bool]
 
 
 class _Rule(NamedTuple):
-    """What the texts of a field must be. The Hub refuses what is no text, and with `refused` each other text."""
+    """Texts that a field may have. The Hub refuses what is no text, and with `refused` each other text."""
 
     allows: Callable[[str], object]
     reason: str

@@ -295,8 +295,12 @@ def _metadata(
     arguments: dict[str, Any],
     results: list[dict[str, Any]],
 ) -> ModelCardData:
-    sources = [source for source in (arguments.get("data") or {}).values() if isinstance(source, dict)]
-    datasets = [source["path"].partition("@")[0] for source in sources if _is_hub_id(source.get("path"))]
+    sources: list[Any] = []
+    for source in (arguments.get("data") or {}).values():
+        # several data sets may make one
+        sources += source if isinstance(source, list) else [source]
+    paths = [source.get("path") for source in sources if isinstance(source, dict)]
+    datasets = [str(path).partition("@")[0] for path in paths if _is_hub_id(path)]
     datasets += [result["dataset"] for result in results if _is_hub_id(result["dataset"])]
     fields = dict(template)
     if license is not None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hf_ext.emr.arithmetic import TENSOR_RESCALES, compute_scales
 from hf_ext.emr.artifact import (
     hash_files,
     list_files,
@@ -22,7 +23,7 @@ from hf_ext.emr.artifact import (
     write_totals,
 )
 from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord, recorded_path
-from hf_ext.emr.ops import SUMS, TENSOR_RESCALES, compute_scales
+from hf_ext.emr.ops import SUMS
 from hf_ext.emr.report import make_report
 from hf_ext.figures import can_draw
 

@@ -71,7 +71,6 @@ class Vocabulary:
     """The rows of tokens of a task beside the base's."""
 
     tensors: frozenset[str]  # tensors with a row for each token, by their names in the base
-    resized: bool  # whether there are more rows or fewer than in the base
     difference: str  # which tokens, or how many, are not the base's; empty if the rows may be merged
 
 
@@ -197,7 +196,7 @@ def _compare_vocabularies(
         else:
             first, second = (source.small_files(TOKEN_FILES) for source in (base, task))
             difference = compare_tokens(first, second, taken, None if ours == theirs else min(ours, theirs))
-    return Vocabulary(tensors, ours != theirs, difference)
+    return Vocabulary(tensors, difference)
 
 
 def _has_rows_of_tokens(base: Source, name: str, task: Source, own: str) -> bool:

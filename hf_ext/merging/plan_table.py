@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from hf_ext.emr.ops import find_kernels
+from hf_ext.emr.arithmetic import find_kernels
 
 from .plan import Plan
 from .sources import Source, size_text

@@ -233,8 +233,6 @@ class Table:
         """The reason to keep rows of other tokens than the base's; where there is no place for them they are
         refused."""
         told = f"{name!r}: {task.title} has another vocabulary ({vocabulary.difference})"
-        if vocabulary.resized and self._config.shape_policy == "overlap":
-            raise DataError(f"{told}. Use shape_policy: extra, which keeps the whole tensor with the task.")
         if not self._config.with_masks:
             raise DataError(
                 f"{told}, and method {self._config.method!r} makes one model, which has the base's tokenizer. Choose "

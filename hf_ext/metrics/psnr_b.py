@@ -26,15 +26,10 @@ def psnr_b(
     three channels and the blocking that of the luma, as published colour numbers have it.
 
     Args:
-        prediction (`numpy.ndarray` of shape `[height, width]` or `[height, width, channels]`, uint8 or floating):
-            The restored image, whose blocks start at its upper left corner; values outside `[0, data_range]` are
-            clipped. At least 9x9.
-        reference (`numpy.ndarray` of the same shape): The clean image.
-        channel (`str`):
-            `"rgb"`: three channels; `"y"`: the luma of an RGB image (ITU-R BT.601); `"gray"`: a single-channel image.
+        prediction, reference (`numpy.ndarray`): As for [`psnr`], at least 9x9; blocks start at the upper left corner.
+        channel (`str`), data_range (`float`, *optional*): As for [`psnr`].
         border (`int`, *optional*, defaults to 0):
             Pixels to leave out on each side: a multiple of 8, since the grid of blocks must stay.
-        data_range (`float`, *optional*): The value that means white; required for floating images.
 
     Returns:
         `float`: Decibels; infinite where both images are equal and without blocking.

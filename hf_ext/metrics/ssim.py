@@ -39,13 +39,8 @@ def ssim(
     padding at the image's edge, which some published numbers contain, would raise the value.
 
     Args:
-        prediction (`numpy.ndarray` of shape `[height, width]` or `[height, width, channels]`, uint8 or floating):
-            The restored image; values outside `[0, data_range]` are clipped. At least 11x11 after the crop.
-        reference (`numpy.ndarray` of the same shape): The clean image.
-        channel (`str`): `"rgb"`: three channels; `"y"`: the luma `16 + 65.481 R + 128.553 G + 24.966 B` (ITU-R BT.601,
-            R, G and B from 0 to 1) of an RGB image; `"gray"`: a single-channel image.
-        border (`int`, *optional*, defaults to 0): Pixels to leave out on each side.
-        data_range (`float`, *optional*): The value that means white; required for floating images.
+        prediction, reference (`numpy.ndarray`): As for [`psnr`], at least 11x11 after the crop.
+        channel (`str`), border (`int`), data_range (`float`): As for [`psnr`].
 
     Returns:
         `float`: From -1 to 1; 1 where both images are equal.

@@ -149,14 +149,12 @@ def _quality_of_blocks(luminance: np.ndarray) -> tuple[float, int | None]:
         fit = sum(float(np.cos(2 * np.pi / step * values).sum()) for step, values in parts) / count
         # Four standard deviations of chance. Small coefficients of any kind fit small steps a bit.
         least = (_FIT if quality <= _FINE else _FIT_OF_FINE) + 2.8 / np.sqrt(count)
-        if fit > max(best, least) and _count_values(parts) >= _FEWEST_VALUES:
-            best, found = fit, quality
+        if fit > max(best, least):
+            # A drawing of squares has few different values.
+            different = np.unique(np.rint(np.concatenate([values for _, values in parts])))
+            if len(different) >= _FEWEST_VALUES:
+                best, found = fit, quality
     return best, found
-
-
-def _count_values(parts: list[tuple[float, np.ndarray]]) -> int:
-    """Different values; a drawing of squares has few."""
-    return len(np.unique(np.rint(np.concatenate([values for _, values in parts]))))
 
 
 def _find_grid(luminance: np.ndarray, axis: int) -> int:

@@ -227,16 +227,11 @@ def _metadata_options(picture: Picture, format: str, say: Callable[[str], None])
             say(f"a JPEG can store {_LONGEST_XMP:,} bytes of XMP, and the picture has {len(xmp):,}: left out XMP")
             xmp = None
     if picture.dpi and format == "WEBP":
-        # It has no other place for the resolution.
+        # It has no other place for the resolution, in pixels an inch.
         exif = Image.Exif() if exif is None else exif
-        exif.update(_resolution(picture.dpi))
+        exif.update({282: float(picture.dpi[0]), 283: float(picture.dpi[1]), 296: 2})
     options = {"icc_profile": picture.icc_profile, "dpi": picture.dpi, "exif": exif, "xmp": xmp}
     return {name: value for name, value in options.items() if value}
-
-
-def _resolution(dpi: tuple[float, float]) -> dict[int, float]:
-    """Tags of a resolution in pixels an inch."""
-    return {282: float(dpi[0]), 283: float(dpi[1]), 296: 2}
 
 
 def _animation_options(frames: Frames, format: str, images: list[Image.Image]) -> dict[str, Any]:

@@ -130,7 +130,10 @@ def _without_clashes(
     # Some file systems do not tell capitals.
     places = {str(reserved).casefold(): "the sheet of --compare"} if reserved is not None else {}
     # Links are followed once for each: of a million pictures that takes minutes.
-    resolved = [(_resolve(job.source), _resolve(job.out)) for job, _ in planned]
+    resolved = [
+        tuple(place.resolve() if isinstance(place, Path) else None for place in (job.source, job.out))
+        for job, _ in planned
+    ]
     sources = {source: job.name for (source, _), (job, _) in zip(resolved, planned, strict=True)}
     results = {result: job.name for (_, result), (job, _) in zip(resolved, planned, strict=True)}
     for (job, named), (source, result) in zip(planned, resolved, strict=True):
@@ -156,10 +159,6 @@ def _without_clashes(
             continue
         refused[job.name] = f"{job.name}: {reason}"
     return list(jobs)
-
-
-def _resolve(place: Path | bytes | None) -> Path | None:
-    return place.resolve() if isinstance(place, Path) else None
 
 
 def missing_library(path: Path) -> str | None:

@@ -158,37 +158,31 @@ class Restorer:
 def load_model(
     source: str, task: str | None = None, device: str | None = None, dtype: torch.dtype | str | None = None
 ) -> SemanIRForImageRestoration:
-    """The model of a folder or org/name[@revision], of one task if that is a merge; on the GPU if there is one."""
+    """The model of a folder or org/name[@revision], an adapter with its base, or one task of a merge; on the GPU if
+    there is one."""
     with task_checkpoint(source, task) as checkpoint:
-        return _load_checkpoint(checkpoint, device, dtype)
+        base = None
+        if not os.path.isdir(checkpoint) or os.path.exists(os.path.join(checkpoint, "adapter_config.json")):
+            # peft is imported for adapters alone.
+            from hf_ext.training.models import adapter_base, load_adapter
 
-
-def _load_checkpoint(source: str, device: str | None, dtype: torch.dtype | str | None) -> SemanIRForImageRestoration:
-    """The model of a checkpoint, an adapter with its base; on the GPU if there is one."""
-    base = None
-    if not os.path.isdir(source) or os.path.exists(os.path.join(source, "adapter_config.json")):
-        # peft is imported for adapters alone.
-        from hf_ext.training.models import adapter_base
-
-        base = adapter_base(source)
-    name, revision = split_revision(base or source)
-    kind = PreTrainedConfig.get_config_dict(name, revision=revision)[0].get("model_type")
-    if kind != "semanir":
-        raise DataError(f"{source} contains a {kind} model, not SemanIR.")
-    options: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
-    model: Any = SemanIRForImageRestoration.from_pretrained(name, revision=revision, **options)
-    if base is not None:
-        from hf_ext.training.models import load_adapter
-
-        model = load_adapter(model, source).merge_and_unload()
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        restorer: SemanIRForImageRestoration = model.eval().to(place)
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"device {device} cannot be used: {error}") from error
-    if restorer.device.type == "cpu" and restorer.dtype == torch.float16:
-        logger.warning(
-            "float16 takes four times as long as float32 on a CPU, which lacks float16 arithmetic; use bfloat16, "
-            "which is about as fast as float32 and needs as little memory as float16."
-        )
-    return restorer
+            base = adapter_base(checkpoint)
+        name, revision = split_revision(base or checkpoint)
+        kind = PreTrainedConfig.get_config_dict(name, revision=revision)[0].get("model_type")
+        if kind != "semanir":
+            raise DataError(f"{checkpoint} contains a {kind} model, not SemanIR.")
+        options: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
+        model: Any = SemanIRForImageRestoration.from_pretrained(name, revision=revision, **options)
+        if base is not None:
+            model = load_adapter(model, checkpoint).merge_and_unload()
+        place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            restorer: SemanIRForImageRestoration = model.eval().to(place)
+        except (RuntimeError, AssertionError) as error:
+            raise UsageError(f"device {device} cannot be used: {error}") from error
+        if restorer.device.type == "cpu" and restorer.dtype == torch.float16:
+            logger.warning(
+                "float16 takes four times as long as float32 on a CPU, which lacks float16 arithmetic; use bfloat16, "
+                "which is about as fast as float32 and needs as little memory as float16."
+            )
+        return restorer

@@ -16,6 +16,7 @@ from hf_ext.emr.manifest import Manifest
 from hf_ext.merging.methods import METHODS, options_by_name
 from hf_ext_cli.main import main
 from tests.emr.emr_testing import push_folder, tiny_bert
+from tests.emr.use_testing import merge_berts
 from tests.hub.published import contents
 from tests.kit.command_line import run
 from tests.kit.hub import run_python
@@ -268,3 +269,36 @@ def test_a_target_that_cannot_be_written_comes_before_the_plan(sources):
     refused = run("merge", *sources, "--out", "/proc/nope", code=2)
     assert "/proc/nope cannot be written: no folder can be made in /proc" in refused.stderr
     assert refused.stdout == ""
+
+
+@pytest.fixture(scope="module")
+def berts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return merge_berts(tmp_path_factory.mktemp("berts"))
+
+
+def test_extract_lora_of_a_task_and_of_a_fine_tune(berts: Path, tmp_path: Path):
+    text = run("emr", "extract-lora", berts, "five", tmp_path / "five", "--rank", "4").stdout
+    assert "written: 13 matrices of rank 4, error 0.6" in text
+    found = json.loads(run("emr", "extract-lora", berts.parent / "two", tmp_path / "two", "--base",
+                           berts.parent / "base", "--error", "0.5", "--lora-only", "--json").stdout)  # fmt: skip
+    assert found == {"path": str(tmp_path / "two"), **json.loads((tmp_path / "two" / "report.json").read_text())}
+    assert found["error_of_matrices"] <= 0.5 < found["error"]
+    text = run("emr", "extract-lora", berts, "five", tmp_path / "only", "--rank", "1", "--lora-only").stdout
+    assert "left out: classifier.weight (new with the task)" in text and "more, which report.json names" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["{x}", "five", "{x}-out"], "Give either --rank or --error"),
+        (["{x}", "five", "{x}-out", "--rank", "1", "--error", "0.1"], "Give either --rank or --error"),
+        (["{x}", "{x}-out", "--rank", "1"], "Missing option --base"),
+        (["{x}", "--rank", "1"], "Expected ARTIFACT TASK OUT"),
+        (["{x}", "six", "{x}-out", "--rank", "1"], "there is no task 'six'"),
+        (["nowhere/at/all", "five", "{x}-out", "--rank", "1"], "nowhere/at/all: no such folder"),
+    ],
+)
+def test_extract_lora_refuses_in_words(berts: Path, words: list[str], message: str):
+    result = run("emr", "extract-lora", *(word.format(x=berts) for word in words), code=2)
+    assert message in result.stderr and "Traceback" not in result.output
+    assert not berts.with_name("merged-out").exists()

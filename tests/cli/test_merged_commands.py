@@ -105,6 +105,7 @@ def test_the_root_says_which_tasks_there_are(merged: Path, tmp_path: Path):
         assert place == str(average)
 
 
+@pytest.mark.slow
 def test_a_merge_on_a_hub(merged: Path, tmp_path: Path, hub, run_client):
     base = merged.parent / "base"
     whole = merge(base, {name: merged.parent / name for name in "ab"}, tmp_path / "whole", include_base=False)

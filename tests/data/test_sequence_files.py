@@ -108,13 +108,15 @@ def test_other_splits_and_folders_of_a_pattern_are_not_taken(tmp_path):
 
 
 def test_a_part_of_a_long_table_keeps_its_lines(tmp_path):
-    table = write(tmp_path / "long.csv", "x\n" + "\n".join(["1"] * 8 + ["", "1"]) + "\n")
+    table = write(tmp_path / "folder" / "long.csv", "x\n" + "\n".join(["1"] * 8 + ["", "1"]) + "\n")
     frame = pd.DataFrame({"x": np.arange(10.0)})
     frame.to_parquet(tmp_path / "long.parquet")
     assert read(tmp_path / "long.parquet", "train[:80%]")[0]["x"].tolist() == list(range(8))
     assert read(tmp_path / "long.parquet", "train[80%:]")[0]["x"].tolist() == [8, 9]
     # pandas leaves out lines without anything.
     write(table, "x,y\n" + "1,2\n" * 8 + "inf,2\n1,2\n")
+    # In a folder alone, too.
+    assert len(read(tmp_path / "folder", "train[80%:]")[0]["x"]) == 2
     with refused(DataError, "long.csv", "line 10"):
         SeriesClassificationTask(columns=["x"]).encode(read(table, "train[50%:]")[0] | {"label": 0})
 

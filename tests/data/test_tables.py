@@ -156,7 +156,7 @@ CASES = {
     "panel of unknown names, named": Case(
         panel(["p", "q"], ["a", "b"]).replace("series", "town"), ["y"], "time", "town",
         classes=["a", "b"], hints=Hints(series="town"),
-    ),  # fmt: skip
+    ),
     "panel with a label a row": Case(
         rows({"subject": [1] * 12 + [2] * 12, "y": Y, "label": STATES}), ["y"], None, "subject"
     ),
@@ -166,30 +166,25 @@ CASES = {
         wide([f"V{step}" for step in range(1, 21)], [1, 2, 3], label="target"), 20,
         layout="series", classes=["1", "2", "3"]
     ),
-    "wide with an index": Case(
-        INDEXED, 20,
-        layout="series", classes=["a", "b"], notes="counts the rows",
-    ),  # fmt: skip
+    "wide with an index": Case(INDEXED, 20, layout="series", classes=["a", "b"], notes="counts the rows"),
     "wide without a label": Case(
         rows({f"t{step}": RNG.normal(size=9).round(3).tolist() for step in range(20)}), 20,
         refused=(*UNLABELLED, "9 series", "20 steps"),
-    ),  # fmt: skip
+    ),
     "wide of values": Case(wide([f"t{step}" for step in range(9)], [0.5, 2.5, 1.25]), 9, layout="series", values=True),
     "nameless, label first, tabs": Case(
         "\n".join("\t".join([str(row % 2 + 1), *map(str, RNG.normal(size=12).round(4))]) for row in range(10)), 12,
         layout="series", classes=["1", "2"], suffix=".tsv",
-    ),  # fmt: skip
+    ),
     "nameless, label last": Case(
         "\n".join(",".join([*map(str, RNG.normal(size=12).round(4)), str(row % 2)]) for row in range(10)), 12,
         layout="series", classes=["0", "1"],
-    ),  # fmt: skip
+    ),
     "nameless, both ends": Case(
         "\n".join(",".join(map(str, [row % 2, *RNG.normal(size=9).round(4), row % 2])) for row in range(10)),
         refused=("--label",),
     ),
-    "nameless, a word last": Case(
-        wide(STEPS, WORDS).split("\n", 1)[1], 20, layout="series", notes="no line of names",
-    ),
+    "nameless, a word last": Case(wide(STEPS, WORDS).split("\n", 1)[1], 20, layout="series", notes="no line of names"),
     "wide with a separator at the end of lines": Case(
         wide(STEPS, WORDS).replace("\n", ",\n"), 20, layout="series", notes="without a cell",
     ),
@@ -222,18 +217,15 @@ CASES = {
     "thousands and decimals": Case(
         rows({"y": [f"{1200000.5 + step:,.1f}" for step in range(24)], "label": STATES}, quote='"'), ["y"],
         notes="commas between thousands",
-    ),  # fmt: skip
-    "German thousands": Case(
-        rows({"y": EUROPEAN, "label": STATES}, ";"),
-        ["y"], notes="decimal commas",
-    ),  # fmt: skip
+    ),
+    "German thousands": Case(rows({"y": EUROPEAN, "label": STATES}, ";"), ["y"], notes="decimal commas"),
     "exponents": Case(rows({"y": [f"{value:.3e}" for value in Y], "label": STATES}), ["y"]),
     "spaces after commas": Case(rows(LABELLED, ", ")),
     "a row of units": Case(rows(LABELLED).replace("\n", "\nbar,l/min,\n", 1), notes="y in bar, z in l/min"),
     "a row of units with time": Case(
         rows({"time": np.arange(24) / 2, **LABELLED}).replace("\n", "\ns,bar,l/min,-\n", 1), time="time",
         notes="time in s",
-    ),  # fmt: skip
+    ),
     "a comment line": Case("# station 7\n" + rows(LABELLED), notes="1 comment line"),
     "comment lines and a blank": Case("% a\n% b\n\n" + rows(LABELLED), notes="2 comment lines"),
     "blank lines at the end": Case(rows(LABELLED) + "\n\n"),
@@ -244,7 +236,7 @@ CASES = {
     "UTF-16 without a mark": Case(rows(LABELLED), encoding="utf-16-le", notes="UTF-16"),
     "Windows line ends": Case(rows(LABELLED).replace("\n", "\r\n")),
     "quoted newlines": Case(rows({"y": Y, "label": ['"calm\nair"' if w == "calm" else w for w in STATES]}), ["y"],
-                            classes=["calm\nair", "storm"]),  # fmt: skip
+                            classes=["calm\nair", "storm"]),
     # what is missing
     "empty cells": Case(rows({**LABELLED, "y": without_some("", Y)}), notes="by a mask: y 5"),
     "words for nothing": Case(rows({**LABELLED, "y": without_some("NA", Y)}), notes="y 5"),

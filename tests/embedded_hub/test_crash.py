@@ -144,10 +144,9 @@ class Crash(BaseException):
 
 
 @pytest.mark.parametrize("operation", ["replace", "rename", "fsync"])
-@pytest.mark.parametrize("files", [1, 12])
-def test_a_crash_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str, files: int) -> None:
+def test_a_crash_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
     """Stop at the n-th system call that makes something durable, for every n, and open the folder again."""
-    reached_the_end, second = False, {f"second-{number}.txt" for number in range(files)}
+    reached_the_end, second = False, {f"second-{number}.txt" for number in range(3)}
     for step in range(90):
         root = tmp_path / str(step)
         before = HubStore(root)

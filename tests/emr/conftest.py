@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hf_ext.emr import ops
+from hf_ext.emr import arithmetic
 from hf_ext.fast.emr_operators import compiled_kernels
 
 
@@ -15,8 +15,8 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
         if request.param == "torch":
             patch.setenv("HF_EXT_NO_NUMBA", "1")
             compiled_kernels.cache_clear()
-            assert ops.find_kernels("cpu").run_block is ops.run_block
-        elif ops.find_kernels("cpu").run_files is None:
+            assert arithmetic.find_kernels("cpu").run_block is arithmetic.run_block
+        elif arithmetic.find_kernels("cpu").run_files is None:
             pytest.skip("numba is not installed, or not wanted")
         yield request.param
     compiled_kernels.cache_clear()

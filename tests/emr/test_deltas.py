@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from hf_ext import EMRModel
-from hf_ext.emr import ops
+from hf_ext.emr import arithmetic
 from hf_ext.emr.artifact import mask_bytes, verify_artifact
 from hf_ext.emr.emr_loader import restore
 from hf_ext.emr.manifest import Manifest
@@ -63,8 +63,8 @@ def test_directions_are_packed_and_restored(kernels, kind, length):
     kept = [vector * (torch.rand(length, generator=generator) < 0.5) for vector in vectors]
     planes = [torch.zeros(count, 2, mask_bytes(length), dtype=torch.uint8) for count in (1, 2)]
     sums = [Sums.zeros(2), Sums.zeros(2)]
-    ops.pack_directions(base, tasks, vectors, planes[0], sums[0])
-    ops.pack_directions(base, tasks, kept, planes[1], sums[1])
+    arithmetic.pack_directions(base, tasks, vectors, planes[0], sums[0])
+    arithmetic.pack_directions(base, tasks, kept, planes[1], sums[1])
     for index, (vector, part) in enumerate(zip(vectors, kept, strict=True)):
         for direction, packed, found in (
             (torch.where(vector > 0, 1.0, -1.0), planes[0], sums[0]),
@@ -72,7 +72,7 @@ def test_directions_are_packed_and_restored(kernels, kind, length):
         ):
             for target in DTYPES:
                 out = torch.empty(length, dtype=target)
-                ops.restore_directions(base, packed[:, index], 0.3, out)
+                arithmetic.restore_directions(base, packed[:, index], 0.3, out)
                 assert torch.equal(out, (base.float() + 0.3 * direction).to(target))
             measured = dict(zip(SUMS, found.tasks[index].tolist(), strict=True))
             exact, moved = vector.double(), float((direction != 0).sum())

@@ -85,9 +85,8 @@ def test_the_shipped_loader_needs_torch_and_safetensors_only(merged: Path, tmp_p
     emr = EMRModel.from_pretrained(merged, "b.2")
     assert equal(found, dict(emr.model.state_dict()))
     assert equal(found, load_file(emr.export("b.2", tmp_path / "export") / "model.safetensors"))
-    refused = run_alone(merged, str(merged), "c", str(tmp_path / "no.safetensors"))
-    assert refused.returncode == 1
-    assert "emr_loader: there is no task 'c'; the tasks are 'a', 'b.2'" in refused.stderr
+    with refused(SystemExit, "emr_loader", "'c'", "'a', 'b.2'"):
+        emr_loader.main([str(merged), "c", str(tmp_path / "no.safetensors")])
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".safetensors"] == ["out.safetensors"]
 
 

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_ext.emr import ops
+from hf_ext.emr import arithmetic, ops
 from hf_ext.errors import UsageError
 from hf_ext.fast.emr_operators import compiled_kernels
 from tests.emr import reference_ops as reference
@@ -88,12 +88,12 @@ def test_overflow_of_the_unified_dtype_shows_in_the_totals(kernels):
 
 
 def test_compiled_and_torch_give_the_same_bits(monkeypatch):
-    if ops.find_kernels("cpu").run_files is None:
+    if arithmetic.find_kernels("cpu").run_files is None:
         pytest.skip("numba is not installed")
     for kind, dtype, count in itertools.product(DTYPES, DTYPES, (2, 5)):
         block = random_block(30011, count, base=kind, tasks=DTYPES, dtype=dtype, spread=1e-3).merge()
         with monkeypatch.context() as patch:
-            patch.delitem(ops.KERNELS, "cpu")
+            patch.delitem(arithmetic.KERNELS, "cpu")
             plain = Block(block.base, block.tasks, dtype).merge()
         assert same_bits(block.unified, plain.unified)
         assert same_bits(block.masks, plain.masks)

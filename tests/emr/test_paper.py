@@ -121,11 +121,9 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
-@pytest.mark.parametrize(
-    "table",
-    # One of them takes about ten seconds; of each kind of model and data one is run.
-    ["gpt2-glue", *(pytest.param(name, marks=pytest.mark.slow) for name in ("vit-b32-8", "t0-3b-ia3"))],
-)
+@pytest.mark.slow
+# Of each kind of model and data one is run.
+@pytest.mark.parametrize("table", ["gpt2-glue", "vit-b32-8", "t0-3b-ia3"])
 def test_a_table_by_its_commands(table: str, stand_ins: Any):
     url, place, scores = stand_ins(table)
     commands = [*told_commands(table), *reproduce(table, "out")]

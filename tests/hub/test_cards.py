@@ -61,6 +61,13 @@ def test_metadata_of_a_trained_model(snapshot):
     )
 
 
+def test_every_part_of_the_data_is_named(snapshot):
+    arguments = TRAINING["arguments"] | {"data": {"train": [{"path": "org/a@v1"}, {"path": "org/b"}]}}
+    (snapshot / "training.json").write_text(json.dumps(TRAINING | {"arguments": arguments}))
+    data = ModelCard.load(write_card(snapshot, repo_id="org/denoiser")).data
+    assert data.datasets == ["org/a", "org/b", "org/photos"]
+
+
 def test_baselines_stand_beside_the_scores(snapshot):
     results = [{**result} for result in EVALUATION["results"]]
     results[0]["baselines"] = {"input": 20.17, "fine-tune": 31.5}

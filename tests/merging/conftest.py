@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import close_session
 
 from tests.merging.merging import write_set
 from tests.merging.updating_sources import merge, write_sources
+
+
+@pytest.fixture
+def own_cache(hub_cache: Path) -> Iterator[Path]:
+    """A cache and a client of the test's own: the Hubs of all tests have the same names."""
+    yield hub_cache
+    close_session()
 
 
 @pytest.fixture

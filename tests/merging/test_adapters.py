@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from diffusers import UNet2DModel
-from huggingface_hub import close_session
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
@@ -25,6 +24,7 @@ from tests.kit.refusals import refused
 
 # peft 0.21 asks transformers for a property by its old name, and takes the bias of lora_B for a cut matrix.
 pytestmark = [
+    pytest.mark.usefixtures("own_cache"),
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:Adapter 'default':UserWarning"),
     pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning"),
@@ -39,12 +39,6 @@ def bert(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory) -> Path:
     return tiny_gpt2(tmp_path_factory.mktemp("gpt2") / "base")
-
-
-@pytest.fixture(autouse=True)
-def _clean_client(hub_cache):
-    yield
-    close_session()
 
 
 def merged_by_peft(model: Any, adapter: Path) -> dict[str, torch.Tensor]:

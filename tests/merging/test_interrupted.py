@@ -24,7 +24,7 @@ PREPARE = """
     import json, os, random, signal, sys
     from pathlib import Path
     from hf_ext.merging import engine
-    from hf_ext.emr import ops
+    from hf_ext.emr import arithmetic, ops
     from hf_ext.merging import report_picture
     from hf_ext.merging.merge import merge_checkpoints
     engine.SEGMENT = 2 * ops.SUB_BLOCK
@@ -65,7 +65,7 @@ KILLED = (
                 os._exit(1)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-    ops.find_kernels("cpu")
+    arithmetic.find_kernels("cpu")
     randomness, kills = random.Random(int(sys.argv[3])), 0
     assert attempt(out.with_name("merged-expected"), 10**9, 1) == 0
     for index in range(int(sys.argv[4])):

@@ -17,7 +17,7 @@ MEASURE = """
     import json, os, resource, struct, sys
     from pathlib import Path
     import matplotlib.backends.backend_agg, matplotlib.figure
-    from hf_ext.emr import ops
+    from hf_ext.emr import arithmetic
     from hf_ext.merging.merge import merge_checkpoints
     import hf_ext.hub.cards, hf_ext.merging.card, hf_ext.merging.report_picture
 
@@ -53,7 +53,7 @@ MEASURE = """
         os.wait()
         return int(os.read(reading, 100)) / 1024
 
-    ops.find_kernels("cpu")
+    arithmetic.find_kernels("cpu")
     cases = json.loads(sys.argv[2])
     print(json.dumps({key: grown(tasks, rows, **options) for key, tasks, rows, options in cases}))
 """

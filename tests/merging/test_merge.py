@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_ext.emr import ops
+from hf_ext.emr import arithmetic
 from hf_ext.emr.artifact import open_unified
 from hf_ext.emr.emr_loader import restore
 from hf_ext.emr.manifest import Manifest
@@ -83,16 +83,16 @@ def test_a_gpu_merges_the_same_weights_and_masks(config, tmp_path):
     ],
 )
 def test_local_files_merged_in_compiled_calls_and_block_by_block_are_the_same(config, tmp_path, monkeypatch, options):
-    if ops.find_kernels("cpu").run_files is None:
+    if arithmetic.find_kernels("cpu").run_files is None:
         pytest.skip("numba is missing")
-    done, kernels = [], ops.find_kernels("cpu")
+    done, kernels = [], arithmetic.find_kernels("cpu")
 
     def called(*arguments) -> bool:
         done.append(kernels.run_files(*arguments))
         return done[-1]
 
     by_calls = [called, None]
-    monkeypatch.setitem(ops.KERNELS, "cpu", lambda: kernels._replace(run_files=by_calls[0]))
+    monkeypatch.setitem(arithmetic.KERNELS, "cpu", lambda: kernels._replace(run_files=by_calls[0]))
     # in one block and in several: five workers with so little memory have one sub-block each
     first = merge(config, tmp_path / "merged-calls", workers=5, memory="1MB", **options)
     assert done and all(done)
@@ -132,10 +132,10 @@ def test_units_cover_every_element_once():
 
 
 def test_plain_torch_gives_the_same_weights_and_masks_and_nearly_the_same_scales(config, tmp_path, monkeypatch):
-    if ops.find_kernels("cpu").run_files is None:
+    if arithmetic.find_kernels("cpu").run_files is None:
         pytest.skip("numba is not installed, or not wanted")
     first = merge(config, tmp_path / "merged-compiled")
-    monkeypatch.delitem(ops.KERNELS, "cpu")
+    monkeypatch.delitem(arithmetic.KERNELS, "cpu")
     second = merge(config, tmp_path / "merged-torch")
     ours, theirs = contents(first), contents(second)
     for name in ours:

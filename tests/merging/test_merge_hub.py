@@ -23,10 +23,7 @@ from .merging import contents, short_segments, write_set
 __all__ = ["short_segments"]
 
 
-@pytest.fixture(autouse=True)
-def own_cache(hub_cache) -> Iterator[None]:
-    yield
-    close_session()
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def weights(folder: Path) -> dict[str, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ from hf_ext.merging.methods import METHODS, Block
 from hf_ext.merging.methods.della import sort_by_magnitude
 from hf_ext.merging.methods.options import find_depths
 from hf_ext.merging.methods.registry import MethodError
-from hf_ext.merging.reference import write_reference
 from tests.emr.emr_testing import write_weights
 from tests.kit.refusals import refused
 from tests.merging import reference_methods as twin
@@ -252,7 +252,7 @@ def test_every_file_of_the_folder_is_found_and_has_a_method():
 
 
 def test_the_page_of_methods_has_every_method_and_option():
-    page = write_reference()
+    page = runpy.run_path(str(ROOT / "docs" / "merge_reference.py"))["write_reference"]()
     for name, method in METHODS.items():
         section = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
         assert section and all(f"| `{option}` |" in section for option in method.options)

@@ -6,10 +6,9 @@ import json
 
 import pytest
 import torch
-from huggingface_hub import close_session
 from safetensors.torch import load_file
 
-from hf_ext.emr import ops
+from hf_ext.emr import arithmetic
 from hf_ext.errors import DataError
 from hf_ext.hub.header_format import CheckpointError
 from hf_ext.merging.merge import merge_checkpoints
@@ -30,11 +29,7 @@ from tests.emr.emr_testing import (
 from tests.kit.refusals import refused
 from tests.merging.merging import write_set
 
-
-@pytest.fixture(autouse=True)
-def _clean_client(hub_cache):
-    yield
-    close_session()
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 # Models.
@@ -229,8 +224,8 @@ def test_the_plan_says_that_plain_torch_is_slower(tmp_path, monkeypatch):
         with make_plan(config) as plan:
             return any("hf-ext[fast]" in line for line in plan_lines(plan))
 
-    assert told() == (ops.find_kernels("cpu").run_files is None)
-    monkeypatch.delitem(ops.KERNELS, "cpu")
+    assert told() == (arithmetic.find_kernels("cpu").run_files is None)
+    monkeypatch.delitem(arithmetic.KERNELS, "cpu")
     assert told()
 
 

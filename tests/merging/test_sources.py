@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import close_session
 from safetensors.torch import load_file
 
 from hf_ext.hub.checkpoints import CheckpointError
@@ -16,11 +15,7 @@ from hf_ext.merging.sources import open_weights
 from tests.emr.emr_testing import push_folder, tiny_bert, tiny_unet, write_weights
 from tests.kit.refusals import refused
 
-
-@pytest.fixture(autouse=True)
-def cache(hub_cache):
-    yield hub_cache
-    close_session()
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture(scope="module")
@@ -78,17 +73,17 @@ def test_float64_is_given_as_float32(tmp_path):
         assert source.nbytes == tensor.nbytes + 24
 
 
-def test_a_repository_is_read_by_ranges_and_its_small_files_alone_are_fetched(bert, hub, cache):
+def test_a_repository_is_read_by_ranges_and_its_small_files_alone_are_fetched(bert, hub, own_cache):
     commit = push_folder(hub.url, "org/base", bert)
     with open_weights("base", "org/base@main", token=False, endpoint=hub.url) as source:
         headers = source.bytes_read
         assert headers < 20_000 and source.config["model_type"] == "bert"
-        fetched = {path.name for path in cache.rglob("snapshots/*/*")}
+        fetched = {path.name for path in own_cache.rglob("snapshots/*/*")}
         assert fetched == {"config.json"}
         assert (source.repo_id, source.commit) == ("org/base", commit)
         assert set(source.companions.files) == {"config.json", "tokenizer.json", "tokenizer_config.json"}
         place = source.companions.files["config.json"].parent
-        assert place.is_relative_to(cache) and place.name == commit
+        assert place.is_relative_to(own_cache) and place.name == commit
         for name, tensor in all_tensors(bert).items():
             assert source.read(name).equal(tensor)
         assert source.bytes_read == headers + source.nbytes
@@ -97,7 +92,7 @@ def test_a_repository_is_read_by_ranges_and_its_small_files_alone_are_fetched(be
         for name, file in identity["files"].items():
             assert file["sha256"] == sha256((bert / name).read_bytes())
         assert source.fingerprint() == identity
-    assert not list(cache.rglob("*.safetensors*"))
+    assert not list(own_cache.rglob("*.safetensors*"))
 
 
 def test_the_commit_is_pinned_when_the_branch_moves(bert, hub, tmp_path):

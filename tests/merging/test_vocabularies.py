@@ -53,7 +53,7 @@ def test_the_common_rows_of_resized_vocabularies(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["tokenizer.json", "vocab.json", "vocab.txt"])
-def test_rows_of_other_tokens_are_refused_with_the_token(tmp_path, kind):
+def test_rows_of_other_tokens_are_kept_and_refused_in_one_model(tmp_path, kind):
     base = tiny_bert(tmp_path / "base")
     task = resized(tmp_path / "task", base, (*WORDS[:7], "changed", *WORDS[8:], "new"), 1)
     if kind != "tokenizer.json":
@@ -63,12 +63,15 @@ def test_rows_of_other_tokens_are_refused_with_the_token(tmp_path, kind):
             text = json.dumps(vocabulary) if kind == "vocab.json" else "\n".join(vocabulary)
             (folder / kind).write_text(text)
     config = {"base": str(base), "tasks": {"a": str(task)}, "shape_policy": "overlap"}
-    with refused(DataError, "a", "token 7", "changed"):
-        make_plan(config)
-    for path in task.glob(kind):
-        path.unlink()
-    with refused(DataError, "a", "tokenizer.json"):
-        make_plan(config)
+    for facts in (("token 7", "changed"), ("tokenizer.json or the like",)):
+        with make_plan(config) as plan:
+            (said,) = (text for text in plan.warnings if EMBEDDING in text)
+            assert all(fact in said for fact in facts) and "keeps its own" in said
+            assert [item.name for item in plan.own_tensors(KEPT)] == [EMBEDDING]
+        with refused(DataError, "'a'", *facts):
+            make_plan(config | {"method": "average"})
+        for path in task.glob(kind):
+            path.unlink()
 
 
 def test_a_malformed_tokenizer_is_named(tmp_path):

@@ -1,7 +1,6 @@
 """The study: who trains and who tests, equal sizes, tables; and the scripts beside it."""
 
 import json
-import subprocess
 import sys
 import wave
 
@@ -109,21 +108,6 @@ def test_readme_holds_the_committed_results(load, tmp_path):
     rows = result["comparisons"]["digits"]
     del rows["s4d"]["marks"]["8"]
     assert "8 min" not in tables.comparison_table(rows)
-
-
-@pytest.mark.slow
-def test_a_recording_is_classified(tmp_path):
-    task = AudioTask(sampling_rate=8000, max_length=64, num_labels=2, label_names=["no", "yes"])
-    model = task.build_model({"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}, None)
-    model.save_pretrained(tmp_path / "model")
-    task.processor().save_pretrained(tmp_path / "model")
-    with wave.open(str(tmp_path / "a.wav"), "wb") as file:
-        file.setparams((1, 2, 8000, 0, "NONE", ""))
-        file.writeframes(np.arange(50, dtype="<i2").tobytes())
-    command = [sys.executable, str(STUDY / "infer.py"), str(tmp_path / "model"), str(tmp_path / "a.wav"), "--merge"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() in ("no", "yes")
 
 
 def write_words(path) -> list[np.ndarray]:

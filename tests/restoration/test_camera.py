@@ -46,15 +46,21 @@ def test_heic_of_10_bits_is_read_with_16(tmp_path):
     assert np.abs(pixels.astype(int) - wanted).mean() < 600
 
 
-def test_heic_that_is_large_or_broken(tmp_path):
-    path = write_heic(tmp_path / "a.heic", Image.fromarray(smooth()))
-    with refused(DataError, "a.heic", "64 x 48 pixels", "0.003 megapixels"):
+@pytest.mark.parametrize("library", ["pillow_heif", "rawpy"])
+def test_what_is_large_or_broken_is_named(library, tmp_path):
+    pytest.importorskip(library, reason="the extra `images` is not installed")
+    if library == "rawpy":
+        path, size = write_dng(tmp_path / "a.dng"), "96 x 64 pixels"
+        broken = {"a.nef": b"no RAW file at all" * 9, "b.cr2": b"", "c.dng": path.read_bytes()[:90]}
+    else:
+        path, size = write_heic(tmp_path / "a.heic", Image.fromarray(smooth())), "64 x 48 pixels"
+        broken = {f"{length}.heic": path.read_bytes()[:length] for length in (100, 400, path.stat().st_size - 50)}
+    with refused(DataError, path.name, size, "0.003 megapixels"):
         read_image(path, 0.003)
-    for length in (100, 400, path.stat().st_size - 50):
-        broken = tmp_path / "b.heic"
-        broken.write_bytes(path.read_bytes()[:length])
-        with refused(UnreadableError, "b.heic"):
-            read_image(broken)
+    for name, data in broken.items():
+        (tmp_path / name).write_bytes(data)
+        with refused(UnreadableError, name):
+            read_image(tmp_path / name)
 
 
 def test_raw_is_developed_with_16_bits(tmp_path):
@@ -70,17 +76,6 @@ def test_raw_is_developed_with_16_bits(tmp_path):
     turned = read_image(write_dng(tmp_path / "b.dng", orientation=6))
     assert turned.pixels.shape == (96, 64, 3)
     assert 0x0112 not in turned.exif
-
-
-def test_raw_that_is_large_or_broken(tmp_path):
-    pytest.importorskip("rawpy", reason="the extra `images` is not installed")
-    path = write_dng(tmp_path / "a.dng")
-    with refused(DataError, "a.dng", "96 x 64 pixels", "0.003 megapixels"):
-        read_image(path, 0.003)
-    for name, data in (("a.nef", b"no RAW file at all" * 9), ("b.cr2", b""), ("c.dng", path.read_bytes()[:90])):
-        (tmp_path / name).write_bytes(data)
-        with refused(UnreadableError, name, "RAW", "LibRaw"):
-            read_image(tmp_path / name)
 
 
 def thumbnail_of_a_raw() -> bytes:

@@ -166,17 +166,17 @@ def test_a_recipe_trains_from_end_to_end(name, tmp_path, vae, encoder):
 def test_the_commands_of_the_readme_work_without_evaluation_data(tmp_path):
     block = re.search(r"```bash\n(.*?)```", (RECIPES / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     train_words, infer_words = (shlex.split(line) for line in block[1].splitlines())
-    assert train_words[:2] == ["accelerate", "launch"] and infer_words[0] == "python"
+    assert train_words[:2] == ["accelerate", "launch"] and infer_words[0] == "hf-ext"
     # A stranger has the examples, and pictures to train on.
     (tmp_path / "examples").symlink_to(RECIPES.parent, target_is_directory=True)
     write_pictures(tmp_path / "cifar10", 4)
     tiny = [*SLICES["cifar10"], "--max_steps=2", "--per_device_train_batch_size=2", "--report_to=none"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "ACCELERATE_USE_CPU": "true"}
     environment |= {"HF_HOME": str(tmp_path / "home"), "HF_DATASETS_CACHE": str(tmp_path / "cache")}
-    infer_words[-2] = CLASSES[0]
+    infer_words[infer_words.index("dog")] = CLASSES[0]
     for words in (
         [sys.executable, "-m", "accelerate.commands.launch", *train_words[2:], *tiny],
-        [sys.executable, *infer_words[1:]],
+        [sys.executable, "-m", "hf_ext_cli.main", *infer_words[1:]],
     ):
         done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250)
         assert done.returncode == 0, done.stdout + done.stderr[-4000:]

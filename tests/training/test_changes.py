@@ -20,6 +20,7 @@ from tests.kit.refusals import refused
 
 from .launching import ROOT, fork_two
 from .splitting import read_samples, split_arguments, train_until
+from .test_damage import DAMAGES
 from .tiny import TinyTask, contents, make_arguments, run, run_interrupted, write_images, write_shards
 
 
@@ -294,7 +295,7 @@ def test_random_parts(tmp_path, kind):
             steps = RunFolder(output).saved_steps()
             if len(steps) > 1 and rng.random() < 0.5:
                 victim = rng.choice(sorted(RunFolder(output).state(steps[-1]).iterdir()))
-                victim.write_bytes(victim.read_bytes()[: rng.randrange(victim.stat().st_size)])
+                DAMAGES[rng.choice([*DAMAGES])](victim, rng)
         run(TinyTask(), arguments(output))
         assert weights(output) == weights(tmp_path / "whole"), number
 

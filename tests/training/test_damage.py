@@ -84,16 +84,6 @@ def test_of_two_damaged_states_both_are_named(runs, tmp_path, capsys):
     assert "step-6 is damaged" in said and "step-4 is damaged" in said and "from step 3" in said
 
 
-@pytest.mark.slow
-def test_random_damage(runs, tmp_path, capsys):
-    rng = random.Random(7)
-    for number in range(100):
-        steps = {step: rng.choice([*DAMAGES]) for step in rng.choice([(6,), (6,), (6, 4)])}
-        said = continue_damaged(runs, tmp_path / str(number), steps, rng, capsys)
-        assert all(f"step-{step} is damaged" in said for step in steps), (number, said)
-        shutil.rmtree(tmp_path / str(number))
-
-
 def test_without_a_whole_state_nothing_is_begun_anew(runs, tmp_path):
     output = tmp_path / "run"
     shutil.copytree(runs / "interrupted", output)

@@ -300,7 +300,7 @@ def test_a_head_for_other_classes_starts_anew(tmp_path):
         )
 
 
-@pytest.mark.parametrize("name", ["denoise_color", "super_resolution_x2"])
+@pytest.mark.parametrize("name", ["denoise_color", pytest.param("super_resolution_x2", marks=pytest.mark.slow)])
 def test_a_recipe_needs_training_data_only(tmp_path, capsys, name):
     """README's first command, made small."""
     write_images(tmp_path / "photos", 4)

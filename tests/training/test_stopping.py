@@ -170,7 +170,7 @@ class ScoringTask(TinyTask):
         return super().evaluate_batch(model, examples, indices)
 
 
-@pytest.mark.parametrize(("evaluation", "step"), [(1, 3), (3, 7)])
+@pytest.mark.parametrize(("evaluation", "step"), [pytest.param(1, 3, marks=pytest.mark.slow), (3, 7)])
 def test_a_signal_saves_within_a_batch_of_an_evaluation_which_is_done_anew(tmp_path, examples, evaluation, step):
     def train_in(name, task):
         forget_accelerate()

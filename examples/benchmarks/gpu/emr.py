@@ -16,7 +16,7 @@ from emr_measuring import write_base, write_task
 from parts import Case, Values, in_turns, read_words, run_part
 
 import hf_ext
-from hf_ext.emr import ops
+from hf_ext.emr import arithmetic, ops
 
 TASKS = 8
 
@@ -32,7 +32,7 @@ def block(n: int, dtype: torch.dtype, device: str) -> list[Any]:
 
 
 def kernels(name: str) -> Any:
-    return ops if name == "torch" else ops.find_kernels("cpu")
+    return arithmetic if name == "torch" else arithmetic.find_kernels("cpu")
 
 
 def tensors(name: str, n: int, dtype: str, words: Any) -> dict[str, Values]:

@@ -2,7 +2,7 @@
 
 import inspect
 
-from .methods import METHODS, Method
+from hf_ext.merging.methods import METHODS, Method
 
 _HEAD = """# Merge methods
 

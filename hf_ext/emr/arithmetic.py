@@ -1,0 +1,272 @@
+# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
+"""EMR-Merging (arXiv 2405.17461) in plain torch: elect, mask and rescale; and the table of faster kernels.
+
+Weights and masks have the bits of the compiled kernels; sums agree within 1e-12.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations_with_replacement
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hf_ext.fast.emr_operators import Kernels, compiled_kernels
+from hf_ext.fast.emr_sums import GRAM_STEP, SUB_BLOCK, SUMS, TOTALS, Sums
+
+from ..errors import UsageError
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+RESCALES = ("global", "official", "tensor", "l2", "tensor_l2", "none")
+TENSOR_RESCALES = ("tensor", "tensor_l2")
+# Elements that `restore` works on at once.
+_PIECE_CPU = 2**18
+_PIECE_GPU = 2**26
+
+
+def list_pieces(tensor: Tensor) -> Iterator[slice]:
+    """Runs of elements that are worked on at once."""
+    step = _PIECE_CPU if tensor.device.type == "cpu" else _PIECE_GPU
+    return (slice(start, min(start + step, len(tensor))) for start in range(0, len(tensor), step))
+
+
+def pack_mask(bits: Tensor) -> Tensor:
+    """Pack booleans: element i is bit i % 8 of byte i // 8."""
+    if bits.device.type == "cpu":
+        return torch.from_numpy(np.packbits(bits.numpy(), bitorder="little"))
+    padded = F.pad(bits.to(torch.uint8), (0, -len(bits) % 8)).view(-1, 8)
+    return (padded << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(-1, dtype=torch.uint8)
+
+
+def unpack_mask(mask: Tensor, n: int) -> Tensor:
+    """Undo [`pack_mask`]."""
+    bits = mask[: -(-n // 8), None] >> torch.arange(8, dtype=torch.uint8, device=mask.device)
+    return (bits & 1).view(-1)[:n].bool()
+
+
+def elect(base: Tensor, tasks: list[Tensor], tie: str) -> Tensor:
+    """W_uni in fp32. The first of equal weights is kept, which matters for +0 and -0 only."""
+    total, moved = torch.zeros_like(base), torch.empty_like(base)
+    highest, lowest = tasks[0].float().clone(), tasks[0].float().clone()
+    for task in tasks:
+        weights = task.float()
+        total += torch.sub(weights, base, out=moved)
+        torch.maximum(highest, weights, out=highest)
+        torch.minimum(lowest, weights, out=lowest)
+    negative = total < 0
+    if tie == "negative":
+        negative |= (total == 0) & (lowest < base)
+    elected = torch.where(total > 0, highest, torch.where(negative, lowest, base))
+    # Which of +0 and -0 is the larger differs between processors: the first task's is taken.
+    zeros = (elected == 0) & (negative | (total > 0))
+    if bool(zeros.any()):
+        for task in reversed(tasks):
+            elected = torch.where(zeros & (task == 0), task.float(), elected)
+    return elected
+
+
+# No comparison is made, whose result torch writes without vectors, at three times the cost of a product. A product of
+# two fp32 numbers in fp64 is exact and never 0 by underflow, so its sign is that of the comparison: d·t > 0 where the
+# mask is set, d·t < 0 where d and t are opposed. Of x >= 0 the sign is 0 or 1, and its sum a number of elements, exact
+# in fp64. Nothing is allocated: memory that is freed goes back to the system, and costs more to get again than all the
+# arithmetic. The tests compare these sums with compiled comparisons, zeros and subnormal numbers too.
+def _add_up_task(
+    delta: Tensor, common: Tensor, size: Tensor, crossed: Tensor, work: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """`SUMS` of one task for each sub-block, [10, sub-blocks], and its mask of 0 and 1. All are fp64, [sub-blocks,
+    elements]: d, t, |t|, W_uni·W_t, and four to work on."""
+    product, agreed, mask, other = work
+    torch.mul(delta, common, out=product)
+    torch.clamp(product, min=0, out=agreed)
+    torch.sign(agreed, out=mask)
+    magnitude, moved = torch.abs(delta, out=other).sum(-1), other.sign_().sum(-1)
+    square, kept = torch.mul(delta, delta, out=other).sum(-1), mask.sum(-1)
+    masked, masked_square = torch.mul(mask, size, out=other).sum(-1), other.square_().sum(-1)
+    masked_dot, dot = agreed.sum(-1), product.sum(-1)
+    opposed = kept - product.sign_().sum(-1)
+    weight_opposed = crossed.clamp_(max=0).sign_().sum(-1).neg_()
+    sums = (magnitude, square, moved, kept, masked, masked_square, masked_dot, dot, opposed, weight_opposed)
+    return torch.stack(sums), mask
+
+
+def restore(base: Tensor, unified: Tensor, mask: Tensor, scale: float, out: Tensor) -> None:
+    for part in list_pieces(base):
+        bits = unpack_mask(mask[part.start // 8 :], part.stop - part.start)
+        start = base[part].float()
+        moved = (unified[part].float() - start).mul_(scale).add_(start)
+        out[part] = torch.where(bits, moved, start)
+
+
+def restore_tasks(base: Tensor, unified: Tensor, masks: list[Tensor], scales: list[float], outs: list[Tensor]) -> None:
+    """[`restore`] for several tasks whose weights have one base and one unified model."""
+    for mask, scale, out in zip(masks, scales, outs, strict=True):
+        restore(base, unified, mask, scale, out)
+
+
+def multiply(b: Tensor, a: Tensor) -> Tensor:
+    """b @ a, [rows, rank] and [rank, columns] of fp32, summed in the order of the rank."""
+    product = torch.zeros(len(b), a.shape[1], device=a.device)
+    for column, row in zip(b.T, a, strict=True):
+        product += column[:, None] * row
+    return product
+
+
+def run_block(
+    base: Tensor, tasks: list[Tensor], unified: Tensor, masks: Tensor | None, sums: Sums, first: int, tie: str | None
+) -> None:
+    """[`merge_block`] in torch, or [`mask_block`] if `tie` is None: on the CPU one sub-block after the other, of which
+    all stays in the second-level cache, and which torch computes on one thread; elsewhere all at once."""
+    n, small = len(base), base.device.type == "cpu"
+    step = SUB_BLOCK if small else max(-(-n // SUB_BLOCK), 1) * SUB_BLOCK
+    work = torch.empty((10, step), dtype=torch.float64, device=base.device)
+    for start in range(0, n, step):
+        # one that is not full is a shorter sum, or ends in zeros
+        space = work[:, None, : n - start] if small else work.view(10, -1, SUB_BLOCK)
+        here = slice(start, start + step)
+        own = None if masks is None else masks[:, start // 8 :]
+        piece = base[here].float(), [task[here].float() for task in tasks], unified[here]
+        _run_piece(*piece, own, sums, first + start // SUB_BLOCK, tie, space.unbind())
+
+
+def _run_piece(
+    base: Tensor,
+    weights: list[Tensor],
+    unified: Tensor,
+    masks: Tensor | None,
+    sums: Sums,
+    first: int,
+    tie: str | None,
+    work: Sequence[Tensor],  # ten to work on: fp64, [sub-blocks, elements of one]
+) -> None:
+    n = len(base)
+    if tie is not None:
+        unified.copy_(elect(base, weights, tie))
+    winner = unified.float()
+    start, common, size, elected, crossed, delta, *own = work
+    _fill_up(start, base)
+    _fill_up(elected, winner)
+    _fill_up(common, winner - base)
+    torch.abs(common, out=size)
+    rows, moved = [], torch.empty_like(base)
+    for index, weight in enumerate(weights):
+        _fill_up(delta, torch.sub(weight, base, out=moved))
+        _fill_up(crossed, weight)
+        row, mask = _add_up_task(delta, common, size, crossed.mul_(elected), own)
+        rows.append(row)
+        if masks is not None:
+            masks[index, : -(-n // 8)] = pack_mask(mask.bool().view(-1)[:n])
+    columns = torch.stack(rows)
+    totals = torch.stack([column.sum(-1) for column in (start.square_(), size, common.square_(), size.sign())])
+    for position in range(columns.shape[-1]):
+        sums.tasks.add_(columns[..., position])
+        sums.totals.add_(totals[:, position])
+        if (first + position) % GRAM_STEP == 0:
+            here = slice(position * SUB_BLOCK, (position + 1) * SUB_BLOCK)
+            deltas = [(weight[here] - base[here]).double() for weight in weights]
+            for one, two in combinations_with_replacement(range(len(deltas)), 2):
+                sums.gram[one, two] += (deltas[one] * deltas[two]).sum()
+
+
+def _fill_up(out: Tensor, values: Tensor) -> None:
+    """Values to sub-blocks in fp64, and zeros after the last."""
+    flat = out.view(-1)
+    if flat.shape != values.shape:
+        flat[len(values) :] = 0
+        flat = flat[: len(values)]
+    flat.copy_(values)
+
+
+# Deltas: each task by the signs of its own difference from the base, and a scale for each tensor.
+# Ŵ_t = W_0 + λ s_t with s_t = ±1 (BitDelta, https://arxiv.org/abs/2402.10193), or 0 where the difference is small.
+# There is no unified model. With the direction s_t in the place of τ_uni and [s_t ≠ 0] in that of the mask, sums and
+# rescalers are those of EMR-Merging; the least squares of a tensor, `tensor_l2`, are the mean magnitude of what is
+# kept. In a file a direction has one plane of bits, where it is 1, or two, the second where it is not 0.
+_COUNTED = [SUMS.index(name) for name in ("mask", "masked_abs", "masked_square")]
+_OF_UNIFIED = [SUMS.index(name) for name in ("dot", "opposed", "weight_opposed")]
+
+
+def pack_directions(
+    base: Tensor,  # [n], W_0
+    tasks: list[Tensor],  # [n] each, W_t
+    kept: list[Tensor],  # [n] each, fp32: the task vectors, with 0 for what is left out
+    planes: Tensor,  # [planes, N, ceil(n / 8) or more], takes the bits of their signs
+    sums: Sums,  # the block's are added to them
+    *,
+    first: int = 0,  # index in the tensor of the block's first sub-block
+) -> None:
+    """Pack the signs of a block, and add its sums; those that ask for a unified model stay 0."""
+    run = find_kernels(base.device.type).run_block
+    count, own = len(tasks), Sums.zeros(len(tasks))
+    # Masked against what is above all weights, an element has its bit set where its difference is positive. What is
+    # summed up beside that is of no use, but for the task vectors alone.
+    above = torch.full((len(base),), torch.finfo(torch.float32).max, device=base.device)
+    run(base, tasks, above, planes[0] if len(planes) == 1 else None, own, first, None)
+    magnitude, moved = own.tasks[:, SUMS.index("abs")], torch.full((count,), float(len(base)), dtype=torch.float64)
+    if len(planes) > 1:
+        zero, signs = torch.zeros_like(above), Sums.zeros(count)
+        run(zero, kept, above, planes[0], signs, first, None)
+        run(zero, [vector.abs() for vector in kept], above, planes[1], Sums.zeros(count), first, None)
+        magnitude, moved = signs.tasks[:, SUMS.index("abs")], signs.tasks[:, SUMS.index("nonzero")]
+    own.tasks[:, _COUNTED] = moved[:, None]
+    own.tasks[:, SUMS.index("masked_dot")] = magnitude
+    own.tasks[:, _OF_UNIFIED] = 0
+    own.totals[TOTALS.index("unified_abs") :] = 0
+    for total, part in zip(sums, own, strict=True):
+        total += part
+
+
+@torch.no_grad()
+def restore_directions(base: Tensor, planes: Tensor, scale: float, out: Tensor) -> None:
+    """Weights of one task, W_0 + λ s, computed in fp32 and rounded once. Flat, but planes `[planes, bytes]`."""
+    (find_kernels(base.device.type).restore_directions or _restore_plainly)(base, planes, scale, out)
+
+
+def _restore_plainly(base: Tensor, planes: Tensor, scale: float, out: Tensor) -> None:
+    for part in list_pieces(base):
+        start, place, count = base[part].float(), part.start // 8, part.stop - part.start
+        moved = torch.where(unpack_mask(planes[0, place:], count), start + scale, start - scale)
+        if len(planes) > 1:
+            moved = torch.where(unpack_mask(planes[1, place:], count), moved, start)
+        out[part] = moved
+
+
+def compute_scales(sums: np.ndarray, elements: np.ndarray, participates: np.ndarray, mode: str) -> np.ndarray:
+    r"""The rescalers λ of every task, from the sums of the merge.
+
+    With sums over the elements p of the tensors in which task t takes part:
+    `global` \\(\sum|\tau_t| / \sum M_t|\tau_{uni}|\\) (the paper);
+    `official` the same of the per-tensor means (the authors' code);
+    `l2` \\(\langle\tau_t, M_t\tau_{uni}\rangle / \lVert M_t\tau_{uni}\rVert^2\\), the least squares;
+    `tensor` and `tensor_l2` the first and the last for every tensor by itself; `none` 1.
+    Where nothing is masked in, λ is 1 if the task equals the base there, and 0 if it lost every vote.
+    """
+    if mode not in RESCALES:
+        raise UsageError(f"rescale is {mode!r}; allowed are {', '.join(RESCALES)}")
+    if mode == "none":
+        return np.ones(sums.shape[1])
+    column = {name: sums[:, :, index] * participates for index, name in enumerate(SUMS)}
+    upper, lower = column["abs"], column["masked_abs"]
+    if mode in ("l2", "tensor_l2"):
+        upper, lower = column["masked_dot"], column["masked_square"]
+    if mode == "official":
+        counts = np.maximum(elements, 1)[:, None]
+        upper, lower = upper / counts, lower / counts
+    lost = column["abs"] > 0
+    if mode not in TENSOR_RESCALES:
+        # exactly rounded, so that the order of the tensors does not matter
+        upper, lower = (np.array([math.fsum(task) for task in part.T]) for part in (upper, lower))
+        lost = lost.any(axis=0)
+    return np.where(lower > 0, upper / np.where(lower > 0, lower, 1.0), np.where(lost, 0.0, 1.0))
+
+
+_TORCH = Kernels(run_block, restore, multiply, restore_tasks)
+# By type of device: a function that gives faster kernels, or None where they cannot be had.
+KERNELS: dict[str, Callable[[], Kernels | None]] = {"cpu": compiled_kernels}
+
+
+def find_kernels(device: str) -> Kernels:
+    """The fastest kernels that can be had for a type of device."""
+    found = KERNELS[device]() if device in KERNELS else None
+    return _TORCH if found is None else found
