@@ -169,18 +169,14 @@ class Degradation:
     def of(self, clean: np.ndarray, scale: int, generator: np.random.Generator) -> np.ndarray:
         """The degraded form, uint8 or float32 with white at 1, of a clean image; `self` is drawn and not `paired`."""
         if self.kind == "gaussian_noise":
-            assert isinstance(self.sigma, (int, float))
-            noisy = gaussian_noise(clean, self.sigma, generator)
+            noisy = gaussian_noise(clean, self.strength, generator)
             return _in_8_bits(noisy) if self.clip else noisy
         if self.kind == "jpeg":
-            assert isinstance(self.quality, int)
-            return jpeg(clean, self.quality)
+            return jpeg(clean, self.strength)
         if self.kind == "blur":
-            assert isinstance(self.sigma, (int, float))
-            return blur(clean, self.sigma)
+            return blur(clean, self.strength)
         if self.kind == "resize":
-            assert isinstance(self.factor, (int, float))
-            return resize_and_back(clean, self.factor)
+            return resize_and_back(clean, self.strength)
         if self.kind == "chain":
             return self._through_steps(clean, generator)
         return mosaic(clean) if self.kind == "mosaic" else matlab_bicubic(clean, 1 / scale)
@@ -226,8 +222,7 @@ class Degradation:
         if self.kind == "bicubic":
             unit, reach = scale, BICUBIC_REACH * scale
         elif self.kind == "blur":
-            assert isinstance(self.sigma, (int, float))
-            unit, reach = 1, math.ceil(BLUR_REACH * self.sigma)
+            unit, reach = 1, math.ceil(BLUR_REACH * self.strength)
         else:
             unit, reach = JPEG_UNIT, JPEG_UNIT if self.kind == "jpeg" else CHAIN_REACH
         starts = [max(0, place * scale // unit * unit - reach) for place in (top, left)]

@@ -11,9 +11,7 @@ import numpy as np
 from huggingface_hub.dataclasses import strict
 from PIL import Image
 
-from hf_ext.errors import DataError
-
-from ..errors import UsageError
+from ..errors import DataError, UsageError
 from .pictures import put_on_white
 
 # Height and width in pixels.

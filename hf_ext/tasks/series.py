@@ -239,7 +239,8 @@ class SeriesRegressionTask(WholeSeriesTask):
         """Errors of the model, and of the mean of the training data, averaged over the targets of each example."""
         inputs = self.batch(model, examples)
         labels = inputs.pop("labels").double()
-        mean, std = _units(model, "target", labels)
+        config: Any = model.config
+        mean, std = (labels.new_tensor(values) for values in (config.target_mean or [0.0], config.target_std or [1.0]))
         error = (model(**inputs).logits.double() - labels) / std
         naive = (mean - labels) / std
         values = zip(
@@ -410,10 +411,3 @@ def _place(example: dict[str, Any], position: int | None = None) -> str:
         return f"{'' if path is None else f'{path}, '}position {row}: "
     # After the line of names.
     return f"{path}, line {row + 2}: "
-
-
-def _units(model: Any, name: str, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mean and spread that a model's configuration has of its input or target; 0 and 1 where it has none."""
-    config = model.config
-    mean, std = getattr(config, f"{name}_mean") or [0.0], getattr(config, f"{name}_std") or [1.0]
-    return like.new_tensor(mean, dtype=torch.float64), like.new_tensor(std, dtype=torch.float64)

@@ -181,6 +181,7 @@ class LanguageModelTask(TokenTask):
     max_length: int = 1024
     packed: bool = False
 
+    special_tokens: ClassVar[dict[str, str]] = {}
     model_class: ClassVar[Callable[..., PreTrainedModel]] = MRConvForCausalLM
     pipeline_tag: ClassVar[str] = "text-generation"
     metric_names: ClassVar[dict[str, str]] = {"bits_per_byte": "bits per byte"}
@@ -188,8 +189,8 @@ class LanguageModelTask(TokenTask):
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """One token for each byte. A prompt must not end with `<eos>`."""
-        tokenizer = byte_tokenizer(self.max_length)
+        """One token for each byte, and those of `special_tokens`. A prompt must not end with `<eos>`."""
+        tokenizer = byte_tokenizer(self.max_length, **self.special_tokens)
         tokenizer.backend_tokenizer.post_processor = processors.Sequence([])
         return tokenizer
 
@@ -263,6 +264,7 @@ class MaskedLanguageModelTask(LanguageModelTask):
 
     mask_share: float = 0.15
 
+    special_tokens: ClassVar[dict[str, str]] = {"mask_token": MASK}
     model_class: ClassVar[Callable[..., PreTrainedModel]] = MRConvForMaskedLM
     pipeline_tag: ClassVar[str] = "fill-mask"
     metric_names: ClassVar[dict[str, str]] = {
@@ -275,13 +277,6 @@ class MaskedLanguageModelTask(LanguageModelTask):
     def validate_mask_share(self) -> None:
         if not 0 < self.mask_share < 1:
             raise ValueError(f"mask_share must be more than 0 and less than 1, got {self.mask_share}.")
-
-    @cached_property
-    def tokenizer(self) -> PreTrainedTokenizerFast:
-        """One token for each byte, and `<mask>`."""
-        tokenizer = byte_tokenizer(self.max_length, mask_token=MASK)
-        tokenizer.backend_tokenizer.post_processor = processors.Sequence([])
-        return tokenizer
 
     def training_sample(self, example: dict[str, Any], generator: np.random.Generator) -> Batch:
         """A window that begins anywhere, masked."""

@@ -1,8 +1,5 @@
 """The classifier that measures generated images: its task trains, and what it publishes measures as it was trained."""
 
-import importlib.util
-from pathlib import Path
-
 import datasets
 import numpy as np
 import pytest
@@ -14,18 +11,16 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification
 from hf_ext.metrics import ClassifierFeatures
 from hf_ext.training import TrainingArguments, train
 from hf_ext.training.arguments import build, read_yaml
+from tests.kit.studies import EXAMPLES, module_loader
 
-FOLDER = Path(__file__).resolve().parents[2] / "examples" / "disentangled_dit"
+FOLDER = EXAMPLES / "disentangled_dit"
+load = module_loader(FOLDER)
 SIZES = {"widths": [8, 12, 16]}
 
 
-@pytest.fixture(scope="module")
-def classifier():
-    """The module, which lies outside the package."""
-    spec = importlib.util.spec_from_file_location("dit_classifier", FOLDER / "classifier.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def classifier(load):
+    return load("classifier")
 
 
 def picture(label: int, seed: int, size: int = 16) -> Image.Image:

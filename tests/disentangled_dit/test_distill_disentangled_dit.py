@@ -14,9 +14,9 @@ from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, Disentang
 from hf_ext.settings import SettingsError
 from hf_ext.training import TrainingArguments, main, train
 from hf_ext.training.arguments import build
-from tests.data.test_splits import write_pictures
 from tests.disentangled_dit.dit_testing import generator, shake
 from tests.disentangled_dit.pipeline_testing import make_pipeline
+from tests.kit.own_data import write_pictures
 from tests.kit.refusals import refused
 from tests.kit.studies import EXAMPLES, module_loader
 
@@ -114,7 +114,9 @@ def test_a_teacher_without_guidance_has_nothing_to_learn_at_its_own_steps(distil
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory) -> Path:
-    return write_pictures(tmp_path_factory.mktemp("pictures"), [*"abc"], 4)
+    folder = tmp_path_factory.mktemp("pictures")
+    write_pictures(folder, [*"abc"], 4)
+    return folder
 
 
 def recipe(run: Path, teacher: Path, pictures: Path, **changes) -> dict:

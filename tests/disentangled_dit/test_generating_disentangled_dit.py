@@ -7,7 +7,6 @@ from diffusers import DDIMScheduler
 from hf_ext.metrics import content_drift, frechet_distance, high_frequency_energy, kernel_distance_of_subsets
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from tests.disentangled_dit.dit_testing import make_transformer
-from tests.disentangled_dit.pipeline_testing import make_text_pipeline
 from tests.kit.models import assert_same_picture
 from tests.kit.studies import EXAMPLES, module_loader
 
@@ -49,23 +48,6 @@ def test_an_image_depends_on_seed_and_place_not_on_the_batch(generating, pipelin
     assert np.abs(whole[3].astype(int) - whole[4]).max() > 20
     assert np.abs(whole[1].astype(int) - generating.generate_images(pipeline, [4, 3], **STEPS)[1]).max() <= 1
     assert np.abs(whole.astype(int) - generating.generate_images(pipeline, labels, seed=1, **STEPS)).max() > 20
-
-
-def test_texts_are_measured_by_the_classes_that_they_name(generating):
-    pipeline = make_text_pipeline()
-    texts = ["a red hen", "a fish", "a red hen"]
-    images = generating.generate_images(pipeline, texts, batch_size=2, **STEPS)
-    assert images.shape == (3, 6, 10, 3)
-    # The same text, other noise; the same noise, another text.
-    assert np.abs(images[0].astype(int) - images[2]).max() > 20
-    assert (
-        np.abs(images[1].astype(int) - generating.generate_images(pipeline, ["a fish", "a hen"], **STEPS)[1]).max() > 1
-    )
-    labels = Brightness().classify(images)[1]
-    reference = np.random.default_rng(0).uniform(0, 255, size=(40, 3)).astype(np.float32)
-    result = generating.measure_images(images, np.append(labels[:2], labels[2] + 1), Brightness(), reference)
-    assert result["accuracy"] == pytest.approx(2 / 3)
-    assert result["images"] == 3
 
 
 def test_classes_are_measured_on_equally_many_images(generating, pipeline):

@@ -1,10 +1,7 @@
 """Networks of diffusers behind our network's interface: they train by the same task, and the class matters."""
 
-import importlib
 import json
-import sys
 from functools import partial
-from pathlib import Path
 
 import datasets
 import numpy as np
@@ -19,23 +16,17 @@ from hf_ext.training import main
 from tests.disentangled_dit.dit_testing import generator, make_controls, shake
 from tests.disentangled_dit.pipeline_testing import make_tokenizer
 from tests.kit.models import assert_same_answers, assert_same_weights
+from tests.kit.studies import EXAMPLES, module_loader
 
-FOLDER = Path(__file__).resolve().parents[2] / "examples" / "disentangled_dit"
+load = module_loader(EXAMPLES / "disentangled_dit")
 SIZES = {"sample_size": [8, 8], "num_layers": 2, "num_attention_heads": 4, "attention_head_dim": 12, "num_classes": 5}
 NAMES = ["unet", "unet-cross", "dit", "pixart", "sd3"]
 WITH_CONTROLS = {"unet-cross", "pixart", "sd3"}
 
 
-@pytest.fixture(scope="module")
-def peers():
-    """The module, which lies outside the package."""
-    sys.path.insert(0, str(FOLDER))
-    kept = sys.modules.pop("peers", None)
-    yield importlib.import_module("peers")
-    sys.path.remove(str(FOLDER))
-    sys.modules.pop("peers")
-    if kept is not None:
-        sys.modules["peers"] = kept
+@pytest.fixture
+def peers(load):
+    return load("peers")
 
 
 def inputs(batch: int = 3) -> dict:
@@ -179,30 +170,6 @@ def test_our_pipeline_samples_from_a_peer_and_its_snapshot(peers, name, tmp_path
     loaded.set_progress_bar_config(disable=True)
     assert_same_weights(loaded.transformer, peer)
     assert_same_answers(loaded(**call, latents=noise).images, images)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_peer_learns_by_our_task(peers, name):
-    task = peers.PeerTask(image_size=8)
-    task.model_class = peers.PEERS[name]
-    sizes = {key: value for key, value in SIZES.items() if key != "sample_size"}
-    peer = task.build_model(sizes, None)
-    batch = {
-        "pixels": torch.randn(8, 3, 8, 8, generator=generator()).tanh(),
-        "label": torch.arange(8) % 5,
-        "controls": make_controls(8),
-    }
-    optimizer = torch.optim.AdamW(task.parameter_groups(peer, 0.0), lr=3e-3)
-    losses = []
-    for step in range(12):
-        torch.manual_seed(step % 2)
-        loss = task.loss(peer.train(), batch, step)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    # The same two draws of noise and timesteps, over and over.
-    assert sum(losses[-2:]) < 0.9 * sum(losses[:2])
 
 
 def test_a_run_of_a_peer_leaves_a_snapshot_that_samples(peers, tmp_path):

@@ -159,6 +159,7 @@ pipeline.save_pretrained("pictures", push_to_hub=True, repo_id="me/pictures", co
 """
 
 
+@pytest.mark.slow
 def test_a_pipeline_that_is_saved_for_a_hub_is_saved_once(hub, run_client, tmp_path):
     pipeline = make_pipeline(vae=make_vae())
     pipeline.save_pretrained(tmp_path / "pipeline")

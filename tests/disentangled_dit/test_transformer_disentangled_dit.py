@@ -379,50 +379,29 @@ def test_bad_inputs():
     model, text = make_transformer(control_alpha={"crop": 0.0}), make_transformer(**MODELS["text"])
     masked, baseline = make_transformer(num_decoder_layers=1), make_transformer(conditioning="adaln")
     latents, labels = torch.randn(2, 3, 6, 10), torch.tensor([0, 1])
-    given = {"timestep": 5, "class_labels": labels}
-    keep = torch.arange(15).expand(2, -1)
+    given, keep = {"timestep": 5, "class_labels": labels}, torch.arange(15).expand(2, -1)
+    whole, residuals = {"hidden_states": latents, **given}, "block_controlnet_hidden_states"
     for message, network, inputs in (
         ("needs `hidden_states`", model, given),
-        ("needs `hidden_states`; `timestep` or", model, {"hidden_states": latents, "class_labels": labels}),
-        ("and `class_labels`", model, {"hidden_states": latents, "timestep": 5}),
-        (r"\(batch, 3, height, width\)", model, {"hidden_states": latents[:, :2], **given}),
-        ("by the patch size 2, got", model, {"hidden_states": latents[..., 1:], **given}),
-        (
-            "context, .* must have 2 rows",
-            model,
-            {"hidden_states": latents, **given, "class_labels": labels[[0, 1, 1]]},
-        ),
-        ("modulation, .* must have 2 rows", model, {"hidden_states": latents, **given, "timestep": torch.ones(3)}),
-        ("integers of shape .* from 0 to 5", model, {"hidden_states": latents, **given, "class_labels": labels + 0.5}),
+        ("needs `hidden_states`; `timestep` or", model, {**whole, "timestep": None}),
+        ("and `class_labels`", model, {**whole, "class_labels": None}),
+        (r"\(batch, 3, height, width\)", model, {**whole, "hidden_states": latents[:, :2]}),
+        ("by the patch size 2, got", model, {**whole, "hidden_states": latents[..., 1:]}),
+        ("context, .* must have 2 rows", model, {**whole, "class_labels": labels[[0, 1, 1]]}),
+        ("modulation, .* must have 2 rows", model, {**whole, "timestep": torch.ones(3)}),
+        ("integers of shape .* from 0 to 5", model, {**whole, "class_labels": labels + 0.5}),
         ("no controls \\['flip'\\]; it has \\['crop'\\]", model, {**given, "controls": {"flip": labels[:, None]}}),
         (r"'crop' must have shape \(batch, 2\)", model, {**given, "controls": {"crop": labels[:, None]}}),
-        (
-            "`scale` only, got \\['mask'\\]",
-            model,
-            {"hidden_states": latents, **given, "attention_kwargs": {"mask": 1}},
-        ),
-        ("text model", text, {"hidden_states": latents, **given}),
-        ("class model", model, {"hidden_states": latents, "timestep": 5, "encoder_hidden_states": latents[0]}),
+        ("`scale` only, got \\['mask'\\]", model, {**whole, "attention_kwargs": {"mask": 1}}),
+        ("text model", text, whole),
+        ("class model", model, {**whole, "class_labels": None, "encoder_hidden_states": latents[0]}),
         ("the modulation needs `class_labels`", baseline, {"timestep": 5, "return_conditioning": True}),
-        ("num_decoder_layers > 0", model, {"hidden_states": latents, **given, "keep_indices": keep}),
-        (r"int64 of shape \(2, kept\)", masked, {"hidden_states": latents, **given, "keep_indices": keep[:1]}),
-        (
-            r"must each have shape \(2, 15, 16\), got \(2, 14, 16\)",
-            model,
-            {"hidden_states": latents, **given, "block_controlnet_hidden_states": [torch.zeros(2, 14, 16)]},
-        ),
-        (
-            "no ControlNet's residuals",
-            masked,
-            {
-                "hidden_states": latents,
-                **given,
-                "keep_indices": keep,
-                "block_controlnet_hidden_states": [torch.zeros(2, 15, 16)],
-            },
-        ),
-        ("1 to 15 kept tokens", masked, {"hidden_states": latents, **given, "keep_indices": keep[:, :0]}),
-        ("got torch.bool", masked, {"hidden_states": latents, **given, "keep_indices": keep > 3}),
+        ("num_decoder_layers > 0", model, {**whole, "keep_indices": keep}),
+        (r"int64 of shape \(2, kept\)", masked, {**whole, "keep_indices": keep[:1]}),
+        (r"shape \(2, 15, 16\), got \(2, 14, 16\)", model, {**whole, residuals: [torch.zeros(2, 14, 16)]}),
+        ("no ControlNet's", masked, {**whole, "keep_indices": keep, residuals: [torch.zeros(2, 15, 16)]}),
+        ("1 to 15 kept tokens", masked, {**whole, "keep_indices": keep[:, :0]}),
+        ("got torch.bool", masked, {**whole, "keep_indices": keep > 3}),
     ):
         with pytest.raises(ValueError, match=message):
             network(**inputs)

@@ -117,6 +117,7 @@ def test_an_evaluation_needs_no_network_and_a_training_refuses_one_before_its_fi
         FeatureLoss(str(restorer))
 
 
+@pytest.mark.slow
 def test_a_training_lowers_it(tmp_path, restorer):
     for seed in range(3):
         noise = np.random.default_rng(seed).integers(256, size=(24, 24, 3), dtype=np.uint8)

@@ -50,6 +50,10 @@ LATENTS = {
     "cc12m_256": ("jpg", "label", "txt"),
     "cc12m_512": ("jpg", "label", "txt"),
 }
+# Those that go the way of another recipe.
+ALIKE = dict.fromkeys(
+    ("cifar10_16", "study", "imagenet_256", "imagenet_512", "imagenet22k_256", "cc12m_256"), pytest.mark.slow
+)
 # Those that begin at half the size, and what they begin with.
 LARGER = {
     "transfer_16_to_32": {"objective": "v_prediction"},
@@ -124,7 +128,7 @@ def prepare(name: str, folder: Path, vae: Path, encoder: Path) -> tuple[Path, li
     return data, more
 
 
-@pytest.mark.parametrize("name", SLICES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=ALIKE.get(name, ())) for name in SLICES])
 def test_a_recipe_trains_from_end_to_end(name, tmp_path, vae, encoder):
     data, more = prepare(name, tmp_path, vae, encoder)
     arguments = arguments_of(name, tmp_path / "run", data, *more)

@@ -126,6 +126,9 @@ SLICES = {
         AutoModelForTokenClassification,
     ),
 }
+# Those that go the way of another recipe are slow.
+ALIKE = ("listops_small", "pathx", "scifar", "study-digits", "study-scifar", "study-images")
+NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in SLICES]
 
 
 def write_slice(folder: Path, name: str) -> Path:
@@ -165,7 +168,7 @@ def test_every_recipe_has_a_slice():
     assert {path.stem for path in RECIPES.glob("*.yaml")} == {*SLICES, "quickstart"}
 
 
-@pytest.mark.parametrize("name", SLICES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_trains_from_end_to_end(name, tmp_path):
     metrics = run_recipe(tmp_path, name)
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -183,7 +186,7 @@ def test_a_recipe_trains_from_end_to_end(name, tmp_path):
     assert bool(pictures) == (name not in ("lm", "masked_lm"))
 
 
-@pytest.mark.parametrize("name", SLICES)
+@pytest.mark.parametrize("name", NAMES)
 def test_each_recipe_takes_the_kernels_of_the_papers_tables(name):
     readme = (RECIPES / "README.md").read_text()
     rest = set()
