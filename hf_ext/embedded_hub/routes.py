@@ -14,7 +14,7 @@ from .errors import HubError, entry_not_found
 from .names import check_file_path, check_sha256
 from .repository import Repository
 from .storage import Blob
-from .transport import Request, json_response, text, unquote_part
+from .transport import Request, json_response, parse_object, text, unquote_part
 
 _TREE_PAGE, _EXPANDED_TREE_PAGE, _COMMITS_PAGE = 1000, 50, 100
 _PULLS_PAGE = 10
@@ -60,8 +60,16 @@ def list_tree(request: Request, repository: Repository, revision: str, path: str
 
 def paths_info(request: Request, repository: Repository, revision: str) -> Response:
     """The files and folders among some paths; what does not exist is left out."""
-    fields = parse_qs(request.read_body().decode("utf-8", "replace"), keep_blank_values=True)
-    paths, expand = fields.get("paths", []), fields.get("expand", ["false"])[0].lower() == "true"
+    body = request.read_body()
+    # huggingface_hub sends a form, the client in JavaScript JSON.
+    if "json" in request.headers.get("Content-Type", ""):
+        payload = parse_object(body)
+        paths, expand = payload.get("paths"), payload.get("expand") is True
+    else:
+        fields = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True)
+        paths, expand = fields.get("paths"), fields.get("expand", ["false"])[0].lower() == "true"
+    if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+        raise HubError(400, "field 'paths' must be a list of strings")
     commit = repository.resolve(revision)
     snapshot = repository.snapshot(commit)
     present = [path for path in dict.fromkeys(path.strip("/") for path in paths) if path and snapshot.id_of(path)]

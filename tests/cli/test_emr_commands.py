@@ -218,6 +218,7 @@ def test_info_of_an_artifact(merged):
     assert re.search(r"^task a +λ \d\.\d{4}, mask density \d\.\d{4}, from .*/a$", text, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_merge_from_a_hub_and_push_back(hub, models, tmp_path):
     """Every command, in a process whose Hub is the embedded one."""
     for name in ("base", "a", "b"):

@@ -88,6 +88,23 @@ def test_headers_of_files(steady: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("kind", "body", "found"),
+    [
+        ("application/json", b'{"paths": ["file.bin", "none"], "expand": false}', ["file.bin"]),
+        ("application/x-www-form-urlencoded", b"paths=file.bin&paths=none", ["file.bin"]),
+        ("application/json", b'{"paths": "file.bin"}', None),
+        ("application/json", b"{}", None),
+    ],
+)
+def test_paths_are_asked_for_by_forms_and_by_json(
+    kind: str, body: bytes, found: list[str] | None, steady: str
+) -> None:
+    answer = ask(steady, "POST", "/api/models/me/model/paths-info/main", body, {"Content-Type": kind})
+    assert answer.status == (400 if found is None else 200)
+    assert found is None or [entry["path"] for entry in answer.json()] == found
+
+
 # Names.
 
 BAD_PATHS = [

@@ -205,6 +205,7 @@ def test_an_adapter_is_staged_and_loads_with_peft(tmp_path, in_memory):
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_adapter_of_ours_travels_with_its_image_processor_and_our_code(tmp_path, warm_checks):
     adapter = tmp_path / "adapter"
     tiny_adapter().save_pretrained(adapter)

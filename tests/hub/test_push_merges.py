@@ -196,6 +196,7 @@ print(model.config.id2label)
     assert (again / "model.safetensors").read_bytes() == (artifact / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_an_artifact_that_holds_its_base_is_pulled_by_hf_ext(hub, artifact, tmp_path, run_client):
     """The cache of a Hub keeps links: those of `base/` leave that folder, and not the repository's cache."""
     push(artifact, "org/whole", endpoint=hub.url, token=False, check=False)

@@ -295,6 +295,7 @@ save_file(results, out)
 """
 
 
+@pytest.mark.slow
 def test_folders_load_through_auto_classes_with_and_without_hf_ext(tmp_path):
     torch.set_num_threads(1)
     inputs = {"tokens": make_tokens(2, 20), "values": make_measurements(2, 20)}

@@ -101,6 +101,7 @@ def test_a_set_that_cannot_be_scored_is_named(tmp_path, wrong, place):
     assert sets[place] in told and "Set --" not in told
 
 
+@pytest.mark.slow
 def test_pictures_of_the_reference_are_cut_as_a_training_cuts_them(tmp_path):
     noise = write_noise(tmp_path / "made", 0, 4)
     (tmp_path / "real").mkdir()
@@ -138,6 +139,7 @@ def test_only_distances_of_the_inception_network_are_fid(monkeypatch, tmp_path):
     assert load_network(judge, "cpu", 8)[2] == ("feature_distance", "kernel_distance")
 
 
+@pytest.mark.slow
 def test_fid_by_a_file_whose_hash_is_checked(tmp_path):
     write_noise(tmp_path / "made", 0, 5), write_noise(tmp_path / "real", 1, 6)
     network = write_inception(tmp_path / "network.pt")
