@@ -223,7 +223,7 @@ class Pass:
         with contextlib.ExitStack() as stack:
             for number, (module, method) in enumerate(self._units.methods):
                 by_task = self._by_task(number, self._units.slots.get(module, []), getattr(module, method))
-                stack.enter_context(_replaced(module, method, by_task))
+                stack.enter_context(_replace_method(module, method, by_task))
             output = self._units.model(*given[0], **given[1])
         return _trim(output, self._widths, self._rows) if self._widths else output
 
@@ -375,7 +375,7 @@ def _trim(output: Any, widths: Mapping[str, int], rows: Rows) -> Any:
 
 
 @contextmanager
-def _replaced(module: torch.nn.Module, method: str, function: Callable[..., Any]) -> Iterator[None]:
+def _replace_method(module: torch.nn.Module, method: str, function: Callable[..., Any]) -> Iterator[None]:
     """Lets a module run another method inside a `with` block. The instance may have one of its own already, from a
     hook of another library."""
     own, before = vars(module), vars(module).get(method)

@@ -248,11 +248,10 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         if self.text_encoder is None or self.tokenizer is None:
             instead = "give prompt_embeds and, with guidance, negative_prompt_embeds"
             raise ValueError(f"There is no text_encoder and tokenizer; load the pipeline with them, or {instead}.")
-        texts = [texts] if isinstance(texts, str) else texts
-        if not isinstance(texts, list | tuple) or not texts or not all(isinstance(text, str) for text in texts):
+        texts = [texts] if isinstance(texts, str) else list(texts) if isinstance(texts, tuple) else texts
+        if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"prompt and negative_prompt are a text or a list of texts, got {texts!r}.")
         length = self._count("max_sequence_length", self.config.max_text_length if length is None else length)
-        texts = list(texts)
         for text, ids in zip(texts, self.tokenizer(texts, verbose=False).input_ids, strict=True):
             if len(ids) > length:
                 self._LOGGER.warning(f"{len(ids) - length} of {len(ids)} tokens are cut from the end of {text!r}.")
@@ -417,10 +416,11 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         """Standard normal noise [count, channels, ., .], float32."""
         device, factor = self._execution_device, self.vae_scale_factor
         shape = (count, self.transformer.config.in_channels, height // factor, width // factor)
-        sources = generator if isinstance(generator, list) else [generator] * count
-        known = generator is None or all(isinstance(source, torch.Generator) for source in sources)
-        if len(sources) != count or not known:
-            raise ValueError(f"generator has {len(sources)} entries for {count} pictures; give one, or as many.")
+        given = generator if isinstance(generator, list) else [generator] * count
+        if len(given) != count or not all(isinstance(one, torch.Generator) for one in given if generator is not None):
+            kinds = ", ".join(sorted({type(one).__name__ for one in given})) or "none"
+            told = f"{kinds}; give one torch.Generator, or as many"
+            raise ValueError(f"generator has {len(given)} entries for {count} pictures: {told}.")
         if latents is None:
             latents = randn_tensor(shape, generator=generator, device=device, dtype=torch.float32)
         if tuple(latents.shape) != shape:

@@ -156,7 +156,7 @@ NUMBERS = {
     "strength": [float("nan"), "all", None, 0, 1.01],
     "flip": [0.5, 2, "left"],
     "original_size": [(True, True), (0, 4)],
-    "generator": [[None], ("a",), [torch.Generator()] * 2],
+    "generator": [[None], ("a",), [torch.Generator()] * 2, 7, []],
 }
 NUMBERS["eta"] = [*NUMBERS["eta"], 5, -0.1]
 
@@ -210,6 +210,15 @@ def test_what_is_no_text_is_refused(prompt):
             make_text_pipeline()(**texts, **FEW)
     with refused(ValueError, "max_sequence_length"):
         make_text_pipeline()(prompt="a hen", max_sequence_length=0, **FEW)
+
+
+def test_a_control_scale_of_a_model_without_controls_is_said(monkeypatch):
+    pipeline, said = make_pipeline(control_alpha={}), []
+    monkeypatch.setattr(pipeline._LOGGER, "warning", said.append)
+    pipeline(class_labels=0, **FEW)
+    assert not said
+    pipeline(class_labels=0, control_guidance_scale=2.0, **FEW)
+    assert len(said) == 1 and "control_guidance_scale" in said[0]
 
 
 def test_pictures_are_one_or_as_many_as_classes_or_as_results():
