@@ -269,7 +269,9 @@ def _refuse_numbers(path: str, data: Any, texts: list[str], hints: Hints) -> Non
     cells = [re.split(r"[\s,;|]+", text.strip()) for text in head[texts[0]].dropna()]
     rows = [len(row) > 2 and sum(map(is_number, row)) >= len(row) - 1 for row in cells]
     if len(texts) == 1 and not hints.inputs and rows and sum(rows) >= 0.9 * len(rows):
-        raise DataError(f"{path} holds lines of numbers. {_TABLES}")
+        raise DataError(
+            f"{path} holds lines of numbers. {_TABLES} If they are texts, say {option('inputs', texts[0])}."
+        )
 
 
 def _find_words(data: Any, names: list[str], hints: Hints) -> list[str]:
