@@ -62,6 +62,31 @@ def test_lora_is_added_disabled_scaled_fused_and_trained_alone():
     assert {"lora" in name for name, parameter in model.named_parameters() if parameter.grad is not None} == {True}
 
 
+# Layers of each kind that a LoRA may adapt; peft's `scale_layer` passes over that of an embedding.
+KINDS = ["patch_embed", "timestep_embedder.linear_1", "control_embedders.crop.linear_2", "class_embedder",
+         "transformer_blocks.0.ff.net.2", "modulations.0", "proj_out"]  # fmt: skip
+
+
+@pytest.mark.parametrize("target", KINDS)
+def test_a_lora_of_any_layer_is_scaled_by_its_weight(target):
+    base = predict(make_transformer())
+    model = make_transformer()
+    model.add_adapter(LoraConfig(r=2, lora_alpha=2, target_modules=[target], init_lora_weights=False))
+    adapted = predict(model)
+    assert (adapted - base).abs().max() > 1e-3
+    model.set_adapters("default", 0.0)
+    torch.testing.assert_close(predict(model), base, atol=1e-5, rtol=0)
+    model.set_adapters("default", 0.5)
+    half = predict(model)
+    assert 1e-4 < (half - base).abs().max() and (half - adapted).abs().max() > 1e-4
+    if target != "class_embedder":
+        model.set_adapters("default", 1.0)
+        torch.testing.assert_close(predict(model, attention_kwargs={"scale": 0.5}, **make_inputs(model)), half)
+        model.set_adapters("default", 0.5)
+    model.fuse_lora()
+    torch.testing.assert_close(predict(model), half, atol=1e-4, rtol=1e-4)
+
+
 def test_lora_is_saved_and_loaded(tmp_path):
     model = with_lora()
     model.save_lora_adapter(tmp_path)
