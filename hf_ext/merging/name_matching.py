@@ -6,11 +6,14 @@ Plan and table of a merge, adapters and the extraction of a LoRA ask here; nobod
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from hf_ext.hub.safetensors_headers import TensorInfo
 
@@ -23,6 +26,8 @@ from .tokens import TOKEN_FILES, compare_tokens
 _COMPUTED_BUFFERS = ("position_ids", "inv_freq", "original_inv_freq", "masked_bias", "relative_position_index")
 # The kind of a model, in the configurations of transformers and diffusers.
 _KINDS = ("model_type", "_class_name")
+# Scores below it hide a position.
+_HIDDEN = -1e30
 # A prefix that fewer names have is a layer, not a wrapper.
 _PREFIX_SHARE = 1 / 3
 
@@ -123,7 +128,7 @@ def match_names(
         names,
         tuple(_compare_vocabularies(base, task, own, overlap, taken) for task, own in both),
         tuple(_find_unsaved(task, own) for task, own in both),
-        frozenset(name for name, info in base.tensors.items() if _is_computed(name, info)),
+        frozenset(name for name, info in base.tensors.items() if _is_computed(name, info) or _is_mask(base, name)),
         aliases,
         {} if given is None else _match_given(base, given),
         warnings,
@@ -224,6 +229,23 @@ def _is_computed(name: str, info: TensorInfo) -> bool:
     causal_mask = name.endswith("attn.bias") and info.shape == (1, 1, *2 * info.shape[-1:])
     float_mask = info.dtype.is_floating_point and last.endswith("mask")
     return last in _COMPUTED_BUFFERS or float_mask or causal_mask
+
+
+# A mask of any name is known by what it holds: a square of floats that is added to the scores of attention hides
+# positions by infinity or by the least number of a type, in its first row (of the future) or in its last (of the past).
+# No learned matrix has such a value, and a merge could not use it: the difference of two infinities is no number. Two
+# rows of a square that is not called `weight` are read: a few kilobytes, and seldom any.
+def _is_mask(base: Source, name: str) -> bool:
+    """True if a buffer of the base is a mask by its values."""
+    info = base.tensors[name]
+    size = info.shape[-1] if info.shape else 0
+    square = len(info.shape) > 1 and info.shape[-2] == size > 1 and info.dtype.is_floating_point
+    if not square or name.endswith("weight"):
+        return False
+    rows = torch.empty(2, size, dtype=info.dtype)
+    for row, start in zip(rows, (0, math.prod(info.shape) - size), strict=True):
+        base.read_into(name, start, start + size, row)
+    return float(rows.float().min()) < _HIDDEN
 
 
 def _find_unsaved(task: Source, names: Names) -> frozenset[str]:
