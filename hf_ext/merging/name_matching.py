@@ -20,7 +20,7 @@ from hf_ext.hub.safetensors_headers import TensorInfo
 from ..errors import DataError
 from .loading import MEANINGS, build_empty, compare_settings, find_loaded_names, find_tied
 from .sources import Source
-from .tokens import TOKEN_FILES, compare_tokens
+from .tokens import TOKEN_FILES, compare_tokens, find_uncompared
 
 # Buffers that models compute from their configuration; newer versions do not save them.
 _COMPUTED_BUFFERS = ("position_ids", "inv_freq", "original_inv_freq", "masked_bias", "relative_position_index")
@@ -77,6 +77,7 @@ class Vocabulary:
 
     tensors: frozenset[str]  # tensors with a row for each token, by their names in the base
     difference: str  # which tokens, or how many, are not the base's; empty if the rows may be merged
+    uncompared: str  # that tokens of tokenizers in two forms were not compared; empty if they were
 
 
 @dataclass(frozen=True)
@@ -124,9 +125,15 @@ def match_names(
         for task, own in both
         if own.task_prefix != own.base_prefix and task.config.get("architectures") == base.config.get("architectures")
     ]
+    vocabularies = tuple(_compare_vocabularies(base, task, own, overlap, taken) for task, own in both)
+    warnings += [
+        f"{task.title}: {vocabulary.uncompared}"
+        for task, vocabulary in zip(tasks, vocabularies, strict=True)
+        if vocabulary.uncompared
+    ]
     return Matching(
         names,
-        tuple(_compare_vocabularies(base, task, own, overlap, taken) for task, own in both),
+        vocabularies,
         tuple(_find_unsaved(task, own) for task, own in both),
         frozenset(name for name, info in base.tensors.items() if _is_computed(name, info) or _is_mask(base, name)),
         aliases,
@@ -194,14 +201,15 @@ def _compare_vocabularies(
 ) -> Vocabulary:
     tensors = frozenset(name for name, own in names.pairs.items() if _has_rows_of_tokens(base, name, task, own))
     ours, theirs = _vocabulary_size(base.config), _vocabulary_size(task.config)
-    difference = ""
+    difference = uncompared = ""
     if tensors and ours is not None and theirs is not None:
         if ours != theirs and not overlap:
             difference = f"{theirs} tokens, the base {ours}"
         else:
             first, second = (source.small_files(TOKEN_FILES) for source in (base, task))
             difference = compare_tokens(first, second, taken, None if ours == theirs else min(ours, theirs))
-    return Vocabulary(tensors, difference)
+            uncompared = find_uncompared(first, second)
+    return Vocabulary(tensors, difference, uncompared)
 
 
 def _has_rows_of_tokens(base: Source, name: str, task: Source, own: str) -> bool:
@@ -232,9 +240,9 @@ def _is_computed(name: str, info: TensorInfo) -> bool:
 
 
 # A mask of any name is known by what it holds: a square of floats that is added to the scores of attention hides
-# positions by infinity or by the least number of a type, in its first row (of the future) or in its last (of the past).
-# No learned matrix has such a value, and a merge could not use it: the difference of two infinities is no number. Two
-# rows of a square that is not called `weight` are read: a few kilobytes, and seldom any.
+# positions by infinity or by the least number of a type, in its first row (the future) or in its last (the past). No
+# learned matrix has such a value, and a merge could not use it: the difference of two infinities is no number. Only of
+# a square that is not called `weight` the two rows are read: a few kilobytes, and seldom any.
 def _is_mask(base: Source, name: str) -> bool:
     """True if a buffer of the base is a mask by its values."""
     info = base.tensors[name]
