@@ -18,7 +18,7 @@ _COLOURS = re.compile(r"\x1b\[[\d;]*m")
 
 
 def clear(output: dict, place: str) -> bool:
-    """Takes out of an output what is of this run alone; whether anything is left."""
+    """Takes out of an output what is of this run alone; False if nothing is left."""
     if output.get("name") == "stderr":
         return False
     if "text" in output:
@@ -58,9 +58,12 @@ def run(path: Path) -> float:
 def main() -> None:
     """The tutorials that were named, or all."""
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    for path in sorted(FOLDER.glob("*.ipynb")):
-        if not sys.argv[1:] or path.stem in sys.argv[1:]:
-            print(f"{path.stem}: {run(path):.0f} s", flush=True)
+    paths = {path.stem: path for path in sorted(FOLDER.glob("*.ipynb"))}
+    names = sys.argv[1:] or list(paths)
+    if unknown := [name for name in names if name not in paths]:
+        sys.exit(f"no tutorial {', '.join(unknown)}; there are {', '.join(paths)}")
+    for name in names:
+        print(f"{name}: {run(paths[name]):.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,21 @@ def test_a_tutorial_keeps_what_it_printed(tutorial):
     assert not MACHINE_PATHS.search("".join("".join(output.get("text", [])) for output in outputs))
 
 
+@pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda path: path.stem)
+def test_a_tutorial_begins_with_its_result(tutorial):
+    """Each number of the result is printed below, as it is or as a share of 1, up to rounding."""
+    first, *cells = json.loads(tutorial.read_text("utf-8"))["cells"]
+    result = re.search(r"\*\*Result:\*\* .*?\n\n", "".join(first["source"]), re.DOTALL)
+    assert result, "the first cell says **Result:** what comes out"
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    printed = [[output.get("text"), output.get("data", {}).get("text/plain")] for output in outputs]
+    shown = json.dumps([printed, [cell["source"] for cell in cells]])
+    found = [float(number) for number in re.findall(r"\d+(?:\.\d+)?", shown)]
+    for text in re.findall(r"\d+(?:\.\d+)?", result[0]):
+        half = 0.5001 * 10.0 ** -len(text.partition(".")[2])
+        assert any(abs(float(text) - scale * number) <= half for number in found for scale in (1, 100)), text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda path: path.stem)
 def test_a_tutorial_runs(tutorial, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""The short studies beside `study.py`: made pairs, windows and keys, other damages, and their tables."""
+"""The short study beside `study.py`: made pairs, other damages, and their table."""
 
 import re
 import sys
@@ -100,16 +100,7 @@ def test_a_bilinear_mosaic_keeps_what_was_measured_and_is_right_on_slopes(load):
 
 
 def test_every_run_has_valid_settings(load):
-    windows, damages = load("windows"), load("damages")
-    counts = set()
-    for task in windows.TASKS:
-        for window in windows.WINDOWS:
-            arguments = windows.run_arguments(windows.find_values(task, window, 0))
-            model = build_task(arguments).build_model(arguments.model, None)
-            counts.add(sum(value.numel() for value in model.parameters()))
-            assert arguments.task["patch_size"] % window == 0
-    # Equal parameters: what differs is the window alone.
-    assert len(counts) == 1
+    damages = load("damages")
     for name in damages.DAMAGES:
         values = damages.find_values(name, STUDY)
         arguments = damages.read_arguments(damages.find_recipe(name), values)
@@ -118,18 +109,13 @@ def test_every_run_has_valid_settings(load):
 
 @pytest.mark.slow
 def test_all_steps_fit_each_other(load, tmp_path, monkeypatch):
-    """Both studies with trainings of two steps on tiny pictures."""
-    windows, damages = load("windows"), load("damages")
-    for folder, count in (("bsds500/train", 2), ("bsds500/test", 2), ("set12", 2), ("set5", 2)):
+    """The study with trainings of two steps on tiny pictures."""
+    damages = load("damages")
+    for folder, count in (("bsds500/train", 2), ("bsds500/test", 2), ("set5", 2)):
         write_photos(tmp_path / "data" / folder, count, (64, 72, 3))
     for path in (tmp_path / "data" / "bsds500").rglob("*.png"):
         Image.open(path).save(path.with_suffix(".jpg"))
     short = {"max_steps": 2, "warmup_steps": 1, "per_device_train_batch_size": 1}
-    monkeypatch.setattr(windows, "NETWORK", {**windows.NETWORK, **short, "model.embed_dim": 8})
-    monkeypatch.setattr(windows, "TASKS", dict(list(windows.TASKS.items())[:1]))
-    monkeypatch.setattr(windows, "SEEDS", (0,))
-    windows.compute(windows.find_data(tmp_path / "data"), tmp_path / "work", tmp_path / "results")
-    assert len(re.findall(r"\| \d+\.\d\d \| \d+ \|", windows.make_table(tmp_path / "results"))) == 12
     monkeypatch.setattr(damages, "SHORT", {**damages.SHORT, **short})
     names = ("demosaicking", "× 4")
     chosen = {
@@ -151,8 +137,7 @@ def test_all_steps_fit_each_other(load, tmp_path, monkeypatch):
 
 def test_readme_holds_the_committed_results(load):
     text = (STUDY / "README.md").read_text(encoding="utf-8")
-    for name in ("windows", "damages"):
-        assert f"<!-- {name} -->\n{load(name).make_table()}\n<!-- /{name} -->" in text
+    assert f"<!-- damages -->\n{load('damages').make_table()}\n<!-- /damages -->" in text
     # No folder of a machine is in what is committed.
     for path in (STUDY / "results" / "steps").glob("*.json"):
         assert not re.search(r'"/\w+', path.read_text(encoding="utf-8")), path

@@ -30,7 +30,7 @@ from timing import installed_versions
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 LIBRARIES = ("torch", "triton", "transformers", "diffusers", "accelerate", "peft", "numba", "hf-ext")
-PARTS = {name: HERE / f"{name}.py" for name in ("semanir", "mrconv", "dit", "emr")}
+PARTS = {name: HERE / f"{name}.py" for name in ("semanir", "mrconv", "dit")}
 REHEARSAL = ROOT / "scratch" / "gpu"
 # What decides a result. Committing results, or a sentence, makes none of them old.
 SOURCES = ("hf_ext", "pipelines", "pyproject.toml", "examples/*.py")
