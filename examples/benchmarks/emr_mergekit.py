@@ -6,6 +6,7 @@ Run with the Python of hf-ext; `--mergekit` is a Python that has mergekit:
 
 import argparse
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -134,6 +135,8 @@ def draw(found: dict[str, Any]) -> str:
 def measure(words: argparse.Namespace) -> Iterator[Content]:
     """Rounding on the small models, then the times on all."""
     scratch = prepare(words)
+    if not words.mergekit:
+        sys.exit("--mergekit PYTHON is needed: the interpreter of an environment with mergekit 0.1.5")
     found: dict[str, Any] = {"times": {}}
     sizes = dict(list(SIZES.items())[:1]) if words.quick else SIZES
     halves = scratch / "bfloat16"

@@ -100,11 +100,16 @@ def in_turns(names: list[str], rounds: int, measure: Callable[[str], Any]) -> di
     round: so other load of the machine, and what one entry leaves in caches, hits all.
     """
     found: dict[str, list[Any]] = {name: [] for name in names}
-    for turn in range(rounds):
-        shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
+    for number in range(rounds):
+        for name in turn(names, number):
             found[name].append(measure(name))
     return found
+
+
+def turn(names: list[str], number: int) -> list[str]:
+    """The order of a round."""
+    shift = number % max(1, len(names))
+    return names[shift:] + names[:shift]
 
 
 def median_ratio(times: list[float], base: list[float]) -> float:
@@ -132,12 +137,17 @@ def markdown_table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
 
 
+def write_json(path: Path, content: Any, indent: int = 1) -> None:
+    """The file is whole or as before. Not hf_ext's own: a result must be able to say that hf_ext does not import."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
 def write_result(output: Path, content: Content, table: str | None) -> None:
     """A result as JSON, whole or as before, and its table beside it, below which a person's notes stay."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    temporary = output.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(output)
+    write_json(output, content, indent=2)
     if table is None:
         print(output)
         return
