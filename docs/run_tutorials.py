@@ -18,7 +18,7 @@ _COLOURS = re.compile(r"\x1b\[[\d;]*m")
 
 
 def clear(output: dict, place: str) -> bool:
-    """Takes out of an output what is of this run alone; whether anything is left."""
+    """Takes out of an output what is of this run alone; False if nothing is left."""
     if output.get("name") == "stderr":
         return False
     if "text" in output:
@@ -34,13 +34,20 @@ def clear(output: dict, place: str) -> bool:
     return True
 
 
+def execute(path: Path, place: str) -> nbformat.NotebookNode:
+    """A tutorial after a run in an empty folder, with the commands of this Python's environment."""
+    os.environ["HF_HOME"] = f"{place}/.home"
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    notebook = nbformat.read(path, as_version=4)
+    NotebookClient(notebook, timeout=800, resources={"metadata": {"path": place}}).execute()
+    return notebook
+
+
 def run(path: Path) -> float:
     """Runs one tutorial and writes it with its outputs; seconds that it took."""
-    notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as place:
-        os.environ["HF_HOME"] = f"{place}/.home"
         began = time.perf_counter()
-        NotebookClient(notebook, timeout=800, resources={"metadata": {"path": place}}).execute()
+        notebook = execute(path, place)
         seconds = time.perf_counter() - began
     for number, cell in enumerate((cell for cell in notebook.cells if cell.cell_type == "code"), start=1):
         cell.outputs = [output for output in cell.outputs if clear(output, place)]
@@ -57,10 +64,12 @@ def run(path: Path) -> float:
 
 def main() -> None:
     """The tutorials that were named, or all."""
-    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    for path in sorted(FOLDER.glob("*.ipynb")):
-        if not sys.argv[1:] or path.stem in sys.argv[1:]:
-            print(f"{path.stem}: {run(path):.0f} s", flush=True)
+    paths = {path.stem: path for path in sorted(FOLDER.glob("*.ipynb"))}
+    names = sys.argv[1:] or list(paths)
+    if unknown := [name for name in names if name not in paths]:
+        sys.exit(f"no tutorial {', '.join(unknown)}; there are {', '.join(paths)}")
+    for name in names:
+        print(f"{name}: {run(paths[name]):.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -118,18 +118,8 @@ def test_blocks_run_as_they_are_written(page, tmp_path, url):
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path):
     pytest.importorskip("sphinx", reason="the extra docs is not installed")
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "-b",
-        "html",
-        "-W",
-        "--keep-going",
-        "-q",
-        ROOT / "docs",
-        tmp_path / "site",
-    ]
+    options = ["-b", "html", "-W", "--keep-going", "-q"]
+    command = [sys.executable, "-m", "sphinx", *options, ROOT / "docs", tmp_path / "site"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "EMRModel" in (tmp_path / "site" / "api.html").read_text(encoding="utf-8")

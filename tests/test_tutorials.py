@@ -1,10 +1,9 @@
 """The tutorials run from top to bottom, in an empty folder, without a network."""
 
+import importlib.util
 import json
 import os
 import re
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -22,17 +21,35 @@ def test_a_tutorial_keeps_what_it_printed(tutorial):
     assert not MACHINE_PATHS.search("".join("".join(output.get("text", [])) for output in outputs))
 
 
+@pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda path: path.stem)
+def test_a_tutorial_begins_with_its_result(tutorial):
+    """Each number of the result is printed below, as it is or as a share of 1, up to rounding."""
+    first, *cells = json.loads(tutorial.read_text("utf-8"))["cells"]
+    result = re.search(r"\*\*Result:\*\* .*?\n\n", "".join(first["source"]), re.DOTALL)
+    assert result, "the first cell says **Result:** what comes out"
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    printed = [[output.get("text"), output.get("data", {}).get("text/plain")] for output in outputs]
+    shown = json.dumps([printed, [cell["source"] for cell in cells]])
+    found = [float(number) for number in re.findall(r"\d+(?:\.\d+)?", shown)]
+    for text in re.findall(r"\d+(?:\.\d+)?", result[0]):
+        half = 0.5001 * 10.0 ** -len(text.partition(".")[2])
+        assert any(abs(float(text) - scale * number) <= half for number in found for scale in (1, 100)), text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda path: path.stem)
 def test_a_tutorial_runs(tutorial, tmp_path, monkeypatch):
-    nbformat = pytest.importorskip("nbformat", reason="the extra docs is not installed")
-    nbclient = pytest.importorskip("nbclient", reason="the extra docs is not installed")
-    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    notebook = nbformat.read(tutorial, as_version=4)
-    nbclient.NotebookClient(notebook, timeout=800, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    pytest.importorskip("nbclient", reason="the extra docs is not installed")
+    # Put back afterwards: the run sets them.
+    for name in ("PATH", "HF_HOME"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    spec = importlib.util.spec_from_file_location("run_tutorials", ROOT / "docs" / "run_tutorials.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    notebook = module.execute(tutorial, str(tmp_path))
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(cell.execution_count for cell in cells)
     # `!command` shows a failure and goes on; "error" is also the head of a column.
-    shown = "".join(output.get("text", "") for cell in cells for output in cell.outputs)
+    kept = [output for cell in cells for output in cell.outputs if module.clear(output, str(tmp_path))]
+    shown = "".join(output.get("text", "") for output in kept)
     assert not re.search(r"^(Usage|Error|\w*Error|Traceback)\b|not found", shown, re.MULTILINE), shown

@@ -1,6 +1,5 @@
 """The programs of `emr_merge.py` run here: one child at a time, on two cores, with files in the page cache."""
 
-import argparse
 import json
 import os
 import shutil
@@ -14,8 +13,8 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from timing import apart, describe_machine
-from transformers import GPT2Config, GPT2LMHeadModel
+from timing import apart
+from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedConfig
 
 HERE = Path(__file__).parent
 CORES = 2
@@ -29,23 +28,14 @@ ENVIRONMENT = {
 }
 
 
-def keep_to_cores() -> None:
-    """Binds this process, and so its children, to the first two cores that it may use."""
+def prepare(words: Any) -> Path:
+    """Binds this process, and so its children, to the first two cores that it may use; the scratch folder."""
+    if not words.folder:
+        sys.exit("--folder SCRATCH is needed, outside the repository")
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
-
-
-def read_words(doc: str | None, **options: str) -> tuple[argparse.Namespace, Path, Path]:
-    """The words of a benchmark, its scratch folder, and the folder of its results; keeps to two cores."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, required=True, help="scratch folder, outside the repository")
-    parser.add_argument("--quick", action="store_true", help="a small model, one round")
-    for name, help_text in options.items():
-        parser.add_argument(f"--{name}", help=help_text)
-    words = parser.parse_args()
-    keep_to_cores()
-    scratch = words.folder.resolve() / ("quick" if words.quick else "full")
+    scratch = Path(words.folder).resolve() / ("quick" if words.quick else "full")
     scratch.mkdir(parents=True, exist_ok=True)
-    return words, scratch, scratch if words.quick else HERE / "results"
+    return scratch
 
 
 def warm(files: Iterable[Path]) -> None:
@@ -93,23 +83,24 @@ def run_program(name: str, words: dict[str, Any], log: Path, python: str = sys.e
     return {**json.loads(printed.splitlines()[-1]), **process}
 
 
-def write_base(folder: Path, width: int, layers: int) -> None:
-    """A GPT-2 of transformers' own initialisation."""
+def write_base(folder: Path, config: PreTrainedConfig) -> None:
+    """A language model of transformers' own initialisation."""
     torch.manual_seed(0)
-    config = GPT2Config(n_embd=width, n_layer=layers, n_head=width // 64)
-    GPT2LMHeadModel(config).save_pretrained(folder, max_shard_size="100GB")
+    model = AutoModelForCausalLM.from_config(config, dtype=config.dtype)
+    model.save_pretrained(folder, max_shard_size="1GB" if config.dtype == torch.bfloat16 else "100GB")
 
 
 def write_task(base: Path, folder: Path, seed: int) -> None:
     """A fine-tune, in which every weight is moved by a uniform random number."""
     generator = torch.Generator().manual_seed(seed)
-    weights = load_file(base / "model.safetensors")
-    for weight in weights.values():
-        weight += torch.rand(weight.shape, generator=generator).mul_(2 * MOVE).sub_(MOVE)
     folder.mkdir(parents=True, exist_ok=True)
     for file in base.glob("*.json"):
         shutil.copy(file, folder)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    for file in sorted(base.glob("*.safetensors")):
+        weights = load_file(file)
+        for weight in weights.values():
+            weight += torch.rand(weight.shape, generator=generator).mul_(2 * MOVE).sub_(MOVE)
+        save_file(weights, folder / file.name, metadata={"format": "pt"})
 
 
 def make_set(folder: Path, tasks: int, width: int, layers: int) -> list[Path]:
@@ -118,7 +109,8 @@ def make_set(folder: Path, tasks: int, width: int, layers: int) -> list[Path]:
     files = [place / "model.safetensors" for place in places]
     # Each in a process of its own: the large set has 5 GB a file. The file of weights is written last.
     if not files[0].is_file():
-        apart(write_base, places[0], width, layers)
+        config = GPT2Config(n_embd=width, n_layer=layers, n_head=width // 64, dtype="float32")
+        apart(write_base, places[0], config)
     for seed, file in enumerate(files):
         if not file.is_file():
             apart(write_task, places[0], file.parent, seed)
@@ -135,14 +127,5 @@ def run_rounds(rows: dict[str, Callable[[], dict[str, Any]]], rounds: int, out: 
             print(f"{name:24} {found[name][-1]['process_seconds']:8.2f} s", flush=True)
     remove(out)
     return {
-        name: {key: statistics.median(row[key] for row in taken) for key in taken[0] if key != "result"}
-        for name, taken in found.items()
+        name: {key: statistics.median(row[key] for row in taken) for key in taken[0]} for name, taken in found.items()
     }
-
-
-def write_found(found: dict[str, Any], folder: Path, name: str) -> None:
-    """Results as JSON, with the machine."""
-    (folder / f"{name}.json").write_text(
-        json.dumps({**found, **describe_machine()}, indent=2) + "\n", encoding="utf-8"
-    )
-    print(f"{folder / name}.json")

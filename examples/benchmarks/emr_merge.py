@@ -12,12 +12,13 @@ results to SCRATCH. before.py compares merges of two installations.
 
 import argparse
 import json
-import statistics
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from emr_measuring import CORES, make_set, read_words, remove, run_child, run_program, run_rounds, warm, write_found
+from emr_measuring import make_set, prepare, remove, run_child, run_program, run_rounds, warm
+from timing import Content, run
 
 TASKS = 8
 MODELS = {"full": {"width": 768, "layers": 12}, "large": {"width": 2048, "layers": 22}}
@@ -103,26 +104,13 @@ class Benchmark:
         remove(large)
         return rows
 
-    def measure_use(self) -> dict[str, float]:
-        """Switching a task in place beside copying all weights."""
-        remove(self.out)
-        self.merge("emr")
-        tasks = [f"task{index}" for index in range(1, TASKS + 1)]
-        words = {"artifact": str(self.out), "tasks": tasks, "base": str(self.set / "base")}
-        times = run_program("switch", {**words, "rounds": 20, "threads": CORES}, self.stderr)["result"]
-        ratios = [one / other for one, other in zip(times["switch"], times["copy"], strict=True)]
-        remove(self.out)
-        medians = {f"{name}_seconds": statistics.median(values) for name, values in times.items()}
-        return medians | {"switch_over_copy": statistics.median(ratios)}
 
-
-def main() -> None:
-    words, scratch, results = read_words(__doc__, mergekit="interpreter of an environment with mergekit")
-    benchmark = Benchmark(words, scratch)
-    rows = benchmark.measure_rows()
-    found = {"models": benchmark.models, "tasks": TASKS, "rows": rows, "use": benchmark.measure_use()}
-    write_found({**found, "memory": benchmark.measure_memory()}, results, "emr_merge")
+def measure(words: argparse.Namespace) -> Iterator[Content]:
+    """All rows, then the memory."""
+    benchmark = Benchmark(words, prepare(words))
+    found = {"models": benchmark.models, "tasks": TASKS, "rows": benchmark.measure_rows()}
+    yield {**found, "memory": benchmark.measure_memory()}
 
 
 if __name__ == "__main__":
-    main()
+    run("emr_merge", __doc__, measure, None, folder="", mergekit="", quick=False)

@@ -4,16 +4,19 @@ Run with the Python of hf-ext; `--mergekit` is a Python that has mergekit:
 `python examples/benchmarks/emr_mergekit.py --folder /scratch --mergekit /mergekit/bin/python`
 """
 
+import argparse
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from emr_measuring import read_words, run_program, run_rounds, write_found
+from emr_measuring import prepare, run_program, run_rounds
 from safetensors.torch import load_file
+from timing import Content, run
 from transformers import LlamaConfig, LlamaForCausalLM
 
 WEIGHTS = {"a": 0.5, "b": 0.3, "c": 0.2}
@@ -82,7 +85,7 @@ def exact_ties(base: torch.Tensor, *models: torch.Tensor) -> torch.Tensor:
     return base + total / torch.where(divisor == 0, 1.0, divisor)
 
 
-def compare_rounding(folder: Path, run: Callable[[str, Path, Path], Any]) -> list[dict[str, Any]]:
+def compare_rounding(folder: Path, merge: Callable[[str, Path, Path], Any]) -> list[dict[str, Any]]:
     """Distance of bfloat16 results from float64 (mergekit's): the largest, and the share beyond one rounding."""
     rows = []
     models = [load_file(folder / name / "model.safetensors") for name in ("base", *WEIGHTS)]
@@ -94,7 +97,7 @@ def compare_rounding(folder: Path, run: Callable[[str, Path, Path], Any]) -> lis
             ("mergekit", "mergekit", "bfloat16"),
         ):
             out = folder / f"{method}-{name}"
-            run(tool, write_configuration(folder, method, dtype), out)
+            merge(tool, write_configuration(folder, method, dtype), out)
             results[name] = load_file(out / "model.safetensors")
             shutil.rmtree(out)
         for tool in ("hf-ext", "mergekit"):
@@ -129,8 +132,11 @@ def draw(found: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    words, scratch, results = read_words(__doc__, mergekit="Python with mergekit 0.1.5")
+def measure(words: argparse.Namespace) -> Iterator[Content]:
+    """Rounding on the small models, then the times on all."""
+    scratch = prepare(words)
+    if not words.mergekit:
+        sys.exit("--mergekit PYTHON is needed: the interpreter of an environment with mergekit 0.1.5")
     found: dict[str, Any] = {"times": {}}
     sizes = dict(list(SIZES.items())[:1]) if words.quick else SIZES
     halves = scratch / "bfloat16"
@@ -139,17 +145,16 @@ def main() -> None:
     for size, shape in sizes.items():
         folder = scratch / size.replace(" ", "")
         found.setdefault("weights", {})[size] = write_models(folder, shape, torch.float32)
-        run, out = partial(run_tool, folder, words.mergekit), folder / "out"
+        merge, out = partial(run_tool, folder, words.mergekit), folder / "out"
         rows = {
-            f"{method}, {tool}": partial(run, tool, write_configuration(folder, method, "float32"), out)
+            f"{method}, {tool}": partial(merge, tool, write_configuration(folder, method, "float32"), out)
             for method in METHODS
             for tool in ("hf-ext", "mergekit")
         }
         found["times"][size] = run_rounds(rows, 1 if words.quick else 3, out)
         shutil.rmtree(folder)
-    write_found(found, results, "emr_mergekit")
-    (results / "emr_mergekit.md").write_text(draw(found))
+    yield found
 
 
 if __name__ == "__main__":
-    main()
+    run("emr_mergekit", __doc__, measure, draw, folder="", mergekit="", quick=False)

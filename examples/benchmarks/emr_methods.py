@@ -7,14 +7,18 @@ forwards and backwards; the median of the processor time of the merge without it
 fisher and regmean need are made up there. Needs Linux (/proc). `--quick` takes a small model, once.
 """
 
+import argparse
 import json
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from emr_measuring import make_set, read_words, run_program, run_rounds, warm, write_found
+from emr_measuring import make_set, prepare, run_program, run_rounds, warm
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from timing import Content, run
 
 from hf_ext.merging.methods import METHODS, Method
 
@@ -59,11 +63,11 @@ def describe_merge(method: Method, models: Path) -> dict[str, Any]:
     return config
 
 
-def main() -> None:
-    words, scratch, results = read_words(__doc__)
+def measure(words: argparse.Namespace) -> Iterator[Content]:
+    """All methods in turns."""
+    scratch = prepare(words)
     shape, log, out = SHAPES["quick" if words.quick else "full"], scratch / "last.log", scratch / "out"
     make_set(scratch / "gpt2", TASKS, **shape)
-    configs = {name: describe_merge(method, scratch / "gpt2") for name, method in METHODS.items()}
 
     def merge(config: dict[str, Any]) -> dict[str, Any]:
         files = [Path(model) / "model.safetensors" for model in (config["base"], *config["tasks"].values())]
@@ -72,12 +76,14 @@ def main() -> None:
         gigabytes = sum(file.stat().st_size for file in files) / 1e9
         return {**row, "gigabytes": gigabytes, "processor_seconds_per_gigabyte": row["processor_seconds"] / gigabytes}
 
-    calls = {name: lambda config=config: merge(config) for name, config in configs.items()}
-    found = run_rounds(calls, 1 if words.quick else 3, out)
-    write_found({"tasks": TASKS, "model": shape, "methods": found}, results, "emr_methods")
+    configs = {name: describe_merge(method, scratch / "gpt2") for name, method in METHODS.items()}
+    found = run_rounds(
+        {name: partial(merge, config) for name, config in configs.items()}, 1 if words.quick else 3, out
+    )
+    yield {"tasks": TASKS, "model": shape, "methods": found}
     for path in scratch.glob("*.safetensors"):
         path.unlink()
 
 
 if __name__ == "__main__":
-    main()
+    run("emr_methods", __doc__, measure, None, folder="", quick=False)

@@ -103,36 +103,7 @@ def read_write(files: list[str], out: str, sizes: list[int], threads: int) -> Wo
     return work
 
 
-def switch(artifact: str, tasks: list[str], base: str, rounds: int, threads: int) -> Work:
-    """Seconds of setting a task in place and of copying all weights once, in turns."""
-    import torch
-
-    import hf_ext
-
-    torch.set_num_threads(threads)
-
-    def work() -> dict[str, list[float]]:
-        merged = hf_ext.EMRModel.from_pretrained(artifact, task=tasks[0], base=base)
-        weights = list(merged.model.state_dict().values())
-        copies = [weight.clone() for weight in weights]
-        times: dict[str, list[float]] = {"switch": [], "copy": []}
-        for turn in range(rounds + len(tasks)):
-            start = time.perf_counter()
-            merged.set_task(tasks[(turn + 1) % len(tasks)])
-            between = time.perf_counter()
-            with torch.no_grad():
-                for weight, copy in zip(weights, copies, strict=True):
-                    weight.copy_(copy)
-            # The first time that each task is set, its mask is read.
-            if turn >= len(tasks):
-                times["switch"].append(between - start)
-                times["copy"].append(time.perf_counter() - between)
-        return times
-
-    return work
-
-
-PROGRAMS: tuple[Callable[..., Work], ...] = (hf_ext_merge, in_memory, mergekit, read_write, switch)
+PROGRAMS: tuple[Callable[..., Work], ...] = (hf_ext_merge, in_memory, mergekit, read_write)
 
 
 def memory() -> dict[str, int]:
@@ -160,11 +131,11 @@ def measure(program: str, words: dict[str, Any]) -> dict[str, Any]:
     # 5 resets the high-water mark to what is resident now.
     Path("/proc/self/clear_refs").write_text("5")
     resident, before = memory()["resident"], counters()
-    result = work()
+    work()
     after = counters()
     row: dict[str, Any] = {key: after[key] - before[key] for key in before}
     row |= {"import_seconds": imports, "peak_above_imports": memory()["peak"] - resident}
-    return row | ({"result": result} if isinstance(result, dict) else {})
+    return row
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def run(
     name: str,
     doc: str | None,
     measure: Callable[..., Iterator[Content]],
-    draw: Callable[[Content], str],
+    draw: Callable[[Content], str] | None,
     **options: Any,
 ) -> None:
     """
@@ -37,20 +37,25 @@ def run(
         name (`str`): Name of its files in `results`.
         doc (`str`): Its help.
         measure (`Callable`): Takes the words, and yields what is found so far.
-        draw (`Callable`): Makes the table of that.
-        options: Each word with its default, whose type it has; of a list one or more.
+        draw (`Callable`, *optional*): Makes the table of that.
+        options: Each word with its default, whose type it has; of a list one or more; False for a switch. With the
+            switch `quick` the files go into the folder that `folder` names.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     for option, default in options.items():
+        if default is False:
+            parser.add_argument(f"--{option}", action="store_true")
+            continue
         several = isinstance(default, list)
         kind = type(default[0] if several else default)
         parser.add_argument(f"--{option}", type=kind, nargs="+" if several else None, default=default)
-    parser.add_argument("--output", type=Path, default=RESULTS / f"{name}.json")
+    parser.add_argument("--output", type=Path)
     words = parser.parse_args()
+    words.output = words.output or (Path(words.folder) if vars(words).get("quick") else RESULTS) / f"{name}.json"
     torch.set_num_threads(1)
     torch.manual_seed(0)
     for content in measure(words):
-        write_result(words.output, {**content, **describe_machine()}, draw(content))
+        write_result(words.output, {**content, **describe_machine()}, draw and draw(content))
 
 
 def installed_versions(*names: str) -> dict[str, str]:
@@ -95,11 +100,16 @@ def in_turns(names: list[str], rounds: int, measure: Callable[[str], Any]) -> di
     round: so other load of the machine, and what one entry leaves in caches, hits all.
     """
     found: dict[str, list[Any]] = {name: [] for name in names}
-    for turn in range(rounds):
-        shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
+    for number in range(rounds):
+        for name in turn(names, number):
             found[name].append(measure(name))
     return found
+
+
+def turn(names: list[str], number: int) -> list[str]:
+    """The order of a round."""
+    shift = number % max(1, len(names))
+    return names[shift:] + names[:shift]
 
 
 def median_ratio(times: list[float], base: list[float]) -> float:
@@ -127,12 +137,20 @@ def markdown_table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
 
 
-def write_result(output: Path, content: Content, table: str) -> None:
+def write_json(path: Path, content: Any, indent: int = 1) -> None:
+    """The file is whole or as before. Not hf_ext's own: a result must be able to say that hf_ext does not import."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def write_result(output: Path, content: Content, table: str | None) -> None:
     """A result as JSON, whole or as before, and its table beside it, below which a person's notes stay."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    temporary = output.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(output)
+    write_json(output, content, indent=2)
+    if table is None:
+        print(output)
+        return
     page = output.with_suffix(".md")
     lines = page.read_text(encoding="utf-8").splitlines(keepends=True) if page.exists() else []
     tables = [index for index, line in enumerate(lines) if line.startswith("|")]

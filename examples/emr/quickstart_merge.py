@@ -40,7 +40,6 @@ def fine_tune(folder: Path, task: str) -> Path:
     """A short training from the quickstart's model, in this process; its snapshot."""
     run = folder / "fine-tunes" / task
     if not (run / "snapshot" / "training.json").is_file():
-        noise = {"kind": "gaussian_noise", "sigma": NOISE.get(task)}
         arguments = TrainingArguments(
             method="semanir",
             output_dir=str(run),

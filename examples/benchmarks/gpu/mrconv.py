@@ -1,5 +1,5 @@
 """MRConv on a device: training of a layer beside N branches, merged layers and blocks beside bare FFT, attention and
-Mamba 2, generation with and without CUDA graphs, MRConvNeXt beside ConvNeXt.
+Mamba 2, generation with and without CUDA graphs.
 
 The layers and models are those of mrconv_layer.py, mrconv_inference.py and mrconv_latency.py, where they are
 described.
@@ -13,11 +13,9 @@ import mrconv_latency
 import torch
 from mrconv_inference import make_blocks, make_layers
 from mrconv_layer import FORMS, Layer, disagreement, draw
-from parts import Case, Values, autocast, in_turns, read_words, run_part, training_step
-from transformers import ConvNextConfig, ConvNextForImageClassification, DynamicCache
+from parts import Case, Values, in_turns, read_words, run_part, training_step
+from transformers import DynamicCache
 
-from hf_ext.mrconv import MRConvNextConfig, MRConvNextForImageClassification
-from hf_ext.mrconv.configuration_mrconvnext import PRESETS
 from hf_ext.mrconv.streaming_mrconv import MRConvCache
 
 
@@ -106,31 +104,6 @@ def streaming(context: int, words: Any) -> dict[str, Values]:
     return in_turns(calls, words, dtype="float32", sizes={"context": context, "tokens": tokens})
 
 
-def images(preset: str, dtype: str, words: Any) -> dict[str, Values]:
-    """Classification of pictures, forward and training, of equal widths and depths."""
-    batch, side, fields = (2, 32, {}) if words.tiny else (64, 224, PRESETS[preset])
-    sizes = {"hidden_sizes": [8, 16, 16, 16], "depths": [1, 1, 1, 1]} if words.tiny else fields
-    shape = {name: list(sizes[name]) for name in ("hidden_sizes", "depths")}
-    models = {
-        "MRConvNeXt": MRConvNextForImageClassification(MRConvNextConfig(image_size=side, **shape)),
-        "ConvNeXt": ConvNextForImageClassification(ConvNextConfig(image_size=side, **shape)),
-    }
-    pictures = torch.rand(batch, 3, side, side, device=words.device)
-    labels = torch.zeros(batch, dtype=torch.long, device=words.device)
-    calls: dict[str, Callable[[], Any]] = {}
-    for name, model in models.items():
-        model.to(words.device)
-        forward = autocast(words, dtype, partial(model, pixel_values=pictures, labels=labels))
-        calls[f"{name}, training"] = training_step(model.train(), lambda forward=forward: forward().loss)
-    rows = in_turns(calls, words, dtype=dtype, sizes={"batch": batch, "side": side})
-    for name, model in models.items():
-        calls[f"{name}, inference"] = torch.no_grad()(
-            autocast(words, dtype, partial(model.eval(), pixel_values=pictures))
-        )
-    chosen = {name: call for name, call in calls.items() if name.endswith("inference")}
-    return rows | in_turns(chosen, words, dtype=dtype, sizes={"batch": batch, "side": side})
-
-
 def make_cases(words: Any) -> dict[str, Case]:
     tiny, cases = words.tiny, {}
     for sizes in [(2, 8, 256, 16)] if tiny else [(8, 64, 16384, 16), (32, 64, 1024, 16), (16, 256, 16384, 16)]:
@@ -144,9 +117,6 @@ def make_cases(words: Any) -> dict[str, Case]:
             name = f"forward for a token, {context}{', CUDA graph' if graph else ''}"
             cases[name] = partial(whole_context, context, graph, words)
         cases[f"streaming, {context}"] = partial(streaming, context, words)
-    for preset in ("tiny",) if tiny else ("tiny", "base"):
-        for dtype in ("float32",) if tiny else ("float32", "bfloat16"):
-            cases[f"pictures, {preset}, {dtype}"] = partial(images, preset, dtype, words)
     return cases
 
 

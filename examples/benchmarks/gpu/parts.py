@@ -7,7 +7,6 @@ measures what is missing.
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from timing import turn, write_json
 
 # Rounds of a case, and seconds after which no further one starts.
 ROUNDS, SECONDS = 20, 1.5
@@ -34,14 +34,6 @@ def read_words() -> argparse.Namespace:
     # What is compared with float32 must be float32.
     torch.backends.cudnn.allow_tf32 = False
     return words
-
-
-def write_json(path: Path, content: Any) -> None:
-    """The file is whole or as before. Not hf_ext's own: a result must be able to say that hf_ext does not import."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
 
 
 class Rows:
@@ -132,11 +124,10 @@ def in_turns(calls: dict[str, Callable[[], Any]], words: argparse.Namespace, **f
             rows[name] = {**facts, "bytes": None, "out_of_memory": True}
             torch.cuda.empty_cache()
     names, begin = list(taken), time.monotonic()
-    for turn in range(2 if words.tiny else ROUNDS):
-        if turn > 2 and time.monotonic() - begin > SECONDS:
+    for number in range(2 if words.tiny else ROUNDS):
+        if number > 2 and time.monotonic() - begin > SECONDS:
             break
-        shift = turn % max(1, len(names))
-        for name in names[shift:] + names[:shift]:
+        for name in turn(names, number):
             taken[name].append(seconds(calls[name], words.device))
     for name, times in taken.items():
         rows[name] |= {"median": statistics.median(times), "min": min(times), "max": max(times), "rounds": len(times)}

@@ -1,7 +1,7 @@
 """One command for a GPU that is at hand for minutes: runs the parts, keeps what they measured, writes one table.
 
     make gpu                      # all parts, on the GPU
-    make gpu PART=semanir,emr     # some
+    make gpu PART=semanir,dit     # some
     make gpu DEVICE=cpu           # the rehearsal: all parts on tiny sizes
     make gpu LIMIT=150            # seconds of a part; 480 by default
 
@@ -24,13 +24,12 @@ from typing import Any
 import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from parts import write_json
-from timing import installed_versions
+from timing import installed_versions, write_json
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 LIBRARIES = ("torch", "triton", "transformers", "diffusers", "accelerate", "peft", "numba", "hf-ext")
-PARTS = {name: HERE / f"{name}.py" for name in ("semanir", "mrconv", "dit", "emr")}
+PARTS = {name: HERE / f"{name}.py" for name in ("semanir", "mrconv", "dit")}
 REHEARSAL = ROOT / "scratch" / "gpu"
 # What decides a result. Committing results, or a sentence, makes none of them old.
 SOURCES = ("hf_ext", "pipelines", "pyproject.toml", "examples/*.py")

@@ -1,11 +1,10 @@
-"""Key-semantic attention and SemanIR on a device: time and memory of every form against windows and k.
+"""Key-semantic attention of SemanIR on a device: time and memory of every form against windows and k.
 
 One attention of the paper's S model (6 heads of 30 channels): `dense` is scaled_dot_product_attention with the
 position bias of every pair and no dictionary; `sdpa` and `eager` have the dictionary as a mask; `gather` copies the
 chosen keys and values of each token, in torch; `flex_attention` and `triton` are the fused forms. Inference is forward
 without gradients; a training step is forward and backward with gradients of queries, keys, values, temperature and
 bias table. The dictionary is built once, outside; its own time has a row. `difference` is the largest from float32.
-Then the whole S model beside Swin2SR of equal sizes, x4, with each form.
 """
 
 from functools import partial
@@ -13,8 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from parts import Case, Values, autocast, in_turns, read_words, run_part, training_step
-from semanir_peers import PEER, make_entries, make_image
+from parts import Case, Values, in_turns, read_words, run_part
 
 from hf_ext.semanir.ops_semanir import (
     Dictionary,
@@ -118,26 +116,6 @@ def dictionary(window: int, top_k: int, words: Any) -> dict[str, Values]:
     return in_turns({"": problem.build}, words, dtype="bfloat16", sizes={"tokens": tokens})
 
 
-def models(window: int, way: str, dtype: str, words: Any) -> dict[str, Values]:
-    """The S model, k = N / 2, by one of its ways to attend, beside Swin2SR in the same rounds."""
-    side, batch = (32, 1) if words.tiny else (128, 4)
-    names = [PEER, "SemanIR, k = N/2"]
-    entries, modules = make_entries(window, side, names, "columnar-tiny" if words.tiny else "columnar-s")
-    for model in modules.values():
-        model.to(words.device)
-    modules[names[1]].set_attn_implementation(way)
-    images = make_image(side).expand(batch, -1, -1, -1).contiguous().to(words.device)
-    facts = {"dtype": dtype, "sizes": {"batch": batch, "side": side, "scale": 4}}
-    steps: dict[str, Any] = {}
-    for name, entry in entries.items():
-        forward = autocast(words, dtype, partial(entry, images))
-        steps[f"{name}, training"] = training_step(
-            modules[name], lambda forward=forward: forward().reconstruction.float().square().mean()
-        )
-        steps[f"{name}, inference"] = torch.no_grad()(forward)
-    return in_turns(steps, words, **facts)
-
-
 def make_cases(words: Any) -> dict[str, Case]:
     cuda = words.device == "cuda"
     windows, forms = ((8, 16, 32) if not words.tiny else (8,)), FORMS if cuda else FORMS_CPU
@@ -148,11 +126,6 @@ def make_cases(words: Any) -> dict[str, Case]:
                 name = f"window {window}, k {top_k}, {form}"
                 cases[name] = partial(attention, form, window, top_k, "bfloat16", words)
             cases[f"window {window}, k {top_k}, dictionary"] = partial(dictionary, window, top_k, words)
-    ways = ("sdpa", "flex_attention", "triton", "eager") if cuda else ("sdpa",)
-    for dtype in ("bfloat16", "float32") if not words.tiny else ("float32",):
-        for window in windows:
-            for way in ways:
-                cases[f"model, window {window}, {way}, {dtype}"] = partial(models, window, way, dtype, words)
     return cases
 
 
