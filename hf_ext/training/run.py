@@ -69,8 +69,8 @@ class Run:
         if accelerator.is_main_process:
             kind = accelerator.distributed_type
             sharding = kind.value if kind in (DistributedType.FSDP, DistributedType.DEEPSPEED) else None
-            if sharding and self.arguments.hub_strategy == "checkpoint":
-                raise UsageError(f"states of {sharding} are not pushed: use another hub_strategy than checkpoint.")
+            if sharding == "DEEPSPEED" and self.arguments.hub_strategy == "checkpoint":
+                raise UsageError("states of DeepSpeed are not pushed: use FSDP2, or another hub_strategy.")
             if self.arguments.resume_from_checkpoint is not None:
                 fetch_run(self.arguments.resume_from_checkpoint, self.folder)
             about = describe_run(self.arguments, accelerator.num_processes, sharding)

@@ -62,6 +62,9 @@ CASES: dict[str, dict[str, Any]] = {
         "peft": {"peft_type": "LORA", "r": 2, "target_modules": ["query_key_value", "projection"]},
     },
 }
+# Runs that may be made longer, and what pushes their states.
+STEADY = {"lr_scheduler_type": "constant"}
+PUSHED = {"hub_model_id": "me/run", "hub_private_repo": True, "hub_strategy": "checkpoint"}
 
 
 def shard_on_processors() -> None:
@@ -152,6 +155,13 @@ def main() -> None:
     elif kind == "four":
         # The same eight examples a step.
         go_on(root, case, "four", per_device_train_batch_size=1)
+    elif kind == "push":
+        run(make_arguments(root, case, "whole", **STEADY))
+        run(make_arguments(root, case, "half", **STEADY, **PUSHED, max_steps=2))
+        run(make_arguments(root, case, "moved", **STEADY, resume_from_checkpoint="me/run"))
+    elif kind == "pull":
+        changes = {**STEADY, "per_device_train_batch_size": 1, "resume_from_checkpoint": "me/run"}
+        run(make_arguments(root, case, "moved-to-four", **changes))
     else:
         run(make_arguments(root, case, "killed"), killed_in=2 if kind == "kill" else -1)
     torch.distributed.destroy_process_group()
