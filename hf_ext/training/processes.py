@@ -142,10 +142,15 @@ def check_weights(model: torch.nn.Module, accelerator: Accelerator, run: RunFold
     for parameter in model.parameters():
         bad += (~own_part(parameter).isfinite()).sum()
     if accelerator.reduce(bad) > 0:
-        raise FloatingPointError(
-            f"weights are no longer finite after step {step}; {run.last_good}. Lower learning_rate or max_grad_norm, "
-            "or lengthen warmup_steps."
-        )
+        raise FloatingPointError(describe_divergence(run, step))
+
+
+def describe_divergence(run: RunFolder, step: int) -> str:
+    """A sentence on weights that are not finite."""
+    return (
+        f"weights are no longer finite after step {step}; {run.last_good}. Lower learning_rate or max_grad_norm, "
+        "or lengthen warmup_steps."
+    )
 
 
 def seed_step(seed: int, device: torch.device) -> None:

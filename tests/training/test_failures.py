@@ -62,6 +62,10 @@ def test_help_and_missing_words(capsys):
         (["--data.eval.path", "x", "--data.eval.streaming"], "data.eval.streaming must be false"),
         (["--data.train.shuffle_buffer", "9"], "shuffle_buffer must be 0 or, with streaming: true"),
         (["stray"], "unexpected argument 'stray'"),
+        (["--data.train.path", "~nobody-here/x"], "a path begins with ~ and the name of no user"),
+        (["--output_dir", "~nobody-here/x"], "a path begins with ~ and the name of no user"),
+        (["--learning_rate", "\u0661"], "learning_rate"),
+        (["--help", "--method", "none"], "unknown method 'tiny'"),
     ],
 )
 def test_wrong_words_exit_with_2_and_name_the_key(tmp_path, capsys, words, message):
@@ -74,6 +78,8 @@ def test_unusable_files(tmp_path, capsys):
     assert "no configuration file at" in fails(capsys, 2, str(tmp_path / "absent.yaml"))
     (tmp_path / "twice.yaml").write_text("seed: 1\nseed: 2\n")
     assert "repeated key 'seed' in line 2" in fails(capsys, 2, str(tmp_path / "twice.yaml"))
+    (tmp_path / "latin.yaml").write_bytes("seed: 1\nmethod: Gr\xfc\xdfe\n".encode("latin-1"))
+    assert "line 2 is not UTF-8" in fails(capsys, 2, str(tmp_path / "latin.yaml"))
 
 
 def test_what_this_machine_cannot_do(tmp_path, capsys, examples):
@@ -99,6 +105,20 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path, examples):
     assert RunFolder(tmp_path / "run").saved_steps() == [2]
     state = torch.load(tmp_path / "run" / "state" / "step-2" / "custom_checkpoint_0.pkl")
     assert state["step"] == 2
+
+
+class DividingTask(TinyTask):
+    """Its arithmetic does not bear weights that are infinite."""
+
+    def loss(self, model, batch, step):
+        if not all(weight.isfinite().all() for weight in model.parameters()):
+            raise ZeroDivisionError
+        return super().loss(model, batch, step)
+
+
+def test_what_arithmetic_raises_once_weights_are_infinite_is_explained(tmp_path, examples):
+    with refused(FloatingPointError, "step 3", "step 2"):
+        run(DividingTask(overflow_at=2), make_arguments(tmp_path / "run", examples))
 
 
 class VanishingTask(TinyTask):
