@@ -302,7 +302,7 @@ class _Training(Run):
             # A forward pass of a sharded model is an exchange between all processes.
             if self.accelerator.is_main_process or self.is_sharded:
                 self._draw_samples(next(iter(self.eval_data.values())))
-            self._tell("on_evaluate", self.progress.step, self.metrics, self.module)
+            self._tell("on_evaluate", self.progress.step, {**self.metrics}, self.module)
         self._log({f"eval_{name}": value for name, value in self.metrics.items()})
         # Of several evaluation sets the first one decides.
         first = "_".join(filter(None, [next(iter(self.eval_data)), next(iter(self.task.metric_names))]))

@@ -17,7 +17,7 @@ from ..errors import DataError, UsageError
 from ..terminal import is_quiet
 from .arguments import TrainingArguments
 from .bad_examples import BadExamples
-from .callbacks import Callback, Onlookers
+from .callbacks import Callback, Onlookers, check_callbacks
 from .changes import describe_run
 from .data import TrainingLoader, describe_small_groups
 from .fingerprint import fingerprint
@@ -48,6 +48,7 @@ class Run:
         self.metrics: dict[str, float] = {}
         check_installed(*["tensorboard"] * ("tensorboard" in arguments.trackers), "matplotlib")
         check_trackers(arguments.trackers)
+        check_callbacks(callbacks)
         read_optimizer(arguments)
         self.accelerator = make_accelerator(arguments, folder.path)
         publisher = [] if arguments.hub_model_id is None else [PushModels(arguments, folder)]

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import sys
 import time
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from hf_ext.errors import DataError, OtherRun, UsageError
+from hf_ext.training import Callback
 from hf_ext.training.changes import describe_run
 from hf_ext.training.launch import main
 from hf_ext.training.state import RunFolder
@@ -191,10 +193,11 @@ def test_folders_of_others_are_left_alone(tmp_path, examples):
     assert (tmp_path / "e" / "train.log").read_text() == "started"
 
 
-def test_a_damaged_row_of_metrics_is_named(tmp_path, examples):
+@pytest.mark.parametrize("row", [b"no row", b"{}", b"[1]", b'{"step": "1"}', b"null", b"\xff\xfe"])
+def test_a_damaged_row_of_metrics_is_named(tmp_path, examples, row):
     run_interrupted(make_arguments(tmp_path / "run", examples), 5)
-    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
-        file.write("no row\n")
+    with (tmp_path / "run" / "metrics.jsonl").open("ab") as file:
+        file.write(row + b"\n")
     with refused(DataError, "metrics.jsonl", "line 4"):
         run(TinyTask(), make_arguments(tmp_path / "run", examples))
 
@@ -219,6 +222,27 @@ def small_files(size):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda run: shutil.rmtree(run), "was removed or renamed"),
+        (lambda run: run.rename(run.with_name("moved")), "was removed or renamed"),
+        (lambda run: (shutil.rmtree(run / "state"), (run / "state").touch()), "Remove the cause"),
+        (lambda run: (shutil.rmtree(run / "snapshot"), (run / "snapshot").touch()), "the last good state is step 2"),
+    ],
+)
+def test_a_folder_that_is_changed_under_a_run_is_named(tmp_path, examples, change, said):
+    class Changes(Callback):
+        def on_log(self, step, values):
+            return change(tmp_path / "run") and None if step == 3 else None
+
+    with refused(OSError, said):
+        run(TinyTask(), make_arguments(tmp_path / "run", examples, logging_steps=1), None, None, [Changes()])
+    if (tmp_path / "run" / "state").is_file():
+        with refused(DataError, "state"):
+            run(TinyTask(), make_arguments(tmp_path / "run", examples))
 
 
 def test_a_full_disk_keeps_the_last_good_state(tmp_path, capsys, examples):
