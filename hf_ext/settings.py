@@ -60,7 +60,9 @@ class _Loader(yaml.SafeLoader):
         word = node.value.lstrip("+-")
         if ":" in word or (word.replace("_", "").isdigit() and word[0] == "0" != word):
             line = node.start_mark.line + 1
-            raise ValueError(f"line {line}: YAML reads {word!r:.80} in base {60 if ':' in word else 8}; write it in 10.")
+            raise ValueError(
+                f"line {line}: YAML reads {word!r:.80} in base {60 if ':' in word else 8}; write it in 10."
+            )
         is_whole = node.tag.endswith(":int")
         return self.construct_yaml_int(node) if is_whole else self.construct_yaml_float(node)
 

@@ -52,8 +52,8 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
     wrong = [callback for callback in given if not isinstance(callback, Callback)]
     if wrong or not isinstance(callbacks, Sequence):
         raise UsageError(
-            f"callbacks is {wrong[0] if wrong else callbacks!r}; allowed: a list of objects of classes that derive from "
-            "hf_ext.training.Callback."
+            f"callbacks is {wrong[0] if wrong else callbacks!r}; allowed: a list of objects of classes that derive "
+            "from hf_ext.training.Callback."
         )
 
 

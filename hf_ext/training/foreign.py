@@ -1,11 +1,10 @@
 """Files of resume states from elsewhere: refused where they hold more than tensors and plain values."""
 
 # A pickle may run any code when it is loaded. accelerate loads some without looking, and so does torch with the index
-# of a sharded state (`.metadata`) and with the values in it that are no tensors (`default_planner.load_bytes`). So each
-# file is read here once, before: whole pickles and every entry of a sharded file with `weights_only`, the index with an
-# unpickler that knows only the classes it consists of.
+# of a sharded state (`.metadata`) and with the values in it that are no tensors (`default_planner.load_bytes`). So
+# each file is read here once, before: whole pickles and every entry of a sharded file with `weights_only`, the index
+# with an unpickler that knows only the classes it consists of.
 
-import functools
 import io
 import pickle
 from pathlib import Path
@@ -48,19 +47,19 @@ def refuse_code(path: Path, name: str) -> None:
     Raises:
         DataError: If it is damaged, or holds anything but tensors and plain values.
     """
-    check = _check_shards if path.name == ".metadata" else functools.partial(load, weights_only=True)
     try:
-        check(path, map_location="cpu")
+        if path.name == ".metadata":
+            _check_shards(path)
+        else:
+            load(path, map_location="cpu", weights_only=True)
     # A damaged pickle may raise anything.
     except Exception as error:
         raise DataError(f"{name} is damaged, or holds more than tensors and numbers: it is not loaded.") from error
 
 
-def _check_shards(index: Path, map_location: str) -> None:
+def _check_shards(index: Path) -> None:
     with index.open("rb") as file:
-        found = _IndexUnpickler(file).load()
-    if type(found) is not Metadata:
-        raise pickle.UnpicklingError("no index")
+        found: Metadata = _IndexUnpickler(file).load()
     for entry in found.storage_data.values():
         part = index.parent / entry.relative_path
         # torch opens what the index names, and lets it name a decoder.
@@ -68,4 +67,4 @@ def _check_shards(index: Path, map_location: str) -> None:
             raise pickle.UnpicklingError("a part elsewhere")
         with part.open("rb") as file:
             file.seek(entry.offset)
-            torch.load(io.BytesIO(file.read(entry.length)), weights_only=True, map_location=map_location)
+            torch.load(io.BytesIO(file.read(entry.length)), weights_only=True, map_location="cpu")

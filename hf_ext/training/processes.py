@@ -73,7 +73,8 @@ def _meeting() -> Iterator[None]:
     except torch.distributed.DistError as error:
         reason = str(error).partition("\n")[0]
         raise LostProcessError(
-            f"{text} did not find the others ({reason:.200}): start all of them, with the same address and a free port."
+            f"{text} did not find the others ({reason:.200}): start all of them, with the same address and a free "
+            "port."
         ) from error
     finally:
         waiting.cancel()

@@ -55,7 +55,12 @@ ROWS = {
     "fsdp with offloading": (OFFLOADING, [], {}, None),
     "fsdp by sizes": (SIZES, [], {}, None),
     "fsdp of groups": (FSDP2, ["--fsdp_sharding_strategy", "HYBRID_SHARD"], {}, None),
-    "fsdp of copies": ({**FSDP2, "fsdp_config": {"fsdp_version": 2, "fsdp_sharding_strategy": "NO_SHARD"}}, [], {}, None),
+    "fsdp of copies": (
+        {**FSDP2, "fsdp_config": {"fsdp_version": 2, "fsdp_sharding_strategy": "NO_SHARD"}},
+        [],
+        {},
+        None,
+    ),
     "offloaded activations": (CHECKPOINTING, ["--fsdp_activation_checkpointing_offload", "true"], {}, None),
     "zero 2": (ZERO2, [], {}, {}),
     "zero 3": (ZERO2, ["--zero_stage", "3"], {}, None),
