@@ -35,6 +35,7 @@ _WORDS = {
     **dict.fromkeys([f"ACCELERATE_DYNAMO_USE_{name}" for name in ("FULLGRAPH", "DYNAMIC")], _OFF),
     "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": _OFF,
     "ACCELERATE_DYNAMO_MODE": ("default",),
+    "ACCELERATE_LOG_LEVEL": ("warning", "debug", "info", "error", "critical"),
 }
 # Those that count only where another one is on.
 _WORDS_WITH = {
