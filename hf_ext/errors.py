@@ -154,6 +154,9 @@ def classify(error: BaseException) -> Ending | None:
         return Ending(FAILED, message(error))
     if isinstance(error, (ValueError, TypeError, *BROKEN_ARCHIVE)):
         return Ending(UNUSABLE, message(error))
+    if isinstance(error, RuntimeError) and "home directory" in str(error):
+        # Python's, of `Path.expanduser`.
+        return Ending(UNUSABLE, "a path begins with ~ and the name of no user here: write its folder in full.")
     return _classify_library(error)
 
 

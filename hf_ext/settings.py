@@ -35,7 +35,10 @@ class SettingsError(UsageError):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML that refuses a repeated key instead of keeping the last, and an alias inside of what it stands for."""
+    """
+    YAML that refuses a repeated key instead of keeping the last, an alias inside of what it stands for, and a number
+    that is none in base 10: YAML 1.1 reads 010 as 8, and 1:30 as 90.
+    """
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -53,6 +56,20 @@ class _Loader(yaml.SafeLoader):
             seen.add(key)
         return super().construct_mapping(node, deep)
 
+    def construct_decimal(self, node: yaml.ScalarNode) -> int | float:
+        word = node.value.lstrip("+-")
+        if ":" in word or (word.replace("_", "").isdigit() and word[0] == "0" != word):
+            line = node.start_mark.line + 1
+            raise ValueError(
+                f"line {line}: YAML reads {word!r:.80} in base {60 if ':' in word else 8}; write it in 10."
+            )
+        is_whole = node.tag.endswith(":int")
+        return self.construct_yaml_int(node) if is_whole else self.construct_yaml_float(node)
+
+
+for _kind in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_decimal)
+
 
 def parse_yaml(text: str) -> Any:
     """Parses YAML without Python objects and without repeated keys."""
@@ -63,6 +80,13 @@ def parse_yaml(text: str) -> Any:
         return yaml.load(text, Loader=_Loader)  # noqa: S506
     except RecursionError as error:
         raise SettingsError("nested too deeply: reduce the nesting.") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
+        raise SettingsError(where + " ".join(filter(None, [error.context, error.problem]))) from error
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise SettingsError(f"line {line}: the character {chr(error.character)!r} is not allowed") from error
     except (yaml.YAMLError, ValueError) as error:
         raise SettingsError(str(error)) from error
     # A key that is a list, or an explicit tag such as `!!bool x` or `!!timestamp x`, lets PyYAML fail with whatever
@@ -80,7 +104,11 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     try:
         # A character takes up to four bytes.
         with open(path, "rb") as file:
-            mapping = parse_yaml(file.read(4 * MAX_CHARACTERS + 1).decode("utf-8"))
+            content = file.read(4 * MAX_CHARACTERS + 1)
+        mapping = parse_yaml(content.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path} is not usable YAML: line {line} is not UTF-8 ({error.reason}).") from error
     except ValueError as error:
         raise DataError(f"{path} is not usable YAML: {error}") from error
     if not isinstance(mapping, dict):
@@ -144,6 +172,7 @@ def _as_meant(value: Any, annotation: Any) -> Any:
     if float not in wanted or isinstance(value, bool) or not isinstance(value, (int, str)):
         return value
     try:
-        return float(value)
+        # Python knows other digits than YAML.
+        return float(value) if str(value).isascii() else value
     except (ValueError, OverflowError):
         return value

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from datasets.data_files import SPLIT_KEYWORDS, get_data_patterns
 from datasets.packaged_modules.csv.csv import CsvConfig
+from datasets.packaged_modules.parquet.parquet import ParquetConfig
 from huggingface_hub import HfApi
 
 from ..errors import DataError
@@ -204,8 +205,11 @@ def _open_here(first: Path, found: list[str], source: DataSource, sounds: bool) 
 def _choose_marks(builder: datasets.DatasetBuilder) -> dict[str, Any]:
     """
     Options of a CSV that keep words such as None, NA and null in columns of texts, which pandas reads as missing, and
-    classes such as 01.
+    classes such as 01; of parquet, the rows read at once.
     """
+    if isinstance(builder.config, ParquetConfig):
+        # `datasets` takes the length of a file's first group of rows, and fails where that is 0, as in an empty shard.
+        return {"batch_size": 1000}
     config, marks, codes = builder.config, dict[str, list[str]](), dict[str, type]()
     if not isinstance(config, CsvConfig):
         return {}

@@ -144,21 +144,26 @@ class ParameterRule:
 
 # Fields of `TrainingArguments`, their test, and a description of the allowed values.
 _RANGES: list[tuple[str, Callable[[Any], bool], str]] = [
-    ("num_train_epochs", lambda value: 0 < value < math.inf, "more than 0"),
+    ("num_train_epochs timeout_minutes", lambda value: 0 < value < 1e6, "more than 0, below 1e6"),
     (
-        "max_steps per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps logging_steps "
-        "eval_steps save_steps save_total_limit",
+        "max_steps logging_steps eval_steps save_steps save_total_limit",
         lambda value: value >= 1,
         "a whole number of at least 1",
     ),
-    ("seed early_stopping_patience warmup_steps", lambda value: value >= 0, "0 or more"),
+    (
+        # More would fill the memory before the first step.
+        "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps",
+        lambda value: 1 <= value <= 10**7,
+        "a whole number from 1 to 10 million",
+    ),
+    ("early_stopping_patience warmup_steps", lambda value: value >= 0, "0 or more"),
+    ("seed", lambda value: 0 <= value < 2**32, "0 or more, below 2**32"),
     (
         "weight_decay max_grad_norm save_minutes deadline_minutes",
         lambda value: 0 <= value < math.inf,
         "0 or more, and finite",
     ),
     ("learning_rate", lambda value: 0 < value < math.inf, "more than 0, and finite"),
-    ("timeout_minutes", lambda value: 0 < value < 1e6, "more than 0, below 1e6"),
     ("ema_decay", lambda value: 0 <= value < 1, "in [0, 1); 0 is off"),
     ("lr_scheduler_type", lambda value: value in SCHEDULES, f"one of {', '.join(SCHEDULES)}"),
 ]
@@ -318,6 +323,13 @@ class TrainingArguments:
             )
 
     def validate_hub(self) -> None:
+        if self.hub_model_id is not None:
+            from huggingface_hub.utils import validate_repo_id
+
+            try:
+                validate_repo_id(self.hub_model_id)
+            except ValueError as error:
+                raise ValueError(f"hub_model_id is {self.hub_model_id!r}; allowed: org/name. {error}") from error
         if self.hub_strategy == "checkpoint" and not self.hub_private_repo:
             raise ValueError(
                 "hub_strategy checkpoint pushes states, which contain paths of this machine: set hub_private_repo to "

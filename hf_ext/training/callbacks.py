@@ -3,12 +3,14 @@
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
+
+from ..errors import UsageError
 
 
 class Callback:
@@ -42,6 +44,17 @@ class Callback:
 
     def on_end(self, step: int) -> None:
         """Called when the run is complete; not where a signal or a deadline ends it before."""
+
+
+def check_callbacks(callbacks: Sequence[Callback]) -> None:
+    """Refuses what is no list of callbacks: those of other libraries have the same events, and never act here."""
+    given = [*callbacks] if isinstance(callbacks, Sequence) else [callbacks]
+    wrong = [callback for callback in given if not isinstance(callback, Callback)]
+    if wrong or not isinstance(callbacks, Sequence):
+        raise UsageError(
+            f"callbacks is {wrong[0] if wrong else callbacks!r}; allowed: a list of objects of classes that derive "
+            "from hf_ext.training.Callback."
+        )
 
 
 class Onlookers:

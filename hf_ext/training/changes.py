@@ -1,19 +1,8 @@
 """Settings that may change on resume, and whether the resumed run stays bit-exact."""
 
-# `before` is what the state says from which the run goes on, `now` what the run is asked to be: arguments, number of
-# processes, how weights are shared out, versions, and the fingerprint of the data. Every difference gets a sentence,
-# or the run is refused with all differences that make another run of it. What is allowed:
-#
-# free        evaluates, saves, logs, or ends a part: no step reads it
-# workers     of indexed data a sample is a function of its position (`data`), whoever makes it; a stream is shared out
-#             to the workers
-# batching    processes × batch × accumulation = N: step s takes the positions s·N to (s+1)·N of the order, however
-#             they are shared out. Sums are rounded in another order, and dropout is drawn for each process and pass
-# places      of data that has the same fingerprint
-# max_steps   where the learning rate of a step does not depend on it
-# versions    said, as their kernels may round otherwise
-#
-# tests/training/test_changes.py makes each change in the middle of a run, and compares what is promised here.
+# `before` is what the state says from which the run goes on, `now` what the run is asked to be. Every difference gets
+# a sentence, or the run is refused with all differences that make another run of it. docs/training.md has the table,
+# and tests/training/test_changes.py makes each change in the middle of a run, and compares what is promised.
 
 import json
 import math

@@ -108,14 +108,14 @@ def main(
         folder; 75 when a signal or `deadline_minutes` ended it, and the same command goes on.
     """
     words = sys.argv[1:] if argv is None else list(argv)
-    if not words or {"-h", "--help"} & {*words}:
-        sys.stdout.write(usage)
-        # A script with words of its own has a task of its own.
-        if words and usage is USAGE:
-            files = [word for word in words if word.endswith((".yaml", ".yml")) and os.path.isfile(word)]
-            sys.stdout.write("\n" + describe_fields(files[0] if files else None))
-        return 0 if words else 2
     try:
+        if not words or {"-h", "--help"} & {*words}:
+            sys.stdout.write(usage)
+            # A script with words of its own has a task of its own.
+            if words and usage is USAGE:
+                files = [word for word in words if word.endswith((".yaml", ".yml")) and os.path.isfile(word)]
+                sys.stdout.write("\n" + describe_fields(files[0] if files else None))
+            return 0 if words else 2
         if make_task is None:
             arguments = read_arguments(words[0], words[1:])
         else:

@@ -17,7 +17,8 @@ from .arguments import TrainingArguments
 
 # Variables with the number of processes of MPI and similar launchers.
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
-_NUMBERS = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT", *_SIZES)
+_RANKS = tuple(name.replace("SIZE", "RANK") for name in _SIZES)
+_NUMBERS = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT", *_SIZES, *_RANKS)
 _ON, _OFF = ("true", "1", "yes", "y", "on", "t"), ("false", "0", "no", "n", "off", "f")
 _FSDP, _DEEPSPEED, _COMPILING = "ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_DYNAMO_BACKEND"
 # Allowed values of each variable, the default first. accelerate fails on others, ignores them, or does with them what
@@ -34,6 +35,7 @@ _WORDS = {
     **dict.fromkeys([f"ACCELERATE_DYNAMO_USE_{name}" for name in ("FULLGRAPH", "DYNAMIC")], _OFF),
     "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": _OFF,
     "ACCELERATE_DYNAMO_MODE": ("default",),
+    "ACCELERATE_LOG_LEVEL": ("warning", "debug", "info", "error", "critical"),
 }
 # Those that count only where another one is on.
 _WORDS_WITH = {
@@ -43,6 +45,8 @@ _WORDS_WITH = {
         "FSDP_ACTIVATION_CHECKPOINTING": (*_OFF, *_ON),
         "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD": _OFF,
         "FSDP_RESHARD_AFTER_FORWARD": (*_ON, *_OFF),
+        # Of the first version; the second shards everything, whatever it says.
+        "FSDP_SHARDING_STRATEGY": ("full_shard", "1"),
         "FSDP_STATE_DICT_TYPE": ("sharded_state_dict", "full_state_dict"),
         "FSDP_AUTO_WRAP_POLICY": ("transformer_based_wrap", "no_wrap"),
         "FSDP_BACKWARD_PREFETCH": ("backward_pre", "backward_post", "no_prefetch"),
@@ -51,6 +55,8 @@ _WORDS_WITH = {
     _DEEPSPEED: {
         "ACCELERATE_DEEPSPEED_ZERO_STAGE": ("2", "1"),
         "ACCELERATE_DEEPSPEED_CONFIG_FILE": ("none",),
+        **dict.fromkeys([f"ACCELERATE_DEEPSPEED_OFFLOAD_{part}_DEVICE" for part in ("OPTIMIZER", "PARAM")], ("none",)),
+        "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES": ("",),
     },
 }
 

@@ -23,10 +23,18 @@ from .evaluation import evaluate_sets, write_results
 from .launcher import honour_launcher
 from .observing import Clock, plot_curves, show_picture, start_trackers
 from .optimizing import clear_gradients, clip_gradients
-from .processes import check_weights, gather_weights, name_failures, plain_class, seed_step, weigh_batches
+from .processes import (
+    check_weights,
+    describe_divergence,
+    gather_weights,
+    name_failures,
+    plain_class,
+    seed_step,
+    weigh_batches,
+)
 from .provenance import provenance
 from .run import Run
-from .state import RunFolder, clear_write_errors, save_state
+from .state import RunFolder, clear_write_errors, own_part, save_state
 from .stopping import END, EVALUATE, EvaluationStopped, Stopping
 from .task import Task
 
@@ -127,7 +135,8 @@ class _Training(Run):
                 with self.clock.stop():
                     self._checkpoint(save=True)
             while not self._is_over():
-                loss, norm = self._step(batches)
+                with self._explain_divergence():
+                    loss, norm = self._step(batches)
                 window += loss
                 bar.update(self._batch_size)
                 answer = stopping.ask()
@@ -192,6 +201,16 @@ class _Training(Run):
         self.progress.step += 1
         self.progress.samples += self._batch_size
         return total, norm
+
+    @contextlib.contextmanager
+    def _explain_divergence(self) -> Iterator[None]:
+        """Explains what a method's arithmetic raises once weights are infinite: a division by zero, a bad index."""
+        try:
+            yield
+        except (ArithmeticError, ValueError, IndexError, RuntimeError) as error:
+            if all(own_part(weight).isfinite().all() for weight in self.weights):
+                raise
+            raise FloatingPointError(describe_divergence(self.folder, self.progress.step)) from error
 
     def _seed(self, batch: int) -> None:
         """Dropout and the like as a function of (seed, rank, batch)."""
@@ -283,7 +302,7 @@ class _Training(Run):
             # A forward pass of a sharded model is an exchange between all processes.
             if self.accelerator.is_main_process or self.is_sharded:
                 self._draw_samples(next(iter(self.eval_data.values())))
-            self._tell("on_evaluate", self.progress.step, self.metrics, self.module)
+            self._tell("on_evaluate", self.progress.step, {**self.metrics}, self.module)
         self._log({f"eval_{name}": value for name, value in self.metrics.items()})
         # Of several evaluation sets the first one decides.
         first = "_".join(filter(None, [next(iter(self.eval_data)), next(iter(self.task.metric_names))]))

@@ -4,10 +4,7 @@
 # loaded in silence. So the last thing written into a state is its manifest: length and SHA-256 of every other file,
 # what the run was when it was saved (`changes` compares it with what it is now), and a SHA-256 of all this text. The
 # folder gets its name only after that. A state without a manifest was therefore damaged later.
-#
-# Hashing takes a processor for 0.6 to 1 s a gigabyte, partly while the disk syncs: on two busy cores a state of 55 MiB
-# (3.6 M parameters with Adam and average) was saved in 0.15 in place of 0.13 s, one of 458 MiB in 0.9 in place of
-# 0.55 s. At every 500 steps of 50 ms and of 0.5 s that is less than two thousandths of a run: no background is needed.
+# Hashing takes a processor for 0.6 to 1 s a gigabyte, partly while the disk syncs: no background is needed.
 
 import hashlib
 import json

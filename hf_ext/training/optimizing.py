@@ -47,11 +47,18 @@ def read_optimizer(arguments: TrainingArguments) -> tuple[type[torch.optim.Optim
     known = inspect.signature(kind).parameters
     options: dict[str, Any] = {"lr": arguments.learning_rate, "weight_decay": arguments.weight_decay}
     options = {name: value for name, value in options.items() if name in known}
-    if arguments.optim in _FUSED:
+    # `foreach` is another way to make a step.
+    if arguments.optim in _FUSED and "foreach" not in arguments.optim_args:
         options["fused"] = arguments.mixed_precision != "fp16"
     if arguments.mixed_precision == "fp16" and arguments.optim_args.get("fused"):
         raise UsageError("optim_args fused hides the steps that fp16 skips: remove fused, or use bf16.")
-    refuse_unknown(arguments.optim_args, known, f" in optim_args of {arguments.optim}")
+    # The run has fields of its own for these; a differentiable step is none of a training.
+    allowed = [name for name in known if name not in ("params", "lr", "weight_decay", "differentiable")]
+    refuse_unknown(arguments.optim_args, allowed, f" in optim_args of {arguments.optim}")
+    for field in ("optim_args", "lr_scheduler_kwargs"):
+        for name, value in getattr(arguments, field).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UsageError(f"{field}.{name} is {value}; allowed: a finite number.")
     return kind, {**options, **arguments.optim_args}
 
 
@@ -61,7 +68,7 @@ def build_optimizer(task: Task, module: torch.nn.Module, arguments: TrainingArgu
     groups = apply_rules(module, task.parameter_groups(module, arguments.weight_decay), arguments.rules)
     try:
         return kind(groups, **options)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(f"optim {arguments.optim} with optim_args {arguments.optim_args}: {error}") from error
 
 
@@ -126,19 +133,27 @@ def count_steps(
 
 
 def build_schedule(optimizer: torch.optim.Optimizer, arguments: TrainingArguments) -> LRScheduler:
-    """The learning rate of each step."""
+    """The learning rate of each step; refused where it is less than 0, or more than `learning_rate`."""
     try:
-        return get_scheduler(
+        schedule: LRScheduler = get_scheduler(
             arguments.lr_scheduler_type,
             optimizer,
             num_warmup_steps=arguments.warmup_steps,
             num_training_steps=arguments.max_steps,
             scheduler_specific_kwargs=arguments.lr_scheduler_kwargs,
         )
-    except (TypeError, ValueError) as error:
+        # All of transformers' are functions of the step, parts of the peak.
+        functions = getattr(schedule, "lr_lambdas", [])
+        shares = [
+            function(int(step)) for function in functions[:1] for step in np.linspace(0, arguments.max_steps, 64)
+        ]
+        if wrong := [share for share in shares if not 0 <= share <= 1 + 1e-9]:
+            raise ValueError(f"the learning rate would become {wrong[0] * arguments.learning_rate:.3g}")
+    except (TypeError, ValueError, ArithmeticError) as error:
         raise UsageError(
             f"lr_scheduler_kwargs {arguments.lr_scheduler_kwargs} do not fit {arguments.lr_scheduler_type}: {error}"
         ) from error
+    return schedule
 
 
 def describe_warm_up(arguments: TrainingArguments) -> list[str]:

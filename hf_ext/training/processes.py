@@ -5,6 +5,7 @@ import os
 import random
 import re
 import sys
+import threading
 import time
 from collections.abc import Collection, Iterator
 from datetime import timedelta
@@ -42,20 +43,41 @@ def make_accelerator(arguments: TrainingArguments, folder: Path) -> Accelerator:
     # Each process makes the whole model from the seed or a file. With FSDP accelerate's launcher asks by default that
     # only the first one does, which fails for models with buffers.
     os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
-    accelerator = Accelerator(
-        cpu=needs_processors(),
-        mixed_precision=arguments.mixed_precision,
-        gradient_accumulation_steps=arguments.gradient_accumulation_steps,
-        log_with=arguments.trackers or None,
-        project_config=ProjectConfiguration(str(folder), str(folder / "tensorboard")),
-        # It would wrap the model, which renames its weights: `torch_compile` compiles it in place.
-        dynamo_backend="no",
-        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(minutes=arguments.timeout_minutes))],
-    )
+    with _meeting():
+        accelerator = Accelerator(
+            cpu=needs_processors(),
+            mixed_precision=arguments.mixed_precision,
+            gradient_accumulation_steps=arguments.gradient_accumulation_steps,
+            log_with=arguments.trackers or None,
+            project_config=ProjectConfiguration(str(folder), str(folder / "tensorboard")),
+            # It would wrap the model, which renames its weights: `torch_compile` compiles it in place.
+            dynamo_backend="no",
+            kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(minutes=arguments.timeout_minutes))],
+        )
     check_processes(accelerator.num_processes)
     if arguments.mixed_precision == "fp16" and accelerator.device.type == "cpu":
         raise ValueError("mixed_precision fp16 needs a GPU: use bf16 or 'no' on a CPU.")
     return accelerator
+
+
+@contextlib.contextmanager
+def _meeting() -> Iterator[None]:
+    """The time in which the processes of a launch find each other: a long wait and a failure are named."""
+    address, port = (os.environ.get(f"MASTER_{name}", "?") for name in ("ADDR", "PORT"))
+    text = f"process {os.environ.get('RANK', '?')} of {os.environ.get('WORLD_SIZE', '?')}, at {address}:{port},"
+    waiting = threading.Timer(60, lambda: sys.stderr.write(f"{text} waits for the others.\n"))
+    waiting.daemon = True
+    waiting.start()
+    try:
+        yield
+    except torch.distributed.DistError as error:
+        reason = str(error).partition("\n")[0]
+        raise LostProcessError(
+            f"{text} did not find the others ({reason:.200}): start all of them, with the same address and a free "
+            "port."
+        ) from error
+    finally:
+        waiting.cancel()
 
 
 # Errors of exchanges between processes, in the words of gloo, NCCL and torch.
@@ -142,10 +164,15 @@ def check_weights(model: torch.nn.Module, accelerator: Accelerator, run: RunFold
     for parameter in model.parameters():
         bad += (~own_part(parameter).isfinite()).sum()
     if accelerator.reduce(bad) > 0:
-        raise FloatingPointError(
-            f"weights are no longer finite after step {step}; {run.last_good}. Lower learning_rate or max_grad_norm, "
-            "or lengthen warmup_steps."
-        )
+        raise FloatingPointError(describe_divergence(run, step))
+
+
+def describe_divergence(run: RunFolder, step: int) -> str:
+    """A sentence on weights that are not finite."""
+    return (
+        f"weights are no longer finite after step {step}; {run.last_good}. Lower learning_rate or max_grad_norm, "
+        "or lengthen warmup_steps."
+    )
 
 
 def seed_step(seed: int, device: torch.device) -> None:

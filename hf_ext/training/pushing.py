@@ -9,7 +9,6 @@ import threading
 from pathlib import Path
 
 import torch
-from accelerate.utils import load
 from huggingface_hub import HfApi, snapshot_download
 from tqdm import tqdm
 
@@ -18,16 +17,18 @@ from ..files import whole_folder
 from ..hub.checkpoints import explain_hub, split_revision
 from .arguments import TrainingArguments
 from .callbacks import Callback
+from .foreign import refuse_code
 from .state import RunFolder
 
 # Seconds that a complete run waits for its last push.
 _PATIENCE = 3600
 # The folder of a repository that has the last state, as transformers calls it.
 LAST = "last-checkpoint"
-# All that is taken from there: what `RunFolder` holds of a run whose weights are not sharded.
+# All that is taken from there: what `RunFolder` holds of a run whose weights are whole, or sharded by FSDP2.
 _FETCHED = re.compile(
     r"args\.json|metrics\.jsonl|best/.+|state/step-\d+/(manifest\.json|model\.safetensors|optimizer\.bin|scaler\.pt"
-    r"|custom_checkpoint_\d\.pkl|stream-\d+\.json)"
+    r"|custom_checkpoint_\d\.pkl|stream-\d+\.json|pytorch_model_fsdp\.bin"
+    r"|(pytorch_model_fsdp_0|optimizer_0|average)/(\.metadata|__\d+_\d+\.distcp))"
 )
 
 
@@ -172,16 +173,7 @@ def fetch_run(source: str, run: RunFolder) -> None:
         for inner, path in files.items():
             if not _FETCHED.fullmatch(inner):
                 raise DataError(f"{source}: {LAST}/{inner} is not a file of a state, so it is not used.")
-            if inner.startswith("state/") and path.suffix in (".bin", ".pkl", ".pt"):
-                _refuse_code(path, f"{source}: {LAST}/{inner}")
+            if inner.startswith("state/") and path.name.endswith((".bin", ".pkl", ".pt", ".metadata")):
+                refuse_code(path, f"{source}: {LAST}/{inner}")
             (folder / inner).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, folder / inner)
-
-
-def _refuse_code(path: Path, name: str) -> None:
-    """Refuses a pickle of more than tensors and plain values: accelerate loads some without looking."""
-    try:
-        load(path, map_location="cpu", weights_only=True)
-    # A damaged pickle may raise anything.
-    except Exception as error:
-        raise DataError(f"{name} is damaged, or holds more than tensors and numbers: it is not loaded.") from error

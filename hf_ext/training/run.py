@@ -17,7 +17,7 @@ from ..errors import DataError, UsageError
 from ..terminal import is_quiet
 from .arguments import TrainingArguments
 from .bad_examples import BadExamples
-from .callbacks import Callback, Onlookers
+from .callbacks import Callback, Onlookers, check_callbacks
 from .changes import describe_run
 from .data import TrainingLoader, describe_small_groups
 from .fingerprint import fingerprint
@@ -48,6 +48,7 @@ class Run:
         self.metrics: dict[str, float] = {}
         check_installed(*["tensorboard"] * ("tensorboard" in arguments.trackers), "matplotlib")
         check_trackers(arguments.trackers)
+        check_callbacks(callbacks)
         read_optimizer(arguments)
         self.accelerator = make_accelerator(arguments, folder.path)
         publisher = [] if arguments.hub_model_id is None else [PushModels(arguments, folder)]
@@ -69,8 +70,8 @@ class Run:
         if accelerator.is_main_process:
             kind = accelerator.distributed_type
             sharding = kind.value if kind in (DistributedType.FSDP, DistributedType.DEEPSPEED) else None
-            if sharding and self.arguments.hub_strategy == "checkpoint":
-                raise UsageError(f"states of {sharding} are not pushed: use another hub_strategy than checkpoint.")
+            if sharding == "DEEPSPEED" and self.arguments.hub_strategy == "checkpoint":
+                raise UsageError("states of DeepSpeed are not pushed: use FSDP2, or another hub_strategy.")
             if self.arguments.resume_from_checkpoint is not None:
                 fetch_run(self.arguments.resume_from_checkpoint, self.folder)
             about = describe_run(self.arguments, accelerator.num_processes, sharding)
@@ -81,12 +82,17 @@ class Run:
         if not self.eval_data:
             self.eval_sources = sources.eval_sources
             self.eval_data = {name: open_source(source, "data.eval") for name, source in self.eval_sources.items()}
-        if self.arguments.early_stopping_patience and not self.eval_data:
-            raise UsageError(
-                "early_stopping_patience needs an evaluation: set data.eval, or remove early_stopping_patience."
-            )
+        if not self.eval_data:
+            self._refuse_what_needs_evaluations()
         if accelerator.is_main_process:
             self.folder.check_data(fingerprint(self.train_data, self.arguments.data.get("train")))
+
+    def _refuse_what_needs_evaluations(self) -> None:
+        given = ["early_stopping_patience"] if self.arguments.early_stopping_patience else []
+        if self.arguments.hub_model_id is not None and self.arguments.hub_strategy == "best":
+            given.append("hub_strategy best")
+        if given:
+            raise UsageError(f"{given[0]} needs an evaluation: set data.eval, or change {given[0]}.")
 
     def _prepare(self) -> None:
         if not self.accelerator.is_main_process:

@@ -215,6 +215,9 @@ class RunFolder:
             found = read_json(self.arguments)
             if not isinstance(found, dict) or not found.keys() >= {"arguments", "processes"}:
                 raise UsageError(f"{self.arguments} was not written by a training: choose another output_dir.")
+            for part in (self.states, self.snapshot, self.best):
+                if part.exists() and not part.is_dir():
+                    raise DataError(f"{part} is a file where a run has a folder: move it away.")
             # Before anything is read that another process may be writing.
             self._acquire_lock()
             self._find_start()
@@ -292,8 +295,9 @@ class RunFolder:
             raise ValueError(f"another process started a run in {self.path} just now: choose another output_dir.")
         self.failure.unlink(missing_ok=True)
         # First: it is what marks the folder as ours.
-        write_json(self.arguments, {name: self.about[name] for name in ("arguments", "processes")})
-        self.states.mkdir(exist_ok=True)
+        with clear_write_errors(self.arguments.name, self):
+            write_json(self.arguments, {name: self.about[name] for name in ("arguments", "processes")})
+            self.states.mkdir(exist_ok=True)
         for leftover in self.states.glob("step-*.tmp"):
             shutil.rmtree(leftover)
         remove_leftovers(self.path)
@@ -349,13 +353,16 @@ class RunFolder:
         """Rows of `metrics.jsonl`; a last line that a crash cut off is left out."""
         if not self.metrics.exists():
             return []
-        text = self.metrics.read_text()
+        content = self.metrics.read_bytes()
         rows = []
-        for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
+        for number, line in enumerate(content[: content.rfind(b"\n") + 1].split(b"\n")[:-1], 1):
             try:
-                rows.append(json.loads(line))
-            except ValueError as error:
+                row = json.loads(line)
+                if type(row["step"]) is not int:
+                    raise TypeError
+            except (ValueError, TypeError, LookupError) as error:
                 raise DataError(f"{self.metrics}: line {number} is not a row of metrics: remove the line.") from error
+            rows.append(row)
         return rows
 
 
@@ -369,10 +376,16 @@ def clear_write_errors(what: str, run: RunFolder) -> Iterator[None]:
         writing = ("PytorchStreamWriter", "unexpected pos", "file write", "iostream error", "os error")
         if not isinstance(error, OSError) and not any(text in str(error) for text in writing):
             raise
+        if not run.path.is_dir():
+            raise OSError(
+                f"{run.path} was removed or renamed while the run was writing to it: the same command resumes once it "
+                "is back, and begins anew without it."
+            ) from error
         free = shutil.disk_usage(run.path).free / 2**30
+        is_full = not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
         raise OSError(
             f"cannot write {what} to {run.path} ({error}); {free:.1f} GiB are free there; {run.last_good}. "
-            "Free some space and run the same command again."
+            f"{'Free some space' if is_full else 'Remove the cause'} and run the same command again."
         ) from error
 
 

@@ -17,7 +17,7 @@ def environment(**changes: str) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": "", **changes}
 
 
-def _free_port() -> str:
+def free_port() -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return str(free.getsockname()[1])
@@ -49,7 +49,7 @@ def fork_two(module: str, *words: str) -> None:
 
 def fork_pairs(module: str, *pairs: tuple[list[int], list[str]]) -> None:
     """The same for one group of processes after the other, each with how its members end, a signal's number or 0."""
-    told = [json.dumps([_free_port(), *pair]) for pair in pairs]
+    told = [json.dumps([free_port(), *pair]) for pair in pairs]
     done = warm_python.run([sys.executable, "-c", _FORKS, module, *told], cwd=ROOT, env=environment())
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -63,7 +63,7 @@ def launch_two(module: str, *words: str, code: int = 0) -> str:
     config = ROOT / "examples" / "accelerate" / "ddp_2_cpu.yaml"
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
     done = subprocess.run(
-        [*launcher, "--main_process_port", _free_port(), "-m", module, *words],
+        [*launcher, "--main_process_port", free_port(), "-m", module, *words],
         cwd=ROOT,
         env=environment(),
         text=True,

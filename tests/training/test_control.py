@@ -65,7 +65,7 @@ def test_a_run_ends_when_its_score_gets_no_better(tmp_path, examples):
 
 @pytest.mark.parametrize(
     ("optim", "options"),
-    [("AdamW", {"betas": [0.9, 0.95]}), ("SGD", {"momentum": 0.9}), ("Adafactor", {})],
+    [("AdamW", {"betas": [0.9, 0.95], "foreach": True}), ("SGD", {"momentum": 0.9}), ("Adafactor", {})],
 )
 def test_optimizers_of_torch_train_and_resume(tmp_path, examples, optim, options):
     changes = {"optim": optim, "optim_args": options}
@@ -75,6 +75,9 @@ def test_optimizers_of_torch_train_and_resume(tmp_path, examples, optim, options
     assert contents(tmp_path / "whole") == contents(tmp_path / "cut")
 
 
+MIN_LR = {"lr_scheduler_type": "cosine_with_min_lr"}
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -82,6 +85,17 @@ def test_optimizers_of_torch_train_and_resume(tmp_path, examples, optim, options
         ({"optim": "LBFGS"}, "optim must be one of"),
         ({"optim_args": {"speed": 2}}, "unknown key 'speed' in optim_args of AdamW"),
         ({"optim_args": {"betas": [2, 3]}}, "optim AdamW with optim_args .*Invalid beta"),
+        ({"optim_args": {"lr": 0.1}}, "unknown key 'lr' in optim_args"),
+        ({"optim_args": {"eps": math.nan}}, "optim_args.eps is nan"),
+        ({"optim_args": {"foreach": True, "fused": True}}, "cannot be `True` together"),
+        ({**MIN_LR, "lr_scheduler_kwargs": {"min_lr": 1}}, "the learning rate would become 0"),
+        ({**MIN_LR, "lr_scheduler_kwargs": {"min_lr_rate": math.nan}}, "lr_scheduler_kwargs.min_lr_rate is nan"),
+        ({"lr_scheduler_type": "inverse_sqrt", "lr_scheduler_kwargs": {"timescale": 0}}, "do not fit inverse_sqrt"),
+        ({"hub_model_id": "me/run"}, "hub_strategy best needs an evaluation"),
+        ({"hub_model_id": "me/a run"}, "hub_model_id is 'me/a run'; allowed: org/name"),
+        ({"seed": 2**32}, r"seed must be 0 or more, below 2\*\*32"),
+        ({"num_train_epochs": 1e308}, "num_train_epochs must be more than 0, below 1e6"),
+        ({"per_device_train_batch_size": 10**30}, "per_device_train_batch_size must be a whole number from 1 to 10 m"),
         ({"lr_scheduler_type": "warmup_stable_decay"}, "lr_scheduler_kwargs {} do not fit warmup_stable_decay"),
         ({"lr_scheduler_kwargs": {"floor": 1}}, "lr_scheduler_kwargs {'floor': 1} do not fit cosine"),
         ({"parameter_rules": [{"pattern": "("}]}, "is not a valid regular expression"),

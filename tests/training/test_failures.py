@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import sys
 import time
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from hf_ext.errors import DataError, OtherRun, UsageError
+from hf_ext.training import Callback
 from hf_ext.training.changes import describe_run
 from hf_ext.training.launch import main
 from hf_ext.training.state import RunFolder
@@ -62,6 +64,10 @@ def test_help_and_missing_words(capsys):
         (["--data.eval.path", "x", "--data.eval.streaming"], "data.eval.streaming must be false"),
         (["--data.train.shuffle_buffer", "9"], "shuffle_buffer must be 0 or, with streaming: true"),
         (["stray"], "unexpected argument 'stray'"),
+        (["--data.train.path", "~nobody-here/x"], "a path begins with ~ and the name of no user"),
+        (["--output_dir", "~nobody-here/x"], "a path begins with ~ and the name of no user"),
+        (["--learning_rate", "\u0661"], "learning_rate"),
+        (["--help", "--method", "none"], "unknown method 'tiny'"),
     ],
 )
 def test_wrong_words_exit_with_2_and_name_the_key(tmp_path, capsys, words, message):
@@ -74,6 +80,8 @@ def test_unusable_files(tmp_path, capsys):
     assert "no configuration file at" in fails(capsys, 2, str(tmp_path / "absent.yaml"))
     (tmp_path / "twice.yaml").write_text("seed: 1\nseed: 2\n")
     assert "repeated key 'seed' in line 2" in fails(capsys, 2, str(tmp_path / "twice.yaml"))
+    (tmp_path / "latin.yaml").write_bytes("seed: 1\nmethod: Gr\xfc\xdfe\n".encode("latin-1"))
+    assert "line 2 is not UTF-8" in fails(capsys, 2, str(tmp_path / "latin.yaml"))
 
 
 def test_what_this_machine_cannot_do(tmp_path, capsys, examples):
@@ -99,6 +107,20 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path, examples):
     assert RunFolder(tmp_path / "run").saved_steps() == [2]
     state = torch.load(tmp_path / "run" / "state" / "step-2" / "custom_checkpoint_0.pkl")
     assert state["step"] == 2
+
+
+class DividingTask(TinyTask):
+    """Its arithmetic does not bear weights that are infinite."""
+
+    def loss(self, model, batch, step):
+        if not all(weight.isfinite().all() for weight in model.parameters()):
+            raise ZeroDivisionError
+        return super().loss(model, batch, step)
+
+
+def test_what_arithmetic_raises_once_weights_are_infinite_is_explained(tmp_path, examples):
+    with refused(FloatingPointError, "step 3", "step 2"):
+        run(DividingTask(overflow_at=2), make_arguments(tmp_path / "run", examples))
 
 
 class VanishingTask(TinyTask):
@@ -171,10 +193,11 @@ def test_folders_of_others_are_left_alone(tmp_path, examples):
     assert (tmp_path / "e" / "train.log").read_text() == "started"
 
 
-def test_a_damaged_row_of_metrics_is_named(tmp_path, examples):
+@pytest.mark.parametrize("row", [b"no row", b"{}", b"[1]", b'{"step": "1"}', b"null", b"\xff\xfe"])
+def test_a_damaged_row_of_metrics_is_named(tmp_path, examples, row):
     run_interrupted(make_arguments(tmp_path / "run", examples), 5)
-    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
-        file.write("no row\n")
+    with (tmp_path / "run" / "metrics.jsonl").open("ab") as file:
+        file.write(row + b"\n")
     with refused(DataError, "metrics.jsonl", "line 4"):
         run(TinyTask(), make_arguments(tmp_path / "run", examples))
 
@@ -199,6 +222,27 @@ def small_files(size):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda run: shutil.rmtree(run), "was removed or renamed"),
+        (lambda run: run.rename(run.with_name("moved")), "was removed or renamed"),
+        (lambda run: (shutil.rmtree(run / "state"), (run / "state").touch()), "Remove the cause"),
+        (lambda run: (shutil.rmtree(run / "snapshot"), (run / "snapshot").touch()), "the last good state is step 2"),
+    ],
+)
+def test_a_folder_that_is_changed_under_a_run_is_named(tmp_path, examples, change, said):
+    class Changes(Callback):
+        def on_log(self, step, values):
+            return change(tmp_path / "run") and None if step == 3 else None
+
+    with refused(OSError, said):
+        run(TinyTask(), make_arguments(tmp_path / "run", examples, logging_steps=1), None, None, [Changes()])
+    if (tmp_path / "run" / "state").is_file():
+        with refused(DataError, "state"):
+            run(TinyTask(), make_arguments(tmp_path / "run", examples))
 
 
 def test_a_full_disk_keeps_the_last_good_state(tmp_path, capsys, examples):

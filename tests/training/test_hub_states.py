@@ -1,15 +1,22 @@
 """States that are pushed beside a run, and a run on another machine that goes on from them."""
 
+import contextlib
 import json
+import pickle
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from huggingface_hub import HfApi
 from PIL import Image
+from torch.distributed import checkpoint
 
 from hf_ext.embedded_hub.server import EmbeddedHub
+from hf_ext.errors import DataError
 from hf_ext.settings import SettingsError
+from hf_ext.training.foreign import refuse_code
 from hf_ext.training.state import RunFolder
 from tests.kit.hub import client_environment, run_python
 from tests.kit.refusals import refused
@@ -61,6 +68,38 @@ def test_what_cannot_be_gone_on_from_is_refused_in_a_line_and_leaves_nothing(fou
     told, text = found["refused"][case]
     assert told == kind and fact in text and "\n" not in text
     assert found["left"] == []
+
+
+class Touch:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return Path.touch, (self.file,)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("place", ["value", "index", "elsewhere", "decoded", "cut", "other", None])
+def test_a_sharded_state_from_elsewhere_has_tensors_and_plain_values_alone(tmp_path, place):
+    """torch itself runs what the index and values of a state hold."""
+    values = {"weight": torch.ones(3), "rate": {"lr": 0.1, "betas": (0.9, 0.99)}}
+    ran, folder, index = tmp_path / "ran", tmp_path / "state", tmp_path / "state" / ".metadata"
+    checkpoint.save(values | ({"code": Touch(ran)} if place == "value" else {}), checkpoint_id=folder, no_dist=True)
+    (part,) = folder.glob("*.distcp")
+    found = pickle.loads(index.read_bytes())
+    if place == "index":
+        found.planner_data["weight"] = Touch(ran)
+    for entry in found.storage_data.values():
+        entry.relative_path = f"../state/{part.name}" if place == "elsewhere" else entry.relative_path
+        entry.transform_descriptors = ("zstd",) if place == "decoded" else None
+    index.write_bytes(pickle.dumps(values["rate"] if place == "other" else found))
+    if place == "cut":
+        part.write_bytes(part.read_bytes()[:-9])
+    with contextlib.nullcontext() if place is None else refused(DataError, "a part"):
+        refuse_code(index, "a part")
+    assert not ran.exists()
 
 
 def test_states_are_private_and_on_a_hub(tmp_path):

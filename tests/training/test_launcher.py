@@ -13,6 +13,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
 from safetensors.torch import load_file
 
+from hf_ext.distributed import LostProcessError
 from hf_ext.errors import UsageError
 from hf_ext.training import launcher
 from hf_ext.training.launcher import (
@@ -22,11 +23,11 @@ from hf_ext.training.launcher import (
     require_devices,
     require_own_device,
 )
-from hf_ext.training.processes import gather_weights
+from hf_ext.training.processes import gather_weights, make_accelerator
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 
-from .launching import ROOT, environment
+from .launching import ROOT, environment, free_port
 from .tiny import TinyTask, make_arguments, run
 
 # A YAML file of accelerate and flags of `accelerate launch`, fields of ours, and the fields that come of it; None
@@ -53,9 +54,19 @@ ROWS = {
     "fsdp with checkpointing": (CHECKPOINTING, [], {}, {"activation_checkpointing": True}),
     "fsdp with offloading": (OFFLOADING, [], {}, None),
     "fsdp by sizes": (SIZES, [], {}, None),
+    "fsdp of groups": (FSDP2, ["--fsdp_sharding_strategy", "HYBRID_SHARD"], {}, None),
+    "fsdp of copies": (
+        {**FSDP2, "fsdp_config": {"fsdp_version": 2, "fsdp_sharding_strategy": "NO_SHARD"}},
+        [],
+        {},
+        None,
+    ),
     "offloaded activations": (CHECKPOINTING, ["--fsdp_activation_checkpointing_offload", "true"], {}, None),
     "zero 2": (ZERO2, [], {}, {}),
     "zero 3": (ZERO2, ["--zero_stage", "3"], {}, None),
+    "zero 2 with offloading": (ZERO2, ["--offload_optimizer_device", "cpu"], {}, None),
+    "zero 2 with offloaded weights": (ZERO2, ["--offload_param_device", "nvme"], {}, None),
+    "zero 2 with experts": (ZERO2, ["--deepspeed_moe_layer_cls_names", "Block"], {}, None),
     "zero 2 with an average": (ZERO2, ["--mixed_precision", "bf16"], {"ema_decay": 0.9}, None),
     "zero 2 in bf16": (ZERO2, ["--mixed_precision", "bf16"], {}, {"mixed_precision": "bf16"}),
     "another clipping": (ZERO2, ["--gradient_clipping", "0.5"], {}, None),
@@ -78,7 +89,8 @@ REFUSED = [
     # To accelerate this is no FSDP, to its own launcher it is.
     "ACCELERATE_USE_FSDP=1 FSDP_VERSION=2",
     *("ACCELERATE_DYNAMO_USE_FULLGRAPH=maybe", "ACCELERATE_CPU_AFFINITY=maybe", "ACCELERATE_FP8_BACKEND=TE"),
-    *("ACCELERATE_MIXED_PRECISION=fp8", f"{TORCHRUN} RANK=1", "PMI_SIZE=two"),
+    *("ACCELERATE_MIXED_PRECISION=fp8", f"{TORCHRUN} RANK=1", "PMI_SIZE=two", "PMI_RANK=two"),
+    "ACCELERATE_LOG_LEVEL=loud",
     *(f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS={value}" for value in ("", "auto", "-1", "²", "1.0")),
     *(f"{TORCHRUN} {name}=two" for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "MASTER_PORT")),
 ]
@@ -253,6 +265,17 @@ def assert_refused(tmp_path: Path, done: subprocess.CompletedProcess[str]) -> No
 def test_a_real_launch_that_cannot_be_honoured_is_one_line(tmp_path):
     done = start(tmp_path, {}, "--dynamo_backend", "eager")
     assert_refused(tmp_path, done)
+
+
+def test_processes_that_do_not_find_each_other_say_so(tmp_path, monkeypatch):
+    port = free_port()
+    alone = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in alone.items():
+        monkeypatch.setenv(name, value)
+    forget_accelerate()
+    with refused(LostProcessError, "process 1 of 2", f"127.0.0.1:{port}"):
+        make_accelerator(make_arguments(tmp_path, {}, timeout_minutes=0.01), tmp_path)
+    forget_accelerate()
 
 
 @pytest.mark.slow

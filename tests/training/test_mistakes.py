@@ -175,6 +175,12 @@ def test_flags_keep_the_names_of_the_file_and_write_fields_with_underscores():
         ("? [a]\n: b", "unhashable"),
         ("!!python/object/apply:os.system ['true']", "could not determine a constructor"),
         ("x" * 200_001, "at most 200,000"),
+        ("a: 1\nb: 010", "line 2: YAML reads '010' in base 8"),
+        ("a: -1:30", "base 60"),
+        ("a: 1:30.5", "base 60"),
+        ("a:\n\tb: 1", "line 2, column 1: "),
+        ("a: 1\n---\nb: 1", "line 2, .* another document"),
+        ("a: 1\nb: \x07", r"line 2: the character '\\x07'"),
     ],
 )
 def test_yaml_that_cannot_be_used_is_refused_in_words(text, said):

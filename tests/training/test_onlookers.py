@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from safetensors.torch import load_file
+from transformers import TrainerCallback
 
 from hf_ext.errors import UsageError
 from hf_ext.training import Callback
@@ -79,6 +80,20 @@ def test_several_trackers_are_checked_and_none_is_none(tmp_path, examples):
         run(TinyTask(), make_arguments(tmp_path / "run", examples, report_to=["tensorboard", "pigeons"]))
     run(TinyTask(), make_arguments(tmp_path / "run", examples, report_to=["tensorboard"], max_steps=1))
     assert [*(tmp_path / "run" / "tensorboard").rglob("events*")]
+
+
+class Spoiler(Callback):
+    """Changes what it is given."""
+
+    def on_evaluate(self, step, metrics, model):
+        metrics.clear()
+
+
+@pytest.mark.parametrize("given", [Spoiler(), [Spoiler], [None], [TrainerCallback()], [print]])
+def test_what_is_no_list_of_callbacks_is_refused(tmp_path, examples, given):
+    with refused(UsageError, "callbacks", "hf_ext.training.Callback"):
+        run(TinyTask(), make_arguments(tmp_path / "run", examples), None, None, given)
+    run(TinyTask(), make_arguments(tmp_path / "run", evaluated(examples), max_steps=1), None, None, [Spoiler()])
 
 
 def test_failures_are_counted_and_strict_ones_raised(capsys):

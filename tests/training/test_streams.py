@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 
 from hf_ext.data.opening import open_source
@@ -20,7 +21,7 @@ BATCHES = 9
 
 def open_kind(root: Path, kind: str) -> tuple[Any, DataSource | None]:
     """Data of a kind, and the source that names it; none of what is given in Python."""
-    folders = {name: str(root / name) for name in ("a", "b", "c", "empty")}
+    folders = {name: str(root / name) for name in ("a", "b", "c", "empty", "hollow")}
     paths: dict[str, Any] = {
         "one": folders["a"],
         "list": [folders["a"], folders["b"]],
@@ -32,6 +33,8 @@ def open_kind(root: Path, kind: str) -> tuple[Any, DataSource | None]:
             {"path": folders["c"], "weight": 0.5},
         ],
         "empty shard": folders["empty"],
+        "empty parquet": folders["hollow"],
+        "list with empty parquet": [folders["hollow"], folders["b"]],
         "pictures": str(root / "pictures"),
         "tars": str(root / "tars" / "*.tar"),
     }
@@ -57,6 +60,9 @@ def root(tmp_path: Path) -> Path:
     for number in range(4):
         rows = [{"pixels": [number / 9 + row / 99] * SIDE**2} for row in range(3) if number != 2]
         (tmp_path / "empty" / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    # A table of no rows has a group of no rows.
+    (file, *_) = write_shards(tmp_path / "hollow", 4, 9).glob("*-00002-*")
+    pyarrow.parquet.write_table(pyarrow.parquet.read_table(file)[:0], file)
     pictures = write_images(tmp_path / "pictures", 9)
     (tmp_path / "tars").mkdir()
     for number in range(4):
@@ -128,9 +134,15 @@ def test_loader_processes_go_on_wherever_they_were_cut(root, kind, workers, worl
     check(root, kind, workers, world, [1, 2, 5, 8])
 
 
-@pytest.mark.parametrize(("workers", "world"), [(0, 1), (2, 1)])
-def test_a_shard_without_rows_is_no_end(root, workers, world):
-    check(root, "empty shard", workers, world, [1, 3])
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [
+        *(("empty shard", 0), ("empty shard", 2), ("empty parquet", 0), ("empty parquet", 2)),
+        *(("empty parquet map", 0), ("empty parquet with buffer", 0), ("list with empty parquet", 2)),
+    ],
+)
+def test_a_shard_without_rows_is_no_end(root, kind, workers):
+    check(root, kind, workers, 1, [1, 3])
 
 
 def test_a_worker_whose_shards_are_all_empty_is_refused_in_words(root):
