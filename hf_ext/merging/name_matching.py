@@ -6,28 +6,23 @@ Plan and table of a merge, adapters and the extraction of a LoRA ask here; nobod
 from __future__ import annotations
 
 import contextlib
-import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hf_ext.hub.safetensors_headers import TensorInfo
 
 from ..errors import DataError
 from .loading import MEANINGS, build_empty, compare_settings, find_loaded_names, find_tied
 from .sources import Source
-from .tokens import TOKEN_FILES, compare_tokens, find_uncompared
+from .tokens import TOKEN_FILES, compare_tokens
 
 # Buffers that models compute from their configuration; newer versions do not save them.
 _COMPUTED_BUFFERS = ("position_ids", "inv_freq", "original_inv_freq", "masked_bias", "relative_position_index")
 # The kind of a model, in the configurations of transformers and diffusers.
 _KINDS = ("model_type", "_class_name")
-# Scores below it hide a position.
-_HIDDEN = -1e30
 # A prefix that fewer names have is a layer, not a wrapper.
 _PREFIX_SHARE = 1 / 3
 
@@ -77,7 +72,6 @@ class Vocabulary:
 
     tensors: frozenset[str]  # tensors with a row for each token, by their names in the base
     difference: str  # which tokens, or how many, are not the base's; empty if the rows may be merged
-    uncompared: str  # that tokens of tokenizers in two forms were not compared; empty if they were
 
 
 @dataclass(frozen=True)
@@ -125,17 +119,11 @@ def match_names(
         for task, own in both
         if own.task_prefix != own.base_prefix and task.config.get("architectures") == base.config.get("architectures")
     ]
-    vocabularies = tuple(_compare_vocabularies(base, task, own, overlap, taken) for task, own in both)
-    warnings += [
-        f"{task.title}: {vocabulary.uncompared}"
-        for task, vocabulary in zip(tasks, vocabularies, strict=True)
-        if vocabulary.uncompared
-    ]
     return Matching(
         names,
-        vocabularies,
+        tuple(_compare_vocabularies(base, task, own, overlap, taken) for task, own in both),
         tuple(_find_unsaved(task, own) for task, own in both),
-        frozenset(name for name, info in base.tensors.items() if _is_computed(name, info) or _is_mask(base, name)),
+        frozenset(name for name, info in base.tensors.items() if _is_computed(name, info)),
         aliases,
         {} if given is None else _match_given(base, given),
         warnings,
@@ -201,15 +189,14 @@ def _compare_vocabularies(
 ) -> Vocabulary:
     tensors = frozenset(name for name, own in names.pairs.items() if _has_rows_of_tokens(base, name, task, own))
     ours, theirs = _vocabulary_size(base.config), _vocabulary_size(task.config)
-    difference = uncompared = ""
+    difference = ""
     if tensors and ours is not None and theirs is not None:
         if ours != theirs and not overlap:
             difference = f"{theirs} tokens, the base {ours}"
         else:
             first, second = (source.small_files(TOKEN_FILES) for source in (base, task))
             difference = compare_tokens(first, second, taken, None if ours == theirs else min(ours, theirs))
-            uncompared = find_uncompared(first, second)
-    return Vocabulary(tensors, difference, uncompared)
+    return Vocabulary(tensors, difference)
 
 
 def _has_rows_of_tokens(base: Source, name: str, task: Source, own: str) -> bool:
@@ -237,23 +224,6 @@ def _is_computed(name: str, info: TensorInfo) -> bool:
     causal_mask = name.endswith("attn.bias") and info.shape == (1, 1, *2 * info.shape[-1:])
     float_mask = info.dtype.is_floating_point and last.endswith("mask")
     return last in _COMPUTED_BUFFERS or float_mask or causal_mask
-
-
-# A mask of any name is known by what it holds: a square of floats that is added to the scores of attention hides
-# positions by infinity or by the least number of a type, in its first row (the future) or in its last (the past). No
-# learned matrix has such a value, and a merge could not use it: the difference of two infinities is no number. Only of
-# a square that is not called `weight` the two rows are read: a few kilobytes, and seldom any.
-def _is_mask(base: Source, name: str) -> bool:
-    """True if a buffer of the base is a mask by its values."""
-    info = base.tensors[name]
-    size = info.shape[-1] if info.shape else 0
-    square = len(info.shape) > 1 and info.shape[-2] == size > 1 and info.dtype.is_floating_point
-    if not square or name.endswith("weight"):
-        return False
-    rows = torch.empty(2, size, dtype=info.dtype)
-    for row, start in zip(rows, (0, math.prod(info.shape) - size), strict=True):
-        base.read_into(name, start, start + size, row)
-    return float(rows.float().min()) < _HIDDEN
 
 
 def _find_unsaved(task: Source, names: Names) -> frozenset[str]:

@@ -67,15 +67,6 @@ def compare_tokens(
     return ""
 
 
-def find_uncompared(base: Mapping[str, Path], task: Mapping[str, Path]) -> str:
-    """The forms of two tokenizers that cannot be compared, in words; empty if they are, or if one has no tokenizer."""
-    common = next((name for name in _TOKENIZERS if name in base and name in task), None)
-    forms = [files[0].name for files in (_choose(base, common), _choose(task, common)) if files]
-    if len(forms) < 2 or forms[0] == forms[1] or not {*forms} & {*_WHOLE}:
-        return ""
-    return f"its tokenizer is {forms[1]}, the base's {forms[0]}: their tokens were not compared"
-
-
 def _choose(files: Mapping[str, Path], wanted: str | None) -> list[Path]:
     """The files that tell the tokens of a vocabulary: one that lists them, and those that add to it."""
     listing = wanted or next((name for name in _TOKENIZERS if name in files), None)

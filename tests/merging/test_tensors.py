@@ -231,38 +231,6 @@ def test_one_model_does_not_lose_what_differs_without_a_word(tmp_path, name, our
         assert (1, name) in decided(plan)[0]
 
 
-# Masks under names that tell nothing, hiding the future or the past, for all heads or for each; and what is none.
-FUTURE = torch.full((4, 4), -torch.inf).triu(1)
-MASKS = {
-    "future": (FUTURE, True),
-    "past": (FUTURE.T.clone(), True),
-    "heads": (FUTURE.expand(2, 4, 4).clone(), True),
-    "batch": (FUTURE[None, None].bfloat16(), True),
-    "least": (FUTURE.clamp(min=torch.finfo(torch.float32).min), True),
-    "band": (torch.full((4, 4), -torch.inf).triu(1) + torch.full((4, 4), -torch.inf).tril(-2), True),
-    "learned": (torch.eye(4), False),
-    "long": (torch.full((2, 4), -torch.inf), None),
-    "proj.weight": (FUTURE, None),
-}
-
-
-@pytest.mark.parametrize("name", MASKS)
-@pytest.mark.parametrize("method", ["emr", "average", "ties"])
-def test_a_mask_under_any_name_stops_no_merge(tmp_path, name, method):
-    values, mask = MASKS[name]
-    base, task = ({"w": ones(4, 4) * scale, f"attn_bias.{name}": values} for scale in (1, 2))
-    with raw_plan(tmp_path, base, task, method=method) as plan:
-        rows = [row.name for row in resolve_plan(plan).merged_rows]
-        assert (f"attn_bias.{name}" in rows) is not bool(mask)
-    if mask is None:
-        with refused(DataError, name, "exclude"):
-            merge_checkpoints(plan.config, tmp_path / "out", progress=False)
-        return
-    folder = merge_checkpoints(plan.config, tmp_path / "out", progress=False).path
-    merged = load_file(folder / "model.safetensors")
-    assert torch.equal(merged[f"attn_bias.{name}"], values)
-
-
 # Fuzz.
 
 DTYPES = (

@@ -138,23 +138,6 @@ def test_of_tokenizers_in_several_forms_the_one_that_both_have_is_compared(tmp_p
             assert [item.name for item in plan.own_tensors(KEPT)] == kept
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [("tokenizer.json", "spiece.model"), ("tekken.json", "vocab.json")])
-@pytest.mark.parametrize("swapped", [False, True])
-def test_tokenizers_without_a_common_form_are_named(tmp_path, ours, theirs, swapped):
-    forms = (theirs, ours) if swapped else (ours, theirs)
-    for name, form in zip(("base", "a"), forms, strict=True):
-        folder = write_weights(tmp_path / name, {"body": ones(3, 3), "embed": ones(4, 2)}, config=SIZE)
-        if form == "tokenizer.json":
-            write_tokenizer(folder, WORDS[:4])
-        else:
-            (folder / form).write_text('{"u": 0, "v": 1}')
-    with make_plan({"base": str(tmp_path / "base"), "tasks": {"a": str(tmp_path / "a")}}) as plan:
-        assert [text for text in plan.warnings if ours in text and theirs in text]
-        (tmp_path / "a" / forms[0]).write_bytes((tmp_path / "base" / forms[0]).read_bytes())
-    with make_plan({"base": str(tmp_path / "base"), "tasks": {"a": str(tmp_path / "a")}}) as plan:
-        assert not [text for text in plan.warnings if ours in text and theirs in text]
-
-
 def check_rows(tmp_path: Path, kind: str, known: bool, config: dict[str, object]) -> None:
     """Rows of other tokens are not mixed, whether the base tells its own or not."""
     ours, theirs = VOCABULARIES[kind]
