@@ -28,7 +28,12 @@ _FILE = -1
 
 
 def compare_tokens(
-    base: Mapping[str, Path], task: Mapping[str, Path], taken: dict[int, str], rows: int | None = None
+    base: Mapping[str, Path],
+    task: Mapping[str, Path],
+    taken: dict[int, str],
+    rows: int | None = None,
+    *,
+    uncompared: list[str],
 ) -> str:
     """
     Compares what the rows of two vocabularies mean.
@@ -41,6 +46,8 @@ def compare_tokens(
         rows (`int`, *optional*):
             So many leading rows must mean the same. If `None`, a row must not mean two tokens in the base and the
             tasks: one that has a token in one of them only, and a tokenizer that is not there, do not count.
+        uncompared (`list[str]`):
+            The reason is appended if the two share no form of tokenizer, and transformers cannot read one of them.
 
     Returns:
         `str`: The first difference in words, empty if there is none.
@@ -54,7 +61,12 @@ def compare_tokens(
     # those of fine-tunes mostly have the same bytes, and to parse them takes longer
     if [path.name for path in ours] == [path.name for path in theirs] and all(map(same_bytes, ours, theirs)):
         return ""
-    first, second = _read_tokens(ours), _read_tokens(theirs)
+    try:
+        first, second = (_read_tokens(files, load=ours and common is None) for files in (ours, theirs))
+    except _UnreadableError as error:
+        told = f"the tokenizers were not compared: {error}"
+        uncompared += [] if rows is not None else [told]
+        return "" if rows is None else told
     known = {**taken, **first} if rows is None else first
     compared = sorted(known.keys() & second.keys()) if rows is None else range(_FILE, rows)
     row = next((row for row in compared if known.get(row) != second.get(row)), None)
@@ -76,15 +88,39 @@ def _choose(files: Mapping[str, Path], wanted: str | None) -> list[Path]:
     return [files[name] for name in (listing, *added) if name in files]
 
 
-def _read_tokens(files: Sequence[Path]) -> dict[int, str]:
-    """The tokens of a vocabulary by their rows."""
+class _UnreadableError(Exception):
+    """A tokenizer whose tokens cannot be told here."""
+
+
+def _read_tokens(files: Sequence[Path], *, load: bool) -> dict[int, str]:
+    """The tokens of a vocabulary by their rows, of a file that is no list as transformers loads it if `load`."""
     tokens: dict[int, str] = {}
+    if load and files and files[0].name in _WHOLE:
+        return _load_tokens(files[0])
     for file in files:
         try:
             tokens |= _read_file(file)
         except Exception as error:
             # that of the library of tokenizers has no class of its own
             raise DataError(f"{file}: malformed ({type(error).__name__}: {error}); fetch it again.") from error
+    return tokens
+
+
+def _load_tokens(file: Path) -> dict[int, str]:
+    """The tokens by their rows as transformers loads the tokenizer of a folder."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, local_files_only=True, trust_remote_code=False)
+        added = set(tokenizer.get_added_vocab())
+        tokens = {row: token for token, row in tokenizer.get_vocab().items()}
+    except Exception as error:
+        # whatever the class of the tokenizer raises, such as for a library that is not installed
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise _UnreadableError(f"transformers does not load {file.name} here ({reason:.160})") from error
+    if added >= set(tokens.values()):
+        # a class that does not find its file may begin with nothing but its special tokens
+        raise _UnreadableError(f"transformers finds no tokens in {file.name} here")
     return tokens
 
 

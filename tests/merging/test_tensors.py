@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import DataError
+from hf_ext.merging.engine import NotFiniteError
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan import make_plan, resolve_plan
 from hf_ext.merging.plan_table import plan_lines, plan_values
@@ -129,6 +131,44 @@ def test_what_takes_no_part_may_hold_anything(tmp_path):
         with raw_plan(tmp_path, spoilt, spoilt, spoilt, method=method, **options) as plan:
             out = merge_checkpoints(plan.config, tmp_path / method, progress=False).path
         assert load_file(out / "model.safetensors")["keep"].isnan().all()
+
+
+CONSTANTS = {
+    "attn_bias": torch.full((40, 40), -torch.inf).triu(1),
+    "h.0.attn.causal": torch.full((1, 1, 9, 9), torch.inf).tril(-1),
+    "pad.weight": torch.tensor([[1.0, 2.0], [float("nan"), float("nan")]]),
+    "limit": torch.tensor(-torch.inf),
+    "half": torch.full((3,), -torch.inf, dtype=torch.bfloat16),
+    # beyond what is looked at first
+    "late": torch.cat([torch.zeros(5000), torch.tensor([torch.inf])]),
+}
+
+
+@pytest.mark.parametrize("method", ["average", "ties", "slerp", "emr", "onebit"])
+def test_constants_with_infinity_are_carried_over_whatever_their_name(tmp_path, method):
+    base = {"w": ones(4)} | CONSTANTS
+    tasks = [base | {"w": ones(4) * factor} for factor in ((2,) if method == "slerp" else (2, 3))]
+    with raw_plan(tmp_path, base, *tasks, method=method) as plan:
+        (said,) = (text for text in plan.warnings if "carried over unchanged" in text)
+        assert "attn_bias" in said and "3 more" in said
+        out = merge_checkpoints(plan.config, tmp_path / "out", progress=False).path
+    if method in ("emr", "onebit"):
+        out = TaskWeights(out).export("t0", tmp_path / "task")
+    found = load_file(out / "model.safetensors")
+    for name, values in CONSTANTS.items():
+        assert torch.equal(found[name].view(-1).view(torch.uint8), values.view(-1).view(torch.uint8)), name
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_infinity_in_a_tensor_that_differs_is_refused(tmp_path, name):
+    base = {"w": ones(4)} | CONSTANTS
+    changed = CONSTANTS[name].clone()
+    changed.view(-1)[0] = 7
+    with (
+        raw_plan(tmp_path, base, base, base | {name: changed}, method="average") as plan,
+        refused(NotFiniteError, name),
+    ):
+        merge_checkpoints(plan.config, tmp_path / "out", progress=False)
 
 
 @pytest.mark.parametrize(

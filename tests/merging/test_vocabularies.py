@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedTokenizerFast
 
 from hf_ext.errors import DataError
 from hf_ext.merging.plan import make_plan
@@ -136,6 +137,29 @@ def test_of_tokenizers_in_several_forms_the_one_that_both_have_is_compared(tmp_p
     for task, kept in (("a", []), ("b", ["embed"])):
         with make_plan({"base": str(tmp_path / "base"), "tasks": {task: str(tmp_path / task)}}) as plan:
             assert [item.name for item in plan.own_tensors(KEPT)] == kept
+
+
+@pytest.mark.parametrize("form", ["tokenizer.model", "spiece.model", "tekken.json", "qwen.tiktoken", "vocab.bpe"])
+def test_without_a_common_form_tokens_are_compared_as_transformers_loads_them(tmp_path, monkeypatch, form):
+    for name in ("base", "a"):
+        write_weights(tmp_path / name, {"body": ones(3, 3), "embed": ones(4, 2)}, config=SIZE)
+    words = ("one", "two", "three", "four")
+    write_tokenizer(tmp_path / "base", words)
+    (tmp_path / "a" / form).write_text("no model")
+    given = {"base": str(tmp_path / "base"), "tasks": {"a": str(tmp_path / "a")}, "method": "average"}
+    with make_plan(given) as plan:
+        (said,) = (text for text in plan.warnings if "not compared" in text)
+        assert form in said and "'a'" in said and "\n" not in said
+    same, other = (write_tokenizer(tmp_path / text, (*words[:3], text)) for text in (words[3], "other"))
+    for folder, fits in ((same, True), (other, False)):
+        loaded = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+        monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *_, found=loaded, **__: found)
+        if fits:
+            with make_plan(given) as plan:
+                assert not any("compared" in text for text in plan.warnings)
+        else:
+            with refused(DataError, "token 3", "other"):
+                make_plan(given)
 
 
 def check_rows(tmp_path: Path, kind: str, known: bool, config: dict[str, object]) -> None:
