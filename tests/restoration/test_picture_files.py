@@ -170,7 +170,7 @@ def test_broken_files_are_named(kind, tmp_path):
         read_image(data)
 
 
-@pytest.mark.parametrize(("tag", "kind", "message"), [(256, 4, "Missing dimensions"), (259, 3, "11")])
+@pytest.mark.parametrize(("tag", "kind", "message"), [(256, 4, "broken: Missing dim"), (259, 3, "a TIFF.* 11 is")])
 def test_a_tiff_whose_second_page_is_broken_is_named(tag, kind, message):
     file = io.BytesIO()
     pages = [Image.new("L", (8, 8), shade) for shade in (0, 255)]
@@ -179,7 +179,7 @@ def test_a_tiff_whose_second_page_is_broken_is_named(tag, kind, message):
     place = data.rindex(struct.pack("<HHI", tag, kind, 1))
     # No width; an unknown compression.
     data[place : place + 10] = struct.pack("<HHIH", 60000 if tag == 256 else tag, kind, 1, 11)
-    with pytest.raises(ValueError, match=f"the picture is broken: {message}"):
+    with pytest.raises(ValueError, match=f"the picture is {message}"):
         read_frames(bytes(data))
 
 
