@@ -29,7 +29,7 @@ from .camera import (
 )
 from .containers import colour_chunks, is_lossless_webp, jpeg_subsampling
 from .deep import read_deep, spread_grey
-from .encoding import XMP, Frames, Picture, descriptive_tags, encode_frames, to_8_bits
+from .encoding import FOLDERS, XMP, Frames, Picture, descriptive_tags, encode_frames, to_8_bits
 from .jobs import FORMATS
 from .tiff import is_misread, is_tiff, read_tiff
 
@@ -281,6 +281,9 @@ def _picture(image: ImageFile.ImageFile, source: Source, page: int) -> Picture:
     # First: to look for EXIF data behind its pixels, Pillow decodes a PNG.
     deep = read_deep(image, source, page)
     exif = image.getexif()
+    for folder in FOLDERS:
+        # Pillow reads it when it is asked for, and the file may be closed by then.
+        exif.get_ifd(folder)
     pixels = spread_grey(image_to_pixels(image), image) if deep is None else deep
     if XMP not in exif and image.info.get("xmp"):
         # Where other files than a TIFF have it.

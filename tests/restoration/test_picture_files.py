@@ -18,7 +18,7 @@ from tests.kit.refusals import refused
 PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 
 
-@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_16_bits_of_a_png_survive_with_what_stands_beside_them(channels, tmp_path):
     pixels = noise(7, 9, channels, dtype=np.uint16)
     path = tmp_path / "a.png"
@@ -29,14 +29,6 @@ def test_16_bits_of_a_png_survive_with_what_stands_beside_them(channels, tmp_pat
     assert picture.exif[0x010F] == "maker"
     assert picture.dpi == pytest.approx((300, 300), abs=0.1)
     assert picture.icc_profile == (PROFILE if channels > 1 else None)
-
-
-def test_what_pillow_reads_with_8_of_16_bits(tmp_path, caplog):
-    pixels = noise(7, 9, 2, dtype=np.uint16)
-    read = read_image(write_image(tmp_path / "a.png", Picture(pixels))).pixels
-    assert read.dtype == np.uint8
-    assert "Pillow reads the upper 8" in caplog.messages[0]
-    np.testing.assert_array_equal(read[..., [0, -1]], pixels >> 8)
 
 
 @pytest.mark.parametrize("ending", FORMATS)
