@@ -53,7 +53,7 @@ def read_image(source: Source, max_megapixels: float = 200.0) -> Picture:
         max_megapixels (`float`, *optional*, defaults to 200): Larger pictures are refused before they are decoded.
 
     Returns:
-        [`Picture`]: 16 bits for PNG and TIFF in grey and RGB, with alpha or not, HEIC of more than 8, and RAW. Of 16 bits
+        [`Picture`]: 16 bits for PNG and TIFF in grey and RGB, with alpha or not, HEIC above 8, and RAW. Of 16 bits
         in other files and kinds, Pillow gives 8, which is said for PNG and TIFF. CMYK, LAB and the like become RGB.
     """
     return _read(source, max_megapixels, several=False).pictures[0]
