@@ -1,5 +1,6 @@
 """hf-ext restore and hf-ext semanir: SemanIR models on pictures."""
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -52,7 +53,14 @@ def _read_strength(text: str) -> float | str:
 def _read_colour(text: str) -> tuple[int, ...]:
     from PIL import ImageColor
 
-    return ImageColor.getrgb(text)[:3]
+    # Pillow lets values above 255 pass, which are a ValueError here.
+    return tuple(bytes(ImageColor.getrgb(text)[:3]))
+
+
+def _read_megapixels(text: str) -> float:
+    if not 0 < float(text) < math.inf:
+        raise ValueError(text)
+    return float(text)
 
 
 def _read_numbers(text: str) -> list[int]:
@@ -62,6 +70,7 @@ def _read_numbers(text: str) -> list[int]:
 TILE = Parsed("PIXELS|auto", _read_tile, "neither a number of pixels nor 'auto'")
 STRENGTH = Parsed("0..1|auto", _read_strength, "neither a number from 0 to 1 nor 'auto'")
 COLOUR = Parsed("COLOUR", _read_colour, "not a colour; give one such as white or #ffcc00")
+MEGAPIXELS = Parsed("MEGAPIXELS", _read_megapixels, "not a number above 0")
 NUMBERS = Parsed("N,N", _read_numbers, "not a list of whole numbers such as 16,64")
 
 
@@ -112,7 +121,7 @@ def load_model(source: str, device: str | None, dtype: str | None, task: str | N
 @click.option("--overwrite", is_flag=True, help="Replace existing files that have the name of a result.")
 @click.option(
     "--max-megapixels",
-    type=click.FloatRange(min=0, min_open=True),
+    type=MEGAPIXELS,
     default=200.0,
     show_default=True,
     help="Largest picture; larger ones are reported and not decoded.",
@@ -263,6 +272,8 @@ def _place_of_results(out: str, compare: bool, named: str | None) -> tuple[Path 
     """The file or folder that --out names, and the folder of the results; None for standard output."""
     from hf_ext.restoration.jobs import is_one_result
 
+    if not out:
+        raise click.UsageError("--out is empty; give a folder (. is this one), the name of a picture, or -.")
     if out == "-":
         if compare:
             raise click.UsageError("--compare needs a folder for its files: give --out DIR instead of -.")

@@ -1,19 +1,24 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""16 bits out of PNG and TIFF: Pillow's images have 8 bits in several channels, and grey as it lies in the file."""
+"""16 bits out of PNG and TIFF: Pillow's images have 8 bits in several channels, and grey as it lies in the file.
 
+Kinds of TIFF that Pillow does not know, or reads wrongly, are in `tiff`.
+"""
+
+import io
 import re
 import sys
+import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tifffile
 from PIL import Image, ImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from transformers.utils import logging
 
 from hf_ext.semanir.image_processing_semanir import image_to_pixels
 
-from .camera import DECODER_ERRORS, Source, UnreadableError, seekable
+from .camera import Source, seekable
 
 logger = logging.get_logger(__name__)
 
@@ -21,13 +26,11 @@ logger = logging.get_logger(__name__)
 _DEEP = re.compile(r"(RGB|RGBA|RGBa|RGBX+|LA|CMYKX*);16[BLN]")
 _READ = ("RGB", "RGBA", "RGBa", "RGBX")
 # TIFF tags.
-_BITS, _PHOTOMETRIC, _ORIENTATION, _PLANAR, _EXTRA_SAMPLES = 258, 262, 274, 284, 338
+_BITS, _PHOTOMETRIC = 258, 262
 
 
 def read_deep(image: ImageFile.ImageFile, source: Source, page: int) -> np.ndarray | None:
-    """All 16 bits of a picture in colour."""
-    if isinstance(image, TiffImageFile) and _has_deep_planes(image):
-        return _upright_planes(image, source, page)
+    """All 16 bits of a picture in colour, of which Pillow has 8."""
     kind = _DEEP.fullmatch(_raw_mode(image))
     if kind is None or image.format not in ("PNG", "TIFF") or image.mode.startswith("I;16"):
         return None
@@ -35,6 +38,8 @@ def read_deep(image: ImageFile.ImageFile, source: Source, page: int) -> np.ndarr
     made_up = image.format == "PNG" and (getattr(image, "is_animated", False) or "transparency" in image.info)
     if kind[1] in _READ and not made_up:
         return _both_halves(source, page)
+    if kind[1] == "LA" and not made_up:
+        return _grey_and_alpha(source)
     logger.warning(f"{image.format} of 16 bits in several channels ({kind[0]}): Pillow reads the upper 8 bits only.")
     return None
 
@@ -78,32 +83,22 @@ def _both_halves(source: Source, page: int) -> np.ndarray:
                 image.tile[index] = tile._replace(args=arguments)
             halves.append(image_to_pixels(image))
     pixels = halves[0].astype(np.uint16) * 256 + halves[1]
-    if "RGBa" not in raw:
-        return pixels
-    alpha = pixels[..., 3:].astype(np.float64)
-    colours = pixels[..., :3] * (65535 / np.maximum(alpha, 1))
-    return np.concatenate([np.rint(colours.clip(0, 65535)), alpha], axis=-1).astype(np.uint16)
+    return divide_by_alpha(pixels) if "RGBa" in raw else pixels
 
 
-def _has_deep_planes(image: TiffImageFile) -> bool:
-    """Tells that a TIFF has planes of 16 bits, of which Pillow reads halves or nothing that makes sense."""
-    bits = image.tag_v2.get(_BITS, (1,))
-    return isinstance(bits, tuple) and len(bits) > 1 and max(bits) > 8 and image.tag_v2.get(_PLANAR) == 2
+def _grey_and_alpha(source: Source) -> np.ndarray:
+    """All 16 bits of a PNG in grey with alpha, of which Pillow reads the upper byte of each value."""
+    # A pixel has four bytes, as one of RGBA of 8 bits has, and filters and interlacing go by bytes: the same file with
+    # another depth and kind of colours in its header is such a picture. The tests read what was written.
+    data = bytearray(source if isinstance(source, bytes) else Path(source).read_bytes())
+    data[24:26] = 8, 6
+    data[29:33] = zlib.crc32(data[12:29]).to_bytes(4)
+    with Image.open(io.BytesIO(data)) as image:
+        return np.ascontiguousarray(image_to_pixels(image)).view(">u2").astype(np.uint16)
 
 
-def _upright_planes(image: TiffImageFile, source: Source, page: int) -> np.ndarray:
-    """The pixels of a TIFF page whose colours lie in planes of 16 bits, by tifffile."""
-    if image.tag_v2.get(_PHOTOMETRIC) != 2:
-        raise UnreadableError("has 16 bits in planes that are not RGB; save it with interleaved channels.")
-    try:
-        with tifffile.TiffFile(seekable(source)) as file:
-            planes = file.pages[page].asarray()
-    except (tifffile.TiffFileError, *DECODER_ERRORS) as error:
-        raise UnreadableError(f"has 16 bits in planes that tifffile cannot read: {error}") from error
-    alpha = image.tag_v2.get(_EXTRA_SAMPLES, ())[:1] == (2,)
-    pixels = np.moveaxis(planes, 0, -1)[..., : 4 if alpha else 3].astype(np.uint16)
-    orientation = image.tag_v2.get(_ORIENTATION, 1)
-    # From 5 up rows and columns change places; then each may be read backwards.
-    pixels = pixels.swapaxes(0, 1) if orientation >= 5 else pixels
-    rows, columns = {2: (1, -1), 3: (-1, -1), 4: (-1, 1), 6: (1, -1), 7: (-1, -1), 8: (-1, 1)}.get(orientation, (1, 1))
-    return np.ascontiguousarray(pixels[::rows, ::columns])
+def divide_by_alpha(pixels: np.ndarray) -> np.ndarray:
+    """Colours that were multiplied with alpha, which is the last channel, as they were before."""
+    top, alpha = np.iinfo(pixels.dtype).max, pixels[..., -1:].astype(np.float64)
+    colours = pixels[..., :-1] * (top / np.maximum(alpha, 1))
+    return np.concatenate([np.rint(colours.clip(0, top)), alpha], axis=-1).astype(pixels.dtype)

@@ -36,7 +36,7 @@ _METADATA = ("PNG", "JPEG", "WEBP", "TIFF")
 
 # Folders of tags, and those of size inside the first: the size may have changed.
 _EXIF_FOLDER, _GPS_FOLDER, _EXIF_WIDTH, _EXIF_HEIGHT = 0x8769, 0x8825, 0xA002, 0xA003
-_FOLDERS = (_EXIF_FOLDER, _GPS_FOLDER)
+FOLDERS = (_EXIF_FOLDER, _GPS_FOLDER)
 
 # Types of entries of a TIFF.
 _LONG, _FRACTIONS, _DOUBLE = 4, (5, 10), 12
@@ -49,6 +49,9 @@ XMP = 700
 # ratings, copyright, IPTC, and title, comment, author, keywords and subject as Windows has them. All others say how
 # the pixels lay in the file that was read (in a TIFF these are in the same directory) and would spoil another.
 _DESCRIPTIVE = (269, 270, 271, 272, 285, 305, 306, 315, 316, XMP, 18246, 18249, 33432, 33723, *range(40091, 40096))
+
+# Descriptions in which tifffile, ImageJ and microscopes say how pixels lie; of a larger picture readers believe them.
+_OF_THE_PIXELS = re.compile(r'\{"shape": \[|ImageJ=|(<\?xml[^>]*>)?\s*(<!--.*-->)?\s*<OME ')
 
 # Formats that have a place of its own for XMP.
 _WITH_XMP = ("JPEG", "WEBP")
@@ -265,13 +268,13 @@ def descriptive_tags(picture: Picture) -> Image.Exif | None:
     kept = Image.Exif()
     try:
         for tag in _DESCRIPTIVE:
-            if picture.exif.get(tag) is not None:
+            if picture.exif.get(tag) is not None and not _OF_THE_PIXELS.match(str(picture.exif[tag])):
                 kept[tag] = picture.exif[tag]
         if isinstance(kept.get(XMP), bytes):
             # The pixels stand upright by now.
             kept[XMP] = re.sub(rb"(tiff:Orientation(?:\s*=\s*[\"']|>\s*))\d", rb"\g<1>1", kept[XMP])
         sides = {_EXIF_WIDTH: picture.pixels.shape[1], _EXIF_HEIGHT: picture.pixels.shape[0]}
-        for folder in _FOLDERS:
+        for folder in FOLDERS:
             tags = dict(picture.exif.get_ifd(folder))
             tags.pop(_INTEROPERABILITY, None)
             tags.update({tag: side for tag, side in sides.items() if tag in tags})
@@ -288,7 +291,7 @@ def _tags_to_write(picture: Picture) -> Image.Exif | None:
     exif = descriptive_tags(picture)
     if exif is None:
         return None
-    for folder in (exif.get_ifd(folder) for folder in _FOLDERS if folder in exif):
+    for folder in (exif.get_ifd(folder) for folder in FOLDERS if folder in exif):
         folder.update({tag: _Text(value) for tag, value in folder.items() if isinstance(value, str)})
     return _with_bytes(exif)
 
@@ -345,7 +348,7 @@ def _tiff(pictures: list[Picture]) -> bytes:
                 software=False,
             )
     for number, exif in enumerate(exifs):
-        for folder in _FOLDERS:
+        for folder in FOLDERS:
             if exif is not None and folder in exif:
                 _add_folder(file, number, folder, exif.get_ifd(folder))
     return file.getvalue()
@@ -362,7 +365,7 @@ def _tiff_tags(exif: Image.Exif) -> list[tuple[int, int, int, Any, bool]]:
         kind, values = directory.tagtype[tag], value if isinstance(value, bytes | tuple) else (value,)
         if kind in _FRACTIONS:
             kind, values = _DOUBLE, tuple(map(float, values))
-        found.append((tag - 1, _LONG, 1, 0, False) if tag in _FOLDERS else (tag, kind, len(values), values, False))
+        found.append((tag - 1, _LONG, 1, 0, False) if tag in FOLDERS else (tag, kind, len(values), values, False))
     return found
 
 

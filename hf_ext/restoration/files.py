@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterable
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
@@ -28,8 +29,9 @@ from .camera import (
 )
 from .containers import colour_chunks, is_lossless_webp, jpeg_subsampling
 from .deep import read_deep, spread_grey
-from .encoding import XMP, Frames, Picture, descriptive_tags, encode_frames, to_8_bits
+from .encoding import FOLDERS, XMP, Frames, Picture, descriptive_tags, encode_frames, to_8_bits
 from .jobs import FORMATS
+from .tiff import is_misread, is_tiff, read_tiff
 
 _ORIENTATION = 0x0112
 # Formats whose frames follow one another in time; in those of the second kind the first picture is the whole (a
@@ -51,7 +53,7 @@ def read_image(source: Source, max_megapixels: float = 200.0) -> Picture:
         max_megapixels (`float`, *optional*, defaults to 200): Larger pictures are refused before they are decoded.
 
     Returns:
-        [`Picture`]: 16 bits for PNG and TIFF in grey, RGB and RGBA, for HEIC of more than 8, and for RAW. Of 16 bits
+        [`Picture`]: 16 bits for PNG and TIFF in grey and RGB, with alpha or not, HEIC above 8, and RAW. Of 16 bits
         in other files and kinds, Pillow gives 8, which is said for PNG and TIFF. CMYK, LAB and the like become RGB.
     """
     return _read(source, max_megapixels, several=False).pictures[0]
@@ -67,38 +69,41 @@ def read_frames(source: Source, max_megapixels: float = 200.0) -> Frames:
     return _read(source, max_megapixels, several=True)
 
 
+class _Limits(NamedTuple):
+    """Bounds that are tested before anything is decoded: the name in messages, the megapixels, one picture or more."""
+
+    name: str
+    megapixels: float
+    several: bool
+
+    def check(self, width: int, height: int, count: int = 1) -> None:
+        frames = f"{count} frames of " if count > 1 else ""
+        self.check_pixels(width * height * count, f"{frames}{width} x {height} pixels")
+
+    def check_pixels(self, pixels: int, words: str = "") -> None:
+        if pixels > self.megapixels * 1e6:
+            raise DataError(self.too_large(words or f"{pixels} pixels on its pages"))
+
+    def check_count(self, count: int) -> None:
+        if count > 1 and not self.several:
+            raise DataError(f"{self.name} has {count} frames or pages; save each as its own file.")
+
+    def too_large(self, size: str) -> str:
+        return (
+            f"{self.name} has {size}; the limit is {self.megapixels:g} megapixels. Raise max-megapixels to allow it."
+        )
+
+
 def _read(source: Source, max_megapixels: float, several: bool) -> Frames:
     name = "the picture" if isinstance(source, bytes) else str(source)
-
-    def check(width: int, height: int, count: int = 1) -> None:
-        if width * height * count > max_megapixels * 1e6:
-            frames = f"{count} frames of " if count > 1 else ""
-            raise DataError(_too_large(name, f"{frames}{width} x {height} pixels", max_megapixels))
-
-    from_camera = not isinstance(source, bytes) and Path(source).suffix.lower() in RAW_ENDINGS
+    limits = _Limits(name, max_megapixels, several)
     try:
-        if from_camera:
-            return _from_camera(read_raw, source, check)
-        if is_heif(source):
-            return _from_camera(read_heif, source, check)
-        with open_picture(source, max(1, int(max_megapixels * 1e6))) as image:
-            if is_raw(image):
-                return _from_camera(read_raw, source, check)
-            pages, masks, pixels = _list_pages(image)
-            if len(pages) > 1 and not several:
-                raise DataError(f"{name} has {len(pages)} frames or pages; save each as its own file.")
-            if len(pages) == 1 or image.format in _MOVING:
-                check(*image.size, len(pages))
-            elif pixels > max_megapixels * 1e6:
-                raise DataError(_too_large(name, f"{pixels} pixels on its pages", max_megapixels))
-            frames = _frames(image, source, pages)
-            lost = (f"masks of pages were left out: {masks}",) if masks else ()
-            return frames._replace(lost=frames.lost + lost)
+        return _read_any(source, limits)
     except UnreadableError as error:
         # The reader of this kind of file does not know its name.
         raise type(error)(f"{name} {error}") from error
     except Image.DecompressionBombError as error:
-        raise DataError(_too_large(name, "more than twice as many pixels", max_megapixels)) from error
+        raise DataError(limits.too_large("more than twice as many pixels")) from error
     except UnidentifiedImageError as error:
         size = len(source) if isinstance(source, bytes) else os.path.getsize(source)
         what = f"is not a picture that Pillow can read ({size} bytes)" if size else "is empty"
@@ -114,8 +119,32 @@ def _read(source: Source, max_megapixels: float, several: bool) -> Frames:
         raise DataError(f"{name} is broken: {error}") from error
 
 
-def _too_large(name: str, size: str, bound: float) -> str:
-    return f"{name} has {size}; the limit is {bound:g} megapixels. Raise max-megapixels to allow it."
+def _read_any(source: Source, limits: _Limits) -> Frames:
+    """The frames or pages of a file, by the library that reads its kind."""
+    if not isinstance(source, bytes) and Path(source).suffix.lower() in RAW_ENDINGS:
+        return _from_camera(read_raw, source, limits.check)
+    if is_heif(source):
+        return _from_camera(read_heif, source, limits.check)
+    try:
+        with open_picture(source, max(1, int(limits.megapixels * 1e6))) as image:
+            if is_raw(image):
+                return _from_camera(read_raw, source, limits.check)
+            pages, masks, pixels = _list_pages(image)
+            limits.check_count(len(pages))
+            if len(pages) == 1 or image.format in _MOVING:
+                limits.check(*image.size, len(pages))
+            else:
+                limits.check_pixels(pixels)
+            frames = _frames(image, source, pages)
+            lost = (f"masks of pages were left out: {masks}",) if masks else ()
+            return frames._replace(lost=frames.lost + lost)
+    except (UnidentifiedImageError, KeyError, SyntaxError):
+        # Of a TIFF, colours of a page (a syntax error of Pillow) or a compression (a key) may be unknown.
+        if not is_tiff(source):
+            raise
+    frames = read_tiff(source, limits.check_pixels)
+    limits.check_count(len(frames.pictures))
+    return frames
 
 
 def _from_camera(
@@ -148,6 +177,8 @@ def _list_pages(image: ImageFile.ImageFile) -> tuple[list[int], int, int]:
                 raise
             masks += 1
         else:
+            if is_misread(image):
+                raise UnidentifiedImageError
             pages.append(number)
             pixels += image.width * image.height
     image.seek(0)
@@ -250,6 +281,9 @@ def _picture(image: ImageFile.ImageFile, source: Source, page: int) -> Picture:
     # First: to look for EXIF data behind its pixels, Pillow decodes a PNG.
     deep = read_deep(image, source, page)
     exif = image.getexif()
+    for folder in FOLDERS:
+        # Pillow reads it when it is asked for, and the file may be closed by then.
+        exif.get_ifd(folder)
     pixels = spread_grey(image_to_pixels(image), image) if deep is None else deep
     if XMP not in exif and image.info.get("xmp"):
         # Where other files than a TIFF have it.

@@ -1,6 +1,7 @@
 """Planning of a command: its pictures and the path of each result, without torch or a model."""
 
 import glob
+import logging
 import os
 import sys
 import tempfile
@@ -14,6 +15,8 @@ from PIL import Image
 from ..errors import DataError
 from .camera import DECODER_ERRORS, RAW_ENDINGS, open_picture
 
+logger = logging.getLogger(__name__)
+
 # The formats of results by the ends of their names. A still GIF becomes a PNG, since a GIF has 256 colours.
 FORMATS = {
     ".png": "PNG",
@@ -25,6 +28,7 @@ FORMATS = {
     ".bmp": "BMP",
     ".gif": "GIF",
 }
+_STDIN = Path("stdin")
 # What Pillow recognises but cannot decode by itself, or not as pixels.
 _NO_PIXELS = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}
 # What other libraries read; the ends of RAW files are in `camera`.
@@ -96,7 +100,7 @@ def plan_jobs(
         return Plan([Job(str(relative), source, None, ending or _ending_of(source, relative))], {}, {})
     planned, skipped, refused = list[tuple[Job, bool]](), dict[str, str](), dict[str, str]()
     for source, relative, named in found:
-        title = str(source) if isinstance(source, Path) else "standard input"
+        title = "standard input" if relative == _STDIN else str(source if isinstance(source, Path) else relative)
         missing = missing_library(relative)
         if missing is not None:
             (refused if named else skipped)[title] = f"{title}: {missing}"
@@ -131,7 +135,7 @@ def _without_clashes(
     places = {str(reserved).casefold(): "the sheet of --compare"} if reserved is not None else {}
     # Links are followed once for each: of a million pictures that takes minutes.
     resolved = [
-        tuple(place.resolve() if isinstance(place, Path) else None for place in (job.source, job.out))
+        tuple(_resolve(place) if isinstance(place, Path) else None for place in (job.source, job.out))
         for job, _ in planned
     ]
     sources = {source: job.name for (source, _), (job, _) in zip(resolved, planned, strict=True)}
@@ -193,7 +197,7 @@ def find_files(name: str, out: Path | None, endings: frozenset[str], lists: tupl
     """Files of an input, each with its place below the folder of results; of a folder those with such endings."""
     if name == "-":
         data = sys.stdin.buffer.read()
-        yield Found(data, Path("stdin"), True)
+        yield Found(data, _STDIN, True)
     elif name.startswith("@"):
         if name in lists:
             raise DataError(f"{name} names itself, by way of {' and '.join(lists)}.")
@@ -201,15 +205,17 @@ def find_files(name: str, out: Path | None, endings: frozenset[str], lists: tupl
             yield from find_files(line.strip(), out, endings, (*lists, name))
     elif os.path.isdir(name):
         folder = Path(name)
-        results = out.resolve() if out is not None else None
+        results = None if out is None else _resolve(out)
         for path in sorted(_walk(folder)):
             relative = path.relative_to(folder)
             hidden = any(part.startswith(".") for part in relative.parts)
-            inside = results is not None and results != folder.resolve() and path.resolve().is_relative_to(results)
+            inside = results is not None and results != _resolve(folder) and _resolve(path).is_relative_to(results)
             if path.suffix.lower() in endings and not hidden and not inside and path.is_file():
                 yield Found(path, relative, False)
     elif os.path.exists(name):
-        yield Found(Path(name), Path(Path(name).name), True)
+        # A pipe, such as <(curl ...) of a shell, can be read once.
+        path, once = Path(name), not os.path.isfile(name)
+        yield Found(path.read_bytes() if once else path, Path(path.name), True)
     elif glob.has_magic(name):
         parts = Path(name).parts
         fixed = Path(*parts[: next(index for index, part in enumerate(parts) if glob.has_magic(part))])
@@ -220,10 +226,19 @@ def find_files(name: str, out: Path | None, endings: frozenset[str], lists: tupl
         raise ValueError(f"{name} does not exist; give files, folders, patterns, or - for standard input.")
 
 
+def _resolve(path: Path) -> Path:
+    """The path that links lead to; of a link to itself, which `Path.resolve` does not bear, the link."""
+    return Path(os.path.realpath(path))
+
+
 def _walk(folder: Path) -> Iterator[Path]:
     """All below a folder, what is linked too; of a circle of links each folder once."""
+
+    def tell(error: OSError) -> None:
+        logger.warning(f"{error.filename} was not searched: {error.strerror}")
+
     seen = set[str]()
-    for place, folders, names in os.walk(folder, followlinks=True):
+    for place, folders, names in os.walk(folder, onerror=tell, followlinks=True):
         if (real := os.path.realpath(place)) in seen:
             folders.clear()
             continue

@@ -177,6 +177,8 @@ def load_model(
             model = load_adapter(model, checkpoint).merge_and_unload()
         place = device or ("cuda" if torch.cuda.is_available() else "cpu")
         try:
+            if torch.device(place).type == "meta":
+                raise RuntimeError("it computes nothing")
             restorer: SemanIRForImageRestoration = model.eval().to(place)
         except (RuntimeError, AssertionError) as error:
             raise UsageError(f"device {device} cannot be used: {error}") from error

@@ -10,6 +10,7 @@ import tifffile
 from PIL import Image, ImageCms, ImageOps
 from PIL.TiffImagePlugin import IFDRational
 
+from hf_ext.errors import DataError
 from hf_ext.restoration.camera import UnreadableError
 from hf_ext.restoration.files import Picture, read_frames, read_image, write_image
 from tests.kit.pictures import noise
@@ -77,6 +78,22 @@ def assert_same_colours(pixels: np.ndarray, wanted: np.ndarray, loss: float, wha
     assert difference.mean() <= loss or difference.max() <= 1, (what, difference.mean(), difference.max())
 
 
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_what_we_write_is_read_with_its_tags(dtype, channels, tmp_path):
+    exif = Image.Exif()
+    exif[270], exif[315] = '{"shape": [9, 7]}', "a name"
+    exif.get_ifd(0x8769)[0xA434] = "a lens"
+    picture = Picture(noise(9, 7, channels, dtype=dtype), exif, dpi=(300, 300))
+    assert_writes(picture, tmp_path, "")
+    for ending in (".png", ".tif"):
+        read = read_image(tmp_path / f"out{ending}")
+        assert (read.exif[315], read.exif.get_ifd(0x8769)[0xA434]) == ("a name", "a lens")
+        assert read.dpi == pytest.approx((300, 300), abs=0.1)
+        # How pixels lie is no description.
+        assert 270 not in read.exif
+
+
 def assert_writes(picture: Picture, folder, what: str) -> None:
     """Both formats without loss give every pixel again, to us, to Pillow and to tifffile, metadata and all."""
     for ending in (".png", ".tif"):
@@ -84,6 +101,9 @@ def assert_writes(picture: Picture, folder, what: str) -> None:
         again = read_image(path)
         np.testing.assert_array_equal(again.pixels, picture.pixels, err_msg=what)
         assert again.pixels.dtype == picture.pixels.dtype, what
+        if ending == ".tif" and picture.pixels.dtype == np.uint16 and picture.pixels.shape[-1] == 2:
+            # Pillow does not know it.
+            continue
         with Image.open(path) as image:
             image.load()
             assert image.size == picture.pixels.shape[1::-1], what
@@ -140,46 +160,52 @@ def test_every_mode_in_every_container(mode, tmp_path):
 
 # How a TIFF of several channels can lie in its file.
 LAYOUTS = [
-    {"byteorder": order, "compression": compression, "tile": tile, "predictor": predictor}
-    for order, compression, tile, predictor in itertools.product(
-        "<>", (None, "adobe_deflate"), (None, (16, 16)), (None, 2)
+    {"byteorder": order, "bigtiff": big, "compression": compression, "tile": tile, "predictor": predictor}
+    for order, big, compression, tile, predictor in itertools.product(
+        "<>", (False, True), (None, "adobe_deflate", "lzma"), (None, (16, 16)), (None, 2)
     )
     if compression or not predictor
 ]
 
 
 def tiff(pixels: np.ndarray, planar: bool = False, **layout) -> bytes:
-    file = io.BytesIO()
-    extra = {4: ["unassalpha"], 2: ["unassalpha"]}.get(pixels.shape[-1])
+    file, channels = io.BytesIO(), pixels.shape[-1]
+    extra = ["unassalpha"] if channels % 2 == 0 else None
+    pixels = pixels if channels > 1 else pixels[..., 0]
     tifffile.imwrite(
         file,
-        pixels.transpose(2, 0, 1) if planar else pixels,
-        photometric="rgb" if pixels.shape[-1] >= 3 else "minisblack",
-        planarconfig="separate" if planar else "contig",
+        pixels.transpose(2, 0, 1) if planar and channels > 1 else pixels,
+        photometric="rgb" if channels >= 3 else "minisblack",
+        planarconfig=None if channels == 1 else "separate" if planar else "contig",
         **{"extrasamples": extra, **layout},
     )
     return file.getvalue()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
 @pytest.mark.parametrize("planar", [False, True])
-def test_a_tiff_in_colour_keeps_its_depth_however_it_lies(planar, layout):
-    for dtype, channels in ((np.uint8, 3), (np.uint16, 3), (np.uint16, 4)):
-        pixels = noise(33, 41, channels, dtype=dtype)
+def test_a_tiff_is_read_however_it_lies(planar, channels, dtype):
+    pixels = noise(33, 41, channels, dtype=dtype)
+    for layout in LAYOUTS:
         read = read_image(tiff(pixels, planar, **layout)).pixels
-        assert read.dtype == dtype
-        np.testing.assert_array_equal(read, pixels)
+        assert read.dtype == dtype, layout
+        np.testing.assert_array_equal(read, pixels, err_msg=str(layout))
 
 
-def test_premultiplied_colours_of_16_bits_are_divided_by_their_alpha():
-    pixels = noise(9, 7, 4, dtype=np.uint16)
-    pixels[..., :3] = pixels[..., :3] % (pixels[..., 3:].astype(np.int64) + 1)
-    read = read_image(tiff(pixels, extrasamples=["assocalpha"])).pixels
-    wanted = np.rint(pixels[..., :3] * (65535 / np.maximum(pixels[..., 3:], 1)))
-    np.testing.assert_array_equal(read[..., :3], wanted)
-    np.testing.assert_array_equal(read[..., 3], pixels[..., 3])
-    # Of what is beside colour and not alpha nothing is kept.
-    np.testing.assert_array_equal(read_image(tiff(pixels, extrasamples=["unspecified"])).pixels, pixels[..., :3])
+@pytest.mark.parametrize("planar", [False, True])
+@pytest.mark.parametrize("channels", [2, 4])
+def test_premultiplied_colours_of_16_bits_are_divided_by_their_alpha(channels, planar):
+    pixels = noise(9, 7, channels, dtype=np.uint16)
+    pixels[..., :-1] = pixels[..., :-1] % (pixels[..., -1:].astype(np.int64) + 1)
+    read = read_image(tiff(pixels, planar, extrasamples=["assocalpha"])).pixels
+    wanted = np.rint(pixels[..., :-1] * (65535 / np.maximum(pixels[..., -1:], 1)))
+    np.testing.assert_array_equal(read[..., :-1], wanted)
+    np.testing.assert_array_equal(read[..., -1], pixels[..., -1])
+    # Of what is beside colour and not alpha nothing is kept, and it is said.
+    frames = read_frames(tiff(pixels, planar, extrasamples=["unspecified"]))
+    np.testing.assert_array_equal(frames.pictures[0].pixels, pixels[..., :-1])
+    assert len(frames.lost) == 1
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -195,11 +221,41 @@ def test_pixels_of_16_bits_are_turned_upright(orientation):
         assert 0x0112 not in picture.exif
 
 
-def test_planes_of_other_colours_are_refused():
+# What has no grey or colour of a known range, or no compression that is known.
+@pytest.mark.parametrize(
+    ("shape", "dtype", "layout"),
+    [
+        ((4, 9, 7), np.uint16, {"photometric": "separated", "planarconfig": "separate"}),
+        ((9, 7, 3), np.float32, {"photometric": "rgb"}),
+        ((9, 7, 3), np.uint32, {"photometric": "rgb"}),
+        ((9, 7), np.float64, {}),
+        ((9, 7), np.complex64, {}),
+        ((9, 7, 3), np.uint16, {"photometric": "cielab"}),
+        ((3, 16, 16), np.uint8, {"volumetric": True, "tile": (16, 16, 16), "photometric": "minisblack"}),
+    ],
+)
+def test_a_tiff_of_other_colours_is_refused(shape, dtype, layout):
     file = io.BytesIO()
-    tifffile.imwrite(file, noise(4, 9, 7, dtype=np.uint16), photometric="separated", planarconfig="separate")
-    with refused(UnreadableError, "16 bits", "RGB"):
+    tifffile.imwrite(file, np.ones(shape, dtype), **layout)
+    with refused(UnreadableError):
         read_image(file.getvalue())
+
+
+def test_a_page_that_pillow_does_not_know_is_read_with_the_others():
+    pages = [noise(9, 7, channels, dtype=dtype) for channels, dtype in [(3, np.uint8), (2, np.uint16), (1, np.uint8)]]
+    file = io.BytesIO()
+    with tifffile.TiffWriter(file) as writer:
+        for page in pages:
+            alpha = ["unassalpha"] if page.shape[-1] == 2 else None
+            colours = "rgb" if page.shape[-1] == 3 else "minisblack"
+            values = page if page.shape[-1] > 1 else page[..., 0]
+            writer.write(values, photometric=colours, extrasamples=alpha, planarconfig="contig" if alpha else None)
+    for read, page in zip(read_frames(file.getvalue()).pictures, pages, strict=True):
+        np.testing.assert_array_equal(read.pixels, page)
+    with refused(DataError, "3"):
+        read_image(file.getvalue())
+    with refused(DataError, "189"):
+        read_frames(file.getvalue(), max_megapixels=1e-4)
 
 
 def test_other_colours_of_16_bits_are_read_with_8_and_it_is_said(caplog):

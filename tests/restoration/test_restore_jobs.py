@@ -1,10 +1,12 @@
 """hf-ext restore: which pictures, where to, under which names; all of it found out before the model is loaded."""
 
+import errno
 import io
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 from functools import partial
 
 import numpy as np
@@ -250,8 +252,49 @@ def test_linked_folders_are_searched_once(folder_of_model, photos, tmp_path):
     write_image(tmp_path / "elsewhere" / "c.png", Picture(noise(5, 4, 3)))
     (photos / "linked").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / "circle").symlink_to(photos)
+    (photos / "itself.png").symlink_to("itself.png")
     run(folder_of_model, photos, "--out", tmp_path / "out")
     assert files(tmp_path / "out") == ["a.png", "linked/c.png", "more/b.png"]
+
+
+def test_a_folder_that_cannot_be_searched_is_named(photos, tmp_path, monkeypatch, caplog):
+    def walk(top, onerror, followlinks):
+        onerror(PermissionError(errno.EACCES, "Permission denied", str(photos / "closed")))
+        yield str(top), [], ["a.png"]
+
+    monkeypatch.setattr(jobs.os, "walk", walk)
+    assert [job.name for job in jobs.plan_jobs([str(photos)], tmp_path / "out").jobs] == [str(photos / "a.png")]
+    assert caplog.messages == [f"{photos / 'closed'} was not searched: Permission denied"]
+
+
+def test_a_pipe_is_read_once(photos, tmp_path):
+    """Such as `<(curl ...)` of a shell is."""
+    os.mkfifo(tmp_path / "pipe")
+    content = (photos / "a.png").read_bytes()
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(content,))
+    writer.start()
+    (job,) = jobs.plan_jobs([str(tmp_path / "pipe")], tmp_path / "out").jobs
+    writer.join()
+    assert job == jobs.Job("pipe", content, tmp_path / "out" / "pipe.png", ".png")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--background", "rgb(300, 0, 0)"],
+        ["--background", "transparent"],
+        ["--max-megapixels", "nan"],
+        ["--max-megapixels", "inf"],
+        ["--max-megapixels", "0"],
+        ["--strength", "nan"],
+        ["--device", "meta"],
+        ["--out", ""],
+    ],
+)
+def test_a_value_that_means_nothing_is_refused(words, folder_of_model, photos, tmp_path):
+    result = run(folder_of_model, photos, "--out", tmp_path / "out", *words, code=2)
+    assert words[0].strip("-") in result.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_names_that_are_no_text_have_a_page(model, tmp_path):

@@ -130,7 +130,7 @@ def test_a_transparent_value_of_16_bit_grey_is_alpha(value):
     np.testing.assert_array_equal(found, np.concatenate([pixels, alpha], axis=-1))
     # Of what is written the alpha stays.
     frames, _, _ = written(data, "PNG")
-    np.testing.assert_array_equal(frames.pictures[0].pixels[..., -1:], alpha >> 8)
+    np.testing.assert_array_equal(frames.pictures[0].pixels[..., -1:], alpha)
 
 
 @pytest.mark.parametrize(("source", "quote"), [("JPEG", b'"'), ("WEBP", b"'"), ("TIFF", b'"'), ("PNG", b"'")])
