@@ -126,6 +126,8 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
     config, template_name = _read_config(folder, part)
     training = _read_training(folder / "training.json")
     arguments = training.get("arguments") or {}
+    if isinstance(base := config.get("base_model_name_or_path"), str):
+        config["base_model_name_or_path"] = cut_paths(base, True, folder)
     fields, source = _template(template_name)
     # of "mrconv-audio" the room is "mrconv"
     method = str(arguments.get("method")).partition("-")[0]
@@ -277,14 +279,14 @@ def _read_evaluation(path: Path) -> dict[str, Any]:
             raise DataError(
                 f"{path}: {result['metric']} is {result['value']}; a card needs a finite number; evaluate again"
             )
-    return dict(cut_paths(evaluation))
+    return dict(cut_paths(evaluation, near=path.parent))
 
 
 def _read_training(path: Path) -> dict[str, Any]:
     training = read_json_object(path, optional=True)
     _require_kinds(training, _TRAINING, path)
     _require_kinds(training.get("arguments") or {}, {"data": dict}, path)
-    return dict(cut_paths(training))
+    return dict(cut_paths(training, near=path.parent))
 
 
 def _metadata(

@@ -59,10 +59,11 @@ _ORIENTATION = 0x0112
 _TRAINING = ("arguments", "commit", "task", "hardware", "seconds", "steps", "samples", "versions", "released")
 
 
-def clean(folder: Path) -> None:
-    """Removes private information about this machine from a staged folder."""
+def clean(folder: Path, source: Path | None = None) -> None:
+    """Removes private information about this machine from a staged folder, which was copied from `source`."""
     # Of `training.json` the fields that hf-ext writes are kept. Texts that are paths are cut to their last name, of
     # configurations the absolute ones; addresses lose user, password and query wherever they stand.
+    near = folder if source is None else source
     for name, path in walk(folder):
         file = name.rpartition("/")[2]
         if path.suffix == ".png":
@@ -70,12 +71,12 @@ def clean(folder: Path) -> None:
         if name in ("training.json", "eval.json"):
             content = read_json_object(path)
             kept = _keep_known_training(content) if name == "training.json" else content
-            _rewrite(path, content, cut_paths(kept))
+            _rewrite(path, content, cut_paths(kept, near=near))
         elif file in CONFIGURATIONS or file in ("tokenizer_config.json", "model_index.json"):
             if file == "adapter_config.json":
-                _require_public_base(path)
+                _require_public_base(path, near)
             content = read_json_object(path)
-            _rewrite(path, content, _cut_configuration(content))
+            _rewrite(path, content, _cut_configuration(content, near=near))
 
 
 class SecretFound(NotPublished):
@@ -182,12 +183,20 @@ def _keep_known_training(content: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def is_path(text: str) -> bool:
+def is_path(text: str, near: Path | None = None) -> bool:
     """Tells if a text can only be a path, of a system or a private store, or names something on this disk."""
     if _URL.fullmatch(text):
         return not _PUBLIC.fullmatch(text)
     found = _ABSOLUTE.fullmatch(text) or _RELATIVE.fullmatch(text)
-    return bool(found) or ("/" in text and os.path.lexists(text))
+    return bool(found) or ("/" in text and is_here(text, near))
+
+
+def is_here(text: str, near: Path | None = None) -> bool:
+    """Tells if a relative path is there, seen from the working folder, or from `near` and the folders that hold it."""
+    # Runs note `clients/acme`, which looks like `org/name`, from the folder they were started in. That is nearly
+    # always one that holds their output too, from wherever it is published.
+    places = [Path(), *([] if near is None else [near.absolute(), *near.absolute().parents])]
+    return any(os.path.lexists(place / text) for place in places)
 
 
 def last_name(text: str) -> str:
@@ -203,16 +212,16 @@ def cut_folders(message: str) -> str:
     return _PATHS.sub(lambda found: last_name(found[0]), message)
 
 
-def cut_paths(value: Any, origin: bool = False) -> Any:
+def cut_paths(value: Any, origin: bool = False, near: Path | None = None) -> Any:
     """A copy of a JSON value that may be published: of each text that is a path, the last part."""
     if isinstance(value, dict):
-        return {key: cut_paths(item, origin or key in _ORIGINS) for key, item in value.items()}
+        return {key: cut_paths(item, origin or key in _ORIGINS, near) for key, item in value.items()}
     if isinstance(value, list):
-        return [cut_paths(item, origin) for item in value]
+        return [cut_paths(item, origin, near) for item in value]
     if not isinstance(value, str):
         return value
     named = not origin or not re.search(r"[\\/]", value) or _HUB_ID.fullmatch(value) or _PUBLIC.fullmatch(value)
-    return _cut_address(value) if named and not is_path(value) else last_name(value)
+    return _cut_address(value) if named and not is_path(value, near) else last_name(value)
 
 
 def _cut_address(text: str) -> str:
@@ -223,13 +232,15 @@ def _cut_address(text: str) -> str:
     return urlunsplit((scheme, place.rpartition("@")[2], path, "", ""))
 
 
-def _cut_configuration(value: Any, key: str = "") -> Any:
+def _cut_configuration(value: Any, key: str = "", near: Path | None = None) -> Any:
     if key in _ORIGINS:
-        return cut_paths(value, origin=True)
+        return cut_paths(value, True, near)
     if isinstance(value, list):
-        return [_cut_configuration(item, key) for item in value]
+        return [_cut_configuration(item, key, near) for item in value]
     if isinstance(value, dict):
-        return {name: item if name in _LABELS else _cut_configuration(item, name) for name, item in value.items()}
+        return {
+            name: item if name in _LABELS else _cut_configuration(item, name, near) for name, item in value.items()
+        }
     if not isinstance(value, str):
         return value
     # "/s" may be a token, and says nothing; a template of several lines is none
@@ -237,23 +248,27 @@ def _cut_configuration(value: Any, key: str = "") -> Any:
     return last_name(value) if absolute and is_path(value) and "\n" not in value else _cut_address(value)
 
 
-def _require_public_base(path: Path) -> None:
+def _require_public_base(path: Path, near: Path) -> None:
     """An adapter is of no use to those who do not have its base."""
     base = read_json_object(path).get("base_model_name_or_path")
     if base in (None, ""):
         return
     if not isinstance(base, str):
         raise DataError(f"{path.name}: `base_model_name_or_path` must be a text, got {base!r:.80}; correct the file.")
+    arguments = read_json_object(path.with_name("training.json"), optional=True).get("arguments")
+    # Runs note a folder that they began from by its last name.
+    noted = isinstance(arguments, dict) and "/" in base and arguments.get("init_from") == last_name(base)
     try:
         validate_repo_id(base)
-        local = os.path.exists(base)
+        local = noted or is_here(base, near if "/" in base else None)
     except HFValidationError:
         local = True
     if local:
         raise NotPublished(
             f"{path.name}: the base of this adapter is {last_name(base)!r}, a folder on this machine. "
             'Push the base first, set "base_model_name_or_path" in adapter_config.json to its org/name, and push '
-            "the adapter again; or merge the adapter into the base and push the result"
+            "the adapter again; or merge the adapter into the base and push the result. If the model of this name on "
+            "the Hub is meant, rename the folder"
         )
 
 

@@ -109,7 +109,7 @@ def stage(
         write_source(source, folder, processor)
         for kind in known_kinds():
             kind.hide_paths(folder)
-        clean(folder)
+        clean(folder, Path(source) if isinstance(source, (str, Path)) else None)
         verify_code(folder)
         card = write_card(folder, repo_id=repo_id or out.name, license=license).read_text(encoding="utf-8")
         refuse_card(card)

@@ -109,8 +109,8 @@ def _unescape(found: re.Match[str]) -> str:
         return chr(int(digits, 16))
     if found[6]:
         return chr(int(found[6], 8))
-    # A newline or tab ends a word; a backslash before the end of a line goes on with it.
-    return " " if found[4] else found[5] or ""
+    # A newline or tab ends a word, and parts rows and columns; a backslash before the end of a line goes on with it.
+    return {"n": "\n", "t": "\t"}.get(found[4], " ") if found[4] else found[5] or ""
 
 
 def _open_base64(text: str) -> Iterator[str]:

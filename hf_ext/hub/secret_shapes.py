@@ -15,15 +15,18 @@ _START, _NAME = r"(?<![A-Za-z0-9])", r"(?<![A-Za-z0-9_])"
 # names and values ("name": "API_KEY", "value": …), the third of arguments, the last of blocks and tags of YAML.
 _IS = (
     r"(?:[\"'`\])*]{0,3}(?:\s{0,40}(?:,\s{0,40})?[\"']?(?i:value)[\"']?)?"
-    r"(?:[ \t]{0,40}(?::=?|=>?|->|\|)\s{0,3}[ \t]{0,40}|\s{1,7}|>)"
+    r"(?:[ \t]{0,40}\n?(?::=?|=>?|->|\|)\s{0,3}[ \t]{0,40}|\s{1,7}|>|\s{0,3}\{[^{}]{0,200}?default\s{0,9}=\s{0,3})"
     r"|[\"'`]\s{0,3},\s{0,3}(?=[\"'`]))"
-    r"(?:[|>][\-+]?\s{1,40}|!!\w{1,9} |&\w{1,20} |str\s?=\s?)?(?:\*\* )?[\"'`\[]{0,3}"
+    r"(?:[|>][\-+]?\s{1,40}|!!\w{1,9} |&\w{1,20} |str\s?=\s?|- )?(?:\*\* )?[\"'`\[]{0,3}"
 )
 # Letters of a password, which may hold a comma, semicolon or bar where letters and digits stand before it.
 _PASS = r"[^\s\"'`<>{}()\[\],;|]"
 _MIXED = r"(?=[^\s\"']*[A-Za-z])(?=[^\s\"']*[0-9])"
 # As words and names in addresses seldom are.
 _CASED = r"(?=[\w\-]{0,42}[A-Z])(?=[\w\-]{0,42}[a-z])(?=[\w\-]{0,42}[0-9])"
+# A password where no name of one stands right before it: a word of a sentence or a file has no such letters.
+_WORD = rf"(?P<value>(?=\S{{0,60}}[A-Za-z])(?=\S{{0,60}}[0-9]){_PASS}{{6,}})"
+_ODD = rf"(?P<value>(?=\S{{0,60}}[A-Z])(?=\S{{0,60}}[a-z])(?=\S{{0,60}}[0-9]){_PASS}{{8,}})"
 
 # Kind; texts of which one must be there, in small letters (it is found faster than a pattern); the pattern.
 _TABLE: tuple[tuple[str, str, str], ...] = (
@@ -169,11 +172,12 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         # Of the names that are for documents alone.
         r"(?![\w.\-]{0,100}\bexample\b)",
     ),
-    ("a password", "machine", r"machine\s+\S{1,200}\s+login\s+\S{1,200}\s+password\s+(?P<value>\S{6,})"),
+    ("a password", "machine", r"machine\s+\S{1,200}\s+login\s+\S{1,200}\s+password\s+(?P<value>[^\s\"'}]{6,})"),
     (
         "a password",
-        "pass pwd",
-        r"(?:(?i:password|passwd|passphrase|(?<!\$)(?<!\${)pwd|(?:admin|db|ftp|mail|root|smtp|sql|user)_?pass)"
+        "pass pwd contrase masterauth",
+        r"(?:(?i:password|passwd|passphrase|(?<!\$)(?<!\${)pwd|passwort|contrase(?:ñ|n)a|mot\s+de\s+passe"
+        r"|(?:admin|become|db|ftp|key|mail|require|root|smtp|sql|ssh|sudo|store|user)_?pass|masterauth)"
         rf"|[A-Z0-9]_PASS){_IS}(?P<value>(?={_PASS}*[A-Za-z])(?={_PASS}*[0-9]){_PASS}{{6,}}"
         rf"|(?=\w{{0,40}}[A-Za-z])(?=\w{{0,40}}[0-9]){_PASS}{{4,}}[,;|]{_PASS}{{3,}})",
     ),
@@ -188,6 +192,52 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "a password",
         "curl",
         r"(?<![A-Za-z])curl\s[^\n]{0,200}?(?:-u|--user)[ =]?[\"']?[^\s:\"']{1,80}:(?P<value>[^\s\"']{6,})",
+    ),
+    (
+        "a password",
+        "-a -k -p -w rclone",
+        # Programs and their option of a password, whose letter means something else in others.
+        r"(?<![\w\-])(?:redis-cli\s(?:[^\n]{0,200}?\s)?(?:-a|--pass)\s|az\s+login\s(?:[^\n]{0,200}?\s)?-p\s"
+        r"|(?:un)?zip\s(?:[^\n]{0,200}?\s)?-P\s?|(?:sqlcmd|bcp)\s(?:[^\n]{0,200}?\s)?-P\s?"
+        r"|ldap\w+\s(?:[^\n]{0,200}?\s)?-w\s|7z\w?\s[^\n]{0,200}?\s-p|rclone\s[^\n]{0,200}?\spass\s|openssl\s+enc\s[^\n]{0,200}?\s-k\s)"
+        rf"[\"']?{_WORD}",
+    ),
+    (
+        "a password",
+        "pass user login auth sudo sqlplus thin: smbclient lftp securestring",
+        r"(?:-pass(?:in|out)\s+[\"']?pass:|/pass:|\bchpasswd\s{1,3}<<<\s{1,3}[\"']?\w+:|\bhtpasswd\s+-\w*b\w*\s+\S+\s+\S+\s"
+        r"|\b(?:add_user|change_password|net\s+user)\s+\w+\s+|(?i:securestring)\s+(?:-string\s+)?|\bsmbclient\s[^\n]{0,200}?\s-U\s\S+%"
+        r"|\blftp\s[^\n]{0,200}?-u\s?\w+,|(?:\bthin:|\bsqlplus\s+)\w+/|(?i:set_?password)\(\s{0,3}(?=[\"'])"
+        r"|(?i:\.login|\bauth\s{0,3}=\s{0,3}|basicauth)\(\s{0,3}[\"'][^\"'\n]{1,80}[\"'],\s{0,3}(?=[\"'])"
+        r"|(?i:password|passphrase)\s+is\s+(?=\S{0,60}[A-Z])(?=[^\s\"'}]{8}))"
+        rf"[\"'`]?{_WORD}",
+    ),
+    (
+        "a password",
+        "sudo chpasswd",
+        rf"\becho\s+[\"']?(?:\w+:)?{_WORD}[\"']?\s*\|\s*(?:sudo\s+-S|(?:sudo\s+)?chpasswd)",
+    ),
+    (
+        "a password",
+        "pass pw psk",
+        rf"(?<![\w.\-])(?i:pass|pw|psk)[\"']?\s{{0,3}}[:=]\s{{0,3}}[\"']?{_ODD}(?=[\s\"']|$)",
+    ),
+    (
+        "a password",
+        ":",
+        # A line of .pgpass: host, port, database, user.
+        r"(?<![\w.*\-:/])[\w.*\-]+:(?:\d{4,5}|\*):[^:\s]{1,60}:[^:\s\"']{1,60}:(?P<value>(?=\S{0,60}[A-Z])(?=\S{0,60}[a-z])(?=\S{0,60}[0-9])[^\s:\\\"'`<>{}()]{8,})"
+        r"(?=[\s\"']|$)",
+    ),
+    ("a password", "pwd", r"(?i:uid|user id)=[^;{}]{1,80};\s?(?i:pwd)=\{(?P<value>[^{}\s]{6,})\}"),
+    ("a secret of one-time passwords", "otp_ mfa_", rf"(?i:otp|mfa)_?(?:secret|seed){_IS}(?P<value>[A-Z2-7]{{16,}})"),
+    ("a cookie", "cookie", r"(?i:cookie)[\"']?\s?[:=][^\n]{0,200}?(?i:sess\w*|sid|auth\w*)=(?P<value>[\w%.\-]{32,})"),
+    (
+        "a token by its name",
+        "token secret",
+        # Names of classes have few digits.
+        rf"(?<![A-Za-z0-9_])(?i:token|secret)[\"']?(?:\s{{0,3}}[:=]\s{{0,3}}|\s+<<<\s+)[\"'`]?"
+        rf"(?P<value>{_CASED}(?=(?:[A-Za-z_\-+/]*[0-9]){{3}})[\w+/=\-~]{{24,}})",
     ),
     (
         "a hash of a password",
@@ -219,10 +269,27 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
 _SHAPES = [(kind, marks.split(), re.compile(pattern)) for kind, marks, pattern in _TABLE]
 # What documents write in the place of a secret: words, and variables of shells, Windows, Python and templates.
 _PLACEHOLDER = re.compile(
-    r"(?i:[x*]{6}|\.{3}|your|example|placeholder|change_?me|redacted|dummy|0123456789abcdef)"
+    r"(?i:[x*]{6}|\.{3}|your|example|placeholder|change_?me|os\.environ|getenv|getpass|\benv:|redacted|dummy|0123456789abcdef|(?:^|[_\-])x{3,}$)"
     r"|^(?:\$(?:[A-Z_][A-Z0-9_]*|[a-z_]+\d?|\d|[{(].*)|[%\ufffd]\w+%|%(?:\w|\(.*)|<.*>|\{.*\}"
-    r"|(?i:user|pass(?:word|wd)?|pwd|secret|token|key|api_?key|(?:hf_|access_?|my_?)token))$"
+    r"|(?i:user|pass(?:word|wd)?\d{0,3}|pwd|secret|token|key|api_?key|(?:hf_|access_?|my_?)token))$"
 )
+
+
+# The heading of a column of secrets, and what stands between columns: in Markdown, HTML, CSV, and printed tables.
+_HEADING = re.compile(
+    r"(?<![A-Za-z0-9_])(?:(?P<short>password|passwd|passphrase|pwd|pw|secret)|(?:[a-z]+[_ \-])?(?:token|secret|key))"
+    r"(?![A-Za-z0-9_])",
+    re.IGNORECASE,
+)
+_CELL = re.compile(r"</t[dh]>\s*(?:<t[dh][^>]{0,80}>)?", re.IGNORECASE)
+_ROW = re.compile(
+    r"</tr>\s*(?:</?t(?:head|body)[^>]{0,80}>\s*)*(?:<tr[^>]{0,80}>\s*)?(?:<t[dh][^>]{0,80}>)?", re.IGNORECASE
+)
+_MARK = re.compile(r"\||,|;|\t|[ ]{2,}")
+_LONGEST = 1000
+_AROUND = " \t\r\"'`*[]{},"
+_SHORT_CELL = re.compile(rf"(?={_PASS}{{0,60}}[A-Za-z])(?={_PASS}{{0,60}}[0-9]){_PASS}{{8,60}}")
+_LONG_CELL = re.compile(rf"(?:{_CASED}(?=(?:[A-Za-z_\-+/]*[0-9]){{3}})[\w+/=\-~]{{20,}}|[0-9a-f]{{40}})")
 
 
 class Match(NamedTuple):
@@ -241,3 +308,32 @@ def find_secrets(text: str) -> Iterator[Match]:
                 value = found.groupdict().get("value") or found[0]
                 if not _PLACEHOLDER.search(value):
                     yield Match(kind, found.start())
+    yield from _find_columns(text)
+
+
+def _find_columns(text: str) -> Iterator[Match]:
+    """Finds tables with a column of secrets: below its heading, a cell that looks like one."""
+    if "</t" in text:
+        text = _ROW.sub("\n", _CELL.sub("|", text))
+    place = 0
+    while found := _HEADING.search(text, place):
+        start, end = text.rfind("\n", 0, found.start()) + 1, text.find("\n", found.end())
+        place = found.end()
+        mark = _MARK.search(text, start, end) if 0 < end - start < _LONGEST else None
+        if mark is None:
+            continue
+        # Printed tables part columns by blanks.
+        between = re.compile(r"[ ]{2,}" if mark[0].startswith(" ") else re.escape(mark[0]))
+        column = len(between.findall(text, start, found.start())) - len(between.findall(text, start, end)) - 1
+        head = between.split(text[start:end])[column].strip(_AROUND + "\\")
+        shape = _SHORT_CELL if found["short"] else _LONG_CELL
+        while head == found[0] and 0 < end < len(text):
+            start, end = end + 1, text.find("\n", end + 1)
+            cells = between.split(text[start : end if end >= 0 else len(text)][:_LONGEST])
+            if len(cells) < -column or len(cells) < 2:
+                break
+            place = max(place, start)
+            value = cells[column].strip(_AROUND)
+            named = found[0].lower() in value.lower() or _PLACEHOLDER.search(value)
+            if shape.fullmatch(value) and not named:
+                yield Match("a secret in a column", start)

@@ -248,6 +248,36 @@ def test_a_relative_path_that_is_there_is_one(tmp_path, monkeypatch):
     assert is_path("runs/acme")
 
 
+# The folder that a run was started in, as seen from a snapshot of it, and whether `clients/acme` is there.
+STARTED_IN = {".": True, "runs": True, "runs/first": True, "runs/first/snapshot": True, "elsewhere": False}
+
+
+@pytest.mark.parametrize("place", STARTED_IN)
+@pytest.mark.parametrize("kind", ["data", "init_from", "dataset", "_name_or_path", "adapter", "noted adapter"])
+def test_a_folder_of_two_names_is_published_as_a_folder_wherever_a_push_starts(kind, place, tmp_path, monkeypatch):
+    snapshot, held = tmp_path / "runs" / "first" / "snapshot", STARTED_IN[place] or kind == "noted adapter"
+    tiny_adapter().save_pretrained(snapshot) if "adapter" in kind else save_bert(snapshot)
+    if kind != "noted adapter":
+        (tmp_path / place / "clients" / "acme").mkdir(parents=True)
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    arguments = dict(TRAINING["arguments"])
+    arguments |= {"data": {"train": {"path": "clients/acme"}}} if kind == "data" else {}
+    arguments |= {"init_from": {"init_from": "clients/acme", "noted adapter": "acme"}.get(kind)}
+    (snapshot / "training.json").write_text(json.dumps(TRAINING | {"arguments": arguments}))
+    results = [EVALUATION["results"][0] | ({"dataset": "clients/acme"} if kind == "dataset" else {})]
+    (snapshot / "eval.json").write_text(json.dumps({"results": results}))
+    path = snapshot / ("adapter_config.json" if "adapter" in kind else "config.json")
+    key = {"_name_or_path": "_name_or_path"}.get(kind, "base_model_name_or_path" if "adapter" in kind else "note")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: "clients/acme" if key != "note" else ""}))
+    if "adapter" in kind and held:
+        with pytest.raises(NotPublished):
+            stage(snapshot, tmp_path / "staged", repo_id="org/model")
+    else:
+        staged = stage(snapshot, tmp_path / "staged", repo_id="org/model")
+        assert any(b"clients/acme" in data for data in contents(staged).values()) is not held
+
+
 def test_only_known_fields_of_a_training_are_published(tmp_path):
     snapshot = save_snapshot(tmp_path / "snapshot")
     arguments = TRAINING["arguments"] | {"mine": "mine", "data": TRAINING["arguments"]["data"] | {"mine": "mine"}}

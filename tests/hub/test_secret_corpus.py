@@ -16,8 +16,10 @@ from huggingface_hub.errors import StrictDataclassError
 from PIL import Image
 from transformers import CONFIG_MAPPING
 
+from . import secret_uses
 from .secret_corpus import DISGUISES, PLACES, WORD, letters, shapes
 from .secret_scores import PAGE, find, find_all, write_page
+from .secret_uses import uses
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,6 +91,51 @@ def test_a_secret_that_only_its_name_tells_is_refused_in_everyday_layouts(layout
     text = re.sub(r"\bP\b", "S3cretPass99", text)
     for name, content in {"README.md": f"# Mine\n\n{text}\n", "config.json": json.dumps({"note": text})}.items():
         assert find(tmp_path, name, content.encode()) is not None, name
+
+
+@pytest.mark.parametrize("place", secret_uses.PLACES)
+def test_everyday_uses_are_refused_in_every_place(place, tmp_path):
+    missed = [kind for kind, text in uses().items() if find(tmp_path, *secret_uses.PLACES[place](text)) is None]
+    assert len(uses()) >= 160 and tuple(missed) == secret_uses.NOT_FOUND
+
+
+# What stands where a secret would, and uses of the same letters for something else.
+PLACEHOLDERS = (
+    *("hf_xxx", "<YOUR_TOKEN>", "$TOKEN", "${TOKEN}", "YOUR_API_KEY", "{{ token }}", "os.environ['TOKEN1']"),
+    *("getpass()", "None", "***", "changeme1", "xxxxxxxx", "%TOKEN%", "env:TOKEN1"),
+)
+WITH_PLACEHOLDERS = (
+    *("export HF_TOKEN=P", "hf auth login --token P", "curl -u alice:P https://a.org", "redis-cli -a P ping"),
+    *("| service | API token |\n|---|---|\n| hub | P |", "user,password\nalice,P", "password: P"),
+    *("<tr><th>password</th><th>x</th></tr><tr><td>P</td><td>1</td></tr>", "machine a login b password P"),
+    "az login -u a -p P",
+)
+HARMLESS = r"""
+python train.py -p fp16x2 -a resnet50 -k 3 -w 8workers
+7z a model.7z -mx9 data2; ssh -p 2222 alice@nas1; unzip -p archive2.zip model2.json > x
+| token | id | note |⏎|---|---|---|⏎| Wav2Vec2FeatureExtractor | 1 | x |
+token	id	score⏎_the1	3	-4.5⏎BENCHMARK_LONG_TOKEN_12345678901	4	-3
+key,value⏎learning_rate,3e-4⏎model,meta-llama/Llama-3.1-8B-Instruct
+| key | value |⏎|---|---|⏎| sha | v1.2.3-rc1-a1b2c3 |
+The password is required in version2. The password is base64-encoded. Password is at least 8chars long.
+pass = transform2d(x1)⏎pass: 3/10⏎Pass: 12 of 14, Fail: 2⏎pw = w2v_model(1)⏎pass_rate: 0.91 pass@10: 60.1
+loss.py:1234:12:E501:line2long⏎epoch:1000:loss:0.32:acc0.91⏎12:34:56:INFO:step100done
+token = AutoTokenizer.from_pretrained('facebook/wav2vec2-base-960h'), token: Qwen2_5OmniThinkerForConditionalGeneration
+auth=('user', 'password1') login('alice', getpass()) SecureString $env:PASS1; form.password is Valid1
+echo hello2 | sudo tee x; echo 'user:password' | chpasswd; sqlplus user/password@db; openssl rsa -passin pass:$PASS1
+variable "db_password" {⏎  type = string⏎  sensitive = true⏎}⏎output "y" {⏎  value = "z9abcdefgh"⏎}
+Cookie: session=abc⏎dataset_key  image_key  split⏎0  image1  train2024⏎  key     name    size⏎0 a1b2 x y
+secret,count⏎user_secret_1,2⏎The-Secret2,1⏎password,count⏎password,10⏎letmein,3
+## Passwords⏎- must have 8char⏎password:⏎  - required⏎  - min8⏎requirepass: foobared⏎masterauth <master-password>
+"""
+
+
+def test_placeholders_and_other_uses_of_the_same_letters_are_not_refused(tmp_path):
+    texts = [re.sub(r"\bP\b", lambda _, each=each: each, use) for use in WITH_PLACEHOLDERS for each in PLACEHOLDERS]
+    texts += [line.replace("⏎", "\n") for line in HARMLESS.strip().split("\n")]
+    files = [(name, write(text)) for text in texts for name, write in secret_uses.PLACES.items()]
+    taken = [(place, file) for place, file in files if find(tmp_path, *file) is not None]
+    assert len(files) >= 600 and taken == []
 
 
 def configurations() -> dict[str, str]:
