@@ -2,7 +2,6 @@
 
 import io
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -20,7 +19,6 @@ from transformers import (
     AutoTokenizer,
     pipeline,
 )
-from transformers.utils import logging
 
 from hf_ext.data.about import METADATA
 from hf_ext.data.sound_files import AUDIO_SUFFIXES
@@ -34,8 +32,6 @@ from hf_ext.training.models import adapter_base, load_adapter
 
 from ..errors import DataError
 from .series import INPUTS, answer_series
-
-logger = logging.get_logger(__name__)
 
 
 class Kind(NamedTuple):
@@ -124,11 +120,12 @@ class Classifier:
         if self.kind == "pictures":
             value = read_picture(given.value)
         elif self.kind == "sounds":
-            rate = self.reader.sampling_rate
-            parts = self._parts(given, read_sound(given.value, rate))
-            options["top_k"] = self.model.config.num_labels
-            value = [{"raw": part, "sampling_rate": rate} for part in parts]
-            return {given.name: _average(self._pipeline(value, batch_size=8, **options))[:top_k]}
+            if self.model.config.model_type != "mrconv":
+                # transformers reads files by ffmpeg alone.
+                rate = self.reader.sampling_rate
+                value = {"raw": read_sound(value, rate), "sampling_rate": rate}
+            else:
+                value = value if isinstance(value, bytes) else str(value)
         else:
             # Some tokenizers do not know how many tokens their model takes.
             config = self.model.config
@@ -138,27 +135,6 @@ class Classifier:
                 options["max_length"] = longest
         found = self._pipeline(value, **options)
         return {given.name: [{"label": item["label"], "score": item["score"]} for item in found]}
-
-    def _parts(self, given: Input, samples: Any) -> list[Any]:
-        """Parts of a sound, as long as the model takes; each begins in the middle of the one before."""
-        longest = getattr(self.model.config, "longest_input", None)
-        if longest is None or len(samples) <= longest:
-            return [samples]
-        starts = [*range(0, len(samples) - longest, max(1, longest // 2)), len(samples) - longest]
-        rate = self.reader.sampling_rate
-        logger.warning(
-            f"{given.name} lasts {len(samples) / rate:.3g} s: the answers to {len(starts)} parts of "
-            f"{longest / rate:.3g} s are averaged."
-        )
-        return [samples[start : start + longest] for start in starts]
-
-
-def _average(answers: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The mean score of each class, the largest first."""
-    sums = Counter[str]()
-    for answer in answers:
-        sums.update({item["label"]: item["score"] / len(answers) for item in answer})
-    return [{"label": label, "score": score} for label, score in sums.most_common()]
 
 
 def load_head(kind: Any, source: str, device: str | None = None) -> Any:

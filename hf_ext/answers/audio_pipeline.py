@@ -1,0 +1,145 @@
+"""`pipeline("audio-classification", model=...)` where hf_ext is installed: MRConv takes sounds of every kind."""
+# transformers' base class annotates its hooks more narrowly than its own pipelines use them.
+# mypy: disable-error-code="override"
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AudioClassificationPipeline as PlainPipeline
+from transformers.modeling_outputs import SequenceClassifierOutput
+from transformers.pipelines import PIPELINE_REGISTRY
+from transformers.utils import logging
+
+from ..errors import DataError
+
+logger = logging.get_logger(__name__)
+# Parts of a long recording that are classified at once.
+_PARTS = 8
+
+
+class AudioClassificationPipeline(PlainPipeline):
+    """
+    Classify sounds. With an [`MRConvForAudioClassification`] a sound may have any rate, channels and length, and files
+    are read without ffmpeg; other models are used as transformers does.
+
+    The channels are averaged, and a rate that is not the model's is changed. Of a recording that is longer than those
+    of the training the answers to its parts are averaged, each of which begins in the middle of the one before.
+    """
+
+    def __call__(self, inputs: Any, **kwargs: Any) -> Any:
+        """
+        Classify one sound or several.
+
+        Args:
+            inputs (`str`, `Path`, `bytes`, `np.ndarray`, `torch.Tensor`, `dict`, or a list, data set or generator):
+                A file, an address, what is in a file, or samples at the model's rate, of shape `(samples,)` or with
+                channels, of which there are fewer than samples; floats or int16. A `dict` has `raw` or `array` and
+                the `sampling_rate` in Hz, or `bytes` and `path`, as undecoded sounds of `datasets`.
+            top_k (`int`, *optional*, defaults to 5): How many classes; all of them if `None`.
+            function_to_apply (`str`, *optional*): `"softmax"`, `"sigmoid"` or `"none"`; by the model's kind of problem
+                if not given. Parts are averaged after it.
+            batch_size (`int`, *optional*): Changes nothing with an MRConv: each recording is classified by itself.
+
+        Returns:
+            `list[dict]`: `score` and `label` of each class, the likeliest first; a list of these for several sounds.
+
+        Raises:
+            DataError: If a sound cannot be read, has no samples, or a dict holds none.
+        """
+        if self._is_mrconv():
+            kwargs["batch_size"] = 1
+            inputs = str(inputs) if isinstance(inputs, Path) else inputs
+        return super().__call__(inputs, **kwargs)
+
+    def _is_mrconv(self) -> bool:
+        return bool(self.model.config.model_type == "mrconv")
+
+    def preprocess(self, inputs: Any) -> Any:
+        """The parts of a sound, `(parts, samples)`, as the feature extractor makes them."""
+        if not self._is_mrconv():
+            return super().preprocess(inputs)
+        name, rate = inputs if isinstance(inputs, str) else "a recording", self.feature_extractor.sampling_rate
+        parts = self._split(_read(inputs, rate), name)
+        processed = self.feature_extractor(parts, sampling_rate=rate, return_tensors="pt")
+        return processed if self.dtype is None else processed.to(dtype=self.dtype)
+
+    def _split(self, samples: np.ndarray, name: str) -> list[np.ndarray]:
+        longest = self.model.config.longest_input
+        if longest is None or len(samples) <= longest:
+            return [samples]
+        starts = [*range(0, len(samples) - longest, max(1, longest // 2)), len(samples) - longest]
+        rate = self.feature_extractor.sampling_rate
+        logger.warning(
+            f"{name} lasts {len(samples) / rate:.3g} s: the answers to {len(starts)} parts of {longest / rate:.3g} s "
+            "are averaged."
+        )
+        return [samples[start : start + longest] for start in starts]
+
+    def _forward(self, model_inputs: Any) -> Any:
+        if not self._is_mrconv():
+            return super()._forward(model_inputs)
+        found = [
+            self.model(**{name: values[start : start + _PARTS] for name, values in model_inputs.items()}).logits
+            for start in range(0, len(model_inputs["input_values"]), _PARTS)
+        ]
+        return SequenceClassifierOutput(logits=torch.cat(found))
+
+    def postprocess(self, model_outputs: Any, top_k: int = 5, function_to_apply: str | None = None) -> Any:
+        """The mean score of each class over all parts, the largest first."""
+        rows, sums = model_outputs.logits, Counter[str]()
+        for row in rows if self._is_mrconv() else rows[:1]:
+            one = SequenceClassifierOutput(logits=row[None])
+            for item in super().postprocess(one, rows.shape[-1], function_to_apply):
+                sums[item["label"]] += item["score"] / (len(rows) if self._is_mrconv() else 1)
+        return [{"score": score, "label": label} for label, score in sums.most_common(top_k)]
+
+
+def _read(given: Any, rate: int) -> np.ndarray:
+    """The samples of a sound at a rate, in one channel."""
+    # What reads files is imported when it is needed: `import hf_ext` imports this file.
+    from hf_ext.tasks.signals import read_recording
+
+    if hasattr(given, "get_all_samples"):
+        samples = given.get_all_samples()  # of torchcodec
+        given = {"array": samples.data, "sampling_rate": samples.sample_rate}
+    if isinstance(given, str) and given.startswith(("http://", "https://")):
+        import httpx
+
+        given = httpx.get(given, follow_redirects=True).raise_for_status().content
+    if isinstance(given, str | bytes):
+        held = isinstance(given, bytes)
+        given = {"path": None if held else given, "bytes": given if held else None}
+    if not isinstance(given, dict):
+        return _mix(given)
+    raw = next((given[key] for key in ("raw", "array") if given.get(key) is not None), None)
+    place, content = given.get("path"), given.get("bytes")
+    if raw is None and (place, content) != (None, None):
+        return read_recording({"path": place, "bytes": content}, rate)
+    if raw is None or "sampling_rate" not in given:
+        raise DataError(
+            f"a dict of a sound has raw or array and sampling_rate, or bytes or path; this one has {sorted(given)}."
+        )
+    samples, own = _mix(raw), given["sampling_rate"]
+    if own == rate:
+        return samples
+    from hf_ext.extras import import_extra
+
+    return np.asarray(import_extra("soxr").resample(samples, own, rate))
+
+
+def _mix(samples: Any) -> np.ndarray:
+    """Samples as floats of one channel."""
+    values = samples.detach().cpu().numpy() if isinstance(samples, torch.Tensor) else np.asarray(samples)
+    if values.dtype == np.int16:
+        values = values.astype(np.float32) / 32768
+    if values.ndim == 2:
+        values = values.mean(int(np.argmin(values.shape)))
+    return values
+
+
+# In place of transformers' own, which it is for all other models. No registration: that would warn, and mark the class
+# as one whose code is saved beside a model.
+PIPELINE_REGISTRY.supported_tasks["audio-classification"]["impl"] = AudioClassificationPipeline

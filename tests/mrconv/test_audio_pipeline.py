@@ -1,0 +1,132 @@
+"""Sounds of every kind in `pipeline("audio-classification")`; models of others as before."""
+
+import io
+
+import numpy as np
+import pytest
+import soundfile
+import soxr
+import torch
+from transformers import Wav2Vec2Config, Wav2Vec2FeatureExtractor, Wav2Vec2ForSequenceClassification, pipeline
+
+from hf_ext.errors import DataError
+from hf_ext.mrconv import MRConvConfig, MRConvForAudioClassification
+from hf_ext.mrconv.feature_extraction_mrconv import MRConvFeatureExtractor
+from tests.kit.refusals import refused
+
+RATE, LONGEST = 4000, 256
+
+
+@pytest.fixture(scope="module")
+def classify():
+    torch.manual_seed(0)
+    names = {"id2label": dict(enumerate("abc")), "label2id": {name: index for index, name in enumerate("abc")}}
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "kernel_size": 16, "max_position_embeddings": LONGEST}
+    model = MRConvForAudioClassification(MRConvConfig(**sizes, **names, input_size=1, sampling_rate=RATE)).eval()
+    with torch.no_grad():
+        model.classifier.weight.mul_(50)
+    extractor = MRConvFeatureExtractor(sampling_rate=RATE)
+    return pipeline("audio-classification", model=model, feature_extractor=extractor, top_k=3)
+
+
+def scores(found) -> dict[str, float]:
+    return {item["label"]: item["score"] for item in found}
+
+
+def logits(classify, samples: np.ndarray) -> torch.Tensor:
+    values = classify.feature_extractor(samples, sampling_rate=RATE, return_tensors="pt")
+    with torch.no_grad():
+        return classify.model(**values).logits[0]
+
+
+def expected(classify, samples: np.ndarray) -> dict[str, float]:
+    """The mean over parts that overlap by half, part by part."""
+    starts = (
+        [*range(0, len(samples) - LONGEST, LONGEST // 2), len(samples) - LONGEST] if len(samples) > LONGEST else [0]
+    )
+    parts = [np.float32(samples[start : start + LONGEST]) for start in starts]
+    mean = torch.stack([logits(classify, part).softmax(-1) for part in parts]).mean(0)
+    return dict(zip("abc", mean.tolist(), strict=True))
+
+
+def write(samples: np.ndarray, rate: int, kind: str = "wav") -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, format=kind, subtype="PCM_16" if kind in ("wav", "flac") else None)
+    return file.getvalue()
+
+
+STEREO = np.random.default_rng(0).uniform(-0.5, 0.5, (3000, 2)).round(3).astype(np.float32)
+MONO = STEREO.mean(1)
+OTHER = soxr.resample(MONO, 8000, RATE)
+PCM = (STEREO * 32767).round().astype(np.int16)
+# What is given, and the samples that the model should hear.
+GIVEN = {
+    "short array": (MONO[:200], MONO[:200]),
+    "long array": (MONO, MONO),
+    "one more than a part": (MONO[: LONGEST + 1], MONO[: LONGEST + 1]),
+    "tensor": (torch.tensor(MONO), MONO),
+    "rows of channels": (STEREO, MONO),
+    "channels of rows": (torch.tensor(STEREO.T), MONO),
+    "int16": (PCM[:200, 0], PCM[:200, 0] / 32768),
+    "int16 of two channels": (PCM, PCM.mean(1) / 32768),
+    "raw": ({"raw": MONO, "sampling_rate": RATE}, MONO),
+    "array at another rate": ({"array": STEREO, "sampling_rate": 8000, "path": "x.wav"}, OTHER),
+    "int16 at another rate": ({"array": PCM, "sampling_rate": 8000}, soxr.resample(PCM.mean(1) / 32768, 8000, RATE)),
+    "content": (write(PCM, RATE), PCM.mean(1) / 32768),
+    "FLAC at another rate": (write(PCM, 8000, "flac"), soxr.resample(PCM.mean(1) / 32768, 8000, RATE)),
+    "undecoded": ({"bytes": write(PCM, RATE), "path": "x.wav"}, PCM.mean(1) / 32768),
+}
+
+
+@pytest.mark.parametrize("kind", GIVEN)
+def test_a_sound_of_any_kind_is_heard(classify, kind):
+    given, samples = GIVEN[kind]
+    found = scores(classify(given))
+    assert found == pytest.approx(expected(classify, samples), abs=2e-3)
+    assert [*found.values()] == sorted(found.values(), reverse=True)
+
+
+def test_files_lists_and_generators_are_heard_one_by_one(classify, tmp_path):
+    (tmp_path / "a.wav").write_bytes(write(PCM, 8000))
+    given = [tmp_path / "a.wav", MONO[:100], {"raw": MONO, "sampling_rate": RATE}]
+    alone = [scores(classify(item)) for item in given]
+    given[0] = str(given[0])
+    for found in (classify(given, batch_size=3), classify(item for item in given)):
+        assert [scores(one) for one in found] == [pytest.approx(one) for one in alone]
+    assert len(classify(MONO, top_k=1)) == 1
+    raw = logits(classify, MONO[:100])
+    assert scores(classify(MONO[:100], function_to_apply="none")) == pytest.approx(
+        dict(zip("abc", raw.tolist(), strict=True)), abs=1e-5
+    )
+
+
+BAD = {
+    "nothing held": b"",
+    "no samples": np.zeros(0, np.float32),
+    "not finite": np.full(100, np.nan, np.float32),
+    "no sound": b"text, and no sound at all",
+    "no rate": {"raw": MONO},
+    "nothing": {},
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_what_is_no_sound_is_refused(classify, kind):
+    with refused(DataError if kind.startswith(("no sound", "no rate", "nothing")) else ValueError):
+        classify(BAD[kind])
+
+
+def test_another_model_is_used_as_transformers_does():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    layers = {"conv_dim": (8, 8), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_conv_pos_embedding_groups": 2}
+    model = Wav2Vec2ForSequenceClassification(Wav2Vec2Config(**sizes, **layers, num_labels=3)).eval()
+    classify = pipeline("audio-classification", model=model, feature_extractor=Wav2Vec2FeatureExtractor())
+    values = classify.feature_extractor(MONO, sampling_rate=16000, return_tensors="pt")
+    with torch.no_grad():
+        wanted = model(**values).logits[0].softmax(-1)
+    assert sorted(item["score"] for item in classify(MONO)) == pytest.approx(sorted(wanted.tolist()), abs=1e-5)
+    both = classify([MONO, MONO[:1500]], batch_size=2)
+    assert [len(one) for one in both] == [3, 3]
+    with pytest.raises(ValueError, match="single channel"):
+        classify(STEREO)
