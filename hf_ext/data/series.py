@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
+import pandas as pd
 
 from ..errors import DataError
 from .about import METADATA, find_about
 from .found import Survey, are_values, check_classes, keep_back, rename
 from .opening import open_source
-from .roles import Hints, Roles, class_name, find_roles
+from .roles import Hints, Roles, class_name, find_roles, find_series
 from .sequence_files import (
     ARRAY_COLUMN,
     ARRAYS,
@@ -90,7 +92,7 @@ def _look_at_tables(
     if table is not None and roles.layout == "series":
         count, steps, how, columns = len(table.frame), f" of {len(columns)} steps", ", a row each", [ARRAY_COLUMN]
     elif table is not None and roles.series is not None:
-        count, how = table.frame[roles.series].nunique(), f", named in the column {roles.series}"
+        count, how = find_series(table.frame, roles.series).nunique(), f", named by {roles.series}"
     elif table is not None and len(files) == 1:
         steps, how = f" of {len(table.frame):,} steps", ""
     about = "; ".join(
@@ -253,11 +255,24 @@ def _tell(survey: Survey, table: Table | None, roles: Roles) -> None:
         missing = {name: int(table.frame[name].isna().sum()) for name in roles.inputs}
         told = [f"{name} {count}" for name, count in missing.items() if count]
         still = [name for name in roles.inputs if table.frame[name].nunique() < 2 and len(table.frame) > 1]
+        marks = {name: mark for name in roles.inputs if (mark := _find_mark(table.frame[name])) is not None}
+        for name, mark in marks.items():
+            survey.notes.append(f"WARNING: {mark:g} in {name} is read as a number: empty the cells if it means none")
         if told:
             survey.notes.append(f"missing values by a mask: {shorten(told)}")
         if still:
             survey.notes.append(f"{shorten(still)} never changes")
     _tell_classes(survey)
+
+
+def _find_mark(values: pd.Series[Any]) -> float | None:
+    """A number such as -999 that several cells have, far from all others, as programs write what is missing."""
+    given = np.unique(values.dropna().to_numpy(dtype=np.float64))
+    for mark, rest in ((given[0], given[1:]), (given[-1], given[:-1])) if len(given) > 2 else ():
+        far = np.abs(rest - mark).min() > 3 * (rest.max() - rest.min())
+        if far and re.fullmatch(r"-?9{2,}|-?8{2,}", f"{mark:.0f}") and (values == mark).sum() > 1:
+            return float(mark)
+    return None
 
 
 def _tell_classes(survey: Survey) -> None:

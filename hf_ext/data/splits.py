@@ -16,7 +16,7 @@ from ..errors import DataError
 from .broken import is_broken_picture, open_bytes
 from .roles import GROUPS, PERSONS, TIME
 from .sound_files import is_broken_sound
-from .tables import to_seconds
+from .times import to_seconds
 
 # Columns that name an example and are no part of it.
 _NAMES = {"file", "file_name", "path", "__key__", "__url__", "first_row", "id", "index"}

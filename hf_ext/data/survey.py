@@ -23,13 +23,15 @@ from .broken import UNDECODABLE, is_broken_picture, open_bytes
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, find_camera_pictures, tell_twins
 from .found import Survey, check_classes, keep_back, rename
 from .labelled_lines import refuse_labelled
+from .numbers import is_number
 from .opening import PAIRS, find_files, find_pairs, open_source
 from .roles import Hints, is_prose
 from .sequence_files import SUFFIXES
 from .series import is_list_of_numbers, look_at_lists, look_at_series
 from .sound_files import AUDIO_SUFFIXES, SoundAbout, describe_sound
 from .source import DataSource
-from .tables import is_number, is_plain, option, read_table, shorten, to_seconds
+from .tables import is_plain, option, read_table, shorten
+from .times import to_seconds
 
 # Number of file names to inspect, and of examples to open.
 _NAMES, _EXAMPLES = 10_000, 64

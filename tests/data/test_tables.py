@@ -85,6 +85,19 @@ def alone(**columns) -> Case:
     return Case(rows({**columns, "y": Y}), ["y"], time=name, classes=None, refused=UNLABELLED)
 
 
+def shops(first: str = "shop", second: str = "product", time: str = "week") -> str:
+    """Twelve series of six weeks, each named by two columns together."""
+    keys = [(shop, product) for shop in "NSEW" for product in ("tea", "nut", "jam") for _ in range(6)]
+    columns = {first: [key[0] for key in keys], second: [key[1] for key in keys], time: [*range(2000, 2006)] * 12}
+    return rows({**columns, "y": RNG.normal(size=72).tolist(), "label": ["ab"[step // 6 % 2] for step in range(72)]})
+
+
+def clock(start: float, step: float = 0.25, form: str = "%H:%M") -> str:
+    """A table whose times are hours of the day, without dates."""
+    times = [pd.Timestamp("2024-03-01") + pd.Timedelta(hours=start + row * step) for row in range(24)]
+    return rows({"time": [time.strftime(form) for time in times], **LABELLED})
+
+
 STEPS = [f"t{step}" for step in range(20)]
 INDEXED = pd.read_csv(io.StringIO(wide(STEPS, ["a", "b"]))).to_csv()
 EUROPEAN = [f"{1200000.5 + step:,.1f}".translate({44: ".", 46: ","}) for step in range(24)]
@@ -295,6 +308,81 @@ CASES = {
     ),
     "written twice": Case(pd.read_csv(io.StringIO(INDEXED)).to_csv(), 20, layout="series", classes=["a", "b"]),
     "line ends of old Macs": Case(rows(LABELLED).replace("\n", "\r")),
+    # several columns together
+    "a panel of two columns": Case(shops(), ["y"], "week", "shop,product", classes=["a", "b"]),
+    "a panel of two columns, named": Case(
+        shops("town", "dish", "year"), ["y"], "year", "town,dish", classes=["a", "b"], hints=Hints(series="town,dish")
+    ),
+    "a panel of two unknown columns": Case(shops("town", "dish"), refused=("week begins again", "--series town,dish")),
+    "a panel of which one column is named": Case(
+        shops(), hints=Hints(series="shop"), refused=("week", "--series shop,product")
+    ),
+    "a column of two that is not there": Case(shops(), hints=Hints(series="shop,dish"), refused=("'dish'",)),
+    "a row of a panel without a name": Case(shops().replace("N,t", ",t", 1), refused=("1 rows name no series",)),
+    "a date and a clock": Case(
+        rows({"day": [hour.date() for hour in HOURS], "clock": [f"{hour:%H:%M}" for hour in HOURS], **LABELLED})
+        .replace("day,clock", "date,time"), time="date,time", notes="a step of 1 hour",
+    ),
+    # times of day without dates, durations
+    "a clock past midnight": Case(clock(22.5), time="time", notes="22:30 to 04:15, a step of 15 min; the times of day"),
+    "a clock of six days": Case(clock(0, 6), time="time", notes="pass midnight 5 times"),
+    "a clock of a day": Case(clock(8), time="time", notes="08:00 to 13:45"),
+    "a clock of twelve hours": Case(clock(10, 0.25, "%I:%M %p"), time="time", notes="10:00 AM to 03:45 PM"),
+    "a clock in no order": Case(
+        rows({"time": [f"{7 + place // 4:02}:{place % 4 * 15:02}" for place in MIXED], **LABELLED}),
+        refused=("'time'", "add the date"),
+    ),
+    "a clock that falls": Case(clock(14, -0.25), refused=("'time'", "add the date")),
+    "more hours than a day": Case(
+        rows({"time": [f"{step + 20}:00:00" for step in range(24)], **LABELLED}), time="time", notes="20:00:00 to 43",
+    ),
+    **{
+        f"times as {cells[0]}": Case(rows({"time": cells, **LABELLED}), time="time", notes=f"a step of {step}")
+        for cells, step in (
+            ([f"{hour:%Y-%m-%d %H:%M} CET" for hour in HOURS], "1 hour"),
+            ([f"[{hour:%d/%b/%Y:%H:%M:%S} +0100]" for hour in HOURS], "1 hour"),
+            ([f"{hour:%Y-%m-%d-%H.%M.%S}" for hour in HOURS], "1 hour"),
+            ([f"Q{step % 4 + 1} {2000 + step // 4}" for step in range(24)], "3 months"),
+            ([f"2024-W{step + 1:02}" for step in range(24)], "7 days"),
+            ([f"2024-{step + 60:03}" for step in range(24)], "1 day"),
+            ([f"{pd.Timestamp(month):%b-%y}" for month in MONTHS], "1 month"),
+            ([f"{hour:%Y%m%d%H%M}" for hour in HOURS], "1 hour"),
+            ([1_700_000_000_000_000_000 + step * 60_000_000_000 for step in range(24)], "1 min"),
+            ([f"{1400 + step}-01-01" for step in range(24)], "1 year"),
+        )
+    },
+    # cells that spoil a column: never left out in silence
+    **{
+        f"{cell!r} among {kind}": Case(
+            rows({"time": [cell if step == 7 else value for step, value in enumerate(values)], **LABELLED}),
+            refused=("'time'", "row 8", "--inputs"),
+        )
+        for kind, values, cell in (
+            ("dates", HOURS, "unknown"), ("dates", HOURS, ""), ("numbers", range(24), "Total"),
+            ("numbers", range(24), "<5"), ("numbers", range(24), "5*"),
+        )
+    },
+    "a month in German": Case(rows({"time": ["7. Mai 2024"] * 24, **LABELLED}), refused=("'time'", "row 1")),
+    "two units": Case(rows({"y": [f"{step} {'k' * (step % 2)}g" for step in range(24)], "label": STATES}),
+        refused=("'y'", "'0 g'")),
+    "exponents of FORTRAN": Case(rows({"y": ["0.5D+03"] * 24, "label": STATES}), refused=("0.5D+03",)),
+    **{
+        f"numbers as {cells[0]}": Case(rows({"y": cells, "label": STATES}), ["y"], notes=note)
+        for cells, note in (
+            ([f"{step} kg" for step in range(24)], "the unit kg in y"),
+            ([f"{step}.5 °C" for step in range(24)], "the unit °C in y"),
+            ([f"({step}.5)" if step % 3 == 0 else step for step in range(24)], "brackets as minus in y"),
+            ([f"\u2212{step}.5" for step in range(24)], ""),
+            (without_some("n.d.", Y), "y 5"), (without_some("#DIV/0!", Y), "y 5"), (without_some("–", Y), "y 5"),
+            (without_some(-999, Y), "WARNING: -999 in y"), (without_some(99999, Y), "WARNING: 99999 in y"),
+        )
+    },
+    # lines above the names, or none of names
+    "a title": Case("Station 7\n\n" + rows(LABELLED), notes="1 line above the names"),
+    "names of R, without the index": Case(
+        rows({"": range(1, 25), **LABELLED}).removeprefix(","), notes="the first column counts the rows"
+    ),
+    "no names, few columns": Case(rows(LABELLED).partition("\n")[2], refused=("names of the columns",)),
     # what cannot be read
     "an infinite number": Case(rows({**LABELLED, "y": [*Y[:5], "inf", *Y[6:]]}), refused=("'y'", "row 6")),
     "stars and reviews without names": Case(
