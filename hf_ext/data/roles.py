@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import DataError
+from .labels import class_name
 from .numbers import find_filled, is_number
 from .tables import LABEL, Table, option, shorten
 from .times import is_clock, is_dated, seconds_of, to_seconds
@@ -458,19 +459,3 @@ def _length(step: float, dated: bool, times: np.ndarray) -> str:
             count = round(count) if abs(count - round(count)) < 0.1 else count
             return f"{count:.3g} {unit.removesuffix('s') if count == 1 else unit}"
     return f"{seconds:g} s"
-
-
-def class_name(value: Any) -> str | None:
-    """A class as it is called: texts as they are, numbers without `.0`; none where it is missing or -100."""
-    value = value.item() if isinstance(value, np.generic) else value
-    if value is None or value == "" or value != value or value == -100:
-        return None
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return str(value)
-
-
-def name_classes(labels: list[Any]) -> list[str]:
-    """The classes that occur, in order: of numbers by their size, of texts by the alphabet."""
-    found = {name for name in map(class_name, set(labels)) if name is not None}
-    return sorted(found, key=float) if found and all(map(is_number, found)) else sorted(found)

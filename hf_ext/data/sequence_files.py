@@ -16,8 +16,9 @@ from hf_ext import __version__
 
 from ..errors import BROKEN_ARCHIVE, DataError
 from .about import METADATA, find_about, match_rows
+from .labels import class_name
 from .numbers import is_number
-from .roles import GROUPS, class_name, find_series, find_times, split_name, step_columns
+from .roles import GROUPS, find_series, find_times, split_name, step_columns
 from .source import DataSource
 from .splits import slice_split
 from .tables import read_table
@@ -407,7 +408,7 @@ def _fit_columns(
     for name, values in columns.items():
         if _is_text(values) and not texts[name]:
             row = next((row for row, value in enumerate(values) if not is_number(value)), 0)
-            raise DataError(f"{path}, line {row + 2}: column {name!r} holds {values[row]!r}, which is no number.")
+            raise DataError(f"{path}, line {row + 2}: column {name!r} holds {values[row]!r}, and {first} numbers.")
         if texts[name] and not _is_text(values):
             # Numbers as names of classes would be written.
             columns[name] = np.array([class_name(value) or "" for value in values], dtype=object)

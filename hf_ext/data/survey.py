@@ -21,8 +21,9 @@ from ..errors import DataError
 from .about import METADATA, find_about
 from .broken import UNDECODABLE, is_broken_picture, open_bytes
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, find_camera_pictures, tell_twins
-from .found import Survey, check_classes, keep_back, rename
+from .found import Survey, keep_back, rename, tell_unlabelled
 from .labelled_lines import refuse_labelled
+from .labels import check_classes
 from .numbers import is_number
 from .opening import PAIRS, find_files, find_pairs, open_source
 from .roles import Hints, is_prose
@@ -198,8 +199,11 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     words = [name for name in texts if name != "label"]
     lists = [name for name, kind in features.items() if is_list_of_numbers(kind)]
     if lists and not pictures and not sounds:
-        return look_at_lists(train, data, list(hints.inputs) or lists)
-    survey = Survey("", **keep_back(train, data), about="", count=len(data), classes=_find_classes(path, data))
+        return look_at_lists(train, data, list(hints.inputs) or lists, hints)
+    survey = Survey("", **keep_back(train, data), about="", count=len(data))
+    survey.classes = _find_classes(path, data, hints.values)
+    if survey.classes:
+        tell_unlabelled(survey, data.with_format(None)["label"][:])
     survey.named = isinstance(features.get("label"), datasets.ClassLabel)
     chosen = _choose(len(data))
     if pictures:
@@ -230,7 +234,7 @@ def _choose(count: int) -> list[int]:
     return [int(index) for index in np.linspace(0, count - 1, min(_EXAMPLES, count))]
 
 
-def _find_classes(path: str, data: Any) -> list[str]:
+def _find_classes(path: str, data: Any, wanted: bool | None) -> list[str]:
     kind = data.features.get("label")
     if kind is None:
         return []
@@ -239,7 +243,7 @@ def _find_classes(path: str, data: Any) -> list[str]:
     if isinstance(kind, datasets.ClassLabel):
         check_classes(path, kind.names)
         return list(kind.names)
-    return check_classes(path, data["label"][:])
+    return check_classes(path, data["label"][:], wanted)
 
 
 def _count_left_out(place: Path, endings: set[str], count: int) -> list[str]:
