@@ -59,9 +59,9 @@ def check_classes(path: str, labels: list[Any], wanted: bool | None = None) -> l
     if wanted is not False and are_values(labels, wanted):
         values = {value for value in labels if class_name(value) is not None}
         raise DataError(
-            f"the column `label` holds {len(values):,} different numbers such as {min(values)}, which are values and "
-            "no classes: mrconv-regression learns a value for each series of numbers. To take each number as a class: "
-            "--classes"
+            f"the column `label` holds {len(values):,} different numbers such as "
+            f"{min((value for value in values if value % 1), default=min(values))}, which are not classes but values: "
+            "method mrconv-regression learns one for each series of numbers. To take each number as a class: --classes"
         )
     names = name_classes(labels)
     spelled: dict[str, str] = {}

@@ -175,11 +175,12 @@ def join_names(names: Iterable[str]) -> str:
 def find_series(frame: pd.DataFrame, name: str) -> "pd.Series[Any]":
     """The series that each row belongs to, by the columns that a name stands for; none where a cell is empty."""
     parts = split_name(frame, name)
-    if len(parts) == 1:
-        return frame[name].map(class_name)
-    cells = [map(class_name, frame[part].tolist()) for part in parts]
-    named = [None if None in row else join_names(map(str, row)) for row in zip(*cells, strict=True)]
-    return pd.Series(named, index=frame.index, name=name, dtype=object)
+    groups = frame.groupby(parts, sort=False).ngroup()
+    # Each name is written once, however many rows it has.
+    first = frame[parts][~groups.duplicated() & (groups >= 0)]
+    cells = zip(*(map(class_name, first[part].tolist()) for part in parts), strict=True)
+    names = [None if None in row else row[0] if len(row) == 1 else join_names(map(str, row)) for row in cells]
+    return groups.map(dict(zip(groups[first.index], names, strict=True))).astype(object).rename(name)
 
 
 def find_times(frame: pd.DataFrame, name: str) -> "pd.Series[Any]":
@@ -214,7 +215,8 @@ def find_joined(frame: pd.DataFrame, roles: Roles) -> str | None:
     known = split_name(frame, roles.series)
     keys = [name for name, why in roles.left_out.items() if why == "texts" and name in frame]
     keys = [name for name in keys if 1 < frame[name].nunique() <= _REPEATS * len(frame)]
-    if roles.time is not None or not keys:
+    # Times of day begin again each day, or for each series.
+    if not keys or (roles.time is not None and not is_clock(find_times(frame, roles.time))):
         return None
     for name in (name for name in frame if TIME.fullmatch(str(name)) or _RISING.fullmatch(str(name))):
         for chosen in (chosen for count in (1, 2, 3) for chosen in combinations(keys, count)):

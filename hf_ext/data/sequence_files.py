@@ -152,6 +152,8 @@ def read_ts(path: Path) -> tuple[list[np.ndarray], list[Any]]:
     found, labels = [], []
     for number, line in enumerate(body.strip().splitlines(), 1):
         *parts, label = line.strip().split(":") if labelled else (*line.strip().split(":"), "")
+        if len({part.count(",") for part in parts}) > 1:
+            raise DataError(f"{path}, series {number}: its channels differ in length; fill short ones up with ?.")
         try:
             series = np.array([[_number(cell.strip()) for cell in part.split(",")] for part in parts]).T
             labels.append(float(label) if values else label.strip() or None)
@@ -279,7 +281,9 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     # A member of another ending is given as its bytes.
     if wrong := [name for name, array in arrays.items() if not getattr(array, "ndim", 0)]:
         raise DataError(f"{path} cannot be read: {', '.join(wrong)} is not an array with at least one axis.")
-    return arrays
+    if odd := [name for name, array in arrays.items() if array.dtype.kind in "cV"]:
+        raise DataError(f"{path}: {odd[0]} holds complex numbers or records: save plain numbers, as channels.")
+    return {name: np.char.decode(array) if array.dtype.kind == "S" else array for name, array in arrays.items()}
 
 
 def _plain_column(values: "pd.Series[Any]") -> np.ndarray:

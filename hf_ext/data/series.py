@@ -204,14 +204,22 @@ def _read_labels(survey: Survey, data: Any, wanted: bool | None) -> None:
     """Lengths of all series, and their classes or values."""
     raw = data.with_format("arrow").select_columns([survey.columns[0], "label"])[:]
     survey.lengths = raw[survey.columns[0]].combine_chunks().value_lengths().to_pylist()
+    for name in survey.columns[1:]:
+        others = data.with_format("arrow").select_columns([name])[:][name].combine_chunks().value_lengths().to_pylist()
+        odd = next((row for row, size in enumerate(others) if size != survey.lengths[row]), None)
+        if odd is not None:
+            raise DataError(
+                f"{survey.train['path']}, row {odd + 1}: {survey.columns[0]} and {name} differ in length, but a series "
+                "has the same steps in all channels."
+            )
     survey.rows_have_labels = not isinstance(data.features["label"], datasets.Value | datasets.ClassLabel)
     labels = raw["label"].combine_chunks()
     found = (labels.flatten() if survey.rows_have_labels else labels).to_pylist()
     if not survey.rows_have_labels:
         tell_unlabelled(survey, found)
         survey.values = are_values(found, wanted)
-    whole = not survey.rows_have_labels and all(isinstance(value, int | float) for value in found if value is not None)
-    if whole and all(value % 1 == 0 for value in found if class_name(value) is not None):
+    given = [value for value in found if class_name(value) is not None]
+    if not survey.rows_have_labels and all(type(value) in (int, float) and value % 1 == 0 for value in given):
         kinds = ("classes", "--values predicts them"), ("values to predict", "--classes takes them as classes")
         survey.notes.append("the whole numbers of label are {}; {}".format(*kinds[survey.values]))
     if survey.values:

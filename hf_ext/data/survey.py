@@ -40,7 +40,12 @@ _NAMES, _EXAMPLES = 10_000, 64
 _FILM = 'convert them to FLAC first: for f in *; do ffmpeg -i "$f" "${f%.*}.flac"; done'
 _FOREIGN = {
     **dict.fromkeys((".mp4", ".mov", ".3gp", ".webm"), _FILM),
-    **dict.fromkeys((".7z", ".rar"), "unpack them first"),
+    **dict.fromkeys((".7z", ".rar", ".zst"), "unpack them first"),
+    **dict.fromkeys((".xlsx", ".xls", ".ods", ".numbers"), "save the sheet as CSV"),
+    **dict.fromkeys((".feather", ".pkl", ".pickle", ".dta", ".sav", ".h5"), "save the table as parquet, with pandas"),
+    **dict.fromkeys((".db", ".sqlite", ".sqlite3"), "export a table: sqlite3 -csv -header FILE 'select * from NAME'"),
+    **dict.fromkeys((".mat", ".pt"), "save arrays of series and labels with numpy.savez"),
+    ".arff": "take the .ts file of the archive, or save the table as CSV",
 }
 # Names of folders with annotations of pictures, which are not classes.
 _MASKS = {"mask", "masks", "label", "labels", "annotation", "annotations", "segmentation", "segmentations"}
@@ -193,6 +198,8 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     train = {"path": path, "split": "train", **rename(hints.label)}
     data = open_source(DataSource(**train))
     features = data.features
+    if len(features) == 1 and len(Path(path).suffixes) > 1 and re.search("[;|\t]", next(iter(features))):
+        raise DataError(f"{path} has the one column {next(iter(features))!r}: unpack it; then its separator is found.")
     pictures = [name for name, kind in features.items() if isinstance(kind, datasets.Image) and kind.decode]
     sounds = [name for name, kind in features.items() if isinstance(kind, datasets.Image | datasets.Audio)]
     texts = [name for name, kind in features.items() if isinstance(kind, datasets.Value) and "string" in kind.dtype]

@@ -349,6 +349,10 @@ CASES = {
     "a clock of six days": Case(clock(0, 6), time="time", notes="pass midnight 5 times"),
     "a clock of a day": Case(clock(8), time="time", notes="08:00 to 13:45"),
     "a clock of twelve hours": Case(clock(10, 0.25, "%I:%M %p"), time="time", notes="10:00 AM to 03:45 PM"),
+    "clocks of several towns": Case(
+        rows({"town": ["N"] * 8 + ["S"] * 8 + ["E"] * 8, "time": [f"{(20 + step % 8) % 24}:00" for step in range(24)],
+              **LABELLED}), refused=("time begins again", "--series town"),
+    ),
     "a clock in no order": Case(
         rows({"time": [f"{7 + place // 4:02}:{place % 4 * 15:02}" for place in MIXED], **LABELLED}),
         refused=("'time'", "add the date"),
