@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from hf_ext.data.about import METADATA
+from hf_ext.data.roles import Hints
 from hf_ext.data.sound_files import AUDIO_SUFFIXES
 from hf_ext.errors import UsageError
 from hf_ext.hub.checkpoints import split_revision
@@ -101,12 +102,12 @@ class Classifier:
                 yield Input("standard input" if isinstance(found.source, bytes) else str(found.source), found.source)
 
     def classify(
-        self, given: Input, top_k: int = 1, columns: list[str] | None = None
+        self, given: Input, top_k: int = 1, columns: list[str] | None = None, hints: Hints | None = None
     ) -> dict[str, list[dict[str, Any]]]:
         """
         The likeliest classes of an input, each `{"label", "score"}`, by its name; of series also values, and classes
         of positions, as `answer` says. A file may hold several series; of a sound that is longer than those of the
-        training the answers to its parts are averaged.
+        training the answers to its parts are averaged. Columns of times and of series' names may be given as hints.
 
         Raises:
             ValueError: If the input cannot be read, or does not fit the model.
@@ -114,7 +115,7 @@ class Classifier:
         if self.kind == "series":
             if isinstance(given.value, bytes):
                 raise ValueError(f"a series is read from a file of type {', '.join(INPUTS)}: give one.")
-            return answer_series(self.model, Path(given.value), self.answer, top_k, columns)
+            return answer_series(self.model, Path(given.value), self.answer, top_k, columns, hints)
         options: dict[str, Any] = {"top_k": top_k}
         value: Any = given.value
         if self.kind == "pictures":

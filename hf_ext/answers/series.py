@@ -1,6 +1,7 @@
 """Answers of a trained MRConv to a series of numbers in a file: its class, its values, or a class for each row."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import torch
 from transformers.utils import logging
 
 from hf_ext.data.opening import open_source
-from hf_ext.data.roles import Hints, class_name, find_roles, seconds_of, step_columns
+from hf_ext.data.roles import Hints, find_joined, find_roles, find_series, find_times, split_name, step_columns
 from hf_ext.data.sequence_files import ARRAY_COLUMN, ARRAYS, SUFFIXES, TS, holds_lists, read_file, read_ts, trim
 from hf_ext.data.source import DataSource
 from hf_ext.data.tables import read_table
+from hf_ext.data.times import seconds_of
 from hf_ext.mrconv.streaming_mrconv import MRConvCache
 from hf_ext.tasks.series import read_numbers
 
@@ -31,7 +33,12 @@ _ROWS = 4096
 
 @torch.no_grad()
 def answer_series(
-    model: Any, path: Path, answer: str, top_k: int = 1, columns: list[str] | None = None
+    model: Any,
+    path: Path,
+    answer: str,
+    top_k: int = 1,
+    columns: list[str] | None = None,
+    hints: Hints | None = None,
 ) -> dict[str, list[dict[str, Any]]]:
     """
     The answers to a file, by the name of each series in it. A causal model of positions streams long ones.
@@ -46,6 +53,7 @@ def answer_series(
         columns (`list[str]`, *optional*):
             The channels in the order of the training; when not given, those of the training by name, or all columns
             of numbers where the model has no names.
+        hints ([`Hints`], *optional*): The columns of the time and of the series' names, where those are not found.
 
     Returns:
         `dict[str, list[dict]]`: `label` and `score` of each class, with its `position`, the row in the file, where
@@ -56,7 +64,7 @@ def answer_series(
     """
     config = model.config
     found = {}
-    for name, example in read_examples(path, columns or config.input_columns, config.input_size).items():
+    for name, example in read_examples(path, columns or config.input_columns, config.input_size, hints).items():
         values = read_channels(path, example, columns or config.input_columns, config.input_size)
         found[name] = _answer(model, name, values, answer, top_k)
         for row in found[name]:
@@ -94,7 +102,9 @@ def _answer(model: Any, name: str, values: np.ndarray, answer: str, top_k: int) 
     return [{"position": position, **item} for position, row in enumerate(rows) for item in row]
 
 
-def read_examples(path: Path, columns: list[str] | None, channels: int) -> dict[str, dict[str, Any]]:
+def read_examples(
+    path: Path, columns: list[str] | None, channels: int, hints: Hints | None = None
+) -> dict[str, dict[str, Any]]:
     """The series of a file by their names: their columns, and the row of the file that each position is."""
     ending = path.suffix.lower()
     if ending not in INPUTS:
@@ -111,12 +121,13 @@ def read_examples(path: Path, columns: list[str] | None, channels: int) -> dict[
         return _count(path, list(open_source(DataSource(str(path), split="train")).with_format("numpy")))
     table = read_table(path)
     frame, wide = table.frame, columns == [ARRAY_COLUMN] and ARRAY_COLUMN not in table.frame
+    hints = hints or Hints()
     # Columns of texts, which may be several things, are not asked for.
     numbers = [str(name) for name in frame if pd.api.types.is_numeric_dtype(frame[name].dtype)]
     steps, inputs = step_columns(numbers) if wide else [], () if wide else tuple(columns or numbers)
     if not steps:
         try:
-            roles = find_roles(table, Hints(inputs=tuple(name for name in inputs if name in numbers)))
+            roles = find_roles(table, replace(hints, inputs=tuple(name for name in inputs if name in numbers)))
         except DataError as error:
             raise DataError(f"{path}: {error}; leave out what the model does not need.") from error
         steps = roles.inputs if wide and roles.layout == "series" else []
@@ -124,16 +135,19 @@ def read_examples(path: Path, columns: list[str] | None, channels: int) -> dict[
         return _count(path, [{ARRAY_COLUMN: trim(row)} for row in frame[steps].to_numpy(dtype=np.float64)])
     if roles.problems:
         logger.warning(f"{path} is read as it is written: {'; '.join(roles.problems)}.")
-    arrays, rows = read_file(path), np.arange(len(frame))
+    elif (joined := find_joined(frame, roles)) is not None:
+        logger.warning(f"{path} is read as one series, though {joined}.")
+    arrays, rows, parts = read_file(path), np.arange(len(frame)), {}
+    if roles.series is not None and not {*split_name(frame, roles.series)} & {*inputs}:
+        names = find_series(frame, roles.series)
+        parts = {name: np.flatnonzero(names == name) for name in names.dropna().unique()}
     if roles.time is not None and not roles.problems:
-        rows = np.argsort(seconds_of(frame[roles.time]), kind="stable")
-    if roles.series is None or roles.series in inputs:
+        order = seconds_of(find_times(frame, roles.time), [*parts.values()] or None)
+        rows = np.argsort(order, kind="stable")
+        parts = {name: part[np.argsort(order[part], kind="stable")] for name, part in parts.items()}
+    if not parts:
         return {str(path): _with_rows(arrays, rows)}
-    names = frame[roles.series].map(class_name)
-    return {
-        f"{path}, {roles.series} {name}": _with_rows(arrays, rows[(names == name).to_numpy()[rows]])
-        for name in names.dropna().unique()
-    }
+    return {f"{path}, {roles.series} {name}": _with_rows(arrays, part) for name, part in parts.items()}
 
 
 def _count(path: Path, examples: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -27,6 +27,8 @@ _HEADERS = {
     "--top-k", type=click.IntRange(min=1), default=1, show_default=True, help="Number of most likely classes to print."
 )
 @click.option("--columns", help="Channels of series, such as a,b.  [default: those of the training]")
+@click.option("--series", metavar="A,B", help="Columns that name the series of a row.  [default: found by name]")
+@click.option("--time", metavar="A,B", help="Columns of the time, in tables.  [default: found by name]")
 @click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the GPU if there is one]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def classify(
@@ -35,6 +37,8 @@ def classify(
     task: str | None,
     top_k: int,
     columns: str | None,
+    series: str | None,
+    time: str | None,
     device: str | None,
     as_json: bool,
 ) -> None:
@@ -54,12 +58,18 @@ def classify(
       hf-ext classify org/merged "What a film!" --task sentiment
       hf-ext classify runs/mrconv-sensors/snapshot knock.csv --columns x,y,z
       hf-ext classify runs/mrconv-positions/snapshot heart.csv --json
+      hf-ext classify runs/sales/snapshot sales.csv --series shop,product
     """
     names = split_names(columns) or None
     register_models()
     classifier = load_classifier(source, device, task)
-    if columns and classifier.kind != "series":
-        raise click.UsageError(f"--columns is for models of series; {source} classifies {classifier.kind}.")
+    if (columns or series or time) and classifier.kind != "series":
+        raise click.UsageError(
+            f"--columns, --series and --time are for models of series; {source} classifies {classifier.kind}."
+        )
+    from hf_ext.data.roles import Hints
+
+    hints = Hints(time=time, series=series)
     found: list[dict[str, Any]] = []
     given = list(classifier.find_inputs(list(inputs)))
     if not given:
@@ -67,7 +77,7 @@ def classify(
     failed = 0
     for item in given:
         try:
-            answers = classifier.classify(item, top_k, names)
+            answers = classifier.classify(item, top_k, names, hints)
         except (ValueError, OSError, RuntimeError, IndexError) as error:
             say(f"{item.name}: {error}", to_stderr=True)
             failed += 1

@@ -44,9 +44,15 @@ adapters: delta
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--data", metavar="PATH", help="Folder or file of your data; for emr, a folder or a list of fine-tunes.")
 @click.option("--label", metavar="NAME", help="Column of the class or value, in tables and arrays.")
-@click.option("--time", metavar="NAME", help="Column of the time, in tables.")
-@click.option("--series", metavar="NAME", help="Column that names the series of a row, in tables.")
+@click.option("--time", metavar="A,B", help="Column of the time, in tables, or a date and a time of day in two.")
+@click.option("--series", metavar="A,B", help="Columns that name the series of a row, in tables.")
 @click.option("--inputs", metavar="A,B", help="Columns of the inputs.")
+@click.option(
+    "--values/--classes",
+    default=None,
+    help="Take the numbers of the label as values to predict, or as classes.  [default: values if they are fractions, "
+    "or more than 20 whole numbers that do not count up from 0 or 1]",
+)
 @click.option("--pairs", metavar="A,B", help="Two folders of pictures: inputs and targets.")
 def init(
     method: str,
@@ -56,6 +62,7 @@ def init(
     time: str | None,
     series: str | None,
     inputs: str | None,
+    values: bool | None,
     pairs: str | None,
 ) -> None:
     """Write a commented recipe for your own data into DIR.
@@ -81,10 +88,10 @@ def init(
     names = {"inputs": tuple(split_names(inputs)), "pairs": tuple(split_names(pairs))}
     if pairs and len(names["pairs"]) != 2:
         raise click.BadParameter("give two folders, such as noisy,clean.", param_hint="--pairs")
-    if (method == "emr" or not data) and (label or time or series or inputs or pairs):
+    if (method == "emr" or not data) and (label or time or series or inputs or pairs or values is not None):
         raise click.UsageError(
-            "--label, --time, --series, --inputs and --pairs describe --data of semanir, mrconv or dit: give --data "
-            "too, or leave them out."
+            "--label, --time, --series, --inputs, --values, --classes and --pairs describe --data of semanir, mrconv "
+            "or dit: give --data too, or leave them out."
         )
     import_without_models()
     from hf_ext.files import whole_file
@@ -104,7 +111,7 @@ def init(
         from hf_ext.data.survey import look_at
         from hf_ext.data.writing import PLACEHOLDERS, write_recipe
 
-        hints = Hints(label, time, series, **names)
+        hints = Hints(label, time, series, **names, values=values)
         survey = PLACEHOLDERS[method] if data is None else look_at(data, hints, method == "semanir")
         text = write_recipe(method, folder, survey, torch.cuda.is_available())
         following = ["hf-ext", *(["train"] if data else ["data", "check"]), str(file)]

@@ -14,7 +14,7 @@ from datasets.data_files import SPLIT_KEYWORDS
 from transformers.utils import logging
 
 from ..errors import DataError
-from .roles import class_name
+from .labels import class_name
 from .source import DataSource
 from .splits import slice_split
 from .tables import LABEL, option, read_table, read_text, shorten

@@ -7,19 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from ..errors import DataError
+from .labels import class_name
 from .opening import SourceError, open_source
-from .roles import class_name, name_classes
 from .source import DataSource
-from .splits import choose, lost_groups
+from .splits import choose, lost_groups, read_labels
 from .tables import shorten
 
 # Share of each class that is held out, and largest number of held-out examples.
 _KEPT, _MOST_KEPT = 0.1, 1000
-# Numbers above this, and above the number of examples, are not classes.
-_MOST_CLASSES = 1000
 
 
 @dataclass
@@ -92,11 +87,16 @@ def keep_back(train: dict[str, Any], data: Any) -> dict[str, Any]:
             return {**whole, "eval": other}
     # Limit the number of held-out examples, with a rounded share.
     share = float(f"{min(_KEPT, _MOST_KEPT / max(1, len(data))):.1g}")
-    measures = int(choose(data, share, 0).sum())
+    chosen, labels = choose(data, share, 0), read_labels(data)
+    measures = int(chosen.sum())
     if not 0 < measures < len(data):
         return whole
     learned = {**train, "hold_out": share, "hold_out_seed": 0}
     lost = [f"examples of one {name} may be on both sides, as each class has one alone" for name in lost_groups(data)]
+    names = getattr(data.features.get("label"), "names", None)
+    kinds = {*labels} - {label for label, measured in zip(labels, chosen, strict=True) if measured} - {None}
+    if unmeasured := [str(names[kind] if names else class_name(kind)) for kind in kinds]:
+        lost.append(f"WARNING: the evaluation contains no {shorten(sorted(unmeasured))}, of which there are too few")
     return {
         "train": learned,
         "eval": {**learned, "split": "validation"},
@@ -105,31 +105,13 @@ def keep_back(train: dict[str, Any], data: Any) -> dict[str, Any]:
     }
 
 
+def tell_unlabelled(survey: Survey, labels: list[Any]) -> None:
+    """Counts the examples without a label, which a training leaves out."""
+    if missing := sum(class_name(label) is None for label in labels):
+        survey.left_out.append(f"{missing:,} of {len(labels):,} examples without a label")
+        survey.broken = max(survey.broken, missing / len(labels))
+
+
 def rename(label: str | None) -> dict[str, Any]:
     """Renames the column of the label to the name that trainings use."""
     return {"rename_columns": {label: "label"}} if label not in (None, "label") else {}
-
-
-def are_values(labels: list[Any]) -> bool:
-    """True if labels are measured numbers and not classes."""
-    given = [value for value in labels if class_name(value) is not None]
-    numbers = [float(value) for value in given if isinstance(value, int | float | np.number)]
-    return len(numbers) == len(given) > 0 and any(value % 1 for value in numbers)
-
-
-def check_classes(path: str, labels: list[Any]) -> list[str]:
-    """The classes that occur in labels; refuses numbers that are none, and two spellings of one name."""
-    given = [value for value in labels if class_name(value) is not None and not isinstance(value, str)]
-    if odd := [value for value in given if value % 1 or not abs(value) < max(_MOST_CLASSES, len(labels))]:
-        raise DataError(
-            f"the column `label` holds numbers such as {min(odd)}, which are not classes. Classes are names or whole "
-            "numbers; to predict values, start from the recipe of mrconv-regression: hf-ext recipes mrconv/sensors."
-        )
-    names = name_classes(labels)
-    spelled: dict[str, str] = {}
-    for name in names:
-        other = spelled.setdefault(name.strip().casefold(), name)
-        # Single letters may differ in case: beats of a heart are N and n.
-        if other != name and len(name.strip()) > 1:
-            raise DataError(f"{path}: the classes {other!r} and {name!r} are spelled differently: use one spelling.")
-    return names

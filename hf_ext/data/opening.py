@@ -213,7 +213,8 @@ def _choose_marks(builder: datasets.DatasetBuilder) -> dict[str, Any]:
     config, marks, codes = builder.config, dict[str, list[str]](), dict[str, type]()
     if not isinstance(config, CsvConfig):
         return {}
-    for file in [files[0] for files in (config.data_files or {}).values() if files]:
+    # One file of many may be the only one with codes; of thousands the first are enough.
+    for file in [file for files in (config.data_files or {}).values() for file in files[:64]]:
         try:
             frame = pd.read_csv(file, sep=config.sep, nrows=10_000)
             classes = pd.read_csv(file, sep=config.sep, nrows=10_000, dtype=str, usecols=LABEL.fullmatch)

@@ -1,15 +1,21 @@
 """Detection of the roles of a table's columns: time, series, label, inputs."""
 
+import csv
+import io
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from ..errors import DataError
-from .tables import LABEL, Table, is_number, option, shorten, to_seconds, unclear_date
+from .labels import class_name
+from .numbers import find_filled, is_number
+from .tables import LABEL, Table, option, shorten
+from .times import is_clock, is_dated, seconds_of, to_seconds
 
 TIME = re.compile(
     r"(time|date|ds$|ts$|epoch|zeit|datum|step|steps|year|timestamp|datetime).*|.*(_|\b)(time|date|timestamp)",
@@ -22,7 +28,8 @@ _RISING = re.compile(
 )
 _SERIES = re.compile(
     r"(series|unique|item|case|subject|patient|sensor|unit|machine|sample|example|trial|recording|participant|person"
-    r"|user|device|engine|store|id|ids|sid|group)([ _-]?(id|no|number))?",
+    r"|user|device|engine|store|shop|product|sku|site|station|customer|vehicle|id|ids|sid|group)"
+    r"([ _-]?(id|no|number))?",
     re.IGNORECASE,
 )
 # Columns that say from whom or where an example comes. Examples of one speaker resemble one another: a model that has
@@ -39,15 +46,23 @@ _COUNTED = re.compile(r"(.*?)(\d+(?:[.:]\d+)?)(\D*)")
 _REPEATS = 0.5
 
 
+# Sizes of numbers that are nano-, micro- and milliseconds since 1970, and how many a second has.
+_EPOCHS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
+
+
 @dataclass(frozen=True)
 class Hints:
-    """Hints of the user: names of columns, and of the two folders of pairs."""
+    """
+    Hints of the user: names of columns, and of the two folders of pairs. Several columns may name a series or a time
+    together, as in `shop,product`; `values` says whether whole numbers of a label are values, and no classes.
+    """
 
     label: str | None = None
     time: str | None = None
     series: str | None = None
     inputs: tuple[str, ...] = ()
     pairs: tuple[str, ...] = ()
+    values: bool | None = None
 
 
 @dataclass
@@ -58,7 +73,8 @@ class Roles:
     Args:
         layout (`str`): `"positions"`: a row is a step of a series; `"series"`: a row is a series; `"texts"`.
         inputs (`list[str]`): The columns of numbers that a model gets.
-        label, time, series (`str`, *optional*): The columns of the class, of the time, and of the series' names.
+        label (`str`, *optional*): The column of the class.
+        time, series (`str`, *optional*): The column of the time, and of the series' names, or several: `shop,product`.
         left_out (`dict[str, str]`): Unused columns with the reason.
         notes (`list[str]`): Sentences on the interpretation of the time.
         problems (`list[str]`): Problems that must be fixed before training.
@@ -83,8 +99,9 @@ def find_roles(table: Table, hints: Hints) -> Roles:
         use.
     """
     frame = table.frame
-    named = [name for name in (hints.label, hints.time, hints.series, *hints.inputs) if name is not None]
-    if absent := [name for name in named if name not in frame.columns]:
+    named = [name for name in (hints.label, *hints.inputs) if name is not None]
+    parts = [part for name in (hints.time, hints.series) for part in split_name(frame, name)]
+    if absent := [name for name in [*named, *parts] if name not in frame.columns]:
         raise DataError(f"there is no column {absent[0]!r}; the columns are {shorten(list(frame.columns))}")
     label = hints.label or _only([name for name in frame if LABEL.fullmatch(str(name))], "a label", "--label")
     numbers = [name for name, kind in frame.dtypes.items() if pd.api.types.is_numeric_dtype(kind)]
@@ -95,19 +112,18 @@ def find_roles(table: Table, hints: Hints) -> Roles:
     if (wide := _find_wide(table, steps, label, hints)) is not None:
         return wide
     series = hints.series or _find_series(frame, label)
-    time = hints.time or _find_time(frame, _without(frame, [label, series]), series)
+    time = hints.time or _find_time(frame, _without(frame, [label], split_name(frame, series)), series)
     columns = dict(frame.items())
-    times = [name for name in _without(texts, [time, series]) if to_seconds(columns[name]) is not None]
-    others = _without(texts, [time, series], times)
+    known = [part for name in (time, series) for part in split_name(frame, name)]
+    times = [name for name in _without(texts, known) if to_seconds(columns[name]) is not None]
+    others = _without(texts, known, times)
     named = [name for name in numbers if GROUPS.fullmatch(str(name)) or _is_copy(frame, name, label)]
-    inputs = (
-        list(hints.inputs)
-        or _without(numbers, [label, time, series], named)
-        or _without(numbers, [label, time, series])
-    )
+    inputs = list(hints.inputs) or _without(numbers, [label], known, named) or _without(numbers, [label], known)
     prose = [name for name in others if is_prose(columns[name])]
     # One word a row, seldom the same, beside numbers: keys, serial numbers.
     names = [name for name in _without(others, prose) if _names_rows(columns[name])]
+    if all(map(TIME.fullmatch, prose)) and not hints.inputs:
+        _refuse_unread(frame, others, not inputs)
     if not inputs:
         names, prose = [], prose + names
     wrong = [name for name in hints.inputs if name not in numbers]
@@ -132,12 +148,87 @@ def find_roles(table: Table, hints: Hints) -> Roles:
         **dict.fromkeys(times, "another time"),
     }
     roles = Roles("positions", inputs, label, time, series, left_out)
-    roles.left_out |= dict.fromkeys(_without(numbers, inputs, [label, time, series]), "not among the inputs")
+    roles.left_out |= dict.fromkeys(_without(numbers, inputs, [label], known), "not among the inputs")
     roles.left_out |= dict.fromkeys(
-        _without(named, inputs, [label, time, series]), "names the group or the class; --inputs takes it all the same"
+        _without(named, inputs, [label], known), "names the group or the class; --inputs takes it all the same"
     )
+    if not hints.inputs and (joined := find_joined(frame, roles)) is not None:
+        raise DataError(f"{joined}; if all rows are one series, name the columns to read: --inputs NAME,NAME")
     _judge(frame, roles)
     return roles
+
+
+def split_name(frame: pd.DataFrame, name: str | None) -> list[str]:
+    """The columns that a name stands for: the one that is called so, or several, as in `shop,product`."""
+    if name is None or name in frame.columns:
+        return [] if name is None else [name]
+    return [part.strip() for part in next(csv.reader([name], skipinitialspace=True), [])]
+
+
+def join_names(names: Iterable[str]) -> str:
+    """Names or cells as one, with commas between them."""
+    joined = io.StringIO()
+    csv.writer(joined, lineterminator="").writerow(names)
+    return joined.getvalue()
+
+
+def find_series(frame: pd.DataFrame, name: str) -> "pd.Series[Any]":
+    """The series that each row belongs to, by the columns that a name stands for; none where a cell is empty."""
+    parts = split_name(frame, name)
+    groups = frame.groupby(parts, sort=False).ngroup()
+    # Each name is written once, however many rows it has.
+    first = frame[parts][~groups.duplicated() & (groups >= 0)]
+    cells = zip(*(map(class_name, first[part].tolist()) for part in parts), strict=True)
+    names = [None if None in row else row[0] if len(row) == 1 else join_names(map(str, row)) for row in cells]
+    return groups.map(dict(zip(groups[first.index], names, strict=True))).astype(object).rename(name)
+
+
+def find_times(frame: pd.DataFrame, name: str) -> "pd.Series[Any]":
+    """The time of each row: a column, or a date and a time of day in two."""
+    parts = split_name(frame, name)
+    if len(parts) == 1:
+        return frame[name]
+    joined = frame[parts[0]].astype(str)
+    for part in parts[1:]:
+        joined = joined + " " + frame[part].astype(str)
+    return joined.rename(name)
+
+
+def _refuse_unread(frame: pd.DataFrame, others: list[str], alone: bool) -> None:
+    """Refuses columns of numbers or times that some cells spoil: without them the answer would be another."""
+    for name in others:
+        rows, cells = find_filled(frame[name])
+        bad = [place for place, cell in enumerate(cells) if not is_number(cell)]
+        begun = sum(re.match(r"[-+(<>~\u2212\[]*[.,]?\d", cell) is not None for cell in cells)
+        if TIME.fullmatch(name) and begun > 0.8 * len(cells) and len(bad) >= 0.2 * len(cells):
+            # Names the row.
+            seconds_of(frame[name])
+        if bad and (len(bad) < 0.2 * len(cells) or (alone and begun == len(cells))):
+            raise DataError(
+                f"column {name!r}, row {rows[bad[0]] + 1}: {cells[bad[0]]!r:.60} is not read as a number; correct it, "
+                "remove the row, or leave the column out: --inputs NAME,NAME names the columns to read"
+            )
+
+
+def find_joined(frame: pd.DataFrame, roles: Roles) -> str | None:
+    """A sentence where series seem to be joined to one: their times begin again where a column changes."""
+    known = split_name(frame, roles.series)
+    keys = [name for name, why in roles.left_out.items() if why == "texts" and name in frame]
+    keys = [name for name in keys if 1 < frame[name].nunique() <= _REPEATS * len(frame)]
+    # Times of day begin again each day, or for each series.
+    if not keys or (roles.time is not None and not is_clock(find_times(frame, roles.time))):
+        return None
+    for name in (name for name in frame if TIME.fullmatch(str(name)) or _RISING.fullmatch(str(name))):
+        for chosen in (chosen for count in (1, 2, 3) for chosen in combinations(keys, count)):
+            if _is_time_of(frame, name, [*known, *chosen]) and not _is_time_of(frame, name, known):
+                told = option("series", join_names([*known, *chosen]))
+                return f"{name} begins again for each {' and '.join(chosen)}: say {told} if they name several series"
+    return None
+
+
+def _is_time_of(frame: pd.DataFrame, name: Any, keys: list[str]) -> bool:
+    """True if a column differs in all rows of each series, of which some have several rows."""
+    return not frame.duplicated([*keys, name]).any() and (not keys or bool(frame.duplicated(keys).any()))
 
 
 def _is_copy(frame: pd.DataFrame, name: Any, label: str | None) -> bool:
@@ -195,7 +286,7 @@ def _find_wide(table: Table, names: list[Any], label: str | None, hints: Hints) 
     steps = step_columns(names)
     rest = _without(frame, steps, [label])
     series = _find_series(frame[rest], label)
-    time = _find_time(frame, _without(rest, [series]), series)
+    time = _find_time(frame, _without(rest, split_name(frame, series)), series)
     several = len(groups) > 1 and time is None
     if not several and (time or series) and (not steps or (time and series)):
         return None
@@ -238,7 +329,7 @@ def is_prose(values: "pd.Series[Any]") -> bool:
     cells = _list_cells(values)
     return _has_letters(cells) and (
         sum(map(len, cells)) > 30 * len(cells)
-        or (_share(r"\s", cells) > 0.5 and len(set(cells)) > min(20, _REPEATS * len(cells)))
+        or (_share(r"[^\W\d_]\W*\s.*[^\W\d_]", cells) > 0.5 and len(set(cells)) > min(20, _REPEATS * len(cells)))
     )
 
 
@@ -264,13 +355,24 @@ def _share(pattern: str, cells: list[str]) -> float:
 
 
 def _find_series(frame: pd.DataFrame, label: str | None) -> str | None:
+    """The column that names series; several where the times of each pair of names differ, and those of one repeat."""
     found = [
         str(name)
         for name in frame
         if name != label and _SERIES.fullmatch(str(name)) and 1 < frame[name].nunique() <= _REPEATS * len(frame)
         and (not pd.api.types.is_numeric_dtype(frame[name].dtype) or bool((frame[name].dropna() % 1 == 0).all()))
     ]  # fmt: skip
-    return _only(found, "the name of a series", "--series")
+    if len(found) < 2:
+        return found[0] if found else None
+    for name in (name for name in frame if TIME.fullmatch(str(name)) or _RISING.fullmatch(str(name))):
+        for count in range(1, min(3, len(found)) + 1):
+            fit = [chosen for chosen in combinations(found, count) if _is_time_of(frame, name, [*chosen])]
+            if len(fit) == 1:
+                return join_names(fit[0])
+    raise DataError(
+        f"{shorten(found)} may each be the name of a series: choose one with --series, for instance --series "
+        f"{found[0]}, or name several: {option('series', join_names(found))}"
+    )
 
 
 def _find_time(frame: pd.DataFrame, names: list[Any], series: str | None) -> str | None:
@@ -278,7 +380,7 @@ def _find_time(frame: pd.DataFrame, names: list[Any], series: str | None) -> str
     for place, name in enumerate(names):
         values, strong = columns[name], bool(TIME.fullmatch(str(name)))
         if pd.api.types.is_numeric_dtype(values.dtype):
-            kept = [values] if series is None else [part for _, part in values.groupby(frame[series])]
+            kept = [values] if series is None else [part for _, part in values.groupby(find_series(frame, series))]
             rising = all(part.is_monotonic_increasing and part.is_unique for part in kept)
             mixed = all(part.is_unique for part in kept) and (strong or all(map(_is_even, kept)))
             named = strong or _RISING.fullmatch(str(name))
@@ -286,6 +388,10 @@ def _find_time(frame: pd.DataFrame, names: list[Any], series: str | None) -> str
                 counted.append(str(name))
         elif (strong or place == 0 or _RISING.fullmatch(str(name))) and to_seconds(values) is not None:
             written.append(str(name))
+    clocks = [name for name in written if is_clock(columns[name])]
+    days = [name for name in written if name not in clocks and not columns[name].astype(str).str.contains(":").any()]
+    if len(written) == 2 and len(clocks) == len(days) == 1:
+        return join_names([*days, *clocks])
     # A date says more than the year beside it.
     return _only(written or counted, "the time", "--time")
 
@@ -296,46 +402,37 @@ def _is_even(values: "pd.Series[Any]") -> bool:
     return len(steps) > 1 and bool(np.allclose(steps, steps[0]))
 
 
-def seconds_of(values: "pd.Series[Any]") -> np.ndarray:
-    """A column of times as numbers that rise with them."""
-    if pd.api.types.is_numeric_dtype(values.dtype):
-        return values.to_numpy(dtype=np.float64, na_value=np.nan)
-    if (date := unclear_date(values)) is not None:
-        raise DataError(
-            f"column {values.name!r}: dates such as {date} may start with the day or with the month: write them as "
-            "2024-12-31"
-        )
-    found = to_seconds(values)
-    if found is None:
-        bad = next((cell for cell in values if to_seconds(pd.Series([cell])) is None), values.iloc[0])
-        raise DataError(f"column {values.name!r} contains {bad!r}, which is not a time")
-    return found
-
-
 def _judge(frame: pd.DataFrame, roles: Roles) -> None:
     """Says what the times are: their span and step, and whether they are sorted, repeated, with gaps."""
+    named, parts = None, [np.arange(len(frame))]
+    if roles.series is not None:
+        named = find_series(frame, roles.series)
+        if unnamed := int(named.isna().sum()):
+            roles.problems.append(f"{unnamed} rows name no series in {roles.series}: fill it in, or remove them")
+            return
+        parts = [np.asarray(found) for found in frame.groupby(named.to_numpy(), sort=False).indices.values()]
     if roles.time is None:
         return
-    cells, times = frame[roles.time], seconds_of(frame[roles.time])
+    cells = find_times(frame, roles.time)
+    times = seconds_of(cells, parts)
     if missing := int(np.isnan(times).sum()):
         roles.problems.append(f"{missing} rows have no time in {roles.time}: remove them")
         return
-    parts = [np.arange(len(frame))]
-    if roles.series is not None:
-        parts = [np.asarray(found) for found in frame.groupby(roles.series, sort=False).indices.values()]
+    if is_clock(cells) and (days := int(times.max() // 86400)):
+        roles.notes.append(f"the times of day in {roles.time} pass midnight {days} time{'s' if days > 1 else ''}")
     if any((np.diff(times[part]) < 0).any() for part in parts):
         roles.notes.append(f"the rows are not in the order of {roles.time}, and are sorted by it")
     steps = np.concatenate([np.diff(np.sort(times[part])) for part in parts])
     if not len(steps):
         return
-    dated = not pd.api.types.is_numeric_dtype(cells.dtype)
+    dated = is_dated(cells)
     usual = float(np.median(steps[steps > 0])) if (steps > 0).any() else 0.0
     step, least, most = (_length(float(size), dated, times) for size in (usual, steps.min(), steps.max()))
     roles.notes.insert(
         0, f"time in {roles.time}, {cells.iloc[times.argmin()]} to {cells.iloc[times.argmax()]}, a step of {step}"
     )
     if repeated := int((steps == 0).sum()):
-        keys = pd.DataFrame({"time": times, "series": frame[roles.series].to_numpy() if roles.series else 0})
+        keys = pd.DataFrame({"time": times, "series": 0 if named is None else named.to_numpy()})
         first = cells[keys.duplicated().to_numpy()].iloc[0]
         more = "" if roles.series else "; if they belong to several series, name their column: --series NAME"
         roles.problems.append(
@@ -353,11 +450,10 @@ def _judge(frame: pd.DataFrame, roles: Roles) -> None:
 
 def _length(step: float, dated: bool, times: np.ndarray) -> str:
     """A step of time in words."""
-    # Numbers of this size are seconds, or milliseconds, since 1970.
     largest = float(np.abs(times).max())
     if not dated and not largest > 1e8:
         return f"{step:g}"
-    seconds = step / 1000 if largest > 1e11 and not dated else step
+    seconds = step if dated else step / next((size for limit, size in _EPOCHS if largest > limit), 1)
     for size, unit in ((365 * 86400, "years"), (28 * 86400, "months"), (86400, "days"), (3600, "hours"), (60, "min")):
         if seconds >= size:
             # Months and years have days more or less.
@@ -365,19 +461,3 @@ def _length(step: float, dated: bool, times: np.ndarray) -> str:
             count = round(count) if abs(count - round(count)) < 0.1 else count
             return f"{count:.3g} {unit.removesuffix('s') if count == 1 else unit}"
     return f"{seconds:g} s"
-
-
-def class_name(value: Any) -> str | None:
-    """A class as it is called: texts as they are, numbers without `.0`; none where it is missing or -100."""
-    value = value.item() if isinstance(value, np.generic) else value
-    if value is None or value == "" or value != value or value == -100:
-        return None
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return str(value)
-
-
-def name_classes(labels: list[Any]) -> list[str]:
-    """The classes that occur, in order: of numbers by their size, of texts by the alphabet."""
-    found = {name for name in map(class_name, set(labels)) if name is not None}
-    return sorted(found, key=float) if found and all(map(is_number, found)) else sorted(found)

@@ -16,10 +16,13 @@ from hf_ext import __version__
 
 from ..errors import BROKEN_ARCHIVE, DataError
 from .about import METADATA, find_about, match_rows
-from .roles import GROUPS, class_name, seconds_of, step_columns
+from .labels import class_name
+from .numbers import is_number
+from .roles import GROUPS, find_series, find_times, split_name, step_columns
 from .source import DataSource
 from .splits import slice_split
-from .tables import is_number, read_table, to_seconds
+from .tables import read_table
+from .times import seconds_of, to_seconds
 
 # Files of sktime and aeon: a series in each line, its channels and its class between colons.
 TS = ".ts"
@@ -149,6 +152,8 @@ def read_ts(path: Path) -> tuple[list[np.ndarray], list[Any]]:
     found, labels = [], []
     for number, line in enumerate(body.strip().splitlines(), 1):
         *parts, label = line.strip().split(":") if labelled else (*line.strip().split(":"), "")
+        if len({part.count(",") for part in parts}) > 1:
+            raise DataError(f"{path}, series {number}: its channels differ in length; fill short ones up with ?.")
         try:
             series = np.array([[_number(cell.strip()) for cell in part.split(",")] for part in parts]).T
             labels.append(float(label) if values else label.strip() or None)
@@ -183,20 +188,20 @@ def _open_panel(files: list[Path], source: DataSource) -> datasets.Dataset:
     """Tables of several series, one under the other: each is an example, its columns lists of its rows."""
     series, label = str(source.series), source.column_of("label")
     frames = [read_table(file).frame for file in files]
+    keys = split_name(frames[0], series)
     for file, part in zip(files, frames, strict=True):
-        if absent := [name for name in (series, source.time) if name is not None and name not in part.columns]:
+        if absent := [name for name in [*keys, *split_name(part, source.time)] if name not in part.columns]:
             raise DataError(f"{file} has no column {absent[0]!r}; it has {', '.join(map(str, part.columns))!s:.200}.")
     frame = pd.concat(frames, ignore_index=True)
-    order = None if source.time is None else seconds_of(frame[source.time])
-    groups = [np.asarray(rows) for rows in frame.groupby(series, sort=False).indices.values()]
-    if order is not None:
+    named = find_series(frame, series).to_numpy()
+    groups = [np.asarray(rows) for rows in frame.groupby(named, sort=False).indices.values()]
+    if source.time is not None:
+        order = seconds_of(find_times(frame, source.time), groups)
         groups = [rows[np.argsort(order[rows], kind="stable")] for rows in groups]
     groups = [groups[index] for index in slice_split(source.split, len(groups))]
-    columns: dict[str, list[Any]] = {series: [class_name(frame[series].iloc[rows[0]]) for rows in groups]}
-    features: dict[str, Any] = {series: datasets.Value("string")}
-    for name in map(str, frame.columns):
-        if name == series:
-            continue
+    features: dict[str, Any] = dict.fromkeys(keys, datasets.Value("string"))
+    columns: dict[str, list[Any]] = {key: [class_name(frame[key].iloc[rows[0]]) for rows in groups] for key in keys}
+    for name in (str(name) for name in frame.columns if name not in keys):
         values = _plain_column(frame[name].rename("label" if name == label else name))
         parts = [values[rows] for rows in groups]
         if (name == label or GROUPS.fullmatch(name)) and all(map(_is_of_the_whole, parts)):
@@ -235,13 +240,18 @@ def open_arrays(path: Path, split: str) -> datasets.Dataset:
     return _make(_generate_rows, options, features, split)
 
 
-def read_file(path: Path) -> dict[str, np.ndarray]:
-    """The columns of a file, all of one length: numbers as they are, everything else as texts."""
+def read_file(path: Path, time: str | None = None) -> dict[str, np.ndarray]:
+    """The columns of a file, all of one length, sorted by a time: numbers as they are, everything else as texts."""
     try:
         if path.suffix.lower() in ARRAYS:
             columns = _read_arrays(path)
         else:
-            columns = {str(name): _plain_column(values) for name, values in read_table(path).frame.items()}
+            frame = read_table(path).frame
+            if absent := [name for name in split_name(frame, time) if name not in frame.columns]:
+                raise DataError(f"{path} has no column {absent[0]!r}, which was given as the time.")
+            if time is not None:
+                frame = frame.iloc[np.argsort(seconds_of(find_times(frame, time)), kind="stable")]
+            columns = {str(name): _plain_column(values) for name, values in frame.items()}
     except DataError:
         raise
     except (OSError, ValueError, TypeError, MemoryError, *BROKEN_ARCHIVE) as error:
@@ -271,7 +281,9 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     # A member of another ending is given as its bytes.
     if wrong := [name for name, array in arrays.items() if not getattr(array, "ndim", 0)]:
         raise DataError(f"{path} cannot be read: {', '.join(wrong)} is not an array with at least one axis.")
-    return arrays
+    if odd := [name for name, array in arrays.items() if array.dtype.kind in "cV"]:
+        raise DataError(f"{path}: {odd[0]} holds complex numbers or records: save plain numbers, as channels.")
+    return {name: np.char.decode(array) if array.dtype.kind == "S" else array for name, array in arrays.items()}
 
 
 def _plain_column(values: "pd.Series[Any]") -> np.ndarray:
@@ -372,12 +384,7 @@ def _generate_files(
 ) -> Iterator[dict[str, Any]]:
     for record in records:
         path = Path(record["file"]["path"])
-        columns = _fit_columns(path, read_file(path), first, texts)
-        if time is not None:
-            if time not in columns:
-                raise DataError(f"{path} has no column {time!r}, which was given as the time.")
-            order = np.argsort(seconds_of(pd.Series(columns[time], name=time)), kind="stable")
-            columns = {name: values[order] for name, values in columns.items()}
+        columns = _fit_columns(path, read_file(path, time), first, texts)
         yield {**record, **{name: values[record["first_row"] : stop] for name, values in columns.items()}}
 
 
@@ -405,7 +412,7 @@ def _fit_columns(
     for name, values in columns.items():
         if _is_text(values) and not texts[name]:
             row = next((row for row, value in enumerate(values) if not is_number(value)), 0)
-            raise DataError(f"{path}, line {row + 2}: column {name!r} holds {values[row]!r}, which is no number.")
+            raise DataError(f"{path}, line {row + 2}: column {name!r} holds {values[row]!r}, and {first} numbers.")
         if texts[name] and not _is_text(values):
             # Numbers as names of classes would be written.
             columns[name] = np.array([class_name(value) or "" for value in values], dtype=object)

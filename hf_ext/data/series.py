@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
+import pandas as pd
 
 from ..errors import DataError
 from .about import METADATA, find_about
-from .found import Survey, are_values, check_classes, keep_back, rename
+from .found import Survey, keep_back, rename, tell_unlabelled
+from .labels import are_values, check_classes, class_name
 from .opening import open_source
-from .roles import Hints, Roles, class_name, find_roles
+from .roles import Hints, Roles, find_roles, find_series
 from .sequence_files import (
     ARRAY_COLUMN,
     ARRAYS,
@@ -37,7 +40,7 @@ def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> 
     files, named = _split_about(places, files)
     if ending == TS:
         train: dict[str, Any] = {"path": path, "split": "train", "rows": "series"}
-        return look_at_lists(train, open_source(DataSource(**train)), [ARRAY_COLUMN])
+        return look_at_lists(train, open_source(DataSource(**train)), [ARRAY_COLUMN], hints)
     if ending in ARRAYS:
         if len(files) == 1 and places[0].is_file():
             return _look_at_arrays(path, files[0], hints)
@@ -90,7 +93,7 @@ def _look_at_tables(
     if table is not None and roles.layout == "series":
         count, steps, how, columns = len(table.frame), f" of {len(columns)} steps", ", a row each", [ARRAY_COLUMN]
     elif table is not None and roles.series is not None:
-        count, how = table.frame[roles.series].nunique(), f", named in the column {roles.series}"
+        count, how = find_series(table.frame, roles.series).nunique(), f", named by {roles.series}"
     elif table is not None and len(files) == 1:
         steps, how = f" of {len(table.frame):,} steps", ""
     about = "; ".join(
@@ -111,7 +114,7 @@ def _look_at_tables(
     if table is None:
         shape = read_file(files[0])[columns[0]].shape
         survey.channels = shape[1] if len(shape) > 1 else None
-    _read_labels(survey, data)
+    _read_labels(survey, data, hints.values)
     survey.about = f"{len(data):,} series of {_span(survey.lengths)} steps{how}"
     _tell(survey, table, roles)
     if is_long and survey.rows_have_labels:
@@ -152,7 +155,7 @@ def _look_at_arrays(path: str, file: Path, hints: Hints) -> Survey:
         )
     renamed = rename(label)
     data = open_arrays(file, "train").rename_columns(renamed.get("rename_columns", {}))
-    survey = look_at_lists({"path": path, "split": "train", **renamed}, data, inputs)
+    survey = look_at_lists({"path": path, "split": "train", **renamed}, data, inputs, hints)
     survey.roles.append(f"label in {label}")
     survey.left_out += [name for name in arrays if name not in (*inputs, label)]
     return survey
@@ -165,7 +168,7 @@ def is_list_of_numbers(kind: Any) -> bool:
     return isinstance(inner, datasets.Value) and inner.dtype.startswith(("float", "int", "uint"))
 
 
-def look_at_lists(train: dict[str, Any], data: Any, columns: list[str]) -> Survey:
+def look_at_lists(train: dict[str, Any], data: Any, columns: list[str], hints: Hints) -> Survey:
     """A series in each example, whose columns are lists."""
     known = [
         name for name, kind in data.features.items() if name.lower() in _LABELS and isinstance(kind, datasets.Value)
@@ -183,7 +186,7 @@ def look_at_lists(train: dict[str, Any], data: Any, columns: list[str]) -> Surve
     survey = Survey("series", **keep_back(train, data), about=about, count=len(data), columns=columns)
     first = np.asarray(data.with_format("numpy")[0][columns[0]])
     survey.channels = first.shape[1] if first.ndim == 2 else None
-    _read_labels(survey, data)
+    _read_labels(survey, data, hints.values)
     channels = survey.channels or len(columns)
     survey.about += f" of {_span(survey.lengths)} steps{f' and {channels} channels' if channels > 1 else ''}"
     survey.roles = [f"numbers in {shorten(columns)}", *([f"label in {renamed}"] if renamed is not None else [])]
@@ -197,21 +200,35 @@ def _span(lengths: list[int]) -> str:
     return f"{min(lengths):,} to {max(lengths):,}" if len({*lengths}) > 1 else f"{lengths[0]:,}"
 
 
-def _read_labels(survey: Survey, data: Any) -> None:
+def _read_labels(survey: Survey, data: Any, wanted: bool | None) -> None:
     """Lengths of all series, and their classes or values."""
     raw = data.with_format("arrow").select_columns([survey.columns[0], "label"])[:]
     survey.lengths = raw[survey.columns[0]].combine_chunks().value_lengths().to_pylist()
+    for name in survey.columns[1:]:
+        others = data.with_format("arrow").select_columns([name])[:][name].combine_chunks().value_lengths().to_pylist()
+        odd = next((row for row, size in enumerate(others) if size != survey.lengths[row]), None)
+        if odd is not None:
+            raise DataError(
+                f"{survey.train['path']}, row {odd + 1}: {survey.columns[0]} and {name} differ in length, but a series "
+                "has the same steps in all channels."
+            )
     survey.rows_have_labels = not isinstance(data.features["label"], datasets.Value | datasets.ClassLabel)
     labels = raw["label"].combine_chunks()
     found = (labels.flatten() if survey.rows_have_labels else labels).to_pylist()
-    if are_values(found) and not survey.rows_have_labels:
-        survey.values = True
+    if not survey.rows_have_labels:
+        tell_unlabelled(survey, found)
+        survey.values = are_values(found, wanted)
+    given = [value for value in found if class_name(value) is not None]
+    if not survey.rows_have_labels and all(type(value) in (int, float) and value % 1 == 0 for value in given):
+        kinds = ("classes", "--values predicts them"), ("values to predict", "--classes takes them as classes")
+        survey.notes.append("the whole numbers of label are {}; {}".format(*kinds[survey.values]))
+    if survey.values:
         return
-    survey.classes = check_classes(survey.train["path"], found)
+    survey.classes = check_classes(survey.train["path"], found, wanted)
     if len(survey.classes) == len(found) > 2:
         raise DataError(
             f"{survey.train['path']}: {survey.about}; the label has {len(found)} different values, one each: it names "
-            "the examples. A class occurs several times."
+            "the examples. A class occurs several times; --values predicts numbers."
         )
     if len(survey.classes) < 2:
         raise DataError(
@@ -248,16 +265,29 @@ def _columns(roles: Roles) -> list[str]:
 def _tell(survey: Survey, table: Table | None, roles: Roles) -> None:
     survey.roles = _columns(roles)
     survey.notes += [*roles.notes, *(table.notes if table else [])]
-    survey.left_out = [f"{name} ({why})" for name, why in roles.left_out.items()]
+    survey.left_out += [f"{name} ({why})" for name, why in roles.left_out.items()]
     if table is not None and roles.layout != "series":
         missing = {name: int(table.frame[name].isna().sum()) for name in roles.inputs}
         told = [f"{name} {count}" for name, count in missing.items() if count]
         still = [name for name in roles.inputs if table.frame[name].nunique() < 2 and len(table.frame) > 1]
+        marks = {name: mark for name in roles.inputs if (mark := _find_mark(table.frame[name])) is not None}
+        for name, mark in marks.items():
+            survey.notes.append(f"WARNING: {mark:g} in {name} is read as a number: empty the cells if it means none")
         if told:
             survey.notes.append(f"missing values by a mask: {shorten(told)}")
         if still:
             survey.notes.append(f"{shorten(still)} never changes")
     _tell_classes(survey)
+
+
+def _find_mark(values: pd.Series[Any]) -> float | None:
+    """A number such as -999 that several cells have, far from all others, as programs write what is missing."""
+    given = np.unique(values.dropna().to_numpy(dtype=np.float64))
+    for mark, rest in ((given[0], given[1:]), (given[-1], given[:-1])) if len(given) > 2 else ():
+        far = np.abs(rest - mark).min() > 3 * (rest.max() - rest.min())
+        if far and re.fullmatch(r"-?9{2,}|-?8{2,}", f"{mark:.0f}") and (values == mark).sum() > 1:
+            return float(mark)
+    return None
 
 
 def _tell_classes(survey: Survey) -> None:

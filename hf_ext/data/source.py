@@ -36,7 +36,8 @@ class DataSource:
             list `values`, and the column `label` is its class.
         time (`str`, *optional*): With `rows: positions`, the column that the steps are sorted by.
         series (`str`, *optional*):
-            With `rows: positions`, the column that says to which series a row belongs: each is an example.
+            With `rows: positions`, the column that says to which series a row belongs, or several, as in
+            `shop,product`: each series is an example.
         hold_out (`float`, defaults to 0.0):
             Share of the examples of a split that measure, where the data have no split for that: then `split: train`
             is the others, and `split: validation` these. An example's own content decides, of each class the same

@@ -14,9 +14,10 @@ import pyarrow as pa
 
 from ..errors import DataError
 from .broken import is_broken_picture, open_bytes
+from .labels import are_values
 from .roles import GROUPS, PERSONS, TIME
 from .sound_files import is_broken_sound
-from .tables import to_seconds
+from .times import to_seconds
 
 # Columns that name an example and are no part of it.
 _NAMES = {"file", "file_name", "path", "__key__", "__url__", "first_row", "id", "index"}
@@ -225,9 +226,7 @@ def read_labels(data: datasets.Dataset) -> list[Any]:
     if not isinstance(kind, datasets.Value | datasets.ClassLabel):
         return nothing
     found = data.with_format(None)["label"][:]
-    if "float" in kind.dtype and not all(value is None or float(value).is_integer() for value in found):
-        return nothing
-    return found
+    return nothing if not isinstance(kind, datasets.ClassLabel) and are_values(found) else found
 
 
 def find_groups(data: datasets.Dataset, labels: list[Any]) -> list[Any] | None:

@@ -21,15 +21,18 @@ from ..errors import DataError
 from .about import METADATA, find_about
 from .broken import UNDECODABLE, is_broken_picture, open_bytes
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, find_camera_pictures, tell_twins
-from .found import Survey, check_classes, keep_back, rename
+from .found import Survey, keep_back, rename, tell_unlabelled
 from .labelled_lines import refuse_labelled
+from .labels import check_classes
+from .numbers import is_number
 from .opening import PAIRS, find_files, find_pairs, open_source
 from .roles import Hints, is_prose
 from .sequence_files import SUFFIXES
 from .series import is_list_of_numbers, look_at_lists, look_at_series
 from .sound_files import AUDIO_SUFFIXES, SoundAbout, describe_sound
 from .source import DataSource
-from .tables import is_number, is_plain, option, read_table, shorten, to_seconds
+from .tables import is_plain, option, read_table, shorten
+from .times import to_seconds
 
 # Number of file names to inspect, and of examples to open.
 _NAMES, _EXAMPLES = 10_000, 64
@@ -37,7 +40,12 @@ _NAMES, _EXAMPLES = 10_000, 64
 _FILM = 'convert them to FLAC first: for f in *; do ffmpeg -i "$f" "${f%.*}.flac"; done'
 _FOREIGN = {
     **dict.fromkeys((".mp4", ".mov", ".3gp", ".webm"), _FILM),
-    **dict.fromkeys((".7z", ".rar"), "unpack them first"),
+    **dict.fromkeys((".7z", ".rar", ".zst"), "unpack them first"),
+    **dict.fromkeys((".xlsx", ".xls", ".ods", ".numbers"), "save the sheet as CSV"),
+    **dict.fromkeys((".feather", ".pkl", ".pickle", ".dta", ".sav", ".h5"), "save the table as parquet, with pandas"),
+    **dict.fromkeys((".db", ".sqlite", ".sqlite3"), "export a table: sqlite3 -csv -header FILE 'select * from NAME'"),
+    **dict.fromkeys((".mat", ".pt"), "save arrays of series and labels with numpy.savez"),
+    ".arff": "take the .ts file of the archive, or save the table as CSV",
 }
 # Names of folders with annotations of pictures, which are not classes.
 _MASKS = {"mask", "masks", "label", "labels", "annotation", "annotations", "segmentation", "segmentations"}
@@ -190,14 +198,19 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     train = {"path": path, "split": "train", **rename(hints.label)}
     data = open_source(DataSource(**train))
     features = data.features
+    if len(features) == 1 and len(Path(path).suffixes) > 1 and re.search("[;|\t]", next(iter(features))):
+        raise DataError(f"{path} has the one column {next(iter(features))!r}: unpack it; then its separator is found.")
     pictures = [name for name, kind in features.items() if isinstance(kind, datasets.Image) and kind.decode]
     sounds = [name for name, kind in features.items() if isinstance(kind, datasets.Image | datasets.Audio)]
     texts = [name for name, kind in features.items() if isinstance(kind, datasets.Value) and "string" in kind.dtype]
     words = [name for name in texts if name != "label"]
     lists = [name for name, kind in features.items() if is_list_of_numbers(kind)]
     if lists and not pictures and not sounds:
-        return look_at_lists(train, data, list(hints.inputs) or lists)
-    survey = Survey("", **keep_back(train, data), about="", count=len(data), classes=_find_classes(path, data))
+        return look_at_lists(train, data, list(hints.inputs) or lists, hints)
+    survey = Survey("", **keep_back(train, data), about="", count=len(data))
+    survey.classes = _find_classes(path, data, hints.values)
+    if survey.classes:
+        tell_unlabelled(survey, data.with_format(None)["label"][:])
     survey.named = isinstance(features.get("label"), datasets.ClassLabel)
     chosen = _choose(len(data))
     if pictures:
@@ -228,7 +241,7 @@ def _choose(count: int) -> list[int]:
     return [int(index) for index in np.linspace(0, count - 1, min(_EXAMPLES, count))]
 
 
-def _find_classes(path: str, data: Any) -> list[str]:
+def _find_classes(path: str, data: Any, wanted: bool | None) -> list[str]:
     kind = data.features.get("label")
     if kind is None:
         return []
@@ -237,7 +250,7 @@ def _find_classes(path: str, data: Any) -> list[str]:
     if isinstance(kind, datasets.ClassLabel):
         check_classes(path, kind.names)
         return list(kind.names)
-    return check_classes(path, data["label"][:])
+    return check_classes(path, data["label"][:], wanted)
 
 
 def _count_left_out(place: Path, endings: set[str], count: int) -> list[str]:

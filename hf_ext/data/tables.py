@@ -1,7 +1,6 @@
 """Reading of tables with pandas: encodings, separators, decimal commas, units, indices."""
 
 import codecs
-import contextlib
 import csv
 import io
 import re
@@ -17,11 +16,11 @@ import numpy as np
 import pandas as pd
 
 from ..errors import DataError
+from .numbers import MISSING, find_filled, has_decimal_comma, is_number, to_numbers
+from .times import to_seconds
 
 # Names of columns of classes.
 LABEL = re.compile(r"(label|labels|class|classes|category|target)", re.IGNORECASE)
-# Marks of missing numbers. In a column of texts, such as class names, they are plain words.
-MISSING = {"nan", "-nan", "na", "n/a", "<na>", "#n/a", "null", "none", "?", "-", "--", "missing"}
 # A cell is missing where it is empty, and no column is an index.
 _CELLS: dict[str, Any] = {"keep_default_na": False, "na_values": [""], "index_col": False, "skipinitialspace": True}
 # Characters of a file that tell its separator.
@@ -29,15 +28,8 @@ _SAMPLE = 1 << 16
 _COMMENTS = ("#", "%", "//")
 _SEPARATORS = (",", ";", "\t", "|")
 _INDEX = re.compile(r"(Unnamed: 0(\.\d+)?|index|row|rownames?|row_?id|id|)", re.IGNORECASE)
-# 12,000 and 1.234.567,8 and 12 000: groups of three digits after the first.
-_COMMA_GROUPS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")
-_POINT_GROUPS = re.compile(r"[-+]?\d{1,3}(\.\d{3})+(,\d+)?")
-_SPACE_GROUPS = re.compile(r"[-+]?\d{1,3}([\u0020\u00a0\u202f']\d{3})+([.,]\d+)?")
-_DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
-# 12 %, $12.50 and 12 €.
-_SIGNS = re.compile(r"^[$€£¥]\s*|\s*[%$€£¥]$")
-# 31/12/2024, 12-31-2024 and 31.12.24, with or without a time of day. 24-12-31 begins with the year.
-_DATE = r"^(\d{1,2})([./-])(\d{1,2})(?:[./-](?=\d{4}(?!\d))|[./](?=\d\d(?!\d)))(\d{4}|\d\d)((?:[ T].*)?)$"
+# How pandas tells of a line that is longer than others.
+_UNEVEN = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
 # What Excel writes before a table: sep=;
 _SEPARATOR_LINE = re.compile(r"sep=(.)\s*", re.IGNORECASE)
 # Columns from which on a table whose first line are numbers is one without names: a series in each row.
@@ -80,7 +72,12 @@ def read_table(path: Path, keep_index: bool = False) -> Table:
             table = _read_table(path)
         _convert_columns(table)
     except (OSError, ValueError, TypeError, OverflowError, csv.Error, pd.errors.ParserWarning) as error:
-        raise TableError(f"{path} cannot be read: {str(error).strip().rstrip('.')}.") from error
+        told = str(error).strip().rstrip(".")
+        if (found := _UNEVEN.search(told)) is not None:
+            told = f"line {found[2]} has {found[3]} cells, others {found[1]}: quote cells that hold a separator"
+        elif isinstance(error, pd.errors.ParserWarning):
+            told = "its lines have more cells than the line of names: give each column a name"
+        raise TableError(f"{path} cannot be read: {told}.") from error
     # A table that was written twice has two.
     while not keep_index and _drop_index(table):
         pass
@@ -119,6 +116,7 @@ def _read_table(path: Path) -> Table:
         names = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas", r"\s+": "spaces"}
         notes.append(f"separated by {names.get(separator, repr(separator))}")
     if len(separator) == 1:
+        text = _begin_at_names(text, separator, notes)
         first = next(csv.reader(io.StringIO(text), delimiter=separator), [])
     else:
         first = text.partition("\n")[0].split()
@@ -200,6 +198,23 @@ def _find_separator(sample: str) -> str:
     return max(_SEPARATORS, key=lambda separator: (first.count(separator), separator == ","))
 
 
+def _begin_at_names(text: str, separator: str, notes: list[str]) -> str:
+    """A table without the title above its names; with a name for the index that R writes without one."""
+    rows = list(csv.reader(io.StringIO(text[:_SAMPLE]), delimiter=separator))[:50]
+    counts = [len(row) for row in rows if row]
+    width = Counter(counts).most_common(1)[0][0] if counts else 0
+    counted = len(rows) > 2 and [row[:1] for row in rows[1:]] == [[str(place)] for place in range(1, len(rows))]
+    if counted and counts[0] == width - 1 and {*counts[1:]} == {width}:
+        return separator + text
+    start = next((place for place, row in enumerate(rows) if len(row) == width), 0)
+    # A line of one cell, or of few, is no line of names.
+    if width < 3 or not start or any(len(row) > width / 2 for row in rows[:start]):
+        return text
+    above = [row for row in rows[:start] if any(row)]
+    notes.append(f"{len(above)} line{'s' if len(above) > 1 else ''} above the names of the columns left out")
+    return "\n".join(text.split("\n")[start:])
+
+
 def _counts_up(names: list[str]) -> bool:
     """True if names are 0, 1, 2, …, as pandas writes columns without any."""
     first = 0 if len(names) < _NAMELESS or str(names[0]).strip() == "0" else 1
@@ -213,11 +228,14 @@ def _has_names(first: list[str], text: str, separator: str) -> bool:
         # The class, first or last, is one that other rows have in its place.
         classes = words if len(first) > _NAMELESS and words in ([0], [len(first) - 1]) else []
         numbers = not words and len(first) >= _NAMELESS and len(set(first)) > 2
+        given = [float(_point(name, separator)) for place, name in enumerate(first) if place not in words]
         if numbers or _repeats(first, text, separator, classes):
             return False
         # A number of stars or a class, which others have too, and a review.
         alone = [place for place, name in enumerate(first) if name.strip() and " " not in name.strip()]
         row = any(name.count(" ") > 3 for name in first) and _repeats(first, text, separator, alone)
+        # Years and wavelengths rise; values do not, and some are below 0.
+        row = row or any(number < 0 or after <= number for number, after in zip(given[:-1], given[1:], strict=True))
         if row or not words:
             advice = ", such as label and text" if row else ""
             raise DataError(f"its first line, {', '.join(first)!s:.60}, must hold the names of the columns{advice}")
@@ -255,9 +273,9 @@ def _drop_units(table: Table) -> None:
         if pd.isna(values.iloc[0]) or first.lower() in MISSING:
             continue
         # With a decimal comma a number too.
-        if _to_numbers_somehow([first], decimal=True)[0] is not None:
+        if to_numbers([first], decimal=True)[0] is not None:
             return
-        if _to_numbers_somehow(_find_filled(rest)[1], decimal=True)[0] is not None:
+        if to_numbers(find_filled(rest)[1], decimal=True)[0] is not None:
             units[str(name)] = first
         elif to_seconds(rest) is None or to_seconds(values) is not None:
             return
@@ -272,14 +290,14 @@ def _convert_columns(table: Table) -> None:
     frame = table.frame
     columns = {place: values for place, (_, values) in enumerate(frame.items()) if _has_texts(values)}
     # 1,234 is a thousand or one and a quarter: other cells of the file tell.
-    decimal = table.separator == ";" or any(map(_has_decimal_comma, columns.values()))
+    decimal = table.separator == ";" or any(map(has_decimal_comma, columns.values()))
     said: dict[str, list[str]] = {}
     changed: dict[int, pd.Series[float]] = {}
     for place, values in columns.items():
-        rows, cells = _find_filled(values)
+        rows, cells = find_filled(values)
         if LABEL.fullmatch(str(frame.columns[place])) and holds_codes(cells):
             continue
-        numbers, how = _to_numbers_somehow(cells, decimal) if cells else (None, "")
+        numbers, how = to_numbers(cells, decimal) if cells else (None, "")
         if numbers is None and (cells or not values.isna().all()):
             continue
         full = np.full(len(values), np.nan)
@@ -311,63 +329,6 @@ def _has_texts(values: "pd.Series[Any]") -> bool:
     return pd.api.types.is_string_dtype(kind) or isinstance(kind, pd.CategoricalDtype)
 
 
-def _find_filled(values: "pd.Series[Any]") -> tuple[np.ndarray, list[str]]:
-    """The rows of a column that hold something, and their texts."""
-    # A call of pandas takes longer than a short column does in Python, and a file may have 20,000 of them.
-    held = values.to_numpy(dtype=object)
-    rows = np.flatnonzero(pd.notna(held))
-    cells = [str(cell).strip() for cell in held[rows]]
-    kept = [number for number, cell in enumerate(cells) if cell.lower() not in MISSING]
-    return rows[kept], [cells[number] for number in kept]
-
-
-def _has_decimal_comma(values: "pd.Series[Any]") -> bool:
-    """True if a cell has a comma that cannot stand between thousands."""
-    return any(
-        (_DECIMAL_COMMA.fullmatch(cell) and not _COMMA_GROUPS.fullmatch(cell)) or re.match(r"[-+]?0,\d", cell)
-        for cell in _find_filled(values)[1]
-        if "," in cell
-    )
-
-
-def _to_numbers_somehow(cells: list[str], decimal: bool) -> tuple[np.ndarray | None, str]:
-    """Numbers of cells, and how they were written; none where one is no number."""
-    found = _to_numbers(cells)
-    if found is not None:
-        return found, ""
-    if any(map(_SPACE_GROUPS.fullmatch, cells)):
-        cells = [re.sub(r"[\u0020\u00a0\u202f']", "", cell) for cell in cells]
-        found = _to_numbers([cell.replace(",", ".") for cell in cells])
-        if found is not None:
-            return found, "groups of three digits"
-    written = [cell for cell in cells if "," in cell]
-    groups = written and all(map(_COMMA_GROUPS.fullmatch, written))
-    if groups and (not decimal or any(cell.count(",") > 1 for cell in written)):
-        return _to_numbers([cell.replace(",", "") for cell in cells]), "commas between thousands"
-    if written and all(_DECIMAL_COMMA.fullmatch(cell) or _POINT_GROUPS.fullmatch(cell) for cell in written):
-        if any("." in cell for cell in written):
-            cells = [cell.replace(".", "") for cell in cells]
-        return _to_numbers([cell.replace(",", ".") for cell in cells]), "decimal commas"
-    signs = {sign for cell in cells for sign in "%$€£¥" if sign in cell}
-    bare = [_SIGNS.sub("", cell) for cell in cells] if signs else cells
-    # A sign within a text stays there.
-    if bare != cells:
-        found, how = _to_numbers_somehow(bare, decimal)
-        # One column has one unit.
-        if found is not None and len(signs) == 1:
-            return found, " and ".join(filter(None, [how, f"the sign {signs.pop()}"]))
-    return None, ""
-
-
-def _to_numbers(cells: list[str]) -> np.ndarray | None:
-    """Cells as float64; nothing where one is none. A number of 400 digits is infinite."""
-    with contextlib.suppress(ValueError, TypeError, OverflowError):
-        return np.asarray(pd.to_numeric(cells), dtype=np.float64)
-    with contextlib.suppress(ValueError, TypeError):
-        return np.array([float(cell) for cell in cells])
-    return None
-
-
 def _drop_index(table: Table) -> bool:
     """Leaves out a first column that counts the rows, as `to_csv()` writes it; True if there is one."""
     frame = table.frame
@@ -386,70 +347,6 @@ def _drop_index(table: Table) -> bool:
         alone = counts and len(frame) == 1
         table.frame = frame.iloc[:, 1:] if alone else frame.rename(columns={frame.columns[0]: "index"})
     return False
-
-
-def to_seconds(values: "pd.Series[Any]") -> np.ndarray | None:
-    """Times as seconds since 1970: dates, months, quarters; nothing where one is no time."""
-    # Most columns of texts end here.
-    if not len(values) or not re.search(r"\d", str(values.iloc[0])):
-        return None
-    cells = values.astype(str).str.strip()
-    if not cells.str.contains(r"\d", regex=True).all():
-        return None
-    sample = cells.iloc[0]
-    if re.fullmatch(r"\d{4}[- ]?[qQ]\d", sample):
-        with contextlib.suppress(ValueError, TypeError):
-            return _seconds(pd.PeriodIndex(cells.str.replace(r"[- ]", "", regex=True), freq="Q").to_timestamp())
-    if is_number(sample):
-        return None
-    parts = cells.str.extract(_DATE)
-    if parts.notna().all(axis=None):
-        return _seconds_of_dates(parts)
-    for options in ({"format": "ISO8601"}, {"format": "mixed"}, {"format": "mixed", "dayfirst": True}):
-        with contextlib.suppress(ValueError, TypeError, OverflowError, AttributeError), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return _seconds(pd.DatetimeIndex(pd.to_datetime(cells, utc=True, **options)))
-    return None
-
-
-def unclear_date(values: "pd.Series[Any]") -> str | None:
-    """A date that may begin with the day or with the month, where no other date of the column tells which."""
-    cells = values.astype(str).str.strip()
-    parts = cells.str.extract(_DATE)
-    if not len(cells) or not parts.notna().all(axis=None) or (parts[1] == ".").any():
-        return None
-    first, second = parts[0].astype(int), parts[2].astype(int)
-    return None if (first > 12).any() or (second > 12).any() or not (first != second).any() else (
-        str(cells[first != second].iloc[0]))  # fmt: skip
-
-
-def _seconds_of_dates(parts: pd.DataFrame) -> np.ndarray | None:
-    """Times of dates such as 3/1/2024, all in one order: pandas would choose one for each cell."""
-    days_first = bool((parts[1] == ".").any() or (parts[0].astype(int) > 12).any())
-    with contextlib.suppress(ValueError, TypeError, OverflowError), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        days = parts[0] + "/" + parts[2] + "/" + parts[3]
-        year = "%Y" if parts[3].str.len().eq(4).all() else "%y"
-        dates = pd.to_datetime(days, format=f"{'%d/%m' if days_first else '%m/%d'}/{year}")
-        clock = parts[4].where(parts[4].str.strip() != "", "00:00:00")
-        times = pd.to_datetime("1970-01-01 " + clock.str.strip(), format="mixed")
-        return _seconds(pd.DatetimeIndex(dates)) + _seconds(pd.DatetimeIndex(times))
-    return None
-
-
-def _seconds(times: pd.DatetimeIndex) -> np.ndarray:
-    zone = "UTC" if times.tz is not None else None
-    seconds = (times - pd.Timestamp(0, tz=zone)) / pd.Timedelta(seconds=1)
-    return np.asarray(seconds, dtype=np.float64)
-
-
-def is_number(value: Any) -> bool:
-    """True if a cell can be read as a number."""
-    try:
-        float(value)
-    except (TypeError, ValueError, OverflowError):
-        return False
-    return True
 
 
 def option(name: str, *columns: Any) -> str:

@@ -1,6 +1,7 @@
 """Arguments of a training run: one dataclass, filled from a YAML file and `--field value` overrides."""
 
 import copy
+import logging
 import math
 import os
 import re
@@ -16,6 +17,8 @@ from ..data.source import SourcePart as SourcePart
 from ..settings import SettingsError, parse_yaml
 from ..settings import build as build
 from ..settings import read_yaml as read_yaml
+
+logger = logging.getLogger(__name__)
 
 # The schedules of transformers that need no metric; the last two need `lr_scheduler_kwargs`.
 SCHEDULES = (
@@ -396,6 +399,7 @@ def _forget_parts(before: Any, after: Any, given: set[tuple[str, ...]]) -> None:
         # A given split replaces the share as well.
         if (*name, "path") not in given or shared or chosen not in ([], ["split"]):
             continue
+        earlier_part = {key: source[key] for key in _PARTS[:2] if key in source and key not in chosen}
         held = source.pop("hold_out", 0)
         if held and not chosen:
             source.pop("split", None)
@@ -404,6 +408,12 @@ def _forget_parts(before: Any, after: Any, given: set[tuple[str, ...]]) -> None:
             words = re.sub(r"\[[^\]]*\]", "", str(source["split"])).split("+")
             source["split"] = "+".join(dict.fromkeys(words))
         source.pop("hold_out_seed", None)
+        if earlier_part not in ({}, {"split": source.get("split")}):
+            place = ".".join(name)
+            logger.warning(
+                f"--{place}.path is another path than the file's, whose {earlier_part} is left out: "
+                f"{source.get('split', 'train')!r} of the new path is read. For a part of it give --{place}.split."
+            )
 
 
 def _list_sources(section: Any, place: tuple[str, ...]) -> dict[tuple[str, ...], dict[str, Any]]:

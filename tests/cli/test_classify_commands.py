@@ -386,7 +386,7 @@ def test_other_models_and_inputs_are_refused_in_words(tmp_path):
         (tmp_path / "texts", ["x", "--task", "a"], "has no task 'a'"),
         ("spoken-digits", [tmp_path / "absent.wav"], "absent.wav does not exist"),
         ("spoken-digits", [tmp_path / "empty"], "no sounds found in"),
-        ("spoken-digits", [tmp_path / "empty", "--columns", "a"], "--columns is for models of series"),
+        ("spoken-digits", [tmp_path / "empty", "--columns", "a"], "are for models of series"),
         ("spoken-digits", ["a.wav", "--device", "tpu"], "device tpu cannot be used"),
         ("spoken-digits", [f"@{tmp_path / 'list'}"], "list is not a UTF-8 text with one name per line"),
     ):

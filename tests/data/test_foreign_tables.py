@@ -13,7 +13,7 @@ from hf_ext.data.roles import Hints
 from hf_ext.data.source import DataSource
 from hf_ext.data.survey import look_at
 from hf_ext.errors import DataError
-from tests.data.test_tables import RNG, STATES, STEPS, WORDS, rows, wide
+from tests.data.tables_testing import RNG, STATES, STEPS, WORDS, rows, wide
 from tests.kit.refusals import refused
 
 

@@ -161,7 +161,7 @@ PARTS = {
         ("--max_steps 3", []),
     ],
 )
-def test_a_part_belongs_to_the_path_of_the_recipe(part, flags, whole):
+def test_a_part_belongs_to_the_path_of_the_recipe(part, flags, whole, caplog):
     recipe = {"data": dict(zip(("train", "eval"), ({"path": "old.csv", **own} for own in PARTS[part]), strict=True))}
     data = apply_overrides(recipe, flags.split())["data"]
     for name, own in zip(("train", "eval"), PARTS[part], strict=True):
@@ -170,6 +170,9 @@ def test_a_part_belongs_to_the_path_of_the_recipe(part, flags, whole):
             assert left == {**own, **({"hold_out": 0.1} if "hold" in flags and name == "eval" else {})}
         else:
             assert left == ({} if part == "share" else {"split": "test" if own["split"] == "test" else "train"})
+        # What is left out is said.
+        told = f"--data.{name}.path" in caplog.text and str(own["split"]) in caplog.text
+        assert told == (name in whole and part != "split")
 
 
 def test_a_named_set_and_a_given_split_keep_what_is_theirs():

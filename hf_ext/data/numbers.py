@@ -1,0 +1,104 @@
+"""Numbers in cells of tables: decimal commas, thousands, signs, units, words for what is missing."""
+
+import contextlib
+import re
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+# Marks of missing numbers. In a column of texts, such as class names, they are plain words.
+MISSING = {"nan", "-nan", "na", "n/a", "n.a.", "<na>", "#n/a", "#div/0!", "#value!", "#ref!", "null", "none", "nil",
+           "nd", "n.d.", "?", "-", "--", "---", "–", "—", ".", "..", "...", "*", "\\n", "missing"}  # fmt: skip
+# 12,000 and 1.234.567,8 and 12 000: groups of three digits after the first.
+_COMMA_GROUPS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")
+_POINT_GROUPS = re.compile(r"[-+]?\d{1,3}(\.\d{3})+(,\d+)?")
+_SPACE_GROUPS = re.compile(r"[-+]?\d{1,3}([\u0020\u00a0\u202f'’]\d{3})+([.,]\d+)?")
+_DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
+# 12 %, $12.50, 12 € and 3 kg; (12.5) of accountants.
+_SIGN = re.compile(
+    r"([$€£¥])\s*(?=[-+\d.,])|(?<=[\d.,])\s*((?![eE]?$)[%$€£¥]|[^\W\d_][^\d\s$€£¥]{0,7}[23²³]?|[°µΩ][^\d\s]*)$"
+)
+_BRACKETS = re.compile(r"\(([\d.,]+)\)")
+
+
+def is_number(value: Any) -> bool:
+    """True if a cell can be read as a number."""
+    try:
+        float(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def find_filled(values: "pd.Series[Any]") -> tuple[np.ndarray, list[str]]:
+    """The rows of a column that hold something, and their texts."""
+    # A call of pandas takes longer than a short column does in Python, and a file may have 20,000 of them.
+    held = values.to_numpy(dtype=object)
+    rows = np.flatnonzero(pd.notna(held))
+    cells = [str(cell).strip() for cell in held[rows]]
+    kept = [number for number, cell in enumerate(cells) if cell.lower() not in MISSING]
+    return rows[kept], [cells[number] for number in kept]
+
+
+def has_decimal_comma(values: "pd.Series[Any]") -> bool:
+    """True if a cell has a comma that cannot stand between thousands."""
+    return any(
+        (_DECIMAL_COMMA.fullmatch(cell) and not _COMMA_GROUPS.fullmatch(cell)) or re.match(r"[-+]?0,\d", cell)
+        for cell in find_filled(values)[1]
+        if "," in cell
+    )
+
+
+def to_numbers(cells: list[str], decimal: bool) -> tuple[np.ndarray | None, str]:
+    """
+    Numbers of cells, and how they were written; none where one is no number.
+
+    Args:
+        cells (`list[str]`): The filled cells of a column.
+        decimal (`bool`): Whether a comma that may be either is a decimal one.
+    """
+    found = _plain_numbers(cells)
+    if found is not None:
+        return found, ""
+    if any(map(_SPACE_GROUPS.fullmatch, cells)):
+        found = _plain_numbers([re.sub(r"[\u0020\u00a0\u202f'’]", "", cell).replace(",", ".") for cell in cells])
+        if found is not None:
+            return found, "groups of three digits"
+    written = [cell for cell in cells if "," in cell]
+    groups = written and all(map(_COMMA_GROUPS.fullmatch, written))
+    if groups and (not decimal or any(cell.count(",") > 1 for cell in written)):
+        return _plain_numbers([cell.replace(",", "") for cell in cells]), "commas between thousands"
+    if written and all(_DECIMAL_COMMA.fullmatch(cell) or _POINT_GROUPS.fullmatch(cell) for cell in written):
+        if any("." in cell for cell in written):
+            cells = [cell.replace(".", "") for cell in cells]
+        return _plain_numbers([cell.replace(",", ".") for cell in cells]), "decimal commas"
+    return _without_signs(cells, decimal)
+
+
+def _without_signs(cells: list[str], decimal: bool) -> tuple[np.ndarray | None, str]:
+    """The same of numbers with a unit, in brackets, or with a minus sign of typesetting."""
+    if not all(re.search(r"\d", cell) for cell in cells[:8]):
+        return None, ""
+    plain = [_BRACKETS.sub(r"-\1", cell.replace("\u2212", "-")) for cell in cells]
+    marks = {found[1] or found[2] for cell in plain if (found := _SIGN.search(cell)) is not None}
+    # One column has one unit.
+    if len(marks) > 1 or (not marks and plain == cells):
+        return None, ""
+    bare = [_SIGN.sub("", cell).strip() for cell in plain]
+    # A sign within a text stays there.
+    if any(re.search(r"[^-+\d.,eE\s\u00a0\u202f'’]", cell) for cell in bare):
+        return None, ""
+    found, how = to_numbers(bare, decimal)
+    told = [f"the sign {mark}" if mark in "%$€£¥" else f"the unit {mark}" for mark in marks]
+    told += ["brackets as minus"] if any(map(_BRACKETS.fullmatch, cells)) else []
+    return found, " and ".join(filter(None, [how, *told]))
+
+
+def _plain_numbers(cells: list[str]) -> np.ndarray | None:
+    """Cells as float64; nothing where one is none. A number of 400 digits is infinite."""
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
+        return np.asarray(pd.to_numeric(cells), dtype=np.float64)
+    with contextlib.suppress(ValueError, TypeError):
+        return np.array([float(cell) for cell in cells])
+    return None
