@@ -1,6 +1,6 @@
 """`pipeline("audio-classification", model=...)` where hf_ext is installed: MRConv takes sounds of every kind."""
-# transformers' base class annotates its hooks more narrowly than its own pipelines use them.
-# mypy: disable-error-code="override"
+# transformers' base class annotates its hooks more narrowly than its own pipelines use them, and some not at all.
+# mypy: disable-error-code="no-untyped-call,override"
 
 from collections import Counter
 from pathlib import Path
@@ -28,6 +28,8 @@ class AudioClassificationPipeline(PlainPipeline):
     The channels are averaged, and a rate that is not the model's is changed. Of a recording that is longer than those
     of the training the answers to its parts are averaged, each of which begins in the middle of the one before.
     """
+
+    feature_extractor: Any
 
     def __call__(self, inputs: Any, **kwargs: Any) -> Any:
         """

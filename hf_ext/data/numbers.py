@@ -17,7 +17,7 @@ _SPACE_GROUPS = re.compile(r"[-+]?\d{1,3}([\u0020\u00a0\u202f'’]\d{3})+([.,]\d
 _DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
 # 12 %, $12.50, 12 € and 3 kg; (12.5) of accountants.
 _SIGN = re.compile(
-    r"([$€£¥])\s*(?=[-+\d.,])|(?<=[\d.,])\s*((?![eE]?$)[%$€£¥]|[^\W\d_][^\d\s$€£¥]{0,7}[23²³]?|[°µΩ][^\d\s]*)$"
+    r"([$€£¥])\s*(?=[-+\d.,])|(?<=\d)\s*((?![eE]?$)[%$€£¥]|[^\W\d_][^\d\s$€£¥]{0,7}[23²³]?|[°µΩ][^\d\s]*)$"
 )
 _BRACKETS = re.compile(r"\(([\d.,]+)\)")
 
@@ -89,10 +89,10 @@ def _without_signs(cells: list[str], decimal: bool) -> tuple[np.ndarray | None, 
     # A sign within a text stays there.
     if any(re.search(r"[^-+\d.,eE\s\u00a0\u202f'’]", cell) for cell in bare):
         return None, ""
-    found, how = to_numbers(bare, decimal)
+    numbers, how = to_numbers(bare, decimal)
     told = [f"the sign {mark}" if mark in "%$€£¥" else f"the unit {mark}" for mark in marks]
     told += ["brackets as minus"] if any(map(_BRACKETS.fullmatch, cells)) else []
-    return found, " and ".join(filter(None, [how, *told]))
+    return numbers, " and ".join(filter(None, [how, *told]))
 
 
 def _plain_numbers(cells: list[str]) -> np.ndarray | None:

@@ -209,8 +209,8 @@ def _read_labels(survey: Survey, data: Any, wanted: bool | None) -> None:
         odd = next((row for row, size in enumerate(others) if size != survey.lengths[row]), None)
         if odd is not None:
             raise DataError(
-                f"{survey.train['path']}, row {odd + 1}: {survey.columns[0]} and {name} differ in length, but a series "
-                "has the same steps in all channels."
+                f"{survey.train['path']}, row {odd + 1}: {survey.columns[0]} and {name} differ in length, but a "
+                "series has the same steps in all channels."
             )
     survey.rows_have_labels = not isinstance(data.features["label"], datasets.Value | datasets.ClassLabel)
     labels = raw["label"].combine_chunks()

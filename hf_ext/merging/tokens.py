@@ -62,7 +62,7 @@ def compare_tokens(
     if [path.name for path in ours] == [path.name for path in theirs] and all(map(same_bytes, ours, theirs)):
         return ""
     try:
-        first, second = (_read_tokens(files, load=ours and common is None) for files in (ours, theirs))
+        first, second = (_read_tokens(files, load=bool(ours) and common is None) for files in (ours, theirs))
     except _UnreadableError as error:
         told = f"the tokenizers were not compared: {error}"
         uncompared += [] if rows is not None else [told]

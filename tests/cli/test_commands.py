@@ -293,7 +293,7 @@ def test_train_passes_everything_after_the_file_on(configuration):
     result = run(*words, "--hello", "-1", code=2)
     assert result.stderr.startswith("Error: unknown key 'hello'.")
     result = run(*words, "--seed", "-1", code=2)
-    assert "seed must be 0 or more; got -1" in result.stderr
+    assert "seed must be 0 or more, below 2**32; got -1" in result.stderr
     result = run(*words, "--data.train.path", "./x y", code=2)
     assert result.stderr.startswith("Error: no data at ./x y")
 

@@ -240,7 +240,7 @@ def test_labels_of_texts_are_classes_as_those_of_series_are(capfd):
         Path("texts.csv").write_text("text,label\n" + "".join(f"word,{label}\n" for label in labels.split(",")))
         assert look_at("texts.csv").classes == classes
     assert "examples/s" not in capfd.readouterr().err
-    for label in ("1.5", "99999999", "1e300"):
+    for label in ("1.5", "1e-300"):
         Path("texts.csv").write_text(f"text,label\nhello,0\nyou,{label}\n")
         assert "which are not classes" in run("init", "mrconv", "mine", "--data", "texts.csv", code=2).stderr
 
