@@ -4,7 +4,7 @@ BSDS500 is split once: every 25th of its training photographs chooses rates, 68 
 for tables alone, all others train. Set5, Set12, BSD68 and the official test recordings of FSDD, those numbered 0 to 4,
 only ever test; of each digit and speaker the recording after them chooses. Shaken and rainy pictures are made of the
 same photographs by `examples/semanir/make_pairs.py`, those that train five times each, with other draws. So are halved
-pictures, as people shrink and pass them on.
+pictures, as people shrink and pass them on. Recordings that train are also there in four variations each.
 """
 
 import shutil
@@ -22,7 +22,7 @@ from hf_ext.tasks.made_pictures import make_picture
 sys.path += [str(Path(__file__).resolve().parents[1] / folder) for folder in ("mrconv", "semanir")]
 
 from make_pairs import Maker, rain, read_photo, shake, write_pairs
-from recordings import read_digit, split_digits, write_digits
+from recordings import read_digit, split_digits, vary_digit, write_digits
 
 # Every 25th training photograph: too few to miss, enough to rank two learning rates.
 VALIDATION_STEP = 25
@@ -30,6 +30,8 @@ VALIDATION_STEP = 25
 TESTED = 68
 # Damaged pictures: how often each training photograph is damaged, and how many made pictures are beside them.
 REPEATS, MADE = 5, 120
+# Variations of each recording that trains.
+VARIATIONS = 4
 DAMAGES: dict[str, Maker] = {"deblur": shake, "derain": rain}
 # Averages of 2 x 2 pixels, as cameras and OpenCV's INTER_AREA make them, and two filters of editors.
 FILTERS = (Image.Resampling.BOX, Image.Resampling.LANCZOS, Image.Resampling.BICUBIC)
@@ -116,4 +118,9 @@ def prepare(source: Path, work: Path, runs: Container[str]) -> None:
     for part, files in split_digits(list((source / "fsdd").glob("*.wav")), 50).items():
         if not (data / "fsdd" / f"{part}.parquet").is_file():
             write_digits(data / "fsdd" / f"{part}.parquet", [read_digit(file) for file in files])
+        varied = data / "fsdd_varied" / f"{part}.parquet"
+        if part == "train" and "spoken-digits" in runs and not varied.is_file():
+            generator, rows = np.random.default_rng(7), [read_digit(file) for file in files]
+            others = [{**row, "audio": vary_digit(row["audio"], generator)} for row in rows * VARIATIONS]
+            write_digits(varied, rows + others)
     prepare_pairs(photos, data, runs)
