@@ -236,7 +236,7 @@ def test_words_that_yaml_reads_otherwise_are_quoted_and_a_comment_stays_one():
 
 
 def test_labels_of_texts_are_classes_as_those_of_series_are(capfd):
-    for labels, classes in (("a,,b,a", ["a", "b"]), ("1,,0,3", ["0", "1", "3"])):
+    for labels, classes in (("a,,b,a", ["a", "b"]), ("1,,0,3", ["0", "1", "3"]), ("0,99999999", ["0", "99999999"])):
         Path("texts.csv").write_text("text,label\n" + "".join(f"word,{label}\n" for label in labels.split(",")))
         assert look_at("texts.csv").classes == classes
     assert "examples/s" not in capfd.readouterr().err
