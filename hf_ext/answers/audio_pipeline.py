@@ -2,9 +2,14 @@
 # transformers' base class annotates its hooks more narrowly than its own pipelines use them, and some not at all.
 # mypy: disable-error-code="no-untyped-call,override"
 
+import math
+import os
 from collections import Counter
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import numpy as np
 import torch
@@ -38,8 +43,8 @@ class AudioClassificationPipeline(PlainPipeline):
         Args:
             inputs (`str`, `Path`, `bytes`, `np.ndarray`, `torch.Tensor`, `dict`, or a list, data set or generator):
                 A file, an address, what is in a file, or samples at the model's rate, of shape `(samples,)` or with
-                channels, of which there are fewer than samples; floats or int16. A `dict` has `raw` or `array` and
-                the `sampling_rate` in Hz, or `bytes` and `path`, as undecoded sounds of `datasets`.
+                channels, of which there are fewer than samples; floats, int16 or int32. A `dict` has `raw` or `array`
+                and the `sampling_rate` in Hz, or `bytes` and `path`, as undecoded sounds of `datasets`.
             top_k (`int`, *optional*, defaults to 5): How many classes; all of them if `None`.
             function_to_apply (`str`, *optional*): `"softmax"`, `"sigmoid"` or `"none"`; by the model's kind of problem
                 if not given. Parts are averaged after it.
@@ -49,7 +54,7 @@ class AudioClassificationPipeline(PlainPipeline):
             `list[dict]`: `score` and `label` of each class, the likeliest first; a list of these for several sounds.
 
         Raises:
-            DataError: If a sound cannot be read, has no samples, or a dict holds none.
+            DataError: If a sound cannot be read or fetched, or has no samples of a known type or no known rate.
         """
         if self._is_mrconv():
             kwargs["batch_size"] = 1
@@ -108,23 +113,24 @@ def _read(given: Any, rate: int) -> np.ndarray:
         samples = given.get_all_samples()  # of torchcodec
         given = {"array": samples.data, "sampling_rate": samples.sample_rate}
     if isinstance(given, str) and given.startswith(("http://", "https://")):
-        import httpx
-
-        given = httpx.get(given, follow_redirects=True).raise_for_status().content
-    if isinstance(given, str | bytes):
-        held = isinstance(given, bytes)
-        given = {"path": None if held else given, "bytes": given if held else None}
+        given = _fetch(given)
+    if isinstance(given, str | os.PathLike):
+        given = {"path": os.fspath(given)}
+    elif isinstance(given, bytes):
+        given = {"bytes": given}
     if not isinstance(given, dict):
         return _mix(given)
     raw = next((given[key] for key in ("raw", "array") if given.get(key) is not None), None)
+    own: Any = given.get("sampling_rate")
     place, content = given.get("path"), given.get("bytes")
     if raw is None and (place, content) != (None, None):
         return read_recording({"path": place, "bytes": content}, rate)
-    if raw is None or "sampling_rate" not in given:
+    if raw is None or type(own) not in (int, float) or not 0 < own < math.inf:
         raise DataError(
-            f"a dict of a sound has raw or array and sampling_rate, or bytes or path; this one has {sorted(given)}."
+            "a dict of a sound has raw or array and a positive sampling_rate in Hz, or bytes or path; this one has "
+            f"{sorted(given)}, and the sampling_rate {own!r}."
         )
-    samples, own = _mix(raw), given["sampling_rate"]
+    samples = _mix(raw)
     if own == rate:
         return samples
     from hf_ext.extras import import_extra
@@ -132,14 +138,28 @@ def _read(given: Any, rate: int) -> np.ndarray:
     return np.asarray(import_extra("soxr").resample(samples, own, rate))
 
 
+def _fetch(address: str) -> bytes:
+    try:
+        with urlopen(Request(address, headers={"User-Agent": "hf-ext"}), timeout=60) as answer:
+            return bytes(answer.read())
+    # A wrong address is a ValueError; http.client's errors have a base of their own.
+    except (OSError, ValueError, HTTPException) as error:
+        if isinstance(error, HTTPError):
+            error.close()  # it is the answer too
+        raise DataError(f"{address} cannot be fetched: {error}") from error
+
+
 def _mix(samples: Any) -> np.ndarray:
     """Samples as floats of one channel."""
     values = samples.detach().cpu().numpy() if isinstance(samples, torch.Tensor) else np.asarray(samples)
-    if values.dtype == np.int16:
-        values = values.astype(np.float32) / 32768
-    if values.ndim == 2:
-        values = values.mean(int(np.argmin(values.shape)))
-    return values
+    if values.dtype in (np.int16, np.int32):
+        values = values / np.float32(-np.iinfo(values.dtype).min)
+    if values.ndim not in (1, 2) or not values.size or values.dtype.kind != "f":
+        raise DataError(
+            "a sound has floats, int16 or int32 of shape (samples,), or with channels, and at least one sample; this "
+            f"one has the shape {values.shape} and the type {values.dtype}."
+        )
+    return values.mean(int(np.argmin(values.shape))) if values.ndim == 2 else values
 
 
 # In place of transformers' own, which it is for all other models. No registration: that would warn, and mark the class

@@ -1,6 +1,9 @@
 """Sounds of every kind in `pipeline("audio-classification")`; models of others as before."""
 
+import functools
+import http.server
 import io
+import threading
 
 import numpy as np
 import pytest
@@ -69,6 +72,7 @@ GIVEN = {
     "channels of rows": (torch.tensor(STEREO.T), MONO),
     "int16": (PCM[:200, 0], PCM[:200, 0] / 32768),
     "int16 of two channels": (PCM, PCM.mean(1) / 32768),
+    "int32 of two channels": (PCM.astype(np.int32) * 65536, PCM.mean(1) / 32768),
     "raw": ({"raw": MONO, "sampling_rate": RATE}, MONO),
     "array at another rate": ({"array": STEREO, "sampling_rate": 8000, "path": "x.wav"}, OTHER),
     "int16 at another rate": ({"array": PCM, "sampling_rate": 8000}, soxr.resample(PCM.mean(1) / 32768, 8000, RATE)),
@@ -90,7 +94,6 @@ def test_files_lists_and_generators_are_heard_one_by_one(classify, tmp_path):
     (tmp_path / "a.wav").write_bytes(write(PCM, 8000))
     given = [tmp_path / "a.wav", MONO[:100], {"raw": MONO, "sampling_rate": RATE}]
     alone = [scores(classify(item)) for item in given]
-    given[0] = str(given[0])
     for found in (classify(given, batch_size=3), classify(item for item in given)):
         assert [scores(one) for one in found] == [pytest.approx(one) for one in alone]
     assert len(classify(MONO, top_k=1)) == 1
@@ -100,20 +103,43 @@ def test_files_lists_and_generators_are_heard_one_by_one(classify, tmp_path):
     )
 
 
+def test_a_sound_at_an_address_is_heard(classify, tmp_path):
+    (tmp_path / "a.wav").write_bytes(write(PCM, RATE))
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        assert scores(classify(f"{address}/a.wav")) == pytest.approx(scores(classify(tmp_path / "a.wav")))
+        with refused(DataError, address, "404"):
+            classify(f"{address}/b.wav")
+        server.shutdown()
+
+
 BAD = {
     "nothing held": b"",
     "no samples": np.zeros(0, np.float32),
-    "not finite": np.full(100, np.nan, np.float32),
+    "channels without samples": np.zeros((0, 2), np.float32),
     "no sound": b"text, and no sound at all",
     "no rate": {"raw": MONO},
     "nothing": {},
+    "a number": 0.5,
+    "three axes": np.zeros((2, 3, 40), np.float32),
+    "bytes as numbers": np.full(100, 128, np.uint8),
+    "truths": np.ones(100, bool),
+    "no address": "http://127.0.0.1:9/sound.wav",
+    **{f"rate {rate}": {"raw": MONO, "sampling_rate": rate} for rate in (0, -1, np.nan, np.inf, "8000", None, True)},
 }
 
 
 @pytest.mark.parametrize("kind", BAD)
 def test_what_is_no_sound_is_refused(classify, kind):
-    with refused(DataError if kind.startswith(("no sound", "no rate", "nothing")) else ValueError):
+    with refused(DataError):
         classify(BAD[kind])
+
+
+def test_samples_that_are_not_finite_are_refused(classify):
+    with refused(ValueError, "NaN"):
+        classify(np.full(100, np.nan, np.float32))
 
 
 def test_another_model_is_used_as_transformers_does():
