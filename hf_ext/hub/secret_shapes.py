@@ -199,14 +199,17 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         # Programs and their option of a password, whose letter means something else in others.
         r"(?<![\w\-])(?:redis-cli\s(?:[^\n]{0,200}?\s)?(?:-a|--pass)\s|az\s+login\s(?:[^\n]{0,200}?\s)?-p\s"
         r"|(?:un)?zip\s(?:[^\n]{0,200}?\s)?-P\s?|(?:sqlcmd|bcp)\s(?:[^\n]{0,200}?\s)?-P\s?"
-        r"|ldap\w+\s(?:[^\n]{0,200}?\s)?-w\s|7z\w?\s[^\n]{0,200}?\s-p|rclone\s[^\n]{0,200}?\spass\s|openssl\s+enc\s[^\n]{0,200}?\s-k\s)"
+        r"|ldap\w+\s(?:[^\n]{0,200}?\s)?-w\s|7z\w?\s[^\n]{0,200}?\s-p|rclone\s[^\n]{0,200}?\spass\s"
+        r"|openssl\s+enc\s[^\n]{0,200}?\s-k\s)"
         rf"[\"']?{_WORD}",
     ),
     (
         "a password",
         "pass user login auth sudo sqlplus thin: smbclient lftp securestring",
-        r"(?:-pass(?:in|out)\s+[\"']?pass:|/pass:|\bchpasswd\s{1,3}<<<\s{1,3}[\"']?\w+:|\bhtpasswd\s+-\w*b\w*\s+\S+\s+\S+\s"
-        r"|\b(?:add_user|change_password|net\s+user)\s+\w+\s+|(?i:securestring)\s+(?:-string\s+)?|\bsmbclient\s[^\n]{0,200}?\s-U\s\S+%"
+        r"(?:-pass(?:in|out)\s+[\"']?pass:|/pass:|\bchpasswd\s{1,3}<<<\s{1,3}[\"']?\w+:"
+        r"|\bhtpasswd\s+-\w*b\w*\s+\S+\s+\S+\s"
+        r"|\b(?:add_user|change_password|net\s+user)\s+\w+\s+|(?i:securestring)\s+(?:-string\s+)?"
+        r"|\bsmbclient\s[^\n]{0,200}?\s-U\s\S+%"
         r"|\blftp\s[^\n]{0,200}?-u\s?\w+,|(?:\bthin:|\bsqlplus\s+)\w+/|(?i:set_?password)\(\s{0,3}(?=[\"'])"
         r"|(?i:\.login|\bauth\s{0,3}=\s{0,3}|basicauth)\(\s{0,3}[\"'][^\"'\n]{1,80}[\"'],\s{0,3}(?=[\"'])"
         r"|(?i:password|passphrase)\s+is\s+(?=\S{0,60}[A-Z])(?=[^\s\"'}]{8}))"
@@ -226,7 +229,8 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "a password",
         ":",
         # A line of .pgpass: host, port, database, user.
-        r"(?<![\w.*\-:/])[\w.*\-]+:(?:\d{4,5}|\*):[^:\s]{1,60}:[^:\s\"']{1,60}:(?P<value>(?=\S{0,60}[A-Z])(?=\S{0,60}[a-z])(?=\S{0,60}[0-9])[^\s:\\\"'`<>{}()]{8,})"
+        r"(?<![\w.*\-:/])[\w.*\-]+:(?:\d{4,5}|\*):[^:\s]{1,60}:[^:\s\"']{1,60}:"
+        r"(?P<value>(?=\S{0,60}[A-Z])(?=\S{0,60}[a-z])(?=\S{0,60}[0-9])[^\s:\\\"'`<>{}()]{8,})"
         r"(?=[\s\"']|$)",
     ),
     ("a password", "pwd", r"(?i:uid|user id)=[^;{}]{1,80};\s?(?i:pwd)=\{(?P<value>[^{}\s]{6,})\}"),
@@ -269,7 +273,8 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
 _SHAPES = [(kind, marks.split(), re.compile(pattern)) for kind, marks, pattern in _TABLE]
 # What documents write in the place of a secret: words, and variables of shells, Windows, Python and templates.
 _PLACEHOLDER = re.compile(
-    r"(?i:[x*]{6}|\.{3}|your|example|placeholder|change_?me|os\.environ|getenv|getpass|\benv:|redacted|dummy|0123456789abcdef|(?:^|[_\-])x{3,}$)"
+    r"(?i:[x*]{6}|\.{3}|your|example|placeholder|change_?me|os\.environ|getenv|getpass|\benv:|redacted|dummy"
+    r"|0123456789abcdef|(?:^|[_\-])x{3,}$)"
     r"|^(?:\$(?:[A-Z_][A-Z0-9_]*|[a-z_]+\d?|\d|[{(].*)|[%\ufffd]\w+%|%(?:\w|\(.*)|<.*>|\{.*\}"
     r"|(?i:user|pass(?:word|wd)?\d{0,3}|pwd|secret|token|key|api_?key|(?:hf_|access_?|my_?)token))$"
 )

@@ -24,7 +24,7 @@ from ..files import require_new, whole_file
 from ..progress import progress
 from .configuration import MergeConfig, load_config
 from .measuring import name_as_saved
-from .plan import Plan, make_plan
+from .plan import Plan, make_plan, resolve_plan
 
 if TYPE_CHECKING:
     import datasets
@@ -130,7 +130,7 @@ def learn_weights(
     accelerator = Accelerator()
     with make_plan(config) as plan:
         models = [parts[name][0].build_model({}, source) for name, source in config.tasks.items()]
-        merge = WeightedMerge(plan, models, accelerator.device)
+        merge = WeightedMerge(resolve_plan(plan), models, accelerator.device)
     batches = [draw_batches(*parts[name], batch_size, accelerator.process_index) for name in config.tasks]
     model, optimizer = accelerator.prepare(merge, torch.optim.Adam(merge.parameters(), lr=learning_rate))
     for step in progress(range(steps), "learning", leave=False, shown=accelerator.is_main_process):

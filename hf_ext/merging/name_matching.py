@@ -6,20 +6,17 @@ Plan and table of a merge, adapters and the extraction of a LoRA ask here; nobod
 from __future__ import annotations
 
 import contextlib
-import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hf_ext.hub.safetensors_headers import TensorInfo
 
 from ..errors import DataError
 from .loading import MEANINGS, build_empty, compare_settings, find_loaded_names, find_tied
-from .sources import RepositoryFiles, Source
+from .sources import Source
 from .tokens import TOKEN_FILES, compare_tokens
 
 # Buffers that models compute from their configuration; newer versions do not save them.
@@ -28,8 +25,6 @@ _COMPUTED_BUFFERS = ("position_ids", "inv_freq", "original_inv_freq", "masked_bi
 _KINDS = ("model_type", "_class_name")
 # A prefix that fewer names have is a layer, not a wrapper.
 _PREFIX_SHARE = 1 / 3
-# Elements that tell most trained weights from constants, and those that are compared at once.
-_FIRST, _LOOKED_AT = 1 << 10, 1 << 20
 
 
 class Names:
@@ -124,16 +119,11 @@ def match_names(
         for task, own in both
         if own.task_prefix != own.base_prefix and task.config.get("architectures") == base.config.get("architectures")
     ]
-    computed = {name for name, info in base.tensors.items() if _is_computed(name, info)}
-    infinite = [name for name in base.tensors if name not in computed and _is_infinite_everywhere(base, name, both)]
-    if infinite:
-        few = ", ".join(infinite[:3]) + (f" and {len(infinite) - 3} more" if len(infinite) > 3 else "")
-        warnings.append(f"{few}: NaN or infinity, the same in base and tasks; carried over unchanged")
     return Matching(
         names,
         tuple(_compare_vocabularies(base, task, own, overlap, taken, warnings) for task, own in both),
         tuple(_find_unsaved(task, own) for task, own in both),
-        frozenset(computed.union(infinite)),
+        frozenset(name for name, info in base.tensors.items() if _is_computed(name, info)),
         aliases,
         {} if given is None else _match_given(base, given),
         warnings,
@@ -236,42 +226,6 @@ def _is_computed(name: str, info: TensorInfo) -> bool:
     causal_mask = name.endswith("attn.bias") and info.shape == (1, 1, *2 * info.shape[-1:])
     float_mask = info.dtype.is_floating_point and last.endswith("mask")
     return last in _COMPUTED_BUFFERS or float_mask or causal_mask
-
-
-def _is_infinite_everywhere(base: Source, name: str, tasks: Sequence[tuple[Source, Names]]) -> bool:
-    """
-    True if a tensor with NaN or infinity has the same bits in the base and in each task that has it.
-
-    It is no trained weight but a constant, such as an attention mask under any name. It is looked for before the merge
-    because no task may have a 1-bit mask for it: infinity - infinity is NaN where it is restored. Trained weights
-    differ within their first elements, so that little of them is read. Of a Hub, where each look is a request, no
-    tensor named `weight` or `bias` is looked at.
-    """
-    info = base.tensors[name]
-    holders = [(task, own.pairs[name]) for task, own in tasks if name in own.pairs]
-    found = [task.tensors[own] for task, own in holders]
-    if not holders or not all(one.dtype.is_floating_point and one.shape == info.shape for one in (info, *found)):
-        return False
-    if isinstance(base.place, RepositoryFiles) and name.rpartition(".")[2] in ("weight", "bias"):
-        return False
-    count = math.prod(info.shape)
-
-    def read(source: Source, own: str, start: int, stop: int) -> torch.Tensor:
-        values = torch.empty(stop - start, dtype=source.tensors[own].dtype)
-        source.read_into(own, start, stop, values)
-        return values
-
-    def same(start: int, stop: int) -> bool:
-        ours = read(base, name, start, stop)
-        others = (read(task, own, start, stop) for task, own in holders)
-        return all(torch.equal(ours.to(one.dtype).view(torch.uint8), one.view(torch.uint8)) for one in others)
-
-    blocks = [(low, min(low + _LOOKED_AT, count)) for low in range(0, count, _LOOKED_AT)]
-    return (
-        same(0, min(count, _FIRST))
-        and not all(bool(read(base, name, *block).isfinite().all()) for block in blocks)
-        and all(same(*block) for block in blocks)
-    )
 
 
 def _find_unsaved(task: Source, names: Names) -> frozenset[str]:

@@ -41,6 +41,8 @@ from .tensors import (
 
 _OPENED_AT_ONCE = 8
 _COMPARED_AT_ONCE = 2**18
+# Elements of a tensor that tell most trained weights from constants.
+_FIRST = 2**10
 _SUMS_BYTES = 8 * 10
 # Differences of a task that one model has no place for, by the reason for which they are not merged.
 _LOST = {
@@ -330,7 +332,11 @@ def _size_warnings(plan: Plan) -> list[str]:
 
 
 def resolve_plan(plan: Plan) -> Plan:
-    """Compares what headers cannot decide, buffers and tensors that the base ties: nothing is undecided after it."""
+    """
+    Compares what headers cannot decide, buffers, tensors that the base ties, and constants with infinity: nothing is
+    undecided after it.
+    """
+    plan = _carry_constants(plan)
     for name, kept in plan.aliases.items():
         if name in plan.base.tensors and not _equal(plan.base, name, plan.base, kept):
             raise UsageError(
@@ -342,6 +348,48 @@ def resolve_plan(plan: Plan) -> Plan:
     own = (*(item for item in plan.own if item.rule != COMPARED), *decided)
     warnings = [*plan.warnings, *([] if plan.config.with_masks else _tell_lost(plan, decided))]
     return dataclasses.replace(plan, own=own, warnings=warnings)
+
+
+def _carry_constants(plan: Plan) -> Plan:
+    """Takes out of the merge what is the same everywhere and holds NaN or infinity, and says so."""
+    found = {row.name: holders for row in plan.merged_rows if (holders := _find_constant(plan, row))}
+    if not found:
+        return plan
+    return dataclasses.replace(
+        plan,
+        rows=tuple(
+            Row(row.name, row.shape, plan.base.tensors[row.name].dtype) if row.name in found else row
+            for row in plan.rows
+        ),
+        own=(*plan.own, *(item for holders in found.values() for item in holders)),
+        warnings=[
+            *plan.warnings,
+            f"{name_some([*found])}: NaN or infinity, the same in base and tasks; carried over unchanged",
+        ],
+    )
+
+
+def _find_constant(plan: Plan, row: Row) -> list[Own]:
+    """
+    The tasks' tensors of a row that has the same bits in the base and in each task, with NaN or infinity; else none.
+
+    It is no trained weight but a constant, such as an attention mask under any name. It is looked for before the merge
+    because no task may have a 1-bit mask for it: infinity - infinity is NaN where it is restored. Trained weights
+    differ within their first elements, so that little of them is read.
+    """
+    held = [
+        (plan.tasks[index], Own(index, name, row.name, row.shape, plan.tasks[index].tensors[name].dtype, SHARED))
+        for index, name in enumerate(row.task_names)
+        if name is not None
+    ]
+
+    def same(elements: int | None) -> bool:
+        return all(_equal(plan.base, row.name, task, own.name, elements) for task, own in held)
+
+    count = math.prod(row.shape)
+    if count != row.elements or not same(_FIRST) or _is_finite(plan.base, row.name) or not same(None):
+        return []
+    return [own for _, own in held]
 
 
 def _tell_lost(plan: Plan, own: Iterable[Own]) -> list[str]:
@@ -372,17 +420,24 @@ def _compare(plan: Plan, item: Own) -> str:
     return SHARED if _equal(task, item.name, plan.base, item.base_name) else KEPT
 
 
-def _equal(first: Source, first_name: str, second: Source, second_name: str) -> bool:
-    """True if two tensors are equal byte for byte; they are read in blocks."""
+def _equal(first: Source, first_name: str, second: Source, second_name: str, elements: int | None = None) -> bool:
+    """True if two tensors, or so many leading elements of them, are equal byte for byte; they are read in blocks."""
     ours, theirs = first.tensors[first_name], second.tensors[second_name]
     if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
         return False
-    elements = math.prod(ours.shape)
-    for start in range(0, elements, _COMPARED_AT_ONCE):
-        stop = min(start + _COMPARED_AT_ONCE, elements)
-        blocks = [torch.empty(stop - start, dtype=ours.dtype) for _ in range(2)]
-        first.read_into(first_name, start, stop, blocks[0])
-        second.read_into(second_name, start, stop, blocks[1])
-        if not blocks[0].view(torch.uint8).equal(blocks[1].view(torch.uint8)):
-            return False
-    return True
+    pairs = zip(_read(first, first_name, elements), _read(second, second_name, elements), strict=True)
+    return all(one.view(torch.uint8).equal(other.view(torch.uint8)) for one, other in pairs)
+
+
+def _is_finite(source: Source, name: str) -> bool:
+    return all(bool(block.float().isfinite().all()) for block in _read(source, name))
+
+
+def _read(source: Source, name: str, elements: int | None = None) -> Iterator[torch.Tensor]:
+    """The blocks of a tensor, or of so many leading elements of it."""
+    info = source.tensors[name]
+    count = math.prod(info.shape) if elements is None else min(elements, math.prod(info.shape))
+    for start in range(0, count, _COMPARED_AT_ONCE):
+        block = torch.empty(min(_COMPARED_AT_ONCE, count - start), dtype=info.dtype)
+        source.read_into(name, start, start + len(block), block)
+        yield block

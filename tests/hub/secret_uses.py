@@ -164,7 +164,7 @@ prose pw = user: alice, pw: «P»
 german = Passwort: «P»
 french = mot de passe : «P»
 spanish = contraseña: «P»
-pip conf = index-url = https://a:«P»@pypi.acme.com/simple
+feed conf = feed = https://a:«P»@feeds.acme.com/simple
 pypirc = [pypi]⏎username = a⏎password = «P»
 s3cfg = secret_key = «A»
 boto = boto3.client('s3', aws_secret_access_key='«A»')
