@@ -268,7 +268,11 @@ def descriptive_tags(picture: Picture) -> Image.Exif | None:
     kept = Image.Exif()
     try:
         for tag in _DESCRIPTIVE:
-            if picture.exif.get(tag) is not None and not _OF_THE_PIXELS.match(str(picture.exif[tag])):
+            if picture.exif.get(tag) is None:
+                continue
+            if _OF_THE_PIXELS.match(str(picture.exif[tag])):
+                logger.warning(f"a description of how the pixels lie in the file (tag {tag}) was left out")
+            else:
                 kept[tag] = picture.exif[tag]
         if isinstance(kept.get(XMP), bytes):
             # The pixels stand upright by now.

@@ -377,3 +377,17 @@ def test_a_tag_of_another_kind_never_costs_the_picture(tag, value, tmp_path):
         np.testing.assert_array_equal(read.pixels, pixels)
         tags.append(repr(read.exif.get(tag)))
     assert tags[0] == tags[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [({}, False), ({"imagej": True}, False), ({"ome": True}, False), ({"metadata": None}, True)],
+    ids=["tifffile", "ImageJ", "OME", "text"],
+)
+def test_descriptions_of_how_pixels_lie_are_left_out_with_a_line(tmp_path, options, kept, caplog):
+    options |= {"description": "a cat"} if kept else {}
+    tifffile.imwrite(tmp_path / "in.tif", noise(9, 8, 3), photometric="rgb", **options)
+    write_image(tmp_path / "out.tif", read_image(tmp_path / "in.tif"))
+    with tifffile.TiffFile(tmp_path / "out.tif") as file:
+        assert (file.pages[0].description == "a cat") is kept
+    assert ("how the pixels lie" in caplog.text) is not kept
