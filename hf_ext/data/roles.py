@@ -218,7 +218,9 @@ def find_joined(frame: pd.DataFrame, roles: Roles) -> str | None:
     # Times of day begin again each day, or for each series.
     if not keys or (roles.time is not None and not is_clock(find_times(frame, roles.time))):
         return None
-    for name in (name for name in frame if TIME.fullmatch(str(name)) or _RISING.fullmatch(str(name))):
+    # A column of times may have any name.
+    named = (name for name in frame if TIME.fullmatch(str(name)) or _RISING.fullmatch(str(name)))
+    for name in dict.fromkeys([*named, *(name for name, why in roles.left_out.items() if why == "another time")]):
         for chosen in (chosen for count in (1, 2, 3) for chosen in combinations(keys, count)):
             if _is_time_of(frame, name, [*known, *chosen]) and not _is_time_of(frame, name, known):
                 told = option("series", join_names([*known, *chosen]))

@@ -353,6 +353,14 @@ CASES = {
         rows({"town": ["N"] * 8 + ["S"] * 8 + ["E"] * 8, "time": [f"{(20 + step % 8) % 24}:00" for step in range(24)],
               **LABELLED}), refused=("time begins again", "--series town"),
     ),
+    "clocks of any name of several towns": Case(
+        rows({"town": ["N"] * 8 + ["S"] * 8 + ["E"] * 8, "Uhr": [f"{(20 + step % 8) % 24}:00" for step in range(24)],
+              **LABELLED}), refused=("Uhr begins again", "--series town"),
+    ),
+    "dates of any name of several towns": Case(
+        rows({"town": ["N", "S"] * 12, "wann": [f"2024-03-{1 + step // 2:02}" for step in range(24)], **LABELLED}),
+        refused=("wann begins again", "--series town"),
+    ),
     "a clock in no order": Case(
         rows({"time": [f"{7 + place // 4:02}:{place % 4 * 15:02}" for place in MIXED], **LABELLED}),
         refused=("'time'", "add the date"),
