@@ -197,7 +197,8 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "a password",
         "-a -k -p -w rclone",
         # Programs and their option of a password, whose letter means something else in others.
-        r"(?<![\w\-])(?:redis-cli\s(?:[^\n]{0,200}?\s)?(?:-a|--pass)\s|az\s+login\s(?:[^\n]{0,200}?\s)?-p\s"
+        r"(?<![\w\-])(?:redis-cli\s(?:[^\n]{0,200}?\s)?(?:-a|--pass)\s"
+        r"|(?:[\w\-]{1,30}\s+(?:\w{1,30}\s+)?login|twine\s+upload)\s(?:[^\n]{0,200}?\s)?-p\s"
         r"|(?:un)?zip\s(?:[^\n]{0,200}?\s)?-P\s?|(?:sqlcmd|bcp)\s(?:[^\n]{0,200}?\s)?-P\s?"
         r"|ldap\w+\s(?:[^\n]{0,200}?\s)?-w\s|7z\w?\s[^\n]{0,200}?\s-p|rclone\s[^\n]{0,200}?\spass\s"
         r"|openssl\s+enc\s[^\n]{0,200}?\s-k\s)"
@@ -205,11 +206,12 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "a password",
-        "pass user login auth sudo sqlplus thin: smbclient lftp securestring",
+        "pass user login auth sudo sqlplus thin: smbclient lftp securestring net",
         r"(?:-pass(?:in|out)\s+[\"']?pass:|/pass:|\bchpasswd\s{1,3}<<<\s{1,3}[\"']?\w+:"
         r"|\bhtpasswd\s+-\w*b\w*\s+\S+\s+\S+\s"
         r"|\b(?:add_user|change_password|net\s+user)\s+\w+\s+|(?i:securestring)\s+(?:-string\s+)?"
         r"|\bsmbclient\s[^\n]{0,200}?\s-U\s\S+%"
+        r"|\bnet\s+use\s+(?:\S{1,80}\s+)?\\\\\S{1,80}\s+"
         r"|\blftp\s[^\n]{0,200}?-u\s?\w+,|(?:\bthin:|\bsqlplus\s+)\w+/|(?i:set_?password)\(\s{0,3}(?=[\"'])"
         r"|(?i:\.login|\bauth\s{0,3}=\s{0,3}|basicauth)\(\s{0,3}[\"'][^\"'\n]{1,80}[\"'],\s{0,3}(?=[\"'])"
         r"|(?i:password|passphrase)\s+is\s+(?=\S{0,60}[A-Z])(?=[^\s\"'}]{8}))"

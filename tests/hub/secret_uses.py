@@ -26,6 +26,10 @@ curl glued = curl -sS -ualice:«P» https://nas/x
 wget = wget --user=alice --password=«P» https://nas/x
 wget http = wget --http-password=«P» https://nas/x
 sshpass = sshpass -p «P» ssh a@b
+twine = twine upload -u a -p «P» dist/*
+helm login = helm registry login h -u a -p «P»
+oc login = oc login https://h -u a -p «P»
+net use = net use z: \\h\s «P» /user:a
 sshpass env = SSHPASS=«P» sshpass -e ssh a@b
 PGPASSWORD = PGPASSWORD=«P» pg_dump x
 MYSQL_PWD = MYSQL_PWD=«P» mysqldump x
