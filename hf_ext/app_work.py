@@ -28,7 +28,6 @@ from hf_ext.hub.disclosure import cut_folders
 from hf_ext.hub.released import list_released
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.restoration.comparison import show_colours
-from hf_ext.restoration.files import read_8_bits
 from hf_ext.tasks.diffusion_grids import default_batch_size, draw_grid, sample_rows
 from hf_ext.training.models import pipeline_index
 
@@ -303,7 +302,7 @@ def answer(
         prompt = task.encode(require_given(text, "text"), TOKENS)["input_ids"]
         return task.decode(task.generate(prompt, [], TOKENS)[0])
     if task.reads == "Image":
-        label, probabilities = task.classify(read_8_bits(require_given(picture, "picture"), limits.megapixels))
+        label, probabilities = task.classify(limits.read_8_bits(require_given(picture, "picture")))
     elif task.reads == "Audio":
         recording = read_sound(require_given(sound, "sound"), task.reader.sampling_rate, limits)
         label, probabilities = task.classify(recording)

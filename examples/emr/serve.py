@@ -36,7 +36,6 @@ from hf_ext.embedded_hub.errors import HubError
 from hf_ext.emr import EMRModel
 from hf_ext.hub.disclosure import cut_folders
 from hf_ext.restoration.encoding import Frames, encode_frames
-from hf_ext.restoration.files import read_8_bits
 
 # Tokens of a turn; bytes of a body, all of which may be held at once; requests; seconds between looks for a client.
 TURN_TOKENS, MAX_BYTES, MAX_WAITING, POLL = 32, 64 * 2**20, 32, 0.1
@@ -169,7 +168,7 @@ async def read_body(request: Request) -> bytes:
 def classify_body(task: AnsweringTask, data: bytes, limits: Limits) -> Any:
     """The label and the probabilities of a request body."""
     if task.reads == "Image":
-        return task.classify(read_8_bits(data, limits.megapixels))
+        return task.classify(limits.read_8_bits(data))
     return task.classify(data.decode() if task.reads == "Sequence" else json.loads(data))
 
 

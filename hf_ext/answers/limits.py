@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,16 +14,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch.overrides import TorchFunctionMode
 
 from ..errors import DataError, UsageError
 from ..extras import import_extra
 from ..hub.disclosure import last_name
 from ..restoration.camera import Source
-from ..restoration.encoding import Picture
-from ..restoration.files import read_image
+from ..restoration.encoding import Picture, to_8_bits
 from ..restoration.tiles import bytes_needed, restore_image
 from ..semanir import SemanIRForImageRestoration
+from ..semanir.image_processing_semanir import pixels_to_image
+from .decoding import decode
 
 # Seconds between two looks at the memory of the process.
 _PAUSE = 0.1
@@ -69,11 +72,22 @@ class Clock(TorchFunctionMode):
     # No thread can be stopped from outside. But every call of torch in this thread, and in no other, goes through
     # here, and a model makes thousands of them: the next one after the end raises.
 
+    running = threading.local()
+
     def __init__(self, seconds: float, gigabytes: float = math.inf, left: Callable[[], bool] = _never) -> None:
         super().__init__()
         self.seconds, self.end, self.gigabytes, self.left = seconds, time.monotonic() + seconds, gigabytes, left
         self._before, self._next = resident_bytes(), 0.0
         self.work, self.watch = 0, _nothing
+
+    def __enter__(self) -> Clock:
+        Clock.running.clock = self
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        Clock.running.clock = None
 
     def check(self) -> None:
         """Raises an error if the time is over, the memory used up, or the client gone."""
@@ -131,8 +145,16 @@ class Limits:
         return Clock(self.seconds, self.gigabytes, left)
 
     def read(self, source: Source) -> Picture:
-        """A picture that is not larger than allowed."""
-        return read_image(source, self.megapixels)
+        """A picture that is not larger than allowed, decoded in the time of the request of this thread."""
+        clock = getattr(Clock.running, "clock", None) or self.clock()
+        try:
+            return decode(source, self.megapixels, self.gigabytes, clock.check)
+        except MemoryError as error:
+            raise TookTooMuch(f"the picture needs more than {self.gigabytes:g} GB to be decoded.") from error
+
+    def read_8_bits(self, source: Source) -> Image.Image:
+        """The same with 8 bits, as classifiers take it."""
+        return pixels_to_image(to_8_bits(self.read(source).pixels))
 
     def check_sound(self, channels: int, samples: int, rate: int, wanted: int) -> None:
         """Refuses a sound that would need more memory than allowed, read and brought to the rate `wanted`."""

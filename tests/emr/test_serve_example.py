@@ -6,8 +6,12 @@ import asyncio
 import importlib.util
 import io
 import json
+import multiprocessing
+import os
+import struct
 import threading
 import time
+import zlib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,15 +20,20 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from PIL.ImageCms import ImageCmsProfile, createProfile
 
 pytest.importorskip("fastapi", reason="the example needs fastapi")
 pytest.importorskip("uvicorn", reason="the example needs uvicorn")
 from starlette.testclient import TestClient  # noqa: E402
 
+from hf_ext.answers import decoding  # noqa: E402
 from hf_ext.answers.limits import ClientLeft, Clock, Limits, TookTooLong, TookTooMuch  # noqa: E402
 from hf_ext.answers.merged_task import AnsweringTask  # noqa: E402
 from hf_ext.embedded_hub.access import Access  # noqa: E402
 from hf_ext.emr import EMRModel  # noqa: E402
+from hf_ext.errors import DataError  # noqa: E402
+from hf_ext.restoration.encoding import Frames, encode_frames  # noqa: E402
+from hf_ext.restoration.files import read_image  # noqa: E402
 from hf_ext.restoration.tiles import restore_image  # noqa: E402
 from tests.emr.emr_testing import tiny_bert, tiny_gpt2, tiny_semanir  # noqa: E402
 from tests.emr.use_testing import merge  # noqa: E402
@@ -243,6 +252,45 @@ def test_memory_that_grows_beyond_the_limit_ends_a_request():
             # 40 MB: less may come from memory that other tests have left, and the process does not grow.
             kept.append(torch.ones(10_000_000))
     assert 3 <= len(kept) < 10
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + zlib.crc32(kind + content).to_bytes(4)
+
+
+SMALL = encode(Image.new("RGB", (4, 4), (9, 8, 7)))
+HOSTILE = {
+    "two billion frames": (chunk(b"acTL", struct.pack(">II", 2**31 - 1, 0)), TookTooMuch),
+    "texts without end": (chunk(b"tEXt", b"a\0b") * 200_000, TookTooLong),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_decoding_ends_with_the_limits_of_the_request(name: str):
+    chunks, error = HOSTILE[name]
+    begun, limits = time.monotonic(), Limits(seconds=0.3, gigabytes=2)
+    with pytest.raises(error):
+        limits.read(SMALL[:33] + chunks + SMALL[33:])
+    assert time.monotonic() - begun < 5 and not multiprocessing.active_children()
+
+
+def test_decoding_apart_gives_what_decoding_here_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    exif = Image.Exif()
+    exif[271], exif[270] = "maker", "described"
+    profile = ImageCmsProfile(createProfile("sRGB")).tobytes()
+    plain = encode(Image.new("RGBA", (5, 3), (9, 8, 7, 6)), exif=exif, icc_profile=profile, dpi=(300, 300))
+    deep = encode(Image.fromarray(np.arange(99, dtype=np.uint16).reshape(9, 11) * 600))
+    for data in (plain, deep, encode(Image.new("L", (4, 4)), "JPEG")):
+        here, apart = read_image(data), Limits().read(data)
+        np.testing.assert_array_equal(here.pixels, apart.pixels, strict=True)
+        assert encode_frames(Frames([here]), "PNG") == encode_frames(Frames([apart]), "PNG")
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    for source in (tmp_path / "a.png", b"no picture"):
+        with refused(DataError, "Pillow"):
+            Limits().read(source)
+    monkeypatch.setattr(decoding, "read_image", lambda *_: os._exit(1))
+    with refused(DataError, "crashed"):
+        Limits().read(plain)
 
 
 def test_sounds_are_measured_by_what_they_would_need():
