@@ -1,10 +1,10 @@
 """Pictures of strangers, decoded in a process of their own, which ends with the request.
 
 A decoder does what a file says: ninety bytes may name two billion frames, and a JPEG of 260 KB may draw the same
-picture a thousand times. No thread can be stopped from outside, but a process can, and the system bounds its memory. On
-Linux it is a fork of this one, so nothing is imported again; it runs no torch and leaves without a word to the threads
-that it lacks. A lock that one of them held at that moment could stop it for ever: then it ends with the request's time,
-as after any other file. tests/emr/test_serve_example.py has files that take too long and too much, and a decoder that ends its process.
+picture a thousand times. No thread can be stopped from outside, but a process can, and the system bounds its memory.
+On Linux it is a fork of this one, so nothing is imported again; it runs no torch, and none of our other threads. A lock
+that one of them held at that moment could stop it for ever: then it ends with the request's time, as after any file.
+tests/emr/test_serve_example.py has files that take too long and too much, and a decoder that ends its process.
 """
 
 from __future__ import annotations

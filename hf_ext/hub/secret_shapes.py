@@ -61,7 +61,11 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("a token of Kaggle", "kgat_", rf"{_NAME}KGAT_[A-Za-z0-9]{{20,}}"),
     # Clouds.
     ("a key of AWS", "akia asia", rf"{_START}(?:AKIA|ASIA)[A-Z0-9]{{16}}(?![A-Za-z0-9])"),
-    ("a secret key of AWS", "secret", rf"(?i:secret_?access_?key){_IS}[A-Za-z0-9/+]{{40}}(?![A-Za-z0-9/+])"),
+    (
+        "a secret key of AWS",
+        "secret",
+        rf"(?i:secret_?access_?key|[\"']secret(?=[\"'])){_IS}[A-Za-z0-9/+]{{40}}(?![A-Za-z0-9/+])",
+    ),
     ("a session token of AWS", "session", rf"(?i:session_?token){_IS}[A-Za-z0-9/+]{{100,}}"),
     ("a key of AWS Bedrock", "absk", rf"{_START}ABSK[A-Za-z0-9+/]{{100,}}"),
     ("a key of Google", "aiza", rf"{_START}AIza[\w\-]{{35}}"),
@@ -155,12 +159,16 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("a key of Brevo", "xkeysib-", rf"{_START}xkeysib-[0-9a-f]{{64}}"),
     ("a key of Mailchimp", "-us", rf"{_START}[0-9a-f]{{32}}-us\d{{1,2}}(?!\d)"),
     ("a key of Mailgun", "key-", rf"{_START}key-[0-9a-f]{{32}}(?![0-9a-f])"),
-    ("a key of Twilio", "sk", rf"{_START}SK[0-9a-f]{{32}}(?![0-9a-f])"),
+    ("a key of Twilio", "sk ac", rf"{_START}(?:SK|AC[0-9a-f]{{32}}[\"'],\s{{0,3}}[\"'])[0-9a-f]{{32}}(?![0-9a-f])"),
     ("a token of Meta", "eaa", rf"{_NAME}EAA[A-Za-z0-9]{{80,}}"),
     ("a token of X", "aaaaaaaaaaaaaaaa", rf"{_START}A{{16,}}[A-Za-z0-9%]{{60,}}"),
     ("a key of Dropbox", "sl.", rf"{_NAME}sl\.(?:u\.)?[\w\-]{{100,}}"),
     # Keys and tokens of no one house.
-    ("a private key", "private", r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"),
+    (
+        "a private key",
+        "-----begin",
+        r"-----BEGIN (?:(?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?|OpenVPN Static key V1)-----",
+    ),
     ("a private key", "putty", r"PuTTY-User-Key-File-\d"),
     ("a private key", "age-secret-key-", rf"{_START}AGE-SECRET-KEY-(?:PQ-)?1[0-9A-Z]{{50,}}"),
     ("a private key", "kty", r"\"[dk]\"\s{0,3}:\s{0,3}\"[\w\-]{40,}\""),
@@ -190,8 +198,9 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "a password",
-        "curl",
-        r"(?<![A-Za-z])curl\s[^\n]{0,200}?(?:-u|--user)[ =]?[\"']?[^\s:\"']{1,80}:(?P<value>[^\s\"']{6,})",
+        "curl http",
+        r"(?<![A-Za-z])(?:curl\s[^\n]{0,200}?(?:-u|--user)[ =]?|https?\s[^\n]{0,200}?(?:-a|--auth)[ =])"
+        r"[\"']?[^\s:\"']{1,80}:(?P<value>[^\s\"']{6,})",
     ),
     (
         "a password",
@@ -206,11 +215,13 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "a password",
-        "pass user login auth sudo sqlplus thin: smbclient lftp securestring net",
+        "pass user login auth sudo sqlplus thin: smbclient lftp securestring net identified mc",
         r"(?:-pass(?:in|out)\s+[\"']?pass:|/pass:|\bchpasswd\s{1,3}<<<\s{1,3}[\"']?\w+:"
         r"|\bhtpasswd\s+-\w*b\w*\s+\S+\s+\S+\s"
         r"|\b(?:add_user|change_password|net\s+user)\s+\w+\s+|(?i:securestring)\s+(?:-string\s+)?"
         r"|\bsmbclient\s[^\n]{0,200}?\s-U\s\S+%"
+        r"|(?i:\bidentified\s+(?:with\s+\w+\s+)?by\s+)(?=[\"'])"
+        r"|\bmc\s+(?:alias\s+set|config\s+host\s+add)\s+\S+\s+\S+\s+\S+\s+"
         r"|\bnet\s+use\s+(?:\S{1,80}\s+)?\\\\\S{1,80}\s+"
         r"|\blftp\s[^\n]{0,200}?-u\s?\w+,|(?:\bthin:|\bsqlplus\s+)\w+/|(?i:set_?password)\(\s{0,3}(?=[\"'])"
         r"|(?i:\.login|\bauth\s{0,3}=\s{0,3}|basicauth)\(\s{0,3}[\"'][^\"'\n]{1,80}[\"'],\s{0,3}(?=[\"'])"
@@ -237,13 +248,35 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ),
     ("a password", "pwd", r"(?i:uid|user id)=[^;{}]{1,80};\s?(?i:pwd)=\{(?P<value>[^{}\s]{6,})\}"),
     ("a secret of one-time passwords", "otp_ mfa_", rf"(?i:otp|mfa)_?(?:secret|seed){_IS}(?P<value>[A-Z2-7]{{16,}})"),
-    ("a cookie", "cookie", r"(?i:cookie)[\"']?\s?[:=][^\n]{0,200}?(?i:sess\w*|sid|auth\w*)=(?P<value>[\w%.\-]{32,})"),
+    (
+        "a cookie",
+        "cookie",
+        r"(?i:cookies?)[\"']?\s?[:=][^\n]{0,200}?(?i:sess\w*|sid|auth\w*)(?:=|[\"']\s?:\s?[\"'])"
+        r"(?P<value>[\w%.\-]{32,})",
+    ),
+    (
+        "a password in words",
+        "mnemonic phrase pass smtp(",
+        # Twelve or more words open a wallet, four of four letters a mailbox.
+        rf"(?i:mnemonic|(?:seed|recovery)[_ ]phrase){_IS}(?P<value>[a-z]{{3,8}}(?: [a-z]{{3,8}}){{11,23}})"
+        rf"|(?:(?i:pass(?:word)?){_IS}|\.SMTP\([^\n]{{1,80}},\s?[\"'])(?P<four>[a-z]{{4}}(?: [a-z]{{4}}){{3}})[\"']",
+    ),
+    (
+        "a key of a client",
+        "client( bot( api( ai(",
+        rf"(?:Client|Bot|API|Api|AI)\(\s{{0,3}}[\"'](?P<value>{_CASED}[A-Za-z0-9]{{32,}})[\"']",
+    ),
     (
         "a token by its name",
         "token secret",
         # Names of classes have few digits.
         rf"(?<![A-Za-z0-9_])(?i:token|secret)[\"']?(?:\s{{0,3}}[:=]\s{{0,3}}|\s+<<<\s+)[\"'`]?"
         rf"(?P<value>{_CASED}(?=(?:[A-Za-z_\-+/]*[0-9]){{3}})[\w+/=\-~]{{24,}})",
+    ),
+    (
+        "a token by its name",
+        "--token --secret --api",
+        r"--(?:token|secret|api-?key)[ =][\"']?(?P<value>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32,})",
     ),
     (
         "a hash of a password",
@@ -269,10 +302,11 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     (
         "a secret by its name",
         "secret token key",
-        rf"{_NAME}[A-Z][A-Z0-9]*_(?:[A-Z0-9]+_)*(?:SECRET|TOKEN|KEY){_IS}(?P<value>{_MIXED}[\w+/=.\-~]{{20,}})",
+        rf"{_NAME}[A-Z][A-Z0-9]*_(?:[A-Z0-9]+_)*(?:SECRET|TOKEN|KEY){_IS}(?:base64:)?(?P<value>{_MIXED}[\w+/=.\-~]{{20,}})",
     ),
 )
-_SHAPES = [(kind, marks.split(), re.compile(pattern)) for kind, marks, pattern in _TABLE]
+_SHAPES = [(kind, frozenset(marks.split()), re.compile(pattern)) for kind, marks, pattern in _TABLE]
+_ALL_MARKS = frozenset[str]().union(*(marks for _, marks, _ in _SHAPES))
 # What documents write in the place of a secret: words, and variables of shells, Windows, Python and templates.
 _PLACEHOLDER = re.compile(
     r"(?i:[x*]{6}|\.{3}|your|example|placeholder|change_?me|os\.environ|getenv|getpass|\benv:|redacted|dummy"
@@ -309,8 +343,9 @@ class Match(NamedTuple):
 def find_secrets(text: str) -> Iterator[Match]:
     """Finds secrets in a text."""
     small = text.lower()
+    present = {mark for mark in _ALL_MARKS if mark in small}
     for kind, marks, pattern in _SHAPES:
-        if any(mark in small for mark in marks):
+        if not present.isdisjoint(marks):
             for found in pattern.finditer(text):
                 value = found.groupdict().get("value") or found[0]
                 if not _PLACEHOLDER.search(value):

@@ -1,7 +1,7 @@
 """Everyday uses of secrets, in which no form tells one: commands, tables, settings, addresses, code, prose.
 
-Of 660 such texts in four places the search refused 377 when they were listed. Made-up words stand for «P», a
-password, «K», a token, «A» and «H», keys of AWS and of hexadecimal digits; "⏎" is the end of a line.
+Made-up words stand for «P», a password, «K», a token, «A», a key of AWS, «H» and «h», 40 and 32 hexadecimal digits;
+"⏎" is the end of a line.
 """
 
 import json
@@ -12,6 +12,7 @@ _WORDS = {
     "«K»": "a7Xq9Lm2Zt8R" + "b4Wc6Yd1Ke3Nf5",
     "«H»": "9f86d081884c" + "7d659a2feaa0c55ad015",
 }
+_WORDS["«h»"] = _WORDS["«H»"][:32]
 _WORDS["«A»"] = "wJalrXUtnFEMI9K7MDEN" + "GbPxRfiCYzq8LmT4vB2n"
 _USES = r'''
 redis-cli = redis-cli -h cache -a «P» ping
@@ -179,6 +180,59 @@ wandb api = wandb.login(key='«H»12345678')
 sudo = sudo_password: «P»
 otp = totp_secret: JBSWY3DPEHPK3PXPJBSWY3DP2
 pin = keystore.password=«P»
+aligned eq = user              = alice⏎api_key           = «K»
+aligned colon = user:        alice⏎password:    «P»
+aligned aws = aws_secret_access_key     = «A»
+setdefault = os.environ.setdefault('WANDB_API_KEY', '«K»')
+environ get = os.environ.get("API_KEY", "«K»")
+getenv = os.getenv('DB_PASSWORD', '«P»')
+pair = ('api_key', '«K»')
+list yaml = env:⏎- name: API_KEY⏎  value: «K»
+list json = {"name": "WANDB_API_KEY", "value": "«K»"}
+list json lines = {⏎  "name": "API_KEY",⏎  "value": "«K»"⏎}
+header json = {"key": "Authorization", "value": "Bearer «K»"}
+xml add = <add key="Password" value="«P»"/>
+xml key = <apiKey>«K»</apiKey>
+yaml block = api_key: |⏎    «K»
+yaml folded = password: >-⏎    «P»
+yaml tag = api_key: !!str «K»
+md code = API key: `«K»`
+md codes = `password`: `«P»`
+md bold = **Password:** «P»
+md row = | name | value |⏎|---|---|⏎| password | «P» |
+md key row = | API_KEY | «K» |
+md narrow = |user|password|⏎|---|---|⏎|password|«P»|
+md narrow key = |API_KEY|«K»|
+short = DB_PASS=«P»
+shorter = smtp_pass: «P»
+mysql short = mysql -h db -u root -p«P» < dump.sql
+ado semicolon = Server=db;User Id=sa;Password=S3cr;etPass9;
+comma = password: Tr0u,b4dor&3
+walrus = password := '«P»'
+typed = api_key: str = '«K»'
+dollar = password: $ecr3tPass99
+dollar url = https://alice:$ecr3tPass9@nas.acme.com/x
+encoded dollar url = https://alice:%24ecr3tPass9@nas.acme.com/x
+brace url = https://alice:{ecr3tPass9@nas.acme.com/x
+per cent url = https://alice:%ecr3t-Pass9@nas.acme.com/x
+s3fs = storage_options = {"key": "x", "secret": "«A»"}
+twilio = Client("AC«h»", "«h»")
+cohere = co = cohere.Client("«K»«K»")
+gmail = yagmail.SMTP("a@gmail.com", "qwtz hbnv kxre dplm")
+gmail env = GMAIL_PASSWORD="qwtz hbnv kxre dplm"
+mnemonic = mnemonic: coral ladder fossil wagon trumpet ozone lemon velvet grid pause shuffle ankle
+seed phrase = SEED_PHRASE="coral ladder fossil wagon trumpet ozone lemon velvet grid pause shuffle ankle"
+laravel = APP_KEY=base64:«A»=
+cookies = cookies={"sessionid": "«K»«K»"}
+identified = CREATE USER 'a'@'%' IDENTIFIED BY '«P»'
+identified with = ALTER USER a IDENTIFIED WITH caching_sha2_password BY "«P»"
+minio alias = mc alias set lab https://h:9000 «K» «P»
+minio old = mc config host add lab https://h:9000 «K» «P»
+httpie = http -a alice:«P» https://nas/x
+httpie long = https --auth=alice:«P» nas/x
+openvpn = -----BEGIN OpenVPN Static key V1-----⏎«h»
+cli uuid = modelscope login --token 1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed
+cli hex = label login --api-key=«H»
 '''
 # Where the search finds none: nothing near the secret says what it is.
 NOT_FOUND = ("kube stringData", "yaml anchor", "prose colon")

@@ -17,7 +17,7 @@ from PIL import Image
 from transformers import CONFIG_MAPPING
 
 from . import secret_uses
-from .secret_corpus import DISGUISES, PLACES, WORD, letters, shapes
+from .secret_corpus import DISGUISES, PLACES, shapes
 from .secret_scores import PAGE, find, find_all, write_page
 from .secret_uses import uses
 
@@ -40,63 +40,10 @@ def test_at_least_95_of_100_secrets_are_refused_in_every_place(tmp_path):
     assert PAGE.read_text(encoding="utf-8") == write_page(answers), "python -m tests.hub.secret_scores writes it anew"
 
 
-# Everyday ways to write a secret beside its name; K and P are a long key and a password.
-LAYOUTS = {
-    "aligned =": "user              = alice\napi_key           = K",
-    "aligned :": "user:        alice\npassword:    P",
-    "aligned, of AWS": "aws_secret_access_key     = " + "wJalrXUtnFEMI9K7MDEN" * 2,
-    "setdefault": "os.environ.setdefault('WANDB_API_KEY', 'K')",
-    "get": 'os.environ.get("API_KEY", "K")',
-    "getenv of a password": "os.getenv('DB_PASSWORD', 'P')",
-    "a pair": "('api_key', 'K')",
-    "a list of YAML": "env:\n- name: API_KEY\n  value: K",
-    "a list of JSON": '{"name": "WANDB_API_KEY", "value": "K"}',
-    "a list of JSON in lines": '{\n  "name": "API_KEY",\n  "value": "K"\n}',
-    "a header in JSON": '{"key": "Authorization", "value": "Bearer K"}',
-    "attributes of XML": '<add key="Password" value="P"/>',
-    "a block of YAML": "api_key: |\n    K",
-    "a folded block": "password: >-\n    P",
-    "a tag of YAML": "api_key: !!str K",
-    "an anchor": "api_key: &mine K",
-    "code of Markdown": "API key: `K`",
-    "two codes": "`password`: `P`",
-    "bold": "**Password:** P",
-    "a table": "| name | value |\n|---|---|\n| password | P |",
-    "a table of keys": "| API_KEY | K |",
-    "a table without blanks": "|user|password|\n|---|---|\n|password|P|",
-    "a table of keys without blanks": "|API_KEY|K|",
-    "a short name": "DB_PASS=P",
-    "a shorter name": "smtp_pass: P",
-    "an option": "mysql -h db -u root -pS3cretPass99 < dump.sql",
-    "an option with a blank": "sshpass -p P ssh alice@nas",
-    "an option of a login": "docker login -u alice -p 'P' ghcr.io",
-    "an element": "<password>P</password>",
-    "an element of a key": "<apiKey>K</apiKey>",
-    "a semicolon": "Server=db;User Id=sa;Password=S3cr;etPass9;",
-    "a comma": "password: Tr0u,b4dor&3",
-    "an arrow": "password => 'P'",
-    "a walrus": "password := 'P'",
-    "with a type": "api_key: str = 'K'",
-    "a dollar": "password: $ecr3tPass99",
-    "a dollar in an address": "https://alice:$ecr3tPass9@nas.acme.com/x",
-    "an encoded dollar": "https://alice:%24ecr3tPass9@nas.acme.com/x",
-    "a brace in an address": "https://alice:{ecr3tPass9@nas.acme.com/x",
-    "a per cent in an address": "https://alice:%ecr3t-Pass9@nas.acme.com/x",
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_secret_that_only_its_name_tells_is_refused_in_everyday_layouts(layout, tmp_path):
-    text = re.sub(r"\bK\b", letters(WORD, 24), LAYOUTS[layout])
-    text = re.sub(r"\bP\b", "S3cretPass99", text)
-    for name, content in {"README.md": f"# Mine\n\n{text}\n", "config.json": json.dumps({"note": text})}.items():
-        assert find(tmp_path, name, content.encode()) is not None, name
-
-
 @pytest.mark.parametrize("place", secret_uses.PLACES)
 def test_everyday_uses_are_refused_in_every_place(place, tmp_path):
     missed = [kind for kind, text in uses().items() if find(tmp_path, *secret_uses.PLACES[place](text)) is None]
-    assert len(uses()) >= 160 and tuple(missed) == secret_uses.NOT_FOUND
+    assert len(uses()) >= 200 and tuple(missed) == secret_uses.NOT_FOUND
 
 
 # What stands where a secret would, and uses of the same letters for something else.
@@ -127,6 +74,9 @@ variable "db_password" {⏎  type = string⏎  sensitive = true⏎}⏎output "y"
 Cookie: session=abc⏎dataset_key  image_key  split⏎0  image1  train2024⏎  key     name    size⏎0 a1b2 x y
 secret,count⏎user_secret_1,2⏎The-Secret2,1⏎password,count⏎password,10⏎letmein,3
 ## Passwords⏎- must have 8char⏎password:⏎  - required⏎  - min8⏎requirepass: foobared⏎masterauth <master-password>
+Client("meta-llama/Llama-3.1-8B-Instruct-v20240723") Client("Wav2Vec2FeatureExtractor") bot("hello") password: "one two"
+identified by the id 'x9'; mc alias list; http localhost:8000/x1 -a; --token abc123 --api-key token-abc123 --token=$T
+mnemonic: the twelve words of a wallet. cookies = {"theme": "dark"} APP_KEY=base64:... {"key": "k", "secret": "none"}
 """
 
 
