@@ -404,13 +404,20 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             raise ValueError("mask_image has no white part (255 in uint8, True, or 1.0), so nothing is made anew.")
         return self._for_each(mask, "mask_image", (count, 1, height // factor, width // factor), images)
 
-    @staticmethod
-    def _for_each(latents: Tensor, name: str, shape: tuple[int, ...], images: int) -> Tensor:
+    @classmethod
+    def _for_each(cls, latents: Tensor, name: str, shape: tuple[int, ...], images: int) -> Tensor:
         """Latents of one picture, of each group or of each picture, for all of them."""
-        if latents.shape[1:] != shape[1:] or len(latents) not in (1, shape[0] // images, shape[0]):
-            wanted = f"{shape[1:]} are needed, for one of the {shape[0]} pictures, each class or text, or each of them"
-            raise ValueError(f"{name} gives latents of shape {tuple(latents.shape)}; of shape {wanted}.")
-        return latents.repeat_interleave(shape[0] // len(latents), dim=0)
+        if latents.shape[1:] != shape[1:]:
+            raise ValueError(f"{name} gives latents of shape {tuple(latents.shape[1:])}; {shape[1:]} is needed.")
+        return latents[cls._places(name, len(latents), shape[0], images)]
+
+    @staticmethod
+    def _places(name: str, given: int, count: int, images: int = 1) -> list[int]:
+        """For each of `count` pictures the number of its value; `images` pictures follow each other as a group."""
+        if given not in (1, count // images, count):
+            wanted = "give one, one for each class or text, or one for each picture"
+            raise ValueError(f"{name} has {given} values for {count} pictures; {wanted}.")
+        return [picture * given // count for picture in range(count)]
 
     def prepare_latents(self, count: int, height: int, width: int, generator: Any, latents: Tensor | None) -> Tensor:
         """Standard normal noise [count, channels, ., .], float32."""
@@ -582,10 +589,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         if (null := self.transformer.config.num_classes) is not None:
             given, negative = self._check_labels(call.class_labels, "class_labels"), call.negative_class_labels
             negative = self._check_labels(null if negative is None else negative, "negative_class_labels")
-            if len(negative) not in (1, len(given)):
-                found = f"{len(negative)} negative_class_labels for {len(given)} class_labels"
-                raise ValueError(f"{found}; give one, or as many.")
-            negative = negative * (len(given) // len(negative))
+            negative = [negative[place] for place in self._places("negative_class_labels", len(negative), len(given))]
             inputs = {"class_labels": torch.tensor([*negative, *given], device=self._execution_device)}
             labels = list(zip(negative, given, strict=True))
         else:
@@ -601,8 +605,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         context, _ = self.transformer(**inputs, attention_kwargs=self._attention_kwargs, return_conditioning=True)
         return context.repeat_interleave(images, dim=0), [pair for pair in labels for _ in range(images)]
 
-    def _read_control(self, name: str, value: Any, count: int, images: int) -> list[tuple[float, ...]]:
-        """The numbers of a control for each of `count` pictures, of which `images` follow each other as a group."""
+    def _read_control(self, name: str, value: Any, count: int, images: int) -> Tensor:
+        """The numbers of a control for each of `count` pictures, float64 [count, numbers]."""
         words, size, most = self._CONTROLS[name]
         try:
             rows = torch.tensor(self._plain(value))
@@ -615,9 +619,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         rows = rows.reshape(-1, 1) if size == 1 and rows.ndim < 2 else rows[None] if rows.ndim < 2 else rows
         if rows.shape[1:] != (size,) or not fits.all():
             raise ValueError(f"{name} has {value!r}; needed is {words}, or a list with one for each picture.")
-        if len(rows) not in (1, count // images, count):
-            raise ValueError(f"{name} has {len(rows)} values for {count} pictures; give one, or a list of as many.")
-        return [tuple(row) for row in rows.tolist() for _ in range(count // len(rows))]
+        return rows[self._places(name, len(rows), count, images)]
 
     def prepare_conditions(
         self, controls: dict[str, Any], size: tuple[int, int], labels: list[tuple[int, int]], images: int
@@ -630,29 +632,26 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             raise ValueError(f"The model has no control {unknown[0]}; it was trained with {known}.")
         given = {"original_size": size, "crop": (0, 0), "target_size": size, "flip": 0} | given
         values = {name: self._read_control(name, value, count, images) for name, value in given.items()}
-        ratios = values.get("aspect_ratio") or [(width / height,) for height, width in values["original_size"]]
-        values["aspect_ratio"] = [(math.log(ratio),) for (ratio,) in ratios]
-        full: list[Any] = [
-            tuple(values[name][index] for name in config.control_alpha) or None for index in range(count)
-        ]
+        if "aspect_ratio" not in values:
+            values["aspect_ratio"] = values["original_size"][:, 1:] / values["original_size"][:, :1]
+        values["aspect_ratio"] = values["aspect_ratio"].log()
+        # a column for each number, one for "not dropped"; where controls are dropped, all are 0
+        kept = torch.full((count, 1), bool(config.control_alpha)).double()
+        full = torch.cat([*(values[name] for name in config.control_alpha), kept], dim=1)
         # a class is no part of a state, except in the baseline that adds it to adaLN
-        negative, positive = zip(*(labels if config.conditioning == "adaln" else [(0, 0)] * count), strict=True)
-        dropped: list[Any] = [None] * count
-        branches = {"null": (dropped, negative), "uncontrolled": (dropped, positive), "full": (full, positive)}
-        states: dict[Any, int] = {}
-        rows = {
-            branch: [states.setdefault(state, len(states)) for state in zip(*pair, strict=True)]
-            for branch, pair in branches.items()
-        }
-        # where they are dropped any numbers will do
-        numbers = [given or full[0] for given, _ in states]
-        tensors = {
-            name: torch.tensor([given[place] for given in numbers], device=device)
-            for place, name in enumerate(config.control_alpha)
-        }
-        mask = torch.tensor([given is not None for given, _ in states], device=device)
-        classes = torch.tensor([label for _, label in states], device=device)
-        return self.Conditions(tensors, mask, rows, classes if config.conditioning == "adaln" else None)
+        negative, positive = torch.tensor(labels).double().mul(config.conditioning == "adaln").split(1, dim=1)
+        pairs = ((0 * full, negative), (0 * full, positive), (full, positive))
+        states, rows = torch.cat([torch.cat(pair, dim=1) for pair in pairs]).unique(dim=0, return_inverse=True)
+        states = states.to(device, torch.float32)
+        *numbers, mask, classes = states.split(
+            [*(values[name].shape[1] for name in config.control_alpha), 1, 1], dim=1
+        )
+        return self.Conditions(
+            controls=dict(zip(config.control_alpha, numbers, strict=True)),
+            mask=mask[:, 0] > 0,
+            rows=dict(zip(("null", "uncontrolled", "full"), rows.unflatten(0, (3, count)).tolist(), strict=True)),
+            class_labels=classes[:, 0].long() if config.conditioning == "adaln" else None,
+        )
 
     def modulations(self, timesteps: Tensor, conditions: Conditions) -> Iterator[Tensor]:
         """For each timestep the adaLN numbers of all conditions, [S, numbers]."""
@@ -970,19 +969,12 @@ class DisentangledDiTImg2ImgPipeline(DisentangledDiTPipeline):
         **options: Any,
     ) -> ImagePipelineOutput | tuple[Any]:
         """
-        Makes pictures from pictures.
+        Makes pictures from pictures. Other options, results and errors are those of [`DisentangledDiTPipeline`].
 
         Args:
-            class_labels, prompt, **options: As in a call of [`DisentangledDiTPipeline`].
             image (picture, `np.ndarray`, `torch.Tensor` or a list): The pictures, resized to `height` and `width`; a
                 tensor may hold latents. Arrays and tensors have floats from 0 to 1, or `uint8`.
             strength (`float`, defaults to 0.8): How far from `image` to start, in (0, 1]; 1 is noise alone.
-
-        Returns:
-            [`~diffusers.ImagePipelineOutput`], or a tuple with its `images`.
-
-        Raises:
-            ValueError: As in a call of [`DisentangledDiTPipeline`], or a picture is missing or does not fit.
 
         Example:
             >>> from PIL import Image
@@ -1014,18 +1006,11 @@ class DisentangledDiTInpaintPipeline(DisentangledDiTPipeline):
         **options: Any,
     ) -> ImagePipelineOutput | tuple[Any]:
         """
-        Makes a part of pictures anew.
+        Makes a part of pictures anew. Other options, results and errors are those of [`DisentangledDiTPipeline`].
 
         Args:
-            class_labels, prompt, **options: As in a call of [`DisentangledDiTPipeline`].
             image, strength: As in a call of [`DisentangledDiTImg2ImgPipeline`].
             mask_image (picture, `np.ndarray`, `torch.Tensor` or a list): White where `image` changes, black where not.
-
-        Returns:
-            [`~diffusers.ImagePipelineOutput`], or a tuple with its `images`.
-
-        Raises:
-            ValueError: As in a call of [`DisentangledDiTPipeline`], or a picture or mask is missing or does not fit.
 
         Example:
             >>> from PIL import Image

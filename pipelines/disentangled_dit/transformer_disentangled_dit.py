@@ -12,6 +12,7 @@ Shapes: batch B, image tokens N, context tokens L, width D, heads H; latents [B,
 import contextlib
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from diffusers.models.cache_utils import CacheMixin
 from diffusers.models.embeddings import TimestepEmbedding, Timesteps
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from diffusers.models.modeling_utils import ModelMixin
-from diffusers.utils import apply_lora_scale
 from torch import Tensor, nn
 
 # Of masked-latent training: numbers of the kept tokens, and SiLU(e), by which the others are filled in.
@@ -340,38 +340,32 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
 
     def _check_config(self) -> None:
         """Raise a ValueError for a configuration that means nothing."""
-        config = self.config
+        config, patch, last = self.config, self.config.patch_size, self.config.num_layers - 1
         width = config.num_attention_heads * config.attention_head_dim
-        sides = [*self._pair(config.sample_size), *config.pos_embed_base_size]
-        wrong = [name for name in config.control_alpha if name not in self.CONTROL_SIZES]
+        classes, tokens, decoding = config.num_classes, config.num_class_tokens, config.num_decoder_layers
+        alphas, dropouts = config.control_alpha, [config.condition_dropout, config.control_dropout]
+        sizes = [self._pair(config.sample_size), config.pos_embed_base_size]
+        misfit = any(len(size) != 2 or min(size) < 1 for size in sizes) or any(side % patch for side in sizes[0])
+        unknown = [name for name in alphas if name not in self.CONTROL_SIZES]
+        alike = (classes is None) == (config.joint_attention_dim is None)
         problems = {
-            "give one of num_classes (class model) and joint_attention_dim (text model), not both or neither": (
-                (config.num_classes is None) == (config.joint_attention_dim is None)
-            ),
+            "give one of num_classes (class model) and joint_attention_dim (text model), not both or neither": alike,
             **{
                 f"{name} is {first!r} or {other!r}, not {config[name]!r}": config[name] not in (first, other)
                 for name, (first, other) in self._CHOICES.items()
             },
-            "conditioning='adaln' is of classes: give num_classes": (
-                config.conditioning == "adaln" and config.num_classes is None
+            "conditioning='adaln' is of classes: give num_classes": config.conditioning == "adaln" and classes is None,
+            f"num_classes is at least 1, not {classes}": classes is not None and classes < 1,
+            f"num_class_tokens is at least 1, not {tokens}": tokens < 1,
+            f"control_alpha has unknown controls {unknown}; there are {list(self.CONTROL_SIZES)}": bool(unknown),
+            f"exponents of control_alpha are numbers from 0 to 1e6, not {alphas}": any(
+                not 0 <= alpha <= 1e6 for alpha in alphas.values()
             ),
-            f"num_classes and num_class_tokens are at least 1, not {config.num_classes}, {config.num_class_tokens}": (
-                config.num_class_tokens < 1 or (config.num_classes is not None and config.num_classes < 1)
-            ),
-            f"control_alpha has unknown controls {wrong}; there are {list(self.CONTROL_SIZES)}": bool(wrong),
-            f"exponents of control_alpha are numbers from 0 to 1e6, not {config.control_alpha}": not all(
-                0 <= alpha <= 1e6 for alpha in config.control_alpha.values()
-            ),
-            f"the dropouts are in [0, 1), not {config.condition_dropout}, {config.control_dropout}": not (
-                0 <= config.condition_dropout < 1 and 0 <= config.control_dropout < 1
-            ),
+            f"the dropouts are in [0, 1), not {dropouts}": any(not 0 <= rate < 1 for rate in dropouts),
             f"the width, num_attention_heads * attention_head_dim, is divisible by 4, unlike {width}": width % 4 != 0,
-            f"sample_size {config.sample_size} and pos_embed_base_size {config.pos_embed_base_size} are one positive "
-            f"number or two, and sample_size is divisible by patch_size {config.patch_size}": (
-                len(sides) != 4 or min(sides) < 1 or any(side % config.patch_size for side in sides[:2])
-            ),
-            f"num_decoder_layers is from 0 to num_layers - 1 = {config.num_layers - 1}, not "
-            f"{config.num_decoder_layers}": not 0 <= config.num_decoder_layers < config.num_layers,
+            f"sample_size and pos_embed_base_size {sizes} are one positive number or two, the first divisible by "
+            f"patch_size {patch}": misfit,
+            f"num_decoder_layers is from 0 to num_layers - 1 = {last}, not {decoding}": not 0 <= decoding <= last,
         }
         if found := [problem for problem, is_there in problems.items() if is_there]:
             raise ValueError(f"DisentangledDiTTransformer2DModel: {found[0]}.")
@@ -478,7 +472,35 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         vertical, horizontal = (torch.cat([angle.sin(), angle.cos()], dim=-1).float() for angle in angles)
         return torch.cat([vertical.repeat_interleave(columns, dim=0), horizontal.repeat(rows, 1)], dim=-1)
 
-    @apply_lora_scale("attention_kwargs")
+    def _scale_lora(self, scale: float, names: list[str] | None = None) -> list[tuple[dict[str, float], ...]]:
+        """Multiplies the weights of LoRA layers that are not fused; these weights, each beside a copy from before."""
+        # peft's `scale_layer` leaves out embeddings, and its `unscale_layer` makes 1 of whatever was scaled by 0
+        found = []
+        for layer in self.modules():
+            if scale != 1 and isinstance(weights := getattr(layer, "scaling", None), dict):
+                found.append((weights, dict(weights)))
+                for name in weights.keys() & set(names or layer.active_adapters) - set(layer.merged_adapters):
+                    weights[name] *= scale
+        return found
+
+    @contextlib.contextmanager
+    def _scaled_lora(self, attention_kwargs: dict[str, Any] | None) -> Iterator[None]:
+        """LoRA layers times `scale`, for a call."""
+        options = {"scale": 1.0, **(attention_kwargs or {})}
+        if len(options) > 1 or not math.isfinite(options["scale"]):
+            raise ValueError(f"`attention_kwargs` takes a finite `scale` only, got {attention_kwargs}.")
+        before = self._scale_lora(options["scale"])
+        try:
+            yield
+        finally:
+            for weights, earlier in before:
+                weights.update(earlier)
+
+    def fuse_lora(self, lora_scale: float = 1.0, **options: Any) -> None:
+        """Adds LoRA layers, times `lora_scale`, to the weights. The scale stays after `unfuse_lora`, as usual."""
+        self._scale_lora(lora_scale, options.get("adapter_names"))
+        super().fuse_lora(**options)
+
     def forward(
         self,
         hidden_states: Tensor | None = None,
@@ -535,33 +557,30 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
             >>> model(torch.randn(2, 4, 32, 32), timestep=500, class_labels=torch.tensor([3, 7])).sample.shape
             torch.Size([2, 4, 32, 32])
         """
-        if attention_kwargs:
-            raise ValueError(f"`attention_kwargs` takes `scale` only, got {list(attention_kwargs)}.")
-        if context is None:
-            context = self._embed_context(class_labels, encoder_hidden_states)
-        embedding = None
-        if modulation is None and timestep is not None:
-            if not isinstance(timestep, Tensor):
-                timestep = torch.tensor(timestep, device=self.device)
-            dtype = self.dtype if hidden_states is None else hidden_states.dtype
-            embedding = self._embed(timestep.reshape(-1), controls, control_mask, class_labels, dtype)
-            numbers = [layer(embedding) for layer in self.modulations]
-            if self.modulation_table is not None:
-                # the last block and the final layer take fewer
-                numbers = [numbers[0][:, :size] for size in self.modulation_sizes]
-            modulation = torch.cat(numbers, dim=-1) + self.modulation_offset
-            modulation = modulation if self.modulation_table is None else modulation + self.modulation_table
-        if return_conditioning:
-            return context, modulation
-        if hidden_states is None or modulation is None or context is None:
-            raise ValueError(
-                "`forward` needs `hidden_states`; `timestep` or `modulation`; and `class_labels`, "
-                "`encoder_hidden_states` or `context`."
-            )
-        inputs = (context, modulation, (keep_indices, embedding), block_controlnet_hidden_states or [])
-        self._check_inputs(hidden_states, *inputs)
-        sample = self._denoise(hidden_states, *inputs)
-        return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
+        with self._scaled_lora(attention_kwargs):
+            if context is None:
+                context = self._embed_context(class_labels, encoder_hidden_states)
+            embedding = None
+            if modulation is None and timestep is not None:
+                if not isinstance(timestep, Tensor):
+                    timestep = torch.tensor(timestep, device=self.device)
+                dtype = self.dtype if hidden_states is None else hidden_states.dtype
+                embedding = self._embed(timestep.reshape(-1), controls, control_mask, class_labels, dtype)
+                numbers = [layer(embedding) for layer in self.modulations]
+                if self.modulation_table is not None:
+                    # the last block and the final layer take fewer
+                    numbers = [numbers[0][:, :size] for size in self.modulation_sizes]
+                modulation = torch.cat(numbers, dim=-1) + self.modulation_offset
+                modulation = modulation if self.modulation_table is None else modulation + self.modulation_table
+            if return_conditioning:
+                return context, modulation
+            if hidden_states is None or modulation is None or context is None:
+                needed = "`timestep` or `modulation`; and `class_labels`, `encoder_hidden_states` or `context`"
+                raise ValueError(f"`forward` needs `hidden_states`; {needed}.")
+            inputs = (context, modulation, (keep_indices, embedding), block_controlnet_hidden_states or [])
+            self._check_inputs(hidden_states, *inputs)
+            sample = self._denoise(hidden_states, *inputs)
+            return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
 
     def _check_inputs(
         self, hidden_states: Tensor, context: Tensor, modulation: Tensor, masking: Masking, residuals: list[Tensor]
@@ -571,17 +590,13 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         patch, channels = self.config.patch_size, self.config.in_channels
         shape = tuple(hidden_states.shape)
         if len(shape) != 4 or shape[1] != channels or shape[2] % patch or shape[3] % patch or 0 in shape:
-            raise ValueError(
-                f"`hidden_states` must have shape (batch, {channels}, height, width) with height and width divisible "
-                f"by the patch size {patch}, got {shape}."
-            )
+            wanted = f"(batch, {channels}, height, width), height and width divisible by the patch size {patch}"
+            raise ValueError(f"`hidden_states` must have shape {wanted}, got {shape}.")
         inputs = {"modulation": (modulation, sum(self.modulation_sizes)), "context": (context, self.inner_dim)}
         for name, (value, width) in inputs.items():
             if value.shape[0] not in (1, shape[0]) or value.shape[-1] != width:
-                raise ValueError(
-                    f"{name}, or the inputs that it is made of, must have {shape[0]} rows, like `hidden_states`, or "
-                    f"one, and {width} numbers; it has shape {tuple(value.shape)}."
-                )
+                wanted = f"{shape[0]} rows, like `hidden_states`, or one, and {width} numbers"
+                raise ValueError(f"{name}, or what it is made of, must have {wanted}, got {tuple(value.shape)}.")
         tokens = shape[2] // patch * (shape[3] // patch)
         for residual in residuals:
             wanted, given = (shape[0], tokens, self.inner_dim), tuple(residual.shape)

@@ -68,23 +68,29 @@ KINDS = ["patch_embed", "timestep_embedder.linear_1", "control_embedders.crop.li
 
 
 @pytest.mark.parametrize("target", KINDS)
-def test_a_lora_of_any_layer_is_scaled_by_its_weight(target):
+def test_a_lora_of_any_layer_is_scaled_by_its_weight_and_by_scales_of_calls(target):
     base = predict(make_transformer())
     model = make_transformer()
     model.add_adapter(LoraConfig(r=2, lora_alpha=2, target_modules=[target], init_lora_weights=False))
-    adapted = predict(model)
+    inputs, adapted = make_inputs(model), predict(model)
     assert (adapted - base).abs().max() > 1e-3
-    model.set_adapters("default", 0.0)
-    torch.testing.assert_close(predict(model), base, atol=1e-5, rtol=0)
     model.set_adapters("default", 0.5)
     half = predict(model)
     assert (half - base).abs().max() > 1e-4 and (half - adapted).abs().max() > 1e-4
-    if target != "class_embedder":
-        model.set_adapters("default", 1.0)
-        torch.testing.assert_close(predict(model, attention_kwargs={"scale": 0.5}, **make_inputs(model)), half)
-        model.set_adapters("default", 0.5)
-    model.fuse_lora()
-    torch.testing.assert_close(predict(model), half, atol=1e-4, rtol=1e-4)
+    # A call's scale multiplies the weight, which is afterwards what it was.
+    for scale, expected in ((0.0, base), (2.0, adapted), (1.0, half)):
+        torch.testing.assert_close(predict(model, attention_kwargs={"scale": scale}, **inputs), expected)
+        assert torch.equal(predict(model), half)
+    for wrong in ({"scale": float("nan")}, {"scale": 1.0, "ip_adapter_masks": None}):
+        with pytest.raises(ValueError, match="scale"):
+            predict(model, attention_kwargs=wrong, **inputs)
+    model.fuse_lora(lora_scale=2.0)
+    with pytest.warns(UserWarning, match="already merged"):
+        model.fuse_lora(lora_scale=2.0)
+    torch.testing.assert_close(predict(model), adapted, atol=1e-4, rtol=1e-4)
+    model.unfuse_lora()
+    model.disable_lora()
+    torch.testing.assert_close(predict(model), base, atol=1e-4, rtol=1e-4)
 
 
 def test_lora_is_saved_and_loaded(tmp_path):

@@ -250,7 +250,7 @@ WRONG = {
     "a true label": ({"class_labels": True}, "class_labels is True"),
     "negatives": (
         {"class_labels": [0, 1, 2], "negative_class_labels": [1, 2]},
-        "2 negative_class_labels for 3 class_labels; give one, or as many",
+        "negative_class_labels has 2 values for 3 pictures; give one",
     ),
     "height": ({"class_labels": 0, "height": 7}, "height and width are .7, 10.; they must be multiples of 2 pixels"),
     "width": ({"class_labels": 0, "width": 0}, "width is 0"),
