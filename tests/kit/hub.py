@@ -129,6 +129,20 @@ def request_lfs_upload(url: str, repository_id: str, sha256: str, size: int) -> 
     return f"{split.path}?{split.query}"
 
 
+def commit_large(url: str, files: dict[str, bytes], revision: str = "main") -> str:
+    """Commits files of me/model as LFS objects; the commit."""
+    lines = [commit_body({})]
+    for path, content in files.items():
+        sha256 = hashlib.sha256(content).hexdigest()
+        place = request_lfs_upload(url, "me/model", sha256, len(content))
+        assert place is None or ask(url, "PUT", place, content).status == 200
+        pointer = {"path": path, "algo": "sha256", "oid": sha256, "size": len(content)}
+        lines.append(json.dumps({"key": "lfsFile", "value": pointer}).encode() + b"\n")
+    answer = ask(url, "POST", f"/api/models/me/model/commit/{revision}", b"".join(lines))
+    assert answer.status == 200, answer.body
+    return str(answer.json()["commitOid"])
+
+
 def raw(url: str, data: bytes) -> bytes:
     """
     Send bytes as they are and return all that the server says until it closes the connection.
