@@ -1,13 +1,13 @@
 """The examples run: YAML files are valid, fine-tunes are merged and used, the quickstart keeps its promise."""
 
-import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from hf_ext.training import TrainingArguments, build_task
 from hf_ext.training.arguments import build, read_yaml
 from tests.emr.emr_testing import tiny_bert
 from tests.kit import warm_python
-from tests.kit.studies import write_tweets
+from tests.kit.studies import module_loader, write_tweets
 
 ROOT = Path(__file__).resolve().parents[1]
 EMR = ROOT / "examples" / "emr"
@@ -28,6 +28,7 @@ OWN_TASKS = {DIT / "classifier.yaml", DIT / "judge.yaml", DIT / "distill.yaml"}
 OTHERS = {*(ROOT / "examples" / "accelerate").iterdir(), *EMR.glob("*.yaml"), *OWN_TASKS}
 EXPERIMENTS = sorted(set((ROOT / "examples").glob("*/*.yaml")) - OTHERS)
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1"}
+load = module_loader(EMR)
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: f"{path.parent.name}/{path.name}")
@@ -62,9 +63,9 @@ def picture_size(path: Path) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-def test_fine_tunes_are_trained_merged_and_used(tmp_path: Path) -> None:
+def test_fine_tunes_are_trained_merged_and_used(load: Callable[[str], Any], tmp_path: Path) -> None:
     base = tiny_bert(tmp_path / "base")
-    tweets = load_example("tweets")
+    tweets = load("tweets")
     write_tweets(tmp_path / "tweeteval" / "irony")
     tweets.write_task(tmp_path / "tweeteval", "irony", tmp_path / "data")
     labels = (tmp_path / "data" / "labels.json").read_text()
@@ -87,20 +88,10 @@ def test_fine_tunes_are_trained_merged_and_used(tmp_path: Path) -> None:
     assert len(re.findall("calm|loud", told)) == 2
 
 
-def test_merge_example_is_valid() -> None:
+def test_merge_example_is_valid(load: Callable[[str], Any]) -> None:
     config = MergeConfig.from_yaml(EMR / "merge.yaml")
-    assert set(config.tasks) == set(load_example("tweets").TASKS)
+    assert set(config.tasks) == set(load("tweets").TASKS)
     assert config.method == "emr"
-
-
-def load_example(name: str) -> ModuleType:
-    """A module of examples/emr that needs no other of them."""
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EMR / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.slow

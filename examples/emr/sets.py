@@ -39,20 +39,9 @@ BASE_DOMAINS = DOMAINS[:3]
 @dataclass(frozen=True)
 class Set:
     """
-    One set.
-
-    Args:
-        name (`str`): Its name.
-        task (`type`): The class of the tasks.
-        tasks (`tuple[str, ...]`): Their names.
-        metric (`str`): The score of an evaluation.
-        greater_is_better (`bool`): Its direction.
-        recipe (`Path`): The YAML file of its trainings; of the base, where one is trained.
-        fine_tuning (`dict[str, Any]`): What a fine-tune has in place of what the recipe says.
-        write (`Callable`): Writes the data of all tasks, from the shared folder into another.
-        ready_base (`Callable`, *optional*): Copies the base into a folder, where none is trained.
-        exclude (`tuple[str, ...]`): Tensors of the base that tasks keep to themselves: heads.
-        learning (`dict[str, Any]`, *optional*): Options of AdaMerging, for classifiers.
+    One set: the class, names and score of its tasks, and what trains, writes and merges them. The recipe is of the
+    base too, unless `ready_base` copies one into a folder; `fine_tuning` takes its place in a fine-tune. `exclude`
+    names the heads, which tasks keep to themselves. `learning` has the options of AdaMerging, for classifiers.
     """
 
     name: str
