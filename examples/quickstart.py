@@ -75,16 +75,16 @@ def photo_source(folder: Path) -> dict[str, object]:
     return {"data.train.path": folder / PHOTOS, "data.eval.path": folder / PHOTOS}
 
 
-def add_noise(photo: np.ndarray, seed: int) -> np.ndarray:
+def add_noise(photo: np.ndarray, seed: int, sigma: float = SIGMA) -> np.ndarray:
     """Float picture, white at 1, with Gaussian noise that is neither clipped nor rounded."""
     noise = np.random.default_rng(seed).standard_normal(photo.shape, dtype=np.float32)
-    return photo.astype(np.float32) / 255 + np.float32(SIGMA / 255) * noise
+    return photo.astype(np.float32) / 255 + np.float32(sigma / 255) * noise
 
 
-def middle(picture: np.ndarray) -> np.ndarray:
-    """The middle 256 × 256 pixels."""
-    top, left = ((side - 256) // 2 for side in picture.shape[:2])
-    return picture[top : top + 256, left : left + 256]
+def middle(picture: np.ndarray, side: int = 256) -> np.ndarray:
+    """A square of the middle."""
+    top, left = ((length - side) // 2 for length in picture.shape[:2])
+    return picture[top : top + side, left : left + side]
 
 
 def train(method: str, changes: dict[str, object]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import tempfile
@@ -58,6 +59,15 @@ def without_pictures() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hf_ext.training.loop.plot_curves", lambda run: None)
         patch.setattr("hf_ext.merging.report_picture.draw_report", _draw_nothing)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def hubs_that_stop_at_once() -> Iterator[None]:
+    """uvicorn pauses for a tenth of a second, twice before it ends: half a minute for hundreds of Hubs."""
+    hurried = SimpleNamespace(**{**vars(asyncio), "sleep": lambda seconds: asyncio.sleep(seconds / 10)})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("uvicorn.server.asyncio", hurried)
         yield
 
 

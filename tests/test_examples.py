@@ -1,13 +1,13 @@
-"""The examples run: YAML files are valid, scripts train, evaluate and restore, the quickstart keeps its promise."""
+"""The examples run: YAML files are valid, fine-tunes are merged and used, the quickstart keeps its promise."""
 
-import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from hf_ext.training import TrainingArguments, build_task
 from hf_ext.training.arguments import build, read_yaml
 from tests.emr.emr_testing import tiny_bert
 from tests.kit import warm_python
-from tests.kit.studies import write_photos, write_tweets
+from tests.kit.studies import module_loader, write_tweets
 
 ROOT = Path(__file__).resolve().parents[1]
 EMR = ROOT / "examples" / "emr"
@@ -28,6 +28,7 @@ OWN_TASKS = {DIT / "classifier.yaml", DIT / "judge.yaml", DIT / "distill.yaml"}
 OTHERS = {*(ROOT / "examples" / "accelerate").iterdir(), *EMR.glob("*.yaml"), *OWN_TASKS}
 EXPERIMENTS = sorted(set((ROOT / "examples").glob("*/*.yaml")) - OTHERS)
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1"}
+load = module_loader(EMR)
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: f"{path.parent.name}/{path.name}")
@@ -49,10 +50,9 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def run_example(*words: str | Path) -> str:
-    """Runs a script as a user would, in a process of its own, and returns what it printed."""
-    command = [sys.executable, "-c", SCRIPT, *map(str, words)]
-    result = warm_python.run(command, env=ENVIRONMENT, cwd=ROOT)
+def run_python(script: str, *words: str | Path) -> str:
+    """Runs a program as a user would, in a process of its own, and returns what it printed."""
+    result = warm_python.run([sys.executable, "-c", script, *map(str, words)], env=ENVIRONMENT, cwd=ROOT)
     assert result.returncode == 0, result.stderr[-3000:]
     return result.stdout
 
@@ -63,34 +63,16 @@ def picture_size(path: Path) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-def test_scripts_train_evaluate_and_restore(tmp_path: Path) -> None:
-    photos = tmp_path / "photos"
-    for part, indices in (("train", range(4)), ("test", range(4, 8))):
-        write_photos(photos / part, indices, (24, 20, 3))
-    script, folder = ROOT / "examples" / "semanir", tmp_path / "run"
-    config, data = script / "quickstart.yaml", ["--data.train.path", photos, "--data.eval.path", photos]
-    tiny = {"model": "{embed_dim: 8, depths: [1], num_heads: [1]}", "task.patch_size": 16, "max_steps": 2}
-    flags = [f"--{name}={value}" for name, value in {"init_from": "null", "eval_steps": 2, **tiny}.items()]
-    run_example(script / "train.py", config, "--output_dir", folder, *data, *flags)
-    scores = json.loads(run_example(script / "eval.py", folder / "snapshot", config, *data))["results"]
-    trained = json.loads((folder / "snapshot/eval.json").read_text())["results"]
-    values = [{row["metric"]: row["value"] for row in rows} for rows in (scores, trained)]
-    assert values[0] == pytest.approx(values[1])
-    run_example(script / "infer.py", folder / "snapshot", photos / "test/4.png", tmp_path / "restored.png")
-    assert picture_size(tmp_path / "restored.png") == (20, 24)
-
-
-@pytest.mark.slow
-def test_fine_tunes_are_trained_merged_and_used(tmp_path: Path) -> None:
+def test_fine_tunes_are_trained_merged_and_used(load: Callable[[str], Any], tmp_path: Path) -> None:
     base = tiny_bert(tmp_path / "base")
-    tweets = load_example("tweets")
+    tweets = load("tweets")
     write_tweets(tmp_path / "tweeteval" / "irony")
     tweets.write_task(tmp_path / "tweeteval", "irony", tmp_path / "data")
     labels = (tmp_path / "data" / "labels.json").read_text()
     data = ["--data.train.path", tmp_path / "data/train.jsonl", "--data.eval.path", tmp_path / "data/test.jsonl"]
     short = ["--max_steps", "3", "--warmup_steps", "0", "--per_device_train_batch_size", "4", "--task.max_length", "8"]
     words = ["--init_from", base, "--output_dir", tmp_path / "run", "--task.labels", labels, *data, *short]
-    run_example(EMR / "train.py", EMR / "finetune.yaml", *words)
+    run_python(SCRIPT, EMR / "train.py", EMR / "finetune.yaml", *words)
 
     snapshot = tmp_path / "run" / "snapshot"
     assert json.loads((snapshot / "config.json").read_text())["id2label"] == {"0": "calm", "1": "loud"}
@@ -98,30 +80,18 @@ def test_fine_tunes_are_trained_merged_and_used(tmp_path: Path) -> None:
     assert [row["metric"] for row in results] == ["f1", "accuracy"]
     other = tiny_bert(tmp_path / "other", 1, base=base, num_labels=3)
     # By the command, in a process of its own: in this one no pictures are drawn.
-    command = [sys.executable, "-c", "from hf_ext_cli.main import main; main()"]
-    words = ["merge", "--base", base, "--task", f"irony={snapshot}", "--task", f"other={other}"]
-    merged = tmp_path / "merged"
-    for more in ([*words, "--out", merged], ["classify", merged, "a b", "x y", "--task", "irony"]):
-        done = warm_python.run([*command, *map(str, more)], env=ENVIRONMENT, cwd=ROOT)
-        assert done.returncode == 0, done.stderr[-3000:]
+    command = "from hf_ext_cli.main import main; main()"
+    merged, tasks = tmp_path / "merged", ["--task", f"irony={snapshot}", "--task", f"other={other}"]
+    run_python(command, "merge", "--base", base, *tasks, "--out", merged)
+    told = run_python(command, "classify", merged, "a b", "x y", "--task", "irony")
     assert picture_size(merged / "report.png")[0] > 300
-    assert len(re.findall("calm|loud", done.stdout)) == 2
+    assert len(re.findall("calm|loud", told)) == 2
 
 
-def test_merge_example_is_valid() -> None:
+def test_merge_example_is_valid(load: Callable[[str], Any]) -> None:
     config = MergeConfig.from_yaml(EMR / "merge.yaml")
-    assert set(config.tasks) == set(load_example("tweets").TASKS)
+    assert set(config.tasks) == set(load("tweets").TASKS)
     assert config.method == "emr"
-
-
-def load_example(name: str) -> ModuleType:
-    """A module of examples/emr that needs no other of them."""
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EMR / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from hf_ext import EMRModel
 from hf_ext.emr.artifact import verify_artifact
+from hf_ext.files import write_json
 from hf_ext.hub import released
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext.training import TrainingArguments, train
@@ -25,16 +26,19 @@ load = module_loader(EXAMPLES / "released")
 SCRIPTS = [path for path in (EXAMPLES / "released").iterdir() if path.suffix in (".py", ".yaml")]
 MODEL = {"architecture": "columnar", "embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 8}
 
-RUN = {
-    "method": "semanir",
-    "output_dir": "runs/denoise-color",
-    "data": {"train": {"path": "data/photos/train"}},
-    "task": {"patch_size": 8},
-    "model": MODEL,
-    "max_steps": 1,
-    "per_device_train_batch_size": 1,
-    "report_to": "none",
-}
+
+def run_of(name: str, steps: int = 1) -> dict:
+    """The recipe of a short run."""
+    return {
+        "method": "semanir",
+        "output_dir": f"runs/{name}",
+        "data": {"train": {"path": "data/photos/train"}},
+        "task": {"patch_size": 8},
+        "model": MODEL,
+        "max_steps": steps,
+        "per_device_train_batch_size": 1,
+        "report_to": "none",
+    }
 
 
 def test_no_photograph_is_in_two_sets(load):
@@ -69,13 +73,17 @@ def test_halves_match_their_pictures(load, tmp_path):
     assert len([*(tmp_path / "lq").iterdir()]) == 12
 
 
-def test_a_run_beside_its_committed_step_begins_with_the_step(load, tmp_path):
+@pytest.mark.parametrize("run", ["deblur", "derain"])
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_committed_step_begins_a_run(load, run, begun, tmp_path):
+    """Also beside a run of the step's own name, which has no snapshot yet."""
     runs = load("runs")
-    (tmp_path / "runs" / "derain-first").mkdir(parents=True)
-    assert f"--init_from={runs.REACHED / 'derain-first'}" in runs.find_words(tmp_path, "derain")
-    assert runs.count_core_hours(tmp_path, "derain") > 0.5
-    (tmp_path / "runs" / "denoise-color").mkdir()
-    assert not any("init_from" in word for word in runs.find_words(tmp_path, "restore-tasks-jpeg"))
+    (tmp_path / "runs" / (f"{run}-first" if begun else "denoise-color")).mkdir(parents=True)
+    (step,) = (word for word in runs.find_words(tmp_path, run) if word.startswith("--init_from="))
+    assert step == f"--init_from={runs.REACHED / f'{run}-first'}"
+    assert (runs.REACHED / f"{run}-first" / "model.safetensors").is_file()
+    assert runs.count_core_hours(tmp_path, run) > 1
+    assert begun or not any("init_from" in word for word in runs.find_words(tmp_path, "restore-tasks-jpeg"))
 
 
 def test_every_recipe_has_a_run(load):
@@ -99,7 +107,7 @@ def work(tmp_path, monkeypatch) -> Path:
             pixels = np.random.default_rng(index).integers(256, size=(16, 20, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(folder / f"{index}.png")
     monkeypatch.chdir(tmp_path)
-    arguments = TrainingArguments(**RUN)
+    arguments = TrainingArguments(**run_of("denoise-color"))
     train(build_task(arguments), arguments)
     set_hours(tmp_path, "denoise-color", 1.5)
     return tmp_path
@@ -167,24 +175,12 @@ def test_a_run_starts_from_the_run_before_it_or_from_what_was_released(load, wor
     assert runs.count_core_hours(elsewhere, name) == told["core_hours"]
 
 
-RECIPE = """
-method: semanir
-output_dir: runs/{name}
-data: {{train: {{path: data/photos/train}}}}
-task: {{patch_size: 8}}
-model: {{architecture: columnar, embed_dim: 8, depths: [1], num_heads: [2], window_size: 4, top_k: 8}}
-max_steps: {steps}
-per_device_train_batch_size: 1
-report_to: none
-"""
-
-
 def test_training_goes_on_where_it_stopped(load, work, monkeypatch, capfd):
     """One run after the other; minutes that are over, a run that waits, one that fails, a signal."""
     train, runs = load("train"), load("runs")
     (recipes := work / "recipes").mkdir()
     for name, steps in (("first", 9), ("second", 2), ("third", 1)):
-        (recipes / f"{name}.yaml").write_text(RECIPE.format(name=name, steps=steps))
+        write_json(recipes / f"{name}.yaml", run_of(name, steps))
     monkeypatch.setattr(runs, "RECIPES", recipes)
     for module in (runs, train):
         monkeypatch.setattr(module, "RUNS", {"first": None, "second": None, "third": "first"})
@@ -266,8 +262,9 @@ def find_missed(gates, model, names):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_gates_tell_what_a_restorer_harms(load, channels):
+def test_gates_tell_what_a_restorer_harms(load, channels, monkeypatch):
     gates, names = load("gates"), ["flat", "text", "clipped"]
+    monkeypatch.setattr(gates, "LEVELS", (0, 128, 255))
     model = SemanIRForImageRestoration(SemanIRConfig(**MODEL, num_channels=channels))
     head = [module for module in model.modules() if isinstance(module, torch.nn.Conv2d)][-1]
     torch.nn.init.zeros_(head.weight)
@@ -340,11 +337,3 @@ def test_pairs_are_made_for_the_runs_that_read_them(load, tmp_path):
     content = {side: {file.read_bytes() for file in files if file.parent.name == side} for side in ("lq", "hq")}
     assert (len(content["lq"]), len(content["hq"])) == (data.REPEATS, 1)
     assert not (tmp_path / "data" / "deblur").exists()
-
-
-@pytest.mark.parametrize("run", ["deblur", "derain"])
-def test_a_committed_step_begins_a_run(load, run, tmp_path):
-    runs = load("runs")
-    (step,) = (word for word in runs.find_words(tmp_path, run) if word.startswith("--init_from="))
-    assert (Path(step.partition("=")[2]) / "model.safetensors").is_file()
-    assert runs.count_core_hours(tmp_path, run) > 1

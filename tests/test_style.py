@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -49,8 +50,11 @@ def line_limit(path: Path) -> int:
     return 600 if path.name.startswith("modeling_") else 500
 
 
-def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+@cache
+def definitions(path: Path) -> list[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    """The module of a file, and its classes and functions: read once for all rules."""
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    return [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, kinds)]
 
 
 def length_to_read(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -83,15 +87,14 @@ def offences_of_size(name: str, path: Path) -> Iterator[str]:
     text = path.read_text(encoding="utf-8")
     if len(text.splitlines()) > line_limit(path):
         yield f"{name} is longer than {line_limit(path)} lines: split it by role"
-    tree = ast.parse(text)
-    for function in functions(tree):
-        if length_to_read(function) > 60:
-            yield f"{name}: {function.name} is longer than 60 lines"
-        # A command of the command line takes its options as parameters, and so does the call of a diffusers pipeline.
-        limit = {"__init__": 20, "__call__": 30}.get(function.name, 25)
-        if len(options(function)) > limit:
-            yield f"{name}: {function.name} takes more than {limit} options"
-    for node in ast.walk(tree):
+    for node in definitions(path):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if length_to_read(node) > 60:
+                yield f"{name}: {node.name} is longer than 60 lines"
+            # A command of the command line takes its options as parameters, as does the call of a diffusers pipeline.
+            limit = {"__init__": 20, "__call__": 30}.get(node.name, 25)
+            if len(options(node)) > limit:
+                yield f"{name}: {node.name} takes more than {limit} options"
         if isinstance(node, ast.ClassDef) and is_configuration(node):
             fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
             # The keys of a run's file, which issue after issue asks for by name; everything else is a section. And of
@@ -112,9 +115,8 @@ _QUESTION = re.compile(r"(What|Whether|Who|Whom|Whose|Where|How|Which|When|Why)\
 def test_docstrings_begin_with_a_noun_or_a_verb():
     found = []
     for path in (path for path in CODE if path.relative_to(ROOT).parts[0] in ("hf_ext", "pipelines", "examples")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-            if documented and _QUESTION.match(ast.get_docstring(node) or ""):
+        for node in definitions(path):
+            if _QUESTION.match(ast.get_docstring(node) or ""):
                 found.append(f"{path.relative_to(ROOT)}: {getattr(node, 'name', 'module')}")
     assert not found, f"begin with a noun or a verb, name the thing: {found}"
 

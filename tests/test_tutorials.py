@@ -1,6 +1,5 @@
 """The tutorials run from top to bottom, in an empty folder, without a network."""
 
-import importlib.util
 import json
 import os
 import re
@@ -8,8 +7,10 @@ import re
 import pytest
 
 from tests.kit.document_stage import ROOT
+from tests.kit.studies import module_loader
 
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
+load = module_loader(ROOT / "docs")
 MACHINE_PATHS = re.compile("/(home|root|tmp|work)" + "/")
 
 
@@ -38,14 +39,12 @@ def test_a_tutorial_begins_with_its_result(tutorial):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda path: path.stem)
-def test_a_tutorial_runs(tutorial, tmp_path, monkeypatch):
+def test_a_tutorial_runs(load, tutorial, tmp_path, monkeypatch):
     pytest.importorskip("nbclient", reason="the extra docs is not installed")
     # Put back afterwards: the run sets them.
     for name in ("PATH", "HF_HOME"):
         monkeypatch.setenv(name, os.environ.get(name, ""))
-    spec = importlib.util.spec_from_file_location("run_tutorials", ROOT / "docs" / "run_tutorials.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load("run_tutorials")
     notebook = module.execute(tutorial, str(tmp_path))
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(cell.execution_count for cell in cells)

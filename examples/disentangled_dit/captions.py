@@ -34,17 +34,7 @@ def border_colour(pixels: np.ndarray) -> str:
 
 
 def caption(name: str, pixels: np.ndarray, form: int) -> str:
-    """
-    A caption of a picture.
-
-    Args:
-        name (`str`): Its class.
-        pixels (`numpy.ndarray` of shape `[height, width, 3]`, uint8): The picture.
-        form (`int`): 0 for the name alone, 1 with the lightness, 2 also with the colour around it.
-
-    Returns:
-        `str`: The caption.
-    """
+    """A caption of uint8 [height, width, 3]: of form 0 the class, of 1 also its lightness, of 2 its surroundings."""
     article = "an" if name[0] in "aeiou" else "a"
     if form == 0:
         return f"{article} {name}"

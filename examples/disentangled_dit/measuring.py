@@ -30,14 +30,8 @@ REFERENCE = 2000
 
 class Judge:
     """
-    The trained classifier with features of real images of one size.
-
-    Args:
-        folder (`Path`): The classifier.
-        data (`Path`): A set of `sets.prepare` whose test pictures have that size.
-        others (`int`): Test pictures that are kept apart from the reference.
-        side (`int`, *optional*): They are first made this small.
-        middle (`int`, *optional*): Of what they then are only the middle counts, a square of this side.
+    The trained classifier with features of real test pictures of a set, first made `side` pixels small, of which the
+    middle square counts; `others` of them are kept apart from the reference.
     """
 
     def __init__(self, folder: Path, data: Path, others: int, side: int | None = None, middle: int | None = None):

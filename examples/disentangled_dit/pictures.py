@@ -38,10 +38,14 @@ def slider_rows(side: int) -> dict[str, dict[str, Any]]:
     return {**rows, "flip": {"flip": True}}
 
 
-def draw_sliders(pipeline: DisentangledDiTPipeline, label: int | str, **options: Any) -> Image.Image:
+def draw_sliders(
+    pipeline: DisentangledDiTPipeline,
+    label: int | str,
+    choices: dict[str, dict[str, Any]] | None = None,
+    **options: Any,
+) -> Image.Image:
     """A row for each value of a control, of the same class and noise."""
-    choices = slider_rows(min(pipeline.image_size(None, None)))
-    options = {**SAMPLING, **options}
+    choices, options = choices or slider_rows(min(pipeline.image_size(None, None))), {**SAMPLING, **options}
     rows = [sample_rows(pipeline, [label], COLUMNS, 0, **options, **asked)[0] for asked in choices.values()]
     return draw_grid(rows, list(choices), SHOWN)
 

@@ -105,12 +105,8 @@ TESTED, JUDGED = "test[:250]", "test[:1000]"
 
 class Study:
     """
-    Runs and measurements, each in a file.
-
-    Args:
-        data (`Path`, *optional*): Folder of the data sets; without it a file that is missing is a `FileNotFoundError`.
-        work (`Path`): Data, runs and models.
-        results (`Path`): The folder `steps` with the files, and the judge.
+    Runs and measurements, each in a file of `results/steps`; data, runs and models are in `work`. Without the folder
+    of the data sets a missing file is a `FileNotFoundError`.
     """
 
     def __init__(self, data: Path | None, work: Path, results: Path = RESULTS):

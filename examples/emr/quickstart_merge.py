@@ -32,8 +32,7 @@ def degrade(photo: np.ndarray, task: str, seed: int) -> np.ndarray:
     """The input of a task's model, white at 1."""
     if task == "jpeg":
         return jpeg(photo, QUALITY).astype(np.float32) / 255
-    noise = np.random.default_rng(seed).standard_normal(photo.shape, dtype=np.float32)
-    return photo.astype(np.float32) / 255 + np.float32(NOISE[task] / 255) * noise
+    return quickstart.add_noise(photo, seed, NOISE[task])
 
 
 def fine_tune(folder: Path, task: str) -> Path:
@@ -56,18 +55,12 @@ def fine_tune(folder: Path, task: str) -> Path:
     return run / "snapshot"
 
 
-def middle(photo: np.ndarray) -> np.ndarray:
-    """The middle of a photograph."""
-    top, left = ((length - SIDE) // 2 for length in photo.shape[:2])
-    return photo[top : top + SIDE, left : left + SIDE]
-
-
 @torch.no_grad()
 def decibels(model: torch.nn.Module | None, task: str) -> float:
     """Mean PSNR over the unseen photographs; without a model, of the degraded ones."""
     scores = []
     for seed, photo in enumerate(quickstart.unseen_photos().values()):
-        clean = middle(photo)
+        clean = quickstart.middle(photo, SIDE)
         restored = degrade(clean, task, seed)
         if model is not None:
             pixels = torch.from_numpy(restored.transpose(2, 0, 1))[None]

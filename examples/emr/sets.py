@@ -18,12 +18,12 @@ from typing import Any
 import datasets
 import numpy as np
 from PIL import Image
-from sklearn.datasets import load_digits
 from tasks import ByteTask, PictureTask, TweetTask
 from tweets import TASKS, read_part, write_task
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from digits import digits
 from experiments import copy_minilm
 
 EXAMPLES = Path(__file__).resolve().parent
@@ -39,20 +39,9 @@ BASE_DOMAINS = DOMAINS[:3]
 @dataclass(frozen=True)
 class Set:
     """
-    One set.
-
-    Args:
-        name (`str`): Its name.
-        task (`type`): The class of the tasks.
-        tasks (`tuple[str, ...]`): Their names.
-        metric (`str`): The score of an evaluation.
-        greater_is_better (`bool`): Its direction.
-        recipe (`Path`): The YAML file of its trainings; of the base, where one is trained.
-        fine_tuning (`dict[str, Any]`): What a fine-tune has in place of what the recipe says.
-        write (`Callable`): Writes the data of all tasks, from the shared folder into another.
-        ready_base (`Callable`, *optional*): Copies the base into a folder, where none is trained.
-        exclude (`tuple[str, ...]`): Tensors of the base that tasks keep to themselves: heads.
-        learning (`dict[str, Any]`, *optional*): Options of AdaMerging, for classifiers.
+    One set: the class, names and score of its tasks, and what trains, writes and merges them. The recipe is of the
+    base too, unless `ready_base` copies one into a folder; `fine_tuning` takes its place in a fine-tune. `exclude`
+    names the heads, which tasks keep to themselves. `learning` has the options of AdaMerging, for classifiers.
     """
 
     name: str
@@ -86,10 +75,9 @@ def read_vehicles(shared: Path, part: str, count: int) -> tuple[list[Image.Image
 
 def read_digits(part: str) -> tuple[list[Image.Image], np.ndarray]:
     """The handwritten digits of scikit-learn; the last ones, by other writers, are for tests."""
-    data = load_digits()
     wanted = slice(-TEST_PICTURES, None) if part == "test" else slice(0, -TEST_PICTURES)
-    pixels = (data.images[wanted] * (255 / 16)).round().astype(np.uint8)
-    return [Image.fromarray(values).resize((SIDE, SIDE)) for values in pixels], data.target[wanted]
+    pictures, labels = (values[wanted] for values in digits())
+    return [Image.fromarray(values).resize((SIDE, SIDE)) for values in pictures], labels
 
 
 def read_spoken(shared: Path, part: str) -> tuple[list[Image.Image], np.ndarray]:
@@ -118,12 +106,12 @@ def write_pictures(shared: Path, out: Path) -> None:
     names = [str(digit) for digit in range(10)]
     random = np.random.default_rng(1)
     for part, count in (("train", TRAIN_PICTURES), ("test", TEST_PICTURES)):
-        digits, labels = read_digits(part)
-        turns = random.integers(4, size=len(digits))
-        turned = [picture.rotate(90 * int(turn)) for picture, turn in zip(digits, turns, strict=True)]
-        negative = [Image.eval(picture, lambda value: 255 - value) for picture in digits]
-        noisy = [add_noise(picture, random) for picture in digits]
-        for task, pictures in (("base", digits), ("negative", negative), ("noisy", noisy)):
+        plain, labels = read_digits(part)
+        turns = random.integers(4, size=len(plain))
+        turned = [picture.rotate(90 * int(turn)) for picture, turn in zip(plain, turns, strict=True)]
+        negative = [Image.eval(picture, lambda value: 255 - value) for picture in plain]
+        noisy = [add_noise(picture, random) for picture in plain]
+        for task, pictures in (("base", plain), ("negative", negative), ("noisy", noisy)):
             save_pictures(out / task, part, pictures, labels, names)
         save_pictures(out / "parity", part, digits, labels % 2, ["even", "odd"])
         save_pictures(out / "turned", part, turned, turns, ["0°", "90°", "180°", "270°"])

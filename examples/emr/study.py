@@ -43,12 +43,8 @@ STATISTICS_EXAMPLES = 64
 
 class Study:
     """
-    One seed of one set: its trainings, merges and scores.
-
-    Args:
-        kit ([`Set`]): The set.
-        seed (`int`): Decides initial weights and the order of the examples, of the base too where it is trained here.
-        work (`Path`): The folder of the set; `data/` in it is shared by the seeds.
+    One seed of one set: its trainings, merges and scores. The seed decides initial weights and the order of the
+    examples, of the base too where it is trained here; `data/` in the folder of the set is shared by the seeds.
     """
 
     def __init__(self, kit: Set, seed: int, work: Path):

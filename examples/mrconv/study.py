@@ -60,14 +60,7 @@ RECORDINGS = {part: part for part in ("train", "validation", "test")}
 
 
 class Comparison(NamedTuple):
-    """
-    Models of equal size on one data set.
-
-    Args:
-        recipe (`str`): YAML file: the task, the batch, and the first model's sizes.
-        splits (`dict[str, str]`): `train`, `validation` for choosing the rates, and `test`.
-        models (`dict[str, Model]`): The first one is ours.
-    """
+    """Models on one data set by one recipe, the first one ours; `validation` of the splits chooses the rates."""
 
     recipe: str
     splits: dict[str, str]
@@ -75,14 +68,7 @@ class Comparison(NamedTuple):
 
 
 class Model(NamedTuple):
-    """
-    A model of a comparison.
-
-    Args:
-        rates (`tuple[float, ...]`): Learning rates to choose from.
-        peer (`str`, *optional*): Its name in `peers.py`; ours otherwise.
-        values (`dict[str, Any]`): What differs from the recipe.
-    """
+    """A model of a comparison: rates to choose from, its name in `peers.py`, and its difference from the recipe."""
 
     rates: tuple[float, ...]
     peer: str | None
@@ -158,17 +144,7 @@ MINUTES = {"digits": (3, 8), "scifar": (3, 8), "images": (3,)}
 
 
 class Run(NamedTuple):
-    """
-    A training of the study.
-
-    Args:
-        name (`str`): Of its folder.
-        comparison (`str`): Its data.
-        model (`Model`): The network.
-        rate (`float`): Its learning rate.
-        seed (`int`): Of weights and order.
-        steps (`int`): After which it ends by itself.
-    """
+    """A training of the study."""
 
     name: str
     comparison: str
@@ -193,13 +169,7 @@ def ablations(rate: float) -> Iterator[tuple[str, Run]]:
 
 
 class Study(NamedTuple):
-    """
-    Trainings and their scores.
-
-    Args:
-        work (`Path`): Holds runs and results.
-        data (`dict[str, str]`): The folder of each comparison.
-    """
+    """Trainings and their scores: where they are kept, and the folder of each comparison's data."""
 
     work: Path
     data: dict[str, str]

@@ -24,9 +24,7 @@ sys.path.append(str(DIT))
 
 from generating import generate_images
 from measuring import CLASSES, Judge, load
-from pictures import COLUMNS, SHOWN, draw_classes
-
-from hf_ext.tasks.diffusion_grids import draw_grid, sample_rows
+from pictures import draw_classes, draw_sliders
 
 
 def judge_pictures(folder: Path, data: Path, per_class: int = PER_CLASS) -> tuple[list[dict[str, Any]], str]:
@@ -75,10 +73,8 @@ CONTROLS: dict[str, dict[str, Any]] = {
 
 
 def draw_controls(folder: Path, label: str = "automobile") -> Image.Image:
-    """A row for each value of a control; the pictures of a column begin with the same noise."""
-    pipeline = load(folder)
-    rows = [sample_rows(pipeline, [label], COLUMNS, 0, **SAMPLING, **asked)[0] for asked in CONTROLS.values()]
-    return draw_grid(rows, [*CONTROLS], SHOWN)
+    """A row for each value of a control."""
+    return draw_sliders(load(folder), label, CONTROLS, **SAMPLING)
 
 
 def draw_again(folder: Path) -> list[float]:

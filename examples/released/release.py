@@ -55,14 +55,8 @@ WORK = Path.home() / ".cache" / "hf_ext_released"
 
 def halve(snapshot: Path, folder: Path) -> int:
     """
-    Copies a snapshot with its weights in half precision; the configuration says float32, which is what loads.
-
-    Args:
-        snapshot (`Path`): What the run wrote.
-        folder (`Path`): Where the released model is made; it exists.
-
-    Returns:
-        `int`: Numbers in the model.
+    Copies a snapshot into a folder that exists, its weights in half precision; the number of its weights. The
+    configuration says float32, which is what loads.
     """
     count = 0
     for file in sorted(snapshot.rglob("*")):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from make_pairs import convolve, make_pairs
-from measuring import EXAMPLES
+from measuring import EXAMPLES, draw_middles
 
 from hf_ext.data.opening import open_source
 from hf_ext.files import read_json, whole_folder
@@ -27,7 +27,7 @@ from hf_ext.training.arguments import DataSource
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments import keep, prepare_process, read_arguments, save_figure, table, train_run, write_blocks
+from experiments import keep, prepare_process, read_arguments, table, train_run, write_blocks
 
 RESULTS = EXAMPLES / "results"
 
@@ -47,15 +47,7 @@ SHORT = {
 
 
 class Damage(NamedTuple):
-    """
-    A recipe and how it is shortened.
-
-    Args:
-        recipe (`str`): Its YAML file.
-        train, test (`str`): Folders in WORK/data.
-        values (`dict[str, Any]`): What differs from the recipe beside `SHORT`.
-        shown (`str`): How the damaged picture is shown and scored beside the restored one.
-    """
+    """A recipe, its folders in WORK/data, its shortening beside `SHORT`, and how the damaged picture is shown."""
 
     recipe: str
     train: str
@@ -187,19 +179,12 @@ def compute(source: Path, work: Path, results: Path = RESULTS) -> None:
 
 def draw_pictures(runs: dict[str, Path], data: Path, path: Path) -> None:
     """The middle of the first test picture of each task: damaged, restored, clean."""
-    from matplotlib import pyplot
-
-    if not runs:
-        return
-    figure, axes = pyplot.subplots(len(runs), 3, figsize=(10, 3.4 * len(runs)), squeeze=False)
-    for line, (name, run) in zip(axes, runs.items(), strict=True):
+    rows = []
+    for name, run in runs.items():
         _, pictures = restore_pictures(run, find_values(name, data), find_recipe(name))
-        top, left = ((side - 200) // 2 for side in pictures[0][2].shape[:2])
-        for axis, title, picture in zip(line, (DAMAGES[name].shown, name, "clean"), pictures[0], strict=True):
-            axis.imshow(np.clip(picture[top : top + 200, left : left + 200], 0, 1))
-            axis.set_title(title, fontsize=10)
-            axis.axis("off")
-    save_figure(figure, path, dpi=80)
+        rows.append(dict(zip((DAMAGES[name].shown, name, "clean"), pictures[0], strict=True)))
+    if rows:
+        draw_middles(rows, path)
 
 
 def make_table(results: Path = RESULTS) -> str:

@@ -1,10 +1,10 @@
 """Measurements of the studies: scores on other data, scores and times against k, total variation."""
 
+import statistics
 import sys
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,10 @@ from hf_ext.training import TrainingArguments, build_task, evaluate
 from hf_ext.training.arguments import DataSource
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 from experiments import read_arguments, save_figure
+from timing import time_of
 
 EXAMPLES = Path(__file__).resolve().parent
 RECIPE = EXAMPLES / "study.yaml"
@@ -57,20 +59,11 @@ def sweep(snapshot: Path, values: dict[str, Any], keys: list[int], repeats: int 
     rows = []
     for top_k in keys:
         task.top_k = top_k
-        seconds = median_seconds(partial(task.restore, model, degraded, top_k), repeats)
-        rows.append({"top_k": top_k, "psnr": evaluate(task, model, data)["psnr"], "seconds": seconds})
+        # The first call warms up.
+        _, *times = (time_of(partial(task.restore, model, degraded, top_k), perf_counter) for _ in range(repeats + 1))
+        psnr_of_all = evaluate(task, model, data)["psnr"]
+        rows.append({"top_k": top_k, "psnr": psnr_of_all, "seconds": statistics.median(times)})
     return rows
-
-
-def median_seconds(function: Callable[[], Any], repeats: int) -> float:
-    """The median time of a call, after one that warms up."""
-    function()
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - started)
-    return sorted(times)[repeats // 2]
 
 
 def smooth(noisy: np.ndarray, weight: float) -> np.ndarray:
@@ -114,24 +107,33 @@ def input_psnr(settings: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 
 def draw_pictures(snapshot: Path, values: dict[str, Any], weight: float, indices: list[int], path: Path) -> None:
-    """Rows of noisy, total variation, SemanIR and clean test pictures, their middles, with the PSNR of the whole."""
-    from matplotlib import pyplot
-
+    """Rows of noisy, total variation, SemanIR and clean test pictures, with the PSNR of the whole."""
     task, model = load(snapshot, values)
     data = open_source(run_arguments(values).data_arguments.eval_sources[""])
-    chosen = [index for index in indices if index < len(data)]
-    figure, axes = pyplot.subplots(len(chosen), 4, figsize=(13, 3.5 * len(chosen)), squeeze=False)
-    for line, index in zip(axes, chosen, strict=True):
+    rows = []
+    for index in (index for index in indices if index < len(data)):
         noisy, clean = task.degraded_example(data[index], index)
         pictures = {
             "noisy": noisy,
             "total variation": smooth(noisy, weight),
             "SemanIR": task.restore(model, noisy),
-            "clean": clean,
         }
-        top, left = ((side - 200) // 2 for side in clean.shape[:2])
-        for axis, (name, picture) in zip(line, pictures.items(), strict=True):
-            axis.imshow(np.clip(picture[top : top + 200, left : left + 200, 0], 0, 1), cmap="gray", vmin=0, vmax=1)
-            axis.set_title(name if name == "clean" else f"{name}, {gray_psnr(picture, clean):.2f} dB", fontsize=10)
+        titled = {f"{name}, {gray_psnr(picture, clean):.2f} dB": picture for name, picture in pictures.items()}
+        rows.append({**titled, "clean": clean})
+    draw_middles(rows, path)
+
+
+def draw_middles(rows: list[dict[str, np.ndarray]], path: Path) -> None:
+    """Rows of pictures [height, width, channels] with their titles: the middle 200 pixels of each."""
+    from matplotlib import pyplot
+
+    columns = len(rows[0])
+    figure, axes = pyplot.subplots(len(rows), columns, figsize=(3.3 * columns, 3.4 * len(rows)), squeeze=False)
+    for line, pictures in zip(axes, rows, strict=True):
+        for axis, (title, picture) in zip(line, pictures.items(), strict=True):
+            top, left = ((side - 200) // 2 for side in picture.shape[:2])
+            # The map of colours is for pictures of one channel.
+            axis.imshow(np.clip(picture[top : top + 200, left : left + 200], 0, 1), cmap="gray", vmin=0, vmax=1)
+            axis.set_title(title, fontsize=10)
             axis.axis("off")
     save_figure(figure, path, dpi=80)

@@ -71,13 +71,7 @@ SHOWN = [1, 6, 8]
 
 
 class Study:
-    """
-    Runs and measurements, each in a file of WORK/results.
-
-    Args:
-        data (`Path`): Folder of the data sets.
-        work (`Path`): Everything but the final tables is written here.
-    """
+    """Runs and measurements of the data sets in a folder, each in a file of WORK/results."""
 
     def __init__(self, data: Path, work: Path):
         self.data, self.work = data, work

@@ -9,7 +9,6 @@ every k. Each run leaves a file in examples/semanir/results/steps and is skipped
 
 import itertools
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 from measuring import EXAMPLES, RECIPE, input_psnr, load, run_arguments
+from study import CANDIDATES
+from timing import in_turns, time_of
 
 from hf_ext.data.opening import open_source
 from hf_ext.files import read_json
@@ -38,15 +39,10 @@ TASKS: dict[str, dict[str, Any]] = {
     "half the size and back": {"task.degradation": {"kind": "resize", "factor": 0.5}},
 }
 NETWORK = {
-    "model.architecture": "columnar",
-    "model.embed_dim": 32,
-    "model.depths": [2, 2],
-    "model.num_heads": [2, 2],
-    "model.refinement_depth": 0,
+    **CANDIDATES["columnar, width 32, 2 x 2 layers"],
     # Patches are whole windows of every size.
     "task.patch_size": 64,
     "per_device_train_batch_size": 2,
-    "learning_rate": 2.0e-3,
     "max_steps": STEPS,
     "warmup_steps": 20,
 }
@@ -94,18 +90,10 @@ def measure_times() -> dict[str, Any]:
         model = build_task(arguments).build_model(arguments.model, None).eval()
         for top_k in keys_of(window):
             calls[f"{window}, {top_k}"] = partial(model, pixel_values=pixels, top_k=top_k)
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    # All once to warm up, then in turn: whatever else the machine does is spread over all.
-    for turn in range(REPEATS + 1):
-        for name, restore in calls.items():
-            started = time.process_time()
-            restore()
-            if turn:
-                times[name].append(1000 * (time.process_time() - started))
-    return {
-        **machine("hf-ext", "torch"),
-        "milliseconds": {name: round(float(np.median(values))) for name, values in times.items()},
-    }
+    # The first round warms up; whatever else the machine does is spread over all.
+    times = in_turns([*calls], REPEATS + 1, lambda name: time_of(calls[name]))
+    milliseconds = {name: round(1000 * float(np.median(values[1:]))) for name, values in times.items()}
+    return {**machine("hf-ext", "torch"), "milliseconds": milliseconds}
 
 
 def measure_inputs(data: dict[str, Any]) -> dict[str, float]:

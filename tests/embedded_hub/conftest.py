@@ -32,12 +32,18 @@ def serving(folder: Path, **options: object) -> Iterator[EmbeddedHub]:
 
 
 @pytest.fixture(scope="module")
-def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of a Hub with one repository that holds `file.bin`, for the tests of a file that leave it as it is."""
+def steady_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedHub]:
+    """A Hub with one repository that holds `file.bin`, for the tests of a file that leave it as it is."""
     with EmbeddedHub(tmp_path_factory.mktemp("steady") / "hub") as hub:
         assert create_repository(hub.url, "me/model").status == 200
         assert ask(hub.url, "POST", COMMIT, commit_body({"file.bin": CONTENT})).status == 200
-        yield hub.url
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def steady(steady_hub: EmbeddedHub) -> str:
+    """Its URL."""
+    return steady_hub.url
 
 
 @pytest.fixture

@@ -41,8 +41,10 @@ from tests.kit.refusals import refused
 from .conftest import hub_process, peak_memory
 
 COMMIT = "/api/models/me/model/commit/main"
+# A Hub needs none of our models, whose registration would import transformers.
 SERVE = """
-import sys
+import os, sys
+os.environ["HF_EXT_REGISTER_MODELS"] = "0"
 from hf_ext.embedded_hub.server import EmbeddedHub
 EmbeddedHub(sys.argv[1]).serve_forever(ready=lambda hub: print(hub.url, flush=True))
 """

@@ -128,7 +128,8 @@ BAD_PATHS = [
 
 
 @pytest.mark.parametrize("path", BAD_PATHS)
-def test_bad_paths_are_not_stored(url: str, hub: EmbeddedHub, path: str) -> None:
+def test_bad_paths_are_not_stored(steady_hub: EmbeddedHub, path: str) -> None:
+    url = steady_hub.url
     before = ask(url, "GET", "/api/models/me/model").json()["sha"]
     assert ask(url, "POST", COMMIT, commit_body({path: b"x"})).status == 400
     for key in ("lfsFile", "deletedFile", "deletedFolder"):
@@ -137,7 +138,7 @@ def test_bad_paths_are_not_stored(url: str, hub: EmbeddedHub, path: str) -> None
     question = json.dumps({"files": [{"path": path, "size": 1, "sample": ""}]}).encode()
     assert ask(url, "POST", "/api/models/me/model/preupload/main", question).status == 400
     assert ask(url, "GET", "/api/models/me/model").json()["sha"] == before
-    assert not list(hub.root.parent.rglob("*escape*"))
+    assert not list(steady_hub.root.parent.rglob("*escape*"))
 
 
 @pytest.mark.parametrize(
@@ -163,10 +164,10 @@ def test_bad_paths_are_not_read(steady: str, path: str) -> None:
         ("me", ""),
     ],
 )
-def test_bad_repository_names(url: str, hub: EmbeddedHub, owner: str, name: str) -> None:
+def test_bad_repository_names(steady_hub: EmbeddedHub, owner: str, name: str) -> None:
     body = json.dumps({"organization": owner, "name": name}).encode()
-    assert ask(url, "POST", "/api/repos/create", body).status == 400
-    assert [repository.id for repository in hub.store.repositories("models")] == ["me/model"]
+    assert ask(steady_hub.url, "POST", "/api/repos/create", body).status == 400
+    assert [repository.id for repository in steady_hub.store.repositories("models")] == ["me/model"]
 
 
 @pytest.mark.parametrize(

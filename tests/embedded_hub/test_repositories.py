@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hf_ext.embedded_hub.server import EmbeddedHub
-from tests.kit.hub import CONTENT, Answer, ask, commit_body, create_repository, find_damage, request_lfs_upload
+from tests.kit.hub import CONTENT, Answer, ask, commit_body, commit_large, create_repository, find_damage
 
 COMMIT = "/api/models/me/model/commit/main"
 
@@ -18,20 +18,6 @@ COMMIT = "/api/models/me/model/commit/main"
 def post(url: str, path: str, **payload: Any) -> Answer:
     """Send a JSON object."""
     return ask(url, "POST", path, json.dumps(payload).encode())
-
-
-def commit_large(url: str, files: dict[str, bytes], revision: str = "main") -> str:
-    """Commit files as LFS objects; the commit."""
-    lines = [commit_body({})]
-    for path, content in files.items():
-        sha256 = hashlib.sha256(content).hexdigest()
-        place = request_lfs_upload(url, "me/model", sha256, len(content))
-        assert place is None or ask(url, "PUT", place, content).status == 200
-        pointer = {"path": path, "algo": "sha256", "oid": sha256, "size": len(content)}
-        lines.append(json.dumps({"key": "lfsFile", "value": pointer}).encode() + b"\n")
-    answer = ask(url, "POST", f"/api/models/me/model/commit/{revision}", b"".join(lines))
-    assert answer.status == 200, answer.body
-    return str(answer.json()["commitOid"])
 
 
 def reject_constant(name: str) -> None:

@@ -13,14 +13,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from hf_ext.embedded_hub.server import EmbeddedHub
-from tests.kit.hub import run_python
+from tests.kit.hub import commit_large, create_repository, run_python
 
-UPLOAD = """
-import sys
-import huggingface_hub as hub
-hub.create_repo("me/model")
-hub.upload_file(path_or_fileobj=sys.argv[1], path_in_repo="weights.bin", repo_id="me/model")
-"""
 DOWNLOAD = """
 import huggingface_hub as hub
 print(hub.hf_hub_download("me/model", "weights.bin"))
@@ -76,13 +70,14 @@ def cutting_proxy() -> Iterator[CuttingProxy]:
 
 
 def test_a_download_that_is_cut_off_is_continued(tmp_path: Path) -> None:
-    (tmp_path / "weights.bin").write_bytes(os.urandom(SIZE))
+    weights = os.urandom(SIZE)
     with cutting_proxy() as proxy:
         url = f"http://127.0.0.1:{proxy.server_address[1]}"
         with EmbeddedHub(tmp_path / "hub", allowed_hosts=[urlsplit(url).netloc]) as hub:
             proxy.server = ("127.0.0.1", urlsplit(hub.url).port or 0)
-            run_python(UPLOAD, hub.url, tmp_path / "home", str(tmp_path / "weights.bin"))
+            create_repository(hub.url, "me/model")
+            commit_large(hub.url, {"weights.bin": weights})
             path = run_python(DOWNLOAD, url, tmp_path / "home").strip()
-    assert Path(path).read_bytes() == (tmp_path / "weights.bin").read_bytes()
+    assert Path(path).read_bytes() == weights
     # The client keeps whole pieces of 10 MiB: of 15 received ones, 10.
     assert proxy.cut and proxy.offsets == [0, 10 << 20]

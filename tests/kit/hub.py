@@ -27,17 +27,8 @@ from tests.kit import warm_python
 
 def client_environment(url: str, home: str | Path, token: str | None = None) -> dict[str, str]:
     """
-    Environment of a process whose Hugging Face libraries use the Hub at `url` and nothing else.
-
-    The libraries read it when they are imported, which is why a test needs a process of its own.
-
-    Args:
-        url (`str`): `EmbeddedHub.url`.
-        home (`str` or `Path`): Folder for caches and tokens, inside the test's temporary folder.
-        token (`str`, *optional*): What the client sends; none by default, whatever the developer's environment holds.
-
-    Returns:
-        `dict[str, str]`: For `subprocess.run(..., env=...)`.
+    Environment of a process whose Hugging Face libraries use the Hub at `url`, a folder `home` for caches and tokens,
+    and nothing else. The libraries read it when they are imported, which is why a test needs a process of its own.
     """
     hidden = ("HF_", "HUGGING", "TRANSFORMERS_", "DIFFUSERS_", "PYTHONPATH", "PYTHONWARNINGS")
     environment = {
@@ -59,20 +50,8 @@ def client_environment(url: str, home: str | Path, token: str | None = None) -> 
 
 def run_python(script: str, url: str, home: str | Path, *arguments: str, token: str | None = None) -> str:
     """
-    Run a Python script as a client of the Hub at `url` in its own process, and require that it succeeds.
-
-    Args:
-        script (`str`): Source text; it is dedented.
-        url (`str`): `EmbeddedHub.url`.
-        home (`str` or `Path`): Folder for caches; also the working directory.
-        *arguments (`str`): For `sys.argv[1:]`.
-        token (`str`, *optional*): What the client sends.
-
-    Returns:
-        `str`: What the script printed to its standard output.
-
-    Raises:
-        AssertionError: When it failed; with everything that it printed.
+    Runs a script, with its arguments, as a client of the Hub at `url` in a process of its own, in the folder of its
+    caches; what it printed to its standard output. It must succeed.
     """
     Path(home).mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-c", textwrap.dedent(script), *arguments]
@@ -104,18 +83,8 @@ def ask(
     headers: dict[str, str] | None = None,
 ) -> Answer:
     """
-    Send one HTTP request exactly as given, without the client library's checks.
-
-    Args:
-        url (`str`): `EmbeddedHub.url`.
-        method (`str`): HTTP method.
-        path (`str`): Path and query, already quoted.
-        body (`bytes` or iterable of `bytes`, *optional*): An iterable is sent in chunks, unless `Content-Length` is
-            among the headers.
-        headers (`dict[str, str]`, *optional*): Headers to send.
-
-    Returns:
-        [`Answer`]: What the server said.
+    Sends one HTTP request exactly as given, its path and query already quoted, without the client library's checks. A
+    body that is an iterable is sent in chunks, unless `Content-Length` is among the headers.
     """
     split = urlsplit(url)
     connection = http.client.HTTPConnection(str(split.hostname), split.port, timeout=60)
@@ -158,6 +127,20 @@ def request_lfs_upload(url: str, repository_id: str, sha256: str, size: int) -> 
         return None
     split = urlsplit(planned["actions"]["upload"]["href"])
     return f"{split.path}?{split.query}"
+
+
+def commit_large(url: str, files: dict[str, bytes], revision: str = "main") -> str:
+    """Commits files of me/model as LFS objects; the commit."""
+    lines = [commit_body({})]
+    for path, content in files.items():
+        sha256 = hashlib.sha256(content).hexdigest()
+        place = request_lfs_upload(url, "me/model", sha256, len(content))
+        assert place is None or ask(url, "PUT", place, content).status == 200
+        pointer = {"path": path, "algo": "sha256", "oid": sha256, "size": len(content)}
+        lines.append(json.dumps({"key": "lfsFile", "value": pointer}).encode() + b"\n")
+    answer = ask(url, "POST", f"/api/models/me/model/commit/{revision}", b"".join(lines))
+    assert answer.status == 200, answer.body
+    return str(answer.json()["commitOid"])
 
 
 def raw(url: str, data: bytes) -> bytes:

@@ -277,12 +277,7 @@ class ConfigTesterMixin:
 
 
 def operator_pairs(ops: ModuleType, reference: ModuleType) -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]:
-    """
-    Public functions of an `ops_x` module with those of the same name in `reference_x`.
-
-    Raises:
-        AssertionError: If one lacks its counterpart, or their signatures differ.
-    """
+    """Public functions of an `ops_x` module with those of `reference_x`, which have the same names and signatures."""
 
     def public_functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
         members = inspect.getmembers(module, inspect.isfunction)
@@ -334,15 +329,9 @@ def assert_operators_agree(
     tolerance: float,
 ) -> None:
     """
-    Compare results and all gradients of a fast operator in `dtype` with the textbook one in float64.
-
-    Args:
-        fast, plain (`Callable`): The operators.
-        arguments (`dict`): By name. Floating-point tensors are float64; both operators get them rounded to `dtype`.
-            Gradients are compared for those that require one.
-        dtype (`torch.dtype`): Precision of the fast operator.
-        tolerance (`float`): Allowed absolute difference, and relative to the largest value of each tensor if that is
-            above 1. Integers and booleans must be equal.
+    Compares results and all gradients of a fast operator in `dtype` with the textbook one in float64. Both get the
+    float64 arguments rounded to `dtype`. The tolerance is absolute, and relative to the largest value of each tensor
+    if that is above 1; integers and booleans must be equal.
     """
     rounded = {name: _round(value, dtype) if _is_real(value) else value for name, value in arguments.items()}
     results, expected = _run(fast, arguments, dtype), _run(plain, rounded, torch.float64)

@@ -73,16 +73,8 @@ def run(
     command: Sequence[str], *, env: Mapping[str, str], cwd: str | Path, timeout: int = 300, **_: Any
 ) -> subprocess.CompletedProcess[str]:
     """
-    As `subprocess.run(command, capture_output=True, text=True)` of `[sys.executable, "-c", script, *words]`.
-
-    Args:
-        command (`Sequence[str]`): The program with its words.
-        env (`Mapping[str, str]`): The whole environment; of what Python itself reads when it starts, nothing counts.
-        cwd (`str` or `Path`): Working directory.
-        timeout (`int`): Seconds after which a signal ends the process.
-
-    Returns:
-        `subprocess.CompletedProcess[str]`: Exit status and what was printed.
+    As `subprocess.run(command, capture_output=True, text=True)` of `[sys.executable, "-c", script, *words]`. Of the
+    environment, nothing counts that Python itself reads when it starts; at the timeout a signal ends the process.
     """
     python, option, script, *words = command
     assert (python, option) == (sys.executable, "-c"), command

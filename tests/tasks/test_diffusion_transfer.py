@@ -15,6 +15,7 @@ from hf_ext.settings import SettingsError
 from hf_ext.tasks.diffusion_data import Crops
 from hf_ext.tasks.diffusion_noise import make_scheduler, noisy_samples
 from hf_ext.tasks.diffusion_transfer import Checkpoint, Transfer, open_pipeline, transfer
+from tests.emr.emr_testing import tiny_semanir
 from tests.kit.hub import run_python
 from tests.kit.refusals import refused
 
@@ -158,22 +159,26 @@ FROM_A_HUB = """
 import sys, torch
 from huggingface_hub import HfApi
 from hf_ext.tasks.diffusion import DisentangledDiTTask
+from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training.models import pin_revision
 
-HfApi().create_repo("me/base")
-commit = HfApi().upload_folder(repo_id="me/base", folder_path=sys.argv[1])
-pinned = pin_revision("me/base")
-assert pinned == f"me/base@{commit.oid}", pinned
-models = [DisentangledDiTTask(image_size=8).build_model({}, source) for source in (pinned, sys.argv[1])]
-pairs = zip(*(model.parameters() for model in models), strict=True)
-assert all(torch.equal(first, second) for first, second in pairs)
+for task, folder in zip((DisentangledDiTTask(image_size=8), SemanIRTask()), sys.argv[1:], strict=True):
+    name = f"me/{type(task).__name__}"
+    HfApi().create_repo(name)
+    commit = HfApi().upload_folder(repo_id=name, folder_path=folder)
+    pinned = pin_revision(name)
+    assert pinned == f"{name}@{commit.oid}", pinned
+    models = [task.build_model({}, source) for source in (pinned, folder)]
+    pairs = zip(*(model.parameters() for model in models), strict=True)
+    assert all(torch.equal(first, second) for first, second in pairs)
 """
 
 
 @pytest.mark.slow
 def test_weights_come_from_a_hub(tmp_path, base):
+    restorer = tiny_semanir(tmp_path / "restorer")
     with EmbeddedHub(tmp_path / "hub") as hub:
-        run_python(FROM_A_HUB, hub.url, tmp_path / "home", str(base), token="x")
+        run_python(FROM_A_HUB, hub.url, tmp_path / "home", str(base), str(restorer), token="x")
 
 
 def test_what_does_not_fit_is_refused(tmp_path, base):

@@ -43,15 +43,19 @@ def pictures(seed: int, channels: int = 3) -> torch.Tensor:
     return torch.rand(2, channels, 16, 24, generator=torch.Generator().manual_seed(seed))
 
 
+@torch.no_grad()
+def distance_by_definition(network, made: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The mean over the feature maps of ‖a - b‖₁ / ‖b‖₁."""
+    maps = [network(pixel_values=one, output_hidden_states=True).hidden_states for one in (made, wanted)]
+    assert len(maps[0]) == 3
+    return np.mean([float((a - b).abs().sum() / b.abs().sum()) for a, b in zip(*maps, strict=True)])
+
+
 def test_it_is_the_distance_of_feature_maps_relative_to_their_size(restorer):
     loss = FeatureLoss(str(restorer))
     model = SemanIRForImageRestoration.from_pretrained(restorer).eval()
     made, wanted = pictures(0), pictures(1)
-    with torch.no_grad():
-        maps = [model(pixel_values=one, output_hidden_states=True).hidden_states for one in (made, wanted)]
-    assert len(maps[0]) == 3
-    told = [float((a - b).abs().sum() / b.abs().sum()) for a, b in zip(*maps, strict=True)]
-    assert float(loss(made, wanted)) == pytest.approx(sum(told) / 3, rel=1e-5)
+    assert float(loss(made, wanted)) == pytest.approx(distance_by_definition(model, made, wanted), rel=1e-5)
     assert float(loss(wanted, wanted)) == pytest.approx(0, abs=1e-6)
     # A grey picture is seen as one in colours.
     gray = pictures(2, 1)
@@ -75,10 +79,8 @@ def test_a_network_of_transformers_sees_what_its_processor_makes(classifier):
     network = ResNetModel.from_pretrained(classifier).eval()
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in ([0.1, 0.2, 0.3], [0.5, 0.6, 0.7]))
     made, wanted = pictures(0), pictures(1)
-    with torch.no_grad():
-        maps = [network((one - mean) / std, output_hidden_states=True).hidden_states for one in (made, wanted)]
-    told = [float((a - b).abs().sum() / b.abs().sum()) for a, b in zip(*maps, strict=True)]
-    assert float(loss(made, wanted)) == pytest.approx(np.mean(told), rel=1e-5)
+    expected = distance_by_definition(network, (made - mean) / std, (wanted - mean) / std)
+    assert float(loss(made, wanted)) == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_network_in_half_precision_computes_in_whole_and_without_normalizing(tmp_path, classifier):
@@ -86,12 +88,10 @@ def test_a_network_in_half_precision_computes_in_whole_and_without_normalizing(t
     network.half().save_pretrained(classifier)
     ConvNextImageProcessor(do_normalize=False).save_pretrained(classifier)
     made, wanted = pictures(0).requires_grad_(), pictures(1)
-    with torch.no_grad():
-        maps = [network.float().eval()(one, output_hidden_states=True).hidden_states for one in (made, wanted)]
-    told = [float((a - b).abs().sum() / b.abs().sum()) for a, b in zip(*maps, strict=True)]
+    expected = distance_by_definition(network.float().eval(), made, wanted)
     distance = FeatureLoss(str(classifier))(made, wanted)
     distance.backward()
-    assert distance.item() == pytest.approx(np.mean(told), rel=1e-5)
+    assert distance.item() == pytest.approx(expected, rel=1e-5)
     assert made.grad.isfinite().all()
 
 

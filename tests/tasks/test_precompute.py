@@ -100,20 +100,22 @@ class Killed(BaseException):
     """Ends the work as a kill would: nothing catches it."""
 
 
+def killing(function, after):
+    """The function, which is killed after so many calls."""
+    calls = []
+
+    def killed(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) > after:
+            raise Killed
+        return function(*arguments, **options)
+
+    return killed
+
+
 @pytest.mark.parametrize("moment", ["in a shard", "before a rename"])
 def test_work_goes_on_after_a_kill_and_ends_with_the_same_files(tmp_path, pictures, vae, monkeypatch, moment):
     whole = precompute(settings(pictures, vae), tmp_path / "whole")
-    calls = []
-
-    def killing(function, after):
-        def killed(*arguments, **options):
-            calls.append(arguments)
-            if len(calls) > after:
-                raise Killed
-            return function(*arguments, **options)
-
-        return killed
-
     with monkeypatch.context() as patch:
         if moment == "in a shard":
             patch.setattr(module, "cut_view", killing(cut_view, 5))
@@ -144,16 +146,8 @@ def test_work_goes_on_after_a_kill_and_ends_with_the_same_files(tmp_path, pictur
 
 
 def test_work_of_exchanged_pictures_is_made_anew(tmp_path, pictures, vae, monkeypatch):
-    cuts = []
-
-    def kill_in_second_shard(*arguments):
-        cuts.append(arguments)
-        if len(cuts) > 5:
-            raise Killed
-        return cut_view(*arguments)
-
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(module, "cut_view", kill_in_second_shard)
+        patch.setattr(module, "cut_view", killing(cut_view, 5))
         precompute(settings(pictures, vae), tmp_path / "out")
     # As many pictures, of other sizes.
     (pictures / "train.parquet").unlink()
@@ -232,16 +226,8 @@ def test_a_campaign_that_is_killed_leaves_out_the_bad_pictures_and_no_other(tmp_
     bad = write_folder(tmp_path / "photos")
     chosen = settings(tmp_path / "photos", vae, max_bad_examples=0.3, shard_size=5, workers=3)
     for after in (1, 5, 3, 2, 4):
-        calls = []
-
-        def killing(*arguments, calls=calls, after=after):
-            calls.append(arguments)
-            if len(calls) > after:
-                raise Killed
-            return cut_view(*arguments)
-
         with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(module, "cut_view", killing)
+            patch.setattr(module, "cut_view", killing(cut_view, after))
             precompute(chosen, tmp_path / "out")
         if after == 5:
             # Of a picture that is taken away only its own file is made again.

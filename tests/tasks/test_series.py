@@ -1,8 +1,6 @@
 """Sequences of numbers in the training loop: samples, units, scores beside naive ones, resuming, what is refused."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import datasets
 import numpy as np
@@ -27,8 +25,10 @@ from hf_ext.training.evaluation import evaluate
 from tests.kit.models import assert_same_weights
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
+from tests.kit.studies import EXAMPLES, module_loader
 
-RECIPES = Path(__file__).resolve().parents[2] / "examples" / "mrconv"
+RECIPES = EXAMPLES / "mrconv"
+load = module_loader(RECIPES)
 TINY = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}
 
 
@@ -371,10 +371,8 @@ def test_series_without_labels_are_refused():
             task.encode({"values": [1.0, 2.0]})
 
 
-def test_what_the_maker_writes_is_what_the_recipes_read(tmp_path, monkeypatch):
-    spec = importlib.util.spec_from_file_location("make_series", RECIPES / "make_series.py")
-    maker = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(maker)
+def test_what_the_maker_writes_is_what_the_recipes_read(load, tmp_path, monkeypatch):
+    maker = load("make_series")
     monkeypatch.setattr(maker, "COUNTS", {"train": 9, "test": 3})
     monkeypatch.chdir(tmp_path)
     maker.write_all(tmp_path / "data" / "series")

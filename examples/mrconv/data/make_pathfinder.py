@@ -333,14 +333,8 @@ def write_pathfinder(
     out: str | Path, counts: dict[str, int], settings: Pathfinder, progress: bool = True, num_workers: int = 1
 ) -> Path:
     """
-    Writes a folder that `datasets` reads: for each split a parquet file of `image` and `label`; and a README.
-
-    Args:
-        out (`str` or `Path`): The folder, which must not exist.
-        counts (`dict[str, int]`): Pictures of each split.
-        settings ([`Pathfinder`]): Which pictures.
-        progress (`bool`, defaults to `True`): Show a bar.
-        num_workers (`int`, defaults to 1): Processes that draw; the pictures are the same.
+    Writes a new folder that `datasets` reads: for each split a parquet file of `image` and `label`; and a README. The
+    pictures are the same, however many processes draw them.
     """
     features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
     rest = (features.arrow_schema, _readme(settings), progress)
