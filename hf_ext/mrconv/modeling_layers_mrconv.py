@@ -353,8 +353,6 @@ class MRConvLayer(MRConvPreciseBuffers):
                 scale = scale / torch.stack([kernel.norm(dim=-1) for kernel in whole]).clamp_min(_TINY)
         return scale, torch.zeros_like(scale)
 
-    # Compilers cannot trace its backward pass, and there is nothing in it to fuse: the graph breaks here once.
-    @torch.compiler.disable
     def _normalize_batch(
         self, inputs: list[Tensor], spans: list[Span], history: bool, packed: bool
     ) -> list[Tensor] | None:

@@ -42,6 +42,9 @@ def fft_size(length: int) -> int:
 
 def convolution_size(length: int, taps: int, backward_taps: int = 0) -> int:
     """FFT size at which [`long_conv`] computes: what wraps around falls outside of the outputs that are kept."""
+    if isinstance(length, torch.SymInt):
+        # Compiled for any length: no search for a fast size, and nothing that depends on which one is longer.
+        return length + taps + backward_taps
     return fft_size(length + max(min(taps, length) - 1, min(backward_taps, length - 1), 0))
 
 
@@ -124,11 +127,8 @@ def long_conv(
         return long_conv(F.pad(u, (0, 0, 0, 0, 0, 1)), kernel, backward_kernel, spectrum=spectrum, bias=bias)[:0]
     length, dtype = u.shape[2], _working_dtype(u.dtype)
     wings = [kernel] if backward_kernel is None else [kernel, backward_kernel]
-    if isinstance(length, torch.SymInt):
-        # Exported for any length: no search for a fast size, and nothing that depends on which one is longer.
-        n = length + sum(wing.shape[1] for wing in wings)
-    else:
-        n = convolution_size(length, *(wing.shape[1] for wing in wings))
+    n = convolution_size(length, *(wing.shape[1] for wing in wings))
+    if not isinstance(length, torch.SymInt):
         wings = [wing[:, :reach] for wing, reach in zip(wings, (length, length - 1), strict=False)]
     if spectrum is not None:
         points = 2 * (spectrum.shape[-1] - 1)
@@ -271,8 +271,8 @@ def _crop_kernels(u: Tensor, kernels: list[Tensor], wings: list[Tensor]) -> tupl
     cropped = [kernel[:, :length].to(dtype) for kernel in kernels]
     ahead = [wing[:, : length - 1].to(dtype) for wing in wings]
     # The longest branch, whose wings are the longest too: neither outputs nor autocorrelation of u wrap around.
-    span = max(kernel.shape[1] for kernel in cropped) + max((wing.shape[1] for wing in ahead), default=0)
-    return cropped, ahead, fft_size(length + min(length, span) - 1)
+    span = max([kernel.shape[1] for kernel in cropped]) + max([0, *[wing.shape[1] for wing in ahead]])
+    return cropped, ahead, convolution_size(length, span)
 
 
 def _batch_norm_branches(
