@@ -430,6 +430,7 @@ class BranchSums(torch.autograd.Function):
         return g_u, None, None, *g_kernels
 
 
+@torch.compiler.disable
 def grouped_sums(
     u: Tensor, kernels: list[Tensor], wings: list[Tensor], n: int, start: Tensor | None, stop: Tensor | None
 ) -> Tensor:
