@@ -44,14 +44,7 @@ def read_mask(attention_mask: Tensor | None, inputs: Tensor, cache: Any | None =
             f"`attention_mask` has shape {tuple(attention_mask.shape)}; expected {expected}, one number for each "
             "position, of the cache too if there is one."
         )
-    valid = attention_mask != 0
-    if not torch.compiler.is_compiling():
-        # An additive mask, which is 0 where others are 1, would be read the wrong way round.
-        require_all(
-            attention_mask == valid,
-            "`attention_mask` has other numbers than 1 at valid positions and 0 at padding. Where rows hold several "
-            "sequences, say where they begin by `position_ids`.",
-        )
+    valid = as_booleans("attention_mask", attention_mask)
     if cache is not None:
         require_all(
             valid[:, 1:] >= valid[:, :-1],
@@ -59,6 +52,19 @@ def read_mask(attention_mask: Tensor | None, inputs: Tensor, cache: Any | None =
             "left: set `tokenizer.padding_side = 'left'`, or call the model with `use_cache=False`.",
         )
     return valid[:, seen:]
+
+
+def as_booleans(name: str, mask: Tensor) -> Tensor:
+    """A mask of ones and zeros as booleans. An additive one, 0 where others are 1, would be read the wrong way round,
+    and one that numbers the sequences of a row would join them."""
+    found = mask != 0
+    if not torch.compiler.is_compiling():
+        require_all(
+            mask == found,
+            f"`{name}` has other numbers than 1, valid, and 0. Where rows hold several sequences, say where they "
+            "begin by `position_ids`.",
+        )
+    return found
 
 
 def valid_range(valid: Tensor | None, streaming: bool) -> tuple[Tensor, Tensor, Tensor] | tuple[None, None, None]:
@@ -98,8 +104,8 @@ def only_cache(cache: Any | None, past_key_values: Any | None) -> Any | None:
 
 
 def refuse_packing(arguments: dict[str, Any], reason: str = "this head makes one answer of each row") -> None:
-    """Refuse packed sequences where a row must be one sequence."""
-    for name in PACKING_ARGUMENTS:
+    """Refuse packed sequences, and the state after the beginning of one, where a row must be one sequence."""
+    for name in (*PACKING_ARGUMENTS, "cache", "past_key_values"):
         if arguments.get(name) is not None:
             raise ValueError(
                 f"`{name}` is not an input here: {reason}. Give each sequence its own row, and an attention mask if "
@@ -133,7 +139,7 @@ def zero_padding(values: Tensor, attention_mask: Tensor | None) -> Tensor:
 
 def delta_features(values: Tensor, attention_mask: Tensor | None, observed: Tensor | None) -> Tensor:
     """Change of each channel of values `(B, L, C)` from the position before; 0 where one of the two is not known."""
-    known = torch.ones_like(values, dtype=torch.bool) if observed is None else observed != 0
+    known = torch.ones_like(values, dtype=torch.bool) if observed is None else observed
     if attention_mask is not None:
         known = known & (attention_mask[..., None] != 0)
     known = known[:, 1:] & known[:, :-1]
@@ -241,7 +247,8 @@ class MRConvModel(MRConvPreTrainedModel):
         if cache is None and longest > self.config.longest_input:
             raise ValueError(
                 f"The input has {longest} positions; the model takes at most {self.config.longest_input} "
-                "(`max_position_embeddings`, its longest kernel). Shorten the input, or stream it with a cache."
+                "(`max_position_embeddings`, its longest kernel). Shorten the input; causal models with an output for "
+                "each position take more with a cache."
             )
         if packing is None:
             start, stop, valid = valid_range(valid, cache is not None)
@@ -336,7 +343,8 @@ class MRConvModel(MRConvPreTrainedModel):
                     raise ValueError(
                         f"`observed_mask` has shape {tuple(observed.shape)}; expected {shape}, as `input_values`."
                     )
-                values = values.masked_fill(observed == 0, 0)
+                observed = as_booleans("observed_mask", observed)
+                values = values.masked_fill(~observed, 0)
             values = zero_padding(values, attention_mask)
             if self.delta_units is not None:
                 changes = delta_features(raw, attention_mask, observed) / config.rate_factor

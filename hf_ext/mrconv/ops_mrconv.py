@@ -201,8 +201,13 @@ def batch_norm_conv(
         )
         return y[:0], mean, var, count
     cropped, ahead, n = _crop_kernels(u, kernels, wings)
-    form = _batch_norm_branches if history else FAST.get("batch_norm_conv", _batch_norm_branches)
-    y, mean, var, count = form(u, cropped, ahead, alpha, weight, bias, n, eps, start, stop, group)
+    if "batch_norm_conv" in FAST and not history:
+        y, mean, var, count = FAST["batch_norm_conv"](
+            u, cropped, ahead, alpha, weight, bias, n, eps, start, stop, group
+        )
+        return y, mean, var, count
+    sums = _branch_sums(u, cropped, ahead, n, start, stop)
+    mean, var, count, y = _normalized_conv(sums, [u], kernels, wings, alpha, weight, bias, eps, group)
     return y, mean, var, count
 
 
@@ -225,12 +230,26 @@ def grouped_batch_norm_conv(
     variance and count, then the outputs of each group."""
     wings, form = backward_kernels or [], FAST.get("branch_sums", _branch_sums)
     found = [form(u, *_crop_kernels(u, kernels, wings), *span) for u, span in zip(inputs, spans, strict=True)]
-    sums = torch.stack(found).sum(0)
+    return _normalized_conv(torch.stack(found).sum(0), inputs, kernels, wings, alpha, weight, bias, eps, group)
+
+
+def _normalized_conv(
+    sums: Tensor,
+    inputs: list[Tensor],
+    kernels: list[Tensor],
+    wings: list[Tensor],
+    alpha: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    group: torch.distributed.ProcessGroup | None,
+) -> tuple[Tensor, ...]:
+    """The second half of both: one convolution with what the sums of the branches, [3, N, channels], make of them."""
     sums = sums if group is None else SumOverProcesses.apply(sums, group)
     total, square, count = sums[0], sums[1], sums[2, 0, 0].detach()
     mean = total / count.clamp_min(1)
     var = (square / count.clamp_min(1) - mean.square()).clamp_min(0)
-    dtype, scale = alpha.dtype, alpha * weight * (var + eps).rsqrt()
+    dtype, scale = _working_dtype(alpha.dtype), alpha * weight * (var + eps).rsqrt()
     shift = (alpha * bias - scale * mean).sum(0)
     merged, ahead = merge_kernels(kernels, scale.to(dtype)), merge_kernels(wings, scale.to(dtype)) if wings else None
     outputs = [long_conv(u, merged, ahead, bias=shift) for u in inputs]
@@ -273,42 +292,3 @@ def _crop_kernels(u: Tensor, kernels: list[Tensor], wings: list[Tensor]) -> tupl
     # The longest branch, whose wings are the longest too: neither outputs nor autocorrelation of u wrap around.
     span = max([kernel.shape[1] for kernel in cropped]) + max([0, *[wing.shape[1] for wing in ahead]])
     return cropped, ahead, convolution_size(length, span)
-
-
-def _batch_norm_branches(
-    u: Tensor,
-    kernels: list[Tensor],
-    wings: list[Tensor],
-    alpha: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    n: int,
-    eps: float,
-    start: Tensor | None,
-    stop: Tensor | None,
-    group: torch.distributed.ProcessGroup | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The layer as it is written: N branches, the variance of each about its mean. Kernels fit an FFT of size n.
-    Rounded as N branches in the dtype of the kernels: a mean of u that is large beside its variance costs digits."""
-    dtype, length = kernels[0].dtype, u.shape[2]
-    valid = _valid_positions(u, start, stop)
-
-    def total(branches: list[Tensor]) -> Tensor:
-        """Sum of each branch over the valid positions of all processes: [N, channels]."""
-        sums = torch.stack([torch.where(valid, branch, 0).sum((0, 2)) for branch in branches])
-        return sums if group is None else SumOverProcesses.apply(sums, group)
-
-    spectrum = torch.fft.rfft(u.to(dtype), n=n)
-    branches = []
-    for i, kernel in enumerate(kernels):
-        factors = _two_sided(kernel, wings[i] if wings else None, n)
-        branches.append(torch.fft.irfft(spectrum * factors, n=n)[..., :length])
-    count = total([torch.ones_like(u[:, :1], dtype=dtype)])[0, 0]
-    positions = count.clamp_min(1)
-    mean = total(branches) / positions
-    centred = [branch - one[:, None] for branch, one in zip(branches, mean, strict=True)]
-    var = total([branch.square() for branch in centred]) / positions
-    scale = alpha * weight * (var + eps).rsqrt()
-    shift = (alpha * bias).sum(0)
-    y = sum((one[:, None] * branch for one, branch in zip(scale, centred, strict=True)), shift[:, None])
-    return y.to(u.dtype), mean.detach(), var.detach(), count.detach()
