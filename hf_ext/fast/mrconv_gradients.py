@@ -134,12 +134,12 @@ class BatchNormLayer(NamedTuple):
         positions: [3, N, channels].
         """
         branches = self.branches(u, kernels, count, part, kernels[0].dtype)
-        sums = self._sums(branches, keep)
+        sums = branches.sums(keep)
         dtype = self.dtype(branches.dtype, u, sums)
         if dtype == branches.dtype:
             return branches, sums
         branches = self.branches(u, kernels, count, part, dtype)
-        return branches, self._sums(branches, keep)
+        return branches, branches.sums(keep)
 
     @staticmethod
     def dtype(dtype: torch.dtype, u: Tensor, sums: Tensor) -> torch.dtype:
@@ -148,11 +148,6 @@ class BatchNormLayer(NamedTuple):
             return dtype
         mean, square = sums[:2] / sums[2].clamp_min(1)
         return torch.float64 if bool((mean.square() > _LARGE_MEAN * (square - mean.square())).any()) else dtype
-
-    @staticmethod
-    def _sums(branches: Branches, keep: bool) -> Tensor:
-        sums = branches.sums(keep)
-        return torch.cat([sums, branches.signal.positions().expand_as(sums[:1])])
 
     def exchange(
         self, parts: list[slice], begin: Callable[[slice], tuple[Any, Tensor]], again: Callable[[slice, Tensor], Any]
@@ -302,8 +297,6 @@ def _gradients(
         merged = kept[0] if kept else layer.merged_spectrum(branches, scale)
         g_spectrum.mul_(merged.conj_physical())
         sums = SumGradients(branches, conjugate, g_sums[0], g_sums[1], lags, scale)
-        for layout, formed in branches.parts():
-            sums.add(layout, formed, g_spectrum)
         g_u[:, part] = sums.input_gradient(g_spectrum)
         if len(parts) == 1:
             g_kernels = [gradient.to(kernels[0].dtype) for gradient in sums.kernel_gradients]
@@ -421,10 +414,7 @@ class BranchSums(torch.autograd.Function):
             merged = spectrum.real.new_zeros(spectrum.shape[1], layer.n)
             none = torch.zeros_like(g_sums[0])
             sums = SumGradients(branches, spectrum.conj_physical(), g_sums[0], g_sums[1], merged, none)
-            g_spectrum = torch.zeros_like(spectrum)
-            for layout, formed in branches.parts():
-                sums.add(layout, formed, g_spectrum)
-            g_u[:, part] = sums.input_gradient(g_spectrum)
+            g_u[:, part] = sums.input_gradient(torch.zeros_like(spectrum))
             for target, gradient in zip(g_kernels, sums.kernel_gradients, strict=True):
                 target[part] = gradient
         return g_u, None, None, *g_kernels

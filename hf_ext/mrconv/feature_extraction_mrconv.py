@@ -118,13 +118,7 @@ class MRConvFeatureExtractor(SequenceFeatureExtractor):
                 raise ValueError(f"`{name}` is {value!r}; give a number, of samples per second at least 1.")
         if padding_side not in ("left", "right"):
             raise ValueError(f"`padding_side` is {padding_side!r}; allowed: 'left', 'right'.")
-        super().__init__(
-            feature_size=feature_size,
-            sampling_rate=sampling_rate,
-            padding_value=padding_value,
-            padding_side=padding_side,
-            **kwargs,
-        )
+        super().__init__(feature_size, sampling_rate, padding_value, padding_side=padding_side, **kwargs)
         self.return_attention_mask = return_attention_mask
         self.do_normalize = do_normalize
 

@@ -149,6 +149,17 @@ def long_conv(
     return (y if bias is None else y + bias[:, None]).to(u.dtype)
 
 
+def valid_positions(u: Tensor, start: Tensor | None, stop: Tensor | None) -> Tensor:
+    """Mask of the positions from start to stop - 1 of each sample, [batch, 1, length]; None: no such bound."""
+    time = torch.arange(u.shape[2], device=u.device).expand(u.shape[0], 1, -1)
+    valid = torch.ones_like(time, dtype=torch.bool)
+    if start is not None:
+        valid = valid & (time >= start[:, None, None])
+    if stop is not None:
+        valid = valid & (time < stop[:, None, None])
+    return valid
+
+
 class SumOverProcesses(torch.autograd.Function):
     """Sum over the processes of a group; so is the gradient, since the result of each depends on all inputs."""
 
@@ -206,8 +217,9 @@ def batch_norm_conv(
             u, cropped, ahead, alpha, weight, bias, n, eps, start, stop, group
         )
         return y, mean, var, count
-    sums = _branch_sums(u, cropped, ahead, n, start, stop)
-    mean, var, count, y = _normalized_conv(sums, [u], kernels, wings, alpha, weight, bias, eps, group)
+    mean, var, count, y = grouped_batch_norm_conv(
+        [u], [(start, stop)], kernels, alpha, weight, bias, eps, wings, group, history
+    )
     return y, mean, var, count
 
 
@@ -225,26 +237,13 @@ def grouped_batch_norm_conv(
     eps: float,
     backward_kernels: list[Tensor] | None,
     group: torch.distributed.ProcessGroup | None,
+    history: bool = False,
 ) -> tuple[Tensor, ...]:
     """[`batch_norm_conv`] of several groups of samples, each of a length of its own, with the statistics of all: mean,
     variance and count, then the outputs of each group."""
-    wings, form = backward_kernels or [], FAST.get("branch_sums", _branch_sums)
+    wings, form = backward_kernels or [], _branch_sums if history else FAST.get("branch_sums", _branch_sums)
     found = [form(u, *_crop_kernels(u, kernels, wings), *span) for u, span in zip(inputs, spans, strict=True)]
-    return _normalized_conv(torch.stack(found).sum(0), inputs, kernels, wings, alpha, weight, bias, eps, group)
-
-
-def _normalized_conv(
-    sums: Tensor,
-    inputs: list[Tensor],
-    kernels: list[Tensor],
-    wings: list[Tensor],
-    alpha: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    group: torch.distributed.ProcessGroup | None,
-) -> tuple[Tensor, ...]:
-    """The second half of both: one convolution with what the sums of the branches, [3, N, channels], make of them."""
+    sums = torch.stack(found).sum(0)
     sums = sums if group is None else SumOverProcesses.apply(sums, group)
     total, square, count = sums[0], sums[1], sums[2, 0, 0].detach()
     mean = total / count.clamp_min(1)
@@ -262,7 +261,7 @@ def _branch_sums(
     """Sum and squared sum of each branch over batch and valid positions, outside of which `u` is zero, and the number
     of these: [3, N, channels], in float64 where there is that, as the variance is a small difference of large sums."""
     exact = kernels[0].dtype if u.device.type == "mps" else torch.float64
-    valid = _valid_positions(u, start, stop)
+    valid = valid_positions(u, start, stop)
     spectrum = torch.fft.rfft(u.to(exact), n=n)
     sums = []
     for i, kernel in enumerate(kernels):
@@ -271,17 +270,6 @@ def _branch_sums(
         total = branch.sum((0, 2))
         sums.append(torch.stack([total, branch.square().sum((0, 2)), valid.sum().to(exact).expand_as(total)]))
     return torch.stack(sums, dim=1)
-
-
-def _valid_positions(u: Tensor, start: Tensor | None, stop: Tensor | None) -> Tensor:
-    """The mask of valid positions of each sample, [batch, 1, length]."""
-    time = torch.arange(u.shape[2], device=u.device).expand(u.shape[0], 1, -1)
-    valid = torch.ones_like(time, dtype=torch.bool)
-    if start is not None:
-        valid = valid & (time >= start[:, None, None])
-    if stop is not None:
-        valid = valid & (time < stop[:, None, None])
-    return valid
 
 
 def _crop_kernels(u: Tensor, kernels: list[Tensor], wings: list[Tensor]) -> tuple[list[Tensor], list[Tensor], int]:
