@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from PIL import Image, ImageOps
 from transformers import (
@@ -112,10 +113,18 @@ class Classifier:
         Raises:
             ValueError: If the input cannot be read, or does not fit the model.
         """
-        if self.kind == "series":
-            if isinstance(given.value, bytes):
-                raise ValueError(f"a series is read from a file of type {', '.join(INPUTS)}: give one.")
-            return answer_series(self.model, Path(given.value), self.answer, top_k, columns, hints)
+        if self.kind != "series":
+            found = {given.name: self._classify_whole(given, top_k)}
+        elif isinstance(given.value, bytes):
+            raise ValueError(f"a series is read from a file of type {', '.join(INPUTS)}: give one.")
+        else:
+            found = answer_series(self.model, Path(given.value), self.answer, top_k, columns, hints)
+        numbers = [item.get("score", item.get("value")) for items in found.values() for item in items]
+        if not np.isfinite(numbers).all():
+            raise DataError(f"the model answers {given.name} with numbers that are not finite.")
+        return found
+
+    def _classify_whole(self, given: Input, top_k: int) -> list[dict[str, Any]]:
         options: dict[str, Any] = {"top_k": top_k}
         value: Any = given.value
         if self.kind == "pictures":
@@ -134,8 +143,7 @@ class Classifier:
             options["truncation"] = True
             if longest and longest < self.reader.model_max_length:
                 options["max_length"] = longest
-        found = self._pipeline(value, **options)
-        return {given.name: [{"label": item["label"], "score": item["score"]} for item in found]}
+        return [{"label": item["label"], "score": item["score"]} for item in self._pipeline(value, **options)]
 
 
 def load_head(kind: Any, source: str, device: str | None = None) -> Any:

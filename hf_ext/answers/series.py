@@ -17,7 +17,7 @@ from hf_ext.data.source import DataSource
 from hf_ext.data.tables import read_table
 from hf_ext.data.times import seconds_of
 from hf_ext.mrconv.streaming_mrconv import MRConvCache
-from hf_ext.tasks.series import read_numbers
+from hf_ext.tasks.series import read_columns
 
 from ..errors import DataError
 
@@ -90,9 +90,9 @@ def _answer(model: Any, name: str, values: np.ndarray, answer: str, top_k: int) 
     names = config.id2label
     if answer == "values":
         return [{"label": names[place], "value": value} for place, value in enumerate(logits[0].tolist())]
-    scores, places = (
-        part.reshape(-1, part.shape[-1]).tolist() for part in logits[0].softmax(-1).topk(min(top_k, len(names)))
-    )
+    several = config.problem_type == "multi_label_classification"
+    chances = logits[0].sigmoid() if several else logits[0].softmax(-1)
+    scores, places = (part.reshape(-1, part.shape[-1]).tolist() for part in chances.topk(min(top_k, len(names))))
     rows = [
         [{"label": names[place], "score": score} for place, score in zip(*row, strict=True)]
         for row in zip(places, scores, strict=True)
@@ -133,6 +133,8 @@ def read_examples(
         steps = roles.inputs if wide and roles.layout == "series" else []
     if steps:
         return _count(path, [{ARRAY_COLUMN: trim(row)} for row in frame[steps].to_numpy(dtype=np.float64)])
+    if told := [*table.notes, *roles.notes]:
+        logger.warning(f"{path}: {'; '.join(told)}.")
     if roles.problems:
         logger.warning(f"{path} is read as it is written: {'; '.join(roles.problems)}.")
     elif (joined := find_joined(frame, roles)) is not None:
@@ -169,15 +171,13 @@ def read_channels(path: Path, table: dict[str, Any], columns: list[str] | None, 
             f"channels of the training, {', '.join(chosen)}, in this order: --columns a,b."
         )
     example = {**table, "file": {"path": str(path), "bytes": None}}
-    parts = [read_numbers(example, name, "columns") for name in chosen]
-    if sum(part.shape[1] for part in parts) != channels:
-        sizes = zip(chosen, parts, strict=True)
-        found = ", ".join(name if part.shape[1] == 1 else f"{name} ({part.shape[1]})" for name, part in sizes)
+    values = read_columns(example, chosen, "--columns") if chosen else np.empty((0, 0))
+    if values.shape[1] != channels:
         raise DataError(
-            f"{path} has the channels {found}, the model takes {channels}: list the columns that it was trained on, "
-            "in their order: --columns a,b."
+            f"{path} has {values.shape[1]} channels in {', '.join(chosen) or 'no column'}, the model takes {channels}:"
+            " list the columns that it was trained on, in their order: --columns a,b."
         )
-    return np.concatenate(parts, axis=1)
+    return values
 
 
 def _stream(model: Any, series: torch.Tensor, observed: torch.Tensor) -> Iterator[torch.Tensor]:

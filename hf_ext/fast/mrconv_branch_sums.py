@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_ext.mrconv.ops_mrconv import fft_size, kernel_spectrum
+from hf_ext.mrconv.ops_mrconv import fft_size, kernel_spectrum, valid_positions
 
 Wings = list[Tensor] | list[None]
 
@@ -90,15 +90,8 @@ class Signal(NamedTuple):
     @property
     def valid(self) -> Tensor | None:
         """The mask of valid positions of each sample, [batch, 1, length]; None: all are."""
-        if self.start is None and self.stop is None:
-            return None
-        time = torch.arange(self.u.shape[2], device=self.u.device)
-        valid = torch.ones(len(self.u), self.u.shape[2], dtype=torch.bool, device=self.u.device)
-        if self.start is not None:
-            valid &= time >= self.start[:, None]
-        if self.stop is not None:
-            valid &= time < self.stop[:, None]
-        return valid[:, None]
+        every = self.start is None and self.stop is None
+        return None if every else valid_positions(self.u, self.start, self.stop)
 
     def positions(self) -> Tensor:
         """Number of valid positions."""
@@ -245,12 +238,17 @@ class Branches:
             yield layout, part
 
     def sums(self, keep: bool = False) -> Tensor:
-        """Sum and squared sum of each branch over batch and valid positions, [2, N, channels], in float64."""
-        sums = self.signal.u.new_empty(2, len(self.kernels), self.signal.u.shape[1], dtype=exact_dtype(self.signal.u))
+        """
+        Sum and squared sum of each branch over batch and valid positions, and their number: [3, N, channels], in
+        float64.
+        """
+        u = self.signal.u
+        sums = u.new_empty(3, len(self.kernels), u.shape[1], dtype=exact_dtype(u))
+        sums[2] = self.signal.positions()
         for layout, part in self.parts(keep):
             found = self._formed_sums(part) if isinstance(part, Formed) else self._group_sums(layout, part)
             for index, values in zip(layout.members, found.unbind(1), strict=True):
-                sums[:, index] = values
+                sums[:2, index] = values
         return sums
 
     def span(self) -> int:
@@ -374,8 +372,10 @@ class SumGradients:
             self._set_kernel(index, row)
 
     def input_gradient(self, g_spectrum: Tensor) -> Tensor:
-        """Gradient of u, after all parts. Overwrites `g_spectrum`."""
+        """Gradient of u, and of the kernels, from all parts. Overwrites `g_spectrum`."""
         signal = self.branches.signal
+        for layout, part in self.branches.parts():
+            self.add(layout, part, g_spectrum)
         if self.g_lags.shape[1] > 0:
             g_spectrum.addcmul_(signal.spectrum, (2 * _symmetric(self.g_lags, signal.n)).to(g_spectrum.dtype))
         g_u = torch.fft.irfft(g_spectrum, n=signal.n)[..., : signal.u.shape[2]]

@@ -14,9 +14,9 @@ import torch.distributed
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hf_ext.mrconv.ops_mrconv import FAST, SumOverProcesses, kernel_spectrum
+from hf_ext.mrconv.ops_mrconv import FAST, SumOverProcesses, fft_size, kernel_spectrum
 
-from .mrconv_branch_sums import Branches, Signal, SumGradients, correlation, response
+from .mrconv_branch_sums import Branches, Signal, SumGradients, correlation, exact_dtype, response
 
 # Autograd would keep every spectrum, and every branch of a layer in training. Here a call saves its input and the
 # kernels, computes the rest again in the backward pass, and works on a few channels at a time, so that no other array
@@ -134,22 +134,23 @@ class BatchNormLayer(NamedTuple):
         positions: [3, N, channels].
         """
         branches = self.branches(u, kernels, count, part, kernels[0].dtype)
-        sums = self._sums(branches, keep)
-        if u.device.type != "cpu" or branches.dtype == torch.float64:
+        sums = branches.sums(keep)
+        dtype = self.dtype(branches.dtype, u, sums)
+        if dtype == branches.dtype:
             return branches, sums
-        mean, square = sums[:2] / sums[2].clamp_min(1)
-        if not bool((mean.square() > _LARGE_MEAN * (square - mean.square())).any()):
-            return branches, sums
-        branches = self.branches(u, kernels, count, part, torch.float64)
-        return branches, self._sums(branches, keep)
+        branches = self.branches(u, kernels, count, part, dtype)
+        return branches, branches.sums(keep)
 
     @staticmethod
-    def _sums(branches: Branches, keep: bool) -> Tensor:
-        sums = branches.sums(keep)
-        return torch.cat([sums, branches.signal.positions().expand_as(sums[:1])])
+    def dtype(dtype: torch.dtype, u: Tensor, sums: Tensor) -> torch.dtype:
+        """float64 for channels of such sums that need it, and the dtype of the kernels for the others."""
+        if u.device.type != "cpu" or dtype == torch.float64:
+            return dtype
+        mean, square = sums[:2] / sums[2].clamp_min(1)
+        return torch.float64 if bool((mean.square() > _LARGE_MEAN * (square - mean.square())).any()) else dtype
 
     def exchange(
-        self, parts: list[slice], begin: Callable[[slice], tuple[Any, Tensor]], again: Callable[[slice], Any]
+        self, parts: list[slice], begin: Callable[[slice], tuple[Any, Tensor]], again: Callable[[slice, Tensor], Any]
     ) -> Iterator[tuple[slice, Any, Tensor]]:
         """
         Work on parts of the channels that have sums in common with other processes: each part with what `begin` made
@@ -165,30 +166,29 @@ class BatchNormLayer(NamedTuple):
         begun = [begin(part) if len(parts) == 1 else (None, begin(part)[1]) for part in parts]
         sums: Tensor = SumOverProcesses.apply(torch.cat([found for _, found in begun], dim=-1), self.group)
         for part, (work, _) in zip(parts, begun, strict=True):
-            yield part, again(part) if work is None else work, sums[..., part]
+            found = sums[..., part]
+            yield part, again(part, found) if work is None else work, found
 
     def merged_spectrum(self, branches: Branches, scale: Tensor) -> Tensor:
         wing = None if branches.wings[0] is None else _merge(branches.wings, scale)
         return kernel_spectrum(_merge(branches.kernels, scale), wing, self.n)
 
     def normalization(
-        self, total: Tensor, square: Tensor, count: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor
+        self, sums: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Scale of each branch, shift of their sum, mean and variance, from sums over the batch: eqs. 4-6."""
-        positions = count.clamp_min(1)
-        mean = total / positions
-        var = (square / positions - mean.square()).clamp_min(0)
+        mean, square = sums[:2] / sums[2].clamp_min(1)
+        var = (square - mean.square()).clamp_min(0)
         scale = alpha * weight * (var + self.eps).rsqrt()
         return scale, (alpha * bias - scale * mean).sum(0), mean, var
 
     def normalization_gradient(
-        self, values: Sequence[Tensor], g_scale: Tensor, g_shift: Tensor
+        self, sums: Tensor, g_scale: Tensor, g_shift: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """From the gradients of scale and shift those of the two sums, [2, N, channels], of alpha, weight and bias."""
-        total, square, count, alpha, weight, bias = values
-        positions = count.clamp_min(1)
-        mean = total / positions
-        var = square / positions - mean.square()
+        positions = sums[2].clamp_min(1)
+        mean, square = sums[:2] / positions
+        var = square - mean.square()
         inverse = (var.clamp_min(0) + self.eps).rsqrt()
         scale = alpha * weight * inverse
         # shift = sum_i alpha_i b_i - scale_i mean_i
@@ -214,81 +214,145 @@ class BatchNormConv(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, u: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor, layer: BatchNormLayer, *kernels: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        y = torch.empty(u.shape, dtype=u.dtype, device=u.device)
-        mean, var = (torch.empty(alpha.shape, dtype=kernels[0].dtype, device=u.device) for _ in range(2))
-        count, dtypes, parts = len(alpha), {}, list(channel_chunks(u, layer.n))
-        keep = len(parts) == 1 and layer.n * u[:, :, 0].numel() <= KEPT_POINTS and any(ctx.needs_input_grad)
-
-        def begin(part: slice) -> tuple[Branches, Tensor]:
-            branches, sums = layer.measure(u, kernels, count, part, keep)
-            dtypes[part.start] = branches.dtype
-            return branches, sums
-
-        def again(part: slice) -> Branches:
-            return layer.branches(u, kernels, count, part, dtypes[part.start])
-
-        all_sums, kept = [], []
-        for part, branches, sums in layer.exchange(parts, begin, again):
-            coefficients = alpha[:, part], weight[:, part], bias[:, part]
-            scale, shift, mean[:, part], var[:, part] = layer.normalization(sums[0], sums[1], sums[2], *coefficients)
-            merged = layer.merged_spectrum(branches, scale)
-            chunk = response(branches.signal.spectrum, merged, layer.n, u.shape[2])
-            torch.add(chunk, shift.to(chunk.dtype)[:, None], out=y[:, part])
-            all_sums.append(sums[:2])
-            # The same for all channels.
-            positions = sums[2, 0, 0].clone()
-            if keep:
-                kept = [merged, branches.signal.spectrum, *branches.formed]
-        ctx.save_for_backward(u, alpha, weight, bias, positions, torch.cat(all_sums, dim=2), *kernels, *kept)
-        ctx.layer, ctx.dtypes, ctx.kernels = layer, dtypes, len(kernels)
-        positions = positions.to(mean.dtype)
-        ctx.mark_non_differentiable(mean, var, positions)
-        return y, mean, var, positions
+    ) -> tuple[Tensor, ...]:
+        keep = layer.n * u[:, :, 0].numel() <= KEPT_POINTS and any(ctx.needs_input_grad)
+        *results, kept = _normalize(layer, u, [alpha, weight, bias], kernels, keep)
+        # The number of positions is the same for all.
+        sums, count = results[3][:2].clone(), results[3][2, 0, 0].clone()
+        ctx.save_for_backward(u, alpha, weight, bias, sums, count, *kernels, *kept)
+        ctx.layer, ctx.kernels = layer, len(kernels)
+        ctx.mark_non_differentiable(*results[1:])
+        return tuple(results)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        u, alpha, weight, bias, positions, all_sums, *rest = ctx.saved_tensors
+        u, alpha, weight, bias, sums, count, *rest = ctx.saved_tensors
         kernels, kept = rest[: ctx.kernels], rest[ctx.kernels :]
-        layer, g_y = ctx.layer, gradients[0]
-        g_u = torch.empty(u.shape, dtype=u.dtype, device=u.device)
-        g_coefficients = [torch.empty_like(x) for x in (alpha, weight, bias)]
-        g_kernels = [torch.empty_like(kernel) for kernel in kernels]
-
-        def begin(part: slice) -> tuple[tuple[Any, ...], Tensor]:
-            branches = layer.branches(u, kernels, len(alpha), part, ctx.dtypes[part.start], kept[1:])
-            values = *all_sums[..., part], positions, alpha[:, part], weight[:, part], bias[:, part]
-            scale = layer.normalization(*values)[0]
-            g_chunk = g_y[:, part].to(branches.dtype)
-            g_spectrum = torch.fft.rfft(g_chunk, n=layer.n)
-            conjugate = branches.signal.spectrum.conj_physical()
-            lags = correlation(conjugate, g_spectrum, layer.n)
-            g_scale = _scale_gradient(lags, branches).to(scale.dtype)
-            g_shift = g_chunk.sum((0, 2), dtype=scale.dtype)
-            g_sums, *found = layer.normalization_gradient(values, g_scale, g_shift)
-            for target, gradient in zip(g_coefficients, found, strict=True):
-                target[:, part] = gradient
-            return (branches, scale, g_spectrum, conjugate, lags), g_sums
-
-        parts = list(channel_chunks(u, layer.n))
-        for part, work, g_sums in layer.exchange(parts, begin, lambda part: begin(part)[0]):
-            branches, scale, g_spectrum, conjugate, lags = work
-            merged = kept[0] if kept else layer.merged_spectrum(branches, scale)
-            g_spectrum.mul_(merged.conj_physical())
-            sums = SumGradients(branches, conjugate, g_sums[0], g_sums[1], lags, scale)
-            for layout, formed in branches.parts():
-                sums.add(layout, formed, g_spectrum)
-            g_u[:, part] = sums.input_gradient(g_spectrum)
-            if len(parts) == 1:
-                g_kernels = sums.kernel_gradients
-                continue
-            for target, gradient in zip(g_kernels, sums.kernel_gradients, strict=True):
-                target[part] = gradient
-        return g_u, *g_coefficients, None, *g_kernels
+        sums = torch.cat([sums, count.expand_as(sums[:1])])
+        found = _gradients(ctx.layer, u, [alpha, weight, bias], sums, kernels, kept, gradients[0])
+        return *found[:4], None, *found[4:]
 
 
-@torch.compiler.disable
+def _normalize(
+    layer: BatchNormLayer, u: Tensor, coefficients: list[Tensor], kernels: Sequence[Tensor], keep: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor | None]]:
+    """Outputs, means and variances; sums of the branches, [3, N, channels]; and what is kept of a single part."""
+    y = torch.empty(u.shape, dtype=u.dtype, device=u.device)
+    mean, var = (torch.empty(coefficients[0].shape, dtype=kernels[0].dtype, device=u.device) for _ in range(2))
+    count, parts = len(mean), list(channel_chunks(u, layer.n))
+    keep = keep and len(parts) == 1
+
+    def begin(part: slice) -> tuple[Branches, Tensor]:
+        return layer.measure(u, kernels, count, part, keep)
+
+    def again(part: slice, sums: Tensor) -> Branches:
+        return layer.branches(u, kernels, count, part, layer.dtype(kernels[0].dtype, u, sums))
+
+    all_sums, kept = [], []
+    for part, branches, sums in layer.exchange(parts, begin, again):
+        scale, shift, mean[:, part], var[:, part] = layer.normalization(sums, *(x[:, part] for x in coefficients))
+        merged = layer.merged_spectrum(branches, scale)
+        chunk = response(branches.signal.spectrum, merged, layer.n, u.shape[2])
+        torch.add(chunk, shift.to(chunk.dtype)[:, None], out=y[:, part])
+        all_sums.append(sums)
+        if keep:
+            kept = [merged, branches.signal.spectrum, *branches.formed]
+    return y, mean, var, torch.cat(all_sums, dim=-1), kept
+
+
+def _gradients(
+    layer: BatchNormLayer,
+    u: Tensor,
+    coefficients: list[Tensor],
+    all_sums: Tensor,
+    kernels: list[Tensor],
+    kept: list[Tensor],
+    g_y: Tensor,
+) -> list[Tensor]:
+    """Gradients of the input, the three coefficients and the kernels, from that of the outputs."""
+    g_u = torch.empty(u.shape, dtype=u.dtype, device=u.device)
+    g_coefficients = [torch.empty_like(x) for x in coefficients]
+    g_kernels = [torch.empty_like(kernel) for kernel in kernels]
+
+    def begin(part: slice) -> tuple[tuple[Any, ...], Tensor]:
+        sums, values = all_sums[..., part], [x[:, part] for x in coefficients]
+        dtype = kept[0].real.dtype if kept else layer.dtype(kernels[0].dtype, u, sums)
+        branches = layer.branches(u, kernels, len(values[0]), part, dtype, kept[1:])
+        scale = layer.normalization(sums, *values)[0]
+        g_chunk = g_y[:, part].to(branches.dtype)
+        g_spectrum = torch.fft.rfft(g_chunk, n=layer.n)
+        conjugate = branches.signal.spectrum.conj_physical()
+        lags = correlation(conjugate, g_spectrum, layer.n)
+        g_scale = _scale_gradient(lags, branches).to(scale.dtype)
+        g_shift = g_chunk.sum((0, 2), dtype=scale.dtype)
+        g_sums, *found = layer.normalization_gradient(sums, g_scale, g_shift, *values)
+        for target, gradient in zip(g_coefficients, found, strict=True):
+            target[:, part] = gradient
+        return (branches, scale, g_spectrum, conjugate, lags), g_sums
+
+    parts = list(channel_chunks(u, layer.n))
+    for part, work, g_sums in layer.exchange(parts, begin, lambda part, _: begin(part)[0]):
+        branches, scale, g_spectrum, conjugate, lags = work
+        merged = kept[0] if kept else layer.merged_spectrum(branches, scale)
+        g_spectrum.mul_(merged.conj_physical())
+        sums = SumGradients(branches, conjugate, g_sums[0], g_sums[1], lags, scale)
+        g_u[:, part] = sums.input_gradient(g_spectrum)
+        if len(parts) == 1:
+            g_kernels = [gradient.to(kernels[0].dtype) for gradient in sums.kernel_gradients]
+            continue
+        for target, gradient in zip(g_kernels, sums.kernel_gradients, strict=True):
+            target[part] = gradient
+    return [g_u, *g_coefficients, *g_kernels]
+
+
+# Compilers cannot trace the functions above, which look at values. A graph calls them as one operation, of which it
+# knows the shapes alone: there is nothing to fuse, and chunks would be unrolled. Shapes may be symbols: the FFT size
+# is made a fast one in here, and nothing is kept for the backward pass.
+@torch.library.custom_op("hf_ext::normalize_branches", mutates_args=())
+def _normalize_branches(
+    u: Tensor, coefficients: list[Tensor], kernels: list[Tensor], n: int, eps: float,
+    start: Tensor | None, stop: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    return _normalize(BatchNormLayer(fft_size(n), eps, None, start, stop), u, coefficients, kernels, False)[:4]
+
+
+@_normalize_branches.register_fake
+def _(u: Tensor, coefficients: list[Tensor], kernels: list[Tensor], *_: Any) -> tuple[Tensor, ...]:
+    mean = kernels[0].new_empty(coefficients[0].shape)
+    return u.new_empty(u.shape), mean, mean.clone(), mean.new_empty((3, *mean.shape), dtype=exact_dtype(u))
+
+
+@torch.library.custom_op("hf_ext::normalize_branches_backward", mutates_args=())
+def _normalize_branches_backward(
+    u: Tensor, coefficients: list[Tensor], kernels: list[Tensor], n: int, eps: float,
+    start: Tensor | None, stop: Tensor | None, sums: Tensor, g_y: Tensor,
+) -> list[Tensor]:  # fmt: skip
+    layer = BatchNormLayer(fft_size(n), eps, None, start, stop)
+    return _gradients(layer, u, coefficients, sums, kernels, [], g_y)
+
+
+@_normalize_branches_backward.register_fake
+def _(u: Tensor, coefficients: list[Tensor], kernels: list[Tensor], *_: Any) -> list[Tensor]:
+    return [value.new_empty(value.shape) for value in (u, *coefficients, *kernels)]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    u, coefficients, kernels, ctx.n, ctx.eps, start, stop = inputs
+    ctx.counts = len(coefficients), len(kernels)
+    ctx.save_for_backward(u, start, stop, output[3], *coefficients, *kernels)
+
+
+def _compiled_gradients(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+    u, start, stop, sums, *rest = ctx.saved_tensors
+    coefficients, kernels = rest[:3], rest[3:]
+    found = _normalize_branches_backward(u, coefficients, kernels, ctx.n, ctx.eps, start, stop, sums, gradients[0])
+    return found[0], found[1:4], found[4:], None, None, None, None
+
+
+_normalize_branches.register_autograd(_compiled_gradients, setup_context=_save)
+
+
 def normalized_conv(
     u: Tensor,
     kernels: list[Tensor],
@@ -302,10 +366,17 @@ def normalized_conv(
     stop: Tensor | None,
     group: torch.distributed.ProcessGroup | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """[`BatchNormConv`], outside of compiled graphs: there is nothing to fuse, and chunks would be unrolled."""
-    layer = BatchNormLayer(n, eps, group, start, stop)
-    y, mean, var, count = BatchNormConv.apply(u, alpha, weight, bias, layer, *kernels, *wings)
-    return y, mean, var, count
+    """[`BatchNormConv`]; in a compiled graph, one operation of it."""
+    if torch.compiler.is_compiling() and group is None:
+        y, mean, var, sums = _normalize_branches(u, [alpha, weight, bias], [*kernels, *wings], n, eps, start, stop)
+    else:
+        layer = BatchNormLayer(n, eps, group, start, stop)
+        y, mean, var, sums = _apply(u, alpha, weight, bias, layer, *kernels, *wings)
+    return y, mean.detach(), var.detach(), sums[2, 0, 0].detach().to(mean.dtype)
+
+
+# Outside of the graph, which breaks here where processes share statistics.
+_apply = torch.compiler.disable(BatchNormConv.apply)
 
 
 def _scale_gradient(lags: Tensor, branches: Branches) -> Tensor:
@@ -323,37 +394,33 @@ class BranchSums(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, u: Tensor, layer: BatchNormLayer, count: int, *kernels: Tensor) -> Tensor:
-        found, ctx.dtypes = [], {}
-        for part in channel_chunks(u, layer.n):
-            branches, sums = layer.measure(u, kernels, count, part)
-            ctx.dtypes[part.start] = branches.dtype
-            found.append(sums)
-        ctx.save_for_backward(u, *kernels)
+        parts = channel_chunks(u, layer.n)
+        all_sums = torch.cat([layer.measure(u, kernels, count, part)[1] for part in parts], dim=-1)
+        ctx.save_for_backward(u, all_sums, *kernels)
         ctx.layer, ctx.count = layer, count
-        return torch.cat(found, dim=-1)
+        return all_sums
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (u, *kernels), layer = ctx.saved_tensors, ctx.layer
+        (u, all_sums, *kernels), layer = ctx.saved_tensors, ctx.layer
         g_u = torch.empty(u.shape, dtype=u.dtype, device=u.device)
         g_kernels = [torch.empty_like(kernel) for kernel in kernels]
         for part in channel_chunks(u, layer.n):
-            branches = layer.branches(u, kernels, ctx.count, part, ctx.dtypes[part.start])
+            dtype = layer.dtype(kernels[0].dtype, u, all_sums[..., part])
+            branches = layer.branches(u, kernels, ctx.count, part, dtype)
             spectrum, g_sums = branches.signal.spectrum, gradients[0][:2, :, part]
             # The merged kernel is convolved elsewhere: it has no gradient here.
             merged = spectrum.real.new_zeros(spectrum.shape[1], layer.n)
             none = torch.zeros_like(g_sums[0])
             sums = SumGradients(branches, spectrum.conj_physical(), g_sums[0], g_sums[1], merged, none)
-            g_spectrum = torch.zeros_like(spectrum)
-            for layout, formed in branches.parts():
-                sums.add(layout, formed, g_spectrum)
-            g_u[:, part] = sums.input_gradient(g_spectrum)
+            g_u[:, part] = sums.input_gradient(torch.zeros_like(spectrum))
             for target, gradient in zip(g_kernels, sums.kernel_gradients, strict=True):
                 target[part] = gradient
         return g_u, None, None, *g_kernels
 
 
+@torch.compiler.disable
 def grouped_sums(
     u: Tensor, kernels: list[Tensor], wings: list[Tensor], n: int, start: Tensor | None, stop: Tensor | None
 ) -> Tensor:

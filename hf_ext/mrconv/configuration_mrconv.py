@@ -58,6 +58,20 @@ def changed_lengths(branches: list[tuple[int, int]], rate_factor: float) -> list
     return [int(length) for length in lengths]
 
 
+def check_numbers(config: Any, counts: tuple[str, ...], positive: tuple[str, ...], chance: str) -> None:
+    """Check fields of a configuration: `counts` are at least 1, or None, `positive` above 0, a `chance` below 1."""
+    for name in counts:
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ValueError(f"`{name}` is {value}; it must be at least 1.")
+    for name in positive:
+        value = getattr(config, name)
+        if not (value > 0 and math.isfinite(value)):
+            raise ValueError(f"`{name}` is {value}; it must be positive.")
+    if not 0 <= getattr(config, chance) < 1:
+        raise ValueError(f"`{chance}` is {getattr(config, chance)}; it must be at least 0 and below 1.")
+
+
 @strict
 class MRConvConfig(PreTrainedConfig):
     """
@@ -188,19 +202,9 @@ class MRConvConfig(PreTrainedConfig):
 
     def validate_sizes(self) -> None:
         """Check that sizes are positive, and that branches, modes and rate fit the lengths of the kernels."""
-        for name in (
-            "vocab_size", "input_size", "hidden_size", "num_hidden_layers", "sampling_rate", "kernel_size",
-            "max_position_embeddings",
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"`{name}` is {value}; it must be at least 1.")
-        for name in ("norm_eps", "rate_factor", "initializer_range"):
-            value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"`{name}` is {value}; it must be positive.")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"`dropout` is {self.dropout}; it must be at least 0 and below 1.")
+        sizes = ("vocab_size", "input_size", "hidden_size", "num_hidden_layers", "sampling_rate", "kernel_size")
+        positive = ("norm_eps", "rate_factor", "initializer_range")
+        check_numbers(self, (*sizes, "max_position_embeddings"), positive, "dropout")
         longest = self.branches[0][1]
         if self.num_modes is not None and not 1 <= self.num_modes <= longest // 2 + 1:
             raise ValueError(

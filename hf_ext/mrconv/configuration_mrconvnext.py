@@ -6,7 +6,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from .configuration_mrconv import MRConvConfig
+from .configuration_mrconv import MRConvConfig, check_numbers
 
 # Every head, whichever class is saved: a folder must load through each of them without hf_ext installed.
 AUTO_MAP = {
@@ -123,14 +123,8 @@ class MRConvNextConfig(PreTrainedConfig):
 
     def validate_sizes(self) -> None:
         """Check that every size is positive."""
-        for name in ("num_channels", "patch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` is {getattr(self, name)}; it must be at least 1.")
-        for name in ("layer_norm_eps", "initializer_range"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"`{name}` is {getattr(self, name)}; it must be positive.")
-        if not 0 <= self.drop_path_rate < 1:
-            raise ValueError(f"`drop_path_rate` is {self.drop_path_rate}; it must be at least 0 and below 1.")
+        sizes, positive = ("num_channels", "patch_size"), ("layer_norm_eps", "initializer_range")
+        check_numbers(self, sizes, positive, "drop_path_rate")
 
     def validate_stages(self) -> None:
         """Check that widths and depths fit each other, and the convolutions of each stage."""

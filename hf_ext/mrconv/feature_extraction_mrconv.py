@@ -1,6 +1,7 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Feature extractor of MRConv: raw waveforms to batches with a mask."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,19 @@ _VARIANCE_EPSILON = 1e-7
 _MOST_CHANNELS = 8
 
 
+def _array(audio: Any) -> np.ndarray:
+    """Audio as an array; a masked sample has no value."""
+    if isinstance(audio, torch.Tensor):
+        # NumPy has no bfloat16.
+        return (audio.float() if audio.is_floating_point() else audio).numpy(force=True)
+    if isinstance(audio, np.ma.MaskedArray) and audio.mask.any():
+        return audio.astype(np.float32).filled(np.nan)
+    return np.asarray(audio)
+
+
 def _waveform(recording: Any) -> np.ndarray:
     """One recording as float32 in [-1, 1] if it was whole numbers; floats keep their scale."""
-    array = recording.detach().cpu().numpy() if isinstance(recording, torch.Tensor) else np.asarray(recording)
+    array = _array(recording)
     if array.ndim != 1:
         raise ValueError(
             f"A recording has shape {array.shape}; expected one axis of samples (mono). Average the channels first, "
@@ -40,9 +51,8 @@ def _waveform(recording: Any) -> np.ndarray:
 
 def _recordings(raw_speech: Any) -> list[np.ndarray]:
     """The batch as a list: one recording, a list of them, or an array of `[batch, samples]`."""
-    if isinstance(raw_speech, torch.Tensor):
-        raw_speech = raw_speech.detach().cpu().numpy()
-    if isinstance(raw_speech, np.ndarray):
+    if isinstance(raw_speech, (torch.Tensor, np.ndarray)):
+        raw_speech = _array(raw_speech)
         if raw_speech.ndim == 2 and raw_speech.shape[1] <= _MOST_CHANNELS < raw_speech.shape[0]:
             raise ValueError(
                 f"The audio has shape {raw_speech.shape}: samples x channels? Give mono audio, "
@@ -103,17 +113,12 @@ class MRConvFeatureExtractor(SequenceFeatureExtractor):
     ):
         if feature_size != 1:
             raise ValueError(f"`feature_size` is {feature_size}; only 1, mono audio, is supported.")
-        if sampling_rate < 1:
-            raise ValueError(f"`sampling_rate` is {sampling_rate}; give samples per second, at least 1.")
+        for name, value, least in (("sampling_rate", sampling_rate, 1), ("padding_value", padding_value, -math.inf)):
+            if not isinstance(value, (int, float)) or not least <= value < math.inf:
+                raise ValueError(f"`{name}` is {value!r}; give a number, of samples per second at least 1.")
         if padding_side not in ("left", "right"):
             raise ValueError(f"`padding_side` is {padding_side!r}; allowed: 'left', 'right'.")
-        super().__init__(
-            feature_size=feature_size,
-            sampling_rate=sampling_rate,
-            padding_value=padding_value,
-            padding_side=padding_side,
-            **kwargs,
-        )
+        super().__init__(feature_size, sampling_rate, padding_value, padding_side=padding_side, **kwargs)
         self.return_attention_mask = return_attention_mask
         self.do_normalize = do_normalize
 
@@ -156,7 +161,7 @@ class MRConvFeatureExtractor(SequenceFeatureExtractor):
             TypeError: The audio is no array, tensor or list, or holds numbers of another type.
         """
         if sampling_rate != self.sampling_rate:
-            got = "not given" if sampling_rate is None else f"{sampling_rate} Hz"
+            got = "not given" if sampling_rate is None else f"{sampling_rate!r} Hz"
             raise ValueError(
                 f"`sampling_rate` is {got}; the model was trained with {self.sampling_rate} Hz. Resample the audio to "
                 f"that rate, and pass `sampling_rate={self.sampling_rate}` to say so."

@@ -41,6 +41,7 @@ from .ops_mrconv import (
     grouped_batch_norm_conv,
     long_conv,
     merge_kernels,
+    valid_positions,
 )
 
 logger = logging.get_logger(__name__)
@@ -274,9 +275,7 @@ class MRConvLayer(MRConvPreciseBuffers):
         outputs outside have no meaning. `cache` holds what came before; `packing` says that rows hold several
         sequences."""
         if start is not None and stop is not None:
-            positions = torch.arange(u.shape[-1], device=u.device)
-            valid = (positions >= start[:, None]) & (positions < stop[:, None])  # [B, L]
-            u = torch.where(valid[:, None], u, 0)
+            u = torch.where(valid_positions(u, start, stop), u, 0)
         if cache is not None and cache.takes_gradient:
             return self._go_on(u, start, stop, cache)
         if cache is not None:
@@ -353,8 +352,6 @@ class MRConvLayer(MRConvPreciseBuffers):
                 scale = scale / torch.stack([kernel.norm(dim=-1) for kernel in whole]).clamp_min(_TINY)
         return scale, torch.zeros_like(scale)
 
-    # Compilers cannot trace its backward pass, and there is nothing in it to fuse: the graph breaks here once.
-    @torch.compiler.disable
     def _normalize_batch(
         self, inputs: list[Tensor], spans: list[Span], history: bool, packed: bool
     ) -> list[Tensor] | None:

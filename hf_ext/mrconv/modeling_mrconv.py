@@ -33,21 +33,45 @@ _PASSED_ON = {
 PACKING_ARGUMENTS = ("position_ids", "cu_seq_lens_q", "seq_idx")
 
 
-def valid_range(
-    attention_mask: Tensor | None, inputs: Tensor, streaming: bool
-) -> tuple[Tensor, Tensor, Tensor] | tuple[None, None, None]:
-    """First valid position of each sample, first after the last, and the mask as booleans; None where all are valid.
-    They are one run. When streaming, the mask may cover the past too, and a sample may have none in this chunk."""
+def read_mask(attention_mask: Tensor | None, inputs: Tensor, cache: Any | None = None) -> Tensor | None:
+    """The mask of inputs `(B, L, D)` as booleans, None if there is none. With a cache it covers that too."""
     if attention_mask is None:
-        return None, None, None
-    batch, length = inputs.shape[:2]
-    past = attention_mask.shape[-1] - length
-    if attention_mask.shape != (batch, past + length) or past < 0 or (past > 0 and not streaming):
+        return None
+    seen = 0 if cache is None else cache.get_seq_length()
+    expected = (inputs.shape[0], seen + inputs.shape[1])
+    if attention_mask.shape != expected:
         raise ValueError(
-            f"`attention_mask` has shape {tuple(attention_mask.shape)}; expected ({batch}, {length}), one number for "
-            "each position."
+            f"`attention_mask` has shape {tuple(attention_mask.shape)}; expected {expected}, one number for each "
+            "position, of the cache too if there is one."
         )
-    valid = attention_mask[:, past:] != 0
+    valid = as_booleans("attention_mask", attention_mask)
+    if cache is not None:
+        require_all(
+            valid[:, 1:] >= valid[:, :-1],
+            "`attention_mask` has padding after a valid position; a sequence that goes on must be padded on the "
+            "left: set `tokenizer.padding_side = 'left'`, or call the model with `use_cache=False`.",
+        )
+    return valid[:, seen:]
+
+
+def as_booleans(name: str, mask: Tensor) -> Tensor:
+    """A mask of ones and zeros as booleans. An additive one, 0 where others are 1, would be read the wrong way round,
+    and one that numbers the sequences of a row would join them."""
+    found = mask != 0
+    if not torch.compiler.is_compiling():
+        require_all(
+            mask == found,
+            f"`{name}` has other numbers than 1, valid, and 0. Where rows hold several sequences, say where they "
+            "begin by `position_ids`.",
+        )
+    return found
+
+
+def valid_range(valid: Tensor | None, streaming: bool) -> tuple[Tensor, Tensor, Tensor] | tuple[None, None, None]:
+    """First valid position of each sample, first after the last, and the mask as booleans; None where all are valid.
+    They are one run. When streaming, a sample may have none in this chunk."""
+    if valid is None:
+        return None, None, None
     if not torch.compiler.is_compiling():
         # On a CPU it costs nothing to look.
         if valid.device.type == "cpu" and bool(valid.all()):
@@ -80,8 +104,8 @@ def only_cache(cache: Any | None, past_key_values: Any | None) -> Any | None:
 
 
 def refuse_packing(arguments: dict[str, Any], reason: str = "this head makes one answer of each row") -> None:
-    """Refuse packed sequences where a row must be one sequence."""
-    for name in PACKING_ARGUMENTS:
+    """Refuse packed sequences, and the state after the beginning of one, where a row must be one sequence."""
+    for name in (*PACKING_ARGUMENTS, "cache", "past_key_values"):
         if arguments.get(name) is not None:
             raise ValueError(
                 f"`{name}` is not an input here: {reason}. Give each sequence its own row, and an attention mask if "
@@ -115,7 +139,7 @@ def zero_padding(values: Tensor, attention_mask: Tensor | None) -> Tensor:
 
 def delta_features(values: Tensor, attention_mask: Tensor | None, observed: Tensor | None) -> Tensor:
     """Change of each channel of values `(B, L, C)` from the position before; 0 where one of the two is not known."""
-    known = torch.ones_like(values, dtype=torch.bool) if observed is None else observed != 0
+    known = torch.ones_like(values, dtype=torch.bool) if observed is None else observed
     if attention_mask is not None:
         known = known & (attention_mask[..., None] != 0)
     known = known[:, 1:] & known[:, :-1]
@@ -214,20 +238,22 @@ class MRConvModel(MRConvPreTrainedModel):
             raise ValueError("A model with `input_delta_std` takes whole sequences: no cache, and one in each row.")
         if cache is not None:
             refuse_packing(given, "the cache of a row is that of one sequence, whose positions follow one another")
-            self._check_cache(cache, attention_mask, hidden)
+            self._check_cache(cache)
         if self.read_packing is None:
             refuse_packing(given, "the code that reads packed rows is missing from this checkpoint")
-        packing = None if self.read_packing is None else self.read_packing(hidden, attention_mask, **given)
+        valid = read_mask(attention_mask, hidden, cache)
+        packing = None if self.read_packing is None else self.read_packing(hidden, valid, **given)
         longest = hidden.shape[1] if packing is None else packing.longest
         if cache is None and longest > self.config.longest_input:
             raise ValueError(
                 f"The input has {longest} positions; the model takes at most {self.config.longest_input} "
-                "(`max_position_embeddings`, its longest kernel). Shorten the input, or stream it with a cache."
+                "(`max_position_embeddings`, its longest kernel). Shorten the input; causal models with an output for "
+                "each position take more with a cache."
             )
         if packing is None:
-            start, stop, valid = valid_range(attention_mask, hidden, cache is not None)
+            start, stop, valid = valid_range(valid, cache is not None)
         else:
-            start, stop, valid = None, None, packing.valid
+            start, stop = None, None
         if valid is not None:
             # Tokens, numbers and embeddings of one text agree there too.
             hidden = hidden.masked_fill(~valid[..., None], 0)
@@ -237,27 +263,20 @@ class MRConvModel(MRConvPreTrainedModel):
             hidden = self.final_norm(hidden, valid)
         return BaseModelOutput(last_hidden_state=hidden)
 
-    def _check_cache(self, cache: Any, attention_mask: Tensor | None, hidden: Tensor) -> None:
-        """Check that all blocks of a cache have seen as much, that a mask covers that too, and how it is trained."""
+    def _check_cache(self, cache: Any) -> None:
+        """Check that a cache has the blocks of the model, all of which have seen as much, and how it is trained."""
         if not hasattr(cache, "takes_gradient"):
             raise TypeError(f"`cache` is a {type(cache).__name__}; MRConv needs an `MRConvCache(model.config)`.")
+        if len(cache.layers) != len(self.layers):
+            raise ValueError(
+                f"This cache is for {len(cache.layers)} layers, the model has {len(self.layers)}: make one with "
+                "`MRConvCache(model.config)`."
+            )
         seen = {layer.get_seq_length() for layer in cache.layers}
         if len(seen) > 1:
             raise ValueError(
                 f"The blocks of this cache have seen {min(seen)} to {max(seen)} positions: an earlier call was "
                 "interrupted between them. Start a new cache, or `reset()` this one."
-            )
-        if attention_mask is not None:
-            positions = cache.get_seq_length() + hidden.shape[1]
-            if attention_mask.ndim != 2 or attention_mask.shape[1] != positions:
-                raise ValueError(
-                    f"`attention_mask` has shape {tuple(attention_mask.shape)}; with a cache it covers the positions "
-                    f"of the cache and the new ones, (batch_size, {positions})."
-                )
-            require_all(
-                attention_mask[:, 1:] >= attention_mask[:, :-1],
-                "`attention_mask` has padding after a valid position; a sequence that goes on must be padded on the "
-                "left: set `tokenizer.padding_side = 'left'`, or call the model with `use_cache=False`.",
             )
         if not self.training:
             return
@@ -324,7 +343,8 @@ class MRConvModel(MRConvPreTrainedModel):
                     raise ValueError(
                         f"`observed_mask` has shape {tuple(observed.shape)}; expected {shape}, as `input_values`."
                     )
-                values = values.masked_fill(observed == 0, 0)
+                observed = as_booleans("observed_mask", observed)
+                values = values.masked_fill(~observed, 0)
             values = zero_padding(values, attention_mask)
             if self.delta_units is not None:
                 changes = delta_features(raw, attention_mask, observed) / config.rate_factor
@@ -471,17 +491,12 @@ def _join(documents: list[Tensor], masks: list[Tensor | None]) -> tuple[Tensor, 
     """Batches of embedded documents as one, padded on the right to one length, and their mask."""
     length, joined = max(document.shape[1] for document in documents), []
     for document, mask in zip(documents, masks, strict=True):
-        shape = document.shape[:2]
-        if mask is not None and mask.shape != shape:
-            raise ValueError(
-                f"An attention mask has shape {tuple(mask.shape)} for documents of shape {tuple(shape)}; give one "
-                "number for each position."
-            )
-        mask = torch.ones(shape, dtype=torch.int64, device=document.device) if mask is None else mask
-        right = length - shape[1]
-        joined.append((F.pad(document, (0, 0, 0, right)), F.pad(mask, (0, right))))
-    texts, valid = zip(*joined, strict=True)
-    return torch.cat(texts), torch.cat(valid)
+        valid = read_mask(mask, document)
+        valid = torch.ones_like(document[..., 0], dtype=torch.bool) if valid is None else valid
+        right = length - document.shape[1]
+        joined.append((F.pad(document, (0, 0, 0, right)), F.pad(valid, (0, right))))
+    texts, masks_of_all = zip(*joined, strict=True)
+    return torch.cat(texts), torch.cat(masks_of_all)
 
 
 class MRConvForRetrieval(MRConvForSequenceClassification):
@@ -535,5 +550,5 @@ class MRConvForRetrieval(MRConvForSequenceClassification):
         # One pass for both, so batch statistics include all documents and are updated once.
         documents, mask = _join([first, second], [attention_mask, attention_mask_2])
         outputs = self.model(inputs_embeds=documents, attention_mask=mask, **kwargs)
-        a, b = masked_mean(outputs.last_hidden_state, mask != 0).chunk(2)
+        a, b = masked_mean(outputs.last_hidden_state, mask).chunk(2)
         return self.answer(F.relu(self.comparison(torch.cat([a, b, a - b, a * b], dim=-1))), labels, outputs)

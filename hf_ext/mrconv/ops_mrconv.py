@@ -42,6 +42,9 @@ def fft_size(length: int) -> int:
 
 def convolution_size(length: int, taps: int, backward_taps: int = 0) -> int:
     """FFT size at which [`long_conv`] computes: what wraps around falls outside of the outputs that are kept."""
+    if isinstance(length, torch.SymInt):
+        # Compiled for any length: no search for a fast size, and nothing that depends on which one is longer.
+        return length + taps + backward_taps
     return fft_size(length + max(min(taps, length) - 1, min(backward_taps, length - 1), 0))
 
 
@@ -124,11 +127,8 @@ def long_conv(
         return long_conv(F.pad(u, (0, 0, 0, 0, 0, 1)), kernel, backward_kernel, spectrum=spectrum, bias=bias)[:0]
     length, dtype = u.shape[2], _working_dtype(u.dtype)
     wings = [kernel] if backward_kernel is None else [kernel, backward_kernel]
-    if isinstance(length, torch.SymInt):
-        # Exported for any length: no search for a fast size, and nothing that depends on which one is longer.
-        n = length + sum(wing.shape[1] for wing in wings)
-    else:
-        n = convolution_size(length, *(wing.shape[1] for wing in wings))
+    n = convolution_size(length, *(wing.shape[1] for wing in wings))
+    if not isinstance(length, torch.SymInt):
         wings = [wing[:, :reach] for wing, reach in zip(wings, (length, length - 1), strict=False)]
     if spectrum is not None:
         points = 2 * (spectrum.shape[-1] - 1)
@@ -147,6 +147,17 @@ def long_conv(
     factors = _two_sided(kernel, backward_kernel, n) if spectrum is None else spectrum
     y = torch.fft.irfft(torch.fft.rfft(u.to(dtype), n=n) * factors, n=n)[..., :length]
     return (y if bias is None else y + bias[:, None]).to(u.dtype)
+
+
+def valid_positions(u: Tensor, start: Tensor | None, stop: Tensor | None) -> Tensor:
+    """Mask of the positions from start to stop - 1 of each sample, [batch, 1, length]; None: no such bound."""
+    time = torch.arange(u.shape[2], device=u.device).expand(u.shape[0], 1, -1)
+    valid = torch.ones_like(time, dtype=torch.bool)
+    if start is not None:
+        valid = valid & (time >= start[:, None, None])
+    if stop is not None:
+        valid = valid & (time < stop[:, None, None])
+    return valid
 
 
 class SumOverProcesses(torch.autograd.Function):
@@ -201,8 +212,14 @@ def batch_norm_conv(
         )
         return y[:0], mean, var, count
     cropped, ahead, n = _crop_kernels(u, kernels, wings)
-    form = _batch_norm_branches if history else FAST.get("batch_norm_conv", _batch_norm_branches)
-    y, mean, var, count = form(u, cropped, ahead, alpha, weight, bias, n, eps, start, stop, group)
+    if "batch_norm_conv" in FAST and not history:
+        y, mean, var, count = FAST["batch_norm_conv"](
+            u, cropped, ahead, alpha, weight, bias, n, eps, start, stop, group
+        )
+        return y, mean, var, count
+    mean, var, count, y = grouped_batch_norm_conv(
+        [u], [(start, stop)], kernels, alpha, weight, bias, eps, wings, group, history
+    )
     return y, mean, var, count
 
 
@@ -220,17 +237,18 @@ def grouped_batch_norm_conv(
     eps: float,
     backward_kernels: list[Tensor] | None,
     group: torch.distributed.ProcessGroup | None,
+    history: bool = False,
 ) -> tuple[Tensor, ...]:
     """[`batch_norm_conv`] of several groups of samples, each of a length of its own, with the statistics of all: mean,
     variance and count, then the outputs of each group."""
-    wings, form = backward_kernels or [], FAST.get("branch_sums", _branch_sums)
+    wings, form = backward_kernels or [], _branch_sums if history else FAST.get("branch_sums", _branch_sums)
     found = [form(u, *_crop_kernels(u, kernels, wings), *span) for u, span in zip(inputs, spans, strict=True)]
     sums = torch.stack(found).sum(0)
     sums = sums if group is None else SumOverProcesses.apply(sums, group)
     total, square, count = sums[0], sums[1], sums[2, 0, 0].detach()
     mean = total / count.clamp_min(1)
     var = (square / count.clamp_min(1) - mean.square()).clamp_min(0)
-    dtype, scale = alpha.dtype, alpha * weight * (var + eps).rsqrt()
+    dtype, scale = _working_dtype(alpha.dtype), alpha * weight * (var + eps).rsqrt()
     shift = (alpha * bias - scale * mean).sum(0)
     merged, ahead = merge_kernels(kernels, scale.to(dtype)), merge_kernels(wings, scale.to(dtype)) if wings else None
     outputs = [long_conv(u, merged, ahead, bias=shift) for u in inputs]
@@ -243,7 +261,7 @@ def _branch_sums(
     """Sum and squared sum of each branch over batch and valid positions, outside of which `u` is zero, and the number
     of these: [3, N, channels], in float64 where there is that, as the variance is a small difference of large sums."""
     exact = kernels[0].dtype if u.device.type == "mps" else torch.float64
-    valid = _valid_positions(u, start, stop)
+    valid = valid_positions(u, start, stop)
     spectrum = torch.fft.rfft(u.to(exact), n=n)
     sums = []
     for i, kernel in enumerate(kernels):
@@ -254,61 +272,11 @@ def _branch_sums(
     return torch.stack(sums, dim=1)
 
 
-def _valid_positions(u: Tensor, start: Tensor | None, stop: Tensor | None) -> Tensor:
-    """The mask of valid positions of each sample, [batch, 1, length]."""
-    time = torch.arange(u.shape[2], device=u.device).expand(u.shape[0], 1, -1)
-    valid = torch.ones_like(time, dtype=torch.bool)
-    if start is not None:
-        valid = valid & (time >= start[:, None, None])
-    if stop is not None:
-        valid = valid & (time < stop[:, None, None])
-    return valid
-
-
 def _crop_kernels(u: Tensor, kernels: list[Tensor], wings: list[Tensor]) -> tuple[list[Tensor], list[Tensor], int]:
     """Kernels as far as they reach within the length of `u`, in float32 at least, and the FFT size that fits them."""
     length, dtype = u.shape[2], _working_dtype(u.dtype)
     cropped = [kernel[:, :length].to(dtype) for kernel in kernels]
     ahead = [wing[:, : length - 1].to(dtype) for wing in wings]
     # The longest branch, whose wings are the longest too: neither outputs nor autocorrelation of u wrap around.
-    span = max(kernel.shape[1] for kernel in cropped) + max((wing.shape[1] for wing in ahead), default=0)
-    return cropped, ahead, fft_size(length + min(length, span) - 1)
-
-
-def _batch_norm_branches(
-    u: Tensor,
-    kernels: list[Tensor],
-    wings: list[Tensor],
-    alpha: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    n: int,
-    eps: float,
-    start: Tensor | None,
-    stop: Tensor | None,
-    group: torch.distributed.ProcessGroup | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The layer as it is written: N branches, the variance of each about its mean. Kernels fit an FFT of size n.
-    Rounded as N branches in the dtype of the kernels: a mean of u that is large beside its variance costs digits."""
-    dtype, length = kernels[0].dtype, u.shape[2]
-    valid = _valid_positions(u, start, stop)
-
-    def total(branches: list[Tensor]) -> Tensor:
-        """Sum of each branch over the valid positions of all processes: [N, channels]."""
-        sums = torch.stack([torch.where(valid, branch, 0).sum((0, 2)) for branch in branches])
-        return sums if group is None else SumOverProcesses.apply(sums, group)
-
-    spectrum = torch.fft.rfft(u.to(dtype), n=n)
-    branches = []
-    for i, kernel in enumerate(kernels):
-        factors = _two_sided(kernel, wings[i] if wings else None, n)
-        branches.append(torch.fft.irfft(spectrum * factors, n=n)[..., :length])
-    count = total([torch.ones_like(u[:, :1], dtype=dtype)])[0, 0]
-    positions = count.clamp_min(1)
-    mean = total(branches) / positions
-    centred = [branch - one[:, None] for branch, one in zip(branches, mean, strict=True)]
-    var = total([branch.square() for branch in centred]) / positions
-    scale = alpha * weight * (var + eps).rsqrt()
-    shift = (alpha * bias).sum(0)
-    y = sum((one[:, None] * branch for one, branch in zip(scale, centred, strict=True)), shift[:, None])
-    return y.to(u.dtype), mean.detach(), var.detach(), count.detach()
+    span = max([kernel.shape[1] for kernel in cropped]) + max([0, *[wing.shape[1] for wing in ahead]])
+    return cropped, ahead, convolution_size(length, span)

@@ -156,16 +156,7 @@ def _fit(name: str, values: Tensor, shape: tuple[int, int]) -> Tensor:
     return values.expand(shape)
 
 
-def read_packing(hidden: Tensor, attention_mask: Tensor | None, **given: Tensor | None) -> Packing | None:
+def read_packing(hidden: Tensor, valid: Tensor | None, **given: Tensor | None) -> Packing | None:
     """The packing of hidden states [B, L, D], from what [`find_starts`] takes; None where nothing says it."""
-    if all(value is None for value in given.values()):
-        return None
-    batch, length = hidden.shape[:2]
-    if attention_mask is not None and attention_mask.shape != (batch, length):
-        raise ValueError(
-            f"`attention_mask` has shape {tuple(attention_mask.shape)}; expected {(batch, length)}, one number for "
-            "each position."
-        )
-    valid = None if attention_mask is None else attention_mask != 0
-    starts = find_starts((batch, length), valid, **given)
+    starts = find_starts((hidden.shape[0], hidden.shape[1]), valid, **given)
     return None if starts is None else Packing(starts, valid)

@@ -435,11 +435,6 @@ class MRConvCache(Cache):
         `kernel` gives the layer's [`StreamingKernel`] and is called at the first chunk only; `u`,
         [batch, channels, length], is zero where a sample is padded. Where it or one of the `parameters` that make the
         kernel asks for a gradient, the backward pass of the result raises a `RuntimeError`."""
-        if layer_index >= len(self.layers):
-            raise ValueError(
-                f"This cache is for {len(self.layers)} layers; layer {layer_index} has none. Make one with "
-                "`MRConvCache(model.config)` after a change of `config.num_hidden_layers`."
-            )
         layer: Any = self.layers[layer_index]
         result = layer.update(u, kernel)
         trained = [value for value in (u, *parameters()) if value.requires_grad] if torch.is_grad_enabled() else []

@@ -144,9 +144,7 @@ class MRConvTask(Task):
 
     def batch(self, model: nn.Module, examples: list[dict[str, Any]]) -> Batch:
         """Encoded examples as one batch on the model's device."""
-        device = next(model.parameters()).device
-        batch = cut_padding(default_collate([self.encode(example) for example in examples]))
-        return {name: values.to(device) for name, values in batch.items()}
+        return join_samples(model, [self.encode(example) for example in examples])
 
     def save_model(self, model: nn.Module, state_dict: Batch, folder: Path) -> None:
         """Writes the model and its processor, if it has one."""
@@ -164,6 +162,12 @@ class MRConvTask(Task):
         options = super().describe()
         left_out = ("kernel_learning_rate", "label_names", "label_smoothing")
         return {name: options[name] for name in options if name not in left_out}
+
+
+def join_samples(model: nn.Module, samples: list[Batch]) -> Batch:
+    """Samples as one batch on the model's device."""
+    device = next(model.parameters()).device
+    return {name: values.to(device) for name, values in cut_padding(default_collate(samples)).items()}
 
 
 def cut_padding(batch: Batch) -> Batch:

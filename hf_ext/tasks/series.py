@@ -66,11 +66,7 @@ class SeriesTask(MRConvTask):
 
     def read_values(self, example: dict[str, Any]) -> np.ndarray:
         """The numbers of an example, float64 `[length, channels]`; NaN where one is missing."""
-        parts = [read_numbers(example, name, "columns") for name in self.columns]
-        lengths = {name: len(part) for name, part in zip(self.columns, parts, strict=True)}
-        if len(set(lengths.values())) > 1 or not len(parts[0]):
-            raise DataError(f"{_place(example)}columns must have one length, at least 1; got {lengths}.")
-        values = np.concatenate(parts, axis=1)
+        values = read_columns(example, self.columns)
         if values.shape[1] != self.channels:
             raise DataError(
                 f"{_place(example)}columns {', '.join(self.columns)} hold {values.shape[1]} channels, the model takes "
@@ -334,12 +330,20 @@ class PositionsTask(WholeSeriesTask, ClassificationTask):
         }
 
 
-def read_numbers(example: dict[str, Any], name: str, option: str) -> np.ndarray:
+def read_columns(example: dict[str, Any], names: list[str], option: str = "task.columns") -> np.ndarray:
     """
-    A column of numbers as float64 `[length, channels]`, NaN where one is missing; what is no number is said with its
-    place.
+    Columns of numbers, which an option names, side by side as float64 `[length, channels]`, NaN where one is missing;
+    what is no number is said with its place.
     """
-    given = column(example, name, option)
+    parts = [_read_numbers(example, name, option) for name in names]
+    lengths = {name: len(part) for name, part in zip(names, parts, strict=True)}
+    if len(set(lengths.values())) > 1 or not len(parts[0]):
+        raise DataError(f"{_place(example)}columns must have one length, at least 1; got {lengths}.")
+    return np.concatenate(parts, axis=1)
+
+
+def _read_numbers(example: dict[str, Any], name: str, option: str) -> np.ndarray:
+    given = column(example, name, "columns")
     try:
         # Of lists of lists in arrow comes an array of arrays.
         plain = isinstance(given, np.ndarray) and given.dtype != object
@@ -351,14 +355,15 @@ def read_numbers(example: dict[str, Any], name: str, option: str) -> np.ndarray:
         bad = next((place for place, cell in enumerate(cells) if np.ndim(cell) == 0 and not is_number(cell)), None)
         raise DataError(
             f"{_place(example, bad)}column {name!r} holds {(given if bad is None else cells[bad])!r:.60}; expected a "
-            f"number for each position, or lists of equal size. Correct the data, or set task.{option}."
+            f"number for each position, or lists of equal size. Correct the data, or set {option}."
         )
     values = values[:, None] if values.ndim == 1 else values
-    if np.isinf(values).any():
-        bad = int(np.isinf(values).any(1).argmax())
+    # Models compute in float32.
+    large = np.abs(values) > np.finfo(np.float32).max
+    if large.any():
         raise DataError(
-            f"{_place(example, bad)}column {name!r} contains an infinite number: leave the cell empty if the value is "
-            "unknown."
+            f"{_place(example, int(large.any(1).argmax()))}column {name!r} contains an infinite number, or one beyond "
+            "3.4e38: leave the cell empty if the value is unknown."
         )
     if np.isnan(values).all() and len(values):
         raise DataError(f"{_place(example)}column {name!r} contains no numbers: remove the sequence.")

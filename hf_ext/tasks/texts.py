@@ -11,14 +11,13 @@ import torch.nn.functional as F
 from huggingface_hub.dataclasses import strict
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from torch import nn
-from torch.utils.data import default_collate
 from transformers import DataCollatorForLanguageModeling, PreTrainedModel, PreTrainedTokenizerFast
 
 from hf_ext.mrconv.modeling_mrconv import MRConvForRetrieval
 from hf_ext.mrconv.modeling_positions_mrconv import MRConvForCausalLM, MRConvForMaskedLM
 
 from ..errors import DataError
-from .sequences import Batch, ClassificationTask, MRConvTask, column, cut_padding
+from .sequences import Batch, ClassificationTask, MRConvTask, column, join_samples
 
 PAD, UNKNOWN, EOS, MASK = "<pad>", "<unk>", "<eos>", "<mask>"
 # What ListOps is written with, beside digits: examples/mrconv/data/make_listops.py makes its expressions.
@@ -309,12 +308,8 @@ class MaskedLanguageModelTask(LanguageModelTask):
     ) -> list[dict[str, float]]:
         """Of each text the masked bytes, those that were found, their summed cross entropy, and each byte's number."""
         generators = [np.random.default_rng((5, index)) for index in indices]
-        samples = [
-            self.mask(self.read_window(example, 0), generator)
-            for example, generator in zip(examples, generators, strict=True)
-        ]
-        device = next(model.parameters()).device
-        batch = {name: values.to(device) for name, values in cut_padding(default_collate(samples)).items()}
+        windows = [self.read_window(example, 0) for example in examples]
+        batch = join_samples(model, [self.mask(*pair) for pair in zip(windows, generators, strict=True)])
         labels = batch.pop("labels")
         logits = model(**batch).logits.float()
         losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none", ignore_index=-100).sum(1)

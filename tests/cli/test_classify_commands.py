@@ -239,7 +239,7 @@ TABLES = {
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", TABLES)
-def test_tables_are_classified_as_they_train(kind, tmp_path):
+def test_tables_are_classified_as_they_train(kind, tmp_path, caplog):
     model = save_series_model(tmp_path / "model", MRConvForTokenClassification, **LABELS)
     frame = pd.DataFrame(np.random.default_rng(0).normal([100, 3], [20, 1], (20, 2)).round(3), columns=["a", "b"])
     frame.iloc[3, 1] = np.nan
@@ -249,6 +249,20 @@ def test_tables_are_classified_as_they_train(kind, tmp_path):
     expected = model(input_values=values, observed_mask=~values.isnan()).logits[0].softmax(-1)
     shares = shares_of(found, 20)
     torch.testing.assert_close(shares.flip(0) if kind == "backwards" else shares, expected, atol=1e-5, rtol=0)
+    said = {"a row of units": "a row of units: a in m, b in s", "backwards": "sorted by it", "commas": ""}
+    assert said.get(kind, "") in caplog.text and (kind != "commas" or not caplog.text)
+
+
+@torch.no_grad()
+def test_classes_that_do_not_exclude_each_other_have_a_sigmoid_each(tmp_path):
+    kind = {**LABELS, "problem_type": "multi_label_classification"}
+    model = save_series_model(tmp_path / "model", MRConvForSequenceClassification, **kind)
+    values = write_table(tmp_path / "table.csv", 20)
+    (found,) = answers(tmp_path / "model", tmp_path / "table.csv", "--top-k", 3)
+    assert scores(found["classes"]) == likeliest(model(input_values=values).logits[0].sigmoid())
+    model.classifier.bias[0] = float("nan")
+    model.save_pretrained(tmp_path / "model")
+    assert "not finite" in run(tmp_path / "model", tmp_path / "table.csv", code=1).stderr
 
 
 def _write_lists(path: Path, series: np.ndarray) -> None:
@@ -298,8 +312,8 @@ def test_series_that_do_not_fit_the_model_are_refused(tmp_path):
     file = tmp_path / "short.csv"
     write_table(file, 20)
     for words, said in (
-        ([], "has the channels time, b, a, the model takes 2"),
-        (["--columns", "a,note"], "line 2: column 'note' holds 'yes'"),
+        ([], "has 3 channels in time, b, a, the model takes 2"),
+        (["--columns", "a,note"], "Correct the data, or set --columns."),
     ):
         assert said in run(tmp_path / "model", file, *words, code=1).stderr
     assert len(answers(tmp_path / "model", file, "--columns", "a, b ")) == 1

@@ -113,6 +113,16 @@ def long_conv(
     return y if bias is None else y + bias[:, None]
 
 
+def valid_positions(u: Tensor, start: Tensor | None, stop: Tensor | None) -> Tensor:
+    """Look at each position by itself. See [`ops_mrconv.valid_positions`]."""
+    valid = torch.ones(u.shape[0], 1, u.shape[2], dtype=torch.bool)
+    for sample in range(u.shape[0]):
+        for time in range(u.shape[2]):
+            early, late = start is not None and time < start[sample], stop is not None and time >= stop[sample]
+            valid[sample, 0, time] = not (early or late)
+    return valid
+
+
 def batch_norm_conv(
     u: Tensor,
     kernels: list[Tensor],
@@ -155,6 +165,7 @@ def grouped_batch_norm_conv(
     eps: float,
     backward_kernels: list[Tensor] | None,
     group: torch.distributed.ProcessGroup | None,
+    history: bool = False,
 ) -> tuple[Tensor, ...]:
     """One batch of all samples, padded to the longest. See [`ops_mrconv.grouped_batch_norm_conv`]."""
     longest = max(u.shape[2] for u in inputs)
@@ -164,7 +175,7 @@ def grouped_batch_norm_conv(
     stop = torch.cat([torch.full((len(u),), u.shape[2]) if last is None else last for u, (_, last) in pairs])
     y, mean, var, count = batch_norm_conv(
         joined, kernels, alpha, weight, bias, eps,
-        backward_kernels=backward_kernels, start=start, stop=stop, group=group,
+        backward_kernels=backward_kernels, start=start, stop=stop, group=group, history=history,
     )  # fmt: skip
     parts = zip(y.split([len(u) for u in inputs]), inputs, strict=True)
     return mean, var, count, *(part[..., : u.shape[2]] for part, u in parts)
@@ -185,4 +196,5 @@ __all__ = [
     "long_conv",
     "merge_kernels",
     "sparse_kernel",
+    "valid_positions",
 ]

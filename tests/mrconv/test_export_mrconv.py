@@ -181,8 +181,7 @@ def check_compiled(backend: str, model, make_inputs) -> None:
     torch._dynamo.reset()
     model.train()
     other = copy.deepcopy(model)
-    # The graph breaks at the normalised convolution of each layer, whose backward pass no compiler can trace.
-    results = train_step(torch.compile(other, backend=backend), make_inputs())
+    results = train_step(torch.compile(other, backend=backend, fullgraph=True), make_inputs())
     for result, wanted in zip(results, train_step(model, make_inputs()), strict=True):
         torch.testing.assert_close(result, wanted, atol=1e-5, rtol=1e-4)
     model.eval().reparameterize()
@@ -190,9 +189,8 @@ def check_compiled(backend: str, model, make_inputs) -> None:
     torch.testing.assert_close(logits(compiled, make_inputs()), logits(model, make_inputs()), atol=1e-5, rtol=1e-5)
 
 
-# What torch's compiler itself is warned of, at a break of the graph and in inductor, which leaves FFTs as they are.
+# What torch's compiler itself is warned of in inductor, which leaves FFTs as they are.
 compiler_warnings = pytest.mark.filterwarnings(
-    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
     "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning",
     "ignore:Torchinductor does not support code generation for complex operators:UserWarning",
 )

@@ -36,8 +36,9 @@ AUDIO = make_audio(30)
         torch.from_numpy(AUDIO)[None],
         [torch.from_numpy(AUDIO).float()],
         (AUDIO,),
+        np.ma.masked_array(AUDIO, AUDIO > 1),
+        AUDIO.astype(">f4"),
     ],
-    ids=["float64", "float32", "list", "batch", "lists", "rows", "tensor", "tensor-rows", "tensors", "tuple"],
 )
 def test_one_recording_of_every_kind_is_one_batch(audio):
     batch = extract(audio)
@@ -100,7 +101,7 @@ def test_lists_without_padding_keep_their_lengths():
         extract([AUDIO, AUDIO[:4]])
 
 
-@pytest.mark.parametrize(("rate", "words"), [(None, "is not given"), (16000, "is 16000 Hz")])
+@pytest.mark.parametrize(("rate", "words"), [(None, "is not given"), (16000, "is 16000 Hz"), ("8000", "is '8000' Hz")])
 def test_another_or_no_rate_is_refused(rate, words):
     with pytest.raises(ValueError, match=f"`sampling_rate` {words}; the model was trained with 8000 Hz"):
         extract(AUDIO, sampling_rate=rate)
@@ -117,6 +118,8 @@ BROKEN[3] = np.nan
         ([AUDIO, []], "no samples"),
         ([], "empty list"),
         (BROKEN, "NaN or infinite"),
+        (np.ma.masked_array(AUDIO, AUDIO > 0.5), "NaN or infinite"),
+        (torch.from_numpy(BROKEN).bfloat16(), "NaN or infinite"),
         ([AUDIO, np.array([0.0, np.inf])], "NaN or infinite"),
         (np.zeros((100, 2)), r"shape \(100, 2\): samples x channels"),
         ([np.zeros((2, 100))], r"shape \(2, 100\); expected one axis"),
@@ -138,6 +141,9 @@ def test_what_is_no_mono_audio_is_refused(audio, words):
     [
         ({"feature_size": 2}, "only 1, mono"),
         ({"sampling_rate": 0}, "at least 1"),
+        ({"sampling_rate": None}, "`sampling_rate` is None"),
+        ({"sampling_rate": "8 kHz"}, "`sampling_rate` is '8 kHz'"),
+        ({"padding_value": float("nan")}, "`padding_value` is nan"),
         ({"padding_side": "both"}, "allowed: 'left', 'right'"),
     ],
 )

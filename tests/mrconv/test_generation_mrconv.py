@@ -273,8 +273,11 @@ def test_bad_input_is_refused_with_the_reason(model):
         model(tokens, attention_mask=right, past_key_values=cache)
     assert model(tokens, attention_mask=right).logits.shape == (2, 10, VOCABULARY)
     model(tokens, past_key_values=cache)
-    with refused(ValueError, "batch_size"):
+    with refused(ValueError, "attention_mask", "(2, 20)"):
         model(tokens, attention_mask=torch.ones(2, 10), past_key_values=cache)
+    for depth in (1, 3):
+        with refused(ValueError, f"{depth} layers", "the model has 2"):
+            model(tokens, past_key_values=MRConvCache(make_config(num_hidden_layers=depth)))
     with refused(ValueError, "cache"):
         model(tokens[:1], past_key_values=cache)
     for run in (model, model.model, model.generate):

@@ -124,17 +124,20 @@ def test_statistics_have_no_gradient_and_nothing_is_saved_without_one():
         torch.testing.assert_close(layer(case)[0], y, atol=0, rtol=0)
 
 
-# Dynamo itself looks at the gradient of what crosses the break.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-def test_compiled_layer_falls_back_and_convolution_is_one_graph():
-    case = layer_case(2, 33, 4, 4)
+@pytest.mark.parametrize("plain", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["fast", "plain"])
+def test_compiled_layer_and_convolution_are_one_graph_each(plain, monkeypatch):
+    if plain:
+        monkeypatch.setattr(ops, "FAST", {})
     torch._dynamo.reset()
-    compiled = torch.compile(lambda u: layer({**case, "u": u})[0].sin(), backend="aot_eager")
-    expected = layer(case)[0].sin()
-    found = compiled(case["u"])
-    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
-    gradients = [torch.autograd.grad(y.sum(), case["u"])[0] for y in (found, expected)]
-    torch.testing.assert_close(*gradients, atol=1e-10, rtol=0)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    # The second has another length, for which a graph of any length is made.
+    for length in (33, 40):
+        case = layer_case(2, length, 4, 3, 2, [(0, length), (4, 30)])
+        found, expected = compiled(case), layer(case)
+        torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+        gradients = [torch.autograd.grad(results[0].sin().sum(), leaves(case)) for results in (found, expected)]
+        torch.testing.assert_close(*gradients, atol=1e-10, rtol=0)
+    case = layer_case(2, 33, 4, 4)
     convolve = torch.compile(ops.long_conv, backend="aot_eager", fullgraph=True)
     kernel = case["kernels"][1]
     torch.testing.assert_close(convolve(case["u"], kernel), ops.long_conv(case["u"], kernel), atol=1e-12, rtol=0)

@@ -98,6 +98,11 @@ def layer_cases():
     yield layer_case(0, 9, 2, 3)
 
 
+def position_cases():
+    for start, stop in ((None, None), (None, [5, 0]), ([1, 4], [6, 4]), ([-2, 9], [8, 12])):
+        yield {"u": random(2, 3, 7), "start": start and torch.tensor(start), "stop": stop and torch.tensor(stop)}
+
+
 def grouped_cases():
     for backward in (None, 3):
         case = {"backward_kernels": None, "group": None, **layer_case(1, 30, 2, 4, backward)}
@@ -117,6 +122,7 @@ CASES = {
     "merge_kernels": merge_cases,
     "kernel_spectrum": spectrum_cases,
     "long_conv": convolution_cases,
+    "valid_positions": position_cases,
     "batch_norm_conv": layer_cases,
     "grouped_batch_norm_conv": grouped_cases,
 }

@@ -256,6 +256,7 @@ WRONG_LABELS = [
             {"values": [1.0, np.inf]},
             "position 1: column 'values' contains an infinite number",
         ),
+        (SeriesClassificationTask(), {"values": [1.0, -1e39]}, "position 1: .* beyond 3.4e38"),
         (SeriesClassificationTask(), {"values": [None, None]}, "column 'values' contains no numbers"),
         (SeriesClassificationTask(), {"values": [[1.0], [1.0, 2.0]]}, "or lists of equal size"),
         (SeriesClassificationTask(), {"values": 3.0}, "expected a number for each position"),
