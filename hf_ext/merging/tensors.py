@@ -130,14 +130,16 @@ class Table:
             known = {item.base_name for item in own if item.rule == SHARED or item.reason == EXCLUDED}
             absent = [row.name for row in self.rows if row.task_names and row.task_names[index] is None]
             absent = [name for name in absent if name not in known]
+            unfit = [item.base_name for item in lost if item.reason != STATISTIC and not item.start]
+            unfit = [*absent, *(name for name in unfit if name in self._base.tensors and name not in absent)]
             if lost:
                 text = f"{task.title}: the merged model cannot contain {name_some([item.name for item in lost])}"
                 warnings.append(f"{text}; they are left out")
-            if absent and not self._config.allow_missing:
+            if unfit and not self._config.allow_missing:
                 raise DataError(
-                    f"{task.title} lacks {name_some(absent)}, or has them in another shape, and method "
-                    f"{self._config.method!r} would make them of the other tasks alone. Exclude them, which takes the "
-                    "base's, choose a method with masks, or set allow_missing (--allow-missing)."
+                    f"{task.title} lacks {name_some(unfit)}, or has them in another shape or type, and method "
+                    f"{self._config.method!r} would make them without it. Exclude them, which takes the base's, "
+                    "choose a method with masks, or set allow_missing (--allow-missing)."
                 )
             if absent:
                 warnings.append(f"{task.title} lacks {', '.join(absent)}: these are merged from the other tasks")
