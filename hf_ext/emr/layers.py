@@ -67,12 +67,8 @@ class TaskLayers:
     def multiply(
         self, x: list[Tensor], weight: Tensor, parts: list[Parts | None], biases: list[Tensor | None], transposed: bool
     ) -> list[Tensor]:
-        """
-        Multiplies rows of each task by its weight, `[out, in]` or `[in, out]` if `transposed`, and adds its bias.
-
-        Args:
-            parts: Of each task; `None` where it is the one whose weight the layer holds.
-        """
+        """Multiplies rows of each task by its weight, `[out, in]` or `[in, out]` if `transposed`, and adds its bias.
+        The parts of a task whose weight the layer holds are `None`."""
         lines, columns = weight.shape
         outs = [own.new_empty(len(own), columns if transposed else lines) for own in x]
         others = [found for found in parts if found is not None]

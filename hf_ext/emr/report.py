@@ -17,7 +17,7 @@ from .arithmetic import RESCALES, compute_scales
 from .ops import SUMS, TOTALS
 
 STAGES = ("unified", "masked", "rescaled")
-ERRORS = ("unified", "masked", "global", "official", "tensor", "l2", "tensor_l2", "one_bit", "one_bit_and_zeros")
+ERRORS = ("unified", "masked", "global", "official", "tensor", "l2", "tensor_l2", "one_bit")
 # Measures that compare with a unified model, which deltas do not have.
 _OF_UNIFIED = ("conflict", "weight_conflict", "cosine_unified", "error_unified", "cosine_masked", "error_masked")
 # Above these values the report warns.
@@ -73,21 +73,16 @@ def _plain(value: Any) -> Any:
 
 def _task_entry(task: int, name: str, whole: Mapping[str, Array], data: MergeSums) -> dict[str, Any]:
     value = {key: _plain(float(values[task])) for key, values in whole.items()}
-    norm, known = value["norm"], whole["norm"][whole["norm"] > 0]
     return {
         "task": name,
         "elements": int(whole["elements"][task]),
-        "norm": norm,
-        "norm_to_base": value["norm_to_base"],
-        "norm_to_median": norm / float(np.median(known)) if norm is not None and known.size else None,
-        "changed": value["changed"],
-        "density": value["density"],
-        "sign_conflict": {"task_vector": value["conflict"], "weights": value["weight_conflict"]},
-        "scales": {mode: _scale_entry(data, mode, task) for mode in RESCALES},
+        **{key: value[key] for key in ("norm", "norm_to_base", "density")},
         "distance": {
-            stage: None if value[f"error_{stage}"] is None else value[f"error_{stage}"] ** 0.5 * norm
+            stage: None if (error := value[f"error_{stage}"]) is None else error**0.5 * value["norm"]
             for stage in STAGES
         },
+        "sign_conflict": {"task_vector": value["conflict"], "weights": value["weight_conflict"]},
+        "scales": {mode: _scale_entry(data, mode, task) for mode in RESCALES},
         "cosine": {stage: value[f"cosine_{stage}"] for stage in STAGES},
         "error": {key: value[f"error_{key}"] for key in (*ERRORS, "rescaled")},
     }
@@ -136,14 +131,15 @@ def _sizes(sizes: Mapping[str, int], masks: bool, deltas: bool) -> dict[str, int
 
 def _warnings(report: Mapping[str, Any]) -> list[str]:
     """Warnings to read before the model is used."""
-    warnings = []
+    warnings, masks = [], report["method"]["masks"]
     for entry in report["tasks"]:
         task, error = entry["task"], entry["error"]
         if entry["norm"] == 0:
             warnings.append(f"{task} equals the base in every merged tensor.")
         elif entry["density"] == 0:
-            warnings.append(f"{task} lost every election: its mask is empty, and it is restored as the base.")
-        elif report["method"]["masks"] and (error["rescaled"] or 0) > 1:
+            effect = "its mask is empty, and it is restored as the base" if masks else "nothing of it is in the result"
+            warnings.append(f"{task} lost every election: {effect}.")
+        elif masks and (error["rescaled"] or 0) > 1:
             warnings.append(
                 f"{task} is restored with a larger error than the base has (error {error['rescaled']:.2f}): rescale "
                 f"l2 gives {error['l2']:.2f}."
@@ -161,7 +157,7 @@ def _warnings(report: Mapping[str, Any]) -> list[str]:
             f"{shortest}: long task vectors dominate the election. Check the errors of the short ones, and try "
             "rescale l2."
         )
-    if report["method"]["masks"] and report["method"].get("deltas") != 1:
+    if masks and report["method"].get("deltas") != 1:
         warnings += _one_bit_warnings(report)
     return warnings + _cosine_warnings([entry["task"] for entry in report["tasks"]], report["cosines"])
 
@@ -370,7 +366,6 @@ class MergeSums:
             "elements": elements,
             "norm": np.sqrt(square),
             "norm_to_base": ratio(np.sqrt(square), np.sqrt(add(column["base_square"]))),
-            "changed": ratio(add(column["nonzero"]), elements),
             "density": ratio(add(column["mask"]), elements),
             "conflict": ratio(add(column["opposed"]), elements),
             "weight_conflict": ratio(add(column["weight_opposed"]), elements),
@@ -385,10 +380,9 @@ class MergeSums:
         for measure in ("cosine", "error"):
             found[f"{measure}_masked"] = found[f"{measure}_none"]
             found[f"{measure}_rescaled"] = found[f"{measure}_{self.rescale}"]
-        # One bit says + or -, so that a zero becomes one of them; with the zeros known the mean is over the others.
-        for name, counted in (("one_bit", "elements"), ("one_bit_and_zeros", "nonzero")):
-            explained = column["abs"] ** 2 / np.maximum(column[counted], 1)
-            found[f"error_{name}"] = ratio(np.maximum(square - add(explained), 0), square)
+        # One bit says + or -, so that a zero becomes one of them.
+        explained = column["abs"] ** 2 / np.maximum(column["elements"], 1)
+        found["error_one_bit"] = ratio(np.maximum(square - add(explained), 0), square)
         if self.deltas:
             found |= {name: np.full(np.shape(square), np.nan) for name in _OF_UNIFIED}
         return found

@@ -36,13 +36,8 @@ START = 0.3
 
 
 class WeightedMerge(nn.Module):
-    """
-    Models of the tasks whose merged tensors are W_0 + Σ_t w_t τ_t, with a weight for each task and tensor.
-
-    Args:
-        plan ([`Plan`]): Of the merge: which tensors, and their names in each task.
-        models (`list[torch.nn.Module]`): The tasks' models, in the order of the plan.
-    """
+    """Models of the tasks, in the order of the plan, whose merged tensors are W_0 + Σ_t w_t τ_t, with a weight for
+    each task and tensor."""
 
     def __init__(self, plan: Plan, models: list[nn.Module], device: torch.device | str = "cpu") -> None:
         super().__init__()
@@ -110,19 +105,11 @@ def learn_weights(
     show: Callable[[int, float], None] | None = None,
 ) -> MergeConfig:
     """
-    Learns how much of each task goes into each tensor. The processes of `accelerate launch` share the examples.
+    The same merge by task arithmetic, with learned weights of each task in each tensor.
 
-    Args:
-        config ([`MergeConfig`], `Mapping`, `str` or `Path`):
-            The merge, or the path of its YAML file; its method does not count. The heads should be excluded.
-        parts (`Mapping[str, tuple[Task, datasets.Dataset]]`): Of each task how its model gets examples, and these.
-        steps (`int`, *optional*, defaults to 500): Steps of Adam.
-        learning_rate (`float`, *optional*, defaults to 1e-3): Its learning rate.
-        batch_size (`int`, *optional*, defaults to 16): Examples of each task in a step of a process.
-        show (`Callable[[int, float], None]`, *optional*): Called after each step with its number and entropy.
-
-    Returns:
-        [`MergeConfig`]: The same merge by task arithmetic, with the weights.
+    Its method does not count, and its heads should be excluded. `parts` has of each task how its model gets examples,
+    and these; a step takes `batch_size` of each in every process of `accelerate launch`. `show` is called with the
+    number of a step and its entropy.
     """
     config = dataclasses.replace(load_config(config), method="task_arithmetic", options={}, statistics={})
     if parts.keys() != config.tasks.keys():
@@ -152,19 +139,8 @@ def learn_weights(
 
 
 def write_weights(file: Path, configs: Mapping[str, Path], out: Path, **options: Any) -> None:
-    """
-    Learns the weights of the merge in a YAML file, and writes the merge with them as another.
-
-    Args:
-        file (`Path`): The merge.
-        configs (`Mapping[str, Path]`): Of each task the YAML file of its training: `data.eval` and `task` count.
-        out (`Path`): The file to write.
-        options (`Any`): Those of [`learn_weights`].
-
-    Raises:
-        TakenError: `out` is there.
-        ValueError: A file has no `data.eval`, or something does not fit.
-    """
+    """Learns the weights of the merge in a YAML file, and writes the merge with them as another. Of the YAML file of a
+    task's training `data.eval` and `task` count; `options` are those of [`learn_weights`]."""
     from ..data.opening import open_source
     from ..training.arguments import TrainingArguments, build, read_yaml
     from ..training.methods import build_task

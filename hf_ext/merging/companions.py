@@ -60,18 +60,8 @@ class Companions:
 
 
 def find_companions(folder: Path, *, own: Collection[str] = (), alone: bool = False) -> Companions:
-    """
-    Lists what belongs to a model.
-
-    Args:
-        folder (`Path`): Where its weights lie.
-        own (`Collection[str]`, *optional*): The files of its weights.
-        alone (`bool`, *optional*, defaults to `False`):
-            Whether the weights were given as a file: then only what loaders read beside it is the model's.
-
-    Raises:
-        DataError: A file that loading needs is a link that leads out of the folder.
-    """
+    """Lists what belongs to a model whose weights are the files `own`. If these were given as a file, `alone`, only
+    what loaders read beside it is the model's."""
     inner = read_modules(folder)
     files: dict[str, Path] = {}
     modules: dict[str, Path] = {}
@@ -148,16 +138,7 @@ def join_companions(base: Companions, tasks: Mapping[str, Companions]) -> Joined
     The files of one model that is merged of several.
 
     They are the base's; where it has none, and for what a model is spoken to with, those in which all tasks agree.
-
-    Args:
-        base ([`Companions`]): The base's.
-        tasks (`Mapping[str, Companions]`): Those of the tasks, by how messages name them.
-
-    Returns:
-        [`Joined`]: Files by name, what of the tasks is not among them, and modules to merge.
-
-    Raises:
-        DataError: Weights of a module are in some of the models only, or are no safetensors.
+    Weights of a module that are in some of the models only, or are no safetensors, are refused.
     """
     ours = {**base.files, **base.modules}
     joined, differing, modules = dict(ours), dict[str, list[str]](), list[str]()

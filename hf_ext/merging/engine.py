@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -127,6 +127,7 @@ class _Buffers:
 
     inputs: torch.Tensor  # [N + 2, bytes]: base, tasks, merged model
     unified: torch.Tensor  # [bytes]
+    vectors: torch.Tensor  # [N + 1, elements]: task vectors and the base, float32
     masks: torch.Tensor  # [planes, N, bytes]
 
 
@@ -187,8 +188,7 @@ class Engine:
             for piece in unit:
                 for low, high in _blocks(piece.start, piece.stop, self.block) if piece.merged else ():
                     base, tasks = self._read(self._plan.merged_rows[piece.index], low, high, buffers)
-                    for task, weights in tasks.items():
-                        vector = vectors.make(piece.index, task, low, base, weights)
+                    for task, vector in self._make_vectors(piece.index, low, base, tasks, buffers)[1].items():
                         vectors.count(index, task, vector, counts)
             with lock:
                 np.add(total, counts, out=total)
@@ -237,6 +237,7 @@ class Engine:
         return _Buffers(
             torch.empty(len(self._sources), size, dtype=torch.uint8),
             torch.empty(size, dtype=torch.uint8),
+            torch.empty(len(self._plan.tasks) + 1, self.block),
             torch.empty(self._planes, len(self._plan.tasks), self.span // 8, dtype=torch.uint8),
         )
 
@@ -278,10 +279,15 @@ class Engine:
 
     def _read(self, row: Row, low: int, high: int, buffers: _Buffers) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """A block of the base, and of every task that has the tensor."""
-        jobs, blocks = self._sources_of(row), dict[int, torch.Tensor]()
-        for place, source, name in jobs:
+        jobs, blocks = [], dict[int, torch.Tensor]()
+        for place, source, name in self._sources_of(row):
             dtype = source.tensors[name].dtype
+            if place and (source.spec, name) == (self._plan.base.spec, row.name):
+                # an average without a base is measured from its first model, which is not read twice
+                blocks[place - 1] = blocks[-1]
+                continue
             blocks[place - 1] = buffers.inputs[place, : (high - low) * dtype.itemsize].view(dtype)
+            jobs.append((place, source, name))
         if self._pool is None:
             for place, source, name in jobs:
                 source.read_into(name, low, high, blocks[place - 1])
@@ -337,8 +343,8 @@ class Engine:
                 base, tasks = self._read(row, low, high, buffers)
                 if self._method.deltas:
                     here = slice((low - begin) // 8, -(-(high - begin) // 8))
-                    vectors = [self._vectors.make(piece.index, task, low, base, tasks[task]) for task in tasks]
-                    block = Block(row.name, row.shape, low, base, vectors)
+                    wide, vectors = self._make_vectors(piece.index, low, base, tasks, buffers)
+                    block = Block(row.name, row.shape, low, wide, [*vectors.values()])
                     kept = self._method.function(block, **self._options[piece.index])
                     planes = buffers.masks[:, : len(members), here]
                     pack_directions(base, list(tasks.values()), kept, planes, sums, first=low // SUB_BLOCK)
@@ -352,9 +358,10 @@ class Engine:
                     self._elect(base, weights, unified, masks, sums, first)
                 else:
                     if whole is None:
-                        vectors = [self._vectors.make(piece.index, task, low, base, tasks[task]) for task in tasks]
+                        wide, vectors = self._make_vectors(piece.index, low, base, tasks, buffers)
                         merged = self._read_merged(row, low, high, buffers)
-                        self._unify(piece.index, Block(row.name, row.shape, low, base, vectors, merged), unified)
+                        block = Block(row.name, row.shape, low, wide, [*vectors.values()], merged)
+                        self._unify(piece.index, block, unified)
                     else:
                         unified.copy_(whole[low:high])
                     mask_block(base, weights, unified, masks, sums, first=first)
@@ -364,6 +371,18 @@ class Engine:
                 for plane, packed in enumerate(buffers.masks[:, place, : -(-(end - begin) // 8)]):
                     at = plane * mask_bytes(row.elements) + begin // 8
                     self._outputs.masks[task].write_bytes(str(row.task_names[task]), at, packed.numpy().data)
+
+    def _make_vectors(
+        self, tensor: int, low: int, base: torch.Tensor, tasks: Mapping[int, torch.Tensor], buffers: _Buffers
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """A block of the base and of the task vectors in float32, in memory that is kept: new pages cost as much as
+        the arithmetic."""
+        count = len(base)
+        wide = base if base.dtype == torch.float32 else buffers.vectors[-1, :count].copy_(base)
+        return wide, {
+            task: self._vectors.make(tensor, task, low, wide, weights, buffers.vectors[task, :count])
+            for task, weights in tasks.items()
+        }
 
     def _elect(
         self,

@@ -47,23 +47,9 @@ def extract_lora(
     """
     Writes an adapter that peft loads on the base; the folder appears whole or not at all.
 
-    One tensor of the models is in memory at a time, and the adapter. `report.json` in the folder says what each part
-    costs.
-
-    Args:
-        pair ([`Pair`]): Of [`open_task`] or [`open_fine_tune`].
-        out (`str` or `Path`): A folder that does not exist or is empty.
-        rank (`int`, *optional*): The rank of every matrix, where it is not smaller itself.
-        error (`float`, *optional*): Or the largest relative error of a matrix's difference, ‖D - B·A‖ / ‖D‖; each gets
-            the smallest rank that keeps it.
-        lora_only (`bool`, *optional*, defaults to `False`): Leave out all but matrices of linear layers.
-
-    Returns:
-        `dict[str, Any]`: The report.
-
-    Raises:
-        TakenError: `out` holds something.
-        ValueError: Not one of `rank` and `error`, or no matrix differs.
+    Every matrix gets `rank`, where it is not smaller itself, or the smallest rank that keeps the relative `error` of
+    its difference, ‖D - B·A‖ / ‖D‖. `lora_only` leaves out all but matrices of linear layers. One tensor of the models
+    is in memory at a time, and the adapter. The report, which is also in the folder, says what each part costs.
     """
     out = Path(out).expanduser()
     if (rank is None) == (error is None):

@@ -49,15 +49,8 @@ def find_class(config: Mapping[str, Any]) -> type[PreTrainedModel] | None:
 
 
 def build_empty(config: Mapping[str, Any]) -> PreTrainedModel | None:
-    """
-    The model of a configuration without its weights.
-
-    Returns:
-        `PreTrainedModel`: The model, or `None` if its class is none of transformers or of this package.
-
-    Raises:
-        ValueError: The class cannot be built.
-    """
+    """The model of a configuration without its weights, `None` if its class is none of transformers or of this
+    package; a `ValueError` if it cannot be built."""
     model_class = find_class(config)
     if model_class is None:
         return None
@@ -81,17 +74,8 @@ def find_tied(model: torch.nn.Module) -> list[list[str]]:
 
 
 def find_loaded_names(names: Mapping[str, object], config: Mapping[str, Any]) -> dict[str, str]:
-    """
-    The names that tensors have in the model.
-
-    Args:
-        names (`Mapping[str, object]`): Tensors of the file.
-        config (`Mapping[str, Any]`): The configuration of the model.
-
-    Returns:
-        `dict[str, str]`: Names in the file by names in the model. A tensor that the class ties has several. Those that
-        are computed from others when they are read, such as stacked experts, keep the file's.
-    """
+    """The names of a file's tensors by their names in the model. A tensor that the class ties has several. Those that
+    are computed from others when they are read, such as stacked experts, keep the file's."""
     model = build_empty(config)
     if model is None:
         return {name: name for name in names}

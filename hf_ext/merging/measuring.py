@@ -31,24 +31,8 @@ Statistics = dict[str, torch.Tensor]
 def write_statistics(
     source: str, config: Path, kind: str, out: Path, *, examples: int = 256, overrides: list[str] | None = None
 ) -> dict[str, Any]:
-    """
-    Measures a fine-tune on the training data of a YAML file, and writes what `statistics` of a merge reads.
-
-    Args:
-        source (`str`): The fine-tune: a folder or `org/name[@revision]`.
-        config (`Path`): The YAML file of its training; `data.train` and the `task` section are used.
-        kind (`str`): `"fisher"` or `"gram"`.
-        out (`Path`): The safetensors file to write.
-        examples (`int`, *optional*, defaults to 256): How many examples, drawn from all.
-        overrides (`list[str]`, *optional*): `--field value` words.
-
-    Returns:
-        `dict`: `path`, `kind`, `examples`, and `tensors`, how many the file holds.
-
-    Raises:
-        TakenError: `out` is there.
-        ValueError: Something does not fit, or `source` is an adapter.
-    """
+    """Measures a fine-tune on `data.train` of the YAML file of its training, and writes what `statistics` of a merge
+    reads. `kind` is `"fisher"` or `"gram"`, `overrides` are `--field value` words."""
     from ..data.opening import open_source
     from ..training.arguments import TrainingArguments, apply_overrides, build, read_yaml
     from ..training.methods import build_task

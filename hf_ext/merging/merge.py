@@ -140,8 +140,9 @@ class _Run:
 
     def prepare(self, stack: contextlib.ExitStack) -> None:
         """Creates the partial folder, or checks that an existing one belongs to this merge; reserves all files."""
-        include = self.plan.config.include_base
-        self.base_identity = _start_beside(lambda: self.plan.base.identity(hash_files=not include))
+        # only masks need this very base again, and a copy of it is hashed by itself
+        hashed = self.plan.config.with_masks and not self.plan.config.include_base
+        self.base_identity = _start_beside(lambda: self.plan.base.identity(hash_files=hashed))
         self.out.parent.mkdir(parents=True, exist_ok=True)
         self.partial.mkdir(exist_ok=True)
         stack.enter_context(lock_partial(self.partial))

@@ -26,6 +26,8 @@ _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _DTYPES = ("float32", "float16", "bfloat16")
 # The last one tells how mergekit keeps masks, which changes nothing.
 _PARAMETERS = ("weight", "density", "lambda", "normalize", "rescale", "t", "filter_wise", "int8_mask")
+# The others mergekit reads for all models together, and one model's would have no effect.
+_OF_A_MODEL = ("weight", "density", "int8_mask")
 
 
 class MergekitError(UsageError):
@@ -138,7 +140,7 @@ class _Reader:
             model = _read_model(entry.get("model"))
             if model in self.sources:
                 entry.get("model").refuse("a model that comes twice")
-            self.sources[model] = entry.get("parameters").check("parameters", *_PARAMETERS)
+            self.sources[model] = entry.get("parameters").check("parameters of one model", *_OF_A_MODEL)
 
     def name_tasks(self, *, without_base: bool = True, least: int = 1) -> dict[str, str]:
         """The tasks by a name of their own, which is the last part of where they are."""

@@ -90,20 +90,9 @@ class Matching:
 def match_names(
     base: Source, tasks: Sequence[Source], *, given: Source | None = None, overlap: bool = False, masks: bool = True
 ) -> Matching:
-    """
-    Finds which tensor of a task is which of the base, and refuses a task that is no fine-tune of it.
-
-    Args:
-        base ([`Source`]): The base.
-        tasks (`Sequence[Source]`): The tasks.
-        given ([`Source`], *optional*): The merged model of method `"given"`.
-        overlap (`bool`, *optional*, defaults to `False`):
-            Whether the leading rows of a resized vocabulary are to be merged.
-        masks (`bool`, *optional*, defaults to `True`): Whether each task keeps what is its own.
-
-    Returns:
-        [`Matching`]: Names, vocabularies and what to warn of.
-    """
+    """Finds which tensor of a task is which of the base, and refuses a task that is no fine-tune of it. `given` is the
+    model of that method, `overlap` merges the leading rows of a resized vocabulary, with `masks` a task keeps its
+    own."""
     names = tuple(match_fine_tune(base, task) for task in tasks)
     warnings = [
         f"{task.title} was made from {task.came_from!r} by its configuration, not from {base.repo_id!r}: check it"

@@ -47,7 +47,7 @@ _SUMS_BYTES = 8 * 10
 # Differences of a task that one model has no place for, by the reason for which they are not merged.
 _LOST = {
     TIED: "which the base ties to another tensor",
-    WHOLE_NUMBERS: "whole numbers that cannot be averaged",
+    WHOLE_NUMBERS: "no floating-point numbers that could be averaged",
     COMPUTED: "which the model may compute from its configuration",
     STATISTIC: "statistics of its data",
 }

@@ -20,7 +20,7 @@ from hf_ext.hub.safetensors_headers import TensorInfo
 from ..errors import DataError
 from .configuration import MergeConfig
 from .loading import find_label_rows, read_labels
-from .methods.options import find_filters
+from .methods.options import find_filters, find_value
 from .name_matching import Matching, Names, Vocabulary
 from .sources import Source
 
@@ -94,6 +94,7 @@ class Table:
         """Warnings about parts of the tasks that the result lacks or changes."""
         return [
             *self._pattern_warnings(),
+            *self._default_warnings(),
             *self._other_tokens,
             *([] if self._config.with_masks else self._one_model_warnings()),
         ]
@@ -108,6 +109,17 @@ class Table:
             *(f"the filter {part!r} is in no tensor's name" for part in dict.fromkeys(filters)),
         ]
 
+    def _default_warnings(self) -> list[str]:
+        """Warnings about options that are given for some tasks or tensors only: the others take the default."""
+        warnings, merged = [], [row.name for row in self.rows if row.task_names]
+        for name, setting in self._config.options.items():
+            by_task = setting if isinstance(setting, dict) else dict.fromkeys(self._config.tasks, setting)
+            others = [task for task in self._config.tasks if task not in by_task]
+            others += [row for row in merged if any(find_value(own, row, 0.0) is None for own in by_task.values())]
+            default = self._config.merge_method.options[name].default
+            warnings += [f"{name} is not given for {name_some(others)}: there it is {default}"] if others else []
+        return warnings
+
     def _one_model_warnings(self) -> list[str]:
         """Warnings about tensors of some tasks only, which a single model cannot contain."""
         warnings = []
@@ -118,14 +130,16 @@ class Table:
             known = {item.base_name for item in own if item.rule == SHARED or item.reason == EXCLUDED}
             absent = [row.name for row in self.rows if row.task_names and row.task_names[index] is None]
             absent = [name for name in absent if name not in known]
+            unfit = [item.base_name for item in lost if item.reason != STATISTIC and not item.start]
+            unfit = [*absent, *(name for name in unfit if name in self._base.tensors and name not in absent)]
             if lost:
                 text = f"{task.title}: the merged model cannot contain {name_some([item.name for item in lost])}"
                 warnings.append(f"{text}; they are left out")
-            if absent and not self._config.allow_missing:
+            if unfit and not self._config.allow_missing:
                 raise DataError(
-                    f"{task.title} lacks {name_some(absent)}, or has them in another shape, and method "
-                    f"{self._config.method!r} would make them of the other tasks alone. Exclude them, which takes the "
-                    "base's, choose a method with masks, or set allow_missing (--allow-missing)."
+                    f"{task.title} lacks {name_some(unfit)}, or has them in another shape or type, and method "
+                    f"{self._config.method!r} would make them without it. Exclude them, which takes the base's, "
+                    "choose a method with masks, or set allow_missing (--allow-missing)."
                 )
             if absent:
                 warnings.append(f"{task.title} lacks {', '.join(absent)}: these are merged from the other tasks")
@@ -250,7 +264,7 @@ def name_some(names: Sequence[str]) -> str:
 
 
 def find_narrowing(tasks: Sequence[Source], merged: Iterable[Row]) -> list[str]:
-    """Tells of tasks that are restored from merged tensors in a type which does not hold their weights exactly."""
+    """Tells of tasks whose weights the type of the result does not hold exactly."""
     narrowed: dict[tuple[torch.dtype, torch.dtype], list[str]] = {}
     for row in merged:
         for task, name in zip(tasks, row.task_names, strict=True):
@@ -259,8 +273,8 @@ def find_narrowing(tasks: Sequence[Source], merged: Iterable[Row]) -> list[str]:
                 labels = narrowed.setdefault((own, row.dtype), [])
                 labels += [task.label] if task.label not in labels else []
     return [
-        f"{', '.join(labels)}: stored in {type_name(own)}, merged, restored and exported in {type_name(kept)}, which "
-        "does not hold all of it. Set dtype to float32 to keep it."
+        f"{', '.join(labels)}: stored in {type_name(own)}, the result is in {type_name(kept)}, which does not hold "
+        "all of it. Set dtype to float32 to keep it."
         for (own, kept), labels in narrowed.items()
     ]
 

@@ -36,21 +36,12 @@ def compare_tokens(
     uncompared: list[str],
 ) -> str:
     """
-    Compares what the rows of two vocabularies mean.
+    The first difference in words of what the rows of two vocabularies mean, from the files of their tokenizers.
 
-    Args:
-        base (`Mapping[str, Path]`): Files of the base's tokenizer by their names.
-        task (`Mapping[str, Path]`): Those of the task's.
-        taken (`dict[int, str]`):
-            Tokens that earlier tasks have in rows to which the base gives no meaning; the task's are added.
-        rows (`int`, *optional*):
-            So many leading rows must mean the same. If `None`, a row must not mean two tokens in the base and the
-            tasks: one that has a token in one of them only, and a tokenizer that is not there, do not count.
-        uncompared (`list[str]`):
-            The reason is appended if the two share no form of tokenizer, and transformers cannot read one of them.
-
-    Returns:
-        `str`: The first difference in words, empty if there is none.
+    So many leading rows must mean the same. If `rows` is `None`, no row may mean two tokens: one that has a token on
+    one side only, and a tokenizer that is not there, do not count. `taken` has the tokens of earlier tasks in rows to
+    which the base gives no meaning; the task's are added. If the two share no form of tokenizer, and transformers
+    cannot read one of them, the reason is appended to `uncompared`.
     """
     # of tokenizers in several forms, one that both have
     common = next((name for name in _TOKENIZERS if name in base and name in task), None)

@@ -24,19 +24,8 @@ BINS = 1 << 16
 
 
 class TaskVectors:
-    """
-    Makes task vectors, block by block, after the passes that find what is trimmed.
-
-    ```python
-    >>> vectors = TaskVectors(config)
-    >>> for index in range(vectors.passes):  # over all merged tensors
-    ...     counts = vectors.new_counts()
-    ...     for tensor, task, start, base, weights in blocks:
-    ...         vectors.count(index, task, vectors.make(tensor, task, start, base, weights), counts)
-    ...     vectors.close_pass(index, counts)  # summed over workers and ranks
-    >>> vectors.make(tensor, task, start, base, weights)
-    ```
-    """
+    """Makes task vectors, block by block, after so many `passes` over all merged tensors, which `count` what they make
+    and find what is trimmed."""
 
     def __init__(self, config: MergeConfig) -> None:
         trim = config.merge_method.trim
@@ -76,9 +65,20 @@ class TaskVectors:
             self._threshold[task] |= digit << LOWER_BITS if index == 0 else digit
         self.passes_done += 1
 
-    def make(self, tensor: int, task: int, start: int, base: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """A block of a task vector after DARE and, once the thresholds are known, trimmed."""
-        vector = weights.float() - base.float()
+    def make(
+        self,
+        tensor: int,
+        task: int,
+        start: int,
+        base: torch.Tensor,
+        weights: torch.Tensor,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """A block of a task vector after DARE and, once the thresholds are known, trimmed; in the memory of `out`,
+        where it need not be."""
+        if out is not None and weights.dtype != torch.float32:
+            weights = out.copy_(weights)
+        vector = torch.sub(weights.float(), base.float(), out=out)
         if self.drop > 0:
             kept = kept_elements(self.seed, task, tensor, start, vector.numel(), self.drop)
             vector.mul_(torch.from_numpy(kept)).div_(1 - self.drop)

@@ -41,7 +41,6 @@ def test_measures_are_those_of_whole_vectors(merge, report, task):
         "elements": vector.numel(),
         "norm": float(vector.norm()),
         "norm_to_base": float(vector.norm() / base.norm()),
-        "changed": 1.0,
         "density": float(mask.double().mean()),
     }
     assert {key: entry[key] for key in expected} == pytest.approx(expected, rel=1e-6)
@@ -91,20 +90,17 @@ def test_every_rescale_mode_has_its_scale_and_error(merge, report, task):
 
 def test_the_error_of_one_bit_deltas():
     base, tasks = fine_tunes()
-    # A third of the changes are zeros: one bit cannot say so, and a bit for the zeros more can.
+    # A third of the changes are zeros: one bit cannot say so.
     for index, tensor in enumerate(tasks[0]):
         tensor[::3] = base[index][::3]
     merge = Merge(base, tasks)
     error = merge.report()["tasks"][0]["error"]
-    one_bit, with_zeros = [], []
+    one_bit = []
     for index in range(len(base)):
         tau = merge.vectors(0, {index})[0]
         sign = torch.where(tau > 0, 1.0, -1.0).double()
         one_bit.append(sign * tau.abs().mean())
-        with_zeros.append(tau.sign() * tau.abs().sum() / max(int(tau.count_nonzero()), 1))
     vector = merge.vectors(0)[0]
-    assert error["one_bit"] > error["one_bit_and_zeros"]
-    assert error["one_bit_and_zeros"] == pytest.approx(relative_error(vector, torch.cat(with_zeros)), rel=1e-5)
     # The zeros' signs cost the same whichever they are.
     assert error["one_bit"] == pytest.approx(relative_error(vector, torch.cat(one_bit)), rel=1e-5)
 
@@ -226,38 +222,24 @@ def warnings_of(base, tasks, **method):
 def test_unequal_norms_are_warned_of():
     texts = warnings_of(*fine_tunes(3, [0.1, 0.1, 0.02]))
     assert any("times as long as that of task-2" in text for text in texts)
-    # Far too much of the others is masked in, so that its L1 rescaler leaves it worse than the base.
-    assert not any("lost every election" in text for text in texts)
 
 
 def test_a_task_restored_farther_than_the_base_is_warned_of():
-    # The specification's counterexample to the paper's proof.
-    base, small, large = (
-        torch.zeros(7),
-        torch.tensor([10.0, 1, 1, 1, -1, -1, -1]),
-        torch.tensor([10.0, 1, 1, 1, 3, 3, 3]),
-    )
-    texts = warnings_of([base], [[small], [large]])
-    entry = Merge([base], [[small], [large]]).report()["tasks"][0]
-    assert entry["error"]["rescaled"] < 1
-    assert not any("with a larger error than the base" in text for text in texts)
     # A task that is outvoted but where others are huge.
     giant = torch.tensor([100.0, 0, 0, 0, 0, 0, 0])
-    tiny = torch.tensor([1.0, 1, 1, 1, 1, 1, 1])
-    rival = -3 * tiny * (giant == 0)
-    texts = warnings_of([base], [[giant], [tiny + giant / 100], [rival]], rescale="none")
+    rival = -3.0 * (giant == 0)
+    texts = warnings_of([torch.zeros(7)], [[giant], [1 + giant / 100], [rival]], rescale="none")
     assert any("task-1 is restored with a larger error" in text and "rescale l2 gives" in text for text in texts)
 
 
-def test_a_task_that_lost_every_vote_is_warned_of():
+@pytest.mark.parametrize(("masks", "told"), [(True, "its mask is empty"), (False, "nothing of it is in the result")])
+def test_a_task_that_lost_every_vote_is_warned_of(masks, told):
     base, tasks = fine_tunes(1)
     against = [[b - 0.5 * (w - b) for b, w in zip(base, tasks[0], strict=True)]]
-    merge = Merge(base, tasks + against)
-    report = merge.report()
-    assert report["tasks"][1]["density"] == 0
-    assert report["tasks"][1]["scales"]["global"] == 0
-    assert report["tasks"][1]["error"]["rescaled"] == 1
-    assert any("task-1 lost every election" in text for text in report["warnings"])
+    report = Merge(base, tasks + against, masks=masks).report()
+    lost = report["tasks"][1]
+    assert (lost["density"], lost["scales"]["global"], lost["error"]["rescaled"]) == (0, 0, 1)
+    assert any(f"task-1 lost every election: {told}" in text for text in report["warnings"])
 
 
 def test_another_base_is_warned_of():
@@ -314,8 +296,8 @@ def test_sums_that_are_not_known_make_null():
     report = merge.report()
     json.dumps(report, allow_nan=False)
     unknown, known = report["tasks"][:2]
-    assert known == {**before["tasks"][1], "norm_to_median": known["norm_to_median"]}
-    assert {unknown["norm"], unknown["norm_to_base"], unknown["norm_to_median"], *unknown["error"].values()} == {None}
+    assert known == before["tasks"][1]
+    assert {unknown["norm"], unknown["norm_to_base"], *unknown["error"].values()} == {None}
     assert unknown["sign_conflict"] == {**before["tasks"][0]["sign_conflict"], "task_vector": None}
     assert unknown["density"] == before["tasks"][0]["density"]
     assert report["cosines"][0] == [None] * 3

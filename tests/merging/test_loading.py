@@ -140,8 +140,16 @@ def test_a_tensor_that_one_ties_is_there_in_both(tmp_path, tied):
 
 def test_what_one_model_would_make_of_some_tasks_is_refused(tmp_path):
     whole, less = {"w": torch.ones(4), "b": torch.ones(2)}, {"w": torch.ones(4)}
-    for name, tensors in (("base", whole), ("a", whole), ("less", less), ("wide", less | {"b": torch.ones(3)})):
+    wide, whole_numbers = less | {"b": torch.ones(3)}, less | {"b": torch.ones(2).char()}
+    for name, tensors in (("base", whole), ("a", whole), ("less", less), ("wide", wide), ("int8", whole_numbers)):
         write_weights(tmp_path / name, tensors)
+    for task in ("wide", "int8"):
+        # of a tensor that no task has in the base's form, the model would get the base's
+        alone = {"base": str(tmp_path / "base"), "tasks": {"t": str(tmp_path / task)}, "method": "average"}
+        with refused(DataError, "'t'", " b,", "allow_missing"):
+            make_plan(alone)
+        with make_plan(alone | {"allow_missing": True}) as plan:
+            assert any("cannot contain b" in text for text in plan.warnings)
     for task in ("less", "wide"):
         config = {"base": str(tmp_path / "base"), "tasks": {"a": str(tmp_path / "a"), "t": str(tmp_path / task)}}
         one = config | {"method": "average"}

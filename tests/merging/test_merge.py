@@ -19,7 +19,7 @@ from hf_ext.files import TakenError
 from hf_ext.hub.checkpoints import open_checkpoint
 from hf_ext.merging import make_plan
 from hf_ext.merging.configuration import MergeConfig
-from hf_ext.merging.engine import Engine, NotFiniteError, Piece, make_units
+from hf_ext.merging.engine import Engine, NotFiniteError
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan_table import Plan, plan_lines
 from hf_ext.merging.vectors import TaskVectors
@@ -110,25 +110,6 @@ def test_blocks_are_within_the_budget_and_whole_sub_blocks(config, tmp_path):
             used = workers * sum(vars(buffers)[name].numel() for name in ("inputs", "unified", "masks"))
             # no less than one sub-block of each checkpoint
             assert used <= max(2 * memory, workers * 6 * 4 * SUB_BLOCK)
-
-
-def test_units_cover_every_element_once():
-    parts = [type("Part", (), {"elements": n})() for n in (5, 3 * SUB_BLOCK, 0, 1, 2 * SUB_BLOCK)]
-    copies = [type("Copy", (), {"start": 2, "stop": 2 * SUB_BLOCK + 3})()]
-    units = make_units(parts, copies)
-    pieces = [piece for unit in units for piece in unit]
-    assert pieces[:3] == [
-        Piece(True, 0, 0, 5),
-        Piece(True, 1, 0, 2 * SUB_BLOCK),
-        Piece(True, 1, 2 * SUB_BLOCK, 3 * SUB_BLOCK),
-    ]
-    assert sum(piece.stop - piece.start for piece in pieces) == 5 + 5 * SUB_BLOCK + 1 + 2 * SUB_BLOCK + 1
-    assert all(sum(piece.stop - piece.start for piece in unit) <= 2 * SUB_BLOCK for unit in units)
-    assert make_units([], []) == []
-    whole = [piece for unit in make_units(parts, copies, whole=True) for piece in unit]
-    assert [(piece.start, piece.stop) for piece in whole if piece.merged] == [
-        (0, n.elements) for n in parts if n.elements
-    ]
 
 
 def test_plain_torch_gives_the_same_weights_and_masks_and_nearly_the_same_scales(config, tmp_path, monkeypatch):

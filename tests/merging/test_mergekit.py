@@ -111,6 +111,7 @@ REFUSED: dict[str, tuple[str, int, str]] = {
     "no weight elsewhere": (ONE.replace("weight: 1", "weight: {filter: attn, value: 1}"), 4, "no filter fits"),
     "rescale": (ONE.replace("weight: 1", "rescale: true, weight: 1"), 3, "rescale"),
     "mistyped parameter": (HEAD + "models:\n  - model: org/a\n    parameters:\n      wieght: 1\n", 7, "'wieght'"),
+    "one model's flag": (HEAD + "models:\n  - model: org/a\n    parameters: {normalize: false}\n", 6, "'normalize'"),
     "parameters that are a list": (ONE.replace("{weight: 1}", "[weight]"), 3, "weight"),
     "key of a model": (HEAD + "models:\n  - model: org/a\n    layers: 3\n", 6, "'layers'"),
     "models and slices": (ONE + "slices: []\n", 5, "slices"),

@@ -180,15 +180,18 @@ def test_infinity_in_a_tensor_that_differs_is_refused(tmp_path, name):
         ({"exclude": ["w", "nothing", "ody"]}, {"nothing", "ody"}),
         ({"exclude": ["w", "m.body"]}, set()),
         ({"method": "task_arithmetic", "weight": [{"filter": "mlp", "value": 1}, {"value": 0.5}]}, {"mlp"}),
-        ({"method": "task_arithmetic", "weight": {"t0": [{"filter": "bod", "value": [0, 1]}], "t1": 1}}, set()),
+        ({"method": "task_arithmetic", "weight": {"t0": [{"filter": "bod", "value": [0, 1]}], "t1": 1}}, {"w"}),
+        ({"method": "task_arithmetic", "weight": {"t0": 1}}, {"t1"}),
+        ({"method": "task_arithmetic", "weight": {}}, {"t0, t1"}),
+        ({"method": "della", "density": [{"filter": "ody", "value": 1}], "epsilon": {"t1": 0}}, {"w", "t0"}),
         ({"method": "task_arithmetic", "weight": {"t0": [{"filter": "x", "value": 1}, {"value": 0}], "t1": 1}}, {"x"}),
     ],
 )
-def test_patterns_and_filters_that_fit_no_tensor_are_said(tmp_path, options, unused):
+def test_patterns_that_fit_nothing_and_defaults_that_are_taken_are_said(tmp_path, options, unused):
     base = {"w": ones(4), "body": ones(4)}
     with raw_plan(tmp_path, base, {f"m.{name}": value for name, value in base.items()}, base, **options) as plan:
-        told = [text for text in plan.warnings if "no tensor" in text]
-        assert len(told) == len(unused) and all(any(repr(name) in text for text in told) for name in unused)
+        told = [text for text in plan.warnings if "no tensor" in text or "not given for" in text]
+        assert len(told) == len(unused) and all(any(name in text for text in told) for name in unused)
 
 
 def test_other_shapes_are_kept(tmp_path):

@@ -199,21 +199,6 @@ def test_one_model_of_other_vocabularies_is_refused(tmp_path, method, kind):
             assert part.elements == len(WORDS) * 16 and any(EMBEDDING in text for text in plan.warnings)
 
 
-def test_a_task_with_masks_keeps_rows_of_other_tokens_and_it_is_said(tmp_path):
-    base = tiny_bert(tmp_path / "base")
-    tasks = {
-        "more": resized(tmp_path / "more", base, (*WORDS, "new"), 1),
-        "mixed": reordered(tmp_path / "mixed", base, 2, (*WORDS[:7], WORDS[8], WORDS[7], *WORDS[9:])),
-        "same": tiny_bert(tmp_path / "same", 3, base=base, task_head=False),
-    }
-    with make_plan({"base": str(base), "tasks": {name: str(path) for name, path in tasks.items()}}) as plan:
-        (row,) = (row for row in plan.merged_rows if row.name == EMBEDDING)
-        assert row.task_names == (None, None, EMBEDDING)
-        assert {(item.task, item.name) for item in plan.own_tensors(KEPT)} == {(0, EMBEDDING), (1, EMBEDDING)}
-        said = [text for text in plan.warnings if EMBEDDING in text]
-        assert ["task 'more'" in said[0], "task 'mixed'" in said[1], len(said)] == [True, True, 2]
-
-
 def test_a_token_that_only_one_side_names_stops_no_merge(tmp_path):
     base = tiny_bert(tmp_path / "base")
     write_tokenizer(base, WORDS[:-1])

@@ -30,8 +30,7 @@ def weigh(vectors: list[Tensor], weight: list[float]) -> list[Tensor]:
 
 
 def add_up(vectors: list[Tensor]) -> Tensor:
-    """Σ_t τ_t in the order of the tasks."""
-    total = vectors[0].clone()
+    """Σ_t τ_t in the order of the tasks, in the place of the first."""
     for vector in vectors[1:]:
-        total += vector
-    return total
+        vectors[0].add_(vector)
+    return vectors[0]

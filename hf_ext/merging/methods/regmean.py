@@ -19,7 +19,7 @@ def regmean(tensor: Block, *, alpha: Alpha = 0.9) -> Tensor:
     """
     import torch
 
-    average = add_up(tensor.vectors).div_(len(tensor.vectors))
+    average = add_up([tensor.vectors[0].clone(), *tensor.vectors[1:]]).div_(len(tensor.vectors))
     first = _scale(tensor, 0, alpha)
     if first is None:
         return average.add_(tensor.base)

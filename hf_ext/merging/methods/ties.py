@@ -37,7 +37,7 @@ def average_agreeing(vectors: list[Tensor]) -> Tensor:
 
 def elect_sign(vectors: list[Tensor]) -> Tensor:
     """1 or -1 by the sum of the vectors; 1 where it is zero."""
-    elected = add_up(vectors).add_(0.0)
+    elected = add_up([vectors[0].new_zeros(vectors[0].shape), *vectors])
     return elected.new_ones(()).expand_as(elected).copysign(elected)
 
 
