@@ -42,6 +42,9 @@ PAIRS = (
 _MISSING = ["", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A",
             "NA", "NULL", "NaN", "None", "n/a", "nan", "null"]  # fmt: skip
 
+# Rows of parquet read at once: `datasets` takes as many as a file's first group has, and fails in an empty shard.
+_PARQUET_ROWS = 1000
+
 AnyDataset: TypeAlias = datasets.Dataset | datasets.IterableDataset
 
 
@@ -155,11 +158,7 @@ def _load(source: DataSource, section: str) -> AnyDataset:
         # `data_files` with the split's name makes any split work; `datasets` would read brackets as patterns.
         files = {source.split.partition("[")[0]: [glob.escape(str(Path(file).resolve())) for file in found]}
     if sounds:
-        builder = RecordingFolder(data_files=files or get_data_patterns(folder), base_path=folder)
-        if source.streaming:
-            return builder.as_streaming_dataset(split=source.split)
-        builder.download_and_prepare()
-        return builder.as_dataset(split=source.split)
+        return _build(RecordingFolder(data_files=files or get_data_patterns(folder), base_path=folder), source)
     marks = _choose_marks(datasets.load_dataset_builder(folder, source.name, data_files=files))
     return datasets.load_dataset(
         folder, source.name, data_files=files, split=source.split, streaming=source.streaming, **marks
@@ -176,9 +175,18 @@ def _load_from_hub(source: DataSource, section: str) -> AnyDataset:
             f"no data at {path}{confirmed}: give a folder, a data file, a pattern of files or a Hub data set id, "
             f"org/name. {_advice(section)}"
         )
-    return datasets.load_dataset(
-        name, source.name, split=source.split, streaming=source.streaming, revision=revision or None
-    )
+    builder = datasets.load_dataset_builder(name, source.name, revision=revision or None)
+    if isinstance(builder.config, ParquetConfig):
+        builder.config.batch_size = _PARQUET_ROWS
+    return _build(builder, source)
+
+
+def _build(builder: datasets.DatasetBuilder, source: DataSource) -> AnyDataset:
+    """The split of a builder."""
+    if source.streaming:
+        return builder.as_streaming_dataset(split=source.split)
+    builder.download_and_prepare()
+    return builder.as_dataset(split=source.split)
 
 
 def _open_here(first: Path, found: list[str], source: DataSource, sounds: bool) -> datasets.Dataset | None:
@@ -208,8 +216,7 @@ def _choose_marks(builder: datasets.DatasetBuilder) -> dict[str, Any]:
     classes such as 01; of parquet, the rows read at once.
     """
     if isinstance(builder.config, ParquetConfig):
-        # `datasets` takes the length of a file's first group of rows, and fails where that is 0, as in an empty shard.
-        return {"batch_size": 1000}
+        return {"batch_size": _PARQUET_ROWS}
     config, marks, codes = builder.config, dict[str, list[str]](), dict[str, type]()
     if not isinstance(config, CsvConfig):
         return {}

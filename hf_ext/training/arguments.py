@@ -95,21 +95,13 @@ class DataArguments:
             if learned is not None and source.shares_with(learned)
         ]
 
-    @property
-    def paths(self) -> list[str]:
-        """The paths of all sources."""
-        sources = [*filter(None, [self.train_source]), *self.eval_sources.values()]
-        return [str(part.path) for source in sources for part in [source, *source.parts] if not part.parts]
-
     def validate_sources(self) -> None:
         """Validates all sources, and refuses options that an evaluation does not support."""
         _ = self.train_source
         if any(source.streaming for source in self.eval_sources.values()):
             raise ValueError("data.eval.streaming must be false, because evaluation needs the number of examples.")
-        if self.num_workers < 0:
-            raise ValueError(f"data.num_workers must be 0 or more, got {self.num_workers}.")
-        if not 0 <= self.max_bad_examples <= 1:
-            raise ValueError(f"data.max_bad_examples must be a share from 0 to 1, got {self.max_bad_examples}.")
+        _require(self.num_workers >= 0, "data.num_workers", self.num_workers, "0 or more")
+        _require(0 <= self.max_bad_examples <= 1, "data.max_bad_examples", self.max_bad_examples, "from 0 to 1")
 
 
 @strict
@@ -303,7 +295,7 @@ class TrainingArguments:
     def trackers(self) -> list[str]:
         """Names of the trackers."""
         named = [self.report_to] if isinstance(self.report_to, str) else self.report_to
-        return [name for name in named if name != "none"]
+        return [name for name in dict.fromkeys(named) if name != "none"]
 
     @property
     def rules(self) -> list[ParameterRule]:
@@ -353,6 +345,25 @@ def _require(condition: bool, name: str, value: Any, allowed: str) -> None:
         raise ValueError(f"{name} must be {allowed}; got {value!r}.")
 
 
+def map_paths(section: Any, change: Callable[[str], Any]) -> Any:
+    """The section `data`, or one below it, with each path of a source changed."""
+    if not isinstance(section, dict):
+        return section
+    if isinstance(path := section.get("path"), list):
+        parts = [map_paths(part if isinstance(part, dict) else {"path": part}, change) for part in path]
+        return {**section, "path": parts}
+    if path is not None:
+        return {**section, "path": change(path)}
+    return {name: map_paths(item, change) for name, item in section.items()}
+
+
+def find_paths(section: Any) -> list[str]:
+    """The paths of all sources in the section `data`, or in one below it."""
+    found: list[str] = []
+    map_paths(section, found.append)
+    return found
+
+
 def apply_overrides(mapping: dict[str, Any], flags: list[str]) -> dict[str, Any]:
     """Applies `--field value`, `--field=value` and `--section.field value`; a flag without a value means `true`."""
     # `null` removes a key, so that its default applies: `--model.num_classes null`, `--data.eval null`.
@@ -378,7 +389,7 @@ def apply_overrides(mapping: dict[str, Any], flags: list[str]) -> dict[str, Any]
                 raise ValueError(f"--{name}: {section!r} is a value, not a section.")
         key = _find_key(target, last)
         try:
-            target[key] = parse_yaml(value)
+            target[key] = _read_value(value.strip())
         except SettingsError as error:
             raise SettingsError(f"--{name} {value!r:.200} cannot be read as a YAML value: {error}") from error
         given.add((*map(_to_key, sections), _to_key(key)))
@@ -386,6 +397,12 @@ def apply_overrides(mapping: dict[str, Any], flags: list[str]) -> dict[str, Any]
             del target[key]
     _forget_parts(mapping.get("data"), result.get("data"), given)
     return result
+
+
+def _read_value(word: str) -> Any:
+    """The value of a flag in YAML; a text that YAML would cut or refuse, such as `photos #1` or `*.png`, as it is."""
+    is_text = word[0] in "*&@%`" or (" #" in word and word[0] not in "'\"[{")
+    return word if is_text else parse_yaml(word)
 
 
 def _forget_parts(before: Any, after: Any, given: set[tuple[str, ...]]) -> None:

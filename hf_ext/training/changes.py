@@ -4,6 +4,7 @@
 # a sentence, or the run is refused with all differences that make another run of it. docs/training.md has the table,
 # and tests/training/test_changes.py makes each change in the middle of a run, and compares what is promised.
 
+import functools
 import json
 import math
 from dataclasses import MISSING, asdict, dataclass, field, fields
@@ -12,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import OtherRun
-from .arguments import SCHEDULES_WITHOUT_END, DataArguments, TrainingArguments
-from .fingerprint import compare_fingerprints, find_places
+from .arguments import SCHEDULES_WITHOUT_END, DataArguments, TrainingArguments, find_paths, map_paths
+from .fingerprint import compare_fingerprints
 
 # The kind of change of each field, by its name and its section's.
 _KINDS = {
@@ -37,8 +38,9 @@ class Changes:
     new_batch_size: bool = False
 
 
+@functools.cache
 def installed_versions(*names: str) -> dict[str, str]:
-    """Versions of libraries."""
+    """Versions of libraries, of which a process imports only one."""
     return {name: version(name) for name in names}
 
 
@@ -88,7 +90,7 @@ def compare_settings(before: dict[str, Any], now: dict[str, Any], folder: Path) 
 
 def compare_data(before: dict[str, Any], now: dict[str, Any], folder: Path, changes: Changes) -> None:
     """Adds differences of the training data to the changes; refuses other data unless they are allowed."""
-    old, new = (find_places(about["arguments"]["data"].get("train")) for about in (before, now))
+    old, new = (find_paths(about["arguments"]["data"].get("train")) for about in (before, now))
     differences = compare_fingerprints(before["data"], now["data"])
     if differences and not now["arguments"]["allow_other_data"]:
         raise OtherRun(
@@ -109,10 +111,9 @@ def _list_settings(about: dict[str, Any]) -> dict[str, Any]:
     # An argument that did not exist when the run began has its default.
     defaults = {item.name: item.default for item in fields(TrainingArguments) if item.default is not MISSING}
     settings = {**defaults, **about["arguments"], "processes": about["processes"], "sharding": about["sharding"]}
-    train = settings["data"].get("train")
-    if isinstance(train, dict):
-        settings["data"] = {**settings["data"], "train": {**train, "path": _blank_places(train.get("path"))}}
-    return _join_names(settings)
+    # Of a list of sources their number and their weights stay.
+    train = map_paths(settings["data"].get("train"), lambda path: None)
+    return _join_names({**settings, "data": {**settings["data"], "train": train}})
 
 
 def _join_names(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -120,13 +121,6 @@ def _join_names(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in settings.items():
         flat |= _join_names(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return flat
-
-
-def _blank_places(path: Any) -> Any:
-    """The path of a source, or of a list of them, without the places: their number and their weights stay."""
-    if isinstance(path, dict):
-        return {**path, "path": _blank_places(path.get("path"))}
-    return [_blank_places(part) for part in path] if isinstance(path, list) else None
 
 
 def _judge(name: str, old: dict[str, Any], new: dict[str, Any]) -> tuple[bool, str]:

@@ -19,6 +19,7 @@ import numpy as np
 from huggingface_hub import HfApi
 
 from ..data.opening import find_files
+from .arguments import find_paths
 
 # Rows of indexed data; of a stream shards, and the first rows of each.
 _ROWS, _SHARDS, _FIRST = 64, 8, 8
@@ -36,7 +37,7 @@ def fingerprint(data: datasets.Dataset | datasets.IterableDataset, section: Any)
         "rows": None if is_stream else len(data),
         "shards": data.num_shards if is_stream else None,
         "columns": sorted(data.column_names or []),
-        "commits": {place: commit for place in find_places(section) if (commit := _commit(place)) is not None},
+        "commits": {place: commit for place in find_paths(section) if (commit := _commit(place)) is not None},
         "sample": digest.hexdigest(),
     }
 
@@ -56,15 +57,6 @@ def compare_fingerprints(before: dict[str, Any], now: dict[str, Any]) -> list[st
     if before["sample"] != now["sample"] and not differences:
         differences.append("the compared rows have other contents")
     return differences
-
-
-def find_places(section: Any) -> list[str]:
-    """The paths in a source section."""
-    if isinstance(section, dict):
-        return find_places(section.get("path"))
-    if isinstance(section, list):
-        return [place for part in section for place in find_places(part)]
-    return [section] if isinstance(section, str) else []
 
 
 def _commit(place: str) -> str | None:

@@ -128,13 +128,10 @@ def main(
             importlib.import_module(".loop", __package__)
         _run(task, arguments)
     except KeyboardInterrupt as stopped:
-        # Check the error only against imported modules: importing more would delay the message by seconds.
-        if "hf_ext.training.stopping" in sys.modules:
-            from .stopping import EXIT_CODE, RunStopped
-
-            if isinstance(stopped, RunStopped):
-                sys.stderr.write(f"{stopped}\n" if str(stopped) else "")
-                return EXIT_CODE
+        # Of a `RunStopped`, whose module is not imported for a Ctrl-C before the loop.
+        if (code := getattr(stopped, "exit_code", None)) is not None:
+            sys.stderr.write(f"{stopped}\n" if str(stopped) else "")
+            return int(code)
         return _fail(InterruptedError("interrupted; the same command continues from the last saved state."))
     except Exception as error:
         return _fail(error)

@@ -6,6 +6,7 @@ refused."""
 # `TrainingArguments` that says the same, so that args.json and the check of a continued run know it; what it cannot
 # do is refused. docs/training.md has the table, tests/training/test_launcher.py a test a row.
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -83,14 +84,21 @@ def honour_launcher(
             # Without a version accelerate takes the first.
             _check_words({"FSDP_VERSION": "1", **environment}, words)
     _refuse_lost_processes(environment)
-    changes = _read_precision(arguments, environment)
-    if environment.get(_COMPILING, "").lower() == "inductor" and not arguments.torch_compile:
-        changes["torch_compile"] = True
+    told: dict[str, Any] = {}
+    # Without a setting of its own the launcher says "no".
+    if (precision := environment.get("ACCELERATE_MIXED_PRECISION", "").lower()) not in ("", "no"):
+        told["mixed_precision"] = precision
+        if arguments.mixed_precision != "no":
+            _require_same(arguments, "mixed_precision", precision, "ACCELERATE_MIXED_PRECISION")
+    if environment.get(_COMPILING, "").lower() == "inductor":
+        told["torch_compile"] = True
     if _is_on(environment, _FSDP) and _is_on(environment, "FSDP_ACTIVATION_CHECKPOINTING"):
-        changes |= {} if arguments.activation_checkpointing else {"activation_checkpointing": True}
+        told["activation_checkpointing"] = True
+    changes = {name: value for name, value in told.items() if getattr(arguments, name) != value}
     if _is_on(environment, _DEEPSPEED):
         _check_deepspeed(replace(arguments, **changes), environment)
-    _check_accumulation(arguments, environment)
+    passes, name = arguments.gradient_accumulation_steps, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+    _require_same(arguments, "gradient_accumulation_steps", _read_number(environment, name, passes), name)
     notes = [f"{name}: {value}, set by the launcher" for name, value in changes.items()]
     return replace(arguments, **changes), notes
 
@@ -124,14 +132,13 @@ def require_own_device(environment: Mapping[str, str] = os.environ) -> None:
 
     if (told := environment.get("ACCELERATE_TORCH_DEVICE")) is None:
         return
-    found = torch.accelerator.current_accelerator() if has_devices() else None
-    names = (
-        [found.type, *(f"{found.type}:{index}" for index in range(torch.accelerator.device_count()))] if found else []
-    )
-    allowed = ["cpu", *names] if _count_started(environment) == 1 else ["cpu"] if found is None else []
+    allowed = ["cpu"]
+    if has_devices() and (kind := torch.accelerator.current_accelerator()) is not None:
+        numbered = [f"{kind.type}:{index}" for index in range(torch.accelerator.device_count())]
+        allowed = ["cpu", kind.type, *numbered] if _count_started(environment) == 1 else []
     if told not in allowed:
         raise UsageError(
-            f"ACCELERATE_TORCH_DEVICE is {told!r} ; allowed here: {', '.join(allowed) or 'nothing'}. "
+            f"ACCELERATE_TORCH_DEVICE is {told!r}; allowed here: {', '.join(allowed) or 'nothing'}. "
             "Unset it: each process selects its own device."
         )
 
@@ -192,46 +199,26 @@ def _refuse_lost_processes(environment: Mapping[str, str]) -> None:
         )
 
 
-def _read_precision(arguments: TrainingArguments, environment: Mapping[str, str]) -> dict[str, Any]:
-    # Without a setting of its own the launcher says "no".
-    told = environment.get("ACCELERATE_MIXED_PRECISION", "no").lower()
-    if told in ("", "no", arguments.mixed_precision):
-        return {}
-    if arguments.mixed_precision != "no":
+def _require_same(arguments: TrainingArguments, field: str, told: Any, name: str) -> None:
+    """Refuses a launcher that was told another value than the recipe's."""
+    if (own := getattr(arguments, field)) != told:
         raise UsageError(
-            f"mixed_precision is {arguments.mixed_precision} in the recipe and {told} in the configuration of "
-            "accelerate (ACCELERATE_MIXED_PRECISION): set the same value in both, or 'no' in the latter."
+            f"{field} is {own} in the recipe and {told} in the configuration of accelerate ({name}): set the same "
+            "value in both, or remove it in the latter."
         )
-    return {"mixed_precision": told}
 
 
 def _check_deepspeed(arguments: TrainingArguments, environment: Mapping[str, str]) -> None:
     if find_spec("deepspeed") is None:
         raise UsageError("accelerate is configured for DeepSpeed, which is not installed: pip install deepspeed.")
-    clipping = environment.get("ACCELERATE_GRADIENT_CLIPPING", "auto").lower()
-    try:
-        agrees = clipping == "auto" or float(clipping) == arguments.max_grad_norm
-    except ValueError:
-        agrees = False
-    if not agrees:
-        raise UsageError(
-            f"max_grad_norm is {arguments.max_grad_norm} in the recipe and gradient_clipping {clipping} in the "
-            "configuration of accelerate: set the same value in both."
-        )
+    clipping: Any = environment.get("ACCELERATE_GRADIENT_CLIPPING", "auto").lower()
+    with contextlib.suppress(ValueError):
+        clipping = float(clipping)
+    if clipping != "auto":
+        _require_same(arguments, "max_grad_norm", clipping, "gradient_clipping")
     if arguments.ema_decay and arguments.mixed_precision != "no":
         # It keeps the model itself in 16 bits, in which an average that moves little does not move at all.
         raise UsageError(
             f"DeepSpeed with mixed_precision {arguments.mixed_precision} keeps no weights in 32 bits for the average: "
             "set ema_decay to 0 or mixed_precision to 'no', or use FSDP2."
-        )
-
-
-def _check_accumulation(arguments: TrainingArguments, environment: Mapping[str, str]) -> None:
-    """Refuses a launcher that was told another number of passes, which would go before the recipe's."""
-    wanted = arguments.gradient_accumulation_steps
-    told = _read_number(environment, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", wanted)
-    if told != wanted:
-        raise UsageError(
-            f"gradient_accumulation_steps is {wanted} in the recipe and {told} in the configuration of accelerate "
-            "(ACCELERATE_GRADIENT_ACCUMULATION_STEPS): remove it there, or set the same number."
         )

@@ -227,15 +227,12 @@ def load_trained(task: "Task", source: str) -> torch.nn.Module:
 def enable_activation_checkpointing(model: torch.nn.Module) -> None:
     """Turns on recomputation of activations in the backward pass."""
     base: Any = model.get_base_model() if isinstance(model, peft.PeftModel) else model
-    if isinstance(base, PreTrainedModel):
-        base.activation_checkpointing_enable()
-        return
-    # Most models are of transformers, and do without diffusers, which is slow to import.
-    from diffusers import ModelMixin
-
-    if not isinstance(base, ModelMixin):
-        raise TypeError(
-            f"activation_checkpointing needs a transformers or diffusers model, got {type(base).__name__}: "
-            "set it to false."
-        )
-    base.enable_gradient_checkpointing()  # type: ignore[attr-defined]
+    # Of transformers, of diffusers.
+    for name in ("activation_checkpointing_enable", "enable_gradient_checkpointing"):
+        if enable := getattr(base, name, None):
+            enable()
+            return
+    raise TypeError(
+        f"activation_checkpointing needs a transformers or diffusers model, got {type(base).__name__}: "
+        "set it to false."
+    )

@@ -1,5 +1,6 @@
 """Record of the run that made a published model."""
 
+import functools
 import platform
 import subprocess
 from dataclasses import asdict
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .arguments import TrainingArguments
+from .arguments import TrainingArguments, map_paths
 from .changes import installed_versions
 from .state import Progress
 
@@ -41,23 +42,11 @@ def published_name(path: str | list) -> str:
     return local.resolve().name if local.exists() or has_magic(path) else path
 
 
-def _publish_sources(value: Any) -> Any:
-    """The section `data` with every path as it is published."""
-    if isinstance(value, list):
-        return [_publish_sources(part if isinstance(part, dict) else {"path": part}) for part in value]
-    if not isinstance(value, dict):
-        return value
-    return {
-        name: published_name(item) if name == "path" and isinstance(item, str) else _publish_sources(item)
-        for name, item in value.items()
-    }
-
-
 def public_arguments(arguments: TrainingArguments) -> dict[str, Any]:
     """Arguments for publication: only the last names of local folders."""
     content = asdict(arguments)
     del content["output_dir"], content["resume_from_checkpoint"]
-    content["data"] = _publish_sources(content["data"])
+    content["data"] = map_paths(content["data"], published_name)
     if content["init_from"] is not None:
         content["init_from"] = published_name(content["init_from"])
     # An autoencoder, a text encoder.
@@ -66,8 +55,9 @@ def public_arguments(arguments: TrainingArguments) -> dict[str, Any]:
     return content
 
 
+@functools.cache
 def source_commit() -> str | None:
-    """The commit of hf_ext, where it runs from its git checkout."""
+    """The commit of hf_ext, where it runs from its git checkout, as this process found it first."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None

@@ -106,14 +106,12 @@ class Run:
 
     def _warn(self) -> None:
         """Warns of changes since the last state, and of settings that are probably unintended."""
-        arguments = self.arguments
+        arguments, folder = self.arguments, self.folder
         small = describe_small_groups(self.groups, arguments.per_device_train_batch_size)
-        for text in [*self.folder.warnings, *small, *describe_warm_up(arguments), *arguments.data_arguments.overlaps]:
-            self._say(f"warning: {text}.")
-        for text in self.folder.notes:
+        warnings = [*small, *describe_warm_up(arguments), *arguments.data_arguments.overlaps]
+        changes = [f"changed since step {folder.start}: {text}" for text in folder.changes.notes]
+        for text in [*(f"warning: {text}" for text in warnings), *folder.notes, *changes]:
             self._say(f"{text}.")
-        for text in self.folder.changes.notes:
-            self._say(f"changed since step {self.folder.start}: {text}.")
 
     def _build(self) -> None:
         """Model, optimizer, schedule and average; equal on all processes, as the seed is."""

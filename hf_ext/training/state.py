@@ -38,7 +38,7 @@ from ..files import (
     write_json,
 )
 from ..system import sync_directory
-from .arguments import TrainingArguments
+from .arguments import TrainingArguments, find_paths
 from .changes import Changes, compare_data, compare_settings
 from .manifest import NAME, RANDOM_STATES, DamagedState, hash_files, list_files, read_manifest, write_manifest
 
@@ -196,8 +196,7 @@ class RunFolder:
         self.start: int | None = None
         self.before: dict[str, Any] | None = None
         self.changes = Changes()
-        self.damaged: list[int] = []
-        self.warnings: list[str] = []
+        self.damaged: dict[int, DamagedState] = {}
         self.notes: list[str] = []
 
     def __enter__(self) -> "RunFolder":
@@ -234,7 +233,7 @@ class RunFolder:
                 f"{self.path} holds other files ({', '.join(others[:4])}{', …' if len(others) > 4 else ''}), and no "
                 "args.json of a run: choose a new or empty folder as output_dir."
             )
-        for place in arguments.data_arguments.paths:
+        for place in find_paths(arguments.data):
             data = Path(place).expanduser()
             if data.is_dir() and not (data / "lq").is_dir() and self.path.resolve().is_relative_to(data.resolve()):
                 raise DataError(
@@ -269,14 +268,15 @@ class RunFolder:
             try:
                 self.before = read_manifest(self.state(step))
             except DamagedState as error:
-                self.damaged.append(step)
-                self.warnings.append(f"{self.state(step)} is damaged: {error}")
+                self.damaged[step] = error
+                self.notes.append(f"warning: {self.state(step)} is damaged: {error}")
                 continue
             self.start = step
             return
         if self.damaged:
+            told = "; ".join(f"step {step}: {error}" for step, error in self.damaged.items())
             raise DataError(
-                f"no state of {self.path} is whole ({'; '.join(self.warnings)}). Restore one from a backup, or delete "
+                f"no state of {self.path} is whole ({told}). Restore one from a backup, or delete "
                 f"{self.states} to start this run again."
             )
 

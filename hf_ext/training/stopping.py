@@ -24,6 +24,8 @@ _WORDS = {None: _GO_ON, "save": _SAVE, "evaluate": EVALUATE, "end": END}
 class RunStopped(KeyboardInterrupt):
     """A run ended before its last step, and goes on with the same command. The message is empty but in one process."""
 
+    exit_code = EXIT_CODE
+
 
 class EvaluationStopped(Exception):
     """An evaluation ended before its last batch, for what `answer` says; a run that goes on does it anew."""

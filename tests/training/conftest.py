@@ -1,12 +1,13 @@
 """Fixtures of the training tests."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import datasets
 import pytest
 
-from .tiny import write_images, write_shards
+from .tiny import make_arguments, run_interrupted, write_images, write_shards
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -22,6 +23,21 @@ def without_pause() -> Iterator[None]:
 def examples(tmp_path: Path) -> Path:
     """Nine examples in two parquet files: an odd number, so that epochs end within batches."""
     return write_shards(tmp_path / "examples", shards=2, examples=9)
+
+
+@pytest.fixture(scope="session")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was interrupted in its fifth step, and of its data."""
+    root = tmp_path_factory.mktemp("interrupted")
+    run_interrupted(make_arguments(root / "run", write_shards(root / "examples", shards=2, examples=9)), 5)
+    return root
+
+
+@pytest.fixture
+def halfway(interrupted: Path, tmp_path: Path) -> Path:
+    """The data of that run, of which a copy is in `tmp_path / "run"`."""
+    shutil.copytree(interrupted / "run", tmp_path / "run")
+    return interrupted / "examples"
 
 
 @pytest.fixture

@@ -40,12 +40,11 @@ def change(tmp_path, capsys, before, after, step=5, **settings):
     return capsys.readouterr().err, weights(tmp_path / "run") == weights(tmp_path / "whole")
 
 
-def refuse(tmp_path, before, after, match, **settings):
-    run_interrupted(make_arguments(tmp_path / "run", before, **settings), 5)
-    kept = contents(tmp_path / "run")
+def refuse(folder, data, match, **changes):
+    kept = contents(folder)
     with pytest.raises(ValueError, match=match):
-        run(TinyTask(), make_arguments(tmp_path / "run", after["data"], **{**settings, **after.get("changes", {})}))
-    assert contents(tmp_path / "run") == kept
+        run(TinyTask(), make_arguments(folder, data, **changes))
+    assert contents(folder) == kept
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 0), (0, 2)])
@@ -150,14 +149,15 @@ def test_a_run_is_made_longer(tmp_path, capsys, examples):
         ({"per_device_train_batch_size": 4}, "2 → 1 × 4 × 2 .each step had 4 examples and would have 8: choose"),
     ],
 )
-def test_another_run_is_refused(tmp_path, examples, changes, words):
-    refuse(tmp_path, examples, {"data": examples, "changes": changes}, words)
+def test_another_run_is_refused(tmp_path, halfway, changes, words):
+    refuse(tmp_path / "run", halfway, words, **changes)
 
 
 def test_workers_of_a_stream_are_refused(tmp_path, shards):
     train = {"train": {"path": str(shards), "streaming": True}}
     words = r"data.num_workers: 2 → 0 \(a stream is divided among the workers"
-    refuse(tmp_path, {**train, "num_workers": 2}, {"data": {**train, "num_workers": 0}}, words)
+    run_interrupted(make_arguments(tmp_path / "run", {**train, "num_workers": 2}), 5)
+    refuse(tmp_path / "run", {**train, "num_workers": 0}, words)
 
 
 @pytest.mark.parametrize("source", [pytest.param({}, marks=pytest.mark.slow), {"streaming": True}])
@@ -239,27 +239,25 @@ def test_states_of_sharded_weights_fit_no_others(tmp_path, examples):
         compare_settings(before, describe_run(one, 1, "DEEPSPEED"), tmp_path)
 
 
-def test_versions_are_said(tmp_path, capsys, examples):
-    run_interrupted(make_arguments(tmp_path / "run", examples), 5)
+def test_versions_are_said(tmp_path, capsys, halfway):
     state = RunFolder(tmp_path / "run").state(4)
     manifest = read_manifest(state)
     installed = version("torch")
     assert manifest["versions"]["torch"] == installed
     write_manifest(state, {**manifest, "versions": {**manifest["versions"], "torch": "1.0"}})
     capsys.readouterr()
-    run(TinyTask(), make_arguments(tmp_path / "run", examples))
+    run(TinyTask(), make_arguments(tmp_path / "run", halfway))
     assert f"torch 1.0 → {installed}: perhaps {OTHER}" in capsys.readouterr().err
 
 
-def test_an_argument_that_did_not_exist_has_its_default(tmp_path, examples):
-    run_interrupted(make_arguments(tmp_path / "run", examples), 5)
+def test_an_argument_that_did_not_exist_has_its_default(tmp_path, halfway):
     state = RunFolder(tmp_path / "run").state(4)
     manifest = read_manifest(state)
     del manifest["arguments"]["activation_checkpointing"]
     write_manifest(state, manifest)
     with refused(OtherRun, "activation_checkpointing"):
-        run(TinyTask(), make_arguments(tmp_path / "run", examples, activation_checkpointing=True))
-    run(TinyTask(), make_arguments(tmp_path / "run", examples))
+        run(TinyTask(), make_arguments(tmp_path / "run", halfway, activation_checkpointing=True))
+    run(TinyTask(), make_arguments(tmp_path / "run", halfway))
 
 
 def test_commits_of_a_hub_are_compared(examples):

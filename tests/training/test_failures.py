@@ -33,7 +33,6 @@ from .tiny import (
     make_arguments,
     make_task,
     run,
-    run_interrupted,
     write_config,
     write_images,
 )
@@ -146,18 +145,17 @@ def test_a_vanished_file_is_named(tmp_path, capsys, workers):
     assert RunFolder(tmp_path / "run").saved_steps()
 
 
-def test_a_continued_run_must_be_the_same_run(tmp_path, examples):
-    run_interrupted(make_arguments(tmp_path / "run", examples), 5)
+def test_a_continued_run_must_be_the_same_run(tmp_path, halfway):
     before = contents(tmp_path / "run")
     with refused(OtherRun, "learning_rate", "0.01", "0.5"):
-        run(TinyTask(), make_arguments(tmp_path / "run", examples, learning_rate=0.5))
+        run(TinyTask(), make_arguments(tmp_path / "run", halfway, learning_rate=0.5))
     folder = RunFolder(tmp_path / "run")
-    arguments = make_arguments(tmp_path / "run", examples)
+    arguments = make_arguments(tmp_path / "run", halfway)
     with folder, refused(OtherRun, "4 examples"):
         folder.check(arguments, describe_run(arguments, 2, None))
     assert contents(tmp_path / "run") == before
     # What changes no weight may differ.
-    run(TinyTask(), make_arguments(tmp_path / "run", examples, save_total_limit=1))
+    run(TinyTask(), make_arguments(tmp_path / "run", halfway, save_total_limit=1))
     assert folder.saved_steps() == [7]
 
 
@@ -194,21 +192,19 @@ def test_folders_of_others_are_left_alone(tmp_path, examples):
 
 
 @pytest.mark.parametrize("row", [b"no row", b"{}", b"[1]", b'{"step": "1"}', b"null", b"\xff\xfe"])
-def test_a_damaged_row_of_metrics_is_named(tmp_path, examples, row):
-    run_interrupted(make_arguments(tmp_path / "run", examples), 5)
+def test_a_damaged_row_of_metrics_is_named(tmp_path, halfway, row):
     with (tmp_path / "run" / "metrics.jsonl").open("ab") as file:
         file.write(row + b"\n")
     with refused(DataError, "metrics.jsonl", "line 4"):
-        run(TinyTask(), make_arguments(tmp_path / "run", examples))
+        run(TinyTask(), make_arguments(tmp_path / "run", halfway))
 
 
-def test_a_cut_off_row_of_metrics_is_survived(tmp_path, examples):
-    run(TinyTask(), make_arguments(tmp_path / "whole", examples))
-    run_interrupted(make_arguments(tmp_path / "cut", examples), 5)
-    with (tmp_path / "cut" / "metrics.jsonl").open("a") as file:
+def test_a_cut_off_row_of_metrics_is_survived(tmp_path, halfway):
+    run(TinyTask(), make_arguments(tmp_path / "whole", halfway))
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 5, "samples": 20, "loss": 9.0}) + '\n{"step": 6, "sam')
-    run(TinyTask(), make_arguments(tmp_path / "cut", examples))
-    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+    run(TinyTask(), make_arguments(tmp_path / "run", halfway))
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 
 
 @contextmanager

@@ -4,7 +4,6 @@ import contextlib
 import json
 import pickle
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from tests.kit.hub import client_environment, run_python
 from tests.kit.refusals import refused
 
 from .launching import ROOT, launch_two
+from .on_a_hub import Code
 from .tiny import make_arguments
 
 SCRIPT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from tests.training.on_a_hub import main; main()"
@@ -70,27 +70,17 @@ def test_what_cannot_be_gone_on_from_is_refused_in_a_line_and_leaves_nothing(fou
     assert found["left"] == []
 
 
-class Touch:
-    """Writes a file when it is unpickled."""
-
-    def __init__(self, file):
-        self.file = file
-
-    def __reduce__(self):
-        return Path.touch, (self.file,)
-
-
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("place", ["value", "index", "elsewhere", "decoded", "cut", "other", None])
 def test_a_sharded_state_from_elsewhere_has_tensors_and_plain_values_alone(tmp_path, place):
     """torch itself runs what the index and values of a state hold."""
     values = {"weight": torch.ones(3), "rate": {"lr": 0.1, "betas": (0.9, 0.99)}}
     ran, folder, index = tmp_path / "ran", tmp_path / "state", tmp_path / "state" / ".metadata"
-    checkpoint.save(values | ({"code": Touch(ran)} if place == "value" else {}), checkpoint_id=folder, no_dist=True)
+    checkpoint.save(values | ({"code": Code(ran)} if place == "value" else {}), checkpoint_id=folder, no_dist=True)
     (part,) = folder.glob("*.distcp")
     found = pickle.loads(index.read_bytes())
     if place == "index":
-        found.planner_data["weight"] = Touch(ran)
+        found.planner_data["weight"] = Code(ran)
     for entry in found.storage_data.values():
         entry.relative_path = f"../state/{part.name}" if place == "elsewhere" else entry.relative_path
         entry.transform_descriptors = ("zstd",) if place == "decoded" else None

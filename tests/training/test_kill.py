@@ -1,7 +1,6 @@
 """Runs that are killed at any moment go on, and end as if nothing had happened; one run folder, one training."""
 
 import errno
-import multiprocessing
 import os
 import random
 import shutil
@@ -20,13 +19,10 @@ from hf_ext.training.state import RunFolder
 from tests.kit.refusals import refused
 
 from .launching import environment
-from .stoppable import main
+from .stoppable import start
 from .tiny import TinyModel, TinyTask, contents, make_arguments, prepare, run
 
 SETTINGS = {"max_steps": 40, "save_steps": 2, "eval_steps": 3, "logging_steps": 3}
-# Runs are forks of a process that has imported everything, so that they start at once.
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["tests.training.stoppable"])
 
 
 def assert_states_complete(folder: Path) -> None:
@@ -75,13 +71,6 @@ def kill_after_start(process, folder: Path, rng: random.Random) -> bool:
     return False
 
 
-def start(folder: Path, examples: Path):
-    """A process that trains; a run killed before goes on."""
-    process = PROCESSES.Process(target=main, args=(str(folder), str(examples), dict(SETTINGS)))
-    process.start()
-    return process
-
-
 def wait_for(process) -> None:
     process.join(300)
     assert process.exitcode == 0
@@ -91,11 +80,11 @@ def kill_and_continue(tmp_path: Path, examples: Path, moments: list[str], monkey
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
     whole, killed, rng = tmp_path / "whole", tmp_path / "killed", random.Random(1)
-    wait_for(start(whole, examples))
+    wait_for(*start(whole, examples, **SETTINGS))
     kills = 0
     for moment in moments:
         while True:
-            process = start(killed, examples)
+            (process,) = start(killed, examples, **SETTINGS)
             hit = (
                 kill_after_start(process, killed, rng) if moment == "any" else kill_while(process, killed, moment, 60)
             )
@@ -109,7 +98,7 @@ def kill_and_continue(tmp_path: Path, examples: Path, moments: list[str], monkey
                 break
             # A machine that is busy elsewhere killed too late: anew, until there is something to continue.
             shutil.rmtree(killed)
-    wait_for(start(killed, examples))
+    wait_for(*start(killed, examples, **SETTINGS))
     assert contents(killed) == contents(whole)
     assert not leftovers(killed)
 

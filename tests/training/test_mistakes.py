@@ -196,6 +196,12 @@ def test_a_flag_without_its_value_is_not_the_default(flags):
         apply_overrides({"max_steps": 5}, flags)
 
 
+def test_a_text_of_a_flag_is_not_cut():
+    for word in ("photos #1", "*.png", "@home", "&x", "a:b", "C:\\x", "photos/#1"):
+        assert apply_overrides({}, ["--data.path", word, f"--name={word}"]) == {"data": {"path": word}, "name": word}
+    assert apply_overrides({}, ["--x", "'a # b'", "--y", "[1] # one"]) == {"x": "a # b", "y": [1]}
+
+
 def test_aliases_stand_for_what_they_name():
     assert parse_yaml("x: &x {a: 1}\ny: *x\nz: {<<: *x, b: 2}") == {
         "x": {"a": 1},

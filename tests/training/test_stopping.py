@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ import pytest
 import torch
 
 from hf_ext.errors import UsageError
+from hf_ext.training import main as program
 from hf_ext.training import train
 from hf_ext.training.launcher import honour_launcher, require_devices
 from hf_ext.training.state import RunFolder
@@ -29,29 +29,10 @@ from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 
 from .launching import ROOT, environment
-from .stoppable import main
-from .tiny import TinyTask, contents, make_arguments
+from .stoppable import start
+from .tiny import TinyTask, contents, make_arguments, make_task, write_config
 
 STEPS = 30
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["tests.training.stoppable"])
-
-
-def start(folder: Path, examples: Path, processes: int, **changes) -> list:
-    """Processes that train; a run that was stopped goes on."""
-    port = 0
-    if processes > 1:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-    changes = {"max_steps": STEPS, **changes}
-    started = [
-        PROCESSES.Process(target=main, args=(str(folder), str(examples), changes, rank, port))
-        for rank in range(processes)
-    ]
-    for process in started:
-        process.start()
-    return started
 
 
 def steps_done(folder: Path) -> int:
@@ -64,10 +45,10 @@ def saved_steps(folder: Path) -> list[int]:
     return sorted(int(path.name.partition("-")[2]) for path in (folder / "state").glob("step-*[0-9]"))
 
 
-def outcome(folder: Path) -> dict:
+def outcome(found: dict, steps: int) -> dict:
     """What a run leaves but its rows, of which a stop adds one, and earlier states."""
-    last = f"state/step-{STEPS}/"
-    found = {name: value for name, value in contents(folder).items() if not name.startswith(("metrics", "samples"))}
+    last = f"state/step-{steps}/"
+    found = {name: value for name, value in found.items() if not name.startswith("metrics")}
     return {name: value for name, value in found.items() if not name.startswith("state/") or name.startswith(last)}
 
 
@@ -85,22 +66,20 @@ def stop_at_a_random_moment(started: list, folder: Path, number: int, rng: rando
     return known
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "number",
-    [pytest.param(number, marks=[] if number == signal.SIGTERM else pytest.mark.slow) for number in SIGNALS],
-    ids=lambda number: signal.Signals(number).name,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: signal.Signals(number).name)
 def test_a_signal_saves_within_a_step_and_the_run_goes_on(tmp_path, examples, monkeypatch, number, processes):
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
     whole, stopped, rng = tmp_path / "whole", tmp_path / "stopped", random.Random(int(number))
-    for process in start(whole, examples, processes):
+    words = (examples, processes)
+    for process in start(whole, *words, max_steps=STEPS):
         process.join(300)
         assert process.exitcode == 0
     stops = 0
     for _ in range(20):
-        started = start(stopped, examples, processes)
+        started = start(stopped, *words, max_steps=STEPS)
         known = stop_at_a_random_moment(started, stopped, number, rng)
         for process in started:
             process.join(300)
@@ -118,10 +97,10 @@ def test_a_signal_saves_within_a_step_and_the_run_goes_on(tmp_path, examples, mo
         assert saved_steps(stopped)[-1] == steps_done(stopped)
         break
     assert stops
-    for process in start(stopped, examples, processes):
+    for process in start(stopped, *words, max_steps=STEPS):
         process.join(300)
         assert process.exitcode == 0
-    assert outcome(stopped) == outcome(whole)
+    assert outcome(contents(stopped), STEPS) == outcome(contents(whole), STEPS)
 
 
 def test_the_clock_ends_a_run_and_saves_between(tmp_path, examples):
@@ -133,6 +112,10 @@ def test_the_clock_ends_a_run_and_saves_between(tmp_path, examples):
     with refused(RunStopped, "deadline_minutes", "1e-09", "step 1"):
         train(TinyTask(), arguments(deadline_minutes=1e-9))
     assert saved_steps(tmp_path / "run") == [1]
+    # Of a program, with a code of its own.
+    words = [write_config(tmp_path, examples, output_dir=str(tmp_path / "other")), "--deadline_minutes=1e-9"]
+    forget_accelerate()
+    assert program(words, make_task) == EXIT_CODE and saved_steps(tmp_path / "other") == [1]
     train(TinyTask(), arguments(save_minutes=1e-9))
     assert saved_steps(tmp_path / "run") == [1, 2, 3, 4]
 
@@ -158,10 +141,16 @@ class HangingUpTask(TinyTask):
 
 
 class ScoringTask(TinyTask):
-    """Gets a signal in the second batch of an evaluation."""
+    """Gets a signal in the second batch of an evaluation, or in a step."""
 
     stop_in: ClassVar[int] = 0
+    stop_at: ClassVar[int] = -1
     scored: ClassVar[list[int]] = []
+
+    def loss(self, model, batch, step):
+        if step == self.stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().loss(model, batch, step)
 
     def evaluate_batch(self, model, examples, indices):
         self.scored.append(indices[0])
@@ -170,8 +159,9 @@ class ScoringTask(TinyTask):
         return super().evaluate_batch(model, examples, indices)
 
 
-@pytest.mark.parametrize(("evaluation", "step"), [pytest.param(1, 3, marks=pytest.mark.slow), (3, 7)])
-def test_a_signal_saves_within_a_batch_of_an_evaluation_which_is_done_anew(tmp_path, examples, evaluation, step):
+# The evaluation with the signal, or none, and the step that is saved.
+@pytest.mark.parametrize(("evaluation", "step"), [pytest.param(1, 3, marks=pytest.mark.slow), (3, 7), (0, 5)])
+def test_a_signal_saves_within_a_step_or_a_batch_of_an_evaluation(tmp_path, examples, evaluation, step):
     def train_in(name, task):
         forget_accelerate()
         data = {"train": {"path": str(examples)}, "eval": {"path": str(examples)}, "num_workers": 1}
@@ -179,14 +169,18 @@ def test_a_signal_saves_within_a_batch_of_an_evaluation_which_is_done_anew(tmp_p
         return contents(tmp_path / name)
 
     whole, task = train_in("whole", TinyTask()), ScoringTask()
-    task.scored, task.stop_in = [], evaluation
+    task.scored, task.stop_in, task.stop_at = [], evaluation, -1 if evaluation else step - 1
     with refused(RunStopped, "SIGTERM", f"step {step}"):
         train_in("stopped", task)
-    assert task.scored[-1] == 2 and not multiprocessing.active_children()
-    assert saved_steps(tmp_path / "stopped")[-1] == step
+    assert not evaluation or task.scored[-1] == 2
+    assert saved_steps(tmp_path / "stopped")[-1] == step and not multiprocessing.active_children()
     assert not [
         row for row in RunFolder(tmp_path / "stopped").read_metrics() if row["step"] == step and "loss" not in row
     ]
+    if not evaluation:
+        # A stop adds a row and a state to those of a run that was not stopped.
+        assert outcome(train_in("stopped", TinyTask()), 7) == outcome(whole, 7)
+        return
     # As if the state, whose evaluation was done, had been saved and the row written, but not yet the state after it.
     with (tmp_path / "stopped" / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": step, "eval_mse": -1.0}) + "\n")
