@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import DataError
+from .groups import GROUPS
 from .labels import class_name
 from .numbers import find_filled, is_number
 from .tables import LABEL, Table, option, shorten
@@ -31,13 +32,6 @@ _SERIES = re.compile(
     r"|user|device|engine|store|shop|product|sku|site|station|customer|vehicle|id|ids|sid|group)"
     r"([ _-]?(id|no|number))?",
     re.IGNORECASE,
-)
-# Columns that say from whom or where an example comes. Examples of one speaker resemble one another: a model that has
-# heard one of them knows the others, so that they stay together, and the number of a speaker is no input.
-_PERSONS = "speaker|subject|patient|person|user|participant|animal"
-PERSONS, GROUPS = (
-    re.compile(rf"({names})s?([ _-]?(id|no|number))?", re.IGNORECASE)
-    for names in (_PERSONS, f"{_PERSONS}|group|session|recording|device|machine")
 )
 # A row with this many numbers and rising column names is a series: t0, V1, 400.5, h06:30, 0.5 s.
 _WIDE = 8

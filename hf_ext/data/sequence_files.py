@@ -18,7 +18,8 @@ from ..errors import BROKEN_ARCHIVE, DataError
 from .about import METADATA, find_about, match_rows
 from .labels import class_name
 from .numbers import is_number
-from .roles import GROUPS, find_series, find_times, split_name, step_columns
+from .groups import GROUPS
+from .roles import find_series, find_times, split_name, step_columns
 from .source import DataSource
 from .splits import slice_split
 from .tables import read_table
