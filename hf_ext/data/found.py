@@ -47,6 +47,9 @@ class Survey:
     columns: list[str] = field(default_factory=list)
     # Pictures: column of captions
     captions: str | None = None
+    # Columns that may hold classes, and a file that lies at another depth than others
+    others: list[str] = field(default_factory=list)
+    loose: str = ""
     # Series: number of channels of a list column; True if each step has a label; True if labels are values
     channels: int | None = None
     rows_have_labels: bool = False
@@ -86,7 +89,11 @@ def keep_back(train: dict[str, Any], data: Any) -> dict[str, Any]:
     if Path(train["path"]).expanduser().is_dir():
         with contextlib.suppress(SourceError):
             measured = open_source(DataSource(**(other := {**train, "split": "validation"})))
-            return {**whole, "eval": other, "notes": [*compare_splits(data, measured), *_compare_classes(data, measured)]}
+            return {
+                **whole,
+                "eval": other,
+                "notes": [*compare_splits(data, measured), *_compare_classes(data, measured)],
+            }
     # Limit the number of held-out examples, with a rounded share.
     share = float(f"{min(_KEPT, _MOST_KEPT / max(1, len(data))):.1g}")
     chosen, told = split_examples(data, share, 0)
@@ -105,16 +112,15 @@ def keep_back(train: dict[str, Any], data: Any) -> dict[str, Any]:
 
 def _compare_classes(learned: Any, measured: Any) -> list[str]:
     """Warnings of the classes that only one part has."""
-    kinds = []
+    kinds, names = [], getattr(learned.features.get("label"), "names", None)
     for data in (learned, measured):
-        names = getattr(data.features.get("label"), "names", None)
-        found = {class_name(label) for label in read_labels(data)} - {None, "-1"}
-        kinds.append({names[int(kind)] if names and str(kind).isdigit() else str(kind) for kind in found})
+        found = {class_name(label) for label in read_labels(data)} - {None}
+        kinds.append({names[int(kind)] if names else kind for kind in found if not names or kind != "-1"})
     told = []
-    if missing := sorted(kinds[0] - kinds[1]):
+    if kinds[1] and (missing := sorted(kinds[0] - kinds[1])):
         told.append(f"WARNING: the evaluation contains no {shorten(missing)}")
-    if unknown := sorted(kinds[1] - kinds[0]):
-        told.append(f"WARNING: no training example is of {shorten(unknown)}, which the evaluation contains")
+    if unknown := sorted(({*(names or ())} | kinds[1]) - kinds[0]):
+        told.append(f"WARNING: no training example is of {shorten(unknown)}")
     return told
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 
@@ -32,6 +33,9 @@ _IDS = re.compile(r"(?i:.*[\W_](id|nr|no|uuid|number)|.*nummer|[a-z]{1,2}id)|.*[
 # A column of any other name, or the beginnings of file names, name groups if so many examples are of one that has
 # several, if there are so many groups, and if none has more than this share of all.
 _IN_SEVERAL, _FEWEST, _LARGEST = 0.5, 8, 0.2
+# Series that share steps: their words, the most steps that are compared, and the fewest that tell something.
+OVERLAP, _MOST_STEPS, _LEAST_PART = "series that share steps, as windows of one recording do,", 5_000_000, 4
+_BASE, _NOTHING = 6364136223846793005, 2**64 - 1
 
 
 class Groups(NamedTuple):
@@ -55,17 +59,21 @@ def find_groups(data: datasets.Dataset, labels: list[Any], inputs: set[str]) -> 
         inputs (`set[str]`): Columns that are no groups, as a model reads them.
     """
     # A class of one speaker stays in the training; where each has one, speakers are the classes.
-    named = [groups for groups in name_groups(data) if _separable(groups.of, labels, any)]
+    named = name_groups(data)
     others = [Groups(of, f"examples of one {name}", False) for name, of in _other_columns(data, inputs).items()]
-    others = [groups for groups in others if _recurs(groups.of) and _separable(groups.of, labels, any)]
+    others = [groups for groups in others if _recurs(groups.of)]
     found = [*named, *sorted(others, key=lambda groups: -len({*groups.of}))]
-    if (paths := _paths(data)) is not None:
+    found = [groups for groups in found if _separable(groups.of, labels, any)]
+    windows = (_find_windows(data, name) for name in sorted(inputs))
+    found += [Groups(of, OVERLAP, False) for of in windows if of is not None]
+    if (paths := find_paths(data)) is not None:
         # Folders of patients, say, whose classes stand in a metadata.csv. Folders that are the classes separate
         # nothing.
         folders = [path.parent for path in paths]
-        found += [Groups(folders, f"files of one folder, such as {folders[0].name},")]
+        if _separable(folders, labels, all):
+            found.append(Groups(folders, f"files of one folder, such as {folders[0].name},"))
         found += [groups for groups in [_group_by_names(paths, labels)] if groups is not None]
-    return [groups for groups in found if _separable(groups.of, labels, all if "file" in groups.told else any)]
+    return found
 
 
 def name_groups(data: datasets.Dataset) -> list[Groups]:
@@ -92,11 +100,66 @@ def _other_columns(data: datasets.Dataset, inputs: set[str]) -> dict[str, list[A
         if name in inputs or name in ("label", "labels") or not _is_value(kind) or GROUPS.fullmatch(name):
             continue
         texts = getattr(kind, "dtype", "") in ("string", "large_string")
-        if texts and to_seconds(pd.Series([cell for cell in data.with_format(None)[name][:100] if cell])) is None:
-            found[name] = _values(data, name)
-        elif "int" in getattr(kind, "dtype", "") and _IDS.fullmatch(name):
+        if (
+            texts
+            and to_seconds(pd.Series([cell for cell in data.with_format(None)[name][:100] if cell])) is None
+            or "int" in getattr(kind, "dtype", "")
+            and _IDS.fullmatch(name)
+        ):
             found[name] = _values(data, name)
     return found
+
+
+def _find_windows(data: datasets.Dataset, name: str) -> list[int] | None:
+    """
+    Groups of series that share steps, as windows that were cut from one recording; none where no two do.
+
+    Of all parts of a quarter of a series' length, those are kept whose hash is the least among their neighbours: the
+    same in each series that holds them, so that two series that share half of their steps share a kept part.
+    """
+    kind = getattr(data.features[name], "feature", None)
+    if not isinstance(kind, datasets.Value) or "float" not in kind.dtype:
+        return None
+    held = data.with_format("arrow").select_columns([name])[:][name].combine_chunks()
+    if len(held.flatten()) > _MOST_STEPS:
+        return None
+    kept = [_keep_parts(np.asarray(series.values.to_numpy(zero_copy_only=False))) for series in held]
+    groups = join_units(kept, list(range(len(kept))))
+    return groups if len({*groups}) < len(groups) else None
+
+
+def _keep_parts(series: np.ndarray) -> tuple[int, ...]:
+    size = min(64, max(_LEAST_PART, len(series) // 4))
+    if len(series) < 2 * size:
+        return ()
+    # A polynomial of the bits of the numbers, modulo 2 ** 64.
+    powers = np.array([pow(_BASE, place, 2**64) for place in range(size)], dtype=np.uint64)
+    parts = np.lib.stride_tricks.sliding_window_view(series.astype(np.float64), size)
+    hashes = (np.ascontiguousarray(parts).view(np.uint64) * powers).sum(-1)
+    # What stands still, or repeats a few numbers, is like much else.
+    hashes[(np.diff(np.sort(parts, axis=-1), axis=-1) != 0).sum(-1) < size // 2] = _NOTHING
+    least = np.lib.stride_tricks.sliding_window_view(hashes, size).min(-1)
+    return tuple(int(one) for one in np.unique(least) if one != _NOTHING)
+
+
+def join_units(keys: list[tuple[Any, ...]], groups: list[Any]) -> list[int]:
+    """The number of the unit of each example: those of one group are in one, and those of equal inputs."""
+    parent = list(range(len(keys)))
+
+    def root(index: int) -> int:
+        while parent[index] != index:
+            parent[index] = parent[parent[index]]
+            index = parent[index]
+        return index
+
+    first: dict[Any, int] = {}
+    for index, (own, group) in enumerate(zip(keys, groups, strict=True)):
+        for name in (*own, ("group", group)):
+            if name in first:
+                parent[root(index)] = root(first[name])
+            else:
+                first[name] = index
+    return [root(index) for index in range(len(keys))]
 
 
 def _recurs(groups: list[Any]) -> bool:
@@ -133,7 +196,7 @@ def _separable(groups: list[Any], labels: list[Any], some: Callable[[Iterable[bo
     return len(set(groups)) < len(groups) and some(len(of) > 1 for of in found.values())
 
 
-def _paths(data: datasets.Dataset) -> list[Path] | None:
+def find_paths(data: datasets.Dataset) -> list[Path] | None:
     """The files of the examples, where each has one."""
     raw = data.with_format("arrow")
     for name, kind in data.features.items():

@@ -17,7 +17,7 @@ from datasets.data_files import SPLIT_KEYWORDS
 
 from ..errors import DataError
 from .broken import is_broken_picture, open_bytes
-from .groups import Groups, find_groups, name_groups
+from .groups import OVERLAP, find_groups, join_units, name_groups
 from .labels import are_values
 from .likeness import MOST_COMPARED, find_alike
 from .roles import TIME
@@ -78,25 +78,26 @@ def split_examples(data: datasets.Dataset, share: float, seed: int) -> tuple[np.
         own = np.array([not _is_training(cell) for cell in data.with_format(None)[column]])
         return own, [f"the column {column} says which examples measure"]
     keys = hash_inputs(data)
-    units, kept = _find_units(data, labels, keys)
-    told = [f"{kept.told} stay together"] if kept is not None else [
-        f"{groups.told} may be on both sides, as each class has one alone"
-        for groups in name_groups(data)
-        if len({*groups.of}) < len(groups.of)
-    ]  # fmt: skip
+    units, told = _find_units(data, labels, keys)
     return _draw_units(data, labels, keys, units, share, seed), told
 
 
-def _find_units(data: datasets.Dataset, labels: list[Any], keys: list["Keys"]) -> tuple[list[int], Groups | None]:
-    """The number of the unit of each example, all of whose examples are on one side; and the groups in them."""
+def _find_units(data: datasets.Dataset, labels: list[Any], keys: list[Keys]) -> tuple[list[int], list[str]]:
+    """The number of the unit of each example, all of whose examples are on one side; and what that keeps or cannot."""
     alike = [(*own, number) for own, number in zip(keys, _find_alike([data]), strict=True)]
     columns = {name for names in _choose_inputs(data) for name in names}
-    for groups in find_groups(data, labels, columns):
+    found = find_groups(data, labels, columns)
+    for groups in found:
         units = join_units(alike, groups.of)
         # What may be no group must leave something to split.
         if groups.named or 2 * max(Counter(units).values()) <= len(units):
-            return units, groups
-    return join_units(alike, list(range(len(keys)))), None
+            return units, [f"{groups.told} stay together"]
+    lost = [groups for groups in name_groups(data) if len({*groups.of}) < len(groups.of)]
+    told = [f"{groups.told} may be on both sides, as each class has one alone" for groups in lost]
+    told += [f"WARNING: {OVERLAP} may be on both sides, which makes the scores too good"] * (
+        OVERLAP in (groups.told for groups in found)
+    )
+    return join_units(alike, list(range(len(keys)))), told
 
 
 def _find_alike(data: list[datasets.Dataset]) -> list[int]:
@@ -110,7 +111,9 @@ def _find_alike(data: list[datasets.Dataset]) -> list[int]:
 
 def _find_split_column(data: datasets.Dataset) -> str | None:
     """A column whose cells are names of splits, of which one is the training."""
-    for name in (name for name in data.column_names if re.fullmatch("split|set|subset|partition", name, re.IGNORECASE)):
+    for name in (
+        name for name in data.column_names if re.fullmatch("split|set|subset|partition", name, re.IGNORECASE)
+    ):
         cells = {str(cell).strip().casefold() for cell in data.with_format(None)[name]}
         words = {word for known in SPLIT_KEYWORDS.values() for word in known}
         if len(cells) > 1 and cells <= words and any(map(_is_training, cells)):
@@ -150,7 +153,7 @@ def count_shared(learned: datasets.Dataset, measured: datasets.Dataset) -> int:
 
 
 def _draw_units(
-    data: datasets.Dataset, labels: list[Any], keys: list["Keys"], units: list[int], share: float, seed: int
+    data: datasets.Dataset, labels: list[Any], keys: list[Keys], units: list[int], share: float, seed: int
 ) -> np.ndarray:
     members: dict[int, list[int]] = defaultdict(list)
     for index, unit in enumerate(units):
@@ -318,26 +321,6 @@ def read_labels(data: datasets.Dataset) -> list[Any]:
         return nothing
     found = data.with_format(None)["label"][:]
     return nothing if not isinstance(kind, datasets.ClassLabel) and are_values(found) else found
-
-
-def join_units(keys: list[tuple[Any, ...]], groups: list[Any]) -> list[int]:
-    """The number of the unit of each example: those of one group are in one, and those of equal inputs."""
-    parent = list(range(len(keys)))
-
-    def root(index: int) -> int:
-        while parent[index] != index:
-            parent[index] = parent[parent[index]]
-            index = parent[index]
-        return index
-
-    first: dict[Any, int] = {}
-    for index, (own, group) in enumerate(zip(keys, groups, strict=True)):
-        for name in (*own, ("group", group)):
-            if name in first:
-                parent[root(index)] = root(first[name])
-            else:
-                first[name] = index
-    return [root(index) for index in range(len(keys))]
 
 
 def _draw(seed: int, keys: tuple[bytes, ...]) -> bytes:
