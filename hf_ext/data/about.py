@@ -68,7 +68,10 @@ def _index(folder: Path, files: list[Path]) -> dict[str, Path | None]:
         names = {path.as_posix(), path.with_suffix("").as_posix(), path.name, path.stem}
         for name in names | {name.casefold() for name in names}:
             known[name] = None if name in known else file
-    return known | {path.as_posix(): file for path, file in paths.items()}
+    # A table may have lost the zeros of 001.
+    plain = {str(int(path.stem)): file for path, file in paths.items() if path.stem.isdecimal()}
+    plain = plain if len(plain) == len(paths) else {}
+    return plain | known | {path.as_posix(): file for path, file in paths.items()}
 
 
 def _spell(cell: str, known: dict[str, Path | None]) -> str:

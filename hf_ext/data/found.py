@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .labels import class_name
 from .opening import SourceError, open_source
 from .source import DataSource
-from .splits import choose, lost_groups, read_labels
+from .splits import compare_splits, read_labels, split_examples
 from .tables import shorten
 
 # Share of each class that is held out, and largest number of held-out examples.
@@ -45,6 +47,9 @@ class Survey:
     columns: list[str] = field(default_factory=list)
     # Pictures: column of captions
     captions: str | None = None
+    # Columns that may hold classes, and a file that lies at another depth than others
+    others: list[str] = field(default_factory=list)
+    loose: str = ""
     # Series: number of channels of a list column; True if each step has a label; True if labels are values
     channels: int | None = None
     rows_have_labels: bool = False
@@ -83,26 +88,40 @@ def keep_back(train: dict[str, Any], data: Any) -> dict[str, Any]:
     whole = {"train": train, "eval": None, "learned": len(data)}
     if Path(train["path"]).expanduser().is_dir():
         with contextlib.suppress(SourceError):
-            open_source(DataSource(**(other := {**train, "split": "validation"})))
-            return {**whole, "eval": other}
+            measured = open_source(DataSource(**(other := {**train, "split": "validation"})))
+            return {
+                **whole,
+                "eval": other,
+                "notes": [*compare_splits(data, measured), *_compare_classes(data, measured)],
+            }
     # Limit the number of held-out examples, with a rounded share.
     share = float(f"{min(_KEPT, _MOST_KEPT / max(1, len(data))):.1g}")
-    chosen, labels = choose(data, share, 0), read_labels(data)
+    chosen, told = split_examples(data, share, 0)
     measures = int(chosen.sum())
     if not 0 < measures < len(data):
         return whole
     learned = {**train, "hold_out": share, "hold_out_seed": 0}
-    lost = [f"examples of one {name} may be on both sides, as each class has one alone" for name in lost_groups(data)]
-    names = getattr(data.features.get("label"), "names", None)
-    kinds = {*labels} - {label for label, measured in zip(labels, chosen, strict=True) if measured} - {None}
-    if unmeasured := [str(names[kind] if names else class_name(kind)) for kind in kinds]:
-        lost.append(f"WARNING: the evaluation contains no {shorten(sorted(unmeasured))}, of which there are too few")
+    told += _compare_classes(*(data.select(np.flatnonzero(chosen == side)) for side in (False, True)))
     return {
         "train": learned,
         "eval": {**learned, "split": "validation"},
         "learned": len(data) - measures,
-        "notes": lost,
+        "notes": told,
     }
+
+
+def _compare_classes(learned: Any, measured: Any) -> list[str]:
+    """Warnings of the classes that only one part has."""
+    kinds, names = [], getattr(learned.features.get("label"), "names", None)
+    for data in (learned, measured):
+        found = {class_name(label) for label in read_labels(data)} - {None}
+        kinds.append({names[int(kind)] if names else kind for kind in found if not names or kind != "-1"})
+    told = []
+    if kinds[1] and (missing := sorted(kinds[0] - kinds[1])):
+        told.append(f"WARNING: the evaluation contains no {shorten(missing)}")
+    if unknown := sorted(({*(names or ())} | kinds[1]) - kinds[0]):
+        told.append(f"WARNING: no training example is of {shorten(unknown)}")
+    return told
 
 
 def tell_unlabelled(survey: Survey, labels: list[Any]) -> None:

@@ -19,12 +19,12 @@ from huggingface_hub import HfApi
 
 from ..errors import DataError
 from .about import open_described, open_text_folders
-from .broken import UNOPENABLE
+from .broken import UNOPENABLE, is_broken_picture
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, decode_camera_pictures
 from .labelled_lines import split_labels
 from .recordings import RecordingFolder
 from .sequence_files import ARRAYS, open_arrays, open_sequences
-from .sound_files import AUDIO_SUFFIXES
+from .sound_files import AUDIO_SUFFIXES, is_broken_sound
 from .source import DataSource, SourcePart
 from .splits import hold_out, slice_split
 from .tables import LABEL, holds_codes, is_plain, read_table
@@ -56,7 +56,7 @@ def open_source(source: DataSource, section: str = "data") -> AnyDataset:
             return _join([open_source(part, section) for part in parts], parts)
         # hold_out divides the training split; an existing split `validation` is ignored.
         whole = replace(source, split="train", hold_out=0.0) if source.hold_out else source
-        data = split_labels(_load(whole, section))
+        data = _read_as_files(split_labels(_load(whole, section)))
         if source.rename_columns:
             data = data.rename_columns(source.new_names)
         if source.hold_out:
@@ -96,6 +96,7 @@ def find_files(path: Any) -> list[str]:
 
 # The error of `datasets` lists four lines of irrelevant file name extensions.
 _FORMATS = re.compile(r"(?:Unable to find|Couldn't find any data file at) (\S+) with any supported extension \[.*\]")
+_SPLITS = re.compile(r'Unknown split ("\w+")\. Should be one of (\[.*?\])\.?')
 _KINDS = "pictures, sounds, texts, CSV, TSV, JSON lines, parquet, NumPy, .ts"
 
 
@@ -105,6 +106,7 @@ def _reasons(error: BaseException) -> str:
     found: BaseException | None = error
     while found is not None:
         text = _FORMATS.sub(rf"\1 contains no supported files; supported: {_KINDS}", " ".join(str(found).split()))
+        text = _SPLITS.sub(r"there is no split \1, but \2: rename its folder or file, or set data.train.split", text)
         text = text or type(found).__name__
         if not any(text in known for known in texts):
             texts.append(text)
@@ -195,6 +197,11 @@ def _open_here(first: Path, found: list[str], source: DataSource, sounds: bool) 
         return open_arrays(first, source.split)
     if source.pairs or ((first / "lq").is_dir() and (first / "hq").is_dir()):
         return _paired_folder(first, tuple(source.pairs or ("lq", "hq")), source)
+    if (first / "state.json").is_file():
+        data = datasets.load_from_disk(str(first))
+        if source.split.partition("[")[0] != (data.split or "train"):
+            raise DataError(f"{first} holds the split {data.split or 'train'} alone.")
+        return data.select(slice_split(source.split, len(data)))
     if first.is_dir():
         if "[" in str(first.resolve()):
             raise DataError(
@@ -296,6 +303,22 @@ def _is_on_hub(name: str) -> bool:
     except (OSError, ValueError, httpx2.TransportError):
         return False
     return True
+
+
+def _read_as_files(data: AnyDataset) -> AnyDataset:
+    """Columns of bytes, as pandas writes files to parquet, as pictures, or as sounds that the tasks decode."""
+    for name, kind in (data.features or {}).items():
+        is_file = isinstance(kind, dict) and {*kind} == {"bytes", "path"}
+        if isinstance(data, datasets.Dataset) and (
+            is_file or getattr(kind, "dtype", "") in ("binary", "large_binary")
+        ):
+            held = next((cell for cell in data[name] if cell), None)
+            value = held if isinstance(held, dict) else {"bytes": held, "path": None}
+            if not is_broken_picture(value):
+                data = data.cast_column(name, datasets.Image())
+            elif not is_broken_sound(value):
+                data = data.cast_column(name, datasets.Image(decode=False))
+    return data
 
 
 def _keep_audio_files(data: AnyDataset) -> AnyDataset:

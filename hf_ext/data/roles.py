@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import DataError
+from .groups import GROUPS
 from .labels import class_name
 from .numbers import find_filled, is_number
 from .tables import LABEL, Table, option, shorten
@@ -32,13 +33,6 @@ _SERIES = re.compile(
     r"([ _-]?(id|no|number))?",
     re.IGNORECASE,
 )
-# Columns that say from whom or where an example comes. Examples of one speaker resemble one another: a model that has
-# heard one of them knows the others, so that they stay together, and the number of a speaker is no input.
-_PERSONS = "speaker|subject|patient|person|user|participant|animal"
-PERSONS, GROUPS = (
-    re.compile(rf"({names})s?([ _-]?(id|no|number))?", re.IGNORECASE)
-    for names in (_PERSONS, f"{_PERSONS}|group|session|recording|device|machine")
-)
 # A row with this many numbers and rising column names is a series: t0, V1, 400.5, h06:30, 0.5 s.
 _WIDE = 8
 _COUNTED = re.compile(r"(.*?)(\d+(?:[.:]\d+)?)(\D*)")
@@ -46,6 +40,8 @@ _COUNTED = re.compile(r"(.*?)(\d+(?:[.:]\d+)?)(\D*)")
 _REPEATS = 0.5
 
 
+# So many different values are not in one order by chance.
+_COPIED = 7
 # Sizes of numbers that are nano-, micro- and milliseconds since 1970, and how many a second has.
 _EPOCHS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
 
@@ -234,14 +230,15 @@ def _is_time_of(frame: pd.DataFrame, name: Any, keys: list[str]) -> bool:
 
 
 def _is_copy(frame: pd.DataFrame, name: Any, label: str | None) -> bool:
-    """True for whole numbers that name the classes: each stands for one class, and each class for one."""
+    """True for numbers that say the label: each stands for one class or value, of values in their order or against."""
     if label is None or name == label:
         return False
-    values, classes = frame[name].dropna(), frame[label].nunique()
-    if classes < 2 or values.nunique() != classes or not all(float(value).is_integer() for value in values.unique()):
-        return False
-    pairs = frame[[name, label]].dropna().drop_duplicates()
-    return len(pairs) == classes and not pd.api.types.is_float_dtype(frame[label].dtype)
+    given = frame[[name, label]].dropna()
+    classes, pairs = given[label].nunique(), given.drop_duplicates()
+    if pd.api.types.is_numeric_dtype(frame[label].dtype) and classes > _COPIED:
+        ranks = pairs.rank()
+        return len(pairs) == classes and pairs[name].nunique() == classes and abs(ranks.corr().iloc[0, 1]) > 1 - 1e-9
+    return len(pairs) == classes == given[name].nunique() and 1 < classes <= 0.5 * len(given)
 
 
 def _without(names: Iterable[Any], *others: Iterable[Any]) -> list[Any]:

@@ -16,9 +16,10 @@ from hf_ext import __version__
 
 from ..errors import BROKEN_ARCHIVE, DataError
 from .about import METADATA, find_about, match_rows
+from .groups import GROUPS
 from .labels import class_name
 from .numbers import is_number
-from .roles import GROUPS, find_series, find_times, split_name, step_columns
+from .roles import find_series, find_times, split_name, step_columns
 from .source import DataSource
 from .splits import slice_split
 from .tables import read_table
@@ -130,7 +131,8 @@ def _read_rows(files: list[Path], label: str) -> tuple[list[np.ndarray], list[An
     """The series in the rows of tables, their labels, and the columns that name groups of them."""
     tables = [read_table(file) for file in files]
     names = [name for name, kind in tables[0].frame.dtypes.items() if pd.api.types.is_numeric_dtype(kind)]
-    groups = [str(name) for name in tables[0].frame if GROUPS.fullmatch(str(name)) and name != label]
+    # Columns of texts may name groups, such as patients.
+    groups = [str(name) for name in tables[0].frame if name != label and (name not in names or GROUPS.fullmatch(name))]
     names = [str(name) for name in names if name != label and name not in groups]
     names = step_columns(names) or names
     for file, table in zip(files, tables, strict=True):
@@ -177,9 +179,12 @@ def trim(row: np.ndarray) -> np.ndarray:
 
 
 def holds_lists(path: Path) -> bool:
-    """True if the rows of a parquet file are examples: they hold lists, or pictures."""
+    """True if the rows of a parquet file are examples: they hold lists, or files."""
     try:
-        return any(map(pa.types.is_nested, pq.read_schema(path).types))
+        types = pq.read_schema(path).types
+        return any(
+            pa.types.is_nested(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary(kind) for kind in types
+        )
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {str(error).strip().rstrip('.')}.") from error
 
@@ -204,7 +209,8 @@ def _open_panel(files: list[Path], source: DataSource) -> datasets.Dataset:
     for name in (str(name) for name in frame.columns if name not in keys):
         values = _plain_column(frame[name].rename("label" if name == label else name))
         parts = [values[rows] for rows in groups]
-        if (name == label or GROUPS.fullmatch(name)) and all(map(_is_of_the_whole, parts)):
+        may_name = name == label or GROUPS.fullmatch(name) or _is_text(values)
+        if may_name and all(map(_is_of_the_whole, parts)):
             features[name], columns[name] = _column_of([part[0] for part in parts])
         else:
             features[name], columns[name] = _feature(values), parts

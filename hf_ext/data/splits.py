@@ -1,24 +1,31 @@
 """Held-out examples for data without splits, disjoint from the training examples and their groups."""
 
 import hashlib
+import html
 import io
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+import re
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
 import pandas as pd
-import pyarrow as pa
+from datasets.data_files import SPLIT_KEYWORDS
 
 from ..errors import DataError
 from .broken import is_broken_picture, open_bytes
+from .groups import OVERLAP, find_groups, join_units, name_groups
 from .labels import are_values
-from .roles import GROUPS, PERSONS, TIME
+from .likeness import MOST_COMPARED, find_alike
+from .roles import TIME
 from .sound_files import is_broken_sound
 from .times import to_seconds
 
+# Hashes of an example; two examples are equal where one hash of theirs is.
+Keys = tuple[bytes, ...]
 # Columns that name an example and are no part of it.
 _NAMES = {"file", "file_name", "path", "__key__", "__url__", "first_row", "id", "index"}
 
@@ -61,10 +68,93 @@ def hold_out(data: datasets.Dataset, share: float, seed: int, measures: bool) ->
 
 def choose(data: datasets.Dataset, share: float, seed: int) -> np.ndarray:
     """Boolean array of the held-out examples."""
+    return split_examples(data, share, seed)[0]
+
+
+def split_examples(data: datasets.Dataset, share: float, seed: int) -> tuple[np.ndarray, list[str]]:
+    """Boolean array of the held-out examples, and sentences on what was kept together, and what could not be."""
+    labels, column = read_labels(data), _find_split_column(data)
+    if column is not None:
+        own = np.array([not _is_training(cell) for cell in data.with_format(None)[column]])
+        return own, [f"the column {column} says which examples measure"]
     keys = hash_inputs(data)
-    labels = read_labels(data)
-    groups = find_groups(data, labels) or list(range(len(keys)))
-    units = join_units(keys, groups)
+    units, told = _find_units(data, labels, keys)
+    return _draw_units(data, labels, keys, units, share, seed), told
+
+
+def _find_units(data: datasets.Dataset, labels: list[Any], keys: list[Keys]) -> tuple[list[int], list[str]]:
+    """The number of the unit of each example, all of whose examples are on one side; and what that keeps or cannot."""
+    alike = [(*own, number) for own, number in zip(keys, _find_alike([data]), strict=True)]
+    columns = {name for names in _choose_inputs(data) for name in names}
+    found = find_groups(data, labels, columns)
+    for groups in found:
+        units = join_units(alike, groups.of)
+        # What may be no group must leave something to split.
+        if groups.named or 2 * max(Counter(units).values()) <= len(units):
+            return units, [f"{groups.told} stay together"]
+    lost = [groups for groups in name_groups(data) if len({*groups.of}) < len(groups.of)]
+    told = [f"{groups.told} may be on both sides, as each class has one alone" for groups in lost]
+    told += [f"WARNING: {OVERLAP} may be on both sides, which makes the scores too good"] * (
+        OVERLAP in (groups.told for groups in found)
+    )
+    return join_units(alike, list(range(len(keys)))), told
+
+
+def _find_alike(data: list[datasets.Dataset]) -> list[int]:
+    """The number of the picture of each example of several data sets; each has its own where they are no pictures."""
+    for name in _choose_inputs(data[0])[0]:
+        kind = data[0].features[name]
+        if isinstance(kind, datasets.Image) and kind.decode:
+            return find_alike(data, name)
+    return list(range(sum(map(len, data))))
+
+
+def _find_split_column(data: datasets.Dataset) -> str | None:
+    """A column whose cells are names of splits, of which one is the training."""
+    for name in (
+        name for name in data.column_names if re.fullmatch("split|set|subset|partition", name, re.IGNORECASE)
+    ):
+        cells = {str(cell).strip().casefold() for cell in data.with_format(None)[name]}
+        words = {word for known in SPLIT_KEYWORDS.values() for word in known}
+        if len(cells) > 1 and cells <= words and any(map(_is_training, cells)):
+            return name
+    return None
+
+
+def _is_training(cell: Any) -> bool:
+    return str(cell).strip().casefold() in SPLIT_KEYWORDS[datasets.Split.TRAIN]
+
+
+def compare_splits(learned: datasets.Dataset, measured: datasets.Dataset) -> list[str]:
+    """Warnings of evaluation examples that equal training examples, and of speakers and others of both."""
+    told = []
+    if 0 < len(learned) + len(measured) <= MOST_COMPARED and (shared := count_shared(learned, measured)):
+        told.append(f"{shared:,} of {len(measured):,} evaluation examples are also training examples")
+    beside = {groups.told: {*groups.of} for groups in name_groups(learned)}
+    for groups in name_groups(measured):
+        known = sum(isinstance(of, tuple) and of in beside.get(groups.told, ()) for of in groups.of)
+        if known:
+            told.append(f"{groups.told} are in both parts, with {known:,} of {len(measured):,} evaluation examples")
+    return [f"WARNING: {line}, which makes the scores too good" for line in told]
+
+
+def count_shared(learned: datasets.Dataset, measured: datasets.Dataset) -> int:
+    """The number of examples to measure with that have the inputs of one that is trained on."""
+    both = [learned, measured]
+    known = {key for keys in hash_inputs(learned, measured) for key in keys}
+    kinds = [[kind.decode for kind in part.features.values() if isinstance(kind, datasets.Image)] for part in both]
+    same_columns = _choose_inputs(learned)[0] == _choose_inputs(measured)[0] and kinds[0] == kinds[1]
+    alike = _find_alike(both) if same_columns else list(range(len(learned) + len(measured)))
+    shown = {*alike[: len(learned)]}
+    return sum(
+        number in shown or not known.isdisjoint(keys)
+        for keys, number in zip(hash_inputs(measured, learned), alike[len(learned) :], strict=True)
+    )
+
+
+def _draw_units(
+    data: datasets.Dataset, labels: list[Any], keys: list[Keys], units: list[int], share: float, seed: int
+) -> np.ndarray:
     members: dict[int, list[int]] = defaultdict(list)
     for index, unit in enumerate(units):
         members[unit].append(index)
@@ -164,13 +254,13 @@ def _is_list(kind: Any) -> bool:
     return not isinstance(kind, datasets.Value | datasets.ClassLabel | dict)
 
 
-def hash_inputs(data: datasets.Dataset) -> list[tuple[bytes, ...]]:
-    """Keys of each example; two examples are equal where one key of theirs is."""
+def hash_inputs(data: datasets.Dataset, *beside: datasets.Dataset) -> list[Keys]:
+    """Keys of each example; two examples are equal where one key of theirs is, also those of data beside them."""
     chosen = _choose_inputs(data)
     columns = [name for names in chosen for name in names]
     raw = data.select_columns(columns).with_format("arrow")
-    sizes = _sizes(raw, columns)
-    keys: list[tuple[bytes, ...]] = []
+    sizes = _sizes([data, *beside])
+    keys: list[Keys] = []
     for table in raw.iter(batch_size=256):
         for index, row in enumerate(table.to_pylist(), len(keys)):
             # An example without a text is like no other.
@@ -187,17 +277,17 @@ def _hash_row(row: dict[str, Any], names: list[str], sizes: dict[int, int], inde
     return digest.digest()
 
 
-def _sizes(raw: Any, columns: list[str]) -> dict[int, int]:
+def _sizes(data: list[datasets.Dataset]) -> dict[int, int]:
     """Number of named files of each size: a file whose size no other has is never read."""
-    features = raw.features  # a copy of all, made each time
-    files = [name for name in columns if _is_file(features[name])]
     count: dict[int, int] = defaultdict(int)
-    for name in files:
-        for table in raw.select_columns([name]).iter(batch_size=4096):
-            column = table[name].combine_chunks()
-            for path, held in zip(column.field("path").to_pylist(), column.field("bytes").is_valid(), strict=True):
-                if not held.as_py() and path is not None and Path(path).is_file():
-                    count[Path(path).stat().st_size] += 1
+    for part in data:
+        raw = part.with_format("arrow")
+        for name in (name for name, kind in part.features.items() if _is_file(kind)):
+            for table in raw.select_columns([name]).iter(batch_size=4096):
+                column = table[name].combine_chunks()
+                for path, held in zip(column.field("path").to_pylist(), column.field("bytes").is_valid(), strict=True):
+                    if not held.as_py() and path is not None and Path(path).is_file():
+                        count[Path(path).stat().st_size] += 1
     return count
 
 
@@ -207,7 +297,11 @@ def _is_file(feature: Any) -> bool:
 
 def _add(digest: Any, value: Any, sizes: dict[int, int]) -> None:
     """Adds a value to a hash: of a file what is in it, wherever it lies."""
-    if not (isinstance(value, dict) and value.keys() == {"bytes", "path"}):
+    if isinstance(value, str):
+        # Neither blanks nor case, quotes and other signs make another text, unless it has no words.
+        plain = unicodedata.normalize("NFKC", html.unescape(value)).casefold()
+        digest.update((" ".join(re.findall(r"\w+", plain)) or value).encode())
+    elif not (isinstance(value, dict) and value.keys() == {"bytes", "path"}):
         digest.update(repr(value).encode())
     elif isinstance(held := open_bytes(value), io.BytesIO):
         digest.update(held.getbuffer())
@@ -227,86 +321,6 @@ def read_labels(data: datasets.Dataset) -> list[Any]:
         return nothing
     found = data.with_format(None)["label"][:]
     return nothing if not isinstance(kind, datasets.ClassLabel) and are_values(found) else found
-
-
-def find_groups(data: datasets.Dataset, labels: list[Any]) -> list[Any] | None:
-    """The group of each example, where a column or the folders of files name groups of which a class has several."""
-    # A class of one speaker stays in the training; where each has one, speakers are the classes.
-    for groups in _named_groups(data).values():
-        if _separable(groups, labels, any):
-            return groups
-    paths = _paths(data)
-    if paths is None:
-        return None
-    # Folders of patients, say, whose classes stand in a metadata.csv. Folders that are the classes separate nothing.
-    groups = [path.parent for path in paths]
-    return groups if _separable(groups, labels, all) else None
-
-
-def lost_groups(data: datasets.Dataset) -> list[str]:
-    """The columns that name groups of several examples, where a split cannot keep them together."""
-    labels = read_labels(data)
-    if find_groups(data, labels) is not None:
-        return []
-    return [name for name, groups in _named_groups(data).items() if len({*groups}) < len(groups)]
-
-
-def _named_groups(data: datasets.Dataset) -> dict[str, list[Any]]:
-    """The groups of each column that names some: persons first, as sessions and devices are those of a person."""
-    names = [
-        name
-        for name, kind in data.features.items()
-        if GROUPS.fullmatch(name) and isinstance(kind, datasets.Value | datasets.ClassLabel)
-    ]
-    return {
-        # Of whom nothing is known, that is a group of its own.
-        name: [index if value in (None, "") else (value,) for index, value in enumerate(data.with_format(None)[name])]
-        for name in sorted(names, key=lambda name: not PERSONS.fullmatch(name))
-    }
-
-
-def _separable(groups: list[Any], labels: list[Any], some: Callable[[Iterable[bool]], bool]) -> bool:
-    """True if each class, or any, has two groups or more, and some group has two examples or more."""
-    found: dict[Any, set[Any]] = defaultdict(set)
-    labelled = any(label is not None for label in labels)
-    for group, label in zip(groups, labels, strict=True):
-        if label is not None or not labelled:
-            found[label].add(group)
-    return len(set(groups)) < len(groups) and some(len(of) > 1 for of in found.values())
-
-
-def _paths(data: datasets.Dataset) -> list[Path] | None:
-    """The files of the examples, where each has one."""
-    raw = data.with_format("arrow")
-    for name, kind in data.features.items():
-        if _is_file(kind) or name == "file":
-            column = raw.select_columns([name])[:][name].combine_chunks()
-            # A column of a table may be called file, and hold texts.
-            if not pa.types.is_struct(column.type):
-                continue
-            paths = column.field("path").to_pylist()
-            return [Path(path) for path in paths] if paths and None not in paths else None
-    return None
-
-
-def join_units(keys: list[tuple[bytes, ...]], groups: list[Any]) -> list[int]:
-    """The number of the unit of each example: those of one group are in one, and those of equal inputs."""
-    parent = list(range(len(keys)))
-
-    def root(index: int) -> int:
-        while parent[index] != index:
-            parent[index] = parent[parent[index]]
-            index = parent[index]
-        return index
-
-    first: dict[Any, int] = {}
-    for index, (own, group) in enumerate(zip(keys, groups, strict=True)):
-        for name in (*own, ("group", group)):
-            if name in first:
-                parent[root(index)] = root(first[name])
-            else:
-                first[name] = index
-    return [root(index) for index in range(len(keys))]
 
 
 def _draw(seed: int, keys: tuple[bytes, ...]) -> bytes:

@@ -18,10 +18,11 @@ from datasets.data_files import SPLIT_KEYWORDS
 from PIL import Image
 
 from ..errors import DataError
-from .about import METADATA, find_about
+from .about import METADATA
 from .broken import UNDECODABLE, is_broken_picture, open_bytes
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, find_camera_pictures, tell_twins
 from .found import Survey, keep_back, rename, tell_unlabelled
+from .groups import find_paths
 from .labelled_lines import refuse_labelled
 from .labels import check_classes
 from .numbers import is_number
@@ -31,7 +32,7 @@ from .sequence_files import SUFFIXES
 from .series import is_list_of_numbers, look_at_lists, look_at_series
 from .sound_files import AUDIO_SUFFIXES, SoundAbout, describe_sound
 from .source import DataSource
-from .tables import is_plain, option, read_table, shorten
+from .tables import LABEL, is_plain, option, read_table, shorten
 from .times import to_seconds
 
 # Number of file names to inspect, and of examples to open.
@@ -123,6 +124,11 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
     if most in SUFFIXES and (series := look_at_series(path, places, most, hints)) is not None:
         return series
     survey = _look_at_examples(path, hints)
+    if most in IMAGE_SUFFIXES | AUDIO_SUFFIXES and survey.kind == "texts":
+        raise DataError(
+            f"{path} holds {endings[most]} {most} files, but its texts would be read: move "
+            "the others to another folder, or give the folder of these."
+        )
     if most == ".txt" and survey.kind == "texts" and not survey.classes and len(named) > 1:
         survey.notes.append("each line is a text; files in a folder for each class would have classes")
     if most in (".csv", ".tsv"):
@@ -138,7 +144,13 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
 def _name_files(found: list[str]) -> list[Path]:
     """The files below some places, or the first of very many."""
     below = (file for part in map(Path, found) for file in ([part] if part.is_file() else part.rglob("*")))
-    return [file for file in islice((file for file in below if file.is_file()), _NAMES) if file.name[0] != "."]
+    return [file for file in islice((file for file in below if file.is_file()), _NAMES) if is_seen(file)]
+
+
+def is_seen(file: Path, folder: Path = Path()) -> bool:
+    """False for what systems and editors hide: .DS_Store, Thumbs.db, .ipynb_checkpoints/, __MACOSX/."""
+    parts = file.relative_to(folder).parts if file.is_relative_to(folder) else file.parts[-2:]
+    return not any(part[0] == "." or part in ("__MACOSX", "Thumbs.db", "desktop.ini") for part in parts)
 
 
 def _tell_camera_pictures(survey: Survey, files: list[Path]) -> None:
@@ -197,6 +209,10 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     """Pictures, sounds, texts and lists of numbers, as a training reads them."""
     train = {"path": path, "split": "train", **rename(hints.label)}
     data = open_source(DataSource(**train))
+    labels = [name for name in data.column_names if LABEL.fullmatch(name)]
+    if "label" not in labels and len(labels) == 1:
+        train |= rename(labels[0])
+        data = data.rename_columns({labels[0]: "label"})
     features = data.features
     if len(features) == 1 and len(Path(path).suffixes) > 1 and re.search("[;|\t]", next(iter(features))):
         raise DataError(f"{path} has the one column {next(iter(features))!r}: unpack it; then its separator is found.")
@@ -211,6 +227,12 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     survey.classes = _find_classes(path, data, hints.values)
     if survey.classes:
         tell_unlabelled(survey, data.with_format(None)["label"][:])
+        if survey.broken == 1:
+            raise DataError(
+                f"{path}: no example has a label: the folders {shorten(survey.classes)} are called as splits. Sort "
+                "the files into folders such as train/first/1.png, or add a metadata.csv with the columns file_name and "
+                "label."
+            )
     survey.named = isinstance(features.get("label"), datasets.ClassLabel)
     chosen = _choose(len(data))
     if pictures:
@@ -227,8 +249,8 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     else:
         raise DataError(f"{path} has the columns {shorten(list(features))}: no picture, sound or text. {_TABLES}")
     if pictures or sounds:
-        endings = IMAGE_SUFFIXES | CAMERA_SUFFIXES if pictures else AUDIO_SUFFIXES
-        survey.left_out += _count_left_out(Path(path), endings, len(data))
+        _tell_folders(survey, data, Path(path), IMAGE_SUFFIXES | CAMERA_SUFFIXES if pictures else AUDIO_SUFFIXES)
+    survey.others = [name for name in words if 1 < len({*data[name]}) <= max(2, _CLASSES * len(data))]
     if survey.classes:
         survey.about += f"; {len(survey.classes)} classes: {shorten(survey.classes)}"
     if survey.captions is not None:
@@ -253,17 +275,34 @@ def _find_classes(path: str, data: Any, wanted: bool | None) -> list[str]:
     return check_classes(path, data["label"][:], wanted)
 
 
-def _count_left_out(place: Path, endings: set[str], count: int) -> list[str]:
-    """The number of files of a training that the table beside them does not name."""
-    place = place / "train" if (place / "train").is_dir() else place
-    splits = {word for words in SPLIT_KEYWORDS.values() for word in words}
-    if not place.is_dir() or any(path.name in splits for path in place.iterdir()):
-        return []
-    files = sorted(file for file in place.rglob("*") if file.suffix.lower() in endings and file.name[0] != ".")
-    without = len(files) - len(find_camera_pictures(files)[1]) - count
-    if without <= 0 or find_about(place, files) is None:
-        return []
-    return [f"{without:,} files that have no row in the table beside them"]
+def _tell_folders(survey: Survey, data: Any, folder: Path, endings: set[str]) -> None:
+    """Says which files are read in no part, and which folders name no class."""
+    read = find_paths(data)
+    if read is None or not folder.is_dir():
+        return
+    if survey.eval is not None and "hold_out" not in survey.eval:
+        read += find_paths(open_source(DataSource(**survey.eval))) or []
+    files = {file.resolve() for file in folder.rglob("*") if file.suffix.lower() in endings and is_seen(file, folder)}
+    unread = sorted(files - {file.resolve() for file in read})
+    unread = [file for file in unread if file not in {*map(Path.resolve, find_camera_pictures(files)[1])}]
+    if unread and not any(file.suffix.lower() in CAMERA_SUFFIXES for file in unread):
+        place = unread[0].relative_to(folder.resolve())
+        survey.left_out.append(f"{len(unread):,} files such as {place}, which neither part reads")
+    if not survey.named and len({len(file.parts) for file in read}) > 1:
+        survey.loose = str(min(read, key=lambda file: len(file.parts)).relative_to(folder.resolve()))
+    outer = {path.parent.parent for path in read if path.parent.name in survey.classes}
+    words = {word for known in SPLIT_KEYWORDS.values() for word in known}
+    above = {place.name for place in outer if not words & {*re.split(r"[\W_]", place.name.lower())}}
+    places = (place for parent in outer for place in parent.iterdir() if place.is_dir() and is_seen(place))
+    if empty := sorted(place.name for place in places if not any(place in file.parents for file in read)):
+        survey.left_out.append(
+            f"the folder{'s' if len(empty) > 1 else ''} {shorten(empty)}, without a file of this kind"
+        )
+    if survey.named and len(above) > 1:
+        survey.notes.append(
+            f"WARNING: the inner folders are the classes, and {shorten(sorted(above))} above them are not; "
+            f"to turn it, add {METADATA[0]} with the columns file_name and label"
+        )
 
 
 def _refuse_numbers(path: str, data: Any, texts: list[str], hints: Hints) -> None:
@@ -307,16 +346,17 @@ def _measure_pictures(survey: Survey, data: Any, column: str, chosen: list[int])
     survey.kind, survey.columns = "pictures", [column]
     survey.square = len({side for size in sizes for side in size}) == 1
     survey.sides = sorted(min(size) for size in sizes)
-    ends = dict.fromkeys(f"{width} x {height}" for width, height in (min(sizes, key=min), max(sizes, key=min)))
+    ends = dict.fromkeys(f"{width} x {height}" for width, height in (min(sizes, key=sorted), max(sizes, key=sorted)))
     survey.about = f"{survey.count:,} pictures of {' to '.join(ends)} pixels{', grey' if survey.gray else ''}"
 
 
 class _Header(NamedTuple):
-    """Header of a picture that is not decoded: its size, mode, and whether Pillow halves its bits."""
+    """Header of a picture that is not decoded: size, mode, whether Pillow halves its bits, number of frames."""
 
     size: tuple[int, int]
     mode: str
     halved: bool
+    frames: int
 
 
 def _read_header(value: dict[str, Any]) -> list[_Header]:
@@ -325,7 +365,7 @@ def _read_header(value: dict[str, Any]) -> list[_Header]:
         with Image.open(open_bytes(value)) as picture:
             # How Pillow's decoders call 16 bits in several channels, of which it keeps the upper 8.
             halved = picture.mode[0] not in "IF" and ";16" in str([tile.args for tile in getattr(picture, "tile", ())])
-            return [_Header(picture.size, picture.mode, halved)]
+            return [_Header(picture.size, picture.mode, halved, getattr(picture, "n_frames", 1))]
     except UNDECODABLE:
         return []
 
@@ -337,6 +377,8 @@ def _tell_modes(survey: Survey, headers: list[_Header]) -> None:
     survey.gray = all(mode[0] in "IF" or mode in ("1", "L", "LA") for mode in modes)
     if any(header.halved for header in headers):
         survey.notes.append("colours of 16 bits are read as 8")
+    if any(header.frames > 1 for header in headers):
+        survey.notes.append("of files with several frames or pages, the first is read")
 
 
 def _measure_sounds(survey: Survey, data: Any, column: str, chosen: list[int]) -> None:

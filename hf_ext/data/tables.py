@@ -20,7 +20,7 @@ from .numbers import MISSING, find_filled, has_decimal_comma, is_number, to_numb
 from .times import to_seconds
 
 # Names of columns of classes.
-LABEL = re.compile(r"(label|labels|class|classes|category|target)", re.IGNORECASE)
+LABEL = re.compile(r"(label|labels|class|classes|cls|category|target)", re.IGNORECASE)
 # A cell is missing where it is empty, and no column is an index.
 _CELLS: dict[str, Any] = {"keep_default_na": False, "na_values": [""], "index_col": False, "skipinitialspace": True}
 # Characters of a file that tell its separator.

@@ -15,6 +15,7 @@ import yaml
 from ..errors import DataError
 from ..hub.released import list_released
 from .found import Survey
+from .tables import option
 
 # A field of a recipe is a value, or a value and the lines of its comment. One that is None is left out.
 Fields = dict[str, Any]
@@ -313,9 +314,11 @@ def _refuse_deep(survey: Survey, deep: bool) -> None:
 def _need_classes(survey: Survey, what: str) -> None:
     if len(survey.classes) < 2:
         found = f"only the class {survey.classes[0]}" if survey.classes else "no classes"
+        found += f", as files lie at different depths, such as {survey.loose}" if survey.loose else ""
+        others = f"; or say {option('label', survey.others[0])}" if survey.others else ""
         raise ValueError(
             f"the {what} have {found}: put them into one folder per class, as in {what}/train/first/1, or add a "
-            "metadata.csv with the columns file_name and label."
+            f"metadata.csv with the columns file_name and label{others}."
         )
 
 

@@ -6,7 +6,7 @@ import datasets
 import numpy as np
 
 from ..data.opening import match_classes, open_source
-from ..data.splits import hash_inputs
+from ..data.splits import count_shared
 from ..progress import progress
 from .arguments import TrainingArguments
 from .bad_examples import UNUSABLE, decode_row, describe_bad, find_row_file, name_bad
@@ -34,7 +34,7 @@ def check_data(task: Task, arguments: TrainingArguments) -> list[dict[str, Any]]
     # A task learns sizes and names from the data and the model.
     task.read_data(opened["data.train"])
     build_model(task, arguments.model, arguments.init_from and pin_revision(arguments.init_from))
-    found, learned = [], {key for keys in _hash(opened["data.train"]) for key in keys}
+    found = []
     for section, given in opened.items():
         rows = match_classes(given, task, training=section == "data.train")
         count, bad = 0, []
@@ -51,15 +51,16 @@ def check_data(task: Task, arguments: TrainingArguments) -> list[dict[str, Any]]
         described = {"section": section, "path": sources[section].path, "split": sources[section].split}
         allowed = int(data.max_bad_examples * count) if section == "data.train" else 0
         columns = sorted(features or [])
-        shared = 0 if section == "data.train" else sum(not learned.isdisjoint(keys) for keys in _hash(rows))
+        shared = 0 if section == "data.train" else _count_shared(opened["data.train"], rows)
         about = {"examples": count, "columns": columns, "bad": bad, "allowed": allowed, "shared": shared}
         found.append({**described, **about})
     return found
 
 
-def _hash(data: Any) -> list[tuple[bytes, ...]]:
-    """Keys of each example; none for a stream."""
-    return [] if isinstance(data, datasets.IterableDataset) else hash_inputs(data)
+def _count_shared(learned: Any, measured: Any) -> int:
+    """The number of shared examples; none of a stream."""
+    streams = any(isinstance(data, datasets.IterableDataset) for data in (learned, measured))
+    return 0 if streams else count_shared(learned, measured)
 
 
 def describe_check(found: dict[str, Any]) -> str:
