@@ -168,14 +168,10 @@ def test_jpegs_of_all_modes_and_phones_come_back_nearly(mode, models, tmp_path):
     for format, options in (("JPEG", {}), ("MPO", {"save_all": True, "append_images": images[1:]})):
         images[0].save(tmp_path / "a.jpg", format, **options)
         frames, said = restored(models[3], tmp_path / "a.jpg", tmp_path / f"{format}.jpg")
-        assert len(said) == (mode == "CMYK") and len(frames.pictures) == 1
+        assert len(frames.pictures) == 1
+        # Pillow sees no second picture behind one of CMYK.
+        assert len(said) == (mode == "CMYK" or format == "MPO")
         assert np.abs(frames.pictures[0].pixels.astype(int) - 90).max() <= 3
-
-
-def test_floats_are_refused_in_words(models, tmp_path):
-    tifffile.imwrite(tmp_path / "a.tif", np.zeros((5, 4), np.float32))
-    job = Job("a.tif", tmp_path / "a.tif", tmp_path / "b.tif", ".tif")
-    assert "'F'" in restore_files(models[3], [job]).failed["a.tif"]
 
 
 def test_webp_has_a_loss_where_the_input_had_or_a_quality_is_asked_for(models, tmp_path):
@@ -220,11 +216,14 @@ def test_texts_of_a_png_are_kept_and_said_where_they_cannot_be(bits, models, tmp
     data = (tmp_path / "in.png").read_bytes()
     texts = chunk(b"tEXt", b"parameters\0a cat, steps: 20") + chunk(b"zTXt", b"more\0\0" + zlib.compress(b"x" * 99))
     xmp = chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0<x tiff:Orientation='6'/>")
-    late = chunk(b"tEXt", b"late\0behind the pixels")
-    (tmp_path / "in.png").write_bytes(data[:33] + texts + xmp + data[33:-12] + late + data[-12:])
+    late = chunk(b"tEXt", b"late\0behind the pixels" + bytes(2 << 20))
+    # Readers pass over what is damaged there; in front of the pixels they would not.
+    damaged = chunk(b"tEXt", b"lost\0in between")[:-1] + b"\0"
+    (tmp_path / "in.png").write_bytes(data[:33] + texts + xmp + data[33:-12] + late + damaged + data[-12:])
     _, said = restored(models[3], tmp_path / "in.png", tmp_path / "out.png")
     written = (tmp_path / "out.png").read_bytes()
     assert written.count(texts) == written.count(late) == 1 and b"com.adobe.xmp" not in written and said == []
+    assert b"in between" not in written
     with Image.open(tmp_path / "out.png") as image:
         assert image.text.items() >= {"parameters": "a cat, steps: 20", "more": "x" * 99}.items()
     _, said = restored(models[3], tmp_path / "in.png", tmp_path / "out.jpg")
