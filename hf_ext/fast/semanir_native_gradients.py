@@ -6,6 +6,7 @@
 import numpy as np
 from numba import njit
 
+from . import semanir_native_vectors as vec
 from .semanir_native_attention import (
     align,
     first_place,
@@ -17,31 +18,13 @@ from .semanir_native_attention import (
     turn_table,
     weigh_keys,
 )
-from .semanir_native_vectors import (
-    LANES,
-    TILE_ROWS,
-    add,
-    add_number,
-    load,
-    load_some,
-    multiply,
-    multiply_add,
-    spread,
-    store,
-    store_anywhere,
-    store_some,
-    subtract,
-    tile32,
-    total,
-    update16,
-    update32,
-)
+from .semanir_native_vectors import LANES, TILE_ROWS
 
 
 @njit
 def _clear(address, vectors):
     for v in range(vectors):
-        store(address, LANES * v, spread(np.float32(0)))
+        vec.store(address, LANES * v, vec.spread(np.float32(0)))
 
 
 @njit
@@ -49,9 +32,9 @@ def _update_rows(left, stride, right, width, depth, out, parts):
     """Add the product of 12 turned rows with 12 rows, one vector a row for each part."""
     vectors = len(parts)
     for v in range(0, vectors - 1, 2):
-        update32(left, stride, right + 64 * v, width, depth, out + 64 * v)
+        vec.update32(left, stride, right + 64 * v, width, depth, out + 64 * v)
     if vectors % 2:
-        update16(left, stride, right + 64 * (vectors - 1), width, depth, out + 64 * (vectors - 1))
+        vec.update16(left, stride, right + 64 * (vectors - 1), width, depth, out + 64 * (vectors - 1))
 
 
 # Of the logits. The weights of a row are P = E / s with E = exp(S - max) and s its sum, and the derivative of a
@@ -60,20 +43,20 @@ def _update_rows(left, stride, right, width, depth, out, parts):
 @njit
 def _logit_gradients(weights, gradients, weight, slopes, places, first, tokens, width, window_size):
     """Turn a row of dP / s into dS, and add it to the gradients of the turned table."""
-    inner = spread(np.float32(0))
+    inner = vec.spread(np.float32(0))
     for b in range(0, tokens, LANES):
-        inner = multiply_add(load(weights, b), load(gradients, b), inner)
-    inner = spread(total(inner) / weight)
+        inner = vec.multiply_add(vec.load(weights, b), vec.load(gradients, b), inner)
+    inner = vec.spread(vec.total(inner) / weight)
     for b in range(0, tokens, LANES):
-        slope = multiply(load(weights, b), subtract(load(gradients, b), inner))
-        store(gradients, b, slope)
+        slope = vec.multiply(vec.load(weights, b), vec.subtract(vec.load(gradients, b), inner))
+        vec.store(gradients, b, slope)
         base = slopes.ctypes.data
         if width % LANES == 0:
             place = first + b // width * (2 * window_size - 1 - width) + b
-            store_anywhere(base, place, add(load(base, place), slope))
+            vec.store_anywhere(base, place, vec.add(vec.load(base, place), slope))
         else:
             for lane in range(LANES):
-                add_number(gradients, b + lane, base, first - places[b + lane])
+                vec.add_number(gradients, b + lane, base, first - places[b + lane])
 
 
 # Of a vector that was brought to a length t, y = t x / |x| = t x'. A unit vector can only turn, so what of the slope
@@ -82,17 +65,17 @@ def _logit_gradients(weights, gradients, weight, slopes, places, first, tokens, 
 @njit
 def _unscale(row, slope, out, vectors, dim, length):
     """Gradient of a row x, given that of y = x length / |x|; returns the gradient of the length."""
-    squares, along = spread(np.float32(0)), spread(np.float32(0))
+    squares, along = vec.spread(np.float32(0)), vec.spread(np.float32(0))
     for v in range(vectors):
-        given = load_some(row, LANES * v, dim - LANES * v)
-        squares = multiply_add(given, given, squares)
-        along = multiply_add(given, load(slope, LANES * v), along)
-    norm, inner = total(squares), total(along)
+        given = vec.load_some(row, LANES * v, dim - LANES * v)
+        squares = vec.multiply_add(given, given, squares)
+        along = vec.multiply_add(given, vec.load(slope, LANES * v), along)
+    norm, inner = vec.total(squares), vec.total(along)
     scale = length / np.sqrt(max(norm, np.float32(1e-24)))
-    back = spread(-inner / norm if norm > np.float32(1e-24) else np.float32(0))
+    back = vec.spread(-inner / norm if norm > np.float32(1e-24) else np.float32(0))
     for v in range(vectors):
-        turned = multiply_add(load_some(row, LANES * v, dim - LANES * v), back, load(slope, LANES * v))
-        store_some(out, LANES * v, multiply(turned, spread(scale)), dim - LANES * v)
+        turned = vec.multiply_add(vec.load_some(row, LANES * v, dim - LANES * v), back, vec.load(slope, LANES * v))
+        vec.store_some(out, LANES * v, vec.multiply(turned, vec.spread(scale)), dim - LANES * v)
     return inner * scale / length
 
 
@@ -104,7 +87,9 @@ def _finish_keys(key, key_sums, value_sums, key_slope, value_slope, vectors):
         here = 4 * LANES * vectors * j
         _unscale(key[j].ctypes.data, key_sums + here, key_slope[j].ctypes.data, vectors, dim, np.float32(1))
         for v in range(vectors):
-            store_some(value_slope[j].ctypes.data, LANES * v, load(value_sums + here, LANES * v), dim - LANES * v)
+            vec.store_some(
+                value_slope[j].ctypes.data, LANES * v, vec.load(value_sums + here, LANES * v), dim - LANES * v
+            )
 
 
 # Forward: with unit vectors q' = q / |q| and k' = k / |k|, logits S = tau q' k'^T + B for the chosen keys, weights
@@ -161,9 +146,9 @@ def attend_backward(
             _clear(given, TILE_ROWS * vectors)
             for i in range(rows):
                 source = gradient[w, head, begin + i].ctypes.data
-                pack_row(source, given + 4 * padded * i, vectors, dim, spread(np.float32(1) / sums[i]))
+                pack_row(source, given + 4 * padded * i, vectors, dim, vec.spread(np.float32(1) / sums[i]))
             for j in range(0, room, 2 * LANES):
-                tile32(given, padded, value_panels + 4 * j * dim, 2 * LANES, dim, slopes + 4 * j, stride)
+                vec.tile32(given, padded, value_panels + 4 * j * dim, 2 * LANES, dim, slopes + 4 * j, stride)
             _update_rows(weights, stride, given, padded, tokens, value_sums, parts)
             for i in range(rows):
                 here = 4 * stride * i
