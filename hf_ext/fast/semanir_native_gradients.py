@@ -6,18 +6,8 @@
 import numpy as np
 from numba import njit
 
+from . import semanir_native_attention as forward
 from . import semanir_native_vectors as vec
-from .semanir_native_attention import (
-    align,
-    first_place,
-    key_places,
-    multiply_tiles,
-    pack_panels,
-    pack_row,
-    pack_rows,
-    turn_table,
-    weigh_keys,
-)
 from .semanir_native_vectors import LANES, TILE_ROWS
 
 
@@ -114,12 +104,12 @@ def attend_backward(
     heads, tokens, dim = query.shape[1:]
     vectors = len(parts)
     padded = LANES * vectors
-    places = key_places(tokens, width, window_size)
+    places = forward.key_places(tokens, width, window_size)
     turned = np.empty(table.shape[1] + LANES, np.float32)
     sums = np.empty(TILE_ROWS, np.float32)
     room, stride = len(places), len(places) + LANES
     matrices = np.zeros(room * (2 * dim + 3 * padded) + TILE_ROWS * (2 * stride + 3 * padded) + LANES, np.float32)
-    key_panels = align(matrices)
+    key_panels = forward.align(matrices)
     value_panels = key_panels + 4 * room * dim
     keys = value_panels + 4 * room * dim
     key_sums, value_sums = keys + 4 * room * padded, keys + 8 * room * padded
@@ -129,16 +119,16 @@ def attend_backward(
     results, given = queries + 4 * TILE_ROWS * padded, queries + 8 * TILE_ROWS * padded
     for item in range(start, end):
         w, head = item // heads, item % heads
-        turn_table(table[head], turned)
-        pack_rows(value[w, head], keys, vectors, False)
-        pack_panels(keys, value_panels, tokens, dim, padded)
-        pack_rows(key[w, head], keys, vectors, True)
-        pack_panels(keys, key_panels, tokens, dim, padded)
+        forward.turn_table(table[head], turned)
+        forward.pack_rows(value[w, head], keys, vectors, False)
+        forward.pack_panels(keys, value_panels, tokens, dim, padded)
+        forward.pack_rows(key[w, head], keys, vectors, True)
+        forward.pack_panels(keys, key_panels, tokens, dim, padded)
         _clear(key_sums, 2 * room * vectors)
         tau_slope = np.float32(0)
         for begin in range(0, tokens, TILE_ROWS):
             rows = min(TILE_ROWS, tokens - begin)
-            weigh_keys(
+            forward.weigh_keys(
                 query[w, head], begin, temperature[head], bits[w % len(bits)], turned, places, sums, queries,
                 key_panels, weights, width, window_size, vectors,
             )  # fmt: skip
@@ -146,19 +136,19 @@ def attend_backward(
             _clear(given, TILE_ROWS * vectors)
             for i in range(rows):
                 source = gradient[w, head, begin + i].ctypes.data
-                pack_row(source, given + 4 * padded * i, vectors, dim, vec.spread(np.float32(1) / sums[i]))
+                forward.pack_row(source, given + 4 * padded * i, vectors, dim, vec.spread(np.float32(1) / sums[i]))
             for j in range(0, room, 2 * LANES):
                 vec.tile32(given, padded, value_panels + 4 * j * dim, 2 * LANES, dim, slopes + 4 * j, stride)
             _update_rows(weights, stride, given, padded, tokens, value_sums, parts)
             for i in range(rows):
                 here = 4 * stride * i
-                first = first_place(begin + i, width, window_size)
+                first = forward.first_place(begin + i, width, window_size)
                 _logit_gradients(
                     weights + here, slopes + here, sums[i], table_slope[w, head], places, first, tokens, width,
                     window_size,
                 )  # fmt: skip
             _update_rows(slopes, stride, queries, padded, tokens, key_sums, parts)
-            multiply_tiles(slopes, stride, keys, padded, tokens, results, padded, parts)
+            forward.multiply_tiles(slopes, stride, keys, padded, tokens, results, padded, parts)
             for i in range(rows):
                 source, out = query[w, head, begin + i].ctypes.data, query_slope[w, begin + i, head].ctypes.data
                 slope = results + 4 * padded * i

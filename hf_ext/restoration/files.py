@@ -15,20 +15,8 @@ from hf_ext.files import whole_file
 from hf_ext.semanir.image_processing_semanir import image_to_pixels, pixels_to_image
 
 from ..errors import DataError, UsageError
-from .camera import (
-    DECODER_ERRORS,
-    RAW_ENDINGS,
-    XMP,
-    CameraPicture,
-    Source,
-    UnreadableError,
-    further_pictures,
-    is_heif,
-    is_raw,
-    open_picture,
-    read_heif,
-    read_raw,
-)
+from . import camera
+from .camera import DECODER_ERRORS, XMP, Source, UnreadableError
 from .containers import colour_chunks, is_lossless_webp, jpeg_subsampling
 from .deep import lost_bits, read_deep, spread_grey
 from .encoding import FOLDERS, IPTC, Frames, Picture, descriptive_tags, encode_frames, to_8_bits
@@ -123,14 +111,14 @@ def _read(source: Source, max_megapixels: float, several: bool) -> Frames:
 
 def _read_any(source: Source, limits: _Limits) -> Frames:
     """The frames or pages of a file, by the library that reads its kind."""
-    if not isinstance(source, bytes) and Path(source).suffix.lower() in RAW_ENDINGS:
-        return _from_camera(read_raw, source, limits.check)
-    if is_heif(source):
-        return _from_camera(read_heif, source, limits.check)
+    if not isinstance(source, bytes) and Path(source).suffix.lower() in camera.RAW_ENDINGS:
+        return _from_camera(camera.read_raw, source, limits.check)
+    if camera.is_heif(source):
+        return _from_camera(camera.read_heif, source, limits.check)
     try:
-        with open_picture(source, max(1, int(limits.megapixels * 1e6))) as image:
-            if is_raw(image):
-                return _from_camera(read_raw, source, limits.check)
+        with camera.open_picture(source, max(1, int(limits.megapixels * 1e6))) as image:
+            if camera.is_raw(image):
+                return _from_camera(camera.read_raw, source, limits.check)
             pages, masks, pixels = _list_pages(image)
             limits.check_count(len(pages))
             if len(pages) == 1 or image.format in _MOVING:
@@ -150,7 +138,7 @@ def _read_any(source: Source, limits: _Limits) -> Frames:
 
 
 def _from_camera(
-    read: Callable[[Source, Callable[[int, int], None]], CameraPicture],
+    read: Callable[[Source, Callable[[int, int], None]], camera.CameraPicture],
     source: Source,
     check: Callable[[int, int], None],
 ) -> Frames:
@@ -223,7 +211,7 @@ def _losses(image: ImageFile.ImageFile, channels: int) -> list[str]:
     lost = []
     more = (getattr(image, "n_frames", 1) if image.format in _FIRST else len(image.info.get("sizes", "1"))) - 1
     if more > 0:
-        lost.append(further_pictures(more))
+        lost.append(camera.further_pictures(more))
     if image.mode in _OTHER_COLOURS:
         lost.append(f"{image.mode} was converted to RGB, and its colour profile was dropped")
     if isinstance(image, TiffImageFile):

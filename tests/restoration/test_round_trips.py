@@ -1,6 +1,5 @@
 """Containers by modes, alpha and depth: past a network that changes nothing, every file comes back as it was."""
 
-import io
 import zlib
 
 import numpngw
@@ -17,7 +16,7 @@ from hf_ext.restoration.jobs import Job
 from hf_ext.restoration.run import restore_files
 from hf_ext.restoration.tiles import restore_image
 from hf_ext.semanir import SemanIRForImageRestoration, SemanIRImageProcessor
-from hf_ext.semanir.image_processing_semanir import pixels_to_image, spread_colours
+from hf_ext.semanir.image_processing_semanir import pixels_to_image
 from tests.kit.pictures import chunk
 from tests.kit.restorers import tiny_restorer
 
@@ -289,27 +288,3 @@ def test_hidden_colours_do_not_reach_the_network(way, scale):
         # In floats: of 8 bits Pillow clips rows before it makes columns of them.
         alpha = Image.fromarray(pixels[..., -1].astype(np.float32)).resize((62, 48), Image.Resampling.BICUBIC)
         assert np.abs(found[..., -1] - np.asarray(alpha).clip(0, 255)).max() <= 0.51
-
-
-def test_colours_are_spread_from_the_nearest_cells_that_are_seen():
-    generator = np.random.default_rng(0)
-    colours = generator.integers(0, 256, (13, 10, 3), dtype=np.uint8)
-    seen = np.zeros((13, 10, 1), bool)
-    np.testing.assert_array_equal(spread_colours(colours, seen), colours)
-    np.testing.assert_array_equal(spread_colours(colours, ~seen), colours)
-    seen[2, 3] = True
-    np.testing.assert_array_equal(spread_colours(colours, seen), np.broadcast_to(colours[2, 3], colours.shape))
-    seen[12, 9] = True
-    spread = spread_colours(colours, seen)
-    # Each side has the colour on it, and no value lies beyond those that are seen.
-    np.testing.assert_array_equal(spread[3, 2], colours[2, 3])
-    np.testing.assert_array_equal(spread[12, 8], colours[12, 9])
-    both = np.stack([colours[2, 3], colours[12, 9]])
-    assert (spread >= both.min(0)).all() and (spread <= both.max(0)).all()
-
-
-def test_files_that_no_format_explains_are_not_lossless():
-    file = io.BytesIO()
-    Image.new("RGB", (4, 4)).save(file, "WEBP", lossless=True)
-    assert is_lossless_webp(file.getvalue())
-    assert not is_lossless_webp(file.getvalue()[:10]) and not is_lossless_webp(b"")

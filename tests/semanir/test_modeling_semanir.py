@@ -89,22 +89,6 @@ def test_any_size_comes_out_as_it_went_in(fields, size):
     assert restored.isfinite().all()
 
 
-@pytest.mark.parametrize("upsampler", ["pixelshuffle", "direct"])
-@pytest.mark.parametrize("scale", [2, 3, 4])
-def test_upscaling(scale, upsampler):
-    model = make_model(**COLUMNAR, scale=scale, upsampler=upsampler)
-    images = make_images(1, 3, 5, 7)
-    assert restore(model, images).shape == (1, 3, 5 * scale, 7 * scale)
-    loss = model(images, labels=torch.zeros(1, 3, 5 * scale, 7 * scale)).loss
-    assert loss.isfinite()
-
-
-def test_channels_may_differ_between_input_and_output():
-    fields = {**U_SHAPED, "num_channels": 4, "num_channels_out": 3}
-    assert restore(make_model(**fields), make_images(1, 4, 8, 8)).shape == (1, 3, 8, 8)
-    assert restore(make_model(**{**U_SHAPED, "num_channels": 1}), make_images(1, 1, 8, 8)).shape == (1, 1, 8, 8)
-
-
 def test_untrained_restoration_is_nearly_the_input():
     torch.manual_seed(0)
     images = make_images(1, 3, 16, 16)
