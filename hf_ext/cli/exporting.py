@@ -25,12 +25,6 @@ def export(source: str, path: Path, task: str | None) -> None:
       hf-ext export denoise-color --onnx denoise.onnx
       hf-ext export merged --task jpeg --onnx jpeg.onnx
     """
-    from hf_ext.extras import check_installed
-    from hf_ext.files import require_new
-
-    # Fail now, not after minutes of export.
-    check_installed("onnx", "onnxscript", "onnxruntime")
-    require_new(path)
     model = load_model(source, "cpu", "float32", task)
     from hf_ext.restoration.export import export_onnx
 

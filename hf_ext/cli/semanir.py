@@ -53,8 +53,11 @@ def _read_strength(text: str) -> float | str:
 def _read_colour(text: str) -> tuple[int, ...]:
     from PIL import ImageColor
 
-    # Pillow lets values above 255 pass, which are a ValueError here.
-    return tuple(bytes(ImageColor.getrgb(text)[:3]))
+    # Pillow lets values above 255 pass, which are a ValueError here. What is behind a picture lets nothing through.
+    colour = tuple(bytes(ImageColor.getrgb(text)))
+    if colour[3:] not in ((), (255,)):
+        raise ValueError(text)
+    return colour[:3]
 
 
 def _read_megapixels(text: str) -> float:
@@ -69,7 +72,7 @@ def _read_numbers(text: str) -> list[int]:
 
 TILE = Parsed("PIXELS|auto", _read_tile, "neither a number of pixels nor 'auto'")
 STRENGTH = Parsed("0..1|auto", _read_strength, "neither a number from 0 to 1 nor 'auto'")
-COLOUR = Parsed("COLOUR", _read_colour, "not a colour; give one such as white or #ffcc00")
+COLOUR = Parsed("COLOUR", _read_colour, "not an opaque colour; give one such as white or #ffcc00")
 MEGAPIXELS = Parsed("MEGAPIXELS", _read_megapixels, "not a number above 0")
 NUMBERS = Parsed("N,N", _read_numbers, "not a list of whole numbers such as 16,64")
 
@@ -133,11 +136,6 @@ def restore(
     inputs: tuple[str, ...],
     task: str | None,
     out: str,
-    tile: int | str | None,
-    self_ensemble: bool,
-    top_k: int | None,
-    strength: float | str | None,
-    wrap: bool,
     compare: bool,
     kind: str | None,
     quality: int | None,
@@ -149,6 +147,7 @@ def restore(
     max_megapixels: float,
     device: str | None,
     dtype: str | None,
+    **options: Any,
 ) -> None:
     """Restore pictures with MODEL, a folder or org/name[@revision].
 
@@ -183,7 +182,7 @@ def restore(
     place, folder = _place_of_results(out, compare, kind or suffix or template)
     sheet = folder / "comparison.png" if folder is not None and compare else None
     encoding = {"quality": quality, "lossless": lossless, "background": background}
-    options = {"tile": tile, "self_ensemble": self_ensemble, "top_k": top_k, "strength": strength, "wrap": wrap}
+    # The others are those of `restore_image`.
     ranks, made_with = Ranks(), {**options, **encoding, "task": task, "dtype": dtype}
     # One process plans: the others would see results of processes that started earlier, and standard input is read
     # once.
@@ -196,29 +195,29 @@ def restore(
             encoding,
         )
     )
-    failed, parts = len(plan.refused), [f"0 restored to {out}"]
+    failed, parts, replaced = len(plan.refused), [f"0 restored to {out}"], 0
     if to_do:
         with import_undisturbed(), ranks.first_before_others():
             model = load_model(source, ranks.own_device(device), dtype, task) if ranks.share(to_do) else None
         records = _records(source, folder, made_with)
         given = {**options, "max_megapixels": max_megapixels, "compare": sheet, "records": records}
-        restored, wrong, speed = _restore(model, to_do, ranks, encoding, given)
-        failed += wrong
-        parts = [f"{restored} restored to {out}", speed]
+        report, speed = _restore(model, to_do, ranks, encoding, given)
+        failed += len(report.failed)
+        parts = [f"{len(report.restored)} restored to {out}", speed]
+        replaced = sum(job.replace and not overwrite and job.name not in report.failed for job in to_do)
     if ranks.index > 0:
         # Only the first process prints.
         return
     if folder is not None:
-        say(out if is_quiet() else "; ".join([*parts, *_count_others(plan, to_do, overwrite)]))
+        say(out if is_quiet() else "; ".join([*parts, *_count_others(plan, len(to_do), replaced)]))
     if failed:
         raise Failed(f"{failed} of {len(plan.jobs) + len(plan.refused)} pictures could not be restored.")
 
 
-def _count_others(plan: Any, to_do: list[Any], overwrite: bool) -> list[str]:
+def _count_others(plan: Any, to_do: int, replaced: int) -> list[str]:
     """Parts of the summary about pictures that were done before, replaced or skipped."""
-    replaced = sum(job.replace for job in to_do) * (not overwrite)
     counted = {
-        "already restored (--overwrite restores them again)": len(plan.jobs) - len(to_do),
+        "already restored (--overwrite restores them again)": len(plan.jobs) - to_do,
         "of them replace results of another picture, model or options, or damaged results": replaced,
         "skipped because a library is missing": len(plan.skipped),
     }
@@ -290,8 +289,8 @@ def _place_of_results(out: str, compare: bool, named: str | None) -> tuple[Path 
 
 def _restore(
     model: Any, jobs: list[Any], ranks: Any, encoding: dict[str, Any], options: dict[str, Any]
-) -> tuple[int, int, str]:
-    """Restores the pictures; returns the numbers of restored and failed ones, and the speed."""
+) -> tuple[Any, str]:
+    """Restores the pictures; returns the report and the speed."""
     from hf_ext.progress import progress
     from hf_ext.restoration.encoding import Encoding
     from hf_ext.restoration.jobs import megapixels_of
@@ -317,8 +316,7 @@ def _restore(
             **options,
         )
     seconds = time.monotonic() - started
-    speed = f"{report.megapixels:.2f} megapixels in {seconds:.1f} s, {report.megapixels / seconds:.3f} MP/s"
-    return len(report.restored), len(report.failed), speed
+    return report, f"{report.megapixels:.2f} megapixels in {seconds:.1f} s, {report.megapixels / seconds:.3f} MP/s"
 
 
 _FORMAT = "{percentage:3.0f} %|{bar}| {n:.2f} of {total:.2f} MP [{elapsed}, {remaining} left, {rate_fmt}]"
@@ -357,6 +355,8 @@ def explain(source: str, image: Path, out: Path, at: list[int] | None, stage: in
         raise click.BadParameter("give two numbers, column and row, such as 120,80.", param_hint="--at")
     if out.suffix.lower() != ".png":
         raise click.BadParameter(f"{out} does not end with .png.", param_hint="OUT.png")
+    if out.exists() and out.samefile(image):
+        raise click.BadParameter(f"{out} is the picture itself, which would be replaced.", param_hint="OUT.png")
     pixels = read_image(image).pixels
     drawing = draw(load_model(source, None, None), pixels, None if at is None else (at[0], at[1]), stage, top_k)
     say(write_image(out, Picture(np.asarray(drawing)), overwrite=True))

@@ -68,23 +68,14 @@ def flex_attention_(query: Tensor, key: Tensor, value: Tensor, table: Tensor, di
     torch's plain form, which computes all logits, for checking: without gradients and not inside a compiled model,
     neither of which torch can do there.
     """
-    device, dtype, head_dim = query.device, query.dtype, query.shape[-1]
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"flex_attention got tensors on {device}; allowed: CPU and CUDA. Choose 'sdpa' instead.")
-    allowed = [torch.float32, torch.float16, torch.bfloat16] + [torch.float64] * (device.type == "cpu")
-    if {key.dtype, value.dtype} != {dtype} or dtype not in allowed:
-        raise TypeError(
-            f"flex_attention got queries of {dtype}, keys of {key.dtype} and values of {value.dtype} on {device}; all "
-            f"must be one of {', '.join(map(str, allowed))}. Or choose 'sdpa'."
-        )
-    if device.type == "cpu" and torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value, table)):
-        raise UsageError("flex_attention has no gradients on a CPU; choose 'sdpa' or 'eager', or train on a GPU.")
-    compiling = torch.compiler.is_compiling()
-    if device.type == "cpu" and compiling:
-        # Inductor's kernel for the CPU cannot read a table or bits that the same graph computes.
-        raise ValueError("flex_attention does not work in a compiled model on a CPU; choose 'sdpa' or 'eager'.")
-    change = score_change(table.to(torch.promote_types(dtype, torch.float32)), dictionary)
-    if device.type == "cuda":
+    device, head_dim, compiling = query.device.type, query.shape[-1], torch.compiler.is_compiling()
+    gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value, table))
+    # In a compiled model, inductor's kernel for the CPU cannot read a table or bits that the same graph computes.
+    if device == "cpu" and (gradients or compiling):
+        what = "does not work in a compiled model" if compiling else "has no gradients"
+        raise UsageError(f"flex_attention {what} on a CPU; choose 'sdpa' or 'eager', or use a GPU.")
+    change = score_change(table.to(torch.promote_types(query.dtype, torch.float32)), dictionary)
+    if device == "cuda":
         padding = (0, max(0, _SMALLEST_HEAD - head_dim))
         query, key, value = (F.pad(x, padding) for x in (query, key, value))
         attend: Any = flex_attention if compiling else compile_attention()

@@ -16,27 +16,11 @@ from torch import Tensor
 
 from hf_ext.semanir.ops_semanir import pack_keys
 
+from . import semanir_native_vectors as vec
 from .compiling import compile_kernel, share
 from .semanir_native_attention import align, attend_blocks, gather
 from .semanir_native_gradients import attend_backward
-from .semanir_native_vectors import (
-    LANES,
-    at_least,
-    choose_ints,
-    equal,
-    larger_ints,
-    largest_int,
-    load,
-    load_ints,
-    load_some,
-    ones,
-    ordered,
-    same,
-    smaller_ints,
-    smallest_int,
-    spread_int,
-    store_ints,
-)
+from .semanir_native_vectors import LANES
 
 _LEAST, _MOST = -(2**31), 2**31 - 1
 
@@ -50,21 +34,21 @@ _LEAST, _MOST = -(2**31), 2**31 - 1
 @njit
 def _order(scores, keys, regions, number, blocks, tokens):
     """Write integers in the order of the scores, the least for illegal keys: how many are legal, and their range."""
-    least = spread_int(np.int32(_LEAST))
-    low, high = spread_int(np.int32(_MOST)), least
+    least = vec.spread_int(np.int32(_LEAST))
+    low, high = vec.spread_int(np.int32(_MOST)), least
     legal = 0
     for b in range(blocks):
         left = tokens - LANES * b
         usable = 0xFFFF if left >= LANES else (1 << left) - 1
-        value = load(scores, LANES * b) if left >= LANES else load_some(scores, LANES * b, left)
+        value = vec.load(scores, LANES * b) if left >= LANES else vec.load_some(scores, LANES * b, left)
         if regions != 0:
-            usable &= same(regions, LANES * b, number)
-        key = choose_ints(usable, ordered(value), least)
-        store_ints(keys, LANES * b, key)
-        low = smaller_ints(low, choose_ints(usable, key, low))
-        high = larger_ints(high, key)
-        legal += ones(usable)
-    return legal, np.int64(smallest_int(low)), np.int64(largest_int(high))
+            usable &= vec.same(regions, LANES * b, number)
+        key = vec.choose_ints(usable, vec.ordered(value), least)
+        vec.store_ints(keys, LANES * b, key)
+        low = vec.smaller_ints(low, vec.choose_ints(usable, key, low))
+        high = vec.larger_ints(high, key)
+        legal += vec.ones(usable)
+    return legal, np.int64(vec.smallest_int(low)), np.int64(vec.largest_int(high))
 
 
 @njit
@@ -74,10 +58,10 @@ def _threshold(keys, blocks, low, high, legal, wanted):
     end, reaching = high + 1, legal
     while end - low > 1:
         middle = (low + end) >> 1
-        bound = spread_int(np.int32(middle))
+        bound = vec.spread_int(np.int32(middle))
         count = 0
         for b in range(blocks):
-            count += ones(at_least(load_ints(keys, LANES * b), bound))
+            count += vec.ones(vec.at_least(vec.load_ints(keys, LANES * b), bound))
         if count == wanted:
             return middle, 0
         if count > wanted:
@@ -90,12 +74,12 @@ def _threshold(keys, blocks, low, high, legal, wanted):
 @njit
 def _write_row(keys, threshold, surplus, row, blocks):
     """Bits of the keys that reach the threshold, without the last `surplus` of those that equal it."""
-    bound = spread_int(np.int32(threshold))
+    bound = vec.spread_int(np.int32(threshold))
     for b in range(blocks - 1, -1, -1):
-        key = load_ints(keys, LANES * b)
-        word = at_least(key, bound)
+        key = vec.load_ints(keys, LANES * b)
+        word = vec.at_least(key, bound)
         if surplus > 0:
-            tied = equal(key, bound)
+            tied = vec.equal(key, bound)
             for lane in range(LANES - 1, -1, -1):
                 if surplus > 0 and tied >> lane & 1:
                     word &= ~(1 << lane)
@@ -149,15 +133,8 @@ def select_keys(scores: Tensor, regions: Tensor | None, top_k: int, include_self
     windows, tokens = scores.shape[:2]
     bits = torch.empty(windows, tokens, -(-tokens // 8), dtype=torch.uint8)
     numbers = np.empty((0, tokens), np.uint8) if regions is None else regions.numpy()
-    share(
-        compile_kernel(_select, _SELECTION),
-        windows * tokens,
-        scores.numpy(),
-        numbers,
-        top_k,
-        include_self,
-        bits.numpy(),
-    )
+    kernel = compile_kernel(_select, _SELECTION)
+    share(kernel, windows * tokens, scores.numpy(), numbers, top_k, include_self, bits.numpy())
     return bits
 
 

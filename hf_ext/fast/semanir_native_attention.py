@@ -10,36 +10,11 @@ and masks them. Both scale queries and keys themselves. Needs numba; without it 
 import numpy as np
 from numba import njit
 
-from .semanir_native_vectors import (
-    LANES,
-    TILE_ROWS,
-    add,
-    choose,
-    compress,
-    copy_number,
-    dots,
-    exp,
-    larger,
-    largest,
-    load,
-    load_ints,
-    load_some,
-    look_up,
-    multiply,
-    multiply_add,
-    ones,
-    spread,
-    store,
-    store_some,
-    subtract,
-    tile16,
-    tile32,
-    total,
-    weighted,
-)
+from . import semanir_native_vectors as vec
+from .semanir_native_vectors import LANES, TILE_ROWS
 
-_dots16, _dots32, _dots48, _dots64 = dots
-_weighted16, _weighted32, _weighted48, _weighted64 = weighted
+_dots16, _dots32, _dots48, _dots64 = vec.dots
+_weighted16, _weighted32, _weighted48, _weighted64 = vec.weighted
 _NOTHING = np.float32(-np.inf)
 
 
@@ -52,17 +27,17 @@ def align(array):
 @njit
 def norm_scale(row, vectors, dim, length):
     """The factor that gives a row a length."""
-    squares = spread(np.float32(0))
+    squares = vec.spread(np.float32(0))
     for v in range(vectors):
-        part = load_some(row, LANES * v, dim - LANES * v)
-        squares = multiply_add(part, part, squares)
-    return spread(length / np.sqrt(max(total(squares), np.float32(1e-24))))
+        part = vec.load_some(row, LANES * v, dim - LANES * v)
+        squares = vec.multiply_add(part, part, squares)
+    return vec.spread(length / np.sqrt(max(vec.total(squares), np.float32(1e-24))))
 
 
 @njit
 def pack_row(row, out, vectors, dim, scale):
     for v in range(vectors):
-        store(out, LANES * v, multiply(load_some(row, LANES * v, dim - LANES * v), scale))
+        vec.store(out, LANES * v, vec.multiply(vec.load_some(row, LANES * v, dim - LANES * v), scale))
 
 
 @njit
@@ -74,9 +49,9 @@ def _list_keys(bits, columns, numbers, backs, tokens, room):
         if 2 * b + 1 < len(bits):
             word |= np.int64(bits[2 * b + 1]) << 8
         if word:
-            compress(numbers, count, load_ints(columns, LANES * b), word)
-            compress(backs, count, load_ints(columns, room + LANES * b), word)
-            count += ones(word)
+            vec.compress(numbers, count, vec.load_ints(columns, LANES * b), word)
+            vec.compress(backs, count, vec.load_ints(columns, room + LANES * b), word)
+            count += vec.ones(word)
     return count
 
 
@@ -84,7 +59,7 @@ def _list_keys(bits, columns, numbers, backs, tokens, room):
 def _attend_row(query, keys, values, numbers, backs, count, table, base, logits, sums, parts):
     """Softmax over the listed keys of one query: `sums` has the weighted values, the result is the sum of weights."""
     vectors = len(parts)
-    high = spread(_NOTHING)
+    high = vec.spread(_NOTHING)
     for b in range(0, count, LANES):
         listed = numbers + 4 * b
         if vectors == 2:
@@ -95,20 +70,20 @@ def _attend_row(query, keys, values, numbers, backs, count, table, base, logits,
             logit = _dots48(query, keys, listed)
         else:
             logit = _dots64(query, keys, listed)
-        logit = add(logit, look_up(table, base, load_ints(backs, b)))
+        logit = vec.add(logit, vec.look_up(table, base, vec.load_ints(backs, b)))
         if count - b < LANES:
-            logit = choose((1 << (count - b)) - 1, logit, spread(_NOTHING))
-        store(logits, b, logit)
-        high = larger(high, logit)
-    high = spread(largest(high))
+            logit = vec.choose((1 << (count - b)) - 1, logit, vec.spread(_NOTHING))
+        vec.store(logits, b, logit)
+        high = vec.larger(high, logit)
+    high = vec.spread(vec.largest(high))
     for v in range(2 * vectors):
-        store(sums, LANES * v, spread(np.float32(0)))
-    weight = spread(np.float32(0))
+        vec.store(sums, LANES * v, vec.spread(np.float32(0)))
+    weight = vec.spread(np.float32(0))
     for b in range(0, count, LANES):
         listed, weights = numbers + 4 * b, logits + 4 * b
-        part = exp(subtract(load(logits, b), high))
-        store(logits, b, part)
-        weight = add(weight, part)
+        part = vec.exp(vec.subtract(vec.load(logits, b), high))
+        vec.store(logits, b, part)
+        weight = vec.add(weight, part)
         if vectors == 2:
             _weighted32(sums, weights, values, listed)
         elif vectors == 1:
@@ -117,7 +92,7 @@ def _attend_row(query, keys, values, numbers, backs, count, table, base, logits,
             _weighted48(sums, weights, values, listed)
         else:
             _weighted64(sums, weights, values, listed)
-    return total(weight)
+    return vec.total(weight)
 
 
 def gather(query, key, value, temperature, table, bits, width, window_size, parts, out, start, end):
@@ -150,7 +125,7 @@ def gather(query, key, value, temperature, table, bits, width, window_size, part
             for i in range(tokens):
                 counts[i] = 0
                 for byte in bits[w, i]:
-                    counts[i] += ones(np.int64(byte))
+                    counts[i] += vec.ones(np.int64(byte))
                 needed = max(needed, counts[i])
             if needed > most:
                 most = needed
@@ -164,7 +139,7 @@ def gather(query, key, value, temperature, table, bits, width, window_size, part
             row = key[w, head, j].ctypes.data
             pack_row(row, keys + 4 * padded * j, vectors, dim, norm_scale(row, vectors, dim, np.float32(1)))
             row = value[w, head, j].ctypes.data
-            pack_row(row, values + 4 * padded * j, vectors, dim, spread(np.float32(1)))
+            pack_row(row, values + 4 * padded * j, vectors, dim, vec.spread(np.float32(1)))
         biases = table[head].ctypes.data
         middle = (window_size - 1) * span + window_size - 1
         for i in range(tokens):
@@ -174,11 +149,11 @@ def gather(query, key, value, temperature, table, bits, width, window_size, part
                 vector, keys, values, lists[i, 0].ctypes.data, lists[i, 1].ctypes.data, counts[i], biases,
                 middle + columns[room + i], logits, sums, parts,
             )  # fmt: skip
-            scale = spread(np.float32(1) / weight)
+            scale = vec.spread(np.float32(1) / weight)
             result = out[w, i, head].ctypes.data
             for v in range(vectors):
-                both = add(load(sums, 2 * LANES * v), load(sums, 2 * LANES * v + LANES))
-                store_some(result, LANES * v, multiply(both, scale), dim - LANES * v)
+                both = vec.add(vec.load(sums, 2 * LANES * v), vec.load(sums, 2 * LANES * v + LANES))
+                vec.store_some(result, LANES * v, vec.multiply(both, scale), dim - LANES * v)
     # Numba frees an array after its last use, and these are used by address.
     matrices[0] = scratch[0]
 
@@ -188,9 +163,9 @@ def multiply_tiles(left, stride, right, width, depth, out, out_stride, parts):
     """Product of 12 rows with a matrix, one vector a row for each part."""
     vectors = len(parts)
     for v in range(0, vectors - 1, 2):
-        tile32(left, stride, right + 64 * v, width, depth, out + 64 * v, out_stride)
+        vec.tile32(left, stride, right + 64 * v, width, depth, out + 64 * v, out_stride)
     if vectors % 2:
-        tile16(left, stride, right + 64 * (vectors - 1), width, depth, out + 64 * (vectors - 1), out_stride)
+        vec.tile16(left, stride, right + 64 * (vectors - 1), width, depth, out + 64 * (vectors - 1), out_stride)
 
 
 # The bias of a pair is a number of the small table, at a place that depends on its offset alone. From query i, key j
@@ -225,7 +200,7 @@ def pack_rows(source, rows, vectors, unit):
     tokens, dim = source.shape
     for j in range(tokens):
         row = source[j].ctypes.data
-        scale = norm_scale(row, vectors, dim, np.float32(1)) if unit else spread(np.float32(1))
+        scale = norm_scale(row, vectors, dim, np.float32(1)) if unit else vec.spread(np.float32(1))
         pack_row(row, rows + 4 * LANES * vectors * j, vectors, dim, scale)
 
 
@@ -235,33 +210,33 @@ def pack_panels(rows, panels, tokens, dim, padded):
     for j in range(tokens):
         panel = j // 32 * 32 * dim + j % 32
         for c in range(dim):
-            copy_number(rows, padded * j + c, panels, panel + 32 * c)
+            vec.copy_number(rows, padded * j + c, panels, panel + 32 * c)
 
 
 @njit
 def softmax_row(logits, bits, biases, places, first, width, window_size):
     """Weights of all keys of one query, not divided by their sum, which is returned."""
-    high = spread(_NOTHING)
+    high = vec.spread(_NOTHING)
     blocks = (len(bits) + 1) // 2
     for b in range(blocks):
         if width % LANES == 0:
             place = first + LANES * b // width * (2 * window_size - 1 - width) + LANES * b
-            bias = load(biases, place)
+            bias = vec.load(biases, place)
         else:
-            bias = look_up(biases, first, load_ints(places, LANES * b))
+            bias = vec.look_up(biases, first, vec.load_ints(places, LANES * b))
         word = np.int64(bits[2 * b])
         if 2 * b + 1 < len(bits):
             word |= np.int64(bits[2 * b + 1]) << 8
-        logit = choose(word, add(load(logits, LANES * b), bias), spread(_NOTHING))
-        store(logits, LANES * b, logit)
-        high = larger(high, logit)
-    high = spread(largest(high))
-    weight = spread(np.float32(0))
+        logit = vec.choose(word, vec.add(vec.load(logits, LANES * b), bias), vec.spread(_NOTHING))
+        vec.store(logits, LANES * b, logit)
+        high = vec.larger(high, logit)
+    high = vec.spread(vec.largest(high))
+    weight = vec.spread(np.float32(0))
     for b in range(blocks):
-        part = exp(subtract(load(logits, LANES * b), high))
-        store(logits, LANES * b, part)
-        weight = add(weight, part)
-    return total(weight)
+        part = vec.exp(vec.subtract(vec.load(logits, LANES * b), high))
+        vec.store(logits, LANES * b, part)
+        weight = vec.add(weight, part)
+    return vec.total(weight)
 
 
 @njit
@@ -275,7 +250,7 @@ def weigh_keys(query, begin, tau, bits, turned, places, sums, queries, panels, l
     # Rows of a power of two would all lie in the same places of the cache.
     stride = len(places) + LANES
     for j in range(0, len(places), 2 * LANES):
-        tile32(queries, padded, panels + 4 * j * dim, 2 * LANES, dim, logits + 4 * j, stride)
+        vec.tile32(queries, padded, panels + 4 * j * dim, 2 * LANES, dim, logits + 4 * j, stride)
     for i in range(TILE_ROWS):
         token = min(begin + i, tokens - 1)
         first = first_place(token, width, window_size)
@@ -312,9 +287,9 @@ def attend_blocks(query, key, value, temperature, table, bits, width, window_siz
             )  # fmt: skip
             multiply_tiles(logits, stride, values, padded, tokens, results, padded, parts)
             for i in range(min(TILE_ROWS, tokens - begin)):
-                scale = spread(np.float32(1) / sums[i])
+                scale = vec.spread(np.float32(1) / sums[i])
                 for v in range(vectors):
-                    result = multiply(load(results, padded * i + LANES * v), scale)
-                    store_some(out[w, begin + i, head].ctypes.data, LANES * v, result, dim - LANES * v)
+                    result = vec.multiply(vec.load(results, padded * i + LANES * v), scale)
+                    vec.store_some(out[w, begin + i, head].ctypes.data, LANES * v, result, dim - LANES * v)
     # Numba frees an array after its last use, and these are used by address.
     matrices[0] = turned[0] + places[0]

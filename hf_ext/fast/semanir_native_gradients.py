@@ -6,42 +6,15 @@
 import numpy as np
 from numba import njit
 
-from .semanir_native_attention import (
-    align,
-    first_place,
-    key_places,
-    multiply_tiles,
-    pack_panels,
-    pack_row,
-    pack_rows,
-    turn_table,
-    weigh_keys,
-)
-from .semanir_native_vectors import (
-    LANES,
-    TILE_ROWS,
-    add,
-    add_number,
-    load,
-    load_some,
-    multiply,
-    multiply_add,
-    spread,
-    store,
-    store_anywhere,
-    store_some,
-    subtract,
-    tile32,
-    total,
-    update16,
-    update32,
-)
+from . import semanir_native_attention as forward
+from . import semanir_native_vectors as vec
+from .semanir_native_vectors import LANES, TILE_ROWS
 
 
 @njit
 def _clear(address, vectors):
     for v in range(vectors):
-        store(address, LANES * v, spread(np.float32(0)))
+        vec.store(address, LANES * v, vec.spread(np.float32(0)))
 
 
 @njit
@@ -49,9 +22,9 @@ def _update_rows(left, stride, right, width, depth, out, parts):
     """Add the product of 12 turned rows with 12 rows, one vector a row for each part."""
     vectors = len(parts)
     for v in range(0, vectors - 1, 2):
-        update32(left, stride, right + 64 * v, width, depth, out + 64 * v)
+        vec.update32(left, stride, right + 64 * v, width, depth, out + 64 * v)
     if vectors % 2:
-        update16(left, stride, right + 64 * (vectors - 1), width, depth, out + 64 * (vectors - 1))
+        vec.update16(left, stride, right + 64 * (vectors - 1), width, depth, out + 64 * (vectors - 1))
 
 
 # Of the logits. The weights of a row are P = E / s with E = exp(S - max) and s its sum, and the derivative of a
@@ -60,20 +33,20 @@ def _update_rows(left, stride, right, width, depth, out, parts):
 @njit
 def _logit_gradients(weights, gradients, weight, slopes, places, first, tokens, width, window_size):
     """Turn a row of dP / s into dS, and add it to the gradients of the turned table."""
-    inner = spread(np.float32(0))
+    inner = vec.spread(np.float32(0))
     for b in range(0, tokens, LANES):
-        inner = multiply_add(load(weights, b), load(gradients, b), inner)
-    inner = spread(total(inner) / weight)
+        inner = vec.multiply_add(vec.load(weights, b), vec.load(gradients, b), inner)
+    inner = vec.spread(vec.total(inner) / weight)
     for b in range(0, tokens, LANES):
-        slope = multiply(load(weights, b), subtract(load(gradients, b), inner))
-        store(gradients, b, slope)
+        slope = vec.multiply(vec.load(weights, b), vec.subtract(vec.load(gradients, b), inner))
+        vec.store(gradients, b, slope)
         base = slopes.ctypes.data
         if width % LANES == 0:
             place = first + b // width * (2 * window_size - 1 - width) + b
-            store_anywhere(base, place, add(load(base, place), slope))
+            vec.store_anywhere(base, place, vec.add(vec.load(base, place), slope))
         else:
             for lane in range(LANES):
-                add_number(gradients, b + lane, base, first - places[b + lane])
+                vec.add_number(gradients, b + lane, base, first - places[b + lane])
 
 
 # Of a vector that was brought to a length t, y = t x / |x| = t x'. A unit vector can only turn, so what of the slope
@@ -82,17 +55,17 @@ def _logit_gradients(weights, gradients, weight, slopes, places, first, tokens, 
 @njit
 def _unscale(row, slope, out, vectors, dim, length):
     """Gradient of a row x, given that of y = x length / |x|; returns the gradient of the length."""
-    squares, along = spread(np.float32(0)), spread(np.float32(0))
+    squares, along = vec.spread(np.float32(0)), vec.spread(np.float32(0))
     for v in range(vectors):
-        given = load_some(row, LANES * v, dim - LANES * v)
-        squares = multiply_add(given, given, squares)
-        along = multiply_add(given, load(slope, LANES * v), along)
-    norm, inner = total(squares), total(along)
+        given = vec.load_some(row, LANES * v, dim - LANES * v)
+        squares = vec.multiply_add(given, given, squares)
+        along = vec.multiply_add(given, vec.load(slope, LANES * v), along)
+    norm, inner = vec.total(squares), vec.total(along)
     scale = length / np.sqrt(max(norm, np.float32(1e-24)))
-    back = spread(-inner / norm if norm > np.float32(1e-24) else np.float32(0))
+    back = vec.spread(-inner / norm if norm > np.float32(1e-24) else np.float32(0))
     for v in range(vectors):
-        turned = multiply_add(load_some(row, LANES * v, dim - LANES * v), back, load(slope, LANES * v))
-        store_some(out, LANES * v, multiply(turned, spread(scale)), dim - LANES * v)
+        turned = vec.multiply_add(vec.load_some(row, LANES * v, dim - LANES * v), back, vec.load(slope, LANES * v))
+        vec.store_some(out, LANES * v, vec.multiply(turned, vec.spread(scale)), dim - LANES * v)
     return inner * scale / length
 
 
@@ -104,7 +77,9 @@ def _finish_keys(key, key_sums, value_sums, key_slope, value_slope, vectors):
         here = 4 * LANES * vectors * j
         _unscale(key[j].ctypes.data, key_sums + here, key_slope[j].ctypes.data, vectors, dim, np.float32(1))
         for v in range(vectors):
-            store_some(value_slope[j].ctypes.data, LANES * v, load(value_sums + here, LANES * v), dim - LANES * v)
+            vec.store_some(
+                value_slope[j].ctypes.data, LANES * v, vec.load(value_sums + here, LANES * v), dim - LANES * v
+            )
 
 
 # Forward: with unit vectors q' = q / |q| and k' = k / |k|, logits S = tau q' k'^T + B for the chosen keys, weights
@@ -129,12 +104,12 @@ def attend_backward(
     heads, tokens, dim = query.shape[1:]
     vectors = len(parts)
     padded = LANES * vectors
-    places = key_places(tokens, width, window_size)
+    places = forward.key_places(tokens, width, window_size)
     turned = np.empty(table.shape[1] + LANES, np.float32)
     sums = np.empty(TILE_ROWS, np.float32)
     room, stride = len(places), len(places) + LANES
     matrices = np.zeros(room * (2 * dim + 3 * padded) + TILE_ROWS * (2 * stride + 3 * padded) + LANES, np.float32)
-    key_panels = align(matrices)
+    key_panels = forward.align(matrices)
     value_panels = key_panels + 4 * room * dim
     keys = value_panels + 4 * room * dim
     key_sums, value_sums = keys + 4 * room * padded, keys + 8 * room * padded
@@ -144,16 +119,16 @@ def attend_backward(
     results, given = queries + 4 * TILE_ROWS * padded, queries + 8 * TILE_ROWS * padded
     for item in range(start, end):
         w, head = item // heads, item % heads
-        turn_table(table[head], turned)
-        pack_rows(value[w, head], keys, vectors, False)
-        pack_panels(keys, value_panels, tokens, dim, padded)
-        pack_rows(key[w, head], keys, vectors, True)
-        pack_panels(keys, key_panels, tokens, dim, padded)
+        forward.turn_table(table[head], turned)
+        forward.pack_rows(value[w, head], keys, vectors, False)
+        forward.pack_panels(keys, value_panels, tokens, dim, padded)
+        forward.pack_rows(key[w, head], keys, vectors, True)
+        forward.pack_panels(keys, key_panels, tokens, dim, padded)
         _clear(key_sums, 2 * room * vectors)
         tau_slope = np.float32(0)
         for begin in range(0, tokens, TILE_ROWS):
             rows = min(TILE_ROWS, tokens - begin)
-            weigh_keys(
+            forward.weigh_keys(
                 query[w, head], begin, temperature[head], bits[w % len(bits)], turned, places, sums, queries,
                 key_panels, weights, width, window_size, vectors,
             )  # fmt: skip
@@ -161,19 +136,19 @@ def attend_backward(
             _clear(given, TILE_ROWS * vectors)
             for i in range(rows):
                 source = gradient[w, head, begin + i].ctypes.data
-                pack_row(source, given + 4 * padded * i, vectors, dim, spread(np.float32(1) / sums[i]))
+                forward.pack_row(source, given + 4 * padded * i, vectors, dim, vec.spread(np.float32(1) / sums[i]))
             for j in range(0, room, 2 * LANES):
-                tile32(given, padded, value_panels + 4 * j * dim, 2 * LANES, dim, slopes + 4 * j, stride)
+                vec.tile32(given, padded, value_panels + 4 * j * dim, 2 * LANES, dim, slopes + 4 * j, stride)
             _update_rows(weights, stride, given, padded, tokens, value_sums, parts)
             for i in range(rows):
                 here = 4 * stride * i
-                first = first_place(begin + i, width, window_size)
+                first = forward.first_place(begin + i, width, window_size)
                 _logit_gradients(
                     weights + here, slopes + here, sums[i], table_slope[w, head], places, first, tokens, width,
                     window_size,
                 )  # fmt: skip
             _update_rows(slopes, stride, queries, padded, tokens, key_sums, parts)
-            multiply_tiles(slopes, stride, keys, padded, tokens, results, padded, parts)
+            forward.multiply_tiles(slopes, stride, keys, padded, tokens, results, padded, parts)
             for i in range(rows):
                 source, out = query[w, head, begin + i].ctypes.data, query_slope[w, begin + i, head].ctypes.data
                 slope = results + 4 * padded * i

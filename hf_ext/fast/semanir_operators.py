@@ -215,17 +215,11 @@ def native_attention(
     Attention by the kernels for CPUs, as [`ops_semanir.key_semantic_attention`]. They read the chosen keys only, or,
     where these are many, compute all logits a few at a time. For the gradient the logits are computed again.
     """
-    problem = None
-    if _is_exporting():
-        problem = "the model is exported, and other programs do not have the kernels"
-    elif query.device.type != "cpu" or value.dtype == torch.float64 or value.shape[-1] > _NATIVE_HEAD:
-        problem = f"it got {value.dtype} on {value.device} with heads of {value.shape[-1]} channels"
-    elif not _runs_natively(value):
-        problem = "numba is not installed"
-    if problem is not None:
+    if value.shape[-1] > _NATIVE_HEAD or not _runs_natively(value):
         raise UsageError(
-            f"`implementation` is 'native' but {problem}; it needs numba, at most float32 on a CPU, heads of at most "
-            f"{_NATIVE_HEAD} channels. Use 'auto', which chooses it where it can."
+            f"`implementation` is 'native', which needs numba, at most float32 on a CPU, heads of at most "
+            f"{_NATIVE_HEAD} channels, and no export; it got {value.dtype} on {value.device} with heads of "
+            f"{value.shape[-1]} channels. Use 'auto', which chooses it where it can."
         )
     check_sizes(dictionary, query, key, value, temperature, table)
     tensors = [tensor.float() for tensor in (query, key, value, temperature, table)]

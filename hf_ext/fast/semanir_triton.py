@@ -251,16 +251,11 @@ def _grid(query: Tensor, settings: dict[str, Any]) -> tuple[int]:
 def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
     if query.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         raise ValueError("The Triton kernel got tensors on the CPU; move the model to a GPU, or choose 'sdpa'.")
-    if query.shape[-1] > _LARGEST_HEAD:
-        raise ValueError(
-            f"The Triton kernel got heads of {query.shape[-1]} channels; at most {_LARGEST_HEAD} are supported. Use "
-            "more heads, or choose 'sdpa'."
-        )
     dtypes = {query.dtype, key.dtype, value.dtype}
-    if len(dtypes) > 1 or query.dtype not in _DTYPES:
-        raise TypeError(
-            f"The Triton kernel got {', '.join(sorted(map(str, dtypes)))}; give queries, keys and values one dtype of "
-            f"{', '.join(map(str, _DTYPES))}, or choose 'sdpa'."
+    if query.shape[-1] > _LARGEST_HEAD or len(dtypes) > 1 or query.dtype not in _DTYPES:
+        raise ValueError(
+            f"The Triton kernel got {', '.join(sorted(map(str, dtypes)))} with heads of {query.shape[-1]} channels; "
+            f"allowed: one of {', '.join(map(str, _DTYPES))}, at most {_LARGEST_HEAD} channels. Or choose 'sdpa'."
         )
 
 

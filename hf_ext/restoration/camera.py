@@ -31,7 +31,7 @@ RAW_ENDINGS = frozenset((
 # fmt: on
 # Signatures of HEIF files, in bytes 5 to 12.
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
-_SUBFILE, _SUBDIRECTORIES, _DNG_VERSION = 254, 330, 50706
+_SUBFILE, _SUBDIRECTORIES, _DNG_VERSION, XMP = 254, 330, 50706, 700
 # Pillow's decoders raise nearly anything for broken files: NotImplementedError (DDS) is a RuntimeError, as AVIF's are.
 DECODER_ERRORS = (
     OSError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RuntimeError, SyntaxError, EOFError,
@@ -55,6 +55,8 @@ class CameraPicture(NamedTuple):
     pixels: np.ndarray
     exif: Image.Exif | None
     icc_profile: bytes | None
+    # A line about what was not read.
+    lost: tuple[str, ...] = ()
 
 
 def is_heif(source: Source) -> bool:
@@ -82,14 +84,27 @@ def read_heif(source: Source, check: Callable[[int, int], None]) -> CameraPictur
         import pillow_heif
     except ImportError as error:
         raise MissingLibraryError(f"is HEIC, which needs {EXTRA} (pillow-heif)") from error
-    with _refuse_broken_files():
+    try:
         file = pillow_heif.open_heif(seekable(source), convert_hdr_to_8bit=False)
-    check(*file.size)
-    with _refuse_broken_files():
+        check(*file.size)
         # It is decoded here.
         pixels = np.asarray(file)
+    except DataError:
+        raise
+    except DECODER_ERRORS as error:
+        raise UnreadableError(f"is broken: {error}") from error
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
-    return CameraPicture(np.ascontiguousarray(pixels), _exif_of(file.info.get("exif")), file.info.get("icc_profile"))
+    exif, xmp = _exif_of(file.info.get("exif")), file.info.get("xmp")
+    if xmp:
+        exif = Image.Exif() if exif is None else exif
+        exif[XMP] = xmp
+    lost = (further_pictures(len(file) - 1),) if len(file) > 1 else ()
+    return CameraPicture(np.ascontiguousarray(pixels), exif, file.info.get("icc_profile"), lost)
+
+
+def further_pictures(count: int) -> str:
+    """A line about pictures of a file beside the one that is read."""
+    return f"further pictures, sizes or layers in the file were left out: {count}"
 
 
 def read_raw(source: Source, check: Callable[[int, int], None]) -> CameraPicture:
@@ -132,14 +147,6 @@ def open_picture(source: Source, max_pixels: int | None = None) -> Iterator[Imag
                 yield image
     finally:
         Image.MAX_IMAGE_PIXELS = before
-
-
-@contextmanager
-def _refuse_broken_files() -> Iterator[None]:
-    try:
-        yield
-    except DECODER_ERRORS as error:
-        raise UnreadableError(f"is broken: {error}") from error
 
 
 def _exif_of(data: bytes | None) -> Image.Exif | None:

@@ -31,6 +31,7 @@ figure div {{ position: relative; line-height: 0 }}
 img {{ max-width: 100% }}
 img.before {{ position: absolute; inset: 0; width: 100%; height: 100% }}
 img.before {{ clip-path: inset(0 calc(100% - var(--at)) 0 0) }}
+img.after {{ clip-path: inset(0 0 0 var(--at)) }}
 input {{ width: 100% }}
 </style>
 <p>Left of the slider: before. Right: after.{left_out}</p>
@@ -38,7 +39,7 @@ input {{ width: 100% }}
 </html>
 """
 _FIGURE = """<figure><figcaption>{title}</figcaption>
-<div><img loading="lazy" src="{after}" alt="after">
+<div><img class="after" loading="lazy" src="{after}" alt="after">
 <img class="before" loading="lazy" src="{before}" alt="before"></div>
 <input type="range" min="0" max="100" aria-label="Share that is shown as before"
  oninput="this.parentNode.style.setProperty('--at', this.value + '%')"></figure>"""
@@ -66,7 +67,7 @@ def comparison_page(folder: Path, pairs: list[tuple[str, Path, Path]]) -> str:
 def _address(file: Path, folder: Path) -> str:
     """The address of a file for a page in a folder."""
     try:
-        return quote(Path(os.path.relpath(file, folder)).as_posix())
+        return quote(os.fsencode(Path(os.path.relpath(file, folder)).as_posix()))
     except ValueError:
         # Of another drive.
         return file.resolve().as_uri()
@@ -84,7 +85,8 @@ def show_colours(pixels: np.ndarray) -> np.ndarray:
 
 def write_line(draw: ImageDraw.ImageDraw, place: tuple[float, float], text: str, size: int = 16) -> None:
     """Write a line of text that ends where the panel does."""
-    font = ImageFont.load_default(size)
+    # Names of files may have several lines.
+    font, text = ImageFont.load_default(size), " ".join(text.split())
     while len(text) > 4 and draw.textlength(text, font) > PANEL:
         text = text[:-4] + "..."
     draw.text(place, text, _INK, font)

@@ -2,15 +2,19 @@
 """Properties of PNG, JPEG and WebP files that Pillow does not report."""
 
 import struct
+import zlib
 from collections.abc import Iterator
 
 from PIL import ImageFile, JpegImagePlugin
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
 
 # Colour chunks of a PNG; without them viewers show other colours.
 _COLOUR_CHUNKS = (b"cHRM", b"gAMA", b"sRGB", b"cICP", b"mDCV", b"cLLI")
 # Texts, such as the prompt of a drawn picture. Some repeat the orientation, which is applied, or tell of the file;
 # EXIF data and XMP travel as such.
-_TEXT_CHUNKS, _LONGEST = (b"tEXt", b"zTXt", b"iTXt"), 1 << 20
+_TEXT_CHUNKS = (b"tEXt", b"zTXt", b"iTXt")
 _OF_THE_FILE = (
     b"XML:com.adobe.xmp\0", b"Software\0", b"Creation Time\0", b"Raw profile type ", b"tiff:Orientation\0",
     b"exif:Orientation\0",
@@ -26,16 +30,18 @@ def colour_chunks(image: ImageFile.ImageFile) -> bytes:
     place, found, before_pixels = image.fp.tell(), b"", True
     image.fp.seek(PNG_HEADER)
     while len(head := image.fp.read(8)) == 8 and head[4:] != b"IEND":
-        length = struct.unpack(">I", head[:4])[0]
-        before_pixels = before_pixels and head[4:] != b"IDAT"
-        # Content and checksum. None of these chunks is longer than the 32 bytes of cHRM.
-        if head[4:] in _COLOUR_CHUNKS and length <= 32 and before_pixels:
-            found += head + image.fp.read(length + 4)
-        elif head[4:] in _TEXT_CHUNKS and length <= _LONGEST:
-            content = image.fp.read(length + 4)
-            found += b"" if content.startswith(_OF_THE_FILE) else head + content
-        else:
+        length, kind = struct.unpack(">I4s", head)
+        before_pixels = before_pixels and kind != b"IDAT"
+        # None of the colours' chunks is longer than the 32 bytes of cHRM.
+        if not (kind in _TEXT_CHUNKS or (kind in _COLOUR_CHUNKS and length <= 32 and before_pixels)):
             image.fp.seek(length + 4, 1)
+            continue
+        content, checksum = image.fp.read(length), image.fp.read(4)
+        if checksum != zlib.crc32(kind + content).to_bytes(4):
+            # Behind the pixels readers pass over it; before them it would spoil the result.
+            logger.warning("a damaged text of a PNG was left out")
+        elif not content.startswith(_OF_THE_FILE):
+            found += head + content + checksum
     image.fp.seek(place)
     return found
 

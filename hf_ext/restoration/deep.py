@@ -8,23 +8,27 @@ import io
 import re
 import sys
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageFile
 from PIL.TiffImagePlugin import TiffImageFile
-from transformers.utils import logging
 
 from hf_ext.semanir.image_processing_semanir import image_to_pixels
 
 from .camera import Source, seekable
 
-logger = logging.get_logger(__name__)
-
 # How Pillow's decoders call 16 bits in several channels: the channels, and which byte of a value comes first.
 _DEEP = re.compile(r"(RGB|RGBA|RGBa|RGBX+|LA|CMYKX*);16[BLN]")
 _READ = ("RGB", "RGBA", "RGBa", "RGBX")
+# Where other formats say the bits of a value: the head of SGI, the marker SIZ of JPEG 2000, the box av1C of AVIF.
+_DEPTHS: dict[str | None, tuple[re.Pattern[bytes], Callable[[int], int]]] = {
+    "SGI": (re.compile(rb"\x01\xda.(.)", re.DOTALL), lambda size: 8 * size),
+    "JPEG2000": (re.compile(rb"\xff\x4f\xff\x51.{38}(.)", re.DOTALL), lambda depth: depth % 128 + 1),
+    "AVIF": (re.compile(rb"av1C..(.)", re.DOTALL), lambda flags: 8 + 2 * (flags >> 6 & 1) + 2 * (flags >> 5 & 1)),
+}
 # TIFF tags.
 _BITS, _PHOTOMETRIC = 258, 262
 
@@ -40,8 +44,22 @@ def read_deep(image: ImageFile.ImageFile, source: Source, page: int) -> np.ndarr
         return _both_halves(source, page)
     if kind[1] == "LA" and not made_up:
         return _grey_and_alpha(source)
-    logger.warning(f"{image.format} of 16 bits in several channels ({kind[0]}): Pillow reads the upper 8 bits only.")
     return None
+
+
+def lost_bits(image: ImageFile.ImageFile, source: Source) -> list[str]:
+    """A line about values of more than 8 bits of which Pillow gives 8; asked before the picture is loaded."""
+    bits = 8
+    if image.format == "PPM" and image.tile[0].codec_name.startswith("ppm"):
+        # The largest value.
+        bits = image.tile[0].args[1].bit_length()
+    elif image.format in _DEPTHS:
+        mark, bits_of = _DEPTHS[image.format]
+        found = mark.search(source if isinstance(source, bytes) else Path(source).read_bytes())
+        bits = bits_of(found[1][0]) if found else 8
+    elif _DEEP.fullmatch(_raw_mode(image)):
+        bits = 16
+    return [f"{image.format} of {bits} bits: 8 of them were read"] if bits > 8 and image.mode[0] != "I" else []
 
 
 def spread_grey(pixels: np.ndarray, image: Image.Image) -> np.ndarray:

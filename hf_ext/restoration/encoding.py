@@ -23,7 +23,7 @@ from transformers.utils import logging
 from hf_ext.semanir.image_processing_semanir import pixels_to_image
 
 from ..errors import UsageError
-from .camera import DECODER_ERRORS
+from .camera import DECODER_ERRORS, XMP
 from .containers import has_other_light, has_texts, insert_chunks
 
 logger = logging.get_logger(__name__)
@@ -44,11 +44,12 @@ _LONG, _FRACTIONS, _DOUBLE = 4, (5, 10), 12
 _MAKER_NOTE = 0x927C
 # An offset inside the file that it was read from.
 _INTEROPERABILITY = 0xA005
-XMP = 700
+# As IPTC has texts on a picture; in a JPEG they lie in a segment of Photoshop.
+IPTC = 33723
 # The tags that travel: names of document and page, description, maker, model, software, date, artist, host, XMP,
 # ratings, copyright, IPTC, and title, comment, author, keywords and subject as Windows has them. All others say how
 # the pixels lay in the file that was read (in a TIFF these are in the same directory) and would spoil another.
-_DESCRIPTIVE = (269, 270, 271, 272, 285, 305, 306, 315, 316, XMP, 18246, 18249, 33432, 33723, *range(40091, 40096))
+_DESCRIPTIVE = (269, 270, 271, 272, 285, 305, 306, 315, 316, XMP, 18246, 18249, 33432, IPTC, *range(40091, 40096))
 
 # Descriptions in which tifffile, ImageJ and microscopes say how pixels lie; of a larger picture readers believe them.
 _OF_THE_PIXELS = re.compile(r'\{"shape": \[|ImageJ=|(<\?xml[^>]*>)?\s*(<!--.*-->)?\s*<OME ')
@@ -57,6 +58,7 @@ _OF_THE_PIXELS = re.compile(r'\{"shape": \[|ImageJ=|(<\?xml[^>]*>)?\s*(<!--.*-->
 _WITH_XMP = ("JPEG", "WEBP")
 # Bytes that one marker of a JPEG holds: of tags with the six that stand before them, of XMP without the 29.
 _LONGEST_EXIF, _LONGEST_XMP = 65533, 65504
+_PHOTOSHOP = b"Photoshop 3.0\0008BIM\x04\x04\0\0"
 
 
 class Picture(NamedTuple):
@@ -138,6 +140,8 @@ def encode_frames(
         # Of many frames it is said once.
         said = cache(say)
         images = [_shallow_image(picture, format, encoding, said) for picture in frames.pictures]
+        if format == "GIF" and any(image.getcolors() is None for image in images):
+            say("GIF has 256 colours: those of the picture were rounded to them")
         options = {**_coding_options(frames, format, encoding), **_metadata_options(first, format, say)}
         if count > 1:
             options.update(_animation_options(frames, format, images))
@@ -224,7 +228,14 @@ def _metadata_options(picture: Picture, format: str, say: Callable[[str], None])
         return {"dpi": picture.dpi} if picture.dpi else {}
     exif = _tags_to_write(picture)
     xmp = exif.pop(XMP) if exif and format in _WITH_XMP and isinstance(exif.get(XMP), bytes) else None
+    options: dict[str, Any] = {}
     if format == "JPEG":
+        iptc = exif.pop(IPTC) if exif and isinstance(exif.get(IPTC), bytes) else b""
+        if iptc and len(iptc) < _LONGEST_XMP:
+            block = _PHOTOSHOP + struct.pack(">I", len(iptc)) + iptc + bytes(len(iptc) % 2)
+            options["extra"] = b"\xff\xed" + struct.pack(">H", len(block) + 2) + block
+        elif iptc:
+            say(f"a JPEG can store {_LONGEST_XMP:,} bytes of IPTC data, and the picture has {len(iptc):,}: left out")
         exif = exif and _fitting_tags(exif, say)
         if xmp and len(xmp) > _LONGEST_XMP:
             say(f"a JPEG can store {_LONGEST_XMP:,} bytes of XMP, and the picture has {len(xmp):,}: left out XMP")
@@ -233,7 +244,7 @@ def _metadata_options(picture: Picture, format: str, say: Callable[[str], None])
         # It has no other place for the resolution, in pixels an inch.
         exif = Image.Exif() if exif is None else exif
         exif.update({282: float(picture.dpi[0]), 283: float(picture.dpi[1]), 296: 2})
-    options = {"icc_profile": picture.icc_profile, "dpi": picture.dpi, "exif": exif, "xmp": xmp}
+    options |= {"icc_profile": picture.icc_profile, "dpi": picture.dpi, "exif": exif, "xmp": xmp}
     return {name: value for name, value in options.items() if value}
 
 

@@ -15,21 +15,11 @@ from hf_ext.files import whole_file
 from hf_ext.semanir.image_processing_semanir import image_to_pixels, pixels_to_image
 
 from ..errors import DataError, UsageError
-from .camera import (
-    DECODER_ERRORS,
-    RAW_ENDINGS,
-    CameraPicture,
-    Source,
-    UnreadableError,
-    is_heif,
-    is_raw,
-    open_picture,
-    read_heif,
-    read_raw,
-)
+from . import camera
+from .camera import DECODER_ERRORS, XMP, Source, UnreadableError
 from .containers import colour_chunks, is_lossless_webp, jpeg_subsampling
-from .deep import read_deep, spread_grey
-from .encoding import FOLDERS, XMP, Frames, Picture, descriptive_tags, encode_frames, to_8_bits
+from .deep import lost_bits, read_deep, spread_grey
+from .encoding import FOLDERS, IPTC, Frames, Picture, descriptive_tags, encode_frames, to_8_bits
 from .jobs import FORMATS
 from .tiff import is_misread, is_tiff, read_tiff
 
@@ -121,14 +111,14 @@ def _read(source: Source, max_megapixels: float, several: bool) -> Frames:
 
 def _read_any(source: Source, limits: _Limits) -> Frames:
     """The frames or pages of a file, by the library that reads its kind."""
-    if not isinstance(source, bytes) and Path(source).suffix.lower() in RAW_ENDINGS:
-        return _from_camera(read_raw, source, limits.check)
-    if is_heif(source):
-        return _from_camera(read_heif, source, limits.check)
+    if not isinstance(source, bytes) and Path(source).suffix.lower() in camera.RAW_ENDINGS:
+        return _from_camera(camera.read_raw, source, limits.check)
+    if camera.is_heif(source):
+        return _from_camera(camera.read_heif, source, limits.check)
     try:
-        with open_picture(source, max(1, int(limits.megapixels * 1e6))) as image:
-            if is_raw(image):
-                return _from_camera(read_raw, source, limits.check)
+        with camera.open_picture(source, max(1, int(limits.megapixels * 1e6))) as image:
+            if camera.is_raw(image):
+                return _from_camera(camera.read_raw, source, limits.check)
             pages, masks, pixels = _list_pages(image)
             limits.check_count(len(pages))
             if len(pages) == 1 or image.format in _MOVING:
@@ -148,14 +138,14 @@ def _read_any(source: Source, limits: _Limits) -> Frames:
 
 
 def _from_camera(
-    read: Callable[[Source, Callable[[int, int], None]], CameraPicture],
+    read: Callable[[Source, Callable[[int, int], None]], camera.CameraPicture],
     source: Source,
     check: Callable[[int, int], None],
 ) -> Frames:
-    pixels, exif, icc_profile = read(source, check)
+    pixels, exif, icc_profile, lost = read(source, check)
     if exif is not None:
         exif.pop(_ORIENTATION, None)
-    return Frames([Picture(pixels, exif, icc_profile)])
+    return Frames([Picture(pixels, exif, icc_profile)], lost=lost)
 
 
 def _list_pages(image: ImageFile.ImageFile) -> tuple[list[int], int, int]:
@@ -186,51 +176,47 @@ def _list_pages(image: ImageFile.ImageFile) -> tuple[list[int], int, int]:
 
 
 def _frames(image: ImageFile.ImageFile, source: Source, pages: list[int]) -> Frames:
-    if len(pages) == 1:
-        lossless, subsampling = _is_lossless(image, source), jpeg_subsampling(image)
-        picture = _picture(image, source, 0)
-        if picture.exif is not None:
-            # Not sooner: Pillow turns each frame of an animation by these tags.
-            picture.exif.pop(_ORIENTATION, None)
-        lost, comment = _losses(image, picture), _comment(image)
-        return Frames([picture], lossless=lossless, subsampling=subsampling, lost=lost, comment=comment)
-    pictures, durations, losses, comment = list[Picture](), list[float](), dict[str, None](), _comment(image)
+    pictures, durations, losses = list[Picture](), list[float](), dict[str, None]()
+    coded = {"lossless": _is_lossless(image, source), "subsampling": jpeg_subsampling(image)}
+    comment = _comment(image)
     for number in pages:
         if number:
             # Pillow would keep that of the page before where this one has none.
             image.info.pop("dpi", None)
             image.seek(number)
-        picture = _picture(image, source, number)
-        losses.update(dict.fromkeys(_losses(image, picture)))
+        picture, lost = _picture(image, source, number)
+        losses.update(dict.fromkeys(lost))
         # Pillow's tags are those of the page where the file is.
         pictures.append(picture._replace(exif=descriptive_tags(picture)))
         # Some formats know it when the frame is decoded.
         durations.append(float(image.info.get("duration") or 0))
-    if image.format not in _MOVING:
-        return Frames(pictures, lost=tuple(losses))
+    frames = Frames(pictures, lost=tuple(losses), comment=comment, **coded)
+    if len(pages) == 1 or image.format not in _MOVING:
+        return frames
     plays = image.info.get("loop", 1)
     if image.format == "GIF" and image.info.get("loop"):
         # It says how often it is played again.
         plays += 1
     still = bool(getattr(image, "default_image", False))
-    lossless = _is_lossless(image, source)
-    return Frames(_alike(pictures), durations, plays, still, lossless, lost=tuple(losses), comment=comment)
+    return frames._replace(pictures=_alike(pictures), durations=durations, plays=plays, still=still)
 
 
 def _comment(image: ImageFile.ImageFile) -> bytes:
     """The comment of a JPEG or a GIF."""
-    comment = image.info.get("comment") if image.format in ("JPEG", "MPO", "GIF") else None
-    return comment if isinstance(comment, bytes) else b""
+    return image.info.get("comment", b"") if image.format in ("JPEG", "MPO", "GIF") else b""
 
 
-def _losses(image: ImageFile.ImageFile, picture: Picture) -> tuple[str, ...]:
-    """Lines about what was not read of the frame or page where the file is."""
+def _losses(image: ImageFile.ImageFile, channels: int) -> list[str]:
+    """Lines about what was not read of the frame or page where the file is, of which so many channels were."""
     lost = []
+    more = (getattr(image, "n_frames", 1) if image.format in _FIRST else len(image.info.get("sizes", "1"))) - 1
+    if more > 0:
+        lost.append(camera.further_pictures(more))
     if image.mode in _OTHER_COLOURS:
         lost.append(f"{image.mode} was converted to RGB, and its colour profile was dropped")
     if isinstance(image, TiffImageFile):
         colours = _COLOURS.get(image.tag_v2.get(_PHOTOMETRIC, 1), 1)
-        extra = image.tag_v2.get(_SAMPLES, 1) - colours - (picture.pixels.shape[-1] % 2 == 0)
+        extra = image.tag_v2.get(_SAMPLES, 1) - colours - (channels % 2 == 0)
         if extra > 0:
             lost.append(f"channels beside colour and alpha were left out: {extra}")
     raw = "Raw profile type "
@@ -239,7 +225,7 @@ def _losses(image: ImageFile.ImageFile, picture: Picture) -> tuple[str, ...]:
     ]
     if profiles:
         lost.append(f"raw profiles were left out: {', '.join(profiles)}")
-    return tuple(lost)
+    return lost
 
 
 def _is_lossless(image: ImageFile.ImageFile, source: Source) -> bool:
@@ -254,17 +240,15 @@ def _alike(pictures: list[Picture]) -> list[Picture]:
     colours = max((picture.pixels.shape[-1] + 1) // 2 * 2 - 1 for picture in pictures)
     alike = []
     for picture in pictures:
-        pixels = picture.pixels
-        own = pixels[..., :-1] if pixels.shape[-1] % 2 == 0 else pixels
-        parts = [np.repeat(own, colours, axis=-1) if own.shape[-1] < colours else own]
-        if alpha:
-            white = np.full_like(pixels[..., :1], np.iinfo(pixels.dtype).max)
-            parts.append(pixels[..., -1:] if pixels.shape[-1] % 2 == 0 else white)
+        pixels, white = picture.pixels, np.full_like(picture.pixels[..., :1], np.iinfo(picture.pixels.dtype).max)
+        own, clear = (pixels[..., :-1], pixels[..., -1:]) if pixels.shape[-1] % 2 == 0 else (pixels, white)
+        parts = [np.repeat(own, colours // own.shape[-1], axis=-1), *([clear] if alpha else [])]
         alike.append(picture._replace(pixels=np.concatenate(parts, axis=-1)))
     return alike
 
 
-def _picture(image: ImageFile.ImageFile, source: Source, page: int) -> Picture:
+def _picture(image: ImageFile.ImageFile, source: Source, page: int) -> tuple[Picture, list[str]]:
+    """A frame or page, and lines about what was not read of it."""
     if image.mode in ("I", "F"):
         raise UnreadableError(
             f"has PIL mode {image.mode!r}, whose range is unknown: convert it to 8 bits, or to PNG or TIFF of 16."
@@ -280,6 +264,7 @@ def _picture(image: ImageFile.ImageFile, source: Source, page: int) -> Picture:
     chunks = colour_chunks(image)
     # First: to look for EXIF data behind its pixels, Pillow decodes a PNG.
     deep = read_deep(image, source, page)
+    lost = lost_bits(image, source) if deep is None else []
     exif = image.getexif()
     for folder in FOLDERS:
         # Pillow reads it when it is asked for, and the file may be closed by then.
@@ -288,7 +273,10 @@ def _picture(image: ImageFile.ImageFile, source: Source, page: int) -> Picture:
     if XMP not in exif and image.info.get("xmp"):
         # Where other files than a TIFF have it.
         exif[XMP] = image.info["xmp"]
-    return Picture(pixels, exif, icc_profile if fits else None, dpi, chunks)
+    if IPTC not in exif and image.format in ("JPEG", "MPO") and (iptc := image.info.get("photoshop", {}).get(0x0404)):
+        exif[IPTC] = iptc
+    lost += _losses(image, pixels.shape[-1])
+    return Picture(pixels, exif, icc_profile if fits else None, dpi, chunks), lost
 
 
 def write_image(path: str | Path, picture: Picture | Frames, *, overwrite: bool = False) -> Path:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from ..errors import DataError
+from ..errors import DataError, UsageError
 from .camera import DECODER_ERRORS, RAW_ENDINGS, open_picture
 
 logger = logging.getLogger(__name__)
@@ -139,6 +139,8 @@ def _without_clashes(
         for job, _ in planned
     ]
     sources = {source: job.name for (source, _), (job, _) in zip(resolved, planned, strict=True)}
+    if reserved is not None and (name := sources.get(_resolve(reserved))):
+        raise UsageError(f"the sheet of --compare would replace {name}: move it, or give another folder with --out.")
     results = {result: job.name for (_, result), (job, _) in zip(resolved, planned, strict=True)}
     for (job, named), (source, result) in zip(planned, resolved, strict=True):
         if job in jobs:

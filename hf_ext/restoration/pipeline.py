@@ -33,13 +33,7 @@ class ImageRestorationPipeline(PlainPipeline):
             inputs (`str`, `Path`, `PIL.Image.Image`, `np.ndarray`, or a list, data set or generator of these):
                 A file, an address, an image, or an array of shape `(height, width)` or `(height, width, channels)`:
                 uint8, uint16, or floats in [0, 1].
-            tile (`int` or `str`, *optional*): Side of tiles, or `"auto"`; the whole picture at once if not given.
-            self_ensemble (`bool`, *optional*, defaults to `False`): Average over the eight flips and turns.
-            top_k (`int`, *optional*): Keys per token; the model's own number if not given.
-            strength (`float` or `str`, *optional*): How much of the change is made, 0 to 1, or `"auto"`: less where
-                the picture shows little noise or JPEG; the model's own if not given.
-            wrap (`bool`, *optional*, defaults to `False`): Each edge goes on at the opposite one, as of textures that
-                are laid side by side.
+            tile, self_ensemble, top_k, strength, wrap (*optional*): As of [`~restoration.tiles.restore_image`].
             output_type (`str`, *optional*, defaults to `"pil"`): `"pil"`, or `"np"` for arrays of shape `(height,
                 width, channels)`, with 16 bits where the input has them. PIL images of several channels have 8 bits.
             max_megapixels (`float`, *optional*, defaults to 200): Larger files are refused before they are decoded.

@@ -150,7 +150,13 @@ class Restorer:
         Returns:
             `torch.Tensor` of shape `(batch_size, output_channels, height * scale, width * scale)`: In [0, 1], in the
             precision of the input. [`restore_image`] has more: grey, alpha, strength, tiles.
+
+        Raises:
+            UsageError: The input is no tensor, has values that are no number, or is far from [0, 1].
+            ValueError: The input has another shape.
         """
+        if not isinstance(image, Tensor) or (image.numel() and not image.abs().max() <= 4):
+            raise UsageError("the input is no tensor of floats in [0, 1]; divide pixels of 0 to 255 by 255.")
         restored: Tensor = self.model(pixel_values=image).reconstruction
         return restored.clamp(0, 1).to(image.dtype)
 

@@ -17,7 +17,7 @@ from .encoding import DEFAULT, Encoding, Frames, Picture, encode_frames
 from .files import read_frames, write_bytes, write_image
 from .jobs import FORMATS, Job
 from .records import Records
-from .tiles import find_strength, lacks_memory, restore_image
+from .tiles import check_options, lacks_memory, restore_image
 
 # Pictures on the sheet of comparisons.
 _MOST_COMPARED = 8
@@ -69,6 +69,9 @@ def restore_files(
     """
     ranks, outcomes, compared = Ranks(), dict[int, _Outcome](), 0
     say_now = say if say is not None and ranks.count == 1 else None
+    if model is not None:
+        # Once, not for each picture.
+        check_options(model, **options)
     for number, job in ranks.share(list(enumerate(jobs))):
         assert model is not None
         try:
@@ -125,7 +128,7 @@ def _restore_frames(
         # To the bar all frames are as much as the first, whose size a file's header says.
         counted = None if progress is None else _count(progress, _megapixels(pictures[0]) / len(pictures))
         chosen = options
-        if find_strength(options.get("strength"), model.config) == "auto":
+        if check_options(model, **options) == "auto":
             damage = estimate_damage(picture.pixels)
             chosen = {**options, "strength": choose_strength(damage)}
             more = "" if chosen["strength"] == 1 else "; if it is blurred, give 1"

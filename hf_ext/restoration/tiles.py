@@ -8,13 +8,13 @@ works on is moved to its device.
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from numbers import Integral, Real
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from accelerate.utils import get_max_memory
 from accelerate.utils.memory import should_reduce_batch_size
-from transformers import PreTrainedConfig
 from transformers.utils import logging
 
 import hf_ext.fast.semanir  # noqa: F401 (it enters itself where pictures are restored)
@@ -109,14 +109,7 @@ def restore_image(
     if not whole_numbers and not np.isfinite(image).all():
         raise UsageError("`image` contains infinite values or NaN, which cannot be restored.")
     config = model.config
-    strength = find_strength(strength, config)
-    if self_ensemble and config.demosaicks:
-        raise UsageError(
-            "`self_ensemble` flips and rotates the picture, which changes the order of a mosaic's colours: leave it "
-            "out."
-        )
-    if wrap and config.demosaicks:
-        raise UsageError("`wrap` would change the order of a mosaic's colours at the edges: leave it out.")
+    strength = check_options(model, tile=tile, self_ensemble=self_ensemble, strength=strength, wrap=wrap)
     margin = tile_overlap(model) if wrap else 0
     surrounded = np.pad(image, ((margin, margin), (margin, margin), (0, 0)), mode="wrap") if wrap else image
     work = _Work(model, tile, self_ensemble, top_k, progress, surrounded.shape[0] * surrounded.shape[1])
@@ -131,20 +124,37 @@ def restore_image(
     return from_unit(restored, image.dtype) if whole_numbers else restored
 
 
-def find_strength(strength: float | str | None, config: PreTrainedConfig) -> float | str:
-    """The strength, or the model's own; refuses one that no model takes, or not this one."""
+def check_options(
+    model: SemanIRForImageRestoration,
+    *,
+    tile: int | str | None = None,
+    self_ensemble: bool = False,
+    strength: float | str | None = None,
+    wrap: bool = False,
+    **others: Any,
+) -> float | str:
+    """Refuses options of [`restore_image`] that make no sense, or not for this model; returns the strength."""
+    config, overlap = model.config, tile_overlap(model)
+    if config.demosaicks and (self_ensemble or wrap):
+        option = "self_ensemble" if self_ensemble else "wrap"
+        raise UsageError(f"`{option}` would change the order of a mosaic's colours: leave it out.")
+    step = config.descriptor.multiple_of
+    if tile not in (None, "auto") and (not isinstance(tile, Integral) or int(tile) % step or int(tile) < 2 * overlap):
+        raise UsageError(
+            f"`tile` is {tile!r}; give a multiple of {step} (this model's windows) from {2 * overlap} up, "
+            "'auto', or None for the whole image."
+        )
     chosen: Any = getattr(config, "restoration_strength", None) if strength is None else strength
     if chosen is None:
         return 1.0
-    if chosen != "auto" and not (isinstance(chosen, (int, float, np.floating)) and 0 <= chosen <= 1):
+    if chosen != "auto" and not (isinstance(chosen, Real) and 0 <= chosen <= 1):
         raise UsageError(
             f"`strength` is {chosen!r}; it must be from 0 (the image unchanged) to 1 (the result of the model), or "
             "'auto'."
         )
     if chosen != 1 and config.scale != 1:
-        raise UsageError(f"`strength` {chosen} needs a model that keeps the image size; this one enlarges it.")
-    if chosen == "auto" and config.demosaicks:
-        raise UsageError("`strength` 'auto' is for pictures; the input of this model is a mosaic.")
+        kind = "demosaicks" if config.demosaicks else "enlarges it"
+        raise UsageError(f"`strength` {chosen} needs a model that keeps the image size and kind; this one {kind}.")
     result: float | str = chosen
     return result
 
@@ -231,12 +241,6 @@ class _Work:
         self.overlap = tile_overlap(model)
         self.turns = 8 if self_ensemble else 1
         self.done, self.precise = 0.0, False
-        step, overlap = self.descriptor.multiple_of, self.overlap
-        if tile not in (None, "auto") and (not isinstance(tile, int) or tile % step or tile < 2 * overlap):
-            raise UsageError(
-                f"`tile` is {tile!r}; give a multiple of {step} (this model's windows) from {2 * overlap} up, "
-                "'auto', or None for the whole image."
-            )
 
     def restore(self, images: np.ndarray) -> np.ndarray:
         """All passes over each image [n, height, width, channels]."""

@@ -64,9 +64,9 @@ def to_unit(pixels: np.ndarray) -> np.ndarray:
         return pixels.astype(np.float32) / np.float32(np.iinfo(pixels.dtype).max)
     if not np.issubdtype(pixels.dtype, np.floating):
         raise TypeError(f"An image has dtype {pixels.dtype}; give uint8, uint16 or floats in [0, 1].")
-    # Noise may exceed white a little.
-    if pixels.size and pixels.max() > 4:
-        raise ValueError(f"An image of floats has values up to {pixels.max():g}; give uint8, or floats in [0, 1].")
+    # Noise may exceed white and black a little.
+    if pixels.size and (largest := max(pixels.max(), -pixels.min())) > 4:
+        raise ValueError(f"An image of floats has values up to {largest:g}; give uint8, or floats in [0, 1].")
     return pixels.astype(np.float32)
 
 
@@ -264,6 +264,9 @@ class SemanIRImageProcessor(PilBackend):
     def _rescale_image(self, image: np.ndarray, factor: float) -> np.ndarray:
         if image.dtype == np.uint16 and factor == type(self).rescale_factor:
             factor = 1 / 65535
+        # Multiplied once more, a picture would be black.
+        if factor == type(self).rescale_factor and image.dtype.kind in "fb" and 0 < image.max() <= 1:
+            raise ValueError(f"An image of {image.dtype} is in [0, 1] already; set do_rescale=False.")
         # Floats may exceed white: noise is not always clipped.
         if np.issubdtype(image.dtype, np.integer) and image.max() * factor > 1 + 1e-6:
             raise ValueError(

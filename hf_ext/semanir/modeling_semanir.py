@@ -8,6 +8,7 @@ Shapes: batch B, images and feature maps [B, C, height, width], windows [W, N, C
 
 import math
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any, ClassVar, cast
 
 import torch
@@ -385,8 +386,8 @@ class SemanIRModel(SemanIRPreTrainedModel):
         """k of a call: the configured one if none is given."""
         if top_k is None:
             return self.config.top_k
-        if top_k < 1:
-            raise ValueError(f"`top_k` is {top_k}; give at least 1, or None for the configured {self.config.top_k}.")
+        if not isinstance(top_k, Integral) or top_k < 1:
+            raise ValueError(f"`top_k` is {top_k!r}; give a whole number from 1 up, or None for {self.config.top_k}.")
         smallest, largest = self.config.top_k_range
         if not smallest <= top_k <= largest:
             logger.warning_once(

@@ -179,7 +179,7 @@ def _choose_keys(
     rows = []
     for part in _windows_of_calls(windows, count**2, tokens.device):
         with maybe_autocast(tokens.device.type, enabled=False):
-            precise = tokens[part].to(_at_least_float32(tokens.dtype))
+            precise = tokens[part].to(torch.promote_types(tokens.dtype, torch.float32))
             precise = _normalize(precise) if cosine else precise
             scores = precise @ precise.mT
         rows.append(best_keys(scores, None if regions is None else regions[part], top_k, include_self))
@@ -268,7 +268,7 @@ class UnitAttention:
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, temperature: Tensor, table: Tensor, dictionary: Dictionary
     ) -> Tensor:
-        precise = _at_least_float32(query.dtype)
+        precise = torch.promote_types(query.dtype, torch.float32)
         windows, heads, tokens = query.shape[:3]
         # Bias and mask together are as large as all logits: for a whole image, gigabytes. A graph would keep them all.
         whole = _needs_gradient(query, key, value, temperature, table)
@@ -303,10 +303,6 @@ def _masked_bias(table: Tensor, dictionary: Dictionary) -> Tensor:
 def _normalize(vectors: Tensor, length: Tensor | float = 1.0) -> Tensor:
     """Vectors of a given length: as F.normalize, with two thirds of its backward time."""
     return vectors * (vectors.square().sum(-1, keepdim=True).clamp_min(1e-24).rsqrt() * length)
-
-
-def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
 
 
 def _join_parts(parts: list[Tensor]) -> Tensor:

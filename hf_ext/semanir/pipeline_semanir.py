@@ -38,7 +38,7 @@ class ImageRestorationPipeline(Pipeline):
 
     # Options by the step that takes them: reading, restoring, writing. The subclass in hf_ext has all.
     _options: tuple[tuple[str, ...], ...] = ((), ("top_k",), ("output_type",))
-    _options_of_hf_ext: tuple[str, ...] = ("max_megapixels", "tile", "self_ensemble", "strength")
+    _options_of_hf_ext: tuple[str, ...] = ("max_megapixels", "tile", "self_ensemble", "strength", "wrap")
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)

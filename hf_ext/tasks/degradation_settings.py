@@ -26,6 +26,7 @@ STRENGTHS = {
     "jpeg": ("quality", 1, 100, "JPEG quality"),
     "resize": ("factor", 0.1, 4, "resizing by"),
 }
+_BY_STRENGTH = {"jpeg": jpeg, "blur": blur, "resize": resize_and_back}
 
 
 @strict
@@ -171,12 +172,8 @@ class Degradation:
         if self.kind == "gaussian_noise":
             noisy = gaussian_noise(clean, self.strength, generator)
             return _in_8_bits(noisy) if self.clip else noisy
-        if self.kind == "jpeg":
-            return jpeg(clean, self.strength)
-        if self.kind == "blur":
-            return blur(clean, self.strength)
-        if self.kind == "resize":
-            return resize_and_back(clean, self.strength)
+        if self.kind in _BY_STRENGTH:
+            return _BY_STRENGTH[self.kind](clean, self.strength)
         if self.kind == "chain":
             return self._through_steps(clean, generator)
         return mosaic(clean) if self.kind == "mosaic" else matlab_bicubic(clean, 1 / scale)

@@ -27,20 +27,27 @@ def matlab_bicubic(image: np.ndarray, scale: float) -> np.ndarray:
     h(scale t)`, so wide that nothing aliases. Beyond its edge the image is mirrored, the edge pixel doubled.
     """
     _check(image)
-    result = image.astype(np.float64)
-    for axis in (0, 1):
-        weights, sources = _contributions(image.shape[axis], scale)
-        columns = np.moveaxis(result, axis, 0)
-        shape = (-1,) + (1,) * (columns.ndim - 1)
-        # One tap at a time: a dense matrix would multiply by zeros, a gather would copy the image for every tap.
-        total = np.zeros((len(weights), *columns.shape[1:]))
-        for tap in range(weights.shape[1]):
-            total += weights[:, tap].reshape(shape) * columns[sources[:, tap]]
-        result = np.moveaxis(total, 0, axis)
+    result = _filter(image, [_contributions(length, scale) for length in image.shape[:2]])
     if image.dtype == np.uint8:
         # MATLAB rounds halves up, numpy to even.
         return np.clip(np.floor(result + 0.5), 0, 255).astype(np.uint8)
     return result.astype(image.dtype)
+
+
+def _filter(image: np.ndarray, taps: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    """The image, in float64, of which each row and then each column is a sum of others: weights and sources of both,
+    [output, taps]. Beyond its edge it is mirrored, the edge pixel doubled."""
+    result = image.astype(np.float64)
+    for axis, (weights, sources) in enumerate(taps):
+        lines, length = np.moveaxis(result, axis, 0), image.shape[axis]
+        sources = sources % (2 * length)
+        sources = np.where(sources < length, sources, 2 * length - 1 - sources)
+        # One tap at a time: a dense matrix would multiply by zeros, a gather would copy the image for every tap.
+        total = np.zeros((len(sources), *lines.shape[1:]))
+        for tap in range(sources.shape[1]):
+            total += weights[:, tap].reshape(-1, *[1] * (lines.ndim - 1)) * lines[sources[:, tap]]
+        result = np.moveaxis(total, 0, axis)
+    return result
 
 
 def _contributions(length: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
@@ -51,9 +58,7 @@ def _contributions(length: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
     places = (np.arange(math.ceil(length * scale - 1e-9)) + 0.5) / scale - 0.5
     sources = np.floor(places - width / 2)[:, None].astype(np.int64) + np.arange(math.ceil(width) + 2)
     weights = _cubic((places[:, None] - sources) * shrinking)
-    weights /= weights.sum(axis=1, keepdims=True)
-    sources %= 2 * length
-    return weights, np.where(sources < length, sources, 2 * length - 1 - sources)
+    return weights / weights.sum(axis=1, keepdims=True), sources
 
 
 def _cubic(distance: np.ndarray) -> np.ndarray:
@@ -72,15 +77,10 @@ def blur(image: np.ndarray, sigma: float) -> np.ndarray:
     reach = math.ceil(BLUR_REACH * sigma)
     if reach == 0:
         return image
-    weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
-    result = image.astype(np.float64)
-    for axis in (0, 1):
-        length = image.shape[axis]
-        sources = (np.arange(length)[:, None] + np.arange(-reach, reach + 1)) % (2 * length)
-        sources = np.where(sources < length, sources, 2 * length - 1 - sources)
-        columns = np.moveaxis(result, axis, 0)
-        blurred = sum(weight * columns[sources[:, tap]] for tap, weight in enumerate(weights / weights.sum()))
-        result = np.moveaxis(np.asarray(blurred), 0, axis)
+    offsets = np.arange(-reach, reach + 1)
+    weights = np.exp(-0.5 * (offsets / sigma) ** 2)[None]
+    taps = [(weights / weights.sum(), np.arange(length)[:, None] + offsets) for length in image.shape[:2]]
+    result = _filter(image, taps)
     return np.rint(result).astype(np.uint8) if image.dtype == np.uint8 else result.astype(image.dtype)
 
 

@@ -167,13 +167,9 @@ def score(
     """
     if (reference is None) != (network is None) or (network is None and (clip is None or kernel or keep)):
         raise UsageError("give REFERENCE and --network together (--kernel and --keep need both), or --clip alone.")
-    if size is not None and (reference is None or reference.endswith(".npz")):
-        raise UsageError(
-            f"size crops pictures of the reference, but {reference} contains statistics: give pictures, or leave out "
-            "size."
-        )
-    if kernel and str(reference).endswith(".npz"):
-        raise UsageError(f"{reference} contains means and covariances only: a kernel distance needs the pictures.")
+    if (size is not None or kernel) and (reference is None or reference.endswith(".npz")):
+        option = "kernel" if size is None else "size"
+        raise UsageError(f"{option} needs pictures as the reference, got {reference}: give some, or leave it out.")
     ranks = Ranks()
     place, texts = ranks.own_device(device), {}
     if clip is not None:

@@ -211,14 +211,15 @@ def test_options_reach_the_model(models, tmp_path):
     )
     difference = read_image(tmp_path / "half" / "a.png").pixels.astype(int) - plain
     assert 0 < np.abs(difference).max() < 5
-    result = run("restore", models / "restore", tmp_path / "a.png", "--out", tmp_path / "o", "--tile", 10, code=1)
-    assert "give a multiple of 4 (this model's windows) from 32 up" in result.stderr
+    result = run("restore", models / "restore", tmp_path, "--out", tmp_path / "o", "--tile", 10, code=2)
+    assert result.stderr.count("give a multiple of 4 (this model's windows) from 32 up") == 1
     result = run("restore", models / "restore", tmp_path / "a.png", "--out", tmp_path / "o", "--device", "tpu", code=2)
     assert "device tpu cannot be used" in result.stderr
     for strength in ("2", "nan", "-0.1", "much"):
         run("restore", models / "restore", tmp_path / "a.png", "--out", "o", "--strength", strength, code=2)
-    words = ("restore", models / "enlarge", tmp_path / "a.png", "--out", tmp_path / "o", "--strength", "auto")
-    assert "enlarges" in run(*words, code=1).stderr
+    words = ("restore", models / "enlarge", tmp_path, "--out", tmp_path / "o", "--strength", "auto")
+    # An option is not wrong of each picture.
+    assert run(*words, code=2).stderr.count("enlarges") == 1
 
 
 def test_a_sheet_compares_before_and_after(models, photos, tmp_path):
@@ -246,6 +247,9 @@ def test_neighbours_are_drawn(models, photos, tmp_path):
     assert "there is no pixel 13,4; the picture has 13 x 10" in result.stderr
     result = run("semanir", "explain", *words[:2], tmp_path / "a.jpg", code=2)
     assert "does not end with .png" in result.stderr
+    (tmp_path / "link.png").symlink_to(words[1])
+    for place in (words[1], tmp_path / "link.png"):
+        assert "is the picture itself" in run("semanir", "explain", *words[:2], place, code=2).stderr
 
 
 # peft asks transformers for it by its old name.

@@ -18,19 +18,6 @@ from tests.kit.refusals import refused
 PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 
 
-@pytest.mark.parametrize("channels", [1, 2, 3, 4])
-def test_16_bits_of_a_png_survive_with_what_stands_beside_them(channels, tmp_path):
-    pixels = noise(7, 9, channels, dtype=np.uint16)
-    path = tmp_path / "a.png"
-    write_image(path, Picture(pixels, make_exif(), PROFILE if channels > 1 else None, (300, 300)))
-    picture = read_image(path)
-    assert picture.pixels.dtype == np.uint16
-    np.testing.assert_array_equal(picture.pixels, pixels)
-    assert picture.exif[0x010F] == "maker"
-    assert picture.dpi == pytest.approx((300, 300), abs=0.1)
-    assert picture.icc_profile == (PROFILE if channels > 1 else None)
-
-
 @pytest.mark.parametrize("ending", FORMATS)
 def test_metadata_is_kept_and_the_orientation_applied(ending, tmp_path):
     source = tmp_path / "source.jpg"

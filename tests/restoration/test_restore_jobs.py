@@ -74,6 +74,11 @@ def test_the_sheets_name_is_not_for_pictures(folder_of_model, photos, tmp_path):
     assert "and so would the sheet of --compare" in result.stderr
     assert files(out) == ["a.png", "comparison.html", "comparison.png", "more/b.png"]
     assert read_image(out / "comparison.png").pixels.shape[1] == 3 * 336 + 16
+    # Nor does the sheet replace a picture.
+    before = (photos / "comparison.png").read_bytes()
+    words = (photos, "--out", photos, "--suffix", "_r", "--compare", "--overwrite")
+    assert f"would replace {photos}/comparison.png" in run(folder_of_model, *words, code=2).stderr
+    assert (photos / "comparison.png").read_bytes() == before
 
 
 def test_no_result_replaces_an_input(photos):
@@ -283,6 +288,8 @@ def test_a_pipe_is_read_once(photos, tmp_path):
     [
         ["--background", "rgb(300, 0, 0)"],
         ["--background", "transparent"],
+        ["--background", "#ff000080"],
+        ["--background", "rgba(1, 2, 3, 4)"],
         ["--max-megapixels", "nan"],
         ["--max-megapixels", "inf"],
         ["--max-megapixels", "0"],

@@ -89,6 +89,10 @@ def test_what_restores_nothing_is_refused():
         Restorer.from_pretrained("spoken-digits")
     with refused(UsageError, "nowhere", "device"):
         Restorer.from_pretrained("denoise-gray", device="nowhere")
+    restorer, images = Restorer(tiny_restorer()), make_images(1, 3, 5, 6)
+    for wrong in (images.numpy(), 255 * images, -255 * images, images * torch.nan):
+        with refused(UsageError, "255"):
+            restorer(wrong)
 
 
 def test_nodes_of_comfyui_restore_what_the_package_restores(nodes):

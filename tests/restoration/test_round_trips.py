@@ -1,6 +1,5 @@
 """Containers by modes, alpha and depth: past a network that changes nothing, every file comes back as it was."""
 
-import io
 import zlib
 
 import numpngw
@@ -17,7 +16,7 @@ from hf_ext.restoration.jobs import Job
 from hf_ext.restoration.run import restore_files
 from hf_ext.restoration.tiles import restore_image
 from hf_ext.semanir import SemanIRForImageRestoration, SemanIRImageProcessor
-from hf_ext.semanir.image_processing_semanir import pixels_to_image, spread_colours
+from hf_ext.semanir.image_processing_semanir import pixels_to_image
 from tests.kit.pictures import chunk
 from tests.kit.restorers import tiny_restorer
 
@@ -168,14 +167,10 @@ def test_jpegs_of_all_modes_and_phones_come_back_nearly(mode, models, tmp_path):
     for format, options in (("JPEG", {}), ("MPO", {"save_all": True, "append_images": images[1:]})):
         images[0].save(tmp_path / "a.jpg", format, **options)
         frames, said = restored(models[3], tmp_path / "a.jpg", tmp_path / f"{format}.jpg")
-        assert len(said) == (mode == "CMYK") and len(frames.pictures) == 1
+        assert len(frames.pictures) == 1
+        # Pillow sees no second picture behind one of CMYK.
+        assert len(said) == (mode == "CMYK" or format == "MPO")
         assert np.abs(frames.pictures[0].pixels.astype(int) - 90).max() <= 3
-
-
-def test_floats_are_refused_in_words(models, tmp_path):
-    tifffile.imwrite(tmp_path / "a.tif", np.zeros((5, 4), np.float32))
-    job = Job("a.tif", tmp_path / "a.tif", tmp_path / "b.tif", ".tif")
-    assert "'F'" in restore_files(models[3], [job]).failed["a.tif"]
 
 
 def test_webp_has_a_loss_where_the_input_had_or_a_quality_is_asked_for(models, tmp_path):
@@ -220,11 +215,14 @@ def test_texts_of_a_png_are_kept_and_said_where_they_cannot_be(bits, models, tmp
     data = (tmp_path / "in.png").read_bytes()
     texts = chunk(b"tEXt", b"parameters\0a cat, steps: 20") + chunk(b"zTXt", b"more\0\0" + zlib.compress(b"x" * 99))
     xmp = chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0<x tiff:Orientation='6'/>")
-    late = chunk(b"tEXt", b"late\0behind the pixels")
-    (tmp_path / "in.png").write_bytes(data[:33] + texts + xmp + data[33:-12] + late + data[-12:])
+    late = chunk(b"tEXt", b"late\0behind the pixels" + bytes(2 << 20))
+    # Readers pass over what is damaged there; in front of the pixels they would not.
+    damaged = chunk(b"tEXt", b"lost\0in between")[:-1] + b"\0"
+    (tmp_path / "in.png").write_bytes(data[:33] + texts + xmp + data[33:-12] + late + damaged + data[-12:])
     _, said = restored(models[3], tmp_path / "in.png", tmp_path / "out.png")
     written = (tmp_path / "out.png").read_bytes()
     assert written.count(texts) == written.count(late) == 1 and b"com.adobe.xmp" not in written and said == []
+    assert b"in between" not in written
     with Image.open(tmp_path / "out.png") as image:
         assert image.text.items() >= {"parameters": "a cat, steps: 20", "more": "x" * 99}.items()
     _, said = restored(models[3], tmp_path / "in.png", tmp_path / "out.jpg")
@@ -290,27 +288,3 @@ def test_hidden_colours_do_not_reach_the_network(way, scale):
         # In floats: of 8 bits Pillow clips rows before it makes columns of them.
         alpha = Image.fromarray(pixels[..., -1].astype(np.float32)).resize((62, 48), Image.Resampling.BICUBIC)
         assert np.abs(found[..., -1] - np.asarray(alpha).clip(0, 255)).max() <= 0.51
-
-
-def test_colours_are_spread_from_the_nearest_cells_that_are_seen():
-    generator = np.random.default_rng(0)
-    colours = generator.integers(0, 256, (13, 10, 3), dtype=np.uint8)
-    seen = np.zeros((13, 10, 1), bool)
-    np.testing.assert_array_equal(spread_colours(colours, seen), colours)
-    np.testing.assert_array_equal(spread_colours(colours, ~seen), colours)
-    seen[2, 3] = True
-    np.testing.assert_array_equal(spread_colours(colours, seen), np.broadcast_to(colours[2, 3], colours.shape))
-    seen[12, 9] = True
-    spread = spread_colours(colours, seen)
-    # Each side has the colour on it, and no value lies beyond those that are seen.
-    np.testing.assert_array_equal(spread[3, 2], colours[2, 3])
-    np.testing.assert_array_equal(spread[12, 8], colours[12, 9])
-    both = np.stack([colours[2, 3], colours[12, 9]])
-    assert (spread >= both.min(0)).all() and (spread <= both.max(0)).all()
-
-
-def test_files_that_no_format_explains_are_not_lossless():
-    file = io.BytesIO()
-    Image.new("RGB", (4, 4)).save(file, "WEBP", lossless=True)
-    assert is_lossless_webp(file.getvalue())
-    assert not is_lossless_webp(file.getvalue()[:10]) and not is_lossless_webp(b"")

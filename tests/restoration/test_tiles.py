@@ -95,7 +95,9 @@ def test_tiles_leave_no_seam(architecture, scale):
 def test_one_tile_is_the_whole_image():
     model = make_model()
     image = make_image(20, 23, 3)
-    np.testing.assert_allclose(restore_image(model, image, tile=32), restore_image(model, image), atol=1e-5)
+    # Numbers of numpy are numbers.
+    tiled = restore_image(model, image, tile=np.int64(32), strength=np.int64(1), top_k=np.int32(6))
+    np.testing.assert_allclose(tiled, restore_image(model, image), atol=1e-5)
 
 
 def test_automatic_tiles_follow_the_free_memory():
@@ -291,6 +293,7 @@ def test_progress_counts_the_pixels_of_the_image():
         (np.full((8, 8, 3), np.nan), ValueError, "infinite values or NaN"),
         (np.full((8, 8, 3), np.inf), ValueError, "infinite values or NaN"),
         (np.zeros((8, 8, 5), np.float32), ValueError, "channels"),
+        (np.full((8, 8, 3), -255.0), ValueError, "up to 255"),
     ],
 )
 def test_what_cannot_be_restored_is_refused(image, error, message):
@@ -316,6 +319,11 @@ def test_strength_is_the_share_of_the_change(channels):
     [
         *(({}, {"strength": value}, ["strength", value]) for value in (-0.1, 1.5, float("nan"), "much", "")),
         *(({"scale": 2}, {"strength": value}, ["enlarges"]) for value in (0.5, "auto")),
+        (
+            {"num_channels": 4, "num_channels_out": 3, "scale": 2},
+            {"strength": 0.5},
+            ["demosaicks"],
+        ),
         *(({}, {"tile": value}, ["32 up", "auto"]) for value in (0, 28, 34, 16, -32, "big", 12.5)),
     ],
 )

@@ -66,7 +66,7 @@ def test_every_frame_of_an_animation_is_turned(format, angle):
 @pytest.mark.parametrize("channels", [2, 4])
 @pytest.mark.parametrize("soft", [False, True])
 def test_transparency_of_a_gif_is_hard_and_stays(soft, channels, count):
-    parts = [noise(40, 31, channels, seed=seed) for seed in range(count)]
+    parts = [noise(40, 6, channels, seed=seed) for seed in range(count)]
     for pixels in parts:
         pixels[..., -1] = pixels[..., -1] if soft else np.where(pixels[..., -1] < 128, 0, 255)
         # A single clear pixel in one half, a single opaque one in the other.
@@ -77,6 +77,42 @@ def test_transparency_of_a_gif_is_hard_and_stays(soft, channels, count):
     for picture, pixels in zip(read.pictures, parts, strict=True):
         np.testing.assert_array_equal(picture.pixels[..., -1], np.where(pixels[..., -1] < 128, 0, 255))
     assert len(said) == soft
+
+
+@pytest.mark.parametrize(("side", "lines"), [(16, 0), (17, 1)])
+def test_colours_that_a_gif_cannot_hold_are_said(side, lines):
+    pixels, said = np.arange(side**2 * 3).reshape(side, side, 3).astype(np.uint8), []
+    pixels[..., 1] += np.arange(side, dtype=np.uint8)[:, None]
+    encode_frames(Frames([Picture(pixels), Picture(pixels)], [40.0] * 2), "GIF", say=said.append)
+    assert len(said) == lines
+
+
+@pytest.mark.parametrize("source", ["JPEG", "MPO", "TIFF"])
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_captions_travel(source, format):
+    """IPTC data, which a JPEG has in a segment of its own, and all others in a tag."""
+    iptc = b"\x1c\x02\x78\0\x07a title"
+    block = b"Photoshop 3.0\08BIM\x04\x04\0\0" + struct.pack(">I", len(iptc)) + iptc
+    beside = {"extra": b"\xff\xed" + struct.pack(">H", len(block) + 2) + block}
+    data = saved(noise(5, 9, 3), source, **({"tiffinfo": {33723: iptc}} if source == "TIFF" else beside))
+    frames, image, said = written(data, format)
+    assert frames.pictures[0].exif[33723] == iptc and not said
+    if format == "JPEG":
+        assert image.info["photoshop"] == {0x0404: iptc} and 33723 not in image.getexif()
+
+
+def test_captions_too_long_for_a_jpeg_are_said():
+    exif, said = make_exif({33723: bytes(70_000)}), []
+    data = encode_frames(Frames([Picture(noise(5, 9, 3), exif)]), "JPEG", say=said.append)
+    assert len(said) == 1 and read_frames(data).pictures[0].exif[0x010F] == "maker"
+
+
+@pytest.mark.parametrize(("format", "left_out"), [("MPO", 2), ("JPEG", 0), ("ICO", 1), ("PNG", 0)])
+def test_further_pictures_of_a_file_are_said(format, left_out):
+    more = tuple(noise(32, 32, 3, seed=seed) for seed in (1, 2)) if format == "MPO" else ()
+    options = {"sizes": [(16, 16), (32, 32)]} if format == "ICO" else {}
+    frames = read_frames(saved(noise(32, 32, 3), format, more, **options))
+    assert len(frames.pictures) == 1 and [str(left_out) in line for line in frames.lost] == [True] * bool(left_out)
 
 
 def test_durations_of_a_gif_are_rounded():

@@ -216,13 +216,6 @@ def test_without_numba_torch_computes(monkeypatch):
         semanir_operators.native_kernels_work.cache_clear()
 
 
-def test_native_says_what_it_cannot_do():
-    pytest.importorskip("numba")
-    inputs, dictionary = make_inputs("9", 4)
-    with refused(UsageError, "native", "torch.float64", "5 channels"):
-        ops.key_semantic_attention(*inputs, dictionary, "native")
-
-
 def test_dictionary_takes_a_bit_for_each_pair():
     bits = ops.build_dictionary(torch.randn(1, 64, 64, 4), 32, True, 512).bits
     assert bits is not None and bits.dtype == torch.uint8 and bits.numel() / 64**2 == 1024 / 8
