@@ -181,12 +181,6 @@ def open_described(
     a `.txt` of its name beside it, its caption. A column of classes is called `label`, whatever its name; where there
     is none, folders are the classes.
 
-    Args:
-        folder (`Path`): With the files, or with a folder for each split.
-        source ([`DataSource`]): Its split, and the column that is said to be the label.
-        endings (`set[str]`): Those of the files, in small letters.
-        column (`str`), kind (`datasets.Image`): The name of the files' column, and its type.
-
     Raises:
         DataError: If a table names files that are not there.
     """

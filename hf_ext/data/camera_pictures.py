@@ -67,11 +67,7 @@ def decode_camera_pictures(found: list[str]) -> list[str]:
     seconds to decode, so it is decoded once. A picture with another one of its name beside it, such as the JPEG of a
     camera, is left out. The copy is used again as long as names, sizes and times of the files are the same.
 
-    Args:
-        found (`list[str]`): One folder, or files.
-
-    Returns:
-        `list[str]`: The copy, or the files with PNG files in the place of those; the same if there are none.
+    Returns the copy, or the files with PNG files in the place of those; the same if there are none.
 
     Raises:
         MissingLibraryError: If the library that decodes them is not installed.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 
 from .labels import class_name
@@ -92,7 +93,7 @@ def keep_back(train: dict[str, Any], data: Any) -> dict[str, Any]:
             return {
                 **whole,
                 "eval": other,
-                "notes": [*compare_splits(data, measured), *_compare_classes(data, measured)],
+                "notes": [*compare_splits(data, measured), *_compare_labels(data, measured)],
             }
     # Limit the number of held-out examples, with a rounded share.
     share = float(f"{min(_KEPT, _MOST_KEPT / max(1, len(data))):.1g}")
@@ -101,7 +102,7 @@ def keep_back(train: dict[str, Any], data: Any) -> dict[str, Any]:
     if not 0 < measures < len(data):
         return whole
     learned = {**train, "hold_out": share, "hold_out_seed": 0}
-    told += _compare_classes(*(data.select(np.flatnonzero(chosen == side)) for side in (False, True)))
+    told += _compare_labels(*(data.select(np.flatnonzero(chosen == side)) for side in (False, True)))
     return {
         "train": learned,
         "eval": {**learned, "split": "validation"},
@@ -110,18 +111,24 @@ def keep_back(train: dict[str, Any], data: Any) -> dict[str, Any]:
     }
 
 
-def _compare_classes(learned: Any, measured: Any) -> list[str]:
-    """Warnings of the classes that only one part has."""
-    kinds, names = [], getattr(learned.features.get("label"), "names", None)
-    for data in (learned, measured):
-        found = {class_name(label) for label in read_labels(data)} - {None}
-        kinds.append({names[int(kind)] if names else kind for kind in found if not names or kind != "-1"})
-    told = []
-    if kinds[1] and (missing := sorted(kinds[0] - kinds[1])):
-        told.append(f"WARNING: the evaluation contains no {shorten(missing)}")
-    if unknown := sorted(({*(names or ())} | kinds[1]) - kinds[0]):
-        told.append(f"WARNING: no training example is of {shorten(unknown)}")
-    return told
+def _compare_labels(learned: Any, measured: Any) -> list[str]:
+    """Warnings of the classes that only one part of the data has."""
+    kind = learned.features.get("label")
+    kinds: list[set[str | None]] = [{*map(class_name, read_labels(data))} - {None} for data in (learned, measured)]
+    if not isinstance(kind, datasets.ClassLabel):
+        return compare_classes(*kinds)
+    numbers = {str(number): name for number, name in enumerate(kind.names)}
+    found = [{numbers.get(str(number)) for number in numbered} - {None} for numbered in kinds]
+    return compare_classes(found[0], found[1] | {*kind.names})
+
+
+def compare_classes(learned: set[Any], measured: set[Any]) -> list[str]:
+    """Warnings of the classes that only the training or only the evaluation has."""
+    told = {
+        "the evaluation contains no": learned - measured if measured else set(),
+        "no training example is of": measured - learned,
+    }
+    return [f"WARNING: {words} {shorten(sorted(names))}" for words, names in told.items() if names]
 
 
 def tell_unlabelled(survey: Survey, labels: list[Any]) -> None:

@@ -51,12 +51,7 @@ def find_groups(data: datasets.Dataset, labels: list[Any], inputs: set[str]) -> 
     Ways to group examples, the best first.
 
     Columns of persons come first, as sessions and devices are those of a person; then other columns, folders that are
-    no classes, and names of files such as `patient3_slice7`.
-
-    Args:
-        data (`Dataset`): The examples.
-        labels (`list`): The class of each; one class where there is none.
-        inputs (`set[str]`): Columns that are no groups, as a model reads them.
+    no classes, and names of files such as `patient3_slice7`. Columns that a model reads are no groups.
     """
     # A class of one speaker stays in the training; where each has one, speakers are the classes.
     named = name_groups(data)

@@ -51,13 +51,7 @@ def has_decimal_comma(values: "pd.Series[Any]") -> bool:
 
 
 def to_numbers(cells: list[str], decimal: bool) -> tuple[np.ndarray | None, str]:
-    """
-    Numbers of cells, and how they were written; none where one is no number.
-
-    Args:
-        cells (`list[str]`): The filled cells of a column.
-        decimal (`bool`): Whether a comma that may be either is a decimal one.
-    """
+    """Numbers of cells, and how they were written; none where one is none. `decimal` decides on unclear commas."""
     found = _plain_numbers(cells)
     if found is not None:
         return found, ""

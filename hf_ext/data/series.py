@@ -12,7 +12,7 @@ import pandas as pd
 
 from ..errors import DataError
 from .about import METADATA, find_about
-from .found import Survey, keep_back, rename, tell_unlabelled
+from .found import Survey, compare_classes, keep_back, rename, tell_unlabelled
 from .labels import are_values, check_classes, class_name
 from .opening import open_source
 from .roles import Hints, Roles, find_roles, find_series
@@ -128,12 +128,8 @@ def _compare_parts(labels: list[Any]) -> list[str]:
     """Warnings of the classes that only one part of a recording has, where 80 % of its time is for training."""
     steps = len(slice_split("train[:80%]", len(labels)))
     learned, measured = ({class_name(value) for value in part} - {None} for part in (labels[:steps], labels[steps:]))
-    told = []
-    if unknown := sorted(map(str, measured - learned)):
-        told.append(f"WARNING: no training step has {shorten(unknown)}, which only the last 20 % contain")
-    if unmeasured := sorted(map(str, learned - measured)):
-        told.append(f"WARNING: the evaluation, the last 20 %, contains no {shorten(unmeasured)}")
-    return [f"{'; '.join(told)}: record each class several times, or in several series"] if told else []
+    advice = "the evaluation is the last 20 %: record each class several times, or in several series"
+    return [f"{line}; {advice}" for line in compare_classes(learned, measured)]
 
 
 def _look_at_arrays(path: str, file: Path, hints: Hints) -> Survey:

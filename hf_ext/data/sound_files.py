@@ -49,13 +49,7 @@ def is_broken_sound(value: dict[str, Any] | None) -> bool:
 
 def read_samples(file: SoundFile) -> tuple[np.ndarray, int]:
     """
-    Reads a sound.
-
-    Args:
-        file (`str` or `io.BytesIO`): Its path or content.
-
-    Returns:
-        `tuple[np.ndarray, int]`: Samples from -1 to 1, float32 `[frames, channels]`, and samples a second.
+    Samples from -1 to 1, float32 `[frames, channels]`, and their number in a second.
 
     Raises:
         DataError: If it cannot be decoded; the message continues after the file's name.

@@ -24,6 +24,8 @@ from .roles import TIME
 from .sound_files import is_broken_sound
 from .times import to_seconds
 
+# Columns that may say which split an example is of.
+_SPLITS = ("split", "set", "subset", "partition")
 # Hashes of an example; two examples are equal where one hash of theirs is.
 Keys = tuple[bytes, ...]
 # Columns that name an example and are no part of it.
@@ -45,14 +47,8 @@ def hold_out(data: datasets.Dataset, share: float, seed: int, measures: bool) ->
 
     Whether an example measures follows from a hash of what it holds, not from its place: sorted data are split as well
     as mixed ones. Of each class the same share is taken, of two examples or more at least one. Examples with equal
-    inputs stay together, and so do those of one group: a column such as `speaker` names them, or folders that are no
-    classes.
-
-    Args:
-        data (`Dataset`): All examples.
-        share (`float`): The share that measures.
-        seed (`int`): Another seed takes other examples.
-        measures (`bool`): The examples that measure, not the others.
+    inputs stay together, as [`find_alike`] and [`hash_inputs`] see them, and so do those of one group, as
+    [`find_groups`] finds it. A column called `split` decides by itself.
 
     Raises:
         DataError: If nothing would be left to measure on, or to train on.
@@ -94,9 +90,8 @@ def _find_units(data: datasets.Dataset, labels: list[Any], keys: list[Keys]) -> 
             return units, [f"{groups.told} stay together"]
     lost = [groups for groups in name_groups(data) if len({*groups.of}) < len(groups.of)]
     told = [f"{groups.told} may be on both sides, as each class has one alone" for groups in lost]
-    told += [f"WARNING: {OVERLAP} may be on both sides, which makes the scores too good"] * (
-        OVERLAP in (groups.told for groups in found)
-    )
+    if any(groups.told == OVERLAP for groups in found):
+        told.append(f"WARNING: {OVERLAP} may be on both sides, which makes the scores too good")
     return join_units(alike, list(range(len(keys)))), told
 
 
@@ -111,11 +106,9 @@ def _find_alike(data: list[datasets.Dataset]) -> list[int]:
 
 def _find_split_column(data: datasets.Dataset) -> str | None:
     """A column whose cells are names of splits, of which one is the training."""
-    for name in (
-        name for name in data.column_names if re.fullmatch("split|set|subset|partition", name, re.IGNORECASE)
-    ):
+    words = {word for known in SPLIT_KEYWORDS.values() for word in known}
+    for name in (name for name in data.column_names if name.lower() in _SPLITS):
         cells = {str(cell).strip().casefold() for cell in data.with_format(None)[name]}
-        words = {word for known in SPLIT_KEYWORDS.values() for word in known}
         if len(cells) > 1 and cells <= words and any(map(_is_training, cells)):
             return name
     return None

@@ -62,12 +62,7 @@ _CAPTIONS = ("text", "caption", "captions", "prompt", "description")
 
 def look_at(path: str, hints: Hints | None = None, restores: bool = True) -> Survey:
     """
-    Looks at a folder or a file of this machine.
-
-    Args:
-        path (`str`): A folder, a file, or a pattern of files.
-        hints ([`Hints`], *optional*): What somebody says of the columns, where they may mean several things.
-        restores (`bool`, defaults to `True`): Whether pairs of pictures are asked for.
+    Looks at a folder, a file or a pattern of this machine; pairs of pictures are sought where a method restores.
 
     Raises:
         DataError: If there is no such thing, or nothing in it that our trainings read, or it may mean several things;
@@ -230,8 +225,7 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
         if survey.broken == 1:
             raise DataError(
                 f"{path}: no example has a label: the folders {shorten(survey.classes)} are called as splits. Sort "
-                "the files into folders such as train/first/1.png, or add a metadata.csv with the columns file_name and "
-                "label."
+                "files into folders such as train/first/1.png, or add a metadata.csv with columns file_name and label."
             )
     survey.named = isinstance(features.get("label"), datasets.ClassLabel)
     chosen = _choose(len(data))

@@ -53,11 +53,7 @@ class TableError(DataError):
 
 def read_table(path: Path, keep_index: bool = False) -> Table:
     """
-    Reads a CSV, TSV or parquet file.
-
-    Args:
-        path (`Path`): The file.
-        keep_index (`bool`, defaults to `False`): Whether first columns that count the rows stay: they may name files.
+    Reads a CSV, TSV or parquet file; first columns that count the rows stay if asked for, as they may name files.
 
     Raises:
         TableError: If it is not a table, or contains an invalid number.

@@ -36,13 +36,7 @@ PLACEHOLDERS = {
 
 def write_recipe(method: str, folder: Path, survey: Survey, gpu: bool) -> str:
     """
-    Writes a recipe for data.
-
-    Args:
-        method (`str`): `"semanir"`, `"mrconv"` or `"dit"`.
-        folder (`Path`): Folder of the recipe and of its run.
-        survey (`Survey`): Findings about the data.
-        gpu (`bool`): Choose sizes for a GPU instead of two CPU cores.
+    Writes a recipe for data, with sizes for a GPU or for two CPU cores.
 
     Raises:
         ValueError: If the method cannot learn from such data.

@@ -16,6 +16,7 @@ import yaml
 from PIL import Image
 
 from hf_ext.data.opening import open_source
+from hf_ext.data.roles import Hints
 from hf_ext.data.source import DataSource
 from hf_ext.data.survey import look_at
 from hf_ext.data.writing import write_recipe
@@ -225,3 +226,85 @@ def test_a_column_with_a_comma_can_be_named(given, left):
     pd.DataFrame(columns).to_csv("table.csv", index=False)
     result = run("init", "mrconv", "runs", "--data", "table.csv", "--inputs", given, code=0 if left else 2)
     assert left is None or left in next(line for line in result.output.splitlines() if line.startswith("left out"))
+
+
+def write_nested() -> str:
+    for place in ("cat", "dog"):
+        write_pictures(f"animals/{place}", ["north", "south"], 2)
+    return "animals"
+
+
+def write_outside() -> str:
+    write_pictures("animals", ["cat", "dog"], 2)
+    write_pictures("animals/dog/small", [""], 2)
+    return "animals"
+
+
+def write_unread() -> str:
+    for place in ("train", "holdout"):
+        write_pictures(f"animals/{place}", ["cat", "dog"], 2)
+    Path("animals/train/fox").mkdir()
+    return "animals"
+
+
+def write_splits_in_classes() -> str:
+    for place in ("cat", "dog"):
+        write_pictures(f"animals/{place}", ["train", "test"], 2)
+    return "animals"
+
+
+def write_lists_beside() -> str:
+    write_pictures("animals/images", ["cat", "dog"], 2)
+    Path("animals/train.txt").write_text("cat/0\n")
+    return "animals"
+
+
+def write_of_pandas(bare: bool) -> str:
+    write_pictures("animals", ["cat", "dog"], 3)
+    files = sorted(Path("animals").rglob("*.png"))
+    held = [file.read_bytes() if bare else {"bytes": file.read_bytes(), "path": file.name} for file in files]
+    pd.DataFrame({"image": held, "label": [file.parent.name for file in files]}).to_parquet("animals.parquet")
+    return "animals.parquet"
+
+
+def write_saved() -> str:
+    write_pictures("animals", ["cat", "dog"], 3)
+    datasets.load_dataset("animals", split="train").save_to_disk("saved")
+    return "saved"
+
+
+def write_kaggle() -> str:
+    write_pictures("pets/train", [""], 12)
+    for number in range(12):
+        Path(f"pets/train/{number}.png").rename(f"pets/train/{number:03}.png")
+    rows = [f"{number:03},{'xy'[number % 2]}" for number in range(12)]
+    Path("pets/train.csv").write_text("\n".join(["id,breed", *rows]))
+    return "pets"
+
+
+@pytest.mark.parametrize(
+    ("write", "label", "classes", "told"),
+    [
+        (write_nested, None, ["north", "south"], "cat, dog above them are not"),
+        (write_unread, None, ["cat", "dog"], "4 files such as holdout/cat/0.png"),
+        (write_unread, None, ["cat", "dog"], "fox"),
+        (write_outside, None, [], ""),
+        (lambda: write_of_pandas(True), None, ["cat", "dog"], ""),
+        (lambda: write_of_pandas(False), None, ["cat", "dog"], ""),
+        (write_saved, None, ["cat", "dog"], ""),
+        (write_kaggle, "breed", ["x", "y"], ""),
+        (write_splits_in_classes, None, None, ""),
+        (write_lists_beside, None, None, ""),
+    ],
+)
+def test_pictures_lie_as_people_put_them(write, label, classes, told):
+    place = write()
+    if classes is None:
+        with pytest.raises(DataError):
+            look_at(place, Hints(label=label), restores=False)
+        return
+    survey = look_at(place, Hints(label=label), restores=False)
+    assert survey.classes == classes and told in " ".join(survey.lines)
+    if not classes:
+        with pytest.raises(ValueError, match="different depths"):
+            write_recipe("mrconv", Path("mine"), survey, gpu=False)

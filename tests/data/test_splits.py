@@ -16,7 +16,7 @@ from hf_ext.data.found import keep_back
 from hf_ext.data.opening import SourceError, open_source
 from hf_ext.data.roles import Hints, find_roles
 from hf_ext.data.source import DataSource
-from hf_ext.data.splits import choose, hash_inputs, hold_out
+from hf_ext.data.splits import choose, compare_splits, count_shared, hash_inputs, hold_out, split_examples
 from hf_ext.data.survey import look_at
 from hf_ext.data.tables import read_table
 from hf_ext.settings import SettingsError, build
@@ -146,13 +146,111 @@ def test_folders_of_patients_stay_together(tmp_path):
     assert len(learned) == 6 and len(measured) == 2 and not learned & measured
 
 
-def test_copies_of_a_picture_under_other_names_stay_together(tmp_path):
-    folder = tmp_path / "photos"
-    write_pictures(folder, [""], 10)
-    for number in range(10):
-        (folder / f"copy{number}.png").write_bytes((folder / f"{number}.png").read_bytes())
-    chosen = choose(open_source(DataSource(str(folder))), 0.2, 0)
-    assert chosen.sum() == 4
+def make_picture(seed: int, **changes) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (6, 7, 3), dtype=np.uint8)
+    picture = Image.fromarray(pixels).resize((64, 48), Image.Resampling.BICUBIC)
+    change, held = changes.pop("change", None), io.BytesIO()
+    (picture if change is None else change(picture)).save(held, **{"format": "png", **changes})
+    return held.getvalue()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"compress_level": 0},
+        {"format": "bmp"},
+        {"format": "jpeg", "quality": 60},
+        {"change": lambda picture: picture.resize((32, 24))},
+        {"change": lambda picture: picture.convert("L")},
+        {"change": lambda picture: picture.point(lambda value: min(255, value + 9))},
+        *({"change": lambda picture, way=way: picture.transpose(way)} for way in Image.Transpose),
+    ],
+)
+def test_copies_of_a_picture_stay_together(changes):
+    held = [make_picture(n, **kind) for n in range(15) for kind in ({}, changes)]
+    rows = {"image": [{"bytes": one, "path": None} for one in held], "label": [n // 2 % 2 for n in range(30)]}
+    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    data = datasets.Dataset.from_dict(rows, features=kinds)
+    numbers = [n // 2 for n in range(30)]
+    require_apart(numbers, choose(data, 0.2, 0))
+    # Of given parts, each copy is counted.
+    assert count_shared(data.select(range(0, 30, 2)), data.select(range(1, 30, 2))) == 15
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("patient{g:02}_slice{i:02}", True), ("IMG_202401{g:02}_10{i:02}15", True), ("{g:08x}_nohash_{i}", True),
+        ("2024-01-{g:02}_10-0{i}-00", True), ("call{g}_{i}.0s-{i}.9s", True), ("cat_{g:03}_{i}", True),
+        ("{g:03}_jpg.rf.{i}abc12de", True), ("cat_{g}{i}", False), ("DSC{g:03}{i}", False), ("{g}{i}-a", False),
+    ],
+)  # fmt: skip
+def test_files_whose_names_begin_alike_stay_together(name, kept):
+    groups = [n // 4 for n in range(96)]
+    paths = [Path(f"{name.format(g=n // 4, i=n % 4)}.png") for n in range(96)]
+    held = [{"bytes": make_picture(n), "path": str(path)} for n, path in enumerate(paths)]
+    rows = {"image": held, "label": ["a" if n < 48 else "b" for n in range(96)]}
+    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")})
+    chosen, told = split_examples(datasets.Dataset.from_dict(rows, features=kinds), 0.1, 0)
+    assert any(paths[0].name in line for line in told) == kept
+    if kept:
+        require_apart(groups, chosen)
+
+
+@pytest.mark.parametrize(
+    ("column", "name"),
+    [
+        ("Kundennummer", 70000),
+        ("患者ID", 1),
+        ("usuario", "u"),
+        ("lot", "L"),
+        ("thread", 3),
+        ("who", "Ann "),
+        ("pid", 5),
+    ],
+)
+def test_groups_of_any_name_stay_together(column, name):
+    cells = [name + n // 6 if isinstance(name, int) else f"{name}{n // 6}" for n in range(180)]
+    texts = [f"message {n * 7919} of today" for n in range(180)]
+    data = datasets.Dataset.from_dict({"text": texts, "label": ["ab"[n // 6 % 2] for n in range(180)], column: cells})
+    chosen, told = split_examples(data, 0.1, 0)
+    require_apart(cells, chosen)
+    assert told == [f"examples of one {column} stay together"] and chosen.sum() < 40
+    other = compare_splits(data, data.select(range(12)))
+    assert any("also training examples" in line for line in other)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [str.upper, lambda text: f"{text} ", lambda text: text.replace(" ", "\u00a0 "), lambda text: text.rstrip("."),
+     lambda text: text.replace("'", "’"), lambda text: text.replace('"', "&quot;")],
+)  # fmt: skip
+def test_texts_of_the_same_words_are_on_one_side(change):
+    texts = [f'The "parcel" {n} wasn\'t late.' for n in range(60)]
+    rows = {"text": [*texts, *map(change, texts)], "id": list(range(120)), "label": ["a", "b"] * 60}
+    require_apart([n % 60 for n in range(120)], choose(datasets.Dataset.from_dict(rows), 0.1, 0))
+
+
+@pytest.mark.parametrize(("stride", "recordings"), [(5, 8), (20, 8), (40, 8), (5, 1)])
+def test_windows_of_one_recording_stay_together_or_that_is_told(stride, recordings):
+    walks = [RNG.normal(size=stride * 12 + 40).cumsum() for _ in range(recordings)]
+    values = [walk[stride * n : stride * n + 40].tolist() for walk in walks for n in range(12)]
+    names = [n // 12 for n in range(12 * recordings)]
+    data = datasets.Dataset.from_dict({"values": values, "label": [name % 2 for name in names]})
+    chosen, told = split_examples(data, 0.1, 0)
+    assert [line.startswith("WARNING") for line in told] == ([] if stride == 40 else [recordings == 1])
+    if stride < 40 and recordings > 1:
+        require_apart(names, chosen)
+
+
+def test_a_column_of_splits_decides():
+    rows = {
+        "text": [f"words {n}" for n in range(20)],
+        "split": ["train", "TEST"] * 10,
+        "label": ["a", "b", "b", "a"] * 5,
+    }
+    assert choose(datasets.Dataset.from_dict(rows), 0.1, 0).tolist() == [False, True] * 10
 
 
 @pytest.mark.parametrize("split", ["test", "validation", "test[:50%]"])
@@ -295,6 +393,7 @@ def test_groups_of_series_are_kept(tmp_path, layout, number):
     [
         ("label_id", np.arange(300) % 3),
         ("code", (np.arange(300) % 3) * 10.0),
+        ("scaled", (np.arange(300) % 3) - 0.5),
         ("speaker", np.arange(300) // 30),
         ("patient_id", np.arange(300) // 30),
     ],
