@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
+import multiprocessing
 import os
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +27,10 @@ from ..extras import import_extra
 from ..hub.disclosure import last_name
 from ..restoration.camera import Source
 from ..restoration.encoding import Picture, to_8_bits
+from ..restoration.files import read_image
 from ..restoration.tiles import bytes_needed, restore_image
 from ..semanir import SemanIRForImageRestoration
 from ..semanir.image_processing_semanir import pixels_to_image
-from .decoding import decode
 
 # Seconds between two looks at the memory of the process.
 _PAUSE = 0.1
@@ -47,14 +52,6 @@ class ClientLeft(Exception):
     """A request whose client has closed its connection."""
 
 
-def _never() -> bool:
-    return False
-
-
-def _nothing() -> None:
-    pass
-
-
 class Clock(TorchFunctionMode):
     """
     The time of one request: `with clock:` ends what is computed inside once it is over.
@@ -74,11 +71,11 @@ class Clock(TorchFunctionMode):
 
     running = threading.local()
 
-    def __init__(self, seconds: float, gigabytes: float = math.inf, left: Callable[[], bool] = _never) -> None:
+    def __init__(self, seconds: float, gigabytes: float = math.inf, left: Callable[[], bool] = lambda: False) -> None:
         super().__init__()
         self.seconds, self.end, self.gigabytes, self.left = seconds, time.monotonic() + seconds, gigabytes, left
         self._before, self._next = resident_bytes(), 0.0
-        self.work, self.watch = 0, _nothing
+        self.work, self.watch = 0, lambda: None
 
     def __enter__(self) -> Clock:
         Clock.running.clock = self
@@ -140,17 +137,39 @@ class Limits:
             if not value > 0:
                 raise UsageError(f"{name} must be above 0, got {value:g}.")
 
-    def clock(self, left: Callable[[], bool] = _never) -> Clock:
+    def clock(self, left: Callable[[], bool] = lambda: False) -> Clock:
         """The time of a request that begins now; `left` tells that its client has left."""
         return Clock(self.seconds, self.gigabytes, left)
 
     def read(self, source: Source) -> Picture:
-        """A picture that is not larger than allowed, decoded in the time of the request of this thread."""
+        """A picture that is not larger than allowed, decoded within the time of the request of this thread."""
+        # A decoder does what a file says: ninety bytes may name two billion frames, and a JPEG of 260 KB may draw the
+        # same picture a thousand times. No thread can be stopped from outside, but a process can, and the system
+        # bounds its memory. On Linux it is a fork of this one, so nothing is imported again; it runs no torch. A lock
+        # that another thread held at that moment could stop it for ever: then it ends with the request's time, as
+        # after any file. tests/emr/test_serve_example.py has files that take too long and too much.
+        if sys.platform != "linux":
+            return read_image(source, self.megapixels)
         clock = getattr(Clock.running, "clock", None) or self.clock()
+        context = multiprocessing.get_context("fork")
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=_send_picture, args=(theirs, source, self), daemon=True)
+        with warnings.catch_warnings():
+            # Of threads, which the process does not need.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
+        theirs.close()
         try:
-            return decode(source, self.megapixels, self.gigabytes, clock.check)
-        except MemoryError as error:
-            raise TookTooMuch(f"the picture needs more than {self.gigabytes:g} GB to be decoded.") from error
+            while not ours.poll(_PAUSE):
+                clock.check()
+            return _receive_picture(ours)
+        except EOFError:
+            name = "the picture" if isinstance(source, bytes) else str(source)
+            raise DataError(f"{name} is broken: its decoder crashed") from None
+        finally:
+            ours.close()
+            process.kill()
+            process.join()
 
     def read_8_bits(self, source: Source) -> Image.Image:
         """The same with 8 bits, as classifiers take it."""
@@ -160,22 +179,50 @@ class Limits:
         """Refuses a sound that would need more memory than allowed, read and brought to the rate `wanted`."""
         # A header may claim any rate, and a few bytes of FLAC hold minutes of silence.
         needed = samples * (4 * channels + _SAMPLE * max(1.0, wanted / max(1, rate))) / 1e9
+        self._check_memory(f"a sound of {samples / max(1, rate):.0f} s with {channels} channels", needed)
+
+    def _check_memory(self, what: str, needed: float) -> None:
         if needed > self.gigabytes:
-            raise TookTooMuch(
-                f"a sound of {samples / max(1, rate):.0f} s with {channels} channels needs about {needed:.3g} GB of "
-                f"memory, and a request may take {self.gigabytes:g} GB; send a shorter one."
-            )
+            may = f"a request may take {self.gigabytes:g} GB; send less."
+            raise TookTooMuch(f"{what} needs about {needed:.3g} GB of memory, and {may}")
 
     def restore(self, model: SemanIRForImageRestoration, pixels: np.ndarray, **options: Any) -> np.ndarray:
         """[`restore_image`] of what does not need more memory than allowed."""
         height, width = pixels.shape[:2]
         needed = bytes_needed(model, height, width) / 1e9
-        if needed > self.gigabytes:
-            raise TookTooMuch(
-                f"a picture of {width} x {height} pixels needs about {needed:.3g} GB of memory with this model, and a "
-                f"request may take {self.gigabytes:g} GB; send a smaller one."
-            )
+        self._check_memory(f"with this model a picture of {width} x {height} pixels", needed)
         return restore_image(model, pixels, tile="auto", **options)
+
+
+def _send_picture(pipe: Connection, source: Source, limits: Limits) -> None:
+    """The work of the process: a line about a picture and its parts, or one about an error."""
+    import resource
+
+    try:
+        present = int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
+        with suppress(ValueError, OverflowError):
+            resource.setrlimit(resource.RLIMIT_AS, (present + int(limits.gigabytes * 1e9), resource.RLIM_INFINITY))
+        pixels, exif, icc_profile, dpi, chunks = read_image(source, limits.megapixels)
+    except Exception as error:
+        too_much = f"the picture needs more than {limits.gigabytes:g} GB to be decoded."
+        told = ("TookTooMuch", too_much) if isinstance(error, MemoryError) else ("DataError", str(error))
+        pipe.send_bytes(json.dumps(told).encode())
+        return
+    pipe.send_bytes(json.dumps([pixels.shape, str(pixels.dtype), dpi and [*map(float, dpi)]]).encode())
+    content = memoryview(np.ascontiguousarray(pixels)).cast("B")
+    for part in (content, exif.tobytes() if exif else b"", icc_profile or b"", chunks):
+        pipe.send_bytes(part)
+
+
+def _receive_picture(pipe: Connection) -> Picture:
+    first, second, *others = json.loads(pipe.recv_bytes())
+    if not others:
+        raise {"TookTooMuch": TookTooMuch, "DataError": DataError}[first](second)
+    pixels, exif = np.empty(first, second), Image.Exif()
+    pipe.recv_bytes_into(memoryview(pixels).cast("B"))
+    tags, icc_profile, chunks = (pipe.recv_bytes() for _ in range(3))
+    exif.load(tags)
+    return Picture(pixels, exif if tags else None, icc_profile or None, others[0] and tuple(others[0]), chunks)
 
 
 @contextmanager

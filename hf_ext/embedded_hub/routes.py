@@ -103,21 +103,15 @@ def create_branch(request: Request, repository: Repository, name: str) -> Respon
     return json_response({})
 
 
-def delete_branch(request: Request, repository: Repository, name: str) -> Response:
-    """Delete a branch."""
-    repository.delete_ref("refs/heads", name)
-    return json_response({})
-
-
 def create_tag(request: Request, repository: Repository, revision: str) -> Response:
     """Tag a revision."""
     repository.create_ref("refs/tags", text(request.json(), "tag"), revision)
     return json_response({})
 
 
-def delete_tag(request: Request, repository: Repository, name: str) -> Response:
-    """Delete a tag."""
-    repository.delete_ref("refs/tags", name)
+def delete_ref(request: Request, repository: Repository, kind_of_ref: str, name: str) -> Response:
+    """Delete a branch or a tag."""
+    repository.delete_ref("refs/heads" if kind_of_ref == "branch" else "refs/tags", name)
     return json_response({})
 
 
@@ -139,7 +133,8 @@ def lfs_upload(request: Request, oid: str) -> Response:
     blob = Blob(check_sha256(oid), request.number("size", 0, 10**18))
     request.tickets.check(blob, request.parameter("expires"), request.parameter("signature"))
     request.body.set_limit(min(blob.size, request.max_file_bytes))
-    request.store.blobs.receive(request.body, blob)
+    with request.store.blobs.batch() as batch:
+        batch.add(request.body, blob)
     return Response()
 
 
@@ -231,9 +226,8 @@ _TABLE: list[tuple[str, str, Callable[..., Response], bool]] = [
     ("GET", f"{_API}/refs", list_refs, False),
     ("GET", f"{_API}/commits/{_REVISION}", list_commits, False),
     ("POST", f"{_API}/branch/{_NAME}", create_branch, True),
-    ("DELETE", f"{_API}/branch/{_NAME}", delete_branch, True),
     ("POST", f"{_API}/tag/{_REVISION}", create_tag, True),
-    ("DELETE", f"{_API}/tag/{_NAME}", delete_tag, True),
+    ("DELETE", f"{_API}/(?P<kind_of_ref>branch|tag)/{_NAME}", delete_ref, True),
     ("POST", f"{_API}/preupload/{_REVISION}", preupload, True),
     ("POST", f"{_API}/commit/{_REVISION}", commit, True),
     ("GET", f"{_API}/discussions", list_pulls, False),

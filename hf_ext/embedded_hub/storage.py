@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from hf_ext.files import whole_file
 from hf_ext.system import NO_LINK, open_descriptor, sync_directory, sync_file
@@ -18,13 +19,6 @@ from .errors import HubError
 CHUNK_BYTES = 1 << 20
 # Number of files that are waited for at once.
 _SYNCS = 16
-
-
-class Readable(Protocol):
-    """Anything that bytes can be read from: a request body, a file."""
-
-    def read(self, size: int, /) -> bytes:
-        """Return at most `size` bytes, and none at the end."""
 
 
 @dataclass(frozen=True)
@@ -90,58 +84,41 @@ class BlobStore:
         """Open a stored blob for reading."""
         return os.fdopen(open_descriptor(self.path(sha256), os.O_RDONLY | NO_LINK), "rb")
 
-    def receive(self, source: Readable, expected: Blob | None = None) -> Blob:
-        """Store the content of a stream in constant memory; content that differs from the announcement is dropped."""
-        descriptor, temporary = tempfile.mkstemp(dir=self.incoming)
-        try:
-            with open(descriptor, "wb") as file:
-                digest, size = hashlib.sha256(), 0
-                while chunk := source.read(CHUNK_BYTES):
-                    digest.update(chunk)
-                    file.write(chunk)
-                    size += len(chunk)
-                blob = Blob(digest.hexdigest(), size)
-                if expected is not None and blob != expected:
-                    raise HubError(
-                        400,
-                        f"the upload has {blob.size} bytes with SHA-256 {blob.sha256}, "
-                        f"but {expected.size} bytes with SHA-256 {expected.sha256} were announced",
-                    )
-                file.flush()
-                os.fsync(file.fileno())
-            path = self.path(blob.sha256)
-            make_directory(path.parent)
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-        sync_directory(path.parent)
-        return blob
-
     def batch(self) -> BlobBatch:
-        """Store many small files, which become durable together."""
+        """Store files, which become durable together."""
         return BlobBatch(self)
 
 
 class BlobBatch:
-    """Small files that are stored together when the `with` block ends, and not at all when it raises."""
+    """Files that are stored together when the `with` block ends, and not at all when it raises."""
 
-    # As for a single blob the order is write, sync, rename, sync the folder: a name promises that its content is on
-    # disk. But each step is made for all files before the next one.
+    # The order is write, sync, rename, sync the folder: a name promises that its content is on disk. Each step is made
+    # for all files before the next one.
 
     def __init__(self, store: BlobStore):
         self._store = store
-        # Temporary name of each content by its hash.
+        # All that were written, and the last one of each content by its hash.
+        self._temporary: list[str] = []
         self._pending: dict[str, str] = {}
 
-    def add(self, data: bytes) -> Blob:
-        """Take a small file."""
-        blob = Blob(hashlib.sha256(data).hexdigest(), len(data))
-        if blob.sha256 not in self._pending:
-            descriptor, temporary = tempfile.mkstemp(dir=self._store.incoming)
-            self._pending[blob.sha256] = temporary
-            with open(descriptor, "wb") as file:
-                file.write(data)
+    def add(self, source: io.IOBase, expected: Blob | None = None) -> Blob:
+        """Take a body or a file in constant memory; content that differs from the announcement is refused."""
+        descriptor, temporary = tempfile.mkstemp(dir=self._store.incoming)
+        self._temporary.append(temporary)
+        digest, size = hashlib.sha256(), 0
+        with open(descriptor, "wb") as file:
+            while chunk := source.read(CHUNK_BYTES):
+                digest.update(chunk)
+                file.write(chunk)
+                size += len(chunk)
+        blob = Blob(digest.hexdigest(), size)
+        if expected is not None and blob != expected:
+            raise HubError(
+                400,
+                f"the upload has {blob.size} bytes with SHA-256 {blob.sha256}, "
+                f"but {expected.size} bytes with SHA-256 {expected.sha256} were announced",
+            )
+        self._pending[blob.sha256] = temporary
         return blob
 
     def __enter__(self) -> BlobBatch:
@@ -152,7 +129,7 @@ class BlobBatch:
             if kind is None:
                 self._publish()
         finally:
-            for temporary in self._pending.values():
+            for temporary in self._temporary:
                 Path(temporary).unlink(missing_ok=True)
 
     def _publish(self) -> None:

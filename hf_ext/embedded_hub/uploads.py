@@ -111,7 +111,7 @@ def _decode(path: str, value: dict[str, Any]) -> bytes:
 
 def store_regular(data: bytes, batch: BlobBatch) -> Entry:
     """Store a small file; its id is that of git's blob."""
-    blob = batch.add(data)
+    blob = batch.add(io.BytesIO(data))
     return Entry(git_oid("blob", data), blob.size, blob.sha256, lfs=False)
 
 

@@ -39,7 +39,6 @@ _ADDED = re.compile(
     r"# Model Card for Model ID|This is the model card of a .{0,200}|### Framework versions|- PEFT .{1,40}"
 )
 _HUB_ID = re.compile(r"[\w\-][\w.\-]*/[\w\-][\w.\-]*")
-_FRONT_MATTER = re.compile(r"---\n(.*?)\n---\n(.*)", re.DOTALL)
 # What `datasets` reads files of a task with.
 _BUILDERS = {
     "audio-classification": "audiofolder",
@@ -196,9 +195,8 @@ def _task(
 
 def _template(name: str) -> tuple[dict[str, Any], str]:
     """A template's metadata and text."""
-    found = _FRONT_MATTER.fullmatch(_read_resource(name))
-    assert found is not None, f"{name} has no front matter"
-    return yaml.safe_load(found[1]), found[2]
+    _, metadata, text = _read_resource(name).split("---\n", 2)
+    return yaml.safe_load(metadata), text
 
 
 def _read_resource(name: str) -> str:

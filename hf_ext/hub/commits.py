@@ -175,15 +175,15 @@ def lacks_xet(api: HfApi, repo_id: str, branch: str) -> bool:
 def _without_fallback_warning() -> Iterator[None]:
     """Leaves out huggingface_hub's warning that open files are not sent by Xet, which is why they are opened."""
     logger = logging.getLogger("huggingface_hub._commit_api")
-    logger.addFilter(_is_other_warning)
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "binary IO buffer is not supported by Xet" not in record.getMessage()
+
+    logger.addFilter(is_other)
     try:
         yield
     finally:
-        logger.removeFilter(_is_other_warning)
-
-
-def _is_other_warning(record: logging.LogRecord) -> bool:
-    return "binary IO buffer is not supported by Xet" not in record.getMessage()
+        logger.removeFilter(is_other)
 
 
 def _look(api: HfApi, repo_id: str, revision: str) -> tuple[str, Tree]:

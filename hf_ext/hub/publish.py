@@ -61,15 +61,9 @@ def stage(
     """
     Writes a folder that anyone can load with `from_pretrained`, with or without hf_ext.
 
-    One of our models is loaded by the class of the installed package and saved again, so its code files are always the
-    installed ones. Of another transformers model, or of a peft adapter, the files are copied whose names transformers,
-    diffusers, peft and tokenizers write, and README, licence, `eval.json` and `training.json`. Code (`*.py`) and
-    pickles in such a folder are refused; whatever else lies in it (notes, credentials, resume states) stays behind,
-    and so does a README or licence that is a link to somewhere else. Of an artifact of EMR-Merging go along the tasks,
-    the report and the installed loader, if its base is on a Hub or inside it.
-
-    Paths of this machine are cut to their last name in `training.json`, `eval.json` and configurations, and of
-    `training.json` only the fields that hf-ext writes are kept.
+    One of our models is loaded by the class of the installed package and saved again. Of another model, an adapter or
+    an artifact the files are copied whose names loaders and hf-ext know; all else stays behind. Paths of this machine
+    are cut to their last name.
 
     Args:
         source (`PreTrainedModel`, `PeftModel`, `DiffusionPipeline`, `str` or `Path`):
@@ -136,10 +130,9 @@ def push(
     """
     Stages, checks that the folder loads with and without hf_ext, uploads it in one commit, and looks at what is there.
 
-    The repository and the branch are created when they do not exist. Files of the same name are replaced, the card
-    included. Files that a loader would read or that describe a model (weights, tokenizer, configurations, licence,
-    reports), and that the new push does not have, are deleted in the same commit; its description names them, and the
-    files that are left alone. Where somebody else commits other files meanwhile, theirs and these are kept.
+    The repository and the branch are created when they do not exist. Files of an earlier model that the new push does
+    not have are deleted in the same commit; its description names them, and the files that are left alone. Where
+    somebody else commits other files meanwhile, theirs and these are kept.
 
     Args:
         source (`PreTrainedModel`, `PeftModel`, `str` or `Path`): As in [`stage`].

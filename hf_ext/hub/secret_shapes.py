@@ -268,15 +268,12 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "a token by its name",
-        "token secret",
+        "token secret --api",
         # Names of classes have few digits.
-        rf"(?<![A-Za-z0-9_])(?i:token|secret)[\"']?(?:\s{{0,3}}[:=]\s{{0,3}}|\s+<<<\s+)[\"'`]?"
-        rf"(?P<value>{_CASED}(?=(?:[A-Za-z_\-+/]*[0-9]){{3}})[\w+/=\-~]{{24,}})",
-    ),
-    (
-        "a token by its name",
-        "--token --secret --api",
-        r"--(?:token|secret|api-?key)[ =][\"']?(?P<value>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32,})",
+        r"(?<![A-Za-z0-9_])(?:(?i:token|secret)[\"']?(?:\s{0,3}[:=]\s{0,3}|\s+<<<\s+)"
+        r"|(?<=--)(?:token|secret|api-?key)[ =])[\"'`]?"
+        rf"(?P<value>{_CASED}(?=(?:[A-Za-z_\-+/]*[0-9]){{3}})[\w+/=\-~]{{24,}}"
+        r"|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32,})",
     ),
     (
         "a hash of a password",

@@ -26,7 +26,7 @@ pytest.importorskip("fastapi", reason="the example needs fastapi")
 pytest.importorskip("uvicorn", reason="the example needs uvicorn")
 from starlette.testclient import TestClient  # noqa: E402
 
-from hf_ext.answers import decoding  # noqa: E402
+from hf_ext.answers import limits as answer_limits  # noqa: E402
 from hf_ext.answers.limits import ClientLeft, Clock, Limits, TookTooLong, TookTooMuch  # noqa: E402
 from hf_ext.answers.merged_task import AnsweringTask  # noqa: E402
 from hf_ext.embedded_hub.access import Access  # noqa: E402
@@ -288,7 +288,7 @@ def test_decoding_apart_gives_what_decoding_here_gives(tmp_path: Path, monkeypat
     for source in (tmp_path / "a.png", b"no picture"):
         with refused(DataError, "Pillow"):
             Limits().read(source)
-    monkeypatch.setattr(decoding, "read_image", lambda *_: os._exit(1))
+    monkeypatch.setattr(answer_limits, "read_image", lambda *_: os._exit(1))
     with refused(DataError, "crashed"):
         Limits().read(plain)
 

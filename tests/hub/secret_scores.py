@@ -82,7 +82,8 @@ def write_page(answers: Answers) -> str:
         text = text.rstrip("\n") + "\n\n"
     head = HEAD.format(
         kinds=len(kinds), places=len(PLACES), disguises=len(DISGUISES), found=totals["places"],
-        all=len(kinds) * len(PLACES), disguised=totals["disguises"], all_disguised=len(kinds) * len(DISGUISES), uses=len(uses()), unfound=len(NOT_FOUND),
+        all=len(kinds) * len(PLACES), disguised=totals["disguises"], all_disguised=len(kinds) * len(DISGUISES),
+        uses=len(uses()), unfound=len(NOT_FOUND),
     )  # fmt: skip
     return head + text.rstrip("\n") + "\n"
 

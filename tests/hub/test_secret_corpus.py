@@ -74,7 +74,7 @@ variable "db_password" {⏎  type = string⏎  sensitive = true⏎}⏎output "y"
 Cookie: session=abc⏎dataset_key  image_key  split⏎0  image1  train2024⏎  key     name    size⏎0 a1b2 x y
 secret,count⏎user_secret_1,2⏎The-Secret2,1⏎password,count⏎password,10⏎letmein,3
 ## Passwords⏎- must have 8char⏎password:⏎  - required⏎  - min8⏎requirepass: foobared⏎masterauth <master-password>
-Client("meta-llama/Llama-3.1-8B-Instruct-v20240723") Client("Wav2Vec2FeatureExtractor") bot("hello") password: "one two"
+Client("meta-llama/Llama-3.1-8B-Instruct-v20240723") Client("Wav2Vec2FeatureExtractor") password: "one two"
 identified by the id 'x9'; mc alias list; http localhost:8000/x1 -a; --token abc123 --api-key token-abc123 --token=$T
 mnemonic: the twelve words of a wallet. cookies = {"theme": "dark"} APP_KEY=base64:... {"key": "k", "secret": "none"}
 """
