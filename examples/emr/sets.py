@@ -113,7 +113,7 @@ def write_pictures(shared: Path, out: Path) -> None:
         noisy = [add_noise(picture, random) for picture in plain]
         for task, pictures in (("base", plain), ("negative", negative), ("noisy", noisy)):
             save_pictures(out / task, part, pictures, labels, names)
-        save_pictures(out / "parity", part, digits, labels % 2, ["even", "odd"])
+        save_pictures(out / "parity", part, plain, labels % 2, ["even", "odd"])
         save_pictures(out / "turned", part, turned, turns, ["0°", "90°", "180°", "270°"])
         save_pictures(out / "spoken", part, *read_spoken(shared, part), names)
         save_pictures(out / "vehicles", part, *read_vehicles(shared, part, count), list(VEHICLES.values()))
