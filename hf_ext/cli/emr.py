@@ -201,7 +201,8 @@ def show_result(result: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(result)
     else:
-        print_rows([(key, value) for key, value in result.items() if value is not None])
+        print_rows([(key, value) for key, value in result.items() if value is not None and key != "warnings"])
+        show_warnings({"warnings": [], **result})
 
 
 SHOWN_FILES = ("report.json", "README.md")

@@ -25,7 +25,7 @@ from hf_ext.emr.building import model_class
 from hf_ext.files import copy_into, read_json_object, require_free, whole_folder, write_json
 from hf_ext.hub.disclosure import cut_paths
 
-from ..errors import DataError
+from ..errors import DataError, UsageError
 from .loading import compare_settings, find_loaded_names
 from .pairs import Pair
 from .sources import size_text
@@ -52,8 +52,9 @@ def extract_lora(
     is in memory at a time, and the adapter. The report, which is also in the folder, says what each part costs.
     """
     out = Path(out).expanduser()
-    if (rank is None) == (error is None):
-        raise ValueError("give either a rank or an error")
+    fits = rank >= 1 if rank is not None else error is not None and 0 <= error <= 1
+    if not fits or None not in (rank, error):
+        raise UsageError(f"give either a rank of at least 1 or an error in [0, 1], got rank {rank}, error {error}")
     require_free(out)
     with whole_folder(out) as folder:
         extraction = _Extraction(pair, folder, lora_only)

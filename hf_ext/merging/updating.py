@@ -33,6 +33,7 @@ from ..errors import DataError, UsageError
 from ..files import lies_in_cache, recover_folder, replace_folder, sync
 from ..hub.cards import write_card
 from ..hub.safetensors_headers import CheckpointError
+from .card import read_report
 from .configuration import MergeConfig
 from .engine import NotFiniteError
 from .finishing import rewrite_report
@@ -75,7 +76,7 @@ def add_task(
         endpoint (`str`, *optional*): Address of the Hub. Defaults to `HF_ENDPOINT`.
 
     Returns:
-        `dict[str, Any]`: `task`, `how` (`"merged again"` or `"frozen"`), `scale`, `density` and `path`.
+        `dict[str, Any]`: `task`, `how` (`"merged again"` or `"frozen"`), `scale`, `density`, `path` and `warnings`.
 
     Raises:
         ValueError: The task is there already or does not fit, or a checkpoint is gone or changed; the message says
@@ -93,7 +94,8 @@ def add_task(
     add(place, manifest, name, source, base, {"token": token, "endpoint": endpoint})
     record = Manifest.read(place).tasks[name]
     how = "frozen" if frozen else "merged again"
-    return {"task": name, "how": how, "scale": record.scale, "density": record.density, "path": str(place)}
+    about = {"scale": record.scale, "density": record.density, "path": str(place)}
+    return {"task": name, "how": how, **about, "warnings": read_report(place)["warnings"]}
 
 
 def _merge_again(place: Path, manifest: Manifest, name: str, source: str, base: str, options: dict[str, Any]) -> None:

@@ -152,6 +152,8 @@ def test_add_merged_again_and_frozen(models, artifact):
     assert "elected_from" not in Manifest.read(artifact).method
     frozen = run("emr", "add", artifact, f"d={models / 'c'}", "--frozen").stdout
     assert re.search(r"^how +frozen$", frozen, re.MULTILINE) and "why" not in frozen
+    told = json.loads((artifact / "report.json").read_text())["warnings"]
+    assert told and all(f"warning: {text}" in frozen for text in told) and done["warnings"]
     assert "has a task 'd'" in run("emr", "add", artifact, f"d={models / 'c'}", code=2).stderr
     assert list(Manifest.read(artifact).tasks) == ["a", "b", "c", "d"]
 

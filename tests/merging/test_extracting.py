@@ -274,7 +274,9 @@ def test_what_cannot_be_extracted_is_refused_in_words(berts: Path, tmp_path: Pat
             extract_lora(pair, tmp_path / out, **(options or {"rank": 1}))
         return str(refused.value)
 
-    assert "give either a rank or an error" in refusal(base, a, rank=1, error=0.1)
+    wrong_errors = [{"error": error} for error in (-1, 1.5, float("nan"))]
+    for options in ({"rank": 1, "error": 0.1}, {"rank": 0}, {"rank": -1}, *wrong_errors):
+        assert "give either a rank" in refusal(base, a, **options)
     assert "no linear layer differs from the base" in refusal(a, a)
     assert "is of peft" in refusal(base, str(tiny_adapter(tmp_path / "adapter", berts / "base")))
     (tmp_path / "full").mkdir()

@@ -206,22 +206,6 @@ def test_single_model_methods_give_the_same_bits_however_they_run(config, tmp_pa
         assert not torch.equal(other["a.weight"], found["a.weight"])
 
 
-def test_the_average_and_task_arithmetic_are_what_they_are_called(config, tmp_path):
-    base = load_file(tmp_path / "base" / "model.safetensors")
-    tasks = []
-    for name in config["tasks"].values():
-        with open_checkpoint(name) as own:
-            tasks.append({name: own[name].double() for name in base})
-    average = load_file(merge(config, tmp_path / "average", method="average") / "model.safetensors")
-    third = load_file(merge(config, tmp_path / "third", method="task_arithmetic") / "model.safetensors")
-    for name in ("a.weight", "a.bias", "b.weight", "scale"):
-        mean = sum(task[name] for task in tasks) / 3
-        assert torch.allclose(average[name].double(), mean, rtol=0, atol=1e-7)
-        total = base[name].double() + 0.3 * sum(task[name] - base[name] for task in tasks)
-        assert torch.allclose(third[name].double(), total, rtol=0, atol=1e-7)
-    assert torch.equal(average["position_ids"], base["position_ids"])
-
-
 def test_masks_for_a_model_that_is_given(config, tmp_path):
     average = merge(config, tmp_path / "average", method="average")
     given = merge(config, tmp_path / "merged-given", method="given", merged=str(average), rescale="l2")

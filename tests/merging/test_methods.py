@@ -201,28 +201,6 @@ def test_the_bits_do_not_depend_on_blocks_or_workers(method, drop):
         assert all(torch.equal(a, b) for a, b in zip(merged, whole, strict=True))
 
 
-def test_a_saved_state_goes_on_to_the_same_bits():
-    base, models = checkpoints()
-    config = configuration("ties", density=0.3)
-    finished, merged = merge(config, base, models)
-    config = of_tasks(config, len(models))
-    half = TaskVectors(config)
-    vectors = [(task, vector) for task, vector in enumerate(task_vectors(base, models))]
-    for index in range(2):
-        half_again = TaskVectors(config)
-        half_again.load_state(half.state())
-        counts = half_again.new_counts()
-        for task, vector in vectors:
-            half_again.count(index, task, vector, counts)
-        half_again.close_pass(index, counts)
-        half = half_again
-    assert half.state() == finished.state()
-    again = TaskVectors(config)
-    again.load_state(finished.state())
-    out = unify(config, base[0], [again.make(0, t, 0, base[0], m[0]) for t, m in enumerate(models)])
-    assert torch.equal(out, merged[0])
-
-
 def test_dare_drops_the_share_asked_for_and_keeps_the_expectation():
     n = 1 << 20
     base, weights = torch.zeros(n), torch.ones(n)
