@@ -123,11 +123,8 @@ class AnsweringTask:
             if self.config.is_encoder_decoder:
                 first = model.generation_config.decoder_start_token_id
                 begun = torch.tensor([[first, *made]], device=self._emr.device)
-                tokens, start, options = (
-                    tokens[:, : len(prompt)],
-                    1 + len(made),
-                    {**options, "decoder_input_ids": begun},
-                )
+                tokens, start = tokens[:, : len(prompt)], 1 + len(made)
+                options["decoder_input_ids"] = begun
             options.setdefault("do_sample", False)
             mask = torch.ones_like(tokens)
             if model.generation_config.pad_token_id is None:

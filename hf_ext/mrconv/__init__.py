@@ -3,22 +3,11 @@
 
 from typing import Any
 
-from transformers import (
-    AutoConfig,
-    AutoFeatureExtractor,
-    AutoImageProcessor,
-    AutoModel,
-    AutoModelForAudioClassification,
-    AutoModelForCausalLM,
-    AutoModelForImageClassification,
-    AutoModelForMaskedLM,
-    AutoModelForNextSentencePrediction,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-)
+import transformers
+from transformers import AutoConfig, AutoFeatureExtractor, AutoImageProcessor
 
-from .configuration_mrconv import MRConvConfig
-from .configuration_mrconvnext import MRConvNextConfig
+from .configuration_mrconv import AUTO_MAP_OF_POSITIONS, MRConvConfig
+from .configuration_mrconvnext import AUTO_MAP, MRConvNextConfig
 from .feature_extraction_mrconv import MRConvFeatureExtractor
 from .image_processing_mrconvnext import MRConvNextImageProcessor
 from .modeling_layers_mrconv import MRConvLayer, MRConvPreTrainedModel
@@ -40,23 +29,12 @@ AutoFeatureExtractor.register(MRConvConfig, MRConvFeatureExtractor)
 AutoImageProcessor.register(MRConvConfig, image_processor_classes={"pil": MRConvNextImageProcessor})
 AutoImageProcessor.register(MRConvNextConfig, image_processor_classes={"pil": MRConvNextImageProcessor})
 
-_HEADS: list[tuple[Any, Any]] = [
-    (AutoModel, MRConvModel),
-    (AutoModelForSequenceClassification, MRConvForSequenceClassification),
-    (AutoModelForImageClassification, MRConvForImageClassification),
-    # Whether two documents belong together: the Auto class of a pair of texts.
-    (AutoModelForNextSentencePrediction, MRConvForRetrieval),
-    (AutoModelForAudioClassification, MRConvForAudioClassification),
-    (AutoModelForCausalLM, MRConvForCausalLM),
-    (AutoModelForMaskedLM, MRConvForMaskedLM),
-    (AutoModelForTokenClassification, MRConvForTokenClassification),
-    (AutoModel, MRConvNextModel),
-    (AutoModelForImageClassification, MRConvNextForImageClassification),
-]
-for _auto, _head in _HEADS:
-    _auto.register(_head.config_class, _head)
-    # With this, save_pretrained copies the code, and the folder loads where hf_ext is not installed.
-    _head.register_for_auto_class(_auto.__name__)
+for _auto, _path in [*AUTO_MAP_OF_POSITIONS.items(), *AUTO_MAP.items()]:
+    if _auto != "AutoConfig":
+        _head: Any = globals()[_path.rpartition(".")[2]]
+        getattr(transformers, _auto).register(_head.config_class, _head)
+        # With this, save_pretrained copies the code, and the folder loads where hf_ext is not installed.
+        _head.register_for_auto_class(_auto)
 for _part in (MRConvConfig, MRConvFeatureExtractor, MRConvNextConfig, MRConvNextImageProcessor):
     _part.register_for_auto_class()
 

@@ -13,6 +13,7 @@ AUTO_MAP = {
     "AutoConfig": "configuration_mrconv.MRConvConfig",
     "AutoModel": "modeling_mrconv.MRConvModel",
     "AutoModelForSequenceClassification": "modeling_mrconv.MRConvForSequenceClassification",
+    # Whether two documents belong together: the Auto class of a pair of texts.
     "AutoModelForNextSentencePrediction": "modeling_mrconv.MRConvForRetrieval",
     "AutoModelForImageClassification": "modeling_mrconv.MRConvForImageClassification",
     "AutoModelForAudioClassification": "modeling_mrconv.MRConvForAudioClassification",

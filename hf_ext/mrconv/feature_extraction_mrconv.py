@@ -58,12 +58,7 @@ def _recordings(raw_speech: Any) -> list[np.ndarray]:
                 f"The audio has shape {raw_speech.shape}: samples x channels? Give mono audio, "
                 "`audio.mean(axis=1)`, or a list of recordings."
             )
-        if raw_speech.ndim not in (1, 2):
-            raise ValueError(
-                f"The audio has shape {raw_speech.shape}; expected (samples,), or (batch, samples) for several "
-                "recordings, all mono."
-            )
-        return [_waveform(recording) for recording in np.atleast_2d(raw_speech)]
+        return [_waveform(recording) for recording in (raw_speech if raw_speech.ndim > 1 else raw_speech[None])]
     if not isinstance(raw_speech, (list, tuple)):
         raise TypeError(f"The audio is a {type(raw_speech).__name__}; give an array, a tensor or a list of them.")
     if not raw_speech:

@@ -76,15 +76,7 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """
         Args:
-            input_ids (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
-                Tokens; those after the cached ones when there is a cache.
-            attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): 1 at valid positions, one run
-                in each row. With a cache it covers the cached positions too, and padding is on the left.
-            inputs_embeds (`torch.Tensor` of shape `(batch_size, length, hidden_size)`, *optional*):
-                Embedded tokens, instead of `input_ids`.
-            cache ([`~hf_ext.mrconv.streaming_mrconv.MRConvCache`], *optional*):
-                State after the earlier part of the sequence; it is updated in place. To train on chunk after chunk, an
-                [`~hf_ext.mrconv.streaming_mrconv.MRConvTrainingCache`].
+            input_ids, attention_mask, inputs_embeds, cache: As in [`MRConvModel`]; the cache is updated in place.
             labels (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
                 Tokens to predict, shifted inside the model: give the input itself. -100 is not predicted.
             use_cache (`bool`, *optional*):

@@ -203,24 +203,19 @@ def batch_norm_conv(
     wings = backward_kernels or []
     for kernel in (*kernels, *wings):
         _check_input(u, kernel, None)
-    if u.shape[0] == 0:
+    empty = u.shape[0] == 0
+    if empty:
         # FFT libraries refuse it; a sample without valid positions is as good.
-        nothing = torch.zeros(1, dtype=torch.long, device=u.device)
-        u = F.pad(u, (0, 0, 0, 0, 0, 1))
-        y, mean, var, count = batch_norm_conv(
-            u, kernels, alpha, weight, bias, eps, backward_kernels=wings, start=nothing, stop=nothing, group=group
-        )
-        return y[:0], mean, var, count
-    cropped, ahead, n = _crop_kernels(u, kernels, wings)
+        u, start = F.pad(u, (0, 0, 0, 0, 0, 1)), torch.zeros(1, dtype=torch.long, device=u.device)
+        stop = start
     if "batch_norm_conv" in FAST and not history:
-        y, mean, var, count = FAST["batch_norm_conv"](
-            u, cropped, ahead, alpha, weight, bias, n, eps, start, stop, group
-        )
-        return y, mean, var, count
-    mean, var, count, y = grouped_batch_norm_conv(
-        [u], [(start, stop)], kernels, alpha, weight, bias, eps, wings, group, history
-    )
-    return y, mean, var, count
+        cropped, ahead, n = _crop_kernels(u, kernels, wings)
+        form = FAST["batch_norm_conv"]
+        y, mean, var, count = form(u, cropped, ahead, alpha, weight, bias, n, eps, start, stop, group)
+    else:
+        span, form = (start, stop), grouped_batch_norm_conv
+        mean, var, count, y = form([u], [span], kernels, alpha, weight, bias, eps, wings, group, history)
+    return y[:0] if empty else y, mean, var, count
 
 
 # First valid position of each sample and first after the last; None: from the beginning, to the end.

@@ -402,11 +402,10 @@ class MRConvCache(Cache):
     `model(chunk, cache=cache)` streams chunks of any length.
 
     A stream goes on with the kernel that its layer had at the first call: weights that change in between take effect
-    in a new cache, or after `reset()`. Merged kernels and their spectra belong to the model, all caches share them.
+    in a new cache, or after `reset()`. All caches share the kernels and their spectra, which the first one prepares.
     The state is float32, or float64 for float64 weights, of about three numbers a tap and channel for each sample when
     the stream is as long as the kernel. A stream may become longer than `max_position_embeddings`: a position depends
-    on that many positions before it. No position costs much more than the mean; the first call of a model's first
-    cache prepares the kernels. In beam search a token that changes the order of the beams copies the whole state.
+    on that many positions before it. In beam search a token that changes the order of the beams copies the state.
 
     Args:
         config ([`MRConvConfig`]): Configuration of the model, for the number of its layers.

@@ -94,11 +94,8 @@ def _draw_layer(axes: Any, layer: Any, index: int, channel: int) -> None:
     below.plot(*merged, linewidth=0.9, color="black")
     above.set_title(f"layer {index + 1}, branches", fontsize=9)
     below.set_title(f"layer {index + 1}, merged", fontsize=9)
-    # Linear near the present, where all kernels overlap, and logarithmic beyond.
-    below.set_xscale("symlog", linthresh=16)
-    below.set_xlabel("lag in samples")
-    for axis in axes:
-        axis.grid(alpha=0.3)
+    _mark_lags(below)
+    above.grid(alpha=0.3)
     if index == 0 and len(parts) <= 10:
         above.legend(fontsize=6, loc="upper right", ncols=2)
 
@@ -114,10 +111,15 @@ def draw_merged(model: MRConvPreTrainedModel, channels: int = 4) -> Image.Image:
         for channel in range(min(channels, len(kernel))):
             axis.plot(*_two_sided(kernel[channel], None if ahead is None else ahead[channel]), linewidth=0.9)
         axis.set_title(f"layer {index + 1}, {min(channels, len(kernel))} of {len(kernel)} channels", fontsize=9)
-        axis.set_xscale("symlog", linthresh=16)
-        axis.set_xlabel("lag in samples")
-        axis.grid(alpha=0.3)
+        _mark_lags(axis)
     return picture_of(figure)
+
+
+def _mark_lags(axis: Any) -> None:
+    """Linear near the present, where all kernels overlap, and logarithmic beyond."""
+    axis.set_xscale("symlog", linthresh=16)
+    axis.set_xlabel("lag in samples")
+    axis.grid(alpha=0.3)
 
 
 def contributions(

@@ -126,10 +126,7 @@ class MRConvTask(Task):
         rate = {} if self.kernel_learning_rate is None else {"lr": self.kernel_learning_rate}
         groups: list[dict[str, Any]] = [
             {"params": [value for value in trained if id(value) in matrices], "weight_decay": weight_decay},
-            {
-                "params": [value for value in trained if id(value) not in matrices | kernels],
-                "weight_decay": 0.0,
-            },
+            {"params": [value for value in trained if id(value) not in matrices | kernels], "weight_decay": 0.0},
             {"params": [value for value in trained if id(value) in kernels], "weight_decay": 0.0, **rate},
         ]
         return [group for group in groups if group["params"]]
@@ -293,12 +290,8 @@ class ClassificationTask(MRConvTask):
         if class_name(value) is None:
             return "Fill in the missing labels, or remove these examples"
         if isinstance(value, str | bool) or (isinstance(value, int) and value < 0):
-            wanted = (
-                "List all names in task.label_names"
-                if self.label_names
-                else "Set task.num_labels and task.label_names"
-            )
-            return f"{wanted}, such as ['{class_name(value)}', …]"
+            wanted = "List all names in" if self.label_names else "Set task.num_labels and"
+            return f"{wanted} task.label_names, such as ['{class_name(value)}', …]"
         if isinstance(value, int):
             return "Set task.num_labels to the number of classes"
         return "A label is a whole number or a name; use method mrconv-regression for fractions"

@@ -18,10 +18,7 @@ from hf_ext.mrconv.configuration_mrconvnext import PRESETS, MRConvNextConfig
 from hf_ext.mrconv.feature_extraction_mrconv import MRConvFeatureExtractor
 from hf_ext.mrconv.image_processing_mrconvnext import MRConvNextImageProcessor
 from hf_ext.mrconv.modeling_layers_mrconv import MRConvPreTrainedModel
-from hf_ext.mrconv.modeling_mrconv import (
-    MRConvForAudioClassification,
-    MRConvForImageClassification,
-)
+from hf_ext.mrconv.modeling_mrconv import MRConvForAudioClassification, MRConvForImageClassification
 from hf_ext.mrconv.modeling_mrconvnext import MRConvNextForImageClassification
 
 from ..errors import DataError
