@@ -308,14 +308,12 @@ def test_the_gallery_shows_what_the_models_do(load, row):
     assert gallery.draw([{**found, "pictures": pictures}]).size == (780, 288)
 
 
-def test_the_figure_of_the_readme_has_the_numbers_of_the_study(load):
-    rows = {name: score for name, score, _ in load("front").read_merges()}
+def test_the_figure_of_the_readme_has_the_numbers_of_the_study_and_a_panel_for_each_method(load):
+    front = load("front")
+    rows = {name: score for name, score, _ in front.read_merges()}
     documentation = (EXAMPLES.parent / "docs" / "emr.md").read_text(encoding="utf-8")
     assert f"{rows['six fine-tunes'] - rows['EMR-Merging']:.1f} points on six picture tasks" in documentation
-
-
-def test_the_figure_of_the_readme_has_a_panel_for_each_method(load):
-    panels = load("front").draw().subfigs
+    panels = front.draw().subfigs
     told = "\n".join(panel.get_suptitle() for panel in panels)
     methods = ("SemanIR", "EMR-Merging", "Disentangled DiT", "MRConv")
     assert len(panels) == 4 and all(method in told for method in methods)

@@ -141,29 +141,28 @@ def test_flow_targets_follow_the_shift():
         torch.testing.assert_close(third, shift * torch.tensor(0.5) / (1 + (shift - 1) * 0.5))
 
 
-@pytest.mark.parametrize("kind", [DDPMScheduler, EulerDiscreteScheduler, DPMSolverMultistepScheduler])
-@pytest.mark.parametrize("objective", ["epsilon", "v_prediction"])
-def test_any_sampler_of_a_diffusion_checkpoint_trains_as_its_own_does(kind, objective):
-    own = make_scheduler(objective, {}, False)
-    arguments = torch.randn(3, 1, 2, 2), torch.randn(3, 1, 2, 2), torch.tensor([0.0, 0.3, 0.99])
-    other = kind.from_config(own.config)
+OWN = {objective: make_scheduler(objective, {}, False) for objective in ("epsilon", "v_prediction")}
+OWN["flow"] = make_scheduler("flow", {"shift": 3.0}, False)
+DIFFUSION = (DDPMScheduler, EulerDiscreteScheduler, DPMSolverMultistepScheduler)
+FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
+SAMPLERS = [
+    *((name, kind.from_config(OWN[name].config)) for name in ("epsilon", "v_prediction") for kind in DIFFUSION),
+    ("flow", FlowMatchHeunDiscreteScheduler(shift=3.0)),
+    ("flow", DPMSolverMultistepScheduler(**FLOW)),
+]
+
+
+@pytest.mark.parametrize(("objective", "other"), SAMPLERS)
+def test_any_sampler_of_a_checkpoint_trains_as_its_own_does(objective, other):
+    own, pair, places = OWN[objective], torch.randn(2, 3, 1, 2, 2), torch.tensor([0.0, 0.3, 0.99])
+    noisy, times, target = noisy_samples(own, *pair, places)
     assert objective_of(other) == objective
-    for found, expected in zip(noisy_samples(other, *arguments), noisy_samples(own, *arguments), strict=True):
+    for found, expected in zip(noisy_samples(other, *pair, places), (noisy, times, target), strict=True):
         torch.testing.assert_close(found, expected)
-    times = noisy_samples(own, *arguments)[1]
-    torch.testing.assert_close(noisy_samples(own, *arguments)[0], own.add_noise(*arguments[:2], times))
+    if objective != "flow":
+        torch.testing.assert_close(noisy, own.add_noise(*pair, times))
     if objective == "v_prediction":
-        torch.testing.assert_close(noisy_samples(own, *arguments)[2], own.get_velocity(*arguments[:2], times))
-
-
-def test_any_sampler_of_a_flow_checkpoint_trains_as_its_own_does():
-    arguments = torch.randn(3, 1, 2, 2), torch.randn(3, 1, 2, 2), torch.tensor([0.0, 0.3, 0.99])
-    expected = noisy_samples(make_scheduler("flow", {"shift": 3.0}, False), *arguments)
-    solver = DPMSolverMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
-    for other in (FlowMatchHeunDiscreteScheduler(shift=3.0), solver):
-        assert objective_of(other) == "flow"
-        for found, wanted in zip(noisy_samples(other, *arguments), expected, strict=True):
-            torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(target, own.get_velocity(*pair, times))
 
 
 def test_a_mask_keeps_equally_many_tokens_in_each_row():

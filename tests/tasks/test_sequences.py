@@ -28,6 +28,7 @@ import hf_ext  # noqa: F401
 from hf_ext.errors import DataError, MissingColumn
 from hf_ext.settings import SettingsError
 from hf_ext.tasks.sequences import cut_padding
+from hf_ext.tasks.series import SeriesClassificationTask, SeriesRegressionTask
 from hf_ext.tasks.signals import AudioTask, ImageTask, PixelTask, random_box
 from hf_ext.tasks.texts import LanguageModelTask, ListOpsTask, MaskedLanguageModelTask, RetrievalTask, TextTask
 from hf_ext.training import TrainingArguments, build_task, train
@@ -407,6 +408,13 @@ def test_wrong_model_sections_are_refused(task, model, words):
         (PixelTask, {"mean": [0.0, 0.0], "std": [1.0, 1.0]}, "one value each (grey) or three"),
         (AudioTask, {"decimation": 3}, "the rate a multiple of decimation"),
         (ImageTask, {"min_scale": 0.0}, "min_scale in (0, 1]"),
+        (SeriesClassificationTask, {"columns": []}, "columns must be different names, at least one"),
+        (SeriesClassificationTask, {"columns": ["x", "x"]}, "columns must be different names"),
+        (SeriesClassificationTask, {"columns": ["x", "y"], "num_channels": 1}, "fewer than the 2 columns"),
+        (SeriesClassificationTask, {"max_length": 0}, "max_length must be at least 1"),
+        *((SeriesClassificationTask, {"crop": crop}, "crop") for crop in (-0.1, 1.0, float("nan"), "much")),
+        (SeriesRegressionTask, {"target_columns": []}, "target_columns must be different names"),
+        (MaskedLanguageModelTask, {"mask_share": 1.0}, "mask_share must be more than 0 and less than 1"),
     ],
 )
 def test_wrong_options_are_refused(task, options, words):
