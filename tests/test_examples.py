@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -39,6 +40,17 @@ def test_experiment_file_is_valid(path: Path) -> None:
         with torch.device("meta"):
             parameters = sum(parameter.numel() for parameter in task.build_model(arguments.model, None).parameters())
         assert parameters > 10_000
+
+
+@pytest.mark.parametrize("method", ["semanir", "mrconv", "disentangled_dit"])
+def test_each_method_has_a_script_for_accelerate_launch(
+    method: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = ROOT / "examples" / method / "train.py"
+    monkeypatch.setattr("sys.argv", [str(script), str(script.parent / "nothing.yaml")])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(script), run_name="__main__")
+    assert ended.value.code == 2 and "nothing.yaml" in capsys.readouterr().err
 
 
 # As `python SCRIPT WORDS…`.
