@@ -14,7 +14,7 @@ import numpy as np
 
 from hf_ext.data.opening import open_source
 from hf_ext.data.source import DataSource
-from hf_ext.distributed import Ranks
+from hf_ext.distributed import Ranks, require_device
 from hf_ext.metrics import (
     ClassifierFeatures,
     CLIPScore,
@@ -175,7 +175,7 @@ def score(
     if kernel and str(reference).endswith(".npz"):
         raise UsageError(f"{reference} contains means and covariances only: a kernel distance needs the pictures.")
     ranks = Ranks()
-    place, texts = ranks.own_device(device), {}
+    place, texts = require_device(ranks.own_device(device)), {}
     if clip is not None:
         texts["clip_score"] = score_texts(pictures, clip, batch_size, place, ranks)
     if reference is None or network is None:

@@ -9,13 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import (
-    CLIPModel,
-    CLIPProcessor,
-    ConvNextImageProcessor,
-    RegNetConfig,
-    RegNetForImageClassification,
-)
+from transformers import CLIPModel, CLIPProcessor, ConvNextImageProcessor, RegNetForImageClassification
 
 from hf_ext.metrics import (
     FID,
@@ -35,6 +29,7 @@ from hf_ext.metrics.psnr import psnr
 from tests.kit import warm_python
 from tests.kit.refusals import refused
 from tests.kit.scorers import write_clip, write_inception
+from tests.tasks.diffusion_testing import write_judge
 
 TESTS = Path(__file__).parent
 
@@ -45,12 +40,7 @@ def pictures(seed: int, count: int = 6, size: int = 16) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory) -> str:
-    torch.manual_seed(0)
-    config = RegNetConfig(embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], groups_width=4, num_labels=3)
-    folder = str(tmp_path_factory.mktemp("classifier"))
-    RegNetForImageClassification(config).save_pretrained(folder)
-    ConvNextImageProcessor(size={"shortest_edge": 16}, crop_pct=1.0).save_pretrained(folder)
-    return folder
+    return write_judge(tmp_path_factory.mktemp("classifier"))
 
 
 @pytest.fixture(scope="module")
