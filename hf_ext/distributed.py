@@ -138,6 +138,17 @@ class Ranks:
             self.agree(None)
 
 
+def require_device(device: str) -> str:
+    """The name of a device; a ValueError where nothing can be computed on it."""
+    import torch
+
+    try:
+        torch.zeros(1, device=device).tolist()
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {device} cannot be used: {error}") from error
+    return device
+
+
 def _make_group(patience: timedelta) -> Any:
     """The group in which the processes exchange words; one for each group that they form."""
     import torch

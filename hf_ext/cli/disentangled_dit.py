@@ -1,7 +1,6 @@
 """hf-ext sample and hf-ext dit: generate pictures, encode data sets and compute scores."""
 
 import inspect
-import math
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,7 +45,7 @@ def dit() -> None:
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the crops.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Pictures per batch.")
 @click.option("--shard-size", type=click.IntRange(min=1), default=1000, show_default=True, help="Rows per file.")
-@click.option("--image-column", default="image", show_default=True, help="Column of the pictures.")
+@click.option("--image-column", default="image", show_default=True, help="Column of the pictures, or the only one.")
 @click.option("--posterior", is_flag=True, help="Also write standard deviations of latents, for task.posterior.")
 @click.option(
     "--text-encoder", help="Also write the hidden states of this text encoder of transformers: folder or org/name."
@@ -247,7 +246,7 @@ def sample(
     from accelerate.utils.memory import should_reduce_batch_size
 
     from hf_ext.answers.classifying import read_picture
-    from hf_ext.distributed import Ranks
+    from hf_ext.distributed import Ranks, require_device
     from hf_ext.pipelines.disentangled_dit import DisentangledDiTImg2ImgPipeline
     from hf_ext.progress import progress
     from hf_ext.tasks.diffusion_grids import draw_grid, sample_rows, write_picture
@@ -256,11 +255,12 @@ def sample(
     is_grid = out.suffix.lower() == ".png"
     ranks = Ranks()
     _check_out(out, is_grid, count, shard_size, ranks.count)
-    _check_guidance(asked["guidance_scale"], asked["control_guidance_scale"], asked["negative"])
+    if asked["negative"] is not None and asked["guidance_scale"] <= 1:
+        raise click.UsageError("--negative needs guidance: give a --guidance-scale above 1, or leave out --negative.")
     if strength is not None and image is None:
         raise click.UsageError("--strength is the share of --image that is replaced: give both, or neither.")
     with ranks.first_before_others():
-        pipeline = load_pipeline(source, device if ranks.count == 1 else ranks.own_device(device), dtype)
+        pipeline = load_pipeline(source, require_device(ranks.own_device(device)), dtype)
     if scheduler is not None:
         pipeline.scheduler = _other_scheduler(pipeline.scheduler, scheduler)
     prompts += _read_prompts(prompt_file)
@@ -325,8 +325,8 @@ def _check_out(out: Path, is_grid: bool, count: int | None, shard_size: int | No
 
 
 @loads
-def load_pipeline(source: str, device: str | None, dtype: str) -> Any:
-    """Loads the pipeline of a folder or org/name[@revision], on the GPU if there is one."""
+def load_pipeline(source: str, device: str, dtype: str) -> Any:
+    """Loads the pipeline of a folder or org/name[@revision]."""
     import torch
     from diffusers import DiffusionPipeline
 
@@ -345,22 +345,7 @@ def load_pipeline(source: str, device: str | None, dtype: str) -> Any:
     pipeline = DiffusionPipeline.from_pretrained(name, revision=revision, dtype=getattr(torch, dtype))
     if not isinstance(pipeline, DisentangledDiTPipeline):
         raise Unusable(f"{source} contains a {type(pipeline).__name__}; sample needs a DisentangledDiTPipeline.")
-    try:
-        return pipeline.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except (RuntimeError, AssertionError) as error:
-        raise Unusable(f"device {device} cannot be used: {error}") from error
-
-
-def _check_guidance(guidance_scale: float, control_guidance_scale: float, negative: str | None) -> None:
-    """Refuses scales that are not finite, and a negative condition without guidance."""
-    for option, scale in (("--guidance-scale", guidance_scale), ("--control-guidance-scale", control_guidance_scale)):
-        if not math.isfinite(scale):
-            raise click.BadParameter(f"{scale} is not a finite number; give one such as 4.", param_hint=option)
-    if negative is not None and guidance_scale <= 1:
-        raise click.UsageError(
-            f"--negative needs guidance, which --guidance-scale {guidance_scale:g} turns off: give a scale above 1, "
-            "or leave out --negative."
-        )
+    return pipeline.to(device)
 
 
 def _class_number(pipeline: Any, word: str) -> int:
@@ -416,7 +401,8 @@ def _other_scheduler(before: Any, name: str) -> Any:
             param_hint="--scheduler",
         )
     config, accepted = before.config, inspect.signature(kind).parameters
-    if asked := [option for option, about in accepted.items() if about.default is about.empty]:
+    needed = [about for about in accepted.values() if about.default is about.empty]
+    if asked := [about.name for about in needed if about.kind is not about.VAR_KEYWORD]:
         raise click.BadParameter(
             f"{name} cannot be used: it needs {', '.join(asked)}, which the schedule of a model does not contain.",
             param_hint="--scheduler",

@@ -6,11 +6,9 @@ It is not FID, and its values can only be compared with others in the features o
 from pathlib import Path
 
 import numpy as np
-from evaluate import MetricInfo
 
-from .features import COLUMN, INPUTS_DESCRIPTION, ClassifierFeatures, FeatureMetric
+from .features import ClassifierFeatures, FeatureMetric
 from .frechet import frechet_distance
-from .images import describe
 
 
 class FeatureDistance(FeatureMetric):
@@ -24,9 +22,6 @@ class FeatureDistance(FeatureMetric):
 
     summary = "Fréchet distance of two sets of images in the features of a classifier (not FID)."
     load_network = ClassifierFeatures
-
-    def _info(self) -> MetricInfo:
-        return describe(self.summary, INPUTS_DESCRIPTION, predictions=COLUMN)
 
     def score(self, features: np.ndarray, reference: np.ndarray | str | Path) -> dict[str, float]:
         """[`frechet_distance`] of both."""

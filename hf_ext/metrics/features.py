@@ -19,11 +19,9 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from hf_ext.hub.checkpoints import split_revision
 
-from .images import check_images
+from .images import check_images, describe
 
 INCEPTION_DIMENSIONS = 2048
-# Bytes of float32: `evaluate` hands lists of numbers back as Python objects, gigabytes of them.
-COLUMN = datasets.Value("binary")
 
 INPUTS_DESCRIPTION = """
 Args:
@@ -168,6 +166,10 @@ class FeatureMetric(evaluate.Metric, ABC):
     def __init__(self, *args: Any, network: str, device: str = "cpu", batch_size: int = 64, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.network = type(self).load_network(network, device, batch_size)
+
+    def _info(self) -> evaluate.MetricInfo:
+        # Bytes of float32: `evaluate` hands lists of numbers back as Python objects, gigabytes of them.
+        return describe(self.summary, INPUTS_DESCRIPTION, predictions=datasets.Value("binary"))
 
     def add_batch(self, *, predictions: Any = None, **kwargs: Any) -> None:
         """Adds images."""

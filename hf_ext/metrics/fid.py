@@ -7,11 +7,9 @@ local Nash equilibrium", NeurIPS 2017.
 from pathlib import Path
 
 import numpy as np
-from evaluate import MetricInfo
 
-from .features import COLUMN, INPUTS_DESCRIPTION, FeatureMetric, InceptionFeatures
+from .features import FeatureMetric, InceptionFeatures
 from .frechet import frechet_distance
-from .images import describe
 
 
 class FID(FeatureMetric):
@@ -24,9 +22,6 @@ class FID(FeatureMetric):
 
     summary = "Fréchet Inception distance of two sets of images."
     load_network = InceptionFeatures
-
-    def _info(self) -> MetricInfo:
-        return describe(self.summary, INPUTS_DESCRIPTION, predictions=COLUMN)
 
     def score(self, features: np.ndarray, reference: np.ndarray | str | Path) -> dict[str, float]:
         """[`frechet_distance`] of both."""

@@ -68,14 +68,14 @@ class FeatureStatistics:
         try:
             # An array alone is no mapping, and no archive to close.
             with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as opened:
-                content = dict(opened.items())
-        except (ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
-            raise DataError(f"{path} is no .npz file of statistics: write it with --keep.") from error
-        if not {"mu", "sigma"} <= content.keys():
-            raise ValueError(f"{path} must hold arrays 'mu' and 'sigma', it holds {sorted(content)}")
-        count = int(content["count"]) if "count" in content else None
-        network = str(content["network"]) if "network" in content else None
-        return cls(content["mu"].astype(np.float64), content["sigma"].astype(np.float64), count, network)
+                # No text and no complex numbers.
+                mean, covariance = (opened[name].astype(np.float64, casting="same_kind") for name in ("mu", "sigma"))
+                count = int(opened["count"]) if "count" in opened else None
+                network = str(opened["network"]) if "network" in opened else None
+                return cls(mean, covariance, count, network)
+        except (ValueError, TypeError, KeyError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+            told = f"is no .npz file with the statistics mu and sigma ({error})"
+            raise DataError(f"{path} {told}: write it with --keep, or give pictures.") from error
 
     def save(self, path: str | Path) -> None:
         """Writes what [`~FeatureStatistics.load`] reads."""

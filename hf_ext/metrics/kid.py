@@ -6,11 +6,9 @@ Bińkowski, Sutherland, Arbel and Gretton, "Demystifying MMD GANs", ICLR 2018.
 from pathlib import Path
 
 import numpy as np
-from evaluate import MetricInfo
 
-from .features import COLUMN, INPUTS_DESCRIPTION, FeatureMetric, InceptionFeatures
+from .features import FeatureMetric, InceptionFeatures
 from .frechet import as_features
-from .images import describe
 from .kernel_distance import kernel_distance_of_subsets
 
 
@@ -25,9 +23,6 @@ class KID(FeatureMetric):
 
     summary = "Kernel Inception distance of two sets of images."
     load_network = InceptionFeatures
-
-    def _info(self) -> MetricInfo:
-        return describe(self.summary, INPUTS_DESCRIPTION, predictions=COLUMN)
 
     def score(
         self,

@@ -37,13 +37,6 @@ class Buckets:
     max_ratio: float = 2.0
     step: int = 64
 
-    def validate_numbers(self) -> None:
-        if not 1 < self.max_ratio < float("inf") or self.step < 1:
-            raise ValueError(
-                f"buckets need a max_ratio above 1 and a step of at least 1 pixel; got {self.max_ratio} and "
-                f"{self.step}."
-            )
-
     def sizes(self, side: int | list[int]) -> list[Size]:
         """The shapes of about the area of a square."""
         if not isinstance(side, int):

@@ -9,6 +9,7 @@ import hashlib
 import io
 import itertools
 import json
+import os
 import tarfile
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -28,6 +29,8 @@ from .diffusion_grids import default_batch_size, draw_pictures, write_picture
 from .precompute import keep_settings
 
 SETTINGS, METADATA = "sampling.json", "metadata.jsonl"
+# Of every PNG: a chunk without content, its name and its sum.
+_END = b"\0\0\0\0IEND\xaeB`\x82"
 
 
 def sample_folder(
@@ -73,9 +76,12 @@ def sample_folder(
     def find_missing() -> list[range]:
         if not settings.exists():
             require_new(out)
+        elif not [*out.glob("*.png"), *out.glob("*.tar")]:
+            # Of a call that was refused, or killed before its first picture.
+            settings.unlink()
         keep_settings(settings, wanted, f"{out} contains pictures of another model or other settings")
-        if shard_size is not None:
-            remove_leftovers_of(_shard(out, group, shard_size) for group in groups)
+        pictures = [_path(out, number) for number in range(count)]
+        remove_leftovers_of(pictures if shard_size is None else [_shard(out, group, shard_size) for group in groups])
         return [group for group in groups if not _is_drawn(out, group, shard_size)]
 
     missing = ranks.ask_first(find_missing)
@@ -118,8 +124,12 @@ def _shard(out: Path, group: range, shard_size: int) -> Path:
 
 
 def _is_whole(path: Path) -> bool:
-    """True for a picture; false for none, or an empty file of a copy that ended."""
-    return path.is_file() and path.stat().st_size > 0
+    """True for a picture; false for none, or the first part of a copy that ended."""
+    if not path.is_file() or path.stat().st_size < len(_END):
+        return False
+    with path.open("rb") as file:
+        file.seek(-len(_END), os.SEEK_END)
+        return file.read() == _END
 
 
 def _is_drawn(out: Path, group: range, shard_size: int | None) -> bool:

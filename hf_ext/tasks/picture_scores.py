@@ -14,7 +14,7 @@ import numpy as np
 
 from hf_ext.data.opening import open_source
 from hf_ext.data.source import DataSource
-from hf_ext.distributed import Ranks
+from hf_ext.distributed import Ranks, require_device
 from hf_ext.metrics import (
     ClassifierFeatures,
     CLIPScore,
@@ -171,7 +171,7 @@ def score(
         option = "kernel" if size is None else "size"
         raise UsageError(f"{option} needs pictures as the reference, got {reference}: give some, or leave it out.")
     ranks = Ranks()
-    place, texts = ranks.own_device(device), {}
+    place, texts = require_device(ranks.own_device(device)), {}
     if clip is not None:
         texts["clip_score"] = score_texts(pictures, clip, batch_size, place, ranks)
     if reference is None or network is None:

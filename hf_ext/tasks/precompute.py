@@ -9,6 +9,7 @@ launch` take turns at the missing shards, however many processes wrote the other
 
 import hashlib
 import json
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from huggingface_hub.dataclasses import strict
 from PIL import Image
 
 from hf_ext.data.opening import open_source
-from hf_ext.distributed import Ranks
+from hf_ext.distributed import Ranks, require_device
 from hf_ext.files import read_json, remove_leftovers, require_new, whole_file, write_json
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from hf_ext.progress import progress
@@ -39,7 +40,8 @@ from .diffusion_data import Crops, Size, View, bucket_sizes, cut_view, nearest_b
 from .diffusion_latents import COLUMNS, SPREAD, encode_posterior, load_autoencoder, to_pixels, write_row
 from .diffusion_texts import ENCODER, NULL, SHAPE, SUFFIX, TextEncoder, read_captions
 
-SETTINGS, BAD = "precompute.json", "bad_examples.jsonl"
+SETTINGS, BAD, IMAGE = "precompute.json", "bad_examples.jsonl", "image"
+logger = logging.getLogger(__name__)
 # Settings that decide how the work is done, and no latent.
 FREE = ("batch_size", "workers", "max_bad_examples")
 # Pictures that would be enlarged more, or of which more would be cut off, are bad ones.
@@ -63,7 +65,7 @@ class Precompute:
         seed (`int`, defaults to 0): Another seed, other places.
         batch_size (`int`, defaults to 8): Pictures that are encoded at once.
         shard_size (`int`, defaults to 1000): Rows of a file.
-        image_column (`str`, defaults to `"image"`): Column of the pictures; the others are kept.
+        image_column (`str`, defaults to `"image"`): Column of the pictures, or the only one; the others are kept.
         posterior (`bool`, defaults to `False`):
             Write the spread of each latent beside its mean, twice the room, so that a training with `task.posterior`
             draws a fresh one in every step.
@@ -88,7 +90,7 @@ class Precompute:
     seed: int = 0
     batch_size: int = 8
     shard_size: int = 1000
-    image_column: str = "image"
+    image_column: str = IMAGE
     posterior: bool = False
     text_encoder: str | None = None
     text_column: str | list[str] = "text"
@@ -136,11 +138,10 @@ def precompute(settings: Precompute, out: str | Path, device: str | None = None)
     partial = out.with_name(out.name + ".partial")
     ranks = Ranks()
     with ranks.first_before_others():
-        work = _prepare(settings, out, partial, ranks.own_device(device))
+        work = _prepare(settings, out, partial, require_device(ranks.own_device(device)), ranks.index == 0)
     missing = ranks.ask_first(work.clear)
     done = work.rows - sum(len(work.parts[part]) * len(views) for part, views in missing)
-    shown = ranks.index == 0
-    with progress(total=work.rows, initial=done, unit=" images", shown=shown, smoothing=0.05) as bar:
+    with progress(total=work.rows, initial=done, unit=" images", shown=ranks.index == 0, smoothing=0.05) as bar:
 
         def advance(count: int) -> None:
             # The other processes are as fast as this one.
@@ -161,10 +162,16 @@ def precompute(settings: Precompute, out: str | Path, device: str | None = None)
     return out
 
 
-def _prepare(settings: Precompute, out: Path, partial: Path, device: str) -> "_Work":
+def _prepare(settings: Precompute, out: Path, partial: Path, device: str, tells: bool) -> "_Work":
     """Checks everything, and opens the folder of the unfinished work."""
     require_new(out)
     data = open_source(settings.source)
+    pictures = [name for name, kind in data.features.items() if isinstance(kind, datasets.Image)]
+    if settings.image_column == IMAGE and IMAGE not in data.features and len(pictures) == 1:
+        # Tar files have the ending of a file as its column.
+        settings.image_column = pictures[0]
+        if tells:
+            logger.warning("the pictures are those of the column %r, the only one of pictures", pictures[0])
     if settings.image_column not in data.features:
         raise MissingColumn.of(settings.image_column, data.features, "image_column")
     autoencoder: Any = load_autoencoder(settings.vae)

@@ -130,10 +130,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         )
         # JSON turns the keys into text; written so at once, what is saved again is the same.
         names = None if id2label is None else {str(number): name for number, name in id2label.items()}
-        padding = {"text_padding": text_padding, "text_padding_noise": text_padding_noise}
-        self.register_to_config(
-            id2label=names, max_text_length=max_text_length, prediction_type=prediction_type, **padding
-        )
+        self.register_to_config(text_padding=text_padding, text_padding_noise=text_padding_noise)
+        self.register_to_config(id2label=names, max_text_length=max_text_length, prediction_type=prediction_type)
         self.register_to_config(prediction_type=self._check_scheduler())
         # of whole names, and of parts between commas, those that one class alone has: it is the first and the last
         whole = [(text.strip(), int(number)) for number, text in (names or {}).items()]
@@ -251,15 +249,16 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         texts = [texts] if isinstance(texts, str) else list(texts) if isinstance(texts, tuple) else texts
         if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"prompt and negative_prompt are a text or a list of texts, got {texts!r}.")
-        length = self._count("max_sequence_length", self.config.max_text_length if length is None else length)
+        most = getattr(self.text_encoder.config, "max_position_embeddings", None) or 10**9
+        length = self._count("max_sequence_length", self.config.max_text_length if length is None else length, 1, most)
+        # 63 bits: a torch seed is a signed number
+        seeds = [int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1 for text in texts]
         for text, ids in zip(texts, self.tokenizer(texts, verbose=False).input_ids, strict=True):
             if len(ids) > length:
                 self._LOGGER.warning(f"{len(ids) - length} of {len(ids)} tokens are cut from the end of {text!r}.")
         options = {"padding": "max_length", "padding_side": "right", "max_length": length, "truncation": True}
         tokens = self.tokenizer(texts, return_tensors="pt", **options).to(device or self._execution_device)
         states = self.text_encoder(tokens.input_ids, attention_mask=tokens.attention_mask).last_hidden_state
-        # 63 bits: a torch seed is a signed number
-        seeds = [int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1 for text in texts]
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         padding = (self.config.text_padding, self.config.text_padding_noise)
         return self.pad_text(states, tokens.attention_mask.sum(dim=1), *padding, generators)
@@ -369,16 +368,17 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
                 white = Image.new("RGBA", pictures.size, "white")
                 pictures = Image.alpha_composite(white, pictures.convert("RGBA")).convert("RGB")
             return pictures
-        if not isinstance(pictures, Tensor | np.ndarray):
-            raise ValueError(f"{name} is a {type(pictures).__name__}; a PIL picture, an array or a tensor is needed.")
-        values: Any = pictures
-        if most := {"bool": 1, "uint8": 255}.get(str(pictures.dtype).rpartition(".")[2]):
-            return (pictures.float() if isinstance(pictures, Tensor) else pictures.astype(np.float32)) / most
+        if not isinstance(pictures, Tensor | np.ndarray) or 0 in pictures.shape:
+            raise ValueError(f"{name} is a {type(pictures).__name__}; a full picture, array or tensor is needed.")
+        values: Any = None
+        kind = str(pictures.dtype).rpartition(".")[2]
+        if most := {"bool": 1, "uint8": 255}.get(kind, "float" in kind):
+            values = (pictures.float() if isinstance(pictures, Tensor) else pictures.astype(np.float32)) / most
         # floats of a resized picture go a little beyond, those from 0 to 255 far
-        if "float" not in str(pictures.dtype) or not (abs(values) <= 2).all():
-            found = f"{pictures.dtype} values up to {values.max()}"
-            raise ValueError(f"{name} has {found}; uint8, or finite floats from 0 to 1 are needed.")
-        return pictures
+        if values is None or not (abs(values) <= 2).all():
+            raise ValueError(f"{name} has {kind} up to {pictures.max()}; uint8, or floats from 0 to 1, are needed.")
+        # diffusers takes pictures with any value below 0 for ones from -1 to 1
+        return values.clip(0, 1) if -0.25 < values.min() < 0 else values
 
     def prepare_image_latents(self, image: Any, count: int, height: int, width: int, images: int = 1) -> Tensor:
         """Clean latents [count, channels, ., .] of pictures or latents, by channels: one, one for `images`, or all."""
@@ -415,8 +415,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
     def _places(name: str, given: int, count: int, images: int = 1) -> list[int]:
         """For each of `count` pictures the number of its value; `images` pictures follow each other as a group."""
         if given not in (1, count // images, count):
-            wanted = "give one, one for each class or text, or one for each picture"
-            raise ValueError(f"{name} has {given} values for {count} pictures; {wanted}.")
+            raise ValueError(f"{name} has {given} values for {count} pictures; give one, as many, or one for a text.")
         return [picture * given // count for picture in range(count)]
 
     def prepare_latents(self, count: int, height: int, width: int, generator: Any, latents: Tensor | None) -> Tensor:
@@ -425,9 +424,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         shape = (count, self.transformer.config.in_channels, height // factor, width // factor)
         given = generator if isinstance(generator, list) else [generator] * count
         if len(given) != count or not all(isinstance(one, torch.Generator) for one in given if generator is not None):
-            kinds = ", ".join(sorted({type(one).__name__ for one in given})) or "none"
-            told = f"{kinds}; give one torch.Generator, or as many"
-            raise ValueError(f"generator has {len(given)} entries for {count} pictures: {told}.")
+            raise ValueError(f"generator is {generator!r}; one torch.Generator, or a list of {count}, is needed.")
         if latents is None:
             latents = randn_tensor(shape, generator=generator, device=device, dtype=torch.float32)
         if tuple(latents.shape) != shape:
@@ -555,7 +552,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         return [cls._plain(item) for item in value] if isinstance(value, list | tuple) else value
 
     @classmethod
-    def _count(cls, name: str, value: Any, least: int = 1, most: float = math.inf) -> int:
+    def _count(cls, name: str, value: Any, least: int = 1, most: int = 10**9) -> int:
         """A whole number: of steps, pictures or pixels, or of a class."""
         number = cls._plain(value)
         if type(number) is not int or not least <= number <= most:
@@ -585,7 +582,6 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
 
     def _encode_conditions(self, call: Any, guided: bool, images: int) -> tuple[Tensor, list[tuple[int, int]]]:
         """Context of the null branch, then of the others [2 B or B, L, D]; for each picture both labels, or 0."""
-        inputs: dict[str, Tensor]
         if (null := self.transformer.config.num_classes) is not None:
             given, negative = self._check_labels(call.class_labels, "class_labels"), call.negative_class_labels
             negative = self._check_labels(null if negative is None else negative, "negative_class_labels")
@@ -610,7 +606,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         words, size, most = self._CONTROLS[name]
         try:
             rows = torch.tensor(self._plain(value))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RuntimeError):
             rows = torch.empty(0, 0, 0)
         # True is no number of pixels, and half a flip is none
         fits = (rows == 0) | (rows == 1) if name == "flip" else (rows > 0) & (rows.dtype != torch.bool)
@@ -632,9 +628,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             raise ValueError(f"The model has no control {unknown[0]}; it was trained with {known}.")
         given = {"original_size": size, "crop": (0, 0), "target_size": size, "flip": 0} | given
         values = {name: self._read_control(name, value, count, images) for name, value in given.items()}
-        if "aspect_ratio" not in values:
-            values["aspect_ratio"] = values["original_size"][:, 1:] / values["original_size"][:, :1]
-        values["aspect_ratio"] = values["aspect_ratio"].log()
+        ratios = values.get("aspect_ratio", values["original_size"][:, 1:] / values["original_size"][:, :1])
+        values["aspect_ratio"] = ratios.log()
         # a column for each number, one for "not dropped"; where controls are dropped, all are 0
         kept = torch.full((count, 1), bool(config.control_alpha)).double()
         full = torch.cat([*(values[name] for name in config.control_alpha), kept], dim=1)
@@ -695,10 +690,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         """Context and adaLN numbers of the branches, one after the other; one row of numbers where all are equal."""
         count = len(rows["full"])
         if context.shape[0] not in (count, 2 * count) or ("null" in weights and context.shape[0] == count):
-            raise ValueError(
-                f"The context has {context.shape[0]} rows for {count} pictures; {2 * count} are needed with guidance, "
-                f"{count} without. If a callback made it shorter, it must also set _guidance_scale to 1."
-            )
+            told = f"{2 * count} are needed with guidance, {count} without (a callback sets _guidance_scale to 1)"
+            raise ValueError(f"The context has {context.shape[0]} rows for {count} pictures; {told}.")
         chosen = [row for branch in weights for row in rows[branch]]
         # one row for all is not only smaller: the transformer has a faster way for it
         numbers = [table[row] for row in (chosen if len(set(chosen)) > 1 else chosen[:1])]
@@ -802,6 +795,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         images_each = self._count("num_images_per_prompt", call.num_images_per_prompt)
         # a callback may switch the guidance on, where there is something that encodes the null text
         guided = call.guidance_scale > 1 or (callback is not None and self.text_encoder is not None)
+        if self._has_negative and callback is None and not guided:
+            self._LOGGER.warning("guidance_scale is at most 1, which is off: nothing negative has an effect.")
         embeds, labels = self._encode_conditions(call, guided, images_each)
         size = self.image_size(call.height, call.width, call.latents)
         controls = {name: options[name] for name in self._CONTROLS}
@@ -892,14 +887,15 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
                 raise ValueError("This is a text model: give prompt or prompt_embeds, not both, and no class_labels.")
             if texts[2] is not None and texts[3] is not None:
                 raise ValueError("Give negative_prompt or negative_prompt_embeds, not both.")
-        elif classes[0] is None or any(value is not None for value in texts):
+        elif classes[0] is None or any(value is not None for value in (*texts, call.max_sequence_length)):
             raise ValueError("This is a class model: give class_labels, no prompt; numbers or names of classes.")
         if call.control_guidance_scale != 1 and not self.transformer.config.control_alpha:
             self._LOGGER.warning("The model has no controls: control_guidance_scale changes nothing.")
         if call.output_type not in self._OUTPUT_TYPES:
             raise ValueError(f"output_type is {call.output_type!r}; one of {', '.join(self._OUTPUT_TYPES)} fits.")
-        if unknown := sorted(set(call.callback_on_step_end_tensor_inputs) - set(self._callback_tensor_inputs)):
-            raise ValueError(f"callback_on_step_end_tensor_inputs: {unknown}, not of {self._callback_tensor_inputs}.")
+        names, known = call.callback_on_step_end_tensor_inputs, self._callback_tensor_inputs
+        if not isinstance(names, list | tuple) or not all(name in known for name in names):
+            raise ValueError(f"callback_on_step_end_tensor_inputs is {names!r}; a list of names of {known} is needed.")
         for name, value in {**{name: getattr(call, name) for name in self._NUMBERS}, "strength": strength}.items():
             given, count = self._plain(value), 1 + (name == "guidance_interval")
             each = given if isinstance(given, list) and count == 2 else [given]
@@ -910,8 +906,9 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
                 raise ValueError(f"{name} is {value!r}; a finite number is needed, {wanted}.")
         for name, axes in {"latents": 4, "prompt_embeds": 3, "negative_prompt_embeds": 3}.items():
             value = getattr(call, name)
-            if value is not None and not (isinstance(value, Tensor) and value.ndim == axes and value.isfinite().all()):
-                raise ValueError(f"{name} must be a finite tensor with {axes} axes, pictures or texts first.")
+            right = isinstance(value, Tensor) and value.ndim == axes and value.numel() and value.isfinite().all()
+            if value is not None and not right:
+                raise ValueError(f"{name} must be a finite tensor with {axes} axes, none of which is empty.")
 
     # Saving
 
@@ -932,13 +929,12 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         hf_ext by `DiffusionPipeline.from_pretrained(folder, trust_remote_code=True)`. Arguments are those of
         [`~diffusers.DiffusionPipeline.save_pretrained`]."""
         if adapters := list(getattr(self.transformer, "peft_config", ())):
+            advice = "use save_lora_weights, then unload_lora_weights, and fuse_lora before it if they are to stay"
             raise ValueError(
-                f"The transformer has the LoRA layers {adapters}, which a pipeline is not saved with: save them by "
-                "save_lora_weights and remove them by unload_lora_weights, after fuse_lora if they are to stay."
+                f"The transformer has the LoRA layers {adapters}, which a pipeline does not save: {advice}."
             )
         if not hasattr(self.transformer, "_CODE"):
-            kind = type(self.transformer).__name__
-            raise TypeError(f"The transformer is a {kind}; only a pipeline of a {self._COMPONENT[1]} is saved.")
+            raise TypeError(f"A {type(self.transformer).__name__} is not saved; a {self._COMPONENT[1]} is needed.")
         # The code first: diffusers uploads what lies in the folder when it has written the rest.
         folder, file = Path(save_directory), f"transformer/{self._COMPONENT[0]}.py"
         for path, code in ((folder / "pipeline.py", self._CODE), (folder / file, self.transformer._CODE)):
@@ -969,9 +965,10 @@ class DisentangledDiTImg2ImgPipeline(DisentangledDiTPipeline):
         **options: Any,
     ) -> ImagePipelineOutput | tuple[Any]:
         """
-        Makes pictures from pictures. Other options, results and errors are those of [`DisentangledDiTPipeline`].
+        Makes pictures from pictures, with results and errors of [`DisentangledDiTPipeline`].
 
         Args:
+            class_labels, prompt, **options: As in a call of [`DisentangledDiTPipeline`].
             image (picture, `np.ndarray`, `torch.Tensor` or a list): The pictures, resized to `height` and `width`; a
                 tensor may hold latents. Arrays and tensors have floats from 0 to 1, or `uint8`.
             strength (`float`, defaults to 0.8): How far from `image` to start, in (0, 1]; 1 is noise alone.
@@ -1006,9 +1003,10 @@ class DisentangledDiTInpaintPipeline(DisentangledDiTPipeline):
         **options: Any,
     ) -> ImagePipelineOutput | tuple[Any]:
         """
-        Makes a part of pictures anew. Other options, results and errors are those of [`DisentangledDiTPipeline`].
+        Makes a part of pictures anew, with results and errors of [`DisentangledDiTPipeline`].
 
         Args:
+            class_labels, prompt, **options: As in a call of [`DisentangledDiTPipeline`].
             image, strength: As in a call of [`DisentangledDiTImg2ImgPipeline`].
             mask_image (picture, `np.ndarray`, `torch.Tensor` or a list): White where `image` changes, black where not.
 

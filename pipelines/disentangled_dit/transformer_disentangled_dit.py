@@ -214,6 +214,8 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         "L": {"num_layers": 24, "num_attention_heads": 16, "attention_head_dim": 64, "patch_size": 2},
         "XL": {"num_layers": 28, "num_attention_heads": 16, "attention_head_dim": 72, "patch_size": 2},
     }
+    _COUNTS = ("patch_size", "in_channels", "num_layers", "num_attention_heads", "attention_head_dim", "num_classes",
+               "num_class_tokens", "joint_attention_dim", "num_train_timesteps")  # fmt: skip
     _CHOICES = {"conditioning": ("attention", "adaln"), "modulation": ("per_block", "shared")}
     # Features of a scalar; grids whose positions are kept.
     SINUSOIDS = 256
@@ -273,15 +275,17 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         modulation: str = "per_block",
     ):
         super().__init__()
-        if pos_embed_base_size is None:
-            pos_embed_base_size = [side // patch_size for side in self._pair(sample_size)]
+        counts = {name: self.config[name] for name in self._COUNTS if self.config[name] is not None}
+        if wrong := {name: count for name, count in counts.items() if not isinstance(count, int) or count < 1}:
+            raise ValueError(f"{type(self).__name__}: {wrong} must be whole numbers from 1.")
+        self.grid = [side // patch_size for side in self._pair(sample_size)]
+        base = self._pair(self.grid if pos_embed_base_size is None else pos_embed_base_size)
         control_alpha = dict(self.CONTROL_ALPHA) if control_alpha is None else dict(control_alpha)
         # What was derived is saved: a later size keeps the grid of the pre-training, and a later release the weights.
-        self.register_to_config(pos_embed_base_size=self._pair(pos_embed_base_size), control_alpha=control_alpha)
+        self.register_to_config(pos_embed_base_size=base, control_alpha=control_alpha)
         self._check_config()
         self.inner_dim = num_attention_heads * attention_head_dim
         self.gradient_checkpointing = False
-        self.grid = [side // patch_size for side in self._pair(sample_size)]
         self.register_buffer("positions", self.position_embedding(self.grid[0], self.grid[1]), persistent=False)
         self._other_positions: dict[tuple[int, int, torch.device], Tensor] = {}
         self._make_embedders(self.inner_dim)
@@ -342,11 +346,12 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         """Raise a ValueError for a configuration that means nothing."""
         config, patch, last = self.config, self.config.patch_size, self.config.num_layers - 1
         width = config.num_attention_heads * config.attention_head_dim
-        classes, tokens, decoding = config.num_classes, config.num_class_tokens, config.num_decoder_layers
+        classes, decoding = config.num_classes, config.num_decoder_layers
         alphas, dropouts = config.control_alpha, [config.condition_dropout, config.control_dropout]
         sizes = [self._pair(config.sample_size), config.pos_embed_base_size]
         misfit = any(len(size) != 2 or min(size) < 1 for size in sizes) or any(side % patch for side in sizes[0])
         unknown = [name for name in alphas if name not in self.CONTROL_SIZES]
+        steep = any(not 0 <= alpha <= 1e6 for alpha in alphas.values())
         alike = (classes is None) == (config.joint_attention_dim is None)
         problems = {
             "give one of num_classes (class model) and joint_attention_dim (text model), not both or neither": alike,
@@ -355,12 +360,8 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
                 for name, (first, other) in self._CHOICES.items()
             },
             "conditioning='adaln' is of classes: give num_classes": config.conditioning == "adaln" and classes is None,
-            f"num_classes is at least 1, not {classes}": classes is not None and classes < 1,
-            f"num_class_tokens is at least 1, not {tokens}": tokens < 1,
             f"control_alpha has unknown controls {unknown}; there are {list(self.CONTROL_SIZES)}": bool(unknown),
-            f"exponents of control_alpha are numbers from 0 to 1e6, not {alphas}": any(
-                not 0 <= alpha <= 1e6 for alpha in alphas.values()
-            ),
+            f"exponents of control_alpha are numbers from 0 to 1e6, not {alphas}": steep,
             f"the dropouts are in [0, 1), not {dropouts}": any(not 0 <= rate < 1 for rate in dropouts),
             f"the width, num_attention_heads * attention_head_dim, is divisible by 4, unlike {width}": width % 4 != 0,
             f"sample_size and pos_embed_base_size {sizes} are one positive number or two, the first divisible by "
@@ -475,8 +476,8 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
     def _scale_lora(self, scale: float, names: list[str] | None = None) -> list[tuple[dict[str, float], ...]]:
         """Multiplies the weights of LoRA layers that are not fused; these weights, each beside a copy from before."""
         # peft's `scale_layer` leaves out embeddings, and its `unscale_layer` makes 1 of whatever was scaled by 0
-        found = []
-        for layer in self.modules():
+        found: list[tuple[dict[str, float], ...]] = []
+        for layer in list[Any](self.modules()):
             if scale != 1 and isinstance(weights := getattr(layer, "scaling", None), dict):
                 found.append((weights, dict(weights)))
                 for name in weights.keys() & set(names or layer.active_adapters) - set(layer.merged_adapters):
@@ -486,20 +487,21 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
     @contextlib.contextmanager
     def _scaled_lora(self, attention_kwargs: dict[str, Any] | None) -> Iterator[None]:
         """LoRA layers times `scale`, for a call."""
-        options = {"scale": 1.0, **(attention_kwargs or {})}
-        if len(options) > 1 or not math.isfinite(options["scale"]):
+        options: Any = attention_kwargs or {}
+        scale = options.get("scale", 1.0) if isinstance(options, dict) and not options.keys() - {"scale"} else None
+        if not isinstance(scale, int | float) or not math.isfinite(scale):
             raise ValueError(f"`attention_kwargs` takes a finite `scale` only, got {attention_kwargs}.")
-        before = self._scale_lora(options["scale"])
+        before = self._scale_lora(scale)
         try:
             yield
         finally:
             for weights, earlier in before:
                 weights.update(earlier)
 
-    def fuse_lora(self, lora_scale: float = 1.0, **options: Any) -> None:
+    def fuse_lora(self, lora_scale: float = 1.0, safe_fusing: bool = False, adapter_names: Any = None) -> None:
         """Adds LoRA layers, times `lora_scale`, to the weights. The scale stays after `unfuse_lora`, as usual."""
-        self._scale_lora(lora_scale, options.get("adapter_names"))
-        super().fuse_lora(**options)
+        self._scale_lora(lora_scale, adapter_names)
+        super().fuse_lora(1.0, safe_fusing, adapter_names)
 
     def forward(
         self,
@@ -590,13 +592,13 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         patch, channels = self.config.patch_size, self.config.in_channels
         shape = tuple(hidden_states.shape)
         if len(shape) != 4 or shape[1] != channels or shape[2] % patch or shape[3] % patch or 0 in shape:
-            wanted = f"(batch, {channels}, height, width), height and width divisible by the patch size {patch}"
-            raise ValueError(f"`hidden_states` must have shape {wanted}, got {shape}.")
+            told = f"(batch, {channels}, height, width), height and width divisible by the patch size {patch}"
+            raise ValueError(f"`hidden_states` must have shape {told}, got {shape}.")
         inputs = {"modulation": (modulation, sum(self.modulation_sizes)), "context": (context, self.inner_dim)}
         for name, (value, width) in inputs.items():
             if value.shape[0] not in (1, shape[0]) or value.shape[-1] != width:
-                wanted = f"{shape[0]} rows, like `hidden_states`, or one, and {width} numbers"
-                raise ValueError(f"{name}, or what it is made of, must have {wanted}, got {tuple(value.shape)}.")
+                told = f"{shape[0]} rows, like `hidden_states`, or one, and {width} numbers"
+                raise ValueError(f"{name}, or what it is made of, must have {told}, got {tuple(value.shape)}.")
         tokens = shape[2] // patch * (shape[3] // patch)
         for residual in residuals:
             wanted, given = (shape[0], tokens, self.inner_dim), tuple(residual.shape)

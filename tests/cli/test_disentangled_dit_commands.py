@@ -37,10 +37,9 @@ def test_latents_are_written_as_asked(tmp_path):
     assert len(rows) == 10 and rows.features["label"].names == CLASSES and set(rows["flip"]) == {1}
     again = run("dit", "precompute", *words, code=2)
     assert "exists: give another folder" in again.stderr
-    result = run(
-        "dit", "precompute", data, tmp_path / "b", "--vae", tmp_path / "vae", "--size", 8, "--flip", 2, code=2
-    )
-    assert "crops.flip is a probability" in result.stderr and not (tmp_path / "b").exists()
+    for option, told in ((("--flip", 2), "crops.flip is a probability"), (("--device", "none"), "device none cannot")):
+        assert told in run("dit", "precompute", data, tmp_path / "b", *words[2:], *option, code=2).stderr
+    assert not (tmp_path / "b").exists()
 
 
 def encoded(kind, mode="RGB", size=(24, 20), share=1.0, **options):
@@ -146,10 +145,16 @@ def test_pictures_of_a_folder_are_functions_of_seed_and_number(tmp_path):
             "height", "size"
         )
         run(*words, "--count", 2, "--out", tmp_path / f"o{number}", *option)
-    # An empty file of a copy that ended is drawn again.
-    (out / "000002.png").write_bytes(b"")
-    run(*words, "--count", 8, "--out", out)
-    assert (out / "000002.png").read_bytes() == first["000002.png"]
+    # What is left of a copy that ended is drawn again; a kill of yesterday left a part.
+    for part in (b"", first["000002.png"][:-5]):
+        (out / "000002.png").write_bytes(part)
+        (out / ".000002.png.tmp-00000000").write_bytes(part)
+        os.utime(out / ".000002.png.tmp-00000000", (0, 0))
+        run(*words, "--count", 8, "--out", out)
+        assert (out / "000002.png").read_bytes() == first["000002.png"] and not [*out.glob(".*.tmp-*")]
+    # A call that was refused leaves no settings that others must have.
+    run(*words, "--count", 1, "--out", tmp_path / "refused", "--guidance-scale", "nan", code=2)
+    run(*words, "--count", 1, "--out", tmp_path / "refused")
     make_pipeline(num_layers=2).save_pretrained(tmp_path / "model")
     assert "transformer: " in run(*words, "--count", 9, "--out", out, code=2).stderr
     (tmp_path / "taken").mkdir()
@@ -157,7 +162,7 @@ def test_pictures_of_a_folder_are_functions_of_seed_and_number(tmp_path):
     assert len([*out.glob("*.png")]) == 8 and not [*(tmp_path / "taken").iterdir()]
 
 
-def test_tar_files_hold_the_pictures_of_a_folder_and_go_on(tmp_path):
+def test_tar_files_hold_the_pictures_of_a_folder_and_go_on(tmp_path, caplog):
     make_pipeline().save_pretrained(tmp_path / "model")
     words = ["sample", tmp_path / "model", "--steps", 2, "--device", "cpu", "--batch-size", 2]
     out, whole, folder = tmp_path / "tars", tmp_path / "whole", tmp_path / "folder"
@@ -185,6 +190,11 @@ def test_tar_files_hold_the_pictures_of_a_folder_and_go_on(tmp_path):
         for number, row in enumerate(rows):
             with Image.open(folder / f"{number:06d}.png") as wanted:
                 assert_same_picture(np.asarray(row["png"]), np.asarray(wanted))
+    # The pictures are those of the only column of such.
+    make_vae().save_pretrained(tmp_path / "vae")
+    run("dit", "precompute", out, tmp_path / "latents", "--vae", tmp_path / "vae", "--size", 8)
+    latents = datasets.load_dataset(str(tmp_path / "latents"), split="train")
+    assert "'png'" in caplog.text and sorted(latents["cls"]) == sorted(rows["cls"])
     run(*words, "--count", 10, "--out", out, "--shard-size", 5, code=2)
     run(*words, "--count", 10, "--out", folder, "--shard-size", 5, code=2)
     run(*words, "--count", 2, "--out", tmp_path / "grid.png", "--shard-size", 5, code=2)
@@ -283,10 +293,12 @@ def test_texts_are_drawn(tmp_path):
         (["--out", "grids"], "needs --count"),
         (["--out", "grids.tar", "--count", 2], "must be a .png file"),
         (["--strength", 0.5], "--strength is the share of --image that is replaced: give both"),
-        (["--negative", "goldfish", "--guidance-scale", 1], "--guidance-scale 1 turns off"),
-        (["--guidance-scale", "nan"], "nan is not a finite number"),
-        (["--control-guidance-scale", "inf"], "inf is not a finite number"),
+        (["--negative", "goldfish", "--guidance-scale", 1], "--negative needs guidance"),
+        (["--guidance-scale", "nan"], "guidance_scale is nan; a finite number"),
+        (["--control-guidance-scale", "inf"], "control_guidance_scale is inf; a finite number"),
         (["--scheduler", "VQDiffusionScheduler"], "it needs num_vec_classes"),
+        (["--scheduler", "DDIMInverseScheduler"], "goes from pictures to noise"),
+        (["--device", "cuda:99"], "device cuda:99 cannot be used"),
     ],
 )
 def test_wrong_words_are_named(words, message, tmp_path, monkeypatch):

@@ -287,6 +287,4 @@ def test_the_launcher_runs_the_commands_of_the_readme(tmp_path):
     write_inputs(tmp_path)
     said = launch_two("hf_ext_cli.main", *restore_words(tmp_path, "out"), code=1)
     assert said.count("7 restored") == said.count("2 of 9 pictures could not be restored") == 1, said
-    launch_two("hf_ext_cli.main", *precompute_words(tmp_path, "latents"))
-    assert len(files(tmp_path / "latents")) == 7
     assert launch_two("hf_ext_cli.main", *evaluate_words(tmp_path, "eval.json")).count("PSNR") == 1

@@ -41,24 +41,18 @@ def with_lora(**fields) -> DisentangledDiTTransformer2DModel:
     return model
 
 
-def test_lora_is_added_disabled_scaled_fused_and_trained_alone():
+def test_lora_is_added_disabled_and_trained_alone():
     base = predict(make_transformer())
     model = with_lora()
     adapted = predict(model)
     # Three blocks of eight layers, but for the two that the last one lacks.
     assert sum(name.endswith("lora_A.default.weight") for name, _ in model.named_parameters()) == 3 * 8 - 2
     assert (adapted - base).abs().max() > 1e-3
-    inputs = make_inputs(model)
-    torch.testing.assert_close(predict(model, **inputs, attention_kwargs={"scale": 0.0}), base, atol=1e-5, rtol=0)
     model.disable_lora()
     torch.testing.assert_close(predict(model), base, atol=1e-5, rtol=0)
     model.enable_lora()
     torch.testing.assert_close(predict(model), adapted, atol=1e-5, rtol=0)
-    model.fuse_lora()
-    torch.testing.assert_close(predict(model), adapted, atol=1e-4, rtol=1e-4)
-    model.unfuse_lora()
-    torch.testing.assert_close(predict(model), adapted, atol=1e-4, rtol=1e-4)
-    model(**inputs).sample.sum().backward()
+    model(**make_inputs(model)).sample.sum().backward()
     assert {"lora" in name for name, parameter in model.named_parameters() if parameter.grad is not None} == {True}
 
 

@@ -23,16 +23,20 @@ from tests.kit.refusals import refused
 
 FEW = {"num_inference_steps": 3, "output_type": "latent"}
 BYTES = np.random.default_rng(0).integers(0, 256, (6, 10, 3), dtype=np.uint8)
+BYTES[0, 0] = 0
 
 
 # Pictures
 
 
-@pytest.mark.parametrize("form", ["array", "floats", "tensor", "list", "opaque"])
+@pytest.mark.parametrize("form", ["array", "floats", "resized", "turned", "long", "tensor", "list", "opaque"])
 def test_a_picture_is_read_alike_in_every_form(form):
     forms = {
         "array": BYTES,
         "floats": BYTES.astype(np.float32) / 255,
+        "resized": np.where(BYTES == 0, -0.01, BYTES / 255),
+        "turned": np.ascontiguousarray(BYTES[::-1])[::-1] / 255,
+        "long": BYTES.astype(np.longdouble) / 255,
         "tensor": torch.from_numpy(BYTES).permute(2, 0, 1)[None],
         "list": [Image.fromarray(BYTES)],
         "opaque": Image.fromarray(BYTES).convert("RGBA"),
@@ -114,9 +118,8 @@ def test_large_pictures_are_decoded_in_tiles():
 
 
 def test_guidance_in_a_part_of_the_steps():
-    pipeline, noise = make_pipeline(), None
-    noise = start(pipeline, 1)
-    options = {"class_labels": 0, "latents": noise, "output_type": "latent", "num_inference_steps": 10}
+    pipeline = make_pipeline()
+    options = {"class_labels": 0, "latents": start(pipeline, 1), "output_type": "latent", "num_inference_steps": 10}
     seen = record(pipeline)
     pipeline(guidance_interval=(0.2, 0.8), **options)
     assert seen.images == [1, 1, 2, 2, 2, 2, 2, 2, 1, 1]
@@ -128,8 +131,7 @@ def test_guidance_in_a_part_of_the_steps():
 
 
 def test_rescaled_guidance_has_the_spread_of_the_conditional_prediction():
-    pipeline, noise, seen = make_pipeline(), None, {}
-    noise = start(pipeline, 2)
+    pipeline, seen = make_pipeline(), {}
 
     def look(share):
         def note(pipe, step, timestep, tensors):
@@ -138,7 +140,7 @@ def test_rescaled_guidance_has_the_spread_of_the_conditional_prediction():
 
         return {"callback_on_step_end": note, "callback_on_step_end_tensor_inputs": ["noise_pred"]}
 
-    options = {"class_labels": [0, 1], "latents": noise, **FEW}
+    options = {"class_labels": [0, 1], "latents": start(pipeline, 2), **FEW}
     pipeline(guidance_scale=1.0, **options, **look("conditional"))
     for share in (0.0, 0.7, 1.0):
         pipeline(guidance_scale=5.0, guidance_rescale=share, **options, **look(share))
@@ -147,24 +149,32 @@ def test_rescaled_guidance_has_the_spread_of_the_conditional_prediction():
     torch.testing.assert_close(spread[0.7], 0.7 * spread["conditional"] + 0.3 * spread[0.0])
 
 
-NUMBERS = {
+VALUES = {
     **dict.fromkeys(
         ("guidance_scale", "control_guidance_scale", "guidance_rescale", "eta"),
         [float("nan"), float("inf"), [1.0, 2.0], "4", None],
     ),
-    "guidance_interval": [0.5, (0.2,), (0.2, float("nan")), ("a", "b"), None],
+    "guidance_interval": [0.5, (0.2,), (0.2, float("nan")), ("a", "b"), None, (0.8, 0.2), (-1, 5)],
     "strength": [float("nan"), "all", None, 0, 1.01],
     "flip": [0.5, 2, "left"],
-    "original_size": [(True, True), (0, 4)],
+    "original_size": [(True, True), (0, 4), [(4, 4), None], [(4, 4), (4,)]],
+    "attention_kwargs": [{"scale": None}, {"scale": "1"}, {"mask": 1}, [1]],
+    "callback_on_step_end_tensor_inputs": [None, "latents", [["latents"]]],
     "generator": [[None], ("a",), [torch.Generator()] * 2, 7, []],
+    # floats up to 255, NaN, no picture; bytes of 0 and 1, no hole; of NumPy, not finite, none
+    "image": [BYTES.astype(np.float32), np.full((6, 10, 3), np.nan), [], np.zeros((0, 6, 10, 3))],
+    "mask_image": [np.eye(6, 10).astype(np.uint8), np.zeros((6, 10), dtype=bool)],
+    "latents": [np.zeros((1, 3, 6, 10)), torch.full((1, 3, 6, 10), torch.nan), torch.zeros(0, 3, 6, 10)],
 }
-NUMBERS["eta"] = [*NUMBERS["eta"], 5, -0.1]
+VALUES["eta"] = [*VALUES["eta"], 5, -0.1]
+VALUES["guidance_rescale"] = [*VALUES["guidance_rescale"], 2.0]
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in NUMBERS.items() for value in values])
-def test_what_is_no_fitting_number_is_refused(name, value):
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in VALUES.items() for value in values])
+def test_what_is_no_fitting_value_is_refused(name, value):
+    call = {"class_labels": 0, "image": BYTES, "mask_image": np.ones((6, 10), dtype=bool), "strength": 1.0, **FEW}
     with refused(ValueError, name):
-        from_picture(make_pipeline())(class_labels=0, image=BYTES, **{name: value}, **FEW)
+        within_mask(make_pipeline())(**{**call, name: value})
 
 
 def test_a_callback_may_replace_the_null_context_alone():
@@ -203,22 +213,24 @@ def test_a_long_text_is_cut_with_a_warning(monkeypatch):
     assert pipeline(prompt="a hen", max_sequence_length=12, **FEW).images.shape == (1, 3, 6, 10)
 
 
-@pytest.mark.parametrize("prompt", [3, ["a hen", None], [], {"a": 1}])
+@pytest.mark.parametrize("prompt", [3, ["a hen", None], [], {"a": 1}, "half a pair: \ud800"])
 def test_what_is_no_text_is_refused(prompt):
     for texts in ({"prompt": prompt}, {"prompt": "a hen", "negative_prompt": prompt}):
         with pytest.raises(ValueError):
             make_text_pipeline()(**texts, **FEW)
-    with refused(ValueError, "max_sequence_length"):
-        make_text_pipeline()(prompt="a hen", max_sequence_length=0, **FEW)
+    for length in (0, 513):
+        with refused(ValueError, "max_sequence_length"):
+            make_text_pipeline()(prompt="a hen", max_sequence_length=length, **FEW)
 
 
-def test_a_control_scale_of_a_model_without_controls_is_said(monkeypatch):
+def test_scales_that_leave_something_without_effect_are_said(monkeypatch):
     pipeline, said = make_pipeline(control_alpha={}), []
     monkeypatch.setattr(pipeline._LOGGER, "warning", said.append)
     pipeline(class_labels=0, **FEW)
     assert not said
     pipeline(class_labels=0, control_guidance_scale=2.0, **FEW)
-    assert len(said) == 1 and "control_guidance_scale" in said[0]
+    pipeline(class_labels=0, negative_class_labels=1, guidance_scale=1.0, **FEW)
+    assert len(said) == 2 and "control_guidance_scale" in said[0] and "negative" in said[1]
 
 
 def test_pictures_are_one_or_as_many_as_classes_or_as_results():
@@ -249,28 +261,6 @@ def test_a_pipeline_with_adapters_is_not_saved_and_a_fused_one_is(tmp_path):
     pipeline.save_pretrained(tmp_path / "fused")
     loaded = quiet(DisentangledDiTPipeline.from_pretrained(tmp_path / "fused"))
     torch.testing.assert_close(loaded(class_labels=0, latents=noise, **FEW).images, expected, rtol=1e-4, atol=1e-4)
-
-
-WRONG = {
-    "swapped interval": ({"guidance_interval": (0.8, 0.2)}, "guidance_interval"),
-    "interval beyond the steps": ({"guidance_interval": (-1, 5)}, "guidance_interval"),
-    "rescale above 1": ({"guidance_rescale": 2.0}, "guidance_rescale"),
-    "floats up to 255": ({"image": BYTES.astype(np.float32)}, "image"),
-    "NaN in a picture": ({"image": np.full((6, 10, 3), np.nan)}, "image"),
-    "no picture in a list": ({"image": []}, "image"),
-    "a mask of 0 and 1 in bytes": ({"mask_image": np.eye(6, 10).astype(np.uint8)}, "mask_image"),
-    "a mask without a hole": ({"mask_image": np.zeros((6, 10), dtype=bool)}, "mask_image"),
-    "latents of NumPy": ({"latents": np.zeros((1, 3, 6, 10))}, "latents"),
-    "latents that are not finite": ({"latents": torch.full((1, 3, 6, 10), torch.nan)}, "finite"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_what_would_spoil_pictures_in_silence_is_refused(case):
-    options, word = WRONG[case]
-    call = {"class_labels": 0, "image": BYTES, "mask_image": np.ones((6, 10), dtype=bool), **FEW, "strength": 1.0}
-    with refused(ValueError, word):
-        within_mask(make_pipeline())(**{**call, **options})
 
 
 def test_rescaled_guidance_of_a_network_that_was_just_made_is_finite():

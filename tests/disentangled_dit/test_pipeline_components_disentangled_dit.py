@@ -148,7 +148,7 @@ def test_image_to_image_takes_pictures_of_any_size_and_latents():
     latents = pipeline.encode_image(pipeline.vae, pixels).detach()
     again = pipeline(image=latents, num_images_per_prompt=2, generator=generator(), **options).images
     torch.testing.assert_close(images, again)
-    with pytest.raises(ValueError, match="image gives latents of shape"):
+    with pytest.raises(ValueError, match="image has 3 values for 2 pictures"):
         pipeline(image=torch.zeros(3, 4, 6, 10), **options)
 
 
@@ -173,7 +173,7 @@ def test_inpainting_keeps_the_latents_of_black_pixels():
     torch.testing.assert_close(each[1:, :, 4:, 8:], clean[:, :, 4:, 8:])
     with pytest.raises(ValueError):
         pipeline(class_labels=0, mask_image=masks)
-    with pytest.raises(ValueError, match="mask_image gives latents of shape"):
+    with pytest.raises(ValueError, match="mask_image has 3 values for 2 pictures"):
         pipeline(mask_image=masks.repeat(2, 1, 1, 1)[:3], **options)
 
 

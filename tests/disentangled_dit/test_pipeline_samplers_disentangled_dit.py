@@ -141,10 +141,6 @@ REFUSED = {
     ),
     "another family": (EDMEulerScheduler(), "EDMEulerScheduler is neither of the DDPM family"),
     "a learned variance": (DDPMScheduler(variance_type="learned"), "variance_type='learned', and the network"),
-    "a copied configuration": (
-        FlowMatchEulerDiscreteScheduler.from_config(DDIMScheduler().config),
-        "flow_prediction, and this network predicts epsilon",
-    ),
     "flow sigmas without the prediction": (
         DPMSolverMultistepScheduler(use_flow_sigmas=True),
         "prediction_type='epsilon' and use_flow_sigmas=True",

@@ -7,11 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate.hooks import CpuOffload
-from diffusers import (
-    MagCacheConfig,
-    PyramidAttentionBroadcastConfig,
-    TaylorSeerCacheConfig,
-)
+from diffusers import MagCacheConfig, PyramidAttentionBroadcastConfig, TaylorSeerCacheConfig
 from huggingface_hub import HfApi, close_session
 
 from hf_ext.pipelines import DisentangledDiTPipeline

@@ -358,8 +358,8 @@ def test_residuals_of_a_controlnet_are_added_after_the_blocks():
         ({"conditioning": "cross"}, "'attention' or 'adaln', not 'cross'"),
         ({"modulation": "none"}, "'per_block' or 'shared', not 'none'"),
         ({"conditioning": "adaln", "num_classes": None, "joint_attention_dim": 4}, "of classes"),
-        ({"num_classes": 0}, "num_classes is at least 1, not 0"),
-        ({"num_class_tokens": 0}, "num_class_tokens is at least 1, not 0"),
+        ({"num_classes": 0}, "'num_classes': 0. must be whole numbers from 1"),
+        *(({name: value}, name) for name in ("num_class_tokens", "patch_size") for value in (0, "2", 2.0)),
         ({"control_alpha": {"colour": 1.0}}, r"unknown controls \['colour'\]; there are \['original_size'"),
         ({"control_alpha": {"crop": -1.0}}, "numbers from 0 to 1e6"),
         ({"condition_dropout": 1.5}, "dropouts"),
@@ -392,7 +392,10 @@ def test_bad_inputs():
         ("integers of shape .* from 0 to 5", model, {**whole, "class_labels": labels + 0.5}),
         ("no controls \\['flip'\\]; it has \\['crop'\\]", model, {**given, "controls": {"flip": labels[:, None]}}),
         (r"'crop' must have shape \(batch, 2\)", model, {**given, "controls": {"crop": labels[:, None]}}),
-        ("`scale` only, got \\['mask'\\]", model, {**whole, "attention_kwargs": {"mask": 1}}),
+        *(
+            ("finite `scale` only", model, {**whole, "attention_kwargs": given})
+            for given in ({"mask": 1}, {"scale": None}, [1])
+        ),
         ("text model", text, whole),
         ("class model", model, {**whole, "class_labels": None, "encoder_hidden_states": latents[0]}),
         ("the modulation needs `class_labels`", baseline, {"timestep": 5, "return_conditioning": True}),

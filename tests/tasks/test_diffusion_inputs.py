@@ -334,7 +334,7 @@ def test_buckets_are_refused_where_they_cannot_be(tmp_path, pictures, vae):
         run(make_arguments(tmp_path / "c", pictures, task=BUCKETS, model={**MODEL, "patch_size": 8}))
     for task, words in (
         ({"image_size": [16, 8], "buckets": {}}, "give task.image_size as one side"),
-        ({"image_size": 16, "buckets": {"max_ratio": 1.0}}, "a max_ratio above 1"),
+        ({"image_size": 16, "buckets": {"max_ratio": 0.5}}, "a finite ratio of at least 1"),
         ({"image_size": 100, "buckets": {}}, "multiple of 64"),
         ({"image_size": 64, "buckets": {"ratio": 2}}, "unknown key 'ratio' in section 'task.buckets'"),
     ):

@@ -46,13 +46,19 @@ def test_transparent_pictures_are_seen_on_white(mode, tmp_path):
 def test_statistics_that_are_none_are_named(tmp_path):
     write_noise(tmp_path / "made", 0, 3)
     judge, bad = write_judge(tmp_path / "judge"), tmp_path / "bad.npz"
-    bare, objects = io.BytesIO(), io.BytesIO()
+    bare, right = io.BytesIO(), {"mu": np.zeros(8), "sigma": np.eye(8)}
     np.save(bare, np.zeros(3))
-    np.savez(objects, mu=np.array([None]), sigma=np.array([{}]))
-    for content in (b"x", b"", bare.getvalue(), objects.getvalue(), objects.getvalue()[:90]):
+    contents = [b"x", b"", bare.getvalue()]
+    wrong = {"mu": np.array([None])}, {"mu": np.array(["a"])}, {"sigma": np.eye(8) * 1j}, {"count": "many"}, {"mu": 1}
+    for arrays in wrong:
+        np.savez(bad, **right | arrays)
+        contents += [bad.read_bytes(), bad.read_bytes()[:90]]
+    for content in contents:
         bad.write_bytes(content)
         with refused(DataError, "bad.npz"):
             score(str(tmp_path / "made"), str(bad), judge)
+    with refused(ValueError, "device none"):
+        score(str(tmp_path / "made"), str(bad), judge, device="none")
 
 
 def test_folders_are_scored_as_all_features_at_once_and_statistics_again(tmp_path):

@@ -54,16 +54,21 @@ def fork_pairs(module: str, *pairs: tuple[list[int], list[str]]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def launch_two(module: str, *words: str, code: int = 0) -> str:
+def launcher(module: str, *words: str) -> list[str]:
     """
-    Runs a module in two processes, as `examples/accelerate/ddp_2_cpu.yaml` says; their output.
+    The command that runs a module in two processes, as `examples/accelerate/ddp_2_cpu.yaml` says.
 
     `accelerate launch --cpu --num_processes 2` would start a single one without saying so.
     """
-    config = ROOT / "examples" / "accelerate" / "ddp_2_cpu.yaml"
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
+    config = str(ROOT / "examples" / "accelerate" / "ddp_2_cpu.yaml")
+    options = ["--config_file", config, "--main_process_port", free_port(), "-m", module]
+    return [sys.executable, "-m", "accelerate.commands.launch", *options, *words]
+
+
+def launch_two(module: str, *words: str, code: int = 0) -> str:
+    """Runs a module in two processes; their output."""
     done = subprocess.run(
-        [*launcher, "--main_process_port", free_port(), "-m", module, *words],
+        launcher(module, *words),
         cwd=ROOT,
         env=environment(),
         text=True,
