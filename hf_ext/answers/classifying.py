@@ -119,7 +119,7 @@ class Classifier:
             raise ValueError(f"a series is read from a file of type {', '.join(INPUTS)}: give one.")
         else:
             found = answer_series(self.model, Path(given.value), self.answer, top_k, columns, hints)
-        numbers = [item.get("score", item.get("value")) for items in found.values() for item in items]
+        numbers = [float(item.get("score", item.get("value", 0))) for items in found.values() for item in items]
         if not np.isfinite(numbers).all():
             raise DataError(f"the model answers {given.name} with numbers that are not finite.")
         return found

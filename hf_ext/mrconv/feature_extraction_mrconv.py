@@ -22,7 +22,7 @@ def _array(audio: Any) -> np.ndarray:
         # NumPy has no bfloat16.
         return (audio.float() if audio.is_floating_point() else audio).numpy(force=True)
     if isinstance(audio, np.ma.MaskedArray) and audio.mask.any():
-        return audio.astype(np.float32).filled(np.nan)
+        return np.ma.filled(audio.astype(np.float32), np.nan)
     return np.asarray(audio)
 
 

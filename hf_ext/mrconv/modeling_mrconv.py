@@ -139,7 +139,7 @@ def zero_padding(values: Tensor, attention_mask: Tensor | None) -> Tensor:
 
 def delta_features(values: Tensor, attention_mask: Tensor | None, observed: Tensor | None) -> Tensor:
     """Change of each channel of values `(B, L, C)` from the position before; 0 where one of the two is not known."""
-    known = torch.ones_like(values, dtype=torch.bool) if observed is None else observed
+    known = torch.ones_like(values, dtype=torch.bool) if observed is None else observed != 0
     if attention_mask is not None:
         known = known & (attention_mask[..., None] != 0)
     known = known[:, 1:] & known[:, :-1]

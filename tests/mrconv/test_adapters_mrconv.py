@@ -8,9 +8,7 @@ import pytest
 import torch
 from make_listops import ListOps, write_listops
 
-from hf_ext.mrconv import (
-    MRConvForSequenceClassification,
-)
+from hf_ext.mrconv import MRConvForSequenceClassification
 from hf_ext.training import TrainingArguments, build_task, evaluate_checkpoint
 from hf_ext.training import train as train_run
 from hf_ext.training.arguments import build

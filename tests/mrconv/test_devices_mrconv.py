@@ -15,13 +15,7 @@ from hf_ext.mrconv.modeling_layers_mrconv import MRConvBatchNorm
 from hf_ext.mrconv.modeling_mrconv import require_all
 from tests.kit.refusals import refused
 
-SIZES = {
-    "vocab_size": 20,
-    "hidden_size": 8,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": 64,
-    "kernel_size": 8,
-}
+SIZES = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 2, "max_position_embeddings": 64, "kernel_size": 8}
 # Which wait for the device: they give a number to Python, or their shape depends on values.
 WAITING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal", "aten::is_nonzero"}
 # Which CUDA refuses in deterministic mode; the list of `torch.use_deterministic_algorithms`, as far as it may concern.

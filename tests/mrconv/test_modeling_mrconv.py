@@ -11,12 +11,7 @@ from hf_ext.mrconv import (
     MRConvModel,
 )
 from hf_ext.mrconv.configuration_mrconv import KERNEL_TYPES
-from tests.kit.models import (
-    LoraTesterMixin,
-    TrainerTesterMixin,
-    assert_same_answers,
-    assert_same_weights,
-)
+from tests.kit.models import LoraTesterMixin, TrainerTesterMixin, assert_same_answers, assert_same_weights
 from tests.kit.refusals import refused
 from tests.mrconv.mrconv_testing import SIZES, TOKENS, MRConvTester, make_model, make_signal, make_tokens
 

@@ -8,12 +8,7 @@ from PIL import Image
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification
 from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
-from hf_ext.mrconv import (
-    MRConvNextConfig,
-    MRConvNextForImageClassification,
-    MRConvNextImageProcessor,
-    MRConvNextModel,
-)
+from hf_ext.mrconv import MRConvNextConfig, MRConvNextForImageClassification, MRConvNextImageProcessor, MRConvNextModel
 from hf_ext.mrconv.configuration_mrconvnext import PRESETS
 from tests.kit.models import (
     ConfigTesterMixin,

@@ -72,11 +72,8 @@ def test_a_stream_that_was_interrupted_in_its_work_is_refused_until_it_is_reset(
 
 
 def test_another_model_is_refused_and_a_copy_goes_on_with_an_equal_one():
-    cache, layer, u = (
-        MRConvCache(MRConvConfig(num_hidden_layers=2)),
-        make_layer().requires_grad_(False),
-        torch.ones(1, 4, 9),
-    )
+    cache, u = MRConvCache(MRConvConfig(num_hidden_layers=2)), torch.ones(1, 4, 9)
+    layer = make_layer().requires_grad_(False)
     equal = copy.deepcopy(layer)
     layer(u, cache=cache)
     with refused(ValueError, "another", "model"):
