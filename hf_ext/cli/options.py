@@ -22,7 +22,10 @@ class Number(click.ParamType):  # type: ignore[type-arg]
             return click.FLOAT.convert(value, param, ctx)
         from hf_ext.settings import parse_yaml
 
-        return parse_yaml(value)
+        try:
+            return parse_yaml(value)
+        except ValueError as error:
+            self.fail(f"{value!r:.80} is not usable YAML: {error}", param, ctx)
 
 
 def split_names(text: str | None) -> list[str]:

@@ -60,8 +60,8 @@ class MergeConfig:
             A tensor whose shape in a task is not the base's: kept by the task (`"extra"`); a resized vocabulary whose
             first tokens agree is merged in its leading rows (`"overlap"`).
         allow_missing (`bool`, defaults to `False`):
-            Merge a tensor that a task lacks, or has in another shape, from the other tasks alone, where one
-            model is made. Without it such a merge is refused. With masks each task keeps what is its own.
+            Merge a tensor that a task lacks, or has in another shape or type, from the other tasks alone, where
+            one model is made. Without it such a merge is refused. With masks each task keeps what is its own.
         dtype (`str`, *optional*): Type of the merged tensors, if not the base's.
         adapters (`str`, defaults to `"refuse"`):
             Tasks that are peft adapters: refused with advice (`"refuse"`), merged as the full weights that they give
@@ -254,7 +254,7 @@ class MergeConfig:
                     raise ValueError(f"{name} is given for {unknown[0]!r:.80}; the tasks are {', '.join(self.tasks)}.")
                 continue
             users = " and ".join(known.get(name, ()))
-            _refuse(name, self.method, f"only {users} use it" if users else "no method has it")
+            _refuse(name, self.method, f"it is an option of {users}" if users else "no method has it")
         self.options = found
         name, method = self.method, self.merge_method
         if method.takes_merged and self.merged is None:

@@ -31,7 +31,7 @@ _NO_SETTINGS = re.compile(
 )
 
 # Model types of this package, whose rooms are imported only when needed.
-_OWN_KINDS = ("semanir", "mrconv")
+OWN_KINDS = ("semanir", "mrconv")
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,7 +42,7 @@ def find_class(config: Mapping[str, Any]) -> type[PreTrainedModel] | None:
     import transformers
 
     kind = config.get("model_type")
-    place = import_module(f"hf_ext.{kind}") if kind in _OWN_KINDS else transformers
+    place = import_module(f"hf_ext.{kind}") if kind in OWN_KINDS else transformers
     model_class = getattr(place, next(iter(config.get("architectures") or ()), ""), None)
     is_model = isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)
     return model_class if is_model else None
@@ -131,7 +131,7 @@ def _resolve(config: Mapping[str, Any]) -> Mapping[str, Any]:
     from transformers import CONFIG_MAPPING
 
     kind = str(config.get("model_type"))
-    if kind in _OWN_KINDS and kind not in CONFIG_MAPPING:
+    if kind in OWN_KINDS and kind not in CONFIG_MAPPING:
         # importing the room registers its classes
         import_module(f"hf_ext.{kind}")
     if kind not in CONFIG_MAPPING and "_class_name" not in config:

@@ -281,7 +281,9 @@ def _identity(plan: Plan) -> dict[str, Any]:
     values = plan.config.to_dict() | plan.config.arguments
     config = {key: value for key, value in values.items() if key not in _FREE}
     checkpoints = {source.label: source.fingerprint() for source in plan.sources}
-    return {"hf_ext_version": __version__, "config": config, "checkpoints": checkpoints}
+    # the journal has the sums of the tasks in their order
+    order = list(plan.config.tasks)
+    return {"hf_ext_version": __version__, "config": config, "order": order, "checkpoints": checkpoints}
 
 
 def _differences(before: Any, now: Any, where: str = "") -> list[str]:

@@ -72,11 +72,16 @@ class Outputs:
 
     def _open(self, place: str, layout: Layout) -> SafetensorsWriter:
         path = self.folder / place
-        if self._resume and not path.is_file():
-            raise DataError(f"{path} is gone, without which the merge cannot go on: remove {self.folder.parent}")
+        found = path.stat().st_size if path.is_file() else None
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.writers.append(SafetensorsWriter(path, layout))
-        return self.writers[-1]
+        writer = SafetensorsWriter(path, layout)
+        self.writers.append(writer)
+        if self._resume and found != writer.size:
+            # once opened it has its whole length, for which it must not be taken later
+            writer.close(sync=False)
+            path.unlink()
+            raise DataError(f"{path} is gone or cut, so that the merge cannot go on: remove {self.folder.parent}")
+        return writer
 
     def _open_shards(self, folder: str, layout: Layout) -> dict[str, SafetensorsWriter]:
         """Weights as `from_pretrained` finds them, in as many files as `max_shard_size` asks for."""

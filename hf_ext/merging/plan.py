@@ -265,18 +265,8 @@ def _plan(
         )
     if statistics:
         check_statistics(config.merge_method, merged, tasks, statistics)
-    doubles = [source.title for source in (base, *tasks) if source.has_float64]
-    warnings = [
-        *matching.warnings,
-        *(f"{title} holds float64, which is treated as float32" for title in doubles),
-        *find_narrowing(tasks, merged),
-        *table.warnings,
-        *(
-            f"{source.title}: not copied: {', '.join(source.companions.left_out)}"
-            for source in (base, *tasks)
-            if source.companions.left_out
-        ),
-    ]
+    told = [text for source in (base, *tasks) for text in source.warnings]
+    warnings = [*matching.warnings, *told, *find_narrowing(tasks, merged), *table.warnings]
     companions, modules = base.companions.files, dict[str, MergeConfig]()
     if not config.with_masks:
         joined = join_companions(base.companions, {task.title: task.companions for task in tasks})
@@ -299,7 +289,7 @@ def _plan(
         companions,
         modules,
     )
-    warnings += _size_warnings(plan)
+    warnings += warn_of_size(plan)
     return plan
 
 
@@ -317,7 +307,7 @@ def _plan_module(config: MergeConfig, base: Source, tasks: tuple[Source, ...], n
     return module
 
 
-def _size_warnings(plan: Plan) -> list[str]:
+def warn_of_size(plan: Plan) -> list[str]:
     """Tells of an artifact that takes as much space as the models, because its tasks need the base."""
     planes = plan.config.merge_method.deltas or 1
     size, models = plan.result_bytes + plan.base.nbytes, plan.checkpoints_bytes

@@ -22,6 +22,7 @@ from hf_ext.hub.file_hashes import file_sha256
 from hf_ext.hub.safetensors_headers import CheckpointError, TensorInfo
 
 from .companions import CODE, LEFT_OUT, Companions, find_companions, read_modules
+from .loading import OWN_KINDS
 
 Library = Literal["transformers", "diffusers", "peft"]
 
@@ -31,7 +32,7 @@ _READ: dict[str, tuple[type, str]] = {
     "architectures": (list, "a list of texts"),
     "id2label": (dict, "a mapping"),
     "vocab_size": (int, "a whole number"),
-    "auto_mapping": (dict, "a mapping"),
+    **dict.fromkeys(("auto_map", "auto_mapping"), (dict, "a mapping")),
     **dict.fromkeys(("model_type", "_class_name", "peft_type", "task_type"), (str, "a text")),
 }
 # Tensors that quantised checkpoints store beside packed weights.
@@ -83,6 +84,20 @@ class Source:
         if isinstance(self.place, RepositoryFiles):
             return find_companions(self.place.fetch_companions(), own=self.checkpoint.files)
         return find_companions(self.place, own=self.checkpoint.files, alone=not Path(self.spec).expanduser().is_dir())
+
+    @property
+    def warnings(self) -> list[str]:
+        """Warnings about what is not read as it is stored, is not copied, or is not there."""
+        found = [f"{self.title} holds float64, which is treated as float32"] if self.has_float64 else []
+        if self.companions.left_out:
+            found.append(f"{self.title}: not copied: {', '.join(self.companions.left_out)}")
+        # this package has the code of its own models
+        named = {} if self.stated.get("model_type") in OWN_KINDS else self.stated.get("auto_map") or {}
+        own = [name for name in named.values() if isinstance(name, str) and "--" not in name]
+        absent = sorted({f"{name.partition('.')[0]}.py" for name in own} - self.companions.files.keys())
+        if absent:
+            found.append(f"{self.title}: {', '.join(absent)} is not there, which auto_map of its config.json names")
+        return found
 
     @property
     def architecture(self) -> str | None:

@@ -39,7 +39,7 @@ from .engine import NotFiniteError
 from .finishing import rewrite_report
 from .merge import merge_checkpoints
 from .methods import METHODS, MethodError
-from .plan import Plan, make_plan
+from .plan import Plan, make_plan, warn_of_size
 
 _LOGGER = logging.getLogger(__name__)
 # In the manifest's method: the tasks that voted, once they are not simply all tasks.
@@ -149,7 +149,8 @@ def _add_frozen(place: Path, manifest: Manifest, name: str, source: str, base: s
         _require_same(manifest.base, plan.base.identity(hash_files=True), f"the base {base}")
         with _rewrite(place) as work:
             manifest = _append(work, place, dataclasses.replace(manifest, files={}), name, config, plan, options)
-            _complete(work, place, manifest, plan.warnings)
+            # of the new task alone, the size tells nothing
+            _complete(work, place, manifest, [text for text in plan.warnings if text not in warn_of_size(plan)])
 
 
 def remove_task(folder: str | Path, name: str) -> dict[str, Any]:

@@ -74,8 +74,8 @@ class TaskVectors:
         weights: torch.Tensor,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """A block of a task vector after DARE and, once the thresholds are known, trimmed; in the memory of `out`,
-        where it need not be."""
+        """A block of a task vector after DARE and, once the thresholds are known, trimmed. It may take the memory of
+        `out`, float32 and as long."""
         if out is not None and weights.dtype != torch.float32:
             weights = out.copy_(weights)
         vector = torch.sub(weights.float(), base.float(), out=out)

@@ -202,7 +202,7 @@ def test_options_by_task_and_layer_on_the_command_line(sources, tmp_path):
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["method"]["weight"] == {"a": 0.5, "b": [0.2, 0.8]}
     for weight, message in (
-        ("{a: [}", "flow"),
+        ("{a: [}", "Invalid value for '--weight'"),
         ("[x]", "weight must be finite; got 'x'"),
         ("x", "is not a valid float"),
     ):

@@ -21,7 +21,6 @@ from hf_ext.emr.arithmetic import compute_scales
 from hf_ext.emr.artifact import mask_bytes, open_extras, open_masks, open_unified, read_sums
 from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord, artifact_file
 from hf_ext.emr.ops import SUMS
-from hf_ext.errors import UsageError
 from hf_ext.hub.safetensors_headers import CheckpointError
 from tests.kit.refusals import refused
 
@@ -311,8 +310,3 @@ def test_the_order_of_tensors_and_tasks_does_not_matter():
         once = compute_scales(sums, elements, participates, mode)
         again = compute_scales(sums[order][:, ::-1], elements[order], participates[order][:, ::-1], mode)
         assert once.tolist() == again[::-1].tolist()
-
-
-def test_an_unknown_mode():
-    with refused(UsageError, "l3"):
-        compute_scales(*toy_sums(), "l3")

@@ -190,10 +190,6 @@ def test_sizes(report):
     assert sizes["one_bit_and_base"] == 1108
 
 
-def test_a_report_is_json_without_nan(report):
-    assert json.loads(json.dumps(report, allow_nan=False)) == report
-
-
 def test_healthy_tasks_cause_no_warning_but_of_a_better_way(report):
     (text,) = report["warnings"]
     better = [entry for entry in report["tasks"] if entry["error"]["one_bit"] < entry["error"]["rescaled"]]

@@ -16,7 +16,7 @@ from hf_ext.errors import UsageError
 from hf_ext.hub.checkpoints import open_checkpoint
 from hf_ext.hub.header_format import CheckpointError
 from tests.emr.emr_testing import push_folder, tiny_bert
-from tests.emr.use_testing import copied, equal, merge, merge_berts
+from tests.emr.use_testing import merge, merge_berts
 from tests.kit.refusals import refused
 
 
@@ -64,15 +64,6 @@ def rewrite_source(merged: Path, source: Path) -> None:
     manifest = json.loads((merged / "emr.json").read_text())
     manifest["base"]["source"] = str(source)
     (merged / "emr.json").write_text(json.dumps(manifest))
-
-
-def test_a_base_in_the_artifact(bert: Path, tmp_path: Path):
-    tasks = {"two": bert.parent / "two", "five": bert.parent / "five"}
-    base = shutil.copytree(bert.parent / "base", tmp_path / "base")
-    merged = merge(base, tasks, tmp_path / "merged", include_base=True)
-    expected = copied(EMRModel.from_pretrained(merged, "five").model)
-    shutil.rmtree(base)
-    assert equal(copied(EMRModel.from_pretrained(merged, "five").model), expected)
 
 
 class NoRoom(TaskWeights):

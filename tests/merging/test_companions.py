@@ -99,6 +99,9 @@ def test_code_that_comes_with_a_model_travels(tmp_path, method):
     for place in places:
         model = AutoModelForCausalLM.from_pretrained(place, trust_remote_code=True)
         assert type(model).__name__ == "OwnModel" and model.layer.weight.shape == (8, 8)
+    (tmp_path / "a" / "own_model.py").unlink()
+    with make_plan(config) as plan:
+        assert [text for text in plan.warnings if "'a'" in text and "own_model.py is not there" in text]
 
 
 def test_modules_of_sentence_transformers_travel_and_those_of_a_task_are_its_own(tmp_path):

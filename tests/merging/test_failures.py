@@ -134,6 +134,8 @@ def test_another_merge_does_not_go_on_from_what_is_left(config, tmp_path, monkey
     partial = interrupted(config, tmp_path / "merged-out", monkeypatch, 12)
     with refused(OtherRun, "config.rescale", "global"):
         merge(config, tmp_path / "merged-out", rescale="l2")
+    with refused(OtherRun, "order", "['t2', 't1', 't0']"):
+        merge(config | {"tasks": dict(reversed(config["tasks"].items()))}, tmp_path / "merged-out")
     weights = sorted((tmp_path / "t0").glob("*.safetensors"))[0]
     os.utime(weights, ns=(1, 1))
     with refused(OtherRun, weights.name, "checkpoints.t0.files", "mtime_ns"):
@@ -151,11 +153,13 @@ def test_another_merge_does_not_go_on_from_what_is_left(config, tmp_path, monkey
         merge(config, tmp_path / "merged-out")
 
 
-def test_a_file_that_was_taken_from_the_partial_folder(config, tmp_path, monkeypatch):
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: os.truncate(path, 100)], ids=["taken", "cut"])
+def test_a_file_of_the_partial_folder_that_was_taken_or_cut(config, tmp_path, monkeypatch, damage):
     partial = interrupted(config, tmp_path / "merged-out", monkeypatch, 12)
-    (partial / "result" / "tasks" / "t1" / "mask.safetensors").unlink()
-    with refused(DataError, "mask.safetensors", "merged-out.partial"):
-        merge(config, tmp_path / "merged-out")
+    damage(partial / "result" / "tasks" / "t1" / "mask.safetensors")
+    for _ in range(2):
+        with refused(DataError, "mask.safetensors", "merged-out.partial"):
+            merge(config, tmp_path / "merged-out")
 
 
 def test_a_checkpoint_that_changes_while_it_is_merged(config, tmp_path, meanwhile):

@@ -324,7 +324,7 @@ def test_an_own_method_has_its_options_in_files_checks_help_and_card(own_methods
     assert Manifest.read(tmp_path / "out").method["share"] == 0.25
     for fields, message in (
         ({"method": "halves", "share": 2}, r"share must be in \(0, 1\]; got 2"),
-        ({"share": 0.3}, "share does not go with method 'emr': only halves use it"),
+        ({"share": 0.3}, "share does not go with method 'emr': it is an option of halves"),
         ({"method": "halve"}, "method must be one of .*'halves', 'longest'; got 'halve'"),
     ):
         with pytest.raises(ValueError, match=message):

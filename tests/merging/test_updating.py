@@ -91,7 +91,7 @@ def test_a_frozen_task_changes_nothing_else(sources, kept, artifact):
         moved = base[name] + torch.tensor(done["scale"], dtype=torch.float32) * (unified[name] - base[name])
         assert found[name].equal(torch.where(mask, moved, base[name]))
     card = (artifact / "README.md").read_text()
-    assert "Added later, without influence on the unified model: c." in card
+    assert "Added later, without influence on the unified model: c." in card and "saves no space" not in card
 
 
 def test_a_removed_task_leaves_the_others_as_they_are(kept, tmp_path):
