@@ -143,11 +143,10 @@ class Limits:
 
     def read(self, source: Source) -> Picture:
         """A picture that is not larger than allowed, decoded within the time of the request of this thread."""
-        # A decoder does what a file says: ninety bytes may name two billion frames, and a JPEG of 260 KB may draw the
-        # same picture a thousand times. No thread can be stopped from outside, but a process can, and the system
-        # bounds its memory. On Linux it is a fork of this one, so nothing is imported again; it runs no torch. A lock
-        # that another thread held at that moment could stop it for ever: then it ends with the request's time, as
-        # after any file. tests/emr/test_serve_example.py has files that take too long and too much.
+        # Ninety bytes may name two billion frames, and a JPEG of 260 KB may draw a picture a thousand times. No thread
+        # can be stopped from outside, but a process can, and the system bounds its memory. On Linux it is a fork, so
+        # nothing is imported again, and it runs no torch. A lock that another thread held at that moment would end it
+        # with the request's time. tests/emr/test_serve_example.py has files that take too long and too much.
         if sys.platform != "linux":
             return read_image(source, self.megapixels)
         clock = getattr(Clock.running, "clock", None) or self.clock()
@@ -228,16 +227,8 @@ def _receive_picture(pipe: Connection) -> Picture:
 @contextmanager
 def open_sound(path: str, wanted: int, limits: Limits, whole: bool = False) -> Iterator[Any]:
     """
-    Opens a sound file with soundfile.
-
-    Args:
-        path (`str`): The file.
-        wanted (`int`): The rate that the model takes.
-        limits ([`Limits`]): The memory that its samples may take.
-        whole (`bool`, *optional*, defaults to `False`): It is read at once, not in pieces of a second at most.
-
-    Raises:
-        DataError: If it is no sound file, has no samples, or a rate that no sound has.
+    Opens a sound file for a model that takes the rate `wanted`; `whole` tells that it is read at once, not in pieces
+    of a second at most. A [`DataError`]: no sound file, no samples, or a rate that no sound has.
     """
     soundfile = import_extra("soundfile")
     try:
