@@ -41,7 +41,6 @@ from .ref_names import is_ref_name
 from .shipped import ROLES
 from .staging import MANIFEST, Processor, Source, write_source
 
-# Of these a checkpoint has one.
 _CHECKPOINT = ("config.json", "adapter_config.json", INDEX)
 # What is also stale where the earlier push was an artifact of EMR-Merging.
 _OF_ARTIFACTS = ("tasks/", "base/", "mask.safetensors", "extra.safetensors", "sums.safetensors")
