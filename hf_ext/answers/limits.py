@@ -75,15 +75,16 @@ class Clock(TorchFunctionMode):
         super().__init__()
         self.seconds, self.end, self.gigabytes, self.left = seconds, time.monotonic() + seconds, gigabytes, left
         self._before, self._next = resident_bytes(), 0.0
-        self.work, self.watch = 0, lambda: None
+        self.work = 0
+        self.watch: Callable[[], None] = lambda: None
 
     def __enter__(self) -> Clock:
         Clock.running.clock = self
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         Clock.running.clock = None
 
     def check(self) -> None:
@@ -142,12 +143,10 @@ class Limits:
         return Clock(self.seconds, self.gigabytes, left)
 
     def read(self, source: Source) -> Picture:
-        """A picture that is not larger than allowed, decoded within the time of the request of this thread."""
-        # A decoder does what a file says: ninety bytes may name two billion frames, and a JPEG of 260 KB may draw the
-        # same picture a thousand times. No thread can be stopped from outside, but a process can, and the system
-        # bounds its memory. On Linux it is a fork of this one, so nothing is imported again; it runs no torch. A lock
-        # that another thread held at that moment could stop it for ever: then it ends with the request's time, as
-        # after any file. tests/emr/test_serve_example.py has files that take too long and too much.
+        """A picture that is not larger than allowed, decoded within the time of this thread's request."""
+        # Ninety bytes may name two billion frames, and 260 KB of JPEG may draw a picture a thousand times. No thread
+        # can be stopped from outside, but a process can, and the system bounds its memory. On Linux it is a fork
+        # without torch; a lock that was held then ends it with the request. See tests/emr/test_serve_example.py.
         if sys.platform != "linux":
             return read_image(source, self.megapixels)
         clock = getattr(Clock.running, "clock", None) or self.clock()
@@ -195,13 +194,14 @@ class Limits:
 
 
 def _send_picture(pipe: Connection, source: Source, limits: Limits) -> None:
-    """The work of the process: a line about a picture and its parts, or one about an error."""
+    """Work of the process: a line about a picture and its parts, or one about an error."""
     import resource
 
     try:
         present = int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
         with suppress(ValueError, OverflowError):
-            resource.setrlimit(resource.RLIMIT_AS, (present + int(limits.gigabytes * 1e9), resource.RLIM_INFINITY))
+            most = resource.getrlimit(resource.RLIMIT_AS)[1]
+            resource.setrlimit(resource.RLIMIT_AS, (present + int(limits.gigabytes * 1e9), most))
         pixels, exif, icc_profile, dpi, chunks = read_image(source, limits.megapixels)
     except Exception as error:
         too_much = f"the picture needs more than {limits.gigabytes:g} GB to be decoded."
@@ -209,8 +209,8 @@ def _send_picture(pipe: Connection, source: Source, limits: Limits) -> None:
         pipe.send_bytes(json.dumps(told).encode())
         return
     pipe.send_bytes(json.dumps([pixels.shape, str(pixels.dtype), dpi and [*map(float, dpi)]]).encode())
-    content = memoryview(np.ascontiguousarray(pixels)).cast("B")
-    for part in (content, exif.tobytes() if exif else b"", icc_profile or b"", chunks):
+    pipe.send_bytes(np.ascontiguousarray(pixels).data.cast("B"))
+    for part in (exif.tobytes() if exif else b"", icc_profile or b"", chunks):
         pipe.send_bytes(part)
 
 
@@ -219,7 +219,7 @@ def _receive_picture(pipe: Connection) -> Picture:
     if not others:
         raise {"TookTooMuch": TookTooMuch, "DataError": DataError}[first](second)
     pixels, exif = np.empty(first, second), Image.Exif()
-    pipe.recv_bytes_into(memoryview(pixels).cast("B"))
+    pipe.recv_bytes_into(pixels.data.cast("B"))
     tags, icc_profile, chunks = (pipe.recv_bytes() for _ in range(3))
     exif.load(tags)
     return Picture(pixels, exif if tags else None, icc_profile or None, others[0] and tuple(others[0]), chunks)
@@ -228,16 +228,8 @@ def _receive_picture(pipe: Connection) -> Picture:
 @contextmanager
 def open_sound(path: str, wanted: int, limits: Limits, whole: bool = False) -> Iterator[Any]:
     """
-    Opens a sound file with soundfile.
-
-    Args:
-        path (`str`): The file.
-        wanted (`int`): The rate that the model takes.
-        limits ([`Limits`]): The memory that its samples may take.
-        whole (`bool`, *optional*, defaults to `False`): It is read at once, not in pieces of a second at most.
-
-    Raises:
-        DataError: If it is no sound file, has no samples, or a rate that no sound has.
+    Opens a sound file for a model that takes the rate `wanted`; `whole` tells that it is read at once, not in pieces
+    of a second at most. A [`DataError`]: no sound file, no samples, or a rate that no sound has.
     """
     soundfile = import_extra("soundfile")
     try:

@@ -61,9 +61,9 @@ class Access:
         """Refuse other hosts (DNS rebinding) and pages of other origins; returns the server as clients reach it."""
         sent = headers.getlist("Host")
         match = _HOST.fullmatch(sent[0].lower()) if len(sent) == 1 else None
-        if match is None or (
-            match["name"] not in self._names and match[0] not in {*self._authorities, _name_end(local)}
-        ):
+        # A socket of both families shows IPv4 addresses as IPv6.
+        end = f"{url_host(local[0].removeprefix('::ffff:'))}:{local[1]}"
+        if match is None or (match["name"] not in self._names and match[0] not in {*self._authorities, end}):
             raise HubError(403, f"Host {sent!r} is not a name of this server: add it with --allowed-host")
         if headers.get("Origin", f"http://{match[0]}").lower() not in (f"http://{match[0]}", self._origin):
             raise HubError(403, "requests from web pages of another origin are refused")
@@ -86,9 +86,8 @@ class Access:
 class UploadTickets:
     """Signed permissions to send one file. The client sends LFS content without its token, so the URL carries them."""
 
-    # A ticket is a message authentication code of hash, length and time of expiry, under a key that this process made.
-    # Whoever sees the URL can send that one content until then, which is stored only if it has that hash and length;
-    # nothing else follows from it. The server keeps no list: a restart makes a new key, and clients ask again.
+    # A ticket signs hash, length and time of expiry with a key of this process. Whoever sees the URL can send that one
+    # content until then, and nothing else. No list is kept: after a restart clients ask again.
 
     def __init__(self, key: bytes):
         self._key = key
@@ -107,12 +106,6 @@ class UploadTickets:
     def _sign(self, blob: Blob, expires: str) -> str:
         message = f"{blob.sha256}:{blob.size}:{expires}".encode("utf-8", "replace")
         return hmac.new(self._key, message, hashlib.sha256).hexdigest()
-
-
-def _name_end(address: Any) -> str:
-    """`host:port` of a socket address."""
-    # A socket of both families shows IPv4 addresses as IPv6.
-    return f"{url_host(address[0].removeprefix('::ffff:'))}:{address[1]}"
 
 
 def url_host(host: str) -> str:

@@ -132,14 +132,14 @@ def list_own_repositories(request: Request, owner: str = "") -> Response:
             if owner not in ("", repository.id.partition("/")[0]):
                 continue
             heads = [repository.commit(oid) for oid in set(repository.refs.values())]
-            blobs = {entry.blob for head in heads for entry in repository.snapshot(head.oid).files.values()}
+            files = [entry for head in heads for entry in repository.snapshot(head.oid).files.values()]
             listed.append(
                 {
                     "id": repository.id,
                     "type": repository.kind,
                     "updatedAt": hub_time(max(head.date for head in heads)),
                     "visibility": "private" if repository.private else "public",
-                    "storage": sum(blob.size for blob in blobs),
+                    "storage": sum({entry.sha256: entry.size for entry in files}.values()),
                 }
             )
     return json_response(listed)

@@ -113,7 +113,9 @@ def describe_pull(repository: Repository, pull: dict[str, Any]) -> dict[str, Any
 def describe_repository(repository: Repository, commit: str, blobs: BlobStore, sizes: bool) -> dict[str, Any]:
     """A repository at a commit: files, card metadata, tags, and the parameters of its safetensors files."""
     snapshot = repository.snapshot(commit)
-    card = _card(snapshot, blobs)
+    entry = snapshot.files.get("README.md")
+    # Empty when there is no metadata that can be read.
+    card = {} if entry is None or entry.size > _MAXIMUM_CARD_BYTES else _card_at(blobs.path(entry.sha256))
     siblings: list[dict[str, Any]] = [{"rfilename": path} for path in sorted(snapshot.files)]
     for sibling in siblings if sizes else ():
         entry = snapshot.files[sibling["rfilename"]]
@@ -175,14 +177,6 @@ def _parameters_of(path: Path) -> dict[str, int] | None:
     for tensor in tensors.values():
         counts[tensor.dtype] += tensor.numbers
     return dict(counts)
-
-
-def _card(snapshot: Snapshot, blobs: BlobStore) -> dict[str, Any]:
-    """Metadata of README.md; empty when it has none that can be read."""
-    entry = snapshot.files.get("README.md")
-    if entry is None or entry.size > _MAXIMUM_CARD_BYTES:
-        return {}
-    return _card_at(blobs.path(entry.sha256))
 
 
 def read_metadata(card: str) -> dict[str, Any]:

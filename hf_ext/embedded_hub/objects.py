@@ -34,11 +34,6 @@ class Entry:
         """Tag that clients compare to see if a file has changed."""
         return self.sha256 if self.lfs else self.oid
 
-    @property
-    def blob(self) -> Blob:
-        """The stored content."""
-        return Blob(self.sha256, self.size)
-
 
 @dataclass(frozen=True)
 class Operation:

@@ -171,15 +171,12 @@ def _may_lead(url: str) -> bool:
 
 def _read_results(metadata: dict[str, Any]) -> list[list[_Cell]]:
     """Task, data set, metric and value of each result in the metadata of a card."""
-    return [
-        [_name(task), _name(dataset), _name(metric), _number(metric.get("value"))]
-        for task, dataset, metric in read_results(metadata)
-    ]
-
-
-def _number(value: Any) -> str:
-    """A value as a card shows it."""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)[:100]
+    rows: list[list[_Cell]] = []
+    for task, dataset, metric in read_results(metadata):
+        value = metric.get("value")
+        number = f"{value:.6g}" if isinstance(value, float) else str(value)[:100]
+        rows.append([_name(task), _name(dataset), _name(metric), number])
+    return rows
 
 
 def _name(value: dict[str, Any]) -> str:

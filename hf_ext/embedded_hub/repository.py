@@ -49,10 +49,8 @@ class Repository:
     """A repository with branches, tags and pull requests. Writers are serialised; readers never wait."""
 
     # Readers use `_state` as it is: it is replaced, never changed. A writer holds the lock, changes a copy
-    # (`change_state`), puts it on disk in one step, and only then lets it be the state. So whoever reads sees the old
-    # state or the new one, and what a client was told is on disk. A process that is killed before the rename leaves
-    # the old state, and commits that no ref reaches: nobody can name them. tests/embedded_hub/test_crash.py kills the
-    # Hub at each step.
+    # (`change_state`), puts it on disk in one step, and only then lets it be the state. A process that is killed
+    # leaves the old state, and commits that nobody can name. tests/embedded_hub/test_crash.py kills it at each step.
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -61,7 +59,9 @@ class Repository:
         self._lock = threading.RLock()
         self._state: dict[str, Any] = json.loads(inside(folder, _STATE).read_bytes())
         self._deleted = False
-        self._snapshot = lru_cache(maxsize=_SNAPSHOTS_IN_MEMORY)(self._read_snapshot)
+        self._snapshot = lru_cache(maxsize=_SNAPSHOTS_IN_MEMORY)(
+            lambda tree: Snapshot.load(inside(folder, "trees", f"{tree}.json").read_bytes())
+        )
         # A commit that a crash left without a ref is not in here, and so cannot be named by its hash.
         self._visible = self._reachable()
 
@@ -320,10 +320,6 @@ class Repository:
     def _reachable(self) -> set[str]:
         """Hashes of all commits that a ref can reach, or could when it was deleted."""
         return {commit.oid for commit in self._walk([*self.refs.values(), *self._state["kept"]])}
-
-    def _read_snapshot(self, tree: str) -> Snapshot:
-        """The snapshot of a git tree id."""
-        return Snapshot.load(inside(self.folder, "trees", f"{tree}.json").read_bytes())
 
     def _walk(self, starts: Sequence[str]) -> Iterator[Commit]:
         """Commits reachable from some, each once, latest first and never before a child that led to it."""

@@ -35,8 +35,7 @@ class EmbeddedHub:
 
     Without a token it answers on loopback only, and to every local user: all may write, and private repositories are
     visible. With a token, writing and reading private repositories need it. There is no encryption: where the network
-    is not trusted, listen on loopback, and let clients come through an SSH tunnel to the same port or through a proxy
-    that has a certificate, whose address is then the `public_url`.
+    is not trusted, listen on loopback behind a proxy with a certificate, whose address is the `public_url`.
 
     Args:
         root (`str` or `Path`):

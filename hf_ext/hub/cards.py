@@ -123,7 +123,11 @@ def _require_license(card: Path, text: str, license: str | None) -> None:
 def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[str, Any]) -> str:
     part = describe(folder)
     config, template_name = _read_config(folder, part)
-    training = _read_training(folder / "training.json")
+    path = folder / "training.json"
+    training = read_json_object(path, optional=True)
+    _require_kinds(training, _TRAINING, path)
+    _require_kinds(training.get("arguments") or {}, {"data": dict}, path)
+    training = dict(cut_paths(training, near=folder))
     arguments = training.get("arguments") or {}
     if isinstance(base := config.get("base_model_name_or_path"), str):
         config["base_model_name_or_path"] = cut_paths(base, True, folder)
@@ -212,7 +216,9 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters["cell"] = _cell
-    environment.globals["table"] = _table
+    environment.globals["table"] = lambda rows: "\n".join(
+        ["| | |", "|---|---|", *(f"| {_cell(key)} | {_cell(value)} |" for key, value in rows.items())]
+    )
     return environment
 
 
@@ -278,13 +284,6 @@ def _read_evaluation(path: Path) -> dict[str, Any]:
                 f"{path}: {result['metric']} is {result['value']}; a card needs a finite number; evaluate again"
             )
     return dict(cut_paths(evaluation, near=path.parent))
-
-
-def _read_training(path: Path) -> dict[str, Any]:
-    training = read_json_object(path, optional=True)
-    _require_kinds(training, _TRAINING, path)
-    _require_kinds(training.get("arguments") or {}, {"data": dict}, path)
-    return dict(cut_paths(training, near=path.parent))
 
 
 def _metadata(
@@ -421,10 +420,6 @@ def _show(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(_show, value))
     return str(value).lower() if isinstance(value, bool) else str(cut_paths(value))
-
-
-def _table(rows: Mapping[str, str]) -> str:
-    return "\n".join(["| | |", "|---|---|", *(f"| {_cell(key)} | {_cell(value)} |" for key, value in rows.items())])
 
 
 def _cell(text: str) -> str:

@@ -55,9 +55,10 @@ class NotOnHub(ConnectionError):
 class NoHub(ConnectionError):
     """An answer of `endpoint` that is none of a Hub: a login page, the error of a proxy, or half of one."""
 
-    def __init__(self, endpoint: str):
+    def __init__(self, endpoint: str, reason: str):
         advice = "correct HF_ENDPOINT, log in if a page asks for it, and push again"
-        super().__init__(f"{endpoint} gave a response that is not one of a Hub: {advice}")
+        told = " ".join(reason.split())[:500]
+        super().__init__(f"{endpoint} gave a response that is not one of a Hub ({told}): {advice}")
         self.endpoint = endpoint
 
 
@@ -70,7 +71,8 @@ def read_answers(api: HfApi) -> Iterator[None]:
         # among the last is a refusal with its reason, which is a ValueError too
         raise
     except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise NoHub(api.endpoint) from error
+        # Of a Hub too, if large files have no room: then the reason is the Hub's.
+        raise NoHub(api.endpoint, str(error)) from error
 
 
 def commit_folder(
@@ -95,7 +97,7 @@ def commit_folder(
     as_files = lacks_xet(api, repo_id, branch)
     size = sum(path.stat().st_size for path in paths.values())
     parent, tree = _look(api, repo_id, branch)
-    for _ in range(_TRIES):
+    for attempt in range(_TRIES):
         stale = [name for name in find_stale(list(tree)) if name not in paths]
         left = sorted(tree.keys() - paths.keys() - set(stale))
         description = None if tell is None else tell(stale, left)
@@ -126,7 +128,10 @@ def commit_folder(
                 raise
             before, (head, now) = tree, _look(api, repo_id, branch)
             if head == parent:
-                raise
+                if not _is_conflict(error):
+                    raise
+                # The commit that ours collides with is shown a little later.
+                time.sleep(_WAITS[min(attempt, len(_WAITS) - 1)])
             # Somebody else committed. Or this commit was made and its answer lost: then nothing is left to do, and the
             # next try ends with what is there.
             _refuse_collisions(repo_id, before, now, paths, set(stale) | set(find_stale(list(now))))

@@ -61,8 +61,6 @@ _TRAINING = ("arguments", "commit", "task", "hardware", "seconds", "steps", "sam
 
 def clean(folder: Path, source: Path | None = None) -> None:
     """Removes private information about this machine from a staged folder, which was copied from `source`."""
-    # Of `training.json` the fields that hf-ext writes are kept. Texts that are paths are cut to their last name, of
-    # configurations the absolute ones; addresses lose user, password and query wherever they stand.
     near = folder if source is None else source
     for name, path in walk(folder):
         file = name.rpartition("/")[2]
@@ -127,7 +125,10 @@ def find_secret(path: Path) -> str | None:
 
 def find_machine_paths(folder: Path) -> tuple[str, ...]:
     """Finds texts of a staged folder that name the home, the working or the temporary folder; a sentence a file."""
-    written = {shape for place in _machine_places() for shape in (place, place.replace("\\", "\\\\"))}
+    places = (Path.home(), Path.cwd(), Path(tempfile.gettempdir()))
+    # "/" and "C:\" would be found everywhere
+    named = [str(place) for place in places if len(place.parts) > 1 and place.parts[1:] != ("tmp",)]
+    written = {shape for place in named for shape in (place, place.replace("\\", "\\\\"))}
     if not written:
         return ()
     pattern = re.compile("|".join(rf"(?<![\w.]){re.escape(place)}(?=[/\\\"'\s,;)]|$)" for place in sorted(written)))
@@ -138,13 +139,6 @@ def find_machine_paths(folder: Path) -> tuple[str, ...]:
             line = text.count("\n", 0, found.start()) + 1
             notes.append(f"{name}, line {line}: names a folder of this machine")
     return tuple(notes)
-
-
-def _machine_places() -> Iterator[str]:
-    for place in (Path.home(), Path.cwd(), Path(tempfile.gettempdir())):
-        # "/" and "C:\" would be found everywhere
-        if len(place.parts) > 1 and place.parts[1:] != ("tmp",):
-            yield str(place)
 
 
 def _rewrite(path: Path, before: dict[str, Any], after: dict[str, Any]) -> None:

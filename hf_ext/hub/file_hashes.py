@@ -2,12 +2,10 @@
 
 A base of 14 GB takes 10 s to hash, and its hash is asked for on every load. So what was found is kept, in this process
 and in a small file in the assets folder of the Hugging Face cache, under device, inode, length and time of the last
-change, of the content and of the inode. Whoever writes to the file changes the one; whoever puts another file in its
-place changes the other, also where that file got the number of a deleted inode and was copied with its old time.
+change, of the content and of the inode: who writes to the file or puts another one in its place changes one of them.
 
-One case is left: a file that is written to twice within one tick of the file system's clock has the same time after
-both. So a hash is only kept if the last change lay at least two seconds back when the hashing began, the coarsest tick
-that file systems have (FAT), and if nothing about the file changed meanwhile.
+A file that is written to twice within one tick of the clock has the same time after both. So a hash is only kept if
+the last change lay two seconds back when the hashing began, the coarsest tick that file systems have (FAT).
 """
 
 from __future__ import annotations

@@ -142,13 +142,9 @@ def check_loads(
 ) -> None:
     """Loads a staged folder as those do who pull it: from a Hub's cache, in new processes, offline, without token."""
     # In the first process hf_ext cannot be imported, so the code beside the weights is what loads; in the second, for
-    # what is ours, it is imported and its classes load. The ways are those that the card shows: the Auto classes for
-    # the class that was saved and for the base class, `pipeline(...)` where the card names a task, the image
-    # processor, feature extractor and tokenizer; `DiffusionPipeline` with all of its components; of an artifact of
-    # EMR-Merging the merged model, and its first task by `emr_loader.py` and by `EMRModel`. The other heads that
-    # `auto_map` names are imported; of an adapter configuration and weights are loaded. The class that was saved must
-    # find all of its weights, and the file no others. Before any of that, no code was run: `verify_code` has compared
-    # each file with the installed package's. A base on a Hub is downloaded if it is not in the cache.
+    # what is ours, it is imported and its classes load. The ways are those that the card shows; see `load_probe`. The
+    # class that was saved must find all of its weights, and the file no others. Before any of that, no code was run:
+    # `verify_code` has compared each file with the installed package's.
     folder = Path(folder).resolve()
     verify_code(folder)
     repo_id = repo_id or "org/" + (re.sub(r"[^A-Za-z0-9]+", "-", folder.name).strip("-") or "model")

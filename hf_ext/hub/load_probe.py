@@ -126,14 +126,6 @@ def _load_pipeline(repo_id: str, folder: Path, trust: dict[str, bool]) -> None:
             _load_model(type(part), folder / name, True)
 
 
-def _load_adapter(folder: Path) -> None:
-    import peft
-
-    peft.PeftConfig.from_pretrained(str(folder))
-    if not peft.load_peft_weights(str(folder), device="cpu"):
-        raise SystemExit("the adapter holds no weights")
-
-
 def main(repo_id: str, base: str | None = None) -> None:
     """Loads the repository by each way that there is for its kind."""
     from huggingface_hub import snapshot_download
@@ -145,7 +137,11 @@ def main(repo_id: str, base: str | None = None) -> None:
     if (directory / "emr.json").exists():
         _load_merged(repo_id, directory, base, trust)
     elif (directory / "adapter_config.json").exists():
-        _load_adapter(directory)
+        import peft
+
+        peft.PeftConfig.from_pretrained(str(directory))
+        if not peft.load_peft_weights(str(directory), device="cpu"):
+            raise SystemExit("the adapter holds no weights")
     elif (directory / "model_index.json").exists():
         _load_pipeline(repo_id, directory, trust)
     else:

@@ -41,6 +41,7 @@ from .ref_names import is_ref_name
 from .shipped import ROLES
 from .staging import MANIFEST, Processor, Source, write_source
 
+_CHECKPOINT = ("config.json", "adapter_config.json", INDEX)
 # What is also stale where the earlier push was an artifact of EMR-Merging.
 _OF_ARTIFACTS = ("tasks/", "base/", "mask.safetensors", "extra.safetensors", "sums.safetensors")
 # The same, of a diffusers pipeline.
@@ -92,13 +93,15 @@ def stage(
         True
     """
     out = Path(out)
-    require_free(out, overwrite, kind="checkpoint", is_kind=_is_checkpoint)
-    # What may leave this machine is decided in this order, and nothing is added after it was looked at. Models of ours
-    # are saved anew by installed classes; of all else only files of known names are copied, and no link is followed
-    # out of the folder. Paths are cut where libraries and runs note them. Then all code is compared with the installed
-    # package's, byte for byte: only then may the load check run it. The card is written from what is left, and the
-    # licence is copied that it names. Last of all every file, the card too, is searched for tokens. A step that
-    # refuses raises, and the folder never appears.
+    require_free(
+        out,
+        overwrite,
+        kind="checkpoint",
+        is_kind=lambda folder: any((folder / name).is_file() for name in _CHECKPOINT),
+    )
+    # What may leave this machine is decided in this order, and nothing is added after it was looked at: files of known
+    # names, paths in them, code (only what equals the installed package's may the load check run), the card and the
+    # licence that it names, and last of all secrets in every file. A step that refuses raises.
     with whole_folder(out) as folder, _name_source(source, folder):
         write_source(source, folder, processor)
         for kind in known_kinds():
@@ -246,10 +249,6 @@ def _name_source(source: Source, folder: Path) -> Iterator[None]:
         raise
     except RecursionError as error:
         raise DataError(f"{source}: one of its JSON files is nested too deeply; save the model again") from error
-
-
-def _is_checkpoint(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("config.json", "adapter_config.json", INDEX))
 
 
 def _create(api: HfApi, repo_id: str, branch: str, private: bool | None) -> None:

@@ -87,11 +87,10 @@ class LocalFile:
 class RemoteFile:
     """Reads ranges of one file of a Hub repository at one commit."""
 
-    # Ranges of a file that are fetched over minutes must be of the same bytes, and nobody may slip in others. So the
-    # URL names the commit, and of every answer are compared: the commit that the Hub says, the ETag with the first
-    # one's, and Content-Range with what was asked and with the length that the Hub lists. An answer that is cut goes
-    # on at the byte that was reached, which is safe for the same reason. The token goes to the Hub alone: storage that
-    # it redirects to, and whoever that redirects to, gets the request without it, also where the way leads back.
+    # Ranges that are fetched over minutes must be of the same bytes. So the URL names the commit, and of every answer
+    # are compared: the commit, the ETag with the first one's, and Content-Range with what was asked and listed. An
+    # answer that is cut goes on at the byte that was reached. Redirects are followed by hand: the token goes to the
+    # Hub alone, and is dropped for good as soon as one leaves its origin (scheme, host and port).
 
     def __init__(
         self,
@@ -149,8 +148,6 @@ class RemoteFile:
 
     def _stream(self, start: int, stop: int) -> Iterator[bytes]:
         """Yields the bytes of [start, stop) as they arrive, after the answer has been verified."""
-        # Redirects are followed by hand: the token is dropped for good as soon as one leaves the origin (scheme, host
-        # and port) of the Hub. Every answer must come from the same commit and carry the same ETag.
         url, headers = self._url, self._headers | {"Range": f"bytes={start}-{stop - 1}"}
         version = None
         for _ in range(_MAX_REDIRECTS + 1):

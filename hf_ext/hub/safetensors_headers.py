@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .header_format import BITS, Entry, parse_entries
+from .header_format import BITS, parse_entries
 from .header_format import CheckpointError as CheckpointError
 
 # Of an index of shards, whose entries are plain strings: that of a trillion parameters has 20 MB.
@@ -62,15 +62,13 @@ class TensorInfo:
 def parse_header(data: bytes | bytearray, file_size: int, file: str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     """Parses the JSON header of a safetensors file, whose tensors must tile the file without gap or overlap."""
     entries, metadata = parse_entries(data, file_size, file)
-    return {name: _with_dtype(entry, file) for name, entry in entries.items()}, metadata
-
-
-def _with_dtype(entry: Entry, file: str) -> TensorInfo:
-    dtype, shape = _DTYPES[entry.dtype], entry.shape
-    packed = _PACKED.get(dtype, 1)
-    if packed > 1:
-        shape = (*shape[:-1], shape[-1] // packed)
-    return TensorInfo(dtype, shape, entry.nbytes, file, entry.offset)
+    found = {}
+    for name, entry in entries.items():
+        dtype, shape = _DTYPES[entry.dtype], entry.shape
+        if dtype in _PACKED:
+            shape = (*shape[:-1], shape[-1] // _PACKED[dtype])
+        found[name] = TensorInfo(dtype, shape, entry.nbytes, file, entry.offset)
+    return found, metadata
 
 
 def header_shape(dtype: torch.dtype, shape: tuple[int, ...]) -> list[int]:

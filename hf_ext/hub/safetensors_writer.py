@@ -27,9 +27,8 @@ _ALIGNMENT = 64
 class SafetensorsWriter:
     """One safetensors file that is filled in place."""
 
-    # Creating it writes the header and reserves the whole file. A file that is there already and has the same size
-    # keeps its data: that is how an interrupted work goes on. The data of wide types comes first, so that every
-    # element is aligned.
+    # Creating it writes the header and reserves the whole file. A file that is there and has the same size keeps its
+    # data: so an interrupted work goes on. The data of wide types comes first, so that every element is aligned.
 
     def __init__(
         self,

@@ -164,11 +164,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("a token of X", "aaaaaaaaaaaaaaaa", rf"{_START}A{{16,}}[A-Za-z0-9%]{{60,}}"),
     ("a key of Dropbox", "sl.", rf"{_NAME}sl\.(?:u\.)?[\w\-]{{100,}}"),
     # Keys and tokens of no one house.
-    (
-        "a private key",
-        "-----begin",
-        r"-----BEGIN (?:(?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?|OpenVPN Static key V1)-----",
-    ),
+    ("a private key", "-----b", r"-----BEGIN (?:(?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?|OpenVPN Static key V1)-----"),
     ("a private key", "putty", r"PuTTY-User-Key-File-\d"),
     ("a private key", "age-secret-key-", rf"{_START}AGE-SECRET-KEY-(?:PQ-)?1[0-9A-Z]{{50,}}"),
     ("a private key", "kty", r"\"[dk]\"\s{0,3}:\s{0,3}\"[\w\-]{40,}\""),
@@ -251,15 +247,14 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     (
         "a cookie",
         "cookie",
-        r"(?i:cookies?)[\"']?\s?[:=][^\n]{0,200}?(?i:sess\w*|sid|auth\w*)(?:=|[\"']\s?:\s?[\"'])"
-        r"(?P<value>[\w%.\-]{32,})",
+        r"(?i:cookies?)\W[^\n]{0,200}?(?i:sess\w*|sid|auth\w*)[=:\"'\s]{1,5}(?P<value>[\w%.\-]{32,})",
     ),
     (
         "a password in words",
         "mnemonic phrase pass smtp(",
         # Twelve or more words open a wallet, four of four letters a mailbox.
-        rf"(?i:mnemonic|(?:seed|recovery)[_ ]phrase){_IS}(?P<value>[a-z]{{3,8}}(?: [a-z]{{3,8}}){{11,23}})"
-        rf"|(?:(?i:pass(?:word)?){_IS}|\.SMTP\([^\n]{{1,80}},\s?[\"'])(?P<four>[a-z]{{4}}(?: [a-z]{{4}}){{3}})[\"']",
+        rf"(?i:mnemonic|(?:seed|recovery)[_ ]phrase|pass(?:word)?|\.smtp\([\"'][^\"'\n]{{1,80}}){_IS}"
+        r"(?P<value>[a-z]{3,8}(?: [a-z]{3,8}){11,23}|[a-z]{4}(?: [a-z]{4}){3}(?=[\"']))",
     ),
     (
         "a key of a client",

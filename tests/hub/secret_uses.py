@@ -182,14 +182,11 @@ otp = totp_secret: JBSWY3DPEHPK3PXPJBSWY3DP2
 pin = keystore.password=«P»
 aligned eq = user              = alice⏎api_key           = «K»
 aligned colon = user:        alice⏎password:    «P»
-aligned aws = aws_secret_access_key     = «A»
 setdefault = os.environ.setdefault('WANDB_API_KEY', '«K»')
 environ get = os.environ.get("API_KEY", "«K»")
-getenv = os.getenv('DB_PASSWORD', '«P»')
 pair = ('api_key', '«K»')
 list yaml = env:⏎- name: API_KEY⏎  value: «K»
 list json = {"name": "WANDB_API_KEY", "value": "«K»"}
-list json lines = {⏎  "name": "API_KEY",⏎  "value": "«K»"⏎}
 header json = {"key": "Authorization", "value": "Bearer «K»"}
 xml add = <add key="Password" value="«P»"/>
 xml key = <apiKey>«K»</apiKey>
@@ -197,19 +194,14 @@ yaml block = api_key: |⏎    «K»
 yaml folded = password: >-⏎    «P»
 yaml tag = api_key: !!str «K»
 md code = API key: `«K»`
-md codes = `password`: `«P»`
 md bold = **Password:** «P»
 md row = | name | value |⏎|---|---|⏎| password | «P» |
 md key row = | API_KEY | «K» |
-md narrow = |user|password|⏎|---|---|⏎|password|«P»|
-md narrow key = |API_KEY|«K»|
 short = DB_PASS=«P»
-shorter = smtp_pass: «P»
 mysql short = mysql -h db -u root -p«P» < dump.sql
 ado semicolon = Server=db;User Id=sa;Password=S3cr;etPass9;
 comma = password: Tr0u,b4dor&3
 walrus = password := '«P»'
-typed = api_key: str = '«K»'
 dollar = password: $ecr3tPass99
 dollar url = https://alice:$ecr3tPass9@nas.acme.com/x
 encoded dollar url = https://alice:%24ecr3tPass9@nas.acme.com/x

@@ -20,6 +20,7 @@ from hf_ext.errors import FAILED, classify
 from hf_ext.hub import commits
 from hf_ext.hub.commits import NoHub, NotOnHub
 from hf_ext.hub.publish import push, stage
+from tests.kit.refusals import refused
 
 from .published import contents, save_bert
 from .unfaithful_hub import Reply, UnfaithfulHub
@@ -320,6 +321,27 @@ def test_the_same_model_pushed_by_four_is_one_commit(hub, api, bert):
         ends = list(threads.map(lambda _: publish(bert, hub, commit_message="Mine"), range(4)))
     assert {end.oid for end in ends} == {api.model_info("org/model").sha}
     assert heads(api) == ["Mine", "initial commit"]
+
+
+@pytest.mark.parametrize("times", [1, 99])
+def test_a_commit_that_is_refused_before_the_other_one_shows_is_tried_again(proxy, api, bert, times):
+    left = [Reply(412, b"{}")] * times
+    proxy.rule = lambda method, path, body, forward: left.pop() if COMMIT in path and left else forward(body)
+    if times == 1:
+        publish(bert, proxy, commit_message="Mine")
+        assert heads(api) == ["Mine", "initial commit"]
+    else:
+        with pytest.raises(NotOnHub) as caught:
+            publish(bert, proxy)
+        assert list(caught.value.files) == ["main"]
+
+
+def test_the_reason_of_a_hub_that_has_no_room_is_told(proxy, bert):
+    full = {"objects": [{"oid": "0" * 64, "size": 1, "error": {"code": 507, "message": "quota of 1 GB"}}]}
+    told = Reply(200, json.dumps(full).encode(), {"Content-Type": "application/json"})
+    proxy.rule = lambda method, path, body, forward: told if "objects/batch" in path else forward(body)
+    with refused(NoHub, "quota of 1 GB"):
+        publish(bert, proxy)
 
 
 def test_a_pull_request_is_verified_too(proxy, api, bert, tmp_path):

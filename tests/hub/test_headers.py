@@ -77,13 +77,6 @@ def test_a_malformed_header_of_a_hub_is_an_error_that_says_what_is_wrong(case):
         parse_header(text, 8 + len(text) + len(data), "model.safetensors")
 
 
-def test_a_malformed_header_on_the_disk_is_an_error_that_names_the_file(tmp_path):
-    header, data, _ = MALFORMED["gap"]
-    write_raw(tmp_path / "model.safetensors", header, data)
-    with refused(CheckpointError, "model.safetensors"):
-        open_checkpoint(tmp_path)
-
-
 def test_headers_say_what_the_library_reads(tmp_path):
     path = tmp_path / "model.safetensors"
     save_file(some_tensors(), path, metadata={"step": "3"})

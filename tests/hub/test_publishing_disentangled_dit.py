@@ -21,7 +21,7 @@ from hf_ext.pipelines import DisentangledDiTPipeline
 from hf_ext_cli.information import describe
 from hf_ext_cli.main import main
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae
-from tests.hub.published import EVALUATION
+from tests.hub.published import EVALUATION, contents
 from tests.hub.test_cards import assert_finished
 from tests.kit.hub import run_python
 from tests.kit.refusals import refused
@@ -33,10 +33,6 @@ STAGED = sorted(
     [*CODE, "README.md", "model_index.json", "scheduler/scheduler_config.json", "transformer/config.json"]
     + ["transformer/diffusion_pytorch_model.safetensors"]
 )
-
-
-def files(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
 @pytest.fixture
@@ -52,7 +48,7 @@ def snapshot(tmp_path) -> Path:
 
 def test_stage_writes_a_clean_copy_that_loads_anywhere(tmp_path, snapshot):
     out = stage(snapshot, tmp_path / "staged", repo_id="org/pictures")
-    assert files(out) == sorted([*STAGED, "eval.json", ".eval_results/hf_ext.yaml"])
+    assert sorted(contents(out)) == sorted([*STAGED, "eval.json", ".eval_results/hf_ext.yaml"])
     assert str(tmp_path) not in "".join(path.read_text() for path in out.rglob("*.json"))
     check_loads(out)
     loaded, before = (DisentangledDiTPipeline.from_pretrained(folder) for folder in (out, snapshot))
@@ -150,7 +146,7 @@ def test_code_that_is_not_ours_is_neither_run_nor_uploaded(case, tmp_path, snaps
     with pytest.raises(ValueError, match=message):
         check_loads(out)
     # staging writes the installed code, whatever lay beside the weights
-    assert set(files(stage(out, tmp_path / "again"))) >= set(STAGED)
+    assert set(contents(stage(out, tmp_path / "again"))) >= set(STAGED)
     verify_code(tmp_path / "again")
 
 
