@@ -13,7 +13,6 @@ from typing import Any
 import datasets
 import numpy as np
 import pandas as pd
-from datasets.data_files import SPLIT_KEYWORDS
 
 from ..errors import DataError
 from .broken import is_broken_picture, open_bytes
@@ -22,6 +21,7 @@ from .labels import are_values
 from .likeness import MOST_COMPARED, find_alike
 from .roles import TIME
 from .sound_files import is_broken_sound
+from .source import SPLIT_WORDS
 from .times import to_seconds
 
 # Columns that may say which split an example is of.
@@ -106,16 +106,15 @@ def _find_alike(data: list[datasets.Dataset]) -> list[int]:
 
 def _find_split_column(data: datasets.Dataset) -> str | None:
     """A column whose cells are names of splits, of which one is the training."""
-    words = {word for known in SPLIT_KEYWORDS.values() for word in known}
     for name in (name for name in data.column_names if name.lower() in _SPLITS):
         cells = {str(cell).strip().casefold() for cell in data.with_format(None)[name]}
-        if len(cells) > 1 and cells <= words and any(map(_is_training, cells)):
+        if len(cells) > 1 and cells <= SPLIT_WORDS.keys() and any(map(_is_training, cells)):
             return name
     return None
 
 
 def _is_training(cell: Any) -> bool:
-    return str(cell).strip().casefold() in SPLIT_KEYWORDS[datasets.Split.TRAIN]
+    return SPLIT_WORDS.get(str(cell).strip().casefold()) == "train"
 
 
 def compare_splits(learned: datasets.Dataset, measured: datasets.Dataset) -> list[str]:
