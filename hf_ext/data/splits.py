@@ -99,7 +99,7 @@ def _find_alike(data: list[datasets.Dataset]) -> list[int]:
     """The number of the picture of each example of several data sets; each has its own where they are no pictures."""
     for name in _choose_inputs(data[0])[0]:
         kind = data[0].features[name]
-        if isinstance(kind, datasets.Image) and kind.decode:
+        if isinstance(kind, datasets.Image) and kind.decode and all(part.features.get(name) == kind for part in data):
             return find_alike(data, name)
     return list(range(sum(map(len, data))))
 
@@ -132,11 +132,8 @@ def compare_splits(learned: datasets.Dataset, measured: datasets.Dataset) -> lis
 
 def count_shared(learned: datasets.Dataset, measured: datasets.Dataset) -> int:
     """The number of examples to measure with that have the inputs of one that is trained on."""
-    both = [learned, measured]
     known = {key for keys in hash_inputs(learned, measured) for key in keys}
-    kinds = [[kind.decode for kind in part.features.values() if isinstance(kind, datasets.Image)] for part in both]
-    same_columns = _choose_inputs(learned)[0] == _choose_inputs(measured)[0] and kinds[0] == kinds[1]
-    alike = _find_alike(both) if same_columns else list(range(len(learned) + len(measured)))
+    alike = _find_alike([learned, measured])
     shown = {*alike[: len(learned)]}
     return sum(
         number in shown or not known.isdisjoint(keys)

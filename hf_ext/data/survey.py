@@ -245,7 +245,8 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
         raise DataError(f"{path} has the columns {shorten(list(features))}: no picture, sound or text. {_TABLES}")
     if pictures or sounds:
         _tell_folders(survey, data, Path(path), IMAGE_SUFFIXES | CAMERA_SUFFIXES if pictures else AUDIO_SUFFIXES)
-    survey.others = [name for name in words if 1 < len({*data[name]}) <= max(2, _CLASSES * len(data))]
+    if others := [name for name in words if 1 < len({*data[name]}) <= max(2, _CLASSES * len(data))]:
+        survey.advice = f"; or say {option('label', others[0])}"
     if survey.classes:
         survey.about += f"; {len(survey.classes)} classes: {shorten(survey.classes)}"
     if survey.captions is not None:
@@ -284,7 +285,8 @@ def _tell_folders(survey: Survey, data: Any, folder: Path, endings: set[str]) ->
         place = unread[0].relative_to(folder.resolve())
         survey.left_out.append(f"{len(unread):,} files such as {place}, which neither part reads")
     if not survey.named and len({len(file.parts) for file in read}) > 1:
-        survey.loose = str(min(read, key=lambda file: len(file.parts)).relative_to(folder.resolve()))
+        loose = min(read, key=lambda file: len(file.parts)).relative_to(folder.resolve())
+        survey.advice = f"; the files lie at different depths, such as {loose}"
     outer = {path.parent.parent for path in read if path.parent.name in survey.classes}
     above = {place.name for place in outer if not SPLIT_WORDS.keys() & {*re.split(r"[\W_]", place.name.lower())}}
     places = (place for parent in outer for place in parent.iterdir() if place.is_dir() and is_seen(place))
@@ -367,8 +369,7 @@ def _read_header(value: dict[str, Any]) -> list[_Header]:
 
 def _tell_modes(survey: Survey, headers: list[_Header]) -> None:
     modes = {header.mode for header in headers}
-    survey.deep = any(mode[0] in "IF" for mode in modes)
-    survey.boundless = bool(modes & {"I", "F"})
+    survey.bits = 32 if modes & {"I", "F"} else 16 if any(mode[0] in "IF" for mode in modes) else 8
     survey.gray = all(mode[0] in "IF" or mode in ("1", "L", "LA") for mode in modes)
     if any(header.halved for header in headers):
         survey.notes.append("colours of 16 bits are read as 8")
