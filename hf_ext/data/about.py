@@ -10,12 +10,11 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets.data_files import SPLIT_KEYWORDS
 from transformers.utils import logging
 
 from ..errors import DataError
 from .labels import class_name
-from .source import DataSource
+from .source import SPLIT_WORDS, DataSource
 from .splits import slice_split
 from .tables import LABEL, option, read_table, read_text, shorten
 
@@ -76,9 +75,9 @@ def _index(folder: Path, files: list[Path]) -> dict[str, Path | None]:
 
 def _spell(cell: str, known: dict[str, Path | None]) -> str:
     """The name in an index that a cell means, written in Windows' way or with folders of another machine."""
-    plain = cell.strip().replace("\\", "/").removeprefix("./")
-    name = plain.rpartition("/")[2]
-    return next((each for each in (plain, plain.casefold(), name, name.casefold()) if each in known), cell)
+    parts = cell.strip().replace("\\", "/").removeprefix("./").split("/")
+    ends = ["/".join(parts[start:]) for start in range(len(parts))]
+    return next((each for end in ends for each in (end, end.casefold()) if each in known), cell)
 
 
 def _read_lines(table: Path) -> list[str]:
@@ -236,7 +235,7 @@ def open_text_folders(folder: Path, source: DataSource) -> datasets.Dataset | No
     names = sorted({file.parent.name for file in files})
     if len(names) < 2 or any(file.suffix.lower() != ".txt" or file.parent == place for file in files):
         return None
-    if place == folder and ({*names} & {name for words in SPLIT_KEYWORDS.values() for name in words}):
+    if place == folder and ({*names} & SPLIT_WORDS.keys()):
         return None
     _require_train(folder, place, word)
     kept = [files[index] for index in slice_split(source.split, len(files))]
@@ -255,11 +254,11 @@ def open_text_folders(folder: Path, source: DataSource) -> datasets.Dataset | No
 def _folder_of(folder: Path, split: str) -> tuple[str, Path]:
     """Name of a split without its slice, and the folder that holds it: one of its own, or all."""
     word = split.partition("[")[0]
-    words = next((list(words) for words in SPLIT_KEYWORDS.values() if word in words), [word])
-    return word, next((folder / name for name in words if (folder / name).is_dir()), folder)
+    names = [name for name, kind in SPLIT_WORDS.items() if kind == SPLIT_WORDS.get(word)] or [word]
+    return word, next((folder / name for name in names if (folder / name).is_dir()), folder)
 
 
 def _require_train(folder: Path, place: Path, word: str) -> None:
     """Refuses a split that has no folder of its own."""
-    if place == folder and word not in SPLIT_KEYWORDS[datasets.Split.TRAIN]:
+    if place == folder and SPLIT_WORDS.get(word) != "train":
         raise DataError(f"{folder} has no folder {word!r}: create it, or give another split.")

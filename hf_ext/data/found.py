@@ -38,9 +38,8 @@ class Survey:
     sides: list[int] = field(default_factory=list)
     square: bool = False
     gray: bool = False
-    # True if some have more than 8 bits per channel; True if their range is unknown: 32 bits, floats
-    deep: bool = False
-    boundless: bool = False
+    # Most bits per channel; 32 if the range is unknown, as of floats
+    bits: int = 8
     # Size of the pictures in hq/ relative to those in lq/
     scale: int = 1
     rate: int = 0
@@ -48,9 +47,8 @@ class Survey:
     columns: list[str] = field(default_factory=list)
     # Pictures: column of captions
     captions: str | None = None
-    # Columns that may hold classes, and a file that lies at another depth than others
-    others: list[str] = field(default_factory=list)
-    loose: str = ""
+    # Advice where classes are missing: the flag that names them, or the file that lies at another depth than others
+    advice: str = ""
     # Series: number of channels of a list column; True if each step has a label; True if labels are values
     channels: int | None = None
     rows_have_labels: bool = False
@@ -125,8 +123,8 @@ def _compare_labels(learned: Any, measured: Any) -> list[str]:
 def compare_classes(learned: set[Any], measured: set[Any]) -> list[str]:
     """Warnings of the classes that only the training or only the evaluation has."""
     told = {
-        "the evaluation contains no": learned - measured if measured else set(),
         "no training example is of": measured - learned,
+        "the evaluation contains no": learned - measured if measured else set(),
     }
     return [f"WARNING: {words} {shorten(sorted(names))}" for words, names in told.items() if names]
 

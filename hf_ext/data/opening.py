@@ -25,7 +25,7 @@ from .labelled_lines import split_labels
 from .recordings import RecordingFolder
 from .sequence_files import ARRAYS, open_arrays, open_sequences
 from .sound_files import AUDIO_SUFFIXES, is_broken_sound
-from .source import DataSource, SourcePart
+from .source import SPLIT_WORDS, DataSource, SourcePart
 from .splits import hold_out, slice_split
 from .tables import LABEL, holds_codes, is_plain, read_table
 
@@ -127,10 +127,9 @@ def _refuse_capital_splits(folder: Path, tables: bool) -> None:
 
     Files of series, such as GunPoint_TRAIN.tsv, are found in any case.
     """
-    known = {word for words in SPLIT_KEYWORDS.values() for word in words}
     places = [path for path in folder.iterdir() if tables or path.is_dir()]
-    names = [path.name for path in places if path.name.partition(".")[0].casefold() in known]
-    wrong = sorted(name for name in names if name.partition(".")[0] not in known)
+    names = [path.name for path in places if path.name.partition(".")[0].casefold() in SPLIT_WORDS]
+    wrong = sorted(name for name in names if name.partition(".")[0] not in SPLIT_WORDS)
     if len(names) > 1 and wrong:
         raise DataError(
             f"{folder} has {', '.join(wrong)}: only lower-case names are recognised as splits (small letters), and "

@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets.data_files import SPLIT_KEYWORDS
 
 from hf_ext import __version__
 
@@ -20,7 +19,7 @@ from .groups import GROUPS
 from .labels import class_name
 from .numbers import is_number
 from .roles import find_series, find_times, split_name, step_columns
-from .source import DataSource
+from .source import SPLIT_WORDS, DataSource
 from .splits import slice_split
 from .tables import read_table
 from .times import seconds_of, to_seconds
@@ -322,8 +321,9 @@ def _list_files(found: list[str], split: str) -> tuple[Path | None, list[Path]]:
     folder = (place / name if (place / name).is_dir() else place).resolve()
     if folder == place.resolve() and name != "train" and not split_files(sorted(folder.iterdir()), name):
         raise DataError(f"{place} has no folder {name!r}: create it, or give another split.")
-    splits = {word for words in SPLIT_KEYWORDS.values() for word in words}
-    if folder == place.resolve() and (other := sorted(item.name for item in folder.iterdir() if item.name in splits)):
+    if folder == place.resolve() and (
+        other := sorted(item.name for item in folder.iterdir() if item.name in SPLIT_WORDS)
+    ):
         raise DataError(
             f"{place} has the folder {other[0]!r}, another split, and none of the name 'train': move the training "
             "files into a folder 'train'."
@@ -342,16 +342,15 @@ def _list_files(found: list[str], split: str) -> tuple[Path | None, list[Path]]:
 
 def split_files(files: list[Path], name: str) -> list[Path]:
     """The files of a split, where all are called by one: GunPoint_TRAIN.tsv beside GunPoint_TEST.tsv."""
-    words = {word: kind for kind, known in SPLIT_KEYWORDS.items() for word in known}
     found: dict[Path, str] = {}
     for file in files:
         if file.suffix.lower() not in SUFFIXES or file.name in METADATA:
             continue
-        parts = [part for part in re.split(r"[\W_]|\d+", file.stem.lower()) if part in words]
+        parts = [part for part in re.split(r"[\W_]|\d+", file.stem.lower()) if part in SPLIT_WORDS]
         if not parts:
             return []
-        found[file] = str(words[parts[-1]])
-    wanted = str(words.get(name, name))
+        found[file] = SPLIT_WORDS[parts[-1]]
+    wanted = SPLIT_WORDS.get(name, name)
     return [file for file, kind in found.items() if kind == wanted] if len({*found.values()}) > 1 else []
 
 

@@ -129,7 +129,8 @@ def _compare_parts(labels: list[Any]) -> list[str]:
     steps = len(slice_split("train[:80%]", len(labels)))
     learned, measured = ({class_name(value) for value in part} - {None} for part in (labels[:steps], labels[steps:]))
     advice = "the evaluation is the last 20 %: record each class several times, or in several series"
-    return [f"{line}; {advice}" for line in compare_classes(learned, measured)]
+    told = compare_classes(learned, measured)
+    return [f"{'; '.join(told)}; {advice}"] if told else []
 
 
 def _look_at_arrays(path: str, file: Path, hints: Hints) -> Survey:

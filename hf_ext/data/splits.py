@@ -13,7 +13,6 @@ from typing import Any
 import datasets
 import numpy as np
 import pandas as pd
-from datasets.data_files import SPLIT_KEYWORDS
 
 from ..errors import DataError
 from .broken import is_broken_picture, open_bytes
@@ -22,6 +21,7 @@ from .labels import are_values
 from .likeness import MOST_COMPARED, find_alike
 from .roles import TIME
 from .sound_files import is_broken_sound
+from .source import SPLIT_WORDS
 from .times import to_seconds
 
 # Columns that may say which split an example is of.
@@ -99,23 +99,22 @@ def _find_alike(data: list[datasets.Dataset]) -> list[int]:
     """The number of the picture of each example of several data sets; each has its own where they are no pictures."""
     for name in _choose_inputs(data[0])[0]:
         kind = data[0].features[name]
-        if isinstance(kind, datasets.Image) and kind.decode:
+        if isinstance(kind, datasets.Image) and kind.decode and all(part.features.get(name) == kind for part in data):
             return find_alike(data, name)
     return list(range(sum(map(len, data))))
 
 
 def _find_split_column(data: datasets.Dataset) -> str | None:
     """A column whose cells are names of splits, of which one is the training."""
-    words = {word for known in SPLIT_KEYWORDS.values() for word in known}
     for name in (name for name in data.column_names if name.lower() in _SPLITS):
         cells = {str(cell).strip().casefold() for cell in data.with_format(None)[name]}
-        if len(cells) > 1 and cells <= words and any(map(_is_training, cells)):
+        if len(cells) > 1 and cells <= SPLIT_WORDS.keys() and any(map(_is_training, cells)):
             return name
     return None
 
 
 def _is_training(cell: Any) -> bool:
-    return str(cell).strip().casefold() in SPLIT_KEYWORDS[datasets.Split.TRAIN]
+    return SPLIT_WORDS.get(str(cell).strip().casefold()) == "train"
 
 
 def compare_splits(learned: datasets.Dataset, measured: datasets.Dataset) -> list[str]:
@@ -133,11 +132,8 @@ def compare_splits(learned: datasets.Dataset, measured: datasets.Dataset) -> lis
 
 def count_shared(learned: datasets.Dataset, measured: datasets.Dataset) -> int:
     """The number of examples to measure with that have the inputs of one that is trained on."""
-    both = [learned, measured]
     known = {key for keys in hash_inputs(learned, measured) for key in keys}
-    kinds = [[kind.decode for kind in part.features.values() if isinstance(kind, datasets.Image)] for part in both]
-    same_columns = _choose_inputs(learned)[0] == _choose_inputs(measured)[0] and kinds[0] == kinds[1]
-    alike = _find_alike(both) if same_columns else list(range(len(learned) + len(measured)))
+    alike = _find_alike([learned, measured])
     shown = {*alike[: len(learned)]}
     return sum(
         number in shown or not known.isdisjoint(keys)

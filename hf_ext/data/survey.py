@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import datasets
 import numpy as np
 import pandas as pd
-from datasets.data_files import SPLIT_KEYWORDS
 from PIL import Image
 
 from ..errors import DataError
@@ -31,12 +30,14 @@ from .roles import Hints, is_prose
 from .sequence_files import SUFFIXES
 from .series import is_list_of_numbers, look_at_lists, look_at_series
 from .sound_files import AUDIO_SUFFIXES, SoundAbout, describe_sound
-from .source import DataSource
+from .source import SPLIT_WORDS, DataSource
 from .tables import LABEL, is_plain, option, read_table, shorten
 from .times import to_seconds
 
 # Number of file names to inspect, and of examples to open.
 _NAMES, _EXAMPLES = 10_000, 64
+# Folders of more files are not searched for those that are not read.
+_MOST_FILES = 100_000
 # Files that `datasets` does not list, and advice on their conversion.
 _FILM = 'convert them to FLAC first: for f in *; do ffmpeg -i "$f" "${f%.*}.flac"; done'
 _FOREIGN = {
@@ -244,7 +245,8 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
         raise DataError(f"{path} has the columns {shorten(list(features))}: no picture, sound or text. {_TABLES}")
     if pictures or sounds:
         _tell_folders(survey, data, Path(path), IMAGE_SUFFIXES | CAMERA_SUFFIXES if pictures else AUDIO_SUFFIXES)
-    survey.others = [name for name in words if 1 < len({*data[name]}) <= max(2, _CLASSES * len(data))]
+    if others := [name for name in words if 1 < len({*data[name]}) <= max(2, _CLASSES * len(data))]:
+        survey.advice = f"; or say {option('label', others[0])}"
     if survey.classes:
         survey.about += f"; {len(survey.classes)} classes: {shorten(survey.classes)}"
     if survey.captions is not None:
@@ -272,7 +274,7 @@ def _find_classes(path: str, data: Any, wanted: bool | None) -> list[str]:
 def _tell_folders(survey: Survey, data: Any, folder: Path, endings: set[str]) -> None:
     """Says which files are read in no part, and which folders name no class."""
     read = find_paths(data)
-    if read is None or not folder.is_dir():
+    if read is None or not folder.is_dir() or len(read) > _MOST_FILES:
         return
     if survey.eval is not None and "hold_out" not in survey.eval:
         read += find_paths(open_source(DataSource(**survey.eval))) or []
@@ -283,12 +285,13 @@ def _tell_folders(survey: Survey, data: Any, folder: Path, endings: set[str]) ->
         place = unread[0].relative_to(folder.resolve())
         survey.left_out.append(f"{len(unread):,} files such as {place}, which neither part reads")
     if not survey.named and len({len(file.parts) for file in read}) > 1:
-        survey.loose = str(min(read, key=lambda file: len(file.parts)).relative_to(folder.resolve()))
+        loose = min(read, key=lambda file: len(file.parts)).relative_to(folder.resolve())
+        survey.advice = f"; the files lie at different depths, such as {loose}"
     outer = {path.parent.parent for path in read if path.parent.name in survey.classes}
-    words = {word for known in SPLIT_KEYWORDS.values() for word in known}
-    above = {place.name for place in outer if not words & {*re.split(r"[\W_]", place.name.lower())}}
+    above = {place.name for place in outer if not SPLIT_WORDS.keys() & {*re.split(r"[\W_]", place.name.lower())}}
     places = (place for parent in outer for place in parent.iterdir() if place.is_dir() and is_seen(place))
-    if empty := sorted(place.name for place in places if not any(place in file.parents for file in read)):
+    holding = {parent for file in read for parent in file.parents}
+    if empty := sorted(place.name for place in places if place not in holding):
         survey.left_out.append(
             f"the folder{'s' if len(empty) > 1 else ''} {shorten(empty)}, without a file of this kind"
         )
@@ -366,8 +369,7 @@ def _read_header(value: dict[str, Any]) -> list[_Header]:
 
 def _tell_modes(survey: Survey, headers: list[_Header]) -> None:
     modes = {header.mode for header in headers}
-    survey.deep = any(mode[0] in "IF" for mode in modes)
-    survey.boundless = bool(modes & {"I", "F"})
+    survey.bits = 32 if modes & {"I", "F"} else 16 if any(mode[0] in "IF" for mode in modes) else 8
     survey.gray = all(mode[0] in "IF" or mode in ("1", "L", "LA") for mode in modes)
     if any(header.halved for header in headers):
         survey.notes.append("colours of 16 bits are read as 8")
@@ -408,6 +410,13 @@ def _tell_broken(survey: Survey, broken: int, looked_at: int, read: int, what: s
 
 def _measure_texts(survey: Survey, data: Any, columns: list[str], chosen: list[int], hints: Hints) -> None:
     rows = [data[index] for index in chosen]
+    for name in columns:
+        files = [Path(row[name] or "") for row in rows]
+        if all(file.suffix.lower() in IMAGE_SUFFIXES | CAMERA_SUFFIXES | AUDIO_SUFFIXES for file in files):
+            raise DataError(
+                f"{survey.train['path']}: the column {name} names files, such as {files[0]}: put the table into the "
+                "folder that contains them, and give the folder."
+            )
     lengths = {name: [len((row[name] or "").encode()) for row in rows] for name in columns}
     column = max(columns, key=lambda name: sum(lengths[name]))
     survey.kind, survey.columns, survey.lengths = "texts", [column], [max(1, length) for length in lengths[column]]

@@ -15,7 +15,6 @@ import yaml
 from ..errors import DataError
 from ..hub.released import list_released
 from .found import Survey
-from .tables import option
 
 # A field of a recipe is a value, or a value and the lines of its comment. One that is None is left out.
 Fields = dict[str, Any]
@@ -115,7 +114,7 @@ def _schedule(survey: Survey, steps: int, batch: int, rate: float, gpu: bool, wa
 
 
 def _semanir(survey: Survey, gpu: bool) -> Fields:
-    _refuse_deep(survey, survey.boundless)
+    _refuse_deep(survey, survey.bits > 16)
     if survey.kind == "pairs":
         task: Fields = {"degradation": ({"kind": "paired"}, f"Pairs: {survey.roles[0]}.")}
     else:
@@ -245,7 +244,7 @@ def _classified_pictures(survey: Survey, gpu: bool) -> tuple[str, Fields]:
 
 
 def _dit(survey: Survey, gpu: bool) -> Fields:
-    _refuse_deep(survey, survey.deep)
+    _refuse_deep(survey, survey.bits > 8)
     if not survey.classes and survey.captions is None:
         raise ValueError(
             "the pictures have neither classes nor captions: put them into one folder per class, as in "
@@ -308,11 +307,9 @@ def _refuse_deep(survey: Survey, deep: bool) -> None:
 def _need_classes(survey: Survey, what: str) -> None:
     if len(survey.classes) < 2:
         found = f"only the class {survey.classes[0]}" if survey.classes else "no classes"
-        found += f", as files lie at different depths, such as {survey.loose}" if survey.loose else ""
-        others = f"; or say {option('label', survey.others[0])}" if survey.others else ""
         raise ValueError(
             f"the {what} have {found}: put them into one folder per class, as in {what}/train/first/1, or add a "
-            f"metadata.csv with the columns file_name and label{others}."
+            f"metadata.csv with the columns file_name and label{survey.advice}."
         )
 
 

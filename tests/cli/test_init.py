@@ -54,19 +54,11 @@ def test_sounds_in_folders_become_classes():
     assert sorted(data["label"][:]) == [0, 1, 2]
 
 
-def test_small_pictures_of_one_size_are_read_pixel_by_pixel():
-    write_pictures("digits", ["one", "two"], 3, size=(8, 8), mode="L")
-    recipe = train("mrconv", "digits")
-    assert recipe["method"] == "mrconv-pixels" and (recipe["task"]["image_size"], len(recipe["task"]["mean"])) == (
-        8,
-        1,
-    )
-
-
 @pytest.mark.parametrize(
     ("size", "mode", "method"),
     [
         ((32, 32), "RGB", "mrconv-pixels"),
+        ((8, 8), "L", "mrconv-pixels"),
         ((24, 32), "RGB", "mrconv-images"),
         ((32, 24), "L", "mrconv-images"),
         ((8, 300), "L", "mrconv-images"),
