@@ -40,10 +40,6 @@ class Parsed(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r} is {self.wrong}.", param, ctx)
 
 
-def _read_tile(text: str) -> int | str:
-    return text if text == "auto" else int(text)
-
-
 def _read_strength(text: str) -> float | str:
     if text != "auto" and not 0 <= float(text) <= 1:
         raise ValueError(text)
@@ -66,15 +62,13 @@ def _read_megapixels(text: str) -> float:
     return float(text)
 
 
-def _read_numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
-
-
-TILE = Parsed("PIXELS|auto", _read_tile, "neither a number of pixels nor 'auto'")
+TILE = Parsed(
+    "PIXELS|auto", lambda text: text if text == "auto" else int(text), "neither a number of pixels nor 'auto'"
+)
 STRENGTH = Parsed("0..1|auto", _read_strength, "neither a number from 0 to 1 nor 'auto'")
 COLOUR = Parsed("COLOUR", _read_colour, "not an opaque colour; give one such as white or #ffcc00")
 MEGAPIXELS = Parsed("MEGAPIXELS", _read_megapixels, "not a number above 0")
-NUMBERS = Parsed("N,N", _read_numbers, "not a list of whole numbers such as 16,64")
+NUMBERS = Parsed("N,N", lambda text: [*map(int, text.split(","))], "not a list of whole numbers such as 16,64")
 
 
 @loads

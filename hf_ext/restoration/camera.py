@@ -37,6 +37,8 @@ DECODER_ERRORS = (
     OSError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RuntimeError, SyntaxError, EOFError,
     AssertionError, NameError, struct.error, zlib.error, Image.DecompressionBombError,
 )  # fmt: skip
+# What is said of pictures in a file beside the one that is read.
+FURTHER = "further pictures, sizes or layers in the file were left out: {}"
 # Command that installs the libraries.
 EXTRA = 'pip install "hf-ext[images]"'
 
@@ -98,13 +100,8 @@ def read_heif(source: Source, check: Callable[[int, int], None]) -> CameraPictur
     if xmp:
         exif = Image.Exif() if exif is None else exif
         exif[XMP] = xmp
-    lost = (further_pictures(len(file) - 1),) if len(file) > 1 else ()
+    lost = (FURTHER.format(len(file) - 1),) if len(file) > 1 else ()
     return CameraPicture(np.ascontiguousarray(pixels), exif, file.info.get("icc_profile"), lost)
-
-
-def further_pictures(count: int) -> str:
-    """A line about pictures of a file beside the one that is read."""
-    return f"further pictures, sizes or layers in the file were left out: {count}"
 
 
 def read_raw(source: Source, check: Callable[[int, int], None]) -> CameraPicture:

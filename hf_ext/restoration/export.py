@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hf_ext.extras import check_installed
 from hf_ext.files import require_new, whole_file
+from hf_ext.semanir import ops_semanir
 from hf_ext.semanir.modeling_semanir import SemanIRAttention, SemanIRForImageRestoration, SemanIRPositionBias
 
 # Of a picture in [0, 1]: the largest difference is below a level of 8 bits, the mean below a fortieth of one. Rounding
@@ -70,6 +71,8 @@ def export_onnx(model: SemanIRForImageRestoration, path: str | os.PathLike[str])
         5
     """
     check_installed("onnx", "onnxscript", "onnxruntime")
+    import onnxscript.optimizer
+
     path = Path(path)
     require_new(path)
     descriptor = model.config.descriptor
@@ -77,7 +80,7 @@ def export_onnx(model: SemanIRForImageRestoration, path: str | os.PathLike[str])
     network = _prepare(model)
     # Two pictures of sizes that are neither whole windows nor equal: what is equal in the example is taken for equal.
     example = torch.zeros(2, descriptor.input_channels, 3 * minimum, 4 * minimum + 1)
-    with torch.no_grad(), _quiet():
+    with torch.no_grad(), _quiet(), _whole_keys():
         program = torch.onnx.export(
             network,
             (example,),
@@ -86,8 +89,11 @@ def export_onnx(model: SemanIRForImageRestoration, path: str | os.PathLike[str])
             dynamic_shapes=({0: "batch_size", 2: "height", 3: "width"},),
             dynamo=True,
             verbose=False,
+            optimize=False,
         )
     assert program is not None
+    # Once, and without asking for shapes: what torch does by default takes twice the time for a file as fast.
+    onnxscript.optimizer.optimize(program.model, num_iterations=1, onnx_shape_inference=False)
     told = {**descriptor._asdict(), "minimum": minimum}
     program.model.metadata_props.update({name: str(value) for name, value in told.items()})
     content = program.model_proto.SerializeToString()
@@ -174,6 +180,21 @@ def _prepare(model: SemanIRForImageRestoration) -> _Network:
                 table = layer.position_bias(torch.zeros(1)).contiguous()
                 layer.position_bias = cast(SemanIRPositionBias, _Table(table))
     return cast(_Network, _Network(model).eval())
+
+
+# A dictionary has its keys as bits, which an image of megapixels needs and a graph does not: each selection would pack
+# them and each layer unpack them again, a dozen steps of the graph each time, and torch's work grows with the steps.
+# Both functions are each other's inverse, so that leaving out both changes nothing but the dtype between them. How we
+# know: no file is written before `compare_onnx` has found the model's own pictures.
+@contextmanager
+def _whole_keys() -> Iterator[None]:
+    """Keys as booleans in place of bits."""
+    before = {name: getattr(ops_semanir, name) for name in ("pack_keys", "unpack_keys")}
+    vars(ops_semanir).update(pack_keys=lambda chosen: chosen, unpack_keys=lambda bits, tokens: bits)
+    try:
+        yield
+    finally:
+        vars(ops_semanir).update(before)
 
 
 @contextmanager

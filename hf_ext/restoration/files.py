@@ -211,7 +211,7 @@ def _losses(image: ImageFile.ImageFile, channels: int) -> list[str]:
     lost = []
     more = (getattr(image, "n_frames", 1) if image.format in _FIRST else len(image.info.get("sizes", "1"))) - 1
     if more > 0:
-        lost.append(camera.further_pictures(more))
+        lost.append(camera.FURTHER.format(more))
     if image.mode in _OTHER_COLOURS:
         lost.append(f"{image.mode} was converted to RGB, and its colour profile was dropped")
     if isinstance(image, TiffImageFile):

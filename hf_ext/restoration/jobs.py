@@ -130,7 +130,7 @@ def _without_clashes(
     planned: list[tuple[Job, bool]], refused: dict[str, str], reserved: Path | None, renamed: bool
 ) -> list[Job]:
     """The jobs whose results have distinct names; the reasons for the others go to `refused`."""
-    jobs = dict[Job, None]()
+    jobs, seen = dict[Job, None](), set[tuple[Path | None, str]]()
     # Some file systems do not tell capitals.
     places = {str(reserved).casefold(): "the sheet of --compare"} if reserved is not None else {}
     # Links are followed once for each: of a million pictures that takes minutes.
@@ -143,10 +143,10 @@ def _without_clashes(
         raise UsageError(f"the sheet of --compare would replace {name}: move it, or give another folder with --out.")
     results = {result: job.name for (_, result), (job, _) in zip(resolved, planned, strict=True)}
     for (job, named), (source, result) in zip(planned, resolved, strict=True):
-        if job in jobs:
-            # Named twice, or by itself and with its folder.
-            continue
         place = str(job.out).casefold()
+        if job in jobs or (source, place) in seen:
+            # Named twice, in one spelling or two, or by itself and with its folder.
+            continue
         if renamed and source in results:
             # A result of an earlier run beside its input. Whoever names it is told; in a folder it is passed over.
             if not named:
@@ -162,6 +162,7 @@ def _without_clashes(
         else:
             places[place] = job.name
             jobs[job] = None
+            seen.add((source, place))
             continue
         refused[job.name] = f"{job.name}: {reason}"
     return list(jobs)

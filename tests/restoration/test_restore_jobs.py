@@ -62,7 +62,7 @@ def test_one_clash_of_names_is_reported_and_the_others_go_on(folder_of_model, ph
 
 
 def test_a_file_that_is_named_twice_is_restored_once(folder_of_model, photos, tmp_path):
-    result = run(folder_of_model, photos / "a.png", photos, "--out", tmp_path / "out")
+    result = run(folder_of_model, photos / "a.png", photos, photos / "../photos/a.png", "--out", tmp_path / "out")
     assert result.stdout.startswith("2 restored")
 
 
