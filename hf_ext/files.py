@@ -152,10 +152,33 @@ def parse_json_object(data: bytes | bytearray, name: str, error: type[ValueError
     return value
 
 
+def read_rows(path: Path, key: str, kind: type) -> list[dict[str, Any]]:
+    """Rows of a JSON Lines file, each with a value of a kind; a last line that a crash cut off is left out."""
+    content = path.read_bytes() if path.exists() else b""
+    rows = []
+    for number, line in enumerate(content[: content.rfind(b"\n") + 1].split(b"\n")[:-1], 1):
+        try:
+            row = json.loads(line)
+            if type(row[key]) is not kind:
+                raise TypeError
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
+            raise DataError(f"{path}: line {number} is not a row with {key!r}: remove the line.") from error
+        rows.append(row)
+    return rows
+
+
 def remove_leftovers(folder: Path) -> None:
     """Deletes unfinished files of killed writers in a folder without active writers."""
     for path in folder.glob(f".*{_MARK}????????"):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        remove(path)
+
+
+def remove(path: Path) -> None:
+    """Deletes a folder and all that is in it, a file or a link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def remove_leftovers_of(paths: Iterable[Path]) -> None:

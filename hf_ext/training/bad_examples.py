@@ -12,7 +12,7 @@ from ..data.broken import UNDECODABLE as UNDECODABLE
 from ..data.broken import UNREADABLE as UNREADABLE
 from ..data.broken import UNUSABLE as UNUSABLE
 from ..errors import DataError
-from ..files import whole_file
+from ..files import read_rows, whole_file
 
 # The length of a stream is unknown: the share refers to the examples read so far, and at least to this number.
 _LEAST_COUNT = 1000
@@ -32,13 +32,11 @@ class BadExamples:
         self.file = file
         self.found: set[str] = set()
         if file is not None and file.exists():
-            content = file.read_bytes()
-            # A last line that a crash cut off is met again, and begins a line of its own.
-            whole = content[: content.rfind(b"\n") + 1]
-            if whole != content:
-                with whole_file(file) as mended:
-                    mended.write(whole)
-            self.found = {json.loads(line)["example"] for line in whole.decode().split("\n")[:-1]}
+            # What a crash cut off is met again, and begins a line of its own.
+            rows = read_rows(file, "example", str)
+            with whole_file(file, "w") as mended:
+                mended.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            self.found = {row["example"] for row in rows}
 
     def count_allowed(self, read: int) -> int:
         """The number of examples that may be bad once `read` were read."""

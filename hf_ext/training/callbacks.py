@@ -48,12 +48,10 @@ class Callback:
 
 def check_callbacks(callbacks: Sequence[Callback]) -> None:
     """Refuses what is no list of callbacks: those of other libraries have the same events, and never act here."""
-    given = [*callbacks] if isinstance(callbacks, Sequence) else [callbacks]
-    wrong = [callback for callback in given if not isinstance(callback, Callback)]
-    if wrong or not isinstance(callbacks, Sequence):
+    if not (isinstance(callbacks, Sequence) and all(isinstance(callback, Callback) for callback in callbacks)):
         raise UsageError(
-            f"callbacks is {wrong[0] if wrong else callbacks!r}; allowed: a list of objects of classes that derive "
-            "from hf_ext.training.Callback."
+            f"callbacks is {callbacks!r}; allowed: a list of objects of classes that derive from "
+            "hf_ext.training.Callback."
         )
 
 

@@ -21,7 +21,7 @@ import datasets
 import numpy as np
 import torch
 from datasets.distributed import split_dataset_by_node
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
 from ..errors import DataError, MissingColumn, UsageError
 from .arguments import DataSource
@@ -140,19 +140,11 @@ def collate_samples(samples: list[tuple[dict[str, Any], BadRows]]) -> tuple[dict
     return default_collate([sample for sample, _ in samples]), [row for _, bad in samples for row in bad]
 
 
-@dataclass(eq=False)
-class PositionBatches(Sampler[list[int]]):
+def list_positions(batch_size: int, rank: int, world_size: int, first_batch: int) -> Iterator[list[int]]:
     """Batches of positions of one rank, from `first_batch` on, without end."""
-
-    batch_size: int
-    rank: int
-    world_size: int
-    first_batch: int
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for batch in itertools.count(self.first_batch):
-            start = (batch * self.world_size + self.rank) * self.batch_size
-            yield list(range(start, start + self.batch_size))
+    for batch in itertools.count(first_batch):
+        start = (batch * world_size + rank) * batch_size
+        yield list(range(start, start + batch_size))
 
 
 @dataclass(eq=False)
@@ -296,9 +288,9 @@ class TrainingLoader:
             batches = StreamBatches(stream, transform, seed, batch_size, replay, rank, first_batch, states, self.bad)
             self.loader = _QuietLoader(batches, batch_size=None, **options)
         else:
-            sampler = PositionBatches(batch_size, rank, world_size, first_batch)
+            positions = list_positions(batch_size, rank, world_size, first_batch)
             samples = IndexedSamples(data, transform, seed, groups, batch_size, self.bad.count_allowed(0))
-            self.loader = _QuietLoader(samples, batch_sampler=sampler, collate_fn=collate_samples, **options)
+            self.loader = _QuietLoader(samples, batch_sampler=positions, collate_fn=collate_samples, **options)
 
     @staticmethod
     def _split_stream(

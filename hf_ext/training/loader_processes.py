@@ -1,11 +1,13 @@
 """Loader processes: start, reading, and errors. They import this file alone."""
 
 import contextlib
+import multiprocessing
 import os
 import re
 import signal
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from typing import Any
 
 import datasets
@@ -76,6 +78,9 @@ def start(loader: DataLoader, needs_models: bool) -> Iterator[Any]:
     # loader process, and with it a run that was about to save. So they are born with these signals held back; here
     # those that came meanwhile arrive afterwards. Of the models of this package only those processes need any that
     # make training samples.
+    if loader.num_workers and hasattr(signal, "pthread_sigmask") and multiprocessing.get_start_method() != "fork":
+        # Python starts its own helper with the first such process, and then lets SIGINT and SIGTERM through again.
+        resource_tracker.ensure_running()
     with _held_signals(), contextlib.nullcontext() if needs_models else _unregistered_models():
         return iter(loader)
 

@@ -33,6 +33,7 @@ from .processes import (
     weigh_batches,
 )
 from .provenance import provenance
+from .pushing import PushModels
 from .run import Run
 from .state import RunFolder, clear_write_errors, own_part, save_state
 from .stopping import END, EVALUATE, EvaluationStopped, Stopping
@@ -114,6 +115,10 @@ class _Training(Run):
         arguments, progress = self.arguments, self.progress
         if self._is_over() and not progress.owes_evaluation:
             self._say(f"{self.folder.path} is complete: {progress.step} of {arguments.max_steps} steps are done.")
+            for publisher in (callback for callback in self.callbacks if isinstance(callback, PushModels)):
+                # It may have been killed while it waited for the last push.
+                publisher.on_begin(progress.step, self.folder.path, self.module)
+                publisher.wait(progress.step)
             self.accelerator.end_training()
             return
         with self.onlookers.guard("the start of a tracker"):

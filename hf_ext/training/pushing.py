@@ -61,9 +61,13 @@ class PushModels(Callback):
             self._take(folder, step)
 
     def on_end(self, step: int) -> None:
-        """Pushes the last model, where only that is wanted, and waits for what is under way."""
+        """Pushes the last model, where only that is wanted, and waits."""
         if self.strategy == "end":
             self._take(self.run.snapshot, step)
+        self.wait(step)
+
+    def wait(self, step: int) -> None:
+        """Waits for what is under way."""
         if (thread := self._thread) is not None:
             thread.join(_PATIENCE)
             if thread.is_alive():

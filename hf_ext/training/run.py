@@ -82,17 +82,14 @@ class Run:
         if not self.eval_data:
             self.eval_sources = sources.eval_sources
             self.eval_data = {name: open_source(source, "data.eval") for name, source in self.eval_sources.items()}
-        if not self.eval_data:
-            self._refuse_what_needs_evaluations()
+        needs = {
+            "early_stopping_patience": self.arguments.early_stopping_patience > 0,
+            "hub_strategy best": self.arguments.hub_model_id is not None and self.arguments.hub_strategy == "best",
+        }
+        if not self.eval_data and (given := [name for name, is_given in needs.items() if is_given]):
+            raise UsageError(f"{given[0]} needs an evaluation: set data.eval, or change {given[0]}.")
         if accelerator.is_main_process:
             self.folder.check_data(fingerprint(self.train_data, self.arguments.data.get("train")))
-
-    def _refuse_what_needs_evaluations(self) -> None:
-        given = ["early_stopping_patience"] if self.arguments.early_stopping_patience else []
-        if self.arguments.hub_model_id is not None and self.arguments.hub_strategy == "best":
-            given.append("hub_strategy best")
-        if given:
-            raise UsageError(f"{given[0]} needs an evaluation: set data.eval, or change {given[0]}.")
 
     def _prepare(self) -> None:
         if not self.accelerator.is_main_process:

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import compress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -30,7 +29,9 @@ from ..distributed import Ranks
 from ..files import (
     open_to_readers,
     read_json,
+    read_rows,
     recover_folder,
+    remove,
     remove_leftovers,
     replace_folder,
     sync,
@@ -65,8 +66,7 @@ class Progress:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores [`~Progress.state_dict`]."""
-        for name, value in state.items():
-            setattr(self, name, value)
+        vars(self).update(state)
 
 
 class WeightAverage:
@@ -202,9 +202,7 @@ class RunFolder:
     def __enter__(self) -> "RunFolder":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.lock.release(force=True)
 
     def check(self, arguments: TrainingArguments, about: dict[str, Any]) -> None:
@@ -299,17 +297,18 @@ class RunFolder:
             write_json(self.arguments, {name: self.about[name] for name in ("arguments", "processes")})
             self.states.mkdir(exist_ok=True)
         for leftover in self.states.glob("step-*.tmp"):
-            shutil.rmtree(leftover)
+            remove(leftover)
         remove_leftovers(self.path)
         for folder in (self.snapshot, self.best):
             recover_folder(folder)
         for step in self.damaged:
-            shutil.rmtree(self._aside(step), ignore_errors=True)
+            if os.path.lexists(self._aside(step)):
+                remove(self._aside(step))
             os.replace(self.state(step), self._aside(step))
 
     def saved_steps(self) -> list[int]:
         """Steps of the complete resume states, ascending."""
-        names = [re.fullmatch(r"step-(\d+)", path.name) for path in self.states.glob("step-*")]
+        names = [re.fullmatch(r"step-([1-9][0-9]*)", path.name) for path in self.states.glob("step-*")]
         return sorted(int(match[1]) for match in names if match)
 
     @property
@@ -328,8 +327,8 @@ class RunFolder:
 
     def prune(self, keep_last: int, best_step: int) -> None:
         """Deletes all resume states but the last `keep_last` and the best."""
-        for folder in self.states.glob("damaged-step-*"):
-            shutil.rmtree(folder)
+        for damaged in self.states.glob("damaged-step-*"):
+            remove(damaged)
         for step in self.saved_steps()[:-keep_last]:
             if step != best_step:
                 doomed = self.state(step).with_suffix(".tmp")
@@ -350,20 +349,8 @@ class RunFolder:
             file.write(json.dumps(row) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Rows of `metrics.jsonl`; a last line that a crash cut off is left out."""
-        if not self.metrics.exists():
-            return []
-        content = self.metrics.read_bytes()
-        rows = []
-        for number, line in enumerate(content[: content.rfind(b"\n") + 1].split(b"\n")[:-1], 1):
-            try:
-                row = json.loads(line)
-                if type(row["step"]) is not int:
-                    raise TypeError
-            except (ValueError, TypeError, LookupError) as error:
-                raise DataError(f"{self.metrics}: line {number} is not a row of metrics: remove the line.") from error
-            rows.append(row)
-        return rows
+        """Rows of `metrics.jsonl`."""
+        return read_rows(self.metrics, "step", int)
 
 
 @contextlib.contextmanager

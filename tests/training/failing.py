@@ -18,6 +18,8 @@ from tests.kit.process_state import forget_accelerate
 
 from .tiny import TinyTask, make_arguments
 
+CASES = ("error", "kill", "busy")
+
 
 class FailingTask(TinyTask):
     """Fails, or is killed, in the second process."""
@@ -56,7 +58,3 @@ def main() -> None:
     (root / f"ended-{os.environ['RANK']}.json").write_text(json.dumps({"kind": kind, "said": said.getvalue()}))
     # Without the group's own farewell, for which the other one would have to be there.
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

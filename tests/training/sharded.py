@@ -170,7 +170,3 @@ def main() -> None:
     else:
         run(make_arguments(root, case, "killed"), killed_in=2 if kind == "kill" else -1)
     torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -55,7 +55,3 @@ def main() -> None:
     PartialState.destroy_process_group = lambda self, group=None: None
     train_until(split_arguments(Path(output), data, {}, **json.loads(changes)), int(step))
     torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -31,12 +31,12 @@ def weights(folder):
     return {name: found[name] for name in ("snapshot/model.safetensors", *(f"state/step-7/{name}" for name in names))}
 
 
-def change(tmp_path, capsys, before, after, step=5, **settings):
+def change(tmp_path, capsys, before, after, **changes):
     """Continues a run with something else; what was said, and whether it ends as a run that never stopped."""
-    run(TinyTask(), make_arguments(tmp_path / "whole", before, **settings))
-    run_interrupted(make_arguments(tmp_path / "run", before, **settings), step)
+    run(TinyTask(), make_arguments(tmp_path / "whole", before))
+    run_interrupted(make_arguments(tmp_path / "run", before), 5)
     capsys.readouterr()
-    run(TinyTask(), make_arguments(tmp_path / "run", after["data"], **{**settings, **after.get("changes", {})}))
+    run(TinyTask(), make_arguments(tmp_path / "run", after, **changes))
     return capsys.readouterr().err, weights(tmp_path / "run") == weights(tmp_path / "whole")
 
 
@@ -50,9 +50,7 @@ def refuse(folder, data, match, **changes):
 @pytest.mark.parametrize(("before", "after"), [(2, 0), (0, 2)])
 def test_workers_of_indexed_data_change_nothing(tmp_path, capsys, examples, before, after):
     train = {"train": {"path": str(examples)}}
-    said, is_equal = change(
-        tmp_path, capsys, {**train, "num_workers": before}, {"data": {**train, "num_workers": after}}
-    )
+    said, is_equal = change(tmp_path, capsys, {**train, "num_workers": before}, {**train, "num_workers": after})
     assert f"data.num_workers: {before} → {after}: {SAME}" in said and is_equal
 
 
@@ -60,9 +58,7 @@ def test_what_no_step_reads_changes_nothing(tmp_path, capsys, examples, shards):
     train = {"train": {"path": str(examples)}}
     before = {**train, "eval": {"path": str(examples)}}
     changes = {"logging_steps": 1, "save_steps": 3, "eval_steps": 2, "save_total_limit": 5}
-    said, is_equal = change(
-        tmp_path, capsys, before, {"data": {**train, "eval": {"path": str(shards)}}, "changes": changes}
-    )
+    said, is_equal = change(tmp_path, capsys, before, {**train, "eval": {"path": str(shards)}}, **changes)
     assert is_equal
     assert all(f"{name}: " in said for name in changes)
     assert "data.eval.path: " in said and "the best state, which starts again" in said
@@ -87,9 +83,8 @@ def test_data_may_move(tmp_path, capsys, monkeypatch, kind):
         source = {"table": {}, "stream": {"streaming": True}, "buffer": {"streaming": True, "shuffle_buffer": 5}}[kind]
     shutil.copytree(here, there)
     monkeypatch.chdir(there.parent)
-    said, is_equal = change(
-        tmp_path, capsys, {"train": {"path": str(here), **source}}, {"data": {"train": {"path": "data", **source}}}
-    )
+    before, after = ({"train": {"path": path, **source}} for path in (str(here), "data"))
+    said, is_equal = change(tmp_path, capsys, before, after)
     assert f"data.train.path: {here} → data: of equal fingerprint, {SAME}" in said and is_equal
 
 
@@ -145,6 +140,7 @@ def test_a_run_is_made_longer(tmp_path, capsys, examples):
     [
         ({"max_steps": 9}, r"max_steps: 7 → 9 \(the schedule cosine depends on it: .*--init_from"),
         ({"seed": 1}, "seed: 0 → 1"),
+        ({"learning_rate": 0.5}, "learning_rate: 0.01 → 0.5"),
         ({"model": {"width": 8}, "task": {"noise": 0.1}}, "model.width: None → 8; task.noise: None → 0.1|task.noise"),
         ({"per_device_train_batch_size": 4}, "2 → 1 × 4 × 2 .each step had 4 examples and would have 8: choose"),
     ],

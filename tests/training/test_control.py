@@ -93,6 +93,8 @@ MIN_LR = {"lr_scheduler_type": "cosine_with_min_lr"}
         ({"lr_scheduler_type": "inverse_sqrt", "lr_scheduler_kwargs": {"timescale": 0}}, "do not fit inverse_sqrt"),
         ({"hub_model_id": "me/run"}, "hub_strategy best needs an evaluation"),
         ({"hub_model_id": "me/a run"}, "hub_model_id is 'me/a run'; allowed: org/name"),
+        ({"hub_model_id": "me/run", "hub_strategy": "checkpoint"}, "set hub_private_repo to true"),
+        ({"resume_from_checkpoint": "."}, r"resume_from_checkpoint is the local \."),
         ({"seed": 2**32}, r"seed must be 0 or more, below 2\*\*32"),
         ({"num_train_epochs": 1e308}, "num_train_epochs must be more than 0, below 1e6"),
         ({"per_device_train_batch_size": 10**30}, "per_device_train_batch_size must be a whole number from 1 to 10 m"),

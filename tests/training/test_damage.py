@@ -79,6 +79,21 @@ def test_the_run_goes_on_from_the_last_whole_state(runs, tmp_path, capsys, words
     assert not [*(tmp_path / "run" / "state").glob("damaged-*")]
 
 
+@pytest.mark.parametrize(
+    ("name", "taken"),
+    [("step-6", True), ("step-6.tmp", False), ("step-06", False), ("step-６", False), ("damaged-step-6", True)],
+)
+def test_what_is_no_state_is_in_nobodys_way(runs, tmp_path, name, taken):
+    shutil.copytree(runs / "interrupted", tmp_path / "run")
+    if taken:
+        shutil.rmtree(tmp_path / "run" / "state" / "step-6")
+        (tmp_path / "run" / "state" / "step-6").touch()
+    (tmp_path / "run" / "state" / name).touch()
+    run(TinyTask(), arguments(runs, tmp_path / "run"))
+    found, expected = contents(tmp_path / "run"), contents(runs / "whole")
+    assert {file: found[file] for file in expected} == expected
+
+
 def test_of_two_damaged_states_both_are_named(runs, tmp_path, capsys):
     said = continue_damaged(runs, tmp_path / "run", {6: "cut", 4: "remove"}, random.Random(0), capsys)
     assert "step-6 is damaged" in said and "step-4 is damaged" in said and "from step 3" in said

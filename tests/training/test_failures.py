@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_ext.errors import DataError, OtherRun, UsageError
+from hf_ext.errors import DataError, UsageError
 from hf_ext.training import Callback
-from hf_ext.training.changes import describe_run
 from hf_ext.training.launch import main
 from hf_ext.training.state import RunFolder
 from hf_ext.training.stopping import EXIT_CODE
@@ -145,20 +144,6 @@ def test_a_vanished_file_is_named(tmp_path, capsys, workers):
     assert RunFolder(tmp_path / "run").saved_steps()
 
 
-def test_a_continued_run_must_be_the_same_run(tmp_path, halfway):
-    before = contents(tmp_path / "run")
-    with refused(OtherRun, "learning_rate", "0.01", "0.5"):
-        run(TinyTask(), make_arguments(tmp_path / "run", halfway, learning_rate=0.5))
-    folder = RunFolder(tmp_path / "run")
-    arguments = make_arguments(tmp_path / "run", halfway)
-    with folder, refused(OtherRun, "4 examples"):
-        folder.check(arguments, describe_run(arguments, 2, None))
-    assert contents(tmp_path / "run") == before
-    # What changes no weight may differ.
-    run(TinyTask(), make_arguments(tmp_path / "run", halfway, save_total_limit=1))
-    assert folder.saved_steps() == [7]
-
-
 def test_folders_of_others_are_left_alone(tmp_path, examples):
     (tmp_path / "a" / "snapshot").mkdir(parents=True)
     with refused(UsageError, "args.json"):
@@ -191,11 +176,14 @@ def test_folders_of_others_are_left_alone(tmp_path, examples):
     assert (tmp_path / "e" / "train.log").read_text() == "started"
 
 
-@pytest.mark.parametrize("row", [b"no row", b"{}", b"[1]", b'{"step": "1"}', b"null", b"\xff\xfe"])
-def test_a_damaged_row_of_metrics_is_named(tmp_path, halfway, row):
-    with (tmp_path / "run" / "metrics.jsonl").open("ab") as file:
+@pytest.mark.parametrize(
+    "row", [b"no row", b"{}", b"[1]", b'{"step": "1", "example": 1}', b"null", b"\xff\xfe", b"[" * 9999]
+)
+@pytest.mark.parametrize(("name", "number"), [("metrics.jsonl", 4), ("bad_examples.jsonl", 1)])
+def test_a_damaged_row_is_named(tmp_path, halfway, row, name, number):
+    with (tmp_path / "run" / name).open("ab") as file:
         file.write(row + b"\n")
-    with refused(DataError, "metrics.jsonl", "line 4"):
+    with refused(DataError, name, f"line {number}"):
         run(TinyTask(), make_arguments(tmp_path / "run", halfway))
 
 

@@ -14,7 +14,6 @@ from torch.distributed import checkpoint
 
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.errors import DataError
-from hf_ext.settings import SettingsError
 from hf_ext.training.foreign import refuse_code
 from hf_ext.training.state import RunFolder
 from tests.kit.hub import client_environment, run_python
@@ -22,7 +21,6 @@ from tests.kit.refusals import refused
 
 from .launching import ROOT, launch_two
 from .on_a_hub import Code
-from .tiny import make_arguments
 
 SCRIPT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from tests.training.on_a_hub import main; main()"
 
@@ -90,13 +88,6 @@ def test_a_sharded_state_from_elsewhere_has_tensors_and_plain_values_alone(tmp_p
     with contextlib.nullcontext() if place is None else refused(DataError, "a part"):
         refuse_code(index, "a part")
     assert not ran.exists()
-
-
-def test_states_are_private_and_on_a_hub(tmp_path):
-    with refused(SettingsError, "hub_private_repo"):
-        make_arguments(tmp_path, {}, hub_model_id="me/run", hub_strategy="checkpoint")
-    with refused(SettingsError, "resume_from_checkpoint", tmp_path):
-        make_arguments(tmp_path / "run", {}, resume_from_checkpoint=str(tmp_path))
 
 
 @pytest.mark.slow

@@ -15,26 +15,11 @@ from accelerate.utils import set_seed
 
 from hf_ext.training.processes import seed_step
 
-from .launching import fork_two, launch_two
-from .tiny import TinyTask, contents, make_arguments, run, run_interrupted
-from .two_processes import STOPS, sources
+from .launching import fork_pairs, launch_two
+from .tiny import TinyTask, contents, make_arguments, run, write_shards
+from .two_processes import compare
 
 KINDS = ["map", "stream", "buffer"]
-
-
-def assert_exact(tmp_path, kind, workers, **changes):
-    data = {"train": sources(tmp_path)[kind], "eval": {"path": str(tmp_path / "examples")}, "num_workers": workers}
-    whole, pieces = tmp_path / "whole", tmp_path / "pieces"
-    metrics = run(TinyTask(), make_arguments(whole, data, **changes))
-    for step in STOPS:
-        run_interrupted(make_arguments(pieces, data, **changes), step)
-    assert run(TinyTask(), make_arguments(pieces, data, **changes)) == metrics
-    expected = contents(whole)
-    # Model, optimizer, and what is registered: a digest for each is compared.
-    assert {"state/step-7/model.safetensors", "state/step-7/optimizer.bin", "state/step-7/custom_checkpoint_1.pkl"} < {
-        *expected
-    }
-    assert contents(pieces) == expected
 
 
 WHOLE_BATCHES = {"ema_decay": 0.0, "gradient_accumulation_steps": 1, "max_grad_norm": 0.0}
@@ -53,12 +38,14 @@ WHOLE_BATCHES = {"ema_decay": 0.0, "gradient_accumulation_steps": 1, "max_grad_n
     ],
 )
 def test_one_process(tmp_path, examples, shards, kind, workers, changes):
-    assert_exact(tmp_path, kind, workers, **changes)
+    result = compare(tmp_path, f"{kind}-{workers}", **changes)
+    # Model, optimizer, and what is registered: a digest for each is compared.
+    names = {"state/step-7/model.safetensors", "state/step-7/optimizer.bin", "state/step-7/custom_checkpoint_1.pkl"}
+    assert names < {*result["names"]} and result["differing"] == []
 
 
-def check_two_processes(tmp_path, cases, start):
-    start("tests.training.two_processes", str(tmp_path), *cases)
-    results = json.loads((tmp_path / "results.json").read_text())
+def check_two_processes(folder, cases):
+    results = json.loads((folder / "results.json").read_text())
     assert [*results] == cases
     for case, result in results.items():
         assert result["processes"] == 2, case
@@ -68,15 +55,34 @@ def check_two_processes(tmp_path, cases, start):
         assert (result["metrics"]["examples"], result["metrics"]["indices"]) == (9, 36)
 
 
-def test_two_processes(tmp_path, examples, shards):
-    check_two_processes(tmp_path, ["stream-0-damage"], fork_two)
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """The folder of two runs of two processes, the second of which fails."""
+    root = tmp_path_factory.mktemp("two")
+    write_shards(root / "examples", shards=2, examples=9)
+    write_shards(root / "shards", shards=4, examples=22)
+    fork_pairs("tests.training.two_processes", *(([0, 0], [str(root), case]) for case in ("stream-0-damage", "error")))
+    return root
+
+
+def test_two_processes(two):
+    check_two_processes(two, ["stream-0-damage"])
+
+
+def test_a_process_that_fails_is_named_by_the_others(two):
+    found = [json.loads((two / f"ended-{rank}.json").read_text()) for rank in (0, 1)]
+    assert [ending["kind"] for ending in found] == ["FailedElsewhereError", "ValueError"]
+    lines = [line for line in found[0]["said"].splitlines() if "process 1 of 2" in line]
+    assert len(lines) == 1 and "its disk is gone" in lines[0]
+    # The note of that failure is not one of the next.
+    assert not [*(two / "run" / "state").glob("*.json")]
 
 
 @pytest.mark.slow
 def test_two_processes_with_all_data_and_workers(tmp_path, examples, shards):
-    check_two_processes(
-        tmp_path, [*(f"{kind}-{workers}" for kind in KINDS for workers in (0, 2)), "map-2-damage"], launch_two
-    )
+    cases = [*(f"{kind}-{workers}" for kind in KINDS for workers in (0, 2)), "map-2-damage"]
+    launch_two("tests.training.two_processes", str(tmp_path), *cases)
+    check_two_processes(tmp_path, cases)
 
 
 def test_a_step_is_seeded_to_the_states_of_accelerate():

@@ -83,12 +83,16 @@ def test_what_is_published_names_no_folder_of_this_machine(tmp_path):
     arguments = TrainingArguments(
         method="disentangled-dit",
         output_dir=str(tmp_path / "run"),
-        data={"train": {"path": str(tmp_path / "photos")}},
+        data={"train": {"path": [str(tmp_path / "photos"), "org/set"], "pairs": ["noisy", "clean"]}},
         task={"vae": str(tmp_path / "vae"), "text_encoder": "org/encoder", "text_column": "", "image_size": 8},
         init_from=str(tmp_path / "start"),
     )
     published = public_arguments(arguments)
     assert str(tmp_path) not in json.dumps(published)
     assert published["task"] == {"vae": "vae", "text_encoder": "org/encoder", "text_column": "", "image_size": 8}
-    assert published["init_from"] == "start" and published["data"]["train"]["path"] == "photos"
+    assert published["init_from"] == "start"
+    assert published["data"]["train"] == {
+        "path": [{"path": "photos"}, {"path": "org/set"}],
+        "pairs": ["noisy", "clean"],
+    }
     assert arguments.task["vae"] == str(tmp_path / "vae")

@@ -45,16 +45,9 @@ def test_the_average_follows_parameters_and_saved_buffers():
         assert model.norm.num_batches_tracked == 4
         assert model.mask.tolist() == [0.0, float("-inf")]
     assert all(torch.equal(tensor, now[name]) for name, tensor in model.state_dict().items())
-
-
-def test_weights_come_back_when_the_block_fails():
-    model = TinyModel(TinyConfig())
-    average = WeightAverage(model, 0.9)
-    move(model, 0)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(ZeroDivisionError), average.apply():
         _ = 1 / 0
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(torch.equal(tensor, now[name]) for name, tensor in model.state_dict().items())
 
 
 class SeeingTask(TinyTask):

@@ -76,7 +76,3 @@ def main() -> None:
     folder, batch, passes = sys.argv[1:]
     arguments = make_arguments(Path(folder), int(batch), int(passes))
     train(build_task(arguments), arguments)
-
-
-if __name__ == "__main__":
-    main()
