@@ -10,6 +10,9 @@ import numpy as np
 from .features import ClassifierFeatures, FeatureMetric
 from .frechet import frechet_distance
 
+# `evaluate` copies the files that a script itself imports.
+from .images import describe as describe
+
 
 class FeatureDistance(FeatureMetric):
     """

@@ -11,6 +11,9 @@ import numpy as np
 from .features import FeatureMetric, InceptionFeatures
 from .frechet import frechet_distance
 
+# `evaluate` copies the files that a script itself imports.
+from .images import describe as describe
+
 
 class FID(FeatureMetric):
     """

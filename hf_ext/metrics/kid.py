@@ -9,6 +9,9 @@ import numpy as np
 
 from .features import FeatureMetric, InceptionFeatures
 from .frechet import as_features
+
+# `evaluate` copies the files that a script itself imports.
+from .images import describe as describe
 from .kernel_distance import kernel_distance_of_subsets
 
 

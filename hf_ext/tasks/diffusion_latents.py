@@ -78,8 +78,7 @@ def read_row(
 ) -> tuple[Tensor, dict[str, np.ndarray]]:
     """The latent of a row, float32 [channels, height, width], and each control; a generator draws it."""
     wanted = COLUMNS if generator is None else (*COLUMNS, SPREAD)
-    missing = [name for name in wanted if name not in row]
-    if missing:
+    if missing := [name for name in wanted if name not in row]:
         how = " --posterior, or set task.posterior to false" if missing == [SPREAD] else ""
         raise DataError(f"latents without the column(s) {missing}: write them with `hf-ext dit precompute`{how}.")
     latent = _unpack(row, "latent")

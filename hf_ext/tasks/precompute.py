@@ -198,8 +198,7 @@ def keep_settings(
     found: dict[str, Any] = read_json(path)
     # What is noted and not wanted is an option that was left out.
     pairs = {name: (found.get(name), wanted.get(name)) for name in {**found, **wanted} if name not in (first or {})}
-    changed = [f"{name}: {noted!r} → {value!r}" for name, (noted, value) in pairs.items() if noted != value]
-    if changed:
+    if changed := [f"{name}: {noted!r} → {value!r}" for name, (noted, value) in pairs.items() if noted != value]:
         advice = "Use the same settings, remove it, or give another folder."
         raise OtherRun(refusal, changed, advice)
     return found
@@ -291,8 +290,7 @@ class _Work:
         if missing := [name for name in self.columns if name not in kept]:
             raise MissingColumn.of(missing[0], kept, "text_column")
         added = self._added_features()
-        clash = sorted(kept.keys() & added.keys())
-        if clash:
+        if clash := sorted(kept.keys() & added.keys()):
             raise ValueError(f"the data already have the columns {clash}, which precompute adds: remove them first.")
         self.features = datasets.Features({**kept, **added})
         self.no_text = None if texts is None else texts.pack([""], autoencoder.device)[0]
