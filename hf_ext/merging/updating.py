@@ -64,23 +64,7 @@ def add_task(
     All tasks are merged again, from where they came, by the options of the first merge: the result is that of a merge
     of all. Their checkpoints must still be there, on the Hub or on this disk. Frozen, unified weights and other tasks
     stay bit for bit as they are, only the new checkpoint and the base are read: the new task has no vote, is
-    restored less well, and the card says so.
-
-    Args:
-        folder (`str` or `Path`): The artifact.
-        name (`str`): The new task: up to 64 of the letters A-Z and a-z, digits, `.`, `_` and `-`.
-        source (`str`): Its checkpoint: a folder, or `org/name[@revision]`.
-        frozen (`bool`, *optional*, defaults to `False`): Leave all but the new task as it is.
-        base (`str`, *optional*): Where the base is, if not where the artifact says.
-        token (`str` or `bool`, *optional*): Token of the Hub.
-        endpoint (`str`, *optional*): Address of the Hub. Defaults to `HF_ENDPOINT`.
-
-    Returns:
-        `dict[str, Any]`: `task`, `how` (`"merged again"` or `"frozen"`), `scale`, `density`, `path` and `warnings`.
-
-    Raises:
-        ValueError: The task is there already or does not fit, or a checkpoint is gone or changed; the message says
-            what to do.
+    restored less well, and the card says so. `base` is needed if it is not where the artifact says.
     """
     place, manifest = _open(folder)
     if manifest.library == "peft":
@@ -154,20 +138,8 @@ def _add_frozen(place: Path, manifest: Manifest, name: str, source: str, base: s
 
 
 def remove_task(folder: str | Path, name: str) -> dict[str, Any]:
-    """
-    Removes a task: its mask, its scale and what it kept. The unified weights, which still hold its vote, and the other
-    tasks stay bit for bit as they are; a merge without it needs the others' checkpoints.
-
-    Args:
-        folder (`str` or `Path`): The artifact.
-        name (`str`): The task.
-
-    Returns:
-        `dict[str, Any]`: `removed`, `tasks` (those that are left) and `path`.
-
-    Raises:
-        ValueError: There is no such task, or it is the last one.
-    """
+    """Removes a task: its mask, its scale and what it kept. The unified weights, which still hold its vote, and the
+    other tasks stay bit for bit as they are; a merge without it needs the others' checkpoints."""
     place, manifest = _open(folder)
     if name not in manifest.tasks:
         raise UsageError(f"{place} has no task {name!r}; it has {', '.join(manifest.tasks)}")
