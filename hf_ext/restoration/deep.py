@@ -51,8 +51,9 @@ def lost_bits(image: ImageFile.ImageFile, source: Source) -> list[str]:
     """A line about values of more than 8 bits of which Pillow gives 8; asked before the picture is loaded."""
     bits = 8
     if image.format == "PPM" and image.tile[0].codec_name.startswith("ppm"):
+        arguments: Any = image.tile[0].args
         # The largest value.
-        bits = image.tile[0].args[1].bit_length()
+        bits = arguments[1].bit_length()
     elif image.format in _DEPTHS:
         mark, bits_of = _DEPTHS[image.format]
         found = mark.search(source if isinstance(source, bytes) else Path(source).read_bytes())

@@ -177,8 +177,7 @@ def _list_pages(image: ImageFile.ImageFile) -> tuple[list[int], int, int]:
 
 def _frames(image: ImageFile.ImageFile, source: Source, pages: list[int]) -> Frames:
     pictures, durations, losses = list[Picture](), list[float](), dict[str, None]()
-    coded = {"lossless": _is_lossless(image, source), "subsampling": jpeg_subsampling(image)}
-    comment = _comment(image)
+    lossless, subsampling, comment = _is_lossless(image, source), jpeg_subsampling(image), _comment(image)
     for number in pages:
         if number:
             # Pillow would keep that of the page before where this one has none.
@@ -190,7 +189,7 @@ def _frames(image: ImageFile.ImageFile, source: Source, pages: list[int]) -> Fra
         pictures.append(picture._replace(exif=descriptive_tags(picture)))
         # Some formats know it when the frame is decoded.
         durations.append(float(image.info.get("duration") or 0))
-    frames = Frames(pictures, lost=tuple(losses), comment=comment, **coded)
+    frames = Frames(pictures, lossless=lossless, subsampling=subsampling, lost=tuple(losses), comment=comment)
     if len(pages) == 1 or image.format not in _MOVING:
         return frames
     plays = image.info.get("loop", 1)
@@ -203,7 +202,8 @@ def _frames(image: ImageFile.ImageFile, source: Source, pages: list[int]) -> Fra
 
 def _comment(image: ImageFile.ImageFile) -> bytes:
     """The comment of a JPEG or a GIF."""
-    return image.info.get("comment", b"") if image.format in ("JPEG", "MPO", "GIF") else b""
+    comment: bytes = image.info.get("comment", b"") if image.format in ("JPEG", "MPO", "GIF") else b""
+    return comment
 
 
 def _losses(image: ImageFile.ImageFile, channels: int) -> list[str]:

@@ -147,7 +147,7 @@ def check_options(
     chosen: Any = getattr(config, "restoration_strength", None) if strength is None else strength
     if chosen is None:
         return 1.0
-    if chosen != "auto" and not (isinstance(chosen, Real) and 0 <= chosen <= 1):
+    if chosen != "auto" and not (isinstance(chosen, Real) and 0 <= float(chosen) <= 1):
         raise UsageError(
             f"`strength` is {chosen!r}; it must be from 0 (the image unchanged) to 1 (the result of the model), or "
             "'auto'."
