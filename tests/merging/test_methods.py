@@ -235,6 +235,14 @@ def test_random_numbers_have_no_pattern():
     assert abs(chi_squared - 255) < 6 * math.sqrt(2 * 255)
 
 
+def test_random_numbers_are_uniform_over_their_whole_range():
+    n = 1 << 20
+    shares = [kept_elements(5, 2, 9, 0, n, drop=drop).mean() for drop in np.linspace(0, 1, 17)[:-1]]
+    expected = 1 - np.linspace(0, 1, 17)[:-1]
+    assert np.abs(shares - expected).max() < 5 * 0.5 / math.sqrt(n)
+    assert shares[0] == 1
+
+
 def test_the_generator_is_splitmix64():
     # The first three numbers that the published generator gives from a state of zero.
     published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]

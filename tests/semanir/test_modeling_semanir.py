@@ -89,6 +89,29 @@ def test_any_size_comes_out_as_it_went_in(fields, size):
     assert restored.isfinite().all()
 
 
+@pytest.mark.parametrize("upsampler", ["pixelshuffle", "direct"])
+@pytest.mark.parametrize("scale", [2, 3, 4])
+def test_upscaling(scale, upsampler):
+    model = make_model(**COLUMNAR, scale=scale, upsampler=upsampler)
+    images = make_images(1, 3, 5, 7)
+    assert restore(model, images).shape == (1, 3, 5 * scale, 7 * scale)
+    loss = model(images, labels=torch.zeros(1, 3, 5 * scale, 7 * scale)).loss
+    assert loss.isfinite()
+
+
+def test_channels_may_differ_between_input_and_output():
+    fields = {**U_SHAPED, "num_channels": 4, "num_channels_out": 3}
+    assert restore(make_model(**fields), make_images(1, 4, 8, 8)).shape == (1, 3, 8, 8)
+    assert restore(make_model(**{**U_SHAPED, "num_channels": 1}), make_images(1, 1, 8, 8)).shape == (1, 1, 8, 8)
+
+
+def test_untrained_restoration_is_nearly_the_input():
+    torch.manual_seed(0)
+    images = make_images(1, 3, 16, 16)
+    restored = restore(SemanIRForImageRestoration(SemanIRConfig(**U_SHAPED)).eval(), images)
+    assert 0 < (restored - images).abs().mean() < 0.05
+
+
 @pytest.mark.parametrize("fields", [COLUMNAR, U_SHAPED, HALF], ids=["columnar", "u-shaped", "half"])
 def test_padding_is_that_of_a_padded_image(fields):
     """The model's own padding equals giving it the image reflected by hand."""
@@ -207,6 +230,18 @@ def test_float16_output_is_finite_with_large_features():
 def test_half_precision_model_keeps_the_precision_of_the_input():
     images = make_images(1, 3, 8, 8)
     assert restore(make_model(**U_SHAPED).bfloat16(), images).dtype == torch.float32
+
+
+def test_dictionary_is_the_same_under_autocast():
+    """Similarities are compared in float32, whatever the rest of the model computes in."""
+    features = torch.randn(1, 12, 8, 8, generator=torch.Generator().manual_seed(0))
+    seen = []
+    stage = make_model(**COLUMNAR).model.body.stages[0]
+    stage.layers[0].register_forward_pre_hook(lambda module, arguments: seen.append(arguments[1].bits))
+    stage(features, 6)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        stage(features, 6)
+    assert torch.equal(*seen)
 
 
 def test_all_layers_of_a_partition_read_one_dictionary():

@@ -5,6 +5,7 @@ import runpy
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from hf_ext.semanir import ops_semanir as ops
 from hf_ext.semanir.ops_semanir import UnknownAttentionError
@@ -124,6 +125,11 @@ CASES = {
 }
 
 
+def legal_keys(*layout):
+    regions = ops.key_regions(*layout)
+    return regions[:, :, None] == regions[:, None]
+
+
 def test_every_operator_has_cases():
     assert CASES.keys() == PAIRS.keys()
 
@@ -179,6 +185,12 @@ def test_dense_dictionary_has_no_bits():
     assert ops.build_dictionary(features, 6, True, 36) == ((6, 6), (0, 0), 6, None)
 
 
+def test_part_of_a_dictionary():
+    dictionary = ops.build_dictionary(random(1, 6, 6, 4, gradient=False), 3, False, 4)
+    assert dictionary.part(slice(1, 3)).bits.equal(dictionary.bits[1:3])
+    assert dictionary._replace(bits=None).part(slice(1, 3)).bits is None
+
+
 def test_gradients_do_not_reach_the_dictionary():
     features = random(1, 6, 6, 4)
     assert not ops.build_dictionary(features, 3, True, 4).bits.requires_grad
@@ -208,6 +220,25 @@ def test_unknown_implementation():
     arguments = next(attention_cases())
     with refused(UnknownAttentionError, "implementation", "flash", "auto"):
         ops.key_semantic_attention(**arguments, implementation="flash")
+
+
+@pytest.mark.parametrize("shift", [0, 4])
+def test_k_from_the_window_up_is_dense_window_attention(shift):
+    window, heads = 8, 2
+    features = torch.randn(1, 16, 16, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    dictionary = ops.build_dictionary(features, window, bool(shift), window**2)
+    assert dictionary.shift == (shift, shift)
+    tokens = ops.partition_windows(features, dictionary.window, dictionary.shift)
+    query, key, value = tokens.unflatten(-1, (3, heads, 2)).permute(2, 0, 3, 1, 4).unbind(0)
+    table = torch.randn(heads, 15**2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    temperature = torch.full((heads,), 10.0, dtype=torch.float64)
+    attended = ops.key_semantic_attention(query, key, value, temperature, table, dictionary)
+
+    bias = table[:, ops.relative_offsets((window, window), window)]
+    logits = 10 * F.cosine_similarity(query[..., :, None, :], key[..., None, :, :], dim=-1) + bias
+    if shift:
+        logits = logits.masked_fill(~legal_keys((16, 16), (window, window), dictionary.shift)[:, None], -torch.inf)
+    torch.testing.assert_close(attended, logits.softmax(-1) @ value, atol=1e-12, rtol=0)
 
 
 def test_operators_run_alone_and_say_what_hf_ext_would_add():
