@@ -280,8 +280,8 @@ def test_no_process_waits_for_one_that_failed(tmp_path, examples):
     (tmp_path / "run" / "snapshot").mkdir(parents=True)
     config = write_config(tmp_path, examples, method="semanir")
     text = launch_two("hf_ext.training", config, code=1)
-    # Both processes know the reason; none is cut off in the middle of waiting.
-    assert text.count("Error: ") == text.count("no args.json") == 2, text
+    # The one that failed says why; the other one ends in silence, and is not cut off in the middle of waiting.
+    assert len(re.findall("^Error: .*no args.json", text, re.M)) == text.count("no args.json") == 1, text
     assert "Connection" not in text
 
 
