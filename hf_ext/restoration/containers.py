@@ -27,7 +27,7 @@ def colour_chunks(image: ImageFile.ImageFile) -> bytes:
     """The chunks of a PNG for colours and texts, as raw bytes."""
     if image.format != "PNG" or image.fp is None:
         return b""
-    place, found, before_pixels = image.fp.tell(), b"", True
+    place, found, before_pixels = image.fp.tell(), bytearray(), True
     image.fp.seek(PNG_HEADER)
     while len(head := image.fp.read(8)) == 8 and head[4:] != b"IEND":
         length, kind = struct.unpack(">I4s", head)
@@ -43,7 +43,7 @@ def colour_chunks(image: ImageFile.ImageFile) -> bytes:
         elif not content.startswith(_OF_THE_FILE):
             found += head + content + checksum
     image.fp.seek(place)
-    return found
+    return bytes(found)
 
 
 def insert_chunks(png: bytes, chunks: bytes) -> bytes:

@@ -2,7 +2,7 @@
 """Pictures in files: read with a bound before anything is decoded, written whole with their metadata."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -148,13 +148,14 @@ def _from_camera(
     return Frames([Picture(pixels, exif, icc_profile)], lost=lost)
 
 
-def _list_pages(image: ImageFile.ImageFile) -> tuple[list[int], int, int]:
+def _list_pages(image: ImageFile.ImageFile) -> tuple[Sequence[int], int, int]:
     """The frames or pages that are pictures, how many are masks of others, and the pixels of the pictures."""
     numbers: Iterable[int] = count()
     if image.format != "TIFF":
         numbers = range(1 if image.format in _FIRST else getattr(image, "n_frames", 1))
         if len(numbers) == 1 or image.format in _MOVING:
-            return list(numbers), 0, len(numbers) * image.width * image.height
+            # No list: ninety bytes may name two billion frames.
+            return numbers, 0, len(numbers) * image.width * image.height
     pages, masks, pixels = list[int](), 0, 0
     for number in numbers:
         try:
@@ -175,7 +176,7 @@ def _list_pages(image: ImageFile.ImageFile) -> tuple[list[int], int, int]:
     return pages, masks, pixels
 
 
-def _frames(image: ImageFile.ImageFile, source: Source, pages: list[int]) -> Frames:
+def _frames(image: ImageFile.ImageFile, source: Source, pages: Sequence[int]) -> Frames:
     pictures, durations, losses = list[Picture](), list[float](), dict[str, None]()
     lossless, subsampling, comment = _is_lossless(image, source), jpeg_subsampling(image), _comment(image)
     for number in pages:
