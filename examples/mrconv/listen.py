@@ -9,16 +9,29 @@ import argparse
 import gc
 import sys
 import time
+import wave
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
-from infer import read_wave
 from matplotlib.figure import Figure
 
 import hf_ext
 from hf_ext.audio_stream import PAUSE, STEP, Listener
+
+
+def read_wave(path: str) -> tuple[np.ndarray, int]:
+    """The samples of a 16-bit mono WAV file, and their rate."""
+    try:
+        with wave.open(path) as file:
+            if file.getsampwidth() != 2 or file.getnchannels() != 1:
+                sys.exit(
+                    f"{path} must be 16-bit mono, it has {file.getnchannels()} channels of {file.getsampwidth()} bytes"
+                )
+            return np.frombuffer(file.readframes(file.getnframes()), dtype="<i2"), file.getframerate()
+    except (OSError, EOFError, wave.Error) as error:
+        sys.exit(f"{path} cannot be read as a WAV file ({error or 'it ends too early'}): give a 16-bit mono one.")
 
 
 def cut(samples: np.ndarray, rate: int) -> Iterator[np.ndarray]:

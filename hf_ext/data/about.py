@@ -14,7 +14,8 @@ from transformers.utils import logging
 
 from ..errors import DataError
 from .labels import class_name
-from .source import SPLIT_WORDS, DataSource
+from .source import DataSource
+from .split_words import SPLIT_WORDS
 from .splits import slice_split
 from .tables import LABEL, option, read_table, read_text, shorten
 

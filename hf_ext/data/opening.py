@@ -25,7 +25,8 @@ from .labelled_lines import split_labels
 from .recordings import RecordingFolder
 from .sequence_files import ARRAYS, open_arrays, open_sequences
 from .sound_files import AUDIO_SUFFIXES, is_broken_sound
-from .source import SPLIT_WORDS, DataSource, SourcePart
+from .source import DataSource, SourcePart
+from .split_words import SPLIT_WORDS
 from .splits import hold_out, slice_split
 from .tables import LABEL, holds_codes, is_plain, read_table
 

@@ -19,7 +19,8 @@ from .groups import GROUPS
 from .labels import class_name
 from .numbers import is_number
 from .roles import find_series, find_times, split_name, step_columns
-from .source import SPLIT_WORDS, DataSource
+from .source import DataSource
+from .split_words import SPLIT_WORDS
 from .splits import slice_split
 from .tables import read_table
 from .times import seconds_of, to_seconds

@@ -3,13 +3,9 @@
 import math
 from dataclasses import dataclass
 
-from datasets.data_files import SPLIT_KEYWORDS
 from huggingface_hub.dataclasses import strict
 
 from ..settings import build
-
-# The split that a word in the name of a folder or a file means, as `datasets` has it.
-SPLIT_WORDS = {word: str(kind) for kind, words in SPLIT_KEYWORDS.items() for word in words}
 
 
 @strict

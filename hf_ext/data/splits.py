@@ -21,7 +21,7 @@ from .labels import are_values
 from .likeness import MOST_COMPARED, find_alike
 from .roles import TIME
 from .sound_files import is_broken_sound
-from .source import SPLIT_WORDS
+from .split_words import SPLIT_WORDS
 from .times import to_seconds
 
 # Columns that may say which split an example is of.

@@ -30,7 +30,8 @@ from .roles import Hints, is_prose
 from .sequence_files import SUFFIXES
 from .series import is_list_of_numbers, look_at_lists, look_at_series
 from .sound_files import AUDIO_SUFFIXES, SoundAbout, describe_sound
-from .source import SPLIT_WORDS, DataSource
+from .source import DataSource
+from .split_words import SPLIT_WORDS
 from .tables import LABEL, is_plain, option, read_table, shorten
 from .times import to_seconds
 

@@ -476,12 +476,12 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
     def _scale_lora(self, scale: float, names: list[str] | None = None) -> list[tuple[dict[str, float], ...]]:
         """Multiplies the weights of LoRA layers that are not fused; these weights, each beside a copy from before."""
         # peft's `scale_layer` leaves out embeddings, and its `unscale_layer` makes 1 of whatever was scaled by 0
-        found: list[tuple[dict[str, float], ...]] = []
-        for layer in list[Any](self.modules()):
-            if scale != 1 and isinstance(weights := getattr(layer, "scaling", None), dict):
-                found.append((weights, dict(weights)))
-                for name in weights.keys() & set(names or layer.active_adapters) - set(layer.merged_adapters):
-                    weights[name] *= scale
+        layers: list[Any] = [] if scale == 1 else [*self.modules()]
+        layers = [layer for layer in layers if isinstance(getattr(layer, "scaling", None), dict)]
+        found = [(layer.scaling, dict(layer.scaling)) for layer in layers]
+        for layer in layers:
+            for name in layer.scaling.keys() & set(names or layer.active_adapters) - set(layer.merged_adapters):
+                layer.scaling[name] *= scale
         return found
 
     @contextlib.contextmanager

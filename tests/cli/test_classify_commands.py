@@ -244,6 +244,7 @@ def test_tables_are_classified_as_they_train(kind, tmp_path, caplog):
     frame = pd.DataFrame(np.random.default_rng(0).normal([100, 3], [20, 1], (20, 2)).round(3), columns=["a", "b"])
     frame.iloc[3, 1] = np.nan
     file = TABLES[kind](tmp_path / "table.csv", frame)
+    caplog.clear()
     ((_, found),) = answer_series(model, file, "positions", 3).items()
     values = torch.tensor(frame.to_numpy()).float()[None]
     expected = model(input_values=values, observed_mask=~values.isnan()).logits[0].softmax(-1)
