@@ -473,12 +473,12 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         vertical, horizontal = (torch.cat([angle.sin(), angle.cos()], dim=-1).float() for angle in angles)
         return torch.cat([vertical.repeat_interleave(columns, dim=0), horizontal.repeat(rows, 1)], dim=-1)
 
-    def _scale_lora(self, scale: float, names: list[str] | None = None) -> list[tuple[dict[str, float], ...]]:
+    def _scale_lora(self, scale: float, names: list[str] | None = None) -> list[tuple[Any, ...]]:
         """Multiplies the weights of LoRA layers that are not fused; these weights, each beside a copy from before."""
         # peft's `scale_layer` leaves out embeddings, and its `unscale_layer` makes 1 of whatever was scaled by 0
         layers: list[Any] = [] if scale == 1 else [*self.modules()]
         layers = [layer for layer in layers if isinstance(getattr(layer, "scaling", None), dict)]
-        found = [(layer.scaling, dict(layer.scaling)) for layer in layers]
+        found: list[tuple[Any, ...]] = [(layer.scaling, dict(layer.scaling)) for layer in layers]
         for layer in layers:
             for name in layer.scaling.keys() & set(names or layer.active_adapters) - set(layer.merged_adapters):
                 layer.scaling[name] *= scale
