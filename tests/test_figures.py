@@ -1,8 +1,11 @@
 """Pictures are drawn wherever a command is started from."""
 
+import pytest
+
 from tests.kit.hub import run_python
 
 
+@pytest.mark.slow
 def test_a_notebook_of_another_environment_names_a_backend_that_is_not_here(tmp_path):
     told = run_python(
         """

@@ -113,6 +113,7 @@ assert not heavy & set(sys.modules), heavy & set(sys.modules)
     assert "Usage: " in done.stdout
 
 
+@pytest.mark.slow
 def test_the_installed_modules_are_importable_outside_the_repository_and_trainings_without_diffusers(tmp_path):
     program = """
 import sys

@@ -33,6 +33,9 @@ def plot(source: str, out: Path, channel: int) -> None:
       hf-ext mrconv plot runs/digits/snapshot kernels.png
       hf-ext mrconv plot org/digits@v1 kernels.png --channel 3
     """
+    from hf_ext.extras import check_installed
+
+    check_installed("matplotlib")
     from hf_ext.tasks.kernel_plots import load_model, plot_kernels
 
     if out.suffix.lower() != ".png":

@@ -158,6 +158,7 @@ def test_card_check_finds_what_is_missing_or_contradicts(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_a_dry_run_lists_what_would_be_uploaded_and_uploads_nothing(snapshot, hub):
     arguments = ["push", snapshot, "me/tiny", "--endpoint", hub.url, "--no-check", "--dry-run"]
     files = json.loads(run(*arguments, "--json").stdout)["files"]
@@ -189,6 +190,7 @@ def test_a_process_of_its_own_knows_our_models(snapshot, tmp_path, words):
         assert (metadata.pipeline_tag, metadata.license) == ("image-restoration", "apache-2.0")
 
 
+@pytest.mark.slow
 def test_push_to_a_branch_and_as_a_pull_request(snapshot, hub):
     common = ["push", snapshot, "me/tiny", "--endpoint", hub.url, "--no-check"]
     run(*common)
@@ -249,6 +251,7 @@ def test_evaluate_measures_a_checkpoint_and_writes_the_report(snapshot, configur
     assert re.search(r"^PSNR \(RGB.*\) +\d+\.\d{4} on photos, train, 1 example$", stronger, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_model_on_a_hub_is_described_by_range_reads_and_evaluated_by_its_commit(
     snapshot, configuration, hub, tmp_path
 ):

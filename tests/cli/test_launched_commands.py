@@ -164,6 +164,7 @@ def without_speed(text: str) -> str:
     return re.sub(r"in \d+\.\d s, \d+\.\d+ MP/s", "in SECONDS", text)
 
 
+@pytest.mark.slow
 def test_two_processes_restore_what_one_does_and_say_it_once(launched, tmp_path):
     alone = run(*restore_words(launched, "one", "--compare"), code=1)
     first, second = said(launched, "restore")
@@ -180,6 +181,7 @@ def test_two_processes_restore_what_one_does_and_say_it_once(launched, tmp_path)
     check_pictures(launched / "two", launched / "one")
 
 
+@pytest.mark.slow
 def test_what_is_there_is_skipped_and_the_rest_is_tried_again(launched):
     first, second = said(launched, "restore-again")
     assert first["stdout"].startswith("0 restored") and "7 already restored" in first["stdout"]
@@ -189,6 +191,7 @@ def test_what_is_there_is_skipped_and_the_rest_is_tried_again(launched):
     assert files(launched / "listed") == ["a.png", "c.png", "d.png"] and (first["code"], second) == (0, QUIET)
 
 
+@pytest.mark.slow
 def test_what_stops_all_is_said_once(launched):
     first, second = said(launched, "no-model")
     assert first["code"] == 2 and first["stderr"].startswith("Error: ") and second == QUIET
@@ -197,6 +200,7 @@ def test_what_stops_all_is_said_once(launched):
     assert first["code"] == 2 and "exists: give another folder" in first["stderr"] and second == QUIET
 
 
+@pytest.mark.slow
 def test_a_restoration_whose_process_was_killed_goes_on_in_one_or_two(launched):
     killed = json.loads((launched / "restore-killed-0.json").read_text())
     assert killed["code"] == 1 and "another process of this launch has ended" in killed["stderr"]
@@ -212,6 +216,7 @@ def test_a_restoration_whose_process_was_killed_goes_on_in_one_or_two(launched):
         check_pictures(launched / name, launched / "one-plain")
 
 
+@pytest.mark.slow
 def test_latents_of_two_processes_are_those_of_one_also_after_a_kill(launched):
     run(*precompute_words(launched, "latents-one"))
     first, second = said(launched, "precompute")
@@ -228,6 +233,7 @@ def test_latents_of_two_processes_are_those_of_one_also_after_a_kill(launched):
         assert not (launched / f"{name}.partial").exists()
 
 
+@pytest.mark.slow
 def test_drawn_pictures_of_two_processes_are_those_of_one_also_after_a_kill(launched):
     run(*sample_words(launched, "drawn-one"))
     first, second = said(launched, "sample")
@@ -246,6 +252,7 @@ def test_drawn_pictures_of_two_processes_are_those_of_one_also_after_a_kill(laun
             assert (folder / name).read_text() == (launched / "drawn-one" / name).read_text()
 
 
+@pytest.mark.slow
 def test_two_processes_score_every_example_once(launched):
     alone = run(*evaluate_words(launched, "one.json"))
     first, second = said(launched, "evaluate")
@@ -255,6 +262,7 @@ def test_two_processes_score_every_example_once(launched):
         assert row == wanted | {"value": pytest.approx(wanted["value"], rel=1e-6)}
 
 
+@pytest.mark.slow
 def test_distances_of_pictures_that_two_processes_read_are_those_of_one(launched):
     first, second = said(launched, "score")
     assert first["code"] == second["code"] == 0 and second["stdout"] == ""

@@ -104,6 +104,7 @@ HUB_SCRIPT = """
 """
 
 
+@pytest.mark.slow
 def test_a_hub_gives_only_what_is_needed(bert: Path, hub, run_client, tmp_path: Path):
     commit = push_folder(hub.url, "me/base", bert.parent / "base")
     # The same bytes as the base of the merge, so the manifest may name the Hub's copy.

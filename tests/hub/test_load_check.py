@@ -58,6 +58,7 @@ def never_run(notes):
     assert not notes.exists()
 
 
+@pytest.mark.slow
 def test_what_stage_writes_loads_without_hf_ext(staged):
     check_loads(staged)
 
@@ -68,7 +69,8 @@ def test_adapters_and_models_of_transformers_load_too(tmp_path, warm_checks):
     check_loads(stage(save_bert(tmp_path / "bert"), tmp_path / "foreign"))
 
 
-@pytest.mark.parametrize("presence", ["absent", pytest.param("installed", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("presence", ["absent", "installed"])
 def test_hf_ext_is_imported_in_one_process_of_the_check_and_cannot_be_in_the_other(tmp_path, presence):
     probe = Path(load_check.__file__).with_name("load_probe.py").read_text()
     attempts = """

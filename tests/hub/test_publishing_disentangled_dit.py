@@ -46,6 +46,7 @@ def snapshot(tmp_path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_stage_writes_a_clean_copy_that_loads_anywhere(tmp_path, snapshot):
     out = stage(snapshot, tmp_path / "staged", repo_id="org/pictures")
     assert sorted(contents(out)) == sorted([*STAGED, "eval.json", ".eval_results/hf_ext.yaml"])
@@ -101,10 +102,9 @@ PIPELINES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
-@pytest.mark.parametrize(
-    "name", [name if name == "classes" else pytest.param(name, marks=pytest.mark.slow) for name in PIPELINES]
-)
+@pytest.mark.parametrize("name", PIPELINES)
 def test_the_card_says_what_the_pipeline_takes_and_its_snippet_runs(name, tmp_path):
     make, phrase, tag = PIPELINES[name]
     pipeline = make()

@@ -249,6 +249,7 @@ def test_a_second_push_removes_tasks_that_are_gone(hub, artifact, models, tmp_pa
     assert "tasks/mine.json" in api.list_repo_files("org/merged")
 
 
+@pytest.mark.slow
 def test_a_card_of_a_plain_merge(models, tmp_path):
     average = merge(models, tmp_path / "average", method="average")
     staged = stage(average, tmp_path / "staged", repo_id="org/average", license="mit")

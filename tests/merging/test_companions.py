@@ -259,6 +259,7 @@ def test_modules_of_the_tasks_travel_whole_or_not_at_all(tmp_path):
             assert all(name in told for name in unit) and told.endswith("has none")
 
 
+@pytest.mark.slow
 def test_they_travel_over_a_hub(tmp_path, hub, hub_cache):
     base = add_sentence_modules(tiny_bert(tmp_path / "base"))
     task = add_sentence_modules(tiny_bert(tmp_path / "a", 1, base=base, task_head=False))

@@ -203,6 +203,7 @@ print(json.dumps(results))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
 def test_what_a_pipeline_saved_is_pushed_and_pulled_with_and_without_hf_ext(hub, tmp_path):
     model = make_model()

@@ -119,7 +119,8 @@ def test_a_sharded_run_goes_on_after_a_kill_of_one_process(root):
         assert read(killed) == read(sharded)
 
 
-@pytest.mark.parametrize("on_four", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("on_four", [False, True])
 def test_a_sharded_run_goes_on_from_a_hub_on_any_number_of_processes(root, monkeypatch, on_four):
     folder = root / "mrconv-lm"
     with EmbeddedHub(root / "hub") as hub:
