@@ -168,11 +168,12 @@ def test_a_dry_run_lists_what_would_be_uploaded_and_uploads_nothing(snapshot, hu
     assert not HfApi(endpoint=hub.url, token=False).repo_exists("me/tiny")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
         ["push", "{}", "me/tiny", "--dry-run", "--no-check", "--json", "--endpoint", "http://127.0.0.1:9"],
-        pytest.param(["card", "{}"], marks=pytest.mark.slow),
+        ["card", "{}"],
     ],
 )
 def test_a_process_of_its_own_knows_our_models(snapshot, tmp_path, words):

@@ -84,7 +84,7 @@ def check_codes(codes: Counter[tuple[str, int]]) -> None:
 
 # Twenty thousand in the slow suite.
 @pytest.mark.parametrize(
-    ("files", "seed"), [(200, 0), *(pytest.param(5000, seed, marks=pytest.mark.slow) for seed in (2, 3, 4, 5))]
+    ("files", "seed"), [(100, 0), *(pytest.param(5000, seed, marks=pytest.mark.slow) for seed in (2, 3, 4, 5))]
 )
 def test_changed_files(samples, tmp_path, files, seed):
     # Kernels are compiled and libraries imported at the first call of each.

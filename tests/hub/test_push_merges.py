@@ -228,6 +228,7 @@ def test_an_artifact_that_holds_its_base_is_pulled_by_hf_ext(hub, artifact, tmp_
     assert run_client(program, str(tmp_path / "expected.pt")).split()[-1] == "BertForSequenceClassification"
 
 
+@pytest.mark.slow
 def test_a_second_push_removes_tasks_that_are_gone(hub, artifact, models, tmp_path):
     options: dict[str, Any] = {"endpoint": hub.url, "token": False, "check": False}
     push(artifact, "org/merged", **options)

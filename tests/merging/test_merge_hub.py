@@ -96,7 +96,7 @@ def fail_after(hub: MisbehavingHub, ranges: int, answer: Callable[[Handler, str]
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (lambda handler, name: handler.send_file(name, keep=3), "short read"),
+        pytest.param(lambda handler, name: handler.send_file(name, keep=3), "short read", marks=pytest.mark.slow),
         (lambda handler, name: handler.send_file(name, status=404), "no such file at this commit"),
     ],
     ids=["cut connections", "gone"],
