@@ -21,9 +21,10 @@ _SIDE, _ALIKE = 16, 0.99
 _UNCLEAR = 0.5
 
 
-def find_alike(data: list[datasets.Dataset], column: str) -> list[int]:
+def find_alike(data: list[datasets.Dataset], column: str) -> list[int] | None:
     """
-    The number of the picture that each example shows, counted over all data sets; copies have the same.
+    The number of the picture that each example shows, counted over all data sets; copies have the same. `None` where
+    there are more than [`MOST_COMPARED`], or 2 GB of files.
 
     Two grey thumbnails of 16 x 16 are one picture if their correlation, which knows no brightness and contrast, is
     above a bound. Each is turned and mirrored until its left, its upper and its upper right half are the brighter
@@ -31,8 +32,10 @@ def find_alike(data: list[datasets.Dataset], column: str) -> list[int]:
     out otherwise, and all eight are compared. What is not decoded is like nothing.
     """
     count = sum(map(len, data))
-    if not 0 < count <= MOST_COMPARED or sum(_weigh(part, column) for part in data) > _MOST_BYTES:
-        return list(range(count))
+    if count == 0:
+        return []
+    if count > MOST_COMPARED or sum(_weigh(part, column) for part in data) > _MOST_BYTES:
+        return None
     read = np.concatenate([_read_thumbnails(part, column) for part in data]).reshape(-1, _SIDE, _SIDE)
     ways = [_turn(thumbnail) for thumbnail in read]
     upright = np.stack([found[0] for found in ways]).reshape(count, -1)

@@ -80,28 +80,37 @@ def split_examples(data: datasets.Dataset, share: float, seed: int) -> tuple[np.
 
 def _find_units(data: datasets.Dataset, labels: list[Any], keys: list[Keys]) -> tuple[list[int], list[str]]:
     """The number of the unit of each example, all of whose examples are on one side; and what that keeps or cannot."""
-    alike = [(*own, number) for own, number in zip(keys, _find_alike([data]), strict=True)]
+    numbers, limited = _find_alike([data])
+    alike = [(*own, number) for own, number in zip(keys, numbers, strict=True)]
     columns = {name for names in _choose_inputs(data) for name in names}
     found = find_groups(data, labels, columns)
     for groups in found:
         units = join_units(alike, groups.of)
         # What may be no group must leave something to split.
         if groups.named or 2 * max(Counter(units).values()) <= len(units):
-            return units, [f"{groups.told} stay together"]
+            return units, [*limited, f"{groups.told} stay together"]
     lost = [groups for groups in name_groups(data) if len({*groups.of}) < len(groups.of)]
-    told = [f"{groups.told} may be on both sides, as each class has one alone" for groups in lost]
+    told = [*limited, *(f"{groups.told} may be on both sides, as each class has one alone" for groups in lost)]
     if any(groups.told == OVERLAP for groups in found):
         told.append(f"WARNING: {OVERLAP} may be on both sides, which makes the scores too good")
     return join_units(alike, list(range(len(keys)))), told
 
 
-def _find_alike(data: list[datasets.Dataset]) -> list[int]:
-    """The number of the picture of each example of several data sets; each has its own where they are no pictures."""
+def _find_alike(data: list[datasets.Dataset]) -> tuple[list[int], list[str]]:
+    """
+    The number of the picture of each example of several data sets; each has its own where they are no pictures, or too
+    many to compare, which is said.
+    """
+    own = list(range(sum(map(len, data))))
     for name in _choose_inputs(data[0])[0]:
         kind = data[0].features[name]
         if isinstance(kind, datasets.Image) and kind.decode and all(part.features.get(name) == kind for part in data):
-            return find_alike(data, name)
-    return list(range(sum(map(len, data))))
+            found = find_alike(data, name)
+            told = (
+                f"pictures are compared by their files alone: they are more than {MOST_COMPARED:,}, or more than 2 GB"
+            )
+            return (own, [told]) if found is None else (found, [])
+    return own, []
 
 
 def _find_split_column(data: datasets.Dataset) -> str | None:
@@ -127,13 +136,16 @@ def compare_splits(learned: datasets.Dataset, measured: datasets.Dataset) -> lis
         known = sum(isinstance(of, tuple) and of in beside.get(groups.told, ()) for of in groups.of)
         if known:
             told.append(f"{groups.told} are in both parts, with {known:,} of {len(measured):,} evaluation examples")
-    return [f"WARNING: {line}, which makes the scores too good" for line in told]
+    warnings = [f"WARNING: {line}, which makes the scores too good" for line in told]
+    if len(learned) + len(measured) > MOST_COMPARED:
+        warnings.append(f"the parts have more than {MOST_COMPARED:,} examples: `hf-ext data check` compares them")
+    return warnings
 
 
 def count_shared(learned: datasets.Dataset, measured: datasets.Dataset) -> int:
     """The number of examples to measure with that have the inputs of one that is trained on."""
     known = {key for keys in hash_inputs(learned, measured) for key in keys}
-    alike = _find_alike([learned, measured])
+    alike, _ = _find_alike([learned, measured])
     shown = {*alike[: len(learned)]}
     return sum(
         number in shown or not known.isdisjoint(keys)

@@ -178,6 +178,16 @@ def test_copies_of_a_picture_stay_together(changes):
     assert count_shared(data.select(range(0, 30, 2)), data.select(range(1, 30, 2))) == 15
 
 
+def test_pictures_that_are_too_many_to_compare_are_said(monkeypatch):
+    for place in ("likeness", "splits"):
+        monkeypatch.setattr(f"hf_ext.data.{place}.MOST_COMPARED", 29)
+    rows = {"image": [{"bytes": make_picture(n), "path": None} for n in range(30)]}
+    data = datasets.Dataset.from_dict(rows, features=datasets.Features({"image": datasets.Image()}))
+    chosen, told = split_examples(data, 0.2, 0)
+    assert chosen.sum() == 6 and len(told) == 1 and "29" in told[0]
+    assert ["29" in line for line in compare_splits(data, data)] == [True]
+
+
 @pytest.mark.parametrize(
     ("name", "kept"),
     [
