@@ -3,12 +3,13 @@
     OMP_NUM_THREADS=1 python examples/benchmarks/disentangled_dit.py
 
 Networks of equal width, depth and patches with random weights, class-conditional latents, DDIM, guidance; decoding is
-left out. `ours` is [`DisentangledDiTPipeline`] with all five controls; `SD3` is `SD3Transformer2DModel` of equal
-context length, its pooled input zero, in a plain loop: both branches of the guidance in one batch, the scheduler on
-the images alone; `DiT, equal width` is `DiTPipeline`, which has one stream and no context. A process measures one of
-them: for each number of tokens a call of the network alone (a picture and its null branch, or eight pictures with
-theirs), then sampling. They take turns, in an order that turns from round to round. A ratio is that of two processes
-of a round: their time over ours.
+left out. `ours` is [`DisentangledDiTPipeline`] with all five controls, also with one stream of weights for image and
+class (`shared_stream`), one modulation for all blocks (`modulation="shared"`), or both. `SD3` is
+`SD3Transformer2DModel` of equal context length, its pooled input zero, in a plain loop: both branches of the guidance
+in one batch, the scheduler on the images alone. `DiT, equal width` is `DiTPipeline`, which has one stream and no
+context. A process measures one of them: for each number of tokens a call of the network alone (a picture and its null
+branch, or eight pictures with theirs), then sampling. They take turns, in an order that turns from round to round. A
+ratio is that of two processes of a round: their time over ours.
 """
 
 import argparse
@@ -31,7 +32,13 @@ Predict = Callable[[Tensor, Tensor], Tensor]
 # DiTPipeline has the null class of ImageNet built in.
 CLASSES, CHANNELS, PATCH, GUIDANCE = 1000, 4, 2, 4.0
 OURS = "ours"
-NETWORKS = [OURS, "SD3", "DiT, equal width"]
+SHARING: dict[str, dict[str, Any]] = {
+    OURS: {},
+    "ours, one stream": {"shared_stream": True},
+    "ours, one modulation": {"modulation": "shared"},
+    "ours, both": {"shared_stream": True, "modulation": "shared"},
+}
+NETWORKS = [*SHARING, "SD3", "DiT, equal width"]
 # Network alone or sampling, tokens, pictures, timed calls. The first call is not counted.
 CASES = [
     ("network", 64, 1, 5),
@@ -75,8 +82,8 @@ def make_network(name: str, preset: str, side: int) -> ModelMixin:
     """The network of an entry."""
     sizes = {"sample_size": side, "in_channels": CHANNELS, **DisentangledDiTTransformer2DModel.PRESETS[preset]}
     torch.manual_seed(0)
-    if name == OURS:
-        return ready(DisentangledDiTTransformer2DModel(num_classes=CLASSES, **sizes))
+    if name in SHARING:
+        return ready(DisentangledDiTTransformer2DModel(num_classes=CLASSES, **SHARING[name], **sizes))
     if name != "SD3":
         return ready(DiTTransformer2DModel(out_channels=CHANNELS, num_embeds_ada_norm=CLASSES, **sizes))
     width = sizes["num_attention_heads"] * sizes["attention_head_dim"]
@@ -105,7 +112,7 @@ def make_prediction(name: str, network: ModelMixin, noise: Tensor, labels: list[
     """A call of the network for both branches: the class with all five controls, or one context token as SD3's."""
     options: dict[str, Any] = {}
     both = torch.tensor([CLASSES] * len(labels) + labels, device=noise.device)
-    if name == OURS:
+    if name in SHARING:
         size = [float(noise.shape[-2]), float(noise.shape[-1])]
         values = {"original_size": size, "crop": [0.0, 0.0], "target_size": size, "flip": [0.0], "aspect_ratio": [0.0]}
         controls = {key: torch.tensor([value] * len(both), device=noise.device) for key, value in values.items()}
@@ -127,7 +134,7 @@ def make_entry(name: str, network: ModelMixin, batch: int, side: int, steps: int
     labels = [(7 * index) % CLASSES for index in range(batch)]
     options: dict[str, Any] = {"num_inference_steps": steps, "guidance_scale": GUIDANCE}
     if steps and name != "SD3":
-        if name == OURS:
+        if name in SHARING:
             pipeline = DisentangledDiTPipeline(network, make_scheduler(), None, None, None)
             options |= {"latents": noise.float(), "output_type": "latent"}
         else:
@@ -161,6 +168,11 @@ def measure_network(name: str, preset: str, sampling_steps: int) -> list[float]:
     return seconds
 
 
+def count_parameters(name: str, preset: str) -> int:
+    """Parameters of an entry."""
+    return sum(value.numel() for value in make_network(name, preset, 16).parameters())
+
+
 def summarise(rounds: dict[str, list[list[float]]]) -> list[dict[str, Any]]:
     """A row for each case: median seconds, and the ratios to ours: median, least, largest, of each round."""
     rows = []
@@ -189,6 +201,8 @@ def markdown(content: Content) -> str:
         ]
         seconds = f"{entries[OURS]['processor_seconds']:.3f}"
         lines.append([row["kind"], f"{row['tokens']}, {row['batch']}", seconds, *cells])
+    counts = [f"{content['parameters'][name] / 1e6:.0f}" for name in NETWORKS]
+    lines.append(["million parameters", "", *counts])
     return markdown_table(["what", "tokens, pictures", "ours, s", *NETWORKS[1:]], lines)
 
 
@@ -196,7 +210,8 @@ def measure(words: argparse.Namespace) -> Iterator[Content]:
     """All rounds."""
     rounds = in_turns(NETWORKS, words.rounds, lambda name: apart(measure_network, name, words.preset, words.steps))
     sizes = {"preset": words.preset, "steps": words.steps, "dtype": "float32"}
-    yield {"results": summarise(rounds), "rounds": rounds, "sizes": sizes}
+    counts = {name: apart(count_parameters, name, words.preset) for name in NETWORKS}
+    yield {"results": summarise(rounds), "rounds": rounds, "parameters": counts, "sizes": sizes}
 
 
 if __name__ == "__main__":

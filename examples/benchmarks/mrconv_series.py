@@ -39,8 +39,10 @@ def read(data: Path, name: str) -> dict[str, tuple[list[np.ndarray], list[str]]]
     return parts
 
 
-def score_mrconv(data: Path, name: str, seed: int, steps: int) -> dict[str, float]:
-    """Accuracy on the test part after one training."""
+def make_run(
+    data: Path, name: str, folder: str, values: dict[str, Any]
+) -> tuple[SeriesClassificationTask, TrainingArguments]:
+    """Task and arguments of one training; `values` may change fields, those of the model by `model.NAME`."""
     parts = read(data, name)
     classes = sorted({*parts["TRAIN"][1]})
     task = SeriesClassificationTask(
@@ -52,27 +54,34 @@ def score_mrconv(data: Path, name: str, seed: int, steps: int) -> dict[str, floa
         deltas=True,
         crop=0.4,
     )
-    places = {part: str(data / name / f"{name}_{part}.ts") for part in parts}
+    steps = values["max_steps"]
+    sizes = {key.removeprefix("model."): value for key, value in values.items() if key.startswith("model.")}
+    arguments = TrainingArguments(
+        method="mrconv-series",
+        output_dir=folder,
+        data={
+            key: {"path": str(data / name / f"{name}_{part}.ts"), "split": "train", "rows": "series"}
+            for key, part in (("train", "TRAIN"), ("eval", "TEST"))
+        },
+        model=MODEL | sizes,
+        max_steps=steps,
+        per_device_train_batch_size=16,
+        learning_rate=4e-3,
+        weight_decay=0.05,
+        warmup_steps=steps // 20,
+        eval_steps=steps,
+        save_steps=steps,
+        logging_steps=steps,
+        seed=values["seed"],
+        report_to="none",
+    )
+    return task, arguments
+
+
+def score_mrconv(data: Path, name: str, seed: int, steps: int) -> dict[str, float]:
+    """Accuracy on the test part after one training."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(
-            method="mrconv-series",
-            output_dir=f"{folder}/run",
-            data={
-                key: {"path": places[part], "split": "train", "rows": "series"}
-                for key, part in (("train", "TRAIN"), ("eval", "TEST"))
-            },
-            model=MODEL,
-            max_steps=steps,
-            per_device_train_batch_size=16,
-            learning_rate=4e-3,
-            weight_decay=0.05,
-            warmup_steps=steps // 20,
-            eval_steps=steps,
-            save_steps=steps,
-            logging_steps=steps,
-            seed=seed,
-            report_to="none",
-        )
+        task, arguments = make_run(data, name, f"{folder}/run", {"seed": seed, "max_steps": steps})
         found: dict[str, Any] = {}
         seconds = time_of(lambda: found.update(train(task, arguments)))
     return {"accuracy": found["accuracy"], "seconds": seconds}

@@ -9,8 +9,9 @@ pictures, as people shrink and pass them on. Recordings that train are also ther
 
 import shutil
 import sys
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -35,6 +36,8 @@ VARIATIONS = 4
 DAMAGES: dict[str, Maker] = {"deblur": shake, "derain": rain}
 # Averages of 2 x 2 pixels, as cameras and OpenCV's INTER_AREA make them, and two filters of editors.
 FILTERS = (Image.Resampling.BOX, Image.Resampling.LANCZOS, Image.Resampling.BICUBIC)
+# Halves that train: more averages and less JPEG than those that test, because there a run before was weaker.
+TRAINED_FILTERS, TRAINED_STORED = (Image.Resampling.BOX, *FILTERS), 0.25
 
 
 def split_photos(train: list[Path], test: list[Path]) -> dict[str, list[Path]]:
@@ -49,10 +52,16 @@ def split_photos(train: list[Path], test: list[Path]) -> dict[str, list[Path]]:
     }
 
 
-def halve_pictures(files: list[Path], folder: Path, seeds: range) -> None:
+def halve_pictures(
+    files: list[Path],
+    folder: Path,
+    seeds: range,
+    filters: Sequence[Image.Resampling] = FILTERS,
+    stored: float = 0.5,
+) -> None:
     """
-    Pairs of pictures and their halves in folder/lq and folder/hq: shrunk by averages of 2 x 2 pixels, Lanczos or
-    bicubic, half of them then stored as JPEG of quality 75 to 98. MATLAB's bicubic is made in training.
+    Pairs of pictures and their halves in folder/lq and folder/hq: shrunk by one of the filters, a share of them then
+    stored as JPEG of quality 75 to 98. MATLAB's bicubic is made in training.
     """
     for part in ("lq", "hq"):
         (folder / part).mkdir()
@@ -63,8 +72,9 @@ def halve_pictures(files: list[Path], folder: Path, seeds: range) -> None:
             top, left = (int(generator.integers(side % 2 + 1)) for side in clean.shape[:2])
             clean = clean[top : top + clean.shape[0] // 2 * 2, left : left + clean.shape[1] // 2 * 2]
             picture, name = Image.fromarray(clean), f"{path.stem}-{seed}.png"
-            half = picture.resize((picture.width // 2, picture.height // 2), FILTERS[int(generator.integers(3))])
-            if generator.random() < 0.5:
+            shrunk_by = filters[int(generator.integers(len(filters)))]
+            half = picture.resize((picture.width // 2, picture.height // 2), shrunk_by)
+            if generator.random() < stored:
                 half = Image.fromarray(jpeg(np.asarray(half), int(generator.integers(75, 98, endpoint=True))))
             picture.save(folder / "hq" / name)
             half.save(folder / "lq" / name)
@@ -79,10 +89,12 @@ def prepare_pairs(photos: dict[str, list[Path]], data: Path, runs: Container[str
                 half = whole.resize((whole.width // 2, whole.height // 2), Image.Resampling.LANCZOS)
                 half.save(folder / f"{path.stem}.png")
     if "super-resolution-x2" in runs:
-        for part, seeds in {"train": range(3), "validation": range(3, 4), "test": range(4, 5)}.items():
+        trained = (range(5, 8), TRAINED_FILTERS, TRAINED_STORED)
+        halves: dict[str, tuple[Any, ...]] = {"train": trained, "validation": (range(3, 4),), "test": (range(4, 5),)}
+        for part, given in halves.items():
             if not (data / "halves" / part).is_dir():
                 with whole_folder(data / "halves" / part) as folder:
-                    halve_pictures(photos[part], folder, seeds)
+                    halve_pictures(photos[part], folder, *given)
     made = data / "made"
     if not made.is_dir() and any(name in runs for name in DAMAGES):
         with whole_folder(made) as folder:

@@ -1,0 +1,108 @@
+"""The normalisation of MRConv's branches: batch, kernel, layer, at equal steps and at equal time.
+
+    unzip aeon-1.6.0-py3-none-any.whl "aeon/datasets/data/*" -d DATA
+    python examples/mrconv/study.py SOURCE WORK digits      writes WORK/data/digits; SOURCE holds fsdd and cifar10
+    OMP_NUM_THREADS=1 python examples/benchmarks/mrconv_norms.py --series DATA/aeon/datasets/data \
+        --digits WORK/data/digits --images SOURCE/cifar10
+
+Spoken digits and sequential CIFAR-10 by the recipes of the study, two sets of series by that of `mrconv_series.py`.
+The rates are those chosen with batch normalisation. At equal time the others take as many steps as batch normalisation
+needs time for its own, by the median of the seeds. Each model is scored on the test part with its branches, and once
+more merged into one kernel, which layer normalisation does not allow.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import mean, median, stdev
+from typing import Any
+
+import mrconv_series
+from timing import Content, apart, markdown_table, run
+
+from hf_ext.data.opening import open_source
+from hf_ext.data.source import DataSource
+from hf_ext.files import read_json
+from hf_ext.training import Task, TrainingArguments, build_task, evaluate, train
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from experiments import prepare_process, read_arguments
+
+MRCONV = Path(__file__).resolve().parents[1] / "mrconv"
+NORMS = ["batch", "kernel", "layer"]
+# Steps of each case at equal steps. The last two have not been measured yet.
+STEPS = {"digits": 130, "OSULeaf": 150, "ACSF1": 150, "images": 80}
+IMAGES = {"train": "train[:49000]", "test": "test[:1000]"}
+
+
+def make_run(case: str, places: dict[str, str], folder: str, values: dict[str, Any]) -> tuple[Task, TrainingArguments]:
+    """Task and arguments of one training."""
+    if case not in ("digits", "images"):
+        return mrconv_series.make_run(Path(places["series"]), case, folder, values)
+    splits = {"train": "train", "test": "test"} if case == "digits" else IMAGES
+    data = {key: {"path": places[case], "split": splits[part]} for key, part in (("train", "train"), ("eval", "test"))}
+    recipe = MRCONV / f"study-{'digits' if case == 'digits' else 'scifar'}.yaml"
+    arguments = read_arguments(recipe, {"data": data, "output_dir": folder, "learning_rate": 4e-3, **values})
+    return build_task(arguments), arguments
+
+
+def score(case: str, places: dict[str, str], norm: str, seed: int, steps: int) -> dict[str, Any]:
+    """Accuracy on the test part after one training, with branches and merged."""
+    prepare_process()
+    with tempfile.TemporaryDirectory() as folder:
+        values = {"seed": seed, "max_steps": steps, "model.branch_norm": norm, "save_steps": steps}
+        task, arguments = make_run(case, places, f"{folder}/run", values)
+        test = DataSource(**arguments.data.pop("eval"))
+        train(task, arguments)
+        snapshot = Path(folder, "run", "snapshot")
+        model = task.model_class.from_pretrained(snapshot)
+        found = {"steps": steps, "seconds": read_json(snapshot / "training.json")["seconds"]}
+        found |= evaluate(task, model, open_source(test))
+        if norm != "layer":
+            found["merged"] = evaluate(task, model.reparameterize(), open_source(test))["accuracy"]
+    return found
+
+
+def measure(words: argparse.Namespace) -> Iterator[Content]:
+    """All cases: each norm at equal steps, then all but the first at the time that it took."""
+    places = {name: str(Path(vars(words)[name]).resolve()) for name in ("series", "digits", "images")}
+    rows: list[dict[str, Any]] = []
+    for case in words.cases:
+        steps, took = STEPS[case], {}
+        for norm in NORMS:
+            for seed in range(words.seeds):
+                found = apart(score, case, places, norm, seed, steps)
+                rows.append({"case": case, "norm": norm, "seed": seed, "equal": "steps", **found})
+                yield {"rows": rows}
+            took[norm] = median(row["seconds"] for row in rows[-words.seeds :])
+        for norm in NORMS[1:]:
+            for seed in range(words.seeds):
+                found = apart(score, case, places, norm, seed, round(steps * took[NORMS[0]] / took[norm]))
+                rows.append({"case": case, "norm": norm, "seed": seed, "equal": "time", **found})
+                yield {"rows": rows}
+
+
+def draw(content: Content) -> str:
+    lines = []
+    for case in dict.fromkeys(row["case"] for row in content["rows"]):
+        for norm in NORMS:
+            own = [row for row in content["rows"] if (row["case"], row["norm"]) == (case, norm)]
+            # The first norm's time is the one that the others have.
+            parts = ("steps", "steps" if norm == NORMS[0] else "time")
+            cells = [describe([row for row in own if row["equal"] == part]) for part in parts]
+            seconds = [row["seconds"] / row["steps"] for row in own if row["equal"] == "steps"]
+            lines.append([case, norm, *cells, f"{1000 * median(seconds):.0f}" if seconds else ""])
+    return markdown_table(["data", "norm", "equal steps, %", "equal time, %", "ms a step"], lines)
+
+
+def describe(rows: list[dict[str, Any]]) -> str:
+    """Mean and standard deviation of the accuracy over the seeds, and the steps."""
+    found = [100 * row["accuracy"] for row in rows]
+    return f"{mean(found):.1f} ± {stdev(found):.1f} ({rows[0]['steps']} steps)" if len(found) > 1 else ""
+
+
+if __name__ == "__main__":
+    run("mrconv_norms", __doc__, measure, draw, series="", digits="", images="", cases=["digits", "OSULeaf"], seeds=3)
