@@ -1,4 +1,4 @@
-"""The claims of Disentangled DiT on real images: judge, claim, weight of the controls, transfer, networks.
+"""The claims of Disentangled DiT on real images: judge, claim, weight of the controls, transfer.
 
 python examples/disentangled_dit/study.py DATA WORK [CLAIM...]    all claims or some, the most telling ones first
 python examples/disentangled_dit/study.py                         only writes the tables of what is measured
@@ -31,7 +31,7 @@ from experiments import count_parameters, count_seconds, keep, prepare_process, 
 EXAMPLES = Path(__file__).resolve().parent
 RESULTS = EXAMPLES / "results"
 # Steps of each run, of 32 pictures.
-CLAIM_STEPS, TRANSFER_STEPS, PEER_STEPS, CANDIDATE_STEPS = 500, 300, 500, 150
+CLAIM_STEPS, TRANSFER_STEPS = 500, 300
 SEEDS = (0, 1, 2)
 # Generated images of each class: at each size of the size control, at each point of a curve.
 PER_SIZE, PER_POINT = 5, 20
@@ -61,10 +61,6 @@ TRANSFERS = {
     "neither": {"positions": False, "schedule": False},
     "bicubic positions and schedule": {"positions": True, "schedule": True},
 }
-# Of diffusers' networks the numbers per head at which they are as large as ours.
-PEERS = {"unet": 28, "dit": 44, "pixart": 48, "sd3": 32}
-MASKED = {"model.num_decoder_layers": 2, "task.mask_ratio": 0.3}
-RATES = (5e-4, 1e-3, 2e-3)
 # The weights from which the transfers begin: hours of training at 16 x 16, of the released model.
 PRETRAINED = EXAMPLES.parent / "released" / "reached" / "cifar10-16"
 # Generated images of each class, of a finished model; as many real test pictures are kept apart from the judge's
@@ -133,11 +129,6 @@ class Study:
             self.trainings[name]()
         return snapshot
 
-    def classes(self, name: str, row: dict[str, Any], data: str) -> dict[str, Any]:
-        """The row of a class model, with its images measured."""
-        measured = self.keep(f"measure-{name}", lambda: measure_classes(self.model(name), self.judge(data), MEASURED))
-        return {**row, "measured": measured}
-
 
 def judge(study: Study) -> dict[str, Any]:
     """The judge: its weights are kept in 16 bits and measured on all real test pictures."""
@@ -159,12 +150,12 @@ def claim_row(study: Study, variant: str, changes: dict[str, Any], seed: int) ->
     """A run on pictures with originals of many sizes: its images, and what the size control does."""
     name, kind = f"claim-{variant}-{seed}", KINDS.get(variant, OURS)
     row = study.run(name, {**study.values("varied", **changes), "seed": seed}, CLAIM_STEPS, kind)
-    row = study.classes(name, row, "16")
+    measured = study.keep(f"measure-{name}", lambda: measure_classes(study.model(name), study.judge("16"), MEASURED))
     control = study.keep(
         f"measure-{name}-control",
         lambda: measure_control(study.model(name), study.judge("16"), SIZES, PER_SIZE),
     )
-    return {**row, "control": control}
+    return {**row, "measured": measured, "control": control}
 
 
 def claim_rows(
@@ -214,39 +205,12 @@ def transfer(study: Study) -> dict[str, Any]:
     return rows
 
 
-def best_rate(study: Study, run: str, values: dict[str, Any], kind: str) -> dict[str, Any]:
-    """The settings with the learning rate that has the smallest loss after a short run."""
-    rated = [{**values, "learning_rate": rate} for rate in RATES]
-    losses = [
-        study.run(f"{run}-{one['learning_rate']:g}", one, CANDIDATE_STEPS, kind)["scores"]["loss"] for one in rated
-    ]
-    return rated[losses.index(min(losses))]
-
-
-def compare(study: Study) -> dict[str, Any]:
-    """diffusers' networks beside ours: equal steps, each with the best of three rates by the loss of short runs."""
-    rows = {}
-    for name in (OURS, "masked", *PEERS):
-        kind, run = name if name in PEERS else OURS, f"peer-{name}"
-        values = best_rate(study, run, study.values("16", **network_values(name)), kind)
-        rows[name] = study.classes(run, study.run(run, values, PEER_STEPS, kind), "16")
-    return rows
-
-
-def network_values(name: str) -> dict[str, Any]:
-    """Settings of a network; a peer of our network's depth has the width at which it is as large."""
-    if name == "masked":
-        return MASKED
-    return {"model.attention_head_dim": PEERS[name]} if name in PEERS else {}
-
-
 # In this order: the most telling first.
 CLAIMS: dict[str, Callable[[Study], Any]] = {
     "judge": judge,
     "claim": claim,
     "alpha": alpha,
     "transfer": transfer,
-    "peers": compare,
 }
 
 

@@ -18,14 +18,6 @@ VARIANTS = {
     "adaln-constant": "class in adaLN, controls constant",
 }
 ALPHAS = {"constant": "constant", **{f"alpha-{a}": f"α = {a}" for a in (1, 2, 4, 8)}}
-PEERS = {
-    "ours": "Disentangled DiT",
-    "masked": "the same, masked-latent training",
-    "unet": "UNet (`UNet2DModel`)",
-    "dit": "DiT",
-    "pixart": "PixArt-α",
-    "sd3": "mmDiT of Stable Diffusion 3",
-}
 MEASURES = ["feature distance", "kernel distance", "accuracy"]
 
 
@@ -101,16 +93,6 @@ def transfer_table(rows: dict[str, Any]) -> str:
     return f"{text}\n\nEach point: {curve[-1]['images']} images. One seed."
 
 
-def peer_table(rows: dict[str, Any]) -> str:
-    """diffusers' networks beside ours."""
-    lines = []
-    for name, row in rows.items():
-        rate, pace = row["arguments"]["learning_rate"], 1000 * row["seconds"] / row["steps"]
-        numbers = [f"{row['parameters']:,}", f"{row['steps']:,}", f"{rate:g}", f"{pace:.0f}"]
-        lines.append([PEERS[name], *measured(row["measured"]), *numbers])
-    return table(["16 × 16", *MEASURES, "parameters", "steps", "learning rate", "ms a step"], lines)
-
-
 # The blocks of each part: its name in the README, and what writes it.
 BLOCKS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "judge": ("judge", judge_table),
@@ -118,7 +100,6 @@ BLOCKS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "sizes": ("claim", size_table),
     "alpha": ("alpha", lambda rows: control_table("weight of the sizes", rows, ALPHAS)),
     "transfer": ("transfer", transfer_table),
-    "peers": ("peers", peer_table),
 }
 
 

@@ -108,10 +108,6 @@ def test_every_run_has_valid_settings_and_equal_parameters(load, tmp_path):
         claims["token-weighted"] == claims["token-constant"] and claims["adaln-weighted"] == claims["adaln-constant"]
     )
     assert claims["adaln-weighted"] / claims["token-weighted"] == pytest.approx(1, abs=0.02)
-    ours = count(made.values("16"))
-    for name in study.PEERS:
-        assert 0.9 < count(made.values("16", **study.network_values(name)), name) / ours < 1.1, name
-    assert count(made.values("16", **study.network_values("masked"))) > 500_000
 
 
 def test_variants_of_our_network_differ_in_one_thing(load):
@@ -242,7 +238,6 @@ def test_all_claims_fit_each_other(load, data, tmp_path, monkeypatch):
     assert {path.name for path in results.glob("*.png")} == {"transfer.png"}
     assert set(study.collect(tmp_path / "work", results)) == {"seconds", *study.CLAIMS}
     assert list(tables.VARIANTS) == list(study.VARIANTS)
-    assert set(tables.PEERS) == {"ours", "masked", *study.PEERS}
     # What is there is not computed again; a model that another machine trained is, where a measurement needs it.
     del trained[:]
     again = study.Study(data, tmp_path / "work", results)
