@@ -1,7 +1,9 @@
 """The study's parts: its settings are valid, sets and captions are what they say, steps and tables fit each other."""
 
 import json
+import runpy
 import shutil
+import sys
 from pathlib import Path
 
 import datasets
@@ -260,14 +262,14 @@ def test_readme_holds_the_committed_results(load, tmp_path):
         assert str(STUDY.parents[1]) not in path.read_text() and "/root" not in path.read_text()
 
 
-def test_pictures_are_drawn_of_any_model(load, tmp_path):
-    pictures = load("pictures")
-    pipeline = DisentangledDiTPipeline(
-        make_transformer(sample_size=8, num_classes=3), DDIMScheduler(), None, None, None
-    )
-    pipeline.set_progress_bar_config(disable=True)
-    options = {"num_inference_steps": 1, "guidance_scale": 1.0}
-    classes, sliders = pictures.draw_classes(pipeline, **options), pictures.draw_sliders(pipeline, 1, **options)
-    # A row for each class, and for each value of a control: pictures of 8 pixels are shown with 128.
-    assert classes.height == 3 * 130 and sliders.height == 10 * 130
-    assert classes.width > 8 * 130 and pictures.slider_rows(8)["size 32"] == {"original_size": (32, 32)}
+@pytest.mark.usefixtures("load")
+def test_a_released_card_shows_a_row_for_each_class_and_control(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    drawing = runpy.run_path(str(EXAMPLES / "released" / "drawing.py"))
+    names = dict(enumerate(NAMES))
+    network = make_transformer(sample_size=8, num_classes=10)
+    DisentangledDiTPipeline(network, DDIMScheduler(), None, None, None, id2label=names).save_pretrained(tmp_path)
+    classes, controls = drawing["draw"](tmp_path), drawing["draw_controls"](tmp_path)
+    # Pictures of 8 pixels are shown with 128.
+    assert classes.height == 10 * 130 and controls.height == len(drawing["CONTROLS"]) * 130
+    assert classes.width > 8 * 130
