@@ -87,7 +87,7 @@ def write_base(folder: Path, config: PreTrainedConfig) -> None:
     """A language model of transformers' own initialisation."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=config.dtype)
-    model.save_pretrained(folder, max_shard_size="1GB" if config.dtype == torch.bfloat16 else "100GB")
+    model.save_pretrained(folder, max_shard_size="100GB")
 
 
 def write_task(base: Path, folder: Path, seed: int) -> None:

@@ -1,13 +1,12 @@
-"""The cost of merging, side by side in one run: EMR, average and TIES of this package, the authors' layout in memory,
-mergekit, and the floor of reading the inputs and writing the result.
+"""The cost of a merge with masks, beside the authors' layout in memory and the floor of reading the inputs and writing
+the result; emr_mergekit.py compares merges into one model.
 
-    python examples/benchmarks/emr_merge.py --folder SCRATCH [--mergekit PYTHON] [--quick]
+    python examples/benchmarks/emr_merge.py --folder SCRATCH [--quick]
 
 Eight fine-tunes of GPT-2 small (124 M, fp32) are written to SCRATCH and kept there (4.5 GB; the larger model of the
 memory curve, 15 GB, is removed). Every row is a process of its own on two cores, with its inputs in the page cache.
-Rows run in turns, forwards and backwards, and the median of three rounds counts. PYTHON is the interpreter of an
-environment that has mergekit. Needs Linux (/proc). `--quick` tries everything on a small model once, and writes its
-results to SCRATCH. before.py compares merges of two installations.
+Rows run in turns, forwards and backwards, and the median of three rounds counts. Needs Linux (/proc). `--quick` tries
+everything on a small model once, and writes its results to SCRATCH. before.py compares merges of two installations.
 """
 
 import argparse
@@ -29,39 +28,26 @@ class Benchmark:
     """The settings of one run and where its files lie."""
 
     def __init__(self, words: argparse.Namespace, scratch: Path) -> None:
-        self.python, self.rounds = words.mergekit, 1 if words.quick else 3
+        self.rounds = 1 if words.quick else 3
         self.models = QUICK_MODELS if words.quick else MODELS
         self.scratch, self.set, self.out, self.stderr = (scratch / name for name in ("", "gpt2", "out", "last.log"))
         self.files = make_set(self.set, TASKS, **self.models["full"])
 
-    def config(self, method: str, folder: Path, tasks: int = TASKS) -> dict[str, Any]:
+    def config(self, folder: Path, tasks: int = TASKS) -> dict[str, Any]:
         """A merge of `tasks` tasks; more than there are are the same files again."""
         sources = {f"task{index + 1}": str(folder / f"task{index % TASKS + 1}") for index in range(tasks)}
-        return {"base": str(folder / "base"), "tasks": sources, "method": method}
+        return {"base": str(folder / "base"), "tasks": sources}
 
-    def program(self, name: str, python: str = sys.executable, **words: Any) -> dict[str, Any]:
+    def program(self, name: str, **words: Any) -> dict[str, Any]:
         warm(self.files)
-        return run_program(name, {**words, "out": str(self.out)}, self.stderr, python)
-
-    def merge(self, method: str) -> dict[str, Any]:
-        return self.program("hf_ext_merge", config=self.config(method, self.set))
+        return run_program(name, {**words, "out": str(self.out)}, self.stderr)
 
     def merge_command(self) -> dict[str, Any]:
         warm(self.files)
         file = self.scratch / "merge.yaml"
-        file.write_text(json.dumps(self.config("emr", self.set)))
+        file.write_text(json.dumps(self.config(self.set)))
         command = [str(Path(sys.executable).with_name("hf-ext")), "merge", str(file), str(self.out)]
         return run_child(command, self.stderr)[1]
-
-    def mergekit(self, method: str) -> dict[str, Any]:
-        parameters = {"weight": 1.0} if method == "linear" else {"weight": 1.0, "density": 0.2}
-        models = [{"model": str(self.set / f"task{index}"), "parameters": parameters} for index in range(1, TASKS + 1)]
-        content = {"merge_method": method, "models": models, "dtype": "float32"}
-        if method == "ties":
-            content["base_model"] = str(self.set / "base")
-        file = self.scratch / f"mergekit_{method}.yaml"
-        file.write_text(json.dumps(content))
-        return self.program("mergekit", self.python, config=str(file))
 
     def read_write(self, threads: int) -> dict[str, Any]:
         """As many bytes as our merge writes: the unified weights and a bit a weight for each task."""
@@ -72,20 +58,13 @@ class Benchmark:
     def measure_rows(self) -> dict[str, dict[str, Any]]:
         base, *tasks = map(str, self.files)
         rows = {
-            "merge": lambda: self.merge("emr"),
+            "merge": lambda: self.program("hf_ext_merge", config=self.config(self.set)),
             "merge_command": self.merge_command,
             "in_memory": lambda: self.program("in_memory", base=base, tasks=tasks),
-            "average": lambda: self.merge("average"),
-            "ties": lambda: self.merge("ties"),
             "read_write_2": lambda: self.read_write(2),
             "read_write_1": lambda: self.read_write(1),
         }
-        found = run_rounds(
-            rows | ({"mergekit_linear": lambda: self.mergekit("linear")} if self.python else {}), self.rounds, self.out
-        )
-        # It takes minutes.
-        slow = {"mergekit_ties": lambda: self.mergekit("ties")} if self.python else {}
-        return found | run_rounds(slow, 1, self.out)
+        return run_rounds(rows, self.rounds, self.out)
 
     def measure_memory(self) -> list[dict[str, Any]]:
         """Peak of the same merge for 2, 8 and 30 tasks, and for two tasks of a model ten times as large."""
@@ -98,7 +77,7 @@ class Benchmark:
         ):
             files = make_set(folder, min(tasks, TASKS), **self.models[size])
             remove(self.out)
-            row = self.program("hf_ext_merge", config=self.config("emr", folder, tasks))
+            row = self.program("hf_ext_merge", config=self.config(folder, tasks))
             rows.append({"size": size, "tasks": tasks, "parameters": files[0].stat().st_size // 4, **row})
             print(f"{size}, {tasks} tasks: {row['peak_above_imports'] / 1e6:.0f} MB above imports", flush=True)
         remove(large)
@@ -113,4 +92,4 @@ def measure(words: argparse.Namespace) -> Iterator[Content]:
 
 
 if __name__ == "__main__":
-    run("emr_merge", __doc__, measure, None, folder="", mergekit="", quick=False)
+    run("emr_merge", __doc__, measure, None, folder="", quick=False)

@@ -1,18 +1,15 @@
-"""Forward time and memory against length: MRConv beside S4D, attention, Mamba 2 and other long convolutions, of equal
-width.
+"""Forward time and memory against length: MRConv beside S4D, attention and Mamba 2 of equal width.
 
     OMP_NUM_THREADS=1 python examples/benchmarks/mrconv_inference.py
 
 Two groups, each compared with merged MRConv in the same process. Layers mix over time only: merged MRConv (one cached
-spectrum), MRConv with branches, whose merged kernel is kept from the first call on, the bare irfft(rfft(u) K), and,
-where they are installed, LongConvolution of flash-linear-attention (needs triton, einops) and the causal FFT
-convolution of nvsubquadratic (needs einops). Blocks have their projections: MRConv block, S4D (which makes its kernel
-in each call, as published), attention by scaled_dot_product_attention, the Mamba 2 mixer of transformers (its plain
-PyTorch path where mamba-ssm is not installed). All causal, kernels as long as the input, gradients off. Within a round
-every entry runs once, in an order that turns from round to round; a ratio is the median over the rounds. Time is
-processor time. What takes longer than a quarter of a minute runs once, and not at greater lengths. Memory is the
-most that a call holds in tensors at once, beyond weights and input; what libraries such as MKL take for themselves is
-not in it.
+spectrum), MRConv with branches, whose merged kernel is kept from the first call on, and the bare irfft(rfft(u) K).
+Blocks have their projections: MRConv block, S4D (which makes its kernel in each call, as published), attention by
+scaled_dot_product_attention, the Mamba 2 mixer of transformers (its plain PyTorch path where mamba-ssm is not
+installed). All causal, kernels as long as the input, gradients off. Within a round every entry runs once, in an order
+that turns from round to round; a ratio is the median over the rounds. Time is processor time. What takes longer than a
+quarter of a minute runs once, and not at greater lengths. Memory is the most that a call holds in tensors at once,
+beyond weights and input; what libraries such as MKL take for themselves is not in it.
 """
 
 import argparse
@@ -41,7 +38,7 @@ from peers import PeerConfig, S4DBlock
 
 Entry = Callable[[], torch.Tensor]
 GROUPS = {
-    "layers": ["MRConv merged", "MRConv branches", "bare FFT", "fla LongConvolution", "nvsubquadratic FFT"],
+    "layers": ["MRConv merged", "MRConv branches", "bare FFT"],
     "blocks": ["MRConv merged", "MRConv branches", "S4D", "SDPA attention", "Mamba 2"],
 }
 # State and chunk of Mamba 2 are smaller than its defaults (128, 256): its plain path would need 17 GB at 64k.
@@ -98,33 +95,13 @@ def make_layers(width: int, length: int, u: torch.Tensor) -> dict[str, Entry]:
     merged = MRConvLayer(mrconv_config(width, length)).to(**place).eval()
     merged.load_state_dict(branches.state_dict())
     merged.reparameterize()
-    kernel = merged.merged_kernel
     n = fft_size(2 * length - 1)
-    spectrum = torch.fft.rfft(kernel, n=n)
-    entries: dict[str, Entry] = {
+    spectrum = torch.fft.rfft(merged.merged_kernel, n=n)
+    return {
         "MRConv merged": lambda: merged(u),
         "MRConv branches": lambda: branches(u),
         "bare FFT": lambda: torch.fft.irfft(torch.fft.rfft(u.float(), n=n) * spectrum, n=n)[..., :length],
     }
-    try:
-        from fla.modules.long_conv import LongConvolution
-
-        peer = LongConvolution(width, length).to(**place)
-        tokens = u.transpose(1, 2).contiguous()
-        entries["fla LongConvolution"] = lambda: peer(tokens)
-    except ImportError:
-        pass
-    try:
-        from nvsubquadratic.ops.fftconv import causal_fftconv1d_fp32_bhl
-
-        entries["nvsubquadratic FFT"] = lambda: causal_fftconv1d_fp32_bhl(u, kernel[None])
-        # The same operation: what is compared must give the same numbers.
-        torch.testing.assert_close(
-            entries["nvsubquadratic FFT"]().float(), entries["bare FFT"]().float(), atol=1e-2, rtol=1e-2
-        )
-    except ImportError:
-        pass
-    return entries
 
 
 def make_blocks(width: int, length: int, hidden: torch.Tensor) -> dict[str, Entry]:
@@ -156,12 +133,12 @@ def peak_bytes(entry: Entry) -> int:
     return peak
 
 
-def compare(entries: dict[str, Entry], rounds: int, patience: float = PATIENCE) -> dict[str, dict[str, Any]]:
+def compare(entries: dict[str, Entry], rounds: int) -> dict[str, dict[str, Any]]:
     """Median seconds of each entry, the median ratio to the first within a round, and the memory of a call."""
     # The first call warms caches; what is too slow to repeat is measured by it.
     first = {name: time_of(entry) for name, entry in entries.items()}
     times = in_turns(
-        [name for name in entries if first[name] <= patience], rounds, lambda name: time_of(entries[name])
+        [name for name in entries if first[name] <= PATIENCE], rounds, lambda name: time_of(entries[name])
     )
     base, results = times[next(iter(entries))], {}
     for name in entries:

@@ -1,4 +1,4 @@
-"""The cost of an MRConv layer: a training step beside N branches, and the merged layer beside a bare FFT convolution.
+"""The cost of a training step of an MRConv layer, beside N branches and beside one bare FFT convolution.
 
     OMP_NUM_THREADS=1 python examples/benchmarks/mrconv_layer.py
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from hf_ext.mrconv import MRConvConfig
 from hf_ext.mrconv.modeling_layers_mrconv import MRConvLayer
-from hf_ext.mrconv.ops_mrconv import batch_norm_conv, convolution_size, kernel_spectrum, long_conv
+from hf_ext.mrconv.ops_mrconv import batch_norm_conv, convolution_size
 
 Sizes = tuple[int, int, int, int]
 
@@ -140,30 +140,6 @@ def memory_of_step(form: str, sizes: Sizes) -> dict[str, int]:
     return {"saved_bytes": activations + u.nbytes, "peak_bytes": resident("VmHWM") - before}
 
 
-@torch.no_grad()
-def inference(sizes: Sizes, rounds: int) -> dict[str, Any]:
-    channels, length = sizes[1:3]
-    u, bias = draw(sizes, 1), torch.ones(channels)
-    kernel = torch.randn(channels, length, generator=torch.Generator().manual_seed(3)) / math.sqrt(length)
-    n = convolution_size(length, length)
-    spectrum = kernel_spectrum(kernel, None, n)
-
-    def merged() -> Tensor:
-        return long_conv(u, kernel, spectrum=spectrum, bias=bias)
-
-    def bare() -> Tensor:
-        return torch.fft.irfft(torch.fft.rfft(u, n=n) * spectrum, n=n)
-
-    difference = relative(merged(), bare()[..., :length] + bias[:, None])
-    seconds = median_seconds({"merged": merged, "bare": bare}, 3 * rounds)
-    return {
-        "batch_channels_length": sizes[:3],
-        "seconds": seconds,
-        "part_of_bare": seconds["merged"] / seconds["bare"],
-        "relative_difference": difference,
-    }
-
-
 def beside_bare(sizes: tuple[int, int, int], rounds: int) -> dict[str, Any]:
     """A training step of the layer and of one convolution."""
     _, channels, length = sizes
@@ -210,25 +186,18 @@ def markdown(content: Content) -> str:
         cells += [f"{row['saved_part_of_shared']:.3f}", f"{row['peak_part_of_shared']:.3f}", f"{difference:.1e}"]
         rows.append(cells)
     header = ["batch, channels, length, l0", "N", "ours", "N branches", "ratio", "simple", "ratio", "saved", "peak"]
-    tables, rows = [markdown_table([*header, "difference"], rows)], []
-    for row in content["merged_inference"]:
-        seconds = [f"{row['seconds'][name]:.4f} s" for name in ("merged", "bare")]
-        rows.append([str(row["batch_channels_length"]), *seconds, f"{row['part_of_bare']:.2f}"])
-    tables.append(markdown_table(["batch, channels, length", "merged layer", "bare FFT convolution", "ratio"], rows))
-    rows = []
+    table, rows = markdown_table([*header, "difference"], rows), []
     for row in content["beside_bare"]:
         parts = [f"{row['times_bare'][kind]:.2f} ×" for kind in KERNEL_TYPES]
         rows.append([str(row["batch_channels_length"]), f"{1e3 * row['seconds']['bare']:.1f} ms", *parts])
-    return "\n".join(
-        [*tables, markdown_table(["batch, channels, length", "bare convolution", "dilated", "Fourier"], rows)]
-    )
+    bare = markdown_table(["batch, channels, length", "bare convolution", "dilated", "Fourier"], rows)
+    return f"{table}\n{bare}"
 
 
 def measure(words: argparse.Namespace) -> Iterator[Content]:
     """All sizes."""
     yield {
         "training_step": [training_step(size, words.rounds) for size in SIZES],
-        "merged_inference": [inference(size, words.rounds) for size in SIZES],
         "beside_bare": [beside_bare(size, words.rounds) for size in BARE_SIZES],
     }
 

@@ -72,12 +72,12 @@ def _version_of(name: str) -> str:
 
 def describe_machine() -> Content:
     """Processor, threads, load and the versions of all libraries that measure or are measured."""
-    libraries = ("hf-ext", "torch", "transformers", "diffusers", "accelerate", "datasets", "numba", "fla-core")
+    libraries = ("hf-ext", "torch", "transformers", "diffusers", "accelerate", "datasets", "numba")
     return {
         "device": f"CPU ({platform.machine()}), {os.cpu_count()} cores",
         "threads": torch.get_num_threads(),
         "load_average": os.getloadavg(),
-        "versions": installed_versions(*libraries, "nvsubquadratic", "mamba-ssm"),
+        "versions": installed_versions(*libraries, "mamba-ssm"),
     }
 
 

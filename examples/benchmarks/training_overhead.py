@@ -1,18 +1,14 @@
-"""The cost of the training loop beside a bare PyTorch loop on the same model, data and steps, and of its start.
+"""The cost of the training loop beside a bare PyTorch loop on the same model, data and steps.
 
     OMP_NUM_THREADS=1 python examples/benchmarks/training_overhead.py
 
 Both loops load, augment, train, clip, step the schedule and average the weights. They run in turns, so that other load
 of the machine hits both; the result is the median over the rounds of the ratio of their processor times a step, with
-logging. One of the cases computes next to nothing: there the difference is what the loop itself takes. The start is
-the processor time of `hf-ext train` until its first row, with a step a row, and until a wrong key is answered.
+logging. One of the cases computes next to nothing: there the difference is what the loop itself takes.
 """
 
 import argparse
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,9 +17,7 @@ from typing import Any
 
 import datasets
 import numpy as np
-import psutil
 import torch
-import yaml
 from PIL import Image
 from timing import Content, apart, markdown_table, run
 from torch.utils.data import DataLoader
@@ -38,22 +32,6 @@ from hf_ext.training.data import IndexedSamples, collate_samples
 DECAY = 0.99
 WARM_UP = 10
 TINY = {"architecture": "columnar", "embed_dim": 8, "depths": [1], "num_heads": [1], "window_size": 8, "top_k": 8}
-STARTS: dict[str, dict[str, Any]] = {
-    "semanir": {"method": "semanir", "task": {"patch_size": 16}, "model": TINY},
-    "mrconv": {
-        "method": "mrconv-pixels",
-        "task": {"image_size": 16, "mean": [0.5] * 3, "std": [0.2] * 3},
-        "model": {"hidden_size": 16, "num_hidden_layers": 2, "kernel_size": 8},
-    },
-    "dit": {"method": "disentangled-dit", "task": {"image_size": 16}, "model": {"preset": "tiny", "num_classes": 10}},
-}
-
-# Of each wrong key: what it replaces in the file of SemanIR, and the key.
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "wrong key": ({"max_step": 3}, "max_step"),
-    "wrong task key": ({"task": {"patch_sise": 16}}, "patch_sise"),
-    "wrong model key": ({"model": {"embed_dims": 8}}, "embed_dims"),
-}
 
 
 class NothingTask(Task):
@@ -95,8 +73,8 @@ def make_task(kind: type[Task], fields: dict[str, Any]) -> tuple[Task, list[floa
     return Timed(**fields), times
 
 
-def make_data(side: int = 64) -> datasets.Dataset:
-    pixels = np.random.default_rng(0).integers(256, size=(16, side, side, 3), dtype=np.uint8)
+def make_data() -> datasets.Dataset:
+    pixels = np.random.default_rng(0).integers(256, size=(16, 64, 64, 3), dtype=np.uint8)
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(num_classes=10)})
     rows = {"image": [Image.fromarray(picture) for picture in pixels], "label": [place % 10 for place in range(16)]}
     return datasets.Dataset.from_dict(rows, features=features)
@@ -160,62 +138,15 @@ def measure_loops(bare_first: bool) -> dict[str, dict[str, float]]:
     return found
 
 
-def start_seconds(folder: Path, name: str) -> float:
-    """Processor seconds of `hf-ext train` until its first row is written."""
-    config, run = folder / f"{name}.yaml", folder / f"run-{time.monotonic_ns()}"
-    config.write_text(
-        yaml.safe_dump({**STARTS[name], "data": {"train": {"path": str(folder / "data")}}, "logging_steps": 1})
-    )
-    command = [sys.executable, "-m", "hf_ext_cli.main", "train", str(config), "--output_dir", str(run)]
-    # In a folder without code: `-m` takes what lies in the folder where it is called before what is installed.
-    with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=folder
-    ) as process:
-        watched, rows = psutil.Process(process.pid), run / "metrics.jsonl"
-        while not (rows.is_file() and rows.stat().st_size):
-            if process.poll() is not None:
-                raise RuntimeError(process.communicate()[1])
-            time.sleep(0.002)
-        used = watched.cpu_times()
-        process.kill()
-    return float(used.user + used.system)
-
-
-def wrong_key_seconds(folder: Path, wrong: dict[str, Any], key: str) -> float:
-    """Processor seconds until a wrong key is answered; a wrong answer is an error."""
-    config = folder / "wrong.yaml"
-    data = {"train": {"path": str(folder / "data")}}
-    config.write_text(
-        yaml.safe_dump({**STARTS["semanir"], "output_dir": str(folder / "never"), "data": data, **wrong})
-    )
-    before = os.times()
-    done = subprocess.run(
-        [sys.executable, "-m", "hf_ext_cli.main", "train", str(config)],
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-        cwd=folder,
-    )
-    after = os.times()
-    assert done.returncode == 2 and "unknown key" in done.stderr and key in done.stderr, done.stderr
-    return after.children_user + after.children_system - before.children_user - before.children_system
-
-
 def measure(words: argparse.Namespace) -> Iterator[Content]:
-    """After each round all rounds of all measurements so far."""
-    loops, starts = [], []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "data").mkdir()
-        make_data(16).to_parquet(str(folder / "data" / "train.parquet"))
-        for number in tqdm(range(words.rounds), "rounds"):
-            taken = {method: start_seconds(folder, method) for method in STARTS}
-            starts.append(taken | {name: wrong_key_seconds(folder, *wrong) for name, wrong in WRONG.items()})
-            loops.append(apart(measure_loops, number % 2 == 0))
-            yield {"medians": summarize(loops, starts), "loops": loops, "starts": starts}
+    """After each round all rounds so far."""
+    loops = []
+    for number in tqdm(range(words.rounds), "rounds"):
+        loops.append(apart(measure_loops, number % 2 == 0))
+        yield {"medians": summarize(loops), "loops": loops}
 
 
-def summarize(loops: list[dict[str, dict[str, float]]], starts: list[dict[str, float]]) -> dict[str, float]:
+def summarize(loops: list[dict[str, dict[str, float]]]) -> dict[str, float]:
     """Medians over the rounds."""
     median, found = statistics.median, {}
     for case in CASES:
@@ -225,7 +156,7 @@ def summarize(loops: list[dict[str, dict[str, float]]], starts: list[dict[str, f
         else:
             found[f"ratio at {case}"] = median(pair["ours"] / pair["bare"] for pair in pairs)
             found[f"bare_ms at {case}"] = median(pair["bare"] * 1e3 for pair in pairs)
-    return found | {f"start_seconds {name}": median(row[name] for row in starts) for name in starts[0]}
+    return found
 
 
 def markdown(content: Content) -> str:

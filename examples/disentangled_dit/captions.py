@@ -6,9 +6,15 @@ column `text` has any of them, `short` the name alone, `long` all of it.
 """
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import datasets
 import numpy as np
+from sets import SEED, open_cifar10, resized, row, write
+
+SIDE = 32
 
 # Mean of the pixels, 0 to 255, below which a picture is dark, and from which on it is bright.
 DARK, BRIGHT = 95, 145
@@ -43,14 +49,20 @@ def caption(name: str, pixels: np.ndarray, form: int) -> str:
     return f"a {lightness(pixels)} photo of {article} {name} in front of something {border_colour(pixels)}"
 
 
+def captioned_rows(data: datasets.Dataset) -> Iterator[dict[str, Any]]:
+    """Pictures with captions: one of several forms, the shortest, the longest."""
+    names, generator = data.features["label"].names, np.random.default_rng(SEED + 1)
+    for example in data:
+        small = resized(example["image"], SIDE)
+        forms = [caption(names[example["label"]], np.asarray(small), form) for form in range(3)]
+        yield row(small, example["label"], text=forms[generator.integers(3)], short=forms[0], long=forms[2])
+
+
 def main(cifar10: Path, out: Path) -> None:
     """Both splits."""
-    # Not above: `sets` takes the captions from here.
-    from sets import captioned_rows, open_cifar10, write
-
     for split in ("train", "test"):
-        source = open_cifar10(cifar10, split, None)
-        write(out / f"{split}.parquet", list(captioned_rows(source, 32)), source.features["label"].names)
+        source = open_cifar10(cifar10, split)
+        write(out / f"{split}.parquet", list(captioned_rows(source)), source.features["label"].names)
 
 
 if __name__ == "__main__":

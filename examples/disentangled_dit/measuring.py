@@ -9,7 +9,6 @@ import classifier  # noqa: F401  registers the judge, which is loaded by its nam
 import datasets
 import numpy as np
 import peers  # noqa: F401  registers other networks than ours, too
-from captions import border_colour, lightness
 from diffusers import DiffusionPipeline
 from generating import evaluate_size_control, generate_images, measure_images
 from PIL import Image
@@ -17,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from sets import resized
 
 from hf_ext.files import whole_folder
-from hf_ext.metrics import ClassifierFeatures, frechet_distance, high_frequency_energy
+from hf_ext.metrics import ClassifierFeatures, high_frequency_energy
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
-from hf_ext.tasks.diffusion_grids import GAP, LEAST, draw_grid, sample_rows, write_picture
+from hf_ext.tasks.diffusion_grids import GAP, LEAST
 
 CLASSES = 10
 # Generated images: steps of DDIM and guidance.
@@ -30,20 +29,17 @@ REFERENCE = 2000
 
 class Judge:
     """
-    The trained classifier with features of real test pictures of a set, first made `side` pixels small, of which the
-    middle square counts; `others` of them are kept apart from the reference.
+    The trained classifier with features of real test pictures of a set, of which `others` are kept apart from the
+    reference.
     """
 
-    def __init__(self, folder: Path, data: Path, others: int, side: int | None = None, middle: int | None = None):
+    def __init__(self, folder: Path, data: Path, others: int):
         rows = datasets.load_dataset(str(data), split="test")
         # Where the machinery is tried there are few.
         others = min(others, len(rows) // 2)
         pictures = rows.select(range(min(len(rows), others + REFERENCE)))
         self.labels = np.array(pictures["label"])[:others]
-        images = as_arrays(pictures["image"] if side is None else [resized(one, side) for one in pictures["image"]])
-        if middle is not None:
-            start = (images.shape[1] - middle) // 2
-            images = images[:, start : start + middle, start : start + middle]
+        images = as_arrays(pictures["image"])
         self.others, self.classifier = images[:others], ClassifierFeatures(str(folder))
         self.reference = self.classifier(images[others:])
 
@@ -87,21 +83,10 @@ def load(snapshot: Path) -> DisentangledDiTPipeline:
     return pipeline
 
 
-def measure_classes(snapshot: Path, judge: Judge, per_class: int, **asked: Any) -> dict[str, float]:
-    """Equally many images of each of CIFAR-10's classes, by the classifier's eyes; `asked` are controls."""
+def measure_classes(snapshot: Path, judge: Judge, per_class: int) -> dict[str, float]:
+    """Equally many images of each of CIFAR-10's classes, by the classifier's eyes."""
     labels = np.tile(np.arange(CLASSES), per_class)
-    return judge.measure(generate_images(load(snapshot), labels.tolist(), **SAMPLING, **asked), labels)
-
-
-def measure_sizes(snapshot: Path, judge: Judge, sizes: list[int], per_class: int) -> list[float]:
-    """Feature distances of the images of each size to real ones made so small and enlarged again."""
-    pipeline, labels = load(snapshot), np.tile(np.arange(CLASSES), per_class).tolist()
-    found = []
-    for size in sizes:
-        made = generate_images(pipeline, labels, original_size=(size, size), **SAMPLING)
-        real = judge.classifier(smaller(judge.others, size))
-        found.append(frechet_distance(judge.classifier(made), real))
-    return found
+    return judge.measure(generate_images(load(snapshot), labels.tolist(), **SAMPLING), labels)
 
 
 def smaller(images: np.ndarray, size: int) -> np.ndarray:
@@ -128,21 +113,6 @@ def real_sizes(judge: Judge, sizes: list[int]) -> dict[str, Any]:
     return {"sizes": sizes, "high_frequency_energy": energies, "accuracy": accuracy}
 
 
-def measure_texts(snapshot: Path, judge: Judge, data: Path, count: int) -> dict[str, float]:
-    """Images of test captions: distances and classes, and the shares that obey what the captions say besides."""
-    rows = datasets.load_dataset(str(data), split="test")
-    rows = rows.select(range(min(count, len(rows))))
-    texts = list(rows["text"])
-    made = generate_images(load(snapshot), texts, **SAMPLING)
-    light = [lightness(image) == text.split()[1] for text, image in zip(texts, made, strict=True) if " photo " in text]
-    colours = [
-        border_colour(image) == text.split()[-1] for text, image in zip(texts, made, strict=True) if " front " in text
-    ]
-    obeyed = {"lightness": light, "colour": colours}
-    shares = {name: float(np.mean(hits)) for name, hits in obeyed.items() if hits}
-    return {**judge.measure(made, np.array(rows["label"])), **shares}
-
-
 def cut_grid(path: Path, side: int, columns: int) -> np.ndarray:
     """The images [rows, columns, side, side, 3] of a sheet that `draw_grid` made, to the bit."""
     sheet = np.asarray(Image.open(path))
@@ -163,15 +133,3 @@ def measure_samples(run: Path, judge: Judge, side: int, columns: int, batch_size
         samples = batch_size * int(path.stem.partition("-")[2])
         points.append({"samples": samples, **judge.measure(made.reshape(-1, side, side, 3), labels)})
     return points
-
-
-def draw_sizes(pipelines: dict[str, DisentangledDiTPipeline], sizes: list[int], path: Path) -> None:
-    """Of each variant a row for each size, of the same noise, a column for each class."""
-    rows, names = [], []
-    for variant, pipeline in pipelines.items():
-        for size in sizes:
-            # One sample of each class is one column of it; turned, they are a row.
-            options = {**SAMPLING, "original_size": (size, size)}
-            rows.append([line[0] for line in sample_rows(pipeline, list(range(CLASSES)), 1, 0, **options)])
-            names.append(f"{variant}, {size}")
-    write_picture(draw_grid(rows, names), path)

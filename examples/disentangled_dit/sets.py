@@ -10,7 +10,6 @@ from typing import Any
 
 import datasets
 import numpy as np
-from captions import caption
 from PIL import Image
 
 SEED = 0
@@ -19,11 +18,10 @@ PHOTOGRAPH = "photograph"
 SMALLEST, LARGEST = 6, 128
 
 
-def open_cifar10(folder: Path, split: str, count: int | None) -> datasets.Dataset:
-    """A split in an order drawn once; at most so many of its rows."""
+def open_cifar10(folder: Path, split: str) -> datasets.Dataset:
+    """A split in an order drawn once."""
     data = datasets.load_dataset(str(folder), split=split)
-    order = np.random.default_rng(SEED).permutation(len(data))[:count]
-    return data.select(order)
+    return data.select(np.random.default_rng(SEED).permutation(len(data)))
 
 
 def resized(image: Image.Image, side: int) -> Image.Image:
@@ -55,15 +53,6 @@ def plain_rows(data: datasets.Dataset, side: int) -> Iterator[dict[str, Any]]:
         yield row(resized(example["image"], side), example["label"])
 
 
-def captioned_rows(data: datasets.Dataset, side: int) -> Iterator[dict[str, Any]]:
-    """The same with captions: one of several forms, the shortest, the longest."""
-    names, generator = data.features["label"].names, np.random.default_rng(SEED + 1)
-    for example in data:
-        small = resized(example["image"], side)
-        forms = [caption(names[example["label"]], np.asarray(small), form) for form in range(3)]
-        yield row(small, example["label"], text=forms[generator.integers(3)], short=forms[0], long=forms[2])
-
-
 def varied_rows(data: datasets.Dataset) -> Iterator[dict[str, Any]]:
     """Pictures made small, each to a side of its own: the smaller, the less detail."""
     generator = np.random.default_rng(SEED + 2)
@@ -88,10 +77,10 @@ def photograph_rows(folder: Path, count: int, label: int) -> Iterator[dict[str, 
 
 def folders(work: Path) -> dict[str, Path]:
     """
-    The folders of the sets by their names: `32` and `16`, CIFAR-10 at that size; `captioned`, at 16; `varied`, at many
-    sizes, with photographs as an eleventh class.
+    The folders of the sets by their names: `32` and `16`, CIFAR-10 at that size; `varied`, at many sizes, with
+    photographs as an eleventh class.
     """
-    return {name: work / "data" / f"cifar10-{name}" for name in ("32", "16", "captioned", "varied")}
+    return {name: work / "data" / f"cifar10-{name}" for name in ("32", "16", "varied")}
 
 
 def prepare(data: Path, work: Path) -> dict[str, Path]:
@@ -100,13 +89,12 @@ def prepare(data: Path, work: Path) -> dict[str, Path]:
     for split in ("train", "test"):
         if all((folder / f"{split}.parquet").is_file() for folder in made.values()):
             continue
-        source = open_cifar10(data / "cifar10", split, None)
+        source = open_cifar10(data / "cifar10", split)
         names = source.features["label"].names
         photographs = photograph_rows(data / "bsds500", max(1, len(source) // len(names)), len(names))
         # Tests are of one size: what a model is asked to make.
         varied = [*varied_rows(source), *photographs] if split == "train" else list(plain_rows(source, 16))
         write(made["varied"] / f"{split}.parquet", varied, [*names, PHOTOGRAPH])
-        write(made["captioned"] / f"{split}.parquet", list(captioned_rows(source, 16)), names)
         write(made["16"] / f"{split}.parquet", list(plain_rows(source, 16)), names)
         # As it is, but mixed.
         unread = source.cast_column("image", datasets.Image(decode=False))

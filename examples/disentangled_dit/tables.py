@@ -18,16 +18,6 @@ VARIANTS = {
     "adaln-constant": "class in adaLN, controls constant",
 }
 ALPHAS = {"constant": "constant", **{f"alpha-{a}": f"α = {a}" for a in (1, 2, 4, 8)}}
-ZERO = {"zero": "zero", "drawn": "random"}
-PEERS = {
-    "ours": "Disentangled DiT",
-    "masked": "the same, masked-latent training",
-    "unet": "UNet (`UNet2DModel`)",
-    "dit": "DiT",
-    "pixart": "PixArt-α",
-    "sd3": "mmDiT of Stable Diffusion 3",
-    "unet-cross": "UNet that attends (`UNet2DConditionModel`)",
-}
 MEASURES = ["feature distance", "kernel distance", "accuracy"]
 
 
@@ -91,18 +81,6 @@ def size_table(claim: dict[str, Any]) -> str:
     return table(["1000 × high-frequency energy / accuracy", *header], lines)
 
 
-def cuts_table(rows: dict[str, Any]) -> str:
-    """With and without crop and flip as conditions."""
-    lines = [[name, *measured(row["measured"]), f"{row['steps']:,}"] for name, row in rows.items()]
-    return table(["crop and flip are", *MEASURES, "steps"], lines)
-
-
-def distance_table(found: dict[str, list[float]], sizes: tuple[int, ...] = (6, 8, 12, 16)) -> str:
-    """Feature distance against the requested size."""
-    lines = [[VARIANTS[name], *(f"{value:.2f}" for value in values)] for name, values in found.items()]
-    return table(["feature distance", *(f"{size} × {size} requested" for size in sizes)], lines)
-
-
 def transfer_table(rows: dict[str, Any]) -> str:
     """Feature distances on the way."""
     lines = []
@@ -115,40 +93,13 @@ def transfer_table(rows: dict[str, Any]) -> str:
     return f"{text}\n\nEach point: {curve[-1]['images']} images. One seed."
 
 
-def text_table(rows: dict[str, Any]) -> str:
-    """Three kinds of padding."""
-    lines = []
-    for padding, row in rows.items():
-        shares = [f"{100 * row['measured'][name]:.1f} %" for name in ("lightness", "colour")]
-        lines.append([f"`{padding}`", *measured(row["measured"]), *shares, f"{row['steps']:,}"])
-    return table(["padding", *MEASURES, "lightness", "colour", "steps"], lines)
-
-
-def peer_table(rows: dict[str, Any], shares: tuple[str, ...] = ()) -> str:
-    """diffusers' networks beside ours; on texts with the shares that obey."""
-    lines = []
-    for name, row in rows.items():
-        rate, pace = row["arguments"]["learning_rate"], 1000 * row["seconds"] / row["steps"]
-        numbers = [f"{row['parameters']:,}", f"{row['steps']:,}", f"{rate:g}", f"{pace:.0f}"]
-        obeyed = [f"{100 * row['measured'][share]:.1f} %" for share in shares]
-        lines.append([PEERS[name], *measured(row["measured"]), *obeyed, *numbers])
-    return table(["16 × 16", *MEASURES, *shares, "parameters", "steps", "learning rate", "ms a step"], lines)
-
-
 # The blocks of each part: its name in the README, and what writes it.
 BLOCKS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "judge": ("judge", judge_table),
     "claim": ("claim", claim_table),
     "sizes": ("claim", size_table),
     "alpha": ("alpha", lambda rows: control_table("weight of the sizes", rows, ALPHAS)),
-    "zero": ("zero", lambda rows: control_table("controls", rows, ZERO)),
-    "cuts": ("cuts", cuts_table),
-    "distances": ("distances", distance_table),
     "transfer": ("transfer", transfer_table),
-    "crops": ("crops", transfer_table),
-    "peers": ("peers", peer_table),
-    "text": ("text", text_table),
-    "text-peers": ("text-peers", lambda rows: peer_table(rows, ("lightness", "colour"))),
 }
 
 

@@ -3,7 +3,7 @@
 python examples/emr/study.py SET SHARED WORK
 SET is tweets, pictures or texts (sets.py). SHARED holds tweeteval/, cifar10/ and fsdd/ as far as the set needs them.
 Each row of a table is a file in WORK and is skipped where that is there; a training that was stopped goes on. At the
-end examples/emr/results/SET has study.json and pictures; tables.py writes the README's tables.
+end examples/emr/results/SET/study.json is written; tables.py writes the README's tables.
 """
 
 import re
@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from features import FEATURE_METHODS, draw_attention_maps, draw_features
 from safetensors.torch import load_file, save_file
 from sets import EXAMPLES, SETS, Set
 
@@ -262,17 +261,6 @@ class Study:
             shutil.rmtree(out)
         return found
 
-    def models(self, method: str) -> Callable[[str], Any]:
-        """Each task's model as a method restores it, for the pictures."""
-        if method == "individual":
-            return self.load
-        out, _ = self.merge(method, self.config(method=method))
-        if method in MASKED:
-            model = EMRModel.from_pretrained(out)
-            return lambda task: model.set_task(task).model
-        merged = read_weights(out)
-        return lambda task: self.with_weights(task, merged)
-
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     """All tensors of the weights in a folder's root."""
@@ -284,16 +272,6 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
 def weight_bytes(folder: Path) -> int:
     """Size of a checkpoint's weights, or of an artifact."""
     return sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
-
-
-def draw_pictures(study: Study, folder: Path) -> None:
-    """t-SNE of all tasks, and where the picture classifiers look, of one seed."""
-    models = {method: study.models(method) for method in FEATURE_METHODS}
-    tasks = {task: (study.tasks[task], study.examples(task)) for task in study.kit.tasks}
-    draw_features(models, tasks, folder / "features.png")
-    if study.kit.name == "pictures":
-        draw_attention_maps(models, tasks, folder / "grad_cam.png")
-    shutil.rmtree(study.work / "merged", ignore_errors=True)
 
 
 def main(name: str, shared: Path, work: Path, results: Path = EXAMPLES / "results") -> None:
@@ -312,8 +290,6 @@ def main(name: str, shared: Path, work: Path, results: Path = EXAMPLES / "result
         "seeds": {str(study.seed): study.rows() for study in studies},
     }
     write_json(results / name / "study.json", result, 1)
-    if kit.learning is not None:
-        draw_pictures(studies[0], results / name)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from PIL import Image
 DIT = Path(__file__).resolve().parents[1] / "disentangled_dit"
 JUDGE = Path(__file__).resolve().parent / "reached" / "judge"
 PER_CLASS = 50
+# Pixels of a shown picture, at least; pictures of a row.
+SHOWN, COLUMNS = 128, 8
 # The guidance of `hf-ext sample`; with less, the class is recognised in fewer pictures.
 SAMPLING: dict[str, Any] = {"num_inference_steps": 20, "guidance_scale": 4.0}
 # Behind this folder, whose modules go first.
@@ -24,7 +26,8 @@ sys.path.append(str(DIT))
 
 from generating import generate_images
 from measuring import CLASSES, Judge, load
-from pictures import draw_classes, draw_sliders
+
+from hf_ext.tasks.diffusion_grids import draw_grid, sample_rows
 
 
 def judge_pictures(folder: Path, data: Path, per_class: int = PER_CLASS) -> tuple[list[dict[str, Any]], str]:
@@ -61,7 +64,10 @@ def judge_pictures(folder: Path, data: Path, per_class: int = PER_CLASS) -> tupl
 
 def draw(folder: Path) -> Image.Image:
     """A row for each class."""
-    return draw_classes(load(folder))
+    pipeline = load(folder)
+    names = pipeline.config["id2label"]
+    rows = sample_rows(pipeline, list(range(CLASSES)), COLUMNS, 0, num_inference_steps=50, guidance_scale=3.0)
+    return draw_grid(rows, [names[str(label)] for label in range(CLASSES)], SHOWN)
 
 
 # Rows of one noise: sizes that the picture may have had, and places of the part, of a picture of 48 x 48 pixels.
@@ -74,7 +80,9 @@ CONTROLS: dict[str, dict[str, Any]] = {
 
 def draw_controls(folder: Path, label: str = "automobile") -> Image.Image:
     """A row for each value of a control."""
-    return draw_sliders(load(folder), label, CONTROLS, **SAMPLING)
+    pipeline = load(folder)
+    rows = [sample_rows(pipeline, [label], COLUMNS, 0, **SAMPLING, **asked)[0] for asked in CONTROLS.values()]
+    return draw_grid(rows, list(CONTROLS), SHOWN)
 
 
 def draw_again(folder: Path) -> list[float]:

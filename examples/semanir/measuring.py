@@ -1,4 +1,4 @@
-"""Measurements of the studies: scores on other data, scores and times against k, total variation."""
+"""Measurements of the study: scores on other data, scores and times against k, total variation."""
 
 import statistics
 import sys
@@ -33,7 +33,7 @@ TUNING_PHOTOS, TUNING_SIDE = 20, 180
 
 
 def run_arguments(values: dict[str, Any]) -> TrainingArguments:
-    """The recipe of the studies with these values."""
+    """The recipe of the study with these values."""
     return read_arguments(RECIPE, values)
 
 
@@ -98,12 +98,9 @@ def total_variation(values: dict[str, Any], train: str, tests: dict[str, dict[st
     return {"weight": weight, **{name: mean(weight, pairs(values, source)) for name, source in tests.items()}}
 
 
-def input_psnr(settings: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """PSNR of what the models are given."""
-    return {
-        name: float(np.mean([gray_psnr(*pair) for pair in pairs(values, values["data"]["eval"])]))
-        for name, values in settings.items()
-    }
+def input_psnr(values: dict[str, Any]) -> float:
+    """PSNR of what the model is given."""
+    return float(np.mean([gray_psnr(*pair) for pair in pairs(values, values["data"]["eval"])]))
 
 
 def draw_pictures(snapshot: Path, values: dict[str, Any], weight: float, indices: list[int], path: Path) -> None:

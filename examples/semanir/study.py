@@ -1,4 +1,4 @@
-"""The study of SemanIR on real images: denoising, other blocks, the number of keys, mixed training.
+"""The study of SemanIR on real images: denoising, and the number of keys.
 
 python examples/semanir/study.py DATA WORK
 DATA holds the folders bsds500 (train, test), set12 and bsd68. Each run and each measurement leaves a file in
@@ -12,18 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-from measuring import (
-    EXAMPLES,
-    RECIPE,
-    draw_pictures,
-    input_psnr,
-    run_arguments,
-    score,
-    sweep,
-    total_variation,
-)
-from peers import make_task
-from tables import blocks, draw_curves, draw_sweep
+from measuring import EXAMPLES, RECIPE, draw_pictures, input_psnr, run_arguments, score, sweep, total_variation
+from tables import blocks, draw_curve, draw_sweep
 
 from hf_ext.files import write_json
 
@@ -41,11 +31,8 @@ from experiments import (
 )
 
 SEED = 0
-# Steps of each run. Runs of a comparison had equal seconds of one core, and its second ones SemanIR's steps.
+# Steps of each run; candidates had equal seconds of one core.
 CANDIDATE_STEPS, HEADLINE_STEPS, STEPS = (116, 238, 501), 8208, 313
-TIMED_STEPS = {"semanir": STEPS, "dense": 296, "swin2sr": 250}
-JPEG_STEPS, MIXED_STEPS, MIXED_LONG_STEPS = 308, 332, 664
-NOISE, JPEG = {"kind": "gaussian_noise", "sigma": 25}, {"kind": "jpeg", "quality": 10}
 COLUMNAR = {
     "model.architecture": "columnar",
     "model.embed_dim": 48,
@@ -91,19 +78,19 @@ class Study:
         train = {"path": str(self.data / "bsds500"), "split": training}
         return {"data": {"train": train, "eval": test}, "seed": SEED, **changes}
 
-    def run(self, name: str, values: dict[str, Any], steps: int, peer: str | None = None) -> dict[str, Any]:
+    def run(self, name: str, values: dict[str, Any], steps: int) -> dict[str, Any]:
         """A training of so many steps, its warm-up a twentieth of them."""
         values = {**values, "max_steps": steps, "warmup_steps": steps // 20}
-        return dict(self.keep(f"run-{name}", lambda: train(self.work / "runs" / name, values, peer)))
+        return dict(self.keep(f"run-{name}", lambda: train(self.work / "runs" / name, values)))
 
     def snapshot(self, name: str) -> Path:
         """The model that a run left."""
         return self.work / "runs" / name / "snapshot"
 
 
-def train(run: Path, values: dict[str, Any], peer: str | None) -> dict[str, Any]:
+def train(run: Path, values: dict[str, Any]) -> dict[str, Any]:
     """Trains a run or goes on with it; its budget, scores and losses, and PSNR on the way."""
-    row = train_run(run, RECIPE, values, partial(make_task, peer=peer))
+    row = train_run(run, RECIPE, values)
     psnr = [[one["samples"], round(one["eval_psnr"], 3)] for one in read_metrics(run) if "eval_psnr" in one]
     numbers = {"parameters": count_parameters(run / "snapshot"), "seconds_per_step": row["seconds"] / row["steps"]}
     return {**row, "psnr": psnr, **numbers}
@@ -128,49 +115,16 @@ def headline(study: Study, values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def block_values(values: dict[str, Any], model: str) -> tuple[dict[str, Any], str | None]:
-    """Settings of a model beside SemanIR; the name of a peer."""
-    if model != "dense":
-        return values, None if model == "semanir" else model
-    window = run_arguments(values).model["window_size"]
-    return {**values, "model.top_k": window**2}, None
-
-
-def compare(study: Study, values: dict[str, Any]) -> dict[str, Any]:
-    """The same network with three kinds of blocks: for the same seconds and for the same samples."""
-    rows = {}
-    for model, timed in TIMED_STEPS.items():
-        changed, peer = block_values(values, model)
-        time = study.run(f"denoising-{model}-time", changed, timed, peer)
-        # A budget of as many steps is the same run.
-        samples = time if timed == STEPS else study.run(f"denoising-{model}-samples", changed, STEPS, peer)
-        rows[model] = {"parameters": time["parameters"], "time": time, "samples": samples}
-    return rows
-
-
 def sweep_keys(study: Study, values: dict[str, Any]) -> dict[str, Any]:
     """PSNR and time against k: the model trained with one k, and one whose k is drawn in each step."""
     tokens = run_arguments(values).model["window_size"] ** 2
     drawn = [tokens // 16, tokens // 8, tokens // 4, 3 * tokens // 8, tokens // 2]
     keys = [tokens // 16, tokens // 8, tokens // 4, tokens // 2, tokens]
-    random_values = {**values, "model.train_top_k": drawn}
-    random_run = study.run("random-k", random_values, STEPS)
-    curves = {}
-    for name, run, own in (("fixed", "denoising-semanir-time", values), ("random", "random-k", random_values)):
-        curves[name] = study.keep(f"sweep-{name}", partial(sweep, study.snapshot(run), own, keys))
-    return {"tokens": tokens, "drawn": drawn, "run": random_run, "curves": curves}
-
-
-def mix(study: Study, values: dict[str, Any], noise: dict[str, Any]) -> dict[str, Any]:
-    """One model for noise and JPEG, in the time of one model and of two, beside a model for each."""
-    tasks = {"task.eval_degradation": [NOISE, JPEG]}
-    jpeg, mixed = {**values, "task.degradation": JPEG}, {**values, "task.degradation": [NOISE, JPEG], **tasks}
-    return {
-        "noise": noise,
-        "jpeg": study.run("jpeg", jpeg, JPEG_STEPS),
-        "both": study.run("mixed", mixed, MIXED_STEPS),
-        "both, twice the time": study.run("mixed-long", mixed, MIXED_LONG_STEPS),
-    }
+    runs, curves = {}, {}
+    for name, own in {"fixed": values, "random": {**values, "model.train_top_k": drawn}}.items():
+        runs[name] = study.run(f"{name}-k", own, STEPS)
+        curves[name] = study.keep(f"sweep-{name}", partial(sweep, study.snapshot(f"{name}-k"), own, keys))
+    return {"tokens": tokens, "drawn": drawn, "runs": runs, "curves": curves}
 
 
 def compute(study: Study) -> dict[str, Any]:
@@ -179,16 +133,12 @@ def compute(study: Study) -> dict[str, Any]:
     values = study.values(study.source("set12"), **CANDIDATES[candidates["chosen"]])
     tests = {name: study.source(name) for name in ("set12", "bsd68")}
     train = str(study.data / "bsds500")
-    denoising = compare(study, values)
-    inputs = {"noise": values, "jpeg": {**values, "task.degradation": JPEG}}
     return {
         "candidates": candidates,
         "total_variation": study.keep("total-variation", partial(total_variation, values, train, tests)),
         "headline": headline(study, values),
-        "denoising": denoising,
         "sweep": sweep_keys(study, values),
-        "mixed": mix(study, values, denoising["semanir"]["time"]),
-        "inputs": study.keep("inputs", partial(input_psnr, inputs)),
+        "input": study.keep("input", partial(input_psnr, values)),
     }
 
 
@@ -204,7 +154,7 @@ def main(data: Path, work: Path) -> None:
     }
     result["seconds"] = count_seconds(work / "results")
     write_json(report / "study.json", result, 1)
-    draw_curves(result, report / "curves.png")
+    draw_curve(result, report / "curve.png")
     draw_sweep(result, report / "top_k.png")
     values = study.values(study.source("set12"), **CANDIDATES[result["candidates"]["chosen"]])
     draw_pictures(study.snapshot("headline"), values, result["total_variation"]["weight"], SHOWN, report / "set12.png")

