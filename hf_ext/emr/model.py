@@ -21,8 +21,7 @@ from .weights import TaskWeights
 
 class EMRModel:
     """
-    A merge that is the model of one of its tasks and can switch to another in place. [`~EMRModel.from_pretrained`]
-    loads it.
+    A merge as the model of one of its tasks, switched to another in place; load it with [`~EMRModel.from_pretrained`].
 
     `model` is an ordinary model of transformers, diffusers or peft, with the weights, head and label names of the
     current task. The weights of a task are always computed from the base, Ŵ_t = W_0 + λ_t·M_t ⊙ τ_uni: switching back
@@ -375,8 +374,7 @@ class EMRModel:
             The output of the model's own `generate`; for several tasks, the token ids.
 
         Raises:
-            ValueError: `task_ids` does not fit; or with several tasks, a cache or other outputs than token ids are
-            asked.
+            ValueError: `task_ids` does not fit; or several tasks get a cache, or are asked for more than token ids.
         """
         with self._turns.hold():
             arguments = () if inputs is None else (inputs,)
