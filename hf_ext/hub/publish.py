@@ -277,7 +277,7 @@ def find_stale(files: list[str]) -> list[str]:
 
 def _tell(stale: list[str], left: list[str]) -> str:
     """Says what becomes of the files of the repository that the folder does not have."""
-    parts = {"Deleted, as files of an earlier model": stale, "Left alone": left}
+    parts = {"Deleted, as files of an earlier model": stale, "Kept": left}
     text = "\n".join(f"{title}: {', '.join(names)}" for title, names in parts.items() if names)
     if text and not is_quiet():
         sys.stderr.write(f"{text}\n")
