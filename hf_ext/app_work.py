@@ -341,9 +341,7 @@ def told(function: Callable[..., Any], *given: Any, clock: Clock | None = None, 
 
 def say_error(error: Exception) -> str:
     """A sentence for the page, which names no folder and has an end."""
-    sentence = (
-        cut_folders(str(error)) or f"{type(error).__name__}: out of memory, or a part of the app failed."
-    )
+    sentence = cut_folders(str(error)) or f"{type(error).__name__}: out of memory, or a part of the app failed."
     return sentence if len(sentence) <= MOST else f"{sentence[:MOST]} [cut]"
 
 

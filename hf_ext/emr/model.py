@@ -437,7 +437,7 @@ class EMRModel:
 
     def _model_of_a_task(self) -> Any:
         if self.current is None:
-            raise UsageError("a switch of tasks has failed, so the weights are of no task: call set_task")
+            raise UsageError("a switch of tasks failed, so the weights belong to no task: call set_task")
         return self._built.model
 
     def save_pretrained(self, out: str | Path) -> Path:

@@ -396,12 +396,12 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         return self._for_each(latents, "image", (count, *own), images)
 
     def prepare_mask(self, mask_image: Any, count: int, height: int, width: int, images: int = 1) -> Tensor:
-        """True for latents [count, 1, ., .] that are made anew: those of which any pixel is white."""
+        """True for latents [count, 1, ., .] that are replaced: those with a white pixel."""
         factor, pictures = self.vae_scale_factor, self._read_pictures(mask_image, "mask_image")
         mask = self.mask_processor.preprocess(pictures, height=height, width=width).to(self._execution_device)
         mask = F.max_pool2d(mask.float(), factor) > 0.5
         if not mask.any():
-            raise ValueError("mask_image has no white part (255 in uint8, True, or 1.0), so nothing is made anew.")
+            raise ValueError("mask_image has no white part (255 in uint8, True, or 1.0), so no part is replaced.")
         return self._for_each(mask, "mask_image", (count, 1, height // factor, width // factor), images)
 
     @classmethod
@@ -1021,7 +1021,7 @@ class DisentangledDiTInpaintPipeline(DisentangledDiTPipeline):
             (32, 32)
         """
         if image is None or mask_image is None:
-            raise ValueError(f"{type(self).__name__} needs `image`, and `mask_image`, white where it is made anew.")
+            raise ValueError(f"{type(self).__name__} needs `image`, and `mask_image`, white where it is replaced.")
         call = inspect.signature(super().__call__).bind(class_labels, prompt, **options)
         call.apply_defaults()
         return self._generate(call.arguments, image, mask_image, strength)
