@@ -213,7 +213,7 @@ class TrainingArguments:
         early_stopping_patience (`int`, defaults to 0):
             Evaluations in a row without a new best one after which the run ends; 0 is off.
         save_steps (`int`, defaults to 500): Steps between resume states; the last step is always saved.
-        save_minutes (`float`, defaults to 0.0): Minutes between additional resume states; 0 is off.
+        save_minutes (`float`, defaults to 0.0): Most minutes between two resume states; 0 is off.
         deadline_minutes (`float`, defaults to 0.0): Minutes after which the run saves its state and ends; 0 is off.
         timeout_minutes (`float`, defaults to 1440.0):
             Minutes that processes wait for one that prepares data, hashes a state or pushes; then the run fails.
