@@ -6,24 +6,25 @@ from hf_ext.merging.methods import METHODS, Method
 
 _HEAD = """# Merge methods
 
-`hf-ext merge --method NAME`, or `method: NAME` in YAML.
+Choose a method with `hf-ext merge --method NAME`, or `method: NAME` in YAML. Its options have four forms; `--weight`
+and the other flags take the same YAML, such as `--weight '{a: 0.5, b: 0.2}'`:
 
-An option is one number, `weight: 0.3`; or by layer, `weight: [0.2, 0.8]`, from the first layer to the last with the
-values between them (outside of layers it is the first); or by a text in the names of tensors, the first that fits,
-`t: [{filter: mlp, value: [0, 1]}, {value: 0.5}]`. Where the table says *each task*, it may also be a mapping of tasks
-to any of these: `weight: {a: 0.5, b: [0.2, 0.8]}`. The command line takes the same: `--weight '{a: 0.5, b: 0.2}'`.
-What is not given, or fits no filter, has its default. A share of the whole model has no value by layer.
+- a number: `weight: 0.3`
+- a list by layer: `weight: [0.2, 0.8]`, interpolated from the first layer to the last; tensors outside of layers get
+  the first value
+- a list of filters: `t: [{filter: mlp, value: [0, 1]}, {value: 0.5}]`; the first filter in the name of a tensor counts
+- a mapping of tasks to any of these, where the table says *each task*: `weight: {a: 0.5, b: [0.2, 0.8]}`
 
-A mergekit file is taken over where both have the method: linear (`average`), slerp, task_arithmetic, ties
-(`ties_by_tensor`) and model_stock (with `away`). Its lists and filters mean the same there.
-The result has the base's tokenizer (`tokenizer_source: base`); unions of tokens and layers of several models are
-mergekit's alone.
+A value that is missing, or fits no filter, is the default. An option of the *whole model* takes no list by layer.
 
-Statistics are what a method knows of each task's data, `statistics: {a: a.safetensors}`; `hf-ext emr statistics MODEL
---config YAML --kind KIND --out FILE` measures them on the data of a training. AdaMerging is task_arithmetic whose
-weights `hf-ext emr learn-weights` learns from examples without labels.
+**Statistics** describe the data of each task: `statistics: {a: a.safetensors}`. `hf-ext emr statistics MODEL --config
+YAML --kind KIND --out FILE` measures them on the data of a training. AdaMerging is `task_arithmetic` with weights that
+`hf-ext emr learn-weights` learns from examples without labels.
 
-Methods of whole tensors hold one tensor of every model in memory at a time; the others hold blocks.
+**Memory.** A method of *whole tensors* holds one tensor of every model at a time; the others hold blocks.
+
+**mergekit.** Lists and filters have the same meaning there; [the table](coming_from.md#from-mergekit) names the
+methods that both have.
 """
 
 

@@ -63,16 +63,16 @@ TEXT = "At last it works, and I am glad."
 # Limits of the models of each tab, from their cards.
 WARNINGS = {
     "restore": (
-        "It does not detect what is wrong with a picture. Details that it draws where information was lost are "
-        "plausible, not true: do not judge faces, text, number plates, medical or forensic pictures by its results."
+        "It does not detect the degradation of a picture. Where information was lost, its details are plausible, not "
+        "true: do not judge faces, text, number plates, medical or forensic pictures by its results."
     ),
-    "draw": "Its pictures are invented: they show no real events and must not be presented as photographs.",
-    "listen": "It knows the words of its training alone, and takes each other sound for one of them.",
-    "merge": "A task answers each input, also one of a kind that it was not trained on.",
+    "draw": "Its pictures are generated: they show no real events and must not be presented as photographs.",
+    "listen": "It knows only the words of its training, and classifies every other sound as one of them.",
+    "merge": "A task answers every input, even of a kind that it was not trained on.",
 }
 # Controls of the examples of a drawing: size, top, left, flip.
 _EXAMPLES = {
-    "usual": (1, 0, 0, False),
+    "default": (1, 0, 0, False),
     "size 3": (3, 0, 0, False),
     "size 0.5": (0.5, 0, 0, False),
     "crop": (1, 0.25, 0.25, False),
@@ -195,7 +195,7 @@ def _draw_tab(tab: Tab) -> None:
             result = gr.Image(show_label=False, format="png", buttons=_SAVE, interactive=False, elem_id="draw-result")
             said = gr.Markdown(elem_id="draw-said")
             gr.Markdown(
-                "Both rows start from the same noise. The upper row has the usual controls, the lower row those of "
+                "Both rows start from the same noise. The upper row has the default controls, the lower row those of "
                 "the sliders, as shares of the picture's size. A control that did not vary in training has little "
                 "effect."
             )
@@ -203,12 +203,12 @@ def _draw_tab(tab: Tab) -> None:
     def run(name: str, bar: Any = gr.Progress(), *given: Any) -> Any:  # noqa: B008
         begun = time.monotonic()
         drawn = tab.ask(draw, name, *given, bar=bar)
-        done = f"**{name}** drew {COLUMNS} pictures of {given[0]!s:.60} twice"
+        done = f"**{name}** generated two rows of {COLUMNS} pictures of {given[0]!s:.60}"
         how = f"in {given[5]:g} steps with guidance {given[6]:g} and seed {given[7]}"
         texts = {"original_size": f"size {given[1]:g}", "crop": f"crop {given[2]:g}, {given[3]:g}", "flip": "flipped"}
         takes = list_controls(tab.sources[name]) - (set() if given[4] else {"flip"})
-        below = ", ".join(text for control, text in texts.items() if control in takes) or "the same"
-        return drawn, f"{done}, {how}, in {time.monotonic() - begun:.1f} s. Below: {below}."
+        below = ", ".join(text for control, text in texts.items() if control in takes) or "the same controls"
+        return drawn, f"{done} {how}, in {time.monotonic() - begun:.1f} s. Lower row: {below}."
 
     button.click(
         run,
@@ -237,7 +237,7 @@ def _listen_tab(tab: Tab) -> None:
             tab.offer([sound], [[tab.examples["digits"]]], ["a synthetic voice says four digits"])
             button = gr.Button("Listen to the file", variant="primary", elem_id="listen-run")
         words = gr.Markdown(show_words([]), elem_id="listen-result", container=True)
-    gr.Markdown("Kernels: how far back, in samples, each layer hears, and with which sign.")
+    gr.Markdown("Kernels of each layer: the weights of earlier samples.")
     kernels = gr.Image(
         draw_merged(load_model(tab.first)), show_label=False, format="png", interactive=False, buttons=_SAVE
     )
@@ -253,7 +253,7 @@ def _listen_tab(tab: Tab) -> None:
 
         while (more := told(hear)) is not None:
             found, parts = more, parts + 1
-            yield show_words(found, f"{parts * PIECE:.1f} s are heard.")
+            yield show_words(found, f"{parts * PIECE:.1f} s processed.")
         yield show_words(found, describe_sound(name, len(found), parts * PIECE, time.monotonic() - begun))
 
     def run_piece(name: str, state: Any, path: str | None) -> tuple[Any, str]:
@@ -266,7 +266,7 @@ def _listen_tab(tab: Tab) -> None:
     def end(state: Any) -> tuple[Any, str]:
         state, found = told(end_sound, state)
         return state, show_words(
-            found, "The microphone is off." if found else "The microphone is off: no word was heard."
+            found, "The microphone is off." if found else "The microphone is off; no word was recognised."
         )
 
     button.click(run, [tab.model, sound], words, **ONE)
@@ -292,7 +292,7 @@ def _merge_tab(tab: Tab) -> None:
             ):
                 if kind in takes:
                     tab.offer([place], given, list(DAMAGES) if kind == "picture" else None)
-            button = gr.Button("Ask every task", variant="primary", elem_id="merge-run")
+            button = gr.Button("Run every task", variant="primary", elem_id="merge-run")
             task = gr.Radio(list(load_merge(tab.first)[1]), label="Task", elem_id="merge-task")
         with gr.Column():
             slider = gr.ImageSlider(label="Before and after", format="png", interactive=False, elem_id="merge-result")
@@ -311,7 +311,7 @@ def _merge_tab(tab: Tab) -> None:
         found = tab.ask(answer_all, name, *given, limits=tab.limits, bar=bar)
         first = next(iter(found))
         pictures = [(value[1], key) for key, value in found.items() if not isinstance(value, str)]
-        sentence = f"**{name}**: {len(found)} tasks answered in {time.monotonic() - begun:.1f} s."
+        sentence = f"**{name}** ran {len(found)} tasks in {time.monotonic() - begun:.1f} s."
         return found, gr.Radio(value=first), pictures, *show(found, first), sentence
 
     def choose(name: str) -> tuple[Any, ...]:
@@ -330,8 +330,8 @@ def describe_model(tab: str, name: str, source: str) -> str:
     """The purpose of a model and its limits, as Markdown."""
     for model in list_released():
         if str(model.folder) == source:
-            return f"**{name}**: {model.task}. {WARNINGS[tab]} Its weights may be used for: {model.license}."
-    return f"**{name}**: given to the command; its card says what it was trained for. {WARNINGS[tab]}"
+            return f"**{name}**: {model.task}. {WARNINGS[tab]} Licence of its weights: {model.license}."
+    return f"**{name}**: a model of yours; its card names its purpose. {WARNINGS[tab]}"
 
 
 def say_size(pixels: np.ndarray) -> str:
@@ -344,11 +344,11 @@ def describe_restoration(name: str, before: np.ndarray, after: np.ndarray, stren
     if before.shape[:2] == after.shape[:2]:
         change = np.abs(before.astype(np.float32) - after).mean() * 255 / np.iinfo(after.dtype).max
         done = f"**{name}** restored {say_size(before)} at strength {strength:g} in {seconds:.1f} s."
-        done += f" A value changed by {change:.2g} of 255 on average."
+        done += f" Its values changed by {change:.2g} of 255 levels on average."
     else:
         done = f"**{name}** enlarged {say_size(before)} to {say_size(after)} in {seconds:.1f} s."
     if before.dtype != np.uint8:
-        done += " The picture has 16 bits a channel; the page shows 8."
+        done += " The picture has 16 bits per channel; the page shows 8."
     if before.shape[2] in (2, 4):
         done += " Its transparency is not shown."
     return done
@@ -357,7 +357,7 @@ def describe_restoration(name: str, before: np.ndarray, after: np.ndarray, stren
 def describe_sound(name: str, words: int, sound: float, seconds: float) -> str:
     """The result of a sound."""
     heard = f"{words} word{'' if words == 1 else 's'}" if words else "no word"
-    return f"**{name}** heard {heard} in {sound:.1f} s of sound, in {seconds:.1f} s."
+    return f"**{name}** recognised {heard} in {sound:.1f} s of sound; the work took {seconds:.1f} s."
 
 
 def draw_scene() -> Image.Image:

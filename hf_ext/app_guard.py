@@ -104,7 +104,7 @@ class Guard:
         try:
             fetches = _names_address(json.loads(body or b"null"))
         except (ValueError, RecursionError) as error:
-            raise HubError(400, "the body is no JSON that can be read") from error
+            raise HubError(400, "the body is not valid JSON") from error
         if fetches:
             raise HubError(400, "files of other addresses are not fetched: upload them")
         waiting = [{**message, "body": bytes(body).replace(self._alias, self._folder)}]

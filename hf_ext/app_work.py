@@ -240,7 +240,7 @@ def draw(
 
         options["callback_on_step_end"] = tell
     rows = [sample_rows(pipeline, [wanted], COLUMNS, int(seed), **options, **more)[0] for more in kinds]
-    return draw_grid(rows, ["usual", "yours"], SIDE)
+    return draw_grid(rows, ["default", "yours"], SIDE)
 
 
 def hear_file(source: str, path: str | None, limits: Limits = LIMITS) -> Iterator[Words]:
@@ -274,7 +274,7 @@ def end_sound(heard: tuple[Stream, Words] | None) -> tuple[None, Words]:
     return None, words + stream.hear(np.zeros(0), last=True)
 
 
-def show_words(words: Words, said: str = "No word is heard yet.") -> str:
+def show_words(words: Words, said: str = "No word is recognised yet.") -> str:
     """Words in a large line, and the second at which each ended, as Markdown, before a sentence."""
     if not words:
         return said
@@ -336,14 +336,12 @@ def told(function: Callable[..., Any], *given: Any, clock: Clock | None = None, 
     except ClientLeft as error:
         raise gr.Error(say_error(error), print_exception=False) from error
     except Exception as error:
-        raise gr.Error(f"The app failed ({type(error).__name__}): its log says why.", title="Not done") from error
+        raise gr.Error(f"The app failed ({type(error).__name__}); see its log.", title="Not done") from error
 
 
 def say_error(error: Exception) -> str:
     """A sentence for the page, which names no folder and has an end."""
-    sentence = (
-        cut_folders(str(error)) or f"{type(error).__name__}: the machine lacks memory or a part of the app failed."
-    )
+    sentence = cut_folders(str(error)) or f"{type(error).__name__}: out of memory, or a part of the app failed."
     return sentence if len(sentence) <= MOST else f"{sentence[:MOST]} [cut]"
 
 

@@ -51,7 +51,7 @@ class UsageError(ValueError):
 
 class DataError(ValueError):
     """
-    A file, a table, a picture or a checkpoint that cannot be used; what was asked of it is no mistake.
+    A file, a table, a picture or a checkpoint that cannot be used, although the request is right.
 
     Example:
         >>> import hf_ext
@@ -92,12 +92,12 @@ class MissingColumn(DataError):
 
 class OtherRun(ValueError):
     """
-    A folder with the work of other settings or other data, which would be mixed with what is asked now.
+    A folder with the work of other settings or other data, which must not be mixed with the present ones.
 
     Args:
-        found (`str`): The work that is there.
-        changes (`Sequence[str]`, *optional*): A text for each difference; the error keeps all as `changes`.
-        advice (`str`, *optional*): The way out.
+        found (`str`): The work in the folder.
+        changes (`Sequence[str]`, *optional*): A text for each difference; the attribute `changes` has all of them.
+        advice (`str`, *optional*): The remedy.
 
     Example:
         >>> from hf_ext.errors import OtherRun
@@ -114,7 +114,7 @@ class OtherRun(ValueError):
 
 class NotPublished(ValueError):
     """
-    Files that were not uploaded, since others could not use them or should not see them.
+    Files that were not uploaded, because others could not use them or should not see them.
 
     Example:
         >>> from pathlib import Path

@@ -103,7 +103,7 @@ class AnsweringTask:
         room = 0 if self.config.is_encoder_decoder else more
         if not count or (self.limit is not None and count + room > self.limit):
             raise ValueError(
-                f"the text has {count} tokens, and {room} are to come; task {self.name!r} takes 1 to {self.limit}"
+                f"the text has {count} tokens, and {room} more are wanted; task {self.name!r} takes 1 to {self.limit}"
             )
         # Scores and weights of a layer, which some models hold for all pairs of tokens.
         needed = 8 * self._heads * (count + room) ** 2 / 1e9

@@ -175,7 +175,7 @@ def show_report(path: Path, report: dict[str, Any]) -> None:
     from hf_ext.emr.report import report_legend, report_tables
 
     first, *others = report_tables(report)
-    print_table(*first, title="What the merge keeps of each task", legend=report_legend(report))
+    print_table(*first, title="Tasks of the merge", legend=report_legend(report))
     for table in others:
         click.echo()
         print_table(*table)
@@ -324,7 +324,7 @@ def compare(merges: tuple[str, ...], endpoint: str | None, as_json: bool) -> Non
         print_json(found)
     else:
         legend = "error: ‖τ - τ̂‖² / ‖τ‖² of a task vector τ = W - W0; 0 is the task's own model, 1 the base."
-        print_table(*comparison_table(found), title="How far merges are from each task's own model", legend=legend)
+        print_table(*comparison_table(found), title="Error of each task", legend=legend)
         show_warnings(found)
 
 

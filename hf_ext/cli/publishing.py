@@ -102,10 +102,10 @@ def try_push(
 def print_listing(listing: "Listing", to_stderr: bool = False) -> None:
     """Prints the plan of an upload: files with sizes, excluded files with reasons, and warnings."""
     parts = {
-        "goes up": [(f"{size:,}", name) for name, size in listing.files.items()],
-        "stays behind": [(name, reason) for name, reason in listing.stays_behind.items()],
-        "is deleted": [(name, "") for name in listing.deleted],
-        "look at": [(note, "") for note in listing.notes],
+        "files to upload": [(f"{size:,}", name) for name, size in listing.files.items()],
+        "files left out": [(name, reason) for name, reason in listing.stays_behind.items()],
+        "files to delete": [(name, "") for name in listing.deleted],
+        "warnings": [(note, "") for note in listing.notes],
     }
     for title, rows in parts.items():
         if rows:

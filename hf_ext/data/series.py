@@ -147,8 +147,8 @@ def _look_at_arrays(path: str, file: Path, hints: Hints) -> Survey:
         )
     if arrays[label].shape != arrays[inputs[0]].shape[: arrays[label].ndim]:
         raise DataError(
-            f"{path}: {shapes}: {label} must hold a class for each example, or for each step; of a row with a one for "
-            f"the class save {label}.argmax(1)."
+            f"{path}: {shapes}: {label} must hold a class for each example, or for each step; of one-hot rows save "
+            f"{label}.argmax(1)."
         )
     renamed = rename(label)
     data = open_arrays(file, "train").rename_columns(renamed.get("rename_columns", {}))
@@ -229,8 +229,8 @@ def _read_labels(survey: Survey, data: Any, wanted: bool | None) -> None:
         )
     if len(survey.classes) < 2:
         raise DataError(
-            f"{survey.train['path']}: {survey.about}; the label says only {survey.classes or 'nothing'}: a class "
-            "needs another beside it."
+            f"{survey.train['path']}: {survey.about}; the only class is {survey.classes or 'missing'}; "
+            "a classifier needs at least two."
         )
 
 

@@ -20,33 +20,32 @@ class DataSource:
             and `hq/` sub-folders of equally named images, a data file (`.parquet`, `.jsonl`, `.csv`, `.txt`, `.tar`,
             …, also compressed; `.npy` or `.npz`, arrays whose first axis is that of the examples), a pattern such as
             `shards/*.jsonl.gz`, or a Hub id, optionally `org/name@revision`.
-            A list holds several of them, each a path or a mapping of these keys and `weight`; the columns that all
-            have are kept.
+            Or a list of these, each a path or a mapping of these keys and `weight`; common columns are kept.
         name (`str`, *optional*): Configuration of a data set that has several.
         split (`str`, defaults to `"train"`): Split, with slices as in `"train[:10%]"` for map-style data.
         rename_columns (`dict[str, str]`, *optional*):
             New names of columns, so that training, evaluation and the parts of a list agree: `{png: image}`.
         pairs (`list[str]`, *optional*):
-            Two sub-folders of pairs that have other names than `lq` and `hq`, the wanted one last: `[noisy, clean]`.
+            Sub-folders of inputs and targets, if they are not called `lq` and `hq`: `[noisy, clean]`.
         rows (`str`, defaults to `"examples"`):
-            What a row of a file is: an example; or one of the `"positions"` of a sequence. Then each CSV, TSV,
-            parquet or NumPy file is one example whose columns are lists, named by the folder that it lies in (column
-            `label`) or by the folder's `metadata.csv` (`file_name` and what is known of each), and of a single long
-            file `split: train[:80%]` is its first part. Or one of the `"series"` of a table: then its numbers are the
-            list `values`, and the column `label` is its class.
-        time (`str`, *optional*): With `rows: positions`, the column that the steps are sorted by.
+            Meaning of a row: an example, one of the `"positions"` of a sequence, or one of several `"series"`. With
+            positions, each CSV, TSV, parquet or NumPy file is one example whose columns are lists; its folder (column
+            `label`) or the folder's `metadata.csv` (with `file_name`) names its class, and `split: train[:80%]` of a
+            single long file is its first part. With series, the numbers of a row become the list `values`, and the
+            column `label` is the class.
+        time (`str`, *optional*): With `rows: positions`, the column that orders the steps.
         series (`str`, *optional*):
-            With `rows: positions`, the column that says to which series a row belongs, or several, as in
-            `shop,product`: each series is an example.
+            With `rows: positions`, the column or columns that identify the series of a row, as in `shop,product`;
+            each series is an example.
         hold_out (`float`, defaults to 0.0):
-            Share of the examples of a split that measure, where the data have no split for that: then `split: train`
-            is the others, and `split: validation` these. An example's own content decides, of each class the same
-            share; equal examples, and those of one speaker, patient or other group, stay together.
-        hold_out_seed (`int`, defaults to 0): Another number holds out others.
-        streaming (`bool`, defaults to `False`): Read as a stream instead of indexing.
+            Share of the examples that is held out as `split: validation`, for data without such a split; `split:
+            train` is the rest. The content of an example decides, with the same share of each class. Equal examples,
+            and those of one speaker, patient or other group, stay together.
+        hold_out_seed (`int`, defaults to 0): Seed of the choice.
+        streaming (`bool`, defaults to `False`): Read the data as a stream, without an index.
         shuffle_buffer (`int`, defaults to 0):
-            Examples held to shuffle a stream. 0 shuffles only the order of the shards and resumes at once; a buffer
-            resumes exactly too, by reading the epoch again up to where it stopped.
+            Number of examples in the shuffle buffer of a stream. 0 shuffles only the order of the shards, and resumes
+            at once. A buffer also resumes exactly, after reading the epoch again up to its last position.
     """
 
     path: str | list
@@ -138,8 +137,8 @@ class SourcePart(DataSource):
 
     Args:
         weight (`float`, *optional*):
-            Its share of the examples, relative to the other parts'; 1 where only others say one. Without any weight
-            the parts are put one after the other.
+            Share of the examples relative to the other parts, 1 if only other parts have a weight. Without any weight
+            the parts are concatenated.
     """
 
     weight: float | None = None

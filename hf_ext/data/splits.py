@@ -56,7 +56,7 @@ def hold_out(data: datasets.Dataset, share: float, seed: int, measures: bool) ->
     chosen = choose(data, share, seed)
     if chosen.all() or not chosen.any():
         raise DataError(
-            f"{len(data)} examples cannot be split into some to train on and some to measure on: they are fewer than "
+            f"{len(data)} examples cannot be split into training and evaluation: they are fewer than "
             "two, or all equal or of one group. Remove hold_out and data.eval, or give separate evaluation data."
         )
     return data.select(np.flatnonzero(chosen == measures))

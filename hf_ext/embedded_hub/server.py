@@ -33,32 +33,32 @@ class EmbeddedHub:
     """
     A Hub that serves one folder.
 
-    Without a token it answers on loopback only, and to every local user: all may write, and private repositories are
-    visible. With a token, writing and reading private repositories need it. There is no encryption: where the network
-    is not trusted, listen on loopback behind a proxy with a certificate, whose address is the `public_url`.
+    Without a token it listens on loopback only; every local user may write, and private repositories are visible. With
+    a token, writing and reading private repositories need it. There is no encryption: in an untrusted network, listen
+    on loopback behind a proxy with a certificate, whose address is the `public_url`.
 
     Args:
         root (`str` or `Path`):
-            Folder with the repositories: new, empty, or of an embedded Hub. What clients were told is committed is on
-            disk, and a crash at any moment leaves the folder whole.
+            Folder with the repositories: new, empty, or of an embedded Hub. A confirmed commit is on disk, and a crash
+            at any moment leaves the folder consistent.
         host (`str`, *optional*, defaults to `"127.0.0.1"`):
             Address or name to listen on.
         port (`int`, *optional*, defaults to 0):
             TCP port; 0 takes a free one.
         token (`str`, *optional*):
-            What clients send as `HF_TOKEN`.
+            Token that clients send as `HF_TOKEN`.
         max_file_bytes (`int`, *optional*, defaults to 50 GiB):
             Largest file, and largest commit of regular files, in bytes.
         read_token (`str`, *optional*):
-            A second token, which reads private repositories and cannot write.
+            A second token that reads private repositories and cannot write.
         allowed_hosts (`Iterable[str]`, *optional*):
-            Further names by which clients reach the server, `NAME` (with any port) or `NAME:PORT`. Requests to
-            other names are refused: a web page could have pointed its own name here.
+            Further host names of the server, `NAME` (with any port) or `NAME:PORT`. Requests to other names are
+            refused, because a web page could point its own name here.
         public_url (`str`, *optional*):
-            Where clients reach a proxy before the server. All links that they are given start with it, those that
-            large files are sent to among them; its name is an allowed host.
+            Address of a proxy in front of the server. All links of the server start with it, also those for uploads of
+            large files; its name is an allowed host.
         max_connections (`int`, *optional*, defaults to 256):
-            How many connections are answered at a time; on further ones requests get status 503.
+            Largest number of simultaneous connections; requests on further ones get status 503.
 
     Raises:
         ValueError: when the host is not loopback and there is no token, a token is empty, a name or URL is

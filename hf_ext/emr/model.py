@@ -21,24 +21,24 @@ from .weights import TaskWeights
 
 class EMRModel:
     """
-    A model with the weights, head and label names of one task of a merge, which another task's can replace in place.
+    A merge as the model of one of its tasks, switched to another in place; load it with [`~EMRModel.from_pretrained`].
 
-    `model` is an ordinary model of transformers, diffusers or peft. The weights of a task are always computed from the
-    base, Ŵ_t = W_0 + λ_t·M_t ⊙ τ_uni: switching back and forth changes no bit. Made by [`~EMRModel.from_pretrained`].
+    `model` is an ordinary model of transformers, diffusers or peft, with the weights, head and label names of the
+    current task. The weights of a task are always computed from the base, Ŵ_t = W_0 + λ_t·M_t ⊙ τ_uni: switching back
+    and forth changes no bit.
 
     There is one set of weights, so threads take turns. `with em.task(name) as model:` and calls of the object itself
-    (`em(...)` and `em.generate(...)`, with `task_ids` or without) wait for each other and give right answers from any
-    number of threads.
+    (`em(...)` and `em.generate(...)`, with `task_ids` or without) are thread-safe: they wait for each other.
 
-    A batch of several tasks (`task_ids`) pays where each task has few rows: it reads base and merged model once for
-    all tasks, and a switch once for each. Of eight tasks of a BERT (384 wide, 6 layers) it took 0.33 of the processor
-    time of turns at a row of 16 tokens each, 0.53 at one of 64 and 0.91 at four of 64; of four tasks of a GPT-2 0.43
-    (`examples/benchmarks/emr_mixed.py`). `generate` with `task_ids` takes turns, which is faster there: a switch is
-    needed once a task, not once a token.
+    A batch of several tasks (`task_ids`) is faster than one task after the other if each task has few rows, because it
+    reads base and merged model once for all tasks. With eight tasks of a BERT (384 wide, 6 layers) it took 0.33 of the
+    processor time at one row of 16 tokens per task, 0.53 at one of 64 and 0.91 at four of 64; with four tasks of a
+    GPT-2 0.43 (`examples/benchmarks/emr_mixed.py`). `generate` with `task_ids` takes turns, which is faster there: it
+    switches once per task, not once per token.
 
-    [`~EMRModel.set_task`] is for one thread: another one that calls it gets a `RuntimeError`, and so does a plain
-    `em.model(...)` while which another thread changed the weights. Calls of a compiled model are not watched. For
-    threads that shall not wait, make an [`EMRModel`] for each: they share base and root weights in memory.
+    [`~EMRModel.set_task`] is for one thread: a second thread that calls it gets a `RuntimeError`, and so does a plain
+    `em.model(...)` if another thread changes the weights meanwhile. Calls of a compiled model are not watched. Threads
+    that must not wait need an [`EMRModel`] each; these share base and root weights in memory.
 
     Attributes:
         model (`torch.nn.Module`): The model of the current task.
@@ -103,11 +103,11 @@ class EMRModel:
         attn_implementation: str | None = None,
     ) -> EMRModel:
         """
-        Loads an artifact of `hf-ext merge` with one of its tasks. Of a Hub, only the root files, the base and the
-        tasks that are used are fetched.
+        Loads an artifact of `hf-ext merge` with one of its tasks. From a Hub, only the root files, the base and the
+        used tasks are downloaded.
 
-        There is no `device_map` and no `quantization_config`: the model stays on one device, where weights are
-        restored in place. A checkpoint that [`~EMRModel.export`] wrote can be quantised.
+        There is no `device_map` and no `quantization_config`: weights are restored in place, on one device. To
+        quantise a task, use a checkpoint of [`~EMRModel.export`].
 
         Args:
             path_or_id (`str` or `Path`): Folder, or `org/name` or `org/name@revision` on a Hub.
@@ -117,14 +117,14 @@ class EMRModel:
             revision (`str`, *optional*): Branch, tag or commit of the artifact.
             token (`str` or `bool`, *optional*): Token of the Hub; `None` uses the one that was logged in with.
             endpoint (`str`, *optional*): Address of the Hub. Defaults to `HF_ENDPOINT`.
-            device (`torch.device` or `str`, *optional*): Where the model runs; the CPU by default. On another device
-                base and root weights are kept there too.
-            dtype (`torch.dtype`, *optional*): Type of the model's weights; by default as `from_pretrained` chooses.
-            rescale (`str`, *optional*): Another rescale mode than the one that the artifact was made with: `global`,
-                `official`, `tensor`, `l2`, `tensor_l2` or `none`.
-            trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code that comes with the artifact may
-                be run where no installed package knows the model.
-            attn_implementation (`str`, *optional*): As `from_pretrained` of transformers takes it.
+            device (`torch.device` or `str`, *optional*): Device of the model, and of base and root weights; the CPU by
+                default.
+            dtype (`torch.dtype`, *optional*): Type of the model's weights; by default that of `from_pretrained`.
+            rescale (`str`, *optional*): Rescale mode: `global`, `official`, `tensor`, `l2`, `tensor_l2` or `none`; by
+                default that of the merge.
+            trust_remote_code (`bool`, *optional*, defaults to `False`): Allow code of the artifact to run if no
+                installed package knows the model.
+            attn_implementation (`str`, *optional*): As in `from_pretrained` of transformers.
 
         Returns:
             [`EMRModel`]: The model.
@@ -203,11 +203,11 @@ class EMRModel:
         """
         Gives the model another task's weights, head and label names.
 
-        This happens in place, in `model` itself, for tasks whose configurations differ in their labels only. A task of
-        another class, or with another configuration, gets a new `model`; so does every task where the library changes
-        weights on loading in a way that cannot be followed, which a warning tells. Where `task` is the current one,
-        nothing is done: weights that were changed in place, by training for instance, stay as they are. Any other
-        switch overwrites them.
+        The weights of `model` are replaced in place if the configurations of the tasks differ only in their labels. A
+        task of another class, or with another configuration, gets a new `model`; so does every task if the library
+        changes weights on loading in an unknown way, with a warning. A switch to the current task does nothing:
+        weights that were changed in place, by training for instance, stay as they are. Any other switch overwrites
+        them.
 
         Args:
             task (`str`): Name of the task. Its files are fetched when they are first used.
@@ -287,8 +287,8 @@ class EMRModel:
     @contextmanager
     def task(self, name: str) -> Iterator[Any]:
         """
-        Makes a task the current one inside a `with` block, and the previous one again after it. Other threads that
-        want a task wait until the block ends.
+        Switches to a task inside a `with` block, and back after it. Other threads that want a task wait until the
+        block ends.
 
         Args:
             name (`str`): Name of the task.
@@ -328,17 +328,17 @@ class EMRModel:
         Runs the model on a batch. Several threads may do so: they wait for each other.
 
         Args:
-            *arguments, **batch: As the model takes them; `labels` and a cache with a single task alone.
-            task_ids (`Sequence[str]`, *optional*): The task of each sample; by default all are of the current task.
-                For inference: with several tasks, there are no gradients.
+            *arguments, **batch: Arguments of the model; `labels` and a cache only with a single task.
+            task_ids (`Sequence[str]`, *optional*): The task of each sample; by default the current task for all. With
+                several tasks, there are no gradients.
 
         Returns:
-            What the model returns. Where the heads of several tasks differ in width, `logits` is a list with a tensor
-            for each sample. Where the tasks had to run one after the other, outputs that have no row for each sample,
-            or compare samples with each other, are left out, and a warning names them once.
+            The output of the model. If the heads of several tasks differ in width, `logits` is a list with a tensor
+            for each sample. If the tasks had to run one after the other, outputs without a row for each sample, or
+            that compare samples, are left out, and a warning names them once.
 
         Raises:
-            ValueError: No task is current, `task_ids` does not fit the batch, or labels or a cache are of several.
+            ValueError: No task is current, `task_ids` does not fit the batch, or several tasks have labels or a cache.
         """
         with self._turns.hold():
             if task_ids is None:
@@ -362,20 +362,19 @@ class EMRModel:
         self, inputs: torch.Tensor | None = None, *, task_ids: Sequence[str] | None = None, **options: Any
     ) -> Any:
         """
-        Generates with the current task, or for prompts of several tasks, which take turns: each row is what its task
-        alone generates for its rows, and rows that end earlier are padded. Each task draws samples as it would alone
-        from the random state of the call. As with [`~EMRModel.task`], weights that were changed in place are
-        overwritten by the switches.
+        Generates with the current task, or for prompts of several tasks in turns: each row equals the one that its
+        task generates alone, and shorter rows are padded. Each task samples from the random state of the call, as it
+        would alone. The switches overwrite weights that were changed in place.
 
         Args:
-            inputs, **options: As the model's own `generate` takes them.
+            inputs, **options: Arguments of the model's own `generate`.
             task_ids (`Sequence[str]`, *optional*): The task of each row.
 
         Returns:
-            As the model's own `generate` does; of several tasks, the token ids.
+            The output of the model's own `generate`; for several tasks, the token ids.
 
         Raises:
-            ValueError: `task_ids` does not fit; or with several tasks, a cache is given or more than token ids asked.
+            ValueError: `task_ids` does not fit; or several tasks get a cache, or are asked for more than token ids.
         """
         with self._turns.hold():
             arguments = () if inputs is None else (inputs,)
@@ -438,13 +437,13 @@ class EMRModel:
 
     def _model_of_a_task(self) -> Any:
         if self.current is None:
-            raise UsageError("a switch of tasks has failed, so the weights are of no task: call set_task")
+            raise UsageError("a switch of tasks failed, so the weights belong to no task: call set_task")
         return self._built.model
 
     def save_pretrained(self, out: str | Path) -> Path:
         """
-        Copies the whole artifact, all tasks, so that [`~EMRModel.from_pretrained`] loads it from there. Weights that
-        were changed in place are not in it; a single task as a plain checkpoint is written by [`~EMRModel.export`].
+        Copies the whole artifact with all tasks, without weights that were changed in place, for
+        [`~EMRModel.from_pretrained`]. [`~EMRModel.export`] writes a single task as a plain checkpoint.
 
         Args:
             out (`str` or `Path`): A folder that does not exist or is empty.

@@ -92,8 +92,8 @@ class Turns:
         with self._lock:
             if model in self._half_changed:
                 raise RuntimeError(
-                    "a switch of tasks has failed, so the weights are of no task: call set_task of the EMRModel, and "
-                    "take its `model` anew"
+                    "a switch of tasks failed, so the weights belong to no task: call set_task of the EMRModel, and "
+                    "read its `model` again"
                 )
             # Nobody holds the lock: a plain call, which relies on the task that it finds.
             if self._depth == 0:

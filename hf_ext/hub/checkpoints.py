@@ -207,17 +207,17 @@ def open_checkpoint(
     endpoint: str | None = None,
 ) -> Checkpoint:
     """
-    Opens a safetensors checkpoint, wherever it is, without reading its tensors.
+    Opens a safetensors checkpoint, on disk or on a Hub, without reading its tensors.
 
-    Looked for, in this order: `model`, `diffusion_pytorch_model`, `adapter_model`, `pytorch_lora_weights`, each as one
-    `.safetensors` file and then as `.safetensors.index.json` with shards; else the only `.safetensors` file or index.
-    Files of the resolved commit that are in the Hugging Face cache are read from there, the others by HTTP Range
-    requests. Pickles are refused.
+    It takes the first of these files: `model`, `diffusion_pytorch_model`, `adapter_model`, `pytorch_lora_weights`,
+    each as one `.safetensors` file or as `.safetensors.index.json` with shards; else the only `.safetensors` file or
+    index. Files of the resolved commit that are in the Hugging Face cache are read from there, the others by HTTP
+    Range requests. Pickles are refused.
 
     Args:
         source (`str` or `Path`): A folder, a `.safetensors` file, a `.safetensors.index.json` file, or `org/name` or
-            `org/name@revision` on a Hub. What exists on disk is taken from disk.
-        revision (`str`, *optional*): Branch, tag or commit; another way to write `@revision`. Defaults to `main`.
+            `org/name@revision` on a Hub. A path that exists on disk takes precedence.
+        revision (`str`, *optional*): Branch, tag or commit, in place of `@revision`. Defaults to `main`.
         token (`str` or `bool`, *optional*): Token of the Hub; `None` uses the one that was logged in with, `False`
             none. It is never sent to another host that the Hub redirects to.
         endpoint (`str`, *optional*): Address of the Hub. Defaults to `HF_ENDPOINT`.
@@ -226,9 +226,9 @@ def open_checkpoint(
         [`Checkpoint`]: Mapping from tensor name to tensor.
 
     Raises:
-        CheckpointError: Nothing to read there, a pickle, a missing shard, a malformed header or index, a file of the
-            wrong length, a repository or revision that does not exist, a Hub that cannot be reached. It is a
-            `ValueError` and names the file.
+        CheckpointError: No weights, a pickle, a missing shard, a malformed header or index, a file of the wrong
+            length, a repository or revision that does not exist, or a Hub that cannot be reached. It is a `ValueError`
+            and names the file.
         ValueError: `revision` with a local path, or two different revisions.
 
     Example:

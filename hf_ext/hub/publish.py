@@ -62,17 +62,17 @@ def stage(
     """
     Writes a folder that anyone can load with `from_pretrained`, with or without hf_ext.
 
-    One of our models is loaded by the class of the installed package and saved again. Of another model, an adapter or
-    an artifact the files are copied whose names loaders and hf-ext know; all else stays behind. Paths of this machine
-    are cut to their last name.
+    A model of hf-ext is loaded by the class of the installed package and saved again. Of another model, an adapter or
+    an artifact, only files with names that loaders or hf-ext know are copied. Paths of this machine are cut to their
+    last name.
 
     Args:
         source (`PreTrainedModel`, `PeftModel`, `DiffusionPipeline`, `str` or `Path`):
-            A model, or a pipeline of ours, in memory, or a local folder.
+            A model or a pipeline of hf-ext in memory, or a local folder.
         out (`str` or `Path`): The folder to write. It appears complete, or not at all.
         processor (`ImageProcessingMixin` or `FeatureExtractionMixin`, *optional*):
             Image processor or feature extractor to write beside a model in memory.
-        repo_id (`str`, *optional*): Where it will be published, for the card. Defaults to the name of `out`.
+        repo_id (`str`, *optional*): Repository that the card names. Defaults to the name of `out`.
         license (`str`, *optional*): Licence of the weights, as the Hub names it. Defaults to that of the template.
         overwrite (`bool`, *optional*, defaults to `False`): Replace `out` when it holds an earlier checkpoint.
 
@@ -131,11 +131,12 @@ def push(
     announce: Callable[[Listing], None] | None = None,
 ) -> CommitInfo:
     """
-    Stages, checks that the folder loads with and without hf_ext, uploads it in one commit, and looks at what is there.
+    Stages a folder, checks that it loads with and without hf_ext, uploads it in one commit, and compares the Hub with
+    it.
 
-    The repository and the branch are created when they do not exist. Files of an earlier model that the new push does
-    not have are deleted in the same commit; its description names them, and the files that are left alone. Where
-    somebody else commits other files meanwhile, theirs and these are kept.
+    The repository and the branch are created if they do not exist. Files of an earlier model that the new push does
+    not have are deleted in the same commit; its description names them, and the files that are kept. If somebody else
+    commits other files meanwhile, both commits are kept.
 
     Args:
         source (`PreTrainedModel`, `PeftModel`, `str` or `Path`): As in [`stage`].
@@ -146,19 +147,19 @@ def push(
         endpoint (`str`, *optional*): Address of the Hub. Defaults to `HF_ENDPOINT`.
         revision (`str`, *optional*): Branch to commit to. Defaults to `main`.
         create_pr (`bool`, *optional*, defaults to `False`): Open a pull request against `main` instead.
-        private (`bool`, *optional*): Visibility. When given, it must be that of a repository that exists already.
+        private (`bool`, *optional*): Visibility of a new repository; it must agree with that of an existing one.
         commit_message (`str`, *optional*): First line of the commit.
-        check (`bool`, *optional*, defaults to `True`): Whether to run the load check ([`check_loads`]).
-        announce (`Callable[[Listing], None]`, *optional*): Called before the Hub is, with what goes up and what stays
-            behind.
+        check (`bool`, *optional*, defaults to `True`): Run the load check ([`check_loads`]).
+        announce (`Callable[[Listing], None]`, *optional*): Called before the upload with the files to upload and those
+            that stay behind.
 
     Returns:
         [`~huggingface_hub.CommitInfo`]: The commit; `pr_url` when a pull request was opened.
 
     Raises:
         ValueError: As in [`stage`] and [`check_loads`]; or the options contradict each other or the repository.
-        ConnectionError: The Hub would leave out a file, or does not hold afterwards what was pushed; `files` says
-            which files, and why. Or somebody else committed the same files meanwhile.
+        ConnectionError: The Hub would ignore a file, or differs from the folder after the commit; `files` names the
+            files and reasons. Or somebody else committed the same files meanwhile.
 
     Example:
         >>> from hf_ext import MRConvConfig, MRConvForSequenceClassification, push
@@ -276,7 +277,7 @@ def find_stale(files: list[str]) -> list[str]:
 
 def _tell(stale: list[str], left: list[str]) -> str:
     """Says what becomes of the files of the repository that the folder does not have."""
-    parts = {"Deleted, as files of an earlier model": stale, "Left alone": left}
+    parts = {"Deleted, as files of an earlier model": stale, "Kept": left}
     text = "\n".join(f"{title}: {', '.join(names)}" for title, names in parts.items() if names)
     if text and not is_quiet():
         sys.stderr.write(f"{text}\n")

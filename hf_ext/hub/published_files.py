@@ -166,7 +166,7 @@ def list_files(source: object, staged: Path, notes: tuple[str, ...] = ()) -> Lis
         for top, count in counts.items():
             behind[f"{top}/"] = f"{count} file{'s' if count > 1 else ''}, no files of a model"
         notes += tuple(
-            f"{name}: goes up {_CUT['.png' if name.endswith('.png') else '.json']}"
+            f"{name}: is uploaded {_CUT['.png' if name.endswith('.png') else '.json']}"
             for name in files
             if name in (*REPORTS, PICTURE) and (folder / name).read_bytes() != (staged / name).read_bytes()
         )

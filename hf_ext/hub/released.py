@@ -49,7 +49,7 @@ def list_released() -> list[ReleasedModel]:
 
 def released(name: str) -> Path:
     """
-    The folder of a model that travels with the package, for `from_pretrained`.
+    The folder of a released model, for `from_pretrained`.
 
     Args:
         name (`str`): One of the names that `hf-ext models` lists, such as `"denoise-color"`.

@@ -25,54 +25,54 @@ _MIN_MEMORY = 10**6
 @dataclass
 class MergeConfig:
     """
-    Everything that defines a merge. YAML keys carry these names; what does not go together is refused.
+    Configuration of a merge. Its fields are the keys of the YAML file; options that contradict each other are refused.
 
     Args:
         base (`str`): The model that all tasks were fine-tuned from: a folder, or `org/name` or `org/name@revision`.
         tasks (`dict[str, str]`):
-            The fine-tunes by name, each a folder or `org/name[@revision]`. The order matters only to the last bit of
-            sums. A name has up to 64 letters, digits, `.`, `_` and `-`; `base` and `merged` are taken.
+            The fine-tunes by name, each a folder or `org/name[@revision]`. Another order changes at most the last bit
+            of sums. A name has up to 64 letters, digits, `.`, `_` and `-`; `base` and `merged` are reserved.
         method (`str`, defaults to `"emr"`):
-            How to merge: a file of `hf_ext.merging.methods` each, listed with their options on the site.
+            Merge method; the page *Merge methods* lists all with their options.
         options (`dict`):
-            Options of the method; in YAML and mappings they stand beside the other keys. A number may be given for
-            each task (`{a: 0.5, b: 0.2}`), by layer (`[0.2, 0.8]`: from the first to the last) or by a text in the
-            tensors' names (`[{filter: mlp, value: 0.5}, {value: 0.3}]`).
+            Options of the method; in YAML they stand beside the other keys. A number may be given for each task
+            (`{a: 0.5, b: 0.2}`), by layer (`[0.2, 0.8]`: from the first to the last) or by a text in the tensors'
+            names (`[{filter: mlp, value: 0.5}, {value: 0.3}]`).
         masks (`bool`, *optional*):
-            Give each task a mask and a scale. Always with `"emr"` and `"given"`; `True` with another method
-            applies them to its result (Table 9 of the paper).
+            Give each task a mask and a scale. `"emr"` and `"given"` always do; `True` with another method applies
+            them to its result (Table 9 of the paper).
         rescale (`str`, defaults to `"global"`):
             The scale λ: ratio of L1 norms over the whole model (`"global"`, the paper), ratio of sums of the tensors'
             means (`"official"`, the authors' scripts), ratio of L1 norms of each `"tensor"`, the least-squares scale
             (`"l2"`, `"tensor_l2"`), or 1 (`"none"`).
         drop (`float`, defaults to 0.0):
-            DARE, before any method but `"given"`: share of each task vector that is dropped at random, in [0, 1); the
-            rest is divided by `1 - drop`.
+            DARE, before any method but `"given"`: share of each task vector, in [0, 1), that is dropped at random.
+            The rest is divided by `1 - drop`.
         seed (`int`, defaults to 0): Seed of DARE's random choice.
         merged (`str`, *optional*): The merged model of method `"given"`: a folder or `org/name[@revision]`.
         statistics (`dict[str, str]`):
-            Statistics of each task's data for methods `"fisher"` and `"regmean"`: a safetensors file by task name,
-            which `hf-ext emr statistics` makes.
+            Statistics for the methods `"fisher"` and `"regmean"`: a safetensors file for each task, which
+            `hf-ext emr statistics` writes.
         exclude (`list[str]`):
-            Regular expressions, matched from the start of a tensor's name in the base or in a task, for tensors that
-            stay as each task has them.
+            Regular expressions for tensors that are not merged, matched from the start of their names in the base or
+            in a task; each task keeps its own.
         shape_policy (`str`, defaults to `"extra"`):
-            A tensor whose shape in a task is not the base's: kept by the task (`"extra"`); a resized vocabulary whose
-            first tokens agree is merged in its leading rows (`"overlap"`).
+            Treatment of a tensor whose shape differs from the base's: the task keeps it (`"extra"`), or the leading
+            rows of a resized vocabulary whose first tokens agree are merged (`"overlap"`).
         allow_missing (`bool`, defaults to `False`):
-            Merge a tensor that a task lacks, or has in another shape or type, from the other tasks alone, where
-            one model is made. Without it such a merge is refused. With masks each task keeps what is its own.
-        dtype (`str`, *optional*): Type of the merged tensors, if not the base's.
+            For methods without masks: merge a tensor that a task lacks, or has in another shape or type, from the
+            other tasks; without it such a merge is refused. With masks each task keeps its own tensor.
+        dtype (`str`, *optional*): Type of the merged tensors; the base's if not given.
         adapters (`str`, defaults to `"refuse"`):
-            Tasks that are peft adapters: refused with advice (`"refuse"`), merged as the full weights that they give
-            (`"delta"`), or, of (IA)³, merged as adapters (`"adapter"`).
+            Treatment of tasks that are peft adapters: refuse them (`"refuse"`), merge the full weights that they
+            produce (`"delta"`), or merge the adapters themselves, for (IA)³ (`"adapter"`).
         include_base (`bool`, defaults to `False`): Store a copy of the base in the result.
         max_shard_size (`str`, defaults to `"5GB"`): Largest weights file.
-        memory (`str`, defaults to `"64MB"`): Budget of all I/O buffers together.
-        workers (`int`, *optional*): Threads; as many as there are processors.
+        memory (`str`, defaults to `"64MB"`): Memory of all I/O buffers together.
+        workers (`int`, *optional*): Number of threads; one for each processor if not given.
         device (`str`, defaults to `"cpu"`):
-            Where methods `"emr"` and `"elect"` compute: `"cpu"`, `"cuda"` or `"cuda:1"`. Weights and masks are the
-            same to the bit; sums may differ in their last.
+            Device of the methods `"emr"` and `"elect"`: `"cpu"`, `"cuda"` or `"cuda:1"`. Weights and masks are equal
+            bit for bit; sums may differ in the last bit.
 
     Example:
         >>> from hf_ext import MergeConfig

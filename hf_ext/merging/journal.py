@@ -215,9 +215,9 @@ def explain_full_disk(plan: Plan, partial: Path) -> Iterator[None]:
             raise
         raise OSError(
             error.errno,
-            f"no room for the merge ({os.strerror(error.errno)}): the weights of the result need "
+            f"not enough disk space for the merge ({os.strerror(error.errno)}): the weights of the result need "
             f"{plan.bytes_written:,} bytes in all, {free_bytes(partial.parent):,} are free on that disk; make room "
-            f"and run the same command again, which goes on from {partial}",
+            f"and run the same command again, which resumes from {partial}",
         ) from error
 
 

@@ -60,17 +60,17 @@ def merge_checkpoints(
     Merges fine-tunes of one model into one model and a 1-bit mask for each task (EMR-Merging, arXiv 2405.17461), or by
     one of the usual methods into one model.
 
-    Neither the memory nor the disk holds the checkpoints: they are read once, block by block, from local files or by
-    ranges from a Hub. Called again after an interruption (a kill, a full disk, a lost connection), the merge goes on,
-    and its result is the same to the bit. Under `accelerate launch` the processes share the work.
+    The checkpoints are read once, block by block, from local files or by ranges from a Hub; they are never held whole
+    in memory or copied to the disk. The same call resumes an interrupted merge (a kill, a full disk, a lost
+    connection), with the same result bit for bit. Under `accelerate launch` the processes share the work.
 
     Args:
-        config ([`MergeConfig`], `Mapping`, `str` or `Path`): What to merge and how, or the path of its YAML file.
+        config ([`MergeConfig`], `Mapping`, `str` or `Path`): The configuration, or the path of its YAML file.
         out (`str` or `Path`): The folder to write. It appears complete, or not at all.
         token (`str` or `bool`, *optional*): Token of the Hub, as in `huggingface_hub`.
         endpoint (`str`, *optional*): Address of the Hub. Defaults to `HF_ENDPOINT`.
         overwrite (`bool`, *optional*, defaults to `False`): Replace `out` when it holds an earlier merge.
-        progress (`bool`, *optional*, defaults to `True`): Whether a terminal shows how far it is.
+        progress (`bool`, *optional*, defaults to `True`): Show a progress bar in a terminal.
         show (`Callable[[Plan], None]`, *optional*):
             Called with the plan before any weight is read; an error that it raises ends the merge.
 
@@ -79,9 +79,9 @@ def merge_checkpoints(
 
     Raises:
         TakenError: `out` holds something, and `overwrite` is off or it is no merge.
-        ValueError: `out` cannot be written, something does not fit together, holds NaN or infinity, or changed since
-            the interruption; the message says what to do.
-        OSError: The disk is full; the merge can go on when there is room.
+        ValueError: `out` cannot be written; or models do not fit together, contain NaN or infinity, or changed since
+            the interruption. The message names the remedy.
+        OSError: The disk is full; the same call resumes the merge when there is space.
 
     Example:
         >>> import torch

@@ -209,8 +209,8 @@ def make_plan(
         for source in (opened["base"], *(opened[task] for task in config.tasks)):
             if source.is_artifact:
                 raise DataError(
-                    f"{source.title} is a merge with masks, whose tasks are not the weights of its folder: write the "
-                    "one that you mean with hf-ext emr export, and give that."
+                    f"{source.title} is a merge with masks, whose folder is not the model of a task: write a task "
+                    "with hf-ext emr export, and give that folder."
                 )
         base, tasks = read_adapters(config.adapters, opened["base"], [opened[task] for task in config.tasks])
         statistics = tuple(source for label, source in opened.items() if label.startswith("statistics of "))

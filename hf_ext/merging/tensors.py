@@ -138,7 +138,7 @@ class Table:
             if unfit and not self._config.allow_missing:
                 raise DataError(
                     f"{task.title} lacks {name_some(unfit)}, or has them in another shape or type, and method "
-                    f"{self._config.method!r} would make them without it. Exclude them, which takes the base's, "
+                    f"{self._config.method!r} would merge them without it. Exclude them (the base's are kept), "
                     "choose a method with masks, or set allow_missing (--allow-missing)."
                 )
             if absent:
@@ -162,7 +162,7 @@ class Table:
                 raise DataError(
                     f"{source.title} has other classes (class {key} is {found[key]!r}, in {first.title} "
                     f"{expected[key]!r}), and method {self._config.method!r} would mix their rows in {where}. Exclude "
-                    "them, which takes the base's, use the same order of classes, or choose a method with masks."
+                    "them (the base's are kept), use the same order of classes, or choose a method with masks."
                 )
 
     def _decide(self, name: str, info: TensorInfo) -> Row:
@@ -251,7 +251,7 @@ class Table:
             raise DataError(
                 f"{told}, and method {self._config.method!r} makes one model, which has the base's tokenizer. Choose "
                 "a method with masks, where each task keeps its own; or shape_policy: overlap, which merges the first "
-                "rows if they mean the same tokens; or exclude the tensor, of which the base's is then taken."
+                "rows if they mean the same tokens; or exclude the tensor, so that the base's is kept."
             )
         self._other_tokens.append(f"{told}: it keeps its own")
         return f"another vocabulary ({vocabulary.difference})"

@@ -78,7 +78,7 @@ class MRConvConfig(PreTrainedConfig):
     """
     Configuration of the MRConv models.
 
-    What is not allowed raises `huggingface_hub.errors.StrictDataclassError`, which is no `ValueError`.
+    Invalid values raise `huggingface_hub.errors.StrictDataclassError`, which is no `ValueError`.
 
     Args:
         vocab_size (`int`, *optional*): Number of tokens. None: the input is continuous, `input_values`.
@@ -86,53 +86,53 @@ class MRConvConfig(PreTrainedConfig):
         hidden_size (`int`, *optional*, defaults to 256): Channels D of every layer.
         num_hidden_layers (`int`, *optional*, defaults to 6): Number of blocks.
         kernel_type (`str`, *optional*, defaults to `"fourier"`):
-            How the kernel of a branch is made: `"dilated"` (eq. 8), `"fourier"` (eq. 9), `"sparse"` (eq. 10), the
+            Parametrisation of a branch's kernel: `"dilated"` (eq. 8), `"fourier"` (eq. 9), `"sparse"` (eq. 10), the
             scaled sum `"fourier_sparse"` (eq. 3), or `"implicit"`, an MLP of the position: the paper's ablation
             baseline, whose form (sinusoids, one sine layer of `kernel_size` units) is our choice.
         kernel_size (`int`, *optional*, defaults to 16):
             Length l_0 of the shortest kernel in samples; also the taps of each dilated or sparse branch.
         max_position_embeddings (`int`, *optional*, defaults to 1024):
-            Longest input and longest kernel in samples, at the rate that the model is trained at.
+            Longest input and longest kernel in samples, at the training's sampling rate.
         num_branches (`int`, *optional*):
-            Resolutions to keep, from the longest down; 1 + ceil(log2(max_position_embeddings / kernel_size)) when not
-            given. 1 is a single resolution, one kernel of length `max_position_embeddings`.
+            Number of resolutions, counted from the longest; 1 + ceil(log2(max_position_embeddings / kernel_size)) when
+            not given. 1 is a single kernel of length `max_position_embeddings`.
         num_modes (`int`, *optional*): Complex Fourier modes m of each branch, the constant included; kernel_size // 2
             + 1 when not given (our choice, the paper's is not known).
         bidirectional (`bool`, *optional*, defaults to `False`):
-            Whether outputs depend on later inputs too, by a second kernel per branch. Such models do not generate.
+            Let outputs depend on later inputs too, by a second kernel per branch. Such models do not generate.
         branch_norm (`str`, *optional*, defaults to `"batch"`):
             Normalisation of a branch: `"batch"` (paper), `"layer"` over the channels (ablation: slow, cannot be
             merged), `"kernel"` divides each kernel by its norm and needs no statistics, or `"none"`.
         norm (`str`, *optional*, defaults to `"batch"`): Normalisation of a block: `"batch"` or `"layer"`.
         prenorm (`bool`, *optional*, defaults to `True`):
-            Whether a block normalises its input, and the model its last output, instead of each block its output.
+            Normalise the input of each block and the model's last output, instead of the output of each block.
         dropout (`float`, *optional*, defaults to 0.0):
             Probability of dropping a value between activation and pointwise layer.
         tied_dropout (`bool`, *optional*, defaults to `True`):
-            Whether dropout drops whole channels of a sample, at every position.
+            Drop whole channels of a sample, at every position.
         norm_eps (`float`, *optional*, defaults to 1e-5): Added to every variance.
         sync_batch_norm (`bool`, *optional*, defaults to `True`):
-            Whether batch statistics are those of all processes together, where several train.
-        sampling_rate (`int`, *optional*): Samples per second of the input, where that has a meaning.
+            Compute batch statistics over all processes of a training.
+        sampling_rate (`int`, *optional*): Samples per second of the input, for instance of sound.
         rate_factor (`float`, *optional*, defaults to 1.0):
-            How many times fewer samples per second there are than at training; set by `change_rate`.
+            Sampling rate of the training divided by that of the input; set by `change_rate`.
         reparameterized (`bool`, *optional*, defaults to `False`):
-            Whether each layer is merged into one kernel and one bias; set by `reparameterize`.
+            True if each layer is merged into one kernel and one bias; set by `reparameterize`.
         pad_token_id, eos_token_id (`int`, *optional*): Special tokens; `bos_token_id` may be given too.
         tie_word_embeddings (`bool`, *optional*, defaults to `True`):
-            Whether the language model's output layer is its embedding.
+            Use the embedding as the output layer of a language model.
         initializer_range (`float`, *optional*, defaults to 0.02):
             Standard deviation of the normal that initialises embeddings.
         input_mean, input_std (`list[float]`, *optional*):
-            Mean and spread of each channel of a continuous input, by which the model normalises it: those of the
-            training data. Inputs are then given as they were measured.
+            Mean and standard deviation of each channel of a continuous input in the training data. The model
+            normalises its inputs by them, so pass inputs in their own units.
         input_delta_std (`list[float]`, *optional*):
-            Spread of each channel's change from one position to the next, in the units of the input. The model then
-            gets these changes too, "delta features", divided by their spread: twice as many channels. Such a model
+            Standard deviation of each channel's change from one position to the next, in the units of the input. The
+            model then also gets these changes divided by it ("delta features"): twice as many channels. Such a model
             takes whole sequences, without a cache or packing.
         target_mean, target_std (`list[float]`, *optional*):
-            Of each target of a regression: the model answers in the targets' own units.
-        input_columns (`list[str]`, *optional*): Columns of a file that hold the channels, in their order.
+            Mean and standard deviation of each target of a regression; outputs are in the targets' own units.
+        input_columns (`list[str]`, *optional*): Columns of a file with the channels, in their order.
 
     Example:
         >>> from hf_ext import MRConvConfig

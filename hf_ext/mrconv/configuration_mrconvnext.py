@@ -38,12 +38,12 @@ class MRConvNextConfig(PreTrainedConfig):
     Configuration of [`MRConvNextModel`] and [`MRConvNextForImageClassification`]. The default is the T model for
     ImageNet without stochastic depth; `PRESETS` holds T, S and B: `MRConvNextConfig(**PRESETS["base"])`.
 
-    What is not allowed raises `huggingface_hub.errors.StrictDataclassError`, which is no `ValueError`.
+    Invalid values raise `huggingface_hub.errors.StrictDataclassError`, which is no `ValueError`.
 
     Args:
         image_size (`int` or `list[int]`, *optional*, defaults to 224):
-            Side, or height and width, in pixels of the images that the kernels are made for: a kernel is as long as
-            the flattened map of its stage. Other images are allowed.
+            Side, or height and width, in pixels of the images for which the kernels are sized: a kernel is as long as
+            the flattened map of its stage. Other sizes are allowed.
         num_channels (`int`, *optional*, defaults to 3): Channels of the image.
         patch_size (`int`, *optional*, defaults to 4): Side and stride of the stem's convolution, in pixels.
         hidden_sizes (`list[int]`, *optional*, defaults to `(96, 192, 384, 768)`):
@@ -54,19 +54,19 @@ class MRConvNextConfig(PreTrainedConfig):
         kernel_size (`int`, *optional*, defaults to 16):
             Length l_0 of the shortest branch; each next one is twice as long, up to the map's length.
         num_modes (`int`, *optional*): Modes m of a Fourier kernel; `kernel_size // 2 + 1` when not given.
-        branch_norm (`str`, *optional*, defaults to `"batch"`): Of branches: `"layer"`, `"kernel"`, `"none"` too.
+        branch_norm (`str`, *optional*, defaults to `"batch"`): Also `"layer"`, `"kernel"`, `"none"`.
         norm_eps (`float`, *optional*, defaults to 1e-5): Added to the variance in the normalisation of the branches.
         sync_batch_norm (`bool`, *optional*, defaults to `True`):
-            Whether the branches' statistics are those of the batches of all processes together.
+            Compute the branches' statistics over the batches of all processes.
         layer_norm_eps (`float`, *optional*, defaults to 1e-6): Added to the variance in every LayerNorm.
         layer_scale_init_value (`float`, *optional*, defaults to 1e-6):
-            First value of the factor of each channel of a layer's branch.
+            Initial factor of each channel of a layer's residual branch.
         drop_path_rate (`float`, *optional*, defaults to 0.0):
             Probability that a sample skips the last layer in training; it grows linearly from 0 at the first.
         initializer_range (`float`, *optional*, defaults to 0.02):
             Standard deviation of the truncated normal that initialises linear layers and 2-D convolutions.
         reparameterized (`bool`, *optional*, defaults to `False`):
-            Whether the branches are merged; `model.reparameterize()` sets it.
+            True if the branches are merged; set by `model.reparameterize()`.
 
     Example:
         >>> from hf_ext import MRConvNextConfig

@@ -72,19 +72,19 @@ class MRConvFeatureExtractor(SequenceFeatureExtractor):
     """
     Prepare raw mono audio for [`MRConvForAudioClassification`]: check, cut, normalise, pad, mask.
 
-    Nothing is resampled. A model that was moved to another rate by `model.change_rate(2)` hears every second sample,
-    as the paper's evaluation at half the rate does: give it `audio[::2]` and a feature extractor of that rate.
+    Nothing is resampled. A model after `model.change_rate(2)` takes every second sample, as in the paper's evaluation
+    at half the rate: pass `audio[::2]` to a feature extractor of that rate.
 
     Args:
         feature_size (`int`, *optional*, defaults to 1): Values of each sample: always 1, mono.
         sampling_rate (`int`, *optional*, defaults to 16000):
             Samples per second, in hertz, that the model was trained with.
         padding_value (`float`, *optional*, defaults to 0.0):
-            Value of the padding; the mask keeps it out of every result.
+            Value of the padding, which the mask excludes from every result.
         padding_side (`str`, *optional*, defaults to `"right"`): `"right"` or `"left"`.
-        return_attention_mask (`bool`, *optional*, defaults to `True`): Whether to return the mask.
+        return_attention_mask (`bool`, *optional*, defaults to `True`): Return the mask.
         do_normalize (`bool`, *optional*, defaults to `True`):
-            Whether each recording, after truncation, is brought to zero mean and unit variance over its samples.
+            Normalise each recording, after truncation, to zero mean and unit variance.
 
     Example:
         >>> import numpy as np
@@ -135,14 +135,14 @@ class MRConvFeatureExtractor(SequenceFeatureExtractor):
         Args:
             raw_speech (`np.ndarray`, `torch.Tensor`, `list[float]` or a list of recordings):
                 Mono audio: `(samples,)`, `(batch_size, samples)`, or a list of recordings of any lengths. Floats are
-                taken as they are, int16 and int32 are scaled to [-1, 1].
+                used as they are; int16 and int32 are scaled to [-1, 1].
             padding (`bool`, `str` or [`~utils.PaddingStrategy`], *optional*, defaults to `False`):
                 `True` or `"longest"`, `"max_length"`, or none.
             max_length (`int`, *optional*): Samples to cut or pad to; rounded up to `pad_to_multiple_of`.
             truncation (`bool`, *optional*, defaults to `False`):
-                Whether to cut what is longer than `max_length` samples.
+                Cut recordings longer than `max_length` samples.
             pad_to_multiple_of (`int`, *optional*): Pad to a multiple of this many samples.
-            return_attention_mask (`bool`, *optional*): Whether to return the mask; as configured when not given.
+            return_attention_mask (`bool`, *optional*): Return the mask; as configured when not given.
             return_tensors (`str`, *optional*): `"pt"` or `"np"`.
             sampling_rate (`int`): Samples per second of `raw_speech`; it must be that of the feature extractor.
             kwargs: Ignored, as in every feature extractor of transformers.

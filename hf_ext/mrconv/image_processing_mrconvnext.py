@@ -35,25 +35,25 @@ class MRConvNextImageProcessor(PilBackend):
     """
     Prepare images for [`MRConvNextForImageClassification`]: RGB, resize, centre crop, [0, 1], normalise.
 
-    The shorter side becomes `size["shortest_edge"] / crop_pct` pixels and a square of `size["shortest_edge"]` is cut
-    out of the centre, so that images of all sizes make one batch. With `crop_pct=1.0` nothing of the shorter side is
-    lost. An orientation that a PIL image notes in its EXIF data is not applied: `PIL.ImageOps.exif_transpose` does.
+    The shorter side becomes `size["shortest_edge"] / crop_pct` pixels, and a square of `size["shortest_edge"]` is cut
+    from the centre, so images of all sizes make one batch. `crop_pct=1.0` keeps the whole shorter side. The EXIF
+    orientation of a PIL image is not applied; use `PIL.ImageOps.exif_transpose`.
 
     Args:
-        do_convert_rgb (`bool`, *optional*, defaults to `True`): Whether to convert images to RGB; transparent ones are
-            laid over white. Where it is `False` and `image_mean` has one value, PIL images are converted to grey.
+        do_convert_rgb (`bool`, *optional*, defaults to `True`): Convert images to RGB; transparent ones get a white
+            background. If it is `False` and `image_mean` has one value, PIL images are converted to grey.
         do_resize (`bool`, *optional*, defaults to `True`):
-            Whether to resize and cut out the centre. Without it, images of a batch must have one size.
+            Resize and cut out the centre. Without it, the images of a batch must have one size.
         size (`dict[str, int]`, *optional*, defaults to `{"shortest_edge": 224}`):
-            Side of the square that comes out, in pixels: the `image_size` of the model.
+            Side of the resulting square in pixels: the `image_size` of the model.
         crop_pct (`float`, *optional*, defaults to 0.875):
             Share of the shorter side that is kept, above 0 and at most 1.
         resample (`PILImageResampling`, *optional*, defaults to bicubic): Filter of the resizing.
         do_rescale (`bool`, *optional*, defaults to `True`):
-            Whether to multiply by `rescale_factor`. Set it to `False` for float images that are in [0, 1] already.
+            Multiply by `rescale_factor`. Set it to `False` for float images in [0, 1].
         rescale_factor (`float`, *optional*, defaults to 1 / 255): Factor that brings the values to [0, 1].
         do_normalize (`bool`, *optional*, defaults to `True`):
-            Whether to subtract `image_mean` and divide by `image_std`.
+            Subtract `image_mean` and divide by `image_std`.
         image_mean, image_std (`list[float]`, *optional*, default to those of ImageNet):
             Mean and standard deviation of each channel.
 

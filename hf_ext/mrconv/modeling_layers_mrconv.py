@@ -563,8 +563,8 @@ class MRConvPreTrainedModel(PreTrainedModel):
 
     def reparameterize(self) -> Self:
         """
-        Merge every layer into one kernel and one bias, in place (eq. 7). Outputs in evaluation stay the same; it may
-        be called again, and the model is saved and loaded merged. Kernels can no longer be trained.
+        Merge every layer into one kernel and one bias, in place (eq. 7). Outputs in evaluation stay the same. A second
+        call does nothing, and the model is saved and loaded merged. Its kernels can no longer be trained.
 
         Returns:
             `MRConvPreTrainedModel`: The model itself.
@@ -580,11 +580,11 @@ class MRConvPreTrainedModel(PreTrainedModel):
     def use_direct_convolution(self, direct: bool = True) -> Self:
         """
         Compute the merged convolutions as sums over the taps, `conv1d`, instead of by FFT, or by FFT again. For
-        exports: every runtime has that operation, and the exported model takes any length, where an FFT has one fixed
-        size. The cost is `length x taps` instead of `length x log(length)`: for some thousand taps at most.
+        exports: every runtime has `conv1d`, and the exported model takes any length, while an FFT has a fixed size.
+        The cost is `length x taps` instead of `length x log(length)`, so use it for some thousand taps at most.
 
         Args:
-            direct (`bool`, *optional*, defaults to `True`): Whether to sum.
+            direct (`bool`, *optional*, defaults to `True`): Sum over the taps; `False` returns to the FFT.
 
         Returns:
             `MRConvPreTrainedModel`: The model itself. The choice is not saved.
@@ -603,14 +603,14 @@ class MRConvPreTrainedModel(PreTrainedModel):
 
     def change_rate(self, factor: float) -> Self:
         """
-        Make the kernels those of an input with `factor` times fewer samples per second, in place and saved in the
+        Adapt the kernels to inputs with `factor` times fewer samples per second, in place and saved in the
         configuration; 2.0 takes a model from 16 to 8 kHz, 0.5 back. Nothing is trained, running statistics stay.
 
         Fourier kernels keep the modes that the new rate can represent, k'[t] = factor k[factor t]; implicit ones are
         evaluated there. A tap of a dilated or sparse kernel moves to floor(lag / factor), where they add up: aliased.
 
         Args:
-            factor (`float`): How many times fewer samples; it divides the length of every kernel.
+            factor (`float`): Present sampling rate divided by the new one; it divides the length of every kernel.
 
         Returns:
             `MRConvPreTrainedModel`: The model itself.

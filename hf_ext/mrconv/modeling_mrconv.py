@@ -196,24 +196,24 @@ class MRConvModel(MRConvPreTrainedModel):
                 1 at valid positions, one run in each row; 0 at padding on the left or right, which changes no result.
                 With a cache the mask covers the cached positions too, and padding is on the left.
             inputs_embeds (`torch.Tensor` of shape `(batch_size, length, hidden_size)`, *optional*):
-                What the embedding would return, instead of `input_ids` or `input_values`.
+                Embedded input, instead of `input_ids` or `input_values`.
             input_values (`torch.Tensor` of shape `(batch_size, length, input_size)`, *optional*):
-                Continuous input, for a model without vocabulary; `(batch_size, length)` if `input_size` is 1. As it
-                was measured where the configuration has `input_mean` and `input_std`.
+                Continuous input, for a model without vocabulary; `(batch_size, length)` if `input_size` is 1. In the
+                units of the data if the configuration has `input_mean` and `input_std`.
             cache ([`~hf_ext.mrconv.streaming_mrconv.MRConvCache`], *optional*):
-                State after the earlier part of a sequence that this input continues; the mask covers it too. To train
-                chunk by chunk, an [`~hf_ext.mrconv.streaming_mrconv.MRConvTrainingCache`]. As `past_key_values` too.
+                State after the earlier part of the sequence; the mask covers it too. To train chunk by chunk, an
+                [`~hf_ext.mrconv.streaming_mrconv.MRConvTrainingCache`]. Also accepted as `past_key_values`.
             position_ids (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
-                0, 1, 2, ..., from 0 again where the next sequence of a row begins: packed sequences, as
-                `DataCollatorWithFlattening` makes them. Nothing of one reaches another, and results, gradients and
-                statistics are those of rows of their own. The attention mask may then have padding between sequences.
+                Packed sequences, as `DataCollatorWithFlattening` makes them: 0, 1, 2, ..., from 0 again at the
+                beginning of each sequence of a row. Results, gradients and statistics equal those of one row per
+                sequence. The attention mask may then have padding between sequences.
             cu_seq_lens_q (`torch.IntTensor` of shape `(sequences + 1,)`, *optional*):
-                The same as bounds of the sequences in the flattened batch.
+                Packed sequences, by their bounds in the flattened batch.
             seq_idx (`torch.IntTensor` of shape `(batch_size, length)`, *optional*):
-                The same as the number of the sequence of each position.
+                Packed sequences, by the number of the sequence of each position.
             observed_mask (`torch.Tensor` of shape `(batch_size, length, input_size)`, *optional*):
-                0 where a number of `input_values` is missing, whatever stands there, NaN too; `(batch_size, length)`
-                if `input_size` is 1. The model gets the channel's mean in its place, `input_mean`, or 0.
+                0 where a number of `input_values` is missing (its value, also NaN, is ignored); `(batch_size, length)`
+                if `input_size` is 1. The model takes the channel's `input_mean`, or 0, in its place.
 
         Returns:
             [`~transformers.modeling_outputs.BaseModelOutput`]: `last_hidden_state` of shape `(batch_size, length,
@@ -384,8 +384,8 @@ class MRConvForSequenceClassification(MRConvPreTrainedModel):
             input_ids, attention_mask, inputs_embeds, input_values:
                 As in [`MRConvModel`]. The mean is taken over the valid positions.
             labels (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
-                Classes from 0; or as `config.problem_type` says, float targets of shape `(batch_size, num_labels)`. Of
-                a regression with `config.target_std`, both are in the targets' units; the loss is of normalised ones.
+                Classes from 0; or float targets of shape `(batch_size, num_labels)`, by `config.problem_type`. With
+                `config.target_std`, targets and logits are in the targets' units; the loss normalises both.
 
         Returns:
             [`~transformers.modeling_outputs.SequenceClassifierOutput`]: `logits` of shape `(batch_size, num_labels)`;
@@ -445,7 +445,7 @@ class MRConvForAudioClassification(MRConvForSequenceClassification):
 
 
 class MRConvForImageClassification(MRConvForSequenceClassification):
-    """[`MRConvForSequenceClassification`] that takes images as image processors make them, with the same weights."""
+    """[`MRConvForSequenceClassification`] on the outputs of image processors, with the same weights."""
 
     main_input_name = "pixel_values"
     input_modalities = ["image"]

@@ -124,10 +124,10 @@ class MRConvNextPreTrainedModel(MRConvPreTrainedModel):
 class MRConvNextModel(MRConvNextPreTrainedModel):
     """MRConvNeXt without a classifier: image in, map of the last stage and its mean out.
 
-    Images need not have the configured size. A rest of height and width that the strides do not divide is left out at
-    the bottom and right. A kernel is as long as the flattened map of its stage at `config.image_size`: on a smaller
-    map it is cropped, on a larger one it is zero beyond. Lags count along the rows, so at another *width* a lag that
-    meant "one row up" means another place; best results are to be expected at the width trained with."""
+    Images may have another size than the configured one. Rows and columns that the strides do not divide are left out
+    at the bottom and right. A kernel is as long as the flattened map of its stage at `config.image_size`: on a smaller
+    map it is cropped, on a larger one it is zero beyond. Lags count along the rows, so at another *width* the lag of
+    "one row up" points elsewhere; expect the best results at the width of the training."""
 
     def __init__(self, config: MRConvNextConfig):
         super().__init__(config)

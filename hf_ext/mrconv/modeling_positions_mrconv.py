@@ -53,9 +53,9 @@ class MRConvLanguageModel(MRConvPreTrainedModel):
 class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
     """Causal MRConv that predicts the next token.
 
-    `generate` keeps an [`~hf_ext.mrconv.streaming_mrconv.MRConvCache`] under `cache`: results are those of
-    the full forward pass, and nothing is computed twice. Batches are padded on the left. Generation may go on beyond
-    `config.longest_input`; a token then depends on that many positions before it in each layer."""
+    `generate` keeps an [`~hf_ext.mrconv.streaming_mrconv.MRConvCache`] under `cache`: results equal those of the full
+    forward pass, and nothing is computed twice. Batches are padded on the left. Generation may exceed
+    `config.longest_input`; in each layer, a token then depends on that many positions before it."""
 
     looks_ahead = False
     # A stream takes nothing back: transformers refuses assisted generation.
@@ -78,11 +78,11 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
         Args:
             input_ids, attention_mask, inputs_embeds, cache: As in [`MRConvModel`]; the cache is updated in place.
             labels (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
-                Tokens to predict, shifted inside the model: give the input itself. -100 is not predicted.
+                Tokens to predict, shifted inside the model: pass the input itself. -100 is not predicted.
             use_cache (`bool`, *optional*):
-                Whether to return a cache. Not without being asked for: a cached call has no gradient.
+                Return a cache; off by default, because a cached call has no gradient.
             logits_to_keep (`int` or `torch.Tensor`, *optional*, defaults to 0):
-                How many of the last positions get logits, 0 for all; or which positions.
+                Number of last positions that get logits, 0 for all; or the positions.
             past_key_values: The name of `cache` up to transformers 5.23.
             position_ids, cu_seq_lens_q, seq_idx: Packed sequences, as in [`MRConvModel`]; by name only. The first
                 token of a sequence is not predicted from the one before it.

@@ -401,11 +401,11 @@ class MRConvCache(Cache):
     State of a causal MRConv model between calls: generation keeps one under `cache`, and
     `model(chunk, cache=cache)` streams chunks of any length.
 
-    A stream goes on with the kernel that its layer had at the first call: weights that change in between take effect
-    in a new cache, or after `reset()`. All caches share the kernels and their spectra, which the first one prepares.
-    The state is float32, or float64 for float64 weights, of about three numbers a tap and channel for each sample when
-    the stream is as long as the kernel. A stream may become longer than `max_position_embeddings`: a position depends
-    on that many positions before it. In beam search a token that changes the order of the beams copies the state.
+    A stream keeps the kernel that its layer had at the first call: changed weights take effect in a new cache, or
+    after `reset()`. All caches share the kernels and their spectra, which the first one prepares. The state is
+    float32, or float64 for float64 weights: about three numbers per tap, channel and sample once the stream is as long
+    as the kernel. A stream may exceed `max_position_embeddings`; a position depends on that many positions before it.
+    In beam search, a token that changes the order of the beams copies the state.
 
     Args:
         config ([`MRConvConfig`]): Configuration of the model, for the number of its layers.
@@ -469,17 +469,17 @@ class InputHistory(_LayerState):
 
 class MRConvTrainingCache(Cache):
     r"""
-    State of a causal MRConv model between chunks of sequences that are too long to be trained on at once; gradients
-    pass through it. It is passed as `cache`, in training and in evaluation.
+    State of a causal MRConv model between chunks of a sequence that is too long to train on at once. Gradients pass
+    through it. Pass it as `cache`, in training and in evaluation.
 
-    The outputs of the chunks are those of one forward pass over all of them, and so are the gradients where the losses
-    are added up and `backward` is called once. After `detach_()` the gradient ends at that place: truncated
-    backpropagation through time, with the memory of one chunk. Batch normalisation in training mode takes the
-    statistics of each chunk by itself, so that there only `norm="layer"` with another `branch_norm` than `"batch"`, or
-    frozen statistics, give what the whole sequence would.
+    The outputs of the chunks equal those of one forward pass over all of them, and so do the gradients if the losses
+    are summed and `backward` is called once. `detach_()` ends the gradient at its place: truncated backpropagation
+    through time, with the memory of one chunk. Batch normalisation in training mode uses the statistics of each chunk;
+    only `norm="layer"` with another `branch_norm` than `"batch"`, or frozen statistics, give the result of the whole
+    sequence.
 
-    A layer keeps, for each sample, as many inputs of each channel as its kernel has taps but one, or as there were: a
-    third of what [`MRConvCache`] takes, which streams faster but without gradient.
+    A layer keeps the last `taps - 1` inputs of each sample and channel, or fewer at the beginning: a third of the
+    memory of [`MRConvCache`], which streams faster but without gradient.
 
     Args:
         config ([`MRConvConfig`]): Configuration of the model, for the number of its layers.

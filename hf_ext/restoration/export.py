@@ -45,11 +45,11 @@ class ExportedFile(NamedTuple):
 
 def export_onnx(model: SemanIRForImageRestoration, path: str | os.PathLike[str]) -> ExportedFile:
     """
-    Write a restorer as an ONNX file in float32: `pixel_values` of shape `(batch_size, num_channels, height, width)` in
-    [0, 1] to `reconstruction`, of that size times the scale, not clipped.
+    Write a restorer as an ONNX file in float32. Its input `pixel_values` has the shape `(batch_size, num_channels,
+    height, width)` and values in [0, 1]; its output `reconstruction` is larger by the scale, and not clipped.
 
-    One file takes any batch and any size from `minimum` on. Its metadata hold the fields of `config.descriptor`, with
-    this `minimum`: a smaller picture has other windows, hence another graph; mirror it and cut the result.
+    The file takes any batch and any size from `minimum` on. Its metadata contain the fields of `config.descriptor`,
+    with this `minimum`: a smaller picture has other windows, hence another graph. Mirror it and crop the result.
 
     Args:
         model ([`SemanIRForImageRestoration`]): The model, of any precision; it stays as it is.
@@ -59,7 +59,7 @@ def export_onnx(model: SemanIRForImageRestoration, path: str | os.PathLike[str])
         [`ExportedFile`]: What was written.
 
     Raises:
-        FloatingPointError: If onnxruntime computes other pictures than the model; no file is written then.
+        FloatingPointError: If the outputs of onnxruntime differ from the model's; no file is written then.
         ValueError: If the path exists.
         ImportError: If onnx, onnxscript or onnxruntime is not installed.
 

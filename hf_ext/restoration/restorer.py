@@ -34,8 +34,8 @@ class SizeRequirements(NamedTuple):
 
 class Restorer:
     """
-    A restorer with what a program asks of an image model: the fields and methods of spandrel's `ImageModelDescriptor`,
-    without spandrel. ComfyUI's node "Upscale Image (using Model)" works with it.
+    A restorer with the fields and methods of spandrel's `ImageModelDescriptor`, without spandrel. ComfyUI's node
+    "Upscale Image (using Model)" works with it.
 
     Args:
         model ([`SemanIRForImageRestoration`]): The model; it is set to evaluation.
@@ -45,7 +45,7 @@ class Restorer:
         scale (`int`): Height and width of the output divided by those of the input.
         input_channels, output_channels (`int`): 3 for RGB, 1 for grey.
         size_requirements ([`SizeRequirements`]): Any size works; these suit tiles.
-        tiling (`str`): `"internal"`: give pictures whole, the model bounds its own temporary memory.
+        tiling (`str`): `"internal"`: the model bounds its own temporary memory, so pass whole pictures.
         supports_half, supports_bfloat16 (`bool`): Precisions; float16 may overflow.
         tags (`list[str]`): Its layout, such as `["u-shaped"]`.
 
@@ -83,9 +83,9 @@ class Restorer:
         Load a restorer.
 
         Args:
-            source (`str` or `Path`): Name of a released model, a folder, or `org/name[@revision]`; of a checkpoint, an
-                adapter, or a merge.
-            task (`str`, *optional*): Of a merge, the task whose model is wanted.
+            source (`str` or `Path`): Name of a released model, a folder, or `org/name[@revision]` with a checkpoint,
+                an adapter or a merge.
+            task (`str`, *optional*): The task of a merge.
             device (`str`, *optional*): The GPU if there is one, else the CPU.
             dtype (`torch.dtype` or `str`, *optional*): Precision; that of the checkpoint if not given.
 
@@ -152,7 +152,7 @@ class Restorer:
             precision of the input. [`restore_image`] has more: grey, alpha, strength, tiles.
 
         Raises:
-            UsageError: The input is no tensor, has values that are no number, or is far from [0, 1].
+            UsageError: The input is no tensor, has NaN or infinite values, or is far from [0, 1].
             ValueError: The input has another shape.
         """
         if not isinstance(image, Tensor) or (image.numel() and not image.abs().max() <= 4):

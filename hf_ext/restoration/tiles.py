@@ -45,47 +45,44 @@ def restore_image(
     progress: Progress | None = None,
 ) -> np.ndarray:
     """
-    Restore one image of any size and kind: the one way of the command, the pipeline and the evaluation in training.
+    Restore one image of any size and kind, as the command, the pipeline and the evaluation of a training do.
 
-    The whole image is restored at once by default: the model bounds its temporary memory by itself (`memory_budget`)
-    and the result is exact. Tiles need less memory still. They lie on the grid of the attention windows and
-    overlap by four windows, or two of the coarsest level of a U. Half of that, beside their borders, is not used; over
-    the rest they are blended with raised cosines. That leaves no seam: only what reaches further than the overlap
-    differs from the whole image.
+    By default the whole image is restored at once: the model bounds its temporary memory (`memory_budget`), and the
+    result is exact. Tiles need still less memory. They lie on the grid of the attention windows and overlap by four
+    windows, or two of the coarsest level of a U. The outer half of the overlap is discarded, the rest is blended with
+    raised cosines. So there is no seam: only effects that reach further than the overlap differ from the whole image.
 
     Args:
-        model ([`SemanIRForImageRestoration`]): The model, on any device, in any precision. Where half precision
-            overflows, the part in question is restored again in float32, with a warning.
-        image (`np.ndarray` of shape `(height, width, channels)`): Floats in [0, 1]; noise may exceed that. Or whole
-            numbers, uint8 or uint16, which come back as such, with the same channels. 1 channel is grey, 2 are grey
-            and alpha, 3 are RGB, 4 are RGBA, or what a model of four channels takes. A colour model restores a grey
-            image as a colour image that is grey, a grey model restores each colour by itself. For a model that
-            demosaicks, 1 channel is an RGGB Bayer mosaic; 4 channels of floats are such a mosaic packed.
+        model ([`SemanIRForImageRestoration`]): The model, on any device, in any precision. A part where half precision
+            overflows is restored again in float32, with a warning.
+        image (`np.ndarray` of shape `(height, width, channels)`): Floats in [0, 1], which noise may exceed, or uint8
+            or uint16; the result has the same type and channels. 1 channel is grey, 2 are grey and alpha, 3 are RGB, 4
+            are RGBA, or the input of a model of four channels. A colour model restores a grey image as a grey colour
+            image; a grey model restores each colour separately. For a model that demosaicks, 1 channel is an RGGB
+            Bayer mosaic, and 4 channels of floats are a packed mosaic.
         tile (`int` or `str`, *optional*): Side of a tile in pixels of the image, a multiple of
             `config.descriptor.multiple_of` that is at least twice the overlap; or `"auto"`: tiles only if the whole
             image would need more than half of the free memory, and smaller ones where they do not fit.
         self_ensemble (`bool`, *optional*, defaults to `False`): Restore all eight flips and turns of the image and
             average them: a little better, eight times the work.
         top_k (`int`, *optional*): Keys per token; the model's own number if not given.
-        strength (`float` or `str`, *optional*): How much of the change is made, 0 to 1: a mean of image and result,
-            for taste or where a model removes too much. For models that keep the size. If not given it is the model's
-            own, `restoration_strength` in its `config.json`, as that of the released `photo`, or else 1. `"auto"` is
-            [`~damage.choose_strength`] of the noise and JPEG quality that [`~damage.estimate_damage`] sees in the
-            image: of one that is nearly clean a part, down to nothing. Blur, WebP's compression, and JPEG of an image
-            that was resized since are not seen.
-        wrap (`bool`, *optional*, defaults to `False`): Each edge goes on at the opposite one, as of a texture that is
-            laid side by side; the result has no seam there. The image is surrounded by itself, as wide as tiles
-            overlap.
-        progress (`Callable[[int, int], None]`, *optional*): Called with the pixels of the image that are done and that
-            there are to do; each of the eight passes of a self-ensemble counts an eighth.
+        strength (`float` or `str`, *optional*): Share of the change, 0 to 1, as a weighted mean of image and result,
+            for models that keep the size. By default the model's `restoration_strength` in `config.json` (the released
+            `photo` has one), or else 1. `"auto"` is [`~damage.choose_strength`] of the noise and JPEG quality that
+            [`~damage.estimate_damage`] finds: less, down to 0, for an image that is nearly clean. It does not detect
+            blur, compression by WebP, or JPEG before a resize.
+        wrap (`bool`, *optional*, defaults to `False`): Treat opposite edges as neighbours, so that a texture repeated
+            side by side has no seam. The image is surrounded by copies of itself, as wide as tiles overlap.
+        progress (`Callable[[int, int], None]`, *optional*): Called with the number of finished pixels and of all
+            pixels; each of the eight passes of a self-ensemble counts an eighth.
 
     Returns:
         `np.ndarray` of shape `(height * scale, width * scale, channels)`: For floats float32, not clipped; else of the
-        dtype of the image. Alpha is carried through, resized bicubically where the model enlarges.
+        dtype of the image. Alpha is kept, and resized bicubically if the model enlarges.
 
     Raises:
-        UsageError: If image or options cannot be used: an image of another shape or with values that are no number,
-            a `strength` that is neither in [0, 1] nor `"auto"`, a `tile` that does not fit the model.
+        UsageError: If image or options cannot be used: another shape, values that are NaN or infinite, a `strength`
+            that is neither in [0, 1] nor `"auto"`, a `tile` that does not fit the model.
         ValueError: If the image has channels that the model does not take.
         TypeError: If the image is no array of uint8, uint16 or floats.
         DataError: If the model returns infinite values or NaN in float32 as well.

@@ -54,12 +54,12 @@ class SemanIRDescriptor(NamedTuple):
         scale (`int`): Height and width of the output divided by those of the input.
         input_channels, output_channels (`int`): Channels of input and output.
         minimum (`int`): Smallest height and width in pixels.
-        multiple_of (`int`): Heights and widths that are multiples of this are not padded; others are, by the model.
-            A grid of tiles that keeps to it cuts no window.
-        tiling (`str`): `"internal"`: the model bounds its own temporary memory, without seams, so an image should be
-            given whole. Tiles are for images whose feature maps do not fit.
-        tile_overlap (`int`): Pixels by which such tiles should overlap: two windows of the coarsest level.
-        supports_half, supports_bfloat16 (`bool`): Half precisions that can be used; float16 may give infinities.
+        multiple_of (`int`): Heights and widths that are multiples of this are not padded; the model pads others. Tiles
+            on such a grid cut no window.
+        tiling (`str`): `"internal"`: the model bounds its own temporary memory, without seams, so pass whole images.
+            Use tiles only if the feature maps do not fit.
+        tile_overlap (`int`): Overlap of such tiles in pixels: two windows of the coarsest level.
+        supports_half, supports_bfloat16 (`bool`): Usable half precisions; float16 may overflow.
     """
 
     purpose: str
@@ -80,13 +80,13 @@ class SemanIRConfig(PreTrainedConfig):
     Configuration of [`SemanIRModel`] and [`SemanIRForImageRestoration`]. The default is the columnar S model of the
     paper without upscaling; `PRESETS` holds the named layouts: `SemanIRConfig(**PRESETS["u-shaped"])`.
 
-    What is not allowed raises `huggingface_hub.errors.StrictDataclassError`, which is no `ValueError`.
+    Invalid values raise `huggingface_hub.errors.StrictDataclassError`, which is no `ValueError`.
 
     Args:
         num_channels (`int`, *optional*, defaults to 3):
             Channels of the input image: 3 for RGB, 1 for grey. With 4, `num_channels_out=3` and `scale=2` the input is
             an RGGB Bayer mosaic packed as (red, green, green, blue) at half its resolution: demosaicking.
-        num_channels_out (`int`, *optional*): Channels of the restored image; as many as the input has when not given.
+        num_channels_out (`int`, *optional*): Channels of the restored image; `num_channels` when not given.
         architecture (`str`, *optional*, defaults to `"columnar"`):
             `"columnar"` keeps one resolution and width (super-resolution in the paper); `"u-shaped"` halves the
             resolution and doubles the width at each level (every other task).
@@ -98,33 +98,33 @@ class SemanIRConfig(PreTrainedConfig):
         refinement_depth (`int`, *optional*, defaults to 0): Layers of the final stage of the U, at full resolution.
         downsampling (`str`, *optional*, defaults to `"strided"`):
             How the U halves the resolution: `"strided"` convolution, or convolution and pixel `"unshuffle"`.
-        reduce_top_skip (`bool`, *optional*, defaults to `True`): Whether the U reduces its last, full-resolution
-            concatenation to `embed_dim`. If not, the stages after it are `2 * embed_dim` wide.
+        reduce_top_skip (`bool`, *optional*, defaults to `True`): Reduce the last, full-resolution concatenation of the
+            U to `embed_dim`. Otherwise the stages after it are `2 * embed_dim` wide.
         mlp_ratio (`float`, *optional*, defaults to 2.0):
             Width of the MLP hidden layer as a multiple of the stage's width.
         window_size (`int`, *optional*, defaults to 32):
             Side w of the attention window in features; a window holds N = w * w tokens.
         top_k (`int`, *optional*, defaults to 512):
-            Keys k that each token attends to, when the call names none. From N on, attention is dense.
+            Keys k that each token attends to, unless a call passes another k. From N on, attention is dense.
         train_top_k (`list[int]`, *optional*, defaults to `()`):
             Values from which training draws one k per optimizer step. Empty: training uses `top_k`.
         similarity (`str`, *optional*, defaults to `"dot"`):
             Similarity that selects the keys: `"dot"` (paper) or `"cosine"`.
-        include_self (`bool`, *optional*, defaults to `True`): Whether every token is one of its own k keys.
+        include_self (`bool`, *optional*, defaults to `True`): Make every token one of its own k keys.
         shift_policy (`str`, *optional*, defaults to `"layer"`):
-            Which windows are shifted by half: `"none"`, every second `"stage"` (one dictionary a stage), or every
-            second `"layer"` (two dictionaries a stage, as there are two partitions).
+            Windows that are shifted by half: `"none"`, those of every second `"stage"` (one dictionary per stage), or
+            of every second `"layer"` (two dictionaries per stage, one for each partition).
         stem_scale (`int`, *optional*, defaults to 1):
-            Pixels of a side that one feature stands for. 1 is the paper's; with 2 the stem turns cells of 2 x 2 pixels
-            into channels and the head turns them back (pixel unshuffle and shuffle): a quarter of the tokens, and a
-            window of w tokens sees 2 w pixels.
+            Side in pixels of the cell that becomes one token. 1 is the paper's. With 2, the stem turns cells of 2 x 2
+            pixels into channels and the head turns them back (pixel unshuffle and shuffle): a quarter of the tokens,
+            and a window of w tokens sees 2 w pixels.
         scale (`int`, *optional*, defaults to 1): Upscaling factor: 1, 2, 3 or 4.
         upsampler (`str`, *optional*, defaults to `"pixelshuffle"`):
             Head for `scale` above 1: `"pixelshuffle"` (64 channels, steps of 2 or 3) or one `"direct"` step.
         image_mean (`list[float]`, *optional*):
             Mean of each input channel, subtracted from the input and added to the output; zero when not given.
-        interpolated_base (`bool`, *optional*, defaults to `False`): Whether super-resolution corrects the input as
-            bicubic interpolation enlarges it. If not, as in the paper, it adds to `image_mean`: all else is learned.
+        interpolated_base (`bool`, *optional*, defaults to `False`): Predict a correction of the bicubic interpolation
+            in super-resolution. By default, as in the paper, the output is added to `image_mean`.
         reconstruction_loss (`str`, *optional*, defaults to `"l1"`):
             Loss of the restored images when labels are given: `"l1"` or `"charbonnier"` (epsilon 1e-3).
         initializer_range (`float`, *optional*, defaults to 0.02):

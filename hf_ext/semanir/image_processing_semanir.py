@@ -162,26 +162,25 @@ class SemanIRImageProcessorKwargs(ImagesKwargs, total=False):
 
 class SemanIRImageProcessor(PilBackend):
     """
-    Prepare images for [`SemanIRForImageRestoration`] and make images of what it returns.
+    Prepare images for [`SemanIRForImageRestoration`], and turn its outputs into images.
 
-    Images are neither resized nor normalised: values become [0, 1], channels come first, and a PIL image stands
-    upright, as its EXIF data says. Images of one size make a batch as they are. Images of several sizes are padded at
-    the bottom and right, reflected, to the largest height and width, so that they make one batch. Tokens of the
-    padding are attended to like any other, so near them the result may differ a little from that of the image alone.
-    Process images of different sizes one at a time to avoid that.
+    Images are neither resized nor normalised: values become [0, 1], channels come first, and the EXIF orientation of a
+    PIL image is applied. Images of several sizes are padded by reflection, at the bottom and right, to the largest
+    height and width of the batch. The model attends to the padding, so near it the result may differ a little from
+    that of the image alone. To avoid that, process images of different sizes one at a time.
 
-    Transparency does not go through the model. Give the images to `post_process_image_restoration` once more, and what
-    it returns has their size, alpha, grey and 16 bits again.
+    Transparency does not go through the model. Pass the images to `post_process_image_restoration` too: its results
+    then have their size, alpha, grey and 16 bits.
 
     Args:
         do_convert_rgb (`bool`, *optional*, defaults to `True`):
-            Whether grey images get three equal channels. Set it to `False` for models of one channel, or four.
+            Give grey images three equal channels. Set it to `False` for models of one channel, or four.
         do_rescale (`bool`, *optional*, defaults to `True`):
-            Whether to multiply by `rescale_factor`. Set it to `False` for float images that are in [0, 1] already.
+            Multiply by `rescale_factor`. Set it to `False` for float images in [0, 1].
         rescale_factor (`float`, *optional*, defaults to 1 / 255):
             Factor that brings the values to [0, 1]. The default is 1 / 65535 for uint16.
         do_pad (`bool`, *optional*, defaults to `True`):
-            Whether to pad images of several sizes to the largest, and all to `size_divisor`.
+            Pad images of several sizes to the largest, and all to `size_divisor`.
         size_divisor (`int`, *optional*): Pad height and width to multiples of this.
 
     Example:
@@ -216,8 +215,8 @@ class SemanIRImageProcessor(PilBackend):
             [`BatchFeature`]: `pixel_values` of shape `(batch_size, num_channels, height, width)`, values in [0, 1].
 
         Raises:
-            ValueError: No image is given, images do not make one batch, or values are not finite, or integers that
-                `rescale_factor` does not bring to [0, 1].
+            ValueError: No image is given, images do not make one batch, values are not finite, or `rescale_factor`
+                does not bring integers to [0, 1].
         """
         if not isinstance(images, (list, tuple)):
             return super().preprocess(_with_channels(images), **kwargs)
@@ -293,8 +292,8 @@ class SemanIRImageProcessor(PilBackend):
             output_type (`str`, *optional*, defaults to `"pil"`): `"pil"`, or `"np"` for arrays of shape `(height,
                 width, channels)`, or `(height, width)` for one channel; uint8, or uint16 where `images` has 16 bits.
             images (`ImageInput`, *optional*):
-                What the processor was given. The restored images have their size times the model's scale, their alpha
-                channel (resized bicubically where the model enlarges), their 16 bits, and are grey where they are.
+                The inputs of the processor. The restored images have their size times the model's scale, their alpha
+                channel (resized bicubically if the model enlarges), 16 bits and grey.
 
         Returns:
             `list[PIL.Image.Image]` or `list[np.ndarray]`: One image for each of the batch.

@@ -405,8 +405,8 @@ class SemanIRModel(SemanIRPreTrainedModel):
         Args:
             pixel_values (`torch.Tensor` of shape `(batch_size, num_channels, height, width)`):
                 Images in [0, 1], of any size from 1 x 1. Padded at the bottom and right to whole windows.
-            top_k (`int`, *optional*): Keys per token, at least 1; `config.top_k` when not given. From the tokens of a
-                window on, dense. Outside the range that `config.train_top_k` says was trained, a warning is logged.
+            top_k (`int`, *optional*): Keys per token, at least 1; `config.top_k` when not given. Attention is dense if
+                a window has no more tokens. A value outside the range of `config.train_top_k` logs a warning.
 
         Returns:
             [`~transformers.modeling_outputs.BaseModelOutput`]: `last_hidden_state` of shape `(batch_size, dim,
@@ -451,17 +451,17 @@ class SemanIRModel(SemanIRPreTrainedModel):
 
 
 class SemanIRForImageRestoration(SemanIRPreTrainedModel):
-    """SemanIR with the head that makes an image: super-resolution, or restoration as a correction of the input; for a
-    packed Bayer mosaic (`config.demosaicks`), a correction of bilinear demosaicking.
+    """SemanIR with a reconstruction head: super-resolution, or restoration as a correction of the input; for a packed
+    Bayer mosaic (`config.demosaicks`), a correction of bilinear demosaicking.
 
-    Attention is computed by the fastest of several ways that give the same. `attn_implementation` of `from_pretrained`
-    or `set_attn_implementation` chooses one: `"auto"`, `"eager"`, `"sdpa"`, `"native"` (CPU, numba),
-    `"flex_attention"` or `"triton"` (GPU). The last three, and images over `memory_budget`, need hf_ext.
+    The fastest of several equivalent implementations computes the attention. `attn_implementation` of
+    `from_pretrained`, or `set_attn_implementation`, chooses one: `"auto"`, `"eager"`, `"sdpa"`, `"native"` (CPU,
+    numba), `"flex_attention"` or `"triton"` (GPU). The last three, and images over `memory_budget`, need hf_ext.
 
     `torch.export` and `torch.onnx.export` make one graph for any batch and any size in which both sides are longer
     than `window_size * 2 ** (levels - 1)`, given an example of at least two such images and `dynamic_shapes` of
     `{"pixel_values": {0: Dim("batch", min=1), 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}}`. A smaller image has other windows,
-    hence another graph: export it at its own size, or mirror it until it is large enough and cut off the result."""
+    hence another graph: export it at its own size, or mirror it until it is large enough and crop the result."""
 
     def __init__(self, config: SemanIRConfig):
         super().__init__(config)

@@ -36,21 +36,21 @@ class Degradation:
     One degradation of a task.
 
     Args:
-        kind (`str`): `"gaussian_noise"`; `"jpeg"`, the whole image compressed (colour 4:2:0); `"blur"`, by a Gaussian;
-            `"resize"`, by a factor and back, as pictures that are passed on; `"bicubic"`, shrunk by the model's scale
-            as MATLAB does and rounded to 8 bits; `"mosaic"`, a packed RGGB Bayer mosaic; `"paired"`, images that come
-            as `lq`/`hq` pairs; `"chain"`, several after one another.
-        sigma (`float` or `[low, high]`, *optional*): Standard deviation, of noise in 8-bit levels, of a blur in
-            pixels; of a range it is drawn evenly for each sample (blind).
-        quality (`int` or `[low, high]`, *optional*): JPEG quality, 1 to 100; of a range it is drawn evenly.
-        factor (`float` or `[low, high]`, *optional*): By which a picture is resized, 0.1 to 4.
-        clip (`float`, defaults to 0.0): Of noise: how often the noisy picture is clipped and rounded to 8 bits, as in
-            files; 1 is always.
-        steps (`list[dict]`, *optional*): Of a chain: noise, blur, resize and jpeg, each with its strength. After each
-            the picture has 8 bits again.
-        shuffle (`bool`, defaults to `False`): Of a chain: whether its steps are taken in random order.
-        chance (`float`, defaults to 1.0): Of a chain's step: how often it is taken.
-        weight (`float`, defaults to 1.0): How often training draws it, among the others of a list.
+        kind (`str`): `"gaussian_noise"`; `"jpeg"`, compression of the whole image (colour 4:2:0); `"blur"`, Gaussian;
+            `"resize"`, by a factor and back, as in forwarded pictures; `"bicubic"`, MATLAB's reduction by the model's
+            scale, rounded to 8 bits; `"mosaic"`, a packed RGGB Bayer mosaic; `"paired"`, degraded images of `lq`/`hq`
+            pairs; `"chain"`, several in sequence.
+        sigma (`float` or `[low, high]`, *optional*): Standard deviation: of noise in 8-bit levels, of a blur in
+            pixels. From a range, each sample draws a value uniformly (blind).
+        quality (`int` or `[low, high]`, *optional*): JPEG quality, 1 to 100; drawn uniformly from a range.
+        factor (`float` or `[low, high]`, *optional*): Factor of a resize, 0.1 to 4.
+        clip (`float`, defaults to 0.0): For noise: probability of clipping and rounding the noisy picture to 8 bits,
+            as in files.
+        steps (`list[dict]`, *optional*): For a chain: noise, blur, resize and jpeg, each with its strength. Each step
+            ends with rounding to 8 bits.
+        shuffle (`bool`, defaults to `False`): For a chain: apply its steps in random order.
+        chance (`float`, defaults to 1.0): For a step of a chain: probability of the step.
+        weight (`float`, defaults to 1.0): Relative frequency in training, among the degradations of a list.
     """
 
     kind: Literal["gaussian_noise", "jpeg", "blur", "resize", "bicubic", "mosaic", "paired", "chain"]

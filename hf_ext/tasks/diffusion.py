@@ -54,44 +54,45 @@ _CLASSES_SHOWN = 10
 @dataclass
 class DisentangledDiTTask(Task):
     """
-    Image generation with [`DisentangledDiTTransformer2DModel`], from classes or captions, of pixels or latents.
+    Image generation with [`DisentangledDiTTransformer2DModel`], from classes or captions, in pixels or latents.
 
-    Rows have an image, or what `hf-ext dit precompute` made of it, with a class or a caption.
+    A row has an image, or its latent from `hf-ext dit precompute`, and a class or a caption.
 
     Args:
-        image_size (`int` or `list[int]`, defaults to 32): Side, or height and width, that the model sees, in pixels;
-            pictures of all shapes are cut to it, or, with `buckets`, to shapes of about its area.
-        objective (`"epsilon"`, `"v_prediction"` or `"flow"`, defaults to `"epsilon"`): What is predicted.
+        image_size (`int` or `list[int]`, defaults to 32): Side, or height and width, of the model's pictures in
+            pixels. All pictures are cropped to it, or, with `buckets`, to shapes of about its area.
+        objective (`"epsilon"`, `"v_prediction"` or `"flow"`, defaults to `"epsilon"`): Target of the prediction.
         noise_schedule (`dict`):
             Settings of diffusers' `DDIMScheduler` or, for flow, `FlowMatchEulerDiscreteScheduler`; those of latent
-            diffusion where not given. With `init_from` the checkpoint's schedule counts.
-        timesteps (`dict`): Which places of the schedule a training sees, and what their errors weigh,
+            diffusion where not given. With `init_from`, the checkpoint's schedule is used.
+        timesteps (`dict`): Distribution of the timesteps, and weights of their errors,
             [`~hf_ext.tasks.diffusion_noise.Timesteps`].
-        crops (`dict`): How training pictures are cut, [`~hf_ext.tasks.diffusion_data.Crops`].
-        buckets (`dict`, *optional*): Shapes that pictures are sorted into, one to a batch,
+        crops (`dict`): Cropping of training pictures, [`~hf_ext.tasks.diffusion_data.Crops`].
+        buckets (`dict`, *optional*): Shapes that pictures are sorted into, one per batch,
             [`~hf_ext.tasks.diffusion_buckets.Buckets`]; latents have those of `hf-ext dit precompute`.
-        transfer (`dict`): What another size than that of `init_from` changes,
+        transfer (`dict`): Changes for another size than that of `init_from`,
             [`~hf_ext.tasks.diffusion_transfer.Transfer`].
-        vae (`str`, *optional*): Folder or `org/name[@revision]` of a diffusers autoencoder; without it pixels.
+        vae (`str`, *optional*): Folder or `org/name[@revision]` of a diffusers autoencoder; without it, pixels.
         posterior (`bool`, defaults to `False`):
-            Draw each latent afresh in every step from what the autoencoder says of the picture, which latents that are
-            read need `precompute --posterior` for; else its mode, which takes half the room.
-        text_encoder (`str`, *optional*): Folder or `org/name[@revision]` of a transformers text encoder; else classes.
-        text_padding (`str`, defaults to `"noisy_replicate"`): What follows a short caption.
-        text_padding_noise (`float`, defaults to 0.02): Its noise; fresh in every step.
-        max_text_length (`int`, defaults to 77): Tokens of a caption.
+            Draw each latent anew in every step from the autoencoder's distribution; precomputed latents need
+            `precompute --posterior`. By default its mode is used, which takes half the space.
+        text_encoder (`str`, *optional*): Folder or `org/name[@revision]` of a transformers text encoder; without it,
+            classes.
+        text_padding (`str`, defaults to `"noisy_replicate"`): Padding of a short caption.
+        text_padding_noise (`float`, defaults to 0.02): Noise of the padding, drawn anew in every step.
+        max_text_length (`int`, defaults to 77): Largest number of tokens of a caption.
         mask_ratio (`float`, defaults to 0.0):
             Share of image tokens that are hidden in a second pass of each step (masked-latent training as in MDTv2);
             needs `model.num_decoder_layers`.
-        eval_timesteps (`int`, defaults to 4): Timesteps at which an evaluation scores each image.
-        sample_steps (`int`, defaults to 20): Steps of the pictures in the run's folder.
-        sample_guidance (`float`, defaults to 4.0): Their guidance.
-        samples_per_class (`int`, defaults to 4): Their number for each class or caption.
+        eval_timesteps (`int`, defaults to 4): Number of timesteps at which an evaluation scores each image.
+        sample_steps (`int`, defaults to 20): Sampling steps of the sample pictures in the run folder.
+        sample_guidance (`float`, defaults to 4.0): Guidance of the sample pictures.
+        samples_per_class (`int`, defaults to 4): Sample pictures for each class or caption.
         image_column (`str`, defaults to `"image"`): Column of the pictures.
         label_column (`str`, defaults to `"label"`): Column of the classes.
         text_column (`str` or `dict[str, float]`, defaults to `"text"`):
-            Column of the captions, or several with the weights with which one is drawn in each step, such as short and
-            long ones: `{short: 1, long: 3}`. A column may hold lists, of which any caption is drawn.
+            Column of the captions, or several with weights, of which each step draws one: `{short: 1, long: 3}`. From
+            a column of lists, each step draws one caption.
     """
 
     image_size: int | list[int] = 32

@@ -27,11 +27,11 @@ _TAIL = 2**18
 @dataclass
 class Buckets:
     """
-    Shapes of about one area that pictures are sorted into, and cut to.
+    Shapes of about the same area that pictures are sorted into and cropped to.
 
     Args:
         max_ratio (`float`, defaults to 2.0): Largest ratio of the sides.
-        step (`int`, defaults to 64): Sides are multiples of it, in pixels.
+        step (`int`, defaults to 64): Number of pixels of which the sides are multiples.
     """
 
     max_ratio: float = 2.0

@@ -25,17 +25,16 @@ class Crops:
     Cropping of training pictures.
 
     Args:
-        random (`bool`, defaults to `True`): Cut at a random place; the middle otherwise.
+        random (`bool`, defaults to `True`): Crop at a random place; the centre otherwise.
         flip (`float`, defaults to 0.5): Probability of mirroring left and right.
         local_prob (`float`, defaults to 0.0):
-            Probability of a local crop: the picture keeps the pixel scale of a later, larger training and a small part
-            is cut from it. Else the crop is global: the picture is made as small as the model's size allows, and
-            almost all of it is seen.
-        local_size (`int`, *optional*): Short side of the picture from which local crops are cut, in pixels.
+            Probability of a local crop: a small part of the picture, at the pixel scale of a later, larger training. A
+            global crop is almost all of the picture, resized to the model's size.
+        local_size (`int`, *optional*): Shorter side of the picture before a local crop is cut, in pixels.
         shrink_prob (`float`, defaults to 0.0):
-            Probability of a smaller original: the picture is made smaller, before it is made as large as the model's
-            size asks for, and `original_size` is the smaller one. So data of one size teaches what that control does.
-        shrink_size (`int`, *optional*): Least short side of a smaller original; the largest is the model's own.
+            Probability of a smaller original: the picture is reduced, then resized to the model's size, and
+            `original_size` is the reduced size. So data of one size teaches this control.
+        shrink_size (`int`, *optional*): Smallest shorter side of a reduced picture; the largest is the model's own.
     """
 
     random: bool = True

@@ -29,22 +29,22 @@ _DIFFUSION = {
 @dataclass
 class Timesteps:
     """
-    Distribution of the places u of the noise schedule in a training, and weights of their errors; an evaluation sees
-    all places equally often and weighs nothing.
+    Distribution of the positions u in the noise schedule in training, and weights of their errors. An evaluation takes
+    all positions equally often, with equal weights.
 
     Args:
         distribution (`"uniform"`, `"logit_normal"` or `"shifted"`, defaults to `"uniform"`):
-            `logit_normal`, arXiv 2403.03206: u = 1 / (1 + exp(-(mean + std n))), n ~ N(0, 1). `shifted`, the same
-            paper's for larger pictures: u = k v / (1 + (k - 1) v), v uniform, k = side / base_size, the side that of
-            `task.image_size`; a shift of the flow's own schedule multiplies it.
-        mean (`float`, defaults to 0.0): Of `logit_normal`; more than 0 is more noise.
-        std (`float`, defaults to 1.0): Of `logit_normal`.
+            `logit_normal`, arXiv 2403.03206: u = 1 / (1 + exp(-(mean + std n))), n ~ N(0, 1). `shifted`, of the same
+            paper, for larger pictures: u = k v / (1 + (k - 1) v), v uniform, k = side / base_size with the side of
+            `task.image_size`; multiplied with the shift of a flow schedule.
+        mean (`float`, defaults to 0.0): For `logit_normal`; above 0 is more noise.
+        std (`float`, defaults to 1.0): For `logit_normal`.
         base_size (`int`, defaults to 256):
-            Of `shifted`: side in pixels at which nothing is shifted; larger pictures see more noise.
+            For `shifted`: side in pixels without a shift; larger pictures get more noise.
         loss_weight (`"equal"`, `"min_snr"` or `"flow"`, defaults to `"equal"`):
-            `min_snr`, arXiv 2303.09556: the error of the predicted picture weighs min(SNR, gamma). `flow`: every
-            objective's error weighs as that of the velocity of flow matching does.
-        gamma (`float`, defaults to 5.0): Of `min_snr`.
+            `min_snr`, arXiv 2303.09556: the error of the predicted picture has the weight min(SNR, gamma). `flow`: the
+            error has the weight that the velocity of flow matching gives it.
+        gamma (`float`, defaults to 5.0): For `min_snr`.
     """
 
     distribution: Literal["uniform", "logit_normal", "shifted"] = "uniform"

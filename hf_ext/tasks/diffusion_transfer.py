@@ -37,9 +37,9 @@ class Transfer:
 
     Args:
         positions (`bool`, defaults to `True`):
-            Resample the positions of the pre-training's grid; else the grid grows beyond what was trained.
-        schedule (`bool`, defaults to `True`): Rescale the noise schedule; else it stays.
-        crops (`dict`, *optional*): [`Crops`] instead of the task's; global ones when not given.
+            Resample the position grid of the pre-training; otherwise it grows beyond the trained positions.
+        schedule (`bool`, defaults to `True`): Rescale the noise schedule; otherwise it stays unchanged.
+        crops (`dict`, *optional*): [`Crops`] in place of the task's; global crops when not given.
     """
 
     positions: bool = True

@@ -18,12 +18,12 @@ logger = logging.getLogger(__name__)
 
 class FeatureLoss(torch.nn.Module):
     """
-    Distance of two pictures for a frozen network: the mean, over its feature maps, of the distance of two maps
-    relative to the size of the wanted one. So each map counts alike, whatever its scale and its number of values.
+    Distance of two pictures for a frozen network: the mean over its feature maps of the distance of two maps, relative
+    to the size of the target's. So each map has equal weight, whatever its scale and size.
 
     Args:
-        source (`str`): A model of pictures whose `AutoModel` gives hidden states, of ours or of transformers: a
-            released restorer by name, a folder or `org/name[@revision]`.
+        source (`str`): An image model of hf-ext or transformers whose `AutoModel` returns hidden states: the name of a
+            released restorer, a folder or `org/name[@revision]`.
 
     Raises:
         ValueError: If the network cannot be loaded, or takes no pictures in colours.

@@ -111,7 +111,7 @@ def see(path: str, split: str, network: Any, ranks: Ranks, description: str, sid
     """Features of the pictures of a folder, a file or a Hub id, or of their middle squares."""
     data, column = open_pictures(path, split, ranks)
     if len(data) < 2:
-        raise DataError(f"{path} has {len(data)} picture; a distance needs at least 2, and means more of thousands.")
+        raise DataError(f"{path} has {len(data)} picture; a distance needs at least 2, better thousands.")
     chosen = {*np.random.default_rng(0).permutation(len(data))[:KEPT].tolist()}
     sums, features = FeatureSums(), dict[int, np.ndarray]()
     for numbers, rows in read_batches(data, column, network.batch_size, ranks, description, side):

@@ -57,27 +57,27 @@ class Precompute:
     Args:
         data (`dict`): The pictures, a map-style [`~hf_ext.training.arguments.DataSource`].
         vae (`str`): Folder or `org/name[@revision]` of a diffusers autoencoder.
-        image_size (`int`): Side of the square that is encoded, in pixels; with buckets that of equal area.
+        image_size (`int`): Side of the encoded square in pixels; buckets have the same area.
         crops (`dict`): See [`Crops`].
-        views (`int`, defaults to 1): Latents of each picture, each with its own place and mirroring.
-        max_ratio (`float`, defaults to 1.0): Largest ratio of the sides; above 1 pictures are sorted into buckets.
-        bucket_step (`int`, defaults to 64): Sides of buckets are multiples of it, in pixels.
-        seed (`int`, defaults to 0): Another seed, other places.
+        views (`int`, defaults to 1): Latents per picture, each with its own crop and mirroring.
+        max_ratio (`float`, defaults to 1.0): Largest ratio of the sides; above 1, pictures are sorted into buckets.
+        bucket_step (`int`, defaults to 64): Number of pixels of which the sides of buckets are multiples.
+        seed (`int`, defaults to 0): Seed of the crops.
         batch_size (`int`, defaults to 8): Pictures that are encoded at once.
-        shard_size (`int`, defaults to 1000): Rows of a file.
+        shard_size (`int`, defaults to 1000): Rows per file.
         image_column (`str`, defaults to `"image"`): Column of the pictures, or the only one; the others are kept.
         posterior (`bool`, defaults to `False`):
-            Write the spread of each latent beside its mean, twice the room, so that a training with `task.posterior`
-            draws a fresh one in every step.
-        text_encoder (`str`, *optional*): Folder or `org/name[@revision]` of a transformers text encoder: what it says
-            of the captions is written, and no training step runs it.
-        text_column (`str` or `list[str]`, defaults to `"text"`): Its columns, of captions or of lists of captions.
-        max_text_length (`int`, defaults to 77): Tokens of a caption.
+            Write mean and standard deviation of each latent, in twice the space, so that a training with
+            `task.posterior` draws a new one in every step.
+        text_encoder (`str`, *optional*): Folder or `org/name[@revision]` of a transformers text encoder, whose hidden
+            states of the captions are written; a training then does not run it.
+        text_column (`str` or `list[str]`, defaults to `"text"`): Columns of captions, or of lists of captions.
+        max_text_length (`int`, defaults to 77): Largest number of tokens of a caption.
         dtype (`"float32"`, `"bfloat16"` or `"float16"`, defaults to `"float32"`): Precision of the autoencoder.
         workers (`int`, defaults to 4): Threads that decode and cut pictures while others are encoded.
         max_bad_examples (`float`, defaults to 0.001):
-            Share of the pictures that may be left out because they cannot be used: broken, of 16 bits, CMYK, far too
-            small or too long. `bad_examples.jsonl` lists them with their reasons. Transparent ones are put on white.
+            Largest share of unusable pictures: broken, of 16 bits, CMYK, far too small or too long. They are skipped
+            and listed in `bad_examples.jsonl` with their reasons. Transparent pictures get a white background.
     """
 
     data: dict

@@ -48,22 +48,22 @@ class SemanIRTask(Task):
             One [`~hf_ext.tasks.degradation_settings.Degradation`], or a list from which each training
             sample draws one by weight. `bicubic` and `mosaic` need a model with that layout; the others can be mixed.
         eval_degradation (`dict` or `list[dict]`, *optional*):
-            What evaluation measures, each by itself; `degradation` when not given. Of a range one value is drawn for
-            each image, so models for a range are better evaluated at fixed values.
-        patch_size (`int`, defaults to 64): Side of the training patches as the model is given them; clean ones are
-            `scale` times as large. Smaller images are reflected.
+            Degradations of the evaluation, each measured separately; `degradation` when not given. From a range, each
+            image draws one value, so evaluate models for a range at fixed values.
+        patch_size (`int`, defaults to 64): Side of the training inputs; the targets are `scale` times as large.
+            Smaller images are padded by reflection.
         top_k (`int`, *optional*): Keys per token in evaluation; those of the model's configuration when not given.
         image_column (`str`, defaults to `"image"`): Column of the clean images. Pairs have the columns `lq` and `hq`.
         gray_from (`"luma"` or `"matlab_y"`, defaults to `"luma"`):
-            What a grey model takes of colour images: Pillow's luma from 0 to 255, or the Y of MATLAB's `rgb2ycbcr`
-            from 16 to 235, on which grey JPEG is scored in the literature. Grey images are taken as they are.
-        made_pictures (`float`, defaults to 0.0): How often training makes a picture in place of an example: flat
+            Conversion of colour images for a grey model: Pillow's luma from 0 to 255, or the Y of MATLAB's `rgb2ycbcr`
+            from 16 to 235, on which grey JPEG is scored in the literature. Grey images are used as they are.
+        made_pictures (`float`, defaults to 0.0): Probability of a synthetic picture in place of an example: flat
             colours, ramps, drawings, text and pages as on a screen, which photographs lack.
-        permute_channels (`bool`, defaults to `False`): Whether training puts red, green and blue into random order.
-        perceptual_model (`str`, *optional*): A network whose feature maps of result and target are to be alike too: a
+        permute_channels (`bool`, defaults to `False`): Put red, green and blue into random order in training.
+        perceptual_model (`str`, *optional*): A network whose feature maps of result and target are compared too: a
             released restorer such as `denoise-color`, a folder or `org/name[@revision]` of an image model. Details
             become sharper, and PSNR lower.
-        perceptual_weight (`float`, defaults to 0.1): What that counts beside the model's own loss.
+        perceptual_weight (`float`, defaults to 0.1): Weight of that loss next to the model's own.
     """
 
     degradation: dict | list = field(default_factory=lambda: {"kind": "gaussian_noise", "sigma": 25.0})

@@ -44,7 +44,7 @@ class MRConvTask(Task):
 
     Args:
         kernel_learning_rate (`float`, *optional*):
-            Peak learning rate of the kernels' parameters, which never decay; the run's own when not given.
+            Peak learning rate of the kernels' parameters, which have no weight decay; the run's when not given.
     """
 
     kernel_learning_rate: float | None = None
@@ -187,13 +187,13 @@ def cut_padding(batch: Batch) -> Batch:
 @dataclass
 class ClassificationTask(MRConvTask):
     """
-    Classification of sequences, whatever they are made of.
+    Classification of sequences of any kind.
 
     Args:
         num_labels (`int`, defaults to 10): Number of classes.
-        label_names (`list[str]`, *optional*): Their names, in the order of their numbers.
+        label_names (`list[str]`, *optional*): Names of the classes, in the order of their numbers.
         label_column (`str`, defaults to `"label"`): Column of the class: its number, or one of the names.
-        label_smoothing (`float`, defaults to 0.0): Share of each label that training gives to all classes alike.
+        label_smoothing (`float`, defaults to 0.0): Share of each label that training spreads evenly over all classes.
     """
 
     num_labels: int = 10

@@ -32,13 +32,13 @@ _NO_CLASS = -100
 @dataclass
 class SeriesTask(MRConvTask):
     """
-    Base of tasks on sequences of numbers. The model gets the numbers as they are: it keeps the mean and spread that
-    each channel has in the training data.
+    Base of tasks on sequences of numbers. The model takes the numbers in their units, and normalises each channel by
+    its mean and standard deviation in the training data.
 
     Args:
         columns (`list[str]`, defaults to `["values"]`):
             Columns of the channels: each a list of numbers, one for each position, or of lists of the same size.
-        num_channels (`int`, *optional*): Channels in all, where a column holds several; one a column otherwise.
+        num_channels (`int`, *optional*): Number of all channels, if a column holds several; else one per column.
     """
 
     columns: list[str] = field(default_factory=lambda: ["values"])
@@ -85,7 +85,7 @@ class WholeSeriesTask(SeriesTask):
     Base of tasks on sequences of limited length.
 
     Args:
-        max_length (`int`, defaults to 1024): Positions of a sequence, the rest is cut; also the longest kernel.
+        max_length (`int`, defaults to 1024): Most positions of a sequence, the rest is cut; also the longest kernel.
     """
 
     max_length: int = 1024
@@ -136,10 +136,10 @@ class SeriesClassificationTask(WholeSeriesTask, ClassificationTask):
 
     Args:
         deltas (`bool`, defaults to `False`):
-            Give the model the change of each channel from step to step too. It sees fine detail of smooth series.
+            Also give the model the change of each channel from step to step, which shows fine detail of smooth series.
         crop (`float`, defaults to 0.0):
-            Largest share of a series that is cut from its ends, at random, each time it is trained on. For series
-            whose class does not depend on when something happens.
+            Largest share of a series that each training sample cuts from its ends at random. For series whose class
+            does not depend on the time of an event.
     """
 
     deltas: bool = False
@@ -177,8 +177,8 @@ class SeriesClassificationTask(WholeSeriesTask, ClassificationTask):
 @dataclass
 class SeriesRegressionTask(WholeSeriesTask):
     """
-    Values of sequences of numbers, such as a rate, with [`MRConvForSequenceClassification`]. The model answers in the
-    targets' units; errors are in units of the spread that each target has in the training data.
+    Regression of values, such as a rate, from sequences of numbers, with [`MRConvForSequenceClassification`]. Outputs
+    are in the targets' units; errors are in standard deviations of each target in the training data.
 
     Args:
         target_columns (`list[str]`, defaults to `["target"]`): Columns of the values, a number for each sequence.
@@ -258,8 +258,7 @@ class PositionsTask(WholeSeriesTask, ClassificationTask):
 
     Args:
         label_column (`str`, defaults to `"label"`):
-            Column of the classes: numbers or names, one for each position. Where it is empty or -100, a position has
-            none.
+            Column of the classes: numbers or names, one for each position; empty or -100 is no class.
     """
 
     label_column: str = "label"

@@ -35,8 +35,8 @@ class PixelTask(ClassificationTask):
     Args:
         image_size (`int`, defaults to 32): Side of the images, which must have that size.
         mean, std (`list[float]`):
-            Of each channel, in [0, 1]; one value for grey images, three for colour. Default: those of the Image task
-            of Long Range Arena, grey CIFAR-10.
+            Mean and standard deviation of each channel, in [0, 1]; one value for grey images, three for colour.
+            Default: those of the Image task of Long Range Arena, grey CIFAR-10.
         image_column (`str`, defaults to `"image"`): Column of the images.
     """
 
@@ -97,7 +97,7 @@ class AudioTask(ClassificationTask):
         max_length (`int`, defaults to 16000):
             Longest recording in samples at that rate, the rest is cut; also the longest kernel.
         decimation (`int`, defaults to 1):
-            Evaluate a trained model on every n-th sample, without a filter, its kernels moved by `change_rate`.
+            Evaluate a trained model on every n-th sample, without a filter, with kernels adapted by `change_rate`.
         audio_column (`str`, defaults to `"audio"`):
             Column of the recordings: sound files (WAV, FLAC, M4A, …; several channels averaged, other
             rates resampled), lists of samples, floats or 16-bit, or what `datasets.Audio` decodes.
@@ -176,7 +176,7 @@ class ImageTask(ClassificationTask):
     Args:
         image_size (`int`, defaults to 224): Side of the square that the model sees, in pixels.
         min_scale (`float`, defaults to 0.08):
-            Training crops a random rectangle of this share of the image's area at least, and mirrors every other one.
+            Smallest share of the image's area that training crops at random. Half of the crops are mirrored.
         image_column (`str`, defaults to `"image"`): Column of the images.
     """
 

@@ -173,8 +173,8 @@ class LanguageModelTask(TokenTask):
         max_length (`int`, defaults to 1024): Bytes of a window; also the longest kernel.
         text_column (`str`, defaults to `"text"`): Column of the text.
         packed (`bool`, defaults to `False`):
-            Whether the texts of a training batch lie one after the other in one row, instead of padded to the longest:
-            the same loss and gradients, faster where their lengths differ much.
+            Put the texts of a training batch into one row, instead of padding them to the longest: the same loss and
+            gradients, faster if the lengths differ much.
     """
 
     max_length: int = 1024
@@ -255,10 +255,10 @@ class LanguageModelTask(TokenTask):
 class MaskedLanguageModelTask(LanguageModelTask):
     """
     Masked language modelling of bytes with [`MRConvForMaskedLM`], masked as `DataCollatorForLanguageModeling` does: of
-    the chosen bytes 80 % become `<mask>`, 10 % another one. An evaluated text is masked by its number, always alike.
+    the chosen bytes 80 % become `<mask>`, 10 % another one. In an evaluation, the number of a text decides its mask.
 
     Args:
-        mask_share (`float`, defaults to 0.15): Share of the bytes that are chosen, to be predicted.
+        mask_share (`float`, defaults to 0.15): Share of the bytes that are chosen for prediction.
     """
 
     mask_share: float = 0.15

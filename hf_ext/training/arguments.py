@@ -51,12 +51,12 @@ class DataArguments:
     Args:
         train (`dict`): Source of the training examples.
         eval (`dict`, *optional*):
-            Source of the evaluation, always map-style; or several by name, `{kodak: {path: …}, own: {path: …}}`,
-            whose names their metrics begin with. The first one's first metric decides which state is the best.
+            Source of the evaluation examples, never a stream; or several by name, `{kodak: {path: …}, own: {path:
+            …}}`, whose metrics begin with the name. The first metric of the first source selects the best state.
         num_workers (`int`, defaults to 0): Loader processes for each training process, and for its evaluation.
         max_bad_examples (`float`, defaults to 0.001):
-            Share of the training data that may be unreadable: such examples are left out, counted and listed in the
-            run folder's `bad_examples.jsonl`. Beyond it the run ends and says why.
+            Largest share of unreadable training examples. They are skipped, counted and listed in
+            `bad_examples.jsonl` of the run folder. A larger share ends the run with an error.
     """
 
     train: dict | None = field(default=None, metadata=TRAINING_DATA)
@@ -111,10 +111,10 @@ class ParameterRule:
     Training settings for some of the parameters.
 
     Args:
-        pattern (`str`): A regular expression; the rule is for parameters in whose name it is found.
+        pattern (`str`): A regular expression; the rule is for parameters whose name contains a match.
         learning_rate (`float`, *optional*): Their peak learning rate; the run's when not given.
-        weight_decay (`float`, *optional*): Their decay; the task's when not given.
-        freeze (`bool`, defaults to `False`): Leave them as they are.
+        weight_decay (`float`, *optional*): Their weight decay; the task's when not given.
+        freeze (`bool`, defaults to `False`): Do not train them.
     """
 
     pattern: str
@@ -168,42 +168,42 @@ _RANGES: list[tuple[str, Callable[[Any], bool], str]] = [
 @dataclass
 class TrainingArguments:
     """
-    Everything that defines a run. YAML keys and `--field value` flags carry these names; for a key of a section the
-    flag is `--section.key value`.
+    Configuration of a run. Its fields are the keys of the YAML file and the flags `--field value`; a key of a section
+    has the flag `--section.key value`.
 
     Args:
         method (`str`):
-            Method that trains: `"semanir"`, `"disentangled-dit"`, or MRConv as `"mrconv-listops"`, `"mrconv-text"`,
+            Method: `"semanir"`, `"disentangled-dit"`, or MRConv as `"mrconv-listops"`, `"mrconv-text"`,
             `"mrconv-retrieval"`, `"mrconv-lm"`, `"mrconv-masked-lm"`, `"mrconv-series"`, `"mrconv-regression"`,
             `"mrconv-positions"`, `"mrconv-pixels"`, `"mrconv-audio"` or `"mrconv-images"`.
         output_dir (`str`): The run folder. An unfinished run in it is continued.
-        data (`dict`): The sections `train` and `eval`, and how they are read; empty where a program passes data sets.
+        data (`dict`): The sections `train` and `eval`, and how they are read; empty if a program passes data sets.
         task (`dict`): Options of the method's task, for instance its degradation; the task checks them.
-        model (`dict`): Configuration of the model; with `init_from`, what to change in the checkpoint's configuration.
+        model (`dict`): Configuration of the model; with `init_from`, changes to the checkpoint's configuration.
         init_from (`str`, *optional*): Folder or `org/name@revision` whose safetensors weights start the run.
         peft (`dict`, *optional*):
             A peft configuration, for instance `{peft_type: LORA, r: 8, target_modules: [query_key_value]}`. It needs
             `init_from`.
-        seed (`int`, defaults to 0): Decides initial weights, order, augmentation and dropout.
-        max_steps (`int`, defaults to 1000): Optimizer steps.
-        num_train_epochs (`float`, *optional*): How often to see all examples, in place of `max_steps`; not of streams.
-        per_device_train_batch_size (`int`, defaults to 8): Examples for each process and backward pass.
-        per_device_eval_batch_size (`int`, *optional*): Examples that a process scores at once; the task's own number
+        seed (`int`, defaults to 0): Seed of initial weights, order, augmentation and dropout.
+        max_steps (`int`, defaults to 1000): Number of optimizer steps.
+        num_train_epochs (`float`, *optional*): Number of epochs, in place of `max_steps`; not for streams.
+        per_device_train_batch_size (`int`, defaults to 8): Examples per process and backward pass.
+        per_device_eval_batch_size (`int`, *optional*): Examples that a process evaluates at once; the task's number
             when not given.
-        gradient_accumulation_steps (`int`, defaults to 1): Backward passes for each optimizer step.
-        optim (`str`, defaults to `"AdamW"`): A class of `torch.optim`.
-        optim_args (`dict`, *optional*): Its other arguments, for instance `{betas: [0.9, 0.95]}`.
+        gradient_accumulation_steps (`int`, defaults to 1): Backward passes per optimizer step.
+        optim (`str`, defaults to `"AdamW"`): Optimizer, a class of `torch.optim`.
+        optim_args (`dict`, *optional*): Further arguments of the optimizer, for instance `{betas: [0.9, 0.95]}`.
         learning_rate (`float`, defaults to 2e-4): Peak learning rate.
-        weight_decay (`float`, defaults to 0.0): Weight decay for the parameters that the task decays.
+        weight_decay (`float`, defaults to 0.0): Weight decay of the parameters that the task decays.
         parameter_rules (`list[dict]`, *optional*):
-            Other rates and decays for some parameters, or none at all: each entry has a `pattern`, a regular
-            expression for their names, and `learning_rate`, `weight_decay` or `freeze`. The first that fits counts.
-        lr_scheduler_type (`str`, defaults to `"cosine"`): A transformers schedule.
+            Settings for some of the parameters: each entry has a `pattern`, a regular expression for their names, and
+            `learning_rate`, `weight_decay` or `freeze`. The first entry that matches counts.
+        lr_scheduler_type (`str`, defaults to `"cosine"`): A schedule of transformers.
         lr_scheduler_kwargs (`dict`, *optional*):
-            Its other arguments: `{min_lr_rate: 0.1}` of `cosine_with_min_lr`, `{num_decay_steps: 100}` of
-            `warmup_stable_decay`.
-        warmup_steps (`int`, defaults to 0): Linear warm-up.
-        max_grad_norm (`float`, defaults to 1.0): Clips the global gradient norm; 0 does not clip.
+            Further arguments of the schedule: `{min_lr_rate: 0.1}` for `cosine_with_min_lr`, `{num_decay_steps: 100}`
+            for `warmup_stable_decay`.
+        warmup_steps (`int`, defaults to 0): Steps of linear warm-up.
+        max_grad_norm (`float`, defaults to 1.0): Largest global norm of the gradient, which is clipped; 0 is off.
         mixed_precision (`"no"`, `"bf16"` or `"fp16"`, defaults to `"no"`): Autocast type.
         activation_checkpointing (`bool`, defaults to `False`): Recompute activations in the backward pass.
         ema_decay (`float`, defaults to 0.0): Decay of the weight average that is evaluated and published; 0 is off.
@@ -211,30 +211,30 @@ class TrainingArguments:
         logging_steps (`int`, defaults to 10): Steps between rows of `metrics.jsonl`.
         eval_steps (`int`, defaults to 500): Steps between evaluations; the last step is always evaluated.
         early_stopping_patience (`int`, defaults to 0):
-            Evaluations in a row that may be no better than the best one before the run ends; 0 is off.
+            Evaluations in a row without a new best one after which the run ends; 0 is off.
         save_steps (`int`, defaults to 500): Steps between resume states; the last step is always saved.
-        save_minutes (`float`, defaults to 0.0): Minutes after which a state is saved between those; 0 is off.
-        deadline_minutes (`float`, defaults to 0.0): Minutes after which the run saves and ends; 0 is off.
+        save_minutes (`float`, defaults to 0.0): Most minutes between two resume states; 0 is off.
+        deadline_minutes (`float`, defaults to 0.0): Minutes after which the run saves its state and ends; 0 is off.
         timeout_minutes (`float`, defaults to 1440.0):
             Minutes that processes wait for one that prepares data, hashes a state or pushes; then the run fails.
         save_total_limit (`int`, defaults to 2):
-            Resume states kept, beside the best. Where the last one is damaged, a run goes on from the one before: with
-            1 there is none, for half the room.
+            Number of resume states kept, besides the best. If the last one is damaged, the run resumes from the one
+            before; with 1 there is none, for half the disk space.
         report_to (`str` or `list[str]`, defaults to `"tensorboard"`): An accelerate tracker, several, or `"none"`.
-        tracker_project (`str`, defaults to `"hf-ext"`): The tracker's project.
-        run_name (`str`, *optional*): The tracker's name of the run; the run folder's name when not given.
+        tracker_project (`str`, defaults to `"hf-ext"`): Name of the project in the tracker.
+        run_name (`str`, *optional*): Name of the run in the tracker; the run folder's name when not given.
         strict_callbacks (`bool`, defaults to `False`):
-            End the run when a tracker, a picture or a callback raises, in place of a warning.
-        hub_model_id (`str`, *optional*): `org/name` to which models are pushed, beside the steps.
+            End the run if a tracker, a sample picture or a callback raises an error, instead of warning.
+        hub_model_id (`str`, *optional*): Repository `org/name` to which models are pushed during the training.
         hub_strategy (`str`, defaults to `"best"`): Models that are pushed: each best one (`"best"`), the snapshot of
             each save (`"every_save"`), the same with its resume state in `last-checkpoint/` (`"checkpoint"`), or the
-            last one (`"end"`). States have paths of this machine: `"checkpoint"` needs `hub_private_repo`.
-        hub_private_repo (`bool`, defaults to `False`): Whether that repository is private.
+            last one (`"end"`). States contain paths of this machine: `"checkpoint"` needs `hub_private_repo`.
+        hub_private_repo (`bool`, defaults to `False`): Make that repository private.
         resume_from_checkpoint (`str`, *optional*):
-            Repository, `org/name@revision`, whose `last-checkpoint/` a run in a new `output_dir` goes on from. A run
-            in `output_dir` itself goes before it.
+            Repository, `org/name@revision`, from whose `last-checkpoint/` a run in a new `output_dir` resumes. If
+            `output_dir` contains a run, that run is resumed instead.
         allow_other_data (`bool`, defaults to `False`):
-            Go on with training data other than the run began with, which is refused otherwise.
+            Resume with other training data than before, which is refused otherwise.
 
     Example:
         >>> from hf_ext.training import TrainingArguments

@@ -15,11 +15,11 @@ from ..errors import UsageError
 
 class Callback:
     """
-    Something that looks on at a run, in its main process. Override what you need; each method may be left out. What it
-    raises is said and counted, and the run goes on; with `strict_callbacks` it ends the run.
+    Observer of a run, in its main process. Override the methods that you need. An error of a callback is reported and
+    counted, and the run continues; with `strict_callbacks` it ends the run.
 
-    The value that a method returns steers the run, in all processes and within two steps: `"save"` a state,
-    `"evaluate"` and save, or `"end"` the run as complete, evaluated and saved; `None` lets it go on.
+    The value that a method returns controls the run, in all processes and within two steps: `"save"` saves a state,
+    `"evaluate"` evaluates and saves, `"end"` also ends the run as complete; `None` has no effect.
 
     Example:
         >>> from hf_ext.training import Callback

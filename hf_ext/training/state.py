@@ -366,7 +366,7 @@ def clear_write_errors(what: str, run: RunFolder) -> Iterator[None]:
         if not run.path.is_dir():
             raise OSError(
                 f"{run.path} was removed or renamed while the run was writing to it: the same command resumes once it "
-                "is back, and begins anew without it."
+                "is back, and starts again without it."
             ) from error
         free = shutil.disk_usage(run.path).free / 2**30
         is_full = not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)

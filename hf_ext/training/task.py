@@ -24,10 +24,10 @@ class Task:
 
     Attributes:
         pipeline_tag (`str`): The Hub's name of the task, for results and cards.
-        metric_names (`dict[str, str]`): Metrics of an evaluation with their protocol in words; the first decides which
-            state is the best.
+        metric_names (`dict[str, str]`): Metrics of an evaluation and descriptions of their protocols; the first
+            selects the best state.
         greater_is_better (`bool`): Direction of that metric.
-        eval_batch_size (`int`): Examples that `evaluate_batch` gets at once.
+        eval_batch_size (`int`): Number of examples per call of `evaluate_batch`.
         config_class (`type`, *optional*): The class that documents the keys of the section `model`.
         presets (`dict[str, dict]`): Values of that section by name, for `model.preset`.
 

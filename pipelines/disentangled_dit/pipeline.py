@@ -38,12 +38,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 # The mixin loads, saves, fuses LoRA layers of a `transformer` and nothing else; no part of it is CogVideoX's.
 class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
     """
-    Pictures of a class or a text by a Disentangled DiT (arXiv 2411.03177), in latents or pixels. From a picture start
-    [`DisentangledDiTImg2ImgPipeline`] and [`DisentangledDiTInpaintPipeline`]; `from_pipe` makes each of the others.
+    Generation of pictures of a class or a text with a Disentangled DiT (arXiv 2411.03177), in latents or pixels.
+    `from_pipe` converts it to [`DisentangledDiTImg2ImgPipeline`] or [`DisentangledDiTInpaintPipeline`].
 
-    The model says which: `num_classes` makes it a class model, `joint_attention_dim` a text model. Without `vae` its
-    values are pixels in [-1, 1], grey where it has one channel. Every part may be left out: text encoder and tokenizer
-    encode texts alone, and the others make pictures of them later. Large pictures: `pipeline.vae.enable_tiling()`.
+    A model with `num_classes` takes classes, one with `joint_attention_dim` texts. Without `vae` it generates pixels
+    in [-1, 1], grey if it has one channel. Parts may be left out: text encoder and tokenizer alone encode texts, from
+    which the others generate pictures later. Large pictures: `pipeline.vae.enable_tiling()`.
 
     Args:
         transformer ([`DisentangledDiTTransformer2DModel`]): The network.
@@ -53,11 +53,11 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         text_encoder (`PreTrainedModel`, *optional*): Any encoder of transformers with a `last_hidden_state`.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): Its tokenizer.
         id2label (`dict[int, str]`, *optional*): Names of the classes, those of one class separated by commas; saved.
-        text_padding (`str`, defaults to `"noisy_replicate"`): What follows a short text, see `pad_text`.
-        text_padding_noise (`float`, defaults to 0.02): Strength of the noise in it.
+        text_padding (`str`, defaults to `"noisy_replicate"`): Padding of a short text, see `pad_text`.
+        text_padding_noise (`float`, defaults to 0.02): Strength of the noise in the padding.
         max_text_length (`int`, defaults to 77): Tokens of a text, padding included.
-        prediction_type (`str`, *optional*): `"epsilon"`, `"v_prediction"`, `"sample"` or `"flow_prediction"`: what the
-            network predicts. Defaults to the scheduler's, and is saved; schedulers with another one are refused.
+        prediction_type (`str`, *optional*): `"epsilon"`, `"v_prediction"`, `"sample"` or `"flow_prediction"`: the
+            target of the network. Defaults to the scheduler's, and is saved; schedulers with another one are refused.
 
     Example:
         >>> from diffusers import DDIMScheduler
@@ -396,12 +396,12 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         return self._for_each(latents, "image", (count, *own), images)
 
     def prepare_mask(self, mask_image: Any, count: int, height: int, width: int, images: int = 1) -> Tensor:
-        """True for latents [count, 1, ., .] that are made anew: those of which any pixel is white."""
+        """True for latents [count, 1, ., .] that are replaced: those with a white pixel."""
         factor, pictures = self.vae_scale_factor, self._read_pictures(mask_image, "mask_image")
         mask = self.mask_processor.preprocess(pictures, height=height, width=width).to(self._execution_device)
         mask = F.max_pool2d(mask.float(), factor) > 0.5
         if not mask.any():
-            raise ValueError("mask_image has no white part (255 in uint8, True, or 1.0), so nothing is made anew.")
+            raise ValueError("mask_image has no white part (255 in uint8, True, or 1.0), so no part is replaced.")
         return self._for_each(mask, "mask_image", (count, 1, height // factor, width // factor), images)
 
     @classmethod
@@ -739,25 +739,25 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             class_labels (`int`, `str`, list, array or tensor, *optional*): Classes of a class model, by number or
                 name; its `num_classes` is no class.
             prompt (`str` or `list[str]`, *optional*): Texts, of a text model.
-            negative_class_labels, negative_prompt (*optional*): What guidance leads away from; no class, or no text.
+            negative_class_labels, negative_prompt (*optional*): Class or text to steer away from; none by default.
             height, width (`int`, *optional*): Size in pixels; that of `latents` or of the model if not given.
             num_inference_steps (`int`, defaults to 50): Steps of the scheduler.
-            timesteps (`list[int]`, *optional*), sigmas (`list[float]`, *optional*): The scheduler's `set_timesteps`
-                gets these instead, where it takes them.
+            timesteps (`list[int]`, *optional*), sigmas (`list[float]`, *optional*): Arguments of the scheduler's
+                `set_timesteps` in place of the number of steps, if it accepts them.
             guidance_scale (`float`, defaults to 4.0): Strength lambda of the class or text; 1 or less is off.
-            control_guidance_scale (`float`, defaults to 1.0): Strength beta of the controls; 0 leaves them out, and
-                other values than 0 and 1 cost a third pass through the network in each step.
+            control_guidance_scale (`float`, defaults to 1.0): Strength beta of the controls; 0 leaves them out.
+                Values other than 0 and 1 cost a third pass through the network in each step.
             original_size, target_size (`tuple[int, int]` or a list, *optional*): Height and width in pixels before
                 resizing and cutting, and after; the pictures' size if not given. A list has a value for each picture.
-            crop (`tuple[int, int]` or a list, *optional*): Top and left of the part, in pixels. Defaults to (0, 0).
-            flip (`bool` or a list, *optional*): Whether left and right are exchanged. Defaults to False.
+            crop (`tuple[int, int]` or a list, *optional*): Top and left of the crop, in pixels. Defaults to (0, 0).
+            flip (`bool` or a list, *optional*): Mirror left and right. Defaults to False.
             aspect_ratio (`float` or a list, *optional*): Width over height. Defaults to that of `original_size`.
             num_images_per_prompt (`int`, defaults to 1): Pictures of each class or text.
             guidance_interval (`tuple[float, float]`, defaults to `(0.0, 1.0)`): Part of the steps that is guided by
                 class or text, as shares of all; `(0.2, 0.8)` gives truer contrast and costs less.
-            guidance_rescale (`float`, defaults to 0.0): Share, in [0, 1], in which a guided prediction gets the
+            guidance_rescale (`float`, defaults to 0.0): Share, in [0, 1], of rescaling a guided prediction to the
                 standard deviation of the unguided one: against over-exposure, above all with zero-terminal SNR.
-            max_sequence_length (`int`, *optional*): Tokens of a text, instead of the pipeline's `max_text_length`.
+            max_sequence_length (`int`, *optional*): Most tokens of a text; `max_text_length` if not given.
             eta (`float`, defaults to 0.0): Noise of DDIM.
             generator (`torch.Generator` or a list of one for each picture, *optional*): Source of all noise.
             latents (`torch.Tensor` of shape `(pictures, in_channels, height, width)`, *optional*): Standard normal
@@ -953,7 +953,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
 
 
 class DisentangledDiTImg2ImgPipeline(DisentangledDiTPipeline):
-    """Pictures of a class or a text that start from noisy versions of others; parts as [`DisentangledDiTPipeline`]."""
+    """Generation from a noisy version of a picture; parts as in [`DisentangledDiTPipeline`]."""
 
     @torch.no_grad()
     def __call__(  # type: ignore[override]  # as in all of diffusers: what a picture is made of comes first
@@ -971,7 +971,7 @@ class DisentangledDiTImg2ImgPipeline(DisentangledDiTPipeline):
             class_labels, prompt, **options: As in a call of [`DisentangledDiTPipeline`].
             image (picture, `np.ndarray`, `torch.Tensor` or a list): The pictures, resized to `height` and `width`; a
                 tensor may hold latents. Arrays and tensors have floats from 0 to 1, or `uint8`.
-            strength (`float`, defaults to 0.8): How far from `image` to start, in (0, 1]; 1 is noise alone.
+            strength (`float`, defaults to 0.8): Share of the schedule that runs, in (0, 1]; 1 ignores `image`.
 
         Example:
             >>> from PIL import Image
@@ -990,7 +990,7 @@ class DisentangledDiTImg2ImgPipeline(DisentangledDiTPipeline):
 
 
 class DisentangledDiTInpaintPipeline(DisentangledDiTPipeline):
-    """Pictures that are made anew within a mask, of a class or a text; parts as [`DisentangledDiTPipeline`]."""
+    """Generation of the masked part of a picture; parts as in [`DisentangledDiTPipeline`]."""
 
     @torch.no_grad()
     def __call__(  # type: ignore[override]  # as in all of diffusers: what a picture is made of comes first
@@ -1008,7 +1008,7 @@ class DisentangledDiTInpaintPipeline(DisentangledDiTPipeline):
         Args:
             class_labels, prompt, **options: As in a call of [`DisentangledDiTPipeline`].
             image, strength: As in a call of [`DisentangledDiTImg2ImgPipeline`].
-            mask_image (picture, `np.ndarray`, `torch.Tensor` or a list): White where `image` changes, black where not.
+            mask_image (picture, `np.ndarray`, `torch.Tensor` or a list): White where `image` is replaced, else black.
 
         Example:
             >>> from PIL import Image
@@ -1021,7 +1021,7 @@ class DisentangledDiTInpaintPipeline(DisentangledDiTPipeline):
             (32, 32)
         """
         if image is None or mask_image is None:
-            raise ValueError(f"{type(self).__name__} needs `image`, and `mask_image`, white where it is made anew.")
+            raise ValueError(f"{type(self).__name__} needs `image`, and `mask_image`, white where it is replaced.")
         call = inspect.signature(super().__call__).bind(class_labels, prompt, **options)
         call.apply_defaults()
         return self._generate(call.arguments, image, mask_image, strength)

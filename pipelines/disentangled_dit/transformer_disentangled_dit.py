@@ -186,7 +186,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         mlp_ratio (`float`, defaults to 4.0): Hidden width of the MLPs over D.
         num_classes (`int`, *optional*, defaults to 1000): Number of classes; the label `num_classes` is the null
             class. Exactly one of this and `joint_attention_dim`.
-        num_class_tokens (`int`, defaults to 1): Tokens that a class becomes, each learned by itself.
+        num_class_tokens (`int`, defaults to 1): Learned tokens for each class.
         joint_attention_dim (`int`, *optional*): Width of the text encoder's tokens, for a text model.
         shared_stream (`bool`, defaults to `False`): Image and context share the blocks' weights and modulation.
         modulation (`str`, defaults to `"per_block"`): Or `"shared"`: one layer computes the modulation of all blocks,

@@ -133,7 +133,7 @@ def test_drawing_varies_the_controls_that_a_model_knows_and_nothing_else(known, 
         settings = {"num_inference_steps": 2, "guidance_scale": 3.0, "generator": noise, **controls}
         rows.append(pipeline(class_labels=["dog"] * work.COLUMNS, **settings).images)
     drawn = work.draw(source, "dog", 2, 0.5, 0.25, True, 2, 3.0, 7)
-    assert np.array_equal(np.asarray(drawn), np.asarray(draw_grid(rows, ["usual", "yours"], work.SIDE)))
+    assert np.array_equal(np.asarray(drawn), np.asarray(draw_grid(rows, ["default", "yours"], work.SIDE)))
     assert np.array_equal(*[np.asarray(row[0]) for row in rows]) == (not known)
     page = app.build_app({tab: {"dit": source} if tab == "draw" else {} for tab in work.TABS})
     shown = {

@@ -256,8 +256,8 @@ def test_the_command_lists_before_it_uploads_and_uploads_nothing_else(hub, tmp_p
     assert "does not say what the push would delete" in CliRunner().invoke(main, unreachable).output
     dry = CliRunner().invoke(main, [*arguments, "--dry-run"])
     assert dry.exit_code == 0, dry.output
-    up, _, behind = dry.output.partition("stays behind:\n")
-    assert up.startswith("goes up:\n") and "model.safetensors" in up and "notes.txt" not in up
+    up, _, behind = dry.output.partition("files left out:\n")
+    assert up.startswith("files to upload:\n") and "model.safetensors" in up and "notes.txt" not in up
     for line in ("notes.txt", "credentials.json", "LICENSE"):
         assert line in behind
     assert "a link that leaves the folder" in behind and "mine" not in dry.output
@@ -267,11 +267,11 @@ def test_the_command_lists_before_it_uploads_and_uploads_nothing_else(hub, tmp_p
     HfApi(endpoint=hub.url, token=False).create_repo("org/bert")
     for name in ("vocab.txt", "mine.md"):
         HfApi(endpoint=hub.url, token=False).upload_file(path_or_fileobj=b"x", path_in_repo=name, repo_id="org/bert")
-    assert "is deleted:\nvocab.txt" in CliRunner().invoke(main, [*arguments, "--dry-run"]).output
+    assert "files to delete:\nvocab.txt" in CliRunner().invoke(main, [*arguments, "--dry-run"]).output
     pushed = CliRunner().invoke(main, [*arguments, "--json"])
     assert pushed.exit_code == 0, pushed.output
     result = json.loads(pushed.stdout)
-    assert "stays behind:" in pushed.stderr and result["stays_behind"] == shown["stays_behind"]
+    assert "files left out:" in pushed.stderr and result["stays_behind"] == shown["stays_behind"]
     files = set(HfApi(endpoint=hub.url, token=False).list_repo_files("org/bert")) - {".gitattributes"}
     assert files - {"mine.md"} == {"README.md", "config.json", "model.safetensors"} == set(result["files"])
 

@@ -11,7 +11,7 @@ Tie = Annotated[Literal["zero", "negative"], Option("Elected value where the tas
 @merge_method("elect", "the election of EMR-Merging", fused=True)
 @merge_method("emr", "EMR-Merging", masks=True, fused=True)
 def elect(tensor: Block, *, tie: Tie = "zero") -> Tensor:
-    """The weight farthest along the sign of Σ_t τ_t; where the sum is zero nobody is elected, or the lowest."""
+    """The weight farthest along the sign of Σ_t τ_t; where the sum is zero, the base's or the lowest (`tie`)."""
     import torch
 
     from hf_ext.emr.ops import Sums, merge_block
