@@ -99,17 +99,14 @@ def test_direct_convolutions_are_those_by_fft_and_export_with_any_length():
     model = make_token_model(merged=True, bidirectional=True)
     inputs = [make_tokens(), make_tokens(3, 11, seed=1), make_tokens(2, 5, seed=2)]
     expected = [logits(model, batch) for batch in inputs]
+    with refused(ValueError, "reparameterize()"):
+        make_token_model().use_direct_convolution()
     model.use_direct_convolution()
     exported = export(model, make_tokens(), Dim.DYNAMIC)
     for batch, wanted in zip(inputs, expected, strict=True):
         torch.testing.assert_close(logits(model, batch), wanted, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(logits(exported, batch), wanted, atol=1e-5, rtol=1e-5)
     assert_same_answers(logits(model.use_direct_convolution(False), inputs[0]), expected[0])
-
-
-def test_models_with_branches_have_no_direct_convolution():
-    with refused(ValueError, "reparameterize()"):
-        make_token_model().use_direct_convolution()
 
 
 @pytest.mark.parametrize(
@@ -133,40 +130,30 @@ def test_convolutions_by_fft_export_at_one_size(case, merged):
 onnx_warnings = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning", "ignore::DeprecationWarning:onnxscript")
 
 
-def run_onnx(model, inputs, length, path, others) -> list[np.ndarray]:
-    """What onnxruntime makes of other inputs, from the exported model."""
+# Case, whether convolutions are direct, and whether the length may change.
+ONNX = [("tokens", True, True), ("tokens", True, False), ("tokens", False, False), ("images", True, False),
+        ("images", False, False)]  # fmt: skip
+
+
+@onnx_warnings
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "direct", "any_length"), ONNX)
+def test_onnx_gives_the_same_numbers(case, direct, any_length, tmp_path):
     pytest.importorskip("onnxscript")
     onnxruntime = pytest.importorskip("onnxruntime")
-    shapes = dynamic_shapes(inputs, length)
+    make_model, make_inputs = CASES[case]
+    model, inputs = make_model(merged=True), make_inputs()
+    others = [inputs, make_inputs(3, seed=1), *([make_tokens(2, 5, seed=2)] if any_length else [])]
+    expected = [logits(model, batch).numpy() for batch in others]
+    model.use_direct_convolution(direct)
+    shapes = dynamic_shapes(inputs, Dim.DYNAMIC if any_length else Dim.STATIC)
+    path = tmp_path / "model.onnx"
     with torch.no_grad():
         torch.onnx.export(model, (), path, kwargs=inputs, dynamic_shapes=shapes, dynamo=True, verbose=False)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     assert [item.name for item in session.get_inputs()] == list(inputs)
-    return [session.run(None, {name: value.numpy() for name, value in batch.items()})[0] for batch in others]
-
-
-@pytest.mark.slow
-@onnx_warnings
-def test_direct_convolutions_in_onnx_give_the_same_numbers_at_any_length(tmp_path):
-    model = make_token_model(merged=True, bidirectional=True)
-    others = [make_tokens(), make_tokens(3, 7, seed=1), make_tokens(2, 5, seed=2)]
-    expected = [logits(model, batch).numpy() for batch in others]
-    outputs = run_onnx(model.use_direct_convolution(), make_tokens(), Dim.DYNAMIC, tmp_path / "model.onnx", others)
-    for output, wanted in zip(outputs, expected, strict=True):
-        np.testing.assert_allclose(output, wanted, atol=1e-5, rtol=1e-5)
-
-
-@onnx_warnings
-@pytest.mark.slow
-@pytest.mark.parametrize("direct", [False, True], ids=["fft", "direct"])
-@both_cases
-def test_onnx_at_one_size_gives_the_same_numbers(make_model, make_inputs, direct, tmp_path):
-    model = make_model(merged=True)
-    others = [make_inputs(), make_inputs(3, seed=1)]
-    expected = [logits(model, batch).numpy() for batch in others]
-    model.use_direct_convolution(direct)
-    outputs = run_onnx(model, make_inputs(), Dim.STATIC, tmp_path / "model.onnx", others)
-    for output, wanted in zip(outputs, expected, strict=True):
+    for batch, wanted in zip(others, expected, strict=True):
+        output = session.run(None, {name: value.numpy() for name, value in batch.items()})[0]
         np.testing.assert_allclose(output, wanted, atol=1e-5, rtol=1e-5)
 
 
@@ -175,18 +162,6 @@ def train_step(model, inputs) -> list[torch.Tensor]:
     loss = model(**inputs, labels=torch.arange(2)).loss
     loss.backward()
     return [loss, *(parameter.grad for parameter in model.parameters()), *model.buffers()]
-
-
-def check_compiled(backend: str, model, make_inputs) -> None:
-    torch._dynamo.reset()
-    model.train()
-    other = copy.deepcopy(model)
-    results = train_step(torch.compile(other, backend=backend, fullgraph=True), make_inputs())
-    for result, wanted in zip(results, train_step(model, make_inputs()), strict=True):
-        torch.testing.assert_close(result, wanted, atol=1e-5, rtol=1e-4)
-    model.eval().reparameterize()
-    compiled = torch.compile(model, backend=backend, fullgraph=True)
-    torch.testing.assert_close(logits(compiled, make_inputs()), logits(model, make_inputs()), atol=1e-5, rtol=1e-5)
 
 
 # What torch's compiler itself is warned of in inductor, which leaves FFTs as they are.
@@ -201,7 +176,15 @@ compiler_warnings = pytest.mark.filterwarnings(
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @both_cases
 def test_compiled_by_every_backend(backend, make_model, make_inputs):
-    check_compiled(backend, make_model(), make_inputs)
+    torch._dynamo.reset()
+    model = make_model().train()
+    other = copy.deepcopy(model)
+    results = train_step(torch.compile(other, backend=backend, fullgraph=True), make_inputs())
+    for result, wanted in zip(results, train_step(model, make_inputs()), strict=True):
+        torch.testing.assert_close(result, wanted, atol=1e-5, rtol=1e-4)
+    model.eval().reparameterize()
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    torch.testing.assert_close(logits(compiled, make_inputs()), logits(model, make_inputs()), atol=1e-5, rtol=1e-5)
 
 
 PARTS = {

@@ -1,5 +1,6 @@
 """MRConv's heads: masked tokens, classes of positions, regression; each loads through its Auto class."""
 
+import copy
 import json
 import sys
 
@@ -108,7 +109,9 @@ HEADS = {
     "positions, both ways": (TestPositions, {"bidirectional": True}),
     "masked": (TestMaskedLM, {}),
     "changes": (TestDeltaFeatures, {}),
+    "norms of layers after blocks": (TestMaskedLM, {"prenorm": False}),
 }
+OF_POSITIONS = ("positions", "positions, both ways", "masked", "norms of layers after blocks")
 
 
 @pytest.mark.parametrize("case", HEADS)
@@ -125,11 +128,14 @@ def test_neither_padding_nor_merging_changes_an_answer(case):
         mask = torch.zeros(shape[:2], dtype=torch.int64)
         mask[:, left : left + length] = 1
         found = model(**{name: padded}, attention_mask=mask)[0]
-        if case in ("positions", "positions, both ways", "masked"):
-            found = found[:, left : left + length]
-        torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
-    merged = model.reparameterize()(**{name: values})[0]
-    torch.testing.assert_close(merged, expected, atol=1e-9, rtol=1e-9)
+        merged = copy.deepcopy(model).reparameterize()(**{name: padded}, attention_mask=mask)[0]
+        for answers in (found, merged):
+            answers = answers[:, left : left + length] if case in OF_POSITIONS else answers
+            torch.testing.assert_close(answers, expected, atol=1e-9, rtol=1e-9)
+    assert model.reparameterize() is model and model.config.reparameterized
+    for _ in range(2):
+        torch.testing.assert_close(model(**{name: values})[0], expected, atol=1e-9, rtol=1e-9)
+        model.reparameterize()
 
 
 def test_measurements_are_normalised_by_the_configuration():

@@ -10,10 +10,17 @@ from torch import Tensor
 
 from hf_ext.fast import mrconv_gradients
 from hf_ext.mrconv import ops_mrconv as ops
-from hf_ext.mrconv.modeling_layers_mrconv import MRConvBatchNorm
 from tests.kit import warm_python
 from tests.mrconv.mrconv_testing import make_layer
-from tests.mrconv.operator_cases import batch_norm_branches, layer, layer_case, leaves, random, shared_case
+from tests.mrconv.operator_cases import (
+    batch_norm_branches,
+    layer,
+    layer_and_norm,
+    layer_case,
+    leaves,
+    random,
+    shared_case,
+)
 
 
 def test_chunks_and_strides_do_not_matter():
@@ -187,8 +194,7 @@ import torch
 import torch.distributed as dist
 
 from hf_ext.fast import mrconv_gradients
-from hf_ext.mrconv.modeling_layers_mrconv import MRConvBatchNorm
-from tests.mrconv.operator_cases import layer, leaves, operators_in, shared_case
+from tests.mrconv.operator_cases import layer_and_norm, operators_in, shared_case
 
 calls = []
 all_reduce = dist.all_reduce
@@ -208,20 +214,8 @@ def run(folder, rank, points, form):
     case = shared_case(rank)
     parts = len(list(mrconv_gradients.channel_chunks(case["u"], 64)))
     with operators_in(form):
-        results = layer({**case, "group": dist.group.WORLD})
-    cotangent = torch.linspace(-1, 1, results[0][0].numel(), dtype=torch.float64).view_as(results[0][0])
-    gradients = torch.autograd.grad(results[0], leaves(case), cotangent.expand_as(results[0]).sin())
-    layer_calls = calls.copy()
-    calls.clear()
-    norm = MRConvBatchNorm(18, 1e-5, True).double()
-    hidden = case["u"].detach().mT.clone().requires_grad_()
-    time = torch.arange(hidden.shape[1])
-    valid = (time >= case["start"][:, None]) & (time < case["stop"][:, None])
-    normed = norm(hidden, valid)
-    normed_gradient = torch.autograd.grad((normed * cotangent.T * valid[..., None]).sum(), hidden)[0]
-    counts = (layer_calls, calls, parts)
-    norms = (normed, normed_gradient, norm.running_mean, norm.running_var)
-    torch.save((results, gradients, norms, counts), f"{folder}/result{rank}")
+        found = layer_and_norm(case, dist.group.WORLD)
+    torch.save((*found, (calls, parts)), f"{folder}/result{rank}")
     dist.destroy_process_group()
 
 
@@ -257,9 +251,7 @@ def test_two_processes_equal_one_on_the_joined_batch(tmp_path, points, form):
     done = warm_python.run(command, cwd=root, env=environment)
     assert done.returncode == 0, done.stderr
     case = shared_case(None)
-    results = layer(case)
-    cotangent = torch.linspace(-1, 1, results[0][0].numel(), dtype=torch.float64).view_as(results[0][0])
-    gradients = torch.autograd.grad(results[0], leaves(case), cotangent.expand_as(results[0]).sin())
+    results, gradients, norm = layer_and_norm(case)
     (first, first_gradients, first_norm, counts), (second, second_gradients, second_norm, second_counts) = (
         torch.load(tmp_path / f"result{rank}") for rank in range(2)
     )
@@ -277,15 +269,9 @@ def test_two_processes_equal_one_on_the_joined_batch(tmp_path, points, form):
     layer_calls, norm_calls = [3 * 5 * 18, 2 * 5 * 18], [2 * 18 + 1] * 2
     if form == "plain":
         layer_calls = [1] + [5 * 18] * 4
-    assert [counts[:2], second_counts[:2]] == [(layer_calls, norm_calls)] * 2
-    assert (counts[2], second_counts[2]) == ((1, 1) if points > 400 else (6, 9))
-    norm = MRConvBatchNorm(18, 1e-5, False).double()
-    hidden = case["u"].detach().mT.clone().requires_grad_()
-    time = torch.arange(hidden.shape[1])
-    valid = (time >= case["start"][:, None]) & (time < case["stop"][:, None])
-    normed = norm(hidden, valid)
-    gradient = torch.autograd.grad((normed * cotangent.T * valid[..., None]).sum(), hidden)[0]
-    for found, joined in zip(zip(first_norm[:2], second_norm[:2], strict=True), (normed, gradient), strict=True):
+    assert [counts[0], second_counts[0]] == [layer_calls + norm_calls] * 2
+    assert (counts[1], second_counts[1]) == ((1, 1) if points > 400 else (6, 9))
+    for found, joined in zip(zip(first_norm[:2], second_norm[:2], strict=True), norm[:2], strict=True):
         torch.testing.assert_close(torch.cat(found), joined, **compare)
     for statistics in (first_norm[2:], second_norm[2:]):
-        torch.testing.assert_close(statistics, (norm.running_mean, norm.running_var), **compare)
+        torch.testing.assert_close(statistics, norm[2:], **compare)

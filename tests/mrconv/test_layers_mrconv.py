@@ -51,21 +51,6 @@ def test_evaluation_is_the_sum_of_normalised_branches_and_merging_keeps_it(kerne
             assert 1 <= len(layer.kept_kernel().spectra) <= 4
 
 
-def test_a_merged_model_gives_what_it_gave_before():
-    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
-        model = make_model(**TOKENS, kernel_type="fourier_sparse", bidirectional=True).to(dtype)
-        tokens = make_tokens(3, 37)
-        with torch.no_grad():
-            expected = model(tokens).logits
-            assert model.reparameterize() is model
-            merged = model(tokens).logits
-            states = {name: value.clone() for name, value in model.state_dict().items()}
-            model.reparameterize()
-        assert (merged - expected).abs().max() <= tolerance * expected.abs().max()
-        assert all(value.equal(states[name]) for name, value in model.state_dict().items())
-        assert model.config.reparameterized
-
-
 @pytest.mark.parametrize("branch_norm", ["kernel", "none"])
 def test_branches_without_statistics_are_one_convolution_in_training_too(branch_norm):
     for bidirectional in (False, True):
@@ -143,22 +128,6 @@ def test_causal_outputs_do_not_see_what_follows(kernel_type):
         assert bool((difference[..., :20] < 1e-12).all()) is not bidirectional
 
 
-@pytest.mark.parametrize("fields", [{}, {"bidirectional": True, "prenorm": False, "norm": "layer"}])
-def test_padding_changes_nothing_in_evaluation(fields):
-    model = make_model(**TOKENS, **fields).double()
-    tokens = make_tokens(1, 9)
-    expected = model(tokens, output_hidden_states=True)
-    for left, right in ((0, 5), (5, 0), (3, 2)):
-        padded = torch.nn.functional.pad(tokens, (left, right), value=7)
-        mask = torch.nn.functional.pad(torch.ones_like(tokens), (left, right))
-        for merged in (False, True):
-            twin = make_model(**TOKENS, **fields).double()
-            outputs = (twin.reparameterize() if merged else twin)(padded, mask, output_hidden_states=True)
-            torch.testing.assert_close(outputs.logits, expected.logits, atol=1e-10, rtol=0)
-            for state, wanted in zip(outputs.hidden_states, expected.hidden_states, strict=True):
-                torch.testing.assert_close(state[:, left : left + 9], wanted, atol=1e-10, rtol=0)
-
-
 @pytest.mark.parametrize("fields", [{}, {"bidirectional": True, "prenorm": False}])
 def test_padding_changes_nothing_in_training(fields):
     tokens, labels = make_tokens(3, 9), torch.tensor([0, 1, 2])
@@ -197,17 +166,6 @@ def test_statistics_are_counted_once_under_activation_checkpointing(reentrant):
     assert len(statistics[0]) == 2 * len(norms) == 10
     for name, value in statistics[0].items():
         assert_same_answers(statistics[1][name], value, name)
-
-
-def test_block_statistics_are_those_of_torch():
-    """Without a mask the normalisation of blocks is BatchNorm1d."""
-    ours, theirs = MRConvBatchNorm(4, 1e-5, False).double(), torch.nn.BatchNorm1d(4).double()
-    for _ in range(3):
-        hidden = make_signal(2, 7, 4) * 3 + 1
-        torch.testing.assert_close(ours(hidden), theirs(hidden.transpose(1, 2)).transpose(1, 2))
-    torch.testing.assert_close(ours.running_mean, theirs.running_mean)
-    torch.testing.assert_close(ours.running_var, theirs.running_var)
-    torch.testing.assert_close(ours.eval()(hidden), theirs.eval()(hidden.transpose(1, 2)).transpose(1, 2))
 
 
 @pytest.mark.parametrize(("batch", "length"), [(1, 1), (2, 1), (2, 2), (2, 4)])
