@@ -36,31 +36,28 @@ def in_chunks(model, tokens, size, mask=None):
     return torch.cat(outputs, dim=1)
 
 
-def assert_chunks_are_the_whole(model, size):
+# Fields, what is in training mode, and how long a chunk is.
+CASES = [
+    ({"kernel_type": "fourier"}, "nothing", 6),
+    *(({"kernel_type": kind}, "nothing", 20) for kind in ("fourier_sparse", "implicit")),
+    # In training too, without statistics of the batch, and with frozen ones position by position.
+    *(({"branch_norm": norm, "norm": "layer"}, "all", 6) for norm in ("layer", "kernel", "none")),
+    ({"num_hidden_layers": 3}, "all but norms", 1),
+]
+
+
+@pytest.mark.parametrize(("fields", "trained", "size"), CASES)
+def test_chunks_are_the_whole_sequence_with_all_gradients(fields, trained, size):
+    model = model_of(**fields).train(trained != "nothing")
+    for module in model.modules():
+        if trained == "all but norms" and isinstance(module, (MRConvBatchNorm, MRConvBranchNorm)):
+            module.eval()
     tokens, weights = make_tokens(3, LENGTH), make_signal(3, LENGTH, 4)
     whole, parts = model(tokens).last_hidden_state, in_chunks(model, tokens, size)
     torch.testing.assert_close(parts, whole, atol=1e-11, rtol=1e-11)
     pairs = zip(gradients_of(model, parts, weights), gradients_of(model, whole, weights), strict=True)
     for found, wanted in pairs:
         torch.testing.assert_close(found, wanted, atol=1e-9, rtol=1e-9)
-
-
-@pytest.mark.parametrize(("kernel_type", "size"), [("fourier", 6), ("fourier_sparse", 20), ("implicit", 20)])
-def test_in_evaluation_chunks_are_the_whole_sequence_with_all_gradients(kernel_type, size):
-    assert_chunks_are_the_whole(model_of(kernel_type=kernel_type), size)
-
-
-@pytest.mark.parametrize("branch_norm", ["layer", "kernel", "none"])
-def test_in_training_too_without_statistics_of_the_batch(branch_norm):
-    assert_chunks_are_the_whole(model_of(branch_norm=branch_norm, norm="layer").train(), 6)
-
-
-def test_and_with_frozen_statistics_position_by_position():
-    model = model_of(num_hidden_layers=3).train()
-    for module in model.modules():
-        if isinstance(module, (MRConvBatchNorm, MRConvBranchNorm)):
-            module.eval()
-    assert_chunks_are_the_whole(model, 1)
 
 
 def test_kernels_that_are_shorter_than_a_chunk_and_than_the_sequence():

@@ -207,19 +207,16 @@ def test_a_cache_whose_blocks_were_interrupted_is_refused_until_it_is_reset(mode
     torch.testing.assert_close(again, full(model, tokens), atol=1e-10, rtol=0)
 
 
-def test_embeddings_instead_of_tokens(model):
+def test_embeddings_instead_of_tokens_and_some_logits_of_all(model):
     tokens = make_tokens(2, 30)
     embedded = model.get_input_embeddings()(tokens).detach()
-    torch.testing.assert_close(full(model, None, inputs_embeds=embedded), full(model, tokens))
+    expected = full(model, tokens)
+    torch.testing.assert_close(full(model, None, inputs_embeds=embedded), expected)
+    # Logits of the last positions only.
+    for keep, places in ((3, slice(-3, None)), (torch.tensor([0, 5]), [0, 5])):
+        torch.testing.assert_close(full(model, tokens, logits_to_keep=keep), expected[:, places])
     generated = generate(model, tokens, do_sample=False)
     assert torch.equal(generate(model, None, inputs_embeds=embedded, do_sample=False), generated[:, 30:])
-
-
-def test_logits_of_the_last_positions_only(model):
-    tokens = make_tokens(2, 20)
-    expected = full(model, tokens)
-    torch.testing.assert_close(full(model, tokens, logits_to_keep=3), expected[:, -3:])
-    torch.testing.assert_close(full(model, tokens, logits_to_keep=torch.tensor([0, 5])), expected[:, [0, 5]])
 
 
 def test_labels_are_shifted_and_padding_is_not_predicted(model):
@@ -235,21 +232,7 @@ def test_labels_are_shifted_and_padding_is_not_predicted(model):
     assert outputs.past_key_values is None
 
 
-def test_embedding_and_output_layer_are_tied_and_resized_together():
-    model = MRConvForCausalLM(make_config())
-    assert model.lm_head.weight is model.get_input_embeddings().weight
-    model.resize_token_embeddings(VOCABULARY + 3)
-    assert model.lm_head.weight is model.get_input_embeddings().weight
-    assert model(make_tokens(1, 5)).logits.shape == (1, 5, VOCABULARY + 3)
-    untied = MRConvForCausalLM(make_config(tie_word_embeddings=False))
-    assert untied.lm_head.weight is not untied.get_input_embeddings().weight
-
-
-def test_models_that_cannot_generate_are_refused_with_the_reason():
-    with refused(ValueError, "bidirectional", "bidirectional=False"):
-        MRConvForCausalLM(make_config(bidirectional=True))
-    with refused(ValueError, "vocab_size"):
-        MRConvForCausalLM(make_config(vocab_size=None, pad_token_id=None, eos_token_id=None))
+def test_models_that_cannot_stream_are_refused_with_the_reason():
     layered = MRConvForCausalLM(make_config(branch_norm="layer")).eval()
     with refused(ValueError, "layer"):
         layered.generate(make_tokens(1, 5), max_new_tokens=2)

@@ -223,18 +223,21 @@ def test_wrong_inputs_are_refused_with_the_reason(inputs, words):
         make_model()(**inputs)
 
 
-def test_wrong_signals_and_documents_are_refused_with_the_reason():
-    audio = make_model(MRConvForAudioClassification, **SIZES)
-    with refused(ValueError, "vocabulary"):
-        audio(torch.rand(2, 4, 2))
-    with refused(TypeError, "torch.int16"):
-        audio(torch.zeros(2, 4, dtype=torch.int16))
-    with refused(ValueError, "vocab_size"):
-        make_model(MRConvModel, **SIZES)(make_tokens(2, 4))
-    pair = make_model(MRConvForRetrieval, **TOKENS)
-    with refused(ValueError, "3 second"):
-        pair(make_tokens(2, 4), input_ids_2=make_tokens(3, 4))
-    with refused(ValueError, "0 inputs"):
-        pair(make_tokens(2, 4))
-    with refused(ValueError, "attention", "shape"):
-        pair(make_tokens(2, 4), torch.ones(2, 3), input_ids_2=make_tokens(2, 4))
+PAIR = {"input_ids": make_tokens(2, 4), "input_ids_2": make_tokens(2, 4)}
+
+
+@pytest.mark.parametrize(
+    ("head", "inputs", "kind", "facts"),
+    [
+        (MRConvForAudioClassification, {"input_values": torch.rand(2, 4, 2)}, ValueError, ["vocabulary"]),
+        (MRConvForAudioClassification, {"input_values": torch.zeros(2, 4).short()}, TypeError, ["torch.int16"]),
+        (MRConvModel, {"input_ids": make_tokens(2, 4)}, ValueError, ["vocab_size"]),
+        (MRConvForRetrieval, {**PAIR, "input_ids_2": make_tokens(3, 4)}, ValueError, ["3 second"]),
+        (MRConvForRetrieval, {"input_ids": make_tokens(2, 4)}, ValueError, ["0 inputs"]),
+        (MRConvForRetrieval, {**PAIR, "attention_mask": torch.ones(2, 3)}, ValueError, ["attention", "shape"]),
+    ],
+)
+def test_other_heads_refuse_wrong_inputs_too(head, inputs, kind, facts):
+    model = make_model(head, **(TOKENS if head is MRConvForRetrieval else SIZES))
+    with refused(kind, *facts):
+        model(**inputs)

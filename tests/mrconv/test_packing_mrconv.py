@@ -21,13 +21,6 @@ FIELDS = {name: value for name, value in TOKENS.items() if name != "num_labels"}
 LENGTHS = [37, 5, 1, 20, 9, 30, 2]
 SEQUENCES = [make_tokens(length, seed=seed) for seed, length in enumerate(LENGTHS)]
 POSITIONS = torch.cat([torch.arange(length) for length in LENGTHS])[None]
-NORMS = [
-    ("batch", "batch", False),
-    ("batch", "layer", True),
-    ("layer", "batch", True),
-    ("kernel", "layer", False),
-    ("none", "batch", True),
-]
 
 
 def pad(sequences):
@@ -39,7 +32,24 @@ def pad(sequences):
     return rows, mask
 
 
-def assert_packed_is_padded(**fields):
+CASES = [
+    {},
+    {"norm": "layer", "bidirectional": True},
+    {"branch_norm": "layer", "bidirectional": True},
+    {"branch_norm": "kernel", "norm": "layer"},
+    {"branch_norm": "none", "bidirectional": True},
+    *({"kernel_type": kind, "bidirectional": True, "prenorm": False}
+      for kind in ("dilated", "sparse", "fourier_sparse", "implicit")),
+]  # fmt: skip
+WITHOUT_PACKAGE = [{}, {"bidirectional": True}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "form"), [*((case, "fast") for case in CASES), *((case, "plain") for case in WITHOUT_PACKAGE)]
+)
+def test_training_is_that_of_a_row_for_each_sequence(fields, form, monkeypatch):
+    if form == "plain":
+        monkeypatch.setattr(ops, "FAST", {})
     packed, padded = (make_model(MRConvModel, **{**FIELDS, **fields}).double().train() for _ in range(2))
     rows, mask = pad(SEQUENCES)
     found = packed(torch.cat(SEQUENCES)[None], position_ids=POSITIONS).last_hidden_state[0]
@@ -53,23 +63,11 @@ def assert_packed_is_padded(**fields):
     # Running means and variances.
     for mine, other in zip(packed.buffers(), padded.buffers(), strict=True):
         torch.testing.assert_close(mine, other, atol=1e-12, rtol=1e-12)
-
-
-@pytest.mark.parametrize(("branch_norm", "norm", "bidirectional"), NORMS)
-def test_training_is_that_of_a_row_for_each_sequence(branch_norm, norm, bidirectional):
-    assert_packed_is_padded(branch_norm=branch_norm, norm=norm, bidirectional=bidirectional)
-
-
-@pytest.mark.parametrize("kernel_type", ["dilated", "sparse", "fourier_sparse", "implicit"])
-def test_with_every_kernel(kernel_type):
-    assert_packed_is_padded(kernel_type=kernel_type, bidirectional=True, prenorm=False)
-
-
-@pytest.mark.parametrize("bidirectional", [False, True])
-def test_without_the_installed_package_it_is_the_same(bidirectional, monkeypatch):
-    for name in list(ops.FAST):
-        monkeypatch.delitem(ops.FAST, name)
-    assert_packed_is_padded(bidirectional=bidirectional)
+    # Rows that are one sequence each are what they were.
+    tokens = make_tokens(2, 20)
+    wanted = packed(tokens).last_hidden_state
+    for bounds in ({"position_ids": torch.arange(20)[None]}, {"cu_seq_lens_q": torch.tensor([0, 20, 40])}):
+        torch.testing.assert_close(packed(tokens, **bounds).last_hidden_state, wanted, atol=1e-11, rtol=1e-11)
 
 
 def test_in_float32_with_a_large_mean_it_is_near_float64():
@@ -149,14 +147,6 @@ def test_padding_is_less_than_half_however_unequal_the_lengths():
     assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
     assert sum(len(group) * lengths[group[0]] for group in groups) < 2 * sum(lengths)
     assert len(groups) <= 13
-
-
-def test_rows_that_are_one_sequence_are_what_they_were():
-    model = make_model(MRConvModel, **FIELDS).double().train()
-    tokens = make_tokens(2, 20)
-    wanted = model(tokens).last_hidden_state
-    for packed in ({"position_ids": torch.arange(20)[None]}, {"cu_seq_lens_q": torch.tensor([0, 20, 40])}):
-        torch.testing.assert_close(model(tokens, **packed).last_hidden_state, wanted, atol=1e-11, rtol=1e-11)
 
 
 WRONG = [

@@ -32,6 +32,9 @@ def test_colour_images_of_every_kind_are_one_batch(image):
     pixels = SemanIRImageProcessor()(image, return_tensors="pt").pixel_values
     assert pixels.dtype == torch.float32
     torch.testing.assert_close(pixels, EXPECTED)
+    floats = COLOUR.astype(np.float32) / 255
+    pixels = SemanIRImageProcessor()(floats, do_rescale=False, return_tensors="pt").pixel_values
+    torch.testing.assert_close(pixels, EXPECTED)
 
 
 @pytest.mark.parametrize("wrap", [lambda image: image, lambda image: [image]], ids=["one", "list"])
@@ -43,12 +46,6 @@ def test_grey_images_keep_one_channel_or_get_three(kind, wrap):
     torch.testing.assert_close(one, expected)
     three = SemanIRImageProcessor()(wrap(kind(grey)), return_tensors="pt").pixel_values
     torch.testing.assert_close(three, expected.expand(-1, 3, -1, -1))
-
-
-def test_float_arrays():
-    floats = COLOUR.astype(np.float32) / 255
-    pixels = SemanIRImageProcessor()(floats, do_rescale=False, return_tensors="pt").pixel_values
-    torch.testing.assert_close(pixels, EXPECTED)
 
 
 @pytest.mark.parametrize("do_convert_rgb", [True, False])
@@ -81,11 +78,10 @@ def test_every_mode_becomes_colour_or_grey(mode):
         (Image.fromarray(np.zeros((4, 4), np.float32)), ["unknown"]),
         (np.full((6, 9, 3), 65535, np.int32), ["int32", "65535"]),
         (np.where(np.eye(6, 9)[..., None], np.nan, np.zeros(3)), ["infinite", "NaN"]),
-        (np.where(np.eye(6, 9)[..., None], np.inf, np.zeros(3)), ["infinite", "NaN"]),
         (np.full((6, 9, 3), 0.5, np.float32), ["float32", "do_rescale"]),
         (np.ones((6, 9), bool), ["bool", "do_rescale"]),
     ],
-    ids=["none", "I", "F", "int32", "nan", "inf", "float", "bool"],
+    ids=["none", "I", "F", "int32", "nan", "float", "bool"],
 )
 def test_what_is_no_picture_of_known_range_is_refused(images, words):
     with refused(ValueError, *words):
@@ -115,12 +111,10 @@ def test_images_of_several_sizes_are_padded_by_reflection():
         np.testing.assert_allclose(padded, wanted.transpose(2, 0, 1) / 255, rtol=1e-6)
     with refused(ValueError, "sizes", "batch"):
         SemanIRImageProcessor(do_pad=False)(images[:2], return_tensors="pt")
-
-
-def test_size_divisor_pads_only_what_is_not_aligned():
-    processor = SemanIRImageProcessor(size_divisor=4)
-    assert processor(noise(5, 8, 3), return_tensors="pt").pixel_values.shape == (1, 3, 8, 8)
-    assert processor(noise(8, 8, 3), return_tensors="pt").pixel_values.shape == (1, 3, 8, 8)
+    # A divisor pads only what is not aligned.
+    for height in (5, 8):
+        pixels = SemanIRImageProcessor(size_divisor=4)(noise(height, 8, 3), return_tensors="pt").pixel_values
+        assert pixels.shape == (1, 3, 8, 8)
 
 
 def test_options_survive_saving(tmp_path):
@@ -189,13 +183,6 @@ def test_arrays_of_16_bits_and_a_batch_of_sizes_come_back():
     assert all(np.array_equal(array, image) for array, image in zip(arrays, images, strict=True))
     with refused(ValueError, "uint16", "3 channels"):
         processor.post_process_image_restoration(outputs, images=images)
-
-
-def test_grey_output_is_a_grey_picture():
-    outputs = ImageSuperResolutionOutput(reconstruction=torch.rand(1, 1, 4, 5))
-    processor = SemanIRImageProcessor()
-    assert processor.post_process_image_restoration(outputs)[0].mode == "L"
-    assert processor.post_process_image_restoration(outputs, output_type="np")[0].shape == (4, 5)
 
 
 def test_post_processing_refuses_what_does_not_fit():

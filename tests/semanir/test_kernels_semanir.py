@@ -214,8 +214,3 @@ def test_without_numba_torch_computes(monkeypatch):
     finally:
         monkeypatch.undo()
         semanir_operators.native_kernels_work.cache_clear()
-
-
-def test_dictionary_takes_a_bit_for_each_pair():
-    bits = ops.build_dictionary(torch.randn(1, 64, 64, 4), 32, True, 512).bits
-    assert bits is not None and bits.dtype == torch.uint8 and bits.numel() / 64**2 == 1024 / 8

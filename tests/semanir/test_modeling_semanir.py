@@ -81,14 +81,6 @@ class TestUShapedWideTop(SemanIRTester):
     fields = {**U_SHAPED, "downsampling": "unshuffle", "reduce_top_skip": False, "refinement_depth": 0}
 
 
-@pytest.mark.parametrize("fields", [COLUMNAR, U_SHAPED, HALF], ids=["columnar", "u-shaped", "half"])
-@pytest.mark.parametrize("size", [(1, 1), (3, 2), (4, 4), (5, 17), (16, 1), (23, 9)])
-def test_any_size_comes_out_as_it_went_in(fields, size):
-    restored = restore(make_model(**fields), make_images(2, 3, *size))
-    assert restored.shape == (2, 3, *size)
-    assert restored.isfinite().all()
-
-
 @pytest.mark.parametrize("upsampler", ["pixelshuffle", "direct"])
 @pytest.mark.parametrize("scale", [2, 3, 4])
 def test_upscaling(scale, upsampler):
@@ -99,34 +91,18 @@ def test_upscaling(scale, upsampler):
     assert loss.isfinite()
 
 
-def test_channels_may_differ_between_input_and_output():
-    fields = {**U_SHAPED, "num_channels": 4, "num_channels_out": 3}
-    assert restore(make_model(**fields), make_images(1, 4, 8, 8)).shape == (1, 3, 8, 8)
-    assert restore(make_model(**{**U_SHAPED, "num_channels": 1}), make_images(1, 1, 8, 8)).shape == (1, 1, 8, 8)
-
-
-def test_untrained_restoration_is_nearly_the_input():
-    torch.manual_seed(0)
-    images = make_images(1, 3, 16, 16)
-    restored = restore(SemanIRForImageRestoration(SemanIRConfig(**U_SHAPED)).eval(), images)
-    assert 0 < (restored - images).abs().mean() < 0.05
-
-
 @pytest.mark.parametrize("fields", [COLUMNAR, U_SHAPED, HALF], ids=["columnar", "u-shaped", "half"])
-def test_padding_is_that_of_a_padded_image(fields):
-    """The model's own padding equals giving it the image reflected by hand."""
+def test_padding_is_that_of_a_padded_image_and_images_do_not_see_each_other(fields):
+    """The model's own padding equals giving it the image reflected by hand, image by image."""
     model = make_model(**fields)
-    images = make_images(1, 3, 13, 14)
+    images = make_images(3, 3, 13, 14)
+    restored = restore(model, images)
     padded = torch.nn.functional.pad(images, (0, 2, 0, 3), mode="reflect")
-    torch.testing.assert_close(restore(model, images), restore(model, padded)[..., :13, :14])
-
-
-@pytest.mark.parametrize("fields", [COLUMNAR, U_SHAPED, HALF], ids=["columnar", "u-shaped", "half"])
-def test_images_of_a_batch_do_not_see_each_other(fields):
-    model = make_model(**fields)
-    images = make_images(3, 3, 16, 12)
+    torch.testing.assert_close(restored, restore(model, padded)[..., :13, :14])
     alone = torch.cat([restore(model, image[None]) for image in images])
-    torch.testing.assert_close(restore(model, images), alone, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(restored, alone, atol=1e-5, rtol=1e-5)
+    # One pixel is enough.
+    assert restore(model, images[..., :1, :1]).isfinite().all()
 
 
 def test_k_of_the_call_overrides_the_configured_k():
@@ -219,29 +195,13 @@ def test_wrong_inputs_are_refused_with_the_reason():
         model(make_images(1, 3, 8, 8), labels=make_images(1, 1, 8, 8))
 
 
-def test_float16_output_is_finite_with_large_features():
+def test_float16_output_is_finite_with_large_features_and_as_precise_as_the_input():
     """Post-norm keeps the stream bounded: a body whose input is large does not overflow."""
     model = make_model(**COLUMNAR).half()
     with torch.no_grad():
         model.model.extractor.weight *= 100
-    assert restore(model, make_images(1, 3, 8, 8)).isfinite().all()
-
-
-def test_half_precision_model_keeps_the_precision_of_the_input():
-    images = make_images(1, 3, 8, 8)
-    assert restore(make_model(**U_SHAPED).bfloat16(), images).dtype == torch.float32
-
-
-def test_dictionary_is_the_same_under_autocast():
-    """Similarities are compared in float32, whatever the rest of the model computes in."""
-    features = torch.randn(1, 12, 8, 8, generator=torch.Generator().manual_seed(0))
-    seen = []
-    stage = make_model(**COLUMNAR).model.body.stages[0]
-    stage.layers[0].register_forward_pre_hook(lambda module, arguments: seen.append(arguments[1].bits))
-    stage(features, 6)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        stage(features, 6)
-    assert torch.equal(*seen)
+    restored = restore(model, make_images(1, 3, 8, 8))
+    assert restored.isfinite().all() and restored.dtype == torch.float32
 
 
 def test_all_layers_of_a_partition_read_one_dictionary():

@@ -80,25 +80,6 @@ def test_blocks_train_on_the_same_task(load, photos, tmp_path, model):
     assert found["psnr"] == pytest.approx(noisy["psnr"], abs=1)
 
 
-def test_scores_against_k_and_classical_results(load, photos, tmp_path):
-    study, measuring = load("study"), load("measuring")
-    values = {"data": photos, **TINY}
-    arguments = study.run_arguments(values)
-    task = study.make_task(arguments, None)
-    network = task.build_model(arguments.model, None)
-    task.save_model(network, network.state_dict(), tmp_path / "snapshot")
-    rows = measuring.sweep(tmp_path / "snapshot", values, [2, 16], repeats=1)
-    assert [row["top_k"] for row in rows] == [2, 16]
-    whole = measuring.score(tmp_path / "snapshot", {**values, "task.top_k": 16}, photos["eval"])
-    assert rows[1]["psnr"] == pytest.approx(whole["psnr"])
-    assert measuring.input_psnr({"noise": values}) == {"noise": pytest.approx(20.2, abs=1)}
-    pairs = measuring.pairs(values, photos["eval"], 20)
-    assert pairs[0][0].shape == (20, 20, 1)
-    assert measuring.gray_psnr(*pairs[0]) < measuring.gray_psnr(measuring.smooth(pairs[0][0], 0.01), pairs[0][1]) + 1
-    measuring.draw_pictures(tmp_path / "snapshot", values, 0.1, [0, 7], tmp_path / "a.png")
-    assert (tmp_path / "a.png").stat().st_size > 10_000
-
-
 @pytest.mark.slow
 def test_all_steps_fit_each_other(load, tmp_path, monkeypatch):
     """The whole study on tiny pictures and networks, with models that are saved as they are initialised."""
