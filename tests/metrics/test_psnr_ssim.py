@@ -93,12 +93,8 @@ def test_floating_images_are_clipped_and_rounded_to_8_bits_first(metric, white):
     shifted[noisy == 255] = 300.0
     value = metric(shifted / 255 * white, clean / 255 * white, channel="rgb", data_range=white)
     assert value == metric(noisy, clean, channel="rgb")
-
-
-def test_float32_is_accepted():
-    clean, noisy = (image.astype(np.float32) / np.float32(255) for image in photograph_and_noisy())
-    expected = psnr(*reversed(photograph_and_noisy()), channel="rgb")
-    assert psnr(noisy, clean, channel="rgb", data_range=1.0) == expected
+    single = [(image / 255 * white).astype(np.float32) for image in (noisy, clean)]
+    assert metric(*single, channel="rgb", data_range=white) == value
 
 
 IMAGE = np.zeros((16, 16, 3), dtype=np.uint8)
@@ -112,17 +108,14 @@ IMAGE = np.zeros((16, 16, 3), dtype=np.uint8)
         (IMAGE, IMAGE, {"channel": "gray"}, ValueError, "needs images with 1 channel"),
         (IMAGE[:, :, 0], IMAGE[:, :, 0], {"channel": "y"}, ValueError, "needs images with 3 channel"),
         (IMAGE, IMAGE, {"border": 8}, ValueError, "border must be at least 0"),
-        (IMAGE, IMAGE, {"border": -1}, ValueError, "border must be at least 0"),
         (IMAGE, IMAGE, {"border": 1.0}, TypeError, "whole number"),
         (IMAGE, IMAGE, {"data_range": 1.0}, ValueError, "data_range must be 255"),
         (IMAGE.astype(float), IMAGE.astype(float), {}, ValueError, "data_range must say"),
         (IMAGE.astype(float), IMAGE + 200.0, {"data_range": 1.0}, ValueError, "values from 200.0 to 200.0"),
         (IMAGE + np.nan, IMAGE, {"data_range": 255}, ValueError, "NaN"),
-        (IMAGE.astype(np.int64), IMAGE, {}, TypeError, "uint8 or floating"),
         (IMAGE.astype(np.uint16), IMAGE, {}, TypeError, "uint8 or floating"),
         (IMAGE.tolist(), IMAGE, {}, TypeError, "numpy array, got list"),
         (IMAGE[0, 0], IMAGE[0, 0], {}, ValueError, r"\[height, width\]"),
-        (IMAGE[:0], IMAGE[:0], {}, ValueError, r"\[height, width\]"),
     ],
 )
 @pytest.mark.parametrize("metric", [psnr, ssim])
@@ -131,9 +124,14 @@ def test_what_makes_no_sense_is_refused(metric, prediction, reference, options, 
         metric(prediction, reference, **{"channel": "rgb", **options})
 
 
-def test_ssim_needs_a_whole_window():
-    with refused(ValueError, "11x11"):
-        ssim(IMAGE, IMAGE, channel="rgb", border=3)
+@pytest.mark.parametrize(
+    ("metric", "side", "border", "facts"),
+    [(ssim, 16, 3, ["11x11"]), (psnr_b, 40, 4, ["multiple", "border"]), (psnr_b, 40, 16, ["9x9"])],
+)
+def test_borders_that_leave_no_window_or_cut_blocks_are_refused(metric, side, border, facts):
+    image = np.zeros((side, side), np.uint8)
+    with refused(ValueError, *facts):
+        metric(image, image, channel="gray", border=border)
 
 
 def test_a_step_at_the_block_boundary_has_the_value_of_the_formula():
@@ -176,14 +174,6 @@ def test_colour_has_the_error_of_its_channels_and_the_blocking_of_its_luma():
     assert psnr_b(compressed / 255, clean / 255, channel="rgb", data_range=1.0) == pytest.approx(expected, abs=1e-9)
 
 
-def test_what_would_cut_blocks_is_refused():
-    image = np.zeros((40, 40), np.uint8)
-    with refused(ValueError, "multiple", "border"):
-        psnr_b(image, image, channel="gray", border=4)
-    with refused(ValueError, "9x9"):
-        psnr_b(image, image, channel="gray", border=16)
-
-
 @pytest.mark.parametrize(("kind", "function"), [(PSNR, psnr), (SSIM, ssim), (PsnrB, psnr_b)])
 def test_a_metric_object_gives_the_mean_and_each_value(kind, function, tmp_path):
     pairs = [photograph_and_noisy((30, 20)), photograph_and_noisy((21, 40))]
@@ -195,13 +185,10 @@ def test_a_metric_object_gives_the_mean_and_each_value(kind, function, tmp_path)
     metric.add(prediction=Image.fromarray(predictions[0]), reference=references[0])
     metric.add_batch(predictions=predictions[1:], references=references[1:])
     assert metric.compute(channel="y") == result
-
-
-def test_one_equal_pair_makes_the_mean_infinite_and_can_be_found(tmp_path):
-    clean, noisy = (image[:, :, 0] for image in photograph_and_noisy())
-    metric = PSNR(cache_dir=str(tmp_path))
-    result = metric.compute(predictions=[noisy, clean], references=[clean, clean], channel="gray")
-    assert result == {"psnr": math.inf, "psnr_per_image": [psnr(noisy, clean, channel="gray"), math.inf]}
+    if kind is PSNR:
+        # One equal pair makes the mean infinite, and can be found.
+        found = metric.compute(predictions=[predictions[0], references[1]], references=references, channel="y")
+        assert found == {"psnr": math.inf, "psnr_per_image": [values[0], math.inf]}
 
 
 @pytest.mark.parametrize("name", ["psnr", "ssim", "psnr_b"])
@@ -223,7 +210,6 @@ def test_the_usual_call_without_a_channel_says_what_is_missing(name, tmp_path):
         (IMAGE / 255.0, TypeError, "an array of float64"),
         ("picture.png", TypeError, "got str"),
         (IMAGE[:, :, :1], ValueError, r"\[height, width, 3\]"),
-        (Image.new("P", (16, 16)), ValueError, "mode P"),
         (Image.new("RGBA", (16, 16)), ValueError, "mode RGBA"),
     ],
 )

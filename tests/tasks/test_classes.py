@@ -10,13 +10,17 @@ from PIL import Image
 
 from hf_ext.data.opening import match_classes
 from hf_ext.errors import DataError
+from hf_ext.settings import build
+from hf_ext.tasks.diffusion import DisentangledDiTTask
+from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.tasks.series import SeriesClassificationTask
 from hf_ext.tasks.signals import ImageTask, PixelTask
 from hf_ext.training import TrainingArguments, train
-from hf_ext.training.arguments import build
 from hf_ext.training.launch import evaluate_checkpoint
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
+
+from .diffusion_testing import MODEL as DIFFUSION
 
 TINY = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}
 
@@ -77,28 +81,39 @@ def test_evaluation_data_are_scored_by_the_names_of_their_classes(tmp_path):
         assert scores["loss"] == pytest.approx(next(row["value"] for row in expected if row["metric"] == "loss"))
 
 
-@pytest.mark.parametrize("kind", [PixelTask, ImageTask])
-def test_a_row_without_a_picture_is_refused_in_words(kind):
-    task = kind(image_size=8, num_labels=2)
-    for value, said in (
-        (None, "column 'image' contains no picture."),
-        ("a.png", "no picture, but a value of type str"),
-    ):
-        with pytest.raises(ValueError, match=said):
+def diffusion(**model) -> DisentangledDiTTask:
+    task = build(DisentangledDiTTask, {"image_size": 8}, "task")
+    task.build_model({**DIFFUSION, "num_classes": 2, **model}, None)
+    return task
+
+
+CLASSES = {"image_size": 8, "num_labels": 2}
+TASKS = [PixelTask(**CLASSES), ImageTask(**CLASSES), diffusion(), SemanIRTask(patch_size=8)]
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: type(task).__name__)
+def test_a_row_without_a_picture_is_refused_in_words(task):
+    for value, facts in ((None, ["image", "picture"]), ("a.png", ["picture", "str"])):
+        with refused(DataError, *facts):
             task.training_sample({"image": value, "label": 0}, np.random.default_rng(0))
 
 
-def test_a_task_of_series_learns_the_names_of_the_classes(tmp_path):
-    names = ["left", "right"]
-    features = datasets.Features(
-        {"x": datasets.List(datasets.Value("float32")), "label": datasets.ClassLabel(names=names)}
-    )
-    rows = datasets.Dataset.from_list(
-        [{"x": [0.0, 1.0], "label": 0}, {"x": [2.0, 3.0], "label": 1}], features=features
-    )
-    task = SeriesClassificationTask(columns=["x"], num_labels=2, max_length=4)
-    task.read_data(rows)
-    assert task.known_classes == names
-    fewer = features | {"label": datasets.ClassLabel(names=["right"])}
-    evaluated = datasets.Dataset.from_list([{"x": [4.0, 5.0], "label": 0}], features=datasets.Features(fewer))
-    assert match_classes(evaluated, task)["label"][:] == [1]
+@pytest.mark.parametrize("column", ["x", "image"])
+def test_a_task_learns_the_names_of_the_classes(column):
+    if column == "x":
+        task = SeriesClassificationTask(columns=["x"], num_labels=2, max_length=4)
+        kind, values = datasets.List(datasets.Value("float32")), [[0.0, 1.0]] * 2
+    else:
+        task = build(DisentangledDiTTask, {"image_size": 8}, "task")
+        kind, values = datasets.Image(), [Image.new("RGB", (8, 8))] * 2
+
+    def data(labels: list[int], *names: str) -> datasets.Dataset:
+        features = datasets.Features({column: kind, "label": datasets.ClassLabel(names=list(names))})
+        return datasets.Dataset.from_dict({column: values[: len(labels)], "label": labels}, features=features)
+
+    task.read_data(data([0, 1], "left", "right"))
+    assert task.known_classes == ["left", "right"]
+    assert match_classes(data([0, 1], "right", "left"), task)["label"][:] == [1, 0]
+    assert match_classes(data([0], "right"), task)["label"][:] == [1]
+    with refused(DataError, "up"):
+        match_classes(data([0, 1], "left", "up"), task)

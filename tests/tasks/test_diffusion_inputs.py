@@ -1,5 +1,7 @@
 """What a training reads: latents drawn from their posterior, stored texts, captions of several lengths, buckets."""
 
+from types import SimpleNamespace
+
 import datasets
 import numpy as np
 import pytest
@@ -7,11 +9,9 @@ import torch
 from PIL import Image, PngImagePlugin
 from pyarrow.parquet import read_metadata
 
-from hf_ext.data.opening import match_classes
 from hf_ext.errors import DataError, MissingColumn, UsageError
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.settings import SettingsError, build
-from hf_ext.tasks import diffusion_texts
 from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.tasks.diffusion_buckets import group_pictures
 from hf_ext.tasks.diffusion_latents import SPREAD, encode_posterior, load_autoencoder, read_row
@@ -21,7 +21,6 @@ from hf_ext.training.data import IndexedSamples, TrainingLoader
 from tests.kit.refusals import refused
 
 from .diffusion_testing import (
-    CLASSES,
     MODEL,
     check_resuming,
     losses,
@@ -88,17 +87,13 @@ def test_pictures_are_drawn_from_their_posterior_too(tmp_path, pictures, vae):
         assert torch.equal(first, second) != differs
     with refused(SettingsError, "task.vae"):
         build(DisentangledDiTTask, {"posterior": True}, "task")
-
-
-def test_an_autoencoder_without_a_distribution_has_no_posterior():
-    class Plain(torch.nn.Module):
-        dtype, config = torch.float32, {}
-
-        def encode(self, pixels, return_dict):
-            return (pixels,)
-
+    plain = SimpleNamespace(dtype=torch.float32, config={}, encode=lambda pixels, return_dict: (pixels,))
     with refused(UsageError, "distribution", "posterior"):
-        encode_posterior(Plain(), torch.zeros(1, 3, 8, 8))
+        encode_posterior(plain, torch.zeros(1, 3, 8, 8))
+    # Shifted timesteps know the size of the pictures.
+    task = build(DisentangledDiTTask, {"vae": str(vae), "timesteps": {"distribution": "shifted"}}, "task")
+    with refused(DataError, "task.image_size"):
+        task.build_model({**MODEL, "sample_size": 64, "in_channels": 4, "num_classes": 3}, None)
 
 
 def test_stored_texts_train_without_the_encoder(tmp_path, pictures, vae, encoder, monkeypatch):
@@ -154,20 +149,6 @@ def test_stored_texts_train_without_the_encoder(tmp_path, pictures, vae, encoder
     with refused(UsageError, "task.text_encoder", "org/other"):
         Captions("org/other", LENGTH, "zeros", 0.0, "text").read_data(rows)
     Captions("moved/encoder", LENGTH, "zeros", 0.0, "text").read_data(rows)
-
-
-def test_captions_are_read_without_the_encoder(encoder, monkeypatch):
-    def refuse(*_, **__):
-        raise AssertionError("the encoder is loaded")
-
-    monkeypatch.setattr(diffusion_texts.AutoModelForTextEncoding, "from_pretrained", refuse)
-    assert TextEncoder(str(encoder), LENGTH).tokens("a red hen")["input_ids"].shape == (LENGTH,)
-
-
-def test_shifted_timesteps_know_the_size_of_the_pictures(vae):
-    task = build(DisentangledDiTTask, {"vae": str(vae), "timesteps": {"distribution": "shifted"}}, "task")
-    with refused(DataError, "task.image_size"):
-        task.build_model({**MODEL, "sample_size": 64, "in_channels": 4, "num_classes": 3}, None)
 
 
 def captioned(folder, **columns):
@@ -268,6 +249,11 @@ def test_buckets_know_turned_and_broken_pictures(tmp_path):
     assert data.cast_column("image", datasets.Image())[1]["image"].size == (20, 40)
     with refused(MissingColumn, "image", column="photo", option="task.image_column"):
         group_pictures(data, "photo", [(16, 16)])
+    # A picture that was broken and came back.
+    picture.rotate(90, expand=True).save(tmp_path / "late.png")
+    files[2] = {"bytes": None, "path": str(tmp_path / "late.png")}
+    data = datasets.Dataset.from_dict({"image": files}, features=kinds)
+    assert group_pictures(data, "image", [(32, 16), (16, 16), (16, 32)]).tolist() == [2, 0, 0, 0]
 
 
 def test_sizes_are_read_without_decoding(tmp_path, monkeypatch):
@@ -289,17 +275,6 @@ def test_sizes_are_read_without_decoding(tmp_path, monkeypatch):
     assert group_pictures(data, "image", [(32, 16), (16, 16), (16, 32)]).tolist() == [0, 0, 2]
     # That with words behind its pixels alone.
     assert len(loaded) == 1
-
-
-def test_a_picture_that_came_back_has_its_bucket(tmp_path):
-    picture, path = Image.new("RGB", (40, 20)), tmp_path / "late.png"
-    picture.save(tmp_path / "wide.png")
-    path.write_bytes(b"none")
-    files = [{"bytes": None, "path": str(tmp_path / name)} for name in ("wide.png", "late.png")]
-    data = datasets.Dataset.from_dict({"image": files}, features=datasets.Features({"image": datasets.Image()}))
-    assert group_pictures(data, "image", [(32, 16), (16, 16), (16, 32)]).tolist() == [2, 2]
-    picture.rotate(90, expand=True).save(path)
-    assert group_pictures(data, "image", [(32, 16), (16, 16), (16, 32)]).tolist() == [2, 0]
 
 
 def test_a_broken_picture_among_buckets_is_left_out(tmp_path):
@@ -340,19 +315,3 @@ def test_buckets_are_refused_where_they_cannot_be(tmp_path, pictures, vae):
     ):
         with pytest.raises(ValueError, match=words):
             build(DisentangledDiTTask, task, "task")
-
-
-def test_classes_of_an_evaluation_go_by_their_names_and_rows_need_pictures(tmp_path, pictures):
-    kinds = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["emu", "cat"])}
-    columns = {"image": [Image.new("RGB", (16, 16))] * 3, "label": [0, 1, 0]}
-    other = datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
-    task = build(DisentangledDiTTask, {"image_size": 16}, "task")
-    task.read_data(rows_of(pictures))
-    assert task.known_classes == CLASSES
-    matched = match_classes(other, task)
-    assert [CLASSES[label] for label in matched["label"]] == ["emu", "cat", "emu"]
-    with refused(DataError, "bird"):
-        match_classes(other.cast_column("label", datasets.ClassLabel(names=["cat", "bird"])), task)
-    task.build_model(MODEL, None)
-    with refused(DataError, "image"):
-        task.training_sample({"image": None, "label": 0}, np.random.default_rng(0))
