@@ -142,12 +142,8 @@ def test_each_normalisation_is_frozen_or_trained_by_itself():
     moved = {name for name, value in model.named_buffers() if "running" in name and not value.equal(before[name])}
     prefixes = {name.rpartition(".")[0] for name in moved}
     assert prefixes == {"model.layers.1.convolution.norm", "model.final_norm"}
-
-
-def test_statistics_are_taken_without_gradients_too():
-    """Statistics are settled by passes without gradients in training mode, as of a weight average."""
-    model = make_base().train()
-    before = running(model)
+    # Statistics are settled by passes without gradients in training mode, as of a weight average.
+    model, before = make_base().train(), running(make_base())
     with torch.no_grad():
         model(input_values=shifted_data()[0])
     assert not any(value.equal(before[name]) for name, value in running(model).items())

@@ -1,5 +1,6 @@
-"""Sounds of every kind in `pipeline("audio-classification")`; models of others as before."""
+"""Sounds of every kind in `pipeline("audio-classification")`, models of others as before; words of a stream."""
 
+import copy
 import functools
 import http.server
 import io
@@ -12,6 +13,8 @@ import soxr
 import torch
 from transformers import Wav2Vec2Config, Wav2Vec2FeatureExtractor, Wav2Vec2ForSequenceClassification, pipeline
 
+import hf_ext
+from hf_ext.audio_stream import Listener, Stream
 from hf_ext.errors import DataError
 from hf_ext.mrconv import MRConvConfig, MRConvForAudioClassification
 from hf_ext.mrconv.feature_extraction_mrconv import MRConvFeatureExtractor
@@ -153,3 +156,39 @@ def test_another_model_is_used_as_transformers_does():
     assert [len(one) for one in both] == [3, 3]
     with pytest.raises(ValueError, match="single channel"):
         classify(STEREO)
+
+
+@pytest.fixture(scope="module")
+def listener() -> Listener:
+    return Listener(hf_ext.released("spoken-digits"))
+
+
+def make_words() -> np.ndarray:
+    """Two hums of different height, with pauses."""
+    time = np.arange(4000) / 8000
+    hums = [0.5 * np.sin(2 * np.pi * pitch * time) * np.hanning(4000) for pitch in (200, 900)]
+    pause = np.zeros(3200)
+    return np.concatenate([pause, hums[0], pause, hums[1], pause]).astype(np.float32)
+
+
+def test_channels_are_averaged(listener):
+    sound = make_words()
+    heard = Stream(copy.deepcopy(listener), 8000).hear(sound)
+    assert len(heard) == 2
+    for columns in ([sound], [sound + 0.25, sound - 0.25]):
+        stream, words = Stream(copy.deepcopy(listener), 8000), []
+        for piece in np.array_split(np.stack(columns, 1), 7):
+            words += stream.hear(piece)
+        assert words == heard
+
+
+def test_samples_that_are_no_numbers_are_silence(listener):
+    """In steps, as `examples/mrconv/listen.py` gives them."""
+    heard, sound = [], make_words()[:9600]
+    for value in (0.0, np.nan, -np.inf):
+        own, broken = copy.deepcopy(listener), sound.copy()
+        # In a pause, and within a word.
+        broken[[100, 5000]] = value
+        heard.append([own.hear(step) for step in broken.reshape(-1, 80)])
+        assert np.isfinite(own.power) and np.isfinite(own.loudest)
+    assert all(words == heard[0] for words in heard) and any(word is not None for word in heard[0])

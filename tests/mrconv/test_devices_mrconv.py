@@ -19,20 +19,8 @@ SIZES = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 2, "max_positi
 # Which wait for the device: they give a number to Python, or their shape depends on values.
 WAITING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal", "aten::is_nonzero"}
 # Which CUDA refuses in deterministic mode; the list of `torch.use_deterministic_algorithms`, as far as it may concern.
-REFUSED = {
-    "aten::cumsum",
-    "aten::cumsum_",
-    "aten::put",
-    "aten::put_",
-    "aten::histc",
-    "aten::bincount",
-    "aten::median",
-    "aten::kthvalue",
-    "aten::nll_loss2d_forward",
-    "aten::reflection_pad1d_backward",
-    "aten::upsample_linear1d_backward",
-    "aten::_cummax_helper",
-}
+NAMES = "cumsum cumsum_ put put_ histc bincount median kthvalue nll_loss2d_forward reflection_pad1d_backward"
+REFUSED = {f"aten::{name}" for name in f"{NAMES} upsample_linear1d_backward _cummax_helper".split()}
 
 
 class Operations(TorchDispatchMode):

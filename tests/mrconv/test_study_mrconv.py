@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import hf_ext
-from hf_ext.tasks.signals import AudioTask
+from hf_ext.mrconv import MRConvConfig, MRConvForAudioClassification
 from tests.kit.studies import EXAMPLES, fill_readme, module_loader
 
 STUDY = EXAMPLES / "mrconv"
@@ -171,40 +171,26 @@ def test_hiss_is_no_word_and_a_click_makes_nobody_deaf(load):
     assert (click, word) == (pytest.approx(0.21, abs=0.02), pytest.approx(2.61, abs=0.02))
 
 
-def listen_to(load, monkeypatch, *words) -> str:
-    """What listen.py says before it ends with an error, and before it loads a model."""
-    listen = load("listen")
-    monkeypatch.setattr(listen, "Listener", lambda _: pytest.fail("a model was loaded"))
-    monkeypatch.setattr(sys, "argv", ["listen.py", *map(str, words)])
-    with pytest.raises(SystemExit) as ended:
-        listen.main()
-    return str(ended.value)
-
-
-def test_wrong_words_are_refused_before_the_model_is_loaded(load, monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["empty.wav"], "empty.wav cannot be read as a WAV file"),
+        (["text.wav"], "text.wav cannot be read as a WAV file"),
+        (["missing.wav"], "missing.wav cannot be read as a WAV file"),
+        (["a.wav", "--output", "nowhere/o.png"], "there is no folder nowhere; make it first"),
+        (["a.wav", "--output", "o.sound"], "no format of pictures; give a name that ends with one of"),
+        (["a.wav", "--model", "model"], "has no `sampling_rate`"),
+        (["a.wav", "--model", "nowhere"], "--model nowhere"),
+    ],
+)
+def test_wrong_words_are_refused(words, said, load, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     write_words(tmp_path / "a.wav")
     (tmp_path / "empty.wav").write_bytes(b"")
     (tmp_path / "text.wav").write_text("no sound at all, but words")
-    for name in ("empty.wav", "text.wav", "missing.wav"):
-        assert f"{name} cannot be read as a WAV file" in listen_to(load, monkeypatch, name)
-    for words, message in (
-        (["a.wav", "--output", "nowhere/o.png"], "there is no folder nowhere; make it first"),
-        (["a.wav", "--output", "o.sound"], "no format of pictures; give a name that ends with one of"),
-    ):
-        listen_to(load, monkeypatch, *words)
-        assert message in capsys.readouterr().err
-
-
-def test_a_model_that_is_none_of_sounds_is_named(load, tmp_path, monkeypatch):
-    task = AudioTask(sampling_rate=8000, max_length=64, num_labels=2)
-    model = task.build_model({"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}, None)
-    model.config.sampling_rate = None
-    model.save_pretrained(tmp_path / "model")
-    listen = load("listen")
-    write_words(tmp_path / "a.wav")
-    for name, message in (("model", "has no `sampling_rate`"), ("nowhere", "--model .*nowhere")):
-        words = ["listen.py", str(tmp_path / "a.wav"), "--model", str(tmp_path / name)]
-        monkeypatch.setattr(sys, "argv", [*words, "--output", str(tmp_path / "o.png")])
-        with pytest.raises(SystemExit, match=message):
-            listen.main()
+    config = MRConvConfig(hidden_size=4, num_hidden_layers=1, kernel_size=4, max_position_embeddings=64)
+    MRConvForAudioClassification(config).save_pretrained(tmp_path / "model")
+    monkeypatch.setattr(sys, "argv", ["listen.py", *words])
+    with pytest.raises(SystemExit) as ended:
+        load("listen").main()
+    assert said in f"{ended.value} {capsys.readouterr().err}"

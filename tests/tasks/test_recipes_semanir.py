@@ -74,17 +74,17 @@ def test_a_recipe_trains_from_end_to_end(name, tmp_path):
     task = build_task(arguments)
     # Published grey JPEG is measured on MATLAB's Y.
     assert task.gray_from == ("matlab_y" if name == "jpeg_gray" else "luma")
-    metrics = train(task, arguments)
+    metrics, snapshot = train(task, arguments), tmp_path / "run" / "snapshot"
     assert list(metrics)[: len(first)] == first and list(metrics) == list(task.metric_names)
     assert all(np.isfinite(value) for value in metrics.values())
     channel, border = ("GRAY" if "gray" in name else "RGB"), 0
     if name.startswith("super"):
         channel, border = "Y", int(name[-1])
     assert task.metric_names["psnr"].startswith(f"PSNR ({channel}, border {border}, dB)")
-    results = json.loads((tmp_path / "run" / "snapshot" / "eval.json").read_text())["results"]
+    results = json.loads((snapshot / "eval.json").read_text())["results"]
     assert {result["metric"]: result["value"] for result in results} == metrics
-    model = SemanIRForImageRestoration.from_pretrained(tmp_path / "run" / "snapshot").eval()
-    assert SemanIRImageProcessor.from_pretrained(tmp_path / "run" / "snapshot").do_convert_rgb == (task.config.num_channels == 3)
+    model = SemanIRForImageRestoration.from_pretrained(snapshot).eval()
+    assert SemanIRImageProcessor.from_pretrained(snapshot).do_convert_rgb == (task.config.num_channels == 3)
     names = ("lq", "hq") if paired else ("images",)
     example = {name.removesuffix("s"): Image.open(tmp_path / "data" / name / "photo.png") for name in names}
     with torch.no_grad():
