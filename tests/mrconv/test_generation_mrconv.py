@@ -242,18 +242,18 @@ def test_models_that_cannot_stream_are_refused_with_the_reason():
 def test_bad_input_is_refused_with_the_reason(model):
     tokens = make_tokens(2, 10)
     cache = MRConvCache(model.config)
-    with pytest.raises(ValueError):
-        model(tokens, cache_params=cache)
-    with refused(ValueError, "position_ids"):
-        model(tokens, position_ids=torch.arange(10)[None], past_key_values=cache)
-    with refused(TypeError, "DynamicCache", "MRConvCache", "model.config"):
-        model(tokens, past_key_values=DynamicCache())
-    with refused(ValueError, "cache_implementation", "static"):
-        model.generate(tokens, cache_implementation="static", max_new_tokens=2)
     right = torch.ones(2, 10, dtype=torch.long)
     right[0, 7:] = 0
-    with refused(ValueError, "padding_side", "left"):
-        model(tokens, attention_mask=right, past_key_values=cache)
+    for kind, facts, arguments in (
+        (ValueError, [], {"cache_params": cache}),
+        (ValueError, ["position_ids"], {"position_ids": torch.arange(10)[None], "past_key_values": cache}),
+        (TypeError, ["DynamicCache", "MRConvCache", "model.config"], {"past_key_values": DynamicCache()}),
+        (ValueError, ["padding_side", "left"], {"attention_mask": right, "past_key_values": cache}),
+    ):
+        with refused(kind, *facts):
+            model(tokens, **arguments)
+    with refused(ValueError, "cache_implementation", "static"):
+        model.generate(tokens, cache_implementation="static", max_new_tokens=2)
     assert model(tokens, attention_mask=right).logits.shape == (2, 10, VOCABULARY)
     model(tokens, past_key_values=cache)
     with refused(ValueError, "attention_mask", "(2, 20)"):

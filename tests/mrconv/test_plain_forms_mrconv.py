@@ -1,16 +1,13 @@
 """A checkpoint where hf_ext is not installed: it answers and learns as here, by the plain forms of its operators."""
 
-import ast
 import os
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
 
-import hf_ext.mrconv
 from hf_ext.mrconv import MRConvForSequenceClassification, MRConvNextConfig, MRConvNextForImageClassification
 from tests.kit import warm_python
 from tests.mrconv.mrconv_testing import TOKENS, generator, make_model, make_tokens, shake
@@ -107,14 +104,3 @@ def test_whoever_gets_the_models_from_the_package_gets_what_makes_them_fast(way,
         [sys.executable, "-c", program], env={**os.environ, "HF_EXT_REGISTER_MODELS": "0"}, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_the_method_knows_nothing_above_it():
-    for path in Path(hf_ext.mrconv.__file__).parent.glob("*.py"):
-        names = [
-            name
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-            for name in ([node.module] if isinstance(node, ast.ImportFrom) and not node.level else [])
-            + ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [])
-        ]
-        assert not [name for name in names if name and name.startswith("hf_ext")], path.name
