@@ -1,26 +1,18 @@
 """MRConv in the tools around it: torch.export, ONNX, torch.compile, peft, accelerate, Trainer, remote code."""
 
 import copy
-import json
-import sys
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch.export import Dim
-from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoModelForAudioClassification
 
 from hf_ext.mrconv import (
     MRConvConfig,
-    MRConvFeatureExtractor,
-    MRConvForAudioClassification,
     MRConvForSequenceClassification,
     MRConvNextConfig,
     MRConvNextForImageClassification,
-    MRConvNextImageProcessor,
 )
-from tests.kit import warm_python
 from tests.kit.models import assert_same_answers, assert_same_weights
 from tests.kit.refusals import refused
 
@@ -208,68 +200,3 @@ def test_layers_may_lie_on_disk(case, merged, tmp_path):
     automatic = load(tmp_path / "model", device_map="auto")
     assert_same_weights(automatic, model)
     assert_same_answers(logits(automatic, inputs), logits(model, inputs))
-
-
-WITHOUT_PACKAGE = """
-import sys
-sys.modules["hf_ext"] = None
-from safetensors.torch import load_file, save_file
-import torch
-from transformers import AutoFeatureExtractor, AutoImageProcessor
-from transformers import AutoModelForAudioClassification, AutoModelForImageClassification
-
-source, target, inputs, outputs = sys.argv[1:]
-inputs, trusted = load_file(inputs), {"trust_remote_code": True}
-sound = AutoModelForAudioClassification.from_pretrained(source + "/sound", **trusted)
-extractor = AutoFeatureExtractor.from_pretrained(source + "/sound", **trusted)
-image = AutoModelForImageClassification.from_pretrained(source + "/image", **trusted)
-processor = AutoImageProcessor.from_pretrained(source + "/image", **trusted)
-for part, name in ((sound, "sound"), (extractor, "sound"), (image, "image"), (processor, "image")):
-    assert type(part).__module__.startswith("transformers_modules."), type(part)
-    part.save_pretrained(target + "/" + name)
-batch = extractor(inputs["audio"], sampling_rate=8000, return_tensors="pt")
-pixels = processor(inputs["picture"], return_tensors="pt")
-with torch.no_grad():
-    results = {"sound": sound(**batch).logits, "image": image(**pixels).logits}
-save_file(results, outputs)
-"""
-
-
-@pytest.mark.slow
-def test_folders_load_and_save_again_without_the_package(tmp_path):
-    torch.manual_seed(0)
-    fields = {**TOKENS, "vocab_size": None, "sampling_rate": 8000}
-    sound = MRConvForAudioClassification(MRConvConfig(**fields)).eval()
-    image = make_image_model(merged=True)
-    extractor = MRConvFeatureExtractor(sampling_rate=8000)
-    processor = MRConvNextImageProcessor(size={"shortest_edge": 16})
-    for part, name in ((sound, "sound"), (extractor, "sound"), (image, "image"), (processor, "image")):
-        part.save_pretrained(tmp_path / "first" / name)
-    generator = torch.Generator().manual_seed(0)
-    inputs = {
-        "audio": torch.randn(20, generator=generator),
-        "picture": torch.randint(256, (3, 20, 30), dtype=torch.uint8, generator=generator),
-    }
-    save_file(inputs, tmp_path / "inputs")
-    places = [str(tmp_path / name) for name in ("first", "second", "inputs", "outputs")]
-    environment = {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", WITHOUT_PACKAGE, *places]
-    result = warm_python.run(command, env=environment, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    batch = extractor(inputs["audio"], sampling_rate=8000, return_tensors="pt")
-    pixels = processor(inputs["picture"], return_tensors="pt")
-    outputs = load_file(tmp_path / "outputs")
-    assert_same_answers(outputs["sound"], logits(sound, batch))
-    assert_same_answers(outputs["image"], logits(image, pixels))
-    # What was saved from remote code is ours again.
-    again = AutoModelForAudioClassification.from_pretrained(tmp_path / "second" / "sound")
-    assert type(again) is MRConvForAudioClassification
-    assert_same_weights(again, sound)
-    assert_same_answers(logits(again, batch), logits(sound, batch))
-    assert type(AutoFeatureExtractor.from_pretrained(tmp_path / "second" / "sound")) is MRConvFeatureExtractor
-    assert type(AutoImageProcessor.from_pretrained(tmp_path / "second" / "image")) is MRConvNextImageProcessor
-    for name in ("sound", "image"):
-        folders = [tmp_path / folder / name for folder in ("first", "second")]
-        assert {file.name for file in folders[0].iterdir()} == {file.name for file in folders[1].iterdir()}
-        configurations = [json.loads((folder / "preprocessor_config.json").read_text()) for folder in folders]
-        assert configurations[0] == configurations[1]

@@ -2,33 +2,20 @@
 
 import copy
 import json
-import sys
 
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoModelForNextSentencePrediction,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-)
 
 from hf_ext.mrconv import (
     MRConvCache,
     MRConvConfig,
     MRConvForCausalLM,
     MRConvForMaskedLM,
-    MRConvForRetrieval,
     MRConvForSequenceClassification,
     MRConvForTokenClassification,
-    MRConvModel,
 )
 from hf_ext.mrconv.modeling_mrconv import delta_features
-from tests.kit import warm_python
 from tests.kit.models import LoraTesterMixin, TrainerTesterMixin, assert_same_answers
 from tests.mrconv.mrconv_testing import SIZES, TOKENS, MRConvTester, make_model, make_signal, make_tokens
 
@@ -329,76 +316,3 @@ def test_what_streams_and_packs_travels_with_heads_of_positions_alone(model_clas
     named = json.loads((tmp_path / "config.json").read_text())["auto_map"].values()
     assert {name.partition(".")[0] for name in named} <= files
     assert len(named) == (9 if model_class is MRConvForCausalLM else 6)
-
-
-AUTO_CLASSES = {
-    "base": (AutoModel, MRConvModel),
-    "retrieval": (AutoModelForNextSentencePrediction, MRConvForRetrieval),
-    "language": (AutoModelForCausalLM, MRConvForCausalLM),
-    "masked": (AutoModelForMaskedLM, MRConvForMaskedLM),
-    "positions": (AutoModelForTokenClassification, MRConvForTokenClassification),
-    "deltas": (AutoModelForSequenceClassification, MRConvForSequenceClassification),
-}
-# Of those whose input is measured.
-MEASURED = {"positions": TestPositions, "deltas": TestDeltaFeatures}
-
-# Runs where hf_ext cannot be imported. Arguments: folders by kind as JSON, tokens and values, where to write, and
-# which of them is which input.
-LOAD_ABSENT = """
-import json, sys
-folders, tokens, out = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
-sys.modules["hf_ext"] = None
-import torch, transformers
-from safetensors.torch import load_file, save_file
-inputs = load_file(tokens)
-results = {}
-for kind, (folder, auto_class) in folders.items():
-    model = getattr(transformers, auto_class).from_pretrained(folder, trust_remote_code=True)
-    assert type(model).__module__.startswith("transformers_modules."), type(model)
-    given = {name: inputs[of] for name, of in json.loads(sys.argv[4])[kind].items()}
-    with torch.no_grad():
-        results[kind] = model(**given)[0]
-    if kind in ("base", "language"):
-        # A body that was saved alone reads no packed rows, and says so; one of a language model does.
-        given["position_ids"] = torch.arange(len(given["input_ids"][0]))[None] % 10
-        try:
-            packed = model(**given)[0][:, :10]
-            torch.testing.assert_close(packed, results[kind][:, :10])
-        except ValueError as error:
-            packed = error
-        assert isinstance(packed, ValueError) == (kind == "base"), packed
-    if kind == "language":
-        found = model.generate(inputs["tokens"], max_new_tokens=3, do_sample=False)
-        assert torch.equal(found, model.generate(inputs["tokens"], max_new_tokens=3, do_sample=False, use_cache=False))
-save_file(results, out)
-"""
-
-
-@pytest.mark.slow
-def test_folders_load_through_auto_classes_with_and_without_hf_ext(tmp_path):
-    torch.set_num_threads(1)
-    inputs = {"tokens": make_tokens(2, 20), "values": make_measurements(2, 20)}
-    save_file(inputs, tmp_path / "tokens.safetensors")
-    folders, expected, names = {}, {}, {}
-    for kind, (auto_class, model_class) in AUTO_CLASSES.items():
-        fields = MEASURED[kind].fields if kind in MEASURED else {**TOKENS, "bidirectional": kind == "masked"}
-        model = make_model(model_class, **fields, kernel_type="sparse")
-        if kind == "retrieval":
-            model.reparameterize()
-        model.save_pretrained(tmp_path / kind)
-        loaded = auto_class.from_pretrained(tmp_path / kind)
-        assert type(loaded) is model_class
-        names[kind] = {"input_ids": "tokens"} | ({"input_ids_2": "tokens"} if kind == "retrieval" else {})
-        if kind in MEASURED:
-            names[kind] = {"input_values": "values"}
-        with torch.no_grad():
-            expected[kind] = loaded(**{name: inputs[of] for name, of in names[kind].items()})[0]
-        folders[kind] = (str(tmp_path / kind), auto_class.__name__)
-    arguments = (json.dumps(folders), str(tmp_path / "tokens.safetensors"), str(tmp_path / "out.safetensors"))
-    command = [sys.executable, "-c", LOAD_ABSENT, *arguments, json.dumps(names)]
-    environment = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PATH": ""}
-    done = warm_python.run(command, cwd=tmp_path, env=environment)
-    assert done.returncode == 0, done.stderr
-    results = load_file(tmp_path / "out.safetensors")
-    for kind, value in expected.items():
-        torch.testing.assert_close(results[kind], value, atol=1e-6, rtol=1e-6)
