@@ -18,6 +18,7 @@ from tests.kit.models import (
     assert_same_answers,
     assert_same_weights,
 )
+from tests.kit.pictures import noise
 from tests.kit.refusals import refused
 from tests.mrconv.reference_ops import long_conv
 
@@ -197,7 +198,8 @@ def test_wrong_images_are_refused_with_the_reason(images, error, words):
 def test_auto_classes(tmp_path):
     model, images = make_model(), make_images(1, 3, 16, 16)
     model.save_pretrained(tmp_path)
-    MRConvNextImageProcessor(size={"shortest_edge": 16}).save_pretrained(tmp_path)
+    options = {"size": {"shortest_edge": 16}, "crop_pct": 1.0, "do_convert_rgb": False, "image_mean": [0.5]}
+    MRConvNextImageProcessor(**options).save_pretrained(tmp_path)
     assert type(AutoConfig.from_pretrained(tmp_path)) is MRConvNextConfig
     loaded = AutoModelForImageClassification.from_pretrained(tmp_path)
     assert type(loaded) is MRConvNextForImageClassification
@@ -207,14 +209,13 @@ def test_auto_classes(tmp_path):
     assert type(body) is MRConvNextModel
     with torch.no_grad():
         assert_same_answers(body(images).pooler_output, model.model(images).pooler_output)
-    assert type(AutoImageProcessor.from_pretrained(tmp_path)) is MRConvNextImageProcessor
+    processor = AutoImageProcessor.from_pretrained(tmp_path)
+    assert type(processor) is MRConvNextImageProcessor
+    assert processor.crop_pct == 1.0 and processor.size.shortest_edge == 16
+    assert (processor.do_convert_rgb, list(processor.image_mean)) == (False, [0.5])
 
 
-def make_picture(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
-
-
-COLOUR = make_picture(20, 31, 3)
+COLOUR = noise(20, 31, 3)
 
 
 def expected_pixels(picture: Image.Image, side: int, crop_pct: float) -> np.ndarray:
@@ -246,7 +247,7 @@ def test_pictures_of_every_kind_become_normalised_squares(image):
     assert pixels.shape == (1, 3, 14, 14) and pixels.dtype == np.float32
     np.testing.assert_allclose(pixels[0], expected_pixels(Image.fromarray(COLOUR), 14, 0.875), atol=1e-5)
     # Beside pictures of other sizes and modes too.
-    others = [Image.fromarray(make_picture(9, 50)), Image.fromarray(make_picture(12, 5, 3))]
+    others = [Image.fromarray(noise(9, 50)), Image.fromarray(noise(12, 5, 3))]
     batch = processor([Image.fromarray(COLOUR), *others], return_tensors="np").pixel_values
     np.testing.assert_array_equal(batch[0], pixels[0])
     for values, picture in zip(batch[1:], others, strict=True):
@@ -283,11 +284,3 @@ def test_float_and_16_bit_arrays_keep_their_precision():
 def test_pictures_that_do_not_fit_are_refused(images, options, words):
     with pytest.raises(ValueError, match=words):
         MRConvNextImageProcessor()(images, return_tensors="pt", **options)
-
-
-def test_options_of_the_processor_survive_saving(tmp_path):
-    options = {"size": {"shortest_edge": 32}, "crop_pct": 1.0, "do_convert_rgb": False, "image_mean": [0.5]}
-    MRConvNextImageProcessor(**options).save_pretrained(tmp_path)
-    loaded = MRConvNextImageProcessor.from_pretrained(tmp_path)
-    assert loaded.crop_pct == 1.0 and loaded.size.shortest_edge == 32
-    assert (loaded.do_convert_rgb, list(loaded.image_mean)) == (False, [0.5])

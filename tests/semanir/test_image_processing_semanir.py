@@ -37,26 +37,16 @@ def test_colour_images_of_every_kind_are_one_batch(image):
     torch.testing.assert_close(pixels, EXPECTED)
 
 
-@pytest.mark.parametrize("wrap", [lambda image: image, lambda image: [image]], ids=["one", "list"])
-@pytest.mark.parametrize("kind", [Image.fromarray, np.asarray, torch.from_numpy])
-def test_grey_images_keep_one_channel_or_get_three(kind, wrap):
-    grey = noise(6, 9)
-    expected = torch.from_numpy(grey).float()[None, None] / 255
-    one = SemanIRImageProcessor(do_convert_rgb=False)(wrap(kind(grey)), return_tensors="pt").pixel_values
-    torch.testing.assert_close(one, expected)
-    three = SemanIRImageProcessor()(wrap(kind(grey)), return_tensors="pt").pixel_values
-    torch.testing.assert_close(three, expected.expand(-1, 3, -1, -1))
-
-
 @pytest.mark.parametrize("do_convert_rgb", [True, False])
-def test_16_bits_need_no_option(do_convert_rgb):
-    deep = COLOUR.astype(np.uint16) * 257
+def test_grey_has_one_channel_or_three_and_16_bits_need_no_option(do_convert_rgb):
     processor = SemanIRImageProcessor(do_convert_rgb=do_convert_rgb)
-    torch.testing.assert_close(processor(deep, return_tensors="pt").pixel_values, EXPECTED)
     expected = EXPECTED[:, :1].expand(-1, 3 if do_convert_rgb else 1, -1, -1)
-    grey = deep[..., 0]
-    for image in (grey, Image.fromarray(grey), torch.from_numpy(grey)):
-        torch.testing.assert_close(processor(image, return_tensors="pt").pixel_values, expected)
+    for image in (COLOUR, COLOUR.astype(np.uint16) * 257):
+        torch.testing.assert_close(processor(image, return_tensors="pt").pixel_values, EXPECTED)
+        grey = image[..., 0].copy()
+        for one in (grey, Image.fromarray(grey), torch.from_numpy(grey)):
+            for given in (one, [one]):
+                torch.testing.assert_close(processor(given, return_tensors="pt").pixel_values, expected)
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"])
@@ -135,6 +125,12 @@ def test_post_processing_clips_and_rounds(dtype):
 
 def test_post_processing_undoes_processing():
     processor = SemanIRImageProcessor()
+    images = [COLOUR.astype(np.uint16) * 257, noise(5, 11, 4)]
+    outputs = ImageSuperResolutionOutput(reconstruction=processor(images, return_tensors="pt").pixel_values)
+    arrays = processor.post_process_image_restoration(outputs, output_type="np", images=images)
+    assert all(np.array_equal(array, image) for array, image in zip(arrays, images, strict=True))
+    with refused(ValueError, "uint16", "3 channels"):
+        processor.post_process_image_restoration(outputs, images=images)
     images = [COLOUR, noise(5, 11, 3)]
     outputs = ImageSuperResolutionOutput(reconstruction=processor(images, return_tensors="pt").pixel_values)
     sizes = [image.shape[:2] for image in images]
@@ -172,17 +168,6 @@ def test_pictures_keep_alpha_depth_and_grey(picture, mode):
     assert restored.mode == mode
     wanted = picture if mode == "I;16" else picture.convert(mode)
     np.testing.assert_array_equal(np.asarray(restored), np.asarray(wanted))
-
-
-def test_arrays_of_16_bits_and_a_batch_of_sizes_come_back():
-    processor = SemanIRImageProcessor()
-    deep = COLOUR.astype(np.uint16) * 257
-    images = [deep, noise(5, 11, 4)]
-    outputs = ImageSuperResolutionOutput(reconstruction=processor(images, return_tensors="pt").pixel_values)
-    arrays = processor.post_process_image_restoration(outputs, output_type="np", images=images)
-    assert all(np.array_equal(array, image) for array, image in zip(arrays, images, strict=True))
-    with refused(ValueError, "uint16", "3 channels"):
-        processor.post_process_image_restoration(outputs, images=images)
 
 
 def test_post_processing_refuses_what_does_not_fit():

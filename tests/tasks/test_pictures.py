@@ -1,6 +1,5 @@
 """Pictures of 16 bits are to a classifier what those of 8 are; rows need pictures; classes go by their names."""
 
-import io
 import json
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from hf_ext.tasks.series import SeriesClassificationTask
 from hf_ext.tasks.signals import ImageTask, PixelTask
 from hf_ext.training import TrainingArguments, train
 from hf_ext.training.launch import evaluate_checkpoint
+from tests.kit.pictures import encode
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 from tests.restoration.tiff_testing import grey_tiff
@@ -34,12 +34,6 @@ from .diffusion_testing import MODEL as DIFFUSION
 RAMP = np.linspace(0, 255, 64).round().astype(np.uint8).reshape(8, 8)
 DEEP = (RAMP.astype(int) * 257 + np.resize([-128, 0, 128], (8, 8))).clip(0, 65535).astype(np.uint16)
 FLOATS = Image.fromarray(RAMP / np.float32(255))
-
-
-def tiff_of(picture: Image.Image) -> bytes:
-    file = io.BytesIO()
-    picture.save(file, "TIFF")
-    return file.getvalue()
 
 
 def deep_picture(mode: str) -> Image.Image:
@@ -82,10 +76,6 @@ def test_what_has_no_known_range_is_refused(picture, said):
         in_colours(picture, "RGB")
 
 
-def read_from_file(picture: Image.Image) -> torch.Tensor:
-    return torch.from_numpy(np.array(read_picture(tiff_of(picture))))
-
-
 def trained(task: PixelTask | ImageTask, picture: Image.Image) -> torch.Tensor:
     example = {"image": picture, "label": 0}
     samples = task.training_sample(example, np.random.default_rng(0)), task.encode(example)
@@ -98,7 +88,7 @@ PLACES = {
         PixelTask(image_size=8, num_labels=2, mean=[0.5] * 3, std=[0.5] * 3), picture
     ),
     "images": lambda picture: trained(ImageTask(image_size=8, num_labels=2), picture),
-    "a file": read_from_file,
+    "a file": lambda picture: torch.from_numpy(np.array(read_picture(encode(picture, "TIFF")))),
 }
 
 
@@ -121,7 +111,7 @@ def test_a_server_takes_16_bits_and_says_what_else_to_send():
         assert picture.mode == ("RGB" if pixels is colours else "L")
         np.testing.assert_array_equal(np.asarray(picture).reshape(pixels.shape), pixels)
     with refused(UnreadableError, "PIL", "8 bits"):
-        read_8_bits(tiff_of(FLOATS))
+        read_8_bits(encode(FLOATS, "TIFF"))
 
 
 TINY = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}

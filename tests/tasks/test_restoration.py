@@ -19,17 +19,14 @@ from hf_ext.training.models import initialize_from, refuse_lost_fields
 from tests.kit.models import assert_same_answers, assert_same_weights
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
+from tests.kit.studies import write_photos
 
 MODEL = {"embed_dim": 8, "depths": [2], "num_heads": [2], "window_size": 4, "top_k": 8, "train_top_k": []}
 
 
 @pytest.fixture
 def photos(tmp_path):
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    for index, picture in enumerate(np.random.default_rng(0).integers(256, size=(3, 20, 24, 3))):
-        Image.fromarray(np.uint8(picture)).save(folder / f"{index}.png")
-    return folder
+    return write_photos(tmp_path / "photos", range(3), (20, 24, 3))
 
 
 @pytest.fixture(scope="module")
