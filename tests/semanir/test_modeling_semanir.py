@@ -88,16 +88,6 @@ class TestUShapedWideTop(SemanIRTester):
     fields = {**U_SHAPED, "downsampling": "unshuffle", "reduce_top_skip": False, "refinement_depth": 0}
 
 
-@pytest.mark.parametrize("upsampler", ["pixelshuffle", "direct"])
-@pytest.mark.parametrize("scale", [2, 3, 4])
-def test_upscaling(scale, upsampler):
-    model = make_model(**COLUMNAR, scale=scale, upsampler=upsampler)
-    images = make_images(1, 3, 5, 7)
-    assert restore(model, images).shape == (1, 3, 5 * scale, 7 * scale)
-    loss = model(images, labels=torch.zeros(1, 3, 5 * scale, 7 * scale)).loss
-    assert loss.isfinite()
-
-
 @pytest.mark.parametrize("fields", [COLUMNAR, U_SHAPED, HALF], ids=["columnar", "u-shaped", "half"])
 def test_padding_is_that_of_a_padded_image_and_images_do_not_see_each_other(fields):
     """The model's own padding equals giving it the image reflected by hand, image by image."""
@@ -165,24 +155,6 @@ def test_losses_are_those_of_their_formulas():
         with torch.no_grad():
             outputs = model(labels.flip(0), labels=labels)
         torch.testing.assert_close(outputs.loss, formula(outputs.reconstruction - labels))
-
-
-@pytest.mark.parametrize(
-    ("fields", "sizes"),
-    [
-        (COLUMNAR, [(12, 12, 12), (12, 12, 12), (12, 12, 12)]),
-        (U_SHAPED, [(8, 16, 16), (8, 16, 16), (16, 8, 8), (32, 4, 4), (16, 8, 8), (8, 16, 16), (8, 16, 16)]),
-    ],
-    ids=["columnar", "u-shaped"],
-)
-def test_hidden_states_are_the_stages(fields, sizes):
-    model = make_model(**fields)
-    images = make_images(1, 3, 12, 12)
-    outputs = model(images, output_hidden_states=True)
-    # The first is the input of the first stage; inputs after downsampling are not outputs of a stage.
-    assert [tuple(state.shape[1:]) for state in outputs.hidden_states] == sizes
-    assert len(outputs.hidden_states) == model.config.num_hidden_layers + 1
-    assert model(images).hidden_states is None
 
 
 def test_wrong_inputs_are_refused_with_the_reason():

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 
 from hf_ext.semanir import ops_semanir as ops
-from hf_ext.semanir.ops_semanir import UnknownAttentionError
 from tests.kit.models import assert_operators_agree, operator_pairs
 from tests.kit.refusals import refused
 from tests.semanir import reference_ops as reference
@@ -202,12 +201,6 @@ def test_high_temperature_never_selects_an_illegal_key():
     for gradient in (False, True):
         with torch.set_grad_enabled(gradient):
             assert ops.key_semantic_attention(*arguments)[0, 0, 0].tolist() == [1.0, 0.0]
-
-
-def test_unknown_implementation():
-    arguments = next(attention_cases())
-    with refused(UnknownAttentionError, "implementation", "flash", "auto"):
-        ops.key_semantic_attention(**arguments, implementation="flash")
 
 
 @pytest.mark.parametrize("shift", [0, 4])

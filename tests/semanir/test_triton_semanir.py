@@ -105,23 +105,6 @@ def test_kernels_compile_for_devices_that_are_not_here(tmp_path):
     run_apart(COMPILED, TRITON_CACHE_DIR=str(tmp_path))
 
 
-@needs_triton
-def test_what_the_kernels_do_not_take_is_refused():
-    from hf_ext.fast.semanir_triton import triton_attention
-
-    case = make_case((2, 3), 3, 4, 2, torch.float32)
-    with refused(ValueError, "GPU", "sdpa"):
-        triton_attention(case.query, case.key, case.value, case.table, case.dictionary)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is not None, reason="triton is installed")
-def test_without_triton_the_choice_says_so():
-    query = torch.rand(1, 1, 4, 2)
-    dictionary = ops.Dictionary((2, 2), (0, 0), 2, None)
-    with pytest.raises(ImportError):
-        ops.key_semantic_attention(query, query, query, torch.ones(1), torch.zeros(1, 9), dictionary, "triton")
-
-
 def plain_form(query, key, value, table, dictionary):
     """The result of flex_attention, from the same function of scores: torch has no gradient of it on a CPU."""
     change = kernels.score_change(table, dictionary)
@@ -165,10 +148,17 @@ def test_fused_form_equals_the_reference():
     torch.testing.assert_close(found.double(), without_gradient(case), atol=1e-5, rtol=0)
 
 
-def test_what_torch_does_not_do_is_refused():
+def test_what_the_kernels_do_not_take_is_refused():
     case = make_case((2, 3), 3, 4, 2, torch.float32)
     with refused(UsageError, "CPU"):
         kernels.flex_attention_(*case._replace(table=case.table.requires_grad_()))
+    arguments = (*case[:3], torch.ones(2), case.table, case.dictionary, "triton")
+    if importlib.util.find_spec("triton") is None:
+        with pytest.raises(ImportError):
+            ops.key_semantic_attention(*arguments)
+        return
+    with refused(ValueError, "GPU", "sdpa"):
+        ops.key_semantic_attention(*arguments)
 
 
 # Warnings of torch 2.11 of its own doing while it compiles: `.grad` of inner tensors, `torch.jit.script_method`.
