@@ -1,4 +1,4 @@
-"""The Disentangled DiT in the training loop: samples, dropped conditions, objectives, scores, snapshots, resuming."""
+"""The Disentangled DiT in training: samples, dropped conditions, objectives, scores, snapshots, resuming."""
 
 import json
 
@@ -15,6 +15,7 @@ from diffusers import (
     FlowMatchHeunDiscreteScheduler,
 )
 from PIL import Image
+from safetensors.torch import load_file
 
 import hf_ext.pipelines  # noqa: F401  registers the pipeline with diffusers
 from hf_ext.errors import DataError, MissingColumn, UsageError
@@ -26,9 +27,12 @@ from hf_ext.tasks.diffusion_noise import make_scheduler, noisy_samples, objectiv
 from hf_ext.training import evaluate_checkpoint
 from hf_ext.training.models import refuse_lost_fields
 from tests.disentangled_dit.pipeline_testing import make_text_pipeline
+from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
+from tests.training.launching import launch_two
 
 from .diffusion_testing import CLASSES, MODEL, check_resuming, contents, losses, make_arguments, run, write_pictures
+from .two_processes import STEPS, train_on
 
 
 @pytest.fixture
@@ -297,3 +301,20 @@ def test_the_data_must_fit():
     unnamed.id2label = {0: "a", 1: "b"}
     with refused(UsageError, "num_classes", "2 classes"):
         unnamed.build_model({"num_classes": 3}, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("task", "batch", "passes"), [("one shape", 6, 1), ("one shape", 3, 2), ("buckets", 3, 2)])
+def test_two_processes_train_as_one_on_the_joined_batches(tmp_path, task, batch, passes):
+    data = write_pictures(tmp_path / "pictures", count=12)
+    launch_two("tests.tasks.two_processes", str(data), str(tmp_path / "two"), "3", task)
+    first, second = ((tmp_path / f"two-{rank}-of-2").read_text() for rank in (0, 1))
+    assert first == second
+    train_on(data, tmp_path / "one", batch, task, passes)
+    forget_accelerate()
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
+    assert len(losses(tmp_path / "two")) == STEPS
+    weights = "snapshot/transformer/diffusion_pytorch_model.safetensors"
+    found, expected = (load_file(tmp_path / name / weights) for name in ("two", "one"))
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, atol=1e-5, rtol=1e-4, msg=name)
