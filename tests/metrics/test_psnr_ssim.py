@@ -60,22 +60,18 @@ def test_luma_agrees_with_scikit_image():
     assert ssim(noisy, clean, channel="y") == pytest.approx(skimage_ssim(luma_noisy, luma_clean, None), abs=1e-9)
 
 
-def test_a_constant_error_has_the_psnr_of_its_formula():
+def test_scores_of_constant_errors_and_equal_images_are_those_of_their_formulas():
     clean = np.full((12, 13, 3), 100, dtype=np.uint8)
     assert psnr(clean + 5, clean, channel="rgb") == pytest.approx(20 * math.log10(255 / 5), abs=1e-12)
     # The luma of grey g is 16 + 219 g / 255.
     expected = 20 * math.log10(255 / (5 * 219 / 255))
     assert psnr(clean + 5, clean, channel="y") == pytest.approx(expected, abs=1e-9)
-
-
-def test_ssim_of_constant_images_is_its_luminance_term():
+    # The SSIM of constant images is its luminance term.
     first, second = np.full((11, 11), 100, dtype=np.uint8), np.full((11, 11), 150, dtype=np.uint8)
     constant = (0.01 * 255) ** 2
     expected = (2 * 100 * 150 + constant) / (100**2 + 150**2 + constant)
     assert ssim(first, second, channel="gray") == pytest.approx(expected, abs=1e-9)
-
-
-def test_equal_images_and_a_border_that_is_left_out():
+    # Equal images, and a border that is left out.
     clean, _ = photograph_and_noisy()
     spoiled = clean.copy()
     assert psnr(clean, clean, channel="rgb") == math.inf and ssim(clean, clean, channel="rgb") == pytest.approx(1.0)

@@ -53,6 +53,11 @@ def test_chunks_are_the_whole_sequence_with_all_gradients(fields, trained, size)
         if trained == "all but norms" and isinstance(module, (MRConvBatchNorm, MRConvBranchNorm)):
             module.eval()
     tokens, weights = make_tokens(3, LENGTH), make_signal(3, LENGTH, 4)
+    mask = torch.ones(3, LENGTH, dtype=torch.long)
+    mask[1, :15] = 0
+    # Padding on the left changes nothing.
+    found, wanted = in_chunks(model, tokens, size, mask), model(tokens, mask).last_hidden_state
+    torch.testing.assert_close(found[mask.bool()], wanted[mask.bool()], atol=1e-11, rtol=1e-11)
     whole, parts = model(tokens).last_hidden_state, in_chunks(model, tokens, size)
     torch.testing.assert_close(parts, whole, atol=1e-11, rtol=1e-11)
     pairs = zip(gradients_of(model, parts, weights), gradients_of(model, whole, weights), strict=True)
@@ -75,15 +80,6 @@ def test_kernels_that_are_shorter_than_a_chunk_and_than_the_sequence():
     found = [wide.layers[0].convolution(part, cache=cache) for part in hidden.split(5, dim=2)]
     torch.testing.assert_close(torch.cat(found, dim=2), flipped, atol=1e-11, rtol=1e-11)
     assert cache.layers[0].past.shape == (2, 4, 11)
-
-
-def test_padding_on_the_left_changes_nothing():
-    model = model_of()
-    tokens, mask = make_tokens(2, LENGTH), torch.ones(2, LENGTH, dtype=torch.long)
-    mask[1, :15] = 0
-    whole = model(tokens, mask).last_hidden_state
-    parts = in_chunks(model, tokens, 6, mask)
-    torch.testing.assert_close(parts[mask.bool()], whole[mask.bool()], atol=1e-11, rtol=1e-11)
 
 
 def test_after_detaching_the_gradient_is_that_of_the_last_chunk_with_fixed_inputs_before_it():

@@ -223,9 +223,7 @@ def test_examples_are_those_of_earlier_versions():
         for row in itertools.islice(ListOps().examples(split), 3):
             digest.update(repr(row).encode())
     assert digest.hexdigest() == "c05c371efbdbf0ac5242b4ea9b595f2a46585114a1b141dd36bada4c9c7c0d58"
-
-
-def test_no_text_comes_twice_or_in_two_splits():
+    # No text comes twice or in two splits.
     rows = [row for split in SPLITS for row in itertools.islice(ListOps(0, 63, 200).examples(split), 40)]
     assert len({text for text, _ in rows}) == len(rows)
 
@@ -348,17 +346,14 @@ def test_discs_lie_alike_in_both_classes():
     assert abs(means[0] - means[1]) < 4 * np.hypot(*errors)
 
 
-def test_pictures_are_functions_of_seed_split_and_index():
-    assert np.array_equal(Pathfinder(0).example(2)[0], Pathfinder(0).example(2)[0])
-    different = [Pathfinder(seed).example(index, split)[0] for seed in (0, 1) for split in SPLITS for index in (0, 1)]
-    assert len({picture.tobytes() for picture in different}) == 12
-
-
 @pytest.mark.parametrize(("size", "digest"), [(32, "efd67b62036bd6a7"), (128, "ae99ff06d6587922")])
 def test_pictures_are_the_same_on_any_machine(size, digest):
     """Recorded; they change when numpy changes its generator or we the rules, and then the README's note must too."""
     pictures = b"".join(Pathfinder(0, size).example(index)[0].tobytes() for index in range(2))
     assert hashlib.sha256(pictures).hexdigest()[:16] == digest
+    if size == 32:
+        drawn = [Pathfinder(seed).example(index, split)[0] for seed in (0, 1) for split in SPLITS for index in (0, 1)]
+        assert len({picture.tobytes() for picture in drawn}) == 12
 
 
 @pytest.mark.slow

@@ -374,12 +374,7 @@ class TestCache:
         result = cache.convolve(0, u[:1], lambda: self.kernel(7))
         assert_near(result, long_conv(u[:1], kernel) + bias[:, None], 1e-12)
 
-    def test_bidirectional_layers_are_refused(self):
-        layer = make_layer(bidirectional=True, layer_index=1)
-        with refused(ValueError, "Layer 1", "bidirectional=False"):
-            MRConvCache(self.config).convolve(1, torch.zeros(1, 4, 4), layer.streaming_kernel)
-
-    def test_a_gradient_through_the_cache_is_refused_where_it_is_asked_for(self):
+    def test_gradients_through_the_cache_and_bidirectional_layers_are_refused(self):
         cache = MRConvCache(self.config)
         u = torch.ones(1, CHANNELS, 4, dtype=torch.float64, requires_grad=True)
         result = cache.convolve(0, u, self.kernel)
@@ -387,11 +382,12 @@ class TestCache:
             result.sum().backward()
         with torch.no_grad():
             assert not cache.convolve(0, u, self.kernel).requires_grad
-
-    def test_a_gradient_to_the_kernel_is_refused_where_the_inputs_ask_for_none(self):
-        layer = make_layer()
-        inputs = torch.ones(1, 4, 5)
+        # To the kernel it is too, where the inputs ask for none.
+        layer, inputs = make_layer(), torch.ones(1, 4, 5)
         with refused(RuntimeError, "use_cache=False"):
             layer(inputs, cache=MRConvCache(self.config)).sum().backward()
         layer.requires_grad_(False)
         assert not layer(inputs, cache=MRConvCache(self.config)).requires_grad
+        layer = make_layer(bidirectional=True, layer_index=1)
+        with refused(ValueError, "Layer 1", "bidirectional=False"):
+            MRConvCache(self.config).convolve(1, torch.zeros(1, 4, 4), layer.streaming_kernel)

@@ -143,11 +143,7 @@ def test_large_logits_do_not_overflow():
     wanted = run(ops.key_semantic_attention, inputs, dictionary, torch.float64, "eager")
     # The logits have rounding errors of 100 units in the last place of 1.
     assert_near(run(ops.key_semantic_attention, inputs, dictionary, torch.float32, "native"), wanted, 1e-4)
-
-
-def test_tokens_without_length_have_finite_gradients():
-    pytest.importorskip("numba")
-    inputs, dictionary = make_inputs("9", 4)
+    # Tokens without length have finite gradients.
     inputs[0][:, :, 2] = 0
     inputs[1][:, :, 3] = 0
     assert all(part.isfinite().all() for part in run(ops.key_semantic_attention, inputs, dictionary, torch.float32))

@@ -32,7 +32,12 @@ def base(tmp_path):
     return tmp_path / "base" / "snapshot"
 
 
-def test_everything_changes_in_one_place(tmp_path, base):
+def test_everything_changes_in_one_place_and_each_part_can_be_left_out(tmp_path, base):
+    checkpoint = open_pipeline(str(base))
+    config, scheduler, crops = transfer(checkpoint, (16, 24), Transfer(False, False, {"local_prob": 0.0}), Crops())
+    assert config["pos_embed_base_size"] == [8, 12] and scheduler is checkpoint.scheduler and crops == Crops()
+    config, _, _ = transfer(checkpoint, (16, 24), Transfer(), Crops())
+    assert config["pos_embed_base_size"] == [4, 4] and config["sample_size"] == [16, 24]
     arguments = make_arguments(
         tmp_path / "run",
         tmp_path / "pictures",
@@ -57,14 +62,6 @@ def test_everything_changes_in_one_place(tmp_path, base):
     config, scheduler, _ = transfer(again, (16, 16), Transfer(), Crops())
     assert config["pos_embed_base_size"] == [4, 4]
     assert torch.equal(scheduler.alphas_cumprod, after.scheduler.alphas_cumprod)
-
-
-def test_each_part_can_be_left_out(base):
-    checkpoint = open_pipeline(str(base))
-    config, scheduler, crops = transfer(checkpoint, (16, 24), Transfer(False, False, {"local_prob": 0.0}), Crops())
-    assert config["pos_embed_base_size"] == [8, 12] and scheduler is checkpoint.scheduler and crops == Crops()
-    config, _, _ = transfer(checkpoint, (16, 24), Transfer(), Crops())
-    assert config["pos_embed_base_size"] == [4, 4] and config["sample_size"] == [16, 24]
 
 
 @pytest.mark.parametrize(("objective", "changes"), [("epsilon", {}), ("v_prediction", {}), ("flow", {"shift": 1.5})])

@@ -300,18 +300,13 @@ def test_grey_of_16_bits_keeps_them_in_pairs_and_noise(mode, channels):
         assert np.abs(target[..., 0] - deep / 65535).max() <= (1e-7 if whole else 0.5 / 255 + 1e-6)
 
 
-@pytest.mark.parametrize("values", [np.float32([[0, 1]]), np.int32([[0, 403]])])
-def test_pixels_without_a_known_range_are_refused(values):
-    task = SemanIRTask({"kind": "paired"}, patch_size=8)
-    task.config = SemanIRConfig(**MODEL)
-    with refused(DataError, "range"):
-        task.degraded_example({"lq": Image.fromarray(values), "hq": Image.fromarray(values)}, 0)
-
-
-def test_the_data_must_have_the_columns(tmp_path):
-    picture = Image.new("RGB", (9, 9))
+def test_the_data_must_have_the_columns_and_a_known_range():
+    picture, pairs = Image.new("RGB", (9, 9)), SemanIRTask({"kind": "paired"}, patch_size=8)
+    pairs.config = SemanIRConfig(**MODEL)
+    for values in (np.float32([[0, 1]]), np.int32([[0, 403]])):
+        with refused(DataError, "range"):
+            pairs.degraded_example({"lq": Image.fromarray(values), "hq": Image.fromarray(values)}, 0)
     with refused(MissingColumn, "image", column="photo", option="task.image_column"):
         SemanIRTask(image_column="photo").training_sample({"image": picture}, np.random.default_rng(0))
     with refused(UsageError, "differs", "size"):
-        pair = {"lq": picture, "hq": Image.new("RGB", (9, 8))}
-        SemanIRTask({"kind": "paired"}).training_sample(pair, np.random.default_rng(0))
+        pairs.training_sample({"lq": picture, "hq": Image.new("RGB", (9, 8))}, np.random.default_rng(0))

@@ -166,6 +166,7 @@ def test_a_recipe_trains_from_end_to_end(name, tmp_path):
         assert tokenizer(text)["input_ids"] == task.tokenizer(text)["input_ids"]
     elif isinstance(task, PixelTask):
         picture, processor = SLICES[name][0]["image"][0], AutoImageProcessor.from_pretrained(snapshot)
+        picture = picture.convert("RGB" if len(task.mean) == 3 else "L")
         pixels = processor(picture, return_tensors="pt")["pixel_values"].flatten(2).transpose(1, 2)[0]
         torch.testing.assert_close(pixels, task.encode({"image": picture, "label": 0})["input_values"])
     examples = list(datasets.Dataset.from_dict(SLICES[name][0]))
@@ -206,15 +207,11 @@ def test_expressions_become_tokens_as_in_the_published_recipes():
     # A text that is cut ends with <eos> too.
     long = task.encode({"text": "[MIN " + "1 " * 30 + "]", "label": 1})
     assert int(long["input_ids"][-1]) == task.tokenizer.eos_token_id and long["attention_mask"].all()
-
-
-def test_texts_are_their_bytes():
-    tokenizer = TextTask(max_length=64).tokenizer
-    text = "naïve “quotes”, \t tabs\n and 東京 <eos"
+    # Other texts are their bytes.
+    tokenizer, text = TextTask(max_length=64).tokenizer, "naïve “quotes”, \t tabs\n and 東京 <eos"
     ids = tokenizer(text)["input_ids"]
-    assert len(ids) == len(text.encode()) + 1
+    assert len(tokenizer) == 258 and len(ids) == len(text.encode()) + 1
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
-    assert len(tokenizer) == 258
 
 
 def test_a_batch_is_cut_to_its_longest_sample():
@@ -314,13 +311,10 @@ def test_half_the_rate_is_every_second_sample_and_kernels_that_fit(tmp_path):
         task.build_model(TINY, None)
 
 
-def test_classes_may_be_names():
-    task = TextTask(num_labels=2, label_names=["no", "yes"])
-    assert int(task.label({"label": "yes"})) == int(task.label({"label": 1})) == 1
-    assert task.build_model(TINY, None).config.id2label == {0: "no", 1: "yes"}
-
-
-def test_smoothed_labels_are_learned_and_scores_stay(tmp_path):
+def test_smoothed_labels_are_learned_and_scores_stay_and_classes_may_be_names():
+    named = TextTask(num_labels=2, label_names=["no", "yes"])
+    assert int(named.label({"label": "yes"})) == int(named.label({"label": 1})) == 1
+    assert named.build_model(TINY, None).config.id2label == {0: "no", 1: "yes"}
     plain, smooth = TextTask(num_labels=3, max_length=6), TextTask(num_labels=3, max_length=6, label_smoothing=0.3)
     model = plain.build_model(TINY, None).eval()
     batch = plain.batch(model, [{"text": "ab", "label": 0}, {"text": "cde", "label": 2}])
