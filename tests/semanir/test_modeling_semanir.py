@@ -15,25 +15,11 @@ from tests.kit.models import (
     assert_same_answers,
 )
 from tests.kit.refusals import refused
+from tests.semanir import test_whole_image_semanir as whole
 from tests.semanir.test_whole_image_semanir import make_images, make_model
 
-COLUMNAR = {
-    "embed_dim": 12,
-    "depths": [2, 2],
-    "num_heads": [2, 3],
-    "window_size": 4,
-    "top_k": 6,
-    "image_mean": [0.4, 0.5, 0.6],
-}
-U_SHAPED = {
-    "architecture": "u-shaped",
-    "embed_dim": 8,
-    "depths": [1, 2, 1],
-    "num_heads": [1, 2, 4],
-    "refinement_depth": 2,
-    "window_size": 4,
-    "top_k": 6,
-}
+COLUMNAR = {**whole.COLUMNAR, "image_mean": [0.4, 0.5, 0.6]}
+U_SHAPED = {**whole.STRIDED, "depths": [1, 2, 1], "reduce_top_skip": True}
 HALF = {**COLUMNAR, "stem_scale": 2}
 
 
