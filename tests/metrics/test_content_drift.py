@@ -93,11 +93,9 @@ IMAGES = np.zeros((2, 3, 8, 8, 3))
         (lambda: content_drift(IMAGES[:1]), ValueError, "at least 2 settings"),
         (lambda: content_drift(IMAGES[0]), ValueError, r"\[settings, images, height, width, channels\]"),
         (lambda: content_drift(IMAGES, np.zeros(3, dtype=int)), ValueError, r"\(2, 3\) of the images, got \(3,\)"),
-        (lambda: content_drift(IMAGES - 1), ValueError, "values from 0 to 1"),
         (lambda: content_drift(IMAGES + np.nan), ValueError, "values from 0 to 1"),
         (lambda: content_drift(IMAGES.astype(int)), TypeError, "int64"),
         (lambda: content_drift(IMAGES, cutoff=0.6), ValueError, "at most 0.5"),
-        (lambda: high_frequency_energy(IMAGES, 0), ValueError, "over 0"),
         (lambda: high_frequency_energy(IMAGES[0, 0, 0]), ValueError, r"\[..., height, width, channels\]"),
     ],
 )

@@ -68,12 +68,10 @@ PCM = (STEREO * 32767).round().astype(np.int16)
 # What is given, and the samples that the model should hear.
 GIVEN = {
     "short array": (MONO[:200], MONO[:200]),
-    "long array": (MONO, MONO),
     "one more than a part": (MONO[: LONGEST + 1], MONO[: LONGEST + 1]),
     "tensor": (torch.tensor(MONO), MONO),
     "rows of channels": (STEREO, MONO),
     "channels of rows": (torch.tensor(STEREO.T), MONO),
-    "int16": (PCM[:200, 0], PCM[:200, 0] / 32768),
     "int16 of two channels": (PCM, PCM.mean(1) / 32768),
     "int32 of two channels": (PCM.astype(np.int32) * 65536, PCM.mean(1) / 32768),
     "raw": ({"raw": MONO, "sampling_rate": RATE}, MONO),

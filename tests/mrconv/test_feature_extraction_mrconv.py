@@ -109,7 +109,6 @@ BROKEN[3] = np.nan
         (np.zeros((100, 2)), r"shape \(100, 2\): samples x channels"),
         (np.zeros((1, 2, 100)), r"shape \(2, 100\); expected one axis"),
         (torch.tensor(0.5), r"shape \(\); expected one axis"),
-        (np.float64(0.5), "is a float64"),
         ("digits.wav", "is a str"),
         (np.zeros(4, np.int64), "holds int64; allowed: floats, and int16 or int32"),
         (["digits.wav"], "expected one axis|holds <U"),
@@ -124,7 +123,6 @@ def test_what_is_no_mono_audio_is_refused(audio, words):
     ("options", "words"),
     [
         ({"feature_size": 2}, "only 1, mono"),
-        ({"sampling_rate": 0}, "at least 1"),
         ({"sampling_rate": "8 kHz"}, "`sampling_rate` is '8 kHz'"),
         ({"padding_value": float("nan")}, "`padding_value` is nan"),
         ({"padding_side": "both"}, "allowed: 'left', 'right'"),

@@ -87,7 +87,6 @@ class TestConfig(ConfigTesterMixin):
     }
     bad_configs = [
         ({"image_size": 31}, "of at least 32 pixels"),
-        ({"image_size": [64, 64, 64]}, "give a side, or height and width"),
         ({"depths": [1, 2]}, "`depths` has 2 values and `hidden_sizes` 4"),
         ({"depths": []}, "at least one"),
         ({"depths": [3, 3, 0, 3]}, "each value must be at least 1"),
@@ -95,7 +94,6 @@ class TestConfig(ConfigTesterMixin):
         ({"drop_path_rate": 1.0}, "below 1"),
         ({"layer_norm_eps": 0.0}, "must be positive"),
         ({"kernel_type": "wavelet"}, "wavelet"),
-        ({"kernel_size": 0}, "`kernel_size`"),
         ({"branch_norm": "layer", "reparameterized": True}, "cannot be merged"),
     ]
 

@@ -268,7 +268,6 @@ def test_a_weight_is_that_of_the_picture_that_the_output_means(objective):
         ({"distribution": "cosine"}, "distribution"),
         ({"loss_weight": "snr"}, "loss_weight"),
         ({"std": 0.0}, "timesteps.std must be more than 0, got 0.0"),
-        ({"gamma": -1.0}, "timesteps.gamma must be more than 0"),
         ({"base_size": 0}, "timesteps.base_size must be more than 0"),
         ({"mean": math.inf}, "timesteps.mean must be finite"),
         ({"shift": 3}, "unknown key 'shift' in section 'task.timesteps'"),
