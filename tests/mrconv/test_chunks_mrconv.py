@@ -60,9 +60,8 @@ def test_chunks_are_the_whole_sequence_with_all_gradients(fields, trained, size)
     torch.testing.assert_close(found[mask.bool()], wanted[mask.bool()], atol=1e-11, rtol=1e-11)
     whole, parts = model(tokens).last_hidden_state, in_chunks(model, tokens, size)
     torch.testing.assert_close(parts, whole, atol=1e-11, rtol=1e-11)
-    pairs = zip(gradients_of(model, parts, weights), gradients_of(model, whole, weights), strict=True)
-    for found, wanted in pairs:
-        torch.testing.assert_close(found, wanted, atol=1e-9, rtol=1e-9)
+    found, wanted = gradients_of(model, parts, weights), gradients_of(model, whole, weights)
+    torch.testing.assert_close(found, wanted, atol=1e-9, rtol=1e-9)
 
 
 def test_kernels_that_are_shorter_than_a_chunk_and_than_the_sequence():
@@ -105,8 +104,7 @@ def test_after_detaching_the_gradient_is_that_of_the_last_chunk_with_fixed_input
         total = total + (model.final_norm(hidden) * weight).sum()
     wanted = torch.autograd.grad(total, list(model.parameters()))
     whole = gradients_of(model, in_chunks(model, tokens, size), weights)
-    for mine, definition in zip(found, wanted, strict=True):
-        torch.testing.assert_close(mine, definition, atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(list(found), list(wanted), atol=1e-9, rtol=1e-9)
     assert any((mine - full).abs().max() > 1e-3 for mine, full in zip(found, whole, strict=True))
 
 
@@ -124,8 +122,7 @@ def test_in_training_batch_statistics_are_those_of_the_chunk():
     torch.testing.assert_close(first, make_layer().double().train()(u[..., :20]), atol=1e-10, rtol=0)
     found = torch.autograd.grad(second.square().sum(), [u, *layer.parameters()], retain_graph=True)
     wanted = torch.autograd.grad(expected[..., 20:].square().sum(), [u, *twin.parameters()])
-    for mine, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(mine, other, atol=1e-8, rtol=1e-8)
+    torch.testing.assert_close(found, wanted, atol=1e-8, rtol=1e-8)
     assert count == 3 * 17
     assert not torch.equal(mean, torch.zeros_like(mean)) and bool((var > 0).all())
 

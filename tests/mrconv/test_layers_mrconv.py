@@ -48,8 +48,7 @@ def test_a_layer_is_the_sum_of_its_normalised_branches_and_merging_keeps_it(fiel
     found, wanted = (
         torch.autograd.grad(values.square().sum(), list(layer.parameters())) for values in (output, expected)
     )
-    for gradient, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(gradient, other, atol=1e-8, rtol=1e-8)
+    torch.testing.assert_close(found, wanted, atol=1e-8, rtol=1e-8)
     if norm == "layer":
         with refused(ValueError, "branch_norm", "layer"):
             layer.reparameterize()
@@ -93,8 +92,7 @@ def test_training_is_that_of_n_branches_with_batch_norm(bidirectional):
     torch.testing.assert_close(output[valid], expected[valid], atol=1e-10, rtol=0)
     gradients = torch.autograd.grad(output[valid].square().sum(), list(layer.parameters()))
     wanted = torch.autograd.grad(expected[valid].square().sum(), list(twin.parameters()))
-    for gradient, other in zip(gradients, wanted, strict=True):
-        torch.testing.assert_close(gradient, other, atol=1e-8, rtol=1e-8)
+    torch.testing.assert_close(gradients, wanted, atol=1e-8, rtol=1e-8)
     before = twin.norm
     torch.testing.assert_close(layer.norm.running_mean, 0.9 * before.running_mean + 0.1 * mean)
     torch.testing.assert_close(layer.norm.running_var, 0.9 * before.running_var + 0.1 * var * count / (count - 1))
