@@ -21,7 +21,7 @@ from hf_ext.tasks.pictures import in_colours
 from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.tasks.series import SeriesClassificationTask
 from hf_ext.tasks.signals import ImageTask, PixelTask
-from hf_ext.training import TrainingArguments, train
+from hf_ext.training import train
 from hf_ext.training.launch import evaluate_checkpoint
 from tests.kit.pictures import encode
 from tests.kit.process_state import forget_accelerate
@@ -29,6 +29,7 @@ from tests.kit.refusals import refused
 from tests.restoration.tiff_testing import grey_tiff
 
 from .diffusion_testing import MODEL as DIFFUSION
+from .diffusion_testing import make_arguments
 
 # A ramp from black to white, and the same in 16 bits: as far from it as rounding allows.
 RAMP = np.linspace(0, 255, 64).round().astype(np.uint8).reshape(8, 8)
@@ -136,18 +137,11 @@ class Noted(PixelTask):
 
 
 def run_classes(folder: Path, train_path: str, eval_path: str, **options) -> Noted:
-    values = {
-        "method": "mrconv-pixels",
-        "output_dir": str(folder),
-        "data": {"train": {"path": train_path}, "eval": {"path": eval_path}},
-        "model": TINY,
-        "max_steps": 1,
-        "per_device_train_batch_size": 2,
-        "report_to": "none",
-    }
+    values = {"method": "mrconv-pixels", "model": TINY, "max_steps": 1, "per_device_train_batch_size": 2}
+    values["data"] = {"train": {"path": train_path}, "eval": {"path": eval_path}}
     forget_accelerate()
     task = Noted(image_size=4, num_labels=3, **options)
-    train(task, build(TrainingArguments, values))
+    train(task, make_arguments(folder, Path(train_path), **values))
     return task
 
 

@@ -14,12 +14,14 @@ from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRIma
 from hf_ext.tasks.degradations import jpeg, matlab_luma
 from hf_ext.tasks.made_pictures import KINDS
 from hf_ext.tasks.restoration import SemanIRTask
-from hf_ext.training import TrainingArguments, train
+from hf_ext.training import train
 from hf_ext.training.models import initialize_from, refuse_lost_fields
 from tests.kit.models import assert_same_answers, assert_same_weights
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 from tests.kit.studies import write_photos
+
+from .diffusion_testing import losses, make_arguments
 
 MODEL = {"embed_dim": 8, "depths": [2], "num_heads": [2], "window_size": 4, "top_k": 8, "train_top_k": []}
 
@@ -40,20 +42,9 @@ def base(tmp_path_factory):
 
 def run(tmp_path, photos, name="run", task=None, **changes):
     forget_accelerate()
-    values = {
-        "method": "semanir",
-        "output_dir": str(tmp_path / name),
-        "data": {"train": {"path": str(photos)}, "eval": {"path": str(photos)}},
-        "model": MODEL,
-        "max_steps": 2,
-        "per_device_train_batch_size": 2,
-        "logging_steps": 1,
-        "report_to": "none",
-        **changes,
-    }
-    metrics = train(task or SemanIRTask(patch_size=8), TrainingArguments(**values))
-    rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-    return metrics, [row["loss"] for row in rows if "loss" in row]
+    values = {"method": "semanir", "model": MODEL, "learning_rate": 2e-4, "per_device_train_batch_size": 2, **changes}
+    metrics = train(task or SemanIRTask(patch_size=8), make_arguments(tmp_path / name, photos, **values))
+    return metrics, losses(tmp_path / name)
 
 
 def restore(model, seed=0):
@@ -64,8 +55,8 @@ def restore(model, seed=0):
 
 def test_bf16_and_checkpointing_train_near_the_plain_run(tmp_path, photos):
     scores, plain = run(tmp_path, photos, "plain")
-    metrics, losses = run(tmp_path, photos, "checkpointed", activation_checkpointing=True)
-    assert metrics == pytest.approx(scores, rel=1e-4) and losses == pytest.approx(plain, rel=1e-5)
+    metrics, found = run(tmp_path, photos, "checkpointed", activation_checkpointing=True)
+    assert metrics == pytest.approx(scores, rel=1e-4) and found == pytest.approx(plain, rel=1e-5)
     _, halved = run(tmp_path, photos, "halved", mixed_precision="bf16")
     assert halved != pytest.approx(plain, rel=1e-5)
     np.testing.assert_allclose(halved, plain, rtol=0.02)
