@@ -15,55 +15,43 @@ from hf_ext.mrconv import (
 )
 from tests.kit.models import assert_same_answers, assert_same_weights
 from tests.kit.refusals import refused
+from tests.mrconv import mrconv_testing
 
 LENGTH = 24
-TOKENS = {
-    "vocab_size": 11,
-    "hidden_size": 8,
-    "num_hidden_layers": 2,
-    "kernel_size": 4,
-    "max_position_embeddings": LENGTH,
-    "num_labels": 3,
-}
-IMAGES = {
-    "image_size": 16,
-    "patch_size": 2,
-    "hidden_sizes": [6, 8],
-    "depths": [1, 1],
-    "kernel_size": 4,
-    "num_labels": 3,
-}
+TOKENS = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 2, "kernel_size": 4, "num_labels": 3}
 
 
 def make_tokens(batch: int = 2, length: int = LENGTH, seed: int = 0) -> dict[str, torch.Tensor]:
     """Tokens padded at the left of the first sample, at the right of the second."""
-    generator = torch.Generator().manual_seed(seed)
     mask = torch.ones(batch, length, dtype=torch.int64)
     mask[0, : length // 3] = 0
     mask[1, length - length // 4 :] = 0
-    return {"input_ids": torch.randint(11, (batch, length), generator=generator), "attention_mask": mask}
+    return {"input_ids": mrconv_testing.make_tokens(batch, length, seed=seed), "attention_mask": mask}
 
 
 def make_images(batch: int = 2, seed: int = 0) -> dict[str, torch.Tensor]:
-    return {"pixel_values": torch.randn(batch, 3, 16, 16, generator=torch.Generator().manual_seed(seed))}
+    return {"pixel_values": torch.randn(batch, 3, 16, 16, generator=mrconv_testing.generator(seed))}
 
 
-def settle(model, make_inputs, merged: bool):
+def settle(make, make_inputs, merged: bool):
     """The model in evaluation, with the running statistics of some batches."""
+    torch.manual_seed(0)
+    model = make().train()
     with torch.no_grad():
         for seed in range(2):
-            model.train()(**make_inputs(4, seed=seed))
+            model(**make_inputs(4, seed=seed))
     return model.reparameterize().eval() if merged else model.eval()
 
 
 def make_token_model(merged=False, **fields) -> MRConvForSequenceClassification:
-    torch.manual_seed(0)
-    return settle(MRConvForSequenceClassification(MRConvConfig(**{**TOKENS, **fields})), make_tokens, merged)
+    config = MRConvConfig(**TOKENS, max_position_embeddings=LENGTH, **fields)
+    return settle(lambda: MRConvForSequenceClassification(config), make_tokens, merged)
 
 
 def make_image_model(merged=False) -> MRConvNextForImageClassification:
-    torch.manual_seed(0)
-    return settle(MRConvNextForImageClassification(MRConvNextConfig(**IMAGES)), make_images, merged)
+    sizes = {"image_size": 16, "patch_size": 2, "hidden_sizes": [6, 8], "depths": [1, 1], "kernel_size": 4}
+    config = MRConvNextConfig(**sizes, num_labels=3)
+    return settle(lambda: MRConvNextForImageClassification(config), make_images, merged)
 
 
 CASES = {"tokens": (make_token_model, make_tokens), "images": (make_image_model, make_images)}

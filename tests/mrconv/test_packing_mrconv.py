@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from transformers import DataCollatorWithFlattening
 
 from hf_ext.mrconv import (
@@ -14,7 +15,7 @@ from hf_ext.mrconv import (
 from hf_ext.mrconv import ops_mrconv as ops
 from hf_ext.mrconv.packing_mrconv import group_lengths, read_packing
 from tests.kit.refusals import refused
-from tests.mrconv.mrconv_testing import TOKENS, assert_two_processes_are_one, make_model, make_signal, make_tokens
+from tests.mrconv.mrconv_testing import TOKENS, in_two_processes, make_model, make_signal, make_tokens
 
 FIELDS = {name: value for name, value in TOKENS.items() if name != "num_labels"}
 # Groups of one and of several, of one position, and as long as the longest kernel.
@@ -185,12 +186,24 @@ def test_what_needs_one_sequence_in_a_row_refuses_packed_ones():
         model(make_tokens(1, 40), position_ids=torch.tensor([[*range(38), 0, 1]]))
 
 
+def step(rank: int | None) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Gradients and statistics of a share of the sequences, of which the first process has one, or of all."""
+    chosen = {0: [3], 1: [0, 1, 2], None: [3, 0, 1, 2]}[rank]
+    model = make_model(MRConvModel, **FIELDS).double().train()
+    positions = torch.cat([torch.arange(LENGTHS[index]) for index in chosen])[None]
+    outputs = model(torch.cat([SEQUENCES[index] for index in chosen])[None], position_ids=positions).last_hidden_state
+    weights = make_signal(1, 63, 4)
+    (outputs * {0: weights[:, :20], 1: weights[:, 20:], None: weights}[rank]).sum().backward()
+    gradients = gradients_of(model)
+    if rank is not None:
+        for gradient in gradients.values():
+            dist.all_reduce(gradient)
+    return gradients, dict(model.named_buffers())
+
+
 @pytest.mark.slow
 def test_two_processes_with_other_groups_are_one_on_all_sequences(tmp_path):
-    shares, weights = [], make_signal(1, 63, 4)
-    # One group in the first process, three in the second.
-    for chosen, own in ((slice(3, 4), weights[:, :20]), (slice(0, 3), weights[:, 20:])):
-        positions = torch.cat([torch.arange(length) for length in LENGTHS[chosen]])[None]
-        shares.append(({"input_ids": torch.cat(SEQUENCES[chosen])[None], "position_ids": positions}, own))
-    joined = {name: torch.cat([inputs[name] for inputs, _ in shares], dim=1) for name in shares[0][0]}
-    assert_two_processes_are_one(tmp_path, MRConvModel, FIELDS, shares, (joined, weights))
+    gradients, buffers = step(None)
+    for found in in_two_processes(tmp_path, step):
+        torch.testing.assert_close(found[0], gradients, atol=1e-10, rtol=1e-10)
+        torch.testing.assert_close(found[1], buffers, atol=1e-10, rtol=0)
