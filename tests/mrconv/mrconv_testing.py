@@ -36,6 +36,14 @@ def make_tokens(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(0, 11, shape, generator=generator(seed))
 
 
+def make_mask() -> torch.Tensor:
+    """Of four rows of 20, one is padded on the right and one on the left."""
+    mask = torch.ones(4, 20, dtype=torch.int64)
+    mask[1, 13:] = 0
+    mask[2, :4] = 0
+    return mask
+
+
 def shake(module: torch.nn.Module) -> None:
     """Move parameters and statistics from their initial values, where a missing term would not be seen."""
     with torch.no_grad():

@@ -17,7 +17,7 @@ from hf_ext.mrconv import (
 )
 from hf_ext.mrconv.modeling_mrconv import delta_features
 from tests.kit.models import LoraTesterMixin, TrainerTesterMixin, assert_same_answers
-from tests.mrconv.mrconv_testing import SIZES, TOKENS, MRConvTester, make_model, make_signal, make_tokens
+from tests.mrconv.mrconv_testing import SIZES, TOKENS, MRConvTester, make_mask, make_model, make_signal, make_tokens
 
 
 class TestMaskedLM(MRConvTester, TrainerTesterMixin, LoraTesterMixin):
@@ -30,10 +30,7 @@ class TestMaskedLM(MRConvTester, TrainerTesterMixin, LoraTesterMixin):
         labels = torch.full((4, 20), -100)
         labels[:, 5:9] = inputs["input_ids"][:, 5:9]
         inputs["input_ids"][:, 5:9] = 0
-        mask = torch.ones(4, 20, dtype=torch.int64)
-        mask[1, 13:] = 0
-        mask[2, :4] = 0
-        return {**inputs, "attention_mask": mask, "labels": labels}
+        return {**inputs, "attention_mask": make_mask(), "labels": labels}
 
 
 # What is measured is far from zero mean and unit spread.
@@ -86,10 +83,8 @@ class TestDeltaFeatures(MRConvTester, LoraTesterMixin):
     lora_targets = ["pointwise"]
 
     def make_inputs(self):
-        mask = torch.ones(4, 20, dtype=torch.int64)
-        mask[1, 13:] = 0
-        mask[2, :4] = 0
-        return {"input_values": make_measurements(4, 20), "attention_mask": mask, "labels": torch.arange(4) % 3}
+        labels = torch.arange(4) % 3
+        return {"input_values": make_measurements(4, 20), "attention_mask": make_mask(), "labels": labels}
 
 
 HEADS = {

@@ -13,7 +13,7 @@ from hf_ext.mrconv import (
 from hf_ext.mrconv.configuration_mrconv import KERNEL_TYPES
 from tests.kit.models import LoraTesterMixin, TrainerTesterMixin, assert_same_answers, assert_same_weights
 from tests.kit.refusals import refused
-from tests.mrconv.mrconv_testing import SIZES, TOKENS, MRConvTester, make_model, make_signal, make_tokens
+from tests.mrconv.mrconv_testing import SIZES, TOKENS, MRConvTester, make_mask, make_model, make_signal, make_tokens
 
 
 class TestTokens(MRConvTester, TrainerTesterMixin, LoraTesterMixin):
@@ -22,10 +22,8 @@ class TestTokens(MRConvTester, TrainerTesterMixin, LoraTesterMixin):
     lora_targets = ["pointwise", "classifier"]
 
     def make_inputs(self):
-        mask = torch.ones(4, 20, dtype=torch.int64)
-        mask[1, 13:] = 0
-        mask[2, :4] = 0
-        return {"input_ids": make_tokens(4, 20), "attention_mask": mask, "labels": torch.tensor([0, 1, 2, 1])}
+        labels = torch.tensor([0, 1, 2, 1])
+        return {"input_ids": make_tokens(4, 20), "attention_mask": make_mask(), "labels": labels}
 
 
 class TestAudio(MRConvTester, TrainerTesterMixin):
@@ -44,9 +42,7 @@ class TestRetrieval(MRConvTester):
     fields = {**TOKENS, "hidden_size": 8, "kernel_type": "dilated", "norm": "layer", "num_labels": 2}
 
     def make_inputs(self):
-        mask = torch.ones(4, 20, dtype=torch.int64)
-        mask[1, 13:] = 0
-        second = {"input_ids_2": make_tokens(4, 20, seed=1), "attention_mask_2": mask}
+        second = {"input_ids_2": make_tokens(4, 20, seed=1), "attention_mask_2": make_mask()}
         return {"input_ids": make_tokens(4, 20), **second, "labels": torch.tensor([0, 1, 1, 0])}
 
 

@@ -1,6 +1,7 @@
 """The study: who trains and who tests, equal sizes, tables, the scripts beside it; and the benchmarks."""
 
 import json
+import re
 import sys
 import wave
 from argparse import Namespace
@@ -198,7 +199,6 @@ def test_wrong_words_are_refused(words, said, load, monkeypatch, tmp_path, capsy
 
 
 load_module = module_loader(EXAMPLES / "benchmarks")
-SMALL = {"tiny": {"hidden_sizes": (8, 16, 16, 16), "depths": (1, 1, 1, 1)}}
 
 
 @pytest.fixture
@@ -207,12 +207,6 @@ def load_benchmark(load_module, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield load_module
     sys.modules.pop("peers", None)
-
-
-def find(module, **words) -> tuple[dict, str]:
-    """The last result of a benchmark as its JSON has it, and its table."""
-    content = list(module.measure(Namespace(**words)))[-1]
-    return json.loads(json.dumps(content)), module.markdown(content)
 
 
 def test_the_frame_reads_words_and_keeps_notes_below_a_table(load_benchmark, monkeypatch, tmp_path):
@@ -255,41 +249,37 @@ def test_memory_is_what_a_call_holds_at_once(load_benchmark):
     assert 2 * 2**20 <= peak_bytes(call) < 2.1 * 2**20
 
 
-@pytest.mark.slow
-def test_times_and_memory_against_length(load_benchmark):
-    result, table = find(load_benchmark("mrconv_inference"), lengths=[64, 128], rounds=1, width=64)
-    assert set(result["results"]["blocks"]) == {"64", "128"}
-    for row in result["results"]["blocks"]["128"].values():
-        assert row["seconds"] > 0 and row["bytes"] >= 4 * 64 * 128
-    assert set(result["results"]["blocks"]["64"]) == {
-        "MRConv merged", "MRConv branches", "S4D", "SDPA attention", "Mamba 2",
-    }  # fmt: skip
-    assert "| blocks, length | MRConv merged | MRConv branches | S4D |" in table
+# Words that make it small, what it compares, and what its table has.
+BENCHMARKS = {
+    "mrconv_inference": (
+        {"lengths": [64, 128], "rounds": 1, "width": 64},
+        ["MRConv merged", "MRConv branches", "S4D", "SDPA attention", "Mamba 2"],
+        "| blocks, length | MRConv merged | MRConv branches | S4D |",
+    ),
+    "mrconv_images": (
+        {"presets": ["tiny"], "image_size": 32, "rounds": 1, "batches": [1, 2]},
+        ["ConvNeXt"],
+        "| 82.1 | 1,306 |",
+    ),
+    "mrconv_latency": (
+        {"contexts": [64]},
+        ["MRConv, streaming", "MRConv, recomputing", "Mamba 2", "attention (SDPA)"],
+        "| ",
+    ),
+    "mrconv_packing": ({"batches": 1, "batch": 2}, ["padded", "packed", "packed, one group"], "| "),
+}
 
 
 @pytest.mark.slow
-def test_pictures_a_second(load_benchmark, monkeypatch):
-    images = load_benchmark("mrconv_images")
-    monkeypatch.setattr(images, "PRESETS", SMALL)
-    result, table = find(images, presets=["tiny"], image_size=32, rounds=1, batches=[1, 2])
-    assert set(result["results"]["tiny"]["inference"]) == {"1", "2"}
-    assert result["results"]["tiny"]["training"]["ConvNeXt"]["ratio"] == 1.0
-    assert table.count("\n") == 5 and "| 82.1 | 1,306 |" in table
-
-
-@pytest.mark.slow
-def test_every_token_of_a_stream_is_timed(load_benchmark, tmp_path):
-    result, table = find(load_benchmark("mrconv_latency"), contexts=[64], output=tmp_path / "latency.json")
-    rows = result["contexts"]["64"]
-    streaming = rows["MRConv, streaming"]
-    assert streaming["tokens"] == 64 and streaming["p50"] <= streaming["p99"] <= streaming["worst"]
-    assert streaming["state_bytes"] > 0 and streaming["shared_bytes"] > 0
-    assert set(rows) == {"MRConv, streaming", "MRConv, recomputing", "Mamba 2", "attention (SDPA)"}
-    assert table.count("\n") == 6 and (tmp_path / "latency.png").is_file()
-
-
-@pytest.mark.slow
-def test_documents_are_packed_as_they_are_padded(load_benchmark):
-    result, _ = find(load_benchmark("mrconv_packing"), batches=1, batch=2)
-    assert 0 < result["share_of_tokens_in_padded_rows"] <= 1
-    assert all(set(rows) == {"padded", "packed", "packed, one group"} for rows in result["norms"].values())
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_a_benchmark_compares_on_a_small_case(name, load_benchmark, monkeypatch, tmp_path):
+    module, (words, sides, line) = load_benchmark(name), BENCHMARKS[name]
+    monkeypatch.setattr(
+        module, "PRESETS", {"tiny": {"hidden_sizes": (8, 16, 16, 16), "depths": (1,) * 4}}, raising=False
+    )
+    content = list(module.measure(Namespace(**words, output=tmp_path / "result.json")))[-1]
+    text = json.dumps(content)
+    assert all(f'"{side}": ' in text for side in sides)
+    numbers = [float(number) for number in re.findall(r": (-?[0-9.e+-]+)[,}]", text)]
+    assert len(numbers) > len(sides) and min(numbers) >= 0
+    assert line in module.markdown(content)
