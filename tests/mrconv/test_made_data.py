@@ -123,11 +123,7 @@ def test_settings_that_cannot_be_met_are_refused(kind, values, named):
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [
-        ("listops", ["new", "--max-length", 501]),
-        ("listops", ["new", "--train", 0]),
-        ("pathfinder", ["there"]),
-    ],
+    [("listops", ["new", "--max-length", 501]), ("listops", ["new", "--train", 0]), ("pathfinder", ["there"])],
 )
 def test_a_script_ends_with_one_line_that_says_what_is_wrong(name, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -291,10 +287,7 @@ def test_dashes_keep_the_benchmarks_distance(size, count):
             assert not shared[later, in_the_way].any()
 
 
-@pytest.mark.parametrize(
-    ("size", "count", "distractors", "lit"),
-    [(32, 60, (4.65, 0.25), 0.173), LARGE],
-)
+@pytest.mark.parametrize(("size", "count", "distractors", "lit"), [(32, 60, (4.65, 0.25), 0.173), LARGE])
 def test_pictures_are_as_full_as_those_of_the_benchmark(size, count, distractors, lit):
     """Numbers recorded from its own code, of 310 and 27 pictures: short paths, and pixels above a quarter of 255."""
     task = Pathfinder(3, size)

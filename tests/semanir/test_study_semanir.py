@@ -42,10 +42,7 @@ def every_setting(study) -> dict[str, dict]:
     denoising = [made.values(made.source("set12", "train"), **changes) for changes in study.CANDIDATES.values()]
     mixed = {"task.degradation": [study.NOISE, study.JPEG], "task.eval_degradation": [study.NOISE, study.JPEG]}
     named = {f"candidate {index}": values for index, values in enumerate(denoising)}
-    return named | {
-        "mixed": {**denoising[0], **mixed},
-        "random": {**denoising[0], "model.train_top_k": [4, 8]},
-    }
+    return named | {"mixed": {**denoising[0], **mixed}, "random": {**denoising[0], "model.train_top_k": [4, 8]}}
 
 
 def test_every_run_has_valid_settings_and_peers_are_of_equal_size(load):

@@ -20,16 +20,7 @@ from hf_ext.tasks.precompute import precompute
 from hf_ext.training.data import IndexedSamples, TrainingLoader
 from tests.kit.refusals import refused
 
-from .diffusion_testing import (
-    MODEL,
-    check_resuming,
-    losses,
-    make_arguments,
-    rows_of,
-    run,
-    settings,
-    write_pictures,
-)
+from .diffusion_testing import MODEL, check_resuming, losses, make_arguments, rows_of, run, settings, write_pictures
 
 # Tall, square and wide, several of each.
 SIZES = [(24, 12), (16, 16), (12, 24), (30, 15), (20, 20), (16, 32), (18, 18), (24, 13), (17, 16)]
