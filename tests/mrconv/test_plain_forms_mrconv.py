@@ -11,19 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
 
-from hf_ext.mrconv import (
-    MRConvFeatureExtractor,
-    MRConvForAudioClassification,
-    MRConvForCausalLM,
-    MRConvForMaskedLM,
-    MRConvForRetrieval,
-    MRConvForSequenceClassification,
-    MRConvForTokenClassification,
-    MRConvModel,
-    MRConvNextConfig,
-    MRConvNextForImageClassification,
-    MRConvNextImageProcessor,
-)
+from hf_ext import mrconv
 from tests.kit import warm_python
 from tests.kit.models import assert_same_weights
 from tests.mrconv import test_heads_mrconv as heads
@@ -72,14 +60,14 @@ def run_absent(program: str, folder: Path, *words: str) -> None:
 def token_case(**fields):
     mask = torch.ones(3, 37, dtype=torch.int64)
     mask[0, :9], mask[2, 30:] = 0, 0
-    model = make_model(MRConvForSequenceClassification, **{**TOKENS, **fields})
+    model = make_model(mrconv.MRConvForSequenceClassification, **{**TOKENS, **fields})
     return AutoModelForSequenceClassification, model, {"input_ids": make_tokens(3, 37), "attention_mask": mask}
 
 
 def image_case():
     torch.manual_seed(0)
-    config = MRConvNextConfig(image_size=16, hidden_sizes=[8, 16], depths=[1, 1], num_labels=3)
-    model = MRConvNextForImageClassification(config)
+    config = mrconv.MRConvNextConfig(image_size=16, hidden_sizes=[8, 16], depths=[1, 1], num_labels=3)
+    model = mrconv.MRConvNextForImageClassification(config)
     shake(model)
     return AutoModelForImageClassification, model, {"pixel_values": torch.randn(3, 3, 16, 16, generator=generator())}
 
@@ -111,16 +99,16 @@ def test_a_checkpoint_answers_and_learns_alike_without_the_package(case, tmp_pat
 
 SPARSE = {**TOKENS, "kernel_type": "sparse"}
 SOUND = {**TOKENS, "vocab_size": None, "sampling_rate": 8000}
-# The Auto class after `AutoModel`, and a model.
+# What follows `AutoModel` and `MRConv` in the names of its classes, and its fields.
 KINDS = {
-    "base": ("", lambda: make_model(MRConvModel, **SPARSE)),
-    "retrieval": ("ForNextSentencePrediction", lambda: make_model(MRConvForRetrieval, **SPARSE).reparameterize()),
-    "language": ("ForCausalLM", lambda: make_model(MRConvForCausalLM, **SPARSE)),
-    "masked": ("ForMaskedLM", lambda: make_model(MRConvForMaskedLM, **SPARSE, bidirectional=True)),
-    "positions": ("ForTokenClassification", lambda: make_model(MRConvForTokenClassification, **heads.CHANNELS)),
-    "deltas": ("ForSequenceClassification", lambda: make_model(MRConvForSequenceClassification, **heads.DELTAS)),
-    "sound": ("ForAudioClassification", lambda: make_model(MRConvForAudioClassification, **SOUND)),
-    "image": ("ForImageClassification", lambda: image_case()[1].reparameterize()),
+    "base": ("", "Model", SPARSE),
+    "retrieval": ("ForNextSentencePrediction", "ForRetrieval", SPARSE),
+    "language": ("ForCausalLM", "ForCausalLM", SPARSE),
+    "masked": ("ForMaskedLM", "ForMaskedLM", {**SPARSE, "bidirectional": True}),
+    "positions": ("ForTokenClassification", "ForTokenClassification", heads.CHANNELS),
+    "deltas": ("ForSequenceClassification", "ForSequenceClassification", heads.DELTAS),
+    "sound": ("ForAudioClassification", "ForAudioClassification", SOUND),
+    "image": ("ForImageClassification", "NextForImageClassification", {}),
 }
 TAKEN = {
     "retrieval": {"input_ids": "tokens", "input_ids_2": "tokens"},
@@ -129,8 +117,8 @@ TAKEN = {
     **dict.fromkeys(("positions", "deltas"), {"input_values": "values"}),
 }
 PROCESSORS = {
-    "sound": ("AutoFeatureExtractor", MRConvFeatureExtractor(sampling_rate=8000)),
-    "image": ("AutoImageProcessor", MRConvNextImageProcessor(size={"shortest_edge": 16})),
+    "sound": ("AutoFeatureExtractor", mrconv.MRConvFeatureExtractor(sampling_rate=8000)),
+    "image": ("AutoImageProcessor", mrconv.MRConvNextImageProcessor(size={"shortest_edge": 16})),
 }
 PREPARE = """
 def prepare(processor, given):
@@ -184,14 +172,16 @@ def test_folders_load_through_auto_classes_and_save_again_with_and_without_hf_ex
     inputs["audio"] = torch.randn(20, generator=generator())
     save_file(inputs, tmp_path / "inputs")
     models, expected, told = {}, {}, {}
-    for kind, (auto_class, make) in KINDS.items():
+    for kind, (auto_class, head, fields) in KINDS.items():
         taken = TAKEN.get(kind, {"input_ids": "tokens"})
-        model, given = make(), {name: inputs[of] for name, of in taken.items()}
+        given = {name: inputs[of] for name, of in taken.items()}
+        model = image_case()[1] if kind == "image" else make_model(getattr(mrconv, f"MRConv{head}"), **fields)
+        model = model.reparameterize() if kind in ("retrieval", "image") else model
         processor_class, processor = PROCESSORS.get(kind, (None, None))
         for part in filter(None, (model, processor)):
             part.save_pretrained(tmp_path / "first" / kind)
         loaded = getattr(transformers, f"AutoModel{auto_class}").from_pretrained(tmp_path / "first" / kind)
-        assert type(loaded) is type(model)
+        assert type(loaded) is type(model) is getattr(mrconv, f"MRConv{head}")
         with torch.no_grad():
             expected[kind] = loaded(**(names["prepare"](processor, given) if processor else given))[0]
         models[kind], told[kind] = model, (f"AutoModel{auto_class}", processor_class, taken)

@@ -21,7 +21,7 @@ from hf_ext.tasks.sequences import cut_padding
 from hf_ext.tasks.series import SeriesClassificationTask, SeriesRegressionTask
 from hf_ext.tasks.signals import AudioTask, ImageTask, PixelTask, random_box
 from hf_ext.tasks.texts import LanguageModelTask, ListOpsTask, MaskedLanguageModelTask, RetrievalTask, TextTask
-from hf_ext.training import TrainingArguments, build_task, train
+from hf_ext.training import TrainingArguments, build_task, evaluate_checkpoint, train
 from hf_ext.training.arguments import apply_overrides, build, read_yaml
 from tests.kit.models import assert_same_answers, assert_same_weights
 from tests.kit.process_state import forget_accelerate
@@ -195,6 +195,20 @@ def test_each_recipe_takes_the_kernels_of_the_papers_tables(name):
         rest.add(sum(value.numel() for key, value in model.named_parameters() if key not in kernels))
     # Only the kernels differ.
     assert len(rest) == 1
+
+
+# peft still asks for the name that transformers deprecates.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_the_last_evaluation_of_an_adapters_run_is_that_of_its_snapshot(tmp_path):
+    """`hf-ext train --init_from --peft`, then `hf-ext evaluate` of what it wrote."""
+    run_recipe(tmp_path, "listops", "--max_steps=6", folder="base")
+    words = ["--max_steps=12", "--learning_rate=0.03", f"--init_from={tmp_path / 'base' / 'snapshot'}"]
+    words += ["--peft={peft_type: LORA, target_modules: [pointwise], modules_to_save: [classifier]}"]
+    metrics = run_recipe(tmp_path, "listops", *words, folder="tuned")
+    words = [f"--data={{eval: {{path: {tmp_path / 'data' / 'data.parquet'}}}}}", *SLICES["listops"][1]]
+    report = evaluate_checkpoint(str(tmp_path / "tuned" / "snapshot"), RECIPES / "listops.yaml", words)
+    found = {result["metric"]: result["value"] for result in report["results"]}
+    assert found == pytest.approx(metrics, abs=1e-5)
 
 
 def test_expressions_become_tokens_as_in_the_published_recipes():
