@@ -1,6 +1,7 @@
 """What MRConv asks of a GPU, found out without one: operations of a forward and backward pass, and FSDP."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -85,23 +86,14 @@ def test_no_step_waits_for_the_device_or_is_refused_in_deterministic_mode(
 
 
 def test_a_gpu_checks_masks_by_itself():
-    class OnGPU:
-        """What `require_all` needs of a tensor on a GPU; `torch._assert_async` of a CPU answers at once."""
+    """The host does not wait for the answer; `torch._assert_async` of a CPU answers at once."""
 
-        is_cuda = True
+    def on_gpu(*values: bool) -> SimpleNamespace:
+        return SimpleNamespace(is_cuda=True, all=lambda: torch.tensor(values).all())
 
-        def __init__(self, values):
-            self.values = values
-
-        def all(self):
-            return torch.tensor(self.values).all()
-
-        def __bool__(self):
-            raise AssertionError("The host waits.")
-
-    require_all(OnGPU([True, True]), "holes")
+    require_all(on_gpu(True, True), "holes")
     with refused(RuntimeError, "holes"):
-        require_all(OnGPU([True, False]), "holes")
+        require_all(on_gpu(True, False), "holes")
     with refused(ValueError, "holes"):
         require_all(torch.tensor([True, False]), "holes")
 

@@ -56,17 +56,14 @@ class TestPositions(MRConvTester, TrainerTesterMixin, LoraTesterMixin):
         return {"input_values": values, "attention_mask": mask, "labels": labels}
 
 
+TARGETS = {"target_mean": [70.0, 0.0], "target_std": [3.0, 0.01]}
+
+
 class TestRegression(MRConvTester, TrainerTesterMixin):
     """Of two targets, far from zero mean and unit spread."""
 
     model_class = MRConvForSequenceClassification
-    fields = {
-        **CHANNELS,
-        "problem_type": "regression",
-        "num_labels": 2,
-        "target_mean": [70.0, 0.0],
-        "target_std": [3.0, 0.01],
-    }
+    fields = {**CHANNELS, "num_labels": 2, "problem_type": "regression", **TARGETS}
     # Of answers of about 70.
     bfloat16_tolerance = 0.5
 

@@ -37,12 +37,8 @@ def knocks(count: int = 24) -> datasets.Dataset:
     rows = []
     for index in range(count):
         strength, length = generator.uniform(1, 3), int(generator.integers(20, 33))
-        wave = (
-            np.sin(np.arange(length) * 0.9)[:, None] * [strength, 1.0]
-            if index % 2
-            else (np.sin(np.arange(length) * 0.9)[:, None] * [1.0, strength])
-        )
-        values = 500 + 20 * wave
+        sides = [strength, 1.0] if index % 2 else [1.0, strength]
+        values = 500 + 20 * np.sin(np.arange(length) * 0.9)[:, None] * sides
         rows.append({
             "x": values[:, 0].tolist(), "y": values[:, 1].tolist(), "label": ("right", "left")[index % 2],
             "strength": 70 + strength, "length": float(length),
