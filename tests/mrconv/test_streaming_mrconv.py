@@ -67,28 +67,27 @@ def filled_with_nan():
     torch.use_deterministic_algorithms(before)
 
 
-# Kernels shorter than a tile, of one, of a head, of one and two levels and beside them; inputs beyond several blocks.
-@pytest.mark.parametrize("taps", [1, TILE - 1, 2 * TILE, 2 * TILE + 1, 256, 261])
-@pytest.mark.parametrize("chunks", [[1], [520], [5, 64, 1, 1, 31, 200]])
-def test_chunks_equal_the_whole(taps, chunks):
-    kernel, bias, u = make(taps, 520)
-    assert_near(stream(kernel, bias, u, chunks), long_conv(u, kernel) + bias[:, None], 1e-12)
+TOKENS, MIXED = [1], [5, 64, 1, 1, 31, 200]
+# Taps, positions, chunks, dtype, tolerance.
+STREAMS = [
+    # Kernels shorter than a tile, of one, of a head, of one and two levels and beside; inputs beyond several blocks.
+    *((taps, 520, chunks, torch.float64, 1e-12) for taps in (1, TILE - 1, 2 * TILE, 2 * TILE + 1, 256, 261)
+      for chunks in (TOKENS, [520], MIXED)),
+    # A prompt leaves the state that tokens go on from.
+    *((taps, prompt + 1200, [prompt, *[1] * 70, 31, 900, 16], torch.float64, 1e-12)
+      for taps in (40, 1100) for prompt in (256, 300, 2600)),
+    # Rounding does not add up over thousands of positions.
+    (1000, 3000, TOKENS, torch.float32, 1e-5),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("taps", [40, 1100])
-@pytest.mark.parametrize("prompt", [256, 300, 2600])
-def test_a_prompt_leaves_the_state_that_tokens_go_on_from(taps, prompt, filled_with_nan):
-    kernel, bias, u = make(taps, prompt + 1200, batch=1, channels=2)
-    result = stream(kernel, bias, u, [prompt, *[1] * 70, 31, 900, 16])
-    assert_near(result, long_conv(u, kernel) + bias[:, None], 1e-12)
-
-
-def test_rounding_does_not_add_up_over_thousands_of_positions():
-    kernel, bias, u = make(1000, 3000, torch.float32, batch=1, channels=2)
-    expected = long_conv(u.double(), kernel.double()) + bias.double()[:, None]
-    result = stream(kernel, bias, u, [1])
-    assert result.dtype == torch.float32
-    assert_near(result.double(), expected, 1e-5)
+@pytest.mark.parametrize(("taps", "length", "chunks", "dtype", "tolerance"), STREAMS)
+def test_chunks_equal_the_whole(taps, length, chunks, dtype, tolerance, filled_with_nan):
+    sizes = {} if length == 520 else {"batch": 1, "channels": 2}
+    kernel, bias, u = make(taps, length, dtype, **sizes)
+    result = stream(kernel, bias, u, chunks)
+    assert result.dtype == dtype
+    assert_near(result.double(), long_conv(u.double(), kernel.double()) + bias.double()[:, None], tolerance)
 
 
 def test_half_precision_inputs_have_a_float32_state():
@@ -349,7 +348,7 @@ class TestCache:
         assert cache.get_max_length() == -1
         assert (cache.is_compileable, cache.is_croppable, cache.is_sliding) == (False, False, [False, False])
 
-    def test_batches_are_selected_and_reordered(self):
+    def test_batches_are_selected_and_reordered_and_reset(self):
         cache = MRConvCache(self.config)
         u = make(5, 100)[2]
         kernel, bias, _ = make(60, 1)
@@ -363,11 +362,7 @@ class TestCache:
         cache.batch_select_indices(torch.tensor([0, 1]))
         order = [1, 0]
         assert_near(cache.convolve(0, u[order, :, 50:], self.kernel), expected[order, :, 50:], 1e-12)
-
-    def test_reset_begins_anew_with_the_present_kernel(self):
-        cache = MRConvCache(self.config)
-        u = make(5, 40)[2]
-        cache.convolve(0, u, self.kernel)
+        # After a reset it begins anew with the present kernel.
         cache.reset()
         assert (cache.get_seq_length(), cache.batch_size) == (0, -1)
         kernel, bias, _ = make(7, 1)

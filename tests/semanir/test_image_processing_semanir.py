@@ -172,15 +172,14 @@ def test_pictures_keep_alpha_depth_and_grey(picture, mode):
 def test_post_processing_refuses_what_does_not_fit():
     outputs = ImageSuperResolutionOutput(reconstruction=torch.rand(2, 3, 4, 5))
     process = SemanIRImageProcessor().post_process_image_restoration
-    with refused(ValueError, "1 sizes", "2 images"):
-        process(outputs, [(4, 5)])
-    with refused(ValueError, "size 4 x 5"):
-        process(outputs, [(4, 5), (5, 5)])
-    with refused(ValueError, "pil", "np"):
-        process(outputs, output_type="jpeg")
-    with refused(ValueError, "1 images", "2 images"):
-        process(outputs, images=COLOUR)
-    with refused(ValueError, "6 x 9", "restored 4 x 5"):
-        process(outputs, images=[COLOUR, COLOUR])
+    for facts, options in (
+        (["1 sizes", "2 images"], {"target_sizes": [(4, 5)]}),
+        (["size 4 x 5"], {"target_sizes": [(4, 5), (5, 5)]}),
+        (["pil", "np"], {"output_type": "jpeg"}),
+        (["1 images", "2 images"], {"images": COLOUR}),
+        (["6 x 9", "restored 4 x 5"], {"images": [COLOUR, COLOUR]}),
+    ):
+        with refused(ValueError, *facts):
+            process(outputs, **options)
     with refused(ValueError, "reconstruction"):
         process(ImageSuperResolutionOutput())
