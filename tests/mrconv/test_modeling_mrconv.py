@@ -118,9 +118,7 @@ def test_dropout_drops_whole_channels_where_it_is_tied():
     for tied in (True, False):
         model = make_model(MRConvModel, **{**TOKENS, "hidden_size": 64}, dropout=0.5, tied_dropout=tied).train()
         seen = []
-        model.layers[0].pointwise.register_forward_pre_hook(
-            lambda module, arguments, seen=seen: seen.append(*arguments)
-        )
+        model.layers[0].pointwise.register_forward_pre_hook(lambda _, given, seen=seen: seen.append(*given))
         model(make_tokens(2, 20))
         dropped = seen[0] == 0
         assert 0.3 < dropped.float().mean() < 0.7
@@ -177,6 +175,7 @@ def test_losses_follow_the_problem_type(problem, labels, formula):
     torch.testing.assert_close(outputs.loss, formula(outputs.logits, labels))
 
 
+IDS = {"input_ids": make_tokens(2, 4)}
 HOLES = torch.tensor([[1, 1, 0, 1], [1, 1, 1, 1]])
 NOTHING = torch.tensor([[0, 0, 0, 0], [1, 1, 1, 1]])
 
@@ -185,23 +184,20 @@ NOTHING = torch.tensor([[0, 0, 0, 0], [1, 1, 1, 1]])
     ("inputs", "words"),
     [
         ({}, "Got 0 inputs"),
-        ({"input_ids": make_tokens(2, 4), "inputs_embeds": torch.rand(2, 4, 4)}, "Got 2 inputs"),
+        ({**IDS, "inputs_embeds": torch.rand(2, 4, 4)}, "Got 2 inputs"),
         ({"input_ids": make_tokens(2, 0)}, "without a position"),
         ({"input_ids": make_tokens(2, 38)}, "has 38 positions; the model takes at most 37"),
         ({"input_ids": make_tokens(4)}, r"shape \(4,\)"),
         ({"input_values": torch.rand(2, 4, 1)}, "`vocab_size` is 11"),
         ({"inputs_embeds": torch.rand(2, 4, 5)}, "expected .batch_size, length, 4."),
-        ({"input_ids": make_tokens(2, 4), "attention_mask": HOLES}, "say where they begin by `position_ids`"),
-        ({"input_ids": make_tokens(2, 4), "attention_mask": NOTHING}, "at least one position"),
-        ({"input_ids": make_tokens(2, 4), "attention_mask": HOLES[:, :3]}, r"expected \(2, 4\)"),
-        ({"input_ids": make_tokens(2, 4), "attention_mask": 2 * NOTHING}, "say where they begin by `position_ids`"),
-        ({"input_ids": make_tokens(2, 4), "attention_mask": NOTHING / NOTHING}, "other numbers"),
-        ({"input_ids": make_tokens(2, 4), "cache": object()}, "`cache` is not an input here"),
-        (
-            {"input_ids": make_tokens(2, 4), "position_ids": torch.arange(4)[None]},
-            "`position_ids` is not an input here",
-        ),
-        ({"input_ids": make_tokens(2, 4), "cu_seq_lens_q": torch.arange(4)}, "`cu_seq_lens_q` is not an input here"),
+        ({**IDS, "attention_mask": HOLES}, "say where they begin by `position_ids`"),
+        ({**IDS, "attention_mask": NOTHING}, "at least one position"),
+        ({**IDS, "attention_mask": HOLES[:, :3]}, r"expected \(2, 4\)"),
+        ({**IDS, "attention_mask": 2 * NOTHING}, "say where they begin by `position_ids`"),
+        ({**IDS, "attention_mask": NOTHING / NOTHING}, "other numbers"),
+        ({**IDS, "cache": object()}, "`cache` is not an input here"),
+        ({**IDS, "position_ids": torch.arange(4)[None]}, "`position_ids` is not an input here"),
+        ({**IDS, "cu_seq_lens_q": torch.arange(4)}, "`cu_seq_lens_q` is not an input here"),
     ],
 )
 def test_wrong_inputs_are_refused_with_the_reason(inputs, words):
@@ -209,7 +205,7 @@ def test_wrong_inputs_are_refused_with_the_reason(inputs, words):
         make_model()(**inputs)
 
 
-PAIR = {"input_ids": make_tokens(2, 4), "input_ids_2": make_tokens(2, 4)}
+PAIR = {**IDS, "input_ids_2": make_tokens(2, 4)}
 
 
 @pytest.mark.parametrize(

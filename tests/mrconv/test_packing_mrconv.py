@@ -151,6 +151,7 @@ def test_padding_is_less_than_half_however_unequal_the_lengths():
     assert len(groups) <= 13
 
 
+PAIRS = {"position_ids": torch.tensor([[0, 1, 0, 1]])}
 WRONG = [
     ({"position_ids": torch.tensor([[0, 1, 3, 4]])}, r"has 3 after 1, at \[0, 2\].*from 0 again"),
     ({"position_ids": torch.tensor([[2, 3, 0, 1]])}, r"has 2 where the row begins, at \[0, 0\]"),
@@ -159,11 +160,8 @@ WRONG = [
     ({"cu_seq_lens_q": torch.tensor([0, 3, 8])}, "the beginning of each row"),
     ({"seq_idx": torch.zeros(2, 5)}, r"shape \(2, 5\)"),
     ({"seq_idx": torch.tensor([[0, 0, 1, 1]]), "position_ids": torch.tensor([[0, 1, 2, 0]])}, "differ on where"),
-    (
-        {"position_ids": torch.tensor([[0, 1, 0, 1]]), "attention_mask": torch.tensor([[1, 1, 0, 1]] * 2)},
-        "padding inside of a sequence of `position_ids`",
-    ),
-    ({"position_ids": torch.tensor([[0, 1, 0, 1]]), "attention_mask": torch.ones(2, 3)}, r"expected \(2, 4\)"),
+    ({**PAIRS, "attention_mask": torch.tensor([[1, 1, 0, 1]] * 2)}, "padding inside of a sequence of `position_ids`"),
+    ({**PAIRS, "attention_mask": torch.ones(2, 3)}, r"expected \(2, 4\)"),
 ]
 
 
@@ -174,14 +172,13 @@ def test_wrong_bounds_are_refused_with_the_reason(inputs, words):
 
 
 def test_what_needs_one_sequence_in_a_row_refuses_packed_ones():
-    packed = {"position_ids": torch.tensor([[0, 1, 0, 1]])}
     with refused(ValueError, "position_ids"):
-        make_model(MRConvForSequenceClassification)(make_tokens(2, 4), **packed)
+        make_model(MRConvForSequenceClassification)(make_tokens(2, 4), **PAIRS)
     with refused(ValueError, "answer", "row"):
-        make_model(MRConvForRetrieval)(make_tokens(2, 4), input_ids_2=make_tokens(2, 4), **packed)
+        make_model(MRConvForRetrieval)(make_tokens(2, 4), input_ids_2=make_tokens(2, 4), **PAIRS)
     model = make_model(MRConvForCausalLM, **FIELDS)
     with refused(ValueError, "sequence", "cache"):
-        model(make_tokens(2, 4), past_key_values=MRConvCache(model.config), **packed)
+        model(make_tokens(2, 4), past_key_values=MRConvCache(model.config), **PAIRS)
     with refused(ValueError, "38 positions"):
         model(make_tokens(1, 40), position_ids=torch.tensor([[*range(38), 0, 1]]))
 

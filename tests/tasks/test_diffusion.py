@@ -233,10 +233,8 @@ def test_an_adapter_loads_into_the_pipeline(tmp_path, pictures):
     run(make_arguments(tmp_path / "base", pictures, task=SMALL))
     base = tmp_path / "base" / "snapshot"
     section = {"peft_type": "LORA", "r": 2, "target_modules": ["to_q", "to_v", "add_k_proj"]}
-    arguments = make_arguments(
-        tmp_path / "run", pictures, task=SMALL, model={}, init_from=str(base), peft=section, learning_rate=0.3
-    )
-    run(arguments)
+    changes = {"model": {}, "init_from": str(base), "peft": section, "learning_rate": 0.3}
+    run(make_arguments(tmp_path / "run", pictures, task=SMALL, **changes))
     pipeline = DiffusionPipeline.from_pretrained(base)
     pipeline.set_progress_bar_config(disable=True)
 
@@ -260,16 +258,15 @@ def test_an_adapter_loads_into_the_pipeline(tmp_path, pictures):
     assert (picture() - before).abs().max() > 1e-3
 
 
+NOISE_ALONE = {"noise_schedule": {"rescale_betas_zero_snr": True}}
+
+
 @pytest.mark.parametrize(
     ("task", "model", "words"),
     [
         ({"objective": "sample"}, {}, "objective"),
         ({"noise_schedule": {"betas": 3}}, {}, r"unknown key\(s\) \['betas'\] in task.noise_schedule"),
-        (
-            {"objective": "epsilon", "noise_schedule": {"rescale_betas_zero_snr": True}},
-            {},
-            "task.noise_schedule ends in noise alone .zero-terminal SNR, .* or objective to v_prediction",
-        ),
+        ({"objective": "epsilon", **NOISE_ALONE}, {}, "ends in noise alone .* or objective to v_prediction"),
         ({}, {"num_decoder_layers": 1}, "needs both, other training neither"),
         ({}, {"preset": "XXL"}, "model.preset is 'XXL'.*tiny, S, B, L, XL"),
         ({}, {"depth": 3}, "unknown key 'depth' in section 'model'"),
@@ -282,7 +279,7 @@ def test_wrong_settings_are_refused(task, model, words):
     with pytest.raises(ValueError, match=words):
         built(**task, model={**MODEL, **model})
     # A schedule that ends in noise alone is for velocities.
-    made = built(objective="v_prediction", noise_schedule={"rescale_betas_zero_snr": True})
+    made = built(objective="v_prediction", **NOISE_ALONE)
     assert made.scheduler.alphas_cumprod[-1] == 0
 
 

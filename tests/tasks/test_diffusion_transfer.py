@@ -38,14 +38,9 @@ def test_everything_changes_in_one_place_and_each_part_can_be_left_out(tmp_path,
     assert config["pos_embed_base_size"] == [8, 12] and scheduler is checkpoint.scheduler and crops == Crops()
     config, _, _ = transfer(checkpoint, (16, 24), Transfer(), Crops())
     assert config["pos_embed_base_size"] == [4, 4] and config["sample_size"] == [16, 24]
-    arguments = make_arguments(
-        tmp_path / "run",
-        tmp_path / "pictures",
-        model={},
-        init_from=str(base),
-        task={"image_size": 16, "crops": {"flip": 0.25, "local_prob": 1.0, "local_size": 16}},
-    )
-    task, _ = run(arguments)
+    task = {"image_size": 16, "crops": {"flip": 0.25, "local_prob": 1.0, "local_size": 16}}
+    changes = {"model": {}, "init_from": str(base), "task": task}
+    task, _ = run(make_arguments(tmp_path / "run", tmp_path / "pictures", **changes))
     assert task.config["sample_size"] == [16, 16] and task.config["pos_embed_base_size"] == [4, 4]
     assert task.cut == Crops(flip=0.25)
     before, after = (DiffusionPipeline.from_pretrained(path) for path in (base, tmp_path / "run" / "snapshot"))
@@ -144,10 +139,8 @@ def test_another_data_set_brings_its_own_classes(tmp_path, base, kind, model, na
     columns = {"image": pictures["image"][:4], "label": [0, 1, 0, 1]}
     (tmp_path / "other").mkdir()
     datasets.Dataset.from_dict(columns, features=features).to_parquet(str(tmp_path / "other" / "train.parquet"))
-    arguments = make_arguments(
-        tmp_path / "run", tmp_path / "other", model=model, init_from=str(base), task={"image_size": 8}, max_steps=1
-    )
-    task, _ = run(arguments)
+    changes = {"model": model, "init_from": str(base), "task": {"image_size": 8}, "max_steps": 1}
+    task, _ = run(make_arguments(tmp_path / "run", tmp_path / "other", **changes))
     assert task.id2label == names and task.config["num_classes"] == len(names or "xy")
     assert len(losses(tmp_path / "run")) == 1
 
