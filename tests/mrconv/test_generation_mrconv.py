@@ -19,16 +19,8 @@ LENGTH = 128
 
 
 def make_config(**changes) -> MRConvConfig:
-    fields = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 8,
-        "num_hidden_layers": 2,
-        "kernel_size": 8,
-        "max_position_embeddings": LENGTH,
-        "pad_token_id": PAD,
-        "eos_token_id": EOS,
-    }
-    return MRConvConfig(**{**fields, **changes})
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "kernel_size": 8, "max_position_embeddings": LENGTH}
+    return MRConvConfig(**{**sizes, "vocab_size": VOCABULARY, "pad_token_id": PAD, "eos_token_id": EOS, **changes})
 
 
 def make_model(**changes) -> MRConvForCausalLM:

@@ -232,38 +232,16 @@ def test_taps_move_to_earlier_samples_and_add_up(kernel_type, ahead):
 
 class TestMRConvConfig(ConfigTesterMixin):
     config_class = MRConvConfig
-    config_changes = {
-        "vocab_size": 20,
-        "input_size": 3,
-        "hidden_size": 8,
-        "num_hidden_layers": 2,
-        "kernel_type": "sparse",
-        "kernel_size": 8,
-        "max_position_embeddings": 64,
-        "num_branches": 2,
-        "num_modes": 5,
-        "bidirectional": True,
-        "branch_norm": "kernel",
-        "norm": "layer",
-        "prenorm": False,
-        "dropout": 0.1,
-        "tied_dropout": False,
-        "norm_eps": 1e-3,
-        "sync_batch_norm": False,
-        "sampling_rate": 8000,
-        "rate_factor": 2.0,
-        "reparameterized": True,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "tie_word_embeddings": False,
-        "initializer_range": 0.1,
-        "input_mean": [1.0, 2.0, 3.0],
-        "input_std": [1.0, 0.5, 0.1],
-        "target_mean": [1.0, -1.0],
-        "target_std": [2.0, 3.0],
-        "input_columns": ["x", "y", "z"],
-    }
+    # Inputs; kernels; norms; rates and tokens; units.
+    config_changes = (
+        {"vocab_size": 20, "input_size": 3, "hidden_size": 8, "num_hidden_layers": 2, "max_position_embeddings": 64}
+        | {"kernel_type": "sparse", "kernel_size": 8, "num_branches": 2, "num_modes": 5, "bidirectional": True}
+        | {"branch_norm": "kernel", "norm": "layer", "prenorm": False, "norm_eps": 1e-3, "sync_batch_norm": False}
+        | {"dropout": 0.1, "tied_dropout": False, "reparameterized": True, "initializer_range": 0.1}
+        | {"sampling_rate": 8000, "rate_factor": 2.0, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+        | {"tie_word_embeddings": False, "input_columns": ["x", "y", "z"], "input_mean": [1.0, 2.0, 3.0]}
+        | {"input_std": [1.0, 0.5, 0.1], "target_mean": [1.0, -1.0], "target_std": [2.0, 3.0]}
+    )
     bad_configs = [
         ({"hidden_size": "256"}, "expected int"),
         ({"kernel_type": "wavelet"}, "allowed: 'dilated', 'fourier', 'sparse', 'fourier_sparse', 'implicit'"),

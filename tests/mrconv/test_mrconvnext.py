@@ -22,16 +22,9 @@ from tests.kit.pictures import noise
 from tests.kit.refusals import refused
 from tests.mrconv.reference_ops import long_conv
 
-FIELDS = {
-    "image_size": 16,
-    "patch_size": 2,
-    "hidden_sizes": [6, 8],
-    "depths": [1, 2],
-    "kernel_size": 4,
-    "num_labels": 3,
-    # As large as after training, so that a difference in a layer is seen in the output.
-    "layer_scale_init_value": 0.5,
-}
+SIZES = {"image_size": 16, "patch_size": 2, "hidden_sizes": [6, 8], "depths": [1, 2], "kernel_size": 4}
+# A scale as large as after training, so that a difference in a layer is seen in the output.
+FIELDS = {**SIZES, "num_labels": 3, "layer_scale_init_value": 0.5}
 
 
 def make_images(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -67,24 +60,12 @@ class TestMRConvNext(ModelTesterMixin, TrainerTesterMixin, LoraTesterMixin):
 
 class TestConfig(ConfigTesterMixin):
     config_class = MRConvNextConfig
-    config_changes = {
-        "image_size": [32, 48],
-        "num_channels": 1,
-        "patch_size": 2,
-        "hidden_sizes": [8, 16],
-        "depths": [1, 2],
-        "kernel_type": "dilated",
-        "kernel_size": 8,
-        "num_modes": 3,
-        "branch_norm": "kernel",
-        "norm_eps": 1e-4,
-        "sync_batch_norm": False,
-        "layer_norm_eps": 1e-5,
-        "layer_scale_init_value": 1.0,
-        "drop_path_rate": 0.1,
-        "initializer_range": 0.01,
-        "reparameterized": True,
-    }
+    config_changes = (
+        {"image_size": [32, 48], "num_channels": 1, "patch_size": 2, "hidden_sizes": [8, 16], "depths": [1, 2]}
+        | {"kernel_type": "dilated", "kernel_size": 8, "num_modes": 3, "branch_norm": "kernel", "norm_eps": 1e-4}
+        | {"sync_batch_norm": False, "layer_norm_eps": 1e-5, "layer_scale_init_value": 1.0, "drop_path_rate": 0.1}
+        | {"initializer_range": 0.01, "reparameterized": True}
+    )
     bad_configs = [
         ({"image_size": 31}, "of at least 32 pixels"),
         ({"depths": [1, 2]}, "`depths` has 2 values and `hidden_sizes` 4"),

@@ -194,28 +194,14 @@ def test_auto_classes(tmp_path):
 
 class TestSemanIRConfig(ConfigTesterMixin):
     config_class = SemanIRConfig
-    config_changes = {
-        "num_channels": 1,
-        "num_channels_out": 2,
-        "architecture": "u-shaped",
-        "embed_dim": 8,
-        "depths": [2, 3],
-        "num_heads": [2, 4],
-        "refinement_depth": 1,
-        "downsampling": "unshuffle",
-        "reduce_top_skip": False,
-        "mlp_ratio": 1.5,
-        "window_size": 4,
-        "top_k": 5,
-        "train_top_k": [2, 8],
-        "similarity": "cosine",
-        "include_self": False,
-        "shift_policy": "stage",
-        "scale": 3,
-        "upsampler": "direct",
-        "reconstruction_loss": "charbonnier",
-        "initializer_range": 0.1,
-    }
+    # Pictures; layers; keys; output and training.
+    config_changes = (
+        {"num_channels": 1, "num_channels_out": 2, "architecture": "u-shaped", "embed_dim": 8, "mlp_ratio": 1.5}
+        | {"depths": [2, 3], "num_heads": [2, 4], "refinement_depth": 1, "downsampling": "unshuffle"}
+        | {"reduce_top_skip": False, "window_size": 4, "shift_policy": "stage", "top_k": 5, "train_top_k": [2, 8]}
+        | {"similarity": "cosine", "include_self": False, "scale": 3, "upsampler": "direct"}
+        | {"reconstruction_loss": "charbonnier", "initializer_range": 0.1}
+    )
     bad_configs = [
         ({"embed_dim": "180"}, "expected int"),
         ({"similarity": "euclidean"}, "allowed: 'dot', 'cosine'"),

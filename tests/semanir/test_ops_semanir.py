@@ -62,13 +62,8 @@ def key_cases():
     for top_k, similarity, include_self, given in itertools.product(
         (1, 5, 20), ("dot", "cosine"), (True, False), (None, regions)
     ):
-        yield {
-            "tokens": random(8, 9, 7, gradient=False),
-            "regions": given,
-            "top_k": top_k,
-            "similarity": similarity,
-            "include_self": include_self,
-        }
+        options = {"top_k": top_k, "similarity": similarity, "include_self": include_self}
+        yield {"tokens": random(8, 9, 7, gradient=False), "regions": given, **options}
 
 
 def coordinate_cases():
@@ -83,14 +78,8 @@ def offset_cases():
 
 def dictionary_cases():
     for size, shifted, top_k in itertools.product(((6, 9), (2, 9), (9, 3)), (False, True), (1, 4, 5)):
-        yield {
-            "features": random(2, *size, 7, gradient=False),
-            "window_size": 3,
-            "shifted": shifted,
-            "top_k": top_k,
-            "similarity": "dot",
-            "include_self": True,
-        }
+        options = {"window_size": 3, "shifted": shifted, "top_k": top_k, "similarity": "dot", "include_self": True}
+        yield {"features": random(2, *size, 7, gradient=False), **options}
     # Dense, in shifted windows.
     yield {"features": random(2, 6, 6, 7, gradient=False), "window_size": 3, "shifted": True, "top_k": 9}
 

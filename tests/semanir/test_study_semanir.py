@@ -19,14 +19,8 @@ from tests.kit.studies import EXAMPLES, fill_readme, module_loader, write_photos
 
 STUDY = EXAMPLES / "semanir"
 load = module_loader(STUDY)
-TINY = {
-    "model.embed_dim": 8,
-    "model.depths": [1, 2],
-    "model.num_heads": [1, 2],
-    "model.window_size": 4,
-    "model.top_k": 8,
-    "task.patch_size": 16,
-}
+LAYERS = {"model.embed_dim": 8, "model.depths": [1, 2], "model.num_heads": [1, 2]}
+TINY = {**LAYERS, "model.window_size": 4, "model.top_k": 8, "task.patch_size": 16}
 
 
 @pytest.fixture

@@ -56,12 +56,8 @@ def arguments_of(name: str, folder: Path, source: Path, model: dict, *more: str)
         f"--output_dir={folder}",
         f"--data={{train: {{path: {source}}}, eval: {{path: {source}}}}}",
         *(f"--model.{key}={value}" for key, value in model.items()),
-        "--task.patch_size=8",
-        "--max_steps=1",
-        "--warmup_steps=0",
-        "--per_device_train_batch_size=2",
-        "--mixed_precision='no'",
-        "--report_to=none",
+        *["--task.patch_size=8", "--max_steps=1", "--warmup_steps=0", "--per_device_train_batch_size=2"],
+        *["--mixed_precision='no'", "--report_to=none"],
         *more,
     ]
     return build(TrainingArguments, apply_overrides(read_yaml(RECIPES / f"{name}.yaml"), words))

@@ -129,13 +129,8 @@ def run_recipe(tmp_path: Path, name: str, *overrides: str, folder: str = "run") 
         f"--data={{train: {{path: {data}}}, eval: {{path: {data}}}}}",
         *SLICES[name][1],
         *tiny,
-        "--max_steps=2",
-        "--warmup_steps=0",
-        "--per_device_train_batch_size=3",
-        "--gradient_accumulation_steps=1",
-        "--mixed_precision='no'",
-        "--logging_steps=1",
-        "--report_to=none",
+        *["--max_steps=2", "--warmup_steps=0", "--per_device_train_batch_size=3", "--gradient_accumulation_steps=1"],
+        *["--mixed_precision='no'", "--logging_steps=1", "--report_to=none"],
         *overrides,
     ]
     arguments = build(TrainingArguments, apply_overrides(read_yaml(RECIPES / f"{name}.yaml"), words))
