@@ -89,14 +89,13 @@ def test_direct_convolutions_are_those_by_fft_and_export_with_any_length():
     assert_same_answers(logits(model.use_direct_convolution(False), inputs[0]), expected[0])
 
 
+def slow(*row):
+    return pytest.param(*row, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("case", "merged"),
-    [
-        ("tokens", False),
-        ("images", True),
-        pytest.param("tokens", True, marks=pytest.mark.slow),
-        pytest.param("images", False, marks=pytest.mark.slow),
-    ],
+    [("tokens", False), ("images", True), slow("tokens", True), slow("images", False)],
 )
 def test_convolutions_by_fft_export_at_one_size(case, merged):
     make_model, make_inputs = CASES[case]

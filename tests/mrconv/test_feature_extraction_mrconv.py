@@ -23,19 +23,10 @@ def extract(audio, *, sampling_rate=RATE, return_tensors="pt", do_normalize=Fals
 AUDIO = make_audio(30)
 
 
-@pytest.mark.parametrize(
-    "audio",
-    [
-        AUDIO,
-        AUDIO.tolist(),
-        [AUDIO],
-        AUDIO[None],
-        torch.from_numpy(AUDIO),
-        [torch.from_numpy(AUDIO).float()],
-        np.ma.masked_array(AUDIO, AUDIO > 1),
-        AUDIO.astype(">f4"),
-    ],
-)
+ARRAYS = [AUDIO, AUDIO[None], AUDIO.astype(">f4"), np.ma.masked_array(AUDIO, AUDIO > 1), torch.from_numpy(AUDIO)]
+
+
+@pytest.mark.parametrize("audio", [*ARRAYS, AUDIO.tolist(), [AUDIO], [torch.from_numpy(AUDIO).float()]])
 def test_one_recording_of_every_kind_is_one_batch(audio):
     batch = extract(audio)
     assert batch.input_values.dtype == torch.float32

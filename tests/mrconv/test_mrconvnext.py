@@ -194,6 +194,7 @@ def test_auto_classes(tmp_path):
 
 
 COLOUR = noise(20, 31, 3)
+RGB = Image.fromarray(COLOUR)
 
 
 def expected_pixels(picture: Image.Image, side: int, crop_pct: float) -> np.ndarray:
@@ -208,25 +209,17 @@ def expected_pixels(picture: Image.Image, side: int, crop_pct: float) -> np.ndar
 
 @pytest.mark.parametrize(
     "image",
-    [
-        Image.fromarray(COLOUR),
-        Image.fromarray(COLOUR).convert("RGBA"),
-        COLOUR,
-        COLOUR.transpose(2, 0, 1),
-        torch.from_numpy(COLOUR),
-        [COLOUR],
-        COLOUR[None],
-    ],
+    [RGB, RGB.convert("RGBA"), COLOUR, COLOUR.transpose(2, 0, 1), torch.from_numpy(COLOUR), [COLOUR], COLOUR[None]],
     ids=["pil", "rgba", "channels-last", "channels-first", "tensor", "list", "batch"],
 )
 def test_pictures_of_every_kind_become_normalised_squares(image):
     processor = MRConvNextImageProcessor(size={"shortest_edge": 14}, crop_pct=0.875)
     pixels = processor(image, return_tensors="np").pixel_values
     assert pixels.shape == (1, 3, 14, 14) and pixels.dtype == np.float32
-    np.testing.assert_allclose(pixels[0], expected_pixels(Image.fromarray(COLOUR), 14, 0.875), atol=1e-5)
+    np.testing.assert_allclose(pixels[0], expected_pixels(RGB, 14, 0.875), atol=1e-5)
     # Beside pictures of other sizes and modes too.
     others = [Image.fromarray(noise(9, 50)), Image.fromarray(noise(12, 5, 3))]
-    batch = processor([Image.fromarray(COLOUR), *others], return_tensors="np").pixel_values
+    batch = processor([RGB, *others], return_tensors="np").pixel_values
     np.testing.assert_array_equal(batch[0], pixels[0])
     for values, picture in zip(batch[1:], others, strict=True):
         np.testing.assert_allclose(values, expected_pixels(picture, 14, 0.875), atol=1e-5)

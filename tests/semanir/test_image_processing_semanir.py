@@ -11,21 +11,13 @@ from tests.kit.pictures import noise
 from tests.kit.refusals import refused
 
 COLOUR = noise(6, 9, 3)
+RGB, BATCH = Image.fromarray(COLOUR), COLOUR[None]
 EXPECTED = torch.from_numpy(COLOUR).permute(2, 0, 1).float()[None] / 255
 
 
 @pytest.mark.parametrize(
     "image",
-    [
-        Image.fromarray(COLOUR),
-        Image.fromarray(COLOUR).convert("RGBA"),
-        COLOUR,
-        COLOUR.transpose(2, 0, 1),
-        torch.from_numpy(COLOUR),
-        [COLOUR],
-        [[Image.fromarray(COLOUR)]],
-        COLOUR[None],
-    ],
+    [RGB, RGB.convert("RGBA"), COLOUR, COLOUR.transpose(2, 0, 1), torch.from_numpy(COLOUR), [COLOUR], [[RGB]], BATCH],
     ids=["pil", "rgba", "channels-last", "channels-first", "tensor", "list", "nested", "batch"],
 )
 def test_colour_images_of_every_kind_are_one_batch(image):
@@ -51,7 +43,7 @@ def test_grey_has_one_channel_or_three_and_16_bits_need_no_option(do_convert_rgb
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"])
 def test_every_mode_becomes_colour_or_grey(mode):
-    picture = Image.fromarray(COLOUR).convert("RGB" if mode in ("HSV", "LAB") else "RGBA")
+    picture = RGB.convert("RGB" if mode in ("HSV", "LAB") else "RGBA")
     picture = Image.new("LAB", (9, 6), (120, 130, 140)) if mode == "LAB" else picture.convert(mode)
     pixels = SemanIRImageProcessor()(picture, return_tensors="np").pixel_values[0]
     wanted = np.asarray(picture.convert("RGB")).transpose(2, 0, 1) / 255
@@ -78,7 +70,7 @@ def test_what_is_no_picture_of_known_range_is_refused(images, words):
 
 
 def test_colours_are_taken_without_alpha_and_upright():
-    picture = Image.fromarray(COLOUR).convert("RGBA")
+    picture = RGB.convert("RGBA")
     picture.putalpha(0)
     for image in (picture, np.asarray(picture)):
         torch.testing.assert_close(SemanIRImageProcessor()(image, return_tensors="pt").pixel_values, EXPECTED)
@@ -141,7 +133,7 @@ def test_post_processing_undoes_processing():
 
 
 def transparent_palette() -> Image.Image:
-    picture = Image.fromarray(COLOUR).quantize(8)
+    picture = RGB.quantize(8)
     picture.info["transparency"] = 3
     return picture
 
@@ -149,12 +141,12 @@ def transparent_palette() -> Image.Image:
 @pytest.mark.parametrize(
     ("picture", "mode"),
     [
-        (Image.fromarray(COLOUR), "RGB"),
+        (RGB, "RGB"),
         (Image.fromarray(noise(6, 9, 4)), "RGBA"),
         (Image.fromarray(COLOUR[..., 0]), "L"),
         (Image.fromarray(noise(6, 9, 2), "LA"), "LA"),
         (Image.fromarray(COLOUR[..., 0].astype(np.uint16) * 255), "I;16"),
-        (Image.fromarray(COLOUR).quantize(8), "RGB"),
+        (RGB.quantize(8), "RGB"),
         (transparent_palette(), "RGBA"),
         (Image.fromarray(COLOUR[..., 0] > 99), "L"),
     ],

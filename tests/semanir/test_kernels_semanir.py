@@ -74,19 +74,14 @@ IMPLEMENTATIONS = {
 }
 
 
+# Layouts and numbers of keys.
+WHOLE, SHIFTED = [("9", 8), ("25", 8), ("24", 8), ("24", 99), ("48", 16)], [("9", 4), ("25", 99), ("64", 32)]
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(
     ("layout", "top_k", "shifted"),
-    [
-        ("9", 4, True),
-        ("9", 8, False),
-        ("25", 8, False),
-        ("25", 99, True),
-        ("64", 32, True),
-        ("24", 8, False),
-        ("24", 99, False),
-        ("48", 16, False),
-    ],
+    [*((*problem, False) for problem in WHOLE), *((*problem, True) for problem in SHIFTED)],
 )
 def test_implementation_equals_the_reference(implementation, layout, top_k, shifted, expected):
     if implementation == "native":
