@@ -47,9 +47,8 @@ def logits(classify, samples: np.ndarray) -> torch.Tensor:
 
 def expected(classify, samples: np.ndarray) -> dict[str, float]:
     """The mean over parts that overlap by half, part by part."""
-    starts = (
-        [*range(0, len(samples) - LONGEST, LONGEST // 2), len(samples) - LONGEST] if len(samples) > LONGEST else [0]
-    )
+    last = max(0, len(samples) - LONGEST)
+    starts = [*range(0, last, LONGEST // 2), last]
     parts = [np.float32(samples[start : start + LONGEST]) for start in starts]
     mean = torch.stack([logits(classify, part).softmax(-1) for part in parts]).mean(0)
     return dict(zip("abc", mean.tolist(), strict=True))
@@ -99,9 +98,8 @@ def test_files_lists_and_generators_are_heard_one_by_one(classify, tmp_path):
         assert [scores(one) for one in found] == [pytest.approx(one) for one in alone]
     assert len(classify(MONO, top_k=1)) == 1
     raw = logits(classify, MONO[:100])
-    assert scores(classify(MONO[:100], function_to_apply="none")) == pytest.approx(
-        dict(zip("abc", raw.tolist(), strict=True)), abs=1e-5
-    )
+    wanted = dict(zip("abc", raw.tolist(), strict=True))
+    assert scores(classify(MONO[:100], function_to_apply="none")) == pytest.approx(wanted, abs=1e-5)
 
 
 def test_a_sound_at_an_address_is_heard(classify, tmp_path):

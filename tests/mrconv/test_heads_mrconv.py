@@ -256,9 +256,8 @@ def test_changes_are_those_between_numbers_that_are_there(held):
     grads = [torch.autograd.grad((each * weights).sum(), values, retain_graph=True)[0] for each in (found, expected)]
     if held == held:
         torch.testing.assert_close(*grads)
-    torch.testing.assert_close(
-        delta_features(values, None, None), reference(values, torch.ones(4, 9), torch.ones(4, 9, 2))
-    )
+    expected = reference(values, torch.ones(4, 9), torch.ones(4, 9, 2))
+    torch.testing.assert_close(delta_features(values, None, None), expected)
 
 
 def test_the_model_is_one_of_twice_as_many_channels():

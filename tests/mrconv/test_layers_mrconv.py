@@ -45,9 +45,8 @@ def test_a_layer_is_the_sum_of_its_normalised_branches_and_merging_keeps_it(fiel
     layer, u = make_layer(**fields).double().train(norm in ("kernel", "none")), make_signal(2, 4, 37)
     output, expected = layer(u), sum_of_branches(layer, u)
     torch.testing.assert_close(output, expected, atol=1e-10, rtol=0)
-    found, wanted = (
-        torch.autograd.grad(values.square().sum(), list(layer.parameters())) for values in (output, expected)
-    )
+    parameters = list(layer.parameters())
+    found, wanted = (torch.autograd.grad(values.square().sum(), parameters) for values in (output, expected))
     torch.testing.assert_close(found, wanted, atol=1e-8, rtol=1e-8)
     if norm == "layer":
         with refused(ValueError, "branch_norm", "layer"):

@@ -89,9 +89,8 @@ def test_a_tiny_study_and_its_tables(load, monkeypatch, tmp_path):
     study = module.Study(work, module.prepare(tmp_path, work))
     rows = study.compare("digits")
     for row in rows.values():
-        assert set(row["rates"]) == {"0.001", "0.01"} and row["rates"][f"{row['rate']:g}"] == min(
-            row["rates"].values()
-        )
+        assert set(row["rates"]) == {"0.001", "0.01"}
+        assert row["rates"][f"{row['rate']:g}"] == min(row["rates"].values())
         assert row["marks"]["0.001"]["samples"] < row["marks"]["0.02"]["samples"]
     ablation = study.ablate()
     assert [seed["samples"] for seed in ablation["Fourier"]["seeds"].values()] == [16, 16]
@@ -143,9 +142,7 @@ def test_a_word_that_is_streamed_is_classified_as_it_would_be_whole(tmp_path, lo
     listener = load("listen").Listener(hf_ext.released("spoken-digits"))
     word, given = write_words(tmp_path / "a.wav")[1], []
     backbone = listener.model.model
-    hook = backbone.register_forward_pre_hook(
-        lambda _, __, words: given.append(words["input_values"]), with_kwargs=True
-    )
+    hook = backbone.register_forward_pre_hook(lambda _, __, told: given.append(told["input_values"]), with_kwargs=True)
     for place in range(0, 3200, 80):
         assert listener.hear(word[place : place + 80]) is None
     hook.remove()

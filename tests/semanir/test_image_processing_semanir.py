@@ -107,9 +107,8 @@ def test_options_survive_saving(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_post_processing_clips_and_rounds(dtype):
     values = torch.tensor([-1.0, 0.0, 0.25, 0.5, 1.0, 2.0], dtype=dtype).view(1, 1, 2, 3).expand(1, 3, 2, 3)
-    image = SemanIRImageProcessor().post_process_image_restoration(ImageSuperResolutionOutput(reconstruction=values))[
-        0
-    ]
+    outputs = ImageSuperResolutionOutput(reconstruction=values)
+    (image,) = SemanIRImageProcessor().post_process_image_restoration(outputs)
     assert image.mode == "RGB"
     assert np.asarray(image)[..., 1].tolist() == [[0, 0, 64], [128, 255, 255]]
 

@@ -209,9 +209,8 @@ def test_captions_train_through_a_frozen_encoder(tmp_path, pictures, objective):
     real = int(tokens["attention_mask"].sum())
     ours, theirs = task.captions.encode(batch)[:, :real], pipeline.encode_prompt("a red hen")[0][:, :real]
     torch.testing.assert_close(ours, theirs)
-    dropped = task.captions.drop(
-        {name: value.repeat(2, 1) for name, value in batch.items()}, torch.tensor([True, False])
-    )
+    twice = {name: value.repeat(2, 1) for name, value in batch.items()}
+    dropped = task.captions.drop(twice, torch.tensor([True, False]))
     assert dropped["input_ids"][0].tolist() == task.captions.tokens("")["input_ids"].tolist()
     assert dropped["input_ids"][1].tolist() == tokens["input_ids"].tolist()
     assert losses(tmp_path / "run")

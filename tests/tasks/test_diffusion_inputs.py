@@ -56,9 +56,8 @@ def test_a_posterior_is_kept_and_drawn_from(tmp_path, pictures, vae):
     task = build(DisentangledDiTTask, {"image_size": 16, "vae": str(vae), "posterior": True}, "task")
     task.read_data(rows)
     task.build_model(MODEL, None)
-    samples = torch.stack(
-        [task.training_sample(rows[0], np.random.default_rng(seed))["latents"] for seed in range(300)]
-    )
+    drawn = [task.training_sample(rows[0], np.random.default_rng(seed)) for seed in range(300)]
+    samples = torch.stack([sample["latents"] for sample in drawn])
     mode, kept = read_row(rows[0])[0], np.frombuffer(rows[0][SPREAD], dtype=np.float16)
     spread = torch.tensor(kept.astype(np.float32)).view(mode.shape)
     assert spread.min() > 0
@@ -112,12 +111,10 @@ def test_stored_texts_train_without_the_encoder(tmp_path, pictures, vae, encoder
     tokens = [made.captions.tokens(rows[index]["text"]) for index in (0, 1, 4)]
     fresh = {name: torch.stack([found[name] for found in tokens]) for name in tokens[0]}
     dropped = torch.tensor([False, True, False])
-    both = [
-        made.captions.encode(
-            made.captions.drop(batch, dropped), [torch.Generator().manual_seed(seed) for seed in range(3)]
-        )
-        for batch in (stored, fresh)
-    ]
+    both = []
+    for batch in (stored, fresh):
+        generators = [torch.Generator().manual_seed(seed) for seed in range(3)]
+        both.append(made.captions.encode(made.captions.drop(batch, dropped), generators))
     torch.testing.assert_close(*both, atol=5e-3, rtol=5e-3)
     assert not torch.equal(both[0][1], made.captions.encode(stored)[1])
     # Fresh noise in the padding at every step, and the real tokens as they were.
@@ -172,13 +169,11 @@ def test_captions_of_several_lengths_are_drawn_by_their_weights(tmp_path, vae, e
     stored = rows_of(out)[0]
     for seed in range(6):
         found = task.captions.sample(stored, np.random.default_rng(seed))
-        expected, lengths = task.captions.states(
-            {name: value[None] for name, value in task.captions.tokens(drawn[seed][0]).items()}
-        )
+        tokens = task.captions.tokens(drawn[seed][0])
+        expected, lengths = task.captions.states({name: value[None] for name, value in tokens.items()})
         assert int(found["length"]) == int(lengths)
-        torch.testing.assert_close(
-            found["states"][: int(lengths)].float(), expected[0, : int(lengths)], atol=5e-3, rtol=5e-3
-        )
+        states = found["states"][: int(lengths)].float()
+        torch.testing.assert_close(states, expected[0, : int(lengths)], atol=5e-3, rtol=5e-3)
     # Drawn captions, and latents drawn from their posterior.
     texts |= {"text_column": {"short": 1, "long": 3}, "posterior": True}
     check_resuming(tmp_path, out, task={**task_of(vae), **texts})

@@ -100,10 +100,8 @@ def test_a_network_in_half_precision_computes_in_whole_and_without_normalizing(t
 
 def test_an_evaluation_needs_no_network_and_a_training_refuses_one_before_its_first_step(tmp_path, restorer):
     torch.manual_seed(0)
-    config = ViTConfig(
-        hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=32, patch_size=8
-    )
-    ViTModel(config).save_pretrained(tmp_path / "vit")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    ViTModel(ViTConfig(**sizes, image_size=32, patch_size=8)).save_pretrained(tmp_path / "vit")
     ConvNextImageProcessor().save_pretrained(tmp_path / "vit")
     data = datasets.Dataset.from_dict({})
     SemanIRTask(perceptual_model=str(tmp_path / "nothing")).build_model({}, str(restorer))
@@ -143,9 +141,8 @@ def test_a_training_lowers_it(tmp_path, restorer):
 
 
 def test_what_cannot_be_is_refused_in_words(tmp_path):
-    BertModel(BertConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)).save_pretrained(
-        tmp_path / "bert"
-    )
+    config = BertConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
+    BertModel(config).save_pretrained(tmp_path / "bert")
     with refused(DataError, "BertModel"):
         FeatureLoss(str(tmp_path / "bert"))
     gray = SemanIRForImageRestoration(SemanIRConfig(**SMALL, num_channels=1))

@@ -47,9 +47,7 @@ LATENTS = dict.fromkeys(("imagenet_256", "imagenet_512"), ("image", "label", "te
 LATENTS |= dict.fromkeys(("cc12m_256", "cc12m_512"), ("jpg", "label", "txt"))
 LATENTS["imagenet22k_256"] = ("jpg", "cls", "text")
 # Those that go the way of another recipe.
-ALIKE = dict.fromkeys(
-    ("cifar10_16", "study", "imagenet_256", "imagenet_512", "imagenet22k_256", "cc12m_256"), pytest.mark.slow
-)
+ALIKE = ("cifar10_16", "study", "imagenet_256", "imagenet_512", "imagenet22k_256", "cc12m_256")
 # Those that begin at half the size, and what they begin with.
 LARGER = {
     "transfer_16_to_32": {"objective": "v_prediction"},
@@ -120,7 +118,7 @@ def prepare(name: str, folder: Path, vae: Path, encoder: Path) -> tuple[Path, li
     return data, more
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=ALIKE.get(name, ())) for name in SLICES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE)) for name in SLICES])
 def test_a_recipe_trains_from_end_to_end(name, tmp_path, vae, encoder):
     data, more = prepare(name, tmp_path, vae, encoder)
     arguments = arguments_of(name, tmp_path / "run", data, *more)

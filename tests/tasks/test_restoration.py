@@ -197,14 +197,12 @@ def test_made_pictures_are_functions_of_the_generator(kind):
 )
 def test_training_draws_made_pictures_and_orders_of_channels(fields, model, made):
     """The example has one colour that is hardly drawn otherwise."""
-    pixels = np.full((40, 40, 3), (250, 120, 3), np.uint8)
+    example = {"image": Image.fromarray(np.full((40, 40, 3), (250, 120, 3), np.uint8))}
     task = SemanIRTask(patch_size=8, **fields)
     task.build_model({**MODEL, **model}, None)
     labels = []
     for seed in range(160):
-        sample, again = (
-            task.training_sample({"image": Image.fromarray(pixels)}, np.random.default_rng(seed)) for _ in range(2)
-        )
+        sample, again = (task.training_sample(example, np.random.default_rng(seed)) for _ in range(2))
         assert torch.equal(sample["pixel_values"], again["pixel_values"])
         labels.append((255 * sample["labels"]).round().int())
     orders = [tuple(label[:, 0, 0].tolist()) for label in labels]

@@ -292,9 +292,8 @@ def test_an_image_is_trained_on_by_parts_that_lie_in_it():
     shares = (right - left) * (bottom - top) / 800
     assert shares.min() > 0.08 and shares.max() <= 1 and shares.std() > 0.1
     task, example = ImageTask(image_size=8, num_labels=2), {"image": pictures(20)[0], "label": 1}
-    first, again, other = (
-        task.training_sample(example, np.random.default_rng(seed))["pixel_values"] for seed in (1, 1, 2)
-    )
+    samples = [task.training_sample(example, np.random.default_rng(seed)) for seed in (1, 1, 2)]
+    first, again, other = (sample["pixel_values"] for sample in samples)
     assert torch.equal(first, again) and not torch.equal(first, other)
     assert first.shape == task.encode(example)["pixel_values"].shape == (3, 8, 8)
 

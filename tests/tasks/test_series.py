@@ -143,9 +143,8 @@ def test_means_and_spreads_are_those_of_all_positions():
     assert found == {"input_mean": [5.0], "input_std": [1.0]}
     # What is missing counts for nothing.
     rows = [{"x": [1.0, None, 4.0], "y": [None, None, 7.0]}, {"x": [None, 7.0], "y": [9.0, 11.0]}]
-    found = measure(
-        "input", SeriesClassificationTask(columns=["x", "y"]).read_values, datasets.Dataset.from_list(rows)
-    )
+    task = SeriesClassificationTask(columns=["x", "y"])
+    found = measure("input", task.read_values, datasets.Dataset.from_list(rows))
     np.testing.assert_allclose(found["input_mean"], [4, 9])
     np.testing.assert_allclose(found["input_std"], [np.std([1, 4, 7]), np.std([7, 9, 11])])
 
@@ -169,9 +168,8 @@ def test_classes_that_are_called_numbers_are_those_of_their_names():
     task = SeriesClassificationTask(num_labels=2, label_names=["-1", "1"])
     assert [task.read_class(value) for value in (-1, 1, -1.0, "1", np.int64(1))] == [0, 1, 0, 1, 1]
     # In folders of these names a number is a place.
-    folders = datasets.Dataset.from_dict(
-        {"label": [1]}, features=datasets.Features({"label": datasets.ClassLabel(names=["1", "2"])})
-    )
+    features = datasets.Features({"label": datasets.ClassLabel(names=["1", "2"])})
+    folders = datasets.Dataset.from_dict({"label": [1]}, features=features)
     task = SeriesClassificationTask(num_labels=2, label_names=["1", "2"])
     assert task.read_class(1) == 0
     task.see_labels(folders)
@@ -317,10 +315,8 @@ def test_a_masked_language_model_fills_masks_from_its_folder(tmp_path):
 
 
 def test_a_table_of_rows_is_scored_on_its_last_part(tmp_path):
-    lines = ["time,load,label"] + [
-        f"2024-01-01T{hour % 24:02}:00:00,{hour % 5},{'ab'[hour >= 48]}" for hour in range(60)
-    ]
-    (tmp_path / "load.csv").write_text("\n".join(lines))
+    lines = [f"2024-01-01T{hour % 24:02}:00:00,{hour % 5},{'ab'[hour >= 48]}" for hour in range(60)]
+    (tmp_path / "load.csv").write_text("\n".join(["time,load,label", *lines]))
     part = open_source(DataSource(str(tmp_path / "load.csv"), split="train[80%:]", rows="positions"))
     task = PositionsTask(columns=["load"], max_length=16, num_labels=2, label_names=["a", "b"])
     scores = evaluate(task, task.build_model(TINY, None), part)
