@@ -23,7 +23,6 @@ import hf_ext
 from hf_ext.audio_stream import Listener, Stream
 from hf_ext.errors import DataError
 from hf_ext.mrconv import MRConvConfig, MRConvFeatureExtractor, MRConvForAudioClassification
-from hf_ext.mrconv.feature_extraction_mrconv import MRConvFeatureExtractor
 from tests.kit.refusals import refused
 
 RATE, LONGEST = 4000, 256
