@@ -34,10 +34,9 @@ def layer_case(
     backward: int | None = None,
     spans: list[tuple[int, int]] | None = None,
     channels: int = 3,
-    mean: float = 0.5,
 ) -> dict:
     """Arguments of `batch_norm_conv`; `spans` are the valid positions of each sample."""
-    u = random(batch, channels, length, seed=1, gradient=False) + mean
+    u = random(batch, channels, length, seed=1, gradient=False) + 0.5
     case = {
         "kernels": branch_kernels(count, channels, first, seed=10),
         "alpha": random(count, channels, seed=2),

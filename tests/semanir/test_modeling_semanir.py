@@ -145,14 +145,14 @@ def test_losses_are_those_of_their_formulas():
 
 def test_wrong_inputs_are_refused_with_the_reason():
     model = make_model(**COLUMNAR)
-    with refused(ValueError, "batch_size"):
-        model(make_images(1, 1, 8, 8))
-    with refused(ValueError, "least 1"):
-        model(make_images(1, 3, 0, 8))
-    with refused(ValueError, "shape"):
-        model(make_images(3, 8, 8))
-    with refused(TypeError, "torch.uint8"):
-        model(torch.zeros(1, 3, 8, 8, dtype=torch.uint8))
+    for kind, fact, images in (
+        (ValueError, "batch_size", make_images(1, 1, 8, 8)),
+        (ValueError, "least 1", make_images(1, 3, 0, 8)),
+        (ValueError, "shape", make_images(3, 8, 8)),
+        (TypeError, "torch.uint8", torch.zeros(1, 3, 8, 8, dtype=torch.uint8)),
+    ):
+        with refused(kind, fact):
+            model(images)
     for wrong in (0, 2.5, float("nan"), "6"):
         with refused(ValueError, "top_k", repr(wrong)):
             model(make_images(1, 3, 8, 8), top_k=wrong)

@@ -96,18 +96,16 @@ def test_options_for_all_calls_and_for_one():
 
 def test_what_cannot_be_restored_is_refused(restore, tmp_path):
     (tmp_path / "text.png").write_text("not a picture")
-    with refused(DataError, "picture", "Pillow"):
-        restore(str(tmp_path / "text.png"))
-    with pytest.raises(FileNotFoundError):
-        restore("nowhere.png")
-    with refused(TypeError, "picture", "file"):
-        restore(3)
-    with refused(ValueError, "max_megapixels"):
-        restore(COLOUR, tiles=3)
-    with refused(ValueError, "pil", "np"):
-        restore(COLOUR, output_type="jpeg")
-    with refused(UsageError, "infinite", "NaN"):
-        restore(np.full((4, 4, 3), np.nan))
+    for kind, facts, image, options in (
+        (DataError, ["picture", "Pillow"], str(tmp_path / "text.png"), {}),
+        (FileNotFoundError, [], "nowhere.png", {}),
+        (TypeError, ["picture", "file"], 3, {}),
+        (ValueError, ["max_megapixels"], COLOUR, {"tiles": 3}),
+        (ValueError, ["pil", "np"], COLOUR, {"output_type": "jpeg"}),
+        (UsageError, ["infinite", "NaN"], np.full((4, 4, 3), np.nan), {}),
+    ):
+        with refused(kind, *facts):
+            restore(image, **options)
     # Noise that was not clipped is a picture, and an empty list is one of none.
     assert restore(np.full((8, 9, 3), 1.3, np.float32)).size == (18, 16)
     assert restore([]) == []
