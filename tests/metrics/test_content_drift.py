@@ -40,31 +40,19 @@ def test_a_wave_is_slow_or_fast_by_its_frequency():
     np.testing.assert_allclose(fast, wave, atol=1e-12)
 
 
-def test_a_gradient_has_no_fine_detail_at_the_border():
-    # A Fourier transform would see a jump where the right side meets the left.
-    gradient = np.broadcast_to(np.linspace(0, 1, 64)[None, :, None], (64, 64, 3))
-    assert high_frequency_energy(gradient) < 1e-6
-
-
-def test_energy_falls_when_an_image_was_enlarged():
+def test_energy_is_that_of_the_values_and_falls_where_an_image_was_enlarged():
     sharp = photograph()
     energies = [
         float(high_frequency_energy(resize(sharp[::step, ::step], (64, 64), order=3, mode="edge").clip(0, 1)))
         for step in (1, 2, 4)
     ]
     assert energies[0] > 5 * energies[1] > 5 * energies[2] > 0
-
-
-def test_energy_of_8_bit_images_is_that_of_their_values():
+    # A Fourier transform would see a jump where the right side meets the left.
+    gradient = np.broadcast_to(np.linspace(0, 1, 64)[None, :, None], (64, 64, 3))
+    assert high_frequency_energy(gradient) < 1e-6
     image = photograph()
     np.testing.assert_array_equal(high_frequency_energy(image[None]), high_frequency_energy(image[None] / 255))
     assert high_frequency_energy(np.stack([image, image])[None]).shape == (1, 2)
-
-
-def test_drift_of_equal_images_is_zero():
-    images = np.stack([np.stack([photograph(32), photograph(32)[::-1]])] * 3)
-    drift = content_drift(images, np.array([[4, 5]] * 3))
-    assert drift == {"pixel_distance": 0, "content_distance": 0, "detail_distance": 0, "agreement": 1}
 
 
 def test_detail_is_told_from_content():
@@ -88,6 +76,9 @@ def test_means_are_over_pairs_of_settings_and_over_images():
     drift = content_drift(images, np.array([[0, 1], [0, 1], [2, 1]]))
     assert drift["pixel_distance"] == pytest.approx(1.6 / 6)
     assert drift["agreement"] == pytest.approx(4 / 6)
+    # Equal images have none.
+    equal = content_drift(np.stack([np.stack([photograph(32), photograph(32)[::-1]])] * 3), np.array([[4, 5]] * 3))
+    assert equal == {"pixel_distance": 0, "content_distance": 0, "detail_distance": 0, "agreement": 1}
 
 
 IMAGES = np.zeros((2, 3, 8, 8, 3))
@@ -99,11 +90,9 @@ IMAGES = np.zeros((2, 3, 8, 8, 3))
         (lambda: content_drift(IMAGES[:1]), ValueError, "at least 2 settings"),
         (lambda: content_drift(IMAGES[0]), ValueError, r"\[settings, images, height, width, channels\]"),
         (lambda: content_drift(IMAGES, np.zeros(3, dtype=int)), ValueError, r"\(2, 3\) of the images, got \(3,\)"),
-        (lambda: content_drift(IMAGES - 1), ValueError, "values from 0 to 1"),
         (lambda: content_drift(IMAGES + np.nan), ValueError, "values from 0 to 1"),
         (lambda: content_drift(IMAGES.astype(int)), TypeError, "int64"),
         (lambda: content_drift(IMAGES, cutoff=0.6), ValueError, "at most 0.5"),
-        (lambda: high_frequency_energy(IMAGES, 0), ValueError, "over 0"),
         (lambda: high_frequency_energy(IMAGES[0, 0, 0]), ValueError, r"\[..., height, width, channels\]"),
     ],
 )

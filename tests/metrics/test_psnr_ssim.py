@@ -60,22 +60,18 @@ def test_luma_agrees_with_scikit_image():
     assert ssim(noisy, clean, channel="y") == pytest.approx(skimage_ssim(luma_noisy, luma_clean, None), abs=1e-9)
 
 
-def test_a_constant_error_has_the_psnr_of_its_formula():
+def test_scores_of_constant_errors_and_equal_images_are_those_of_their_formulas():
     clean = np.full((12, 13, 3), 100, dtype=np.uint8)
     assert psnr(clean + 5, clean, channel="rgb") == pytest.approx(20 * math.log10(255 / 5), abs=1e-12)
     # The luma of grey g is 16 + 219 g / 255.
     expected = 20 * math.log10(255 / (5 * 219 / 255))
     assert psnr(clean + 5, clean, channel="y") == pytest.approx(expected, abs=1e-9)
-
-
-def test_ssim_of_constant_images_is_its_luminance_term():
+    # The SSIM of constant images is its luminance term.
     first, second = np.full((11, 11), 100, dtype=np.uint8), np.full((11, 11), 150, dtype=np.uint8)
     constant = (0.01 * 255) ** 2
     expected = (2 * 100 * 150 + constant) / (100**2 + 150**2 + constant)
     assert ssim(first, second, channel="gray") == pytest.approx(expected, abs=1e-9)
-
-
-def test_equal_images_and_a_border_that_is_left_out():
+    # Equal images, and a border that is left out.
     clean, _ = photograph_and_noisy()
     spoiled = clean.copy()
     assert psnr(clean, clean, channel="rgb") == math.inf and ssim(clean, clean, channel="rgb") == pytest.approx(1.0)
@@ -93,12 +89,8 @@ def test_floating_images_are_clipped_and_rounded_to_8_bits_first(metric, white):
     shifted[noisy == 255] = 300.0
     value = metric(shifted / 255 * white, clean / 255 * white, channel="rgb", data_range=white)
     assert value == metric(noisy, clean, channel="rgb")
-
-
-def test_float32_is_accepted():
-    clean, noisy = (image.astype(np.float32) / np.float32(255) for image in photograph_and_noisy())
-    expected = psnr(*reversed(photograph_and_noisy()), channel="rgb")
-    assert psnr(noisy, clean, channel="rgb", data_range=1.0) == expected
+    single = [(image / 255 * white).astype(np.float32) for image in (noisy, clean)]
+    assert metric(*single, channel="rgb", data_range=white) == value
 
 
 IMAGE = np.zeros((16, 16, 3), dtype=np.uint8)
@@ -112,17 +104,14 @@ IMAGE = np.zeros((16, 16, 3), dtype=np.uint8)
         (IMAGE, IMAGE, {"channel": "gray"}, ValueError, "needs images with 1 channel"),
         (IMAGE[:, :, 0], IMAGE[:, :, 0], {"channel": "y"}, ValueError, "needs images with 3 channel"),
         (IMAGE, IMAGE, {"border": 8}, ValueError, "border must be at least 0"),
-        (IMAGE, IMAGE, {"border": -1}, ValueError, "border must be at least 0"),
         (IMAGE, IMAGE, {"border": 1.0}, TypeError, "whole number"),
         (IMAGE, IMAGE, {"data_range": 1.0}, ValueError, "data_range must be 255"),
         (IMAGE.astype(float), IMAGE.astype(float), {}, ValueError, "data_range must say"),
         (IMAGE.astype(float), IMAGE + 200.0, {"data_range": 1.0}, ValueError, "values from 200.0 to 200.0"),
         (IMAGE + np.nan, IMAGE, {"data_range": 255}, ValueError, "NaN"),
-        (IMAGE.astype(np.int64), IMAGE, {}, TypeError, "uint8 or floating"),
         (IMAGE.astype(np.uint16), IMAGE, {}, TypeError, "uint8 or floating"),
         (IMAGE.tolist(), IMAGE, {}, TypeError, "numpy array, got list"),
         (IMAGE[0, 0], IMAGE[0, 0], {}, ValueError, r"\[height, width\]"),
-        (IMAGE[:0], IMAGE[:0], {}, ValueError, r"\[height, width\]"),
     ],
 )
 @pytest.mark.parametrize("metric", [psnr, ssim])
@@ -131,9 +120,14 @@ def test_what_makes_no_sense_is_refused(metric, prediction, reference, options, 
         metric(prediction, reference, **{"channel": "rgb", **options})
 
 
-def test_ssim_needs_a_whole_window():
-    with refused(ValueError, "11x11"):
-        ssim(IMAGE, IMAGE, channel="rgb", border=3)
+@pytest.mark.parametrize(
+    ("metric", "side", "border", "facts"),
+    [(ssim, 16, 3, ["11x11"]), (psnr_b, 40, 4, ["multiple", "border"]), (psnr_b, 40, 16, ["9x9"])],
+)
+def test_borders_that_leave_no_window_or_cut_blocks_are_refused(metric, side, border, facts):
+    image = np.zeros((side, side), np.uint8)
+    with refused(ValueError, *facts):
+        metric(image, image, channel="gray", border=border)
 
 
 def test_a_step_at_the_block_boundary_has_the_value_of_the_formula():
@@ -176,14 +170,6 @@ def test_colour_has_the_error_of_its_channels_and_the_blocking_of_its_luma():
     assert psnr_b(compressed / 255, clean / 255, channel="rgb", data_range=1.0) == pytest.approx(expected, abs=1e-9)
 
 
-def test_what_would_cut_blocks_is_refused():
-    image = np.zeros((40, 40), np.uint8)
-    with refused(ValueError, "multiple", "border"):
-        psnr_b(image, image, channel="gray", border=4)
-    with refused(ValueError, "9x9"):
-        psnr_b(image, image, channel="gray", border=16)
-
-
 @pytest.mark.parametrize(("kind", "function"), [(PSNR, psnr), (SSIM, ssim), (PsnrB, psnr_b)])
 def test_a_metric_object_gives_the_mean_and_each_value(kind, function, tmp_path):
     pairs = [photograph_and_noisy((30, 20)), photograph_and_noisy((21, 40))]
@@ -195,13 +181,10 @@ def test_a_metric_object_gives_the_mean_and_each_value(kind, function, tmp_path)
     metric.add(prediction=Image.fromarray(predictions[0]), reference=references[0])
     metric.add_batch(predictions=predictions[1:], references=references[1:])
     assert metric.compute(channel="y") == result
-
-
-def test_one_equal_pair_makes_the_mean_infinite_and_can_be_found(tmp_path):
-    clean, noisy = (image[:, :, 0] for image in photograph_and_noisy())
-    metric = PSNR(cache_dir=str(tmp_path))
-    result = metric.compute(predictions=[noisy, clean], references=[clean, clean], channel="gray")
-    assert result == {"psnr": math.inf, "psnr_per_image": [psnr(noisy, clean, channel="gray"), math.inf]}
+    if kind is PSNR:
+        # One equal pair makes the mean infinite, and can be found.
+        found = metric.compute(predictions=[predictions[0], references[1]], references=references, channel="y")
+        assert found == {"psnr": math.inf, "psnr_per_image": [values[0], math.inf]}
 
 
 @pytest.mark.parametrize("name", ["psnr", "ssim", "psnr_b"])
@@ -214,6 +197,9 @@ def test_the_usual_call_without_a_channel_says_what_is_missing(name, tmp_path):
     metric = evaluate.load(metric_path(name), cache_dir=str(tmp_path / "other"))
     assert 'channel="rgb")' in metric.inputs_description
     assert math.isfinite(metric.compute(predictions=[noisy], references=[clean], channel="rgb")[name])
+    assert Path(metric_path(name)).is_absolute()
+    with refused(ValueError, "agreement, clip_score, feature_distance, fid, kid, psnr, psnr_b, ssim", "lpips"):
+        metric_path("lpips")
 
 
 @pytest.mark.parametrize(
@@ -223,7 +209,6 @@ def test_the_usual_call_without_a_channel_says_what_is_missing(name, tmp_path):
         (IMAGE / 255.0, TypeError, "an array of float64"),
         ("picture.png", TypeError, "got str"),
         (IMAGE[:, :, :1], ValueError, r"\[height, width, 3\]"),
-        (Image.new("P", (16, 16)), ValueError, "mode P"),
         (Image.new("RGBA", (16, 16)), ValueError, "mode RGBA"),
     ],
 )
@@ -232,10 +217,3 @@ def test_a_metric_object_refuses_what_evaluate_would_change(tmp_path, image, err
     for images in ({"predictions": [IMAGE], "references": [image]}, {"predictions": [image], "references": [IMAGE]}):
         with pytest.raises(error, match=message):
             metric.compute(**images, channel="rgb")
-
-
-def test_an_unknown_metric_name_is_refused():
-    names = "agreement, clip_score, feature_distance, fid, kid, psnr, psnr_b, ssim"
-    with refused(ValueError, names, "lpips"):
-        metric_path("lpips")
-    assert Path(metric_path("psnr")).is_absolute()

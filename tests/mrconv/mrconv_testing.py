@@ -1,14 +1,17 @@
 """Tiny MRConv layers and models away from their initial values: `from tests.mrconv.mrconv_testing import ...`."""
 
 import itertools
-import subprocess
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification, MRConvLayer
 from hf_ext.mrconv.configuration_mrconv import KERNEL_TYPES
+from tests.kit import warm_python
 from tests.kit.models import ModelTesterMixin
 
 # The shortest kernel does not divide the longest, and no length is a power of two.
@@ -31,6 +34,14 @@ def generator(seed: int = 0) -> torch.Generator:
 
 def make_tokens(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(0, 11, shape, generator=generator(seed))
+
+
+def make_mask() -> torch.Tensor:
+    """Of four rows of 20, one is padded on the right and one on the left."""
+    mask = torch.ones(4, 20, dtype=torch.int64)
+    mask[1, 13:] = 0
+    mask[2, :4] = 0
+    return mask
 
 
 def shake(module: torch.nn.Module) -> None:
@@ -59,49 +70,41 @@ def make_signal(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor
     return torch.randn(shape, generator=generator(), dtype=torch.float64).to(dtype)
 
 
-# One of two processes. Arguments: its rank, and a folder with what is given and where to write.
-_PROCESS = """
-import sys, torch
+# Both processes are forks of one, which imports once. Arguments: a folder, a module, the name of its function, words.
+_TWO_PROCESSES = """
+import importlib
+import multiprocessing
+import sys
+
+import torch
 import torch.distributed as distributed
-import hf_ext.mrconv
-rank, folder = int(sys.argv[1]), sys.argv[2]
-distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-given = torch.load(f"{folder}/given.pt")
-model = getattr(hf_ext.mrconv, given["head"])(hf_ext.mrconv.MRConvConfig(**given["fields"])).double().train()
-model.load_state_dict(given["state"])
-inputs, weights = given["shares"][rank]
-outputs = model(**inputs)[0]
-(outputs * weights).sum().backward()
-gradients = {name: value.grad for name, value in model.named_parameters()}
-for gradient in gradients.values():
-    distributed.all_reduce(gradient)
-buffers = dict(model.named_buffers())
-torch.save({"outputs": outputs.detach(), "gradients": gradients, "buffers": buffers}, f"{folder}/{rank}.pt")
-distributed.destroy_process_group()
+
+folder, module, name, *words = sys.argv[1:]
+function = getattr(importlib.import_module(module), name)
+
+
+def run(rank):
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    torch.save(function(rank, *words), f"{folder}/result{rank}")
+    distributed.destroy_process_group()
+
+
+processes = [multiprocessing.get_context("fork").Process(target=run, args=(rank,)) for rank in range(2)]
+for process in processes:
+    process.start()
+for process in processes:
+    process.join()
+sys.exit(any(process.exitcode for process in processes))
 """
-Share = tuple[dict[str, torch.Tensor], torch.Tensor]
 
 
-def assert_two_processes_are_one(
-    folder: Path, model_class, fields: dict, shares: list[Share], whole: Share
-) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """
-    Two processes with their shares of the inputs have the gradients and statistics of one that has them all. Returns
-    the outputs of both, and of the one. A share is inputs, and weights of the outputs, whose weighted sum is the loss.
-    """
-    model = make_model(model_class, **fields).double().train()
-    state = {name: value.clone() for name, value in model.state_dict().items()}
-    given = {"head": model_class.__name__, "fields": fields, "state": state, "shares": shares}
-    torch.save(given, folder / "given.pt")
-    command = [sys.executable, "-c", _PROCESS]
-    processes = [subprocess.Popen([*command, str(rank), str(folder)]) for rank in range(2)]
-    assert [process.wait(timeout=300) for process in processes] == [0, 0]
-    outputs = model(**whole[0])[0]
-    (outputs * whole[1]).sum().backward()
-    results = [torch.load(folder / f"{rank}.pt") for rank in range(2)]
-    for result in results:
-        for name, value in model.named_parameters():
-            torch.testing.assert_close(result["gradients"][name], value.grad, atol=1e-10, rtol=1e-10, msg=name)
-        for name, value in model.named_buffers():
-            torch.testing.assert_close(result["buffers"][name], value, atol=1e-10, rtol=0, msg=name)
-    return [result["outputs"] for result in results], outputs.detach()
+def in_two_processes(folder: Path, function: Callable[..., Any], *words: object) -> list[Any]:
+    """Results of a function of a module here in each of two processes; it gets its rank and the words as texts."""
+    root = Path(__file__).resolve().parents[2]
+    module = f"tests.mrconv.{function.__module__.rpartition('.')[2]}"
+    command = [sys.executable, "-c", _TWO_PROCESSES, str(folder), module, function.__name__, *map(str, words)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    done = warm_python.run(command, cwd=root, env=environment)
+    assert done.returncode == 0, done.stderr
+    return [torch.load(folder / f"result{rank}") for rank in range(2)]

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_ext.mrconv import ops_mrconv as ops
+from hf_ext.mrconv.modeling_layers_mrconv import MRConvBatchNorm
 
 
 def random(*shape: int, seed: int = 0, gradient: bool = True) -> Tensor:
@@ -33,10 +34,9 @@ def layer_case(
     backward: int | None = None,
     spans: list[tuple[int, int]] | None = None,
     channels: int = 3,
-    mean: float = 0.5,
 ) -> dict:
     """Arguments of `batch_norm_conv`; `spans` are the valid positions of each sample."""
-    u = random(batch, channels, length, seed=1, gradient=False) + mean
+    u = random(batch, channels, length, seed=1, gradient=False) + 0.5
     case = {
         "kernels": branch_kernels(count, channels, first, seed=10),
         "alpha": random(count, channels, seed=2),
@@ -101,6 +101,20 @@ def operators_in(form: str) -> Iterator[None]:
 
 def layer(case: dict) -> tuple[Tensor, ...]:
     return ops.batch_norm_conv(**case)
+
+
+def layer_and_norm(case: dict, group: object = None) -> tuple[tuple[Tensor, ...], ...]:
+    """The layer's results and gradients, and those of the norm of blocks with its statistics, for fixed cotangents."""
+    results = layer({**case, "group": group})
+    cotangent = torch.linspace(-1, 1, results[0][0].numel(), dtype=torch.float64).view_as(results[0][0])
+    gradients = torch.autograd.grad(results[0], leaves(case), cotangent.expand_as(results[0]).sin())
+    norm = MRConvBatchNorm(len(cotangent), 1e-5, group is not None).double()
+    hidden = case["u"].detach().mT.clone().requires_grad_()
+    time = torch.arange(hidden.shape[1])
+    valid = (time >= case["start"][:, None]) & (time < case["stop"][:, None])
+    normed = norm(hidden, valid)
+    gradient = torch.autograd.grad((normed * cotangent.T * valid[..., None]).sum(), hidden)[0]
+    return results, gradients, (normed, gradient, norm.running_mean, norm.running_var)
 
 
 def leaves(case: dict) -> list[Tensor]:

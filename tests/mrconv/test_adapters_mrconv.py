@@ -1,17 +1,12 @@
 """Adapters and frozen parts: what is saved is what was trained, running statistics included."""
 
 import copy
-import json
 
 import peft
 import pytest
 import torch
-from make_listops import ListOps, write_listops
 
 from hf_ext.mrconv import MRConvForSequenceClassification
-from hf_ext.training import TrainingArguments, build_task, evaluate_checkpoint
-from hf_ext.training import train as train_run
-from hf_ext.training.arguments import build
 from tests.mrconv.mrconv_testing import SIZES, make_model, make_signal
 
 # peft still asks for the name that transformers deprecates.
@@ -142,12 +137,8 @@ def test_each_normalisation_is_frozen_or_trained_by_itself():
     moved = {name for name, value in model.named_buffers() if "running" in name and not value.equal(before[name])}
     prefixes = {name.rpartition(".")[0] for name in moved}
     assert prefixes == {"model.layers.1.convolution.norm", "model.final_norm"}
-
-
-def test_statistics_are_taken_without_gradients_too():
-    """Statistics are settled by passes without gradients in training mode, as of a weight average."""
-    model = make_base().train()
-    before = running(model)
+    # Statistics are settled by passes without gradients in training mode, as of a weight average.
+    model, before = make_base().train(), running(make_base())
     with torch.no_grad():
         model(input_values=shifted_data()[0])
     assert not any(value.equal(before[name]) for name, value in running(model).items())
@@ -167,32 +158,3 @@ def test_adapters_train_through_frozen_branches_as_through_merged_kernels():
     for gradient, other in zip(*found, strict=True):
         assert gradient.abs().max() > 1e-6
         torch.testing.assert_close(gradient, other, atol=1e-10, rtol=1e-8)
-
-
-def test_the_last_evaluation_of_an_adapters_run_is_that_of_its_snapshot(tmp_path):
-    """The package's own recipe: `hf-ext train --init_from --peft`, then `hf-ext evaluate` of what it wrote."""
-    write_listops(tmp_path / "data", {"train": 64, "validation": 32, "test": 8}, ListOps(0, 63, 100), progress=False)
-    source = {name: {"path": str(tmp_path / "data"), "split": name} for name in ("train", "validation")}
-    settings = {
-        "method": "mrconv-listops",
-        "data": {"train": source["train"], "eval": source["validation"]},
-        "task": {"max_length": 64},
-        "per_device_train_batch_size": 16,
-        "learning_rate": 3e-2,
-        "logging_steps": 1,
-        "report_to": "none",
-    }
-    file = tmp_path / "listops.yaml"
-    file.write_text(json.dumps(settings))
-
-    def run(name: str, steps: int, **changes) -> dict[str, float]:
-        changes = {**settings, **changes, "output_dir": str(tmp_path / name), "max_steps": steps}
-        arguments = build(TrainingArguments, changes)
-        return train_run(build_task(arguments), arguments)
-
-    run("base", 6, model={"hidden_size": 8, "num_hidden_layers": 2, "kernel_size": 4})
-    adapter = {"peft_type": "LORA", "target_modules": ["pointwise"], "modules_to_save": ["classifier"]}
-    metrics = run("tuned", 12, init_from=str(tmp_path / "base" / "snapshot"), peft=adapter)
-    report = evaluate_checkpoint(str(tmp_path / "tuned" / "snapshot"), file, [], None)
-    found = {result["metric"]: result["value"] for result in report["results"]}
-    assert found == {name: pytest.approx(value, abs=1e-5) for name, value in metrics.items()}

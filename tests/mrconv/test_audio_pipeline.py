@@ -1,5 +1,6 @@
-"""Sounds of every kind in `pipeline("audio-classification")`; models of others as before."""
+"""Sounds in `pipeline("audio-classification")`, words of a stream, and batches that the feature extractor makes."""
 
+import copy
 import functools
 import http.server
 import io
@@ -10,11 +11,18 @@ import pytest
 import soundfile
 import soxr
 import torch
-from transformers import Wav2Vec2Config, Wav2Vec2FeatureExtractor, Wav2Vec2ForSequenceClassification, pipeline
+from transformers import (
+    AutoFeatureExtractor,
+    Wav2Vec2Config,
+    Wav2Vec2FeatureExtractor,
+    Wav2Vec2ForSequenceClassification,
+    pipeline,
+)
 
+import hf_ext
+from hf_ext.audio_stream import Listener, Stream
 from hf_ext.errors import DataError
-from hf_ext.mrconv import MRConvConfig, MRConvForAudioClassification
-from hf_ext.mrconv.feature_extraction_mrconv import MRConvFeatureExtractor
+from hf_ext.mrconv import MRConvConfig, MRConvFeatureExtractor, MRConvForAudioClassification
 from tests.kit.refusals import refused
 
 RATE, LONGEST = 4000, 256
@@ -44,9 +52,8 @@ def logits(classify, samples: np.ndarray) -> torch.Tensor:
 
 def expected(classify, samples: np.ndarray) -> dict[str, float]:
     """The mean over parts that overlap by half, part by part."""
-    starts = (
-        [*range(0, len(samples) - LONGEST, LONGEST // 2), len(samples) - LONGEST] if len(samples) > LONGEST else [0]
-    )
+    last = max(0, len(samples) - LONGEST)
+    starts = [*range(0, last, LONGEST // 2), last]
     parts = [np.float32(samples[start : start + LONGEST]) for start in starts]
     mean = torch.stack([logits(classify, part).softmax(-1) for part in parts]).mean(0)
     return dict(zip("abc", mean.tolist(), strict=True))
@@ -65,12 +72,10 @@ PCM = (STEREO * 32767).round().astype(np.int16)
 # What is given, and the samples that the model should hear.
 GIVEN = {
     "short array": (MONO[:200], MONO[:200]),
-    "long array": (MONO, MONO),
     "one more than a part": (MONO[: LONGEST + 1], MONO[: LONGEST + 1]),
     "tensor": (torch.tensor(MONO), MONO),
     "rows of channels": (STEREO, MONO),
     "channels of rows": (torch.tensor(STEREO.T), MONO),
-    "int16": (PCM[:200, 0], PCM[:200, 0] / 32768),
     "int16 of two channels": (PCM, PCM.mean(1) / 32768),
     "int32 of two channels": (PCM.astype(np.int32) * 65536, PCM.mean(1) / 32768),
     "raw": ({"raw": MONO, "sampling_rate": RATE}, MONO),
@@ -98,9 +103,8 @@ def test_files_lists_and_generators_are_heard_one_by_one(classify, tmp_path):
         assert [scores(one) for one in found] == [pytest.approx(one) for one in alone]
     assert len(classify(MONO, top_k=1)) == 1
     raw = logits(classify, MONO[:100])
-    assert scores(classify(MONO[:100], function_to_apply="none")) == pytest.approx(
-        dict(zip("abc", raw.tolist(), strict=True)), abs=1e-5
-    )
+    wanted = dict(zip("abc", raw.tolist(), strict=True))
+    assert scores(classify(MONO[:100], function_to_apply="none")) == pytest.approx(wanted, abs=1e-5)
 
 
 def test_a_sound_at_an_address_is_heard(classify, tmp_path):
@@ -135,9 +139,6 @@ BAD = {
 def test_what_is_no_sound_is_refused(classify, kind):
     with refused(DataError):
         classify(BAD[kind])
-
-
-def test_samples_that_are_not_finite_are_refused(classify):
     with refused(ValueError, "NaN"):
         classify(np.full(100, np.nan, np.float32))
 
@@ -156,3 +157,165 @@ def test_another_model_is_used_as_transformers_does():
     assert [len(one) for one in both] == [3, 3]
     with pytest.raises(ValueError, match="single channel"):
         classify(STEREO)
+
+
+@pytest.fixture(scope="module")
+def listener() -> Listener:
+    return Listener(hf_ext.released("spoken-digits"))
+
+
+def make_words() -> np.ndarray:
+    """Two hums of different height, with pauses."""
+    time = np.arange(4000) / 8000
+    hums = [0.5 * np.sin(2 * np.pi * pitch * time) * np.hanning(4000) for pitch in (200, 900)]
+    pause = np.zeros(3200)
+    return np.concatenate([pause, hums[0], pause, hums[1], pause]).astype(np.float32)
+
+
+def test_channels_are_averaged(listener):
+    sound = make_words()
+    heard = Stream(copy.deepcopy(listener), 8000).hear(sound)
+    assert len(heard) == 2
+    for columns in ([sound], [sound + 0.25, sound - 0.25]):
+        stream, words = Stream(copy.deepcopy(listener), 8000), []
+        for piece in np.array_split(np.stack(columns, 1), 7):
+            words += stream.hear(piece)
+        assert words == heard
+
+
+def test_samples_that_are_no_numbers_are_silence(listener):
+    """In steps, as `examples/mrconv/listen.py` gives them."""
+    heard, sound = [], make_words()[:9600]
+    for value in (0.0, np.nan, -np.inf):
+        own, broken = copy.deepcopy(listener), sound.copy()
+        # In a pause, and within a word.
+        broken[[100, 5000]] = value
+        heard.append([own.hear(step) for step in broken.reshape(-1, 80)])
+        assert np.isfinite(own.power) and np.isfinite(own.loudest)
+    assert all(words == heard[0] for words in heard) and any(word is not None for word in heard[0])
+
+
+HERTZ = 8000
+
+
+def make_audio(samples: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).uniform(-0.9, 0.9, samples)
+
+
+def extract(audio, *, sampling_rate=HERTZ, return_tensors="pt", do_normalize=False, padding_side="right", **options):
+    extractor = MRConvFeatureExtractor(sampling_rate=HERTZ, do_normalize=do_normalize, padding_side=padding_side)
+    return extractor(audio, sampling_rate=sampling_rate, return_tensors=return_tensors, **options)
+
+
+AUDIO = make_audio(30)
+
+
+ARRAYS = [AUDIO, AUDIO[None], AUDIO.astype(">f4"), np.ma.masked_array(AUDIO, AUDIO > 1), torch.from_numpy(AUDIO)]
+
+
+@pytest.mark.parametrize("audio", [*ARRAYS, AUDIO.tolist(), [AUDIO], [torch.from_numpy(AUDIO).float()]])
+def test_one_recording_of_every_kind_is_one_batch(audio):
+    batch = extract(audio)
+    assert batch.input_values.dtype == torch.float32
+    torch.testing.assert_close(batch.input_values, torch.from_numpy(AUDIO).float()[None])
+    assert batch.attention_mask.tolist() == [[1] * 30]
+
+
+@pytest.mark.parametrize("dtype", [np.int16, np.int32])
+def test_whole_numbers_are_scaled_by_their_range(dtype):
+    limits = np.iinfo(dtype)
+    values = extract(np.array([limits.min, limits.min // 2, 0, limits.max], dtype)).input_values
+    torch.testing.assert_close(values, torch.tensor([[-1.0, -0.5, 0.0, 1.0]]), atol=1 / 32000, rtol=0)
+    assert values.abs().max() <= 1
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_is_masked_and_leaves_the_samples(side):
+    audio = [make_audio(5), make_audio(9, 1), make_audio(1, 2)]
+    batch = extract(audio, padding=True, padding_side=side, pad_to_multiple_of=4)
+    assert batch.input_values.shape == batch.attention_mask.shape == (3, 12)
+    for values, mask, recording in zip(batch.input_values, batch.attention_mask, audio, strict=True):
+        places = slice(0, len(recording)) if side == "right" else slice(12 - len(recording), 12)
+        assert mask.sum() == len(recording) and mask[places].all()
+        np.testing.assert_array_equal(values[places], recording.astype(np.float32))
+        assert not values[mask == 0].any()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_each_recording_is_normalised_over_its_own_kept_samples(side):
+    audio = [3 + 5 * make_audio(40), make_audio(12, 1), np.full(7, 0.25)]
+    audio[0][20:] = 1000
+    options = {"padding": True, "max_length": 20, "truncation": True, "padding_side": side, "do_normalize": True}
+    batch = extract(audio, **options)
+    for values, mask in zip(batch.input_values[:2], batch.attention_mask, strict=False):
+        samples = values[mask == 1]
+        assert samples.mean().abs() < 1e-6
+        assert (samples.var(correction=0) - 1).abs() < 1e-5
+    # What was cut has no part in it, and a constant is silence.
+    alone = extract(audio[0][:20], do_normalize=True).input_values[0]
+    assert torch.equal(batch.input_values[0], alone)
+    assert not batch.input_values[2].any()
+    assert not batch.input_values[batch.attention_mask == 0].any()
+
+
+def test_lists_without_padding_keep_their_lengths():
+    batch = extract([AUDIO, AUDIO[:4]], return_tensors=None)
+    assert [len(values) for values in batch["input_values"]] == [30, 4]
+    with refused(ValueError, "padding=True"):
+        extract([AUDIO, AUDIO[:4]])
+
+
+@pytest.mark.parametrize(("rate", "words"), [(None, "is not given"), (16000, "is 16000 Hz"), ("8000", "is '8000' Hz")])
+def test_another_or_no_rate_is_refused(rate, words):
+    with pytest.raises(ValueError, match=f"`sampling_rate` {words}; the model was trained with 8000 Hz"):
+        extract(AUDIO, sampling_rate=rate)
+
+
+BROKEN = AUDIO.copy()
+BROKEN[3] = np.nan
+
+
+@pytest.mark.parametrize(
+    ("audio", "words"),
+    [
+        (np.zeros(0), "no samples"),
+        ([AUDIO, []], "no samples"),
+        ([], "empty list"),
+        (BROKEN, "NaN or infinite"),
+        (np.ma.masked_array(AUDIO, AUDIO > 0.5), "NaN or infinite"),
+        (torch.from_numpy(BROKEN).bfloat16(), "NaN or infinite"),
+        (np.zeros((100, 2)), r"shape \(100, 2\): samples x channels"),
+        (np.zeros((1, 2, 100)), r"shape \(2, 100\); expected one axis"),
+        (torch.tensor(0.5), r"shape \(\); expected one axis"),
+        ("digits.wav", "is a str"),
+        (np.zeros(4, np.int64), "holds int64; allowed: floats, and int16 or int32"),
+        (["digits.wav"], "expected one axis|holds <U"),
+    ],
+)
+def test_what_is_no_mono_audio_is_refused(audio, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        extract(audio)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"feature_size": 2}, "only 1, mono"),
+        ({"sampling_rate": "8 kHz"}, "`sampling_rate` is '8 kHz'"),
+        ({"padding_value": float("nan")}, "`padding_value` is nan"),
+        ({"padding_side": "both"}, "allowed: 'left', 'right'"),
+    ],
+)
+def test_options_that_make_no_extractor_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        MRConvFeatureExtractor(**options)
+
+
+def test_options_survive_saving(tmp_path):
+    options = {"sampling_rate": 4000, "padding_side": "left", "do_normalize": False, "padding_value": 0.5}
+    extractor = MRConvFeatureExtractor(**options)
+    extractor.save_pretrained(tmp_path)
+    loaded = AutoFeatureExtractor.from_pretrained(tmp_path)
+    assert type(loaded) is MRConvFeatureExtractor
+    assert loaded.to_dict() == extractor.to_dict()
+    assert all(getattr(loaded, name) == value for name, value in options.items())

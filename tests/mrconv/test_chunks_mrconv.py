@@ -36,31 +36,32 @@ def in_chunks(model, tokens, size, mask=None):
     return torch.cat(outputs, dim=1)
 
 
-def assert_chunks_are_the_whole(model, size):
+# Fields, what is in training mode, and how long a chunk is.
+CASES = [
+    ({"kernel_type": "fourier"}, "nothing", 6),
+    *(({"kernel_type": kind}, "nothing", 20) for kind in ("fourier_sparse", "implicit")),
+    # In training too, without statistics of the batch, and with frozen ones position by position.
+    *(({"branch_norm": norm, "norm": "layer"}, "all", 6) for norm in ("layer", "kernel", "none")),
+    ({"num_hidden_layers": 3}, "all but norms", 1),
+]
+
+
+@pytest.mark.parametrize(("fields", "trained", "size"), CASES)
+def test_chunks_are_the_whole_sequence_with_all_gradients(fields, trained, size):
+    model = model_of(**fields).train(trained != "nothing")
+    for module in model.modules():
+        if trained == "all but norms" and isinstance(module, (MRConvBatchNorm, MRConvBranchNorm)):
+            module.eval()
     tokens, weights = make_tokens(3, LENGTH), make_signal(3, LENGTH, 4)
+    mask = torch.ones(3, LENGTH, dtype=torch.long)
+    mask[1, :15] = 0
+    # Padding on the left changes nothing.
+    found, wanted = in_chunks(model, tokens, size, mask), model(tokens, mask).last_hidden_state
+    torch.testing.assert_close(found[mask.bool()], wanted[mask.bool()], atol=1e-11, rtol=1e-11)
     whole, parts = model(tokens).last_hidden_state, in_chunks(model, tokens, size)
     torch.testing.assert_close(parts, whole, atol=1e-11, rtol=1e-11)
-    pairs = zip(gradients_of(model, parts, weights), gradients_of(model, whole, weights), strict=True)
-    for found, wanted in pairs:
-        torch.testing.assert_close(found, wanted, atol=1e-9, rtol=1e-9)
-
-
-@pytest.mark.parametrize(("kernel_type", "size"), [("fourier", 6), ("fourier_sparse", 20), ("implicit", 20)])
-def test_in_evaluation_chunks_are_the_whole_sequence_with_all_gradients(kernel_type, size):
-    assert_chunks_are_the_whole(model_of(kernel_type=kernel_type), size)
-
-
-@pytest.mark.parametrize("branch_norm", ["layer", "kernel", "none"])
-def test_in_training_too_without_statistics_of_the_batch(branch_norm):
-    assert_chunks_are_the_whole(model_of(branch_norm=branch_norm, norm="layer").train(), 6)
-
-
-def test_and_with_frozen_statistics_position_by_position():
-    model = model_of(num_hidden_layers=3).train()
-    for module in model.modules():
-        if isinstance(module, (MRConvBatchNorm, MRConvBranchNorm)):
-            module.eval()
-    assert_chunks_are_the_whole(model, 1)
+    found, wanted = gradients_of(model, parts, weights), gradients_of(model, whole, weights)
+    torch.testing.assert_close(found, wanted, atol=1e-9, rtol=1e-9)
 
 
 def test_kernels_that_are_shorter_than_a_chunk_and_than_the_sequence():
@@ -78,15 +79,6 @@ def test_kernels_that_are_shorter_than_a_chunk_and_than_the_sequence():
     found = [wide.layers[0].convolution(part, cache=cache) for part in hidden.split(5, dim=2)]
     torch.testing.assert_close(torch.cat(found, dim=2), flipped, atol=1e-11, rtol=1e-11)
     assert cache.layers[0].past.shape == (2, 4, 11)
-
-
-def test_padding_on_the_left_changes_nothing():
-    model = model_of()
-    tokens, mask = make_tokens(2, LENGTH), torch.ones(2, LENGTH, dtype=torch.long)
-    mask[1, :15] = 0
-    whole = model(tokens, mask).last_hidden_state
-    parts = in_chunks(model, tokens, 6, mask)
-    torch.testing.assert_close(parts[mask.bool()], whole[mask.bool()], atol=1e-11, rtol=1e-11)
 
 
 def test_after_detaching_the_gradient_is_that_of_the_last_chunk_with_fixed_inputs_before_it():
@@ -112,8 +104,7 @@ def test_after_detaching_the_gradient_is_that_of_the_last_chunk_with_fixed_input
         total = total + (model.final_norm(hidden) * weight).sum()
     wanted = torch.autograd.grad(total, list(model.parameters()))
     whole = gradients_of(model, in_chunks(model, tokens, size), weights)
-    for mine, definition in zip(found, wanted, strict=True):
-        torch.testing.assert_close(mine, definition, atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(list(found), list(wanted), atol=1e-9, rtol=1e-9)
     assert any((mine - full).abs().max() > 1e-3 for mine, full in zip(found, whole, strict=True))
 
 
@@ -131,8 +122,7 @@ def test_in_training_batch_statistics_are_those_of_the_chunk():
     torch.testing.assert_close(first, make_layer().double().train()(u[..., :20]), atol=1e-10, rtol=0)
     found = torch.autograd.grad(second.square().sum(), [u, *layer.parameters()], retain_graph=True)
     wanted = torch.autograd.grad(expected[..., 20:].square().sum(), [u, *twin.parameters()])
-    for mine, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(mine, other, atol=1e-8, rtol=1e-8)
+    torch.testing.assert_close(found, wanted, atol=1e-8, rtol=1e-8)
     assert count == 3 * 17
     assert not torch.equal(mean, torch.zeros_like(mean)) and bool((var > 0).all())
 

@@ -1,77 +1,57 @@
 """MRConv in the tools around it: torch.export, ONNX, torch.compile, peft, accelerate, Trainer, remote code."""
 
 import copy
-import json
-import sys
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch.export import Dim
-from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoModelForAudioClassification
 
 from hf_ext.mrconv import (
     MRConvConfig,
-    MRConvFeatureExtractor,
-    MRConvForAudioClassification,
     MRConvForSequenceClassification,
     MRConvNextConfig,
     MRConvNextForImageClassification,
-    MRConvNextImageProcessor,
 )
-from tests.kit import warm_python
 from tests.kit.models import assert_same_answers, assert_same_weights
 from tests.kit.refusals import refused
+from tests.mrconv import mrconv_testing
 
 LENGTH = 24
-TOKENS = {
-    "vocab_size": 11,
-    "hidden_size": 8,
-    "num_hidden_layers": 2,
-    "kernel_size": 4,
-    "max_position_embeddings": LENGTH,
-    "num_labels": 3,
-}
-IMAGES = {
-    "image_size": 16,
-    "patch_size": 2,
-    "hidden_sizes": [6, 8],
-    "depths": [1, 1],
-    "kernel_size": 4,
-    "num_labels": 3,
-}
+TOKENS = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 2, "kernel_size": 4, "num_labels": 3}
 
 
 def make_tokens(batch: int = 2, length: int = LENGTH, seed: int = 0) -> dict[str, torch.Tensor]:
     """Tokens padded at the left of the first sample, at the right of the second."""
-    generator = torch.Generator().manual_seed(seed)
     mask = torch.ones(batch, length, dtype=torch.int64)
     mask[0, : length // 3] = 0
     mask[1, length - length // 4 :] = 0
-    return {"input_ids": torch.randint(11, (batch, length), generator=generator), "attention_mask": mask}
+    return {"input_ids": mrconv_testing.make_tokens(batch, length, seed=seed), "attention_mask": mask}
 
 
 def make_images(batch: int = 2, seed: int = 0) -> dict[str, torch.Tensor]:
-    return {"pixel_values": torch.randn(batch, 3, 16, 16, generator=torch.Generator().manual_seed(seed))}
+    return {"pixel_values": torch.randn(batch, 3, 16, 16, generator=mrconv_testing.generator(seed))}
 
 
-def settle(model, make_inputs, merged: bool):
+def settle(make, make_inputs, merged: bool):
     """The model in evaluation, with the running statistics of some batches."""
+    torch.manual_seed(0)
+    model = make().train()
     with torch.no_grad():
         for seed in range(2):
-            model.train()(**make_inputs(4, seed=seed))
+            model(**make_inputs(4, seed=seed))
     return model.reparameterize().eval() if merged else model.eval()
 
 
 def make_token_model(merged=False, **fields) -> MRConvForSequenceClassification:
-    torch.manual_seed(0)
-    return settle(MRConvForSequenceClassification(MRConvConfig(**{**TOKENS, **fields})), make_tokens, merged)
+    config = MRConvConfig(**TOKENS, max_position_embeddings=LENGTH, **fields)
+    return settle(lambda: MRConvForSequenceClassification(config), make_tokens, merged)
 
 
 def make_image_model(merged=False) -> MRConvNextForImageClassification:
-    torch.manual_seed(0)
-    return settle(MRConvNextForImageClassification(MRConvNextConfig(**IMAGES)), make_images, merged)
+    sizes = {"image_size": 16, "patch_size": 2, "hidden_sizes": [6, 8], "depths": [1, 1], "kernel_size": 4}
+    config = MRConvNextConfig(**sizes, num_labels=3)
+    return settle(lambda: MRConvNextForImageClassification(config), make_images, merged)
 
 
 CASES = {"tokens": (make_token_model, make_tokens), "images": (make_image_model, make_images)}
@@ -99,6 +79,8 @@ def test_direct_convolutions_are_those_by_fft_and_export_with_any_length():
     model = make_token_model(merged=True, bidirectional=True)
     inputs = [make_tokens(), make_tokens(3, 11, seed=1), make_tokens(2, 5, seed=2)]
     expected = [logits(model, batch) for batch in inputs]
+    with refused(ValueError, "reparameterize()"):
+        make_token_model().use_direct_convolution()
     model.use_direct_convolution()
     exported = export(model, make_tokens(), Dim.DYNAMIC)
     for batch, wanted in zip(inputs, expected, strict=True):
@@ -107,19 +89,13 @@ def test_direct_convolutions_are_those_by_fft_and_export_with_any_length():
     assert_same_answers(logits(model.use_direct_convolution(False), inputs[0]), expected[0])
 
 
-def test_models_with_branches_have_no_direct_convolution():
-    with refused(ValueError, "reparameterize()"):
-        make_token_model().use_direct_convolution()
+def slow(*row):
+    return pytest.param(*row, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
     ("case", "merged"),
-    [
-        ("tokens", False),
-        ("images", True),
-        pytest.param("tokens", True, marks=pytest.mark.slow),
-        pytest.param("images", False, marks=pytest.mark.slow),
-    ],
+    [("tokens", False), ("images", True), slow("tokens", True), slow("images", False)],
 )
 def test_convolutions_by_fft_export_at_one_size(case, merged):
     make_model, make_inputs = CASES[case]
@@ -133,40 +109,30 @@ def test_convolutions_by_fft_export_at_one_size(case, merged):
 onnx_warnings = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning", "ignore::DeprecationWarning:onnxscript")
 
 
-def run_onnx(model, inputs, length, path, others) -> list[np.ndarray]:
-    """What onnxruntime makes of other inputs, from the exported model."""
+# Case, whether convolutions are direct, and whether the length may change.
+ONNX = [("tokens", True, True), ("tokens", True, False), ("tokens", False, False), ("images", True, False),
+        ("images", False, False)]  # fmt: skip
+
+
+@onnx_warnings
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "direct", "any_length"), ONNX)
+def test_onnx_gives_the_same_numbers(case, direct, any_length, tmp_path):
     pytest.importorskip("onnxscript")
     onnxruntime = pytest.importorskip("onnxruntime")
-    shapes = dynamic_shapes(inputs, length)
+    make_model, make_inputs = CASES[case]
+    model, inputs = make_model(merged=True), make_inputs()
+    others = [inputs, make_inputs(3, seed=1), *([make_tokens(2, 5, seed=2)] if any_length else [])]
+    expected = [logits(model, batch).numpy() for batch in others]
+    model.use_direct_convolution(direct)
+    shapes = dynamic_shapes(inputs, Dim.DYNAMIC if any_length else Dim.STATIC)
+    path = tmp_path / "model.onnx"
     with torch.no_grad():
         torch.onnx.export(model, (), path, kwargs=inputs, dynamic_shapes=shapes, dynamo=True, verbose=False)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     assert [item.name for item in session.get_inputs()] == list(inputs)
-    return [session.run(None, {name: value.numpy() for name, value in batch.items()})[0] for batch in others]
-
-
-@pytest.mark.slow
-@onnx_warnings
-def test_direct_convolutions_in_onnx_give_the_same_numbers_at_any_length(tmp_path):
-    model = make_token_model(merged=True, bidirectional=True)
-    others = [make_tokens(), make_tokens(3, 7, seed=1), make_tokens(2, 5, seed=2)]
-    expected = [logits(model, batch).numpy() for batch in others]
-    outputs = run_onnx(model.use_direct_convolution(), make_tokens(), Dim.DYNAMIC, tmp_path / "model.onnx", others)
-    for output, wanted in zip(outputs, expected, strict=True):
-        np.testing.assert_allclose(output, wanted, atol=1e-5, rtol=1e-5)
-
-
-@onnx_warnings
-@pytest.mark.slow
-@pytest.mark.parametrize("direct", [False, True], ids=["fft", "direct"])
-@both_cases
-def test_onnx_at_one_size_gives_the_same_numbers(make_model, make_inputs, direct, tmp_path):
-    model = make_model(merged=True)
-    others = [make_inputs(), make_inputs(3, seed=1)]
-    expected = [logits(model, batch).numpy() for batch in others]
-    model.use_direct_convolution(direct)
-    outputs = run_onnx(model, make_inputs(), Dim.STATIC, tmp_path / "model.onnx", others)
-    for output, wanted in zip(outputs, expected, strict=True):
+    for batch, wanted in zip(others, expected, strict=True):
+        output = session.run(None, {name: value.numpy() for name, value in batch.items()})[0]
         np.testing.assert_allclose(output, wanted, atol=1e-5, rtol=1e-5)
 
 
@@ -175,18 +141,6 @@ def train_step(model, inputs) -> list[torch.Tensor]:
     loss = model(**inputs, labels=torch.arange(2)).loss
     loss.backward()
     return [loss, *(parameter.grad for parameter in model.parameters()), *model.buffers()]
-
-
-def check_compiled(backend: str, model, make_inputs) -> None:
-    torch._dynamo.reset()
-    model.train()
-    other = copy.deepcopy(model)
-    results = train_step(torch.compile(other, backend=backend, fullgraph=True), make_inputs())
-    for result, wanted in zip(results, train_step(model, make_inputs()), strict=True):
-        torch.testing.assert_close(result, wanted, atol=1e-5, rtol=1e-4)
-    model.eval().reparameterize()
-    compiled = torch.compile(model, backend=backend, fullgraph=True)
-    torch.testing.assert_close(logits(compiled, make_inputs()), logits(model, make_inputs()), atol=1e-5, rtol=1e-5)
 
 
 # What torch's compiler itself is warned of in inductor, which leaves FFTs as they are.
@@ -201,7 +155,14 @@ compiler_warnings = pytest.mark.filterwarnings(
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @both_cases
 def test_compiled_by_every_backend(backend, make_model, make_inputs):
-    check_compiled(backend, make_model(), make_inputs)
+    torch._dynamo.reset()
+    model = make_model().train()
+    other = copy.deepcopy(model)
+    results = train_step(torch.compile(other, backend=backend, fullgraph=True), make_inputs())
+    torch.testing.assert_close(results, train_step(model, make_inputs()), atol=1e-5, rtol=1e-4)
+    model.eval().reparameterize()
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    torch.testing.assert_close(logits(compiled, make_inputs()), logits(model, make_inputs()), atol=1e-5, rtol=1e-5)
 
 
 PARTS = {
@@ -225,68 +186,3 @@ def test_layers_may_lie_on_disk(case, merged, tmp_path):
     automatic = load(tmp_path / "model", device_map="auto")
     assert_same_weights(automatic, model)
     assert_same_answers(logits(automatic, inputs), logits(model, inputs))
-
-
-WITHOUT_PACKAGE = """
-import sys
-sys.modules["hf_ext"] = None
-from safetensors.torch import load_file, save_file
-import torch
-from transformers import AutoFeatureExtractor, AutoImageProcessor
-from transformers import AutoModelForAudioClassification, AutoModelForImageClassification
-
-source, target, inputs, outputs = sys.argv[1:]
-inputs, trusted = load_file(inputs), {"trust_remote_code": True}
-sound = AutoModelForAudioClassification.from_pretrained(source + "/sound", **trusted)
-extractor = AutoFeatureExtractor.from_pretrained(source + "/sound", **trusted)
-image = AutoModelForImageClassification.from_pretrained(source + "/image", **trusted)
-processor = AutoImageProcessor.from_pretrained(source + "/image", **trusted)
-for part, name in ((sound, "sound"), (extractor, "sound"), (image, "image"), (processor, "image")):
-    assert type(part).__module__.startswith("transformers_modules."), type(part)
-    part.save_pretrained(target + "/" + name)
-batch = extractor(inputs["audio"], sampling_rate=8000, return_tensors="pt")
-pixels = processor(inputs["picture"], return_tensors="pt")
-with torch.no_grad():
-    results = {"sound": sound(**batch).logits, "image": image(**pixels).logits}
-save_file(results, outputs)
-"""
-
-
-@pytest.mark.slow
-def test_folders_load_and_save_again_without_the_package(tmp_path):
-    torch.manual_seed(0)
-    fields = {**TOKENS, "vocab_size": None, "sampling_rate": 8000}
-    sound = MRConvForAudioClassification(MRConvConfig(**fields)).eval()
-    image = make_image_model(merged=True)
-    extractor = MRConvFeatureExtractor(sampling_rate=8000)
-    processor = MRConvNextImageProcessor(size={"shortest_edge": 16})
-    for part, name in ((sound, "sound"), (extractor, "sound"), (image, "image"), (processor, "image")):
-        part.save_pretrained(tmp_path / "first" / name)
-    generator = torch.Generator().manual_seed(0)
-    inputs = {
-        "audio": torch.randn(20, generator=generator),
-        "picture": torch.randint(256, (3, 20, 30), dtype=torch.uint8, generator=generator),
-    }
-    save_file(inputs, tmp_path / "inputs")
-    places = [str(tmp_path / name) for name in ("first", "second", "inputs", "outputs")]
-    environment = {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", WITHOUT_PACKAGE, *places]
-    result = warm_python.run(command, env=environment, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    batch = extractor(inputs["audio"], sampling_rate=8000, return_tensors="pt")
-    pixels = processor(inputs["picture"], return_tensors="pt")
-    outputs = load_file(tmp_path / "outputs")
-    assert_same_answers(outputs["sound"], logits(sound, batch))
-    assert_same_answers(outputs["image"], logits(image, pixels))
-    # What was saved from remote code is ours again.
-    again = AutoModelForAudioClassification.from_pretrained(tmp_path / "second" / "sound")
-    assert type(again) is MRConvForAudioClassification
-    assert_same_weights(again, sound)
-    assert_same_answers(logits(again, batch), logits(sound, batch))
-    assert type(AutoFeatureExtractor.from_pretrained(tmp_path / "second" / "sound")) is MRConvFeatureExtractor
-    assert type(AutoImageProcessor.from_pretrained(tmp_path / "second" / "image")) is MRConvNextImageProcessor
-    for name in ("sound", "image"):
-        folders = [tmp_path / folder / name for folder in ("first", "second")]
-        assert {file.name for file in folders[0].iterdir()} == {file.name for file in folders[1].iterdir()}
-        configurations = [json.loads((folder / "preprocessor_config.json").read_text()) for folder in folders]
-        assert configurations[0] == configurations[1]

@@ -19,16 +19,8 @@ LENGTH = 128
 
 
 def make_config(**changes) -> MRConvConfig:
-    fields = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 8,
-        "num_hidden_layers": 2,
-        "kernel_size": 8,
-        "max_position_embeddings": LENGTH,
-        "pad_token_id": PAD,
-        "eos_token_id": EOS,
-    }
-    return MRConvConfig(**{**fields, **changes})
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "kernel_size": 8, "max_position_embeddings": LENGTH}
+    return MRConvConfig(**{**sizes, "vocab_size": VOCABULARY, "pad_token_id": PAD, "eos_token_id": EOS, **changes})
 
 
 def make_model(**changes) -> MRConvForCausalLM:
@@ -207,19 +199,16 @@ def test_a_cache_whose_blocks_were_interrupted_is_refused_until_it_is_reset(mode
     torch.testing.assert_close(again, full(model, tokens), atol=1e-10, rtol=0)
 
 
-def test_embeddings_instead_of_tokens(model):
+def test_embeddings_instead_of_tokens_and_some_logits_of_all(model):
     tokens = make_tokens(2, 30)
     embedded = model.get_input_embeddings()(tokens).detach()
-    torch.testing.assert_close(full(model, None, inputs_embeds=embedded), full(model, tokens))
+    expected = full(model, tokens)
+    torch.testing.assert_close(full(model, None, inputs_embeds=embedded), expected)
+    # Logits of the last positions only.
+    for keep, places in ((3, slice(-3, None)), (torch.tensor([0, 5]), [0, 5])):
+        torch.testing.assert_close(full(model, tokens, logits_to_keep=keep), expected[:, places])
     generated = generate(model, tokens, do_sample=False)
     assert torch.equal(generate(model, None, inputs_embeds=embedded, do_sample=False), generated[:, 30:])
-
-
-def test_logits_of_the_last_positions_only(model):
-    tokens = make_tokens(2, 20)
-    expected = full(model, tokens)
-    torch.testing.assert_close(full(model, tokens, logits_to_keep=3), expected[:, -3:])
-    torch.testing.assert_close(full(model, tokens, logits_to_keep=torch.tensor([0, 5])), expected[:, [0, 5]])
 
 
 def test_labels_are_shifted_and_padding_is_not_predicted(model):
@@ -235,21 +224,7 @@ def test_labels_are_shifted_and_padding_is_not_predicted(model):
     assert outputs.past_key_values is None
 
 
-def test_embedding_and_output_layer_are_tied_and_resized_together():
-    model = MRConvForCausalLM(make_config())
-    assert model.lm_head.weight is model.get_input_embeddings().weight
-    model.resize_token_embeddings(VOCABULARY + 3)
-    assert model.lm_head.weight is model.get_input_embeddings().weight
-    assert model(make_tokens(1, 5)).logits.shape == (1, 5, VOCABULARY + 3)
-    untied = MRConvForCausalLM(make_config(tie_word_embeddings=False))
-    assert untied.lm_head.weight is not untied.get_input_embeddings().weight
-
-
-def test_models_that_cannot_generate_are_refused_with_the_reason():
-    with refused(ValueError, "bidirectional", "bidirectional=False"):
-        MRConvForCausalLM(make_config(bidirectional=True))
-    with refused(ValueError, "vocab_size"):
-        MRConvForCausalLM(make_config(vocab_size=None, pad_token_id=None, eos_token_id=None))
+def test_models_that_cannot_stream_are_refused_with_the_reason():
     layered = MRConvForCausalLM(make_config(branch_norm="layer")).eval()
     with refused(ValueError, "layer"):
         layered.generate(make_tokens(1, 5), max_new_tokens=2)
@@ -259,18 +234,18 @@ def test_models_that_cannot_generate_are_refused_with_the_reason():
 def test_bad_input_is_refused_with_the_reason(model):
     tokens = make_tokens(2, 10)
     cache = MRConvCache(model.config)
-    with pytest.raises(ValueError):
-        model(tokens, cache_params=cache)
-    with refused(ValueError, "position_ids"):
-        model(tokens, position_ids=torch.arange(10)[None], past_key_values=cache)
-    with refused(TypeError, "DynamicCache", "MRConvCache", "model.config"):
-        model(tokens, past_key_values=DynamicCache())
-    with refused(ValueError, "cache_implementation", "static"):
-        model.generate(tokens, cache_implementation="static", max_new_tokens=2)
     right = torch.ones(2, 10, dtype=torch.long)
     right[0, 7:] = 0
-    with refused(ValueError, "padding_side", "left"):
-        model(tokens, attention_mask=right, past_key_values=cache)
+    for kind, facts, arguments in (
+        (ValueError, [], {"cache_params": cache}),
+        (ValueError, ["position_ids"], {"position_ids": torch.arange(10)[None], "past_key_values": cache}),
+        (TypeError, ["DynamicCache", "MRConvCache", "model.config"], {"past_key_values": DynamicCache()}),
+        (ValueError, ["padding_side", "left"], {"attention_mask": right, "past_key_values": cache}),
+    ):
+        with refused(kind, *facts):
+            model(tokens, **arguments)
+    with refused(ValueError, "cache_implementation", "static"):
+        model.generate(tokens, cache_implementation="static", max_new_tokens=2)
     assert model(tokens, attention_mask=right).logits.shape == (2, 10, VOCABULARY)
     model(tokens, past_key_values=cache)
     with refused(ValueError, "attention_mask", "(2, 20)"):

@@ -1,33 +1,23 @@
 """MRConv's heads: masked tokens, classes of positions, regression; each loads through its Auto class."""
 
+import copy
 import json
-import sys
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoModelForNextSentencePrediction,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-)
+from huggingface_hub.errors import StrictDataclassError
 
 from hf_ext.mrconv import (
     MRConvCache,
     MRConvConfig,
     MRConvForCausalLM,
     MRConvForMaskedLM,
-    MRConvForRetrieval,
     MRConvForSequenceClassification,
     MRConvForTokenClassification,
-    MRConvModel,
 )
-from tests.kit import warm_python
+from hf_ext.mrconv.modeling_mrconv import delta_features
 from tests.kit.models import LoraTesterMixin, TrainerTesterMixin, assert_same_answers
-from tests.mrconv.mrconv_testing import SIZES, TOKENS, MRConvTester, make_model, make_signal, make_tokens
+from tests.mrconv.mrconv_testing import SIZES, TOKENS, MRConvTester, make_mask, make_model, make_signal, make_tokens
 
 
 class TestMaskedLM(MRConvTester, TrainerTesterMixin, LoraTesterMixin):
@@ -40,10 +30,7 @@ class TestMaskedLM(MRConvTester, TrainerTesterMixin, LoraTesterMixin):
         labels = torch.full((4, 20), -100)
         labels[:, 5:9] = inputs["input_ids"][:, 5:9]
         inputs["input_ids"][:, 5:9] = 0
-        mask = torch.ones(4, 20, dtype=torch.int64)
-        mask[1, 13:] = 0
-        mask[2, :4] = 0
-        return {**inputs, "attention_mask": mask, "labels": labels}
+        return {**inputs, "attention_mask": make_mask(), "labels": labels}
 
 
 # What is measured is far from zero mean and unit spread.
@@ -69,17 +56,14 @@ class TestPositions(MRConvTester, TrainerTesterMixin, LoraTesterMixin):
         return {"input_values": values, "attention_mask": mask, "labels": labels}
 
 
+TARGETS = {"target_mean": [70.0, 0.0], "target_std": [3.0, 0.01]}
+
+
 class TestRegression(MRConvTester, TrainerTesterMixin):
     """Of two targets, far from zero mean and unit spread."""
 
     model_class = MRConvForSequenceClassification
-    fields = {
-        **CHANNELS,
-        "problem_type": "regression",
-        "num_labels": 2,
-        "target_mean": [70.0, 0.0],
-        "target_std": [3.0, 0.01],
-    }
+    fields = {**CHANNELS, "num_labels": 2, "problem_type": "regression", **TARGETS}
     # Of answers of about 70.
     bfloat16_tolerance = 0.5
 
@@ -96,10 +80,8 @@ class TestDeltaFeatures(MRConvTester, LoraTesterMixin):
     lora_targets = ["pointwise"]
 
     def make_inputs(self):
-        mask = torch.ones(4, 20, dtype=torch.int64)
-        mask[1, 13:] = 0
-        mask[2, :4] = 0
-        return {"input_values": make_measurements(4, 20), "attention_mask": mask, "labels": torch.arange(4) % 3}
+        labels = torch.arange(4) % 3
+        return {"input_values": make_measurements(4, 20), "attention_mask": make_mask(), "labels": labels}
 
 
 HEADS = {
@@ -108,7 +90,9 @@ HEADS = {
     "positions, both ways": (TestPositions, {"bidirectional": True}),
     "masked": (TestMaskedLM, {}),
     "changes": (TestDeltaFeatures, {}),
+    "norms of layers after blocks": (TestMaskedLM, {"prenorm": False}),
 }
+OF_POSITIONS = ("positions", "positions, both ways", "masked", "norms of layers after blocks")
 
 
 @pytest.mark.parametrize("case", HEADS)
@@ -125,11 +109,14 @@ def test_neither_padding_nor_merging_changes_an_answer(case):
         mask = torch.zeros(shape[:2], dtype=torch.int64)
         mask[:, left : left + length] = 1
         found = model(**{name: padded}, attention_mask=mask)[0]
-        if case in ("positions", "positions, both ways", "masked"):
-            found = found[:, left : left + length]
-        torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
-    merged = model.reparameterize()(**{name: values})[0]
-    torch.testing.assert_close(merged, expected, atol=1e-9, rtol=1e-9)
+        merged = copy.deepcopy(model).reparameterize()(**{name: padded}, attention_mask=mask)[0]
+        for answers in (found, merged):
+            answers = answers[:, left : left + length] if case in OF_POSITIONS else answers
+            torch.testing.assert_close(answers, expected, atol=1e-9, rtol=1e-9)
+    assert model.reparameterize() is model and model.config.reparameterized
+    for _ in range(2):
+        torch.testing.assert_close(model(**{name: values})[0], expected, atol=1e-9, rtol=1e-9)
+        model.reparameterize()
 
 
 def test_measurements_are_normalised_by_the_configuration():
@@ -182,7 +169,7 @@ def test_what_is_missing_is_the_mean_of_its_channel():
         model(inputs_embeds=torch.randn(2, 12, SIZES["hidden_size"]), observed_mask=observed)
 
 
-@pytest.mark.parametrize("name", ["past_observed_mask", "future_value", "padding_mask", "static_categorical_features"])
+@pytest.mark.parametrize("name", ["past_observed_mask", "padding_mask"])
 def test_arguments_that_mean_nothing_are_refused(name):
     with pytest.raises(TypeError, match=name):
         make_model(**TWO_CHANNELS)(input_values=torch.randn(1, 9, 2), **{name: torch.ones(1, 9)})
@@ -228,11 +215,78 @@ def test_positions_stream_as_the_full_forward():
     [
         (MRConvForMaskedLM, TOKENS, "`bidirectional` is False"),
         (MRConvForMaskedLM, {**SIZES, "bidirectional": True}, "`vocab_size` is None"),
+        (MRConvForCausalLM, {**TOKENS, "bidirectional": True}, "bidirectional=False"),
+        (MRConvForCausalLM, SIZES, "vocab_size"),
     ],
 )
 def test_heads_refuse_configurations_that_they_cannot_be(model_class, fields, words):
     with pytest.raises(ValueError, match=words):
         make_model(model_class, **fields)
+
+
+DELTAS = TestDeltaFeatures.fields
+
+
+def reference(values, mask, observed):
+    """The change of each number from the one before, if both are there."""
+    found = torch.zeros_like(values)
+    there = (observed != 0) & (mask[..., None] != 0)
+    for row, position, channel in torch.cartesian_prod(*(torch.arange(size) for size in values.shape)).tolist():
+        if position and there[row, position, channel] and there[row, position - 1, channel]:
+            found[row, position, channel] = values[row, position, channel] - values[row, position - 1, channel]
+    return found
+
+
+def make_masks(rows=4, length=9):
+    mask = torch.ones(rows, length, dtype=torch.int64)
+    mask[1, 6:] = mask[2, :3] = 0
+    observed = torch.ones(rows, length, 2)
+    observed[0, 4, 0] = observed[3, 0, 1] = observed[3, 5:8, 0] = 0
+    return mask, observed
+
+
+@pytest.mark.parametrize("held", [0.0, 1e6, float("nan")])
+def test_changes_are_those_between_numbers_that_are_there(held):
+    mask, observed = make_masks()
+    values = torch.randn(4, 9, 2, requires_grad=True)
+    given = values.masked_fill((observed == 0) | (mask[..., None] == 0), held)
+    found, expected = delta_features(given, mask, observed), reference(values, mask, observed)
+    torch.testing.assert_close(found, expected)
+    weights = torch.randn_like(found)
+    grads = [torch.autograd.grad((each * weights).sum(), values, retain_graph=True)[0] for each in (found, expected)]
+    if held == held:
+        torch.testing.assert_close(*grads)
+    expected = reference(values, torch.ones(4, 9), torch.ones(4, 9, 2))
+    torch.testing.assert_close(delta_features(values, None, None), expected)
+
+
+def test_the_model_is_one_of_twice_as_many_channels():
+    """The same weights without the option, given normalised numbers and changes as channels of their own."""
+    model = make_model(**DELTAS)
+    plain = make_model(**{**DELTAS, "input_delta_std": None, "input_size": 4, "input_mean": None, "input_std": None})
+    plain.load_state_dict(model.state_dict())
+    values = make_measurements(3, 17)
+    # The helper shakes statistics too.
+    units = model.model.units, model.model.delta_units
+    changes = torch.nn.functional.pad(values.diff(dim=1), (0, 0, 1, 0))
+    normal, changes = ((each - unit.mean) / unit.std for each, unit in zip((values, changes), units, strict=True))
+    expected = plain(input_values=torch.cat([normal, changes], -1)).logits
+    torch.testing.assert_close(model(input_values=values).logits, expected, atol=1e-4, rtol=1e-4)
+    # A series of one step has no change.
+    assert torch.isfinite(model(input_values=values[:, :1]).logits).all()
+
+
+def test_a_stream_and_packed_rows_are_refused():
+    model = make_model(MRConvForTokenClassification, **{**DELTAS, "bidirectional": False})
+    values = make_measurements(1, 8)
+    with pytest.raises(ValueError):
+        model(input_values=values, cache=MRConvCache(model.config))
+    with pytest.raises(ValueError):
+        model(input_values=values, position_ids=torch.arange(8)[None] % 4)
+    # Nor are spreads taken that fit no input.
+    for wrong in ([1.0], [1.0, 0.0], "1"):
+        with pytest.raises(StrictDataclassError):
+            MRConvConfig(**{**DELTAS, "input_delta_std": wrong})
 
 
 # What streams and packs stays where no head can use it: files beside the weights, and lines in all at most.
@@ -251,76 +305,3 @@ def test_what_streams_and_packs_travels_with_heads_of_positions_alone(model_clas
     named = json.loads((tmp_path / "config.json").read_text())["auto_map"].values()
     assert {name.partition(".")[0] for name in named} <= files
     assert len(named) == (9 if model_class is MRConvForCausalLM else 6)
-
-
-AUTO_CLASSES = {
-    "base": (AutoModel, MRConvModel),
-    "retrieval": (AutoModelForNextSentencePrediction, MRConvForRetrieval),
-    "language": (AutoModelForCausalLM, MRConvForCausalLM),
-    "masked": (AutoModelForMaskedLM, MRConvForMaskedLM),
-    "positions": (AutoModelForTokenClassification, MRConvForTokenClassification),
-    "deltas": (AutoModelForSequenceClassification, MRConvForSequenceClassification),
-}
-# Of those whose input is measured.
-MEASURED = {"positions": TestPositions, "deltas": TestDeltaFeatures}
-
-# Runs where hf_ext cannot be imported. Arguments: folders by kind as JSON, tokens and values, where to write, and
-# which of them is which input.
-LOAD_ABSENT = """
-import json, sys
-folders, tokens, out = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
-sys.modules["hf_ext"] = None
-import torch, transformers
-from safetensors.torch import load_file, save_file
-inputs = load_file(tokens)
-results = {}
-for kind, (folder, auto_class) in folders.items():
-    model = getattr(transformers, auto_class).from_pretrained(folder, trust_remote_code=True)
-    assert type(model).__module__.startswith("transformers_modules."), type(model)
-    given = {name: inputs[of] for name, of in json.loads(sys.argv[4])[kind].items()}
-    with torch.no_grad():
-        results[kind] = model(**given)[0]
-    if kind in ("base", "language"):
-        # A body that was saved alone reads no packed rows, and says so; one of a language model does.
-        given["position_ids"] = torch.arange(len(given["input_ids"][0]))[None] % 10
-        try:
-            packed = model(**given)[0][:, :10]
-            torch.testing.assert_close(packed, results[kind][:, :10])
-        except ValueError as error:
-            packed = error
-        assert isinstance(packed, ValueError) == (kind == "base"), packed
-    if kind == "language":
-        found = model.generate(inputs["tokens"], max_new_tokens=3, do_sample=False)
-        assert torch.equal(found, model.generate(inputs["tokens"], max_new_tokens=3, do_sample=False, use_cache=False))
-save_file(results, out)
-"""
-
-
-@pytest.mark.slow
-def test_folders_load_through_auto_classes_with_and_without_hf_ext(tmp_path):
-    torch.set_num_threads(1)
-    inputs = {"tokens": make_tokens(2, 20), "values": make_measurements(2, 20)}
-    save_file(inputs, tmp_path / "tokens.safetensors")
-    folders, expected, names = {}, {}, {}
-    for kind, (auto_class, model_class) in AUTO_CLASSES.items():
-        fields = MEASURED[kind].fields if kind in MEASURED else {**TOKENS, "bidirectional": kind == "masked"}
-        model = make_model(model_class, **fields, kernel_type="sparse")
-        if kind == "retrieval":
-            model.reparameterize()
-        model.save_pretrained(tmp_path / kind)
-        loaded = auto_class.from_pretrained(tmp_path / kind)
-        assert type(loaded) is model_class
-        names[kind] = {"input_ids": "tokens"} | ({"input_ids_2": "tokens"} if kind == "retrieval" else {})
-        if kind in MEASURED:
-            names[kind] = {"input_values": "values"}
-        with torch.no_grad():
-            expected[kind] = loaded(**{name: inputs[of] for name, of in names[kind].items()})[0]
-        folders[kind] = (str(tmp_path / kind), auto_class.__name__)
-    arguments = (json.dumps(folders), str(tmp_path / "tokens.safetensors"), str(tmp_path / "out.safetensors"))
-    command = [sys.executable, "-c", LOAD_ABSENT, *arguments, json.dumps(names)]
-    environment = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PATH": ""}
-    done = warm_python.run(command, cwd=tmp_path, env=environment)
-    assert done.returncode == 0, done.stderr
-    results = load_file(tmp_path / "out.safetensors")
-    for kind, value in expected.items():
-        torch.testing.assert_close(results[kind], value, atol=1e-6, rtol=1e-6)

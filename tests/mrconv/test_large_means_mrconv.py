@@ -144,18 +144,3 @@ def test_evaluation_and_merged_inference_are_as_near_as_branches(bidirectional, 
     bound = max(2 * errors([branches * inside[:, None]], [wanted])[0], 2e-6)
     assert bound < 1e-5
     assert max(errors(found, [wanted] * 2)) < bound
-
-
-def test_other_devices_and_other_dtypes_are_not_looked_at():
-    """What is not on a CPU stays in float32: to look at its numbers would hold the device up."""
-    single, double = large_case("mean 100", None, None)
-    fixed = {"n": ops.fft_size(2 * LENGTH), "eps": 1e-5, "group": None, "start": None, "stop": None}
-    chosen = mrconv_gradients.BatchNormLayer(**fixed)
-    for case, device, wanted in (
-        (single, "cpu", torch.float64),
-        (double, "cpu", torch.float64),
-        (single, "meta", torch.float32),
-    ):
-        u, kernels = case["u"].detach().to(device), [kernel.detach().to(device) for kernel in case["kernels"]]
-        chunk, sums = chosen.measure(u, kernels, len(kernels), slice(0, 2))
-        assert (chunk.dtype, sums.dtype) == (wanted, torch.float64)

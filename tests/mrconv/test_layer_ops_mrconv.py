@@ -1,19 +1,25 @@
 """What MRConv's operators promise beside their values: memory, precision, chunks, compilation, export, processes."""
 
-import os
-import sys
-from pathlib import Path
+import warnings
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from hf_ext.fast import mrconv_gradients
 from hf_ext.mrconv import ops_mrconv as ops
-from hf_ext.mrconv.modeling_layers_mrconv import MRConvBatchNorm
-from tests.kit import warm_python
-from tests.mrconv.mrconv_testing import make_layer
-from tests.mrconv.operator_cases import batch_norm_branches, layer, layer_case, leaves, random, shared_case
+from tests.mrconv.mrconv_testing import in_two_processes, make_layer
+from tests.mrconv.operator_cases import (
+    batch_norm_branches,
+    layer,
+    layer_and_norm,
+    layer_case,
+    leaves,
+    operators_in,
+    random,
+    shared_case,
+)
 
 
 def test_chunks_and_strides_do_not_matter():
@@ -177,64 +183,21 @@ def test_bad_input():
             call()
 
 
-# Both processes are forks of one, which imports once.
-PROCESSES = """
-import multiprocessing
-import sys
-import warnings
-
-import torch
-import torch.distributed as dist
-
-from hf_ext.fast import mrconv_gradients
-from hf_ext.mrconv.modeling_layers_mrconv import MRConvBatchNorm
-from tests.mrconv.operator_cases import layer, leaves, operators_in, shared_case
-
-calls = []
-all_reduce = dist.all_reduce
-
-
-def counted(values, *arguments, **options):
-    calls.append(values.numel())
-    return all_reduce(values, *arguments, **options)
-
-
-def run(folder, rank, points, form):
+def results_of_a_share(rank: int, points: str, form: str) -> tuple:
+    """The layer's results and gradients, those of the norm, the size of each collective, and parts of the channels."""
     warnings.simplefilter("error")
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    calls, all_reduce = [], dist.all_reduce
+
+    def counted(values, *arguments, **options):
+        calls.append(values.numel())
+        return all_reduce(values, *arguments, **options)
+
     dist.all_reduce = counted
-    mrconv_gradients.POINTS_CPU = points
+    mrconv_gradients.POINTS_CPU = int(points)
     case = shared_case(rank)
-    parts = len(list(mrconv_gradients.channel_chunks(case["u"], 64)))
     with operators_in(form):
-        results = layer({**case, "group": dist.group.WORLD})
-    cotangent = torch.linspace(-1, 1, results[0][0].numel(), dtype=torch.float64).view_as(results[0][0])
-    gradients = torch.autograd.grad(results[0], leaves(case), cotangent.expand_as(results[0]).sin())
-    layer_calls = calls.copy()
-    calls.clear()
-    norm = MRConvBatchNorm(18, 1e-5, True).double()
-    hidden = case["u"].detach().mT.clone().requires_grad_()
-    time = torch.arange(hidden.shape[1])
-    valid = (time >= case["start"][:, None]) & (time < case["stop"][:, None])
-    normed = norm(hidden, valid)
-    normed_gradient = torch.autograd.grad((normed * cotangent.T * valid[..., None]).sum(), hidden)[0]
-    counts = (layer_calls, calls, parts)
-    norms = (normed, normed_gradient, norm.running_mean, norm.running_var)
-    torch.save((results, gradients, norms, counts), f"{folder}/result{rank}")
-    dist.destroy_process_group()
-
-
-processes = [
-    multiprocessing.get_context("fork").Process(target=run, args=(sys.argv[1], rank, int(sys.argv[2]), sys.argv[3]))
-    for rank in range(2)
-]
-for process in processes:
-    process.start()
-for process in processes:
-    process.join()
-sys.exit(any(process.exitcode for process in processes))
-"""
+        found = layer_and_norm(case, dist.group.WORLD)
+    return *found, (calls, len(list(mrconv_gradients.channel_chunks(case["u"], 64))))
 
 
 @pytest.mark.parametrize(
@@ -251,17 +214,10 @@ def test_two_processes_equal_one_on_the_joined_batch(tmp_path, points, form):
     Layer and block norm, with one collective forward and one backward, however many parts the channels have. Only the
     plain form of the layer takes the count, the means and then the variances.
     """
-    root = Path(__file__).resolve().parents[2]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
-    command = [sys.executable, "-c", PROCESSES, str(tmp_path), str(points), form]
-    done = warm_python.run(command, cwd=root, env=environment)
-    assert done.returncode == 0, done.stderr
     case = shared_case(None)
-    results = layer(case)
-    cotangent = torch.linspace(-1, 1, results[0][0].numel(), dtype=torch.float64).view_as(results[0][0])
-    gradients = torch.autograd.grad(results[0], leaves(case), cotangent.expand_as(results[0]).sin())
+    results, gradients, norm = layer_and_norm(case)
     (first, first_gradients, first_norm, counts), (second, second_gradients, second_norm, second_counts) = (
-        torch.load(tmp_path / f"result{rank}") for rank in range(2)
+        in_two_processes(tmp_path, results_of_a_share, points, form)
     )
     compare = {"atol": 1e-10, "rtol": 1e-10}
     torch.testing.assert_close(torch.cat([first[0], second[0]]), results[0], **compare)
@@ -277,15 +233,9 @@ def test_two_processes_equal_one_on_the_joined_batch(tmp_path, points, form):
     layer_calls, norm_calls = [3 * 5 * 18, 2 * 5 * 18], [2 * 18 + 1] * 2
     if form == "plain":
         layer_calls = [1] + [5 * 18] * 4
-    assert [counts[:2], second_counts[:2]] == [(layer_calls, norm_calls)] * 2
-    assert (counts[2], second_counts[2]) == ((1, 1) if points > 400 else (6, 9))
-    norm = MRConvBatchNorm(18, 1e-5, False).double()
-    hidden = case["u"].detach().mT.clone().requires_grad_()
-    time = torch.arange(hidden.shape[1])
-    valid = (time >= case["start"][:, None]) & (time < case["stop"][:, None])
-    normed = norm(hidden, valid)
-    gradient = torch.autograd.grad((normed * cotangent.T * valid[..., None]).sum(), hidden)[0]
-    for found, joined in zip(zip(first_norm[:2], second_norm[:2], strict=True), (normed, gradient), strict=True):
+    assert [counts[0], second_counts[0]] == [layer_calls + norm_calls] * 2
+    assert (counts[1], second_counts[1]) == ((1, 1) if points > 400 else (6, 9))
+    for found, joined in zip(zip(first_norm[:2], second_norm[:2], strict=True), norm[:2], strict=True):
         torch.testing.assert_close(torch.cat(found), joined, **compare)
     for statistics in (first_norm[2:], second_norm[2:]):
-        torch.testing.assert_close(statistics, (norm.running_mean, norm.running_var), **compare)
+        torch.testing.assert_close(statistics, norm[2:], **compare)

@@ -12,79 +12,66 @@ from tests.mrconv.mrconv_testing import EVERY_KERNEL, TOKENS, make_layer, make_m
 from tests.mrconv.reference_ops import batch_norm_conv, long_conv
 
 
-def branches_of(layer: MRConvLayer, u: torch.Tensor) -> list[torch.Tensor]:
-    """Outputs of the branches by direct sums."""
-    kernels, ahead = layer.branch_kernels()
-    return [long_conv(u, kernel, None if ahead is None else ahead[index]) for index, kernel in enumerate(kernels)]
+def sum_of_branches(layer: MRConvLayer, u: torch.Tensor) -> torch.Tensor:
+    """The equation by direct sums: each branch, or its kernel, is normalised, weighed by alpha and added."""
+    (kernels, ahead), norm, kind, total = layer.branch_kernels(), layer.norm, layer.config.branch_norm, 0
+    for index, kernel in enumerate(kernels):
+        wing = None if ahead is None else ahead[index]
+        branch = long_conv(u, kernel, wing)
+        if kind == "kernel":
+            whole = kernel if wing is None else torch.cat([kernel, wing], dim=-1)
+            branch = branch / whole.norm(dim=-1)[:, None]
+        elif kind in ("batch", "layer"):
+            # Over channels, or by the running statistics of each.
+            mean, var = branch.mean(1, keepdim=True), branch.var(1, keepdim=True, unbiased=False)
+            if kind == "batch":
+                mean, var = norm.running_mean[index][:, None], norm.running_var[index][:, None]
+            branch = (branch - mean) / (var + 1e-5).sqrt() * norm.weight[index][:, None] + norm.bias[index][:, None]
+        total = total + layer.alpha[index][:, None] * branch
+    return total
 
 
-def test_a_layer_merged_in_inference_mode_passes_gradients():
-    layer, u = make_layer(), make_signal(2, 4, 37, dtype=torch.float32).requires_grad_()
+LAYERS = [
+    *({"kernel_type": kind, "bidirectional": both} for kind, both in EVERY_KERNEL),
+    *({"branch_norm": kind, "bidirectional": both} for kind in ("kernel", "none") for both in (False, True)),
+    {"branch_norm": "layer"},
+]
+
+
+@pytest.mark.parametrize("fields", LAYERS)
+def test_a_layer_is_the_sum_of_its_normalised_branches_and_merging_keeps_it(fields):
+    norm = fields.get("branch_norm", "batch")
+    # Without statistics it is the same in training.
+    layer, u = make_layer(**fields).double().train(norm in ("kernel", "none")), make_signal(2, 4, 37)
+    output, expected = layer(u), sum_of_branches(layer, u)
+    torch.testing.assert_close(output, expected, atol=1e-10, rtol=0)
+    parameters = list(layer.parameters())
+    found, wanted = (torch.autograd.grad(values.square().sum(), parameters) for values in (output, expected))
+    torch.testing.assert_close(found, wanted, atol=1e-8, rtol=1e-8)
+    if norm == "layer":
+        with refused(ValueError, "branch_norm", "layer"):
+            layer.reparameterize()
+        return
     with torch.inference_mode():
         layer.reparameterize()
-    layer(u).square().sum().backward()
+    assert not list(layer.parameters())
+    # Any shorter input, with the spectra that are kept and with more of them than are.
+    for length in (37, *range(1, 37, 5), 1, 37):
+        changed = layer(u[..., :length])
+        if not layer.config.bidirectional or length == 37:
+            torch.testing.assert_close(changed, expected[..., :length], atol=1e-10, rtol=0)
+        assert 1 <= len(layer.kept_kernel().spectra) <= 4
+    # What was merged in inference mode passes gradients.
+    layer(u.requires_grad_()).square().sum().backward()
     assert u.grad.any()
 
 
-@pytest.mark.parametrize(("kernel_type", "bidirectional"), EVERY_KERNEL)
-def test_evaluation_is_the_sum_of_normalised_branches_and_merging_keeps_it(kernel_type, bidirectional):
-    layer = make_layer(kernel_type=kernel_type, bidirectional=bidirectional).double()
-    u = make_signal(2, 4, 37)
-    norm = layer.norm
-    expected = 0
-    for index, branch in enumerate(branches_of(layer, u)):
-        mean, var, weight, bias = (
-            value[index][:, None] for value in (norm.running_mean, norm.running_var, norm.weight, norm.bias)
-        )
-        expected = expected + layer.alpha[index][:, None] * (weight * (branch - mean) / (var + 1e-5).sqrt() + bias)
-    with torch.no_grad():
-        torch.testing.assert_close(layer(u), expected, atol=1e-10, rtol=0)
-        layer.reparameterize()
-        assert not list(layer.parameters())
-        torch.testing.assert_close(layer(u), expected, atol=1e-10, rtol=0)
-        # Any shorter input, with the spectra that are kept and with more of them than are.
-        for length in (*range(1, 37, 5), 1, 37):
-            changed = layer(u[..., :length])
-            wanted = expected[..., :length] if not bidirectional else None
-            if wanted is not None:
-                torch.testing.assert_close(changed, wanted, atol=1e-10, rtol=0)
-            assert 1 <= len(layer.kept_kernel().spectra) <= 4
-
-
-def test_a_merged_model_gives_what_it_gave_before():
-    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
-        model = make_model(**TOKENS, kernel_type="fourier_sparse", bidirectional=True).to(dtype)
-        tokens = make_tokens(3, 37)
-        with torch.no_grad():
-            expected = model(tokens).logits
-            assert model.reparameterize() is model
-            merged = model(tokens).logits
-            states = {name: value.clone() for name, value in model.state_dict().items()}
-            model.reparameterize()
-        assert (merged - expected).abs().max() <= tolerance * expected.abs().max()
-        assert all(value.equal(states[name]) for name, value in model.state_dict().items())
-        assert model.config.reparameterized
-
-
-@pytest.mark.parametrize("branch_norm", ["kernel", "none"])
-def test_branches_without_statistics_are_one_convolution_in_training_too(branch_norm):
-    for bidirectional in (False, True):
-        layer = make_layer(branch_norm=branch_norm, bidirectional=bidirectional).double().train()
-        u = make_signal(2, 4, 37)
-        kernels, ahead = layer.branch_kernels()
-        expected = 0
-        for index, branch in enumerate(branches_of(layer, u)):
-            whole = kernels[index] if ahead is None else torch.cat([kernels[index], ahead[index]], dim=-1)
-            scale = whole.norm(dim=-1)[:, None] if branch_norm == "kernel" else 1
-            expected = expected + layer.alpha[index][:, None] / scale * branch
-        output = layer(u)
-        torch.testing.assert_close(output, expected, atol=1e-10, rtol=0)
-        gradients = torch.autograd.grad(output.square().sum(), list(layer.parameters()))
-        wanted = torch.autograd.grad(expected.square().sum(), list(layer.parameters()))
-        for gradient, other in zip(gradients, wanted, strict=True):
-            torch.testing.assert_close(gradient, other, atol=1e-8, rtol=1e-8)
-        layer.reparameterize()
-        torch.testing.assert_close(layer(u), expected, atol=1e-10, rtol=0)
+def test_a_model_of_layer_normalised_branches_is_not_changed_half_way():
+    model = make_model(**TOKENS, branch_norm="layer")
+    with refused(ValueError, "batch", "kernel", "none"):
+        model.reparameterize()
+    assert not model.config.reparameterized
+    assert model(make_tokens(1, 5)).logits.isfinite().all()
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
@@ -104,31 +91,10 @@ def test_training_is_that_of_n_branches_with_batch_norm(bidirectional):
     torch.testing.assert_close(output[valid], expected[valid], atol=1e-10, rtol=0)
     gradients = torch.autograd.grad(output[valid].square().sum(), list(layer.parameters()))
     wanted = torch.autograd.grad(expected[valid].square().sum(), list(twin.parameters()))
-    for gradient, other in zip(gradients, wanted, strict=True):
-        torch.testing.assert_close(gradient, other, atol=1e-8, rtol=1e-8)
+    torch.testing.assert_close(gradients, wanted, atol=1e-8, rtol=1e-8)
     before = twin.norm
     torch.testing.assert_close(layer.norm.running_mean, 0.9 * before.running_mean + 0.1 * mean)
     torch.testing.assert_close(layer.norm.running_var, 0.9 * before.running_var + 0.1 * var * count / (count - 1))
-
-
-def test_layer_normalised_branches_are_normalised_over_channels_and_refuse_to_merge():
-    layer = make_layer(branch_norm="layer").double()
-    u = make_signal(2, 4, 37)
-    expected = 0
-    for index, branch in enumerate(branches_of(layer, u)):
-        mean, var = branch.mean(1, keepdim=True), branch.var(1, keepdim=True, unbiased=False)
-        normed = (branch - mean) / (var + 1e-5).sqrt()
-        normed = normed * layer.norm.weight[index][:, None] + layer.norm.bias[index][:, None]
-        expected = expected + layer.alpha[index][:, None] * normed
-    torch.testing.assert_close(layer(u), expected, atol=1e-10, rtol=0)
-    with refused(ValueError, "branch_norm", "layer"):
-        layer.reparameterize()
-    model = make_model(**TOKENS, branch_norm="layer")
-    with refused(ValueError, "batch", "kernel", "none"):
-        model.reparameterize()
-    # Nothing was changed half way.
-    assert not model.config.reparameterized
-    assert model(make_tokens(1, 5)).logits.isfinite().all()
 
 
 @pytest.mark.parametrize("kernel_type", KERNEL_TYPES)
@@ -141,22 +107,6 @@ def test_causal_outputs_do_not_see_what_follows(kernel_type):
         difference = (layer(changed) - layer(u)).abs()
         assert (difference[..., 20] > 1e-4).any()
         assert bool((difference[..., :20] < 1e-12).all()) is not bidirectional
-
-
-@pytest.mark.parametrize("fields", [{}, {"bidirectional": True, "prenorm": False, "norm": "layer"}])
-def test_padding_changes_nothing_in_evaluation(fields):
-    model = make_model(**TOKENS, **fields).double()
-    tokens = make_tokens(1, 9)
-    expected = model(tokens, output_hidden_states=True)
-    for left, right in ((0, 5), (5, 0), (3, 2)):
-        padded = torch.nn.functional.pad(tokens, (left, right), value=7)
-        mask = torch.nn.functional.pad(torch.ones_like(tokens), (left, right))
-        for merged in (False, True):
-            twin = make_model(**TOKENS, **fields).double()
-            outputs = (twin.reparameterize() if merged else twin)(padded, mask, output_hidden_states=True)
-            torch.testing.assert_close(outputs.logits, expected.logits, atol=1e-10, rtol=0)
-            for state, wanted in zip(outputs.hidden_states, expected.hidden_states, strict=True):
-                torch.testing.assert_close(state[:, left : left + 9], wanted, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("fields", [{}, {"bidirectional": True, "prenorm": False}])
@@ -197,17 +147,6 @@ def test_statistics_are_counted_once_under_activation_checkpointing(reentrant):
     assert len(statistics[0]) == 2 * len(norms) == 10
     for name, value in statistics[0].items():
         assert_same_answers(statistics[1][name], value, name)
-
-
-def test_block_statistics_are_those_of_torch():
-    """Without a mask the normalisation of blocks is BatchNorm1d."""
-    ours, theirs = MRConvBatchNorm(4, 1e-5, False).double(), torch.nn.BatchNorm1d(4).double()
-    for _ in range(3):
-        hidden = make_signal(2, 7, 4) * 3 + 1
-        torch.testing.assert_close(ours(hidden), theirs(hidden.transpose(1, 2)).transpose(1, 2))
-    torch.testing.assert_close(ours.running_mean, theirs.running_mean)
-    torch.testing.assert_close(ours.running_var, theirs.running_var)
-    torch.testing.assert_close(ours.eval()(hidden), theirs.eval()(hidden.transpose(1, 2)).transpose(1, 2))
 
 
 @pytest.mark.parametrize(("batch", "length"), [(1, 1), (2, 1), (2, 2), (2, 4)])

@@ -1,7 +1,12 @@
-"""Folders of made examples: read by `datasets`, whole or not there, and as many as the benchmark has."""
+"""Made examples: folders that `datasets` reads, whole or not there; labels of ListOps and Pathfinder are right."""
 
+import hashlib
+import itertools
+import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import datasets
@@ -10,9 +15,12 @@ import make_pathfinder
 import numpy as np
 import pytest
 import yaml
-from made_data import run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_data import SPLITS, run
 from make_listops import ListOps, write_listops
-from make_pathfinder import Pathfinder, write_pathfinder
+from make_pathfinder import DRAWINGS, UNIT, Pathfinder, draw_scene, write_pathfinder
+from PIL import Image, ImageDraw
 
 from hf_ext.files import TakenError
 from hf_ext.settings import SettingsError, build
@@ -84,6 +92,8 @@ def test_nothing_is_overwritten_or_left_half_written(maker, tmp_path):
         maker.write(tmp_path / "new", {"train": 0}, maker.kind())
     with refused(ValueError, "example 0", "dev"):
         maker.kind().example(0, "dev")
+    with refused(ValueError, "80 tokens"):
+        ListOps(0, 63, 80, max_depth=2, max_arguments=2).example(0)
 
     class Interrupted(maker.kind):
         def examples(self, split):
@@ -113,13 +123,7 @@ def test_settings_that_cannot_be_met_are_refused(kind, values, named):
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [
-        ("listops", ["there"]),
-        ("listops", ["new", "--max-length", 501]),
-        ("listops", ["new", "--train", 0]),
-        ("pathfinder", ["there"]),
-        ("pathfinder", ["new", "--size", 64]),
-    ],
+    [("listops", ["new", "--max-length", 501]), ("listops", ["new", "--train", 0]), ("pathfinder", ["there"])],
 )
 def test_a_script_ends_with_one_line_that_says_what_is_wrong(name, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -150,3 +154,199 @@ def test_the_recipe_of_pathfinder_reads_what_its_script_draws(tmp_path, monkeypa
     sample = PixelTask(**recipe["task"]).encode(data["validation"][1])
     assert sample["labels"] == label
     assert np.array_equal(np.rint(sample["input_values"].numpy().reshape(32, 32) * 255), picture)
+
+
+FUNCTIONS = {"[MIN": min, "[MAX": max, "[MED": lambda values: int(median(values)), "[SM": lambda v: sum(v) % 10}
+
+
+def evaluate(text):
+    """Value, depth and largest number of arguments, read from the text alone."""
+    stack, most, deepest = [[]], 0, 0
+    for token in text.split(" "):
+        if token in FUNCTIONS:
+            stack.append([token])
+            # Its arguments lie a level deeper than the operator.
+            deepest = max(deepest, len(stack))
+        elif token == "]":
+            name, *arguments = stack.pop()
+            assert len(arguments) >= 2
+            most = max(most, len(arguments))
+            stack[-1].append(FUNCTIONS[name](arguments))
+        else:
+            assert re.fullmatch("[0-9]", token)
+            stack[-1].append(int(token))
+    ((value,),) = stack
+    return value, deepest, most
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 30), st.integers(4, 8), st.integers(6, 8), st.integers(63, 70))
+def test_labels_and_limits_of_short_expressions(seed, index, depth, arguments, shortest):
+    task = ListOps(seed, shortest, shortest + 200, depth, arguments)
+    text, label = task.example(index)
+    value, deepest, most = evaluate(text)
+    assert label == value
+    assert shortest < len(text.split()) < shortest + 200
+    assert deepest <= depth
+    assert most <= arguments
+
+
+def test_examples_as_in_long_range_arena():
+    task = ListOps()
+    examples = [task.example(index) for index in range(60)]
+    read = [evaluate(text) for text, _ in examples]
+    assert [label for _, label in examples] == [value for value, _, _ in read]
+    lengths = [len(text.split()) for text, _ in examples]
+    assert min(lengths) > 500 and max(lengths) < 2000
+    # A tree of that size hardly misses the largest depth and number of arguments.
+    assert max(depth for _, depth, _ in read) == 10
+    assert max(most for _, _, most in read) == 10
+    assert len({label for _, label in examples}) > 5
+    counts = Counter(token for text, _ in examples for token in text.split())
+    operators = np.array([counts[name] for name in FUNCTIONS])
+    digits = np.array([counts[str(digit)] for digit in range(10)])
+    assert counts["]"] == operators.sum()
+    # Uniform: within 5 standard deviations of a binomial share.
+    for group in (operators, digits):
+        share = 1 / len(group)
+        assert np.all(np.abs(group - group.sum() * share) < 5 * np.sqrt(group.sum() * share))
+
+
+def test_examples_are_those_of_earlier_versions():
+    """Data that were made before are made again."""
+    digest = hashlib.sha256()
+    for split in SPLITS:
+        for row in itertools.islice(ListOps().examples(split), 3):
+            digest.update(repr(row).encode())
+    assert digest.hexdigest() == "c05c371efbdbf0ac5242b4ea9b595f2a46585114a1b141dd36bada4c9c7c0d58"
+    # No text comes twice or in two splits.
+    rows = [row for split in SPLITS for row in itertools.islice(ListOps(0, 63, 200).examples(split), 40)]
+    assert len({text for text, _ in rows}) == len(rows)
+
+
+LARGE = pytest.param(128, 8, (7.56, 0.8), 0.040, marks=pytest.mark.slow)
+
+
+def chains(scene):
+    """The dashes of each path, in order: the two long ones grow in turns, then come the short ones."""
+    return [scene.dashes[0:28:2], scene.dashes[1:28:2], *scene.dashes[28:].reshape(-1, 4, 2, 2)]
+
+
+def own_pixels(scene, size):
+    """Of each dash the pixels whose centres are near it: [dashes, size * size]."""
+    drawing, ends = DRAWINGS[size], scene.dashes / UNIT
+    centres = np.stack(np.meshgrid(np.arange(size), np.arange(size)), axis=-1).reshape(1, -1, 2) + 0.5
+    from_start, span = centres - ends[:, None, 0], (ends[:, 1] - ends[:, 0])[:, None]
+    along = ((from_start * span).sum(-1) / (span * span).sum(-1)).clip(0, 1)
+    distances = np.linalg.norm(from_start - along[..., None] * span, axis=-1)
+    return distances < scene.margin + drawing.thickness / 2 - 0.51
+
+
+@pytest.mark.parametrize(("size", "count"), [(32, 20), (128, 4)])
+def test_the_class_says_whether_one_path_has_both_discs(size, count):
+    task, drawing, labels = Pathfinder(1, size), DRAWINGS[size], []
+    for index in range(count):
+        scene = task.scene(index)
+        # The first two dashes begin the two paths, at the centres of pixels, and as far apart as in the benchmark.
+        distance = np.linalg.norm(scene.dashes[0][0] - scene.dashes[1][0]) / UNIT
+        assert distance == pytest.approx(drawing.distance, abs=0.75)
+        assert scene.dashes.min() >= UNIT and scene.dashes.max() <= (size - 1) * UNIT
+        assert scene.margin in drawing.margins
+        paths = chains(scene)
+        assert len(paths) - 2 <= drawing.distractors
+        for path in paths:
+            directions = np.diff(path, axis=1)[:, 0] / UNIT / drawing.dash
+            assert np.allclose(np.linalg.norm(directions, axis=-1), 1, atol=0.01)
+            # Straight on over one margin, then a turn; dashes end at the centres of pixels.
+            joints = path[:-1, 1] / UNIT + scene.margin * directions[:-1]
+            ends = joints + (scene.margin + drawing.dash) * directions[1:]
+            assert np.abs(ends - path[1:, 1] / UNIT).max() <= 0.51
+            bends = np.arccos((directions[1:] * directions[:-1]).sum(-1).clip(-1, 1))
+            assert bends.max() < np.pi / 2 / drawing.continuity + 0.05
+        begins = [np.array_equal(scene.discs[0], path[0][0]) for path in paths]
+        finishes = [np.array_equal(scene.discs[1], path[-1][1]) for path in paths]
+        assert sum(begins[:2]) == sum(finishes[:2]) == 1
+        assert scene.label == int(begins == finishes)
+        labels.append(scene.label)
+    assert sum(labels) * 2 == count
+
+
+@pytest.mark.parametrize(("size", "count"), [(32, 8), (128, 2)])
+def test_dashes_keep_the_benchmarks_distance(size, count):
+    for index in range(count):
+        scene = Pathfinder(6, size).scene(index)
+        own = own_pixels(scene, size).astype(np.int64)
+        shared = own @ own.T
+        for later in range(2, len(own)):
+            # In the way of a long path is what was drawn three dashes before; of a short one all but its own last dash
+            # and the last one of the first path.
+            in_the_way = list(range(later - 2))
+            if later >= 28:
+                before = later if later % 4 == 0 else later - 1
+                in_the_way = [dash for dash in range(before) if dash != 26]
+            assert not shared[later, in_the_way].any()
+
+
+@pytest.mark.parametrize(("size", "count", "distractors", "lit"), [(32, 60, (4.65, 0.25), 0.173), LARGE])
+def test_pictures_are_as_full_as_those_of_the_benchmark(size, count, distractors, lit):
+    """Numbers recorded from its own code, of 310 and 27 pictures: short paths, and pixels above a quarter of 255."""
+    task = Pathfinder(3, size)
+    scenes = [task.scene(index) for index in range(count)]
+    mean, tolerance = distractors
+    assert np.mean([len(scene.dashes) // 4 - 7 for scene in scenes]) == pytest.approx(mean, abs=tolerance)
+    pictures = np.stack([draw_scene(scene, size) for scene in scenes])
+    assert (pictures > 64).mean() == pytest.approx(lit, rel=0.1)
+    assert (pictures.max((1, 2)) == 255).all()
+
+
+def test_the_picture_shows_the_scene():
+    for size, drawing in DRAWINGS.items():
+        scene = Pathfinder(5, size).scene(3)
+        # Drawn by Pillow sixteen times as large, paths and short paths and discs each by themselves.
+        layers = [Image.new("F", (size * 16, size * 16)) for _ in range(3)]
+        pens = [ImageDraw.Draw(layer) for layer in layers]
+        for number, ((left, top), (right, bottom)) in enumerate(scene.dashes * 16 / UNIT):
+            pens[number >= 28].line([left, top, right, bottom], fill=1, width=round(16 * drawing.thickness))
+        for x, y in scene.discs * 16 / UNIT:
+            reach = 16 * drawing.radius
+            pens[2].ellipse([x - reach, y - reach, x + reach, y + reach], fill=1)
+        shares = [np.asarray(layer.resize((size, size), Image.Resampling.BOX)) for layer in layers]
+        dashes = [
+            np.minimum(share, drawing.cover) * contrast
+            for share, contrast in zip(shares[:2], drawing.contrasts, strict=True)
+        ]
+        expected = np.maximum.reduce([*dashes, shares[2]])
+        picture = draw_scene(scene, size)
+        assert np.corrcoef(expected.ravel(), picture.ravel())[0, 1] > 0.95
+        # Distractors of the small pictures are brighter than discs.
+        for x, y in scene.discs // UNIT:
+            assert picture[y, x] == pytest.approx(255 / max(1, drawing.contrasts[1] * drawing.cover), abs=1)
+
+
+def test_discs_lie_alike_in_both_classes():
+    """The discs of both classes are as far apart: who looks at them alone learns nothing."""
+    scenes = [Pathfinder(4).scene(index) for index in range(100)]
+    distances = [
+        [np.linalg.norm(np.diff(s.discs, axis=0)) / UNIT for s in scenes if s.label == side] for side in (0, 1)
+    ]
+    means, errors = np.mean(distances, 1), np.std(distances, 1) / np.sqrt(50)
+    assert abs(means[0] - means[1]) < 4 * np.hypot(*errors)
+
+
+@pytest.mark.parametrize(("size", "digest"), [(32, "efd67b62036bd6a7"), (128, "ae99ff06d6587922")])
+def test_pictures_are_the_same_on_any_machine(size, digest):
+    """Recorded; they change when numpy changes its generator or we the rules, and then the README's note must too."""
+    pictures = b"".join(Pathfinder(0, size).example(index)[0].tobytes() for index in range(2))
+    assert hashlib.sha256(pictures).hexdigest()[:16] == digest
+    if size == 32:
+        drawn = [Pathfinder(seed).example(index, split)[0] for seed in (0, 1) for split in SPLITS for index in (0, 1)]
+        assert len({picture.tobytes() for picture in drawn}) == 12
+
+
+@pytest.mark.slow
+def test_two_processes_write_what_one_does(tmp_path):
+    for name, workers in (("one", 1), ("two", 2)):
+        counts = {"train": 120, "validation": 2}
+        write_pathfinder(tmp_path / name, counts, Pathfinder(9), progress=False, num_workers=workers)
+    for path in (tmp_path / "one").iterdir():
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from transformers import DataCollatorWithFlattening
 
 from hf_ext.mrconv import (
@@ -14,20 +15,17 @@ from hf_ext.mrconv import (
 from hf_ext.mrconv import ops_mrconv as ops
 from hf_ext.mrconv.packing_mrconv import group_lengths, read_packing
 from tests.kit.refusals import refused
-from tests.mrconv.mrconv_testing import TOKENS, assert_two_processes_are_one, make_model, make_signal, make_tokens
+from tests.mrconv.mrconv_testing import TOKENS, in_two_processes, make_model, make_signal, make_tokens
 
 FIELDS = {name: value for name, value in TOKENS.items() if name != "num_labels"}
 # Groups of one and of several, of one position, and as long as the longest kernel.
 LENGTHS = [37, 5, 1, 20, 9, 30, 2]
 SEQUENCES = [make_tokens(length, seed=seed) for seed, length in enumerate(LENGTHS)]
 POSITIONS = torch.cat([torch.arange(length) for length in LENGTHS])[None]
-NORMS = [
-    ("batch", "batch", False),
-    ("batch", "layer", True),
-    ("layer", "batch", True),
-    ("kernel", "layer", False),
-    ("none", "batch", True),
-]
+
+
+def gradients_of(model) -> dict[str, torch.Tensor]:
+    return {name: value.grad for name, value in model.named_parameters()}
 
 
 def pad(sequences):
@@ -39,7 +37,24 @@ def pad(sequences):
     return rows, mask
 
 
-def assert_packed_is_padded(**fields):
+CASES = [
+    {},
+    {"norm": "layer", "bidirectional": True},
+    {"branch_norm": "layer", "bidirectional": True},
+    {"branch_norm": "kernel", "norm": "layer"},
+    {"branch_norm": "none", "bidirectional": True},
+    *({"kernel_type": kind, "bidirectional": True, "prenorm": False}
+      for kind in ("dilated", "sparse", "fourier_sparse", "implicit")),
+]  # fmt: skip
+WITHOUT_PACKAGE = [{}, {"bidirectional": True}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "form"), [*((case, "fast") for case in CASES), *((case, "plain") for case in WITHOUT_PACKAGE)]
+)
+def test_training_is_that_of_a_row_for_each_sequence(fields, form, monkeypatch):
+    if form == "plain":
+        monkeypatch.setattr(ops, "FAST", {})
     packed, padded = (make_model(MRConvModel, **{**FIELDS, **fields}).double().train() for _ in range(2))
     rows, mask = pad(SEQUENCES)
     found = packed(torch.cat(SEQUENCES)[None], position_ids=POSITIONS).last_hidden_state[0]
@@ -48,28 +63,14 @@ def assert_packed_is_padded(**fields):
     weights = make_signal(*found.shape)
     (found * weights).sum().backward()
     (wanted * weights).sum().backward()
-    for (name, mine), other in zip(packed.named_parameters(), padded.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, other.grad, atol=1e-9, rtol=1e-9, msg=name)
+    torch.testing.assert_close(gradients_of(packed), gradients_of(padded), atol=1e-9, rtol=1e-9)
     # Running means and variances.
-    for mine, other in zip(packed.buffers(), padded.buffers(), strict=True):
-        torch.testing.assert_close(mine, other, atol=1e-12, rtol=1e-12)
-
-
-@pytest.mark.parametrize(("branch_norm", "norm", "bidirectional"), NORMS)
-def test_training_is_that_of_a_row_for_each_sequence(branch_norm, norm, bidirectional):
-    assert_packed_is_padded(branch_norm=branch_norm, norm=norm, bidirectional=bidirectional)
-
-
-@pytest.mark.parametrize("kernel_type", ["dilated", "sparse", "fourier_sparse", "implicit"])
-def test_with_every_kernel(kernel_type):
-    assert_packed_is_padded(kernel_type=kernel_type, bidirectional=True, prenorm=False)
-
-
-@pytest.mark.parametrize("bidirectional", [False, True])
-def test_without_the_installed_package_it_is_the_same(bidirectional, monkeypatch):
-    for name in list(ops.FAST):
-        monkeypatch.delitem(ops.FAST, name)
-    assert_packed_is_padded(bidirectional=bidirectional)
+    torch.testing.assert_close(list(packed.buffers()), list(padded.buffers()), atol=1e-12, rtol=1e-12)
+    # Rows that are one sequence each are what they were.
+    tokens = make_tokens(2, 20)
+    wanted = packed(tokens).last_hidden_state
+    for bounds in ({"position_ids": torch.arange(20)[None]}, {"cu_seq_lens_q": torch.tensor([0, 20, 40])}):
+        torch.testing.assert_close(packed(tokens, **bounds).last_hidden_state, wanted, atol=1e-11, rtol=1e-11)
 
 
 def test_in_float32_with_a_large_mean_it_is_near_float64():
@@ -102,8 +103,7 @@ def test_the_collator_of_transformers_trains_a_language_model():
     loss.backward()
     # The loss of transformers is in float32.
     torch.testing.assert_close(loss, wanted, atol=1e-6, rtol=1e-6)
-    for mine, other in zip(packed.parameters(), padded.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, other.grad, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(gradients_of(packed), gradients_of(padded), atol=1e-6, rtol=1e-5)
     packed.eval()
     expected = packed(**batch).logits
     # Each argument says it by itself; labels without separators are none at the first tokens either.
@@ -151,28 +151,17 @@ def test_padding_is_less_than_half_however_unequal_the_lengths():
     assert len(groups) <= 13
 
 
-def test_rows_that_are_one_sequence_are_what_they_were():
-    model = make_model(MRConvModel, **FIELDS).double().train()
-    tokens = make_tokens(2, 20)
-    wanted = model(tokens).last_hidden_state
-    for packed in ({"position_ids": torch.arange(20)[None]}, {"cu_seq_lens_q": torch.tensor([0, 20, 40])}):
-        torch.testing.assert_close(model(tokens, **packed).last_hidden_state, wanted, atol=1e-11, rtol=1e-11)
-
-
+PAIRS = {"position_ids": torch.tensor([[0, 1, 0, 1]])}
 WRONG = [
     ({"position_ids": torch.tensor([[0, 1, 3, 4]])}, r"has 3 after 1, at \[0, 2\].*from 0 again"),
     ({"position_ids": torch.tensor([[2, 3, 0, 1]])}, r"has 2 where the row begins, at \[0, 0\]"),
     ({"position_ids": torch.arange(3)[None]}, r"shape \(1, 3\); expected \(2, 4\)"),
     ({"cu_seq_lens_q": torch.tensor([0, 3, 2, 8])}, r"is \[0, 3, 2, 8\]; expected the ascending bounds"),
-    ({"cu_seq_lens_q": torch.tensor([0, 3, 7])}, r"0, ..., 8"),
     ({"cu_seq_lens_q": torch.tensor([0, 3, 8])}, "the beginning of each row"),
     ({"seq_idx": torch.zeros(2, 5)}, r"shape \(2, 5\)"),
     ({"seq_idx": torch.tensor([[0, 0, 1, 1]]), "position_ids": torch.tensor([[0, 1, 2, 0]])}, "differ on where"),
-    (
-        {"position_ids": torch.tensor([[0, 1, 0, 1]]), "attention_mask": torch.tensor([[1, 1, 0, 1]] * 2)},
-        "padding inside of a sequence of `position_ids`",
-    ),
-    ({"position_ids": torch.tensor([[0, 1, 0, 1]]), "attention_mask": torch.ones(2, 3)}, r"expected \(2, 4\)"),
+    ({**PAIRS, "attention_mask": torch.tensor([[1, 1, 0, 1]] * 2)}, "padding inside of a sequence of `position_ids`"),
+    ({**PAIRS, "attention_mask": torch.ones(2, 3)}, r"expected \(2, 4\)"),
 ]
 
 
@@ -183,24 +172,35 @@ def test_wrong_bounds_are_refused_with_the_reason(inputs, words):
 
 
 def test_what_needs_one_sequence_in_a_row_refuses_packed_ones():
-    packed = {"position_ids": torch.tensor([[0, 1, 0, 1]])}
     with refused(ValueError, "position_ids"):
-        make_model(MRConvForSequenceClassification)(make_tokens(2, 4), **packed)
+        make_model(MRConvForSequenceClassification)(make_tokens(2, 4), **PAIRS)
     with refused(ValueError, "answer", "row"):
-        make_model(MRConvForRetrieval)(make_tokens(2, 4), input_ids_2=make_tokens(2, 4), **packed)
+        make_model(MRConvForRetrieval)(make_tokens(2, 4), input_ids_2=make_tokens(2, 4), **PAIRS)
     model = make_model(MRConvForCausalLM, **FIELDS)
     with refused(ValueError, "sequence", "cache"):
-        model(make_tokens(2, 4), past_key_values=MRConvCache(model.config), **packed)
+        model(make_tokens(2, 4), past_key_values=MRConvCache(model.config), **PAIRS)
     with refused(ValueError, "38 positions"):
         model(make_tokens(1, 40), position_ids=torch.tensor([[*range(38), 0, 1]]))
 
 
+def step(rank: int | None) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Gradients and statistics of a share of the sequences, of which the first process has one, or of all."""
+    chosen = {0: [3], 1: [0, 1, 2], None: [3, 0, 1, 2]}[rank]
+    model = make_model(MRConvModel, **FIELDS).double().train()
+    positions = torch.cat([torch.arange(LENGTHS[index]) for index in chosen])[None]
+    outputs = model(torch.cat([SEQUENCES[index] for index in chosen])[None], position_ids=positions).last_hidden_state
+    weights = make_signal(1, 63, 4)
+    (outputs * {0: weights[:, :20], 1: weights[:, 20:], None: weights}[rank]).sum().backward()
+    gradients = gradients_of(model)
+    if rank is not None:
+        for gradient in gradients.values():
+            dist.all_reduce(gradient)
+    return gradients, dict(model.named_buffers())
+
+
 @pytest.mark.slow
 def test_two_processes_with_other_groups_are_one_on_all_sequences(tmp_path):
-    shares, weights = [], make_signal(1, 63, 4)
-    # One group in the first process, three in the second.
-    for chosen, own in ((slice(3, 4), weights[:, :20]), (slice(0, 3), weights[:, 20:])):
-        positions = torch.cat([torch.arange(length) for length in LENGTHS[chosen]])[None]
-        shares.append(({"input_ids": torch.cat(SEQUENCES[chosen])[None], "position_ids": positions}, own))
-    joined = {name: torch.cat([inputs[name] for inputs, _ in shares], dim=1) for name in shares[0][0]}
-    assert_two_processes_are_one(tmp_path, MRConvModel, FIELDS, shares, (joined, weights))
+    gradients, buffers = step(None)
+    for found in in_two_processes(tmp_path, step):
+        torch.testing.assert_close(found[0], gradients, atol=1e-10, rtol=1e-10)
+        torch.testing.assert_close(found[1], buffers, atol=1e-10, rtol=0)

@@ -1,6 +1,7 @@
-"""Streaming of one convolution and the cache of a model: chunks of any length equal the whole."""
+"""Streaming of one convolution and the cache of a model: chunks equal the whole; copies, interruptions, refusals."""
 
 import copy
+import io
 
 import pytest
 import torch
@@ -66,28 +67,27 @@ def filled_with_nan():
     torch.use_deterministic_algorithms(before)
 
 
-# Kernels shorter than a tile, of one, of a head, of one and two levels and beside them; inputs beyond several blocks.
-@pytest.mark.parametrize("taps", [1, TILE - 1, 2 * TILE, 2 * TILE + 1, 256, 261])
-@pytest.mark.parametrize("chunks", [[1], [520], [5, 64, 1, 1, 31, 200]])
-def test_chunks_equal_the_whole(taps, chunks):
-    kernel, bias, u = make(taps, 520)
-    assert_near(stream(kernel, bias, u, chunks), long_conv(u, kernel) + bias[:, None], 1e-12)
+TOKENS, MIXED = [1], [5, 64, 1, 1, 31, 200]
+# Taps, positions, chunks, dtype, tolerance.
+STREAMS = [
+    # Kernels shorter than a tile, of one, of a head, of one and two levels and beside; inputs beyond several blocks.
+    *((taps, 520, chunks, torch.float64, 1e-12) for taps in (1, TILE - 1, 2 * TILE, 2 * TILE + 1, 256, 261)
+      for chunks in (TOKENS, [520], MIXED)),
+    # A prompt leaves the state that tokens go on from.
+    *((taps, prompt + 1200, [prompt, *[1] * 70, 31, 900, 16], torch.float64, 1e-12)
+      for taps in (40, 1100) for prompt in (256, 300, 2600)),
+    # Rounding does not add up over thousands of positions.
+    (1000, 3000, TOKENS, torch.float32, 1e-5),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("taps", [40, 1100])
-@pytest.mark.parametrize("prompt", [256, 300, 2600])
-def test_a_prompt_leaves_the_state_that_tokens_go_on_from(taps, prompt, filled_with_nan):
-    kernel, bias, u = make(taps, prompt + 1200, batch=1, channels=2)
-    result = stream(kernel, bias, u, [prompt, *[1] * 70, 31, 900, 16])
-    assert_near(result, long_conv(u, kernel) + bias[:, None], 1e-12)
-
-
-def test_rounding_does_not_add_up_over_thousands_of_positions():
-    kernel, bias, u = make(1000, 3000, torch.float32, batch=1, channels=2)
-    expected = long_conv(u.double(), kernel.double()) + bias.double()[:, None]
-    result = stream(kernel, bias, u, [1])
-    assert result.dtype == torch.float32
-    assert_near(result.double(), expected, 1e-5)
+@pytest.mark.parametrize(("taps", "length", "chunks", "dtype", "tolerance"), STREAMS)
+def test_chunks_equal_the_whole(taps, length, chunks, dtype, tolerance, filled_with_nan):
+    sizes = {} if length == 520 else {"batch": 1, "channels": 2}
+    kernel, bias, u = make(taps, length, dtype, **sizes)
+    result = stream(kernel, bias, u, chunks)
+    assert result.dtype == dtype
+    assert_near(result.double(), long_conv(u.double(), kernel.double()) + bias.double()[:, None], tolerance)
 
 
 def test_half_precision_inputs_have_a_float32_state():
@@ -161,14 +161,10 @@ def test_memory_is_that_of_the_kernel_however_long_the_stream():
     assert held[0] < held[1] < held[3]
     assert len(set(held[5:])) == 1
     assert held[-1] <= 3.1 * taps
-
-
-def test_the_spectra_of_a_kernel_are_two_numbers_a_tap():
-    taps = 8 * 16 * TILE
-    kernel, bias, _ = make(taps, 1)
-    prepared = StreamingKernel(kernel, bias)
-    numbers = sum(2 * spectra[:, 0].numel() for spectra in prepared.levels)
-    assert 1.9 * taps < numbers <= 2.1 * taps
+    # The spectra of a kernel, which all streams share, are two numbers a tap.
+    taps *= 4
+    prepared = StreamingKernel(*make(taps, 1)[:2])
+    assert 1.9 * taps < sum(2 * spectra[:, 0].numel() for spectra in prepared.levels) <= 2.1 * taps
 
 
 class CountWork(TorchFunctionMode):
@@ -210,17 +206,15 @@ def test_no_position_waits_for_a_long_fft():
     worst, mean = [], []
     for block in (16 * TILE, 64 * TILE):
         kernel, bias, u = make(8 * block, 16 * TILE, torch.float32, batch=1, channels=8)
-        found = [points for points, _ in count_work([begin(kernel, bias)], u)]
+        work = count_work([begin(kernel, bias)], u)
+        # What is due depends on the position only.
+        assert work == count_work([begin(kernel, bias)], torch.zeros_like(u))
+        found = [points for points, _ in work]
         worst.append(max(found))
         mean.append(sum(found) / len(found))
     # Four times the taps are one more level, of five; and the share of a level that is done at once does not grow.
     assert mean[1] <= 1.4 * mean[0]
     assert worst[1] <= 1.3 * worst[0]
-
-
-def test_what_is_due_depends_on_the_position_only():
-    kernel, bias, u = make(16 * 4 * TILE, 16 * TILE, torch.float32, batch=1, channels=8)
-    assert count_work([begin(kernel, bias)], u) == count_work([begin(kernel, bias)], torch.zeros_like(u))
 
 
 @pytest.mark.parametrize("depth", [2, 8])
@@ -249,13 +243,81 @@ def test_a_stream_goes_on_in_and_outside_of_inference_mode():
     assert_near(torch.cat([second, third], dim=-1), expected.flip(0)[..., 70:], 1e-12)
 
 
-@pytest.mark.parametrize("shape", [(BATCH + 1, CHANNELS, 1), (BATCH, CHANNELS + 1, 1)])
-def test_other_samples_or_channels_are_refused(shape):
+def read_back(convolution):
+    file = io.BytesIO()
+    torch.save(convolution, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("make_copy", [copy.deepcopy, read_back])
+def test_a_copy_made_in_inference_mode_goes_on_in_and_outside_of_it(make_copy):
+    kernel, bias, u = make(300, 400)
+    expected = long_conv(u, kernel) + bias[:, None]
+    with torch.inference_mode():
+        convolution = begin(kernel, bias)
+        convolution(u[..., :160])
+        copies = [make_copy(convolution) for _ in range(2)]
+        assert copies[0].tile.is_inference()
+        inside = torch.cat([copies[0](part) for part in u[..., 160:].split(7, dim=-1)], dim=-1)
+    outside = torch.cat([copies[1](part) for part in u[..., 160:].split(7, dim=-1)], dim=-1)
+    assert_near(inside, expected[..., 160:], 1e-12)
+    assert_near(outside, expected[..., 160:], 1e-12)
+
+
+def test_a_batch_in_its_order_is_not_copied_and_a_wrong_one_changes_nothing():
+    kernel, bias, u = make(100, 200)
+    convolution = begin(kernel, bias)
+    convolution(u[..., :90])
+    tile, spectra = convolution.tile, convolution.levels[0].spectra
+    convolution.batch_select_indices(torch.tensor([0, 1]))
+    assert convolution.tile is tile and convolution.levels[0].spectra is spectra
+    for wrong in (torch.tensor([0, BATCH]), torch.tensor([True, False])):
+        with pytest.raises((IndexError, RuntimeError)):
+            convolution.batch_select_indices(wrong)
+    assert_near(convolution(u[..., 90:]), (long_conv(u, kernel) + bias[:, None])[..., 90:], 1e-12)
+
+
+def test_chunks_of_other_samples_or_channels_or_of_nothing_are_refused():
     kernel, bias, u = make(50, 10)
     convolution = begin(kernel, bias)
     convolution(u)
-    with refused(ValueError, "channels", "cache"):
-        convolution(torch.zeros(shape))
+    for shape in ((BATCH + 1, CHANNELS, 1), (BATCH, CHANNELS + 1, 1)):
+        with refused(ValueError, "channels", "cache"):
+            convolution(torch.zeros(shape))
+    for shape in ((BATCH, CHANNELS, 0), (0, CHANNELS, 3)):
+        with refused(ValueError, "position", "sample"):
+            begin(kernel, bias)(torch.zeros(shape))
+
+
+def test_a_stream_that_was_interrupted_in_its_work_is_refused_until_it_is_reset(monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    kernel, bias, u = make(50, 100)
+    convolution = begin(kernel, bias)
+    convolution(u[..., :40])
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(StreamingKernel, "respond", stop)
+        convolution(u[..., 40:70])
+    with refused(ValueError, "reset()"):
+        convolution(u[..., 40:70])
+    convolution.reset()
+    assert_near(convolution(u), long_conv(u, kernel) + bias[:, None], 1e-12)
+
+
+def test_another_model_is_refused_and_a_copy_goes_on_with_an_equal_one():
+    cache, u = MRConvCache(MRConvConfig(num_hidden_layers=2)), torch.ones(1, 4, 9)
+    layer = make_layer().requires_grad_(False)
+    equal = copy.deepcopy(layer)
+    layer(u, cache=cache)
+    with refused(ValueError, "another", "model"):
+        equal(u, cache=cache)
+    again = copy.deepcopy(cache)
+    assert again.layers[0].kernel is cache.layers[0].kernel
+    torch.testing.assert_close(equal(u, cache=again), layer(u, cache=cache))
+    cache.reset()
+    equal(u, cache=cache)
 
 
 class TestCache:
@@ -286,7 +348,7 @@ class TestCache:
         assert cache.get_max_length() == -1
         assert (cache.is_compileable, cache.is_croppable, cache.is_sliding) == (False, False, [False, False])
 
-    def test_batches_are_selected_and_reordered(self):
+    def test_batches_are_selected_and_reordered_and_reset(self):
         cache = MRConvCache(self.config)
         u = make(5, 100)[2]
         kernel, bias, _ = make(60, 1)
@@ -300,28 +362,14 @@ class TestCache:
         cache.batch_select_indices(torch.tensor([0, 1]))
         order = [1, 0]
         assert_near(cache.convolve(0, u[order, :, 50:], self.kernel), expected[order, :, 50:], 1e-12)
-
-    def test_reset_begins_anew_with_the_present_kernel(self):
-        cache = MRConvCache(self.config)
-        u = make(5, 40)[2]
-        cache.convolve(0, u, self.kernel)
+        # After a reset it begins anew with the present kernel.
         cache.reset()
         assert (cache.get_seq_length(), cache.batch_size) == (0, -1)
         kernel, bias, _ = make(7, 1)
         result = cache.convolve(0, u[:1], lambda: self.kernel(7))
         assert_near(result, long_conv(u[:1], kernel) + bias[:, None], 1e-12)
 
-    def test_bidirectional_layers_are_refused(self):
-        layer = make_layer(bidirectional=True, layer_index=1)
-        with refused(ValueError, "Layer 1", "bidirectional=False"):
-            MRConvCache(self.config).convolve(1, torch.zeros(1, 4, 4), layer.streaming_kernel)
-
-    def test_copies_of_a_cache_share_the_kernel(self):
-        cache = MRConvCache(self.config)
-        cache.convolve(0, make(5, 40)[2], self.kernel)
-        assert copy.deepcopy(cache).layers[0].kernel is cache.layers[0].kernel
-
-    def test_a_gradient_through_the_cache_is_refused_where_it_is_asked_for(self):
+    def test_gradients_through_the_cache_and_bidirectional_layers_are_refused(self):
         cache = MRConvCache(self.config)
         u = torch.ones(1, CHANNELS, 4, dtype=torch.float64, requires_grad=True)
         result = cache.convolve(0, u, self.kernel)
@@ -329,11 +377,12 @@ class TestCache:
             result.sum().backward()
         with torch.no_grad():
             assert not cache.convolve(0, u, self.kernel).requires_grad
-
-    def test_a_gradient_to_the_kernel_is_refused_where_the_inputs_ask_for_none(self):
-        layer = make_layer()
-        inputs = torch.ones(1, 4, 5)
+        # To the kernel it is too, where the inputs ask for none.
+        layer, inputs = make_layer(), torch.ones(1, 4, 5)
         with refused(RuntimeError, "use_cache=False"):
             layer(inputs, cache=MRConvCache(self.config)).sum().backward()
         layer.requires_grad_(False)
         assert not layer(inputs, cache=MRConvCache(self.config)).requires_grad
+        layer = make_layer(bidirectional=True, layer_index=1)
+        with refused(ValueError, "Layer 1", "bidirectional=False"):
+            MRConvCache(self.config).convolve(1, torch.zeros(1, 4, 4), layer.streaming_kernel)

@@ -1,8 +1,10 @@
-"""The study: who trains and who tests, equal sizes, tables; and the scripts beside it."""
+"""The study: who trains and who tests, equal sizes, tables, the scripts beside it; and the benchmarks."""
 
 import json
+import re
 import sys
 import wave
+from argparse import Namespace
 
 import datasets
 import numpy as np
@@ -11,7 +13,7 @@ import torch
 from PIL import Image
 
 import hf_ext
-from hf_ext.tasks.signals import AudioTask
+from hf_ext.mrconv import MRConvConfig, MRConvForAudioClassification
 from tests.kit.studies import EXAMPLES, fill_readme, module_loader
 
 STUDY = EXAMPLES / "mrconv"
@@ -87,9 +89,8 @@ def test_a_tiny_study_and_its_tables(load, monkeypatch, tmp_path):
     study = module.Study(work, module.prepare(tmp_path, work))
     rows = study.compare("digits")
     for row in rows.values():
-        assert set(row["rates"]) == {"0.001", "0.01"} and row["rates"][f"{row['rate']:g}"] == min(
-            row["rates"].values()
-        )
+        assert set(row["rates"]) == {"0.001", "0.01"}
+        assert row["rates"][f"{row['rate']:g}"] == min(row["rates"].values())
         assert row["marks"]["0.001"]["samples"] < row["marks"]["0.02"]["samples"]
     ablation = study.ablate()
     assert [seed["samples"] for seed in ablation["Fourier"]["seeds"].values()] == [16, 16]
@@ -141,9 +142,7 @@ def test_a_word_that_is_streamed_is_classified_as_it_would_be_whole(tmp_path, lo
     listener = load("listen").Listener(hf_ext.released("spoken-digits"))
     word, given = write_words(tmp_path / "a.wav")[1], []
     backbone = listener.model.model
-    hook = backbone.register_forward_pre_hook(
-        lambda _, __, words: given.append(words["input_values"]), with_kwargs=True
-    )
+    hook = backbone.register_forward_pre_hook(lambda _, __, told: given.append(told["input_values"]), with_kwargs=True)
     for place in range(0, 3200, 80):
         assert listener.hear(word[place : place + 80]) is None
     hook.remove()
@@ -171,40 +170,113 @@ def test_hiss_is_no_word_and_a_click_makes_nobody_deaf(load):
     assert (click, word) == (pytest.approx(0.21, abs=0.02), pytest.approx(2.61, abs=0.02))
 
 
-def listen_to(load, monkeypatch, *words) -> str:
-    """What listen.py says before it ends with an error, and before it loads a model."""
-    listen = load("listen")
-    monkeypatch.setattr(listen, "Listener", lambda _: pytest.fail("a model was loaded"))
-    monkeypatch.setattr(sys, "argv", ["listen.py", *map(str, words)])
-    with pytest.raises(SystemExit) as ended:
-        listen.main()
-    return str(ended.value)
-
-
-def test_wrong_words_are_refused_before_the_model_is_loaded(load, monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["empty.wav"], "empty.wav cannot be read as a WAV file"),
+        (["text.wav"], "text.wav cannot be read as a WAV file"),
+        (["missing.wav"], "missing.wav cannot be read as a WAV file"),
+        (["a.wav", "--output", "nowhere/o.png"], "there is no folder nowhere; make it first"),
+        (["a.wav", "--output", "o.sound"], "no format of pictures; give a name that ends with one of"),
+        (["a.wav", "--model", "model"], "has no `sampling_rate`"),
+        (["a.wav", "--model", "nowhere"], "--model nowhere"),
+    ],
+)
+def test_wrong_words_are_refused(words, said, load, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     write_words(tmp_path / "a.wav")
     (tmp_path / "empty.wav").write_bytes(b"")
     (tmp_path / "text.wav").write_text("no sound at all, but words")
-    for name in ("empty.wav", "text.wav", "missing.wav"):
-        assert f"{name} cannot be read as a WAV file" in listen_to(load, monkeypatch, name)
-    for words, message in (
-        (["a.wav", "--output", "nowhere/o.png"], "there is no folder nowhere; make it first"),
-        (["a.wav", "--output", "o.sound"], "no format of pictures; give a name that ends with one of"),
-    ):
-        listen_to(load, monkeypatch, *words)
-        assert message in capsys.readouterr().err
+    config = MRConvConfig(hidden_size=4, num_hidden_layers=1, kernel_size=4, max_position_embeddings=64)
+    MRConvForAudioClassification(config).save_pretrained(tmp_path / "model")
+    monkeypatch.setattr(sys, "argv", ["listen.py", *words])
+    with pytest.raises(SystemExit) as ended:
+        load("listen").main()
+    assert said in f"{ended.value} {capsys.readouterr().err}"
 
 
-def test_a_model_that_is_none_of_sounds_is_named(load, tmp_path, monkeypatch):
-    task = AudioTask(sampling_rate=8000, max_length=64, num_labels=2)
-    model = task.build_model({"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}, None)
-    model.config.sampling_rate = None
-    model.save_pretrained(tmp_path / "model")
-    listen = load("listen")
-    write_words(tmp_path / "a.wav")
-    for name, message in (("model", "has no `sampling_rate`"), ("nowhere", "--model .*nowhere")):
-        words = ["listen.py", str(tmp_path / "a.wav"), "--model", str(tmp_path / name)]
-        monkeypatch.setattr(sys, "argv", [*words, "--output", str(tmp_path / "o.png")])
-        with pytest.raises(SystemExit, match=message):
-            listen.main()
+load_module = module_loader(EXAMPLES / "benchmarks")
+
+
+@pytest.fixture
+def load_benchmark(load_module, monkeypatch):
+    """A benchmark, which puts other examples on the path."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield load_module
+    sys.modules.pop("peers", None)
+
+
+def test_the_frame_reads_words_and_keeps_notes_below_a_table(load_benchmark, monkeypatch, tmp_path):
+    timing = load_benchmark("timing")
+
+    def measure(words):
+        yield {"sides": words.sides, "word": words.word}
+
+    for _ in range(2):
+        output = tmp_path / "out" / "result.json"
+        monkeypatch.setattr(sys, "argv", ["x", "--sides", "1", "2", "--output", str(output)])
+        timing.run(
+            "x", "Help.", measure, lambda _: timing.markdown_table(["a"], [["1"]]), sides=[8], word="n", rounds=3
+        )
+        content = json.loads(output.read_text())
+        assert content["sides"] == [1, 2] and content["word"] == "n" and content["versions"]["torch"]
+        page = output.with_suffix(".md")
+        assert page.read_text().partition("\nnote")[0] == "| a |\n|---|\n| 1 |\n"
+        page.write_text(page.read_text().rstrip("\n") + "\n\nnote\n" * ("note" not in page.read_text()))
+    assert page.read_text().count("note") == 1
+    assert timing.apart(abs, -3) == 3
+
+
+def test_two_installations_are_compared_number_by_number(load_benchmark, tmp_path, capsys):
+    script = tmp_path / "script.py"
+    script.write_text("import json, sys; open(sys.argv[-1], 'w').write(json.dumps({'rows': [{'s': 2.5, 'k': 3}]}))")
+    load_benchmark("before").main(sys.executable, str(script), [])
+    assert "| /rows/0/s | 1.000 | 1.000 | 1.000 |" in capsys.readouterr().out
+
+
+def test_memory_is_what_a_call_holds_at_once(load_benchmark):
+    peak_bytes = load_benchmark("mrconv_inference").peak_bytes
+
+    def call():
+        # Two of a megabyte at once, and after they are gone a third.
+        torch.zeros(2**18) + 1
+        return torch.zeros(2**18)
+
+    torch.zeros(1)
+    assert 2 * 2**20 <= peak_bytes(call) < 2.1 * 2**20
+
+
+# Words that make it small, what it compares, and what its table has.
+BENCHMARKS = {
+    "mrconv_inference": (
+        {"lengths": [64, 128], "rounds": 1, "width": 64},
+        ["MRConv merged", "MRConv branches", "S4D", "SDPA attention", "Mamba 2"],
+        "| blocks, length | MRConv merged | MRConv branches | S4D |",
+    ),
+    "mrconv_images": (
+        {"presets": ["tiny"], "image_size": 32, "rounds": 1, "batches": [1, 2]},
+        ["ConvNeXt"],
+        "| 82.1 | 1,306 |",
+    ),
+    "mrconv_latency": (
+        {"contexts": [64]},
+        ["MRConv, streaming", "MRConv, recomputing", "Mamba 2", "attention (SDPA)"],
+        "| ",
+    ),
+    "mrconv_packing": ({"batches": 1, "batch": 2}, ["padded", "packed", "packed, one group"], "| "),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_a_benchmark_compares_on_a_small_case(name, load_benchmark, monkeypatch, tmp_path):
+    module, (words, sides, line) = load_benchmark(name), BENCHMARKS[name]
+    monkeypatch.setattr(
+        module, "PRESETS", {"tiny": {"hidden_sizes": (8, 16, 16, 16), "depths": (1,) * 4}}, raising=False
+    )
+    content = list(module.measure(Namespace(**words, output=tmp_path / "result.json")))[-1]
+    text = json.dumps(content)
+    assert all(f'"{side}": ' in text for side in sides)
+    numbers = [float(number) for number in re.findall(r": (-?[0-9.e+-]+)[,}]", text)]
+    assert len(numbers) > len(sides) and min(numbers) >= 0
+    assert line in module.markdown(content)

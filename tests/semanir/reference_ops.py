@@ -93,11 +93,7 @@ def relative_offsets(window: Pair, window_size: int, device: torch.device | None
 
 
 def semantic_keys(
-    tokens: torch.Tensor,
-    regions: torch.Tensor | None,
-    top_k: int,
-    similarity: str = "dot",
-    include_self: bool = True,
+    tokens: torch.Tensor, regions: torch.Tensor | None, top_k: int, similarity: str = "dot", include_self: bool = True
 ) -> torch.Tensor:
     """Sort the legal keys of each token, itself first, and keep k. See [`ops_semanir.semantic_keys`]."""
     precise = torch.promote_types(tokens.dtype, torch.float32)

@@ -11,60 +11,39 @@ from tests.kit.pictures import noise
 from tests.kit.refusals import refused
 
 COLOUR = noise(6, 9, 3)
+RGB, BATCH = Image.fromarray(COLOUR), COLOUR[None]
 EXPECTED = torch.from_numpy(COLOUR).permute(2, 0, 1).float()[None] / 255
 
 
 @pytest.mark.parametrize(
     "image",
-    [
-        Image.fromarray(COLOUR),
-        Image.fromarray(COLOUR).convert("RGBA"),
-        COLOUR,
-        COLOUR.transpose(2, 0, 1),
-        torch.from_numpy(COLOUR),
-        [COLOUR],
-        [[Image.fromarray(COLOUR)]],
-        COLOUR[None],
-    ],
+    [RGB, RGB.convert("RGBA"), COLOUR, COLOUR.transpose(2, 0, 1), torch.from_numpy(COLOUR), [COLOUR], [[RGB]], BATCH],
     ids=["pil", "rgba", "channels-last", "channels-first", "tensor", "list", "nested", "batch"],
 )
 def test_colour_images_of_every_kind_are_one_batch(image):
     pixels = SemanIRImageProcessor()(image, return_tensors="pt").pixel_values
     assert pixels.dtype == torch.float32
     torch.testing.assert_close(pixels, EXPECTED)
-
-
-@pytest.mark.parametrize("wrap", [lambda image: image, lambda image: [image]], ids=["one", "list"])
-@pytest.mark.parametrize("kind", [Image.fromarray, np.asarray, torch.from_numpy])
-def test_grey_images_keep_one_channel_or_get_three(kind, wrap):
-    grey = noise(6, 9)
-    expected = torch.from_numpy(grey).float()[None, None] / 255
-    one = SemanIRImageProcessor(do_convert_rgb=False)(wrap(kind(grey)), return_tensors="pt").pixel_values
-    torch.testing.assert_close(one, expected)
-    three = SemanIRImageProcessor()(wrap(kind(grey)), return_tensors="pt").pixel_values
-    torch.testing.assert_close(three, expected.expand(-1, 3, -1, -1))
-
-
-def test_float_arrays():
     floats = COLOUR.astype(np.float32) / 255
     pixels = SemanIRImageProcessor()(floats, do_rescale=False, return_tensors="pt").pixel_values
     torch.testing.assert_close(pixels, EXPECTED)
 
 
 @pytest.mark.parametrize("do_convert_rgb", [True, False])
-def test_16_bits_need_no_option(do_convert_rgb):
-    deep = COLOUR.astype(np.uint16) * 257
+def test_grey_has_one_channel_or_three_and_16_bits_need_no_option(do_convert_rgb):
     processor = SemanIRImageProcessor(do_convert_rgb=do_convert_rgb)
-    torch.testing.assert_close(processor(deep, return_tensors="pt").pixel_values, EXPECTED)
     expected = EXPECTED[:, :1].expand(-1, 3 if do_convert_rgb else 1, -1, -1)
-    grey = deep[..., 0]
-    for image in (grey, Image.fromarray(grey), torch.from_numpy(grey)):
-        torch.testing.assert_close(processor(image, return_tensors="pt").pixel_values, expected)
+    for image in (COLOUR, COLOUR.astype(np.uint16) * 257):
+        torch.testing.assert_close(processor(image, return_tensors="pt").pixel_values, EXPECTED)
+        grey = image[..., 0].copy()
+        for one in (grey, Image.fromarray(grey), torch.from_numpy(grey)):
+            for given in (one, [one]):
+                torch.testing.assert_close(processor(given, return_tensors="pt").pixel_values, expected)
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"])
 def test_every_mode_becomes_colour_or_grey(mode):
-    picture = Image.fromarray(COLOUR).convert("RGB" if mode in ("HSV", "LAB") else "RGBA")
+    picture = RGB.convert("RGB" if mode in ("HSV", "LAB") else "RGBA")
     picture = Image.new("LAB", (9, 6), (120, 130, 140)) if mode == "LAB" else picture.convert(mode)
     pixels = SemanIRImageProcessor()(picture, return_tensors="np").pixel_values[0]
     wanted = np.asarray(picture.convert("RGB")).transpose(2, 0, 1) / 255
@@ -78,14 +57,12 @@ def test_every_mode_becomes_colour_or_grey(mode):
     [
         ([], ["images"]),
         (Image.fromarray(np.zeros((4, 4), np.int32)), ["unknown"]),
-        (Image.fromarray(np.zeros((4, 4), np.float32)), ["unknown"]),
         (np.full((6, 9, 3), 65535, np.int32), ["int32", "65535"]),
         (np.where(np.eye(6, 9)[..., None], np.nan, np.zeros(3)), ["infinite", "NaN"]),
-        (np.where(np.eye(6, 9)[..., None], np.inf, np.zeros(3)), ["infinite", "NaN"]),
         (np.full((6, 9, 3), 0.5, np.float32), ["float32", "do_rescale"]),
         (np.ones((6, 9), bool), ["bool", "do_rescale"]),
     ],
-    ids=["none", "I", "F", "int32", "nan", "inf", "float", "bool"],
+    ids=["none", "I", "int32", "nan", "float", "bool"],
 )
 def test_what_is_no_picture_of_known_range_is_refused(images, words):
     with refused(ValueError, *words):
@@ -93,7 +70,7 @@ def test_what_is_no_picture_of_known_range_is_refused(images, words):
 
 
 def test_colours_are_taken_without_alpha_and_upright():
-    picture = Image.fromarray(COLOUR).convert("RGBA")
+    picture = RGB.convert("RGBA")
     picture.putalpha(0)
     for image in (picture, np.asarray(picture)):
         torch.testing.assert_close(SemanIRImageProcessor()(image, return_tensors="pt").pixel_values, EXPECTED)
@@ -115,12 +92,10 @@ def test_images_of_several_sizes_are_padded_by_reflection():
         np.testing.assert_allclose(padded, wanted.transpose(2, 0, 1) / 255, rtol=1e-6)
     with refused(ValueError, "sizes", "batch"):
         SemanIRImageProcessor(do_pad=False)(images[:2], return_tensors="pt")
-
-
-def test_size_divisor_pads_only_what_is_not_aligned():
-    processor = SemanIRImageProcessor(size_divisor=4)
-    assert processor(noise(5, 8, 3), return_tensors="pt").pixel_values.shape == (1, 3, 8, 8)
-    assert processor(noise(8, 8, 3), return_tensors="pt").pixel_values.shape == (1, 3, 8, 8)
+    # A divisor pads only what is not aligned.
+    for height in (5, 8):
+        pixels = SemanIRImageProcessor(size_divisor=4)(noise(height, 8, 3), return_tensors="pt").pixel_values
+        assert pixels.shape == (1, 3, 8, 8)
 
 
 def test_options_survive_saving(tmp_path):
@@ -132,15 +107,20 @@ def test_options_survive_saving(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_post_processing_clips_and_rounds(dtype):
     values = torch.tensor([-1.0, 0.0, 0.25, 0.5, 1.0, 2.0], dtype=dtype).view(1, 1, 2, 3).expand(1, 3, 2, 3)
-    image = SemanIRImageProcessor().post_process_image_restoration(ImageSuperResolutionOutput(reconstruction=values))[
-        0
-    ]
+    outputs = ImageSuperResolutionOutput(reconstruction=values)
+    (image,) = SemanIRImageProcessor().post_process_image_restoration(outputs)
     assert image.mode == "RGB"
     assert np.asarray(image)[..., 1].tolist() == [[0, 0, 64], [128, 255, 255]]
 
 
 def test_post_processing_undoes_processing():
     processor = SemanIRImageProcessor()
+    images = [COLOUR.astype(np.uint16) * 257, noise(5, 11, 4)]
+    outputs = ImageSuperResolutionOutput(reconstruction=processor(images, return_tensors="pt").pixel_values)
+    arrays = processor.post_process_image_restoration(outputs, output_type="np", images=images)
+    assert all(np.array_equal(array, image) for array, image in zip(arrays, images, strict=True))
+    with refused(ValueError, "uint16", "3 channels"):
+        processor.post_process_image_restoration(outputs, images=images)
     images = [COLOUR, noise(5, 11, 3)]
     outputs = ImageSuperResolutionOutput(reconstruction=processor(images, return_tensors="pt").pixel_values)
     sizes = [image.shape[:2] for image in images]
@@ -152,7 +132,7 @@ def test_post_processing_undoes_processing():
 
 
 def transparent_palette() -> Image.Image:
-    picture = Image.fromarray(COLOUR).quantize(8)
+    picture = RGB.quantize(8)
     picture.info["transparency"] = 3
     return picture
 
@@ -160,12 +140,12 @@ def transparent_palette() -> Image.Image:
 @pytest.mark.parametrize(
     ("picture", "mode"),
     [
-        (Image.fromarray(COLOUR), "RGB"),
+        (RGB, "RGB"),
         (Image.fromarray(noise(6, 9, 4)), "RGBA"),
         (Image.fromarray(COLOUR[..., 0]), "L"),
         (Image.fromarray(noise(6, 9, 2), "LA"), "LA"),
         (Image.fromarray(COLOUR[..., 0].astype(np.uint16) * 255), "I;16"),
-        (Image.fromarray(COLOUR).quantize(8), "RGB"),
+        (RGB.quantize(8), "RGB"),
         (transparent_palette(), "RGBA"),
         (Image.fromarray(COLOUR[..., 0] > 99), "L"),
     ],
@@ -180,36 +160,17 @@ def test_pictures_keep_alpha_depth_and_grey(picture, mode):
     np.testing.assert_array_equal(np.asarray(restored), np.asarray(wanted))
 
 
-def test_arrays_of_16_bits_and_a_batch_of_sizes_come_back():
-    processor = SemanIRImageProcessor()
-    deep = COLOUR.astype(np.uint16) * 257
-    images = [deep, noise(5, 11, 4)]
-    outputs = ImageSuperResolutionOutput(reconstruction=processor(images, return_tensors="pt").pixel_values)
-    arrays = processor.post_process_image_restoration(outputs, output_type="np", images=images)
-    assert all(np.array_equal(array, image) for array, image in zip(arrays, images, strict=True))
-    with refused(ValueError, "uint16", "3 channels"):
-        processor.post_process_image_restoration(outputs, images=images)
-
-
-def test_grey_output_is_a_grey_picture():
-    outputs = ImageSuperResolutionOutput(reconstruction=torch.rand(1, 1, 4, 5))
-    processor = SemanIRImageProcessor()
-    assert processor.post_process_image_restoration(outputs)[0].mode == "L"
-    assert processor.post_process_image_restoration(outputs, output_type="np")[0].shape == (4, 5)
-
-
 def test_post_processing_refuses_what_does_not_fit():
     outputs = ImageSuperResolutionOutput(reconstruction=torch.rand(2, 3, 4, 5))
     process = SemanIRImageProcessor().post_process_image_restoration
-    with refused(ValueError, "1 sizes", "2 images"):
-        process(outputs, [(4, 5)])
-    with refused(ValueError, "size 4 x 5"):
-        process(outputs, [(4, 5), (5, 5)])
-    with refused(ValueError, "pil", "np"):
-        process(outputs, output_type="jpeg")
-    with refused(ValueError, "1 images", "2 images"):
-        process(outputs, images=COLOUR)
-    with refused(ValueError, "6 x 9", "restored 4 x 5"):
-        process(outputs, images=[COLOUR, COLOUR])
+    for facts, options in (
+        (["1 sizes", "2 images"], {"target_sizes": [(4, 5)]}),
+        (["size 4 x 5"], {"target_sizes": [(4, 5), (5, 5)]}),
+        (["pil", "np"], {"output_type": "jpeg"}),
+        (["1 images", "2 images"], {"images": COLOUR}),
+        (["6 x 9", "restored 4 x 5"], {"images": [COLOUR, COLOUR]}),
+    ):
+        with refused(ValueError, *facts):
+            process(outputs, **options)
     with refused(ValueError, "reconstruction"):
         process(ImageSuperResolutionOutput())

@@ -74,19 +74,14 @@ IMPLEMENTATIONS = {
 }
 
 
+# Layouts and numbers of keys.
+WHOLE, SHIFTED = [("9", 8), ("25", 8), ("24", 8), ("24", 99), ("48", 16)], [("9", 4), ("25", 99), ("64", 32)]
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(
     ("layout", "top_k", "shifted"),
-    [
-        ("9", 4, True),
-        ("9", 8, False),
-        ("25", 8, False),
-        ("25", 99, True),
-        ("64", 32, True),
-        ("24", 8, False),
-        ("24", 99, False),
-        ("48", 16, False),
-    ],
+    [*((*problem, False) for problem in WHOLE), *((*problem, True) for problem in SHIFTED)],
 )
 def test_implementation_equals_the_reference(implementation, layout, top_k, shifted, expected):
     if implementation == "native":
@@ -143,11 +138,7 @@ def test_large_logits_do_not_overflow():
     wanted = run(ops.key_semantic_attention, inputs, dictionary, torch.float64, "eager")
     # The logits have rounding errors of 100 units in the last place of 1.
     assert_near(run(ops.key_semantic_attention, inputs, dictionary, torch.float32, "native"), wanted, 1e-4)
-
-
-def test_tokens_without_length_have_finite_gradients():
-    pytest.importorskip("numba")
-    inputs, dictionary = make_inputs("9", 4)
+    # Tokens without length have finite gradients.
     inputs[0][:, :, 2] = 0
     inputs[1][:, :, 3] = 0
     assert all(part.isfinite().all() for part in run(ops.key_semantic_attention, inputs, dictionary, torch.float32))
@@ -214,8 +205,3 @@ def test_without_numba_torch_computes(monkeypatch):
     finally:
         monkeypatch.undo()
         semanir_operators.native_kernels_work.cache_clear()
-
-
-def test_dictionary_takes_a_bit_for_each_pair():
-    bits = ops.build_dictionary(torch.randn(1, 64, 64, 4), 32, True, 512).bits
-    assert bits is not None and bits.dtype == torch.uint8 and bits.numel() / 64**2 == 1024 / 8

@@ -1,32 +1,25 @@
-"""SemanIR models: shapes, sizes, k, precision, saving, training, adapters, and loading without hf_ext."""
+"""SemanIR models: configurations, presets, shapes, k, precision, saving, training, adapters."""
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageToImage
 
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor, SemanIRModel
+from hf_ext.semanir.configuration_semanir import PRESETS
 from hf_ext.semanir.modeling_semanir import SemanIRStage
-from tests.kit.models import LoraTesterMixin, ModelTesterMixin, TrainerTesterMixin, assert_same_answers
+from tests.kit.models import (
+    ConfigTesterMixin,
+    LoraTesterMixin,
+    ModelTesterMixin,
+    TrainerTesterMixin,
+    assert_same_answers,
+)
 from tests.kit.refusals import refused
+from tests.semanir import test_whole_image_semanir as whole
 from tests.semanir.test_whole_image_semanir import make_images, make_model
 
-COLUMNAR = {
-    "embed_dim": 12,
-    "depths": [2, 2],
-    "num_heads": [2, 3],
-    "window_size": 4,
-    "top_k": 6,
-    "image_mean": [0.4, 0.5, 0.6],
-}
-U_SHAPED = {
-    "architecture": "u-shaped",
-    "embed_dim": 8,
-    "depths": [1, 2, 1],
-    "num_heads": [1, 2, 4],
-    "refinement_depth": 2,
-    "window_size": 4,
-    "top_k": 6,
-}
+COLUMNAR = {**whole.COLUMNAR, "image_mean": [0.4, 0.5, 0.6]}
+U_SHAPED = {**whole.STRIDED, "depths": [1, 2, 1], "reduce_top_skip": True}
 HALF = {**COLUMNAR, "stem_scale": 2}
 
 
@@ -82,51 +75,17 @@ class TestUShapedWideTop(SemanIRTester):
 
 
 @pytest.mark.parametrize("fields", [COLUMNAR, U_SHAPED, HALF], ids=["columnar", "u-shaped", "half"])
-@pytest.mark.parametrize("size", [(1, 1), (3, 2), (4, 4), (5, 17), (16, 1), (23, 9)])
-def test_any_size_comes_out_as_it_went_in(fields, size):
-    restored = restore(make_model(**fields), make_images(2, 3, *size))
-    assert restored.shape == (2, 3, *size)
-    assert restored.isfinite().all()
-
-
-@pytest.mark.parametrize("upsampler", ["pixelshuffle", "direct"])
-@pytest.mark.parametrize("scale", [2, 3, 4])
-def test_upscaling(scale, upsampler):
-    model = make_model(**COLUMNAR, scale=scale, upsampler=upsampler)
-    images = make_images(1, 3, 5, 7)
-    assert restore(model, images).shape == (1, 3, 5 * scale, 7 * scale)
-    loss = model(images, labels=torch.zeros(1, 3, 5 * scale, 7 * scale)).loss
-    assert loss.isfinite()
-
-
-def test_channels_may_differ_between_input_and_output():
-    fields = {**U_SHAPED, "num_channels": 4, "num_channels_out": 3}
-    assert restore(make_model(**fields), make_images(1, 4, 8, 8)).shape == (1, 3, 8, 8)
-    assert restore(make_model(**{**U_SHAPED, "num_channels": 1}), make_images(1, 1, 8, 8)).shape == (1, 1, 8, 8)
-
-
-def test_untrained_restoration_is_nearly_the_input():
-    torch.manual_seed(0)
-    images = make_images(1, 3, 16, 16)
-    restored = restore(SemanIRForImageRestoration(SemanIRConfig(**U_SHAPED)).eval(), images)
-    assert 0 < (restored - images).abs().mean() < 0.05
-
-
-@pytest.mark.parametrize("fields", [COLUMNAR, U_SHAPED, HALF], ids=["columnar", "u-shaped", "half"])
-def test_padding_is_that_of_a_padded_image(fields):
-    """The model's own padding equals giving it the image reflected by hand."""
+def test_padding_is_that_of_a_padded_image_and_images_do_not_see_each_other(fields):
+    """The model's own padding equals giving it the image reflected by hand, image by image."""
     model = make_model(**fields)
-    images = make_images(1, 3, 13, 14)
+    images = make_images(3, 3, 13, 14)
+    restored = restore(model, images)
     padded = torch.nn.functional.pad(images, (0, 2, 0, 3), mode="reflect")
-    torch.testing.assert_close(restore(model, images), restore(model, padded)[..., :13, :14])
-
-
-@pytest.mark.parametrize("fields", [COLUMNAR, U_SHAPED, HALF], ids=["columnar", "u-shaped", "half"])
-def test_images_of_a_batch_do_not_see_each_other(fields):
-    model = make_model(**fields)
-    images = make_images(3, 3, 16, 12)
+    torch.testing.assert_close(restored, restore(model, padded)[..., :13, :14])
     alone = torch.cat([restore(model, image[None]) for image in images])
-    torch.testing.assert_close(restore(model, images), alone, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(restored, alone, atol=1e-5, rtol=1e-5)
+    # One pixel is enough.
+    assert restore(model, images[..., :1, :1]).isfinite().all()
 
 
 def test_k_of_the_call_overrides_the_configured_k():
@@ -184,34 +143,16 @@ def test_losses_are_those_of_their_formulas():
         torch.testing.assert_close(outputs.loss, formula(outputs.reconstruction - labels))
 
 
-@pytest.mark.parametrize(
-    ("fields", "sizes"),
-    [
-        (COLUMNAR, [(12, 12, 12), (12, 12, 12), (12, 12, 12)]),
-        (U_SHAPED, [(8, 16, 16), (8, 16, 16), (16, 8, 8), (32, 4, 4), (16, 8, 8), (8, 16, 16), (8, 16, 16)]),
-    ],
-    ids=["columnar", "u-shaped"],
-)
-def test_hidden_states_are_the_stages(fields, sizes):
-    model = make_model(**fields)
-    images = make_images(1, 3, 12, 12)
-    outputs = model(images, output_hidden_states=True)
-    # The first is the input of the first stage; inputs after downsampling are not outputs of a stage.
-    assert [tuple(state.shape[1:]) for state in outputs.hidden_states] == sizes
-    assert len(outputs.hidden_states) == model.config.num_hidden_layers + 1
-    assert model(images).hidden_states is None
-
-
 def test_wrong_inputs_are_refused_with_the_reason():
     model = make_model(**COLUMNAR)
-    with refused(ValueError, "batch_size"):
-        model(make_images(1, 1, 8, 8))
-    with refused(ValueError, "least 1"):
-        model(make_images(1, 3, 0, 8))
-    with refused(ValueError, "shape"):
-        model(make_images(3, 8, 8))
-    with refused(TypeError, "torch.uint8"):
-        model(torch.zeros(1, 3, 8, 8, dtype=torch.uint8))
+    for kind, fact, images in (
+        (ValueError, "batch_size", make_images(1, 1, 8, 8)),
+        (ValueError, "least 1", make_images(1, 3, 0, 8)),
+        (ValueError, "shape", make_images(3, 8, 8)),
+        (TypeError, "torch.uint8", torch.zeros(1, 3, 8, 8, dtype=torch.uint8)),
+    ):
+        with refused(kind, fact):
+            model(images)
     for wrong in (0, 2.5, float("nan"), "6"):
         with refused(ValueError, "top_k", repr(wrong)):
             model(make_images(1, 3, 8, 8), top_k=wrong)
@@ -219,29 +160,13 @@ def test_wrong_inputs_are_refused_with_the_reason():
         model(make_images(1, 3, 8, 8), labels=make_images(1, 1, 8, 8))
 
 
-def test_float16_output_is_finite_with_large_features():
+def test_float16_output_is_finite_with_large_features_and_as_precise_as_the_input():
     """Post-norm keeps the stream bounded: a body whose input is large does not overflow."""
     model = make_model(**COLUMNAR).half()
     with torch.no_grad():
         model.model.extractor.weight *= 100
-    assert restore(model, make_images(1, 3, 8, 8)).isfinite().all()
-
-
-def test_half_precision_model_keeps_the_precision_of_the_input():
-    images = make_images(1, 3, 8, 8)
-    assert restore(make_model(**U_SHAPED).bfloat16(), images).dtype == torch.float32
-
-
-def test_dictionary_is_the_same_under_autocast():
-    """Similarities are compared in float32, whatever the rest of the model computes in."""
-    features = torch.randn(1, 12, 8, 8, generator=torch.Generator().manual_seed(0))
-    seen = []
-    stage = make_model(**COLUMNAR).model.body.stages[0]
-    stage.layers[0].register_forward_pre_hook(lambda module, arguments: seen.append(arguments[1].bits))
-    stage(features, 6)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        stage(features, 6)
-    assert torch.equal(*seen)
+    restored = restore(model, make_images(1, 3, 8, 8))
+    assert restored.isfinite().all() and restored.dtype == torch.float32
 
 
 def test_all_layers_of_a_partition_read_one_dictionary():
@@ -265,3 +190,84 @@ def test_auto_classes(tmp_path):
     images = make_images(1, 3, 8, 8)
     with torch.no_grad():
         assert_same_answers(body(images).last_hidden_state, model.model(images).last_hidden_state)
+
+
+class TestSemanIRConfig(ConfigTesterMixin):
+    config_class = SemanIRConfig
+    # Pictures; layers; keys; output and training.
+    config_changes = (
+        {"num_channels": 1, "num_channels_out": 2, "architecture": "u-shaped", "embed_dim": 8, "mlp_ratio": 1.5}
+        | {"depths": [2, 3], "num_heads": [2, 4], "refinement_depth": 1, "downsampling": "unshuffle"}
+        | {"reduce_top_skip": False, "window_size": 4, "shift_policy": "stage", "top_k": 5, "train_top_k": [2, 8]}
+        | {"similarity": "cosine", "include_self": False, "scale": 3, "upsampler": "direct"}
+        | {"reconstruction_loss": "charbonnier", "initializer_range": 0.1}
+    )
+    bad_configs = [
+        ({"embed_dim": "180"}, "expected int"),
+        ({"similarity": "euclidean"}, "allowed: 'dot', 'cosine'"),
+        ({"scale": 5}, "allowed: 1, 2, 3, 4"),
+        ({"train_top_k": [0, 64]}, "each value must be at least 1"),
+        ({"mlp_ratio": 0.0}, "must be positive"),
+        ({"depths": []}, "`depths` has 0 values"),
+        ({"depths": [6, 6]}, "`num_heads` 6"),
+        ({"depths": [6], "num_heads": [7]}, "must divide the width 180"),
+        ({"refinement_depth": 2}, "columnar model has no refinement stage"),
+        ({"architecture": "u-shaped", "depths": [6], "num_heads": [6]}, "at least two levels"),
+        ({"architecture": "u-shaped", "embed_dim": 9, "depths": [1, 1], "num_heads": [3, 3]}, "even width"),
+        ({"image_mean": [0.5]}, "`image_mean` has 1 values"),
+        ({"image_mean": [0.4, 0.4, 0.4], "num_channels_out": 1}, "as many output as input channels"),
+        ({"interpolated_base": True}, "`interpolated_base` needs a `scale` above 1"),
+        (
+            {"interpolated_base": True, "scale": 2, "num_channels": 4, "num_channels_out": 3},
+            "`interpolated_base` needs",
+        ),
+    ]
+
+
+def test_descriptor_says_what_images_the_model_takes():
+    assert SemanIRConfig(top_k=24).top_k_range == (24, 24)
+    assert SemanIRConfig(top_k=24, train_top_k=[64, 8, 32]).top_k_range == (8, 64)
+    denoiser = SemanIRConfig(**PRESETS["u-shaped-small"], num_channels=1).descriptor
+    assert denoiser == ("Restoration", 1, 1, 1, 1, 32, "internal", 64, True, True)
+    enlarging = SemanIRConfig(**PRESETS["columnar-s"], scale=4).descriptor
+    assert (enlarging.purpose, enlarging.scale, enlarging.multiple_of) == ("SR", 4, 32)
+    demosaicking = SemanIRConfig(num_channels=4, num_channels_out=3, scale=2)
+    assert demosaicking.demosaicks and demosaicking.descriptor.purpose == "Restoration"
+    assert not SemanIRConfig(num_channels=4, num_channels_out=3).demosaicks
+
+
+def test_auto_map_names_every_head_and_no_repository():
+    config = SemanIRConfig(auto_map={"AutoConfig": "org/name--configuration_semanir.SemanIRConfig"})
+    assert config.to_dict()["auto_map"] == {
+        "AutoConfig": "configuration_semanir.SemanIRConfig",
+        "AutoModel": "modeling_semanir.SemanIRModel",
+        "AutoModelForImageToImage": "modeling_semanir.SemanIRForImageRestoration",
+    }
+    config.auto_map["AutoModel"] = "other.Model"
+    assert SemanIRConfig().auto_map["AutoModel"] == "modeling_semanir.SemanIRModel"
+
+
+@pytest.mark.parametrize(
+    ("preset", "scale", "millions"),
+    [
+        # Published counts of S and B for x2, x3 and x4, and of the denoiser (25.82).
+        ("columnar-s", 2, 11.87),
+        ("columnar-s", 3, 12.05),
+        ("columnar-s", 4, 12.02),
+        ("columnar-b", 2, 19.90),
+        ("columnar-b", 3, 20.08),
+        ("columnar-b", 4, 20.04),
+        ("u-shaped", 1, 25.82),
+        # The small layouts of our own.
+        ("u-shaped-small", 1, 3.59),
+        ("columnar-tiny", 2, 0.53),
+        ("columnar-tiny", 3, 0.72),
+        ("columnar-tiny", 4, 0.68),
+        ("columnar-half", 1, 0.208),
+    ],
+)
+def test_parameter_counts_are_the_published_ones(preset, scale, millions):
+    with torch.device("meta"):
+        model = SemanIRForImageRestoration(SemanIRConfig(**PRESETS[preset], scale=scale))
+    # The published figures are cut or rounded to two decimals.
+    assert model.num_parameters() / 1e6 == pytest.approx(millions, abs=0.006)

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 
 from hf_ext.semanir import ops_semanir as ops
-from hf_ext.semanir.ops_semanir import UnknownAttentionError
 from tests.kit.models import assert_operators_agree, operator_pairs
 from tests.kit.refusals import refused
 from tests.semanir import reference_ops as reference
@@ -63,13 +62,8 @@ def key_cases():
     for top_k, similarity, include_self, given in itertools.product(
         (1, 5, 20), ("dot", "cosine"), (True, False), (None, regions)
     ):
-        yield {
-            "tokens": random(8, 9, 7, gradient=False),
-            "regions": given,
-            "top_k": top_k,
-            "similarity": similarity,
-            "include_self": include_self,
-        }
+        options = {"top_k": top_k, "similarity": similarity, "include_self": include_self}
+        yield {"tokens": random(8, 9, 7, gradient=False), "regions": given, **options}
 
 
 def coordinate_cases():
@@ -84,14 +78,8 @@ def offset_cases():
 
 def dictionary_cases():
     for size, shifted, top_k in itertools.product(((6, 9), (2, 9), (9, 3)), (False, True), (1, 4, 5)):
-        yield {
-            "features": random(2, *size, 7, gradient=False),
-            "window_size": 3,
-            "shifted": shifted,
-            "top_k": top_k,
-            "similarity": "dot",
-            "include_self": True,
-        }
+        options = {"window_size": 3, "shifted": shifted, "top_k": top_k, "similarity": "dot", "include_self": True}
+        yield {"features": random(2, *size, 7, gradient=False), **options}
     # Dense, in shifted windows.
     yield {"features": random(2, 6, 6, 7, gradient=False), "window_size": 3, "shifted": True, "top_k": 9}
 
@@ -160,12 +148,6 @@ def test_windows_in_several_calls_give_what_one_call_gives(implementation):
         torch.testing.assert_close(attend(slice(None)), alone, atol=1e-6, rtol=0)
 
 
-def test_dictionary_geometry_equals_the_reference():
-    for arguments in dictionary_cases():
-        fast, plain = (build(**arguments) for build in PAIRS["build_dictionary"])
-        assert (fast.window, fast.shift) == (plain.window, plain.shift)
-
-
 @pytest.mark.parametrize("shifted", [False, True])
 def test_dictionary_of_a_large_map_is_built_band_by_band(shifted, monkeypatch):
     """Of large maps some rows of windows are copied at a time."""
@@ -177,23 +159,17 @@ def test_dictionary_of_a_large_map_is_built_band_by_band(shifted, monkeypatch):
     assert found[:3] == whole[:3] == ((4, 4), (2, 2) if shifted else (0, 0), 4)
 
 
-def test_dense_dictionary_has_no_bits():
-    features = random(1, 6, 6, 4, gradient=False)
-    assert ops.build_dictionary(features, 3, False, 9).bits is None
-    assert ops.build_dictionary(features, 3, False, 8).bits is not None
+def test_a_dictionary_has_geometry_bits_where_it_is_not_dense_and_parts():
+    for arguments in dictionary_cases():
+        fast, plain = (build(**arguments) for build in PAIRS["build_dictionary"])
+        assert (fast.window, fast.shift) == (plain.window, plain.shift)
+    features = random(1, 6, 6, 4)
+    dictionary = ops.build_dictionary(features, 3, False, 8)
+    assert not dictionary.bits.requires_grad and dictionary.part(slice(1, 3)).bits.equal(dictionary.bits[1:3])
+    dense = ops.build_dictionary(features, 3, False, 9)
+    assert dense.bits is None and dense.part(slice(1, 3)).bits is None
     # A window as large as the image has nothing to shift into.
     assert ops.build_dictionary(features, 6, True, 36) == ((6, 6), (0, 0), 6, None)
-
-
-def test_part_of_a_dictionary():
-    dictionary = ops.build_dictionary(random(1, 6, 6, 4, gradient=False), 3, False, 4)
-    assert dictionary.part(slice(1, 3)).bits.equal(dictionary.bits[1:3])
-    assert dictionary._replace(bits=None).part(slice(1, 3)).bits is None
-
-
-def test_gradients_do_not_reach_the_dictionary():
-    features = random(1, 6, 6, 4)
-    assert not ops.build_dictionary(features, 3, True, 4).bits.requires_grad
 
 
 def test_bfloat16_tokens_are_compared_in_float32():
@@ -214,12 +190,6 @@ def test_high_temperature_never_selects_an_illegal_key():
     for gradient in (False, True):
         with torch.set_grad_enabled(gradient):
             assert ops.key_semantic_attention(*arguments)[0, 0, 0].tolist() == [1.0, 0.0]
-
-
-def test_unknown_implementation():
-    arguments = next(attention_cases())
-    with refused(UnknownAttentionError, "implementation", "flash", "auto"):
-        ops.key_semantic_attention(**arguments, implementation="flash")
 
 
 @pytest.mark.parametrize("shift", [0, 4])

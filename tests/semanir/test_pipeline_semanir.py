@@ -47,13 +47,13 @@ def test_every_kind_of_input_and_lists_of_them(restore, tmp_path):
     assert [image.size for image in restore(image for image in inputs)] == [(26, 18)] * 4
     floats = restore(COLOUR.astype(np.float32) / 255)
     assert_same_picture(np.asarray(floats), wanted)
-
-
-@pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (2, "LA"), (4, "RGBA")])
-def test_grey_and_alpha_are_kept(restore, channels, mode):
-    picture = Image.fromarray(COLOUR).convert(mode)
-    restored = restore(picture)
-    assert (restored.mode, restored.size) == (mode, (26, 18))
+    # Grey, alpha and 16 bits are kept.
+    for mode in ("L", "LA", "RGBA"):
+        restored = restore(Image.fromarray(COLOUR).convert(mode))
+        assert (restored.mode, restored.size) == (mode, (26, 18))
+    deep = COLOUR.astype(np.uint16) * 257
+    assert restore(deep, output_type="np").dtype == np.uint16
+    assert (restore(deep).mode, restore(deep[..., 0]).mode) == ("RGB", "I;16")
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
@@ -85,14 +85,6 @@ def test_an_address_brings_what_its_file_does(restore, kind, tmp_path):
             restore(f"data:image/png;base64,{held}", max_megapixels=1e-6)
 
 
-def test_16_bits_come_out_as_an_array(restore):
-    deep = COLOUR.astype(np.uint16) * 257
-    restored = restore(deep, output_type="np")
-    assert restored.dtype == np.uint16
-    assert restore(deep).mode == "RGB"
-    assert restore(deep[..., 0]).mode == "I;16"
-
-
 def test_options_for_all_calls_and_for_one():
     model = make_model(scale=1)
     restore = pipeline("image-restoration", model=model, device="cpu", top_k=1, output_type="np")
@@ -104,18 +96,16 @@ def test_options_for_all_calls_and_for_one():
 
 def test_what_cannot_be_restored_is_refused(restore, tmp_path):
     (tmp_path / "text.png").write_text("not a picture")
-    with refused(DataError, "picture", "Pillow"):
-        restore(str(tmp_path / "text.png"))
-    with pytest.raises(FileNotFoundError):
-        restore("nowhere.png")
-    with refused(TypeError, "picture", "file"):
-        restore(3)
-    with refused(ValueError, "max_megapixels"):
-        restore(COLOUR, tiles=3)
-    with refused(ValueError, "pil", "np"):
-        restore(COLOUR, output_type="jpeg")
-    with refused(UsageError, "infinite", "NaN"):
-        restore(np.full((4, 4, 3), np.nan))
+    for kind, facts, image, options in (
+        (DataError, ["picture", "Pillow"], str(tmp_path / "text.png"), {}),
+        (FileNotFoundError, [], "nowhere.png", {}),
+        (TypeError, ["picture", "file"], 3, {}),
+        (ValueError, ["max_megapixels"], COLOUR, {"tiles": 3}),
+        (ValueError, ["pil", "np"], COLOUR, {"output_type": "jpeg"}),
+        (UsageError, ["infinite", "NaN"], np.full((4, 4, 3), np.nan), {}),
+    ):
+        with refused(kind, *facts):
+            restore(image, **options)
     # Noise that was not clipped is a picture, and an empty list is one of none.
     assert restore(np.full((8, 9, 3), 1.3, np.float32)).size == (18, 16)
     assert restore([]) == []

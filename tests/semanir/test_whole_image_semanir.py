@@ -16,16 +16,8 @@ from tests.kit.refusals import refused
 
 # The layouts of the presets with less width and depth.
 COLUMNAR = {"embed_dim": 12, "depths": [2, 2], "num_heads": [2, 3], "window_size": 4, "top_k": 6}
-STRIDED = {
-    "architecture": "u-shaped",
-    "embed_dim": 8,
-    "depths": [2, 2, 2],
-    "num_heads": [1, 2, 4],
-    "refinement_depth": 2,
-    "reduce_top_skip": False,
-    "window_size": 4,
-    "top_k": 6,
-}
+LEVELS = {"architecture": "u-shaped", "embed_dim": 8, "depths": [2, 2, 2], "num_heads": [1, 2, 4]}
+STRIDED = {**LEVELS, "refinement_depth": 2, "reduce_top_skip": False, "window_size": 4, "top_k": 6}
 UNSHUFFLED = {**STRIDED, "downsampling": "unshuffle", "reduce_top_skip": True}
 DEMOSAICKING = {**UNSHUFFLED, "num_channels": 4, "num_channels_out": 3, "scale": 2}
 

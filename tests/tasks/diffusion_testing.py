@@ -38,7 +38,7 @@ def write_pictures(folder: Path, count: int = 9, size=(12, 10), side_column=None
     return folder
 
 
-def make_arguments(output: Path, data: Path, streaming: bool = False, **changes) -> TrainingArguments:
+def make_arguments(output: Path, data: Path, /, streaming: bool = False, **changes) -> TrainingArguments:
     """A run of a few steps."""
     values = {
         "method": "disentangled-dit",

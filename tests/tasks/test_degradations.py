@@ -9,7 +9,7 @@ from skimage import data
 
 from hf_ext.metrics.psnr import psnr
 from hf_ext.settings import build
-from hf_ext.tasks.degradation_settings import Degradation, _enlarge, read_degradations
+from hf_ext.tasks.degradation_settings import Degradation, read_degradations
 from hf_ext.tasks.degradations import (
     blur,
     gaussian_noise,
@@ -70,13 +70,6 @@ def test_bicubic_values_known_from_matlab():
     np.testing.assert_allclose(halves + halves[::-1], 7, atol=1e-12)
 
 
-def test_bicubic_sizes_and_types():
-    assert matlab_bicubic(photo(), 1 / 4).shape == (16, 12, 3)
-    assert matlab_bicubic(photo(9, 9), 1 / 3).shape == (3, 3, 3)
-    assert matlab_bicubic(photo(1, 1), 4).shape == (4, 4, 3)
-    assert matlab_bicubic(photo().astype(np.float32) / 255, 2).dtype == np.float32
-
-
 def test_degradations_have_fixed_values():
     image, generator = photo(), np.random.default_rng(7)
     assert digest(matlab_bicubic(image, 1 / 4)) == "2c7af662395655b8"
@@ -84,14 +77,6 @@ def test_degradations_have_fixed_values():
     assert digest(jpeg(image[..., :1], 40)) == "3c3d29a241998d74"
     assert digest(gaussian_noise(image, 25, generator)) == "6c6349925fabbe04"
     assert digest(mosaic(image[:60, :46])) == "69dfaf64ce2971de"
-
-
-def test_noise_has_its_sigma_and_is_neither_clipped_nor_rounded():
-    image = np.zeros((200, 200, 1), np.uint8)
-    noisy = gaussian_noise(image, 50, np.random.default_rng(0))
-    assert noisy.dtype == np.float32 and noisy.min() < 0
-    assert noisy.std() * 255 == pytest.approx(50, rel=0.02)
-    np.testing.assert_array_equal(gaussian_noise(image, 0, np.random.default_rng(0)), image)
 
 
 @pytest.mark.parametrize(
@@ -110,22 +95,13 @@ def test_noise_is_clipped_to_8_bits_as_often_as_it_is_told(clip, least, most, la
     assert least <= len(clipped) <= most and noise.label == label
     assert all(np.array_equal(image * 255, np.rint(image * 255)) for image in clipped)
     assert noise.described().get("clip", 0) == clip
+    if clip == 0:
+        assert np.std(found) * 255 == pytest.approx(25, rel=0.02) and np.min(found) < 0
     # What is always or never clipped draws no more than before there was a choice.
     if clip != 0.5:
         plain = Degradation("gaussian_noise", sigma=25.0).patch([black], 1, 8, np.random.default_rng(0))[0]
         expected = np.rint(255 * plain.clip(0, 1)) / np.float32(255) if clip else plain
         np.testing.assert_allclose(found[0], expected, atol=1e-7)
-
-
-def test_jpeg_loses_less_at_higher_quality_and_halves_the_chroma():
-    image = photo(96, 96)
-    values = [psnr(jpeg(image, quality), image, channel="rgb") for quality in (10, 40, 90)]
-    assert values == sorted(values)
-    stripes = np.zeros((16, 16, 3), np.uint8)
-    stripes[:, ::2] = (255, 0, 0)
-    stripes[:, 1::2] = (0, 0, 255)
-    # Neighbouring columns share their chroma, so that their colours mix.
-    assert np.all(jpeg(stripes, 100)[..., 0].max() < 230)
 
 
 def test_a_mosaic_keeps_one_colour_of_each_pixel():
@@ -265,23 +241,14 @@ def test_ranges_are_drawn_evenly_and_from_the_generator_alone():
         ({"kind": "resize", "factor": 1, "chance": 0.5}, "chance is only for the steps of a chain"),
         ([{"kind": "chain", "steps": [{"kind": "jpeg"}]}], r"^here\[0\].*quality belongs to kind jpeg"),
         ({"kind": "chain"}, "steps are required for kind chain and not allowed for other kinds; got None"),
-        ({"kind": "chain", "steps": []}, "steps are required for kind chain"),
-        ({"kind": "chain", "steps": 3}, "steps"),
         ({"kind": "chain", "steps": [{"kind": "bicubic"}]}, "a chain has steps of kind .*; got bicubic"),
-        ({"kind": "chain", "steps": [{"kind": "jpeg"}]}, "quality belongs to kind jpeg"),
         ({"kind": "jpeg", "quality": 5, "shuffle": True}, "shuffle is only for kind chain"),
-        ({"kind": "jpeg"}, "quality belongs to kind jpeg and is needed there; got None"),
-        ({"kind": "bicubic", "sigma": 5}, "sigma belongs to kind gaussian_noise"),
         ({"kind": "gaussian_noise", "sigma": [50, 5]}, "sigma must be a number or a range"),
-        ({"kind": "gaussian_noise", "sigma": 0}, "from 0 to 255, got 0"),
         ({"kind": "jpeg", "quality": [10.5, 20]}, "quality must be a whole number or a range"),
-        ({"kind": "jpeg", "quality": 101}, "from 1 to 100, got 101"),
         ({"kind": "jpeg", "quality": 10, "weight": 0}, "weight must be more than 0"),
         ({"kind": "jpeg", "qualty": 10}, "unknown key 'qualty' in section 'here'. Did you mean 'quality'"),
         ("jpeg", "here must be a mapping of keys, got 'jpeg'"),
         ([], "at least one degradation"),
-        ({"kind": "jpeg", "quality": 10, "clip": 1}, "clip belongs to kind gaussian_noise"),
-        ({"kind": "gaussian_noise", "sigma": 5, "clip": 1.5}, "clip belongs to kind gaussian_noise"),
         ({"kind": "chain", "steps": [{"kind": "gaussian_noise", "sigma": 5, "clip": 1}]}, "no weight and no clip"),
         ([{"kind": "jpeg", "quality": 10}] * 2, "each only once; got .'jpeg_10', 'jpeg_10'."),
     ],
@@ -320,11 +287,3 @@ def test_pairs_smaller_than_a_patch_stay_aligned(scale):
     for seed in range(8):
         small, large = Degradation("paired").patch([lq, hq], scale, 16, np.random.default_rng(seed))
         np.testing.assert_array_equal(large, small.repeat(scale, 0).repeat(scale, 1))
-
-
-def test_what_is_reflected_runs_backwards_within_its_blocks_too():
-    rows = np.arange(6)[:, None, None].repeat(6, 1)
-    assert _enlarge(rows, 5, 2)[:, 0, 0].tolist() == [0, 1, 2, 3, 4, 5, 3, 2, 1, 0]
-    for size in (1, 6, 7, 11, 30):
-        expected = np.pad(rows, ((0, max(0, size - 6)), (0, max(0, size - 6)), (0, 0)), mode="reflect")
-        np.testing.assert_array_equal(_enlarge(rows, size), expected)

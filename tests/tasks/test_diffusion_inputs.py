@@ -1,5 +1,7 @@
 """What a training reads: latents drawn from their posterior, stored texts, captions of several lengths, buckets."""
 
+from types import SimpleNamespace
+
 import datasets
 import numpy as np
 import pytest
@@ -7,11 +9,9 @@ import torch
 from PIL import Image, PngImagePlugin
 from pyarrow.parquet import read_metadata
 
-from hf_ext.data.opening import match_classes
 from hf_ext.errors import DataError, MissingColumn, UsageError
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.settings import SettingsError, build
-from hf_ext.tasks import diffusion_texts
 from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.tasks.diffusion_buckets import group_pictures
 from hf_ext.tasks.diffusion_latents import SPREAD, encode_posterior, load_autoencoder, read_row
@@ -20,17 +20,7 @@ from hf_ext.tasks.precompute import precompute
 from hf_ext.training.data import IndexedSamples, TrainingLoader
 from tests.kit.refusals import refused
 
-from .diffusion_testing import (
-    CLASSES,
-    MODEL,
-    check_resuming,
-    losses,
-    make_arguments,
-    rows_of,
-    run,
-    settings,
-    write_pictures,
-)
+from .diffusion_testing import MODEL, check_resuming, losses, make_arguments, rows_of, run, settings, write_pictures
 
 # Tall, square and wide, several of each.
 SIZES = [(24, 12), (16, 16), (12, 24), (30, 15), (20, 20), (16, 32), (18, 18), (24, 13), (17, 16)]
@@ -66,9 +56,8 @@ def test_a_posterior_is_kept_and_drawn_from(tmp_path, pictures, vae):
     task = build(DisentangledDiTTask, {"image_size": 16, "vae": str(vae), "posterior": True}, "task")
     task.read_data(rows)
     task.build_model(MODEL, None)
-    samples = torch.stack(
-        [task.training_sample(rows[0], np.random.default_rng(seed))["latents"] for seed in range(300)]
-    )
+    drawn = [task.training_sample(rows[0], np.random.default_rng(seed)) for seed in range(300)]
+    samples = torch.stack([sample["latents"] for sample in drawn])
     mode, kept = read_row(rows[0])[0], np.frombuffer(rows[0][SPREAD], dtype=np.float16)
     spread = torch.tensor(kept.astype(np.float32)).view(mode.shape)
     assert spread.min() > 0
@@ -88,17 +77,13 @@ def test_pictures_are_drawn_from_their_posterior_too(tmp_path, pictures, vae):
         assert torch.equal(first, second) != differs
     with refused(SettingsError, "task.vae"):
         build(DisentangledDiTTask, {"posterior": True}, "task")
-
-
-def test_an_autoencoder_without_a_distribution_has_no_posterior():
-    class Plain(torch.nn.Module):
-        dtype, config = torch.float32, {}
-
-        def encode(self, pixels, return_dict):
-            return (pixels,)
-
+    plain = SimpleNamespace(dtype=torch.float32, config={}, encode=lambda pixels, return_dict: (pixels,))
     with refused(UsageError, "distribution", "posterior"):
-        encode_posterior(Plain(), torch.zeros(1, 3, 8, 8))
+        encode_posterior(plain, torch.zeros(1, 3, 8, 8))
+    # Shifted timesteps know the size of the pictures.
+    task = build(DisentangledDiTTask, {"vae": str(vae), "timesteps": {"distribution": "shifted"}}, "task")
+    with refused(DataError, "task.image_size"):
+        task.build_model({**MODEL, "sample_size": 64, "in_channels": 4, "num_classes": 3}, None)
 
 
 def test_stored_texts_train_without_the_encoder(tmp_path, pictures, vae, encoder, monkeypatch):
@@ -126,12 +111,10 @@ def test_stored_texts_train_without_the_encoder(tmp_path, pictures, vae, encoder
     tokens = [made.captions.tokens(rows[index]["text"]) for index in (0, 1, 4)]
     fresh = {name: torch.stack([found[name] for found in tokens]) for name in tokens[0]}
     dropped = torch.tensor([False, True, False])
-    both = [
-        made.captions.encode(
-            made.captions.drop(batch, dropped), [torch.Generator().manual_seed(seed) for seed in range(3)]
-        )
-        for batch in (stored, fresh)
-    ]
+    both = []
+    for batch in (stored, fresh):
+        generators = [torch.Generator().manual_seed(seed) for seed in range(3)]
+        both.append(made.captions.encode(made.captions.drop(batch, dropped), generators))
     torch.testing.assert_close(*both, atol=5e-3, rtol=5e-3)
     assert not torch.equal(both[0][1], made.captions.encode(stored)[1])
     # Fresh noise in the padding at every step, and the real tokens as they were.
@@ -154,20 +137,6 @@ def test_stored_texts_train_without_the_encoder(tmp_path, pictures, vae, encoder
     with refused(UsageError, "task.text_encoder", "org/other"):
         Captions("org/other", LENGTH, "zeros", 0.0, "text").read_data(rows)
     Captions("moved/encoder", LENGTH, "zeros", 0.0, "text").read_data(rows)
-
-
-def test_captions_are_read_without_the_encoder(encoder, monkeypatch):
-    def refuse(*_, **__):
-        raise AssertionError("the encoder is loaded")
-
-    monkeypatch.setattr(diffusion_texts.AutoModelForTextEncoding, "from_pretrained", refuse)
-    assert TextEncoder(str(encoder), LENGTH).tokens("a red hen")["input_ids"].shape == (LENGTH,)
-
-
-def test_shifted_timesteps_know_the_size_of_the_pictures(vae):
-    task = build(DisentangledDiTTask, {"vae": str(vae), "timesteps": {"distribution": "shifted"}}, "task")
-    with refused(DataError, "task.image_size"):
-        task.build_model({**MODEL, "sample_size": 64, "in_channels": 4, "num_classes": 3}, None)
 
 
 def captioned(folder, **columns):
@@ -200,13 +169,11 @@ def test_captions_of_several_lengths_are_drawn_by_their_weights(tmp_path, vae, e
     stored = rows_of(out)[0]
     for seed in range(6):
         found = task.captions.sample(stored, np.random.default_rng(seed))
-        expected, lengths = task.captions.states(
-            {name: value[None] for name, value in task.captions.tokens(drawn[seed][0]).items()}
-        )
+        tokens = task.captions.tokens(drawn[seed][0])
+        expected, lengths = task.captions.states({name: value[None] for name, value in tokens.items()})
         assert int(found["length"]) == int(lengths)
-        torch.testing.assert_close(
-            found["states"][: int(lengths)].float(), expected[0, : int(lengths)], atol=5e-3, rtol=5e-3
-        )
+        states = found["states"][: int(lengths)].float()
+        torch.testing.assert_close(states, expected[0, : int(lengths)], atol=5e-3, rtol=5e-3)
     # Drawn captions, and latents drawn from their posterior.
     texts |= {"text_column": {"short": 1, "long": 3}, "posterior": True}
     check_resuming(tmp_path, out, task={**task_of(vae), **texts})
@@ -268,6 +235,11 @@ def test_buckets_know_turned_and_broken_pictures(tmp_path):
     assert data.cast_column("image", datasets.Image())[1]["image"].size == (20, 40)
     with refused(MissingColumn, "image", column="photo", option="task.image_column"):
         group_pictures(data, "photo", [(16, 16)])
+    # A picture that was broken and came back.
+    picture.rotate(90, expand=True).save(tmp_path / "late.png")
+    files[2] = {"bytes": None, "path": str(tmp_path / "late.png")}
+    data = datasets.Dataset.from_dict({"image": files}, features=kinds)
+    assert group_pictures(data, "image", [(32, 16), (16, 16), (16, 32)]).tolist() == [2, 0, 0, 0]
 
 
 def test_sizes_are_read_without_decoding(tmp_path, monkeypatch):
@@ -289,17 +261,6 @@ def test_sizes_are_read_without_decoding(tmp_path, monkeypatch):
     assert group_pictures(data, "image", [(32, 16), (16, 16), (16, 32)]).tolist() == [0, 0, 2]
     # That with words behind its pixels alone.
     assert len(loaded) == 1
-
-
-def test_a_picture_that_came_back_has_its_bucket(tmp_path):
-    picture, path = Image.new("RGB", (40, 20)), tmp_path / "late.png"
-    picture.save(tmp_path / "wide.png")
-    path.write_bytes(b"none")
-    files = [{"bytes": None, "path": str(tmp_path / name)} for name in ("wide.png", "late.png")]
-    data = datasets.Dataset.from_dict({"image": files}, features=datasets.Features({"image": datasets.Image()}))
-    assert group_pictures(data, "image", [(32, 16), (16, 16), (16, 32)]).tolist() == [2, 2]
-    picture.rotate(90, expand=True).save(path)
-    assert group_pictures(data, "image", [(32, 16), (16, 16), (16, 32)]).tolist() == [2, 0]
 
 
 def test_a_broken_picture_among_buckets_is_left_out(tmp_path):
@@ -340,19 +301,3 @@ def test_buckets_are_refused_where_they_cannot_be(tmp_path, pictures, vae):
     ):
         with pytest.raises(ValueError, match=words):
             build(DisentangledDiTTask, task, "task")
-
-
-def test_classes_of_an_evaluation_go_by_their_names_and_rows_need_pictures(tmp_path, pictures):
-    kinds = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["emu", "cat"])}
-    columns = {"image": [Image.new("RGB", (16, 16))] * 3, "label": [0, 1, 0]}
-    other = datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
-    task = build(DisentangledDiTTask, {"image_size": 16}, "task")
-    task.read_data(rows_of(pictures))
-    assert task.known_classes == CLASSES
-    matched = match_classes(other, task)
-    assert [CLASSES[label] for label in matched["label"]] == ["emu", "cat", "emu"]
-    with refused(DataError, "bird"):
-        match_classes(other.cast_column("label", datasets.ClassLabel(names=["cat", "bird"])), task)
-    task.build_model(MODEL, None)
-    with refused(DataError, "image"):
-        task.training_sample({"image": None, "label": 0}, np.random.default_rng(0))

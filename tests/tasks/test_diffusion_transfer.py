@@ -1,5 +1,6 @@
-"""From one resolution, or data set, to another: positions, schedule, crops, weights."""
+"""Places of the schedule that a training sees, and the way from one resolution, or data set, to another."""
 
+import math
 import shutil
 from pathlib import Path
 
@@ -11,9 +12,9 @@ from diffusers import DDIMScheduler, DiffusionPipeline
 import hf_ext.pipelines  # noqa: F401  registers the pipeline with diffusers
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.errors import DataError, UsageError
-from hf_ext.settings import SettingsError
+from hf_ext.settings import SettingsError, build
 from hf_ext.tasks.diffusion_data import Crops
-from hf_ext.tasks.diffusion_noise import make_scheduler, noisy_samples
+from hf_ext.tasks.diffusion_noise import Timesteps, make_scheduler, noise_shares, noisy_samples, weighted_error
 from hf_ext.tasks.diffusion_transfer import Checkpoint, Transfer, open_pipeline, transfer
 from tests.emr.emr_testing import tiny_semanir
 from tests.kit.hub import run_python
@@ -31,15 +32,15 @@ def base(tmp_path):
     return tmp_path / "base" / "snapshot"
 
 
-def test_everything_changes_in_one_place(tmp_path, base):
-    arguments = make_arguments(
-        tmp_path / "run",
-        tmp_path / "pictures",
-        model={},
-        init_from=str(base),
-        task={"image_size": 16, "crops": {"flip": 0.25, "local_prob": 1.0, "local_size": 16}},
-    )
-    task, _ = run(arguments)
+def test_everything_changes_in_one_place_and_each_part_can_be_left_out(tmp_path, base):
+    checkpoint = open_pipeline(str(base))
+    config, scheduler, crops = transfer(checkpoint, (16, 24), Transfer(False, False, {"local_prob": 0.0}), Crops())
+    assert config["pos_embed_base_size"] == [8, 12] and scheduler is checkpoint.scheduler and crops == Crops()
+    config, _, _ = transfer(checkpoint, (16, 24), Transfer(), Crops())
+    assert config["pos_embed_base_size"] == [4, 4] and config["sample_size"] == [16, 24]
+    task = {"image_size": 16, "crops": {"flip": 0.25, "local_prob": 1.0, "local_size": 16}}
+    changes = {"model": {}, "init_from": str(base), "task": task}
+    task, _ = run(make_arguments(tmp_path / "run", tmp_path / "pictures", **changes))
     assert task.config["sample_size"] == [16, 16] and task.config["pos_embed_base_size"] == [4, 4]
     assert task.cut == Crops(flip=0.25)
     before, after = (DiffusionPipeline.from_pretrained(path) for path in (base, tmp_path / "run" / "snapshot"))
@@ -56,14 +57,6 @@ def test_everything_changes_in_one_place(tmp_path, base):
     config, scheduler, _ = transfer(again, (16, 16), Transfer(), Crops())
     assert config["pos_embed_base_size"] == [4, 4]
     assert torch.equal(scheduler.alphas_cumprod, after.scheduler.alphas_cumprod)
-
-
-def test_each_part_can_be_left_out(base):
-    checkpoint = open_pipeline(str(base))
-    config, scheduler, crops = transfer(checkpoint, (16, 24), Transfer(False, False, {"local_prob": 0.0}), Crops())
-    assert config["pos_embed_base_size"] == [8, 12] and scheduler is checkpoint.scheduler and crops == Crops()
-    config, _, _ = transfer(checkpoint, (16, 24), Transfer(), Crops())
-    assert config["pos_embed_base_size"] == [4, 4] and config["sample_size"] == [16, 24]
 
 
 @pytest.mark.parametrize(("objective", "changes"), [("epsilon", {}), ("v_prediction", {}), ("flow", {"shift": 1.5})])
@@ -146,10 +139,8 @@ def test_another_data_set_brings_its_own_classes(tmp_path, base, kind, model, na
     columns = {"image": pictures["image"][:4], "label": [0, 1, 0, 1]}
     (tmp_path / "other").mkdir()
     datasets.Dataset.from_dict(columns, features=features).to_parquet(str(tmp_path / "other" / "train.parquet"))
-    arguments = make_arguments(
-        tmp_path / "run", tmp_path / "other", model=model, init_from=str(base), task={"image_size": 8}, max_steps=1
-    )
-    task, _ = run(arguments)
+    changes = {"model": model, "init_from": str(base), "task": {"image_size": 8}, "max_steps": 1}
+    task, _ = run(make_arguments(tmp_path / "run", tmp_path / "other", **changes))
     assert task.id2label == names and task.config["num_classes"] == len(names or "xy")
     assert len(losses(tmp_path / "run")) == 1
 
@@ -183,9 +174,8 @@ def test_weights_come_from_a_hub(tmp_path, base):
 
 def test_what_does_not_fit_is_refused(tmp_path, base):
     def start(**changes):
-        run(
-            make_arguments(tmp_path / "run", tmp_path / "pictures", **{"model": {}, "init_from": str(base), **changes})
-        )
+        changes = {"model": {}, "init_from": str(base), **changes}
+        run(make_arguments(tmp_path / "run", tmp_path / "pictures", **changes))
 
     with refused(UsageError, "task.objective"):
         start(task={"image_size": 8, "objective": "flow"})
@@ -199,3 +189,80 @@ def test_what_does_not_fit_is_refused(tmp_path, base):
         start(init_from=str(blind))
     with refused(SettingsError, "position", "task.transfer"):
         start(task={"transfer": {"position": False}})
+
+
+PLACES = torch.tensor([0.0, 0.02, 0.3, 0.7, 0.98])
+
+
+def timesteps(**changes) -> Timesteps:
+    return build(Timesteps, changes, "task.timesteps")
+
+
+def draw(size=(16, 16), **changes) -> torch.Tensor:
+    torch.manual_seed(0)
+    places = timesteps(**changes).draw(40_000, size, torch.device("cpu"))
+    assert places.min() >= 0 and places.max() < 1
+    return places.double()
+
+
+def test_places_follow_their_distribution():
+    assert torch.equal(draw(), torch.rand(40_000, generator=torch.Generator().manual_seed(0)).double())
+    logits = torch.logit(draw(distribution="logit_normal", mean=-0.5, std=1.5))
+    assert [float(logits.mean()), float(logits.std())] == pytest.approx([-0.5, 1.5], abs=0.03)
+    # Twice the side: the places are those of a flow schedule of shift 2, larger pictures see more noise.
+    shifted = draw((24, 54), distribution="shifted", base_size=18)
+    assert torch.quantile(shifted, 0.5) == pytest.approx(2 / 3, abs=0.01)
+    flow = make_scheduler("flow", {"shift": 2.0}, False)
+    torch.testing.assert_close(shifted, noise_shares(flow, draw())[2], atol=1e-6, rtol=1e-5)
+    assert torch.equal(draw(distribution="shifted", base_size=16), draw())
+
+
+@pytest.mark.parametrize("objective", ["epsilon", "v_prediction", "flow"])
+def test_a_weight_is_that_of_the_picture_that_the_output_means(objective):
+    """An error of the output is turned into those of picture and velocity by what the sample is made of."""
+    scheduler = make_scheduler(objective, {}, False)
+    generator = torch.Generator().manual_seed(0)
+    clean, noise, error = (torch.randn(5, 2, 4, 4, generator=generator, dtype=torch.float64) for _ in range(3))
+    noisy, _, target = noisy_samples(scheduler, clean, noise, PLACES.double())
+    _, signal, rest = noise_shares(scheduler, PLACES.double())
+    a, b = (share[:, None, None, None] for share in (signal, rest))
+    found = target + error
+    picture = {
+        "epsilon": lambda: (noisy - b * found) / a,
+        "v_prediction": lambda: a * noisy - b * found,
+        "flow": lambda: noisy - b * found,
+    }[objective]()
+    velocity = (noisy - a * picture) / b - picture
+    snr = (signal / rest).square()
+    expected = {
+        "equal": error.square().mean((1, 2, 3)),
+        "min_snr": (picture - clean).square().mean((1, 2, 3)) * snr.clamp(max=3.0),
+        "flow": (velocity - (noise - clean)).square().mean((1, 2, 3)),
+    }
+    for kind, wanted in expected.items():
+        weights = timesteps(loss_weight=kind, gamma=3.0).weigh(objective, signal, rest)
+        assert weights.isfinite().all()
+        # At the clean end of flow matching there is no noise to divide by.
+        some = slice(1, None) if objective == "flow" else slice(None)
+        torch.testing.assert_close((error.square().mean((1, 2, 3)) * weights)[some], wanted[some])
+        total = weighted_error(found, target, weights)
+        torch.testing.assert_close(total, (error.square().mean((1, 2, 3)) * weights).mean())
+    if objective == "v_prediction":
+        weights = timesteps(loss_weight="min_snr").weigh(objective, signal, rest)
+        torch.testing.assert_close(weights, snr.clamp(max=5.0) / (snr + 1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"distribution": "cosine"}, "distribution"),
+        ({"loss_weight": "snr"}, "loss_weight"),
+        ({"std": 0.0}, "timesteps.std must be more than 0, got 0.0"),
+        ({"base_size": 0}, "timesteps.base_size must be more than 0"),
+        ({"mean": math.inf}, "timesteps.mean must be finite"),
+        ({"shift": 3}, "unknown key 'shift' in section 'task.timesteps'"),
+    ],
+)
+def test_wrong_timesteps_are_refused(changes, words):
+    with pytest.raises(ValueError, match=words):
+        timesteps(**changes)

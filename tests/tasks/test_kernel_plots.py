@@ -3,16 +3,18 @@
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from PIL import Image
+from transformers import BertConfig, BertModel
 
 from hf_ext.errors import DataError, UsageError
 from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification, MRConvNextConfig
 from hf_ext.mrconv.modeling_mrconvnext import MRConvNextForImageClassification
 from hf_ext.tasks.kernel_plots import branch_weights, contributions, load_model, plot_kernels
 from hf_ext.tasks.sequences import draw_confusion
-from hf_ext_cli.main import main
+from tests.kit.command_line import run
 from tests.kit.refusals import refused
+
+BERT = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, vocab_size=9)
 
 
 def tiny(**changes):
@@ -69,30 +71,17 @@ def test_a_picture_is_written_whole(tmp_path):
         plot_kernels(model, tmp_path / "other.png", channel=4)
     with pytest.raises(ValueError, match="cannot stand|no kernel can stand"):
         plot_kernels(tiny(branch_norm="layer"), tmp_path / "other.png")
-    assert [item.name for item in tmp_path.glob("*.png")] == ["kernels.png"]
-
-
-def test_an_image_network_is_drawn_too(tmp_path):
-    config = MRConvNextConfig(image_size=16, hidden_sizes=[4, 6], depths=[1, 1], kernel_size=4)
-    model = MRConvNextForImageClassification(config)
-    weights = branch_weights(model)
-    # Its second stage has a map of 4 positions, one branch.
-    assert np.isnan(weights).sum() == 2 and weights.shape == (2, 3)
-    assert plot_kernels(model, tmp_path / "kernels.png").is_file()
-
-
-def test_another_model_is_refused(tmp_path):
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, vocab_size=9)
-    BertModel(config).save_pretrained(tmp_path)
+    BertModel(BERT).save_pretrained(tmp_path / "bert")
     with refused(DataError, "BertModel", "MRConv"):
-        load_model(str(tmp_path))
-
-
-def test_the_command_writes_nothing_but_png(tmp_path):
-    result = CliRunner().invoke(main, ["mrconv", "plot", str(tmp_path), str(tmp_path / "kernels.jpg")])
-    assert result.exit_code == 2 and "kernels.jpg does not end with .png" in result.stderr
+        load_model(str(tmp_path / "bert"))
+    assert "kernels.jpg" in run("mrconv", "plot", tmp_path / "model", tmp_path / "kernels.jpg", code=2).stderr
+    assert [item.name for item in tmp_path.glob("*.png")] == ["kernels.png"]
+    # An image network is drawn too; its second stage has a map of 4 positions, one branch.
+    config = MRConvNextConfig(image_size=16, hidden_sizes=[4, 6], depths=[1, 1], kernel_size=4)
+    network = MRConvNextForImageClassification(config)
+    weights = branch_weights(network)
+    assert np.isnan(weights).sum() == 2 and weights.shape == (2, 3)
+    assert plot_kernels(network, tmp_path / "network.png").is_file()
 
 
 def test_confusions_are_darker_where_there_are_more():

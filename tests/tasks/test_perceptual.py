@@ -16,9 +16,12 @@ from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext.tasks import perceptual
 from hf_ext.tasks.perceptual import FeatureLoss
 from hf_ext.tasks.restoration import SemanIRTask
-from hf_ext.training import TrainingArguments, train
+from hf_ext.training import train
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
+from tests.kit.studies import write_photos
+
+from .diffusion_testing import make_arguments
 
 SMALL = {"embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4, "top_k": 8}
 
@@ -97,10 +100,8 @@ def test_a_network_in_half_precision_computes_in_whole_and_without_normalizing(t
 
 def test_an_evaluation_needs_no_network_and_a_training_refuses_one_before_its_first_step(tmp_path, restorer):
     torch.manual_seed(0)
-    config = ViTConfig(
-        hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=32, patch_size=8
-    )
-    ViTModel(config).save_pretrained(tmp_path / "vit")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    ViTModel(ViTConfig(**sizes, image_size=32, patch_size=8)).save_pretrained(tmp_path / "vit")
     ConvNextImageProcessor().save_pretrained(tmp_path / "vit")
     data = datasets.Dataset.from_dict({})
     SemanIRTask(perceptual_model=str(tmp_path / "nothing")).build_model({}, str(restorer))
@@ -119,18 +120,15 @@ def test_an_evaluation_needs_no_network_and_a_training_refuses_one_before_its_fi
 
 @pytest.mark.slow
 def test_a_training_lowers_it(tmp_path, restorer):
-    for seed in range(3):
-        noise = np.random.default_rng(seed).integers(256, size=(24, 24, 3), dtype=np.uint8)
-        (tmp_path / "photos").mkdir(exist_ok=True)
-        Image.fromarray(noise).resize((48, 48), Image.Resampling.BICUBIC).save(tmp_path / "photos" / f"{seed}.png")
+    for path in write_photos(tmp_path / "photos", range(3), (24, 24, 3)).iterdir():
+        Image.open(path).resize((48, 48), Image.Resampling.BICUBIC).save(path)
     losses = {}
     for weight in (1e-3, 10.0):
         forget_accelerate()
         task = SemanIRTask(patch_size=16, perceptual_model=str(restorer), perceptual_weight=weight)
-        folder = tmp_path / f"run-{weight}"
-        values = {"data": {"train": {"path": str(tmp_path / "photos")}}, "model": SMALL, "max_steps": 30}
-        options = {"per_device_train_batch_size": 2, "learning_rate": 3e-3, "logging_steps": 1, "report_to": "none"}
-        train(task, TrainingArguments("semanir", str(folder), **values, **options))
+        folder, values = tmp_path / f"run-{weight}", {"method": "semanir", "model": SMALL, "max_steps": 30}
+        values |= {"data": {"train": {"path": str(tmp_path / "photos")}}, "per_device_train_batch_size": 2}
+        train(task, make_arguments(folder, tmp_path / "photos", learning_rate=3e-3, **values))
         model = SemanIRForImageRestoration.from_pretrained(folder / "snapshot").eval()
         clean = torch.nn.functional.interpolate(pictures(5), scale_factor=2, mode="bicubic").clamp(0, 1)
         noisy = clean + 25 / 255 * torch.randn(clean.shape, generator=torch.Generator().manual_seed(6))
@@ -143,9 +141,8 @@ def test_a_training_lowers_it(tmp_path, restorer):
 
 
 def test_what_cannot_be_is_refused_in_words(tmp_path):
-    BertModel(BertConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)).save_pretrained(
-        tmp_path / "bert"
-    )
+    config = BertConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
+    BertModel(config).save_pretrained(tmp_path / "bert")
     with refused(DataError, "BertModel"):
         FeatureLoss(str(tmp_path / "bert"))
     gray = SemanIRForImageRestoration(SemanIRConfig(**SMALL, num_channels=1))

@@ -4,7 +4,6 @@ import hashlib
 import io
 import json
 import tarfile
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -134,15 +133,6 @@ def test_features_for_the_kernel_distance_are_bounded_and_drawn_at_random(tmp_pa
     chosen = sorted(np.random.default_rng(0).permutation(11)[:5])
     np.testing.assert_allclose(seen.features, features[chosen], atol=1e-5 * np.abs(features).max())
     assert seen.statistics.count == 11
-
-
-def test_only_distances_of_the_inception_network_are_fid(monkeypatch, tmp_path):
-    monkeypatch.setattr(picture_scores, "InceptionFeatures", lambda *given: SimpleNamespace(given=given, digest="d"))
-    for source in ("org/name/file.pt@v1", "org/name/file.pt@v1#sha256=ab", "file.pth"):
-        network, *told = load_network(source, "cpu", 8)
-        assert network.given == (source, "cpu", 8) and told == ["d", ("fid", "kid")]
-    judge = write_judge(tmp_path / "judge")
-    assert load_network(judge, "cpu", 8)[2] == ("feature_distance", "kernel_distance")
 
 
 @pytest.mark.slow

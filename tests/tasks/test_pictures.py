@@ -1,6 +1,7 @@
-"""Pictures of 16 bits are to a classifier what those of 8 are, wherever it gets them; floats are refused."""
+"""Pictures of 16 bits are to a classifier what those of 8 are; rows need pictures; classes go by their names."""
 
-import io
+import json
+from pathlib import Path
 
 import datasets
 import numpy as np
@@ -9,25 +10,31 @@ import torch
 from PIL import Image
 
 from hf_ext.answers.classifying import read_picture
+from hf_ext.data.opening import match_classes
 from hf_ext.errors import DataError
 from hf_ext.restoration.camera import UnreadableError
 from hf_ext.restoration.encoding import Frames, Picture, encode_frames
 from hf_ext.restoration.files import read_8_bits
+from hf_ext.settings import build
+from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.tasks.pictures import in_colours
+from hf_ext.tasks.restoration import SemanIRTask
+from hf_ext.tasks.series import SeriesClassificationTask
 from hf_ext.tasks.signals import ImageTask, PixelTask
+from hf_ext.training import train
+from hf_ext.training.launch import evaluate_checkpoint
+from tests.kit.pictures import encode
+from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 from tests.restoration.tiff_testing import grey_tiff
+
+from .diffusion_testing import MODEL as DIFFUSION
+from .diffusion_testing import make_arguments
 
 # A ramp from black to white, and the same in 16 bits: as far from it as rounding allows.
 RAMP = np.linspace(0, 255, 64).round().astype(np.uint8).reshape(8, 8)
 DEEP = (RAMP.astype(int) * 257 + np.resize([-128, 0, 128], (8, 8))).clip(0, 65535).astype(np.uint16)
 FLOATS = Image.fromarray(RAMP / np.float32(255))
-
-
-def tiff_of(picture: Image.Image) -> bytes:
-    file = io.BytesIO()
-    picture.save(file, "TIFF")
-    return file.getvalue()
 
 
 def deep_picture(mode: str) -> Image.Image:
@@ -70,10 +77,6 @@ def test_what_has_no_known_range_is_refused(picture, said):
         in_colours(picture, "RGB")
 
 
-def read_from_file(picture: Image.Image) -> torch.Tensor:
-    return torch.from_numpy(np.array(read_picture(tiff_of(picture))))
-
-
 def trained(task: PixelTask | ImageTask, picture: Image.Image) -> torch.Tensor:
     example = {"image": picture, "label": 0}
     samples = task.training_sample(example, np.random.default_rng(0)), task.encode(example)
@@ -86,7 +89,7 @@ PLACES = {
         PixelTask(image_size=8, num_labels=2, mean=[0.5] * 3, std=[0.5] * 3), picture
     ),
     "images": lambda picture: trained(ImageTask(image_size=8, num_labels=2), picture),
-    "a file": read_from_file,
+    "a file": lambda picture: torch.from_numpy(np.array(read_picture(encode(picture, "TIFF")))),
 }
 
 
@@ -109,4 +112,94 @@ def test_a_server_takes_16_bits_and_says_what_else_to_send():
         assert picture.mode == ("RGB" if pixels is colours else "L")
         np.testing.assert_array_equal(np.asarray(picture).reshape(pixels.shape), pixels)
     with refused(UnreadableError, "PIL", "8 bits"):
-        read_8_bits(tiff_of(FLOATS))
+        read_8_bits(encode(FLOATS, "TIFF"))
+
+
+TINY = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}
+
+
+def write_classes(folder: Path, *names: str) -> str:
+    """A folder with one grey picture of 4 x 4 for each class, as bright as its name is long."""
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        Image.new("L", (4, 4), len(name)).save(folder / name / "one.png")
+    return str(folder)
+
+
+class Noted(PixelTask):
+    """Notes the classes that are evaluated: the length of each name, by its brightness, and its number."""
+
+    def evaluate_batch(self, model, examples, indices):
+        rows = super().evaluate_batch(model, examples, indices)
+        brightness = [int(np.asarray(example["image"])[0, 0]) for example in examples]
+        self.noted = list(zip(brightness, [int(row["label"]) for row in rows], strict=True))
+        return rows
+
+
+def run_classes(folder: Path, train_path: str, eval_path: str, **options) -> Noted:
+    values = {"method": "mrconv-pixels", "model": TINY, "max_steps": 1, "per_device_train_batch_size": 2}
+    values["data"] = {"train": {"path": train_path}, "eval": {"path": eval_path}}
+    forget_accelerate()
+    task = Noted(image_size=4, num_labels=3, **options)
+    train(task, make_arguments(folder, Path(train_path), **values))
+    return task
+
+
+def test_evaluation_data_are_scored_by_the_names_of_their_classes(tmp_path):
+    trained = write_classes(tmp_path / "t", "a", "bb", "ccc")
+    fewer, other = write_classes(tmp_path / "v", "a", "ccc"), write_classes(tmp_path / "w", "a", "dddd")
+    assert run_classes(tmp_path / "run", trained, fewer).noted == [(1, 0), (3, 2)]
+    with refused(DataError, "dddd", "label"):
+        run_classes(tmp_path / "other", trained, other)
+    # Names of the task are those of the classes, in training too; where they are other words, numbers count.
+    task = run_classes(tmp_path / "order", trained, fewer, label_names=["ccc", "a", "bb"])
+    assert task.noted == [(1, 1), (3, 0)]
+    task = run_classes(tmp_path / "words", trained, fewer, label_names=["one", "two", "three"])
+    assert task.noted == [(1, 0), (3, 2)]
+    # The evaluation of a checkpoint goes by the recipe's names, or the checkpoint's own.
+    recipe = tmp_path / "run.yaml"
+    for names in (["ccc", "a", "bb"], []):
+        values = {"method": "mrconv-pixels", "data": {"eval": {"path": fewer}}}
+        recipe.write_text(json.dumps({**values, "task": {"image_size": 4, "num_labels": 3, "label_names": names}}))
+        found = evaluate_checkpoint(str(tmp_path / "order" / "snapshot"), recipe)
+        scores = {row["metric"]: row["value"] for row in found["results"]}
+        expected = json.loads((tmp_path / "order" / "snapshot" / "eval.json").read_text())["results"]
+        assert scores["loss"] == pytest.approx(next(row["value"] for row in expected if row["metric"] == "loss"))
+
+
+def diffusion(**model) -> DisentangledDiTTask:
+    task = build(DisentangledDiTTask, {"image_size": 8}, "task")
+    task.build_model({**DIFFUSION, "num_classes": 2, **model}, None)
+    return task
+
+
+TWO_CLASSES = {"image_size": 8, "num_labels": 2}
+PICTURE_TASKS = [PixelTask(**TWO_CLASSES), ImageTask(**TWO_CLASSES), diffusion(), SemanIRTask(patch_size=8)]
+
+
+@pytest.mark.parametrize("task", PICTURE_TASKS, ids=lambda task: type(task).__name__)
+def test_a_row_without_a_picture_is_refused_in_words(task):
+    for value, facts in ((None, ["image", "picture"]), ("a.png", ["picture", "str"])):
+        with refused(DataError, *facts):
+            task.training_sample({"image": value, "label": 0}, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("column", ["x", "image"])
+def test_a_task_learns_the_names_of_the_classes(column):
+    if column == "x":
+        task = SeriesClassificationTask(columns=["x"], num_labels=2, max_length=4)
+        kind, values = datasets.List(datasets.Value("float32")), [[0.0, 1.0]] * 2
+    else:
+        task = build(DisentangledDiTTask, {"image_size": 8}, "task")
+        kind, values = datasets.Image(), [Image.new("RGB", (8, 8))] * 2
+
+    def data(labels: list[int], *names: str) -> datasets.Dataset:
+        features = datasets.Features({column: kind, "label": datasets.ClassLabel(names=list(names))})
+        return datasets.Dataset.from_dict({column: values[: len(labels)], "label": labels}, features=features)
+
+    task.read_data(data([0, 1], "left", "right"))
+    assert task.known_classes == ["left", "right"]
+    assert match_classes(data([0, 1], "right", "left"), task)["label"][:] == [1, 0]
+    assert match_classes(data([0], "right"), task)["label"][:] == [1]
+    with refused(DataError, "up"):
+        match_classes(data([0, 1], "left", "up"), task)

@@ -43,17 +43,11 @@ SLICES = {
     "photos_buckets": ["--model={preset: tiny, num_classes: 3}", "--task.image_size=16", "--task.buckets.step=4"],
 }
 # Those of latents, with what is precomputed beside them, and their columns of pictures, classes and captions.
-LATENTS = {
-    "imagenet_256": ("image", "label", "text"),
-    "imagenet_512": ("image", "label", "text"),
-    "imagenet22k_256": ("jpg", "cls", "text"),
-    "cc12m_256": ("jpg", "label", "txt"),
-    "cc12m_512": ("jpg", "label", "txt"),
-}
+LATENTS = dict.fromkeys(("imagenet_256", "imagenet_512"), ("image", "label", "text"))
+LATENTS |= dict.fromkeys(("cc12m_256", "cc12m_512"), ("jpg", "label", "txt"))
+LATENTS["imagenet22k_256"] = ("jpg", "cls", "text")
 # Those that go the way of another recipe.
-ALIKE = dict.fromkeys(
-    ("cifar10_16", "study", "imagenet_256", "imagenet_512", "imagenet22k_256", "cc12m_256"), pytest.mark.slow
-)
+ALIKE = ("cifar10_16", "study", "imagenet_256", "imagenet_512", "imagenet22k_256", "cc12m_256")
 # Those that begin at half the size, and what they begin with.
 LARGER = {
     "transfer_16_to_32": {"objective": "v_prediction"},
@@ -73,12 +67,8 @@ def arguments_of(name: str, folder: Path, data: Path, *more: str) -> TrainingArg
         f"--output_dir={folder}",
         f"--data={{train: {source}, eval: {source}}}",
         *SLICES[name],
-        "--task.sample_steps=1",
-        "--task.samples_per_class=1",
-        "--max_steps=2",
-        "--per_device_train_batch_size=2",
-        "--mixed_precision='no'",
-        "--report_to=none",
+        *["--task.sample_steps=1", "--task.samples_per_class=1", "--max_steps=2", "--per_device_train_batch_size=2"],
+        *["--mixed_precision='no'", "--report_to=none"],
         *more,
     ]
     return build(TrainingArguments, apply_overrides(read_yaml(RECIPES / f"{name}.yaml"), words))
@@ -128,7 +118,7 @@ def prepare(name: str, folder: Path, vae: Path, encoder: Path) -> tuple[Path, li
     return data, more
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=ALIKE.get(name, ())) for name in SLICES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE)) for name in SLICES])
 def test_a_recipe_trains_from_end_to_end(name, tmp_path, vae, encoder):
     data, more = prepare(name, tmp_path, vae, encoder)
     arguments = arguments_of(name, tmp_path / "run", data, *more)

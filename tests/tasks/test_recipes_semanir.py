@@ -12,7 +12,7 @@ from skimage import data
 
 from hf_ext.errors import DataError, UsageError
 from hf_ext.metrics.psnr import psnr
-from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
+from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor
 from hf_ext.settings import SettingsError
 from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training import TrainingArguments, build_task, evaluate_checkpoint, train
@@ -56,12 +56,8 @@ def arguments_of(name: str, folder: Path, source: Path, model: dict, *more: str)
         f"--output_dir={folder}",
         f"--data={{train: {{path: {source}}}, eval: {{path: {source}}}}}",
         *(f"--model.{key}={value}" for key, value in model.items()),
-        "--task.patch_size=8",
-        "--max_steps=1",
-        "--warmup_steps=0",
-        "--per_device_train_batch_size=2",
-        "--mixed_precision='no'",
-        "--report_to=none",
+        *["--task.patch_size=8", "--max_steps=1", "--warmup_steps=0", "--per_device_train_batch_size=2"],
+        *["--mixed_precision='no'", "--report_to=none"],
         *more,
     ]
     return build(TrainingArguments, apply_overrides(read_yaml(RECIPES / f"{name}.yaml"), words))
@@ -74,16 +70,22 @@ def test_a_recipe_trains_from_end_to_end(name, tmp_path):
     task = build_task(arguments)
     # Published grey JPEG is measured on MATLAB's Y.
     assert task.gray_from == ("matlab_y" if name == "jpeg_gray" else "luma")
-    metrics = train(task, arguments)
+    metrics, snapshot = train(task, arguments), tmp_path / "run" / "snapshot"
     assert list(metrics)[: len(first)] == first and list(metrics) == list(task.metric_names)
     assert all(np.isfinite(value) for value in metrics.values())
     channel, border = ("GRAY" if "gray" in name else "RGB"), 0
     if name.startswith("super"):
         channel, border = "Y", int(name[-1])
     assert task.metric_names["psnr"].startswith(f"PSNR ({channel}, border {border}, dB)")
-    results = json.loads((tmp_path / "run" / "snapshot" / "eval.json").read_text())["results"]
+    results = json.loads((snapshot / "eval.json").read_text())["results"]
     assert {result["metric"]: result["value"] for result in results} == metrics
-    config = SemanIRConfig.from_pretrained(tmp_path / "run" / "snapshot")
+    model = SemanIRForImageRestoration.from_pretrained(snapshot).eval()
+    assert SemanIRImageProcessor.from_pretrained(snapshot).do_convert_rgb == (task.config.num_channels == 3)
+    names = ("lq", "hq") if paired else ("images",)
+    example = {name.removesuffix("s"): Image.open(tmp_path / "data" / name / "photo.png") for name in names}
+    with torch.no_grad():
+        assert task.summarize(task.evaluate_batch(model, [example], [0])) == pytest.approx(metrics, rel=1e-4)
+    config = model.config
     assert (config.scale, config.num_channels) == (task.config.scale, task.config.num_channels)
     # Input, output and target side by side, one row for each degradation.
     with Image.open(tmp_path / "run" / "samples" / "step-1.png") as picture:
@@ -93,15 +95,18 @@ def test_a_recipe_trains_from_end_to_end(name, tmp_path):
 
 # peft still asks for the name that transformers deprecates.
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-def test_an_adapter_for_a_new_degradation_is_trained_and_evaluated(tmp_path):
+@pytest.mark.parametrize("checkpointing", ["false", "true"])
+def test_an_adapter_for_a_new_degradation_is_trained_and_evaluated(tmp_path, checkpointing):
     source = write_slice(tmp_path / "data", False)
     base = tmp_path / "base"
     SemanIRForImageRestoration(SemanIRConfig(**COLUMNAR)).save_pretrained(base)
-    words = [f"--init_from={base}", "--max_steps=2", "--learning_rate=0.1"]
+    options = {"init_from": base, "max_steps": 2, "learning_rate": 0.1, "activation_checkpointing": checkpointing}
+    words = [f"--{name}={value}" for name, value in options.items()]
     arguments = arguments_of("lora", tmp_path / "run", source, {}, *words)
     metrics = train(build_task(arguments), arguments)
     assert list(metrics) == ["psnr", "ssim", "psnr_b"]
     adapter = tmp_path / "run" / "snapshot"
+    assert (adapter / "adapter_model.safetensors").exists() and not (adapter / "model.safetensors").exists()
     evaluation = [f"--data.eval.path={source}"]
     measured = evaluate_checkpoint(str(adapter), RECIPES / "lora.yaml", evaluation)["results"]
     assert {row["metric"]: row["value"] for row in measured} == pytest.approx(metrics, rel=1e-6)
@@ -165,16 +170,34 @@ def test_pairs_and_other_degradations_share_the_clean_image():
     assert inputs == {0, 200} and all(torch.all(sample["labels"] * 255 > 199) for sample in samples)
 
 
-def test_models_must_fit_the_degradations():
-    with refused(UsageError, "model.num_channels", "scale 2", "scale 1"):
-        SemanIRTask({"kind": "bicubic"}).build_model(COLUMNAR, None)
-    with refused(UsageError, "model.num_channels", "num_channels_out", "scale 2"):
-        SemanIRTask({"kind": "mosaic"}).build_model(COLUMNAR, None)
-    with refused(UsageError, "scale 1", "num_channels", "scale 2"):
-        mixed = [{"kind": "bicubic"}, {"kind": "jpeg", "quality": 10}]
-        SemanIRTask(mixed).build_model({**COLUMNAR, "scale": 2}, None)
-    with refused(SettingsError, "task", "top_k", "least 1"):
-        build(SemanIRTask, {"top_k": 0}, "task")
-    with refused(SettingsError, "got 101"):
-        good = {"kind": "jpeg", "quality": 10}
-        build(SemanIRTask, {"eval_degradation": [good, {"kind": "jpeg", "quality": 101}]}, "task")
+MIXED_SCALES = [{"kind": "bicubic"}, {"kind": "jpeg", "quality": 10}]
+PAIRS = {"kind": "paired"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "model", "facts"),
+    [
+        ({"degradation": {"kind": "bicubic"}}, {}, ["model.num_channels", "scale 2", "scale 1"]),
+        ({"degradation": {"kind": "mosaic"}}, {}, ["model.num_channels", "num_channels_out", "scale 2"]),
+        ({"degradation": MIXED_SCALES}, {"scale": 2}, ["scale 1", "num_channels", "scale 2"]),
+        ({"degradation": PAIRS, "made_pictures": 0.5}, {}, ["task"]),
+        ({"permute_channels": True}, {"num_channels": 1}, ["task"]),
+        ({"gray_from": "matlab_y"}, {}, ["gray_from", "matlab_y"]),
+    ],
+)
+def test_models_must_fit_the_task(fields, model, facts):
+    with refused(UsageError, *facts):
+        SemanIRTask(**fields).build_model({**COLUMNAR, **model}, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "facts"),
+    [
+        ({"top_k": 0}, ["task", "top_k", "least 1"]),
+        ({"made_pictures": 1.5}, ["made_pictures"]),
+        ({"eval_degradation": [{"kind": "jpeg", "quality": 101}]}, ["got 101"]),
+    ],
+)
+def test_wrong_options_are_refused(fields, facts):
+    with refused(SettingsError, *facts):
+        build(SemanIRTask, fields, "task")

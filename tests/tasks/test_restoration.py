@@ -4,7 +4,6 @@ import json
 import logging
 
 import numpy as np
-import peft
 import pytest
 import torch
 from PIL import Image
@@ -12,26 +11,24 @@ from safetensors.torch import save_file
 
 from hf_ext.errors import DataError, MissingColumn, UsageError
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor
-from hf_ext.settings import SettingsError, build
 from hf_ext.tasks.degradations import jpeg, matlab_luma
-from hf_ext.tasks.made_pictures import KINDS, make_picture
+from hf_ext.tasks.made_pictures import KINDS
 from hf_ext.tasks.restoration import SemanIRTask
-from hf_ext.training import TrainingArguments, train
+from hf_ext.training import train
 from hf_ext.training.models import initialize_from, refuse_lost_fields
 from tests.kit.models import assert_same_answers, assert_same_weights
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
+from tests.kit.studies import write_photos
+
+from .diffusion_testing import losses, make_arguments
 
 MODEL = {"embed_dim": 8, "depths": [2], "num_heads": [2], "window_size": 4, "top_k": 8, "train_top_k": []}
 
 
 @pytest.fixture
 def photos(tmp_path):
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    for index, picture in enumerate(np.random.default_rng(0).integers(256, size=(3, 20, 24, 3))):
-        Image.fromarray(np.uint8(picture)).save(folder / f"{index}.png")
-    return folder
+    return write_photos(tmp_path / "photos", range(3), (20, 24, 3))
 
 
 @pytest.fixture(scope="module")
@@ -45,20 +42,9 @@ def base(tmp_path_factory):
 
 def run(tmp_path, photos, name="run", task=None, **changes):
     forget_accelerate()
-    values = {
-        "method": "semanir",
-        "output_dir": str(tmp_path / name),
-        "data": {"train": {"path": str(photos)}, "eval": {"path": str(photos)}},
-        "model": MODEL,
-        "max_steps": 2,
-        "per_device_train_batch_size": 2,
-        "logging_steps": 1,
-        "report_to": "none",
-        **changes,
-    }
-    metrics = train(task or SemanIRTask(patch_size=8), TrainingArguments(**values))
-    rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-    return metrics, [row["loss"] for row in rows if "loss" in row]
+    values = {"method": "semanir", "model": MODEL, "learning_rate": 2e-4, "per_device_train_batch_size": 2, **changes}
+    metrics = train(task or SemanIRTask(patch_size=8), make_arguments(tmp_path / name, photos, **values))
+    return metrics, losses(tmp_path / name)
 
 
 def restore(model, seed=0):
@@ -67,24 +53,10 @@ def restore(model, seed=0):
         return model.eval()(pixel_values=pixels).reconstruction
 
 
-def test_a_run_leaves_a_model_that_scores_what_was_said(tmp_path, photos):
-    metrics, losses = run(tmp_path, photos)
-    assert len(losses) == 2
-    model = SemanIRForImageRestoration.from_pretrained(tmp_path / "run" / "snapshot").eval()
-    assert SemanIRImageProcessor.from_pretrained(tmp_path / "run" / "snapshot").do_convert_rgb
-    task = SemanIRTask(patch_size=8)
-    examples = [{"image": Image.open(path)} for path in sorted(photos.iterdir())]
-    with torch.no_grad():
-        again = task.summarize(task.evaluate_batch(model, examples, [0, 1, 2]))
-    assert again == pytest.approx(metrics, rel=1e-4)
-    results = json.loads((tmp_path / "run" / "snapshot" / "eval.json").read_text())["results"]
-    assert {result["metric"]: result["value"] for result in results} == metrics
-
-
 def test_bf16_and_checkpointing_train_near_the_plain_run(tmp_path, photos):
     scores, plain = run(tmp_path, photos, "plain")
-    metrics, losses = run(tmp_path, photos, "checkpointed", activation_checkpointing=True)
-    assert metrics == pytest.approx(scores, rel=1e-4) and losses == pytest.approx(plain, rel=1e-5)
+    metrics, found = run(tmp_path, photos, "checkpointed", activation_checkpointing=True)
+    assert metrics == pytest.approx(scores, rel=1e-4) and found == pytest.approx(plain, rel=1e-5)
     _, halved = run(tmp_path, photos, "halved", mixed_precision="bf16")
     assert halved != pytest.approx(plain, rel=1e-5)
     np.testing.assert_allclose(halved, plain, rtol=0.02)
@@ -98,29 +70,6 @@ def test_compiled_training_is_near_the_plain_one(tmp_path, photos):
     _, compiled = run(tmp_path, photos, "compiled", torch_compile=True)
     np.testing.assert_allclose(compiled, plain, rtol=1e-3)
     SemanIRForImageRestoration.from_pretrained(tmp_path / "compiled" / "snapshot")
-
-
-# peft still asks for the name that transformers deprecates.
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_an_adapter_is_trained_and_loads_with_peft(tmp_path, photos, base, checkpointing):
-    class KeepingTask(SemanIRTask):
-        def save_model(self, model, state_dict, folder):
-            self.output = restore(model)
-            model.train()
-            super().save_model(model, state_dict, folder)
-
-    task = KeepingTask(patch_size=8)
-    changes = {"model": {}, "learning_rate": 0.1, "activation_checkpointing": checkpointing}
-    section = {"peft_type": "LORA", "r": 2, "target_modules": ["query_key_value", "projection"]}
-    run(tmp_path, photos, "adapter", task, init_from=str(base), peft=section, **changes)
-    snapshot = tmp_path / "adapter" / "snapshot"
-    assert (snapshot / "adapter_model.safetensors").exists() and not (snapshot / "model.safetensors").exists()
-    original = SemanIRForImageRestoration.from_pretrained(base)
-    expected = restore(original)
-    loaded = restore(peft.PeftModel.from_pretrained(original, snapshot))
-    assert_same_answers(loaded, task.output)
-    assert not torch.allclose(loaded, expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -201,13 +150,8 @@ def test_samples_are_functions_of_the_generator():
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["labels"], other["labels"])
     assert first["labels"].shape == first["pixel_values"].shape == (3, 8, 8)
-    noise = torch.cat(
-        [
-            (sample["pixel_values"] - sample["labels"]).flatten()
-            for seed in range(40)
-            for sample in [task.training_sample({"image": picture}, np.random.default_rng(seed))]
-        ]
-    )
+    samples = [task.training_sample({"image": picture}, np.random.default_rng(seed)) for seed in range(40)]
+    noise = torch.stack([sample["pixel_values"] - sample["labels"] for sample in samples])
     assert abs(float(noise.std()) * 255 - 50) < 2 and abs(float(noise.mean()) * 255) < 2
 
 
@@ -242,15 +186,6 @@ def test_made_pictures_are_functions_of_the_generator(kind):
     assert {0, 255} <= {int(value) for image in drawn for value in (image.min(), image.max())}
 
 
-def test_every_kind_is_made(monkeypatch):
-    made = []
-    for kind, draw in KINDS.items():
-        monkeypatch.setitem(KINDS, kind, lambda *given, kind=kind, draw=draw: made.append(kind) or draw(*given))
-    for seed in range(60):
-        make_picture(24, np.random.default_rng(seed))
-    assert all(made.count(kind) > 4 for kind in KINDS)
-
-
 @pytest.mark.parametrize(
     ("fields", "model", "made"),
     [
@@ -262,14 +197,12 @@ def test_every_kind_is_made(monkeypatch):
 )
 def test_training_draws_made_pictures_and_orders_of_channels(fields, model, made):
     """The example has one colour that is hardly drawn otherwise."""
-    pixels = np.full((40, 40, 3), (250, 120, 3), np.uint8)
+    example = {"image": Image.fromarray(np.full((40, 40, 3), (250, 120, 3), np.uint8))}
     task = SemanIRTask(patch_size=8, **fields)
     task.build_model({**MODEL, **model}, None)
     labels = []
     for seed in range(160):
-        sample, again = (
-            task.training_sample({"image": Image.fromarray(pixels)}, np.random.default_rng(seed)) for _ in range(2)
-        )
+        sample, again = (task.training_sample(example, np.random.default_rng(seed)) for _ in range(2))
         assert torch.equal(sample["pixel_values"], again["pixel_values"])
         labels.append((255 * sample["labels"]).round().int())
     orders = [tuple(label[:, 0, 0].tolist()) for label in labels]
@@ -290,20 +223,6 @@ def test_made_content_goes_on_exactly(tmp_path, photos):
     assert halves == whole and len(set(whole)) == 6
 
 
-@pytest.mark.parametrize(
-    ("fields", "model"),
-    [
-        ({"made_pictures": 0.5, "degradation": {"kind": "paired"}}, {}),
-        ({"permute_channels": True}, {"num_channels": 1}),
-    ],
-)
-def test_pictures_that_cannot_be_made_or_permuted_are_refused(fields, model):
-    with refused(UsageError, "task"):
-        SemanIRTask(patch_size=8, **fields).build_model({**MODEL, **model}, None)
-    with refused(SettingsError, "made_pictures"):
-        build(SemanIRTask, {"made_pictures": 1.5}, "task")
-
-
 def test_grey_models_see_colour_as_matlab_does_where_that_is_asked_for():
     picture = colour_picture()
     task = SemanIRTask({"kind": "jpeg", "quality": 10}, patch_size=16, gray_from="matlab_y")
@@ -321,8 +240,6 @@ def test_grey_models_see_colour_as_matlab_does_where_that_is_asked_for():
     _, clean = plain.degraded_example({"image": picture}, 0)
     np.testing.assert_array_equal(np.rint(clean[..., 0] * 255), np.asarray(gray))
     assert "gray_from" not in plain.describe()
-    with refused(UsageError, "gray_from", "matlab_y"):
-        SemanIRTask(gray_from="matlab_y").build_model(MODEL, None)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -343,15 +260,6 @@ def test_evaluation_compiles_nothing():
     assert not calls
     restore(model)
     assert calls
-
-
-def test_pairs_are_cut_and_turned_alike():
-    clean = np.random.default_rng(0).integers(256, size=(9, 7, 3), dtype=np.uint8)
-    example = {"lq": Image.fromarray(255 - clean), "hq": Image.fromarray(clean)}
-    task = SemanIRTask({"kind": "paired"}, patch_size=8)
-    for seed in range(8):
-        sample = task.training_sample(example, np.random.default_rng(seed))
-        torch.testing.assert_close(sample["pixel_values"] + sample["labels"], torch.ones(3, 8, 8))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -381,20 +289,13 @@ def test_grey_of_16_bits_keeps_them_in_pairs_and_noise(mode, channels):
         assert np.abs(target[..., 0] - deep / 65535).max() <= (1e-7 if whole else 0.5 / 255 + 1e-6)
 
 
-@pytest.mark.parametrize("values", [np.float32([[0, 1]]), np.int32([[0, 403]])])
-def test_pixels_without_a_known_range_are_refused(values):
-    task = SemanIRTask({"kind": "paired"}, patch_size=8)
-    task.config = SemanIRConfig(**MODEL)
-    with refused(DataError, "range"):
-        task.degraded_example({"lq": Image.fromarray(values), "hq": Image.fromarray(values)}, 0)
-
-
-def test_the_data_must_have_the_columns(tmp_path):
-    picture = Image.new("RGB", (9, 9))
+def test_the_data_must_have_the_columns_and_a_known_range():
+    picture, pairs = Image.new("RGB", (9, 9)), SemanIRTask({"kind": "paired"}, patch_size=8)
+    pairs.config = SemanIRConfig(**MODEL)
+    for values in (np.float32([[0, 1]]), np.int32([[0, 403]])):
+        with refused(DataError, "range"):
+            pairs.degraded_example({"lq": Image.fromarray(values), "hq": Image.fromarray(values)}, 0)
     with refused(MissingColumn, "image", column="photo", option="task.image_column"):
         SemanIRTask(image_column="photo").training_sample({"image": picture}, np.random.default_rng(0))
-    with refused(DataError, "image"):
-        SemanIRTask().training_sample({"image": None}, np.random.default_rng(0))
     with refused(UsageError, "differs", "size"):
-        pair = {"lq": picture, "hq": Image.new("RGB", (9, 8))}
-        SemanIRTask({"kind": "paired"}).training_sample(pair, np.random.default_rng(0))
+        pairs.training_sample({"lq": picture, "hq": Image.new("RGB", (9, 8))}, np.random.default_rng(0))

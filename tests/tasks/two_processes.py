@@ -39,14 +39,8 @@ def train_on(data: Path, out: Path, batch: int, task: str, passes: int = 1) -> s
     diffusion.noisy_samples = noisy_samples
     try:
         changes = {"max_steps": STEPS, "per_device_train_batch_size": batch, "gradient_accumulation_steps": passes}
-        arguments = make_arguments(
-            out,
-            data,
-            task=TASKS[task],
-            model={**MODEL, "condition_dropout": 0.0, "control_dropout": 0.0},
-            learning_rate=1e-3,
-            **changes,
-        )
+        model = {**MODEL, "condition_dropout": 0.0, "control_dropout": 0.0}
+        arguments = make_arguments(out, data, task=TASKS[task], model=model, learning_rate=1e-3, **changes)
         watched, _ = run(arguments, Watched)
     finally:
         diffusion.noisy_samples = plain
