@@ -24,9 +24,6 @@ run = partial(command_line.run, code=None, prog_name="hf-ext")
         (["emr", "verfy", "x"], "hf-ext emr verify"),
         # what was in a group once, or is in another
         (["dit", "sample", "model", "--out", "a.png"], "hf-ext sample"),
-        (["emr", "merge"], "hf-ext merge"),
-        (["semanir", "restore"], "hf-ext restore"),
-        (["plot", "model", "a.png"], "hf-ext mrconv plot"),
         (["precomput"], "hf-ext dit precompute"),
     ],
 )
@@ -39,11 +36,6 @@ def test_the_command_that_was_meant_is_named(words, meant):
 def test_a_name_like_no_other_gets_the_list():
     assert "no command 'hf-ext emr zzz'; the commands are add, " in run("emr", "zzz").stderr
     assert "no command 'hf-ext zzz'; the commands are restore, export, sample, classify" in run("zzz").stderr
-
-
-def test_the_option_that_was_meant_is_named():
-    assert "--overwrite" in run("restore", "model", "a.png", "--overwrit").stderr
-    assert "--crop" in run("sample", "model", "--corp", "1,1").stderr
 
 
 def test_the_help_has_every_command_under_a_heading():
@@ -90,12 +82,6 @@ def test_on_a_terminal_a_table_has_its_title_and_legend(screen):
     assert lines[0].split() == ["Scores"] and "higher is better" in read(screen)
     assert [line.split()[1::2] for line in lines if line.startswith("│")] == [["a", "1.25"], ["[b]", "12.5"]]
     assert [line.split() for line in lines[-2:]] == [["What", "it", "is"], ["source", "[x]"]]
-
-
-def test_a_table_of_a_terminal_fits_it(screen):
-    print_table(("name", "text"), [("a", "word " * 30)])
-    assert max(map(len, read(screen).splitlines())) <= 60
-    assert read(screen).count("word") == 30
 
 
 def test_columns_that_do_not_fit_stand_below_one_another_with_the_names(screen):
