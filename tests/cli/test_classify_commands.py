@@ -220,20 +220,13 @@ def _write_frame(path: Path, frame: pd.DataFrame, **how) -> Path:
 
 TABLES = {
     "commas": lambda path, frame: _write_frame(path, frame),
-    "semicolons": lambda path, frame: _write_frame(path, frame, sep=";", decimal=","),
-    "tabs with a byte order mark": lambda path, frame: _write_frame(path, frame, sep="\t", encoding="utf-8-sig"),
     "UTF-16 and an index": lambda path, frame: _write_frame(path, frame, index=True, encoding="utf-16"),
-    "dates as the index": lambda path, frame: _write_frame(
-        path, frame.set_index(pd.date_range("2024", periods=len(frame), freq="h")), index=True
-    ),
     "backwards": lambda path, frame: _write_frame(
         path, frame.assign(date=pd.date_range("2024", periods=len(frame), freq="D"))[::-1]
     ),
     "a row of units": lambda path, frame: _write_frame(
         path, pd.concat([pd.DataFrame({"a": ["m"], "b": ["s"]}), frame.astype(object)])
     ),
-    "words for what is missing": lambda path, frame: _write_frame(path, frame, na_rep="n/a"),
-    "latin-1": lambda path, frame: _write_frame(path, frame.assign(ort="Köln"), encoding="latin-1"),
 }
 
 
@@ -266,11 +259,6 @@ def test_classes_that_do_not_exclude_each_other_have_a_sigmoid_each(tmp_path):
     assert "not finite" in run(tmp_path / "model", tmp_path / "table.csv", code=1).stderr
 
 
-def _write_lists(path: Path, series: np.ndarray) -> None:
-    rows = [{"values": row.tolist(), "label": "x"} for row in series]
-    path.write_text("\n".join(map(json.dumps, rows)))
-
-
 def _write_ts(path: Path, series: np.ndarray) -> None:
     lines = [",".join(map(str, row)) + ":x" for row in series]
     path.write_text("\n".join(["# made", "@univariate true", "@classLabel true x y", "@data", *lines]) + "\n")
@@ -278,18 +266,14 @@ def _write_ts(path: Path, series: np.ndarray) -> None:
 
 SEVERAL = {
     "sktime.ts": _write_ts,
-    "wide.csv": lambda path, series: _write_frame(path, pd.DataFrame(series).add_prefix("t").assign(label="x")),
     # The model knows that a row is a series; what else the table has may be anything.
     "wide_and_more.csv": lambda path, series: _write_frame(
         path, pd.DataFrame(series).add_prefix("t").assign(time=range(len(series)), patient=7, age=50)
     ),
-    "nameless.tsv": lambda path, series: _write_frame(path, pd.DataFrame(series), sep="\t", header=False),
     "panel.csv": lambda path, series: _write_frame(
         path, pd.DataFrame({"id": np.repeat(["p", "q", "r"], 20), "values": series.ravel()})
     ),
-    "array.npy": np.save,
     "channels.npz": lambda path, series: np.savez(path, values=series[..., None], label=np.arange(3)),
-    "lists.jsonl": _write_lists,
     "lists.parquet": lambda path, series: pd.DataFrame({"values": list(series), "label": "x"}).to_parquet(path),
 }
 
@@ -385,7 +369,6 @@ def test_what_cannot_be_read_is_said_and_the_others_go_on(tmp_path):
 
 def test_other_models_and_inputs_are_refused_in_words(tmp_path):
     tokens = MRConvConfig(**SMALL, max_position_embeddings=32, vocab_size=9)
-    MRConvForTokenClassification(tokens).save_pretrained(tmp_path / "positions")
     MRConvForRetrieval(tokens).save_pretrained(tmp_path / "pairs")
     tokens.problem_type = "regression"
     MRConvForSequenceClassification(tokens).save_pretrained(tmp_path / "values")
@@ -394,7 +377,6 @@ def test_other_models_and_inputs_are_refused_in_words(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "list").write_bytes(b"\xff\xfe")
     for model, words, said in (
-        (tmp_path / "positions", ["a.csv"], "is no classifier"),
         (tmp_path / "values", ["a.csv"], "tells values"),
         (tmp_path / "pairs", ["a.csv"], "is no classifier"),
         (tmp_path / "restorer", ["a.png"], "is no classifier (SemanIRForImageRestoration)"),

@@ -1,6 +1,5 @@
 """hf-ext dit on real folders."""
 
-import io
 import json
 import os
 import re
@@ -9,7 +8,6 @@ import datasets
 import diffusers
 import numpy as np
 import pytest
-import torch
 from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler
 from diffusers.utils import DummyObject, requires_backends
 from PIL import Image
@@ -19,6 +17,7 @@ from hf_ext.data.opening import open_source
 from hf_ext.data.source import DataSource
 from hf_ext.errors import DataError
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTImg2ImgPipeline
+from hf_ext.restoration.files import read_image
 from hf_ext.tasks.diffusion_grids import draw_grid, sample_rows
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae
 from tests.kit.command_line import run
@@ -42,63 +41,17 @@ def test_latents_are_written_as_asked(tmp_path):
     assert not (tmp_path / "b").exists()
 
 
-def encoded(kind, mode="RGB", size=(24, 20), share=1.0, **options):
-    """The bytes of a file of noise, or of its first part."""
-    pixels = np.random.default_rng(0).integers(256, size=(*size, 3), dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).convert(mode).save(file, kind, **options)
-    return file.getvalue()[: int(share * len(file.getvalue()))]
-
-
-DEEP = io.BytesIO()
-Image.fromarray(np.arange(480, dtype=np.uint16).reshape(24, 20)).save(DEEP, "PNG")
-GOOD = {
-    "plain.png": encoded("PNG"),
-    "palette.png": encoded("PNG", "P", transparency=0),
-    "exif.jpg": encoded("JPEG", exif=b"Exif\x00\x00MM\x00*\xff\xff\xff\xff garbage"),
-}
-BAD = {
-    "empty.png": b"",
-    "text.jpg": b"I am no picture",
-    "cmyk.jpg": encoded("JPEG", "CMYK"),
-    "deep.png": DEEP.getvalue(),
-    "long.png": encoded("PNG", size=(1, 4000)),
-    **{f"part.{kind.lower()}": encoded(kind, size=(200, 200), share=0.5) for kind in ("JPEG", "WEBP", "PNG")},
-}
-
-
-# datasets leaves files that it cannot decode to the garbage collector.
-@pytest.mark.filterwarnings("ignore:Corrupt EXIF data", "ignore::pytest.PytestUnraisableExceptionWarning")
-def test_bad_pictures_of_every_kind_are_left_out_and_listed(tmp_path):
-    (pictures := tmp_path / "pictures").mkdir()
-    (pictures / "folder.png").mkdir()
-    for name, content in {**GOOD, **BAD}.items():
-        (pictures / name).write_bytes(content)
-    make_vae().save_pretrained(tmp_path / "vae")
-    words = ["dit", "precompute", pictures, tmp_path / "out", "--vae", tmp_path / "vae", "--size", 16]
-    words += ["--shard-size", 4, "--device", "cpu", "--max-bad-examples"]
-    assert "max_bad_examples" in run(*words, 0.2, code=2).stderr
-    # Removal of one does not void the work.
-    (pictures / "empty.png").unlink()
-    run(*words, 0.9)
-    listed = [json.loads(line)["file"] for line in (tmp_path / "out" / "bad_examples.jsonl").open()]
-    assert {name.rpartition("/")[2] for name in listed} == BAD.keys() - {"empty.png"}
-    assert len(datasets.load_dataset(str(tmp_path / "out"), split="train")) == len(GOOD)
-
-
 def test_classes_are_drawn_into_one_grid(tmp_path):
     make_pipeline().save_pretrained(tmp_path / "model")
     words = ["sample", tmp_path / "model", "--steps", 2, "--count", 3, "--device", "cpu"]
 
     def draw(classes, *more):
         run(*words, "--class-labels", classes, "--out", tmp_path / "again.png", *more)
-        with Image.open(tmp_path / "again.png") as picture:
-            return np.asarray(picture.convert("RGB"), int)
+        return read_image(tmp_path / "again.png").pixels.astype(int)
 
     result = run(*words, "--class-labels", "goldfish,4", "--out", tmp_path / "new" / "grid.png")
     assert result.stdout == f"{tmp_path / 'new' / 'grid.png'}\n" and "2/2" in result.stderr
-    with Image.open(tmp_path / "new" / "grid.png") as picture:
-        first = np.asarray(picture.convert("RGB"), int)
+    first = read_image(tmp_path / "new" / "grid.png").pixels.astype(int)
     # Two rows of three pictures of 6 x 10 pixels, each pixel enlarged 7 times.
     assert len(first) == 2 * (42 + 2)
     # A name with a comma is one name.
@@ -128,13 +81,8 @@ def test_pictures_of_a_folder_are_functions_of_seed_and_number(tmp_path):
     assert rows["label"] == [0, 1, 2, 3, 4, 0, 1, 2]
     run(*words, "--count", 8, "--out", other, "--batch-size", 5, "--seed", 0)
     for number, row in enumerate(rows):
-        with Image.open(other / f"{number:06d}.png") as again:
-            assert_same_picture(np.asarray(again), np.asarray(row["image"]))
-    for changed, name in (
-        (["--seed", 1], "seed: 0 → 1"),
-        (["--class-labels", "1"], "conditions"),
-        (["--steps", 3], "2 → 3"),
-    ):
+        assert_same_picture(read_image(other / f"{number:06d}.png").pixels, np.asarray(row["image"]))
+    for changed, name in ((["--seed", 1], "seed: 0 → 1"), (["--class-labels", "1"], "conditions")):
         result = run(*words, "--count", 8, "--out", out, *changed, code=2)
         assert "other settings" in result.stderr and name in result.stderr
     # An option that was left out changes pictures as one that was given does.
@@ -188,8 +136,7 @@ def test_tar_files_hold_the_pictures_of_a_folder_and_go_on(tmp_path, caplog):
         rows = open_source(DataSource(place))
         assert rows["cls"] == [number % 5 for number in range(10)]
         for number, row in enumerate(rows):
-            with Image.open(folder / f"{number:06d}.png") as wanted:
-                assert_same_picture(np.asarray(row["png"]), np.asarray(wanted))
+            assert_same_picture(np.asarray(row["png"]), read_image(folder / f"{number:06d}.png").pixels)
     # The pictures are those of the only column of such.
     make_vae().save_pretrained(tmp_path / "vae")
     run("dit", "precompute", out, tmp_path / "latents", "--vae", tmp_path / "vae", "--size", 8)
@@ -220,8 +167,7 @@ def test_conditions_negative_scheduler_and_picture_reach_the_pipeline(tmp_path):
         options |= {"crop": (2, 1), "target_size": (12, 20), "flip": True, "control_guidance_scale": 1.5}
         rows = sample_rows(pipeline, [1], 1, 0, negative_class_labels=2, **options)
     expected = draw_grid(rows, ["goldfish"])
-    with Image.open(tmp_path / "grid.png") as found:
-        np.testing.assert_allclose(np.asarray(found, int), np.asarray(expected, int), atol=1)
+    np.testing.assert_allclose(read_image(tmp_path / "grid.png").pixels.astype(int), np.asarray(expected, int), atol=1)
     without = sample_rows(pipeline, [1], 1, 0, **options)
     assert np.abs(np.asarray(draw_grid(without, ["goldfish"]), int) - np.asarray(expected, int)).max() > 1
     for wrong, message in (
@@ -229,11 +175,9 @@ def test_conditions_negative_scheduler_and_picture_reach_the_pipeline(tmp_path):
         (["--scheduler", "IPNDMScheduler"], "IPNDMScheduler"),
         (["--negative", "hens"], "No class alone is 'hens'"),
         (["--image", tmp_path / "model" / "model_index.json"], "is not a readable picture"),
-        (["--strength", 0], None),
+        (["--image", tmp_path / "red.png", "--strength", 0], "strength is 0.0"),
     ):
-        given = ["--image", tmp_path / "red.png", *wrong] if message is None else wrong
-        result = run(*words, *given, "--out", tmp_path / "no.png", code=2)
-        assert (message or "strength is 0.0") in result.stderr
+        assert message in run(*words, *wrong, "--out", tmp_path / "no.png", code=2).stderr
     assert not (tmp_path / "no.png").exists()
 
 
@@ -275,7 +219,6 @@ def test_texts_are_drawn(tmp_path):
     run(*words, "--prompt", "a red hen", "--prompt", "green fish")
     with Image.open(tmp_path / "grid.png") as picture:
         assert picture.format == "PNG"
-    assert "this model takes --prompt only" in run(*words, code=2).stderr
     (tmp_path / "prompts.txt").write_text("a red hen\n\ngreen fish\n")
     words[-1:] = [tmp_path / "drawn", "--count", 3, "--prompts", tmp_path / "prompts.txt"]
     run(*words)
@@ -289,12 +232,10 @@ def test_texts_are_drawn(tmp_path):
         (["--class-labels", "goldfisch"], "No class alone is 'goldfisch'"),
         (["--prompt", "a hen"], "this model takes --class-labels only"),
         (["--size", "8x8"], "is not a pair of whole numbers such as 32,32"),
-        (["--out", "grid.jpg"], "must be a .png file"),
         (["--out", "grids"], "needs --count"),
         (["--out", "grids.tar", "--count", 2], "must be a .png file"),
         (["--strength", 0.5], "--strength is the share of --image that is replaced: give both"),
         (["--negative", "goldfish", "--guidance-scale", 1], "--negative needs guidance"),
-        (["--guidance-scale", "nan"], "guidance_scale is nan; a finite number"),
         (["--control-guidance-scale", "inf"], "control_guidance_scale is inf; a finite number"),
         (["--scheduler", "VQDiffusionScheduler"], "it needs num_vec_classes"),
         (["--scheduler", "DDIMInverseScheduler"], "goes from pictures to noise"),
@@ -334,7 +275,7 @@ def test_a_scheduler_of_an_absent_library_is_refused_by_its_name(tmp_path, monke
         assert "MusicScheduler" in told and re.search("note.seq", told) and "Traceback" not in told
 
 
-@pytest.mark.parametrize("index", [None, {"scheduler": ["diffusers", "DDIMScheduler"]}, {"_class_name": 5}, [], ""])
+@pytest.mark.parametrize("index", [None, {"scheduler": ["diffusers", "DDIMScheduler"]}, {"_class_name": 5}, []])
 def test_what_is_no_pipeline_is_refused(tmp_path, index):
     """No index; or that of an early snapshot of examples/disentangled_dit/peers.py."""
     if index is not None:
@@ -346,7 +287,5 @@ def test_what_is_no_pipeline_is_refused(tmp_path, index):
 def test_a_grid_names_its_rows():
     pictures = [[Image.new("RGB", (8, 8), color)] * 2 for color in ("red", "blue")]
     grid = draw_grid(pictures, ["short", "a name that is far too long to be shown"])
-    assert grid.height == 2 * 66 and grid.getpixel((grid.width - 10, 10)) == (255, 0, 0)
-    assert grid.getpixel((grid.width - 10, 80)) == (0, 0, 255)
-    text = torch.tensor(list(grid.crop((0, 0, grid.width - 132, 66)).convert("L").tobytes()))
-    assert text.min() < 100
+    assert [grid.getpixel((grid.width - 10, row)) for row in (10, 80)] == [(255, 0, 0), (0, 0, 255)]
+    assert np.asarray(grid.crop((0, 0, grid.width - 132, 66)).convert("L")).min() < 100

@@ -21,7 +21,7 @@ from tests.disentangled_dit.pipeline_testing import make_pipeline, make_vae
 from tests.kit.command_line import run
 from tests.kit.models import assert_same_answers, assert_same_picture
 from tests.tasks.diffusion_testing import write_judge, write_pictures
-from tests.training.launching import fork_pairs, launch_two
+from tests.training.launching import fork_pairs
 
 BROKEN = ("b.png", "e.png")
 
@@ -288,11 +288,3 @@ def test_a_number_of_processes_that_nobody_launched_is_not_waited_for(monkeypatc
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     ranks = Ranks()
     assert (ranks.index, ranks.count, ranks.gather("value")) == (0, 1, ["value"])
-
-
-@pytest.mark.slow
-def test_the_launcher_runs_the_commands_of_the_readme(tmp_path):
-    write_inputs(tmp_path)
-    said = launch_two("hf_ext_cli.main", *restore_words(tmp_path, "out"), code=1)
-    assert said.count("7 restored") == said.count("2 of 9 pictures could not be restored") == 1, said
-    assert launch_two("hf_ext_cli.main", *evaluate_words(tmp_path, "eval.json")).count("PSNR") == 1
