@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import HfApi
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import BertConfig, BertModel
 from transformers.dynamic_module_utils import get_relative_import_files
@@ -96,3 +97,10 @@ def save_bert(folder: Path) -> Path:
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file of a folder."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def on_hub(api: HfApi, tmp_path: Path, revision: str = "main") -> dict[str, bytes]:
+    """Every file of `org/model` on a Hub, but for those of git."""
+    folder = tmp_path / f"there-{revision.replace('/', '-')}"
+    api.snapshot_download("org/model", revision=revision, local_dir=folder)
+    return {name: data for name, data in contents(folder).items() if not name.startswith((".cache/", ".git"))}

@@ -68,13 +68,11 @@ def test_the_snippet_runs(name, merged, tmp_path, capsys):
     scope = {}
     exec(snippet_of(card), scope)
     assert capsys.readouterr().out.strip()
-    loaded = scope["model"]
-    assert type(loaded) is type(model)
-    for name, value in model.reparameterize().state_dict().items():
-        if not merged and "backbone" in str(name):
-            continue
-        if name in loaded.state_dict():
-            torch.testing.assert_close(loaded.state_dict()[name], value)
+    loaded = scope["model"].state_dict()
+    assert type(scope["model"]) is type(model)
+    for key, value in model.reparameterize().state_dict().items():
+        if key in loaded and (merged or "backbone" not in key):
+            torch.testing.assert_close(loaded[key], value)
 
 
 def test_metadata_name_the_task(tmp_path):

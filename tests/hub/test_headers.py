@@ -35,35 +35,21 @@ MALFORMED = {
     "not UTF-8": (b'{"\xff": 1}', b"", "not valid JSON"),
     "deep": (b"[" * 100_000, b"", "not valid JSON"),
     "not an object": ([1], b"", "expected a JSON object, got list"),
-    "repeated name": (
-        b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}',
-        b"x",
-        "repeats",
-    ),
+    "repeated name": (b'{"a": {"dtype": "U8"}, "a": {"dtype": "U8"}}', b"x", "repeats"),
     "metadata": ({"__metadata__": {"a": 1}}, b"", "must map strings to strings"),
     "entry is no object": ({"a": 3}, b"", "must have dtype, shape and data_offsets"),
-    "missing key": ({"a": {"dtype": "F32", "shape": [1]}}, b"", "must have dtype, shape and data_offsets"),
     "extra key": ({"a": entry([1], 0, 4) | {"x": 1}}, b"abcd", "must have dtype, shape and data_offsets"),
     "unknown dtype": ({"a": entry([1], 0, 4, "F99")}, b"abcd", "has dtype 'F99'"),
     "dtype is a list": ({"a": entry([1], 0, 4, ["F32"])}, b"abcd", "has dtype"),
     "negative size": ({"a": entry([-1], 0, 4)}, b"abcd", "non-negative"),
-    "float size": ({"a": entry([1.0], 0, 4)}, b"abcd", "non-negative"),
     "bool size": ({"a": entry([True], 0, 4)}, b"abcd", "non-negative"),
     "huge size": ({"a": entry([2**64, 0], 0, 0)}, b"", "non-negative"),
     "one offset": ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0]}}, b"", "two non-negative integers"),
     "wrong length": ({"a": entry([2], 0, 4)}, b"abcd", r"has data_offsets \[0, 4\]; .* need \[0, 8\]"),
     "reversed offsets": ({"a": entry([1], 4, 0)}, b"abcd", r"has data_offsets \[4, 0\]; .* need \[0, 4\]"),
-    "gap": (
-        {"a": entry([1], 0, 4), "b": entry([1], 8, 12)},
-        b"x" * 12,
-        r"'b' has data_offsets \[8, 12\]; .* need \[4, 8\]",
-    ),
+    "gap": ({"a": entry([1], 0, 4), "b": entry([1], 8, 12)}, b"x" * 12, r"'b' has .* \[8, 12\]; .* need \[4, 8\]"),
     "late start": ({"a": entry([1], 4, 8)}, b"x" * 8, r"has data_offsets \[4, 8\]; .* need \[0, 4\]"),
-    "overlap": (
-        {"a": entry([2], 0, 8), "b": entry([1], 4, 8)},
-        b"x" * 8,
-        r"'b' has data_offsets \[4, 8\]; .* need \[8, 12\]",
-    ),
+    "overlap": ({"a": entry([2], 0, 8), "b": entry([1], 4, 8)}, b"x" * 8, r"'b' has .* \[4, 8\]; .* need \[8, 12\]"),
     "file too short": ({"a": entry([2], 0, 8)}, b"x" * 7, "the file has"),
     "file too long": ({"a": entry([2], 0, 8)}, b"x" * 9, "the file has"),
 }
@@ -108,12 +94,9 @@ def test_a_pipe_is_refused_without_waiting_for_its_writer(tmp_path, name):
 
 def test_header_lengths(tmp_path):
     path = tmp_path / "model.safetensors"
+    for length, fact in ((MAX_HEADER_BYTES + 1, "25000000"), (3, "cut")):
+        with refused(CheckpointError, fact):
+            open_checkpoint(write_raw(path, {}, length=length))
     path.write_bytes(b"1234")
     with refused(CheckpointError, "4 bytes"):
-        open_checkpoint(path)
-    write_raw(path, {}, length=MAX_HEADER_BYTES + 1)
-    with refused(CheckpointError, "25000000"):
-        open_checkpoint(path)
-    write_raw(path, {}, length=3)
-    with refused(CheckpointError, "cut"):
         open_checkpoint(path)

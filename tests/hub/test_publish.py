@@ -23,7 +23,7 @@ from hf_ext.hub.disclosure import find_secret
 from hf_ext.hub.load_check import check_loads
 from hf_ext.hub.publish import rehearse, stage
 from hf_ext.semanir import SemanIRImageProcessor, SemanIRModel
-from tests.kit.models import file_limit
+from tests.kit.models import assert_same_weights, file_limit
 from tests.kit.refusals import refused
 
 from .published import CODE, STAGED, TRAINING, contents, save_bert, save_snapshot, tiny_adapter, tiny_model
@@ -55,6 +55,13 @@ def test_a_model_in_memory_becomes_a_complete_folder(tmp_path):
     for name in CODE:
         assert (folder / name).read_bytes() == (ROOM / name).read_bytes()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    # The base model as itself, and one of transformers.
+    folder = stage(SemanIRModel(tiny_model().config), tmp_path / "base", processor=SemanIRImageProcessor())
+    assert json.loads((folder / "config.json").read_text())["architectures"] == ["SemanIRModel"]
+    bert = BertModel.from_pretrained(save_bert(tmp_path / "bert"))
+    folder = stage(bert, tmp_path / "staged", repo_id="org/bert")
+    assert same_weights(load_file(folder / "model.safetensors"), bert.state_dict())
+    assert 'BertModel.from_pretrained("org/bert")' in (folder / "README.md").read_text()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -68,11 +75,6 @@ def test_a_folder_is_staged_bit_for_bit_and_again_from_its_own_result(tmp_path, 
     assert same_weights(load_file(first / "model.safetensors"), load_file(snapshot / "model.safetensors"))
     loaded = AutoModelForImageToImage.from_pretrained(first)
     assert loaded.dtype == dtype and same_weights(loaded.state_dict(), load_file(snapshot / "model.safetensors"))
-
-
-def test_the_base_model_is_staged_as_itself(tmp_path):
-    folder = stage(SemanIRModel(tiny_model().config), tmp_path / "out", processor=SemanIRImageProcessor())
-    assert json.loads((folder / "config.json").read_text())["architectures"] == ["SemanIRModel"]
 
 
 def test_code_that_came_with_a_folder_is_neither_run_nor_staged(tmp_path, snapshot):
@@ -121,7 +123,7 @@ def test_weights_must_fit_the_class(tmp_path, snapshot, change):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("architectures", [None, [], ["Stranger"], ["SemanIRModel", "SemanIRForImageRestoration"]])
+@pytest.mark.parametrize("architectures", [None, ["Stranger"], ["SemanIRModel", "SemanIRForImageRestoration"]])
 def test_the_architecture_must_be_one_of_ours(tmp_path, snapshot, architectures):
     config = json.loads((snapshot / "config.json").read_text()) | {"architectures": architectures}
     (snapshot / "config.json").write_text(json.dumps(config))
@@ -151,23 +153,11 @@ def test_pickles_are_refused(tmp_path, snapshot):
         stage(bert, tmp_path / "out")
 
 
-def test_a_transformers_model_in_memory(tmp_path):
-    model = BertModel.from_pretrained(save_bert(tmp_path / "bert"))
-    folder = stage(model, tmp_path / "out", repo_id="org/bert")
-    assert same_weights(load_file(folder / "model.safetensors"), model.state_dict())
-    assert 'BertModel.from_pretrained("org/bert")' in (folder / "README.md").read_text()
-
-
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
         ("modeling_x.py", "", r"modeling_x\.py is code"),
-        (
-            "config.json",
-            {"auto_map": {"AutoModel": "org/other--modeling_x.X"}},
-            "auto_map names 'org/other--modeling_x",
-        ),
-        ("config.json", {"auto_map": {"AutoModel": "modeling_x.X"}}, "code that is not in the folder"),
+        ("config.json", {"auto_map": {"AutoModel": "org/other--modeling_x.X"}}, "auto_map names 'org/other--model"),
         ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["tok.T", None]}}, "auto_map names 'tok.T'"),
         ("config.json", {"custom_pipelines": {"x": {}}}, "custom_pipelines names .*code that is not in the folder"),
         ("config.json", {"attn_implementation": "org/kernel"}, "attn_implementation names a kernel"),
@@ -195,10 +185,7 @@ def test_an_adapter_is_staged_and_loads_with_peft(tmp_path, in_memory):
     assert "[More Information Needed]" not in card and 'PeftModel.from_pretrained(base, "org/adapter")' in card
     pixels = torch.rand(1, 3, 8, 8)
     loaded = PeftModel.from_pretrained(tiny_model(), folder)
-    weights = adapter.state_dict()
-    assert {name: value.equal(weights[name]) for name, value in loaded.state_dict().items()} == dict.fromkeys(
-        weights, True
-    )
+    assert_same_weights(loaded, adapter)
     with torch.no_grad():
         # Two copies: where their memory lies decides over the order of sums, and that over the last bits.
         found, wanted = loaded.eval()(pixels).reconstruction, adapter.eval()(pixels).reconstruction
@@ -319,7 +306,6 @@ BROKEN = {
     "bytes after the tensors": ("diffusion_pytorch_model.safetensors", WHOLE + b"more"),
     "a text without a header": ("model-00001-of-00009.safetensors", b"\0" * 8 + b"hf" + b"_" + b"aB3" * 12),
     "an empty file": ("model.bf16.safetensors", b""),
-    "an index of missing shards": ("model.safetensors.index.json", index_of("model-00001-of-00009.safetensors")),
     "an index of another folder": ("model.safetensors.index.json", index_of("../../x.safetensors")),
     "an index of a variant": ("model.safetensors.index.fp16.json", index_of("model.fp16-00001-of-00002.safetensors")),
     "an index that is no JSON": ("adapter_model.safetensors.index.json", b"{"),

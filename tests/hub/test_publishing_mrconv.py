@@ -9,9 +9,7 @@ from huggingface_hub import HfApi, close_session
 
 from hf_ext.errors import DataError
 from hf_ext.hub.publish import push, stage
-from hf_ext.mrconv import (
-    MRConvForImageClassification,
-)
+from hf_ext.mrconv import MRConvForImageClassification
 from hf_ext.tasks.signals import AudioTask, PixelTask
 from hf_ext.tasks.texts import LanguageModelTask, ListOpsTask, RetrievalTask
 from tests.kit.hub import run_python
