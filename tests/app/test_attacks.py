@@ -45,10 +45,7 @@ def send(address: str, raw: bytes) -> int:
 
 
 # The rules of names are those of the embedded Hub, whose tests have more.
-HOSTS = [
-    ("LOCALHOST", 200), ("lab:1", 200), ("[::1]:7860", 200), ("evil.example:7860", 403), ("", 403),
-    ("localhost.", 403), ("127.0.0.1.evil.example", 403), ("evil@127.0.0.1", 403), ("http://127.0.0.1", 403),
-]  # fmt: skip
+HOSTS = [("LOCALHOST", 200), ("lab:1", 200), ("evil.example:7860", 403), ("", 403), ("evil@127.0.0.1", 403)]
 
 
 @pytest.mark.parametrize(("host", "status"), HOSTS)
@@ -223,8 +220,7 @@ def test_numbers_that_are_none_are_silence(tmp_path):
     sound[::7] = np.inf
     soundfile.write(tmp_path / "a.wav", sound, 8000, subtype="FLOAT")
     *_, words = work.hear_file(str(hf_ext.released("spoken-digits")), str(tmp_path / "a.wav"))
-    assert words == []
-    assert "no word" in describe_sound("x", len(words), 1.0, 0.1)
+    assert words == [] and "no word" in describe_sound("x", len(words), 1.0, 0.1)
 
 
 def test_more_requests_than_may_wait_are_refused(address):
@@ -257,17 +253,6 @@ def test_the_work_of_a_client_that_leaves_ends():
         LocalContext.blocks.reset(set_before[0])
         LocalContext.event_id.reset(set_before[1])
     assert not work.find_left()()
-
-
-def test_gradio_knows_of_a_client_that_left():
-    """The names that `find_left` reads."""
-    from gradio.queueing import Event, Queue
-
-    with gr.Blocks() as page:
-        page.load(lambda: None)
-    assert isinstance(page._queue, Queue) and page._queue.event_ids_to_events == {}
-    event = Event("session", next(iter(page.fns.values())), None, None)
-    assert event.alive and not event.closed
 
 
 @pytest.mark.slow
