@@ -151,8 +151,7 @@ def test_bodies(address, body, status):
 
 
 @pytest.mark.parametrize(
-    "given",
-    [("/etc/passwd", 1.0), (None, 1.0), ("", 1.0), (7, 1.0), ("a", 9e99), ("a", "b"), ("a", 1.0, "x" * 1000)],
+    "given", [("/etc/passwd", 1.0), (None, 1.0), ("", 1.0), (7, 1.0), ("a", 9e99), ("a", "b"), ("a", 1.0, "x" * 1000)]
 )
 def test_what_no_page_sends_ends_without_a_folder(address, given):
     found = restore(address, *given)

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from skimage import data
 
 from hf_ext.embedded_hub.server import EmbeddedHub
+from hf_ext_cli.doctor import hide_login
 from tests.emr.emr_testing import push_folder
 from tests.hub.published import EVALUATION, STAGED, save_snapshot
 from tests.kit.command_line import run
@@ -252,3 +253,35 @@ def test_hub_serve_needs_a_token_beyond_loopback(tmp_path):
         (["--token-file", tmp_path / "token"], "token must be"),
     ):
         assert said in run("hub", "serve", "--root", tmp_path / "hub", *words, code=2).stderr
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What it prints as JSON, beside secrets in the environment."""
+    monkeypatch.setenv("HF_TOKEN", "hf_" + "s" * 34)
+    monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "7")
+    monkeypatch.setenv("HF_MIRROR", "https://me:word@hub.example/x")
+    monkeypatch.setenv("UNRELATED", "not told")
+    return run("doctor", "--offline", "--json").stdout
+
+
+def test_it_says_what_an_issue_needs(told):
+    found = json.loads(told)
+    assert found["libraries"]["torch"] and "cores" in found["devices"]["cpu"]
+    assert {"train", "fast", "audio"} <= set(found["extras"])
+    assert found["environment"]["HF_HUB_ETAG_TIMEOUT"] == "7" and found["hub"]["answers"] == "not asked"
+
+
+def test_no_secret_is_printed(told):
+    assert "sss" not in told and "word" not in told and "not told" not in told
+    assert json.loads(told)["hub"]["token"] == "there"
+    assert hide_login("no: https://a:b@c/d failed") == "no: https://...@c/d failed"
+
+
+def test_a_hub_that_answers(url, run_client):
+    told = run_client("""
+        from click.testing import CliRunner
+        from hf_ext_cli.main import main
+        print(CliRunner().invoke(main, ["doctor"]).stdout)
+    """)
+    assert "answers yes, 200" in told and url in told

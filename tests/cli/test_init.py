@@ -110,13 +110,6 @@ def test_sounds_without_samples_are_counted_as_broken():
     assert min(survey.lengths) == 800 and any("1 of 9" in text for text in survey.left_out)
 
 
-def test_other_pictures_are_seen_in_stages():
-    write_pictures("animals/train", ["cat", "dog"], 3, size=(40, 36))
-    write_pictures("animals/test", ["cat", "dog"], 2)
-    recipe = train("mrconv", "animals")
-    assert recipe["method"] == "mrconv-images" and recipe["data"]["eval"]["split"] == "validation"
-
-
 @pytest.mark.parametrize(("labels", "method"), [([0, 1] * 6, "mrconv-text"), (None, "mrconv-lm")])
 def test_texts_are_classified_or_continued(labels, method):
     rows = {"review": [f"a text with the number {number}" for number in range(12)], "id": [str(n) for n in range(12)]}

@@ -146,16 +146,6 @@ def test_pictures_that_are_missing_or_too_large_do_not_hide_the_others():
     assert (survey.count, survey.sides, survey.scale) == (2, [32], 1)
 
 
-def test_pairs_of_16_bits_train():
-    pixels = np.random.default_rng(0)
-    for name in ("noisy", "clean"):
-        Path("pairs", name).mkdir(parents=True)
-        for index in range(4):
-            Image.fromarray(pixels.integers(0, 65536, (24, 20), dtype=np.uint16)).save(f"pairs/{name}/{index}.png")
-    recipe = train("semanir", "pairs", *SMALL, "--init_from", "null")
-    assert recipe["task"]["degradation"] == {"kind": "paired"} and measured(recipe) == 1
-
-
 @pytest.mark.parametrize("names", [("noisy", "clean"), ("A", "B")])
 def test_folders_of_pairs_are_no_classes(names):
     for name in names:

@@ -5,11 +5,13 @@ import re
 from functools import partial
 from types import SimpleNamespace
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from hf_ext_cli import output
 from hf_ext_cli.main import COMMANDS, main
+from hf_ext_cli.options import split_names
 from hf_ext_cli.output import print_rows, print_table
 from tests.kit import command_line
 
@@ -98,3 +100,25 @@ def test_a_released_model_that_is_mistyped_is_named_without_asking_a_hub(tmp_pat
     for words in (["info", "spoken-digit"], ["restore", "denoise-colr", ".", "--out", "out"], ["sample", "cifra10"]):
         result = CliRunner().invoke(main, words)
         assert result.exit_code == 2 and "did you mean" in result.output, (words, result.output)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (" a , b c ", ["a", "b c"]),
+        ('"tench, Tinca tinca",hen', ["tench, Tinca tinca", "hen"]),
+        ("what's,it", ["what's", "it"]),
+        # As `$(cat names.txt)` gives them.
+        ("a\nb, c\r\n", ["a", "b", "c"]),
+        ('"a\nb",c', ["a\nb", "c"]),
+        (None, []),
+    ],
+)
+def test_names_stand_between_commas_and_in_quotes(text, names):
+    assert split_names(text) == names
+
+
+@pytest.mark.parametrize("text", ["", " ", ",", '""', "\n"])
+def test_an_option_without_a_name_is_refused(text):
+    with pytest.raises(click.UsageError):
+        split_names(text)

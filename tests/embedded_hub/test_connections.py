@@ -62,13 +62,6 @@ def test_no_second_request_in_what_is_malformed(steady: str, header: bytes) -> N
     assert status_of(raw(steady, head + second)) == (403 if header.startswith(b" ") else 400)
 
 
-def test_two_lengths_are_refused_also_where_the_body_is_right(steady: str) -> None:
-    body = b"f\r\n" + b'{"content": ""}' + b"\r\n0\r\n\r\n"
-    head = b"POST /api/validate-yaml HTTP/1.1\r\nHost: %s\r\nTransfer-Encoding: chunked\r\nContent-Length: %d\r\n\r\n"
-    host = urlsplit(steady).netloc.encode()
-    assert status_of(raw(steady, head % (host, len(body)) + body + SECOND % host)) == 400
-
-
 @pytest.mark.parametrize(
     "request_",
     [
@@ -95,16 +88,6 @@ def test_several_requests_in_one_piece_are_answered_in_order(steady: str) -> Non
     received = raw(steady, one + SECOND % host + post + last)
     assert received.count(b"HTTP/1.1 200 ") == 4
     assert received.index(b'"id": "me/model"') < received.index(CONTENT) < received.index(b'"errors"')
-
-
-def test_a_client_that_asks_first_is_told_to_go_on(url: str) -> None:
-    body = commit_body({"asked.txt": b"x"})
-    head = f"POST {COMMIT} HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\nExpect: 100-continue\r\n"
-    with connect(url) as connection:
-        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode())
-        assert connection.recv(65536).startswith(b"HTTP/1.1 100 Continue\r\n")
-        connection.sendall(body)
-        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
 def test_whatever_fails_is_an_answer_and_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,16 +12,7 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 from hf_ext.embedded_hub.server import EmbeddedHub
-from tests.kit.hub import (
-    CONTENT,
-    Answer,
-    ask,
-    commit_body,
-    create_repository,
-    find_damage,
-    raw,
-    request_lfs_upload,
-)
+from tests.kit.hub import CONTENT, Answer, ask, commit_body, create_repository, find_damage, raw, request_lfs_upload
 from tests.kit.refusals import refused
 
 COMMIT = "/api/models/me/model/commit/main"

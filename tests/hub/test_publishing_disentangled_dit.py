@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 from huggingface_hub import HfApi, close_session, snapshot_download
 from PIL import Image
 
@@ -18,8 +17,6 @@ from hf_ext.hub.cards import write_card
 from hf_ext.hub.load_check import check_loads, verify_code
 from hf_ext.hub.publish import push, stage
 from hf_ext.pipelines import DisentangledDiTPipeline
-from hf_ext_cli.information import describe
-from hf_ext_cli.main import main
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae
 from tests.hub.published import EVALUATION, contents
 from tests.hub.test_cards import assert_finished
@@ -75,17 +72,6 @@ def test_a_pipeline_in_memory_is_pushed_described_and_pulled(tmp_path, hub, monk
     pulled = snapshot_download("org/pictures", endpoint=hub.url, token=False, local_dir=tmp_path / "pulled")
     verify_code(Path(pulled))
     close_session()
-
-
-def test_info_counts_all_components(tmp_path):
-    pipeline = make_pipeline(vae=make_vae())
-    pipeline.save_pretrained(tmp_path)
-    found = describe(str(tmp_path))
-    parameters = sum(value.numel() for part in (pipeline.transformer, pipeline.vae) for value in part.parameters())
-    assert found["architectures"] == ["DisentangledDiTPipeline"] and found["parameters"] == parameters
-    assert found["files"] >= 1 and found["dtypes"] == {"float32": parameters}
-    shown = CliRunner().invoke(main, ["info", str(tmp_path)])
-    assert shown.exit_code == 0 and "DisentangledDiTPipeline" in shown.output and f"{parameters:,}" in shown.output
 
 
 PIPELINES = {

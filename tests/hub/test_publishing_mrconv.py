@@ -113,13 +113,6 @@ def test_pixels_and_their_sequences_are_one_input():
             model(**wrong)
 
 
-def test_a_classifier_of_pixels_is_staged_with_every_head_and_its_image_processor(tmp_path):
-    folder = stage(save_task(PixelTask(image_size=8), tmp_path / "digits"), tmp_path / "staged")
-    for name in ("config.json", "preprocessor_config.json"):
-        for reference in json.loads((folder / name).read_text())["auto_map"].values():
-            assert (folder / f"{reference.partition('.')[0]}.py").is_file()
-
-
 def test_a_processor_of_another_kind_is_refused(tmp_path):
     folder = save_task(PixelTask(image_size=8), tmp_path / "digits")
     (folder / "preprocessor_config.json").write_text('{"image_processor_type": "ViTImageProcessor"}')

@@ -93,14 +93,3 @@ def test_data_are_checked_for_a_run_that_begins_with_a_released_model(tmp_path):
     (tmp_path / "run.yaml").write_text(json.dumps(fields | {"task": {"patch_size": 8}}))
     result = CliRunner().invoke(main, ["data", "check", "run.yaml"])
     assert result.exit_code == 0 and "1 example" in result.stdout, result.output
-
-
-@pytest.mark.usefixtures("tiny")
-def test_commands_take_the_name_of_a_released_model(tmp_path):
-    Image.new("RGB", (8, 8), "red").save(tmp_path / "photo.png")
-    result = CliRunner().invoke(main, ["restore", "denoise-tiny", "photo.png", "--out", "out"])
-    assert result.exit_code == 0, result.output
-    with Image.open(tmp_path / "out" / "photo.png") as restored:
-        assert restored.size == (8, 8)
-    result = CliRunner().invoke(main, ["info", "denoise-tiny"])
-    assert result.exit_code == 0 and "SemanIRForImageRestoration" in result.output
