@@ -265,20 +265,20 @@ def told(monkeypatch):
     return run("doctor", "--offline", "--json").stdout
 
 
-def test_it_says_what_an_issue_needs(told):
+def test_doctor_says_what_an_issue_needs(told):
     found = json.loads(told)
     assert found["libraries"]["torch"] and "cores" in found["devices"]["cpu"]
     assert {"train", "fast", "audio"} <= set(found["extras"])
     assert found["environment"]["HF_HUB_ETAG_TIMEOUT"] == "7" and found["hub"]["answers"] == "not asked"
 
 
-def test_no_secret_is_printed(told):
+def test_doctor_prints_no_secret(told):
     assert "sss" not in told and "word" not in told and "not told" not in told
     assert json.loads(told)["hub"]["token"] == "there"
     assert hide_login("no: https://a:b@c/d failed") == "no: https://...@c/d failed"
 
 
-def test_a_hub_that_answers(url, run_client):
+def test_doctor_of_a_hub_that_answers(url, run_client):
     told = run_client("""
         from click.testing import CliRunner
         from hf_ext_cli.main import main

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from pathlib import Path
 
 import datasets
 import diffusers
@@ -26,6 +27,13 @@ from tests.kit.refusals import refused
 from tests.tasks.diffusion_testing import CLASSES, write_pictures
 
 
+@pytest.fixture
+def model(tmp_path) -> Path:
+    """A pipeline of classes that was not trained."""
+    make_pipeline().save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
 def test_latents_are_written_as_asked(tmp_path):
     data = write_pictures(tmp_path / "pictures", 5)
     make_vae().save_pretrained(tmp_path / "vae")
@@ -41,9 +49,8 @@ def test_latents_are_written_as_asked(tmp_path):
     assert not (tmp_path / "b").exists()
 
 
-def test_classes_are_drawn_into_one_grid(tmp_path):
-    make_pipeline().save_pretrained(tmp_path / "model")
-    words = ["sample", tmp_path / "model", "--steps", 2, "--count", 3, "--device", "cpu"]
+def test_classes_are_drawn_into_one_grid(tmp_path, model):
+    words = ["sample", model, "--steps", 2, "--count", 3, "--device", "cpu"]
 
     def draw(classes, *more):
         run(*words, "--class-labels", classes, "--out", tmp_path / "again.png", *more)
@@ -64,9 +71,8 @@ def test_classes_are_drawn_into_one_grid(tmp_path):
     assert len(draw("1", "--size", "8,4", "--original-size", "64,32")) == 64 + 2
 
 
-def test_pictures_of_a_folder_are_functions_of_seed_and_number(tmp_path):
-    make_pipeline().save_pretrained(tmp_path / "model")
-    words = ["sample", tmp_path / "model", "--steps", 2, "--device", "cpu", "--batch-size", 2]
+def test_pictures_of_a_folder_are_functions_of_seed_and_number(tmp_path, model):
+    words = ["sample", model, "--steps", 2, "--device", "cpu", "--batch-size", 2]
     out, other = tmp_path / "out", tmp_path / "other"
     assert run(*words, "--count", 3, "--out", out).stdout == f"{out}\n"
     first = {path.name: path.read_bytes() for path in out.glob("*.png")}
@@ -103,16 +109,15 @@ def test_pictures_of_a_folder_are_functions_of_seed_and_number(tmp_path):
     # A call that was refused leaves no settings that others must have.
     run(*words, "--count", 1, "--out", tmp_path / "refused", "--guidance-scale", "nan", code=2)
     run(*words, "--count", 1, "--out", tmp_path / "refused")
-    make_pipeline(num_layers=2).save_pretrained(tmp_path / "model")
+    make_pipeline(num_layers=2).save_pretrained(model)
     assert "transformer: " in run(*words, "--count", 9, "--out", out, code=2).stderr
     (tmp_path / "taken").mkdir()
     assert "exists" in run(*words, "--count", 1, "--out", tmp_path / "taken", code=2).stderr
     assert len([*out.glob("*.png")]) == 8 and not [*(tmp_path / "taken").iterdir()]
 
 
-def test_tar_files_hold_the_pictures_of_a_folder_and_go_on(tmp_path, caplog):
-    make_pipeline().save_pretrained(tmp_path / "model")
-    words = ["sample", tmp_path / "model", "--steps", 2, "--device", "cpu", "--batch-size", 2]
+def test_tar_files_hold_the_pictures_of_a_folder_and_go_on(tmp_path, caplog, model):
+    words = ["sample", model, "--steps", 2, "--device", "cpu", "--batch-size", 2]
     out, whole, folder = tmp_path / "tars", tmp_path / "whole", tmp_path / "folder"
     run(*words, "--count", 10, "--out", whole, "--shard-size", 4)
     run(*words, "--count", 10, "--out", folder)
@@ -152,12 +157,11 @@ SOLVER = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't acc
 
 
 @SOLVER
-def test_conditions_negative_scheduler_and_picture_reach_the_pipeline(tmp_path):
-    make_pipeline().save_pretrained(tmp_path / "model")
-    pipeline = DisentangledDiTImg2ImgPipeline.from_pretrained(tmp_path / "model")
+def test_conditions_negative_scheduler_and_picture_reach_the_pipeline(tmp_path, model):
+    pipeline = DisentangledDiTImg2ImgPipeline.from_pretrained(model)
     pipeline.set_progress_bar_config(disable=True)
     Image.new("RGB", (20, 12), "red").save(tmp_path / "red.png")
-    words = ["sample", tmp_path / "model", "--steps", 4, "--count", 1, "--class-labels", "goldfish", "--device", "cpu"]
+    words = ["sample", model, "--steps", 4, "--count", 1, "--class-labels", "goldfish", "--device", "cpu"]
     controls = ["--crop", "2,1", "--target-size", "12,20", "--flip", "--control-guidance-scale", 1.5]
     others = ["--negative", "hen", "--scheduler", "DPMSolverMultistepScheduler"]
     run(*words, *controls, *others, "--image", tmp_path / "red.png", "--strength", 0.5, "--out", tmp_path / "grid.png")
@@ -174,7 +178,7 @@ def test_conditions_negative_scheduler_and_picture_reach_the_pipeline(tmp_path):
         (["--scheduler", "DDIM"], "diffusers has no scheduler 'DDIM'; for instance DDIMScheduler"),
         (["--scheduler", "IPNDMScheduler"], "IPNDMScheduler"),
         (["--negative", "hens"], "No class alone is 'hens'"),
-        (["--image", tmp_path / "model" / "model_index.json"], "is not a readable picture"),
+        (["--image", model / "model_index.json"], "is not a readable picture"),
         (["--image", tmp_path / "red.png", "--strength", 0], "strength is 0.0"),
     ):
         assert message in run(*words, *wrong, "--out", tmp_path / "no.png", code=2).stderr
@@ -204,11 +208,10 @@ def test_texts_and_posterior_are_written_as_asked(tmp_path):
     assert "no column 'long'" in refused.stderr and not (tmp_path / "no.partial").exists()
 
 
-def test_a_picture_too_large_for_memory_is_said_in_words(tmp_path):
-    make_pipeline().save_pretrained(tmp_path / "model")
+def test_a_picture_too_large_for_memory_is_said_in_words(tmp_path, model):
     # Three hundred terabytes are more than a process can even name.
     words = ["--size", "5000000,5000000", "--class-labels", "1", "--count", 1]
-    result = run("sample", tmp_path / "model", "--out", tmp_path / "grid.png", "--device", "cpu", *words, code=1)
+    result = run("sample", model, "--out", tmp_path / "grid.png", "--device", "cpu", *words, code=1)
     assert "a single picture does not fit in memory" in result.stderr and "try --dtype bfloat16" in result.stderr
     assert not (tmp_path / "grid.png").exists()
 
@@ -242,9 +245,8 @@ def test_texts_are_drawn(tmp_path):
         (["--device", "cuda:99"], "device cuda:99 cannot be used"),
     ],
 )
-def test_wrong_words_are_named(words, message, tmp_path, monkeypatch):
+def test_wrong_words_are_named(words, message, tmp_path, monkeypatch, model):
     monkeypatch.chdir(tmp_path)
-    make_pipeline().save_pretrained("model")
     out = [] if "--out" in words else ["--out", "grid.png"]
     assert message in run("sample", "model", *out, *words, code=2).stderr
     assert not list(tmp_path.glob("grid*"))
@@ -260,16 +262,15 @@ def test_a_picture_is_turned_as_it_is_shown(tmp_path, monkeypatch):
         read_picture(tmp_path / "turned.jpg")
 
 
-def test_a_scheduler_of_an_absent_library_is_refused_by_its_name(tmp_path, monkeypatch):
+def test_a_scheduler_of_an_absent_library_is_refused_by_its_name(tmp_path, monkeypatch, model):
     """As diffusers stands in for DPMSolverSDEScheduler without torchsde, for a library that no machine here has."""
     about = {"__module__": "diffusers.utils.dummy_music_objects", "_backends": ["torch", "note_seq"]}
     about["__init__"] = lambda self: requires_backends(self, about["_backends"])
     stand_in = DummyObject("MusicScheduler", (), about)
     monkeypatch.setattr(diffusers, "MusicScheduler", stand_in, raising=False)
-    make_pipeline().save_pretrained(tmp_path / "model")
-    words = ["sample", tmp_path / "model", "--out", tmp_path / "grid.png"]
+    words = ["sample", model, "--out", tmp_path / "grid.png"]
     asked = run(*words, "--scheduler", "MusicScheduler", code=2).stderr
-    index = tmp_path / "model" / "model_index.json"
+    index = model / "model_index.json"
     index.write_text(index.read_text().replace("DDIMScheduler", "MusicScheduler"))
     for told in (asked, run(*words, code=1).stderr):
         assert "MusicScheduler" in told and re.search("note.seq", told) and "Traceback" not in told

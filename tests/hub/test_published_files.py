@@ -61,14 +61,14 @@ def test_every_file_of_every_tokenizer_goes_up():
 
 
 LOADED = [
-    *("tiktoken.model", "tokenizer.model", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
-    *("chat_template.jinja", "additional_chat_templates/tool_use.jinja", "qformer_tokenizer/tokenizer.json"),
-    *("config.json", "generation_config.json", "preprocessor_config.json", "video_preprocessor_config.json"),
-    *("processor_config.json", "adapter_config.json", "adapter_model.safetensors", "tokenizer_config.json"),
-    *("model.safetensors", "model-00001-of-00012.safetensors", "model.safetensors.index.json"),
+    *("tiktoken.model", "special_tokens_map.json", "added_tokens.json", "tokenizer_config.json"),
+    *("additional_chat_templates/tool_use.jinja", "qformer_tokenizer/tokenizer.json"),
+    *("model-00001-of-00012.safetensors", "model.safetensors.index.json"),
     *("model.fp16.safetensors", "model.fp16-00001-of-00002.safetensors", "model.safetensors.index.fp16.json"),
-    *("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model-00001-of-00002.fp16.safetensors"),
-    *("diffusion_pytorch_model.fp16.safetensors", "diffusion_pytorch_model.safetensors.index.fp16.json"),
+    *(
+        "diffusion_pytorch_model-00001-of-00002.fp16.safetensors",
+        "diffusion_pytorch_model.safetensors.index.fp16.json",
+    ),
 ]
 
 
