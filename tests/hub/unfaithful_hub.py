@@ -62,7 +62,7 @@ class Handler(LoopbackHandler):
 
 
 class UnfaithfulHub(LoopbackServer):
-    """Serves what an embedded Hub does, but for what `rule` makes of it; `asked` has method, path and range of each."""
+    """Serves what an embedded Hub does, but for what `rule` makes of it; `asked`: methods, paths and ranges."""
 
     def __init__(self, url: str) -> None:
         self.asked: list[tuple[str, str, str | None]] = []
