@@ -16,54 +16,42 @@ _GRACE_SECONDS = 5.0
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal, as an exception of the main thread that no library takes for an error."""
-
-
-class Ended(click.ClickException):
-    """The end by a signal: exit code 130 for SIGINT, 143 for SIGTERM, as shells have it."""
-
-    def __init__(self, number: int, advice: str) -> None:
-        super().__init__(f"interrupted by {signal.Signals(number).name}; {advice}")
-        self.exit_code = 128 + number
+    """A signal, as an exception that no library takes for an error; its argument is the exit code."""
 
 
 @contextmanager
 def ended_by_signals(advice: str) -> Iterator[None]:
     """
-    Has SIGINT and SIGTERM end what is inside with a line that says `advice`. Temporary folders and processes that wait
-    in the main thread go as at any exception; if another thread does not end in time, the whole process does.
+    Has SIGINT and SIGTERM end what is inside with a line and, as shells have it, exit code 130 or 143. Temporary
+    folders and the processes that it waits for go as at any exception. If a thread does not end, the process does.
     """
-    # What `nohup` and a shell's background have switched off stays off; only the main thread may set handlers.
-    in_main = threading.current_thread() is threading.main_thread()
-    known = (signal.SIGINT, signal.SIGTERM) if in_main else ()
-    numbers = [each for each in known if signal.getsignal(each) != signal.SIG_IGN]
-    came: list[Ended] = []
+    # Only the main thread may set handlers, and what `nohup` and a shell's background have switched off stays off.
+    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
     with tempfile.TemporaryDirectory(prefix="hf-ext-") as place:
 
-        def end_all() -> None:
-            shutil.rmtree(place, ignore_errors=True)
-            os.write(2, f"Error: {came[0].message}\n".encode())
-            os._exit(came[0].exit_code)
-
-        timer = threading.Timer(_GRACE_SECONDS, end_all)
-        timer.daemon = True
-
         def stop(number: int, frame: FrameType | None) -> None:
-            for each in numbers:
+            for each in before:
                 signal.signal(each, signal.SIG_IGN)
-            came.append(Ended(number, advice))
-            timer.start()
-            raise Interrupted
+            os.write(2, f"Error: interrupted by {signal.Signals(number).name}; {advice}\n".encode())
+            # It is not cancelled, since Python waits for threads after the last line too.
+            last = threading.Timer(_GRACE_SECONDS, _end, (place, 128 + number))
+            last.daemon = True
+            last.start()
+            raise Interrupted(128 + number)
 
-        before = {number: signal.signal(number, stop) for number in numbers}
+        before = {each: signal.signal(each, stop) for each in numbers if signal.getsignal(each) != signal.SIG_IGN}
         # All temporary folders of the command lie in this one.
         tempfile.tempdir, outside = place, tempfile.tempdir
         try:
             yield
-        except Interrupted:
-            raise came[0] from None
+        except Interrupted as stopped:
+            raise click.exceptions.Exit(stopped.args[0]) from None
         finally:
-            timer.cancel()
             tempfile.tempdir = outside
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+
+def _end(place: str, code: int) -> None:
+    shutil.rmtree(place, ignore_errors=True)
+    os._exit(code)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from PIL import Image
 
 import hf_ext
 from hf_ext.hub.released import find_model, list_released
@@ -83,13 +82,3 @@ def test_without_any_model_the_list_says_so():
         assert result.exit_code == 2 and "HF_EXT_WITHOUT_MODELS" in result.output
     with pytest.raises(ValueError):
         hf_ext.released("denoise-color")
-
-
-@pytest.mark.usefixtures("tiny")
-def test_data_are_checked_for_a_run_that_begins_with_a_released_model(tmp_path):
-    (tmp_path / "photos").mkdir()
-    Image.new("RGB", (16, 16)).save(tmp_path / "photos" / "a.png")
-    fields = {"method": "semanir", "init_from": "denoise-tiny", "data": {"train": {"path": "photos"}}}
-    (tmp_path / "run.yaml").write_text(json.dumps(fields | {"task": {"patch_size": 8}}))
-    result = CliRunner().invoke(main, ["data", "check", "run.yaml"])
-    assert result.exit_code == 0 and "1 example" in result.stdout, result.output
