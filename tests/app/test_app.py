@@ -38,14 +38,6 @@ from tests.kit.refusals import refused
 run = partial(command_line.run, "app")
 
 
-@pytest.fixture
-def photo(tmp_path) -> Path:
-    """A small picture with noise."""
-    pixels = np.random.default_rng(0).integers(0, 256, (24, 40, 3), np.uint8)
-    Image.fromarray(pixels).save(tmp_path / "photo.png")
-    return tmp_path / "photo.png"
-
-
 def make_dit(folder: Path, **more) -> str:
     """A Disentangled DiT that was not trained, whose last layer is not zero."""
     torch.manual_seed(0)

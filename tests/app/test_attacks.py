@@ -269,10 +269,3 @@ def test_a_connection_that_closes_ends_the_work(address, tmp_path):
     begun = time.monotonic()
     assert b"event: complete" in restore(address, upload(address, tmp_path / "a.png"))
     assert time.monotonic() - begun < 60
-
-
-@pytest.fixture
-def photo(tmp_path) -> Path:
-    """A small picture."""
-    Image.new("RGB", (12, 8), (200, 100, 50)).save(tmp_path / "photo.png")
-    return tmp_path / "photo.png"

@@ -110,7 +110,7 @@ def documents() -> dict[str, str]:
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in kinds and path.is_file():
                 found[str(path.relative_to(ROOT))] = path.read_text(encoding="utf-8")
-    for name in (
+    for name in [
         "transformers",
         "diffusers",
         "peft",
@@ -119,7 +119,7 @@ def documents() -> dict[str, str]:
         "evaluate",
         "huggingface-hub",
         "click",
-    ):
+    ]:
         for file in distribution(name).files or ():
             # Lists of hashes are long, and alike.
             named = file.name in ("METADATA", "LICENSE") or (name, file.name) == ("peft", "RECORD")
@@ -134,21 +134,17 @@ def oddities() -> dict[str, str]:
     picture = io.BytesIO()
     Image.frombytes("RGB", (32, 32), rng.randbytes(32 * 32 * 3)).save(picture, "PNG")
     words = {
-        word: index for index, word in enumerate(("the", "Ġpassword", "token", "sk", "-", "hf", "_", "secret", "key"))
+        word: index for index, word in enumerate(["the", "Ġpassword", "token", "sk", "-", "hf", "_", "secret", "key"])
     }
+    extra = {f"extra_id_{n}": f"<extra_id_{n}>" for n in range(100)}
     return {
         "tiktoken": "\n".join(f"{base64.b64encode(rng.randbytes(1 + n % 40)).decode()} {n}" for n in range(2000)),
         "vocab.json": json.dumps(words | {f"password{n}": n for n in range(100_000, 100_100)}),
         "vocab.txt": "\n".join(words) * 3,
         "data.md": f"![x](data:image/png;base64,{base64.b64encode(picture.getvalue()).decode()})",
         "pointer": f"version https://git-lfs.github.com/spec/v1\noid sha256:{rng.randbytes(32).hex()}\nsize 1234\n",
-        "commits.md": "\n".join(
-            f"- commit {rng.randbytes(20).hex()}, run {rng.randbytes(16).hex()}" for _ in range(50)
-        ),
-        "tokens.json": json.dumps(
-            {"bos_token": "<|begin_of_text|>", "EOS_TOKEN": "<|end_of_text_128001|>", "mask_token_id": 103}
-            | {f"extra_id_{n}": f"<extra_id_{n}>" for n in range(100)}
-        ),
+        "commits.md": "".join(f"- commit {rng.randbytes(20).hex()}, run {rng.randbytes(16).hex()}\n" for _ in words),
+        "tokens.json": json.dumps({"bos_token": "<|begin_of_text|>", "EOS_TOKEN": "<|end_of_text_128001|>"} | extra),
         "login.md": f"hf auth login\nexport HF_TOKEN=hf_{34 * 'x'}\nexport HF_TOKEN=<your token>\n"
         "login(token=os.environ['HF_TOKEN'])\nOPENAI_API_KEY=sk-... WANDB_API_KEY=$WANDB_API_KEY\n"
         "client = OpenAI(api_key='YOUR_API_KEY', base_url='http://localhost:8000/v1')\npassword = getpass()\n",
