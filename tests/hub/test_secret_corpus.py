@@ -110,16 +110,8 @@ def documents() -> dict[str, str]:
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in kinds and path.is_file():
                 found[str(path.relative_to(ROOT))] = path.read_text(encoding="utf-8")
-    for name in [
-        "transformers",
-        "diffusers",
-        "peft",
-        "accelerate",
-        "datasets",
-        "evaluate",
-        "huggingface-hub",
-        "click",
-    ]:
+    ours = ("transformers", "diffusers", "peft", "accelerate", "datasets", "evaluate", "huggingface-hub", "click")
+    for name in ours:
         for file in distribution(name).files or ():
             # Lists of hashes are long, and alike.
             named = file.name in ("METADATA", "LICENSE") or (name, file.name) == ("peft", "RECORD")
