@@ -104,3 +104,9 @@ def on_hub(api: HfApi, tmp_path: Path, revision: str = "main") -> dict[str, byte
     folder = tmp_path / f"there-{revision.replace('/', '-')}"
     api.snapshot_download("org/model", revision=revision, local_dir=folder)
     return {name: data for name, data in contents(folder).items() if not name.startswith((".cache/", ".git"))}
+
+
+def edit(path: Path, **fields: Any) -> None:
+    """Changes fields of a JSON file, or writes one of them."""
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(known | fields))

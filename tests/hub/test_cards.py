@@ -22,7 +22,7 @@ from hf_ext.semanir import SemanIRImageProcessor
 from tests.kit.command_line import run
 from tests.kit.refusals import refused
 
-from .published import EVALUATION, TRAINING, save_bert, save_snapshot, tiny_adapter, tiny_model
+from .published import EVALUATION, TRAINING, edit, save_bert, save_snapshot, tiny_adapter, tiny_model
 
 
 def headings(text: str) -> list[str]:
@@ -280,9 +280,7 @@ def test_only_a_line_of_its_own_ends_the_metadata(line):
 
 def test_other_kinds_of_models(tmp_path):
     tiny_adapter().save_pretrained(tmp_path / "adapter")
-    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
-    config["base_model_name_or_path"] = "org/denoiser"
-    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(config))
+    edit(tmp_path / "adapter" / "adapter_config.json", base_model_name_or_path="org/denoiser")
     card = ModelCard.load(write_card(tmp_path / "adapter", repo_id="org/adapter"))
     assert_finished(card.content)
     assert (card.data.library_name, card.data.base_model) == ("peft", "org/denoiser")

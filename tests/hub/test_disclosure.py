@@ -18,7 +18,7 @@ from hf_ext.hub.publish import push, rehearse, stage
 from tests.kit.pictures import encode
 from tests.kit.refusals import refused
 
-from .published import EVALUATION, TRAINING, contents, save_bert, save_snapshot, tiny_adapter
+from .published import EVALUATION, TRAINING, contents, edit, save_bert, save_snapshot, tiny_adapter
 
 # Made up, in pieces, so that no scanner takes this file for a leak. The kinds are those of test_secret_corpus.
 TOKEN = "sk" + "-" + "aB3dE6gH9j" * 4
@@ -207,7 +207,7 @@ def test_a_folder_of_two_names_is_published_as_a_folder_wherever_a_push_starts(k
     (snapshot / "eval.json").write_text(json.dumps({"results": results}))
     path = snapshot / ("adapter_config.json" if "adapter" in kind else "config.json")
     key = {"_name_or_path": "_name_or_path"}.get(kind, "base_model_name_or_path" if "adapter" in kind else "note")
-    path.write_text(json.dumps(json.loads(path.read_text()) | {key: "clients/acme" if key != "note" else ""}))
+    edit(path, **{key: "clients/acme" if key != "note" else ""})
     if "adapter" in kind and held:
         with pytest.raises(NotPublished):
             stage(snapshot, tmp_path / "staged", repo_id="org/model")
@@ -260,10 +260,9 @@ def test_an_adapter_over_a_folder_is_refused_with_advice(base, tmp_path, monkeyp
     (tmp_path / "here").mkdir()
     adapter = tmp_path / "adapter"
     tiny_adapter().save_pretrained(adapter)
-    config = json.loads((adapter / "adapter_config.json").read_text())
 
     def stage_over(base) -> Path:
-        (adapter / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": base}))
+        edit(adapter / "adapter_config.json", base_model_name_or_path=base)
         return stage(adapter, tmp_path / "staged", overwrite=True)
 
     with pytest.raises(NotPublished) as caught:

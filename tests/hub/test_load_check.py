@@ -19,7 +19,7 @@ from hf_ext.hub.shipped import shipped_files
 from tests.kit import warm_python
 from tests.kit.refusals import refused
 
-from .published import save_bert, save_snapshot, tiny_adapter
+from .published import edit, save_bert, save_snapshot, tiny_adapter
 
 
 @pytest.fixture
@@ -117,8 +117,7 @@ def test_a_folder_that_does_not_load_is_refused_with_what_the_process_said(stage
     save_file(weights | {"stranger": torch.zeros(1)}, staged / "model.safetensors", metadata={"format": "pt"})
     with refused(NotPublished, "model.extractor.weight"):
         check_loads(staged)
-    config = json.loads((staged / "config.json").read_text())
-    (staged / "config.json").write_text(json.dumps(config | {"window_size": 0}))
+    edit(staged / "config.json", window_size=0)
     with refused(NotPublished, "hf_ext", "window_size"):
         check_loads(staged)
 
@@ -152,9 +151,8 @@ def test_an_equal_file_of_another_room_is_not_shipped_either(staged, never_run):
 @pytest.mark.parametrize("file", ["config.json", "preprocessor_config.json"])
 @pytest.mark.parametrize("reference", ["org/repo--modeling_semanir.SemanIRModel", "os.system", "modeling_semanir"])
 def test_references_to_other_code_are_never_followed(staged, never_run, file, reference):
-    content = json.loads((staged / file).read_text())
-    content["auto_map"]["AutoModel"] = reference
-    (staged / file).write_text(json.dumps(content))
+    known = json.loads((staged / file).read_text())["auto_map"]
+    edit(staged / file, auto_map=known | {"AutoModel": reference})
     with refused(DataError, "auto_map"):
         check_loads(staged)
 

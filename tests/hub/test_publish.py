@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from hf_ext.semanir import SemanIRImageProcessor, SemanIRModel
 from tests.kit.models import assert_same_weights, file_limit
 from tests.kit.refusals import refused
 
-from .published import CODE, STAGED, TRAINING, contents, save_bert, save_snapshot, tiny_adapter, tiny_model
+from .published import CODE, STAGED, TRAINING, contents, edit, save_bert, save_snapshot, tiny_adapter, tiny_model
 
 EVIL = "from pathlib import Path\nPath({marker!r}).write_text('ran')\n"
 PROCESSOR = "image_processing_semanir.py"
@@ -84,9 +85,8 @@ def test_code_that_came_with_a_folder_is_neither_run_nor_staged(tmp_path, snapsh
         (snapshot / name).parent.mkdir(exist_ok=True)
         (snapshot / name).write_text(evil)
     for name in ("config.json", "preprocessor_config.json"):
-        content = json.loads((snapshot / name).read_text())
-        content["auto_map"] = dict.fromkeys(content["auto_map"], "evil.Evil")
-        (snapshot / name).write_text(json.dumps(content))
+        known = json.loads((snapshot / name).read_text())["auto_map"]
+        edit(snapshot / name, auto_map=dict.fromkeys(known, "evil.Evil"))
     folder = stage(snapshot, tmp_path / "out")
     assert not marker.exists()
     assert sorted(contents(folder)) == STAGED
@@ -95,66 +95,53 @@ def test_code_that_came_with_a_folder_is_neither_run_nor_staged(tmp_path, snapsh
     assert "evil" not in (folder / "config.json").read_text() + (folder / "preprocessor_config.json").read_text()
 
 
-def test_a_kernel_of_the_hub_in_a_configuration_is_refused_before_anything_is_loaded(tmp_path, snapshot):
-    config = json.loads((snapshot / "config.json").read_text()) | {"attn_implementation": "org/kernel"}
-    (snapshot / "config.json").write_text(json.dumps(config))
-    # Loading would fail in another way.
-    (snapshot / "model.safetensors").write_bytes(save({"stranger": torch.zeros(1)}))
-    with refused(DataError, "config.json", "attn_implementation"):
-        stage(snapshot, tmp_path / "out")
+def reweigh(folder: Path, **changes: torch.Tensor | None) -> None:
+    """Replaces weights of a model, adds some, or removes those that are None."""
+    weights = load_file(folder / "model.safetensors") | changes
+    kept = {name: value for name, value in weights.items() if value is not None}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize("change", ["missing", "unexpected", "shape"])
-def test_weights_must_fit_the_class(tmp_path, snapshot, change):
-    weights = load_file(snapshot / "model.safetensors")
-    name = "model.extractor.weight"
-    if change == "missing":
-        del weights[name]
-    elif change == "unexpected":
-        weights["stranger"] = torch.zeros(1)
-    else:
-        weights[name] = torch.zeros(1)
-    save_file(weights, snapshot / "model.safetensors", metadata={"format": "pt"})
+FIRST = "model.extractor.weight"
+# What is done to a model of ours, and the facts of its refusal.
+SPOILT: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
+    "a kernel of a Hub": (
+        lambda f: edit(f / "config.json", attn_implementation="org/kernel"),
+        ("attn_implementation",),
+    ),
+    "no architecture": (lambda f: edit(f / "config.json", architectures=None), ("config.json", "ForImageRestoration")),
+    "a stranger's": (lambda f: edit(f / "config.json", architectures=["X"]), ("config.json", "ForImageRestoration")),
+    "two": (lambda f: edit(f / "config.json", architectures=["SemanIRModel"] * 2), ("config.json", "ForImageRest")),
+    "no image processor": (lambda f: (f / "preprocessor_config.json").unlink(), ("SemanIRImageProcessor",)),
+    "a weight is missing": (lambda f: reweigh(f, **{FIRST: None}), ("missing", FIRST)),
+    "a weight is unexpected": (lambda f: reweigh(f, stranger=torch.zeros(1)), ("unexpected", "stranger")),
+    "a weight is of another shape": (lambda f: reweigh(f, **{FIRST: torch.zeros(1)}), ("mismatch",)),
+    "a pickle": (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), ("pytorch_model.bin",)),
+}
+
+
+@pytest.mark.parametrize("kind", SPOILT)
+def test_a_model_of_ours_that_is_spoilt_is_refused(tmp_path, snapshot, kind):
+    spoil, facts = SPOILT[kind]
+    spoil(snapshot)
     # transformers itself raises for a wrong shape
-    with pytest.raises(
-        (ValueError, RuntimeError), match="mismatch" if change == "shape" else rf"do not fit.*{change}"
-    ):
+    with refused((ValueError, RuntimeError), *facts):
         stage(snapshot, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("architectures", [None, ["Stranger"], ["SemanIRModel", "SemanIRForImageRestoration"]])
-def test_the_architecture_must_be_one_of_ours(tmp_path, snapshot, architectures):
-    config = json.loads((snapshot / "config.json").read_text()) | {"architectures": architectures}
-    (snapshot / "config.json").write_text(json.dumps(config))
-    with refused(DataError, "config.json", "SemanIRForImageRestoration"):
-        stage(snapshot, tmp_path / "out")
-
-
-def test_an_image_model_needs_its_image_processor(tmp_path, snapshot):
+def test_a_processor_is_given_with_a_model_in_memory(tmp_path, snapshot):
     with refused(DataError, "processor=SemanIRImageProcessor"):
         stage(tiny_model(), tmp_path / "out")
-    (snapshot / "preprocessor_config.json").unlink()
-    with refused(DataError, "SemanIRImageProcessor", "save_pretrained"):
-        stage(snapshot, tmp_path / "out")
     with refused(UsageError, "processor", "memory"):
         stage(snapshot, tmp_path / "out", processor=SemanIRImageProcessor())
-
-
-def test_pickles_are_refused(tmp_path, snapshot):
-    (snapshot / "model.safetensors").rename(snapshot / "pytorch_model.bin")
-    with refused(CheckpointError, "pytorch_model.bin"):
-        stage(snapshot, tmp_path / "out")
-    bert = save_bert(tmp_path / "bert")
-    torch.save({}, bert / "training_args.bin")
-    with refused(NotPublished, "training_args.bin"):
-        stage(bert, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
         ("modeling_x.py", "", r"modeling_x\.py is code"),
+        ("training_args.bin", "", r"training_args\.bin"),
         ("config.json", {"auto_map": {"AutoModel": "org/other--modeling_x.X"}}, "auto_map names 'org/other--model"),
         ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["tok.T", None]}}, "auto_map names 'tok.T'"),
         ("config.json", {"custom_pipelines": {"x": {}}}, "custom_pipelines names .*code that is not in the folder"),
@@ -163,10 +150,7 @@ def test_pickles_are_refused(tmp_path, snapshot):
     ],
 )
 def test_a_transformers_folder_with_code_is_refused(tmp_path, file, content, message, bert):
-    if isinstance(content, dict):
-        known = json.loads((bert / file).read_text()) if (bert / file).exists() else {}
-        content = json.dumps(known | content)
-    (bert / file).write_text(content)
+    edit(bert / file, **content) if isinstance(content, dict) else (bert / file).write_text(content)
     with pytest.raises(ValueError, match=message):
         stage(bert, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bert"]
@@ -282,9 +266,7 @@ def test_an_index_without_metadata_is_refused_in_words(tmp_path, kind):
     model = tiny_model() if kind == "ours" else BertModel.from_pretrained(save_bert(tmp_path / "bert"))
     model.save_pretrained(tmp_path / "source", max_shard_size="1KB")
     index = tmp_path / "source" / "model.safetensors.index.json"
-    content = json.loads(index.read_text())
-    del content["metadata"]
-    index.write_text(json.dumps(content))
+    index.write_text(json.dumps({"weight_map": json.loads(index.read_text())["weight_map"]}))
     with pytest.raises(CheckpointError):
         stage(tmp_path / "source", tmp_path / "out")
 

@@ -18,7 +18,7 @@ from hf_ext.hub.load_check import check_loads, verify_code
 from hf_ext.hub.publish import push, stage
 from hf_ext.pipelines import DisentangledDiTPipeline
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae
-from tests.hub.published import EVALUATION, contents
+from tests.hub.published import EVALUATION, contents, edit
 from tests.hub.test_cards import assert_finished
 from tests.kit.hub import run_python
 from tests.kit.models import assert_same_weights
@@ -54,8 +54,7 @@ def test_stage_writes_a_clean_copy_that_loads_anywhere(tmp_path, snapshot):
     assert_same_weights(loaded.transformer, before.transformer)
     assert stage(out, out, overwrite=True) == out
     # The check finds missing weights.
-    config = out / "transformer" / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_layers": 4}))
+    edit(out / "transformer" / "config.json", num_layers=4)
     with refused(ValueError, "hf_ext"):
         check_loads(out)
 
@@ -127,8 +126,7 @@ INDEXES = [
 
 @pytest.mark.parametrize("fields", INDEXES)
 def test_an_index_that_names_other_code_is_refused(fields, tmp_path, snapshot):
-    path = snapshot / "model_index.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    edit(snapshot / "model_index.json", **fields)
     for refuse in (lambda: stage(snapshot, tmp_path / "staged"), lambda: verify_code(snapshot)):
         with refused(ValueError, *fields):
             refuse()
@@ -141,8 +139,7 @@ def test_pickles_kernels_and_remote_pipelines_are_refused(tmp_path, snapshot):
     text = tmp_path / "text"
     pipeline = make_text_pipeline()
     pipeline.save_pretrained(text)
-    config = text / "text_encoder" / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"attn_implementation": "org/kernel"}))
+    edit(text / "text_encoder" / "config.json", attn_implementation="org/kernel")
     with refused(DataError, "kernel", "names"):
         stage(text, tmp_path / "staged")
     remote = type("Remote", (), {"__module__": "diffusers_modules.local.pipeline"})()

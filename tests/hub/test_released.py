@@ -11,6 +11,7 @@ import hf_ext
 from hf_ext.hub.released import find_model, list_released
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor
 from hf_ext_cli.main import main
+from tests.hub.published import edit
 
 # Megabytes of one, of the Disentangled DiT, and of all.
 LIMIT, LIMITS, LIMIT_OF_ALL = 3.0, {"cifar10": 8.0}, 20.0
@@ -28,8 +29,7 @@ def tiny(released_models, tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     folder = released_models / "denoise-tiny"
     SemanIRForImageRestoration(SemanIRConfig(**TINY)).half().save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
+    edit(folder / "config.json", dtype="float32")
     SemanIRImageProcessor().save_pretrained(folder)
     summary = {**SUMMARY, "parameters": 1000, "steps": 10, "core_hours": 0.5}
     (folder / "training.json").write_text(json.dumps({"released": summary}))
