@@ -20,27 +20,11 @@ CLASSES = [ROOM / "modeling_semanir.py", ROOM / "image_processing_semanir.py"]
 CODE = sorted({Path(file).name for path in CLASSES for file in (path, *get_relative_import_files(path))})
 STAGED = sorted(["README.md", "config.json", "model.safetensors", "preprocessor_config.json", *CODE])
 
+_PSNR = {"metric": "psnr", "name": "PSNR (RGB, border 0)", "value": 30.123456, "dataset": "org/photos"}
+_SSIM = {"metric": "ssim", "name": "SSIM | RGB", "value": 0.9, "dataset": "three photographs"}
+_TEST = {"split": "test", "task": "image-to-image"}
 EVALUATION: dict[str, Any] = {
-    "results": [
-        {
-            "metric": "psnr",
-            "name": "PSNR (RGB, border 0)",
-            "value": 30.123456,
-            "dataset": "org/photos",
-            "split": "test",
-            "task": "image-to-image",
-            "arguments": {"sigma": 25},
-        },
-        {
-            "metric": "ssim",
-            "name": "SSIM | RGB",
-            "value": 0.9,
-            "dataset": "three photographs",
-            "split": "test",
-            "task": "image-to-image",
-            "arguments": {},
-        },
-    ],
+    "results": [{**_PSNR, **_TEST, "arguments": {"sigma": 25}}, {**_SSIM, **_TEST, "arguments": {}}],
     "revision": None,
 }
 TRAINING: dict[str, Any] = {
@@ -54,11 +38,7 @@ TRAINING: dict[str, Any] = {
         "peft": None,
         "activation_checkpointing": False,
     },
-    "commit": "1234abcd",
-    "hardware": "2 CPU cores",
-    "seconds": 3723.4,
-    "steps": 10,
-    "samples": 160,
+    **{"commit": "1234abcd", "hardware": "2 CPU cores", "seconds": 3723.4, "steps": 10, "samples": 160},
     "versions": {"torch": "2.13.0"},
 }
 

@@ -23,7 +23,7 @@ from .published import STAGED, contents, on_hub, save_bert, tiny_model
 
 @pytest.fixture
 def options(hub: EmbeddedHub) -> dict[str, Any]:
-    """Of a push to the Hub of the test."""
+    """Options of a push to the Hub of the test."""
     return {"endpoint": hub.url, "token": False, "check": False}
 
 
