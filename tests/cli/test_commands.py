@@ -2,14 +2,11 @@
 
 import json
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import HfApi, ModelCard, close_session
+from huggingface_hub import HfApi, close_session
 from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -18,7 +15,7 @@ from skimage import data
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext_cli.doctor import hide_login
 from tests.emr.emr_testing import push_folder
-from tests.hub.published import EVALUATION, STAGED, save_snapshot
+from tests.hub.published import EVALUATION, save_snapshot
 from tests.kit.command_line import run
 from tests.kit.hub import run_python
 
@@ -136,29 +133,6 @@ def test_card_check_finds_what_is_missing_or_contradicts(tmp_path):
         f"{card}: [More Information Needed] is left in the text",
         f"{card}: psnr of 31.5 in eval.json is not in the metadata",
     ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["push", "{}", "me/tiny", "--dry-run", "--no-check", "--json", "--endpoint", "http://127.0.0.1:9"],
-        ["card", "{}"],
-    ],
-)
-def test_a_process_of_its_own_knows_our_models(snapshot, tmp_path, words):
-    """The program starts without the models; the tests' process has long imported them."""
-    folder = tmp_path / "snapshot"
-    shutil.copytree(snapshot, folder)
-    (folder / "README.md").unlink(missing_ok=True)
-    program = Path(sys.executable).with_name("hf-ext")
-    done = subprocess.run([program, *(word.format(folder) for word in words)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    if words[0] == "push":
-        assert set(STAGED) <= set(json.loads(done.stdout)["files"])
-    else:
-        metadata = ModelCard.load(folder / "README.md").data
-        assert (metadata.pipeline_tag, metadata.license) == ("image-restoration", "apache-2.0")
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import struct
 
@@ -14,7 +13,6 @@ from safetensors.torch import load_file, save_file
 
 from hf_ext.errors import UsageError
 from hf_ext.hub.checkpoints import CheckpointError, open_checkpoint
-from hf_ext.hub.range_readers import WeightsFile
 from tests.kit.refusals import refused
 
 from .checkpoint_files import assert_same, sharded, some_tensors
@@ -233,13 +231,3 @@ def test_read_into_refuses_runs_and_memory_that_do_not_fit(tmp_path, start, stop
     save_file(some_tensors(), tmp_path / "model.safetensors")
     with open_checkpoint(tmp_path) as checkpoint, refused(UsageError, "long"):
         checkpoint.read_into("long", start, stop, out)
-
-
-def test_the_files_are_described_by_their_sizes_and_headers(tmp_path):
-    sharded(tmp_path)
-    with open_checkpoint(tmp_path) as checkpoint:
-        assert set(checkpoint.files) == {path.name for path in tmp_path.glob("*.safetensors")}
-        for name, file in checkpoint.files.items():
-            data = (tmp_path / name).read_bytes()
-            header = data[: 8 + int.from_bytes(data[:8], "little")]
-            assert file == WeightsFile(len(data), hashlib.sha256(header).hexdigest(), None, tmp_path / name)

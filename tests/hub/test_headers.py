@@ -8,15 +8,11 @@ import struct
 from pathlib import Path
 
 import pytest
-from safetensors import safe_open
-from safetensors.torch import save_file
 
 from hf_ext.hub.checkpoints import CheckpointError, open_checkpoint
 from hf_ext.hub.header_format import MAX_HEADER_BYTES
 from hf_ext.hub.safetensors_headers import parse_header
 from tests.kit.refusals import refused
-
-from .checkpoint_files import some_tensors
 
 
 def write_raw(path: Path, header: object, data: bytes = b"", length: int | None = None) -> Path:
@@ -61,16 +57,6 @@ def test_a_malformed_header_of_a_hub_is_an_error_that_says_what_is_wrong(case):
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     with pytest.raises(CheckpointError, match=rf"model\.safetensors: .*{message}"):
         parse_header(text, 8 + len(text) + len(data), "model.safetensors")
-
-
-def test_headers_say_what_the_library_reads(tmp_path):
-    path = tmp_path / "model.safetensors"
-    save_file(some_tensors(), path, metadata={"step": "3"})
-    with open_checkpoint(path) as checkpoint, safe_open(path, "pt") as theirs:
-        assert checkpoint.metadata == theirs.metadata() and set(checkpoint) == set(theirs.keys())
-        for name in checkpoint:
-            tensor = theirs.get_tensor(name)
-            assert (checkpoint.info(name).dtype, checkpoint.info(name).shape) == (tensor.dtype, tuple(tensor.shape))
 
 
 def test_a_tensor_of_four_bits_needs_whole_bytes(tmp_path):

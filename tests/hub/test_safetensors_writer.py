@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -76,15 +75,6 @@ def test_any_names_types_and_shapes_written_in_pieces_in_any_order(tmp_path_fact
     if torch.uint16 not in {dtype for dtype, _ in described.values()}:
         with safe_open(path, "pt") as file:
             assert set(file.keys()) == set(described)
-
-
-def test_threads_write_blocks_of_one_tensor(tmp_path):
-    values = torch.randn(1000).bfloat16()
-    writer = SafetensorsWriter(tmp_path / "a.safetensors", {"x": (torch.bfloat16, (10, 100))})
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda start: writer.write("x", start, values[start : start + 13]), range(0, 1000, 13)))
-    writer.close()
-    assert load_file(tmp_path / "a.safetensors")["x"].equal(values.reshape(10, 100))
 
 
 def test_a_file_of_the_same_size_keeps_its_data(tmp_path):
