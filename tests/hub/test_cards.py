@@ -101,10 +101,8 @@ def test_every_released_card_shows_its_picture_where_it_is_published(tmp_path):
 def test_text_of_a_trained_model(snapshot):
     text = write_card(snapshot, repo_id="org/denoiser").read_text()
     assert_finished(text)
-    sections = (
-        "How to use it, Intended use, Data, Training, Results, Model, Limits, What differs from the paper, Citation"
-    )
-    assert headings(text) == [*sections.split(", "), "What differs from the paper", "Citation"]
+    assert headings(text)[:5] == ["How to use it", "Intended use", "Data", "Training", "Results"]
+    assert headings(text)[5:] == ["Model", "Limits", "What differs from the paper", "Citation"]
     count = sum(value.numel() for value in tiny_model().state_dict().values())
     for line in (
         *("| sigma | 25 |", "| learning_rate | 0.0002 |", "| commit | 1234abcd |", "| hardware | 2 CPU cores |"),
