@@ -205,16 +205,10 @@ def test_what_both_options_set_lasts_for_one_command(loudness, monkeypatch, word
     assert after == before
 
 
-def test_both_options_contradict_each_other():
+def test_quiet_commands_print_results_only_and_verbose_errors_a_traceback(tmp_path):
     assert run("models", "-q", "-v").exit_code == run("models", "--verbose", "--quiet").exit_code == 2
-
-
-def test_quiet_commands_print_results_only(tmp_path):
     assert run("init", "semanir", tmp_path / "loud").stdout.count("\n") == 3
     assert run("init", "semanir", tmp_path / "mine", "-q").stdout == f"{tmp_path / 'mine' / 'semanir.yaml'}\n"
-
-
-def test_verbose_errors_have_a_traceback_and_the_same_end():
     result = run("info", "/nowhere/at/all", "-v")
     assert result.exit_code == 2 and "Traceback" in result.stderr
     assert result.stderr.splitlines()[-1] == run("info", "/nowhere/at/all").stderr.splitlines()[-1]

@@ -54,47 +54,28 @@ def names_in_tokenizers() -> set[str]:
     return names
 
 
-def test_every_file_of_every_tokenizer_goes_up():
-    names = names_in_tokenizers()
-    assert len(names) > 20 and {"vocab.txt", "spiece.model", "sentencepiece.bpe.model"} < names
-    assert not [name for name in names if not is_loaded(name)]
-
-
-LOADED = [
+LOADED = (
     *("tiktoken.model", "special_tokens_map.json", "added_tokens.json", "tokenizer_config.json"),
     *("additional_chat_templates/tool_use.jinja", "qformer_tokenizer/tokenizer.json"),
-    *("model-00001-of-00012.safetensors", "model.safetensors.index.json"),
-    *("model.fp16.safetensors", "model.fp16-00001-of-00002.safetensors", "model.safetensors.index.fp16.json"),
-    *(
-        "diffusion_pytorch_model-00001-of-00002.fp16.safetensors",
-        "diffusion_pytorch_model.safetensors.index.fp16.json",
-    ),
-]
+    *("model-00001-of-00012.safetensors", "model.safetensors.index.json", "model.fp16.safetensors"),
+    *("model.fp16-00001-of-00002.safetensors", "model.safetensors.index.fp16.json"),
+    "diffusion_pytorch_model-00001-of-00002.fp16.safetensors",
+)
 
 
-@pytest.mark.parametrize("name", LOADED)
-def test_what_loaders_read_goes_up(name):
-    assert is_loaded(name) and not is_described(name)
-
-
-def test_the_names_of_the_installed_libraries_are_known():
-    files = transformers.utils
-    names = [
+def test_what_loaders_read_goes_up_and_nothing_else():
+    files, tokenizers = transformers.utils, names_in_tokenizers()
+    assert len(tokenizers) > 20 and {"vocab.txt", "spiece.model", "sentencepiece.bpe.model"} < tokenizers
+    known = {
         *(files.CONFIG_NAME, files.GENERATION_CONFIG_NAME, files.PROCESSOR_NAME, files.VIDEO_PROCESSOR_NAME),
         *(files.FEATURE_EXTRACTOR_NAME, files.IMAGE_PROCESSOR_NAME, files.AUDIO_TOKENIZER_NAME),
         *(files.SAFE_WEIGHTS_NAME, files.SAFE_WEIGHTS_INDEX_NAME, files.CHAT_TEMPLATE_FILE),
         *(peft.utils.CONFIG_NAME, peft.utils.SAFETENSORS_WEIGHTS_NAME),
-        diffusers.utils.SAFETENSORS_WEIGHTS_NAME,
-        diffusers.utils.SAFE_WEIGHTS_INDEX_NAME,
-    ]
-    assert not [name for name in names if not is_loaded(name)]
-
-
-@pytest.mark.parametrize(
-    "name", [*PRIVATE, "LICENSE.key", "config.json.bak", "my-config.json", "model.safetensors.txt"]
-)
-def test_nothing_else_does(name):
-    assert not is_loaded(name) and not is_described(name)
+        *(diffusers.utils.SAFETENSORS_WEIGHTS_NAME, diffusers.utils.SAFE_WEIGHTS_INDEX_NAME),
+    }
+    assert not [name for name in (*LOADED, *tokenizers, *known) if not is_loaded(name) or is_described(name)]
+    others = (*PRIVATE, "LICENSE.key", "config.json.bak", "my-config.json", "model.safetensors.txt")
+    assert not [name for name in others if is_loaded(name) or is_described(name)]
 
 
 def test_a_folder_of_transformers_is_published_by_name_and_says_so(tmp_path):
