@@ -7,11 +7,13 @@ Each is looked for when it is used, so that a test can take it away. The garbage
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import gc
 import io
 import os
 import shutil
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -23,6 +25,9 @@ _OPEN_FLAGS = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 # Where a file has one position for all, whoever moves it keeps the others out.
 _moving = threading.Lock()
+# Looked up before a fork, in which another thread may hold the lock of the loader for ever.
+_prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
 
 
 def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> int:
@@ -106,6 +111,15 @@ def count_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def end_with_parent(parent: int) -> None:
+    """Has Linux kill this forked process as soon as the thread ends that forked it, by SIGKILL too."""
+    if _prctl is not None:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        # It may have ended before it was asked for.
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 @contextlib.contextmanager

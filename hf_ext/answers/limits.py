@@ -31,6 +31,7 @@ from ..restoration.files import read_image
 from ..restoration.tiles import bytes_needed, restore_image
 from ..semanir import SemanIRForImageRestoration
 from ..semanir.image_processing_semanir import pixels_to_image
+from ..system import end_with_parent
 
 # Seconds between two looks at the memory of the process.
 _PAUSE = 0.1
@@ -152,7 +153,7 @@ class Limits:
         clock = getattr(Clock.running, "clock", None) or self.clock()
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_send_picture, args=(theirs, source, self), daemon=True)
+        process = context.Process(target=_send_picture, args=(theirs, source, self, os.getpid()), daemon=True)
         with warnings.catch_warnings():
             # Of threads, which the process does not need.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -193,10 +194,11 @@ class Limits:
         return restore_image(model, pixels, tile="auto", **options)
 
 
-def _send_picture(pipe: Connection, source: Source, limits: Limits) -> None:
-    """Work of the process: a line about a picture and its parts, or one about an error."""
+def _send_picture(pipe: Connection, source: Source, limits: Limits, server: int) -> None:
+    """Work of the process: a line about a picture and its parts, or one about an error. It ends with the server."""
     import resource
 
+    end_with_parent(server)
     try:
         present = int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
         with suppress(ValueError, OverflowError):

@@ -11,6 +11,7 @@ from hf_ext.terminal import is_quiet
 from .information import read_results as read_evaluation
 from .library import register_models
 from .output import print_json, print_rows
+from .signals import ended_by_signals
 from .sources import ModelFolder
 from .terminal import say
 
@@ -39,7 +40,8 @@ def push(folder: Path, repo_id: str, check: bool, dry_run: bool, as_json: bool, 
     from a Hub's cache, in a process with hf_ext and in one without. Only files that belong to a model are uploaded;
     links that leave FOLDER are not followed. Before the upload, the files and the excluded files are listed. A file
     with a token, key or password stops the push. Code in FOLDER is never run and never uploaded. After the upload, the
-    files on the Hub are compared with the copy. The token comes from `hf auth login` or HF_TOKEN.
+    files on the Hub are compared with the copy. The token comes from `hf auth login` or HF_TOKEN. SIGINT (Ctrl-C) ends
+    it with exit code 130, SIGTERM with 143; the copy is removed.
 
     \b
     Examples:
@@ -47,24 +49,13 @@ def push(folder: Path, repo_id: str, check: bool, dry_run: bool, as_json: bool, 
       hf-ext push runs/denoise/snapshot org/name --create-pr --message "Longer training"
       hf-ext push runs/denoise/snapshot org/name --dry-run
     """
-    register_models()
-    if dry_run:
-        listing = try_push(folder, repo_id, check, **options)
-        result: dict[str, Any] = {"repo_id": repo_id}
-    else:
-        from hf_ext.hub.publish import push as run
-
-        announced: list[Listing] = []
-
-        def announce(listing: "Listing") -> None:
-            announced.append(listing)
-            if not is_quiet():
-                print_listing(listing, to_stderr=as_json)
-
-        # The options have the names of the function's arguments.
-        commit = run(folder, repo_id, check=check, announce=announce, **options)
-        (listing,) = announced
-        result = {"repo_id": repo_id, "commit": commit.oid, "url": commit.commit_url, "pull_request": commit.pr_url}
+    with ended_by_signals("the copy is removed. Push again."):
+        register_models()
+        if dry_run:
+            listing = try_push(folder, repo_id, check, **options)
+            result: dict[str, Any] = {"repo_id": repo_id}
+        else:
+            listing, result = upload(folder, repo_id, check, as_json, **options)
     if as_json:
         listed = {"files": listing.files, "stays_behind": listing.stays_behind, "notes": listing.notes}
         print_json(result | listed | ({"deleted": listing.deleted} if dry_run else {}))
@@ -72,6 +63,23 @@ def push(folder: Path, repo_id: str, check: bool, dry_run: bool, as_json: bool, 
         print_listing(listing)
     else:
         print_rows([(name.replace("_", " "), value) for name, value in result.items() if value is not None])
+
+
+def upload(folder: Path, repo_id: str, check: bool, as_json: bool, **options: Any) -> tuple["Listing", dict[str, Any]]:
+    """Pushes a folder after its listing was printed, and returns the listing and the commit."""
+    from hf_ext.hub.publish import push as run
+
+    announced: list[Listing] = []
+
+    def announce(listing: "Listing") -> None:
+        announced.append(listing)
+        if not is_quiet():
+            print_listing(listing, to_stderr=as_json)
+
+    # The options have the names of the function's arguments.
+    commit = run(folder, repo_id, check=check, announce=announce, **options)
+    where = {"commit": commit.oid, "url": commit.commit_url, "pull_request": commit.pr_url}
+    return announced[0], {"repo_id": repo_id, **where}
 
 
 def try_push(

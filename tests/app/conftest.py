@@ -3,8 +3,12 @@
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from PIL import Image
+
+from tests.kit.pictures import noise
 
 
 @contextlib.contextmanager
@@ -41,3 +45,10 @@ def without_open_loops() -> Iterator[None]:
     """The same for pages that a test makes."""
     with closed_loops():
         yield
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    """A small picture with noise."""
+    Image.fromarray(noise(24, 40, 3)).save(tmp_path / "photo.png")
+    return tmp_path / "photo.png"

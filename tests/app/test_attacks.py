@@ -45,10 +45,7 @@ def send(address: str, raw: bytes) -> int:
 
 
 # The rules of names are those of the embedded Hub, whose tests have more.
-HOSTS = [
-    ("LOCALHOST", 200), ("lab:1", 200), ("[::1]:7860", 200), ("evil.example:7860", 403), ("", 403),
-    ("localhost.", 403), ("127.0.0.1.evil.example", 403), ("evil@127.0.0.1", 403), ("http://127.0.0.1", 403),
-]  # fmt: skip
+HOSTS = [("LOCALHOST", 200), ("lab:1", 200), ("evil.example:7860", 403), ("", 403), ("evil@127.0.0.1", 403)]
 
 
 @pytest.mark.parametrize(("host", "status"), HOSTS)
@@ -154,8 +151,7 @@ def test_bodies(address, body, status):
 
 
 @pytest.mark.parametrize(
-    "given",
-    [("/etc/passwd", 1.0), (None, 1.0), ("", 1.0), (7, 1.0), ("a", 9e99), ("a", "b"), ("a", 1.0, "x" * 1000)],
+    "given", [("/etc/passwd", 1.0), (None, 1.0), ("", 1.0), (7, 1.0), ("a", 9e99), ("a", "b"), ("a", 1.0, "x" * 1000)]
 )
 def test_what_no_page_sends_ends_without_a_folder(address, given):
     found = restore(address, *given)
@@ -223,8 +219,7 @@ def test_numbers_that_are_none_are_silence(tmp_path):
     sound[::7] = np.inf
     soundfile.write(tmp_path / "a.wav", sound, 8000, subtype="FLOAT")
     *_, words = work.hear_file(str(hf_ext.released("spoken-digits")), str(tmp_path / "a.wav"))
-    assert words == []
-    assert "no word" in describe_sound("x", len(words), 1.0, 0.1)
+    assert words == [] and "no word" in describe_sound("x", len(words), 1.0, 0.1)
 
 
 def test_more_requests_than_may_wait_are_refused(address):
@@ -259,17 +254,6 @@ def test_the_work_of_a_client_that_leaves_ends():
     assert not work.find_left()()
 
 
-def test_gradio_knows_of_a_client_that_left():
-    """The names that `find_left` reads."""
-    from gradio.queueing import Event, Queue
-
-    with gr.Blocks() as page:
-        page.load(lambda: None)
-    assert isinstance(page._queue, Queue) and page._queue.event_ids_to_events == {}
-    event = Event("session", next(iter(page.fns.values())), None, None)
-    assert event.alive and not event.closed
-
-
 @pytest.mark.slow
 def test_a_connection_that_closes_ends_the_work(address, tmp_path):
     """The next restoration does not wait for the drawing of the client that left."""
@@ -285,10 +269,3 @@ def test_a_connection_that_closes_ends_the_work(address, tmp_path):
     begun = time.monotonic()
     assert b"event: complete" in restore(address, upload(address, tmp_path / "a.png"))
     assert time.monotonic() - begun < 60
-
-
-@pytest.fixture
-def photo(tmp_path) -> Path:
-    """A small picture."""
-    Image.new("RGB", (12, 8), (200, 100, 50)).save(tmp_path / "photo.png")
-    return tmp_path / "photo.png"

@@ -3,8 +3,6 @@
 import io
 import re
 import shutil
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +14,7 @@ from PIL import Image
 import hf_ext
 from hf_ext import EMRModel, SemanIRForImageRestoration, restore_image
 from hf_ext import app_work as work
-from tests.app.test_app import make_dit, write_sound
+from tests.app.test_app import make_dit, serve, write_sound
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
@@ -31,21 +29,8 @@ PATIENCE = 240_000
 def address(tmp_path_factory) -> Iterator[tuple[str, str]]:
     """Where the app is served by its command, and the folder of the DiT that it was given."""
     model = make_dit(tmp_path_factory.mktemp("browser") / "dit")
-    command = [sys.executable, "-m", "hf_ext_cli.main", "app", model]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        lines = []
-        for line in process.stdout:
-            lines.append(line)
-            if found := re.search(r"http://127\.0\.0\.1:\d+", line):
-                yield found[0], model
-                break
-        else:
-            pytest.fail(f"the app has not started: {''.join(lines)}")
-    finally:
-        process.terminate()
-        process.wait()
-        process.stdout.close()
+    with serve(model) as served:
+        yield served, model
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """hf-ext as a program: help, exit codes, messages instead of tracebacks, lazy commands."""
 
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -20,8 +19,7 @@ from huggingface_hub.errors import (
 )
 from safetensors import SafetensorError
 
-from hf_ext_cli.errors import classify
-from hf_ext_cli.main import MODULES, Commands, main
+from hf_ext_cli.main import Commands, main
 from hf_ext_cli.output import finite
 from tests.kit import command_line
 
@@ -59,22 +57,6 @@ def all_commands() -> dict[str, click.Command]:
     return found
 
 
-def test_the_commands_are_those_that_are_promised():
-    names = ("add", "remove", "export", "verify", "compare", "extract-lora", "statistics")
-    names += ("learn-weights",)
-    emr = {f"emr {name}" for name in names}
-    mrconv = {"mrconv plot"}
-    use = {"restore", "export", "sample", "classify", "generate"}
-    semanir = {"semanir", "semanir explain"}
-    dit = {"dit", "dit precompute", "dit score"}
-    groups = {"emr", *emr, "mrconv", *mrconv, *semanir, *dit, "hub", "hub serve"}
-    others = {"push", "card", "info", "models", "doctor", "recipes", "init", "app"}
-    expected = {"train", "evaluate", "data", "data check", "merge", *use, *groups, *others}
-    assert set(all_commands()) == expected
-    listing = run("--help").output
-    assert all(re.search(rf"^  {name} ", listing, re.MULTILINE) for name in MODULES)
-
-
 @pytest.mark.parametrize("name", sorted(all_commands()))
 def test_each_command_explains_itself_with_examples(name):
     result = run(*name.split(), "--help")
@@ -92,15 +74,7 @@ def test_each_example_in_the_help_is_a_valid_command(name, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     for folder in ("runs/denoise/snapshot", "hub", "photos", "merged"):
         (tmp_path / folder).mkdir(parents=True)
-    for file in (
-        "photo.png",
-        "dog.png",
-        "write.txt",
-        "read.txt",
-        "a.yaml",
-        "denoise.yaml",
-        "individual.json",
-    ):
+    for file in ["photo.png", "dog.png", "write.txt", "read.txt", "a.yaml", "denoise.yaml", "individual.json"]:
         (tmp_path / file).touch()
     text = all_commands()[name].help or ""
     examples = re.findall(r"^ *(?:\w+=\S+ )*hf-ext (.+)$", text.partition("Examples:")[2], re.MULTILINE)
@@ -125,12 +99,6 @@ def test_the_files_that_help_names_exist():
     assert [path for path in sorted(named) if not (ROOT / path).is_file()] == []
 
 
-def test_version():
-    import hf_ext
-
-    assert run("--version").output == f"hf-ext, version {hf_ext.__version__}\n"
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -145,28 +113,30 @@ def test_version():
         (["merge", "--method", "best"], "'best' is not one of 'emr'"),
         (["emr", "add", ".", "c"], "Expected NAME=VALUE"),
         (["restore", "model", "a.png", "--out", "o"], "a.png does not exist; give files, folders, patterns"),
-        (
-            ["restore", "model", "a.png", "--out", "o", "--tile", "big"],
-            "'big' is neither a number of pixels nor 'auto'",
-        ),
+        (["restore", "model", "a", "--out", "o", "--tile", "big"], "'big' is neither a number of pixels nor 'auto'"),
         (["restore", "model", ".", "--out", "o"], "no picture found in ."),
         (["restore", "model", ".", "--out", "-", "--compare"], "--compare needs a folder for its files"),
+        (["evaluate", "--seed", "3", "--config", "a.yaml"], "MODEL must be the first argument"),
         (["hub", "serve"], "Missing option '--root'"),
     ],
 )
 def test_wrong_usage_ends_with_2_and_says_what_is_wrong(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.yaml").touch()
     result = run(*arguments)
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stdout == ""
 
 
-def test_a_value_before_the_model_is_refused(tmp_path):
-    (tmp_path / "a.yaml").touch()
-    result = run("evaluate", "--seed", "3", "--config", tmp_path / "a.yaml")
-    assert result.exit_code == 2
-    assert "MODEL must be the first argument" in result.stderr
+ANSWER = httpx2.Response(404, request=httpx2.Request("GET", "http://x"))
+UNKNOWN = RepositoryNotFoundError("404", response=ANSWER)
+
+
+def because_of(cause: Exception, error: Exception) -> Exception:
+    """As `raise error from cause`."""
+    error.__cause__ = cause
+    return error
 
 
 @pytest.mark.parametrize(
@@ -186,6 +156,9 @@ def test_a_value_before_the_model_is_refused(tmp_path):
         (FileNotFoundError(2, "No such file", "weights"), 2),
         (PermissionError(13, "Permission denied", "weights"), 2),
         (LocalEntryNotFoundError("not in the cache"), 1),
+        # A library says of an unknown repository what was given; a file that cannot be read is of this machine.
+        (because_of(UNKNOWN, OSError("org/none is not a valid model identifier")), 2),
+        (because_of(FileNotFoundError(2, "No such file", "photo.png"), OSError("example 3 cannot be read")), 1),
         (httpx2.ConnectError("connection refused"), 1),
         (KeyboardInterrupt(), 1),
     ],
@@ -203,27 +176,6 @@ def test_our_own_mistakes_keep_their_traceback(error):
     assert run_failing(error).exception is error
 
 
-def test_what_transformers_says_of_an_unknown_repository_is_of_what_was_given():
-    try:
-        try:
-            raise RepositoryNotFoundError(
-                "404", response=httpx2.Response(404, request=httpx2.Request("GET", "http://x"))
-            )
-        except OSError as error:
-            raise OSError("org/none is not a valid model identifier") from error
-    except OSError as error:
-        shown = classify(error)
-    assert shown is not None and shown.exit_code == 2
-    try:
-        try:
-            raise FileNotFoundError(2, "No such file", "photo.png")
-        except OSError as error:
-            raise OSError("example 3 cannot be read") from error
-    except OSError as error:
-        shown = classify(error)
-    assert shown is not None and shown.exit_code == 1
-
-
 def test_the_installed_program_ends_with_the_exit_code_and_one_message(tmp_path):
     program = Path(sys.executable).with_name("hf-ext")
     # A command that builds no model starts in half the time.
@@ -234,13 +186,6 @@ def test_the_installed_program_ends_with_the_exit_code_and_one_message(tmp_path)
         f"Error: {tmp_path}/emr.json: no such file; check that the folder is a complete artifact of a merge.\n"
     )
     assert done.stdout == ""
-
-
-def test_the_shell_can_complete_commands():
-    program = Path(sys.executable).with_name("hf-ext")
-    environment = {**os.environ, "_HF_EXT_COMPLETE": "bash_complete", "COMP_WORDS": "hf-ext ev", "COMP_CWORD": "1"}
-    done = subprocess.run([program], env=environment, capture_output=True, text=True)
-    assert "evaluate" in done.stdout
 
 
 def test_json_has_null_for_what_is_not_finite():

@@ -1,15 +1,14 @@
 """hf-ext dit on real folders."""
 
-import io
 import json
 import os
 import re
+from pathlib import Path
 
 import datasets
 import diffusers
 import numpy as np
 import pytest
-import torch
 from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler
 from diffusers.utils import DummyObject, requires_backends
 from PIL import Image
@@ -19,12 +18,20 @@ from hf_ext.data.opening import open_source
 from hf_ext.data.source import DataSource
 from hf_ext.errors import DataError
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTImg2ImgPipeline
+from hf_ext.restoration.files import read_image
 from hf_ext.tasks.diffusion_grids import draw_grid, sample_rows
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae
 from tests.kit.command_line import run
 from tests.kit.models import assert_same_picture
 from tests.kit.refusals import refused
 from tests.tasks.diffusion_testing import CLASSES, write_pictures
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    """A pipeline of classes that was not trained."""
+    make_pipeline().save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
 
 
 def test_latents_are_written_as_asked(tmp_path):
@@ -42,63 +49,16 @@ def test_latents_are_written_as_asked(tmp_path):
     assert not (tmp_path / "b").exists()
 
 
-def encoded(kind, mode="RGB", size=(24, 20), share=1.0, **options):
-    """The bytes of a file of noise, or of its first part."""
-    pixels = np.random.default_rng(0).integers(256, size=(*size, 3), dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).convert(mode).save(file, kind, **options)
-    return file.getvalue()[: int(share * len(file.getvalue()))]
-
-
-DEEP = io.BytesIO()
-Image.fromarray(np.arange(480, dtype=np.uint16).reshape(24, 20)).save(DEEP, "PNG")
-GOOD = {
-    "plain.png": encoded("PNG"),
-    "palette.png": encoded("PNG", "P", transparency=0),
-    "exif.jpg": encoded("JPEG", exif=b"Exif\x00\x00MM\x00*\xff\xff\xff\xff garbage"),
-}
-BAD = {
-    "empty.png": b"",
-    "text.jpg": b"I am no picture",
-    "cmyk.jpg": encoded("JPEG", "CMYK"),
-    "deep.png": DEEP.getvalue(),
-    "long.png": encoded("PNG", size=(1, 4000)),
-    **{f"part.{kind.lower()}": encoded(kind, size=(200, 200), share=0.5) for kind in ("JPEG", "WEBP", "PNG")},
-}
-
-
-# datasets leaves files that it cannot decode to the garbage collector.
-@pytest.mark.filterwarnings("ignore:Corrupt EXIF data", "ignore::pytest.PytestUnraisableExceptionWarning")
-def test_bad_pictures_of_every_kind_are_left_out_and_listed(tmp_path):
-    (pictures := tmp_path / "pictures").mkdir()
-    (pictures / "folder.png").mkdir()
-    for name, content in {**GOOD, **BAD}.items():
-        (pictures / name).write_bytes(content)
-    make_vae().save_pretrained(tmp_path / "vae")
-    words = ["dit", "precompute", pictures, tmp_path / "out", "--vae", tmp_path / "vae", "--size", 16]
-    words += ["--shard-size", 4, "--device", "cpu", "--max-bad-examples"]
-    assert "max_bad_examples" in run(*words, 0.2, code=2).stderr
-    # Removal of one does not void the work.
-    (pictures / "empty.png").unlink()
-    run(*words, 0.9)
-    listed = [json.loads(line)["file"] for line in (tmp_path / "out" / "bad_examples.jsonl").open()]
-    assert {name.rpartition("/")[2] for name in listed} == BAD.keys() - {"empty.png"}
-    assert len(datasets.load_dataset(str(tmp_path / "out"), split="train")) == len(GOOD)
-
-
-def test_classes_are_drawn_into_one_grid(tmp_path):
-    make_pipeline().save_pretrained(tmp_path / "model")
-    words = ["sample", tmp_path / "model", "--steps", 2, "--count", 3, "--device", "cpu"]
+def test_classes_are_drawn_into_one_grid(tmp_path, model):
+    words = ["sample", model, "--steps", 2, "--count", 3, "--device", "cpu"]
 
     def draw(classes, *more):
         run(*words, "--class-labels", classes, "--out", tmp_path / "again.png", *more)
-        with Image.open(tmp_path / "again.png") as picture:
-            return np.asarray(picture.convert("RGB"), int)
+        return read_image(tmp_path / "again.png").pixels.astype(int)
 
     result = run(*words, "--class-labels", "goldfish,4", "--out", tmp_path / "new" / "grid.png")
     assert result.stdout == f"{tmp_path / 'new' / 'grid.png'}\n" and "2/2" in result.stderr
-    with Image.open(tmp_path / "new" / "grid.png") as picture:
-        first = np.asarray(picture.convert("RGB"), int)
+    first = read_image(tmp_path / "new" / "grid.png").pixels.astype(int)
     # Two rows of three pictures of 6 x 10 pixels, each pixel enlarged 7 times.
     assert len(first) == 2 * (42 + 2)
     # A name with a comma is one name.
@@ -111,9 +71,8 @@ def test_classes_are_drawn_into_one_grid(tmp_path):
     assert len(draw("1", "--size", "8,4", "--original-size", "64,32")) == 64 + 2
 
 
-def test_pictures_of_a_folder_are_functions_of_seed_and_number(tmp_path):
-    make_pipeline().save_pretrained(tmp_path / "model")
-    words = ["sample", tmp_path / "model", "--steps", 2, "--device", "cpu", "--batch-size", 2]
+def test_pictures_of_a_folder_are_functions_of_seed_and_number(tmp_path, model):
+    words = ["sample", model, "--steps", 2, "--device", "cpu", "--batch-size", 2]
     out, other = tmp_path / "out", tmp_path / "other"
     assert run(*words, "--count", 3, "--out", out).stdout == f"{out}\n"
     first = {path.name: path.read_bytes() for path in out.glob("*.png")}
@@ -128,13 +87,8 @@ def test_pictures_of_a_folder_are_functions_of_seed_and_number(tmp_path):
     assert rows["label"] == [0, 1, 2, 3, 4, 0, 1, 2]
     run(*words, "--count", 8, "--out", other, "--batch-size", 5, "--seed", 0)
     for number, row in enumerate(rows):
-        with Image.open(other / f"{number:06d}.png") as again:
-            assert_same_picture(np.asarray(again), np.asarray(row["image"]))
-    for changed, name in (
-        (["--seed", 1], "seed: 0 → 1"),
-        (["--class-labels", "1"], "conditions"),
-        (["--steps", 3], "2 → 3"),
-    ):
+        assert_same_picture(read_image(other / f"{number:06d}.png").pixels, np.asarray(row["image"]))
+    for changed, name in ((["--seed", 1], "seed: 0 → 1"), (["--class-labels", "1"], "conditions")):
         result = run(*words, "--count", 8, "--out", out, *changed, code=2)
         assert "other settings" in result.stderr and name in result.stderr
     # An option that was left out changes pictures as one that was given does.
@@ -155,16 +109,15 @@ def test_pictures_of_a_folder_are_functions_of_seed_and_number(tmp_path):
     # A call that was refused leaves no settings that others must have.
     run(*words, "--count", 1, "--out", tmp_path / "refused", "--guidance-scale", "nan", code=2)
     run(*words, "--count", 1, "--out", tmp_path / "refused")
-    make_pipeline(num_layers=2).save_pretrained(tmp_path / "model")
+    make_pipeline(num_layers=2).save_pretrained(model)
     assert "transformer: " in run(*words, "--count", 9, "--out", out, code=2).stderr
     (tmp_path / "taken").mkdir()
     assert "exists" in run(*words, "--count", 1, "--out", tmp_path / "taken", code=2).stderr
     assert len([*out.glob("*.png")]) == 8 and not [*(tmp_path / "taken").iterdir()]
 
 
-def test_tar_files_hold_the_pictures_of_a_folder_and_go_on(tmp_path, caplog):
-    make_pipeline().save_pretrained(tmp_path / "model")
-    words = ["sample", tmp_path / "model", "--steps", 2, "--device", "cpu", "--batch-size", 2]
+def test_tar_files_hold_the_pictures_of_a_folder_and_go_on(tmp_path, caplog, model):
+    words = ["sample", model, "--steps", 2, "--device", "cpu", "--batch-size", 2]
     out, whole, folder = tmp_path / "tars", tmp_path / "whole", tmp_path / "folder"
     run(*words, "--count", 10, "--out", whole, "--shard-size", 4)
     run(*words, "--count", 10, "--out", folder)
@@ -188,8 +141,7 @@ def test_tar_files_hold_the_pictures_of_a_folder_and_go_on(tmp_path, caplog):
         rows = open_source(DataSource(place))
         assert rows["cls"] == [number % 5 for number in range(10)]
         for number, row in enumerate(rows):
-            with Image.open(folder / f"{number:06d}.png") as wanted:
-                assert_same_picture(np.asarray(row["png"]), np.asarray(wanted))
+            assert_same_picture(np.asarray(row["png"]), read_image(folder / f"{number:06d}.png").pixels)
     # The pictures are those of the only column of such.
     make_vae().save_pretrained(tmp_path / "vae")
     run("dit", "precompute", out, tmp_path / "latents", "--vae", tmp_path / "vae", "--size", 8)
@@ -205,12 +157,11 @@ SOLVER = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't acc
 
 
 @SOLVER
-def test_conditions_negative_scheduler_and_picture_reach_the_pipeline(tmp_path):
-    make_pipeline().save_pretrained(tmp_path / "model")
-    pipeline = DisentangledDiTImg2ImgPipeline.from_pretrained(tmp_path / "model")
+def test_conditions_negative_scheduler_and_picture_reach_the_pipeline(tmp_path, model):
+    pipeline = DisentangledDiTImg2ImgPipeline.from_pretrained(model)
     pipeline.set_progress_bar_config(disable=True)
     Image.new("RGB", (20, 12), "red").save(tmp_path / "red.png")
-    words = ["sample", tmp_path / "model", "--steps", 4, "--count", 1, "--class-labels", "goldfish", "--device", "cpu"]
+    words = ["sample", model, "--steps", 4, "--count", 1, "--class-labels", "goldfish", "--device", "cpu"]
     controls = ["--crop", "2,1", "--target-size", "12,20", "--flip", "--control-guidance-scale", 1.5]
     others = ["--negative", "hen", "--scheduler", "DPMSolverMultistepScheduler"]
     run(*words, *controls, *others, "--image", tmp_path / "red.png", "--strength", 0.5, "--out", tmp_path / "grid.png")
@@ -220,20 +171,17 @@ def test_conditions_negative_scheduler_and_picture_reach_the_pipeline(tmp_path):
         options |= {"crop": (2, 1), "target_size": (12, 20), "flip": True, "control_guidance_scale": 1.5}
         rows = sample_rows(pipeline, [1], 1, 0, negative_class_labels=2, **options)
     expected = draw_grid(rows, ["goldfish"])
-    with Image.open(tmp_path / "grid.png") as found:
-        np.testing.assert_allclose(np.asarray(found, int), np.asarray(expected, int), atol=1)
+    np.testing.assert_allclose(read_image(tmp_path / "grid.png").pixels.astype(int), np.asarray(expected, int), atol=1)
     without = sample_rows(pipeline, [1], 1, 0, **options)
     assert np.abs(np.asarray(draw_grid(without, ["goldfish"]), int) - np.asarray(expected, int)).max() > 1
     for wrong, message in (
         (["--scheduler", "DDIM"], "diffusers has no scheduler 'DDIM'; for instance DDIMScheduler"),
         (["--scheduler", "IPNDMScheduler"], "IPNDMScheduler"),
         (["--negative", "hens"], "No class alone is 'hens'"),
-        (["--image", tmp_path / "model" / "model_index.json"], "is not a readable picture"),
-        (["--strength", 0], None),
+        (["--image", model / "model_index.json"], "is not a readable picture"),
+        (["--image", tmp_path / "red.png", "--strength", 0], "strength is 0.0"),
     ):
-        given = ["--image", tmp_path / "red.png", *wrong] if message is None else wrong
-        result = run(*words, *given, "--out", tmp_path / "no.png", code=2)
-        assert (message or "strength is 0.0") in result.stderr
+        assert message in run(*words, *wrong, "--out", tmp_path / "no.png", code=2).stderr
     assert not (tmp_path / "no.png").exists()
 
 
@@ -260,11 +208,10 @@ def test_texts_and_posterior_are_written_as_asked(tmp_path):
     assert "no column 'long'" in refused.stderr and not (tmp_path / "no.partial").exists()
 
 
-def test_a_picture_too_large_for_memory_is_said_in_words(tmp_path):
-    make_pipeline().save_pretrained(tmp_path / "model")
+def test_a_picture_too_large_for_memory_is_said_in_words(tmp_path, model):
     # Three hundred terabytes are more than a process can even name.
     words = ["--size", "5000000,5000000", "--class-labels", "1", "--count", 1]
-    result = run("sample", tmp_path / "model", "--out", tmp_path / "grid.png", "--device", "cpu", *words, code=1)
+    result = run("sample", model, "--out", tmp_path / "grid.png", "--device", "cpu", *words, code=1)
     assert "a single picture does not fit in memory" in result.stderr and "try --dtype bfloat16" in result.stderr
     assert not (tmp_path / "grid.png").exists()
 
@@ -275,7 +222,6 @@ def test_texts_are_drawn(tmp_path):
     run(*words, "--prompt", "a red hen", "--prompt", "green fish")
     with Image.open(tmp_path / "grid.png") as picture:
         assert picture.format == "PNG"
-    assert "this model takes --prompt only" in run(*words, code=2).stderr
     (tmp_path / "prompts.txt").write_text("a red hen\n\ngreen fish\n")
     words[-1:] = [tmp_path / "drawn", "--count", 3, "--prompts", tmp_path / "prompts.txt"]
     run(*words)
@@ -289,21 +235,18 @@ def test_texts_are_drawn(tmp_path):
         (["--class-labels", "goldfisch"], "No class alone is 'goldfisch'"),
         (["--prompt", "a hen"], "this model takes --class-labels only"),
         (["--size", "8x8"], "is not a pair of whole numbers such as 32,32"),
-        (["--out", "grid.jpg"], "must be a .png file"),
         (["--out", "grids"], "needs --count"),
         (["--out", "grids.tar", "--count", 2], "must be a .png file"),
         (["--strength", 0.5], "--strength is the share of --image that is replaced: give both"),
         (["--negative", "goldfish", "--guidance-scale", 1], "--negative needs guidance"),
-        (["--guidance-scale", "nan"], "guidance_scale is nan; a finite number"),
         (["--control-guidance-scale", "inf"], "control_guidance_scale is inf; a finite number"),
         (["--scheduler", "VQDiffusionScheduler"], "it needs num_vec_classes"),
         (["--scheduler", "DDIMInverseScheduler"], "goes from pictures to noise"),
         (["--device", "cuda:99"], "device cuda:99 cannot be used"),
     ],
 )
-def test_wrong_words_are_named(words, message, tmp_path, monkeypatch):
+def test_wrong_words_are_named(words, message, tmp_path, monkeypatch, model):
     monkeypatch.chdir(tmp_path)
-    make_pipeline().save_pretrained("model")
     out = [] if "--out" in words else ["--out", "grid.png"]
     assert message in run("sample", "model", *out, *words, code=2).stderr
     assert not list(tmp_path.glob("grid*"))
@@ -319,22 +262,21 @@ def test_a_picture_is_turned_as_it_is_shown(tmp_path, monkeypatch):
         read_picture(tmp_path / "turned.jpg")
 
 
-def test_a_scheduler_of_an_absent_library_is_refused_by_its_name(tmp_path, monkeypatch):
+def test_a_scheduler_of_an_absent_library_is_refused_by_its_name(tmp_path, monkeypatch, model):
     """As diffusers stands in for DPMSolverSDEScheduler without torchsde, for a library that no machine here has."""
     about = {"__module__": "diffusers.utils.dummy_music_objects", "_backends": ["torch", "note_seq"]}
     about["__init__"] = lambda self: requires_backends(self, about["_backends"])
     stand_in = DummyObject("MusicScheduler", (), about)
     monkeypatch.setattr(diffusers, "MusicScheduler", stand_in, raising=False)
-    make_pipeline().save_pretrained(tmp_path / "model")
-    words = ["sample", tmp_path / "model", "--out", tmp_path / "grid.png"]
+    words = ["sample", model, "--out", tmp_path / "grid.png"]
     asked = run(*words, "--scheduler", "MusicScheduler", code=2).stderr
-    index = tmp_path / "model" / "model_index.json"
+    index = model / "model_index.json"
     index.write_text(index.read_text().replace("DDIMScheduler", "MusicScheduler"))
     for told in (asked, run(*words, code=1).stderr):
         assert "MusicScheduler" in told and re.search("note.seq", told) and "Traceback" not in told
 
 
-@pytest.mark.parametrize("index", [None, {"scheduler": ["diffusers", "DDIMScheduler"]}, {"_class_name": 5}, [], ""])
+@pytest.mark.parametrize("index", [None, {"scheduler": ["diffusers", "DDIMScheduler"]}, {"_class_name": 5}, []])
 def test_what_is_no_pipeline_is_refused(tmp_path, index):
     """No index; or that of an early snapshot of examples/disentangled_dit/peers.py."""
     if index is not None:
@@ -346,7 +288,5 @@ def test_what_is_no_pipeline_is_refused(tmp_path, index):
 def test_a_grid_names_its_rows():
     pictures = [[Image.new("RGB", (8, 8), color)] * 2 for color in ("red", "blue")]
     grid = draw_grid(pictures, ["short", "a name that is far too long to be shown"])
-    assert grid.height == 2 * 66 and grid.getpixel((grid.width - 10, 10)) == (255, 0, 0)
-    assert grid.getpixel((grid.width - 10, 80)) == (0, 0, 255)
-    text = torch.tensor(list(grid.crop((0, 0, grid.width - 132, 66)).convert("L").tobytes()))
-    assert text.min() < 100
+    assert [grid.getpixel((grid.width - 10, row)) for row in (10, 80)] == [(255, 0, 0), (0, 0, 255)]
+    assert np.asarray(grid.crop((0, 0, grid.width - 132, 66)).convert("L")).min() < 100

@@ -15,11 +15,10 @@ from transformers import BertForSequenceClassification
 from hf_ext.emr.manifest import Manifest
 from hf_ext.merging.methods import METHODS, options_by_name
 from hf_ext_cli.main import main
-from tests.emr.emr_testing import push_folder, tiny_bert
+from tests.emr.emr_testing import tiny_bert
 from tests.emr.use_testing import merge_berts
 from tests.hub.published import contents
 from tests.kit.command_line import run
-from tests.kit.hub import run_python
 from tests.training.launching import launch_two
 
 
@@ -49,13 +48,6 @@ def merged(models, tmp_path_factory) -> Path:
 @pytest.fixture
 def artifact(merged, tmp_path) -> Path:
     return Path(shutil.copytree(merged, tmp_path / "artifact"))
-
-
-def test_released_models_are_merged_by_their_names(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    tasks = ["--task", "noise=denoise-color", "--task", "jpeg=jpeg-color"]
-    planned = run("merge", "--base", "denoise-color", *tasks, "--out", "merged", "--dry-run").output
-    assert "SemanIRForImageRestoration" in planned and "task noise" in planned and "task jpeg" in planned
 
 
 def test_every_command_takes_released_models_by_name(tmp_path, monkeypatch):
@@ -133,10 +125,7 @@ def test_json_is_one_document(sources, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--density", "0.5"], "density does not go with method 'emr'"),
         (["--memory", "lots"], "memory must be a number and a unit"),
-        (["--method", "given"], "method 'given' needs `merged`"),
-        (["--task", "a/b=x"], "task name 'a/b' is not allowed"),
         (["--task", "x=/nowhere/at/all"], "task 'x': /nowhere/at/all"),
     ],
 )
@@ -158,17 +147,14 @@ def test_add_merged_again_and_frozen(models, artifact):
     assert list(Manifest.read(artifact).tasks) == ["a", "b", "c", "d"]
 
 
-def test_remove(artifact):
+def test_remove_and_export(artifact, models, tmp_path):
     assert json.loads(run("emr", "remove", artifact, "a", "--json").stdout)["tasks"] == ["b"]
     assert "is the last task" in run("emr", "remove", artifact, "b", code=2).stderr
-
-
-def test_export_writes_a_plain_checkpoint(merged, models, tmp_path):
-    assert run("emr", "export", merged, "b", tmp_path / "b").stdout == f"{tmp_path / 'b'}\n"
+    assert run("emr", "export", artifact, "b", tmp_path / "b").stdout == f"{tmp_path / 'b'}\n"
     model = BertForSequenceClassification.from_pretrained(tmp_path / "b")
     own = BertForSequenceClassification.from_pretrained(models / "b")
     assert model.config.id2label == own.config.id2label and model.classifier.weight.equal(own.classifier.weight)
-    assert "there is no task 'x'" in run("emr", "export", merged, "x", tmp_path / "x", code=2).stderr
+    assert "there is no task 'a'" in run("emr", "export", artifact, "a", tmp_path / "x", code=2).stderr
 
 
 def test_compare(merged, sources, tmp_path):
@@ -201,14 +187,9 @@ def test_options_by_task_and_layer_on_the_command_line(sources, tmp_path):
     run("merge", *sources, "--out", tmp_path / "out", *words)
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["method"]["weight"] == {"a": 0.5, "b": [0.2, 0.8]}
-    for weight, message in (
-        ("{a: [}", "Invalid value for '--weight'"),
-        ("[x]", "weight must be finite; got 'x'"),
-        ("x", "is not a valid float"),
-    ):
+    for weight, message in (("{a: [}", "Invalid value for '--weight'"), ("[x]", "weight must be finite; got 'x'")):
         words[-1] = weight
-        refused = run("merge", *sources, "--out", tmp_path / "other", *words, code=2).stderr
-        assert message in refused and "Traceback" not in refused
+        assert message in run("merge", *sources, "--out", tmp_path / "other", *words, code=2).stderr
 
 
 def test_info_of_an_artifact(merged):
@@ -218,29 +199,6 @@ def test_info_of_an_artifact(merged):
     assert found["merge"]["tasks"]["a"]["scale"] == Manifest.read(merged).tasks["a"].scale
     text = run("info", merged).stdout
     assert re.search(r"^task a +λ \d\.\d{4}, mask density \d\.\d{4}, from .*/a$", text, re.MULTILINE)
-
-
-@pytest.mark.slow
-def test_merge_from_a_hub_and_push_back(hub, models, tmp_path):
-    """Every command, in a process whose Hub is the embedded one."""
-    for name in ("base", "a", "b"):
-        push_folder(hub.url, f"org/{name}", models / name)
-    script = """
-        from hf_ext_cli.main import main
-        for command in (
-            "merge --base org/base --task a=org/a --task b=org/b@main --out merged",
-            "push merged org/merged --no-check",
-            "emr export org/merged a exported",
-            "info org/merged --json",
-        ):
-            main(command.split(), standalone_mode=False)
-    """
-    told = run_python(script, hub.url, tmp_path / "home")
-    manifest = Manifest.read(tmp_path / "home" / "merged")
-    assert all(task.origin.revision for task in manifest.tasks.values()) and manifest.base.revision
-    found, _ = json.JSONDecoder().raw_decode(told[told.index("\n{") + 1 :])
-    assert list(found["merge"]["tasks"]) == ["a", "b"] and found["commit"]
-    assert (tmp_path / "home" / "exported" / "config.json").is_file()
 
 
 @pytest.mark.slow
@@ -268,12 +226,6 @@ def test_verify_names_what_is_damaged(artifact):
     assert "mask.safetensors: not as the merge wrote it" in refused.stderr
 
 
-def test_a_target_that_cannot_be_written_comes_before_the_plan(sources):
-    refused = run("merge", *sources, "--out", "/proc/nope", code=2)
-    assert "/proc/nope cannot be written: no folder can be made in /proc" in refused.stderr
-    assert refused.stdout == ""
-
-
 @pytest.fixture(scope="module")
 def berts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return merge_berts(tmp_path_factory.mktemp("berts"))
@@ -293,11 +245,9 @@ def test_extract_lora_of_a_task_and_of_a_fine_tune(berts: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["{x}", "five", "{x}-out"], "Give either --rank or --error"),
         (["{x}", "five", "{x}-out", "--rank", "1", "--error", "0.1"], "Give either --rank or --error"),
         (["{x}", "{x}-out", "--rank", "1"], "Missing option --base"),
         (["{x}", "--rank", "1"], "Expected ARTIFACT TASK OUT"),
-        (["{x}", "six", "{x}-out", "--rank", "1"], "there is no task 'six'"),
         (["nowhere/at/all", "five", "{x}-out", "--rank", "1"], "nowhere/at/all: no such folder"),
     ],
 )

@@ -1,15 +1,16 @@
-"""hf-ext generate: texts of an MRConv and of a language model of transformers, as they come."""
+"""hf-ext generate, texts as they come of an MRConv and of a model of transformers; hf-ext mrconv plot."""
 
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from hf_ext.answers.continuing import continue_text, load_language_model
 from hf_ext.errors import UsageError
-from hf_ext.mrconv import MRConvConfig, MRConvForCausalLM
+from hf_ext.mrconv import MRConvConfig, MRConvForCausalLM, MRConvForSequenceClassification
 from hf_ext.tasks.texts import LanguageModelTask, byte_tokenizer
 from tests.emr.emr_testing import tiny_semanir
 from tests.kit import command_line
@@ -23,16 +24,9 @@ def model(tmp_path_factory) -> Path:
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("writer")
     tokenizer = LanguageModelTask(max_length=32).tokenizer
-    config = MRConvConfig(
-        hidden_size=8,
-        num_hidden_layers=2,
-        kernel_size=4,
-        max_position_embeddings=32,
-        vocab_size=len(tokenizer),
-        bidirectional=False,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "kernel_size": 4, "max_position_embeddings": 32}
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    config = MRConvConfig(**sizes, **ends, vocab_size=len(tokenizer), bidirectional=False)
     MRConvForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -87,11 +81,26 @@ def test_no_more_tokens_are_asked_for_than_the_model_takes(tmp_path):
 
 def test_other_models_and_values_are_refused_in_words(model, tmp_path):
     restorer = tiny_semanir(tmp_path / "restorer")
-    said = run(restorer, "a", code=2).stderr
-    assert "is not a causal language model (SemanIRForImageRestoration)" in said
-    assert "the text has no tokens: give" in run(model, "", code=2).stderr
-    assert "temperature is nan" in run(model, "a", "--temperature", "nan", code=2).stderr
-    assert "is not in the range" in run(model, "a", "--top-p", 0, code=2).stderr
-    assert "has no task 'a'" in run(model, "a", "--task", "a", code=2).stderr
+    for words, said in (
+        ((restorer, "a"), "is not a causal language model (SemanIRForImageRestoration)"),
+        ((model, ""), "the text has no tokens: give"),
+        ((model, "a", "--temperature", "nan"), "temperature is nan"),
+        ((model, "a", "--top-p", 0), "is not in the range"),
+        ((model, "a", "--task", "a"), "has no task 'a'"),
+    ):
+        assert said in run(*words, code=2).stderr
     with refused(UsageError, "temperature"):
         continue_text(AutoModelForCausalLM, None, "a", print, temperature=-1.0)
+
+
+def test_kernels_are_drawn(tmp_path):
+    config = MRConvConfig(hidden_size=4, num_hidden_layers=2, kernel_size=4, max_position_embeddings=16)
+    model = MRConvForSequenceClassification(config)
+    model.save_pretrained(tmp_path / "model")
+    plot = partial(command_line.run, "mrconv", "plot")
+    assert plot(tmp_path / "model", tmp_path / "kernels.png").stdout == f"{tmp_path / 'kernels.png'}\n"
+    with Image.open(tmp_path / "kernels.png") as picture:
+        assert picture.format == "PNG"
+    model.reparameterize().save_pretrained(tmp_path / "merged")
+    refusal = plot(tmp_path / "merged", tmp_path / "other.png", code=2).stderr
+    assert "the model is merged and has no branches" in refusal and not (tmp_path / "other.png").exists()

@@ -6,8 +6,8 @@ from pathlib import Path
 import datasets
 import numpngw
 import numpy as np
+import pandas as pd
 import pytest
-import soundfile
 import tifffile
 import yaml
 
@@ -42,12 +42,8 @@ def test_sounds_in_folders_become_classes():
     recipe = train("mrconv", "sounds")
     assert recipe["method"] == "mrconv-audio"
     # Heard at 8 kHz on a CPU; 95 of 100 are not longer.
-    assert recipe["task"] == {
-        "sampling_rate": 8000,
-        "max_length": 800,
-        "num_labels": 3,
-        "label_names": ["cat", "dog", "owl"],
-    }
+    sounds = {"sampling_rate": 8000, "max_length": 800}
+    assert recipe["task"] == {**sounds, "num_labels": 3, "label_names": ["cat", "dog", "owl"]}
     # Of each class one is kept back, though the folder is read class by class.
     assert measured(recipe) == 3
     data = open_source(DataSource(**recipe["data"]["eval"]))
@@ -60,7 +56,6 @@ def test_sounds_in_folders_become_classes():
         ((32, 32), "RGB", "mrconv-pixels"),
         ((8, 8), "L", "mrconv-pixels"),
         ((24, 32), "RGB", "mrconv-images"),
-        ((32, 24), "L", "mrconv-images"),
         ((8, 300), "L", "mrconv-images"),
     ],
 )
@@ -105,20 +100,6 @@ def test_pairs_in_one_folder_are_refused(ends):
         look_at("photos")
     # Classifiers have classes in names of folders; a word at the end of a few names says little.
     assert look_at("photos", restores=False).kind == "pictures"
-
-
-def test_sounds_without_samples_are_counted_as_broken():
-    write_sounds("sounds", ["cat", "dog"], 4, 8000, 0.1)
-    soundfile.write("sounds/cat/empty.wav", np.zeros((0, 1)), 8000)
-    survey = look_at("sounds")
-    assert min(survey.lengths) == 800 and any("1 of 9" in text for text in survey.left_out)
-
-
-def test_other_pictures_are_seen_in_stages():
-    write_pictures("animals/train", ["cat", "dog"], 3, size=(40, 36))
-    write_pictures("animals/test", ["cat", "dog"], 2)
-    recipe = train("mrconv", "animals")
-    assert recipe["method"] == "mrconv-images" and recipe["data"]["eval"]["split"] == "validation"
 
 
 @pytest.mark.parametrize(("labels", "method"), [([0, 1] * 6, "mrconv-text"), (None, "mrconv-lm")])
@@ -228,7 +209,7 @@ def test_words_that_yaml_reads_otherwise_are_quoted_and_a_comment_stays_one():
 
 
 def test_labels_of_texts_are_classes_as_those_of_series_are(capfd):
-    for labels, classes in (("a,,b,a", ["a", "b"]), ("1,,0,3", ["0", "1", "3"]), ("0,99999999", ["0", "99999999"])):
+    for labels, classes in (("a,,b,a", ["a", "b"]), ("2,,0,10", ["0", "2", "10"]), ("0,99999999", ["0", "99999999"])):
         Path("texts.csv").write_text("text,label\n" + "".join(f"word,{label}\n" for label in labels.split(",")))
         assert look_at("texts.csv").classes == classes
     assert "examples/s" not in capfd.readouterr().err
@@ -255,14 +236,12 @@ def test_what_cannot_be_learned_from_is_refused_with_what_to_do():
     write_sounds("sounds", [""], 2, 8000, 0.1)
     Path("empty").mkdir()
     for method, data, message in (
-        ("semanir", "nowhere", "no data at nowhere: give a local folder or file"),
         ("semanir", "empty", "empty is empty: add pictures, sounds, texts or tables"),
         ("semanir", "sounds", "semanir learns from pictures, pairs, but the data are sounds"),
         ("mrconv", "sounds", "the sounds have no classes: put them into one folder per class"),
         ("mrconv", "photos", "the pictures have no classes"),
         ("dit", "photos", "the pictures have neither classes nor captions"),
         ("emr", "empty", "no model in empty"),
-        ("emr", "nowhere", "no model in nowhere"),
         ("emr", "photos/0.png", "photos/0.png is not a text file with one model per line"),
     ):
         assert message in run("init", method, "mine", "--data", data, code=2).stderr
@@ -271,75 +250,27 @@ def test_what_cannot_be_learned_from_is_refused_with_what_to_do():
     assert "exists; give another folder" in run("init", "semanir", "mine", "--data", "photos", code=2).stderr
 
 
-def test_numbers_are_the_classes_that_occur(tmp_path):
-    for index, labels in enumerate(([2, 10, -100], [0, 0, 11])):
-        rows = "".join(f"{value},{label}\n" for value, label in enumerate(labels))
-        (tmp_path / f"{index}.csv").write_text("x,label\n" + rows)
-    assert look_at(str(tmp_path)).classes == ["0", "2", "10", "11"]
-    (tmp_path / "2.csv").write_text("x,label\n0,0.25\n1,0.5\n")
-    with refused(DataError, "label", "0.25"):
-        look_at(str(tmp_path))
-
-
-def test_tables_of_texts_are_no_series_and_dates_no_channel(tmp_path):
-    for split in ("train", "test"):
-        (tmp_path / f"{split}.csv").write_text("id,text,label\n" + "".join(f"{i},a text,{i % 2}\n" for i in range(9)))
-    assert look_at(str(tmp_path)).kind == "texts"
-    (tmp_path / "load").mkdir()
-    days = "".join(f"2020-01-0{day},{day},{day % 2}\n" for day in range(1, 9))
-    (tmp_path / "load" / "load.csv").write_text(f"date,load,label\n{days}")
-    found = look_at(str(tmp_path / "load"))
-    assert found.kind == "series" and found.columns == ["load"]
-
-
-def write_table(text: str) -> str:
-    Path("table.csv").write_text(text)
-    return "table.csv"
-
-
 GENERATOR = np.random.default_rng(0)
 
 
 def write_wide() -> str:
-    lines = [
-        ",".join([str(row), *(f"{value:.3f}" for value in GENERATOR.normal(size=20)), "ab"[row % 2]])
-        for row in range(12)
-    ]
-    return write_table("\n".join([",".join(["", *(f"t{step}" for step in range(20)), "label"]), *lines]))
+    """A row is a series."""
+    table = pd.DataFrame(GENERATOR.normal(size=(12, 20))).add_prefix("t").assign(label=["a", "b"] * 6)
+    table.to_csv("table.csv")
+    return "table.csv"
 
 
-def write_panel(values: bool = False) -> str:
-    lines = [
-        f"{series},2024-01-{31 - day:02},{GENERATOR.normal():.3f},{series / 3 if values else (-1) ** series}"
-        for series in range(6)
-        for day in range(20)
-    ]
-    return write_table("\n".join(["patient,date,pulse,label", *lines]))
-
-
-def write_missing() -> str:
-    lines = [
-        f"{step};{'' if step % 7 == 0 else f'{step % 5},5'};{'calm' if step < 20 else 'wild'}" for step in range(40)
-    ]
-    return write_table("\n".join(["# of a station", "t;y;state", "s;m;", *lines]))
+def write_panel() -> str:
+    """Series one below the other, backwards in time, each with a value."""
+    days = [f"2024-01-{31 - day:02}" for day in range(20)]
+    rows = {"patient": np.repeat(range(6), 20), "date": days * 6, "pulse": GENERATOR.normal(size=120)}
+    pd.DataFrame(rows).assign(label=np.repeat(range(6), 20) / 3).to_csv("table.csv", index=False)
+    return "table.csv"
 
 
 def write_arrays() -> str:
     np.savez("arrays.npz", X=GENERATOR.normal(size=(20, 12, 3)), y=np.arange(20) % 3 + 1)
     return "arrays.npz"
-
-
-def write_lists() -> str:
-    rows = [{"x": GENERATOR.normal(size=9 + row).tolist(), "kind": "ab"[row % 2]} for row in range(12)]
-    datasets.Dataset.from_list(rows).to_parquet("lists.parquet")
-    return "lists.parquet"
-
-
-def write_metadata() -> str:
-    write_tables("visits", [f"{'ap'[number % 2]}{number}" for number in range(8)], 20)
-    lines = [f"{'ap'[number % 2]}{number}.csv,{number % 2 + 1}" for number in range(8)]
-    Path("visits", "metadata.csv").write_text("\n".join(["file_name,label", *lines]))
-    return "visits"
 
 
 def write_ts() -> str:
@@ -353,23 +284,18 @@ def write_ts() -> str:
 
 
 @pytest.mark.parametrize(
-    ("write", "words", "method", "expected"),
+    ("write", "method", "expected"),
     [
-        (write_wide, [], "mrconv-series", {"columns": ["values"], "label_names": ["a", "b"]}),
-        (write_panel, [], "mrconv-series", {"columns": ["pulse"], "label_names": ["-1", "1"]}),
-        (lambda: write_panel(True), [], "mrconv-regression", {"columns": ["pulse"], "target_columns": ["label"]}),
-        (write_missing, ["--label", "state"], "mrconv-positions", {"columns": ["y"], "label_names": ["calm", "wild"]}),
-        (write_arrays, [], "mrconv-series", {"num_channels": 3, "label_names": ["1", "2", "3"]}),
-        (write_lists, ["--label", "kind"], "mrconv-series", {"columns": ["x"], "label_names": ["a", "b"]}),
-        (write_ts, [], "mrconv-series", {"num_channels": 2, "label_names": ["down", "up"]}),
-        (write_metadata, [], "mrconv-series", {"columns": ["x", "y"], "label_names": ["1", "2"]}),
+        (write_wide, "mrconv-series", {"columns": ["values"], "label_names": ["a", "b"]}),
+        (write_panel, "mrconv-regression", {"columns": ["pulse"], "target_columns": ["label"]}),
+        (write_arrays, "mrconv-series", {"num_channels": 3, "label_names": ["1", "2", "3"]}),
+        (write_ts, "mrconv-series", {"num_channels": 2, "label_names": ["down", "up"]}),
     ],
 )
-def test_series_of_every_shape_train_as_the_recipe_says(write, words, method, expected):
+def test_series_of_every_shape_train_as_the_recipe_says(write, method, expected):
     # With this schedule a run can be made longer.
     steady = ["--lr_scheduler_type", "constant"]
-    only_check = write in (write_panel, write_lists, write_metadata)
-    recipe = train("mrconv", write(), *steady, init=words, only_check=only_check)
+    recipe = train("mrconv", write(), *steady, only_check=write is write_panel)
     assert recipe["method"] == method and expected.items() <= recipe["task"].items()
     if write is write_wide:
         run("train", "mine/mrconv.yaml", *SHORT, *steady, "--max_steps", "3")

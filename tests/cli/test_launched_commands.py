@@ -21,7 +21,7 @@ from tests.disentangled_dit.pipeline_testing import make_pipeline, make_vae
 from tests.kit.command_line import run
 from tests.kit.models import assert_same_answers, assert_same_picture
 from tests.tasks.diffusion_testing import write_judge, write_pictures
-from tests.training.launching import fork_pairs, launch_two
+from tests.training.launching import fork_pairs
 
 BROKEN = ("b.png", "e.png")
 
@@ -88,32 +88,31 @@ def launched(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("launched")
     write_inputs(root)
     names = "\n".join(str(root / "photos" / name) for name in ("a.png", "c.png", "d.png"))
-    restored = {"words": restore_words(root, "killed"), "kill_at": "f.png"}
-    encoded = {"words": precompute_words(root, "latents-killed"), "kill_at": "train-00003-of-00012"}
+
+    def job(words: list[str], *copied: str, **more: str) -> dict[str, object]:
+        """A command, before which a folder is copied."""
+        return {"words": words, **more} | ({"copy": [str(root / name) for name in copied]} if copied else {})
+
+    restored = job(restore_words(root, "killed"), kill_at="f.png")
+    encoded = job(precompute_words(root, "latents-killed"), kill_at="train-00003-of-00012")
     # Its batches are of the numbers 2 and 3, 6 and 7, 10.
-    drawn = {"words": sample_words(root, "drawn-killed"), "kill_at": "000007.png"}
+    drawn = job(sample_words(root, "drawn-killed"), kill_at="000007.png")
+    listed = ["restore", str(root / "model"), "@-", "--out", str(root / "listed")]
+    no_model = ["restore", str(root / "photos"), str(root / "pictures"), "--out", str(root / "never")]
+    latents = precompute_words(root, "latents-killed")
     jobs = {
-        "restore-goes-on": {"words": restore_words(root, "killed"), "copy": folders(root, "killed", "killed-copy")},
-        "restore": {"words": restore_words(root, "two", "--compare")},
-        "restore-again": {"words": restore_words(root, "two")},
-        "restore-listed": {
-            "words": ["restore", str(root / "model"), "@-", "--out", str(root / "listed")],
-            "stdin": names,
-        },
-        "no-model": {"words": ["restore", str(root / "photos"), str(root / "pictures"), "--out", str(root / "never")]},
-        "precompute-goes-on": {
-            "words": precompute_words(root, "latents-killed"),
-            "copy": folders(root, "latents-killed.partial", "latents-copy.partial"),
-        },
-        "precompute": {"words": precompute_words(root, "latents-two")},
-        "precompute-again": {"words": precompute_words(root, "latents-two")},
-        "sample-goes-on": {
-            "words": sample_words(root, "drawn-killed"),
-            "copy": folders(root, "drawn-killed", "drawn-copy"),
-        },
-        "sample": {"words": sample_words(root, "drawn-two")},
-        "score": {"words": score_words(root)},
-        "evaluate": {"words": evaluate_words(root, "two.json")},
+        "restore-goes-on": job(restore_words(root, "killed"), "killed", "killed-copy"),
+        "restore": job(restore_words(root, "two", "--compare")),
+        "restore-again": job(restore_words(root, "two")),
+        "restore-listed": job(listed, stdin=names),
+        "no-model": job(no_model),
+        "precompute-goes-on": job(latents, "latents-killed.partial", "latents-copy.partial"),
+        "precompute": job(precompute_words(root, "latents-two")),
+        "precompute-again": job(precompute_words(root, "latents-two")),
+        "sample-goes-on": job(sample_words(root, "drawn-killed"), "drawn-killed", "drawn-copy"),
+        "sample": job(sample_words(root, "drawn-two")),
+        "score": job(score_words(root)),
+        "evaluate": job(evaluate_words(root, "two.json")),
     }
     fork_pairs(
         "tests.cli.launched",
@@ -123,10 +122,6 @@ def launched(tmp_path_factory) -> Path:
         ([0, 0], [str(root), json.dumps(jobs)]),
     )
     return root
-
-
-def folders(root: Path, *names: str) -> list[str]:
-    return [str(root / name) for name in names]
 
 
 def said(root: Path, name: str) -> tuple[dict, dict]:
@@ -288,11 +283,3 @@ def test_a_number_of_processes_that_nobody_launched_is_not_waited_for(monkeypatc
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     ranks = Ranks()
     assert (ranks.index, ranks.count, ranks.gather("value")) == (0, 1, ["value"])
-
-
-@pytest.mark.slow
-def test_the_launcher_runs_the_commands_of_the_readme(tmp_path):
-    write_inputs(tmp_path)
-    said = launch_two("hf_ext_cli.main", *restore_words(tmp_path, "out"), code=1)
-    assert said.count("7 restored") == said.count("2 of 9 pictures could not be restored") == 1, said
-    assert launch_two("hf_ext_cli.main", *evaluate_words(tmp_path, "eval.json")).count("PSNR") == 1

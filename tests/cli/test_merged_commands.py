@@ -9,18 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from transformers import AutoConfig, pipeline
+from transformers import AutoConfig
 
 import hf_ext  # noqa: F401  (registers the pipeline)
 from hf_ext.emr import EMRModel
 from hf_ext.emr.artifact import read_tasks
 from hf_ext.emr.weights import task_checkpoint
 from hf_ext.merging import add_task, remove_task
-from hf_ext.semanir import SemanIRImageProcessor
 from tests.emr.emr_testing import push_folder, tiny_bert, tiny_semanir
 from tests.emr.use_testing import merge
 from tests.kit.command_line import run
-from tests.kit.refusals import refused
 
 
 @pytest.fixture(scope="module")
@@ -71,20 +69,6 @@ def test_evaluate_asks_for_the_task(merged: Path, tmp_path: Path):
         done = run("evaluate", source, *options, "--config", file, "--task.degradation.sigma", "30", "--json")
         found[(source.name, *options)] = json.loads(done.stdout)["results"]
     assert len({json.dumps(results) for results in found.values()}) == 3
-
-
-def test_pipelines_refuse_the_root(merged: Path, tmp_path: Path):
-    with refused(ValueError, "a, b"):
-        pipeline("image-restoration", model=str(merged))
-    photo = merged.parent / "photo.png"
-    processor = SemanIRImageProcessor.from_pretrained(merged)
-    by_model = pipeline(
-        "image-restoration", model=EMRModel.from_pretrained(merged, "b").model, image_processor=processor
-    )
-    run("emr", "export", merged, "b", tmp_path / "b")
-    by_export = pipeline("image-restoration", model=str(tmp_path / "b"))
-    ours, theirs = (np.asarray(restore(str(photo))).astype(int) for restore in (by_model, by_export))
-    assert np.abs(ours - theirs).max() <= 1
 
 
 def test_the_root_says_which_tasks_there_are(merged: Path, tmp_path: Path):

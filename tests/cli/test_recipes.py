@@ -59,16 +59,13 @@ def test_commands_take_a_recipe_by_its_name(tmp_path, monkeypatch):
     assert "unknown method 'nothing'" in run("data", "check", "semanir/denoise_color", code=2).stderr
 
 
-def test_a_recipe_of_a_merge_is_not_trained():
-    assert (
-        "describes a merge, not a training: run `hf-ext merge FILE.yaml OUT`"
-        in run("train", "emr/merge", code=2).stderr
-    )
-
-
 def test_the_recipe_that_was_meant_is_named():
-    assert "Did you mean 'semanir/denoise_color'?" in run("train", "semanir/denoise_colour", code=2).stderr
-    assert "Did you mean 'mrconv/sensors'?" in run("train", "sensor", code=2).stderr
-    assert "`hf-ext recipes` lists them" in run("recipes", "zzz", code=2).stderr
+    for words, said in (
+        (("train", "semanir/denoise_colour"), "Did you mean 'semanir/denoise_color'?"),
+        (("train", "sensor"), "Did you mean 'mrconv/sensors'?"),
+        (("train", "emr/merge"), "describes a merge, not a training: run `hf-ext merge FILE.yaml OUT`"),
+        (("recipes", "zzz"), "`hf-ext recipes` lists them"),
+    ):
+        assert said in run(*words, code=2).stderr
     with refused(UsageError, "recipe", "hf-ext recipes"):
         find_recipe("examples")

@@ -5,11 +5,13 @@ import re
 from functools import partial
 from types import SimpleNamespace
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from hf_ext_cli import output
 from hf_ext_cli.main import COMMANDS, main
+from hf_ext_cli.options import split_names
 from hf_ext_cli.output import print_rows, print_table
 from tests.kit import command_line
 
@@ -24,9 +26,6 @@ run = partial(command_line.run, code=None, prog_name="hf-ext")
         (["emr", "verfy", "x"], "hf-ext emr verify"),
         # what was in a group once, or is in another
         (["dit", "sample", "model", "--out", "a.png"], "hf-ext sample"),
-        (["emr", "merge"], "hf-ext merge"),
-        (["semanir", "restore"], "hf-ext restore"),
-        (["plot", "model", "a.png"], "hf-ext mrconv plot"),
         (["precomput"], "hf-ext dit precompute"),
     ],
 )
@@ -39,11 +38,6 @@ def test_the_command_that_was_meant_is_named(words, meant):
 def test_a_name_like_no_other_gets_the_list():
     assert "no command 'hf-ext emr zzz'; the commands are add, " in run("emr", "zzz").stderr
     assert "no command 'hf-ext zzz'; the commands are restore, export, sample, classify" in run("zzz").stderr
-
-
-def test_the_option_that_was_meant_is_named():
-    assert "--overwrite" in run("restore", "model", "a.png", "--overwrit").stderr
-    assert "--crop" in run("sample", "model", "--corp", "1,1").stderr
 
 
 def test_the_help_has_every_command_under_a_heading():
@@ -92,12 +86,6 @@ def test_on_a_terminal_a_table_has_its_title_and_legend(screen):
     assert [line.split() for line in lines[-2:]] == [["What", "it", "is"], ["source", "[x]"]]
 
 
-def test_a_table_of_a_terminal_fits_it(screen):
-    print_table(("name", "text"), [("a", "word " * 30)])
-    assert max(map(len, read(screen).splitlines())) <= 60
-    assert read(screen).count("word") == 30
-
-
 def test_columns_that_do_not_fit_stand_below_one_another_with_the_names(screen):
     header = ("task", *(f"number {index}" for index in range(7)))
     print_table(header, [("a task", *map(str, range(7)))], title="Scores", legend="higher is better")
@@ -112,3 +100,25 @@ def test_a_released_model_that_is_mistyped_is_named_without_asking_a_hub(tmp_pat
     for words in (["info", "spoken-digit"], ["restore", "denoise-colr", ".", "--out", "out"], ["sample", "cifra10"]):
         result = CliRunner().invoke(main, words)
         assert result.exit_code == 2 and "did you mean" in result.output, (words, result.output)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (" a , b c ", ["a", "b c"]),
+        ('"tench, Tinca tinca",hen', ["tench, Tinca tinca", "hen"]),
+        ("what's,it", ["what's", "it"]),
+        # As `$(cat names.txt)` gives them.
+        ("a\nb, c\r\n", ["a", "b", "c"]),
+        ('"a\nb",c', ["a\nb", "c"]),
+        (None, []),
+    ],
+)
+def test_names_stand_between_commas_and_in_quotes(text, names):
+    assert split_names(text) == names
+
+
+@pytest.mark.parametrize("text", ["", " ", ",", '""', "\n"])
+def test_an_option_without_a_name_is_refused(text):
+    with pytest.raises(click.UsageError):
+        split_names(text)

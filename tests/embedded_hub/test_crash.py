@@ -26,15 +26,7 @@ from hf_ext.embedded_hub.repository import Change
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.embedded_hub.store import HubStore
 from hf_ext.embedded_hub.uploads import store_regular
-from tests.kit.hub import (
-    ask,
-    commit_body,
-    create_repository,
-    find_damage,
-    is_whole,
-    request_lfs_upload,
-    store_now,
-)
+from tests.kit.hub import ask, commit_body, create_repository, find_damage, is_whole, request_lfs_upload, store_now
 from tests.kit.models import file_limit
 from tests.kit.refusals import refused
 

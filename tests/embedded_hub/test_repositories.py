@@ -34,9 +34,7 @@ ODD = {
     "other keys": ("null: 1\ntrue: 2\n3: 4\n1.5: 6", {"null": 1, "true": 2, "3": 4, "1.5": 6}),
     "a huge integer": ("a: 0x" + "F" * 5000, None),
     "a huge integer as key": ("0x" + "F" * 5000 + ": a", None),
-    "a large integer": ("a: 1" + "0" * 40, {"a": 1e40}),
     "a large integer as key": ("1" + "0" * 40 + ": a", {"1e+40": "a"}),
-    "a sexagesimal": ("a: " + ":".join(["59"] * 3000), None),
     "a sexagesimal float": ("a: 1" + ":59" * 200 + ".5", None),
     "no numbers": ("a: .nan\nb: .inf\nc: -.inf", {"a": None, "b": None, "c": None}),
     "a set": ("a: !!set {x, y}", None),
@@ -65,35 +63,14 @@ def test_a_card_makes_no_repository_unreachable(steady: str, name: str) -> None:
     assert ask(steady, "GET", "/api/models/me/model/revision/main?blobs=true").status == 200
 
 
-def test_a_card_is_read_once(url: str, hub: EmbeddedHub) -> None:
-    card = b"---\nlicense: mit\nread: once\n---\n"
-    assert ask(url, "POST", COMMIT, commit_body({"README.md": card})).status == 200
-    first = ask(url, "GET", "/api/models/me/model").json()
-    hub.store.blobs.path(hashlib.sha256(card).hexdigest()).unlink()
-    assert ask(url, "GET", "/api/models/me/model").json() == first
-
-
-def test_a_model_index_is_a_list(steady: str) -> None:
-    answer = post(steady, "/api/validate-yaml", content="---\nmodel-index: foo\n---\n")
-    assert answer.status == 400 and '"model-index" must be a list' in answer.json()["errors"][0]["message"]
-
-
 # Ids.
 
 
 @pytest.mark.parametrize(
     "path",
     [
-        "/api/models/bert-base-uncased",
-        "/api/models/bert-base-uncased/revision/main",
-        "/api/models/bert-base-uncased/tree/main",
-        "/api/models/bert-base-uncased/refs",
-        "/api/models/bert-base-uncased/commits/main",
-        "/api/datasets/squad",
-        "/api/datasets/squad/tree/main/plain",
-        "/bert-base-uncased/resolve/main/config.json",
-        "/datasets/squad/resolve/main/a/b.json",
-        "/spaces/x/resolve/main/app.py",
+        *("/api/models/bert-base-uncased", "/api/models/bert-base-uncased/tree/main", "/api/models/bert/refs"),
+        *("/api/datasets/squad/tree/main/plain", "/bert/resolve/main/config.json", "/spaces/x/resolve/main/app.py"),
     ],
 )
 def test_unknown_ids_of_one_part_are_repositories_that_are_not_there(steady: str, path: str) -> None:
@@ -124,9 +101,8 @@ def test_listings_obey_their_limit(url: str, hub: EmbeddedHub) -> None:
     assert sizes == [2, 2, 2] and names == ["me/model", *(f"other/m{i}" for i in range(5))]
     assert [each["id"] for each in ask(url, "GET", "/api/models?author=other&search=M3").json()] == ["other/m3"]
     link = ask(url, "GET", "/api/models?author=other&limit=4").headers["Link"]
-    assert "author=other" in link and [
-        e["id"] for e in ask(url, "GET", link[len(url) + 1 :].partition(">")[0]).json()
-    ] == ["other/m4"]
+    assert "author=other" in link
+    assert [each["id"] for each in ask(url, "GET", link[len(url) + 1 :].partition(">")[0]).json()] == ["other/m4"]
 
 
 def test_all_repositories_with_their_bytes(url: str) -> None:
@@ -143,9 +119,7 @@ def test_moving(url: str, hub: EmbeddedHub) -> None:
     head = ask(url, "GET", "/api/models/me/model").json()["sha"]
     assert create_repository(url, "me/taken").status == 200
     taken = post(url, "/api/repos/move", fromRepo="me/model", toRepo="me/taken", type="model")
-    assert (
-        taken.status == 409 and "A model repository called me/taken already exists" in taken.headers["X-Error-Message"]
-    )
+    assert taken.status == 409 and "me/taken already exists" in taken.headers["X-Error-Message"]
     for wrong, status in (("../x", 400), ("me/a..b", 400), ("datasets/x", 400), ("alone", 400)):
         assert post(url, "/api/repos/move", fromRepo="me/model", toRepo=wrong).status == status, wrong
     assert post(url, "/api/repos/move", fromRepo="me/none", toRepo="me/x").status == 404
@@ -208,10 +182,8 @@ def test_files_as_text(url: str) -> None:
     assert ask(url, "POST", COMMIT, commit_body({"a b.txt": "\u00e9t\u00e9 <b>".encode()})).status == 200
     answer = ask(url, "GET", "/me/model/raw/main/a%20b.txt")
     assert (answer.body.decode(), answer.headers["Content-Type"]) == ("\u00e9t\u00e9 <b>", "text/plain; charset=utf-8")
-    assert (
-        answer.headers["X-Content-Type-Options"] == "nosniff"
-        and "sandbox" in answer.headers["Content-Security-Policy"]
-    )
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert "sandbox" in answer.headers["Content-Security-Policy"]
     pointer = ask(url, "GET", "/me/model/raw/main/w.bin").body.decode().splitlines()
     assert pointer[1:] == [f"oid sha256:{hashlib.sha256(data).hexdigest()}", "size 5000"]
     head = ask(url, "HEAD", "/me/model/raw/main/a%20b.txt")

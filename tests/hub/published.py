@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import HfApi
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import BertConfig, BertModel
 from transformers.dynamic_module_utils import get_relative_import_files
@@ -19,27 +20,11 @@ CLASSES = [ROOM / "modeling_semanir.py", ROOM / "image_processing_semanir.py"]
 CODE = sorted({Path(file).name for path in CLASSES for file in (path, *get_relative_import_files(path))})
 STAGED = sorted(["README.md", "config.json", "model.safetensors", "preprocessor_config.json", *CODE])
 
+_PSNR = {"metric": "psnr", "name": "PSNR (RGB, border 0)", "value": 30.123456, "dataset": "org/photos"}
+_SSIM = {"metric": "ssim", "name": "SSIM | RGB", "value": 0.9, "dataset": "three photographs"}
+_TEST = {"split": "test", "task": "image-to-image"}
 EVALUATION: dict[str, Any] = {
-    "results": [
-        {
-            "metric": "psnr",
-            "name": "PSNR (RGB, border 0)",
-            "value": 30.123456,
-            "dataset": "org/photos",
-            "split": "test",
-            "task": "image-to-image",
-            "arguments": {"sigma": 25},
-        },
-        {
-            "metric": "ssim",
-            "name": "SSIM | RGB",
-            "value": 0.9,
-            "dataset": "three photographs",
-            "split": "test",
-            "task": "image-to-image",
-            "arguments": {},
-        },
-    ],
+    "results": [{**_PSNR, **_TEST, "arguments": {"sigma": 25}}, {**_SSIM, **_TEST, "arguments": {}}],
     "revision": None,
 }
 TRAINING: dict[str, Any] = {
@@ -53,11 +38,7 @@ TRAINING: dict[str, Any] = {
         "peft": None,
         "activation_checkpointing": False,
     },
-    "commit": "1234abcd",
-    "hardware": "2 CPU cores",
-    "seconds": 3723.4,
-    "steps": 10,
-    "samples": 160,
+    **{"commit": "1234abcd", "hardware": "2 CPU cores", "seconds": 3723.4, "steps": 10, "samples": 160},
     "versions": {"torch": "2.13.0"},
 }
 
@@ -96,3 +77,16 @@ def save_bert(folder: Path) -> Path:
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file of a folder."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def on_hub(api: HfApi, tmp_path: Path, revision: str = "main") -> dict[str, bytes]:
+    """Every file of `org/model` on a Hub, but for those of git."""
+    folder = tmp_path / f"there-{revision.replace('/', '-')}"
+    api.snapshot_download("org/model", revision=revision, local_dir=folder)
+    return {name: data for name, data in contents(folder).items() if not name.startswith((".cache/", ".git"))}
+
+
+def edit(path: Path, **fields: Any) -> None:
+    """Changes fields of a JSON file, or writes one of them."""
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(known | fields))

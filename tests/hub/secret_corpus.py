@@ -304,15 +304,13 @@ PLACES: dict[str, Callable[[str], tuple[str, bytes]]] = {
     "HTML": lambda text: _card("<p>" + "".join(f"&#{ord(each)};" for each in text) + "</p>"),
     "zero-width letters": lambda text: _card(_in_the_middle(text, "\u200b")),
 }
-# Disguises that were thought of after the search was written, so that their score says more of others.
+# Disguises that were thought of after the search was written. SECURITY.md names those that it does not find.
 DISGUISES: dict[str, Callable[[str], tuple[str, bytes]]] = {
     "HTML, hexadecimal": lambda text: _card("".join(f"&#x{ord(each):x};" for each in text)),
     "escapes of Python": lambda text: _card("".join(f"\\x{each:02x}" for each in text.encode())),
     "octal escapes": lambda text: _card("".join(f"\\{each:03o}" for each in text.encode())),
     "a URL, encoded twice": lambda text: _card("?q=" + "".join(f"%25{each:02X}" for each in text.encode())),
     "base64 twice": lambda text: _card(base64.b64encode(base64.b64encode(f"note={text}".encode()))),
-    "base32": lambda text: _card(base64.b32encode(f"note={text}".encode())),
-    "hexadecimal": lambda text: _card(text.encode().hex()),
     "UTF-32": lambda text: ("README.md", f"# Mine\n\n{text}\n".encode("utf-32")),
     "full-width letters": lambda text: _card(
         _through(text, lambda word: "".join(chr(ord(each) + 0xFEE0) for each in word if each.isascii()))
@@ -326,20 +324,15 @@ DISGUISES: dict[str, Callable[[str], tuple[str, bytes]]] = {
     "a table": lambda text: _card(f"| what | value |\n|---|---|\n| mine | {text.replace('|', '')} |"),
     "XML": lambda text: _card(f"<key>{text}</key>"),
     "a picture's URL": lambda text: _card(f"![x](https://a.org/?note={text})"),
-    "quoted-printable": lambda text: _card("".join(f"={each:02X}" for each in text.encode())),
-    "a list of letters": lambda text: ("config.json", json.dumps({"note": list(text)}).encode()),
-    "a list of numbers": lambda text: ("config.json", json.dumps({"note": list(text.encode())}).encode()),
     # An outsider's, of later still.
     "escapes of Markdown": lambda text: _card(re.sub(r"([_*.])", r"\\\1", text)),
     "adjacent strings": lambda text: _card(_in_the_middle(f"x = ('{text}')", "'\n     '")),
     "a comment of several lines": lambda text: _card(_in_the_middle(f"# {text}", "\n# ")),
     "a quotation of several lines": lambda text: _card(_in_the_middle(f"> {text}", "\n> ")),
-    "a long line broken in two": lambda text: _card(_in_the_middle("python train.py " * 5 + text, "\n")),
     "joined strings of a template": lambda text: _card(_in_the_middle(f"x = '{text}'", "' ~ '")),
     "terminal colours": lambda text: _card(f"\x1b[31m{text}\x1b[0m"),
     "after a byte order mark of UTF-16": lambda text: (
         "tokenizer.model",
         b"\xff\xfe" + text.encode() + b"\n" * (len(text.encode()) % 2),
     ),
-    "backwards": lambda text: _card(text[::-1]),
 }

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from huggingface_hub import HfApi, ModelCard
-from huggingface_hub.errors import RepositoryNotFoundError
 
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.hub import released
@@ -41,7 +40,6 @@ def url(tmp_path_factory) -> Iterator[str]:
 
 
 GOOD = [
-    "license: mit",
     "license: apache-2.0\nlanguage: en\ntags: [a, b]",
     "license: [mit, apache-2.0]",
     "license: other\nlicense_name: mine\nlicense_link: LICENSE",
@@ -53,7 +51,6 @@ GOOD = [
     "base_model: org/name.v1_x-2",
     "base_model: [org/one, org/two]\nbase_model_relation: merge",
     "datasets: [imdb, org/data]",
-    "datasets: imdb\nmetrics: [accuracy]",
     "license: mit\ndatasets: glue\nmetrics: acc",
     "license: null\nbase_model: null\ndatasets: []\ntags: null",
     index(),
@@ -67,26 +64,20 @@ GOOD = [
 # The metadata, and line and field of each problem.
 BAD = {
     "license: my own": [(2, "license")],
-    "license: 3": [(2, "license")],
     "tags: [a]\nlicense: MIT": [(3, "license")],
     "license:\n- mit\n- mine": [(4, "license[1]")],
     "license: {name: mit}": [(2, "license")],
-    "language: english": [(2, "language")],
     "language: en-US": [(2, "language")],
     "language: [en, no]": [(2, "language[1]")],
     "language:\n- en\n- null": [(4, "language[1]")],
     "pipeline_tag: 3": [(2, "pipeline_tag")],
-    "pipeline_tag: [text-generation]": [(2, "pipeline_tag")],
     "base_model: 3": [(2, "base_model")],
     "base_model: /data/alice/base": [(2, "base_model")],
     "base_model: Kokoro 82M": [(2, "base_model")],
     "base_model: a/b/c": [(2, "base_model")],
     "license: mit\nbase_model:\n- org/good\n- ../bad": [(5, "base_model[1]")],
-    "datasets: [null]": [(2, "datasets[0]")],
     "datasets:\n- null\n- org/x\n- 3": [(3, "datasets[0]"), (5, "datasets[2]")],
     "tags: one": [(2, "tags")],
-    "tags: [1]": [(2, "tags[0]")],
-    "metrics: 3": [(2, "metrics")],
     "metrics: [psnr, 3]": [(2, "metrics[1]")],
     "library_name: [transformers]": [(2, "library_name")],
     "license: other\nlicense_name: 3\nlicense_link: x": [(3, "license_name")],
@@ -139,15 +130,14 @@ def test_a_push_says_what_the_hub_only_warns_of(tmp_path, bert):
 
 def test_a_push_of_such_a_card_is_refused_before_anything_is_sent(hub, bert):
     (bert / "README.md").write_text("---\ntags: [a]\nlicense: my own\nbase_model: 3\n---\n# Mine\n")
-    with pytest.raises(CardRefused) as caught:
-        push(bert, "org/model", endpoint=hub.url, token=False, check=False)
-    assert [(problem.line, problem.field) for problem in caught.value.problems] == [(3, "license"), (4, "base_model")]
-    (bert / "README.md").unlink()
-    with pytest.raises(CardRefused) as caught:
-        push(bert, "org/model", endpoint=hub.url, token=False, check=False, license="my own")
-    assert [problem.field for problem in caught.value.problems] == ["license"]
-    with pytest.raises(RepositoryNotFoundError):
-        HfApi(endpoint=hub.url, token=False).model_info("org/model")
+    problems = []
+    for options in ({}, {"license": "my own"}):
+        with pytest.raises(CardRefused) as caught:
+            push(bert, "org/model", endpoint=hub.url, token=False, check=False, **options)
+        problems.append([(problem.line, problem.field) for problem in caught.value.problems])
+        (bert / "README.md").unlink(missing_ok=True)
+    assert problems[0] == [(3, "license"), (4, "base_model")] and [field for _, field in problems[1]] == ["license"]
+    assert not HfApi(endpoint=hub.url, token=False).repo_exists("org/model")
 
 
 def test_the_check_of_a_card_names_lines(bert):
@@ -160,14 +150,7 @@ def test_the_check_of_a_card_names_lines(bert):
     assert [f"line {line}:" in problem for line, problem in zip((3, 4), problems, strict=True)] == [True, True]
 
 
-NO_METADATA = [
-    "license: [mit",
-    "license: mit\nlicense: mit",
-    "model-index:\n- name: x\n  name: y",
-    "- license",
-    "license: &a mit\nbase_model: *a",
-    "a: 1\n b: 2",
-]
+NO_METADATA = ["license: [mit", "license: mit\nlicense: mit", "- license", "license: &a mit\nbase_model: *a"]
 
 
 @pytest.mark.parametrize("metadata", NO_METADATA)
@@ -181,15 +164,6 @@ def test_metadata_that_no_reader_takes_is_refused_in_a_line(metadata, tmp_path, 
     (bert / "README.md").write_text(card)
     result = CliRunner().invoke(main, ["card", str(bert), "--check"])
     assert result.exit_code == 2 and isinstance(result.exception, SystemExit)
-
-
-def test_a_client_that_commits_such_a_card_is_refused(hub, hub_cache):
-    HfApi(endpoint=hub.url, token=False).create_repo("org/model")
-    card = ModelCard("---\nlicense: asdf\n---\n# Mine\n")
-    with pytest.raises(ValueError):
-        HfApi(endpoint=hub.url, token=False).upload_file(
-            path_or_fileobj=str(card).encode(), path_in_repo="README.md", repo_id="org/model"
-        )
 
 
 RELEASED = sorted(path.parent.name for path in Path(__file__).parents[2].glob("model_cards/released/*/README.md"))

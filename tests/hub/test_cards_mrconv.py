@@ -1,12 +1,9 @@
 """Cards of MRConv: chosen by the configuration, finished, with a snippet that runs."""
 
-import json
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
-from huggingface_hub import ModelCard
 
 from hf_ext.hub.cards import write_card
 from hf_ext.mrconv import (
@@ -68,23 +65,8 @@ def test_the_snippet_runs(name, merged, tmp_path, capsys):
     scope = {}
     exec(snippet_of(card), scope)
     assert capsys.readouterr().out.strip()
-    loaded = scope["model"]
-    assert type(loaded) is type(model)
-    for name, value in model.reparameterize().state_dict().items():
-        if not merged and "backbone" in str(name):
-            continue
-        if name in loaded.state_dict():
-            torch.testing.assert_close(loaded.state_dict()[name], value)
-
-
-def test_metadata_name_the_task(tmp_path):
-    model, processor = MODELS["audio"]()
-    model.save_pretrained(tmp_path)
-    processor.save_pretrained(tmp_path)
-    result = {"metric": "accuracy", "value": 0.5, "dataset": "digits", "task": "audio-classification"}
-    (tmp_path / "eval.json").write_text(json.dumps({"results": [result]}))
-    card = ModelCard.load(write_card(tmp_path, repo_id="org/digits"))
-    data = SimpleNamespace(**card.data.to_dict())
-    assert (data.license, data.pipeline_tag) == ("apache-2.0", "audio-classification")
-    assert data.tags == ["mrconv", "long-convolution", "sequence-modelling"]
-    assert "8000 samples per second" in card.text and "change_rate(2)" in card.text
+    loaded = scope["model"].state_dict()
+    assert type(scope["model"]) is type(model)
+    for key, value in model.reparameterize().state_dict().items():
+        if key in loaded and (merged or "backbone" not in key):
+            torch.testing.assert_close(loaded[key], value)

@@ -8,15 +8,11 @@ import struct
 from pathlib import Path
 
 import pytest
-from safetensors import safe_open
-from safetensors.torch import save_file
 
 from hf_ext.hub.checkpoints import CheckpointError, open_checkpoint
 from hf_ext.hub.header_format import MAX_HEADER_BYTES
 from hf_ext.hub.safetensors_headers import parse_header
 from tests.kit.refusals import refused
-
-from .checkpoint_files import some_tensors
 
 
 def write_raw(path: Path, header: object, data: bytes = b"", length: int | None = None) -> Path:
@@ -35,35 +31,21 @@ MALFORMED = {
     "not UTF-8": (b'{"\xff": 1}', b"", "not valid JSON"),
     "deep": (b"[" * 100_000, b"", "not valid JSON"),
     "not an object": ([1], b"", "expected a JSON object, got list"),
-    "repeated name": (
-        b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}',
-        b"x",
-        "repeats",
-    ),
+    "repeated name": (b'{"a": {"dtype": "U8"}, "a": {"dtype": "U8"}}', b"x", "repeats"),
     "metadata": ({"__metadata__": {"a": 1}}, b"", "must map strings to strings"),
     "entry is no object": ({"a": 3}, b"", "must have dtype, shape and data_offsets"),
-    "missing key": ({"a": {"dtype": "F32", "shape": [1]}}, b"", "must have dtype, shape and data_offsets"),
     "extra key": ({"a": entry([1], 0, 4) | {"x": 1}}, b"abcd", "must have dtype, shape and data_offsets"),
     "unknown dtype": ({"a": entry([1], 0, 4, "F99")}, b"abcd", "has dtype 'F99'"),
     "dtype is a list": ({"a": entry([1], 0, 4, ["F32"])}, b"abcd", "has dtype"),
     "negative size": ({"a": entry([-1], 0, 4)}, b"abcd", "non-negative"),
-    "float size": ({"a": entry([1.0], 0, 4)}, b"abcd", "non-negative"),
     "bool size": ({"a": entry([True], 0, 4)}, b"abcd", "non-negative"),
     "huge size": ({"a": entry([2**64, 0], 0, 0)}, b"", "non-negative"),
     "one offset": ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0]}}, b"", "two non-negative integers"),
     "wrong length": ({"a": entry([2], 0, 4)}, b"abcd", r"has data_offsets \[0, 4\]; .* need \[0, 8\]"),
     "reversed offsets": ({"a": entry([1], 4, 0)}, b"abcd", r"has data_offsets \[4, 0\]; .* need \[0, 4\]"),
-    "gap": (
-        {"a": entry([1], 0, 4), "b": entry([1], 8, 12)},
-        b"x" * 12,
-        r"'b' has data_offsets \[8, 12\]; .* need \[4, 8\]",
-    ),
+    "gap": ({"a": entry([1], 0, 4), "b": entry([1], 8, 12)}, b"x" * 12, r"'b' has .* \[8, 12\]; .* need \[4, 8\]"),
     "late start": ({"a": entry([1], 4, 8)}, b"x" * 8, r"has data_offsets \[4, 8\]; .* need \[0, 4\]"),
-    "overlap": (
-        {"a": entry([2], 0, 8), "b": entry([1], 4, 8)},
-        b"x" * 8,
-        r"'b' has data_offsets \[4, 8\]; .* need \[8, 12\]",
-    ),
+    "overlap": ({"a": entry([2], 0, 8), "b": entry([1], 4, 8)}, b"x" * 8, r"'b' has .* \[4, 8\]; .* need \[8, 12\]"),
     "file too short": ({"a": entry([2], 0, 8)}, b"x" * 7, "the file has"),
     "file too long": ({"a": entry([2], 0, 8)}, b"x" * 9, "the file has"),
 }
@@ -75,16 +57,6 @@ def test_a_malformed_header_of_a_hub_is_an_error_that_says_what_is_wrong(case):
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     with pytest.raises(CheckpointError, match=rf"model\.safetensors: .*{message}"):
         parse_header(text, 8 + len(text) + len(data), "model.safetensors")
-
-
-def test_headers_say_what_the_library_reads(tmp_path):
-    path = tmp_path / "model.safetensors"
-    save_file(some_tensors(), path, metadata={"step": "3"})
-    with open_checkpoint(path) as checkpoint, safe_open(path, "pt") as theirs:
-        assert checkpoint.metadata == theirs.metadata() and set(checkpoint) == set(theirs.keys())
-        for name in checkpoint:
-            tensor = theirs.get_tensor(name)
-            assert (checkpoint.info(name).dtype, checkpoint.info(name).shape) == (tensor.dtype, tuple(tensor.shape))
 
 
 def test_a_tensor_of_four_bits_needs_whole_bytes(tmp_path):
@@ -108,12 +80,9 @@ def test_a_pipe_is_refused_without_waiting_for_its_writer(tmp_path, name):
 
 def test_header_lengths(tmp_path):
     path = tmp_path / "model.safetensors"
+    for length, fact in ((MAX_HEADER_BYTES + 1, "25000000"), (3, "cut")):
+        with refused(CheckpointError, fact):
+            open_checkpoint(write_raw(path, {}, length=length))
     path.write_bytes(b"1234")
     with refused(CheckpointError, "4 bytes"):
-        open_checkpoint(path)
-    write_raw(path, {}, length=MAX_HEADER_BYTES + 1)
-    with refused(CheckpointError, "25000000"):
-        open_checkpoint(path)
-    write_raw(path, {}, length=3)
-    with refused(CheckpointError, "cut"):
         open_checkpoint(path)

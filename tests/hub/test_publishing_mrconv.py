@@ -9,9 +9,7 @@ from huggingface_hub import HfApi, close_session
 
 from hf_ext.errors import DataError
 from hf_ext.hub.publish import push, stage
-from hf_ext.mrconv import (
-    MRConvForImageClassification,
-)
+from hf_ext.mrconv import MRConvForImageClassification
 from hf_ext.tasks.signals import AudioTask, PixelTask
 from hf_ext.tasks.texts import LanguageModelTask, ListOpsTask, RetrievalTask
 from tests.kit.hub import run_python
@@ -113,13 +111,6 @@ def test_pixels_and_their_sequences_are_one_input():
     for wrong in ({"pixel_values": sequence}, {"pixel_values": pixels[:, :1]}, both):
         with refused(ValueError, "images"):
             model(**wrong)
-
-
-def test_a_classifier_of_pixels_is_staged_with_every_head_and_its_image_processor(tmp_path):
-    folder = stage(save_task(PixelTask(image_size=8), tmp_path / "digits"), tmp_path / "staged")
-    for name in ("config.json", "preprocessor_config.json"):
-        for reference in json.loads((folder / name).read_text())["auto_map"].values():
-            assert (folder / f"{reference.partition('.')[0]}.py").is_file()
 
 
 def test_a_processor_of_another_kind_is_refused(tmp_path):

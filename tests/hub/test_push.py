@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from huggingface_hub import CommitOperationAdd, HfApi, close_session, constants, snapshot_download
+from huggingface_hub import CommitOperationAdd, HfApi, close_session, constants
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
 from hf_ext.embedded_hub.server import EmbeddedHub
@@ -18,15 +18,13 @@ from hf_ext.hub.publish import push, stage
 from hf_ext.semanir import SemanIRImageProcessor
 from tests.kit.refusals import refused
 
-from .published import STAGED, contents, save_bert, tiny_adapter, tiny_model
+from .published import STAGED, contents, on_hub, save_bert, tiny_model
 
 
-def download(hub: EmbeddedHub, tmp_path: Path, revision: str) -> dict[str, bytes]:
-    folder = tmp_path / f"download-{revision.replace('/', '-')}"
-    snapshot_download("org/model", revision=revision, endpoint=hub.url, token=False, local_dir=folder)
-    return {
-        name: data for name, data in contents(folder).items() if not name.startswith((".cache/", ".gitattributes"))
-    }
+@pytest.fixture
+def options(hub: EmbeddedHub) -> dict[str, Any]:
+    """Options of a push to the Hub of the test."""
+    return {"endpoint": hub.url, "token": False, "check": False}
 
 
 def commits(api: HfApi, revision: str = "main") -> list[str]:
@@ -37,9 +35,11 @@ def test_one_commit_holds_what_stage_writes_and_nothing_else(hub, api, tmp_path,
     # hf_xet is installed and not disabled here: the push has to notice that this Hub has no Xet storage
     assert constants.HF_HUB_DISABLE_XET is False
     info = push(snapshot, "org/model", endpoint=hub.url, token=False, commit_message="First")
+    # The same again makes no commit.
+    assert push(snapshot, "org/model", endpoint=hub.url, token=False, check=False).oid == info.oid
     assert commits(api) == ["First", "initial commit"] and "Xet" not in caplog.text
     staged = stage(snapshot, tmp_path / "staged", repo_id="org/model")
-    assert download(hub, tmp_path, info.oid) == contents(staged)
+    assert on_hub(api, tmp_path, info.oid) == contents(staged)
     assert sorted(contents(staged)) == sorted([*STAGED, "eval.json", "training.json", ".eval_results/hf_ext.yaml"])
     assert api.model_info("org/model").pipeline_tag == "image-restoration"
     with open_checkpoint(f"org/model@{info.oid}", endpoint=hub.url, token=False) as checkpoint:
@@ -47,24 +47,10 @@ def test_one_commit_holds_what_stage_writes_and_nothing_else(hub, api, tmp_path,
         assert set(checkpoint) == set(weights) and all(checkpoint[name].equal(weights[name]) for name in weights)
 
 
-def test_where_the_user_disabled_xet_files_are_sent_by_path(hub, tmp_path, snapshot, monkeypatch):
+def test_where_the_user_disabled_xet_files_are_sent_by_path(options, api, tmp_path, snapshot, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    info = push(snapshot, "org/model", endpoint=hub.url, token=False, check=False)
-    staged = stage(snapshot, tmp_path / "staged", repo_id="org/model")
-    assert download(hub, tmp_path, info.oid) == contents(staged)
-
-
-def test_a_second_push_deletes_what_it_replaces_and_leaves_other_files(hub, api, tmp_path, snapshot):
-    options = {"endpoint": hub.url, "token": False, "check": False}
-    push(snapshot, "org/model", **options)
-    for name in ("handler.py", "lora.safetensors", "notes.md"):
-        api.upload_file(repo_id="org/model", path_or_fileobj=io.BytesIO(b"mine"), path_in_repo=name)
-    info = push(tiny_adapter(), "org/model", commit_message="Adapter", **options)
-    assert commits(api)[0] == "Adapter" and len(commits(api)) == 6
-    expected = ["README.md", "adapter_config.json", "adapter_model.safetensors"]
-    assert sorted(download(hub, tmp_path, info.oid)) == sorted(
-        ["handler.py", "lora.safetensors", "notes.md", *expected]
-    )
+    info = push(snapshot, "org/model", **options)
+    assert on_hub(api, tmp_path, info.oid) == contents(stage(snapshot, tmp_path / "staged", repo_id="org/model"))
 
 
 # Files that loaders of a model prefer to others, or that say whose it is; and files of the owner.
@@ -77,13 +63,12 @@ OF_A_MODEL = [
 OF_THE_OWNER = ["handler.py", "lora.safetensors", "notes.md", "data/train.csv", "photo.png", "my-config.json"]
 
 
-def test_files_of_an_earlier_model_go_and_files_of_the_owner_stay(hub, api, tmp_path, capsys):
+def test_files_of_an_earlier_model_go_and_files_of_the_owner_stay(options, api, bert, capsys):
     api.create_repo("org/model")
     names = [*OF_A_MODEL, *OF_THE_OWNER]
     operations = [CommitOperationAdd(name, io.BytesIO(name.encode())) for name in names]
     api.create_commit("org/model", operations, commit_message="Old")
-    bert = save_bert(tmp_path / "bert")
-    push(bert, "org/model", endpoint=hub.url, token=False, check=False)
+    push(bert, "org/model", **options)
     there = api.list_repo_files("org/model")
     assert sorted(there) == sorted([*OF_THE_OWNER, ".gitattributes", "README.md", "config.json", "model.safetensors"])
     told = capsys.readouterr().err
@@ -93,33 +78,22 @@ def test_files_of_an_earlier_model_go_and_files_of_the_owner_stay(hub, api, tmp_
         assert all(name in deleted for name in OF_A_MODEL) and all(name in left for name in OF_THE_OWNER)
 
 
-def test_pushing_the_same_again_makes_no_commit(hub, api, snapshot):
-    options = {"endpoint": hub.url, "token": False, "check": False}
-    first = push(snapshot, "org/model", **options)
-    assert push(snapshot, "org/model", **options).oid == first.oid
-    assert len(commits(api)) == 2
-
-
-def test_a_model_in_memory_to_a_new_branch(hub, api, tmp_path):
-    processor = SemanIRImageProcessor()
-    info = push(
-        tiny_model(), "org/model", processor=processor, endpoint=hub.url, token=False, revision="dev", check=False
-    )
-    assert sorted(download(hub, tmp_path, "dev")) == STAGED
+def test_a_model_in_memory_to_a_new_branch(options, api, tmp_path):
+    info = push(tiny_model(), "org/model", processor=SemanIRImageProcessor(), revision="dev", **options)
+    assert sorted(on_hub(api, tmp_path, "dev")) == STAGED
     assert api.model_info("org/model", revision="dev").sha == info.oid
     assert commits(api) == ["initial commit"]
 
 
-def test_a_pull_request_leaves_main_alone(hub, api, tmp_path, snapshot):
-    info = push(snapshot, "org/model", endpoint=hub.url, token=False, create_pr=True, check=False)
+def test_a_pull_request_leaves_main_alone(options, api, tmp_path, snapshot):
+    info = push(snapshot, "org/model", create_pr=True, **options)
     assert info.pr_num == 1 and commits(api) == ["initial commit"]
-    assert "model.safetensors" in download(hub, tmp_path, "refs/pr/1")
+    assert "model.safetensors" in on_hub(api, tmp_path, "refs/pr/1")
     with refused(UsageError, "create_pr"):
-        push(snapshot, "org/model", endpoint=hub.url, token=False, create_pr=True, revision="dev")
+        push(snapshot, "org/model", create_pr=True, revision="dev", **options)
 
 
-def test_visibility(hub, api, snapshot):
-    options = {"endpoint": hub.url, "token": False, "check": False}
+def test_visibility(options, api, snapshot):
     push(snapshot, "org/hidden", private=True, **options)
     assert api.model_info("org/hidden").private is True
     push(snapshot, "org/model", **options)
@@ -165,20 +139,17 @@ UNUSABLE = {
 
 
 @pytest.mark.parametrize("kind", UNUSABLE)
-def test_options_that_a_hub_would_refuse_are_refused_before_it_is_asked(kind, hub, api, snapshot):
-    options = {"endpoint": hub.url, "token": False, "check": False} | UNUSABLE[kind]
+def test_options_that_a_hub_would_refuse_are_refused_before_it_is_asked(kind, options, api, snapshot):
     with pytest.raises(SecretFound if "secret" in kind else UsageError) as caught:
-        push(snapshot, "org/model", **options)
+        push(snapshot, "org/model", **options | UNUSABLE[kind])
     assert TOKEN[3:20] not in str(caught.value)
     with pytest.raises(RepositoryNotFoundError):
         api.model_info("org/model")
 
 
-def test_a_branch_with_the_name_of_a_tag_or_a_commit_is_refused(hub, api, snapshot):
-    options = {"endpoint": hub.url, "token": False, "check": False}
+def test_a_branch_with_the_name_of_a_tag_or_a_commit_is_refused(options, api, snapshot, bert):
     first = push(snapshot, "org/model", **options)
     api.create_tag("org/model", tag="v1")
-    bert = save_bert(snapshot.with_name("bert"))
     with refused(UsageError, "v1", "org/model"):
         push(bert, "org/model", revision="v1", **options)
     with refused(HfHubHTTPError, first.oid[:8]):

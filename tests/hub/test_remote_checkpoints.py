@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -83,31 +82,19 @@ def test_remote_pickles_and_unknown_repositories(hub):
 
 
 def test_a_cached_file_is_not_fetched_again_and_serves_offline(hub, tensors, request):
-    path = Path(constants.HF_HUB_CACHE, "models--org--name", "snapshots", COMMIT, "model.safetensors")
-    path.parent.mkdir(parents=True)
-    path.write_bytes(hub.files["model.safetensors"])
-    with remote(hub) as checkpoint:
-        assert_same(checkpoint, tensors)
-        assert checkpoint.commit == COMMIT
-    assert hub.ranges() == []
-    hub.requests.clear()
-    request.getfixturevalue("offline")
-    with remote(hub) as checkpoint:
-        assert_same(checkpoint, tensors)
-        assert checkpoint.commit == COMMIT
-    assert hub.requests == []
-    with refused(CheckpointError, "reached", "cache"):
-        remote(hub, "org/other")
-    with refused(CheckpointError, "reached", "cache"):
-        remote(hub, f"org/name@{OTHER_COMMIT}")
-
-
-def test_a_download_of_huggingface_hub_serves_the_next_opening(hub, tensors):
     cache = constants.HF_HUB_CACHE
     hf_hub_download("org/name", "model.safetensors", endpoint=hub.url, token=False, cache_dir=cache)
-    with remote(hub) as checkpoint:
-        assert_same(checkpoint, tensors)
-    assert hub.ranges() == []
+    for is_offline in (False, True):
+        hub.requests.clear()
+        if is_offline:
+            request.getfixturevalue("offline")
+        with remote(hub) as checkpoint:
+            assert_same(checkpoint, tensors)
+            assert checkpoint.commit == COMMIT
+        assert hub.ranges() == [] and (hub.requests == []) == is_offline
+    for absent in ("org/other", f"org/name@{OTHER_COMMIT}"):
+        with refused(CheckpointError, "reached", "cache"):
+            remote(hub, absent)
 
 
 def test_a_hub_that_cannot_be_reached(hub):
@@ -124,17 +111,8 @@ def test_a_connection_cut_in_the_middle_resumes_at_the_byte_reached(hub, tensors
         hub.resolve = lambda handler, name: handler.send_file(name, keep=keeps.pop(0))
         hub.requests.clear()
         assert checkpoint["double"].equal(tensors["double"])
-    stop = start + 119
-    assert [asked for _, asked in hub.ranges()] == [
-        f"bytes={start}-{stop}",
-        f"bytes={start + 50}-{stop}",
-        f"bytes={start + 50}-{stop}",
-        f"bytes={start + 80}-{stop}",
-    ]
-
-
-def test_retries_are_bounded(hub, tensors):
-    with remote(hub) as checkpoint:
+        assert [asked for _, asked in hub.ranges()] == [f"bytes={start + n}-{start + 119}" for n in (0, 50, 50, 80)]
+        # Not for ever.
         hub.resolve = lambda handler, name: handler.send_file(name, keep=1)
         hub.requests.clear()
         with refused(CheckpointError, "name@0123456789ab/model.safetensors", "120 bytes"):
@@ -156,10 +134,7 @@ def test_a_busy_hub_is_asked_again(hub, tensors):
 
 
 MISBEHAVIOUR = {
-    "commit moved": (
-        {"X_Repo_Commit": OTHER_COMMIT},
-        f"answered for commit {OTHER_COMMIT}; open the checkpoint again",
-    ),
+    "commit moved": ({"X_Repo_Commit": OTHER_COMMIT}, f"answered for commit {OTHER_COMMIT}; open the checkpoint"),
     "no commit": ({"X_Repo_Commit": None}, "answered for commit None"),
     "etag moved": ({"ETag": '"new"'}, "the file changed"),
     "linked etag moved": ({"X_Linked_Etag": '"new"'}, "the file changed"),
@@ -167,10 +142,11 @@ MISBEHAVIOUR = {
     "other range": ({"Content_Range": "bytes 0-119/9999"}, "Content-Range is 'bytes 0-119/9999'"),
     "no range": ({"Content_Range": None}, "Content-Range is None"),
     "range ignored": ({"status": 200}, "HTTP 200 instead of 206"),
-    "not satisfiable": ({"status": 416}, "HTTP 416"),
     "vanished": ({"status": 404}, "no such file at this commit"),
     "no access": ({"status": 401}, "pass a token that may read"),
     "teapot": ({"status": 418}, "answered HTTP 418"),
+    "redirected for ever": ({"status": 302, "Location": "model.safetensors"}, "5 redirects"),
+    "redirected to a file": ({"status": 302, "Location": "file:///etc/passwd"}, "redirects .*file"),
 }
 
 
@@ -182,7 +158,7 @@ def test_what_a_hub_may_not_answer(hub, tensors, case):
         hub.requests.clear()
         with pytest.raises(CheckpointError, match=rf"^org/name@0123456789ab/model\.safetensors: .*{message}"):
             checkpoint["double"]
-        assert len(hub.requests) == 1
+        assert len(hub.requests) == 1 or case == "redirected for ever"
 
 
 def test_more_bytes_than_asked_for(hub, tensors):
@@ -255,16 +231,6 @@ def test_a_redirect_within_the_hub_keeps_the_token(hub, tensors):
         assert_same(checkpoint, tensors)
     moved = [authorization for path, _, authorization in hub.requests if "moved" in path]
     assert moved and set(moved) == {"Bearer hf_secret"}
-
-
-def test_redirects_that_are_refused(hub, tensors):
-    with remote(hub) as checkpoint:
-        hub.resolve = redirect_to(hub.url)
-        with refused(CheckpointError, "5 redirects"):
-            checkpoint["double"]
-        hub.resolve = lambda handler, name: handler.send(302, b"", {"Location": "file:///etc/passwd"})
-        with refused(CheckpointError, "redirects", "file"):
-            checkpoint["double"]
 
 
 def test_a_redirect_from_https_to_http_is_refused():

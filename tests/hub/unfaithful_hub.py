@@ -11,11 +11,12 @@ from tests.kit.loopback import LoopbackHandler, LoopbackServer
 
 
 class Reply(NamedTuple):
-    """The answer to a request."""
+    """The answer to a request; the connection ends after the first `sent` bytes of its body, if that is a number."""
 
     status: int
     body: bytes
     headers: dict[str, str] = {}
+    sent: int | None = None
 
 
 # Gets method, path, body and the way to the true Hub, which takes a body; `None` is an answer that is lost.
@@ -32,16 +33,18 @@ class Handler(LoopbackHandler):
                 body += self.rfile.read(size)
                 self.rfile.readline()
             self.rfile.readline()
+        self.hub.asked.append((self.command, self.path, self.headers.get("Range")))
         reply = self.hub.rule(self.command, self.path, body, self.forward)
-        if reply is None:
+        if reply is None or reply.sent is not None:
             self.close_connection = True
+        if reply is None:
             return
         self.send_response(reply.status)
         for key, value in (reply.headers | {"Content-Length": str(len(reply.body))}).items():
             self.send_header(key, value)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(reply.body)
+            self.wfile.write(reply.body[: reply.sent])
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = answer
 
@@ -59,9 +62,10 @@ class Handler(LoopbackHandler):
 
 
 class UnfaithfulHub(LoopbackServer):
-    """Serves what an embedded Hub does, but for what `rule` makes of it."""
+    """Serves what an embedded Hub does, but for what `rule` makes of it; `asked`: methods, paths and ranges."""
 
     def __init__(self, url: str) -> None:
+        self.asked: list[tuple[str, str, str | None]] = []
         self.address = urlsplit(url).netloc
         self.rule: Rule = lambda method, path, body, forward: forward(body)
         super().__init__(Handler)
