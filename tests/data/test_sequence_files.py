@@ -10,9 +10,8 @@ from hf_ext.data.opening import SourceError, open_source
 from hf_ext.errors import DataError
 from hf_ext.settings import SettingsError
 from hf_ext.tasks.series import PositionsTask, SeriesClassificationTask
-from hf_ext.training import DataSource, TrainingArguments
+from hf_ext.training import DataSource
 from hf_ext.training.arguments import build
-from hf_ext.training.data_check import check_data
 from tests.kit.refusals import refused
 
 
@@ -139,13 +138,6 @@ def test_arrays_are_examples_or_sequences(tmp_path):
     assert list(each["label"]) == ["a", "b"]
 
 
-def test_lists_in_parquet_need_no_word(tmp_path):
-    pd.DataFrame({"x": [[1.0, 2.0], [3.0]], "label": [0, 1]}).to_parquet(tmp_path / "lists.parquet")
-    data = open_source(DataSource(str(tmp_path / "lists.parquet")))
-    sample = SeriesClassificationTask(columns=["x"], max_length=2, num_labels=2).encode(data[1])
-    assert sample["input_values"].tolist() == [[3.0], [0.0]] and sample["attention_mask"].tolist() == [1, 0]
-
-
 def test_a_changed_file_is_read_again(walks):
     before = read(walks)[0]["x"].tolist()
     file = write(walks / "train" / "run" / "0.csv", "x,y\n7,1\n")
@@ -163,10 +155,8 @@ ALL_ONE = "run/0.csv,1\nrun/1.csv,1\nwalk/0.csv,1\nwalk/1.csv,1\n"
         ("train/run/1.csv", "x,z\n1,2\n", r"1\.csv has the columns x, z; .*0\.csv has x, y"),
         ("train/run/1.csv", "x,y\n1,2\n1,2,3\n", r"1\.csv cannot be read: .*line 3 has 3 cells"),
         ("train/run/1.csv", "", r"1\.csv cannot be read: No columns"),
-        ("train/run/1.csv", "x,y\n", r"1\.csv must contain rows, with equal numbers in all columns; got \{'x': 0"),
         ("train/run/1.csv", "x,y\n1,2,3\n4,5,6\n", r"1\.csv cannot be read: .*more cells than the line of names"),
         ("train/run/1.csv", "1,2\n3,4\n", r"1\.csv cannot be read: its first line, 1, 2, must hold the names"),
-        ("train/run/1.npy", "", r"1\.npy cannot be read: "),
         ("train/run/1.npz", "PK\3\4 no archive", r"1\.npz cannot be read: "),
         ("train/metadata.csv", f"file_name,file\n{ALL_ONE}", "has a column 'file', a reserved name: rename it"),
         ("train/metadata.csv", f"file_name,label\n{ALL_ONE}walk/0.csv,2\n", "has 2 rows for 0.csv"),
@@ -200,13 +190,3 @@ def test_places_without_sequences_are_named(tmp_path, walks):
         build(DataSource, {"path": "x", "rows": "lines"})
     with refused(SettingsError, "positions", "streaming"):
         build(DataSource, {"path": "x", "rows": "positions", "streaming": True})
-
-
-def test_all_of_a_folder_can_be_checked_before_a_training(walks):
-    write(walks / "train" / "run" / "1.csv", "x,y\n1,2\n3,inf\n")
-    source = {"path": str(walks), "rows": "positions"}
-    task = SeriesClassificationTask(columns=["x", "y"], max_length=8, num_labels=2, label_names=["walk", "run"])
-    model = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}
-    (found,) = check_data(task, TrainingArguments("mrconv-series", "run", {"train": source}, model=model))
-    assert found["examples"] == 4 and len(found["bad"]) == 1
-    assert found["bad"][0]["file"].endswith("1.csv") and "line 3: column 'y'" in found["bad"][0]["reason"]

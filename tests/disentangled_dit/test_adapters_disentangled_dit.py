@@ -2,6 +2,7 @@
 
 import importlib.util
 import inspect
+import shutil
 import sys
 
 import accelerate
@@ -87,16 +88,6 @@ def test_a_lora_of_any_layer_is_scaled_by_its_weight_and_by_scales_of_calls(targ
     torch.testing.assert_close(predict(model), base, atol=1e-4, rtol=1e-4)
 
 
-def test_lora_is_saved_and_loaded(tmp_path):
-    model = with_lora()
-    model.save_lora_adapter(tmp_path)
-    loaded = make_transformer()
-    loaded.load_lora_adapter(tmp_path, prefix=None, weight_name="pytorch_lora_weights.safetensors")
-    torch.testing.assert_close(predict(loaded), predict(model), atol=1e-5, rtol=0)
-    loaded.delete_adapters("default_0")
-    torch.testing.assert_close(predict(loaded), predict(make_transformer()), atol=1e-5, rtol=0)
-
-
 @pytest.mark.parametrize("backend", ["native", "_native_math"])
 def test_attention_backend_is_set_and_used(backend):
     model = make_transformer()
@@ -148,14 +139,6 @@ def test_first_block_cache():
     assert_same_answers(predict(model, **steps[2]), expected[2])
 
 
-def test_blocks_are_registered_with_the_installed_diffusers():
-    """The table is private: if it moves, this fails and block caches no longer work."""
-    from diffusers.hooks._helpers import TransformerBlockRegistry
-
-    metadata = TransformerBlockRegistry.get(type(make_transformer().transformer_blocks[0]))
-    assert (metadata.return_encoder_hidden_states_index, metadata.return_hidden_states_index) == (0, 1)
-
-
 def test_gradient_checkpointing_changes_no_gradient_and_runs_blocks_again():
     model = make_transformer().train()
     calls = []
@@ -187,51 +170,23 @@ def test_layerwise_casting_stores_blocks_in_8_bits():
     assert model(timestep=5, return_conditioning=True)[1].dtype == torch.float32
 
 
-def test_automatic_mixed_precision_trains():
-    """As accelerate trains: weights and latents in float32, layers in bfloat16."""
-    model = make_transformer()
-    expected = gradients(model)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = gradients(model)
-    assert {gradient.dtype for gradient in found} == {torch.float32}
-    found, expected = (torch.cat([gradient.flatten() for gradient in each]) for each in (found, expected))
-    # Bfloat16 has 8 bits.
-    assert (found - expected).norm() < 0.05 * expected.norm()
-
-
 # Dynamo looks at the gradient of tensors that it meets.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.slow
-def test_repeated_blocks_compile_as_one_graph_for_all_timesteps():
+@pytest.mark.skipif(shutil.which("cc") is None, reason="inductor needs a compiler")
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_repeated_blocks_compile_as_one_graph_for_all_timesteps(backend):
     model = make_transformer(num_layers=2)
     inputs = make_inputs(model)
-    expected, later = predict(model), predict(model, **{**inputs, "timestep": torch.tensor([5.0, 7.0])})
-    training = gradients(model)
+    other = {**inputs, "timestep": torch.tensor([5.0, 7.0])}
+    expected, later, training = predict(model), predict(model, **other), gradients(model)
     torch.compiler.reset()
-    model.compile_repeated_blocks(backend="eager", fullgraph=True)
-    torch.testing.assert_close(predict(model), expected, atol=1e-6, rtol=1e-6)
+    model.compile_repeated_blocks(backend=backend, fullgraph=True)
+    torch.testing.assert_close(predict(model), expected, atol=1e-5, rtol=1e-5)
     with torch.compiler.set_stance("fail_on_recompile"):
-        found = predict(model, **{**inputs, "timestep": torch.tensor([5.0, 7.0])})
-    torch.testing.assert_close(found, later, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(predict(model, **other), later, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(gradients(model), training, atol=1e-5, rtol=1e-5)
     torch.compiler.reset()
-
-
-@pytest.mark.slow
-def test_whole_model_is_exported_for_any_batch():
-    model = make_transformer()
-    inputs = make_inputs(model, batch=3)
-    batch = torch.export.Dim("batch", max=64)
-    shapes = {"hidden_states": {0: batch}, "timestep": {0: batch}, "class_labels": {0: batch}, "return_dict": None}
-    given = {name: inputs[name] for name in ("hidden_states", "timestep", "class_labels")}
-    program = torch.export.export(model, (), {**given, "return_dict": False}, dynamic_shapes=shapes).module()
-    for count in (2, 5):
-        inputs = make_inputs(model, batch=count)
-        given = {name: inputs[name] for name in ("hidden_states", "timestep", "class_labels")}
-        with torch.no_grad():
-            torch.testing.assert_close(
-                program(**given, return_dict=False)[0], model(**given).sample, atol=1e-5, rtol=1e-5
-            )
 
 
 @pytest.mark.parametrize("kind", ["block_level", "leaf_level"])

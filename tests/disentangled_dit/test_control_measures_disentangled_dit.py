@@ -47,11 +47,6 @@ def test_a_mirrored_picture_is_known_by_its_mirror_image(controls):
     assert ignored == {"turned_back": obeyed["as_they_are"], "as_they_are": pytest.approx(1)}
 
 
-def test_growth_is_told(controls):
-    assert controls.tell_growth([0.1, 0.2, 0.4]) == {"grows": True, "ratio": pytest.approx(4)}
-    assert controls.tell_growth([0.1, 0.4, 0.2]) == {"grows": False, "ratio": pytest.approx(2)}
-
-
 class Lightness:
     """In place of a classifier: a class is the lightness in fifths."""
 

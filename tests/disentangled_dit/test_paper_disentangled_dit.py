@@ -65,16 +65,6 @@ def test_every_row_has_a_valid_recipe_of_the_specified_length_batch_and_size(rep
     assert found == {"unet": 404, "dit": 750, "mdtv2": 699, "pixart": 606, "mmdit": 1332, "ours": 1335}
 
 
-def test_every_architecture_data_set_and_size_has_a_row(reproduce):
-    names = {name.partition("/")[2] for name in ROWS if name.startswith("architectures/")}
-    wanted = {f"imagenet-{side}-{model}" for side in (256, 512) for model in ("1-unet", "2-dit", "3-mdtv2")}
-    models = ("4-pixart", "5-mmdit", "6-ours")
-    wanted |= {f"{data}-{side}-{model}" for data in ("imagenet", "cc12m") for side in (256, 512) for model in models}
-    # DiT and mDT take classes alone.
-    assert names == wanted | {"cc12m-256-1-unet", "cc12m-512-1-unet"}
-    assert len(TABLES) == 8
-
-
 def test_fields_of_a_user_are_laid_over_those_of_a_row_and_its_bases(reproduce):
     own = {
         "all": {"batch": 8, "train": {"model": {"preset": None, "num_layers": 2}}},

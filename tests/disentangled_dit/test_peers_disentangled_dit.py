@@ -106,22 +106,6 @@ def test_a_peer_takes_any_rectangle_and_another_size_has_the_same_weights(peers,
         torch.testing.assert_close(positions(4, 8).view(4, 8, -1)[:, ::2], positions(4, 4).view(4, 4, -1))
 
 
-def test_the_patches_of_dit_are_put_together_as_diffusers_does(peers):
-    peer, given = make(peers, "dit").eval(), inputs()
-    with torch.no_grad():
-        found = peer(**given).sample
-        peer.network.proj_out_2._forward_hooks.clear()
-        expected = peer.network(given["hidden_states"], given["timestep"], given["class_labels"]).sample
-        assert_same_answers(found, expected)
-
-
-def test_the_unet_of_latent_diffusion_has_its_published_size(peers):
-    sizes = {"num_attention_heads": 16, "attention_head_dim": 32, "num_layers": 12, "num_classes": 1000}
-    with torch.device("meta"):
-        unet = peers.PEERS["unet-cross"](32, in_channels=4, block_out_channels=[192, 384, 576, 960], **sizes)
-    assert unet.num_parameters() == pytest.approx(400e6, rel=0.02)
-
-
 @pytest.mark.parametrize("name", ["unet-cross", "pixart", "sd3"])
 def test_a_peer_that_attends_draws_texts_and_so_does_its_snapshot(peers, name, tmp_path):
     tokenizer = make_tokenizer()

@@ -156,17 +156,27 @@ VALUES = {
     ),
     "guidance_interval": [0.5, (0.2,), (0.2, float("nan")), ("a", "b"), None, (0.8, 0.2), (-1, 5)],
     "strength": [float("nan"), "all", None, 0, 1.01],
-    "flip": [0.5, 2, "left"],
-    "original_size": [(True, True), (0, 4), [(4, 4), None], [(4, 4), (4,)]],
+    "flip": [0.5, 2, "left", []],
+    "original_size": [(True, True), (0, 4), (float("nan"), 4), [(4, 4), None], [(4, 4), (4,)], [64, 64, 3]],
+    "crop": [3, (0, -1)],
+    "aspect_ratio": [0],
+    # none, unknown, no whole numbers, empty
+    "class_labels": [None, [0, 6], True, np.bool_(True), np.float64(1), [], np.array([], int)],
+    "negative_class_labels": [[], [1, 2]],
+    "num_images_per_prompt": [0],
+    "num_inference_steps": [0, -1, 3.0, True],
+    "height": [7],
+    "width": [0],
+    "output_type": ["jpg"],
     "attention_kwargs": [{"scale": None}, {"scale": "1"}, {"mask": 1}, [1]],
     "callback_on_step_end_tensor_inputs": [None, "latents", [["latents"]]],
     "generator": [[None], ("a",), [torch.Generator()] * 2, 7, []],
     # floats up to 255, NaN, no picture; bytes of 0 and 1, no hole; of NumPy, not finite, none
     "image": [BYTES.astype(np.float32), np.full((6, 10, 3), np.nan), [], np.zeros((0, 6, 10, 3))],
     "mask_image": [np.eye(6, 10).astype(np.uint8), np.zeros((6, 10), dtype=bool)],
-    "latents": [np.zeros((1, 3, 6, 10)), torch.full((1, 3, 6, 10), torch.nan), torch.zeros(0, 3, 6, 10)],
+    "latents": [np.zeros((1, 3, 6, 10)), torch.full((1, 3, 6, 10), torch.nan), torch.zeros(2, 3, 6, 10)],
 }
-VALUES["eta"] = [*VALUES["eta"], 5, -0.1]
+VALUES["eta"] = [*VALUES["eta"], 5]
 VALUES["guidance_rescale"] = [*VALUES["guidance_rescale"], 2.0]
 
 

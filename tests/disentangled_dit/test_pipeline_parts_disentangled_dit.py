@@ -77,22 +77,6 @@ def test_diffusers_reads_what_is_returned():
     assert set(visitor.return_names) <= inspect.signature(DisentangledDiTPipeline.__call__).parameters.keys()
 
 
-def test_rows_of_texts_are_repeated_where_that_is_asked_for():
-    pipeline = make_text_pipeline()
-    with torch.no_grad():
-        embeds, negative = pipeline.encode_prompt(["a hen", "a fish"], negative_prompt=["a", "red"])
-        three, threes = pipeline.encode_prompt(None, None, 3, prompt_embeds=embeds, negative_prompt_embeds=negative)
-    assert torch.equal(three, embeds.repeat_interleave(3, dim=0))
-    assert torch.equal(threes, negative.repeat_interleave(3, dim=0))
-    assert not torch.allclose(negative[0], negative[1], atol=1e-3)
-
-
-def test_a_class_pipeline_has_no_texts_to_encode(tmp_path):
-    make_pipeline().save_pretrained(tmp_path)
-    alone = load(tmp_path, transformer=None, scheduler=None)
-    assert alone.encode_prompt(None) == (None, None) and alone.get_label_ids("hen") == [2]
-
-
 def test_a_scheduler_may_come_later(tmp_path):
     whole = make_pipeline()
     whole.save_pretrained(tmp_path)
@@ -187,20 +171,14 @@ SAME = {
         "height": torch.tensor(6),
         "num_inference_steps": torch.tensor(3),
     },
-    "YAML": {
-        "class_labels": ["goldfish", 2],
-        "original_size": [[12, 20], [6, 10]],
-        "crop": [1, 2],
-        "target_size": [6, 10],
-        "flip": [1, 0],
-        "aspect_ratio": [1.5, 1.5],
-    },
     "mixed": {
-        "class_labels": (np.int64(1), torch.tensor(2)),
+        "class_labels": ["goldfish", torch.tensor(2)],
         "negative_class_labels": (np.str_("ostrich"), "brambling"),
         "original_size": ([12, 20], np.array([6, 10])),
         "crop": [torch.tensor(1), np.int8(2)],
-        "flip": (np.bool_(True), np.bool_(False)),
+        "target_size": [6, 10],
+        "flip": (np.bool_(True), 0),
+        "aspect_ratio": [1.5, 1.5],
         "num_images_per_prompt": np.int64(1),
     },
 }

@@ -1,6 +1,5 @@
 """Every scheduler against the exact answer for Gaussian pictures, and schedulers that do not fit."""
 
-import inspect
 import itertools
 
 import numpy as np
@@ -10,7 +9,6 @@ from diffusers import (
     DDIMScheduler,
     DDPMScheduler,
     DPMSolverMultistepScheduler,
-    EDMEulerScheduler,
     EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
     HeunDiscreteScheduler,
@@ -20,7 +18,7 @@ from diffusers import (
 
 from hf_ext.pipelines import DisentangledDiTPipeline
 from tests.disentangled_dit.dit_testing import generator
-from tests.disentangled_dit.pipeline_testing import GaussianDenoiser, make_pipeline, quiet, record
+from tests.disentangled_dit.pipeline_testing import GaussianDenoiser, make_pipeline, quiet
 
 EVEN = {"timestep_spacing": "trailing"}
 
@@ -115,23 +113,6 @@ def test_the_progress_bar_counts_the_steps(kind):
     assert (bars[0].n, bars[0].total) == (5, 5)
 
 
-def test_the_scheduler_works_on_the_pictures_alone():
-    pipeline = make_pipeline(EulerDiscreteScheduler())
-    sizes = []
-    step = pipeline.scheduler.step
-
-    def watch(output, timestep, latents, **options):
-        sizes.append((len(output), len(latents)))
-        return step(output, timestep, latents, **options)
-
-    pipeline.scheduler.step = watch
-    watch.__signature__ = inspect.signature(step)
-    seen = record(pipeline)
-    pipeline(class_labels=[0, 1], num_inference_steps=2, control_guidance_scale=2.0, output_type="latent")
-    assert sizes == [(2, 2)] * 2
-    assert seen.images == [6, 6]
-
-
 REFUSED = {
     "a change to flow matching": (FlowMatchEulerDiscreteScheduler(), "reads the network's output as flow_prediction"),
     "another prediction": (DDIMScheduler(prediction_type="v_prediction"), "predicts epsilon"),
@@ -139,7 +120,6 @@ REFUSED = {
         DDIMScheduler(num_train_timesteps=500),
         "500 training timesteps, and the network 1000",
     ),
-    "another family": (EDMEulerScheduler(), "EDMEulerScheduler is neither of the DDPM family"),
     "a learned variance": (DDPMScheduler(variance_type="learned"), "variance_type='learned', and the network"),
     "flow sigmas without the prediction": (
         DPMSolverMultistepScheduler(use_flow_sigmas=True),

@@ -1,7 +1,6 @@
-"""diffusers' means to make a pipeline faster or smaller: caches, offloading, compiled blocks, one upload."""
+"""diffusers' means to make a pipeline faster or smaller: caches, offloading, one upload."""
 
 import itertools
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from diffusers import MagCacheConfig, PyramidAttentionBroadcastConfig, TaylorSee
 from huggingface_hub import HfApi, close_session
 
 from hf_ext.pipelines import DisentangledDiTPipeline
-from tests.disentangled_dit.dit_testing import generator, make_inputs, make_transformer
+from tests.disentangled_dit.dit_testing import generator, make_transformer
 from tests.disentangled_dit.pipeline_testing import (
     from_picture,
     make_pipeline,
@@ -169,18 +168,3 @@ def test_a_pipeline_that_is_saved_for_a_hub_is_saved_once(hub, run_client, tmp_p
     again = DisentangledDiTPipeline.from_pretrained(folder)
     assert torch.equal(again.transformer.proj_out.weight, pipeline.transformer.proj_out.weight)
     close_session()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("cc") is None, reason="inductor needs a compiler")
-@pytest.mark.filterwarnings("ignore")
-def test_blocks_compiled_by_inductor_equal_eager_ones():
-    model = make_transformer(num_layers=2)
-    inputs = make_inputs(model)
-    with torch.no_grad():
-        expected = model(**inputs).sample
-    torch.compiler.reset()
-    model.compile_repeated_blocks(fullgraph=True)
-    with torch.no_grad():
-        torch.testing.assert_close(model(**inputs).sample, expected, atol=1e-5, rtol=1e-5)
-    torch.compiler.reset()

@@ -61,11 +61,6 @@ def test_one_clash_of_names_is_reported_and_the_others_go_on(folder_of_model, ph
     assert {"A-jpg.png", "a-png.png", "c-png.png", "more/b-png.png"} <= set(files(out))
 
 
-def test_a_file_that_is_named_twice_is_restored_once(folder_of_model, photos, tmp_path):
-    result = run(folder_of_model, photos / "a.png", photos, photos / "../photos/a.png", "--out", tmp_path / "out")
-    assert result.stdout.startswith("2 restored")
-
-
 def test_the_sheets_name_is_not_for_pictures(folder_of_model, photos, tmp_path):
     write_image(photos / "comparison.png", Picture(noise(5, 4, 3)))
     out = tmp_path / "out"
@@ -207,13 +202,6 @@ def test_heic_and_raw_without_their_libraries_are_named_and_counted(folder_of_mo
     assert "Error: 1 of 2 pictures could not be restored." in result.stderr
     result = run(folder_of_model, photos / "x.HEIC", "--out", out, code=2)
     assert "none of 1 pictures can be restored" in result.stderr
-
-
-def test_damaged_exif_data_write_no_line_of_python(folder_of_model, tmp_path):
-    broken = b"Exif\0\0MM\0*\0\0\0\x08\0\0\0\0"
-    Image.fromarray(noise(8, 9, 3)).save(tmp_path / "a.jpg", exif=broken)
-    result = run(folder_of_model, tmp_path / "a.jpg", "--out", tmp_path / "out")
-    assert "Warning" not in result.stderr and files(tmp_path / "out") == ["a.jpg"]
 
 
 def save_moving(path, **options) -> None:

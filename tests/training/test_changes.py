@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 
 from hf_ext.errors import DataError, OtherRun
 from hf_ext.training.changes import OTHER, SAME, compare_settings, describe_run
-from hf_ext.training.fingerprint import compare_fingerprints, fingerprint
 from hf_ext.training.manifest import read_manifest, write_manifest
 from hf_ext.training.state import RunFolder
 from tests.kit.process_state import forget_accelerate
@@ -254,17 +253,6 @@ def test_an_argument_that_did_not_exist_has_its_default(tmp_path, halfway):
     with refused(OtherRun, "activation_checkpointing"):
         run(TinyTask(), make_arguments(tmp_path / "run", halfway, activation_checkpointing=True))
     run(TinyTask(), make_arguments(tmp_path / "run", halfway))
-
-
-def test_commits_of_a_hub_are_compared(examples):
-    import datasets
-
-    data = datasets.load_dataset(str(examples), split="train")
-    known = fingerprint(data, {"path": str(examples)})
-    assert known["commits"] == {} and known["rows"] == 9 and known["columns"] == ["pixels"]
-    then, now = ({**known, "commits": {"org/set": commit}} for commit in ("aaa", "bbb"))
-    assert compare_fingerprints(then, then) == compare_fingerprints(then, known) == []
-    assert compare_fingerprints(then, now) == ["commit of org/set: aaa → bbb"]
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import tarfile
 
 import pytest
 
-from hf_ext.data.opening import SourceError, open_source
+from hf_ext.data.opening import open_source
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.errors import UsageError
 from hf_ext.training.arguments import DataSource, apply_overrides
@@ -15,7 +15,7 @@ from hf_ext.training.evaluation import share_batches
 from tests.kit.hub import run_python
 from tests.kit.refusals import refused
 
-from .tiny import TinyTask, write_images
+from .tiny import TinyTask
 
 
 def write_tar(path, images):
@@ -26,21 +26,6 @@ def write_tar(path, images):
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
     return path
-
-
-def test_unusable_sources_are_named(tmp_path, images):
-    for side, count in (("lq", 2), ("hq", 3)):
-        write_images(tmp_path / "pairs" / side, count)
-    with refused(SourceError, "got 2", "002"):
-        open_source(DataSource(str(tmp_path / "pairs")))
-    with refused(SourceError, "absent"):
-        open_source(DataSource(str(tmp_path / "absent")))
-    with refused(SourceError, "test"):
-        open_source(DataSource(str(images), split="test"))
-    (tmp_path / "bad").mkdir()
-    (tmp_path / "bad" / "train.parquet").write_bytes(b"no parquet")
-    with refused(SourceError, "read", "data"):
-        open_source(DataSource(str(tmp_path / "bad")))
 
 
 def make_loader(path, workers=0, first_batch=0, rank=0, world_size=1, **changes):

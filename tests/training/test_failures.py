@@ -50,10 +50,8 @@ def test_help_and_missing_words(capsys):
     ("words", "message"),
     [
         (["--max_step", "3"], "unknown key 'max_step'. Did you mean 'max_steps'?"),
-        (["--max_steps", "many"], "max_steps"),
         (["--max_steps", "0"], "max_steps must be a whole number of at least 1; got 0"),
         (["--data.train.paht", "x"], "unknown key 'paht' in section 'data.train'"),
-        (["--task.noize", "1"], "unknown key 'noize' in section 'task'"),
         (["--task.noise", "loud"], "section 'task'"),
         (["--method", "none"], "unknown method 'none'; allowed: disentangled-dit, "),
         (["--lr_scheduler_type", "greedy"], "lr_scheduler_type must be one of constant,"),
@@ -62,8 +60,9 @@ def test_help_and_missing_words(capsys):
         (["--data.eval.path", "x", "--data.eval.streaming"], "data.eval.streaming must be false"),
         (["--data.train.shuffle_buffer", "9"], "shuffle_buffer must be 0 or, with streaming: true"),
         (["stray"], "unexpected argument 'stray'"),
-        (["--data.train.path", "~nobody-here/x"], "a path begins with ~ and the name of no user"),
         (["--output_dir", "~nobody-here/x"], "a path begins with ~ and the name of no user"),
+        (["--data.train.path", "None"], "the text 'None'"),
+        (["--report_to", "tensorboard,wandb"], "[tensorboard, wandb]"),
         (["--learning_rate", "\u0661"], "learning_rate"),
         (["--help", "--method", "none"], "unknown method 'tiny'"),
     ],
@@ -176,9 +175,7 @@ def test_folders_of_others_are_left_alone(tmp_path, examples):
     assert (tmp_path / "e" / "train.log").read_text() == "started"
 
 
-@pytest.mark.parametrize(
-    "row", [b"no row", b"{}", b"[1]", b'{"step": "1", "example": 1}', b"null", b"\xff\xfe", b"[" * 9999]
-)
+@pytest.mark.parametrize("row", [b"{}", b"[1]", b'{"step": "1", "example": 1}', b"\xff\xfe", b"[" * 9999])
 @pytest.mark.parametrize(("name", "number"), [("metrics.jsonl", 4), ("bad_examples.jsonl", 1)])
 def test_a_damaged_row_is_named(tmp_path, halfway, row, name, number):
     with (tmp_path / "run" / name).open("ab") as file:

@@ -35,11 +35,9 @@ TEXT = {"hidden_size": 8, "num_hidden_layers": 1, "kernel_size": 4}
     ("method", "field", "value", "said"),
     [
         ("semanir", "num_heads", "[3]", "`num_heads[0]` is 3; it must divide the width 8"),
-        ("semanir", "depths", "[1, 1]", "depths"),
         ("semanir", "embed_dim", "big", "embed_dim"),
         ("mrconv-text", "kernel_type", "furier", "kernel_type"),
         ("mrconv-text", "hidden_size", "-4", "hidden_size"),
-        ("mrconv-text", "dropout", "2", "dropout"),
     ],
 )
 def test_a_wrong_value_of_a_model_is_said_and_leaves_no_folder(tmp_path, capsys, images, method, field, value, said):
@@ -168,15 +166,12 @@ def test_flags_keep_the_names_of_the_file_and_write_fields_with_underscores():
     [
         ("a: 1\nb:\n  c: 1\n\n  c: 2\n", "repeated key 'c' in line 5"),
         ("[" * 1000, "nested too deeply"),
-        ("a: &a [*a]", "recursive"),
         ("a: &a {b: *a}", "recursive"),
-        ("!!int x", "invalid literal"),
         ("!!timestamp x", "does not fit its tag"),
         ("? [a]\n: b", "unhashable"),
         ("!!python/object/apply:os.system ['true']", "could not determine a constructor"),
         ("x" * 200_001, "at most 200,000"),
         ("a: 1\nb: 010", "line 2: YAML reads '010' in base 8"),
-        ("a: -1:30", "base 60"),
         ("a: 1:30.5", "base 60"),
         ("a:\n\tb: 1", "line 2, column 1: "),
         ("a: 1\n---\nb: 1", "line 2, .* another document"),

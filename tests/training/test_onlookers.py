@@ -162,7 +162,7 @@ def test_a_push_that_fails_is_a_row_and_one_that_was_cut_off_begins_anew(tmp_pat
 
 
 def kinds(tmp_path, case, codes):
-    fork_pairs("tests.training.failing", (codes, [str(tmp_path), case]))
+    fork_pairs("tests.training.two_processes", (codes, [str(tmp_path), case]))
     return {json.loads(path.read_text())["kind"] for path in tmp_path.glob("ended-*.json")}
 
 

@@ -156,14 +156,6 @@ def test_a_run_folder_is_one_run_of_a_tracker(tmp_path):
     assert other["wandb"]["id"] != first["wandb"]["id"] and other["wandb"]["name"] == "other"
 
 
-def test_a_complete_run_stays_as_it_is(tmp_path, examples):
-    arguments = make_arguments(tmp_path / "run", evaluated(examples))
-    metrics = run(TinyTask(), arguments)
-    before = {path: path.read_bytes() for path in (tmp_path / "run").glob("*/**/*") if path.is_file()}
-    assert run(TinyTask(), arguments) == metrics
-    assert {path: path.read_bytes() for path in (tmp_path / "run").glob("*/**/*") if path.is_file()} == before
-
-
 def test_a_run_in_the_home_folder_lies_there(tmp_path, examples, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
