@@ -74,20 +74,6 @@ def test_forward_and_backward_and_what_the_output_depends_on(peers, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_conditions_given_ahead_change_nothing(peers, name):
-    peer, given = make(peers, name).eval(), inputs()
-    with torch.no_grad():
-        expected = peer(**given).sample
-        context, modulation = peer(**{**given, "hidden_states": None}, return_conditioning=True)
-        found = peer(given["hidden_states"], context=context, modulation=modulation).sample
-        assert_same_answers(found, expected)
-        # One row for the whole batch, as the pipeline may give; a number as the timestep.
-        one = peer(given["hidden_states"], context=context, modulation=modulation[:1], return_dict=False)[0]
-        torch.testing.assert_close(one[:1], expected[:1], atol=1e-5, rtol=0)
-        assert peer(given["hidden_states"], timestep=500, class_labels=given["class_labels"]).sample.shape == one.shape
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_a_peer_takes_any_rectangle_and_another_size_has_the_same_weights(peers, name):
     peer = make(peers, name).eval()
     small, wide = inputs(), {**inputs(), "hidden_states": torch.randn(3, 3, 8, 16, generator=generator())}

@@ -4,15 +4,10 @@ The first tests do what `test_encode_prompt_works_in_isolation` and `test_save_l
 own PipelineTesterMixin do, which is in no distribution that could be downloaded.
 """
 
-import ast
-import inspect
-import textwrap
-
 import numpy as np
 import pytest
 import torch
 from diffusers import AutoencoderKL, DDIMScheduler, DiffusionPipeline, FlowMatchEulerDiscreteScheduler
-from diffusers.utils.source_code_parsing_utils import ReturnNameVisitor
 
 from hf_ext.pipelines import DisentangledDiTPipeline
 from tests.disentangled_dit.dit_testing import generator
@@ -67,14 +62,6 @@ def test_texts_are_encoded_first_and_pictures_made_later(tmp_path):
     options = {**options, "guidance_scale": 1.0}
     making(prompt_embeds=embeds, callback_on_step_end=lambda *step: seen.append(step[1]) or {}, **options)
     assert seen == [0, 1, 2]
-
-
-def test_diffusers_reads_what_is_returned():
-    """Its tests take the names of the arguments of a call from the code of `encode_prompt`."""
-    visitor = ReturnNameVisitor()
-    visitor.visit(ast.parse(textwrap.dedent(inspect.getsource(DisentangledDiTPipeline.encode_prompt))))
-    assert visitor.return_names == ["prompt_embeds", "negative_prompt_embeds"]
-    assert set(visitor.return_names) <= inspect.signature(DisentangledDiTPipeline.__call__).parameters.keys()
 
 
 def test_a_scheduler_may_come_later(tmp_path):

@@ -48,26 +48,6 @@ def test_eta_reaches_ddim_and_is_refused_elsewhere():
         pipeline(eta=1.0, **options)
 
 
-def test_where_ddim_clips_the_picture_its_noise_follows():
-    scheduler = DDIMScheduler(**EVEN, clip_sample=True, clip_sample_range=0.25)
-    pipeline, seen = quiet(DisentangledDiTPipeline(GaussianDenoiser(), scheduler, None, None, None)), []
-
-    def keep(pipeline, step, timestep, tensors):
-        seen.append((int(timestep), tensors["latents"].clone()))
-        return {}
-
-    options = {"num_inference_steps": 10, "output_type": "latent", "guidance_scale": 1.0, "generator": generator()}
-    pipeline(class_labels=0, callback_on_step_end=keep, **options)
-    for (_, before), (timestep, after), then in zip(
-        seen[:-1], seen[1:], [*(step for step, _ in seen[2:]), -1], strict=True
-    ):
-        kept = float(scheduler.alphas_cumprod[timestep])
-        left = 1.0 if then < 0 else float(scheduler.alphas_cumprod[then])
-        picture = (kept**0.5 * 0.25 * before / (kept * 0.25 + 1 - kept)).clamp(-0.25, 0.25)
-        noise = (before - kept**0.5 * picture) / (1 - kept) ** 0.5
-        torch.testing.assert_close(after, left**0.5 * picture + (1 - left) ** 0.5 * noise, rtol=0, atol=1e-4)
-
-
 def test_timesteps_and_sigmas_are_the_callers():
     noise = torch.randn(1, 1, 48, 48, generator=generator())
     seen = []

@@ -9,7 +9,7 @@ from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import (
     DisentangledDiTTransformer2DModel,
 )
 from tests.disentangled_dit import reference_transformer as reference
-from tests.disentangled_dit.dit_testing import generator, make_controls, make_inputs, make_transformer
+from tests.disentangled_dit.dit_testing import generator, make_inputs, make_transformer
 from tests.kit.models import assert_same_answers
 
 MODELS = {
@@ -95,27 +95,6 @@ def test_mlp_that_overwrites_its_hidden_values_changes_no_bit_and_not_its_input(
     assert torch.equal(hidden_states, given) and latents.grad is not None and latents.grad.abs().max() > 0
 
 
-def test_table_of_timesteps_holds_the_rows_of_each():
-    """A sampling run's rows are computed at once, and one row serves the batch."""
-    model = make_transformer().double()
-    inputs = make_inputs(model, dtype=torch.float64)
-    timesteps = torch.tensor([900.0, 500.0, 3.0])
-    controls = {name: value[:1].expand(3, -1) for name, value in make_controls(1).items()}
-    with torch.no_grad():
-        context, nothing = model(class_labels=inputs["class_labels"], return_conditioning=True)
-        nobody, table = model(timestep=timesteps, controls=controls, return_conditioning=True)
-        assert nothing is None
-        assert nobody is None
-        assert table.shape == (3, 3 * 12 * 16 - 4 * 16 + 2 * 16)
-        for timestep, row in zip(timesteps, table, strict=True):
-            found = model(inputs["hidden_states"], context=context, modulation=row[None]).sample
-            repeated = {name: value[:2] for name, value in controls.items()}
-            expected = model(
-                inputs["hidden_states"], timestep.expand(2), class_labels=inputs["class_labels"], controls=repeated
-            ).sample
-            torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
-
-
 def test_each_class_has_tokens_of_its_own():
     """They are as different within a class as from class to class, not one token and offsets that all share."""
     torch.manual_seed(0)
@@ -125,19 +104,6 @@ def test_each_class_has_tokens_of_its_own():
     assert context.shape == (10, 4, 256)
     alike = torch.corrcoef(context.flatten(0, 1)) - torch.eye(40)
     assert alike.abs().max() < 0.4
-
-
-def test_class_acts_through_attention_only_and_through_adaln_only():
-    inputs = {"timestep": torch.tensor([300.0]), "return_conditioning": True}
-    labels = torch.tensor([0]), torch.tensor([4])
-    for name, through_attention in (("attention", True), ("adaln", False)):
-        model = make_transformer(conditioning=name)
-        (context, modulation), (other_context, other_modulation) = (
-            model(class_labels=label, **inputs) for label in labels
-        )
-        assert torch.equal(context, other_context) is not through_attention
-        assert torch.equal(modulation, other_modulation) is through_attention
-        assert context.shape == (1, 1, 16)
 
 
 def count_parameters(preset: str, **fields) -> dict[str, int]:
@@ -267,18 +233,6 @@ def test_masked_latents_are_one_graph_of_static_shapes():
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(**inputs).sample, model(**inputs).sample)
     torch.compiler.reset()
-
-
-def test_hidden_tokens_reach_nothing_before_the_decoder():
-    """Hidden tokens have no effect at all: the prediction there is made from the rest."""
-    model = make_transformer(num_decoder_layers=2)
-    inputs = make_inputs(model)
-    keep = torch.arange(1, 15).expand(2, -1)
-    changed = inputs["hidden_states"].clone()
-    changed[..., :2, :2] += 3
-    with torch.no_grad():
-        found = model(**{**inputs, "hidden_states": changed}, keep_indices=keep).sample
-        torch.testing.assert_close(found, model(**inputs, keep_indices=keep).sample, atol=0, rtol=0)
 
 
 def test_residuals_of_a_controlnet_are_added_after_the_blocks():

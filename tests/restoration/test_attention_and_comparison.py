@@ -51,11 +51,6 @@ def test_a_sheet_shows_the_whole_its_middle_and_what_changed_most(channels, scal
     assert (whole == comparison.after).mean() > 0.95
 
 
-def test_a_tiny_picture_has_a_sheet():
-    comparison = compare_pictures("a.png", noise(1, 1, 3), noise(1, 1, 3))
-    assert comparison_sheet([comparison]).size[0] == 3 * 336 + 16
-
-
 def test_a_page_names_its_pictures_from_where_it_lies(tmp_path):
     """Names are text, not markup; kinds that browsers do not show are left out."""
     names = ("a.png", "b c#1.JPG", '"><script>x</script>.webp', "d.tif", "e%41.gif")

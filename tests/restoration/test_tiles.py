@@ -89,14 +89,6 @@ def test_tiles_leave_no_seam(architecture, scale):
         assert steps[seams].max() < 0.1 * own
 
 
-def test_one_tile_is_the_whole_image():
-    model = make_model()
-    image = make_image(20, 23, 3)
-    # Numbers of numpy are numbers.
-    tiled = restore_image(model, image, tile=np.int64(32), strength=np.int64(1), top_k=np.int32(6))
-    np.testing.assert_allclose(tiled, restore_image(model, image), atol=1e-5)
-
-
 def test_automatic_tiles_follow_the_free_memory():
     model = make_model()
     model.memory_budget = 2**20

@@ -67,11 +67,12 @@ def main() -> None:
     (file, *_) = write_shards(root / "hollow", 4, 9).glob("*-00002-*")
     pyarrow.parquet.write_table(pyarrow.parquet.read_table(file)[:0], file)
     api.create_repo("me/hollow", repo_type="dataset")
-    api.upload_folder(folder_path=root / "hollow", repo_id="me/hollow", repo_type="dataset")
+    commit = api.upload_folder(folder_path=root / "hollow", repo_id="me/hollow", repo_type="dataset").oid
+    part = {"path": f"me/hollow@{commit}", "split": "train[:80%]"}
     hollow = {"train": {"path": "me/hollow", "streaming": True}}
     kept = {
         "ignored": {"hub_model_id": "me/ignored", "data": hollow},
-        "secret": {"hub_model_id": "me/secret", "run_name": SECRET, "data": {"train": {"path": "me/hollow"}}},
+        "secret": {"hub_model_id": "me/secret", "run_name": SECRET, "data": {"train": part}},
     }
     for name, changes in kept.items():
         run(TinyTask(), make_arguments(root / name, **pushing | changes, max_steps=2))

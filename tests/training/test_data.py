@@ -7,12 +7,10 @@ import tarfile
 import pytest
 
 from hf_ext.data.opening import open_source
-from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.errors import UsageError
 from hf_ext.training.arguments import DataSource, apply_overrides
 from hf_ext.training.data import TrainingLoader
 from hf_ext.training.evaluation import share_batches
-from tests.kit.hub import run_python
 from tests.kit.refusals import refused
 
 from .tiny import TinyTask
@@ -93,33 +91,6 @@ def test_evaluation_takes_each_example_once_in_equally_many_batches(count, proce
     assert len({len(share) for share in shares}) == 1
     taken = [index for share in shares for indices, is_repeat in share if not is_repeat for index in indices]
     assert sorted(taken) == [*range(count)]
-
-
-HUB_SCRIPT = """
-import sys
-from datasets import Dataset, disable_progress_bars
-from hf_ext.training import DataSource
-from hf_ext.data.opening import open_source
-
-disable_progress_bars()
-first = Dataset.from_dict({"x": [1, 2, 3]}).push_to_hub("me/numbers").oid
-Dataset.from_dict({"x": [4, 5]}).push_to_hub("me/numbers")
-assert open_source(DataSource("me/numbers"))["x"][:] == [4, 5]
-assert open_source(DataSource(f"me/numbers@{first}", split="train[:2]"))["x"][:] == [1, 2]
-assert [row["x"] for row in open_source(DataSource(f"me/numbers@{first}", streaming=True))] == [1, 2, 3]
-try:
-    open_source(DataSource("me/absent"))
-except ValueError as error:
-    print(error)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
-def test_data_sets_of_a_hub_by_revision_and_as_streams(tmp_path):
-    with EmbeddedHub(tmp_path / "hub") as hub:
-        printed = run_python(HUB_SCRIPT, hub.url, tmp_path / "home")
-    assert "cannot read data from 'me/absent' (split 'train'): there is no such folder or file here" in printed
 
 
 HELD = {"hold_out": 0.1, "hold_out_seed": 3}

@@ -1,14 +1,9 @@
 """What goes wrong is said in one clear line, and the last good state stays."""
 
 import json
-import os
-import re
 import resource
 import shutil
 import signal
-import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,12 +14,9 @@ from hf_ext.errors import DataError, UsageError
 from hf_ext.training import Callback
 from hf_ext.training.launch import main
 from hf_ext.training.state import RunFolder
-from hf_ext.training.stopping import EXIT_CODE
-from tests.kit import warm_python
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 
-from .launching import ROOT, environment, launch_two
 from .tiny import (
     TinyTask,
     contents,
@@ -104,20 +96,6 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path, examples):
     assert RunFolder(tmp_path / "run").saved_steps() == [2]
     state = torch.load(tmp_path / "run" / "state" / "step-2" / "custom_checkpoint_0.pkl")
     assert state["step"] == 2
-
-
-class DividingTask(TinyTask):
-    """Its arithmetic does not bear weights that are infinite."""
-
-    def loss(self, model, batch, step):
-        if not all(weight.isfinite().all() for weight in model.parameters()):
-            raise ZeroDivisionError
-        return super().loss(model, batch, step)
-
-
-def test_what_arithmetic_raises_once_weights_are_infinite_is_explained(tmp_path, examples):
-    with refused(FloatingPointError, "step 3", "step 2"):
-        run(DividingTask(overflow_at=2), make_arguments(tmp_path / "run", examples))
 
 
 class VanishingTask(TinyTask):
@@ -238,48 +216,6 @@ def test_a_full_disk_keeps_the_last_good_state(tmp_path, capsys, examples):
     assert main([config], make_task) == 0
     assert RunFolder(tmp_path / "run").saved_steps() == [2, 4]
     assert not [*(tmp_path / "run").glob("**/*.tmp*")]
-
-
-# A shell starts background jobs with the signal ignored, which processes hand on to those that they start.
-INTERRUPTIBLE = """
-import os, signal, sys
-from pathlib import Path
-signal.signal(signal.SIGINT, signal.default_int_handler)
-Path(sys.argv[1]).write_text(str(os.getpid()))
-from hf_ext.training import main
-from tests.training.tiny import make_task
-sys.exit(main(sys.argv[2:], make_task))
-"""
-
-
-@pytest.mark.slow
-def test_interrupting_by_hand_saves_and_leaves_one_line(tmp_path, examples):
-    config = write_config(tmp_path, {"train": {"path": str(examples)}, "num_workers": 2}, max_steps=100000)
-    command = [sys.executable, "-c", INTERRUPTIBLE, str(tmp_path / "number"), config]
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(warm_python.run, command, cwd=ROOT, env=environment())
-        # Not at its beginning, when what the imports left is destroyed: there Python drops an interrupt.
-        metrics = tmp_path / "run" / "metrics.jsonl"
-        while not running.done() and not (metrics.exists() and len(metrics.read_text().splitlines()) > 40):
-            time.sleep(0.1)
-        assert not running.done(), running.result()
-        os.kill(int((tmp_path / "number").read_text()), signal.SIGINT)
-    done = running.result()
-    assert done.returncode == EXIT_CODE, done.stderr
-    assert re.search(
-        r"^SIGINT: step \d+ of 100000 is saved, and the same command resumes from it\.$", done.stderr, re.M
-    )
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
-def test_no_process_waits_for_one_that_failed(tmp_path, examples):
-    (tmp_path / "run" / "snapshot").mkdir(parents=True)
-    config = write_config(tmp_path, examples, method="semanir")
-    text = launch_two("hf_ext.training", config, code=1)
-    # The one that failed says why; the other one ends in silence, and is not cut off in the middle of waiting.
-    assert len(re.findall("^Error: .*no args.json", text, re.M)) == text.count("no args.json") == 1, text
-    assert "Connection" not in text
 
 
 @pytest.mark.parametrize(

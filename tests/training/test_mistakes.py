@@ -1,8 +1,6 @@
 """A mistake of the user ends with 2 and one message, before anything is imported or written that need not be."""
 
-import json
 import logging
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +15,6 @@ from hf_ext.settings import SettingsError, build, parse_yaml, read_yaml
 from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training import DataSource, TrainingArguments
 from hf_ext.training.arguments import apply_overrides
-from hf_ext.training.data import TrainingLoader
 from hf_ext.training.launch import main
 from hf_ext.training.methods import TASKS, build_task, find_task, read_arguments
 from hf_ext.training.models import STARTED_ANEW, add_adapter, initialize_from, refuse_lost_fields
@@ -25,7 +22,7 @@ from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 
 from .launching import ROOT, environment
-from .tiny import TinyConfig, TinyModel, TinyTask, fails, make_arguments, run, write_config, write_images
+from .tiny import TinyConfig, TinyModel, TinyTask, fails, make_arguments, run, write_config
 
 SEMANIR = {"architecture": "columnar", "embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 6}
 TEXT = {"hidden_size": 8, "num_hidden_layers": 1, "kernel_size": 4}
@@ -218,17 +215,6 @@ def test_missing_data_name_the_flag_and_the_inner_cause(tmp_path):
     assert len(causes) > 1 and all(cause in str(error.value) for cause in causes)
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no process to a core")
-def test_more_loader_processes_than_cores_are_no_warning(examples):
-    source, cores = DataSource(str(examples)), os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, {min(cores)})
-        loader = TrainingLoader(open_source(source), source, TinyTask().training_sample, 0, 2, 2, 0, 1)
-        assert next(iter(loader))["labels"].shape == (2, 1, 8, 8)
-    finally:
-        os.sched_setaffinity(0, cores)
-
-
 def test_a_warm_up_beyond_the_end_is_said(tmp_path, examples, capsys):
     said = "warning: warmup_steps is 2000, max_steps 1: the learning rate rises to 5e-06 and never reaches 0.01"
     run(TinyTask(), make_arguments(tmp_path / "a", examples, max_steps=1, warmup_steps=2000))
@@ -305,18 +291,3 @@ def test_a_head_for_other_classes_starts_anew(tmp_path):
             BertForSequenceClassification(BertConfig(**{**sizes, "hidden_size": 4}, num_labels=2)),
             str(tmp_path / "base"),
         )
-
-
-@pytest.mark.parametrize("name", ["denoise_color", pytest.param("super_resolution_x2", marks=pytest.mark.slow)])
-def test_a_recipe_needs_training_data_only(tmp_path, capsys, name):
-    """README's first command, made small."""
-    write_images(tmp_path / "photos", 4)
-    words = [f"--data.train.path={tmp_path / 'photos'}", f"--output_dir={tmp_path / 'run'}"]
-    small = [f"--model={json.dumps({**SEMANIR, 'scale': 2 if name.endswith('x2') else 1})}", "--task.patch_size=8"]
-    recipe = str(ROOT / "examples" / "semanir" / f"{name}.yaml")
-    short = ["--max_steps=1", "--warmup_steps=0", "--mixed_precision=no", "--data.num_workers=0", "--report_to=none"]
-    forget_accelerate()
-    # The tiny pictures are grey, the model is for colour: they are read as RGB.
-    assert main([recipe, *words, *small, *short]) == 0, capsys.readouterr().err
-    assert (tmp_path / "run" / "snapshot" / "model.safetensors").is_file()
-    assert not (tmp_path / "run" / "snapshot" / "eval.json").exists()
