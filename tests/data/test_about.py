@@ -59,8 +59,6 @@ TABLES = {
     "windows.csv": ("\ufeff" + as_table(NAMES).replace("\n", "\r\n")).encode(),
     "windows_paths.csv": as_table(NAMES).replace("walk", ".\\walk"),
     "elsewhere.csv": as_table(NAMES).replace("walk", "/mnt/disk/walks/walk"),
-    "capitals.csv": as_table(NAMES, ending=".CSV"),
-    "nested.jsonl": as_lines(NAMES).replace("}", ', "boxes": [[1, 2]]}'),
     "with_values.csv": "\n".join(["file,age,label", *(f"{name}.csv,{7.5},{CLASSES[name]}" for name in NAMES)]),
 }
 
@@ -120,15 +118,6 @@ def test_tables_that_cannot_be_read_are_named(walks, name, held):
         look_at(str(walks))
 
 
-def test_labels_that_are_names_of_files_make_no_table(tmp_path):
-    """Rows of run.csv may be of the class walk."""
-    for name in ("run", "walk", "sit"):
-        rows = "".join(f"{step},{('run', 'walk', 'sit')[step % 3]}\n" for step in range(9))
-        (tmp_path / f"{name}.csv").write_text("x,label\n" + rows)
-    survey = look_at(str(tmp_path))
-    assert survey.rows_have_labels and survey.count == 3
-
-
 def test_a_name_of_several_files_is_no_name(tmp_path):
     for folder in ("one", "two"):
         for index in range(4):
@@ -144,15 +133,6 @@ def test_a_name_of_several_files_is_no_name(tmp_path):
     (tmp_path / "data" / "r0.csv").write_text("x,y\n1,2\n3,4\n")
     table.write_text("\n".join(["name,label", *lines, "r0.csv,a"]))
     assert look_at(str(tmp_path / "data")).count == 9
-
-
-@pytest.mark.parametrize("label", ["y", "target", "class", "labels"])
-def test_labels_beside_lists_have_the_names_that_labels_have(tmp_path, label):
-    rows = [{"values": [float(row), 1.0, 2.0], label: "ab"[row % 2]} for row in range(12)]
-    pd.DataFrame(rows).to_parquet(tmp_path / "lists.parquet")
-    survey = look_at(str(tmp_path / "lists.parquet"))
-    assert survey.classes == ["a", "b"] and survey.columns == ["values"]
-    assert "label" in open_source(DataSource(**survey.train)).features
 
 
 COUNT = 12
@@ -210,17 +190,6 @@ def test_masks_are_no_class(tmp_path, beside, split):
     assert look_at(str(tmp_path / split / "images")).classes == []
 
 
-def test_nothing_is_left_out_where_all_is_read(tmp_path):
-    write_pictures(tmp_path, [""], COUNT)
-    (tmp_path / "labels.csv").write_text(rows_of())
-    (tmp_path / "readme.txt").write_text("twelve pictures")
-    assert look_at(str(tmp_path)).left_out == []
-    plain = tmp_path / "plain"
-    write_pictures(plain, [""], COUNT)
-    (plain / "._0.png").write_bytes(b"of a Mac")
-    assert look_at(str(plain)).left_out == []
-
-
 def write_texts(folder, count=6, encoding="utf-8"):
     for name in ("neg", "pos"):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -237,14 +206,6 @@ def test_texts_in_folders_of_classes_are_examples(tmp_path, encoding):
     assert data[0] == {"text": "A café, number 0.\nVery neg.", "label": 0}
     stream = open_source(DataSource(path=str(tmp_path), streaming=True))
     assert [row["label"] for row in stream] == [0] * 6 + [1] * 6
-
-
-def test_texts_of_a_split_are_those_of_its_folder(tmp_path):
-    write_texts(tmp_path / "train")
-    write_texts(tmp_path / "validation", 2)
-    survey = look_at(str(tmp_path))
-    assert survey.count == 12 and survey.eval == {**survey.train, "split": "validation"}
-    assert len(open_source(DataSource(path=str(tmp_path), split="validation[:3]"))) == 3
 
 
 def test_texts_without_folders_are_lines(tmp_path):

@@ -148,16 +148,6 @@ def test_patterns_streams_and_folders_of_several_kinds():
     assert greys(open_source(DataSource("data", streaming=True))) == [*range(12)]
 
 
-def test_of_heic_and_raw_of_one_name_the_heic_is_taken():
-    for number in range(4):
-        write(f"data/{number}.heic", number)
-        write(f"data/{number}.dng")
-    write("data/2.jpg", 9)
-    survey = look_at("data")
-    assert survey.count == 4 and "5 pictures of .dng, .heic, because" in "; ".join(survey.left_out)
-    assert greys(open_source(DataSource("data"))) == [0, 1, 3, 9]
-
-
 def test_broken_ones_are_counted_and_left_out():
     for number in range(5):
         write(f"data/{number}.heic", number)

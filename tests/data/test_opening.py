@@ -299,10 +299,3 @@ def test_brackets_in_names_are_no_pattern(tmp_path, streaming):
     assert texts(DataSource(str(tmp_path / "texts ?2020?" / "*.jsonl"), streaming=streaming)) == ["a"]
     with refused(SourceError, "[2020"):
         open_source(DataSource(str(folder), streaming=streaming))
-
-
-def test_a_script_of_a_data_set_is_refused_in_words(tmp_path):
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "old.py").write_text("import datasets\n")
-    with refused(SourceError, "supported", "Dataset"):
-        open_source(DataSource(str(tmp_path / "old")))

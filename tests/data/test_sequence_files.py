@@ -68,27 +68,6 @@ def test_columns_of_a_file_may_be_classes_and_times(tmp_path):
     assert task.encode(row)["labels"].tolist() == [-100, 1, -100]
 
 
-def test_words_for_nothing_are_names_of_classes_too(tmp_path):
-    table = write(tmp_path / "data" / "a.csv", "x,y,label\n1,NA,None\n2,5,NA\n3,nan,\n4,6,beat\n")
-    row = read(tmp_path / "data")[0]
-    assert list(row["label"]) == ["None", "NA", "", "beat"]
-    # Among numbers they are missing ones.
-    np.testing.assert_array_equal(row["y"], [np.nan, 5, np.nan, 6])
-    encoded = SeriesClassificationTask(columns=["y"], max_length=4).encode({**row, "label": 0})
-    assert encoded["observed_mask"][:, 0].tolist() == [0, 1, 0, 1]
-    write(table, "x\n1\n2\n")
-    write(tmp_path / "data" / "metadata.csv", "file_name,label\na.csv,None\n")
-    assert list(read(tmp_path / "data")["label"]) == ["None"]
-
-
-def test_a_column_is_of_one_type_in_all_files(tmp_path):
-    for name, labels in (("0", ["", ""]), ("1", ["N", "A"]), ("2", ["", ""]), ("3", ["0", "1"]), ("4", ["0.5", ""])):
-        write(tmp_path / "data" / f"{name}.csv", "x,label\n" + "".join(f"1,{label}\n" for label in labels))
-    expected = [["", ""], ["N", "A"], ["", ""], ["0", "1"], ["0.5", ""]]
-    assert [list(row["label"]) for row in read(tmp_path / "data")] == expected
-    assert [list(row["label"]) for row in read(tmp_path / "data", "train[60%:]")] == expected[3:]
-
-
 def test_other_splits_and_folders_of_a_pattern_are_not_taken(tmp_path):
     for name in (
         "data/a.csv",

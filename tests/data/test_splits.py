@@ -123,14 +123,6 @@ def test_a_test_is_for_the_end(tmp_path):
     assert not test & {*hash_inputs(open_source(DataSource(**two.eval)))}
 
 
-def test_shares_are_kept_where_examples_are_equal():
-    rows = {"text": [f"note {n % 30}" for n in range(60)], "label": [n % 3 for n in range(60)]}
-    for share in (0.1, 0.3, 0.5):
-        chosen = choose(datasets.Dataset.from_dict(rows), share, 0)
-        require_apart(rows["text"], chosen)
-        assert 0.5 * share * 60 <= chosen.sum() <= 60 * share + 6
-
-
 def test_folders_of_patients_stay_together(tmp_path):
     # Their classes stand in a table.
     write_pictures(tmp_path, names := [f"patient{n}" for n in range(8)], 3)
@@ -300,13 +292,6 @@ def test_scores_of_what_is_trained_on_are_said(tmp_path, images, capsys):
     assert [row["shared"] for row in found] == [0, 2] and "2 are also training examples" in describe_check(found[1])
 
 
-def test_a_column_of_texts_may_be_called_file(tmp_path):
-    rows = [f"{number}.mov,{'ab'[number % 2]},words of text {number}" for number in range(20)]
-    (tmp_path / "a.csv").write_text("\n".join(["file,label,text", *rows]), encoding="utf-8")
-    survey = look_at(str(tmp_path / "a.csv"))
-    assert survey.kind == "texts" and survey.classes == ["a", "b"] and survey.eval is not None
-
-
 TEXTS = [f"sentence number {number} with some words" for number in range(40)] * 4
 LABELS = ["good", "bad"] * 80
 
@@ -339,31 +324,6 @@ def test_a_missing_label_and_a_class_of_one_speaker_measure_nothing(label):
     held = hold_out(data, 0.1, 0, measures=True)
     assert not {*held["speaker"]} & {*hold_out(data, 0.1, 0, measures=False)["speaker"]}
     assert None not in held["label"] and "rare" not in held["label"]
-
-
-@pytest.mark.parametrize(
-    ("texts", "extra"),
-    [
-        ([f"word{number % 40}" for number in range(160)], {"key": [f"{number:032x}" for number in range(160)]}),
-        ([f"第{number % 40}个句子很长很长" for number in range(160)], {"key": [f"{n:032x}" for n in range(160)]}),
-        ([[number % 40, 2.5] for number in range(160)], {"time": [[float(n), n + 1.0] for n in range(160)]}),
-    ],
-)
-def test_equal_inputs_of_other_kinds_are_on_one_side(texts, extra):
-    require_apart(texts, choose(datasets.Dataset.from_dict({"input": texts, "label": LABELS, **extra}), 0.1, 0))
-
-
-def test_persons_come_before_their_sessions_and_the_unknown_are_no_group():
-    rows = {
-        "text": [f"words of example {n}" for n in range(100)],
-        "session": [f"{n % 4}" for n in range(100)],
-        "speaker": [None if n % 2 else f"s{n % 20}" for n in range(100)],
-        "label": ["a" if n // 2 % 2 else "b" for n in range(100)],
-    }
-    for seed in range(8):
-        chosen = choose(datasets.Dataset.from_dict(rows), 0.1, seed)
-        sides = [{s for s, held in zip(rows["speaker"], chosen, strict=True) if held == side and s} for side in (0, 1)]
-        assert 0 < chosen.sum() <= 30 and not sides[0] & sides[1]
 
 
 def test_speakers_that_are_the_classes_separate_nothing_and_that_is_told():
@@ -406,13 +366,3 @@ def test_numbers_that_name_the_class_or_a_group_are_no_inputs(tmp_path, column, 
     roles = find_roles(read_table(tmp_path / "t.csv"), Hints())
     assert roles.inputs == ["x"]
     assert column in roles.left_out or column == roles.series
-
-
-def test_broken_sounds_are_not_held_out(tmp_path):
-    write_sounds(tmp_path, ["a", "b"], 8, 8000, 0.25)
-    for name in "ab":
-        for index in range(30, 52):
-            (tmp_path / name / f"{index}.wav").write_bytes(b"RIFFbroken" + bytes([index]))
-    held = hold_out(open_source(DataSource(path=str(tmp_path))), 0.1, 0, measures=True)
-    names = [Path(row["path"]).stem for row in held.with_format("arrow")["audio"].to_pylist()]
-    assert names and all(int(name) < 30 for name in names)

@@ -62,24 +62,18 @@ def test_negative_classes_equal_plain_sampling(pipeline):
 
 
 def test_the_table_of_adaln_numbers_is_made_in_blocks(pipeline):
-    noise = start(pipeline, 2)
-    options = {"class_labels": [1, 2], "latents": noise, "control_guidance_scale": 2.0, "output_type": "latent"}
-    options |= {"num_inference_steps": 10, **CONTROLS}
+    options = {"class_labels": [1, 2], "latents": start(pipeline, 2), "control_guidance_scale": 2.0, **CONTROLS}
+    # The order of sums depends on the number of rows, and ten steps make more of it.
     whole = make_pipeline()
-    # the order of sums depends on the number of rows, and ten steps make more of it
     whole.transformer.double()
-    seen = record(whole)
-    images = whole(**options).images
-    # two kinds of controls, and none
-    assert seen.tables == [30]
-    seen.tables.clear()
-    whole.TABLE_ROWS = 13
-    blocks = whole(**options).images
-    assert seen.tables == [12, 12, 6]
-    whole.TABLE_ROWS = 1
-    steps = whole(**options).images
-    torch.testing.assert_close(blocks, images, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(steps, images, rtol=1e-4, atol=1e-4)
+    seen, images = record(whole), []
+    # Two kinds of controls, and none.
+    for rows, tables in ((whole.TABLE_ROWS, [30]), (13, [12, 12, 6])):
+        whole.TABLE_ROWS = rows
+        images.append(whole(num_inference_steps=10, output_type="latent", **options).images)
+        assert seen.tables == tables
+        seen.tables.clear()
+    torch.testing.assert_close(images[1], images[0], rtol=1e-4, atol=1e-4)
 
 
 def test_guidance_needs_a_network_that_was_trained_for_it():

@@ -87,13 +87,6 @@ def test_neighbours_are_those_of_the_dictionary(architecture, shift_policy):
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
-def test_the_window_is_chosen_that_has_the_patch_in_its_middle():
-    found = find_neighbours(make_model(), noise(16, 16, 3).astype(np.float32) / 255, (8, 8), 1, [2])
-    assert found.window == (6, 6, 10, 10)
-    found = find_neighbours(make_model(shift_policy="none"), np.zeros((16, 16, 3), np.float32), (8, 8), 1, [2])
-    assert found.window == (8, 8, 12, 12)
-
-
 @pytest.mark.parametrize("channels", [1, 3, 4])
 @pytest.mark.parametrize("taken", [1, 3])
 def test_any_picture_is_explained(channels, taken):

@@ -1,7 +1,5 @@
 """Files of several pictures: every frame and page is read and written, with durations and the number of plays."""
 
-import io
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -58,14 +56,6 @@ def test_times_and_plays_of_animations_that_pillow_wrote_are_read(format, tmp_pa
     assert (again.durations, again.plays, again.still) == (frames.durations, frames.plays, frames.still)
     for first, second in zip(again.pictures, frames.pictures, strict=True):
         np.testing.assert_array_equal(first.pixels, second.pixels)
-
-
-def test_frames_of_a_palette_and_of_colours_get_the_same_channels():
-    grey = Image.fromarray(frames_of(250)[0][..., 0]).convert("P")
-    file = io.BytesIO()
-    grey.save(file, "GIF", save_all=True, append_images=[Image.fromarray(frames_of(9, 90)[1])], transparency=40)
-    shapes = {picture.pixels.shape for picture in read_frames(file.getvalue()).pictures}
-    assert shapes == {(12, 16, 4)}
 
 
 def test_pages_keep_their_size_depth_and_description(tmp_path):

@@ -12,7 +12,6 @@ from PIL.TiffImagePlugin import IFDRational
 
 from hf_ext.errors import DataError
 from hf_ext.restoration.camera import UnreadableError
-from hf_ext.restoration.deep import lost_bits
 from hf_ext.restoration.files import Picture, read_frames, read_image, write_image
 from tests.kit.pictures import encode, noise
 from tests.kit.refusals import refused
@@ -283,21 +282,6 @@ def test_bits_that_are_not_read_are_said(kind):
     assert (len(lines), f" {bits} bits" in "".join(lines)) == ((1, True) if bits > 8 else (0, False))
 
 
-def test_bits_of_coded_pictures_stand_in_their_heads():
-    """Pillow encodes none of more than 8; another head alone is not decoded."""
-    for format, mark, place, value, bits in (
-        ("JPEG2000", b"\xff\x4f\xff\x51", 42, 15, 16),
-        ("AVIF", b"av1C", 6, 0x40, 10),
-        ("AVIF", b"av1C", 6, 0x60, 12),
-    ):
-        whole = encode(Image.fromarray(noise(9, 7, 3)), format)
-        data = bytearray(whole)
-        data[data.index(mark) + place] = value
-        with Image.open(io.BytesIO(whole)) as image:
-            assert f" {bits} bits" in lost_bits(image, bytes(data))[0]
-            assert lost_bits(image, whole) == []
-
-
 # How grey of more than 8 bits can lie in a TIFF that Pillow reads: bits, photometric interpretation, order of bytes.
 @pytest.mark.parametrize(("bits", "photometric", "order"), [(12, 1, "<"), (16, 0, "<"), (16, 1, "<"), (16, 1, ">")])
 @pytest.mark.parametrize("compression", [1, 8])
@@ -314,17 +298,6 @@ def test_grey_of_a_tiff_goes_from_black_to_white(compression, bits, photometric,
     assert_writes(pictures[1], tmp_path, "")
     # Both are the white of the file.
     assert pictures[0].pixels[0, :2, 0].tolist() == ([65535, 0] if photometric == 0 else [0, 65535])
-
-
-def test_pages_of_a_tiff_are_read_as_each_says():
-    values = np.array([[0, 1, 2048, 4095]])
-    file = bytearray(grey_tiff(values, values, bits=16, photometric=0))
-    # The fifth entry of the first directory; of the first page black is 0.
-    struct.pack_into("<I", file, struct.unpack_from("<I", file, 4)[0] + 2 + 4 * 12 + 8, 1)
-    pages = read_frames(bytes(file)).pictures
-    np.testing.assert_array_equal([page.pixels[..., 0] for page in pages], [values, 65535 - values])
-    shallow = read_image(grey_tiff(values, bits=12, photometric=1))
-    np.testing.assert_array_equal(shallow.pixels[..., 0], [[0, 16, 32776, 65535]])
 
 
 # Tags that say how pixels lie in the file they were read from, and one that nobody knows.
@@ -388,17 +361,3 @@ def test_a_tag_of_another_kind_never_costs_the_picture(tag, value, tmp_path):
         np.testing.assert_array_equal(read.pixels, pixels)
         tags.append(repr((read.exif or {}).get(tag)))
     assert tags[0] == tags[1]
-
-
-@pytest.mark.parametrize(
-    ("options", "kept"),
-    [({}, False), ({"imagej": True}, False), ({"ome": True}, False), ({"metadata": None}, True)],
-    ids=["tifffile", "ImageJ", "OME", "text"],
-)
-def test_descriptions_of_how_pixels_lie_are_left_out_with_a_line(tmp_path, options, kept, caplog):
-    options |= {"description": "a cat"} if kept else {}
-    tifffile.imwrite(tmp_path / "in.tif", noise(9, 8, 3), photometric="rgb", **options)
-    write_image(tmp_path / "out.tif", read_image(tmp_path / "in.tif"))
-    with tifffile.TiffFile(tmp_path / "out.tif") as file:
-        assert (file.pages[0].description == "a cat") is kept
-    assert ("how the pixels lie" in caplog.text) is not kept

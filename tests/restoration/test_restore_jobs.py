@@ -1,6 +1,5 @@
 """hf-ext restore: which pictures, where to, under which names; all of it found out before the model is loaded."""
 
-import errno
 import io
 import os
 import shlex
@@ -220,16 +219,6 @@ def test_linked_folders_are_searched_once(folder_of_model, photos, tmp_path):
     (photos / "itself.png").symlink_to("itself.png")
     run(folder_of_model, photos, "--out", tmp_path / "out")
     assert files(tmp_path / "out") == ["a.png", "linked/c.png", "more/b.png"]
-
-
-def test_a_folder_that_cannot_be_searched_is_named(photos, tmp_path, monkeypatch, caplog):
-    def walk(top, onerror, followlinks):
-        onerror(PermissionError(errno.EACCES, "Permission denied", str(photos / "closed")))
-        yield str(top), [], ["a.png"]
-
-    monkeypatch.setattr(jobs.os, "walk", walk)
-    assert [job.name for job in jobs.plan_jobs([str(photos)], tmp_path / "out").jobs] == [str(photos / "a.png")]
-    assert caplog.messages == [f"{photos / 'closed'} was not searched: Permission denied"]
 
 
 def test_a_pipe_is_read_once(photos, tmp_path):

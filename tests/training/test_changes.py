@@ -245,16 +245,6 @@ def test_versions_are_said(tmp_path, capsys, halfway):
     assert f"torch 1.0 → {installed}: perhaps {OTHER}" in capsys.readouterr().err
 
 
-def test_an_argument_that_did_not_exist_has_its_default(tmp_path, halfway):
-    state = RunFolder(tmp_path / "run").state(4)
-    manifest = read_manifest(state)
-    del manifest["arguments"]["activation_checkpointing"]
-    write_manifest(state, manifest)
-    with refused(OtherRun, "activation_checkpointing"):
-        run(TinyTask(), make_arguments(tmp_path / "run", halfway, activation_checkpointing=True))
-    run(TinyTask(), make_arguments(tmp_path / "run", halfway))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["table", "stream"])
 def test_random_parts(tmp_path, kind):

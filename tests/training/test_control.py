@@ -107,21 +107,6 @@ def test_what_cannot_steer_is_refused_in_words_and_leaves_nothing(tmp_path, exam
     assert not (tmp_path / "run").exists()
 
 
-def learning_rates(folder):
-    return [row["learning_rate"] for row in rows(folder) if "learning_rate" in row]
-
-
-def test_schedules_with_a_floor_and_a_plateau(tmp_path, examples):
-    options = {"max_steps": 20, "warmup_steps": 2, "logging_steps": 1, "save_steps": 20, "learning_rate": 0.01}
-    floor = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}}
-    run(TinyTask(), make_arguments(tmp_path / "floor", examples, **options, **floor))
-    assert learning_rates(tmp_path / "floor")[-1] == pytest.approx(0.001)
-    plateau = {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"num_decay_steps": 5}}
-    run(TinyTask(), make_arguments(tmp_path / "plateau", examples, **options, **plateau))
-    found = learning_rates(tmp_path / "plateau")
-    assert found[1:14] == [0.01] * 13 and found[-1] < found[-2] < found[15] < 0.01
-
-
 def test_rules_change_groups_and_freeze(tmp_path, examples):
     model = TinyModel(TinyConfig())
     rules = [{"pattern": "norm", "freeze": True}, {"pattern": "^enter", "learning_rate": 0.5, "weight_decay": 0.25}]

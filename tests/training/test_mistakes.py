@@ -1,6 +1,5 @@
 """A mistake of the user ends with 2 and one message, before anything is imported or written that need not be."""
 
-import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ from hf_ext.data.opening import SourceError, open_source
 from hf_ext.errors import DataError
 from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification
 from hf_ext.settings import SettingsError, build, parse_yaml, read_yaml
-from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training import DataSource, TrainingArguments
 from hf_ext.training.arguments import apply_overrides
 from hf_ext.training.launch import main
@@ -194,14 +192,6 @@ def test_a_text_of_a_flag_is_not_cut():
     assert apply_overrides({}, ["--x", "'a # b'", "--y", "[1] # one"]) == {"x": "a # b", "y": [1]}
 
 
-def test_aliases_stand_for_what_they_name():
-    assert parse_yaml("x: &x {a: 1}\ny: *x\nz: {<<: *x, b: 2}") == {
-        "x": {"a": 1},
-        "y": {"a": 1},
-        "z": {"a": 1, "b": 2},
-    }
-
-
 def test_missing_data_name_the_flag_and_the_inner_cause(tmp_path):
     with refused(SourceError, "/nowhere", "--data.eval.path", "--data.eval"):
         open_source(DataSource("./nowhere"), "data.eval")
@@ -222,14 +212,6 @@ def test_a_warm_up_beyond_the_end_is_said(tmp_path, examples, capsys):
     changes = {"max_steps": 1, "warmup_steps": 2000, "lr_scheduler_type": "constant"}
     run(TinyTask(), make_arguments(tmp_path / "b", examples, **changes))
     assert "warning: warmup_steps" not in capsys.readouterr().err
-
-
-def test_more_keys_than_a_window_has_tokens_are_said(caplog):
-    with caplog.at_level(logging.WARNING):
-        SemanIRTask(patch_size=8).build_model({**SEMANIR, "top_k": 16}, None)
-        assert not caplog.records
-        SemanIRTask(patch_size=8).build_model({**SEMANIR, "top_k": 17}, None)
-    assert "model.top_k is 17, but a window of 4 x 4 has 16 tokens" in caplog.text
 
 
 def test_weights_of_other_sizes_are_refused_by_name(tmp_path):

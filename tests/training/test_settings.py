@@ -39,10 +39,15 @@ def test_every_schedule_is_made(tmp_path, name):
     chosen = {"lr_scheduler_type": name, "lr_scheduler_kwargs": options.get(name, {}), "warmup_steps": 2}
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     schedule = build_schedule(optimizer, make_arguments(tmp_path, {}, **chosen))
+    rates = []
     for _ in range(7):
-        assert 0 <= schedule.get_last_lr()[0] <= 0.1
+        rates.append(schedule.get_last_lr()[0])
         optimizer.step()
         schedule.step()
+    assert 0 <= min(rates) and max(rates) <= 0.1
+    # The floor, and the plateau before the last two steps.
+    assert name != "cosine_with_min_lr" or schedule.get_last_lr()[0] == pytest.approx(0.01)
+    assert name != "warmup_stable_decay" or rates[2:6] == [0.1] * 4 and rates[6] < 0.1
 
 
 def test_gradients_are_clipped_and_decay_reaches_its_group_only(tmp_path, examples):

@@ -1,7 +1,6 @@
 """Weight averages, resume states that are kept, and the rows and pictures of a run."""
 
 import json
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -137,12 +136,6 @@ def test_the_time_between_two_rows_is_data_compute_and_overhead(monkeypatch):
     clock.restart()
     pass_time(1)
     assert clock.seconds == 1 and clock.row(1, 1, torch.device("cpu"))["overhead_share"] == 1
-
-
-def test_a_row_may_be_shorter_than_a_step_of_a_coarse_clock(monkeypatch):
-    # As on Windows before Python 3.13.
-    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
-    assert Clock().row(1, 1, torch.device("cpu"))["samples_per_second"] > 0
 
 
 def test_a_run_folder_is_one_run_of_a_tracker(tmp_path):
