@@ -76,15 +76,6 @@ def test_controls_of_a_new_model_change_nothing():
     assert all(embedder.linear_2.weight.grad.any() for embedder in model.control_embedders.values())
 
 
-def test_null_control_is_the_zero_vector():
-    model = make_transformer()
-    controls = make_controls(2)
-    half = modulation(model, 10.0, controls, torch.tensor([True, False]))
-    torch.testing.assert_close(half[1:], modulation(model, 10.0), atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(half[:1], modulation(model, 10.0, controls)[:1], atol=1e-6, rtol=1e-6)
-    assert (half[0] - half[1]).abs().max() > 0.01
-
-
 def adaln_vector(model, controls: dict) -> torch.Tensor:
     """e: what the model gives to its own SiLU."""
     seen = []

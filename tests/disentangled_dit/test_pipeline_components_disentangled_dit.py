@@ -23,6 +23,7 @@ from tests.disentangled_dit.pipeline_testing import (
     make_pipeline,
     make_text_pipeline,
     make_vae,
+    sample_plainly,
     start,
     within_mask,
 )
@@ -182,24 +183,10 @@ def test_a_text_pipeline_equals_plain_sampling():
     assert_same_answers(null, empty)
     assert not torch.allclose(null, images, atol=1e-4)
 
-    controls = {
-        name: torch.tensor(value).expand(2, -1).float()
-        for name, value in {
-            "original_size": [6, 10], "crop": [0, 0], "target_size": [6, 10], "flip": [0], "aspect_ratio": [0.0],
-        }.items()
-    }  # fmt: skip
-    controls["aspect_ratio"] = controls["aspect_ratio"] + float(np.log(10 / 6))
-    scheduler, latents = pipeline.scheduler, noise
-    scheduler.set_timesteps(3)
-    with torch.no_grad():
-        for time in scheduler.timesteps:
-            full = pipeline.transformer(
-                latents, time, encoder_hidden_states=embeds, controls=controls, control_mask=torch.tensor([True] * 2)
-            ).sample
-            nothing = pipeline.transformer(latents, time, encoder_hidden_states=negative).sample
-            guided = nothing + 3 * (full - nothing)
-            latents = scheduler.step(guided, time, latents, use_clipped_model_output=True).prev_sample
-    torch.testing.assert_close(images, latents, rtol=1e-4, atol=1e-4)
+    sizes = {"original_size": [[6, 10]] * 2, "crop": [[0, 0]] * 2, "target_size": [[6, 10]] * 2}
+    controls = {**sizes, "flip": [[0]] * 2, "aspect_ratio": [[float(np.log(10 / 6))]] * 2}
+    plain = sample_plainly(pipeline, noise, embeds, controls, 3.0, null=negative)
+    torch.testing.assert_close(images, plain, rtol=1e-4, atol=1e-4)
 
 
 def test_a_text_gives_the_same_tokens_in_any_company():

@@ -51,7 +51,7 @@ def test_pictures_equal_those_of_plain_sampling(conditioning):
 def test_negative_classes_equal_plain_sampling(pipeline):
     noise = start(pipeline, 2)
     options = {"class_labels": [1, 2], "latents": noise, "guidance_scale": 3.0, **CONTROLS, **FEW}
-    plain = {"latents": noise, "labels": [1, 2], "controls": VALUES, "scale": 3.0}
+    plain = {"latents": noise, "given": [1, 2], "controls": VALUES, "scale": 3.0}
     usual = pipeline(**options).images
     away = pipeline(negative_class_labels="ostrich", **options).images
     torch.testing.assert_close(away, sample_plainly(pipeline, **plain, null=[3, 3]), rtol=1e-4, atol=1e-4)

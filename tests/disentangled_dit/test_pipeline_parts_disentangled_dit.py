@@ -77,14 +77,6 @@ def test_a_scheduler_may_come_later(tmp_path):
     later.scheduler = DDIMScheduler.from_config(whole.scheduler.config)
     expected = whole(class_labels=1, generator=generator(), **FEW).images
     torch.testing.assert_close(later(class_labels=1, generator=generator(), **FEW).images, expected, **NEAR)
-    # a pipeline that was never told learns the prediction from its first scheduler
-    untold = quiet(DisentangledDiTPipeline(whole.transformer, None, None, None, None))
-    assert untold.config.prediction_type is None
-    untold.scheduler = DDIMScheduler()
-    untold(class_labels=1, **FEW)
-    untold.scheduler = FlowMatchEulerDiscreteScheduler()
-    with pytest.raises(ValueError, match="flow_prediction, and this network predicts epsilon"):
-        untold(class_labels=1, **FEW)
 
 
 def test_optional_parts_that_are_taken_away_stay_away_when_saved(tmp_path):

@@ -138,7 +138,6 @@ def test_a_run_is_made_longer(tmp_path, capsys, examples):
     ("changes", "words"),
     [
         ({"max_steps": 9}, r"max_steps: 7 → 9 \(the schedule cosine depends on it: .*--init_from"),
-        ({"seed": 1}, "seed: 0 → 1"),
         ({"learning_rate": 0.5}, "learning_rate: 0.01 → 0.5"),
         ({"model": {"width": 8}, "task": {"noise": 0.1}}, "model.width: None → 8; task.noise: None → 0.1|task.noise"),
         ({"per_device_train_batch_size": 4}, "2 → 1 × 4 × 2 .each step had 4 examples and would have 8: choose"),

@@ -107,12 +107,10 @@ PARTS = {
     ("flags", "whole"),
     [
         ("--data.eval.path new.csv", ["eval"]),
-        ("--data.eval.path=new.csv --max-steps 3", ["eval"]),
-        ("--data.train.path new.csv", ["train"]),
+        ("--data.train.path=new.csv --max-steps 3", ["train"]),
         ("--data.train.path a --data.eval.path b", ["train", "eval"]),
         ("--data.train.path new --data.eval.path ./new/", []),
         ("--data.eval.path ./old.csv", []),
-        ("--data.eval.path new.csv --data.eval.hold_out 0.1", []),
         ("--data.eval.path new.csv --data.eval.hold-out 0.1", []),
         ("--max_steps 3", []),
     ],

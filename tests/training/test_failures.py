@@ -121,21 +121,26 @@ def test_a_vanished_file_is_named(tmp_path, capsys, workers):
     assert RunFolder(tmp_path / "run").saved_steps()
 
 
-def test_folders_of_others_are_left_alone(tmp_path, examples):
-    (tmp_path / "a" / "snapshot").mkdir(parents=True)
-    with refused(UsageError, "args.json"):
-        run(TinyTask(), make_arguments(tmp_path / "a", examples))
-    (tmp_path / "b").mkdir()
-    for text, message in (('{"lr": 1}', "was not written by a training"), ("{", "not valid JSON")):
-        (tmp_path / "b" / "args.json").write_text(text)
-        with pytest.raises(ValueError, match=message):
-            run(TinyTask(), make_arguments(tmp_path / "b", examples))
-        assert (tmp_path / "b" / "args.json").read_text() == text
-    (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "mine.tmp").write_text("precious")
-    with refused(UsageError, "mine.tmp"):
-        run(TinyTask(), make_arguments(tmp_path / "c", examples))
-    assert [path.name for path in (tmp_path / "c").iterdir()] == ["mine.tmp"]
+@pytest.mark.parametrize(
+    ("name", "content", "fact"),
+    [
+        ("snapshot/model.bin", "", "args.json"),
+        ("args.json", '{"lr": 1}', "args.json"),
+        ("args.json", "{", "args.json"),
+        ("mine.tmp", "precious", "mine.tmp"),
+    ],
+)
+def test_folders_of_others_are_left_alone(tmp_path, examples, name, content, fact):
+    file = tmp_path / "run" / name
+    file.parent.mkdir(parents=True)
+    file.write_text(content)
+    with refused(ValueError, fact):
+        run(TinyTask(), make_arguments(tmp_path / "run", examples))
+    assert [path for path in (tmp_path / "run").rglob("*") if path.is_file()] == [file]
+    assert file.read_text() == content
+
+
+def test_an_output_that_is_no_folder_or_within_the_data_is_refused(tmp_path, examples):
     (tmp_path / "d").write_text("precious")
     (tmp_path / "to nothing").symlink_to(tmp_path / "nowhere")
     (tmp_path / "ring").symlink_to(tmp_path / "ring")
