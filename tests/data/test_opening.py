@@ -23,13 +23,7 @@ from hf_ext.training.arguments import build
 from hf_ext.training.bad_examples import BadExamples
 from hf_ext.training.data import TrainingLoader
 from tests.kit.refusals import refused
-from tests.training.tiny import (
-    SIDE,
-    TinyTask,
-    make_arguments,
-    run,
-    write_images,
-)
+from tests.training.tiny import SIDE, TinyTask, make_arguments, run, write_images
 
 soundfile = pytest.importorskip("soundfile")
 

@@ -200,14 +200,7 @@ def test_files_whose_names_begin_alike_stay_together(name, kept):
         require_apart(groups, chosen)
 
 
-@pytest.mark.parametrize(
-    ("column", "name"),
-    [
-        ("Kundennummer", 70000),
-        ("患者ID", 1),
-        ("who", "Ann "),
-    ],
-)
+@pytest.mark.parametrize(("column", "name"), [("Kundennummer", 70000), ("患者ID", 1), ("who", "Ann ")])
 def test_groups_of_any_name_stay_together(column, name):
     cells = [name + n // 6 if isinstance(name, int) else f"{name}{n // 6}" for n in range(180)]
     texts = [f"message {n * 7919} of today" for n in range(180)]
@@ -354,11 +347,7 @@ def test_groups_of_series_are_kept(tmp_path, layout, number):
 
 @pytest.mark.parametrize(
     ("column", "values"),
-    [
-        ("label_id", np.arange(300) % 3),
-        ("scaled", (np.arange(300) % 3) - 0.5),
-        ("patient_id", np.arange(300) // 30),
-    ],
+    [("label_id", np.arange(300) % 3), ("scaled", (np.arange(300) % 3) - 0.5), ("patient_id", np.arange(300) // 30)],
 )
 def test_numbers_that_name_the_class_or_a_group_are_no_inputs(tmp_path, column, values):
     rows = {"time": range(300), "x": np.random.default_rng(0).normal(size=300), column: values}

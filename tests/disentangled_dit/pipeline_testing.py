@@ -26,13 +26,7 @@ class GaussianDenoiser(ModelMixin, ConfigMixin, CacheMixin):
     """
 
     @register_to_config
-    def __init__(
-        self,
-        prediction: str = "epsilon",
-        std: float = 0.5,
-        mean: float = 0.0,
-        sample_size: int = 48,
-    ):
+    def __init__(self, prediction: str = "epsilon", std: float = 0.5, mean: float = 0.0, sample_size: int = 48):
         super().__init__()
         self.register_to_config(
             patch_size=1, in_channels=1, num_classes=1, joint_attention_dim=None, conditioning="attention",

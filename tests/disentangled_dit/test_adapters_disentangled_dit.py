@@ -10,9 +10,7 @@ from diffusers.hooks import apply_group_offloading
 from diffusers.models.attention_dispatch import AttentionBackendName, attention_backend
 from peft import LoraConfig
 
-from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import (
-    DisentangledDiTTransformer2DModel,
-)
+from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import DisentangledDiTTransformer2DModel
 from tests.disentangled_dit.dit_testing import make_inputs, make_transformer
 from tests.kit.models import assert_same_answers
 from tests.training.launching import fork_two

@@ -34,65 +34,28 @@ def numpy_alone(monkeypatch):
 
 # What each of diffusers' schedulers is to this pipeline. A scheduler of a new version of diffusers is in none of these
 # and fails the test below: it has to be tried.
-SOLVERS = [
-    "CogVideoXDDIMScheduler",
-    "DDIMParallelScheduler",
-    "DDIMScheduler",
-    "DEISMultistepScheduler",
-    "DPMSolverMultistepScheduler",
-    "DPMSolverSinglestepScheduler",
-    "EulerDiscreteScheduler",
-    "HeunDiscreteScheduler",
-    "KDPM2DiscreteScheduler",
-    "LMSDiscreteScheduler",
-    "PNDMScheduler",
-    "UniPCMultistepScheduler",
-]
+def _named(names: str) -> list[str]:
+    return [f"{name}Scheduler" for name in names.split()]
+
+
+SOLVERS = _named(
+    "CogVideoXDDIM DDIMParallel DDIM DEISMultistep DPMSolverMultistep DPMSolverSinglestep EulerDiscrete HeunDiscrete "
+    "KDPM2Discrete LMSDiscrete PNDM UniPCMultistep"
+)
 # These add noise at every step; TCD and LCM have few steps, the latter for networks that were distilled for it.
-NOISY = [
-    "DDPMParallelScheduler",
-    "DDPMScheduler",
-    "DPMSolverSDEScheduler",
-    "EulerAncestralDiscreteScheduler",
-    "KDPM2AncestralDiscreteScheduler",
-    "SASolverScheduler",
-    "TCDScheduler",
-]
-DISTILLED = ["LCMScheduler"]
-FLOW = ["FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler"]
+NOISY = _named("DDPMParallel DDPM DPMSolverSDE EulerAncestralDiscrete KDPM2AncestralDiscrete SASolver TCD")
+DISTILLED = _named("LCM")
+FLOW = _named("FlowMatchEulerDiscrete FlowMatchHeunDiscrete")
 # Neither family, or a schedule of their own; steps that need more than a network's output; from picture to noise.
-FOREIGN = [
-    "AmusedScheduler",
-    "BlockRefinementScheduler",
-    "CMStochasticIterativeScheduler",
-    "ConsistencyDecoderScheduler",
-    "CosineDPMSolverMultistepScheduler",
-    "DDPMWuerstchenScheduler",
-    "DiscreteDDIMScheduler",
-    "EDMDPMSolverMultistepScheduler",
-    "EDMEulerScheduler",
-    "EntropyBoundScheduler",
-    "FlowMapEulerDiscreteScheduler",
-    "FlowMatchLCMScheduler",
-    "HeliosDMDScheduler",
-    "HeliosScheduler",
-    "IPNDMScheduler",
-    "KarrasVeScheduler",
-    "LTXEulerAncestralRFScheduler",
-    "MiniMaxH3Scheduler",
-    "PiflowScheduler",
-    "RFD4ProteinaScheduler",
-    "SCMScheduler",
-    "ScoreSdeVeScheduler",
-    "ScoreSdeVpScheduler",
-    "UnCLIPScheduler",
-    "VQDiffusionScheduler",
-    "CogVideoXDPMScheduler",
-    "RePaintScheduler",
-]
-INVERSE = ["DDIMInverseScheduler", "DPMSolverMultistepInverseScheduler"]
+FOREIGN = _named(
+    "Amused BlockRefinement CMStochasticIterative ConsistencyDecoder CosineDPMSolverMultistep DDPMWuerstchen "
+    "DiscreteDDIM EDMDPMSolverMultistep EDMEuler EntropyBound FlowMapEulerDiscrete FlowMatchLCM HeliosDMD Helios IPNDM "
+    "KarrasVe LTXEulerAncestralRF MiniMaxH3 Piflow RFD4Proteina SCM ScoreSdeVe ScoreSdeVp UnCLIP VQDiffusion "
+    "CogVideoXDPM RePaint"
+)
+INVERSE = _named("DDIMInverse DPMSolverMultistepInverse")
 # These start at their first step only.
-FROM_THE_FIRST_STEP = ["LMSDiscreteScheduler", "PNDMScheduler"]
+FROM_THE_FIRST_STEP = _named("LMSDiscrete PNDM")
 # What some of them cannot be made without.
 NEEDED = {
     "AmusedScheduler": {"mask_token_id": 1},

@@ -5,9 +5,7 @@ import json
 import pytest
 import torch
 
-from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import (
-    DisentangledDiTTransformer2DModel,
-)
+from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import DisentangledDiTTransformer2DModel
 from tests.disentangled_dit import reference_transformer as reference
 from tests.disentangled_dit.dit_testing import generator, make_inputs, make_transformer
 from tests.kit.models import assert_same_answers

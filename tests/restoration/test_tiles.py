@@ -274,11 +274,7 @@ def test_strength_is_the_share_of_the_change(channels):
     [
         *(({}, {"strength": value}, ["strength", value]) for value in (-0.1, 1.5, float("nan"), "much", "")),
         *(({"scale": 2}, {"strength": value}, ["enlarges"]) for value in (0.5, "auto")),
-        (
-            {"num_channels": 4, "num_channels_out": 3, "scale": 2},
-            {"strength": 0.5},
-            ["demosaicks"],
-        ),
+        ({"num_channels": 4, "num_channels_out": 3, "scale": 2}, {"strength": 0.5}, ["demosaicks"]),
         *(({}, {"tile": value}, ["32 up", "auto"]) for value in (0, 28, 34, 16, -32, "big", 12.5)),
     ],
 )

@@ -17,16 +17,7 @@ from hf_ext.training.state import RunFolder
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 
-from .tiny import (
-    TinyTask,
-    contents,
-    fails,
-    make_arguments,
-    make_task,
-    run,
-    write_config,
-    write_images,
-)
+from .tiny import TinyTask, contents, fails, make_arguments, make_task, run, write_config, write_images
 
 
 def test_help_and_missing_words(capsys):
