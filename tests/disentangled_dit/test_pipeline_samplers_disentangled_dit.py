@@ -13,7 +13,6 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     HeunDiscreteScheduler,
     PNDMScheduler,
-    UniPCMultistepScheduler,
 )
 
 from hf_ext.pipelines import DisentangledDiTPipeline
@@ -96,18 +95,11 @@ def test_the_progress_bar_counts_the_steps(kind):
 REFUSED = {
     "a change to flow matching": (FlowMatchEulerDiscreteScheduler(), "reads the network's output as flow_prediction"),
     "another prediction": (DDIMScheduler(prediction_type="v_prediction"), "predicts epsilon"),
-    "fewer training timesteps": (
-        DDIMScheduler(num_train_timesteps=500),
-        "500 training timesteps, and the network 1000",
-    ),
+    "fewer training timesteps": (DDIMScheduler(num_train_timesteps=500), "500 training timesteps"),
     "a learned variance": (DDPMScheduler(variance_type="learned"), "variance_type='learned', and the network"),
     "flow sigmas without the prediction": (
         DPMSolverMultistepScheduler(use_flow_sigmas=True),
         "prediction_type='epsilon' and use_flow_sigmas=True",
-    ),
-    "the prediction without flow sigmas": (
-        UniPCMultistepScheduler(prediction_type="flow_prediction"),
-        "prediction_type='flow_prediction' and use_flow_sigmas=False",
     ),
     "timesteps that the network has not seen": (
         EulerDiscreteScheduler(prediction_type="v_prediction", timestep_type="continuous"),

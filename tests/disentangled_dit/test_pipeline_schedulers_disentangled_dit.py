@@ -49,8 +49,8 @@ FLOW = _named("FlowMatchEulerDiscrete FlowMatchHeunDiscrete")
 # Neither family, or a schedule of their own; steps that need more than a network's output; from picture to noise.
 FOREIGN = _named(
     "Amused BlockRefinement CMStochasticIterative ConsistencyDecoder CosineDPMSolverMultistep DDPMWuerstchen "
-    "DiscreteDDIM EDMDPMSolverMultistep EDMEuler EntropyBound FlowMapEulerDiscrete FlowMatchLCM HeliosDMD Helios IPNDM "
-    "KarrasVe LTXEulerAncestralRF MiniMaxH3 Piflow RFD4Proteina SCM ScoreSdeVe ScoreSdeVp UnCLIP VQDiffusion "
+    "DiscreteDDIM EDMDPMSolverMultistep EDMEuler EntropyBound FlowMapEulerDiscrete FlowMatchLCM HeliosDMD Helios "
+    "IPNDM KarrasVe LTXEulerAncestralRF MiniMaxH3 Piflow RFD4Proteina SCM ScoreSdeVe ScoreSdeVp UnCLIP VQDiffusion "
     "CogVideoXDPM RePaint"
 )
 INVERSE = _named("DDIMInverse DPMSolverMultistepInverse")

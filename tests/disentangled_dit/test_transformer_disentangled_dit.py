@@ -237,7 +237,6 @@ def test_residuals_of_a_controlnet_are_added_after_the_blocks():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"num_classes": None}, "one of num_classes"),
         ({"joint_attention_dim": 4}, "one of num_classes"),
         ({"conditioning": "cross"}, "'attention' or 'adaln', not 'cross'"),
         ({"modulation": "none"}, "'per_block' or 'shared', not 'none'"),
@@ -249,7 +248,6 @@ def test_residuals_of_a_controlnet_are_added_after_the_blocks():
         ({"condition_dropout": 1.5}, "dropouts"),
         ({"num_attention_heads": 1, "attention_head_dim": 6}, "divisible by 4, unlike 6"),
         ({"sample_size": [6, 9]}, "divisible by patch_size 2"),
-        ({"sample_size": [6]}, "one positive number or two"),
         ({"pos_embed_base_size": [0, 4]}, "one positive number or two"),
         ({"num_decoder_layers": 3}, "from 0 to num_layers - 1 = 2, not 3"),
     ],
@@ -266,12 +264,10 @@ def test_bad_inputs():
     given, keep = {"timestep": 5, "class_labels": labels}, torch.arange(15).expand(2, -1)
     whole, residuals = {"hidden_states": latents, **given}, "block_controlnet_hidden_states"
     for message, network, inputs in (
-        ("needs `hidden_states`", model, given),
         ("needs `hidden_states`; `timestep` or", model, {**whole, "timestep": None}),
         ("and `class_labels`", model, {**whole, "class_labels": None}),
         (r"\(batch, 3, height, width\)", model, {**whole, "hidden_states": latents[:, :2]}),
         ("by the patch size 2, got", model, {**whole, "hidden_states": latents[..., 1:]}),
-        ("context, .* must have 2 rows", model, {**whole, "class_labels": labels[[0, 1, 1]]}),
         ("modulation, .* must have 2 rows", model, {**whole, "timestep": torch.ones(3)}),
         ("integers of shape .* from 0 to 5", model, {**whole, "class_labels": labels + 0.5}),
         ("no controls \\['flip'\\]; it has \\['crop'\\]", model, {**given, "controls": {"flip": labels[:, None]}}),
@@ -288,7 +284,6 @@ def test_bad_inputs():
         (r"shape \(2, 15, 16\), got \(2, 14, 16\)", model, {**whole, residuals: [torch.zeros(2, 14, 16)]}),
         ("no ControlNet's", masked, {**whole, "keep_indices": keep, residuals: [torch.zeros(2, 15, 16)]}),
         ("1 to 15 kept tokens", masked, {**whole, "keep_indices": keep[:, :0]}),
-        ("got torch.bool", masked, {**whole, "keep_indices": keep > 3}),
     ):
         with pytest.raises(ValueError, match=message):
             network(**inputs)

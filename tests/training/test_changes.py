@@ -46,19 +46,14 @@ def refuse(folder, data, match, **changes):
     assert contents(folder) == kept
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 0), (0, 2)])
-def test_workers_of_indexed_data_change_nothing(tmp_path, capsys, examples, before, after):
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_no_step_reads_changes_nothing(tmp_path, capsys, examples, shards, workers):
     train = {"train": {"path": str(examples)}}
-    said, is_equal = change(tmp_path, capsys, {**train, "num_workers": before}, {**train, "num_workers": after})
-    assert f"data.num_workers: {before} → {after}: {SAME}" in said and is_equal
-
-
-def test_what_no_step_reads_changes_nothing(tmp_path, capsys, examples, shards):
-    train = {"train": {"path": str(examples)}}
-    before = {**train, "eval": {"path": str(examples)}}
+    before = {**train, "eval": {"path": str(examples)}, "num_workers": workers}
+    after = {**train, "eval": {"path": str(shards)}, "num_workers": 2 - workers}
     changes = {"logging_steps": 1, "save_steps": 3, "eval_steps": 2, "save_total_limit": 5}
-    said, is_equal = change(tmp_path, capsys, before, {**train, "eval": {"path": str(shards)}}, **changes)
-    assert is_equal
+    said, is_equal = change(tmp_path, capsys, before, after, **changes)
+    assert f"data.num_workers: {workers} → {2 - workers}: {SAME}" in said and is_equal
     assert all(f"{name}: " in said for name in changes)
     assert "data.eval.path: " in said and "the best state, which starts again" in said
     # Best is what was evaluated on the new data.
@@ -66,20 +61,14 @@ def test_what_no_step_reads_changes_nothing(tmp_path, capsys, examples, shards):
     assert progress["best_step"] in (6, 7)
 
 
-SLOW_KINDS = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("stream", "pairs")]
-
-
-@pytest.mark.parametrize("kind", ["table", "buffer", "images", *SLOW_KINDS])
+@pytest.mark.parametrize("kind", ["images", "buffer", pytest.param("pairs", marks=pytest.mark.slow)])
 def test_data_may_move(tmp_path, capsys, monkeypatch, kind):
     source, here, there = {}, tmp_path / "here" / "data", tmp_path / "there" / "data"
-    if kind == "pairs":
-        for side in ("lq", "hq"):
-            write_images(here / side, 9)
-    elif kind == "images":
-        write_images(here, 9)
-    else:
+    if kind == "buffer":
         write_shards(here, shards=4, examples=22)
-        source = {"table": {}, "stream": {"streaming": True}, "buffer": {"streaming": True, "shuffle_buffer": 5}}[kind]
+        source = {"streaming": True, "shuffle_buffer": 5}
+    for side in {"images": ("",), "pairs": ("lq", "hq")}.get(kind, ()):
+        write_images(here / side, 9)
     shutil.copytree(here, there)
     monkeypatch.chdir(there.parent)
     before, after = ({"train": {"path": path, **source}} for path in (str(here), "data"))
